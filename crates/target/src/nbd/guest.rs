@@ -1,5 +1,8 @@
 //! A connection that is served: a poller between a socket and a backend.
 
+#[cfg(test)]
+mod tests;
+
 use std::io;
 use std::sync::Arc;
 
@@ -283,8 +286,7 @@ impl Guest {
     }
 
     /// Sees to it that no wait is for ever, and that an end is one.
-    fn look_after_the_end(&mut self, context: &mut Context<'_>) -> usize {
-        let now = context.now();
+    fn look_after_the_end(&mut self, now: Instant) {
         if !self.is_ending && self.connection.is_ending() {
             self.is_ending = true;
             self.deadline = now.after(ENDING_MAX);
@@ -303,11 +305,6 @@ impl Guest {
             self.end_for(Reason::TooSlow);
             self.connection.broken();
         }
-        if self.connection.is_over() {
-            context.end();
-            return 1;
-        }
-        0
     }
 
     /// Asks again for memory that other connections had.
@@ -357,9 +354,10 @@ impl Guest {
     }
 }
 
-impl Poller for Guest {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
-        let now = context.now();
+impl Guest {
+    /// What client and backend have for it. How much that was.
+    #[inline]
+    fn work(&mut self, now: Instant) -> usize {
         self.latency.pass(now, self.connection.in_flight());
         if let Some(order) = self.seat.ordered() {
             self.obey(order, now);
@@ -375,9 +373,19 @@ impl Poller for Guest {
             self.looks.found_requests(now, self.connection.under_way().saturating_sub(before));
         }
         count += self.submit(now);
-        count += self.answer(now);
-        count += self.find_out(context);
-        count += self.look_after_the_end(context);
+        count + self.answer(now)
+    }
+}
+
+impl Poller for Guest {
+    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+        let now = context.now();
+        let mut count = self.work(now) + self.find_out(context);
+        self.look_after_the_end(now);
+        if self.connection.is_over() {
+            context.end();
+            count += 1;
+        }
         // What is there to be sent is sent by the flush at the end of a turn that found work.
         count += usize::from(self.has_unsent());
         Found::from_count(count)

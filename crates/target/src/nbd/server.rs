@@ -168,7 +168,11 @@ impl Usher {
 const MAILBOX: usize = 16;
 
 impl Loan {
-    fn take(lent: &Arc<AtomicUsize>, regions: &Regions, most: usize) -> Result<Self, String> {
+    pub(super) fn take(
+        lent: &Arc<AtomicUsize>,
+        regions: &Regions,
+        most: usize,
+    ) -> Result<Self, String> {
         if lent.load(Ordering::Relaxed) >= most {
             return Err(format!(
                 "{most} are connected, expected fewer (`--connections` allows more)"

@@ -1,6 +1,6 @@
 //! Both ends in this process: a small client, and the server without a socket or with one.
 
-mod client;
+pub(super) mod client;
 mod hostile;
 mod server;
 mod session;

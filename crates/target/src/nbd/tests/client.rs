@@ -30,7 +30,7 @@ pub(super) fn contexts(code: OptionCode, queries: &[&str]) -> Vec<u8> {
 }
 
 /// A handshake that ends with simple replies, or with structured ones and block status.
-pub(super) fn handshake(structured: bool) -> Vec<u8> {
+pub(in crate::nbd) fn handshake(structured: bool) -> Vec<u8> {
     let mut bytes = flags();
     if structured {
         bytes.extend(option(OptionCode::STRUCTURED_REPLY, &[]));
@@ -40,7 +40,12 @@ pub(super) fn handshake(structured: bool) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn request(command: Command, cookie: u64, offset: u64, len_bytes: u32) -> Vec<u8> {
+pub(in crate::nbd) fn request(
+    command: Command,
+    cookie: u64,
+    offset: u64,
+    len_bytes: u32,
+) -> Vec<u8> {
     flagged(command, CommandFlags::NONE, cookie, offset, len_bytes)
 }
 
@@ -54,7 +59,7 @@ pub(super) fn flagged(
     RequestHeader { flags, command, cookie, offset, len_bytes }.to_bytes().to_vec()
 }
 
-pub(super) fn write(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+pub(in crate::nbd) fn write(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
     let len = u32::try_from(data.len()).unwrap();
     [&request(Command::WRITE, cookie, offset, len)[..], data].concat()
 }

@@ -1,0 +1,232 @@
+//! A guest in simulated time: how long it waits for its client, for memory and for its device.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+
+use base::{Answers, Backend, Instant, Limits, Request, Segment, Span};
+use block::{Device, DeviceOptions, Ram};
+use dma::Regions;
+use host::Clock;
+use host::stream::Stream;
+use reactor::Poller;
+use wire::nbd::{Command, RequestHeader};
+
+use super::{Guest, GuestParts};
+use crate::nbd::memory::LARGE_BYTES;
+use crate::nbd::pool::Pool;
+use crate::nbd::progress::WINDOW;
+use crate::nbd::seat::{News, Reason, Seat};
+use crate::nbd::served::{Served, ServedPlan};
+use crate::nbd::server::Loan;
+use crate::nbd::survey::Survey;
+use crate::nbd::tests::client::{handshake, request, write};
+
+/// A guest, and its client's end of the socket.
+struct World {
+    guest: Guest,
+    client: UnixStream,
+    pool: Arc<Pool>,
+    fences: Arc<AtomicUsize>,
+    _news: Receiver<News>,
+    _device: Device,
+}
+
+/// A backend that is asked whether it has closed what it writes; it answers nothing if it is stuck.
+struct Watched {
+    backend: Box<dyn Backend>,
+    is_stuck: bool,
+    fences: Arc<AtomicUsize>,
+}
+
+impl Backend for Watched {
+    fn limits(&self) -> &Limits {
+        self.backend.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        if self.is_stuck { requests.len() } else { self.backend.submit(now, requests, segments) }
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+        self.backend.poll(now, answers)
+    }
+
+    fn fence_writes(&mut self) {
+        self.fences.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Pieces of the pool.
+const PIECES: usize = 32;
+
+fn at(ms: u64) -> Instant {
+    Instant::default().after(Span::from_ms(ms))
+}
+
+/// When a client that does nothing from the beginning on is too slow.
+fn end() -> Instant {
+    Instant::default().after(WINDOW)
+}
+
+impl World {
+    fn new(is_stuck: bool) -> Self {
+        let regions = Regions::new(16);
+        let ram = Arc::new(Ram::new(&regions, 512, 16 << 11).unwrap());
+        let device = Device::new("ram0", ram, DeviceOptions::new(Clock::start(), 1)).unwrap();
+        let served = Served::new(ServedPlan {
+            name: "disk".into(),
+            description: String::new(),
+            uri: "ram:16m".into(),
+            device: &device,
+            limiter: None,
+            is_read_only: false,
+            lets_resize: false,
+            regions: &regions,
+        });
+        let served = Arc::new(served.unwrap());
+        let pool = Pool::new(&regions, u32::try_from(PIECES).unwrap() * LARGE_BYTES).unwrap();
+        let (pool, fences) = (Arc::new(pool), Arc::new(AtomicUsize::new(0)));
+        let (client, socket) = UnixStream::pair().unwrap();
+        client.set_nonblocking(true).unwrap();
+        let (tell, news) = channel();
+        let backend = served.medium().channel().unwrap();
+        let backend = Watched { backend, is_stuck, fences: Arc::clone(&fences) };
+        let guest = Guest::new(GuestParts {
+            stream: Stream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
+            backend: Box::new(backend),
+            served: Arc::clone(&served),
+            seat: Arc::new(Seat::new(1, "client".into(), tell)),
+            regions: regions.clone(),
+            survey: Survey::new(served, Arc::new(host::pool::Pool::new(1, 1))),
+            loan: Loan::take(&Arc::default(), &regions, 1).unwrap(),
+            pool: Arc::clone(&pool),
+            now: at(0),
+        });
+        let guest = guest.unwrap();
+        let mut world = Self { guest, client, pool, fences, _news: news, _device: device };
+        world.turn(at(0));
+        assert_eq!(world.replies(), 18, "the greeting");
+        world.send(at(0), &handshake(false));
+        assert_eq!(world.replies(), 32 + 34 + 20);
+        world
+    }
+
+    /// As many turns as there is work.
+    fn turn(&mut self, now: Instant) {
+        for _ in 0..100 {
+            self.guest.disarm();
+            let count = self.guest.work(now);
+            self.guest.look_after_the_end(now);
+            self.guest.flush();
+            if count == 0 {
+                break;
+            }
+        }
+    }
+
+    fn send(&mut self, now: Instant, bytes: &[u8]) {
+        let mut left = bytes;
+        while !left.is_empty() {
+            match self.client.write(left) {
+                Ok(count) => left = &left[count..],
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            self.turn(now);
+        }
+    }
+
+    /// Takes what has come. How many bytes that were.
+    fn replies(&mut self) -> usize {
+        let mut bytes = vec![0; 1 << 20];
+        self.client.read(&mut bytes).unwrap_or(0)
+    }
+
+    fn is_too_slow(&self) -> bool {
+        self.guest.reason == Some(Reason::TooSlow)
+    }
+}
+
+#[test]
+fn client_that_stops_within_a_request_is_disconnected_after_a_window() {
+    let whole = write(1, 0, &[7; 1 << 16]);
+    for len in [1, RequestHeader::BYTES - 1, RequestHeader::BYTES, whole.len() - 1] {
+        let mut world = World::new(false);
+        world.send(at(0), &whole[..len]);
+        assert_eq!(world.guest.wake_at(), end(), "{len} bytes");
+        world.turn(Instant { ns: end().ns - 1 });
+        assert!(!world.is_too_slow(), "{len} bytes");
+        world.turn(end());
+        assert!(world.is_too_slow() && world.guest.connection.is_over(), "{len} bytes");
+    }
+}
+
+#[test]
+fn client_that_owes_nothing_is_idle_as_long_as_it_likes() {
+    let mut world = World::new(false);
+    world.send(at(0), &write(1, 0, &[7; 512]));
+    assert_eq!((world.replies(), world.guest.wake_at()), (16, Instant::NEVER));
+    world.turn(at(1_000_000));
+    world.send(at(1_000_000), &request(Command::READ, 2, 0, 512));
+    assert_eq!((world.replies(), world.guest.reason.clone()), (16 + 512, None));
+}
+
+#[test]
+fn client_that_takes_no_replies_is_disconnected_after_a_window() {
+    let mut world = World::new(false);
+    for cookie in 0..8 {
+        world.send(at(0), &request(Command::READ, cookie, 0, 1 << 20));
+    }
+    assert!(world.guest.is_blocked);
+    world.turn(Instant { ns: end().ns - 1 });
+    assert!(!world.is_too_slow());
+    // It takes enough, and has another window.
+    while world.replies() > 0 {
+        world.turn(Instant { ns: end().ns - 1 });
+    }
+    for cookie in 0..8 {
+        world.send(end(), &request(Command::READ, cookie, 0, 1 << 20));
+    }
+    assert!(world.guest.is_blocked && !world.is_too_slow());
+    world.turn(end().after(WINDOW));
+    assert!(world.is_too_slow());
+}
+
+#[test]
+fn request_that_waits_for_memory_goes_on_when_it_is_given_back() {
+    let mut world = World::new(false);
+    let mut others = Vec::new();
+    assert!(world.pool.lease(PIECES, 0, &mut others));
+    let whole = write(1, 0, &[7; 2 << 20]);
+    world.client.write_all(&whole[..1 << 10]).unwrap();
+    world.turn(at(0));
+    assert!(world.guest.connection.waits_for_memory());
+    // It is the server that is late.
+    world.turn(at(60_000));
+    assert!(world.guest.reason.is_none());
+    world.pool.give_back(others.into_iter());
+    world.turn(at(60_001));
+    world.turn(at(60_002));
+    assert!(!world.guest.connection.waits_for_memory());
+    world.send(at(60_002), &whole[1 << 10..]);
+    assert_eq!(world.replies(), 16);
+    assert!(world.pool.free() < PIECES);
+    world.guest.arm();
+    assert_eq!(world.pool.free(), PIECES, "it sleeps without them");
+}
+
+#[test]
+fn what_a_client_that_has_gone_still_writes_is_closed_to_everyone() {
+    let mut world = World::new(true);
+    world.send(at(0), &write(1, 0, &[7; 512]));
+    assert_eq!(world.fences.load(Ordering::Relaxed), 0);
+    world.client.shutdown(std::net::Shutdown::Both).unwrap();
+    world.turn(at(1));
+    assert!(world.fences.load(Ordering::Relaxed) > 0);
+    // It is there until its device has answered.
+    world.turn(at(100_000));
+    assert!(!world.guest.connection.is_over());
+}
