@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ctrl::controller::Bell;
 use dma::Regions;
 
-use super::{Budget, Purse};
+use super::{Budget, Purse, iova_of};
 
 const LARGEST: u32 = 64 << 10;
 
@@ -49,6 +49,23 @@ fn whoever_is_first_in_line_is_called_when_memory_comes_back() {
     three.give(other);
     drop((one, two, three, four));
     assert_eq!(budget.free_bytes(), budget.bytes());
+}
+
+/// Whatever is asked for: what lies behind a buffer is somebody else's.
+#[test]
+fn no_part_of_a_buffer_ends_behind_it() {
+    let budget = budget_of(2);
+    let (mut purse, _) = purse(&budget);
+    for len in [4096, 8192, LARGEST] {
+        let buffer = purse.take(len).unwrap();
+        assert_eq!(buffer.len_bytes(), u64::from(len));
+        for (asked, is_there) in [(1, true), (len, true), (len + 1, false), (u32::MAX, false)] {
+            assert_eq!(buffer.segment(&budget, asked).is_some(), is_there, "{asked} of {len}");
+            assert_eq!(iova_of(&buffer, asked).is_some(), is_there, "{asked} of {len}");
+        }
+    }
+    let halves = purse.take_own(8192).unwrap().split().unwrap();
+    assert!(halves.iter().all(|half| half.segment(&budget, 4097).is_none()));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use wire::fabrics::{CNTLID_DYNAMIC, Connect, Disconnect};
 use wire::register::offset;
 use wire::{Command, IoOpcode, Status, Typed};
 
+use super::resets::{named, reset, submit};
 use super::rig::{
     BLOCKS, ENABLED, Rig, admin_config, admin_connect, connect_data, limits, transfer,
 };
@@ -235,6 +236,32 @@ fn a_medium_that_never_answers_costs_its_blocks_and_nothing_else() {
     assert_eq!(completion.status(), Status::SUCCESS);
     rig.lines.clear();
     rig.assert_empty();
+}
+
+/// Its thread has ended with a write in the medium, which may still take effect.
+#[test]
+fn a_controller_whose_writes_were_given_up_is_never_called_reset() {
+    for is_under_way in [false, true] {
+        let (mut rig, _) = lagging(InjectedBugs::default());
+        let (one, cntlid) = rig.admin();
+        let io = rig.io(cntlid, 1);
+        let (two, _) = rig.admin();
+        let whom = named(&mut rig, one);
+        rig.lines[io].submit(&write(), Data::FromHost(4096), &OLD);
+        rig.run();
+        let early = is_under_way.then(|| submit(&mut rig, two, whom));
+        drop(rig.guests.drain(..2).collect::<Vec<_>>());
+        for _ in 0..3 {
+            rig.pass(Span::from_ms(500));
+        }
+        assert_eq!(rig.service.associations(), 1);
+        if let Some(tag) = early {
+            let (completion, _) = rig.lines[two].done.remove(&tag).expect("it waits no longer");
+            assert_eq!(completion.status(), Status::INTERNAL_ERROR);
+        }
+        let late = reset(&mut rig, two, whom);
+        assert_eq!(late.status(), Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr());
+    }
 }
 
 /// Its queue lives on another reactor, which does not turn just now.

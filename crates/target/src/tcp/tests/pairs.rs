@@ -403,6 +403,12 @@ fn where_there_are_no_pairs_a_half_is_refused_as_what_it_is() {
     let set = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0d).with_fuse(Fuse::First);
     let (completion, _) = rig.command(admin, &set, Data::FromHost(64), &[0; 64]);
     assert!(!completion.status().is_success(), "nobody waits for a second half");
+    // What is Compare and Write on other queues is something else here.
+    for opcode in [IoOpcode::Compare, IoOpcode::Write] {
+        let command = half(opcode, 0, 1);
+        let (completion, _) = rig.command(admin, &command, Data::FromHost(512), &[0; 512]);
+        assert_eq!(completion.status(), FIELD, "{opcode:?}");
+    }
     leave(rig);
 }
 

@@ -18,7 +18,7 @@ use super::rig::{
 use crate::tcp::{InjectedBugs, Limits, News, Reason};
 
 /// What names the controller at the end of a connection, as it is told to everybody who asks it.
-fn named(rig: &mut Rig, admin: usize) -> CrossControllerReset {
+pub(super) fn named(rig: &mut Rig, admin: usize) -> CrossControllerReset {
     let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
     let (_, page) = rig.command(admin, &identify, Data::ToHost(4096), &[]);
     let page = IdentifyController::parse(&page).unwrap();
@@ -26,13 +26,13 @@ fn named(rig: &mut Rig, admin: usize) -> CrossControllerReset {
     CrossControllerReset { icid: page.cntlid(), ciu: page.ciu(), cirn: page.cirn() }
 }
 
-fn reset(rig: &mut Rig, by: usize, whom: CrossControllerReset) -> Completion {
+pub(super) fn reset(rig: &mut Rig, by: usize, whom: CrossControllerReset) -> Completion {
     let tag = submit(rig, by, whom);
     (0..5).for_each(|_| rig.pass(Span::from_ms(1)));
     rig.lines[by].done.remove(&tag).expect("it has ended").0
 }
 
-fn submit(rig: &mut Rig, by: usize, whom: CrossControllerReset) -> u16 {
+pub(super) fn submit(rig: &mut Rig, by: usize, whom: CrossControllerReset) -> u16 {
     let tag = rig.lines[by].submit(&whom.to_command(), Data::None, &[]);
     rig.run();
     tag

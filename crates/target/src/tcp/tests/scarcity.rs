@@ -571,6 +571,40 @@ fn a_byte_gives_a_host_no_more_time() {
     assert!(!drips_for(34), "though it sends a byte every second");
 }
 
+/// How many connections are there after so many times 25 seconds, of hosts that are asked for more than
+/// they may have and send the data of one command in each.
+fn slow_for(names: &[&str], steps: usize) -> usize {
+    let mut rig = Rig::new();
+    let lines: Vec<usize> = names.iter().flat_map(|name| host_named(&mut rig, name, 1)).collect();
+    let (len, count) = (64 << 10, 120);
+    for &line in &lines {
+        let sent = rig.lines[line].sent.len();
+        for _ in 0..count {
+            let write = transfer(IoOpcode::Write.code(), 0, 128);
+            rig.lines[line].submit(&write, Data::FromHost(len), &pattern(1, len as usize));
+        }
+        rig.lines[line].mute_after = Some(sent + count * 72);
+    }
+    rig.run();
+    assert!(rig.service.budget().waiting() > 0);
+    for _ in 0..steps {
+        for &line in &lines {
+            let line = &mut rig.lines[line];
+            line.mute_after = line.mute_after.map(|most| most + 24 + len as usize);
+        }
+        rig.run();
+        rig.pass(base::Span::from_secs(25));
+    }
+    rig.guests.len()
+}
+
+#[test]
+fn a_slow_host_has_four_times_as_long_while_others_wait_for_its_memory() {
+    assert_eq!(slow_for(&["one", "two"], 4), 4);
+    assert!(slow_for(&["one", "two"], 6) < 4, "one of them at least is gone");
+    assert_eq!(slow_for(&["one"], 8), 2, "nobody waits for it but itself");
+}
+
 #[test]
 fn an_abort_of_what_is_owed_does_not_keep_its_memory_for_ever() {
     let mut rig = Rig::new();
