@@ -266,13 +266,14 @@ mod tests {
     struct Blocked {
         is_reached: Sender<()>,
         until: Receiver<()>,
+        kept: Kept,
     }
 
     impl Write for Blocked {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let _ = self.is_reached.send(());
             let _ = self.until.recv();
-            Ok(bytes.len())
+            self.kept.write(bytes)
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -333,7 +334,9 @@ mod tests {
     fn an_output_that_is_not_read_blocks_nobody_and_is_counted() {
         let (is_reached, reached) = channel();
         let (keep, until) = channel::<()>();
-        let log = Log::start(Blocked { is_reached, until }, Clock::start()).unwrap();
+        let kept = Kept::default();
+        let blocked = Blocked { is_reached, until, kept: kept.clone() };
+        let log = Log::start(blocked, Clock::start()).unwrap();
         log.submit(record("first", "note: blocks the log thread"));
         reached.recv().unwrap();
         for index in 0..QUEUE_LINES + 10 {
@@ -343,6 +346,9 @@ mod tests {
         assert!(!log.drain(Span::from_ms(2)), "the queue is full");
         drop(keep);
         assert!(log.drain(LONG));
+        log.submit(record("last", "note: the last"));
+        assert!(log.drain(LONG));
+        assert_eq!(kept.text().matches("note: 10 log lines were dropped").count(), 1);
     }
 
     #[test]

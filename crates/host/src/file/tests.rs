@@ -1,4 +1,5 @@
 use std::cell::Cell;
+use std::io::{Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -51,6 +52,20 @@ fn a_file_becomes_longer_and_shorter_and_the_rest_of_one_is_left_alone() {
     }
     let reader = read(&path, None).unwrap();
     assert!(reader.resize(512).is_err() && reader.len_bytes() == 9728);
+}
+
+/// The kernel reports a lost write once to each open file description.
+#[test]
+fn who_syncs_has_an_open_file_description_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = open(&directory.path().join("blocks"), Some(8192), 4096).unwrap();
+    let [one, other] = [0; 2].map(|_| std::fs::File::from(file.to_sync().unwrap()));
+    (&one).seek(SeekFrom::Start(4096)).unwrap();
+    // Those who share a description share the position in it.
+    assert_eq!((&other).stream_position().unwrap(), 0);
+    let own = rustix::fs::seek(file.as_fd(), rustix::fs::SeekFrom::Current(0)).unwrap();
+    assert_eq!(own, 0);
+    assert!(one.sync_data().is_ok() && other.sync_data().is_ok());
 }
 
 #[test]
