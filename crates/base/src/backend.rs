@@ -173,9 +173,9 @@ pub trait Medium: Send + Sync {
         None
     }
 
-    /// What the device says that it is: the same for whoever opens it, by whatever name, and no other
-    /// device's; none if it does not say. An NVMe namespace has its subsystem, the serial number, and its
-    /// NGUID, EUI-64 or UUID.
+    /// The name by which the device itself is known: the same for every opener and by every path, and no
+    /// other device's; none if it has none. Of an NVMe namespace its UUID, NGUID or EUI-64, else the
+    /// controller's serial number with the namespace's identifier.
     fn identity(&self) -> Option<String> {
         None
     }

@@ -45,7 +45,7 @@ pub use data_pointer::{MemoryRefused, SglSupport};
 pub use error::{BufferLie, ControllerError, Lie, Refusal, ResetCause};
 pub use event::{Event, Unusable};
 pub use link::{ABORTS_MAX, ControllerEnd, Order, Overdue, QueueEnd, ResetReason, link};
-pub use namespace::{CopyLimits, Names, Namespace, Preferences, Protection};
+pub use namespace::{CopyLimits, INSTANCE, Names, Namespace, Preferences, Protection};
 pub use namespace_queue::{
     BlocksMax, CompareAndWrite, Metadata, NamespaceQueue, NamespaceView, NotSubmitted,
     ProtectionChecks, QueueSizes, Stretch,

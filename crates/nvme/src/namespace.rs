@@ -1,6 +1,9 @@
 //! What is known of a namespace, once it has been checked.
 
 mod view;
+mod world_wide;
+
+pub use world_wide::INSTANCE;
 
 use wire::cache::CacheInstance;
 use wire::identify::namespace::{DeallocatedRead, GuardFormat};

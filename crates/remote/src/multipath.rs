@@ -362,6 +362,12 @@ impl Multipath {
         found.map(|namespace| namespace.block_count).min()
     }
 
+    /// The world-wide name of the namespace, as a controller says that is there now.
+    pub fn namespace_name(&mut self) -> Option<String> {
+        let nsid = self.wishes.namespace;
+        self.paths.iter_mut().filter_map(Path::remote).find_map(|one| one.namespace_name(nsid))
+    }
+
     /// The controller at the end of a path, if there is one.
     pub fn remote(&mut self, path: usize) -> Option<&mut Remote> {
         self.paths.get_mut(path)?.remote()

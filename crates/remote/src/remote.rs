@@ -259,6 +259,12 @@ impl Remote {
         self.controller.mmio().counts()
     }
 
+    /// The world-wide name of a namespace, if it is there and has one.
+    pub fn namespace_name(&mut self, nsid: u32) -> Option<String> {
+        let identity = self.controller.identity()?;
+        self.controller.namespace(nsid)?.world_wide_name(identity)
+    }
+
     /// What it was called with.
     pub fn options(&mut self) -> Options {
         self.controller.mmio().options().clone()

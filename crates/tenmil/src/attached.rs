@@ -390,6 +390,14 @@ impl<B: Bus> Attached<B> {
         kept.controller().map_or(0, |controller| controller.queue_pairs_max().into())
     }
 
+    /// The world-wide name of its namespace, if that is there and has one.
+    fn identity(&self) -> Option<String> {
+        let mut kept = self.shared.lock();
+        let controller = kept.controller().ok()?;
+        let namespace = controller.namespace(self.wanted.namespace)?;
+        namespace.world_wide_name(controller.identity()?)
+    }
+
     /// Why it is of no use any more: it is not there, or was never let reach any data.
     fn lost(&self) -> Option<String> {
         if let Some(refused) = &self.shared.lock().lost {

@@ -23,6 +23,7 @@ pub mod admin;
 pub mod cache;
 pub mod command;
 pub mod completion;
+pub mod derived_uuid;
 pub mod directive;
 #[doc(hidden)]
 pub mod element;

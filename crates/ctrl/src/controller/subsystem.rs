@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Limits, Medium};
 use wire::Status;
+use wire::derived_uuid::derived_uuid;
 use wire::log::event::ReservationEvent;
 
 use super::Controller;
@@ -351,17 +352,7 @@ impl Subsystem {
         if given != Identity::default() {
             return given;
         }
-        let hash = |seed: u64| {
-            let bytes = self.about().nqn.bytes().chain(nsid.to_le_bytes());
-            bytes.fold(seed, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-            })
-        };
-        let mut uuid = [0; 16];
-        uuid[..8].copy_from_slice(&hash(0xcbf2_9ce4_8422_2325).to_be_bytes());
-        uuid[8..].copy_from_slice(&hash(0x6c62_272e_07bb_0142).to_be_bytes());
-        uuid[6] = uuid[6] & 0x0f | 0x80;
-        uuid[8] = uuid[8] & 0x3f | 0x80;
+        let uuid = derived_uuid(&self.about().nqn, nsid);
         Identity { uuid, ..given }
     }
 }

@@ -108,6 +108,10 @@ impl<B: Bus> Medium for AttachedMedium<B> {
         Ok(self.attached.growth.block_count(&self.limits))
     }
 
+    fn identity(&self) -> Option<String> {
+        self.attached.identity()
+    }
+
     fn lost(&self) -> Option<String> {
         self.attached.lost()
     }

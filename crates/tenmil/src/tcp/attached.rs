@@ -245,6 +245,10 @@ impl Queues for Attached {
         self.name.takes_lent()
     }
 
+    fn identity(&self) -> Option<String> {
+        self.shared.lock().remote.namespace_name(self.name.namespace)
+    }
+
     fn growth(&self) -> &Growth {
         &self.growth
     }

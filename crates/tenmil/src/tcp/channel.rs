@@ -23,6 +23,9 @@ pub(super) trait Queues: Send + Sync + 'static {
     /// As [`Medium::takes_lent`].
     fn takes_lent(&self) -> Result<u32, String>;
 
+    /// As [`Medium::identity`].
+    fn identity(&self) -> Option<String>;
+
     /// How long the namespace is by now.
     fn growth(&self) -> &Growth;
 
@@ -74,6 +77,10 @@ impl<Q: Queues> Medium for RemoteMedium<Q> {
 
     fn takes_lent(&self) -> Result<u32, String> {
         self.behind.takes_lent()
+    }
+
+    fn identity(&self) -> Option<String> {
+        self.behind.identity()
     }
 
     fn notice_size(&self) -> Result<u64, String> {

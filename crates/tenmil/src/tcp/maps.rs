@@ -82,6 +82,10 @@ impl Medium for MappedMedium {
         self.below.takes_lent()
     }
 
+    fn identity(&self) -> Option<String> {
+        self.below.identity()
+    }
+
     fn notice_size(&self) -> Result<u64, String> {
         self.below.notice_size()
     }

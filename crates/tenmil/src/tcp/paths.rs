@@ -211,6 +211,10 @@ impl Queues for Tended {
         self.name.takes_lent()
     }
 
+    fn identity(&self) -> Option<String> {
+        lock(&self.shared).namespace_name()
+    }
+
     fn growth(&self) -> &Growth {
         &self.growth
     }
