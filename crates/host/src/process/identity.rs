@@ -62,6 +62,24 @@ impl ProcessIdentity {
         self.is_neighbor(&here) && self.pid != 0 && self.has_ended(&machine, exists)
     }
 
+    /// Whether it is known that it was a process of this machine before that was started last, and so ended:
+    /// the machine's number and name are the same, the kernel's number of the start is another, and what
+    /// it did at `since`, in seconds after 1970, it did before this start.
+    ///
+    /// A machine that was copied with its machine-id(5) and its name passes for the other one; one that
+    /// opened something after this machine was started does not.
+    pub fn is_of_former_boot(&self, since: u64) -> bool {
+        let machine = Machine::this();
+        self.ended_before(&machine, &Self::of(&machine, std::process::id()), since)
+    }
+
+    fn ended_before(&self, machine: &Machine, here: &Self, since: u64) -> bool {
+        let is_known = self.machine != 0 && self.boot != 0 && here.boot != 0;
+        let is_named = !self.host.is_empty() && self.host == here.host;
+        let is_before = booted_at(machine).is_some_and(|booted| since < booted);
+        is_known && is_named && self.machine == here.machine && self.boot != here.boot && is_before
+    }
+
     fn has_ended(&self, machine: &Machine, exists: impl Fn(u32) -> bool) -> bool {
         match started_ticks(machine, self.pid) {
             Some(started) if self.started != 0 && started != self.started => true,
@@ -76,6 +94,12 @@ impl ProcessIdentity {
 /// Seconds after 1970, by the clock on the wall: for people to read, and for nothing else.
 pub fn wall_clock_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// When the machine was started, in seconds after 1970: `btime` of proc_stat(5).
+fn booted_at(machine: &Machine) -> Option<u64> {
+    let text = machine.text("proc/stat")?;
+    text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
 }
 
 fn exists(pid: u32) -> bool {
@@ -120,6 +144,30 @@ mod tests {
         let (_root, machine) = made_of(&[]);
         assert!(process.has_ended(&machine, |_| false));
         assert!(!process.has_ended(&machine, |_| true), "its files are hidden");
+    }
+
+    #[test]
+    fn a_process_of_this_machine_before_it_was_started_last_is_gone() {
+        let (_root, machine) = made_of(&[("proc/stat", "cpu 1 2\nbtime 5000\nprocesses 9")]);
+        let host = "db".to_owned();
+        let here = ProcessIdentity { boot: 2, machine: 7, host, ..ProcessIdentity::default() };
+        let former = ProcessIdentity { boot: 1, ..here.clone() };
+        assert!(former.ended_before(&machine, &here, 4999));
+        assert!(!former.ended_before(&machine, &here, 5000), "a copy of this machine is up");
+        assert!(!here.ended_before(&machine, &here, 4999), "it may be there");
+        for other in [
+            ProcessIdentity { machine: 8, ..former.clone() },
+            ProcessIdentity { host: "db2".into(), ..former.clone() },
+            ProcessIdentity { host: String::new(), ..former.clone() },
+            ProcessIdentity { boot: 0, ..former.clone() },
+        ] {
+            assert!(!other.ended_before(&machine, &here, 4999), "{other:?}");
+        }
+        let nameless = ProcessIdentity { machine: 0, ..here };
+        let former = ProcessIdentity { boot: 1, ..nameless.clone() };
+        assert!(!former.ended_before(&machine, &nameless, 4999), "no machine has a number");
+        let (_root, silent) = made_of(&[]);
+        assert!(!former.ended_before(&silent, &nameless, 4999));
     }
 
     #[test]
