@@ -61,7 +61,7 @@ pub use wire::register::ShutdownNotification;
 use crate::bringup::{AdminQueues, Capabilities};
 use crate::error::ControllerError;
 use crate::event::Event;
-use crate::namespace::Namespace;
+use crate::namespace::{Names, Namespace};
 use crate::queue_pair::{QueueMemory, QueuePair};
 use admin::{Admin, Purpose};
 use cut_off::CuttingOff;
@@ -99,6 +99,8 @@ pub struct Controller<M: Mmio, D: Dma> {
     event_requests: u16,
     /// What it said to an event configuration that it did not take.
     events_refused: Option<Status>,
+    /// The namespace that is used, and the names that it has to have after every reset.
+    expected: Option<(u32, Names)>,
     resets: ResetHistory,
     has_been_ready: bool,
     uses_shadow_doorbells: bool,
@@ -196,6 +198,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             wanted: Wanted::default(),
             event_requests: 0,
             events_refused: None,
+            expected: None,
             resets: ResetHistory::default(),
             has_been_ready: false,
             uses_shadow_doorbells: false,
@@ -273,6 +276,14 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     /// The namespace with this identifier, if it can be used.
     pub fn namespace(&self, id: u32) -> Option<&Namespace> {
         self.namespaces.get(&id)
+    }
+
+    /// From now on this namespace has to be the same one after every reset, by its names: a controller that
+    /// shows another one under its identifier is reset and not used. The first call counts.
+    pub fn expect_namespace(&mut self, id: u32) {
+        if let Some(namespace) = self.namespaces.get(&id) {
+            self.expected.get_or_insert((id, namespace.names));
+        }
     }
 
     /// How many I/O queue pairs can exist at once.

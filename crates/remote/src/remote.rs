@@ -211,6 +211,7 @@ impl Remote {
             Some(first) if first != nsid => self.controller.mmio().identify_cache(None),
             _ => self.namespace = Some(nsid),
         }
+        self.controller.expect_namespace(nsid);
         self.identify_cache();
         let is_direct = self.controller.mmio().options().direct;
         let way = Way::new(&self.reach, pair, lane, view, sizes, self.io_timeout)?;

@@ -309,6 +309,7 @@ impl<B: Bus> Attached<B> {
             }
             if let Some(pair) = kept.controller()?.take_queue_pair(id) {
                 kept.asked_for.remove(&id);
+                kept.controller()?.expect_namespace(self.wanted.namespace);
                 let queue = self.of_namespace(kept.controller()?, pair)?;
                 let queue = match vector {
                     Some(vector) => queue.with_vector(vector),

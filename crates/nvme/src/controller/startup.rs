@@ -272,7 +272,25 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         let events = scan.finish(&mut self.namespaces);
         self.events.extend(events);
         if matches!(self.phase, Phase::Starting) {
-            self.become_ready();
+            // Before any queue pair runs again.
+            match self.check_namespace() {
+                Ok(()) => self.become_ready(),
+                Err(lie) => self.fail_start_up(now, lie.into()),
+            }
+        }
+    }
+
+    /// Whether the namespace that is used is the one from before the reset. One that is not there is not
+    /// used.
+    fn check_namespace(&self) -> Result<(), Lie> {
+        let Some((id, names)) = self.expected else { return Ok(()) };
+        match self.namespaces.get(&id) {
+            Some(found) if found.names != names => Err(Lie {
+                field: "identify namespace: UUID, NGUID, EUI64 of namespace",
+                found: id.into(),
+                expected: "those that it had before the reset",
+            }),
+            _ => Ok(()),
         }
     }
 

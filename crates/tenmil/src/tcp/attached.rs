@@ -6,8 +6,8 @@ use base::{Instant, Span};
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use host::{Clock, Stop, Turn, Wait};
 use nvme::{
-    ControllerOptions, Event, QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State,
-    Techniques,
+    ControllerOptions, Event, QueuePairOptions, QueueSizes, Refusal, ResetCause,
+    ShutdownNotification, State, Techniques,
 };
 use remote::{Calling, NotReached, Remote, RemoteQueue, Sleep};
 
@@ -286,12 +286,17 @@ impl Kept {
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
                     self.growth.has_now(to_blocks);
                 }
-                Event::ResetStarted { .. } => {
-                    let why = self.remote.why();
+                Event::ResetStarted { cause } => {
+                    let lie = match cause {
+                        ResetCause::Lie(lie) => Some(lie.to_string()),
+                        _ => None,
+                    };
+                    let is_other = lie.is_some() && self.pulse.away != lie;
+                    let why = lie.or_else(|| self.remote.why());
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());
                     // Some more resets may follow before it is there again.
-                    if self.away_since.is_none() {
-                        self.away_since = Some(now);
+                    if self.away_since.is_none() || is_other {
+                        self.away_since.get_or_insert(now);
                         self.teller.tell_only_away(&why);
                     }
                     self.pulse.away = Some(why);

@@ -53,6 +53,8 @@ pub(super) struct Script {
     /// Bytes laid over Identify Controller, after all else.
     pub(super) identity: Vec<(usize, Vec<u8>)>,
     pub(super) namespaces: BTreeMap<u32, ScriptedNamespace>,
+    /// Added to every byte of their UUIDs: another disk behind the same controller.
+    pub(super) disk: u8,
     /// What the active namespace list holds, if not the truth.
     pub(super) active_list: Option<Vec<u32>>,
     pub(super) changed: BTreeSet<u32>,
@@ -156,6 +158,7 @@ impl Device {
             granted: 8,
             identity: Vec::new(),
             namespaces: BTreeMap::from([(1, one)]),
+            disk: 0,
             active_list: None,
             changed: BTreeSet::new(),
             critical_warning: 0,
@@ -626,7 +629,7 @@ impl Script {
             }
             0x03 => {
                 page[..4].copy_from_slice(&[3, 16, 0, 0]);
-                page[4..20].fill(id.to_le_bytes()[0]);
+                page[4..20].fill(id.to_le_bytes()[0].wrapping_add(self.disk));
             }
             _ => return Status::INVALID_FIELD,
         }

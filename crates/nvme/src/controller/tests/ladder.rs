@@ -420,6 +420,29 @@ fn another_controller_in_its_place_is_not_taken_for_it() {
 }
 
 #[test]
+fn another_namespace_under_the_same_identifier_is_not_used() {
+    let mut world = World::with_pairs(1);
+    world.controller.expect_namespace(1);
+    world.device.script().disk = 7;
+    world.controller.reset(world.now).unwrap();
+    world.run_until(|event| matches!(event, Event::Dead(_)));
+    let told = world.told();
+    let resumed = |event: &Event| matches!(event, Event::QueuePairResumed { .. });
+    assert!(!told.iter().any(resumed), "{told:?}");
+    let Some(Event::Dead(error)) = told.last() else { panic!("{told:?}") };
+    let expected = "UUID, NGUID, EUI64 of namespace is 0x1, expected those that it had before";
+    assert!(error.to_string().contains(expected), "{error}");
+    // One that comes back is used again.
+    let mut world = World::with_pairs(1);
+    world.controller.expect_namespace(1);
+    world.device.script().disk = 7;
+    world.controller.reset(world.now).unwrap();
+    world.run_until(|event| matches!(event, Event::ResetStarted { cause: ResetCause::Lie(_) }));
+    world.device.script().disk = 0;
+    world.run_until(|event| matches!(event, Event::QueuePairResumed { .. }));
+}
+
+#[test]
 fn namespaces_that_changed_during_a_reset_are_told() {
     let mut world = World::ready();
     world.controller.reset(world.now).unwrap();
