@@ -121,7 +121,7 @@ pub(super) fn run(
     let hands = devices.clone();
     let world = World { service: service.clone(), server, regions, clock, state, devices };
     let mut standing = Standing::new(world);
-    standing.apply(asked).map_err(|unfit| placed(arguments, unfit))?;
+    standing.apply(asked).map_err(|unfit| placed(arguments, unfit))?.all()?;
     let state = running::state_of(&balanced).with(Queues(service.clone())).with(hands);
     let mut asking = running::serve(state);
     host::file::keep();
@@ -207,14 +207,23 @@ fn reload(path: &Path, standing: &mut Standing, announcer: Option<&Announcer>) {
     let applied = read.and_then(|asked| standing.apply(asked).map_err(|unfit| unfit.in_file(path)));
     let shown = path.display().to_string();
     match &applied {
-        Ok(changes) if changes.is_empty() => tracing::info!("{shown}: nothing has changed"),
-        Ok(changes) => tracing::info!("{shown}: {}", changes.join("; ")),
+        Ok(changes) => {
+            let done = match changes.done.is_empty() {
+                true => "nothing has changed".to_owned(),
+                false => changes.done.join("; "),
+            };
+            tracing::info!("{shown}: {done}");
+            for failed in &changes.failed {
+                tracing::warn!(cause = %failed, "{shown}: {failed}");
+            }
+        }
         Err(refused) => {
             let hint = refused.hint.as_ref().map_or_else(String::new, |hint| format!(" ({hint})"));
             tracing::warn!("nothing is changed: {}{hint}", refused.text);
         }
     }
     if let Some(announcer) = announcer {
+        let applied = applied.map(|changes| [changes.done, changes.failed].concat());
         let applied = applied.as_deref().map_err(|refused| refused.text.as_str());
         announcer.announce_configuration(&shown, applied);
     }

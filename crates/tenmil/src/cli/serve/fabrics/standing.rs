@@ -73,6 +73,15 @@ pub(super) struct Unfit {
     pub(super) key: &'static str,
 }
 
+/// What came of a configuration that was applied.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// What has changed, a line each.
+    pub(super) done: Vec<String>,
+    /// What was asked for and is not served, a line each.
+    pub(super) failed: Vec<String>,
+}
+
 /// All that is new, before anybody sees it.
 struct Prepared {
     listeners: Vec<Listener>,
@@ -103,7 +112,7 @@ impl Standing {
     }
 
     /// Serves what is asked for instead, and says what has changed; or nothing has.
-    pub(super) fn apply(&mut self, asked: Configuration) -> Result<Vec<String>, Unfit> {
+    pub(super) fn apply(&mut self, asked: Configuration) -> Result<Changes, Unfit> {
         let prepared = self.prepare(&asked)?;
         Ok(self.commit(asked, prepared))
     }
@@ -209,14 +218,14 @@ impl Standing {
     }
 
     /// Makes it so, and says what has changed.
-    fn commit(&mut self, asked: Configuration, prepared: Prepared) -> Vec<String> {
+    fn commit(&mut self, asked: Configuration, prepared: Prepared) -> Changes {
         let Prepared { listeners, doors, subsystems } = prepared;
-        let mut said = Vec::new();
+        let mut changes = Changes::default();
         let is_there = |number| listeners.iter().any(|listener| listener.number == number);
         for gone in self.listeners.iter().filter(|listener| !is_there(listener.number)) {
             self.world.server.close(gone.number);
             self.world.service.close_port(gone.number);
-            said.push(format!("listens no more at {}", gone.address));
+            changes.note(format!("listens no more at {}", gone.address));
         }
         for (_, listener) in &doors {
             self.world.service.open_port(listener.number, Port { address: Some(listener.address) });
@@ -226,13 +235,13 @@ impl Standing {
             if !stays {
                 self.world.service.withdraw(&gone.asked.nqn);
                 gone.let_go();
-                said.push(format!("offers {} no more", gone.asked.nqn));
+                changes.note(format!("offers {} no more", gone.asked.nqn));
             }
         }
         for stood in &subsystems {
             match self.subsystems.iter().find(|before| stood.continues(before)) {
-                Some(before) => stood.replace(before, &listeners, &self.world, &mut said),
-                None => stood.offer(&listeners, &self.world, &mut said),
+                Some(before) => stood.replace(before, &listeners, &self.world, &mut changes),
+                None => stood.offer(&listeners, &self.world, &mut changes),
             }
         }
         if self.configuration.as_ref().is_none_or(|before| before.referrals != asked.referrals) {
@@ -241,8 +250,10 @@ impl Standing {
         // Who comes in finds everything there.
         for (door, listener) in doors {
             match self.world.server.open(door, listener.number) {
-                Ok(()) => said.push(format!("listens at {}", listener.address)),
-                Err(error) => said.push(format!("cannot listen at {}: {error}", listener.address)),
+                Ok(()) => changes.note(format!("listens at {}", listener.address)),
+                Err(error) => {
+                    changes.fail(format!("cannot listen at {}: {error}", listener.address))
+                }
             }
         }
         let served = subsystems.iter().flat_map(|stood| &stood.namespaces);
@@ -262,7 +273,7 @@ impl Standing {
         }
         (self.configuration, self.listeners, self.subsystems) =
             (Some(asked), listeners, subsystems);
-        said
+        changes
     }
 
     /// Lets nobody in any more. What was served is there for as long as what is returned.
@@ -283,8 +294,26 @@ impl Standing {
     }
 }
 
-impl Unfit {
+impl Changes {
+    fn note(&mut self, text: String) {
+        self.done.push(text);
+    }
+
+    fn fail(&mut self, text: String) {
+        self.failed.push(text);
+    }
+
+    /// Refuses to begin with less than what was asked for.
+    pub(super) fn all(self) -> Result<(), Refused> {
+        match self.failed.is_empty() {
+            true => Ok(()),
+            false => Err(Refused::machine(format!("serve: {}", self.failed.join("; ")))),
+        }
+    }
+}
+
     /// It as people read it, if a file asks for it.
+impl Unfit {
     pub(super) fn in_file(self, path: &std::path::Path) -> Refused {
         let Self { refused, line: Line(line), key } = self;
         let text = format!("{}: line {line}, `{key}`: {}", path.display(), refused.text);

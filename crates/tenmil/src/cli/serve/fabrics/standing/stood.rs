@@ -11,7 +11,7 @@ use ctrl::controller::{AnaState, NamespaceConfig, Persistence, Subsystem, Subsys
 use ctrl::namespace::CacheVoucher;
 use target::tcp::{ControllerModel, Hosts, OfferChange, OfferPlan, StateDirectory};
 
-use super::{Listener, Unfit, World, disk};
+use super::{Changes, Listener, Unfit, World, disk};
 use crate::Refused;
 
 /// A subsystem that is served.
@@ -99,12 +99,12 @@ impl Stood {
     }
 
     /// Offers it, for the first time or anew.
-    pub(super) fn offer(&self, listeners: &[Listener], world: &World, said: &mut Vec<String>) {
+    pub(super) fn offer(&self, listeners: &[Listener], world: &World, changes: &mut Changes) {
         let World { service, state, .. } = world;
         let state = state.as_ref();
         for served in &self.namespaces {
             if let Err(why) = self.subsystem.add_namespace(served.config(self.kept(state))) {
-                said.push(format!("cannot serve {}: {why}", served.asked.uri));
+                changes.fail(format!("cannot serve {}: {why}", served.asked.uri));
             }
         }
         let plan = OfferPlan {
@@ -116,8 +116,8 @@ impl Stood {
             masks: self.masks(),
         };
         match service.offer(plan) {
-            Ok(()) => said.push(format!("offers {}", self.asked.nqn)),
-            Err(why) => said.push(format!("cannot {why}")),
+            Ok(()) => changes.note(format!("offers {}", self.asked.nqn)),
+            Err(why) => changes.fail(format!("cannot {why}")),
         }
     }
 
@@ -127,24 +127,26 @@ impl Stood {
         before: &Self,
         listeners: &[Listener],
         world: &World,
-        said: &mut Vec<String>,
+        changes: &mut Changes,
     ) {
         let World { service, state, .. } = world;
         let (nqn, state) = (&self.asked.nqn, state.as_ref());
         let stays = |one: &Served, all: &[Served]| all.iter().any(|other| one.continues(other));
         for gone in before.namespaces.iter().filter(|gone| !stays(gone, &self.namespaces)) {
             self.subsystem.remove_namespace(gone.asked.nsid);
-            said.push(format!("removes namespace {} of {nqn}", gone.asked.nsid));
+            changes.note(format!("removes namespace {} of {nqn}", gone.asked.nsid));
         }
         let (hosts, ports, masks) = (self.hosts(), self.ports(listeners), self.masks());
         if self.is_changed(before) {
-            said.push(format!("changes hosts, masks or paths of {nqn}"));
+            changes.note(format!("changes hosts, masks or paths of {nqn}"));
         }
         service.change(nqn, OfferChange { hosts, ports, masks });
         for new in self.namespaces.iter().filter(|new| !stays(new, &before.namespaces)) {
             match service.add_namespace(nqn, new.config(self.kept(state))) {
-                Ok(nsid) => said.push(format!("adds namespace {nsid} to {nqn}: {}", new.asked.uri)),
-                Err(why) => said.push(format!("cannot serve {}: {why}", new.asked.uri)),
+                Ok(nsid) => {
+                    changes.note(format!("adds namespace {nsid} to {nqn}: {}", new.asked.uri))
+                }
+                Err(why) => changes.fail(format!("cannot serve {}: {why}", new.asked.uri)),
             }
         }
     }
