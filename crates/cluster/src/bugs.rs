@@ -14,6 +14,8 @@ pub struct InjectedBugs {
     pub unknown_resets_done: bool,
     /// Reservations are kept for the number of a namespace, not for its disk.
     pub reservations_by_number: bool,
+    /// A mirror starts from a leg that has missed flushed writes.
+    pub mirror_starts_from_stale_leg: bool,
 }
 
 impl InjectedBugs {
@@ -40,6 +42,10 @@ impl InjectedBugs {
             (
                 "reservations belong to a number and not to a disk",
                 Self { reservations_by_number: true, ..none },
+            ),
+            (
+                "a mirror starts from a leg that has missed flushed writes",
+                Self { mirror_starts_from_stale_leg: true, ..none },
             ),
         ]
     }

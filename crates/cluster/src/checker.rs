@@ -83,8 +83,9 @@ pub(crate) struct WriteEnd {
     pub(crate) is_success: bool,
     /// It was to be durable when it is answered (FUA).
     pub(crate) is_durable: bool,
-    /// A path was lost meanwhile, so that it may have been sent more than once.
-    pub(crate) was_sent_again: bool,
+    /// Until it was answered, reads may have found it and then what was before: a path was lost, so that
+    /// it may have been sent more than once, or it goes to several legs.
+    pub(crate) may_flicker: bool,
 }
 
 /// A read of one block.
@@ -157,7 +158,7 @@ impl Checker {
     ///
     /// Which block of it was read in a way that no order explains.
     pub(crate) fn write_ends(&mut self, id: WriteId, end: WriteEnd) -> Result<(), (u64, Broken)> {
-        let WriteEnd { ended, is_success, is_durable, was_sent_again } = end;
+        let WriteEnd { ended, is_success, is_durable, may_flicker } = end;
         let Some(write) = self.writes.get_mut(&id) else { return Ok(()) };
         (write.ended, write.is_success) = (Some(ended), is_success);
         let Write { disk, blocks, begun, .. } = *write;
@@ -166,7 +167,7 @@ impl Checker {
             let Some(block) = self.blocks.get_mut(&(disk, lba)) else { continue };
             if let Some(cluster) = block.clusters.get_mut(&id) {
                 (cluster.ended, cluster.has_failed) = (ended, !is_success);
-                if was_sent_again || !is_success {
+                if may_flicker || !is_success {
                     cluster.forget_reads();
                 }
                 broken = broken.and(block.check(id).map_err(|why| (lba, why)));
@@ -392,7 +393,7 @@ mod tests {
     fn write(checker: &mut Checker, id: u64, begun: u64, ended: u64, is_success: bool) {
         checker.write_begins(id, (0, 0), BLOCK, at(begun));
         let ended = at(ended);
-        let end = WriteEnd { ended, is_success, is_durable: false, was_sent_again: false };
+        let end = WriteEnd { ended, is_success, is_durable: false, may_flicker: false };
         checker.write_ends(id, end).unwrap();
     }
 

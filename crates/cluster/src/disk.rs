@@ -61,6 +61,8 @@ struct State {
     answers: BTreeMap<u64, VecDeque<Answer>>,
     channels: u64,
     taken: u64,
+    /// Nobody reaches it: every request fails.
+    is_absent: bool,
 }
 
 type Block = Box<[u8; BLOCK_BYTES]>;
@@ -96,6 +98,7 @@ impl Disk {
             answers: BTreeMap::new(),
             channels: 0,
             taken: 0,
+            is_absent: false,
         })))
     }
 
@@ -135,6 +138,16 @@ impl Disk {
     /// The power fails. Every process that has it open must have been [killed](Self::kill).
     pub(crate) fn lose_power(&self) {
         self.lock().lose_power();
+    }
+
+    /// It is unplugged, or plugged in again with all that it held.
+    pub(crate) fn set_absent(&self, is_absent: bool) {
+        self.lock().is_absent = is_absent;
+    }
+
+    /// Whether it is unplugged.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.lock().is_absent
     }
 
     /// Requests under way.
@@ -247,6 +260,9 @@ impl State {
         let end = lba.saturating_add(blocks.into());
         if operation != Operation::Flush && end > self.options.block_count {
             return Outcome::LBA_OUT_OF_RANGE;
+        }
+        if self.is_absent {
+            return Outcome::INTERNAL_ERROR;
         }
         match operation {
             Operation::Read => {

@@ -274,6 +274,10 @@ impl Host {
     ) -> bool {
         let Some(&slot) = self.free.last() else { return false };
         let (operation, first, blocks, is_forced) = self.draw();
+        if self.plan.is_mirrored && operation == Operation::Write && self.writes(first, blocks) {
+            self.next_at = now.after(Span::from_us(100));
+            return false;
+        }
         let id = *shared.writes + 1;
         let segment = self.segment(slot, blocks);
         if operation == Operation::Write {
@@ -358,7 +362,7 @@ impl Host {
                     ended: now,
                     is_success,
                     is_durable: op.is_forced,
-                    was_sent_again: self.path_lost_at >= Some(op.begun),
+                    may_flicker: self.plan.is_mirrored || self.path_lost_at >= Some(op.begun),
                 };
                 let ended = shared.checker.write_ends(id, end);
                 let fail = |lba, why: &str| self.failure(lba, &format!("w{id}"), why);
@@ -415,6 +419,12 @@ impl Host {
         }
         let Some((lba, why)) = broken else { return Ok(()) };
         Err(self.failure(lba, &format!("r{id}"), &why))
+    }
+
+    /// Whether one of these blocks is being written.
+    fn writes(&self, first: u64, blocks: u64) -> bool {
+        let overlaps = |op: &Op| op.first < first + blocks && first < op.first + op.blocks;
+        self.ops.values().any(|op| op.operation == Operation::Write && overlaps(op))
     }
 
     /// A block is not what it must be, as was noticed at the end of a request.

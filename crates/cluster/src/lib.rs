@@ -17,6 +17,7 @@
 mod bugs;
 mod checker;
 mod disk;
+mod exports;
 mod history;
 mod host;
 mod network;

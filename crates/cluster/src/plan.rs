@@ -15,6 +15,8 @@ use crate::network::{CableOptions, Harm};
 pub struct Plan {
     /// The seed.
     pub seed: u64,
+    /// What is likely to be found.
+    pub(crate) kind: Kind,
     /// Machines with disks.
     pub(crate) machines: Vec<MachinePlan>,
     /// Hosts that read and write.
@@ -30,7 +32,9 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 pub(crate) struct MachinePlan {
     pub(crate) disks: Vec<DiskOptions>,
-    /// For each disk, the tenant and the namespace identifier under which it is served at first.
+    /// They are one mirror, which is served under the first slot.
+    pub(crate) is_mirror: bool,
+    /// For each namespace, the tenant and the namespace identifier under which it is served at first.
     pub(crate) slots: Vec<(usize, u32)>,
     pub(crate) processes: usize,
     pub(crate) quiesce: Span,
@@ -43,6 +47,9 @@ pub(crate) struct HostPlan {
     /// Which disk of that machine.
     pub(crate) disk: usize,
     pub(crate) depth: usize,
+    /// Its disk is a mirror: two writes of one block at a time may leave each leg with another of
+    /// them, and until a write is answered reads find it on one leg and not on the other.
+    pub(crate) is_mirrored: bool,
     /// The longest pause between two requests.
     pub(crate) think: Span,
     /// Blocks that it uses.
@@ -68,6 +75,8 @@ pub(crate) enum FaultEvent {
     LosePower { machine: usize, down: Span },
     /// The processes of a machine are killed and started with its disks exchanged.
     Swap { machine: usize, down: Span },
+    /// A disk is unplugged, or plugged in again.
+    Unplug { disk: usize, is_absent: bool },
     /// A host acquires a reservation on its disk.
     Reserve { host: usize },
     /// A host releases it.
@@ -82,13 +91,15 @@ pub(crate) enum FaultEvent {
 
 /// What is likely to be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     /// Whatever is drawn.
     Any,
     /// Writes that stay in the disk when their association has long ended.
     SlowDisk,
     /// Two processes serve one disk: a write is under way in one while its host goes on by the other.
     TwoWays,
+    /// A mirror whose legs come and go.
+    Mirror,
     /// Several tenants with reservations, whose disks are exchanged.
     Tenants,
 }
@@ -97,7 +108,14 @@ impl Plan {
     /// The run of this seed.
     pub fn of(seed: u64, bugs: InjectedBugs) -> Self {
         let mut draw = Draw::new(Random::new(seed ^ 0xc1u64.rotate_left(56)));
-        let kind = draw.pick(&[Kind::Any, Kind::Any, Kind::SlowDisk, Kind::TwoWays, Kind::Tenants]);
+        let kind = draw.pick(&[
+            Kind::Any,
+            Kind::Any,
+            Kind::SlowDisk,
+            Kind::TwoWays,
+            Kind::Tenants,
+            Kind::Mirror,
+        ]);
         let machines = vec![draw.machine(kind)];
         let hosts = draw.hosts(kind, &machines);
         let cables = CableOptions {
@@ -108,12 +126,18 @@ impl Plan {
         };
         let secs = match kind {
             Kind::SlowDisk => 20,
+            Kind::Mirror => 8,
             Kind::TwoWays | Kind::Tenants => draw.pick(&[4, 8]),
             Kind::Any => draw.pick(&[4, 10, 20]),
         };
         let until = Instant { ns: secs * 1_000_000_000 };
         let faults = draw.faults(kind, &machines, hosts.len(), until);
-        Self { seed, machines, hosts, cables, faults, until, bugs }
+        Self { seed, kind, machines, hosts, cables, faults, until, bugs }
+    }
+
+    /// What kind of run it is: which bugs it is likely to find.
+    pub fn kind(&self) -> String {
+        format!("{:?}", self.kind)
     }
 
     /// How many processes there are, on all machines.

@@ -1,20 +1,17 @@
 //! A target process: the real service with its connections, over disks that outlive it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use base::{Durability, Instant, Medium, Span};
-use block::{Claim, Device, DeviceOptions};
+use base::{Instant, Span};
 use ctrl::controller::{NamespaceConfig, Persistence, Subsystem, SubsystemConfig};
 use ctrl::namespace::Identity;
 use dma::Regions;
-use host::Clock;
 use target::tcp::{
     ControllerModel, Guest, Hosts, Limits, MemoryDirectory, OfferPlan, Port, Service,
 };
 
 use crate::bugs::InjectedBugs;
-use crate::disk::Disk;
+use crate::exports::{self, Background, Export, Opening};
 use crate::network::Network;
 
 /// A target process that runs.
@@ -24,6 +21,7 @@ pub(crate) struct Process {
     /// Nothing is executed before.
     paused_until: Instant,
     state: MemoryDirectory,
+    background: Vec<Background>,
 }
 
 /// What a process serves and how.
@@ -36,20 +34,12 @@ pub(crate) struct ProcessOptions {
     pub(crate) quiesce: Span,
     /// Subsystems with their namespaces.
     pub(crate) subsystems: BTreeMap<String, Vec<Export>>,
+    /// When it starts.
+    pub(crate) now: Instant,
     /// Where reservations are kept.
     pub(crate) state: MemoryDirectory,
     /// What is wrong on purpose.
     pub(crate) bugs: InjectedBugs,
-}
-
-/// A disk as a namespace.
-pub(crate) struct Export {
-    /// The identifier of the namespace.
-    pub(crate) nsid: u32,
-    /// The disk.
-    pub(crate) disk: Disk,
-    /// Its number: by it hosts recognize it.
-    pub(crate) number: usize,
 }
 
 /// The subsystem of a tenant.
@@ -64,7 +54,7 @@ impl Process {
     ///
     /// What the service says.
     pub(crate) fn start(options: ProcessOptions, network: &Network) -> Result<Self, String> {
-        let ProcessOptions { port, id, quiesce, subsystems, state, bugs } = options;
+        let ProcessOptions { port, id, quiesce, subsystems, now, state, bugs } = options;
         let regions = Regions::new(16);
         let limits = Limits {
             memory_bytes: 4 << 20,
@@ -79,15 +69,14 @@ impl Process {
             ..Limits::default()
         };
         let service = Service::new(&regions, limits)?;
-        let durability = match bugs.cached_disk_is_stable {
-            true => Durability::Stable,
-            false => Durability::VolatileCache,
-        };
+        let mut background = Vec::new();
+        let mut opening = Opening { process: id, regions: &regions, bugs, now };
         service.open_port(1, Port { address: None });
         for (nqn, exports) in subsystems {
             let config = |export: Export| {
-                let Export { nsid, disk, number } = export;
-                let medium = device(Arc::new(disk.open(id, &regions, durability)))?;
+                let Export { nsid, number, blocks } = export;
+                let (medium, turned) = opening.open(&blocks)?;
+                background.extend(turned);
                 let mut uuid = [0x11; 16];
                 uuid[15] = u8::try_from(number).unwrap_or(u8::MAX);
                 let known = match bugs.reservations_by_number {
@@ -115,7 +104,7 @@ impl Process {
             })?;
         }
         network.listen(port, &regions);
-        Ok(Self { service, connections: Vec::new(), paused_until: Instant::default(), state })
+        Ok(Self { service, connections: Vec::new(), paused_until: opening.now, state, background })
     }
 
     /// Accepts what has arrived and does everything that can be done now. True if anything was.
@@ -123,6 +112,7 @@ impl Process {
         if now < self.paused_until {
             return false;
         }
+        exports::turn(&mut self.background, now);
         let mut is_busy = self.state.write();
         for stream in network.arrivals(port) {
             is_busy = true;
@@ -136,6 +126,12 @@ impl Process {
         self.connections.retain(|connection| !connection.is_over());
         while self.service.next_news().is_some() {}
         is_busy || self.connections.len() != before
+    }
+
+    /// When to turn even if nothing comes.
+    pub(crate) fn wake_at(&self) -> Instant {
+        let channels = self.background.iter().map(|channel| channel.wake_at());
+        channels.fold(Instant::NEVER, Instant::min).max(self.paused_until)
     }
 
     /// Nothing is executed for a while, as if it was stopped.
@@ -157,13 +153,4 @@ impl Process {
             )
         })
     }
-}
-
-/// A disk as the block device that a service is given.
-fn device(disk: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, String> {
-    // Its clock measures waits that nobody asks for here.
-    let options = DeviceOptions { timing: false, ..DeviceOptions::new(Clock::start(), 1) };
-    let device = Device::new("disk", disk, options).map_err(|why| why.to_string())?;
-    let descriptor = device.open(Claim::WriteOnce, "target").map_err(|why| why.to_string())?;
-    Ok(Arc::new(descriptor))
 }

@@ -7,11 +7,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Random, Span};
+use dma::Regions;
 use target::tcp::MemoryDirectory;
 
 use crate::bugs::InjectedBugs;
 use crate::checker::Checker;
 use crate::disk::Disk;
+use crate::exports::Opening;
 use crate::history::{History, Scope};
 use crate::host::{Address, Goal, Host, Shared};
 use crate::network::Network;
@@ -161,6 +163,7 @@ impl World {
             lives: 0,
         };
         world.network.advance(BEGIN);
+        world.format_mirrors()?;
         for process in 0..world.processes.len() {
             world.start(process)?;
         }
@@ -181,6 +184,7 @@ impl World {
         self.turn_until(until, |_| false)?;
         self.agenda.retain(|_, action| !matches!(action, Action::Fault(_)));
         self.network.heal();
+        self.disks.iter().for_each(|disk| disk.set_absent(false));
         self.note(Scope::ALL, "the faults end".into());
         self.reach(Goal::Drain)?;
         self.reach(Goal::Flush)?;
@@ -195,6 +199,19 @@ impl World {
         self.hosts.clear();
         self.registrants.clear();
         self.check_end()
+    }
+
+    fn format_mirrors(&self) -> Result<(), Failure> {
+        for machine in 0..self.plan.machines.len() {
+            if self.plan.machines[machine].is_mirror {
+                let regions = Regions::new(8);
+                let (process, bugs, now) = (0, InjectedBugs::default(), self.now);
+                let mut opening = Opening { process, regions: &regions, bugs, now };
+                let disks = &self.disks[self.disks_of(machine)];
+                opening.format(disks, 7 + machine as u128).map_err(broken)?;
+            }
+        }
+        Ok(())
     }
 
     fn new_host(&self, number: usize) -> Result<Host, Failure> {
@@ -263,7 +280,9 @@ impl World {
         let end = self.now.after(PATIENCE);
         let is_clean = |world: &mut Self| {
             let mut running = world.processes.iter().filter_map(|slot| slot.process.as_ref());
+            // A mirror does something by itself now and then.
             running.all(|process| process.leak().is_none())
+                && world.disks.iter().all(|disk| disk.under_way() == 0)
         };
         self.turn_until(end, is_clean)?;
         for (number, slot) in self.processes.iter().enumerate() {
@@ -347,6 +366,9 @@ impl World {
         let agenda = self.agenda.first_key_value().map_or(Instant::NEVER, |((at, _), _)| *at);
         let disks = self.disks.iter().map(Disk::wake_at);
         let hosts = self.hosts.iter_mut().map(|host| host.wake_at(now));
+        let running = self.processes.iter().filter_map(|slot| slot.process.as_ref());
+        let agenda =
+            running.map(Process::wake_at).filter(|at| *at > now).fold(agenda, Instant::min);
         let registrants = self.registrants.values_mut().map(|it| it.wake_at(now));
         let first = disks.chain(hosts).chain(registrants).fold(agenda, Instant::min);
         first.min(self.network.wake_at())

@@ -186,6 +186,21 @@ impl Mirror {
         Ok(Self { shared: Arc::new(shared), description, names, owner: None })
     }
 
+    /// Writes the superblocks of a new mirror onto these legs, for simulations: nobody is asked.
+    ///
+    /// # Errors
+    ///
+    /// If a leg is absent or too short.
+    #[doc(hidden)]
+    pub fn format(
+        regions: &Regions,
+        legs: &[Leg],
+        uuid: u128,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<String, String> {
+        make::format(regions, legs, uuid, now)
+    }
+
     /// One line: which mirror, and which of its legs are in what state.
     pub fn describe(&self) -> &str {
         &self.description

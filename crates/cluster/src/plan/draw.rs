@@ -46,12 +46,16 @@ impl Draw {
             disk.slow_one_in = self.pick(&[10, 30]);
             disk.slow_max = Span::from_secs(self.pick(&[8, 20]));
         }
+        if kind == Kind::Mirror {
+            disk.slow_one_in = 0;
+        }
         if kind == Kind::TwoWays {
             disk.slow_one_in = self.pick(&[2, 4]);
         }
         let processes = match kind {
             Kind::SlowDisk => self.pick(&[1, 2]),
             Kind::TwoWays => 2,
+            Kind::Mirror => 1,
             Kind::Any | Kind::Tenants => self.pick(&[1, 1, 2]),
         };
         let quiesce = match kind {
@@ -65,9 +69,12 @@ impl Draw {
         }
         if kind == Kind::Tenants {
             let slots = if self.chance(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
-            return MachinePlan { disks: vec![disk; 2], slots, processes: 1, quiesce };
+            let (disks, is_mirror) = (vec![disk; 2], false);
+            return MachinePlan { disks, is_mirror, slots, processes: 1, quiesce };
         }
-        MachinePlan { disks: vec![disk], slots: vec![(0, 1)], processes, quiesce }
+        let (is_mirror, slots) = (kind == Kind::Mirror, vec![(0, 1)]);
+        let disks = vec![disk; if is_mirror { 2 } else { 1 }];
+        MachinePlan { disks, is_mirror, slots, processes, quiesce }
     }
 
     pub(super) fn hosts(&mut self, kind: Kind, machines: &[MachinePlan]) -> Vec<HostPlan> {
@@ -75,6 +82,10 @@ impl Draw {
             // Two hosts have the first disk, and another one the second.
             let host = |disk| HostPlan { disk, ..self.any_host(0, machines) };
             return [0, 0, 1].map(host).to_vec();
+        }
+        if kind == Kind::Mirror {
+            let host = self.any_host(0, machines);
+            return vec![HostPlan { disk: 0, is_mirrored: true, ..host }];
         }
         (0..self.pick(&[1, 1, 2])).map(|_| self.host(kind, machines)).collect()
     }
@@ -100,6 +111,7 @@ impl Draw {
             machine,
             disk: self.below(machines[machine].disks.len()),
             depth: self.pick(&[1, 4, 12]),
+            is_mirrored: false,
             think: Span::from_us(self.pick(&[2_000, 20_000, 60_000])),
             blocks: self.pick(&[8, 24, 64]),
             request_blocks_max: self.pick(&[1, 8, 24]),
@@ -132,7 +144,7 @@ impl Draw {
             Kind::SlowDisk => self.below(6),
             Kind::TwoWays => 6 + self.below(12),
             Kind::Any => self.below(12),
-            Kind::Tenants => self.below(4),
+            Kind::Tenants | Kind::Mirror => self.below(4),
         };
         let mut faults = Vec::new();
         for _ in 0..count {
@@ -160,8 +172,38 @@ impl Draw {
         if kind == Kind::Tenants {
             self.reservations(until, &mut faults);
         }
+        if kind == Kind::Mirror {
+            self.legs(&mut faults);
+        }
         faults.sort_by_key(|(at, _)| *at);
         faults
+    }
+
+    /// A leg misses writes, and is perhaps the only one that is there at a restart.
+    fn legs(&mut self, faults: &mut Vec<(Instant, FaultEvent)>) {
+        let ms = |ms: u64| Instant { ns: ms * 1_000_000 };
+        let stale = self.below(2);
+        let plug = |disk, is_absent| FaultEvent::Unplug { disk, is_absent };
+        let lost = 300 + self.0.below(1_500);
+        let ended = lost + 100 + self.0.below(1_500);
+        faults.push((ms(lost), plug(stale, true)));
+        if self.chance(4) {
+            // It comes back while the others go on.
+            faults.push((ms(ended - self.0.below(100)), plug(stale, false)));
+        }
+        let down = self.span(20, 400);
+        faults.push((
+            ms(ended),
+            match self.chance(2) {
+                true => FaultEvent::LosePower { machine: 0, down },
+                false => FaultEvent::Kill { process: 0, down },
+            },
+        ));
+        faults.push((ms(ended + 10), plug(stale, false)));
+        if !self.chance(4) {
+            faults.push((ms(ended + 10), plug(1 - stale, true)));
+            faults.push((ms(ended + 1_000 + self.0.below(2_000)), plug(1 - stale, false)));
+        }
     }
 
     /// The first host has a reservation, the third perhaps, and the disks are exchanged.

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use base::Span;
 
 use super::{Action, World, broken};
+use crate::disk::Disk;
+use crate::exports::{Blocks, Export};
 use crate::history::Scope;
 use crate::host::Address;
 use crate::network::{Harm, Port};
 use crate::plan::FaultEvent;
-use crate::process::{Export, Process, ProcessOptions, subsystem_nqn};
+use crate::process::{Process, ProcessOptions, subsystem_nqn};
 use crate::registrant::Wanted;
 use crate::world::Failure;
 
@@ -19,6 +21,11 @@ impl World {
         match fault {
             FaultEvent::Kill { process, down } => self.kill(process, down),
             FaultEvent::LosePower { machine, down } => self.lose_power(machine, down),
+            FaultEvent::Unplug { disk, is_absent } => {
+                self.disks[disk].set_absent(is_absent);
+                let what = if is_absent { "unplugged" } else { "plugged in" };
+                self.note(Scope::ALL, format!("disk {disk} is {what}"));
+            }
             FaultEvent::Swap { machine, down } => self.swap(machine, down),
             FaultEvent::Reserve { host } => self.want(host, Wanted::Held),
             FaultEvent::Release { host } => self.want(host, Wanted::Released),
@@ -148,17 +155,22 @@ impl World {
         let machine = self.processes[process].machine;
         let disks = self.disks_of(machine);
         let mut subsystems = BTreeMap::<String, Vec<Export>>::new();
-        let slots = self.plan.machines[machine].slots.iter();
-        for ((tenant, nsid), index) in slots.zip(&self.machines[machine].order) {
+        let plan = &self.plan.machines[machine];
+        for ((tenant, nsid), index) in plan.slots.iter().zip(&self.machines[machine].order) {
             let number = disks.start + index;
-            let export = Export { nsid: *nsid, disk: self.disks[number].clone(), number };
+            let blocks = match plan.is_mirror {
+                true => Blocks::Mirror(self.disks[disks.clone()].to_vec()),
+                false => Blocks::Disk(self.disks[number].clone()),
+            };
+            let export = Export { nsid: *nsid, number, blocks };
             subsystems.entry(subsystem_nqn(*tenant)).or_default().push(export);
         }
         let options = ProcessOptions {
             port: process,
             id: self.lives,
-            quiesce: self.plan.machines[machine].quiesce,
+            quiesce: plan.quiesce,
             subsystems,
+            now: self.now,
             state: self.processes[process].state.clone(),
             bugs: self.plan.bugs,
         };
@@ -169,6 +181,11 @@ impl World {
                 self.note(Scope::ALL, format!("the disks of machine {machine} go back"));
                 self.machines[machine].order.reverse();
                 self.schedule(self.now.after(Span::from_ms(300)), Action::Start(process));
+                return Ok(());
+            }
+            Err(why) if self.disks[disks].iter().any(Disk::is_absent) => {
+                self.note(Scope::ALL, format!("target {process} does not start: {why}"));
+                self.schedule(self.now.after(Span::from_ms(500)), Action::Start(process));
                 return Ok(());
             }
             started => started.map_err(broken)?,

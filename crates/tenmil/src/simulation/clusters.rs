@@ -32,13 +32,14 @@ pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refus
     let mut failed = 0_u64;
     for further in 0..count {
         let seed = first.wrapping_add(further);
-        let outcome = cluster::run(&Plan::of(seed, InjectedBugs::default()));
+        let plan = Plan::of(seed, InjectedBugs::default());
+        let outcome = cluster::run(&plan);
         if outcome.failure.is_some() {
             failed += 1;
             report(&outcome, out).map_err(written)?;
         } else if options.seed.is_some() {
-            let Outcome { events, hash, .. } = outcome;
-            writeln!(out, "cluster/{seed}: {events} events with hash {hash:016x}")
+            let (Outcome { events, hash, .. }, kind) = (outcome, plan.kind());
+            writeln!(out, "cluster/{seed} ({kind}): {events} events with hash {hash:016x}")
                 .map_err(written)?;
         }
     }
