@@ -25,6 +25,7 @@
 mod check;
 mod devices;
 mod file;
+mod limits;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use base::Span;
 use block::uri::Uri;
 
 pub use self::devices::SCHEME;
@@ -67,6 +69,34 @@ pub struct Configuration {
     pub subsystems: Vec<Subsystem>,
     /// Other discovery services that hosts are told of.
     pub referrals: Vec<SocketAddr>,
+    /// How many connections may be whose.
+    pub limits: ConnectionLimits,
+}
+
+/// How many connections may be whose, and how long a host may be silent. What is not said follows from
+/// how many connections there may be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Connections of all together.
+    pub connections: Option<u32>,
+    /// Those of one address, of hosts that no subsystem names.
+    pub per_address: Option<u32>,
+    /// Those of one host NQN.
+    pub per_host: Option<u32>,
+    /// Those of this machine, of hosts that no subsystem names.
+    pub of_loopback: Option<u32>,
+    /// Those to the discovery service.
+    pub discovery: Option<u32>,
+    /// Those to the discovery service, of one address.
+    pub discovery_per_address: Option<u32>,
+    /// Those that only hosts may have which a subsystem names.
+    pub reserved: Option<u32>,
+    /// Registrants of one address in a namespace, of hosts that no subsystem names.
+    pub registrants_per_address: Option<u32>,
+    /// The longest keep-alive time-out.
+    pub keep_alive_max: Option<Span>,
+    /// Where the file says so.
+    pub line: Line,
 }
 
 /// A place where the target listens.

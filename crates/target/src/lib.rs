@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod hall;
 mod looks;
 pub mod nbd;

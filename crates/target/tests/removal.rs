@@ -111,6 +111,7 @@ fn serve(uri: &str, socket: &Path, regions: &Regions, clock: Clock) -> House {
         reactors: Arc::clone(reactors.directory()),
         clock,
         connections_max: 8,
+        per_address_max: 8,
     });
     House { server: server.unwrap(), reactors, served, device }
 }

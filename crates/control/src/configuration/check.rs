@@ -17,7 +17,7 @@ use super::{
     Access, Configuration, Hosts, Line, Listener, Misconfigured, Namespace, Path, Subsystem,
 };
 
-type Checked<T> = Result<T, Misconfigured>;
+pub(super) type Checked<T> = Result<T, Misconfigured>;
 
 /// Characters in a serial number (Base 2.1 §5.1.13.2.1).
 const SERIAL_MAX: usize = 20;
@@ -29,7 +29,7 @@ const ANA_GROUP_MAX: u32 = 128;
 const MEMORY_MIN: u64 = 4 << 20;
 
 /// Reads one file.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     text: &'a str,
     listeners: Vec<Listener>,
     named: Named,
@@ -38,6 +38,7 @@ struct Reader<'a> {
 pub(super) fn check(text: &str, file: File) -> Checked<Configuration> {
     let mut reader = Reader { text, listeners: Vec::new(), named: Named::default() };
     let memory_bytes = file.memory.as_ref().map(|memory| reader.memory(memory)).transpose()?;
+    let limits = reader.limits(file.limits.as_ref())?;
     let referral = |address| reader.address("referrals", address);
     let referrals = file.referrals.iter().map(referral).collect::<Checked<_>>()?;
     reader.listeners(&file.listener)?;
@@ -78,16 +79,22 @@ pub(super) fn check(text: &str, file: File) -> Checked<Configuration> {
         listeners,
         subsystems,
         referrals,
+        limits,
     })
 }
 
 impl Reader<'_> {
-    fn wrong<T>(&self, key: &str, found: &Spanned<T>, problem: impl Into<String>) -> Misconfigured {
+    pub(super) fn wrong<T>(
+        &self,
+        key: &str,
+        found: &Spanned<T>,
+        problem: impl Into<String>,
+    ) -> Misconfigured {
         let line = line_of(self.text, found.span().start);
         Misconfigured { line, key: format!("`{key}`"), problem: problem.into() }
     }
 
-    fn line<T>(&self, found: &Spanned<T>) -> Line {
+    pub(super) fn line<T>(&self, found: &Spanned<T>) -> Line {
         Line(line_of(self.text, found.span().start))
     }
 

@@ -4,6 +4,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::Misconfigured;
+use super::limits::LimitsTable;
 
 /// The whole file.
 #[derive(Debug, Deserialize)]
@@ -11,6 +12,7 @@ use super::Misconfigured;
 pub(super) struct File {
     pub(super) memory: Option<Spanned<String>>,
     pub(super) state: Option<Spanned<String>>,
+    pub(super) limits: Option<Spanned<LimitsTable>>,
     #[serde(default)]
     pub(super) referrals: Vec<Spanned<String>>,
     #[serde(default)]

@@ -65,6 +65,41 @@ fn a_whole_file_says_all_there_is_to_say() {
     assert_eq!(read, Configuration::parse(&format!("# moved\n{WHOLE}")).unwrap());
 }
 
+#[test]
+fn limits_that_are_not_said_follow_from_the_number_of_connections() {
+    let limits = |text: &str| {
+        let read = Configuration::parse(&WHOLE.replace("[[listener]]\naddress = \"tcp", text));
+        read.map(|read| read.limits.resolve()).map_err(|wrong| wrong.to_string())
+    };
+    let rest = "\n[[listener]]\naddress = \"tcp";
+    let said = |keys: &str| limits(&format!("[limits]\n{keys}{rest}"));
+    let (most, usual) = said("").unwrap();
+    assert_eq!((most, usual), (1100, target::tcp::AdmissionLimits::of(1100)));
+    let (most, scaled) = said("connections = 400").unwrap();
+    assert_eq!((most, scaled), (400, target::tcp::AdmissionLimits::of(400)));
+    let all = "connections = 400\nconnections-per-address = 1\nconnections-per-host = 2\n\
+        connections-of-loopback = 3\ndiscovery-connections = 4\n\
+        discovery-connections-per-address = 5\nreserved-connections = 0\n\
+        registrants-per-address = 7\nkeep-alive-max = \"2m\"";
+    let (_, read) = said(all).unwrap();
+    let counts = [read.per_address_max, read.per_host_max, read.loopback_max, read.discovery_max];
+    assert_eq!(counts, [1, 2, 3, 4]);
+    let counts = [read.discovery_per_address_max, read.reserved, read.registrants_per_address_max];
+    assert_eq!((counts, read.keep_alive_max), ([5, 0, 7], base::Span::from_secs(120)));
+    for (keys, expected) in [
+        ("connections = 0", "line 6, `connections`: 0, expected 1 to 65536"),
+        ("connections-per-host = 1101", "line 6, `connections-per-host`: 1101, expected 1 to 1100"),
+        ("reserved-connections = 1100", "`reserved-connections`: 1100, expected 0 to 1099"),
+        ("registrants-per-address = 129", "`registrants-per-address`: 129, expected 1 to 128"),
+        ("keep-alive-max = \"0s\"", "`keep-alive-max`: '0s', expected 1s to 86400s"),
+        ("keep-alive-max = \"2d\"", "`keep-alive-max`: '2d', expected 1s to 86400s"),
+        ("connections-per-hosts = 1", "unknown field `connections-per-hosts`"),
+    ] {
+        let found = said(keys).unwrap_err();
+        assert!(found.contains(expected), "{keys}: {found}");
+    }
+}
+
 /// What is escaped where text of peers is shown is in no name.
 #[test]
 fn no_name_holds_a_character_that_a_terminal_acts_on() {

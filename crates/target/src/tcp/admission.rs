@@ -2,10 +2,12 @@
 //! have, so that none of them locks the others out.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Span;
+
+use crate::address::network_of_peer;
 
 /// How many connections may be whose. All are counted within
 /// [`connections_max`](super::Limits::connections_max).
@@ -249,22 +251,6 @@ fn take<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
         if *count == 0 {
             counts.remove(key);
         }
-    }
-}
-
-/// The address of a peer as it is counted, if it has one.
-pub(super) fn network_of_peer(peer: &str) -> Option<IpAddr> {
-    peer.parse().ok().map(|peer: SocketAddr| network_of(peer.ip()))
-}
-
-/// What is counted as one address: one that IPv4 has, and of IPv6 what a site hands out to one machine.
-fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) if !address.is_loopback() => {
-            let [a, b, c, d, ..] = address.segments();
-            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-        }
-        other => other,
     }
 }
 

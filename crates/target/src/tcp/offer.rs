@@ -14,9 +14,9 @@ use ctrl::front::fabrics::Over;
 use wire::admin::CrossControllerReset;
 use wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
-use super::admission::network_of_peer;
 use super::association::{Association, HostNames};
 use super::service::Limits;
+use crate::address::network_of_peer;
 
 pub use self::change::OfferChange;
 

@@ -123,6 +123,15 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "N", value_parser = whole::<u32>)]
     connections: Option<u32>,
 
+    /// Connections of one address at a time: over NBD of every client, over NVMe/TCP of hosts that no
+    /// subsystem names [default: half of --connections]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "config")]
+    connections_per_address: Option<u32>,
+
+    /// Connections of one host NQN at a time, over NVMe/TCP [default: half of --connections]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "config")]
+    connections_per_host: Option<u32>,
+
     /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
     #[arg(short = 'c', long, value_name = "CORES", value_parser = Cores::parse)]
     cores: Option<Cores>,
@@ -331,13 +340,18 @@ fn run_nbd(
     let state = running::state_of(&balanced);
     let state = state.with(Exports::new(vec![Arc::clone(&served)], clock)).with(devices);
     let mut asked = running::serve(state);
+    let connections_max = arguments.connections.unwrap_or(CLIENTS_MAX);
     let server = Server::start(Plan {
         doors,
         served: Arc::clone(&served),
         regions: regions.clone(),
         reactors: Arc::clone(reactors.directory()),
         clock,
-        connections_max: arguments.connections.unwrap_or(CLIENTS_MAX) as usize,
+        connections_max: connections_max as usize,
+        per_address_max: arguments.connections_per_address.map_or_else(
+            || Plan::per_address_max_of(connections_max as usize),
+            |most| most as usize,
+        ),
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
     host::file::keep();

@@ -102,7 +102,7 @@ impl World {
             seat: Arc::new(Seat::new(1, "client".into(), tell)),
             regions: regions.clone(),
             survey: Survey::new(served, Arc::new(host::pool::Pool::new(1, 1))),
-            loan: Loan::take(&Arc::default(), &regions, 1).unwrap(),
+            loan: Loan::take(&Arc::default(), &regions, "", (1, 1)).unwrap(),
             pool: Arc::clone(&pool),
             now: at(0),
         });

@@ -76,6 +76,7 @@ fn serve_medium(
         reactors: Arc::clone(reactors.directory()),
         clock,
         connections_max,
+        per_address_max: 2,
     });
     House {
         server: Some(server.unwrap()),

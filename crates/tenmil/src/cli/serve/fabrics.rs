@@ -1,5 +1,6 @@
 //! `tenmil serve` over NVMe/TCP.
 
+mod limits;
 mod ready;
 mod standing;
 
@@ -14,7 +15,7 @@ use block::uri::Uri;
 use control::configuration::{self, Configuration, Line};
 use control::{Announcer, Devices, Queues, Relay};
 use host::{Clock, Thread};
-use target::tcp::{DiscoveryName, Limits, News, Server, ServerPlan, Service, StateDirectory};
+use target::tcp::{DiscoveryName, News, Server, ServerPlan, Service, StateDirectory};
 
 use self::ready::ready;
 use self::standing::{Standing, Unfit, World};
@@ -77,6 +78,7 @@ pub(super) fn asked(
         listeners: listeners.into_iter().map(listener).collect(),
         subsystems: vec![subsystem],
         referrals: Vec::new(),
+        limits: limits::asked(arguments),
     };
     check_access(&asked, arguments.allow_any_host)?;
     Ok(asked)
@@ -92,12 +94,7 @@ pub(super) fn run(
     let clock = Clock::start();
     let namespaces = asked.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
-    let usual = Limits::default();
-    let limits = Limits {
-        memory_bytes: asked.memory_bytes.unwrap_or(usual.memory_bytes),
-        connections_max: arguments.connections.map_or(usual.connections_max, |most| most as usize),
-        ..usual
-    };
+    let limits = limits::limits(arguments, &asked).map_err(|unfit| placed(arguments, unfit))?;
     let service = Service::new(&regions, limits).map_err(|why| {
         let refused = Refused::machine(why);
         placed(arguments, Unfit { refused, line: asked.memory_line, key: "memory" })

@@ -30,7 +30,9 @@ pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(
     use Over::{Nbd, NvmeTcp, Ublk, VfioUser, VhostUser};
     let ServeArguments { nqn, host, allow_any_host, memory, state, socket, .. } = arguments;
     let ServeArguments { name, limit_iops, limit_bytes, connections, .. } = arguments;
-    let switches: [(&str, bool, &[Over]); 12] = [
+    let (per_address, per_host) =
+        (arguments.connections_per_address, arguments.connections_per_host);
+    let switches: [(&str, bool, &[Over]); 14] = [
         ("--nqn", nqn.is_some(), &[NvmeTcp]),
         ("--host", !host.is_empty(), &[NvmeTcp]),
         ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
@@ -43,6 +45,8 @@ pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(
         ("--limit-iops", limit_iops.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
         ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
         ("--connections", connections.is_some(), &[Nbd, NvmeTcp]),
+        ("--connections-per-address", per_address.is_some(), &[Nbd, NvmeTcp]),
+        ("--connections-per-host", per_host.is_some(), &[NvmeTcp]),
     ];
     let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));
     let Some((switch, _, has_use)) = idle else { return Ok(()) };

@@ -323,6 +323,7 @@ impl Unfit {
 
 /// Whether what is given at start is as it was.
 fn check_fixed(before: &Configuration, asked: &Configuration) -> Result<(), Unfit> {
+    super::limits::check_same(before, asked)?;
     let refuse = |(found, expected): (String, String), line, key, what: &str| {
         let text = format!("it is {found}, expected {expected} as at start");
         let hint = format!("{what} is taken once: start the process again for another");
