@@ -11,6 +11,7 @@ mod marks;
 pub mod mirror;
 pub(crate) mod model;
 pub(crate) mod null;
+mod owned;
 pub(crate) mod pieces;
 pub(crate) mod profile;
 pub(crate) mod ram;

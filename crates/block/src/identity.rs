@@ -6,24 +6,25 @@
 //! | `file:` of a block device | its world-wide name (an NVMe namespace: NGUID, EUI-64 or UUID), the UUID of a mapped device or an array, else its number |
 //! | a loop device | the bytes of its file, through any number of loop devices |
 //! | a partition | the bytes of its disk |
-//! | `tcp:`, `pcie:`, `vfio-user:`, `emu:` | what [`Medium::identity`] says once it is open; before, its URI |
+//! | `tcp:`, `pcie:`, `vfio-user:` | the world-wide name of its namespace once it is open; before, its URI |
 //! | `ram:`, `null:`, a model of one | nothing: whoever opens one has another |
 //! | what stands on others | all of them |
 //!
 //! Contract: [`is_same`](DeviceIdentity::is_same) is true only if both are the same bytes of the same
 //! media, made up in the same way. [`overlap`](DeviceIdentity::overlap) is `None` only as far as can be
 //! known on this machine: a file here and the namespace of a target that serves it have nothing in common
-//! that could be compared. So who writes to a device takes a lock, a fence or a reservation on the medium
+//! that could be compared; a namespace that the kernel attached and the same one over `tcp:` do, where the
+//! kernel shows its name. So who writes to a device takes a lock, a fence or a reservation on the medium
 //! as well; the identity serves to refuse early and by name.
 
 use std::convert::Infallible;
 use std::fmt;
 use std::path::Path;
 
-use base::Medium;
-use host::holders::Extents;
+use host::holders::{Extents, MediumExtent, MediumId};
 use host::machine::Machine;
 
+use crate::open::Opened;
 use crate::uri::Uri;
 
 /// What a device is.
@@ -37,13 +38,14 @@ pub struct DeviceIdentity {
 /// A device that stands on no other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Leaf {
-    /// A file or a block device of this machine.
-    Local(String, Extents),
-    /// What the device says it is.
-    Told(String),
+    /// A file, a block device of this machine, or a namespace with a world-wide name.
+    Known(String, Extents),
     /// A name of which nothing more is known.
     Name(String),
 }
+
+/// World-wide names of devices that are open, by their URIs.
+type Names = [(Uri, String)];
 
 /// Kinds whose blocks nobody else can reach.
 const PRIVATE: [&str; 3] = ["ram", "null", "model"];
@@ -53,23 +55,23 @@ const TRANSPARENT: [&str; 2] = ["delay", "fault"];
 impl DeviceIdentity {
     /// As far as it can be known without opening the device. What is looked at are files of the kernel.
     pub fn of_uri(uri: &Uri) -> Self {
-        Self::look(&Machine::this(), uri, None)
+        Self::look(&Machine::this(), uri, &[])
     }
 
     /// That of a device that is open.
-    pub fn of(uri: &Uri, medium: &dyn Medium) -> Self {
-        Self::look(&Machine::this(), uri, medium.identity())
+    pub fn of_opened(uri: &Uri, opened: &Opened) -> Self {
+        Self::with_names(uri, &opened.identities)
     }
 
-    fn look(machine: &Machine, uri: &Uri, told: Option<String>) -> Self {
+    /// That of a device that stands on some that are open: their [`Opened::identities`].
+    pub fn with_names(uri: &Uri, names: &[(Uri, String)]) -> Self {
+        Self::look(&Machine::this(), uri, names)
+    }
+
+    fn look(machine: &Machine, uri: &Uri, names: &Names) -> Self {
         let mut leaves = Vec::new();
-        let known = known(machine, uri.clone(), &mut leaves);
-        match told {
-            Some(told) if uri.children().is_empty() => {
-                Self { key: told.clone(), leaves: vec![Leaf::Told(told)] }
-            }
-            _ => Self { key: known.to_string(), leaves },
-        }
+        let key = known(machine, uri.clone(), names, &mut leaves).to_string();
+        Self { key, leaves }
     }
 
     /// What two devices have in common that are the same, and no others: for records, and to be compared by
@@ -98,45 +100,56 @@ impl DeviceIdentity {
 impl Leaf {
     fn name(&self) -> &str {
         match self {
-            Self::Local(name, _) | Self::Told(name) | Self::Name(name) => name,
+            Self::Known(name, _) | Self::Name(name) => name,
         }
     }
 
     fn meets(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Local(_, one), Self::Local(_, two)) => one.shared_with(two).is_some(),
-            (Self::Told(one), Self::Told(two)) | (Self::Name(one), Self::Name(two)) => one == two,
+            (Self::Known(_, one), Self::Known(_, two)) => one.shared_with(two).is_some(),
+            (Self::Name(one), Self::Name(two)) => one == two,
             _ => false,
         }
     }
 }
 
 /// The URI with what each device is in place of its name, and those that stand on no other.
-fn known(machine: &Machine, uri: Uri, leaves: &mut Vec<Leaf>) -> Uri {
+fn known(machine: &Machine, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> Uri {
     let scheme = uri.scheme();
     if scheme == "file" {
         return file(machine, &uri, leaves);
     }
     if uri.children().is_empty() {
+        if let Some((_, name)) = names.iter().find(|(named, _)| *named == uri) {
+            return named(&uri, name, leaves);
+        }
         if !PRIVATE.contains(&scheme) {
             leaves.push(Leaf::Name(uri.to_string()));
         }
         return uri;
     }
     if let ([below], true) = (uri.children(), TRANSPARENT.contains(&scheme)) {
-        return known(machine, below.clone(), leaves);
+        return known(machine, below.clone(), names, leaves);
     }
     if scheme == "volume"
         && let [below] = uri.children()
     {
         // Two volumes of one pool have no block in common; how much memory its metadata have does not
         // matter.
-        let known = Uri::on("volume", known(machine, below.clone(), &mut Vec::new()), uri.path());
+        let below = known(machine, below.clone(), names, &mut Vec::new());
+        let known = Uri::on("volume", below, uri.path());
         leaves.push(Leaf::Name(known.to_string()));
         return known;
     }
-    let Ok(known) = uri.try_over(|below| Ok::<_, Infallible>(known(machine, below, leaves)));
+    let Ok(known) = uri.try_over(|below| Ok::<_, Infallible>(known(machine, below, names, leaves)));
     known
+}
+
+/// A device with a world-wide name, all of it.
+fn named(uri: &Uri, name: &str, leaves: &mut Vec<Leaf>) -> Uri {
+    let whole = MediumExtent { medium: MediumId::Named(name.to_owned()), bytes: 0..u64::MAX };
+    leaves.push(Leaf::Known(uri.to_string(), Extents { own: Some(whole), below: Vec::new() }));
+    Uri::new("medium", name)
 }
 
 fn file(machine: &Machine, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
@@ -153,7 +166,7 @@ fn file(machine: &Machine, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
         false => format!(", bytes {} to {}", own.bytes.start, own.bytes.end),
     };
     let known = Uri::new("medium", format!("{}{part}", own.medium));
-    leaves.push(Leaf::Local(uri.path().to_owned(), extents));
+    leaves.push(Leaf::Known(uri.path().to_owned(), extents));
     known
 }
 
@@ -165,6 +178,8 @@ impl fmt::Display for DeviceIdentity {
 
 #[cfg(test)]
 mod tests {
+    use host::machine::Machine;
+
     use super::DeviceIdentity;
 
     fn of(uri: &str) -> DeviceIdentity {
@@ -202,6 +217,23 @@ mod tests {
         let inner = |name: &str, more: &str| of(&format!("volume:[file:{link}]/{name}{more}"));
         assert!(inner("x", "?cache=1m").is_same(&inner("x", "")));
         assert!(inner("x", "").overlap(&inner("y", "")).is_none(), "two volumes of one pool");
+    }
+
+    #[test]
+    fn a_namespace_is_one_device_by_every_uri_that_leads_to_it() {
+        let [one, two] = ["tcp://127.0.0.1:4420/nqn", "tcp://localhost:4420/nqn?ns=1"];
+        let opened = |uri: &str, names: &[(&str, &str)]| {
+            let names: Vec<_> =
+                names.iter().map(|(uri, name)| (uri.parse().unwrap(), (*name).into())).collect();
+            DeviceIdentity::look(&Machine::this(), &uri.parse().unwrap(), &names)
+        };
+        let first = opened(one, &[(one, "uuid.1")]);
+        assert!(first.is_same(&opened(two, &[(two, "uuid.1")])));
+        assert!(!first.is_same(&opened(two, &[(two, "uuid.2")])));
+        let striped = format!("stripe:[{two}],[ram:1m]");
+        let shared = opened(&striped, &[(two, "uuid.1")]).overlap(&first);
+        assert_eq!(shared, Some(format!("{two} and {one}")));
+        assert!(opened(&striped, &[(two, "uuid.2")]).overlap(&first).is_none());
     }
 
     #[test]

@@ -56,6 +56,9 @@ pub struct Opened {
     pub existing: Vec<Existing>,
     /// What can be changed about it, and about what it stands on, while it is open.
     pub handles: Vec<Handle>,
+    /// The names by which devices are known that this one stands on, or is: those with a
+    /// [`Medium::identity`], by their URIs.
+    pub identities: Vec<(Uri, String)>,
 }
 
 /// A hand on an open device that can be changed while it is in use.
@@ -117,6 +120,16 @@ impl Opener<'_> {
     /// If there is no such kind, the name says what the kind does not know, or the device cannot be
     /// had.
     pub fn open(&self, uri: &Uri) -> Result<Opened, MediumError> {
+        let mut opened = self.open_kind(uri)?;
+        if uri.children().is_empty()
+            && let Some(name) = opened.medium.identity()
+        {
+            opened.identities.push((uri.clone(), name));
+        }
+        Ok(opened)
+    }
+
+    fn open_kind(&self, uri: &Uri) -> Result<Opened, MediumError> {
         let scheme = uri.scheme();
         if let Some((_, kind)) = self.more.iter().find(|(name, _)| *name == scheme) {
             return kind.open(self, uri);
@@ -140,8 +153,8 @@ impl Opener<'_> {
 impl Opened {
     /// A medium that was made just now, with nothing on it that could be lost.
     pub fn fresh(medium: Arc<dyn Medium>, description: impl Into<String>) -> Self {
-        let (existing, handles) = (Vec::new(), Vec::new());
-        Self { medium, description: description.into(), existing, handles }
+        let (existing, handles, identities) = (Vec::new(), Vec::new(), Vec::new());
+        Self { medium, description: description.into(), existing, handles, identities }
     }
 
     /// What stands on this: another medium, with all that is known of what lies below.

@@ -19,6 +19,9 @@
 //!   refused. A leg that may be ahead of all others must be there, unless the operator accepts that
 //!   what it holds is lost; then all others record that it is stale before anything is served.
 //!
+//! - Whoever has it open is named in the superblocks, and looks whether it still is before it writes the next
+//!   ones: see [fence].
+//!
 //! Writes of the same block that are under way at the same time may leave the legs different, one
 //! write on each: whoever sends them has to send one after the other, as file systems do.
 
@@ -29,6 +32,7 @@ mod claim;
 mod commit;
 mod copy;
 mod events;
+pub(crate) mod fence;
 mod make;
 mod members;
 mod meta;
@@ -39,6 +43,7 @@ mod raw;
 mod shared;
 mod show;
 pub mod superblock;
+mod takeover;
 mod tend;
 mod work;
 
@@ -52,8 +57,9 @@ use dma::Regions;
 
 use self::assemble::assemble;
 use self::channel::MirrorChannel;
-use self::claim::claim;
+use self::claim::Claim;
 pub use self::events::{MirrorCounters, MirrorEvent, MirrorNews, hear_of_mirrors};
+pub use self::fence::Ownership;
 use self::make::check_leg;
 pub use self::make::create;
 pub use self::members::{Consent, add, remove, replace};
@@ -66,6 +72,8 @@ use self::shared::{Shared, superblock_bytes};
 use self::show::describe;
 pub use self::show::{Report, share_of, show};
 use self::superblock::Shape;
+pub use self::takeover::take_over;
+use crate::backend::owned;
 use crate::open::{Handle, Opened, Opener};
 use crate::uri::Uri;
 use crate::{Existing, MediumError};
@@ -77,7 +85,7 @@ pub struct Mirror {
     /// What the device of each leg is called.
     names: Arc<[Option<String>]>,
     /// What looks after it while nobody does I/O, if it was opened by its URI.
-    owner: Option<Owner>,
+    owner: Option<Arc<Owner>>,
 }
 
 /// A device that is, or is to become, a leg.
@@ -87,6 +95,15 @@ pub struct Leg {
     pub name: String,
     /// The device, or why it cannot be had.
     pub medium: Result<Arc<dyn Medium>, String>,
+}
+
+/// The devices of a mirror that are open, and what is known of them.
+#[derive(Default)]
+struct OpenLegs {
+    legs: Vec<Leg>,
+    existing: Vec<Existing>,
+    handles: Vec<Handle>,
+    identities: Vec<(Uri, String)>,
 }
 
 /// Bytes that the background copies at once, as far as the legs take so many.
@@ -107,16 +124,18 @@ const OPERATIONS: [Operation; 7] = [
 /// Opens `mirror:[URI],[URI]?resync=100m&degraded=no`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
     let options = parse(uri)?;
-    let (legs, existing, handles) = open_legs(opener, uri.children());
+    let OpenLegs { legs, existing, handles, identities } = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
     let refuse = |problem| MediumError::from(uri.refuse(problem));
     let mut mirror = Mirror::open(opener.regions, &legs, &options, &mut now).map_err(refuse)?;
     let names = &mirror.names;
-    mirror.owner =
-        Owner::start(&mirror.shared, uri.to_string(), names, opener.clock).map_err(refuse)?;
+    mirror.owner = Owner::start(&mirror.shared, uri.to_string(), names, opener.clock)
+        .map_err(refuse)?
+        .map(Arc::new);
     let description = mirror.description.clone();
     let handle = Handle::Mirror { uri: uri.to_string(), handle: mirror.handle() };
-    Ok(Opened { medium: Arc::new(mirror), description, existing, handles }.with(handle))
+    let medium = Arc::new(mirror);
+    Ok(Opened { medium, description, existing, handles, identities }.with(handle))
 }
 
 fn parse(uri: &Uri) -> Result<MirrorOptions, MediumError> {
@@ -135,18 +154,19 @@ fn parse(uri: &Uri) -> Result<MirrorOptions, MediumError> {
 }
 
 /// Opens every leg that can be opened.
-fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> (Vec<Leg>, Vec<Existing>, Vec<Handle>) {
-    let (mut existing, mut handles) = (Vec::new(), Vec::new());
-    let legs = uris.iter().map(|uri| {
+fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> OpenLegs {
+    let mut open = OpenLegs::default();
+    for uri in uris {
         let opened = opener.open(uri).map_err(|error| error.to_string());
         let medium = opened.map(|opened| {
-            existing.extend(opened.existing);
-            handles.extend(opened.handles);
+            open.existing.extend(opened.existing);
+            open.handles.extend(opened.handles);
+            open.identities.extend(opened.identities);
             opened.medium
         });
-        Leg { name: uri.to_string(), medium }
-    });
-    (legs.collect(), existing, handles)
+        open.legs.push(Leg { name: uri.to_string(), medium });
+    }
+    open
 }
 
 impl Mirror {
@@ -157,7 +177,7 @@ impl Mirror {
     /// # Errors
     ///
     /// If these are not the legs of one mirror, contradict each other, none is in sync, or one is
-    /// absent that may hold newer blocks and `options` do not accept that.
+    /// absent that may hold newer blocks and `options` do not accept that; or if somebody else has it open.
     pub fn open(
         regions: &Regions,
         legs: &[Leg],
@@ -165,10 +185,14 @@ impl Mirror {
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, String> {
         let candidates = look(regions, legs, now)?;
+        let opener = options.opener.map_or_else(owned::Opener::draw, owned::Opener::of);
+        let is_forced = options.force || options.bugs.ignores_fence;
+        let former = fence::admit(&candidates, options.opener, is_forced)?;
         let mut assembly = assemble(&candidates, options.start())?;
         let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
         there.into_iter().try_for_each(|leg| check_leg(leg, &assembly.shape))?;
-        claim(regions, legs, &mut assembly, now)?;
+        let claim = Claim { regions, legs, is_forced: is_forced && former.is_some() };
+        claim.claim(&mut assembly, opener.owner(), now)?;
         let description = describe(&assembly, &candidates);
         let media: Box<[Option<Arc<dyn Medium>>]> = assembly.places[..usize::from(assembly.legs)]
             .iter()
@@ -182,7 +206,7 @@ impl Mirror {
             .max(2 * superblock_bytes(limits.block_size));
         let chunk_blocks = (chunk_bytes / limits.block_size).min(limits.request_blocks_max);
         let meta = Meta::new(&assembly, options, chunk_blocks);
-        let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, meta);
+        let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, (meta, opener));
         Ok(Self { shared: Arc::new(shared), description, names, owner: None })
     }
 
@@ -224,7 +248,9 @@ impl Medium for Mirror {
     }
 
     fn channel(&self) -> Result<Box<dyn Backend>, String> {
-        Ok(Box::new(MirrorChannel::open(&self.shared)?))
+        let mut channel = MirrorChannel::open(&self.shared)?;
+        channel.owner.clone_from(&self.owner);
+        Ok(Box::new(channel))
     }
 
     fn channels_max(&self) -> u32 {
@@ -235,8 +261,8 @@ impl Medium for Mirror {
 
     fn extent(&self, lba: u64) -> Result<base::Extent, String> {
         let masks = self.shared.masks();
-        let leg = self.shared.media[masks.source().trailing_zeros() as usize].as_ref();
-        let leg = leg.ok_or("no leg of the mirror is there")?;
+        let leg = self.shared.media.get(masks.source().trailing_zeros() as usize);
+        let leg = leg.and_then(Option::as_ref).ok_or("no leg of the mirror is there")?;
         let shape = &self.shared.shape;
         let left = shape.block_count.saturating_sub(lba);
         let extent = leg.extent(lba + shape.first)?;

@@ -28,7 +28,6 @@ mod left;
 mod make;
 mod once;
 mod outside;
-mod owned;
 mod owner;
 mod pace;
 mod place;
@@ -80,6 +79,7 @@ use self::ground::Ground;
 use self::outside::Outside;
 use self::owner::Owner;
 use self::shared::{Desk, Note, Shared, State};
+use crate::backend::owned;
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
 use crate::{Existing, MediumError};
@@ -180,11 +180,14 @@ fn open_volume(
     let mut found = format!("{} of {size} bytes written", info.mapped * u64::from(PAGE_BYTES));
     let handles = ground.members.iter().flat_map(|member| &member.opened.handles);
     let mut handles: Vec<_> = handles.cloned().collect();
+    let identities = ground.members.iter().flat_map(|member| &member.opened.identities);
+    let mut identities: Vec<_> = identities.cloned().collect();
     drop(ground);
     if let Some(parent) = &parent {
         description += &format!("; the rest is read from {}", parent.opened.description);
         found += &format!(", and the rest a clone of {}", parent.uri);
         handles.extend_from_slice(&parent.opened.handles);
+        identities.extend_from_slice(&parent.opened.identities);
     }
     let is_anything = info.mapped > 0 || parent.is_some();
     let existing = is_anything.then(|| Existing { name: uri.to_string(), found, path: None });
@@ -197,7 +200,7 @@ fn open_volume(
     }
     let medium = medium.for_others();
     let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
-    Ok(Opened { medium: Arc::new(medium), description, existing, handles })
+    Ok(Opened { medium: Arc::new(medium), description, existing, handles, identities })
 }
 
 impl OpenStore {
@@ -222,7 +225,7 @@ impl OpenStore {
         let owns = owned::Opener::draw();
         let me = Some(owns.owner());
         let mut opened = make::look(opener, place, &*ground.medium, &ground.shape, me)?;
-        let claim = owned::claim(place, &opened.store);
+        let claim = place.claim(&opened.store);
         opened.store.claim_as(claim);
         ground.open_others(opener, place, &opened.store, false)?;
         let shape = ground.shape;

@@ -62,6 +62,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
     for leg in legs {
         opened.existing.extend(leg.existing);
         opened.handles.extend(leg.handles);
+        opened.identities.extend(leg.identities);
     }
     Ok(opened)
 }

@@ -16,7 +16,11 @@ const WRITES_LOST: EventKind = kind(
     "no leg of a mirror can vouch for writes that were completed and not flushed",
 );
 
-pub(super) const EVENTS: &[EventKind] = &[DEGRADED, LOST, RETURNED, IN_SYNC, WRITES_LOST];
+const TAKEN_OVER: EventKind =
+    kind("mirror-taken-over", "another process has a mirror, which is not used here any more");
+
+pub(super) const EVENTS: &[EventKind] =
+    &[DEGRADED, LOST, RETURNED, IN_SYNC, WRITES_LOST, TAKEN_OVER];
 
 const fn kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
@@ -31,6 +35,7 @@ impl Announcer {
             MirrorEvent::LegReturned { .. } => RETURNED,
             MirrorEvent::LegInSync { .. } => IN_SYNC,
             MirrorEvent::WritesLost => WRITES_LOST,
+            MirrorEvent::TakenOver { .. } => TAKEN_OVER,
         };
         let about = json!({
             "device": news.device,

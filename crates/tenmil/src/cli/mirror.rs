@@ -37,6 +37,8 @@ enum Command {
     Replace(ReplaceArguments),
     /// Take a leg out of a mirror of three or more that nobody has open.
     Remove(RemoveArguments),
+    /// Take a mirror from a process that had it open for writing and is gone.
+    Takeover(TakeoverArguments),
 }
 
 #[derive(Debug, Args)]
@@ -114,6 +116,17 @@ struct RemoveArguments {
     yes: bool,
 }
 
+#[derive(Debug, Args)]
+struct TakeoverArguments {
+    /// The mirror, with all legs that are there
+    #[arg(value_name = "URI")]
+    uri: Uri,
+
+    /// Take it although nobody here can tell whether its owner is gone: data are lost if it is not
+    #[arg(long)]
+    force: bool,
+}
+
 const EXAMPLES: &str = "\
 Examples:
   tenmil mirror create 'file:/mnt/a/disk?size=1g' 'file:/mnt/b/disk?size=1g'
@@ -121,6 +134,7 @@ Examples:
   tenmil mirror add 'mirror:[file:/mnt/a/disk],[file:/mnt/b/disk]' 'file:/mnt/c/disk?size=1g'
   tenmil mirror replace 'mirror:[file:/mnt/a/disk],[file:/mnt/c/disk]' 1 'file:/mnt/d/disk?size=1g'
   tenmil mirror remove --yes 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk],[file:/mnt/c/disk]' 2
+  tenmil mirror takeover --force 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'
   tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'";
 
 /// Devices stand on others, and each takes a place or two in the table of memory.
@@ -158,6 +172,12 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
         Command::Remove(it) => {
             let mut ask = |question: &str| consent(it.yes, question);
             mirror::remove(&opener, &it.uri, &it.old, &mut ask)? + "\n"
+        }
+        Command::Takeover(TakeoverArguments { uri, force }) => {
+            match mirror::take_over(&opener, uri, *force)? {
+                Some(former) => format!("{uri} is taken over from {former}\n"),
+                None => format!("nobody has {uri} open for writing\n"),
+            }
         }
     };
     write_out(out, &text)?;
@@ -218,6 +238,9 @@ fn as_text(report: &Report) -> String {
                 let (generation, sequence) = (leg.generation, leg.sequence);
                 let _ = writeln!(text, "  generation {generation}, written {sequence} times");
                 let _ = writeln!(text, "  calls in sync: {}", numbers(leg.in_sync));
+                if let Some(owner) = leg.owner.owner() {
+                    let _ = writeln!(text, "  open for writing by: {owner}");
+                }
                 let (dirty, regions) = (leg.dirty.count(), leg.shape.regions());
                 let share = mirror::share_of(dirty, regions);
                 let _ = writeln!(text, "  dirty: {dirty} of {regions} regions, {share}");

@@ -2,6 +2,7 @@
 
 use super::bits::Bits;
 use super::commit::legs_of;
+use super::fence::Ownership;
 use super::meta::Sequence;
 use super::superblock::{LEGS_MAX, NoSuperblock, Shape, Superblock, uuid_text};
 
@@ -52,6 +53,10 @@ pub(super) struct Assembly {
     pub(super) known: [u64; LEGS_MAX],
     /// Regions in which legs may differ, as any of them says.
     pub dirty: Bits,
+    /// Who has it open for writing, as the legs say; once it is claimed, who claimed it.
+    pub(super) owner: Ownership,
+    /// The first superblock of each leg that the one who claimed it wrote.
+    pub(super) first: [u64; LEGS_MAX],
 }
 
 const REMEDY: &str = "a mirror is made by `tenmil mirror create --overwrite URI URI`, which \
@@ -117,6 +122,8 @@ pub(super) fn assemble(candidates: &[Candidate], start: Start) -> Result<Assembl
         fresh: 0,
         dirty: Bits::new(newest.shape.regions()),
         known: newest.known,
+        owner: newest.owner,
+        first: [0; LEGS_MAX],
     };
     for (_, leg) in legs.iter().flatten() {
         assembly.add(leg);
@@ -142,6 +149,7 @@ impl Assembly {
         self.generation = self.generation.max(leg.generation);
         self.known[usize::from(leg.leg)] = leg.generation;
         self.dirty.add(&leg.dirty);
+        self.owner.epoch = self.owner.epoch.max(leg.owner.epoch);
         self.fresh |= leg.fresh & !self.in_sync;
         if self.in_sync & (1 << leg.leg) != 0 {
             self.claimed |= leg.in_sync;
@@ -288,6 +296,7 @@ fn none_in_sync(candidates: &[Candidate]) -> String {
 mod tests {
     use super::{Assembly, Candidate, Found, Start, assemble};
     use crate::backend::mirror::bits::Bits;
+    use crate::backend::mirror::fence::Ownership;
     use crate::backend::mirror::superblock::{LEGS_MAX, NoSuperblock, Shape, Superblock};
 
     fn leg(index: u8, generation: u64, in_sync: u8) -> Superblock {
@@ -308,6 +317,7 @@ mod tests {
             gone,
             fresh,
             known,
+            owner: Ownership::NONE,
             dirty,
         }
     }

@@ -16,6 +16,7 @@ use self::background::Background;
 use self::legs::{Legs, Place};
 use self::tally::Tally;
 use super::meta::{Admission, Member, Verdict};
+use super::owner::Owner;
 use super::shared::{Load, Masks, Own, Shared};
 use super::work::{Stage, Work, is_loss, is_the_callers};
 use crate::backend::range::check;
@@ -49,7 +50,12 @@ pub(super) struct MirrorChannel {
     below: Answers,
     /// Rung by a channel that closes: what it would have done for the mirror, another has to do.
     bell: EventVectors,
+    /// Gives the mirror up after the last channel. Dropped last.
+    pub(super) owner: Option<Arc<Owner>>,
 }
+
+/// Reservation Conflict (Base 2.1, generic status 83h): somebody else has the mirror.
+const RESERVATION_CONFLICT: Outcome = Outcome(0x83);
 
 impl MirrorChannel {
     pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, String> {
@@ -81,6 +87,7 @@ impl MirrorChannel {
             below: Answers::with_capacity(depth as usize + 32),
             shared: Arc::clone(shared),
             limits,
+            owner: None,
         })
     }
 
@@ -147,6 +154,11 @@ impl MirrorChannel {
                 }
                 self.waiting.push(slot);
             }
+            Admission::Refused => {
+                work.stage = Stage::Admitted;
+                drop(meta);
+                return self.end(slot, RESERVATION_CONFLICT);
+            }
         }
         self.look_after(&mut meta);
     }
@@ -159,11 +171,12 @@ impl MirrorChannel {
 
     /// Sends a write or a flush to all legs.
     fn write(&mut self, slot: u32, stage: Stage) {
+        let nobody = self.without_legs();
         let work = &mut self.works[slot as usize];
         let missing = self.legs.send_to(self.masks.write, Place::Work(slot), &work.request);
         (work.stage, work.awaited, work.failed) = (stage, self.masks.write & !missing, missing);
         if work.awaited == 0 {
-            work.outcome = Outcome::PATH_ERROR;
+            work.outcome = nobody;
             self.stillborn.push(slot);
         }
     }
@@ -175,7 +188,7 @@ impl MirrorChannel {
             // If the source cannot, all have to turn to the same one again.
             from &= from.wrapping_neg();
         }
-        let leg = self.legs.idlest(from);
+        let (leg, nobody) = (self.legs.idlest(from), self.without_legs());
         let missing = self.legs.send_to(leg, Place::Work(slot), &request);
         let work = &mut self.works[slot as usize];
         work.awaited = leg;
@@ -185,9 +198,25 @@ impl MirrorChannel {
         if leg == 0 || missing != 0 {
             work.failed |= leg;
             if work.outcome.is_success() {
-                work.outcome = Outcome::PATH_ERROR;
+                work.outcome = nobody;
             }
             self.end_read(slot);
+        }
+    }
+
+    /// What a request is answered with that no leg can be sent.
+    const fn without_legs(&self) -> Outcome {
+        match self.masks.read {
+            0 => RESERVATION_CONFLICT,
+            _ => Outcome::PATH_ERROR,
+        }
+    }
+
+    /// What a write is answered with of which no leg can record what it needs.
+    const fn without_record(&self) -> Outcome {
+        match self.masks.read {
+            0 => RESERVATION_CONFLICT,
+            _ => Outcome::WRITE_FAULT,
         }
     }
 
@@ -239,7 +268,9 @@ impl MirrorChannel {
         }
         let is_final = is_the_callers(work.outcome) || work.outcome == Outcome::COMPARE_FAILURE;
         if is_final || self.masks.read & !work.failed == 0 {
-            return self.end(slot, work.outcome);
+            // What was read from a leg that is somebody else's by now may be anything.
+            let is_void = work.outcome.is_success();
+            return self.end(slot, if is_void { self.without_legs() } else { work.outcome });
         }
         let Request { lba, blocks, .. } = work.request;
         let source_failed = work.failed & self.masks.source() != 0;
@@ -305,9 +336,9 @@ impl MirrorChannel {
                     meta.suspect(&shared, lba, blocks.into());
                 }
                 drop(meta);
-                let outcome =
-                    if work.outcome.is_success() { Outcome::WRITE_FAULT } else { work.outcome };
-                return self.end(slot, outcome);
+                self.masks = shared.masks();
+                let is_done = work.outcome.is_success();
+                return self.end(slot, if is_done { self.without_record() } else { work.outcome });
             }
             Verdict::Wait => {}
         }
@@ -387,7 +418,7 @@ impl MirrorChannel {
         for slot in std::mem::take(&mut self.waiting) {
             let Work { stage, failures, outcome, .. } = self.works[slot as usize];
             if self.shared.lock().failures != failures {
-                let outcome = if outcome.is_success() { Outcome::WRITE_FAULT } else { outcome };
+                let outcome = if outcome.is_success() { self.without_record() } else { outcome };
                 self.end(slot, outcome);
             } else if stage == Stage::Admitted {
                 self.ask(slot);

@@ -3,12 +3,13 @@
 use super::events::MirrorEvent;
 use super::meta::{Commit, Meta};
 use super::shared::Shared;
-use super::superblock::{LEGS_MAX, Superblock};
+use super::superblock::{LEGS_MAX, Said, Superblock};
 
 impl Meta {
     /// Whether superblocks are to be written now.
     pub(super) fn needs_commit(&self) -> bool {
-        self.commit.is_none() && self.wanted != self.settled && !self.stalled
+        let is_free = self.commit.is_none() && self.fence.is_open();
+        is_free && self.wanted != self.settled && !self.stalled
     }
 
     /// Begins to write superblocks that say what is known now, and returns what they are. Until
@@ -24,7 +25,7 @@ impl Meta {
         self.dirty.subtract(&self.clearing);
         self.clearing.clear_all();
         self.durable.keep(&self.dirty);
-        let targets = self.in_sync | self.returning | self.joining;
+        let targets = self.commit_targets();
         self.commit = Some(Commit {
             version: self.wanted,
             generation: self.generation,
@@ -38,19 +39,13 @@ impl Meta {
     }
 
     fn superblock(&mut self, leg: u8, in_sync: u8) -> Superblock {
-        Superblock {
-            uuid: self.uuid,
-            sequence: self.sequences[usize::from(leg)].draw(),
-            generation: self.generation,
-            leg,
-            legs: self.legs,
-            shape: self.shape,
-            in_sync,
-            gone: self.gone,
-            fresh: self.fresh & !in_sync,
-            known: self.known,
-            dirty: self.dirty.clone(),
-        }
+        let sequence = self.sequences[usize::from(leg)].draw();
+        let Self { uuid, generation, legs, shape, gone, fresh, known, .. } = *self;
+        let owner = self.fence.writes;
+        let dirty = &self.dirty;
+        let said =
+            Said { uuid, generation, legs, shape, in_sync, gone, fresh, known, owner, dirty };
+        said.on(leg, sequence)
     }
 
     /// The superblocks have been written, except on legs that `failed`.

@@ -45,6 +45,11 @@ pub enum MirrorEvent {
     },
     /// No leg can vouch for writes that were completed and not flushed; flushes fail.
     WritesLost,
+    /// Another process has the mirror by now: it is not used here any more.
+    TakenOver {
+        /// Who, if that is known.
+        by: Option<volume::Owner>,
+    },
 }
 
 /// How often what has happened since a mirror was opened.
@@ -88,7 +93,7 @@ impl Unannounced {
         let MirrorCounters { legs_lost, legs_returned, legs_resynchronized, writes_lost } =
             &mut self.counters;
         match event {
-            MirrorEvent::Degraded { .. } => {}
+            MirrorEvent::Degraded { .. } | MirrorEvent::TakenOver { .. } => {}
             MirrorEvent::LegLost { .. } => *legs_lost += 1,
             MirrorEvent::LegReturned { .. } => *legs_returned += 1,
             MirrorEvent::LegInSync { .. } => *legs_resynchronized += 1,
@@ -117,7 +122,7 @@ impl MirrorEvent {
             | Self::LegLost { leg }
             | Self::LegReturned { leg }
             | Self::LegInSync { leg } => Some(leg),
-            Self::WritesLost => None,
+            Self::WritesLost | Self::TakenOver { .. } => None,
         }
     }
 }
@@ -144,6 +149,10 @@ impl fmt::Display for MirrorNews {
             MirrorEvent::LegInSync { .. } => write!(out, "is in sync again")?,
             MirrorEvent::WritesLost => {
                 write!(out, "completed writes that were not flushed may be lost on every leg")?;
+            }
+            MirrorEvent::TakenOver { by } => {
+                let by = by.map_or("somebody else".to_owned(), |by| by.to_string());
+                return write!(out, "taken over by {by}: it is not used here any more");
             }
         }
         let health = if legs_in_sync < legs { "degraded" } else { "healthy" };

@@ -8,9 +8,10 @@ use host::machine::Machine;
 
 use super::assemble::Found;
 use super::bits::Bits;
+use super::fence::{Ownership, admit};
 use super::shared::superblock_bytes;
 use super::superblock::{LEGS_MAX, Shape, Superblock, uuid_text};
-use super::{Leg, open_legs, raw};
+use super::{Leg, OpenLegs, open_legs, raw};
 use crate::identity::DeviceIdentity;
 use crate::open::Opener;
 use crate::uri::Uri;
@@ -28,14 +29,18 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
         let count = uris.len();
         return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));
     }
-    are_different_names(uris).map_err(refuse)?;
-    let (legs, existing, _) = open_legs(opener, uris);
+    are_different_names(uris, &[]).map_err(refuse)?;
+    let OpenLegs { legs, existing, identities, .. } = open_legs(opener, uris);
+    are_different_names(uris, &identities).map_err(refuse)?;
     if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
         return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
     }
     guard::allow("mirror create", &existing, overwrite, &Machine::this())?;
     let uuid = u128::from(host::random_seed()) << 64 | u128::from(host::random_seed());
     let mut now = || opener.clock.now();
+    // What is destroyed on purpose may still be in use.
+    let found = raw::look(opener.regions, &legs, &mut now).map_err(refuse)?;
+    admit(&found, None, false).map_err(refuse)?;
     format(opener.regions, &legs, uuid, &mut now).map_err(refuse)
 }
 
@@ -85,6 +90,7 @@ pub(super) fn format(
                 gone,
                 fresh,
                 known,
+                owner: Ownership::NONE,
                 dirty,
             };
             raw.write(&superblock, now).map_err(|problem| format!("{name}: {problem}"))?;
@@ -97,9 +103,10 @@ pub(super) fn format(
     Ok(format!("mirror {uuid}: {count} legs, {size} bytes, {copied} of {regions} regions to copy"))
 }
 
-/// Refuses names of which two lead to the same blocks.
-fn are_different_names(uris: &[Uri]) -> Result<(), String> {
-    let devices: Vec<DeviceIdentity> = uris.iter().map(DeviceIdentity::of_uri).collect();
+/// Refuses names of which two lead to the same blocks. Of devices that are open `identities` are known.
+fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(), String> {
+    let device = |uri| DeviceIdentity::with_names(uri, identities);
+    let devices: Vec<DeviceIdentity> = uris.iter().map(device).collect();
     for (twice, uri) in uris.iter().enumerate() {
         for first in 0..twice {
             let is_same = *uri == uris[first];

@@ -18,10 +18,11 @@ use host::machine::Machine;
 use super::assemble::{Assembly, Candidate, Found, Start, assemble};
 use super::bits::Bits;
 use super::commit::legs_of;
+use super::fence::{Ownership, admit};
 use super::make::check_leg;
 use super::raw::{self, Raw, look};
 use super::superblock::{LEGS_MAX, Superblock, uuid_text};
-use super::{Leg, open_legs, parse};
+use super::{Leg, OpenLegs, open_legs, parse};
 use crate::identity::DeviceIdentity;
 use crate::open::Opener;
 use crate::uri::Uri;
@@ -33,6 +34,8 @@ pub(super) struct Members<'a> {
     room: Region,
     legs: &'a [Leg],
     assembly: Assembly,
+    /// The world-wide names of the legs' devices, as far as they have some.
+    identities: &'a [(Uri, String)],
 }
 
 /// What the superblocks are to say from now on.
@@ -60,7 +63,7 @@ pub fn add(
 ) -> Result<String, MediumError> {
     let doing = format!("add {new}");
     with_members(opener, uri, &doing, |members, now| {
-        let leg = fresh(opener, uri, new, overwrite, now)?;
+        let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, None, now).map_err(caller)?;
         members.add(&leg, now).map_err(caller)
     })
@@ -88,7 +91,7 @@ pub fn replace(
     with_members(opener, uri, &doing, |members, now| {
         let number = members.number(old).map_err(caller)?;
         members.change(number).map_err(caller)?;
-        let leg = fresh(opener, uri, new, overwrite, now)?;
+        let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, Some(number), now).map_err(caller)?;
         consent(&format!("{} is replaced by {new}", members.described(number)))?;
         members.replace(number, &leg, now).map_err(caller)
@@ -127,9 +130,11 @@ fn with_members(
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
     }
     let options = parse(uri)?;
-    let (legs, ..) = open_legs(opener, uri.children());
+    let OpenLegs { legs, identities, .. } = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
-    let members = Members::of(opener.regions, &legs, options.start(), &mut now).map_err(caller);
+    let members = Members::of(opener.regions, &legs, options.start(), &mut now);
+    let members = members.map(|members| Members { identities: &identities, ..members });
+    let members = members.map_err(caller);
     members
         .and_then(|mut members| change(&mut members, &mut now))
         .map_err(|error| error.during(format_args!("{uri}: {doing}")))
@@ -143,20 +148,28 @@ fn caller(text: String) -> MediumError {
 /// A device that is to become a leg: not one already, and with nothing on it that could be lost.
 fn fresh(
     opener: &Opener<'_>,
-    mirror: &Uri,
+    (mirror, identities): (&Uri, &[(Uri, String)]),
     uri: &Uri,
     overwrite: bool,
     now: &mut dyn FnMut() -> Instant,
 ) -> Result<Leg, MediumError> {
-    let device = DeviceIdentity::of_uri(uri);
-    let taken = mirror.children().iter().find(|leg| DeviceIdentity::of_uri(leg).is_same(&device));
-    if mirror.children().contains(uri) || taken.is_some() {
-        return Err(caller(format!("{uri} is a leg already, expected another device")));
+    let is_taken = |device: &DeviceIdentity| {
+        let legs = mirror.children().iter();
+        let mut legs = legs.map(|leg| DeviceIdentity::with_names(leg, identities));
+        legs.any(|leg| leg.is_same(device))
+    };
+    let refused = || caller(format!("{uri} is a leg already, expected another device"));
+    if mirror.children().contains(uri) || is_taken(&DeviceIdentity::of_uri(uri)) {
+        return Err(refused());
     }
     let opened = opener.open(uri)?;
+    if is_taken(&DeviceIdentity::of_opened(uri, &opened)) {
+        return Err(refused());
+    }
     let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
     guard::allow("a new leg", &opened.existing, overwrite, &Machine::this())?;
     let found = look(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
+    admit(&found, None, false).map_err(caller)?;
     if let Some(Found::Leg(found)) = found.first().map(|candidate| &candidate.found)
         && !overwrite
     {
@@ -176,8 +189,9 @@ impl<'a> Members<'a> {
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, String> {
         let candidates: Vec<Candidate> = look(regions, legs, now)?;
+        admit(&candidates, None, false)?;
         let assembly = assemble(&candidates, start)?;
-        Ok(Self { regions, room: raw::room(regions)?, legs, assembly })
+        Ok(Self { regions, room: raw::room(regions)?, legs, assembly, identities: &[] })
     }
 
     /// The one leg with this number, or on this device.
@@ -209,7 +223,8 @@ impl<'a> Members<'a> {
     fn is_on(&self, leg: u8, name: &str) -> bool {
         let Some(found) = self.name_of(leg) else { return false };
         let same = |(one, other): (Uri, Uri)| {
-            DeviceIdentity::of_uri(&one).is_same(&DeviceIdentity::of_uri(&other))
+            let device = |uri| DeviceIdentity::with_names(uri, self.identities);
+            device(&one).is_same(&device(&other))
         };
         found == name || found.parse().ok().zip(name.parse().ok()).is_some_and(same)
     }
@@ -376,6 +391,7 @@ impl<'a> Members<'a> {
             gone,
             fresh,
             known,
+            owner: Ownership { epoch: self.assembly.owner.epoch, ..Ownership::NONE },
             dirty,
         }
     }

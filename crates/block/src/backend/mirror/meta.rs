@@ -8,6 +8,7 @@ use super::bits::Bits;
 use super::commit::legs_of;
 use super::copy::Copying;
 use super::events::{MirrorEvent, Unannounced};
+use super::fence::Fence;
 use super::options::{InjectedBugs, MirrorOptions};
 use super::shared::{Load, Masks, Seat, Shared};
 use super::superblock::{LEGS_MAX, Shape};
@@ -24,6 +25,8 @@ pub(super) struct Meta {
     /// The generation that each leg's superblock is known to have.
     pub(super) known: [u64; LEGS_MAX],
     pub(super) sequences: [Sequence; LEGS_MAX],
+    /// Who has the mirror open.
+    pub(super) fence: Fence,
 
     /// Legs that have a medium.
     pub(super) present: u8,
@@ -138,6 +141,8 @@ pub(super) enum Admission {
     Registered,
     /// Not before there is news.
     Wait,
+    /// It may not: somebody else has the mirror.
+    Refused,
 }
 
 /// How a write ended, legs and all.
@@ -180,6 +185,7 @@ impl Meta {
             gone: assembly.gone,
             generation: assembly.generation,
             sequences: assembly.sequences,
+            fence: Fence::new(assembly.owner, assembly.first, !options.bugs.ignores_fence),
             present: assembly.present(),
             in_sync: *in_sync,
             joining: 0,
@@ -277,6 +283,9 @@ impl Meta {
         slot: u32,
         (lba, blocks): (u64, u64),
     ) -> Admission {
+        if self.fence.is_lost() {
+            return Admission::Refused;
+        }
         let (first, count) = self.shape.regions_of(lba, blocks);
         let mut may_go = !self.is_locked(lba, blocks);
         for region in first..first + count {

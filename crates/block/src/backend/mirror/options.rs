@@ -13,6 +13,10 @@ pub struct MirrorOptions {
     /// Start although a leg is absent that may hold newer blocks: those are lost, and the leg is
     /// recorded as stale.
     pub degraded: bool,
+    /// Take the mirror from whoever has it open for writing.
+    pub force: bool,
+    /// Who opens it; this process if that is nobody.
+    pub opener: Option<volume::Owner>,
     /// Bugs that simulations inject.
     #[doc(hidden)]
     pub bugs: InjectedBugs,
@@ -28,6 +32,8 @@ pub struct InjectedBugs {
     pub starts_without_legs: bool,
     /// A leg that answers a flush with an error stays in sync if another leg has flushed.
     pub ignores_failed_flush: bool,
+    /// The mirror is opened whoever has it open, and superblocks are written without a look who has.
+    pub ignores_fence: bool,
 }
 
 /// Bytes per second that are copied, unless the name says otherwise.
@@ -40,6 +46,8 @@ impl Default for MirrorOptions {
         Self {
             resync: RESYNC_DEFAULT,
             degraded: false,
+            force: false,
+            opener: None,
             bugs: InjectedBugs::default(),
             clear_after: CLEAR_AFTER,
             probe_every: PROBE_EVERY,

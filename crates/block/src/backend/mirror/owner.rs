@@ -1,5 +1,6 @@
 //! The thread of an open mirror: it resynchronizes while nobody does I/O, and announces what happens.
 //!
+//! It ends after the last channel of the mirror, whose superblocks then say that nobody has it open.
 //! It has a channel of its own and does with it what any channel does for the mirror. It sleeps until
 //! the mirror has something to do, a leg answers, or a second has passed.
 
@@ -25,6 +26,8 @@ struct Running {
     names: Arc<[Option<String>]>,
 }
 
+/// How long the last superblocks may take.
+const RELEASE_MAX: Span = Span::from_secs(10);
 /// How long the owner sleeps at most.
 const SLEEP_MAX: Span = Span::from_secs(1);
 
@@ -71,8 +74,24 @@ impl Running {
             self.announce();
             self.sleep(stop, clock, sleeper);
         }
+        self.release(clock, sleeper);
         if let WakeSource::Descriptor(descriptor) = self.channel.wake_source() {
             let _ = sleeper.sources().remove(descriptor);
+        }
+    }
+
+    /// Has the superblocks say that nobody has the mirror open any more, unless that takes too long: then
+    /// it is known by the end of the process.
+    fn release(&mut self, clock: &Clock, sleeper: &mut Sleeper) {
+        if !self.shared.lock().disown() {
+            return;
+        }
+        let (until, never) = (clock.now().after(RELEASE_MAX), Stop::default());
+        let mut nothing = Answers::with_capacity(1);
+        while clock.now() < until && !self.shared.lock().is_settled() {
+            self.channel.look();
+            self.channel.poll(clock.now(), &mut nothing);
+            self.sleep(&never, clock, sleeper);
         }
     }
 

@@ -15,6 +15,7 @@ use dma::{Region, Regions};
 use super::meta::Meta;
 use super::superblock::Shape;
 use crate::backend::marks::Marks;
+use crate::backend::owned::Opener;
 
 /// What all channels share.
 pub(super) struct Shared {
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     /// How many of those some channel has reported.
     losses_reported: AtomicU64,
     meta: Mutex<Meta>,
+    /// Who has it open, for as long as it is.
+    _opener: Opener,
 }
 
 /// How old the oldest write of a channel is: the epoch in which it began, or [`Seat::IDLE`].
@@ -67,8 +70,8 @@ pub(super) struct Masks {
     pub(super) unequal: bool,
 }
 
-/// A channel's own memory: room for a superblock of each leg, and for a chunk. Dropped when the legs
-/// have ended everything that works on it.
+/// A channel's own memory: room for a superblock of each leg, for both copies that are there, and for a
+/// chunk. Dropped when the legs have ended everything that works on it.
 pub(super) struct Own {
     memory: Region,
     superblock_bytes: u32,
@@ -82,7 +85,7 @@ impl Shared {
         regions: Regions,
         limits: Limits,
         chunk_bytes: u32,
-        meta: Meta,
+        (meta, opener): (Meta, Opener),
     ) -> Self {
         let shape = meta.shape();
         let closed = Marks::new(shape.regions());
@@ -103,6 +106,7 @@ impl Shared {
             returns: AtomicU64::new(0),
             losses_reported: AtomicU64::new(0),
             meta: Mutex::new(meta),
+            _opener: opener,
         };
         for region in shared.lock().unequal_regions() {
             shared.unequal.set(region, 1);
@@ -277,13 +281,20 @@ impl Own {
     pub(super) fn new(shared: &Shared) -> Result<Self, String> {
         let legs = u32::try_from(shared.media.len()).unwrap_or(u32::MAX);
         let (superblock_bytes, chunk_bytes) = (shared.superblock_bytes(), shared.chunk_bytes);
-        let chunk_at = superblock_bytes * legs;
+        let chunk_at = 3 * superblock_bytes * legs;
         let memory = memory(&shared.regions, chunk_at + chunk_bytes)?;
         Ok(Self { memory, superblock_bytes, chunk_at, chunk_bytes })
     }
 
     pub(super) fn superblock(&self, leg: u8) -> Segment {
         self.part(u32::from(leg) * self.superblock_bytes, self.superblock_bytes)
+    }
+
+    /// Where a copy of a leg's superblock is read into before the next one is written.
+    pub(super) fn look(&self, leg: u8, copy: u8) -> Segment {
+        let before = self.chunk_at / 3 / self.superblock_bytes;
+        let place = before + 2 * u32::from(leg) + u32::from(copy);
+        self.part(place * self.superblock_bytes, self.superblock_bytes)
     }
 
     pub(super) fn chunk(&self) -> Segment {

@@ -33,7 +33,7 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<Report, MediumError> {
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
     }
     let options = parse(uri)?;
-    let (legs, ..) = open_legs(opener, uri.children());
+    let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
     let candidates = look(opener.regions, &legs, &mut now)
         .map_err(|problem| MediumError::new(Blame::Machine, problem))?;

@@ -8,8 +8,10 @@
 //!   copy: 0       8       12    16     32       40         48    49     52         56
 //!         | magic | version | crc | UUID | sequence | generation | leg | legs | block size | …
 //!         56             64      72              80        88                  152      2048            4096
-//!         | block count  | first | region blocks | in sync, gone | known generations | zeroes | dirty |
+//!         | block count  | first | region blocks | in sync, gone | known generations | owner … | dirty |
 //!                                                 fresh
+//!         152     168     176                                  304
+//!         | owner | epoch | the owner's process and machine    | zeroes …
 //! ```
 //!
 //! The copies are written in turn, by the parity of their sequence number, so the one before is
@@ -17,7 +19,11 @@
 
 use crc_fast::{CrcAlgorithm, checksum};
 
+use volume::Layout as _;
+use volume::format::OwnerRecord;
+
 use super::bits::Bits;
+use super::fence::Ownership;
 
 /// One copy of a superblock, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +49,25 @@ pub struct Superblock {
     pub fresh: u8,
     /// The generation that each leg's superblock is known to have had.
     pub known: [u64; LEGS_MAX],
+    /// Who has the mirror open for writing.
+    pub owner: Ownership,
     /// Regions in which legs may differ.
     pub dirty: Bits,
+}
+
+/// What the superblocks of all legs have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Said<'a> {
+    pub uuid: u128,
+    pub generation: u64,
+    pub legs: u8,
+    pub shape: Shape,
+    pub in_sync: u8,
+    pub gone: u8,
+    pub fresh: u8,
+    pub known: [u64; LEGS_MAX],
+    pub owner: Ownership,
+    pub dirty: &'a Bits,
 }
 
 /// The geometry of a mirror.
@@ -83,15 +106,45 @@ pub const REGIONS_MAX: u64 = 16_384;
 const REGION_BYTES_MIN: u64 = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"tenmilMR";
-const VERSION: u32 = 2;
-/// The one before, in which a new leg made every region dirty instead of being fresh.
-const VERSION_BEFORE: u32 = 1;
+const VERSION: u32 = 3;
+/// The one before, in which there was no owner.
+const VERSION_UNOWNED: u32 = 2;
+/// The first one, in which a new leg made every region dirty instead of being fresh.
+const VERSION_FIRST: u32 = 1;
 const CRC_AT: usize = 12;
 const KNOWN_AT: usize = 88;
+const OWNER_AT: usize = 152;
+const EPOCH_AT: usize = 168;
+const RECORD_AT: usize = 176;
 const MAP_AT: usize = 2048;
 
 const _: () = assert!(MAP_AT + (REGIONS_MAX / 8) as usize == SUPERBLOCK_BYTES, "as drawn");
+const _: () = assert!(OWNER_AT == KNOWN_AT + 8 * LEGS_MAX, "as drawn");
+const _: () = assert!(RECORD_AT + OwnerRecord::BYTES == 304, "as drawn");
 const _: () = assert!(COPIES_AT[1] >= 65_536, "a copy may fill the largest block");
+
+impl Said<'_> {
+    /// The superblock of one leg.
+    pub(super) fn on(self, leg: u8, sequence: u64) -> Superblock {
+        let Self { uuid, generation, legs, shape, in_sync, gone, fresh, known, owner, dirty } =
+            self;
+        let (fresh, dirty) = (fresh & !in_sync, dirty.clone());
+        Superblock {
+            uuid,
+            sequence,
+            generation,
+            leg,
+            legs,
+            shape,
+            in_sync,
+            gone,
+            fresh,
+            known,
+            owner,
+            dirty,
+        }
+    }
+}
 
 impl Shape {
     /// What a mirror over legs of so many blocks looks like; `None` if they are too short.
@@ -184,6 +237,12 @@ impl Superblock {
         for (leg, generation) in self.known.iter().enumerate() {
             put(KNOWN_AT + 8 * leg, &generation.to_le_bytes());
         }
+        let Ownership { id, epoch, record } = &self.owner;
+        put(OWNER_AT, &id.to_le_bytes());
+        put(EPOCH_AT, &epoch.to_le_bytes());
+        let mut owner = [0; OwnerRecord::BYTES];
+        record.encode(&mut owner);
+        put(RECORD_AT, &owner);
         for (index, word) in self.dirty.words().iter().enumerate() {
             put(MAP_AT + 8 * index, &word.to_le_bytes());
         }
@@ -207,8 +266,8 @@ impl Superblock {
             return Err(damaged(format!("its CRC is {found:08x}, expected {expected:08x}")));
         }
         let version = word32(bytes, 8);
-        if !(VERSION_BEFORE..=VERSION).contains(&version) {
-            let expected = format!("expected {VERSION_BEFORE} or {VERSION}");
+        if !(VERSION_FIRST..=VERSION).contains(&version) {
+            let expected = format!("expected {VERSION_FIRST} to {VERSION}");
             return Err(damaged(format!("its version is {version}, {expected}")));
         }
         let shape = Shape {
@@ -239,6 +298,7 @@ impl Superblock {
             gone,
             fresh: bytes[82],
             known: std::array::from_fn(|leg| word64(bytes, KNOWN_AT + 8 * leg)),
+            owner: if version > VERSION_UNOWNED { owner_in(bytes) } else { Ownership::NONE },
             dirty: Bits::from_words(shape.regions(), words),
             shape,
         })
@@ -256,6 +316,13 @@ impl Superblock {
             [Err(damage @ NoSuperblock::Damaged(_)), Err(_)] | [Err(_), Err(damage)] => Err(damage),
         }
     }
+}
+
+fn owner_in(bytes: &[u8; SUPERBLOCK_BYTES]) -> Ownership {
+    let mut id = [0; 16];
+    id.copy_from_slice(&bytes[OWNER_AT..EPOCH_AT]);
+    let record = OwnerRecord::decode(&bytes[RECORD_AT..]);
+    Ownership { id: u128::from_le_bytes(id), epoch: word64(bytes, EPOCH_AT), record }
 }
 
 /// A UUID as people write it.
@@ -289,7 +356,9 @@ fn word64(bytes: &[u8], at: usize) -> u64 {
 mod tests {
     use base::Random;
 
-    use super::{NoSuperblock, SUPERBLOCK_BYTES, Shape, Superblock, uuid_text};
+    use volume::format::OwnerRecord;
+
+    use super::{NoSuperblock, Ownership, SUPERBLOCK_BYTES, Shape, Superblock, uuid_text};
     use crate::backend::mirror::bits::Bits;
 
     fn superblock() -> Superblock {
@@ -312,18 +381,22 @@ mod tests {
             gone,
             fresh,
             known,
+            owner: Ownership { id: 9, epoch: 4, record: OwnerRecord::NONE },
             dirty,
         }
     }
 
     #[test]
-    fn the_version_before_is_read_and_one_to_come_is_not() {
-        for (version, is_known) in [(0, false), (1, true), (2, true), (3, false)] {
+    fn versions_before_are_read_and_one_to_come_is_not() {
+        for (version, is_known) in [(0, false), (1, true), (2, true), (3, true), (4, false)] {
             let mut bytes = superblock().encode();
             bytes[8] = version;
             let crc = super::crc_of(&bytes);
             bytes[super::CRC_AT..super::CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
-            assert_eq!(Superblock::decode(&bytes).is_ok(), is_known, "{version}");
+            let found = Superblock::decode(&bytes);
+            assert_eq!(found.is_ok(), is_known, "{version}");
+            let owner = found.map_or(0, |found| found.owner.id);
+            assert_eq!(owner, if version == 3 { 9 } else { 0 }, "{version}");
         }
     }
 
@@ -348,9 +421,10 @@ mod tests {
     #[test]
     fn the_bytes_stay_what_they_are() {
         let bytes = superblock().encode();
-        assert_eq!(&bytes[..12], b"tenmilMR\x02\0\0\0");
-        assert_eq!(bytes[12..16], [0x75, 0x3c, 0xf6, 0xbe]);
+        assert_eq!(&bytes[..12], b"tenmilMR\x03\0\0\0");
+        assert_eq!(bytes[12..16], [0x9a, 0xcc, 0x3a, 0xa7]);
         assert_eq!(bytes[48..50], [1, 2]);
+        assert_eq!((bytes[152], bytes[168]), (9, 4));
         assert_eq!(bytes[2048..2057], [1, 0, 0, 0, 0, 0, 0, 0x80, 1]);
     }
 

@@ -113,6 +113,11 @@ impl Times {
 impl Meta {
     /// What is to be done now, if anything; else says when to ask again.
     pub(super) fn tend(&mut self, shared: &Shared, now: Instant) -> Option<Task> {
+        if self.fence.is_lost() {
+            self.phase = Phase::Rest;
+            shared.tend_again_at(Instant::NEVER);
+            return None;
+        }
         loop {
             match self.step(shared, now) {
                 Next::Again => {}
@@ -335,6 +340,7 @@ impl Meta {
                 Some(Ok(superblock)) if self.is_ours(leg, &superblock) => {
                     let index = leg.trailing_zeros() as usize;
                     self.sequences[index].good = superblock.sequence;
+                    self.fence.first[index] = superblock.sequence + 1;
                     self.known[index] = superblock.generation;
                     // Where it was being written when it was last heard of.
                     self.dirty.add(&superblock.dirty);
@@ -355,6 +361,7 @@ impl Meta {
         let is_news = found.generation > self.known[usize::from(found.leg)];
         let was_apart = is_news && found.is_sound() && self.in_sync & !found.in_sync != 0;
         !was_apart
+            && self.may_rejoin(found)
             && found.uuid == self.uuid
             && 1_u8.checked_shl(found.leg.into()) == Some(leg)
             && found.shape == self.shape

@@ -2,6 +2,7 @@
 
 mod apart;
 mod disk;
+mod fence;
 mod images;
 mod losses;
 mod made;

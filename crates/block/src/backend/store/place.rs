@@ -1,10 +1,11 @@
 //! What a volume is called: the device with the store, and a name.
 
-use volume::InjectedBugs;
 use volume::devices::Other;
+use volume::{Claim, InjectedBugs, Store};
 
 use super::{CACHE_DEFAULT, PAGE_BYTES};
 use crate::MediumError;
+use crate::backend::owned::is_gone;
 use crate::uri::Uri;
 
 /// A store, or a volume in one.
@@ -26,6 +27,15 @@ pub struct Place {
 }
 
 impl Place {
+    /// How a store there may be claimed: from nobody, from somebody who is gone, or by force.
+    pub(super) fn claim(&self, store: &Store) -> Claim {
+        match store.owner() {
+            Some(_) if self.force => Claim::Force,
+            Some(owner) if is_gone(&owner) => Claim::Over(owner.id),
+            _ => Claim::Free,
+        }
+    }
+
     /// What the kind is called.
     pub const SCHEME: &'static str = "volume";
 

@@ -7,6 +7,7 @@ mod made;
 mod outside;
 mod shorter;
 mod sizes;
+mod spellings;
 mod streams;
 mod sums;
 mod thick;

@@ -239,6 +239,7 @@ fn a_leg_of_a_mirror_is_found_by_either_copy() {
         fresh: 0,
         known: [1; 8],
         dirty: Bits::new(shape.regions()),
+        owner: crate::mirror::Ownership::NONE,
     };
     for at in crate::mirror::superblock::COPIES_AT {
         let said = disk().put(at, &superblock.encode()).said();

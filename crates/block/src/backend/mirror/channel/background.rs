@@ -5,6 +5,8 @@ use base::{Answer, Instant, Operation};
 
 use super::MirrorChannel;
 use super::legs::Place;
+use crate::backend::mirror::commit::legs_of;
+use crate::backend::mirror::fence::Copies;
 use crate::backend::mirror::meta::Meta;
 use crate::backend::mirror::shared::Shared;
 use crate::backend::mirror::superblock::{COPIES_AT, NoSuperblock, SUPERBLOCK_BYTES, Superblock};
@@ -14,8 +16,19 @@ use crate::backend::mirror::work::is_loss;
 /// What this channel has taken on.
 #[derive(Debug, Default)]
 pub(super) struct Background {
+    look: Option<Look>,
     commit: Option<Group>,
     task: Option<(Task, Group)>,
+}
+
+/// A look at the superblocks before the next ones are written.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// Legs that are looked at.
+    legs: u8,
+    awaited: u32,
+    /// Legs of which a copy could not be read, for each copy.
+    failed: [u8; 2],
 }
 
 /// Requests to several legs that end together.
@@ -30,6 +43,10 @@ struct Group {
 impl Background {
     /// The channel is gone: someone else begins again.
     pub(super) fn abandon(&self, meta: &mut Meta, shared: &Shared) {
+        if self.look.is_some() {
+            meta.abandon_look();
+            shared.tell();
+        }
         if self.commit.is_some() {
             meta.abandon_commit(shared);
         }
@@ -52,6 +69,12 @@ impl Group {
 }
 
 impl MirrorChannel {
+    /// Looks whether superblocks are to be written.
+    pub(in crate::backend::mirror) fn look(&mut self) {
+        let shared = self.shared.clone();
+        self.write_superblocks(&mut shared.lock());
+    }
+
     /// Does what is due, as far as nobody else does it.
     pub(super) fn look_after(&mut self, meta: &mut Meta) {
         if self.now >= self.shared.tend_at() {
@@ -62,25 +85,77 @@ impl MirrorChannel {
         self.write_superblocks(meta);
     }
 
-    /// Begins to write superblocks, if that is to be done.
+    /// Begins to write superblocks, if that is to be done: first it is looked who has the mirror.
     fn write_superblocks(&mut self, meta: &mut Meta) {
         while meta.needs_commit() {
-            let shared = self.shared.clone();
-            let mut group = Group::default();
-            for superblock in meta.begin_commit(&shared) {
-                let at = COPIES_AT[superblock.copy()];
-                if self.legs.send_superblock(superblock.leg, at, &superblock.encode()) {
-                    group.awaited += 1;
-                } else {
-                    group.failed |= 1 << superblock.leg;
-                }
+            let legs = meta.begin_look();
+            let mut look = Look { legs, awaited: 0, failed: [0; 2] };
+            for leg in legs_of(legs) {
+                look.awaited += self.legs.send_look(leg, COPIES_AT);
             }
-            if group.awaited > 0 {
-                self.background.commit = Some(group);
+            if look.awaited > 0 {
+                self.background.look = Some(look);
                 return;
             }
-            meta.end_commit(&shared, group.failed);
+            meta.abandon_look();
+            if self.write_looked(meta) {
+                return;
+            }
         }
+    }
+
+    /// Begins to write superblocks. False if all have ended already.
+    fn write_looked(&mut self, meta: &mut Meta) -> bool {
+        let shared = self.shared.clone();
+        let mut group = Group::default();
+        for superblock in meta.begin_commit(&shared) {
+            let at = COPIES_AT[superblock.copy()];
+            if self.legs.send_superblock(superblock.leg, at, &superblock.encode()) {
+                group.awaited += 1;
+            } else {
+                group.failed |= 1 << superblock.leg;
+            }
+        }
+        if group.awaited > 0 {
+            self.background.commit = Some(group);
+            return true;
+        }
+        meta.end_commit(&shared, group.failed);
+        false
+    }
+
+    /// A leg has answered a look; after the last one superblocks are written, unless somebody else has
+    /// the mirror.
+    fn look_ended(&mut self, copy: u8, leg: u8, answer: &Answer) {
+        let Some(look) = &mut self.background.look else { return };
+        if !answer.outcome.is_success() {
+            look.failed[usize::from(copy & 1)] |= leg;
+        }
+        look.awaited -= 1;
+        if look.awaited > 0 {
+            return;
+        }
+        let Look { legs, failed, .. } = *look;
+        self.background.look = None;
+        let found: Vec<(u8, Copies)> =
+            legs_of(legs).map(|leg| (leg, self.copies(leg, failed))).collect();
+        let shared = self.shared.clone();
+        let mut meta = shared.lock();
+        if meta.end_look(&shared, &found) && meta.needs_commit() && meta.was_looked_at(legs) {
+            self.write_looked(&mut meta);
+        }
+        // Whatever waited for it is due now.
+        shared.tend_again_at(Instant::default());
+        self.look_after(&mut meta);
+    }
+
+    fn copies(&self, leg: u8, failed: [u8; 2]) -> Copies {
+        [0, 1].map(|copy| {
+            let mut bytes = [0; SUPERBLOCK_BYTES];
+            let is_read = failed[usize::from(copy)] & 1 << leg == 0;
+            let is_read = is_read && self.legs.looked(leg, copy, &mut bytes);
+            is_read.then(|| Superblock::decode(&bytes))
+        })
     }
 
     /// Begins a task, and the ones after it as long as they end at once.
@@ -138,6 +213,9 @@ impl MirrorChannel {
     /// A leg has answered a request of the background.
     pub(super) fn background_ended(&mut self, place: Place, leg: u8, answer: &Answer) {
         let shared = self.shared.clone();
+        if let Place::Look { copy } = place {
+            return self.look_ended(copy, leg, answer);
+        }
         if place == Place::Commit {
             let Some(group) = &mut self.background.commit else { return };
             if !group.ended(Operation::Write, leg, answer) {

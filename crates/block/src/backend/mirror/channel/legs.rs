@@ -40,11 +40,17 @@ pub(super) enum Place {
     Task,
     /// A flush that has a leg report what it lost before it came back.
     Report,
+    /// A look at a copy of a leg's superblock, before this channel writes the next ones.
+    Look {
+        /// Which copy.
+        copy: u8,
+    },
 }
 
 const COMMIT: u64 = 1 << 32;
 const TASK: u64 = 1 << 33;
 const REPORT: u64 = 1 << 34;
+const LOOK: [u64; 2] = [1 << 35, 1 << 36];
 
 impl Place {
     pub(super) fn of(token: u64) -> Self {
@@ -52,6 +58,8 @@ impl Place {
             Ok(slot) => Self::Work(slot),
             Err(_) if token == COMMIT => Self::Commit,
             Err(_) if token == REPORT => Self::Report,
+            Err(_) if token == LOOK[0] => Self::Look { copy: 0 },
+            Err(_) if token == LOOK[1] => Self::Look { copy: 1 },
             Err(_) => Self::Task,
         }
     }
@@ -62,6 +70,7 @@ impl Place {
             Self::Commit => COMMIT,
             Self::Task => TASK,
             Self::Report => REPORT,
+            Self::Look { copy } => LOOK[usize::from(copy & 1)],
         }
     }
 }
@@ -82,6 +91,9 @@ impl Legs {
         });
         let legs: Box<[Leg]> = legs.collect();
         let mut table = vec![Segment::default(); (depth * segments_max) as usize];
+        for leg in (0..).take(legs.len()) {
+            table.extend([own.look(leg, 0), own.look(leg, 1)]);
+        }
         table.extend((0..).take(legs.len()).map(|leg| own.superblock(leg)));
         table.extend([own.chunk(); 2]);
         let backends = legs.iter().filter_map(|leg| leg.backend.as_ref());
@@ -131,6 +143,24 @@ impl Legs {
         let request = self.request(Place::Commit, Operation::Write, at, places + usize::from(leg));
         let request = Request { flags: base::Flags::FUA, ..request };
         written && self.push(1 << leg, &request, true) == 0
+    }
+
+    /// Reads both copies of a leg's superblock, before all that waits. Returns how many reads that are.
+    pub(super) fn send_look(&mut self, leg: u8, copies: [u64; 2]) -> u32 {
+        let places = self.table.len() - 3 * self.legs.len() - 2 + 2 * usize::from(leg);
+        let mut sent = 0;
+        for (copy, at) in (0..).zip(copies) {
+            let segment = places + usize::from(copy);
+            let request = self.request(Place::Look { copy }, Operation::Read, at, segment);
+            sent += u32::from(self.push(1 << leg, &request, true) == 0);
+        }
+        sent
+    }
+
+    /// The bytes of a copy that a look has read.
+    pub(super) fn looked(&self, leg: u8, copy: u8, into: &mut [u8; 4096]) -> bool {
+        let head = self.own.look(leg, copy).slice(0, 4096);
+        head.is_some_and(|head| self.shared.regions.load(head, into).is_ok())
     }
 
     /// Flushes a leg, which also has it report what it lost before, and reads both copies of its

@@ -39,6 +39,9 @@ impl Bench {
         let legs = bench.legs(&all);
         format(&bench.regions, &legs, 7, &mut || later(&mut bench.now)).unwrap();
         let mirror = bench.open(&all).unwrap();
+        // A region that is still dirty would be written before a failed leg is known.
+        bench.run_until(&mirror, || mirror.handle().progress().unwrap().dirty_regions == 0);
+        // Until the superblocks say so, too.
         bench.run(&mirror, 100);
         bench
     }
@@ -57,7 +60,8 @@ impl Bench {
 
     fn open_as(&mut self, which: &[usize], degraded: bool) -> Result<Mirror, String> {
         let legs = self.legs(which);
-        let options = MirrorOptions { degraded, ..MirrorOptions::paced(POLICY) };
+        // Somebody else may have it.
+        let options = MirrorOptions { degraded, force: degraded, ..MirrorOptions::paced(POLICY) };
         Mirror::open(&self.regions, &legs, &options, &mut || later(&mut self.now))
     }
 

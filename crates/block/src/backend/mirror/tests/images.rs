@@ -91,6 +91,9 @@ fn a_mirror_of_version_2_opens_and_holds_what_was_written() {
             assert!(!is_old || description.contains(said), "{description}");
             assert_eq!(byte_of(&regions, &opened, lba), byte, "{said}");
         }
+        // An older program must find no copy that it believes.
+        let bytes = std::fs::read(directory.path().join("a")).unwrap();
+        assert_eq!([bytes[8], bytes[(64 << 10) + 8]], [3, 3], "{said}");
     }
 }
 

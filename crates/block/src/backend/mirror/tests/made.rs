@@ -8,7 +8,7 @@ use crate::backend::mirror::assemble::Found;
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::superblock::NoSuperblock;
 use crate::backend::mirror::tend::Policy;
-use crate::backend::mirror::{Mirror, MirrorOptions, look, open_legs};
+use crate::backend::mirror::{Mirror, MirrorOptions, OpenLegs, look, open_legs};
 use crate::uri::Uri;
 use crate::{Kind, MediumError, Opened, Opener};
 
@@ -21,7 +21,7 @@ const POLICY: Policy =
 
 impl Kind for MadeKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
-        let (legs, existing, handles) = open_legs(opener, uri.children());
+        let OpenLegs { legs, existing, handles, identities } = open_legs(opener, uri.children());
         let mut now = || opener.clock.now();
         let refuse = |problem: String| MediumError::from(uri.refuse(problem));
         let found = look(opener.regions, &legs, &mut now).map_err(refuse)?;
@@ -31,6 +31,7 @@ impl Kind for MadeKind {
         let mirror = Mirror::open(opener.regions, &legs, &MirrorOptions::paced(POLICY), &mut now)
             .map_err(refuse)?;
         let description = mirror.describe().to_owned();
-        Ok(Opened { medium: Arc::new(mirror), description, existing, handles })
+        let medium = Arc::new(mirror);
+        Ok(Opened { medium, description, existing, handles, identities })
     }
 }

@@ -17,6 +17,7 @@ struct Open {
     description: String,
     existing: Vec<Existing>,
     handles: Vec<Handle>,
+    identities: Vec<(Uri, String)>,
 }
 
 impl Kind for Shared {
@@ -26,9 +27,10 @@ impl Kind for Shared {
         }
         // What it stands on may have a name as well, so nothing is locked meanwhile.
         let opened = opener.open(uri.only_child()?)?;
-        let Opened { medium, description, existing, handles } = opened.clone();
+        let Opened { medium, description, existing, handles, identities } = opened.clone();
         let medium = Arc::downgrade(&medium);
-        let open = Open { uri: uri.clone(), medium, description, existing, handles };
+        let uri = uri.clone();
+        let open = Open { uri, medium, description, existing, handles, identities };
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.medium.strong_count() > 0);
         all.push(open);
@@ -46,12 +48,13 @@ impl Shared {
 impl Open {
     /// For one more, unless the last has gone.
     fn again(&self) -> Option<Opened> {
-        let Self { description, existing, handles, .. } = self;
+        let Self { description, existing, handles, identities, .. } = self;
         Some(Opened {
             medium: self.medium.upgrade()?,
             description: description.clone(),
             existing: existing.clone(),
             handles: handles.clone(),
+            identities: identities.clone(),
         })
     }
 }

@@ -1,18 +1,16 @@
-//! Who has a store open for writing: what this process writes down about itself, and whether another one
-//! that is written down is known to be gone.
+//! Who has a pool or a mirror open for writing: what this process writes down about itself, and whether
+//! another one that is written down is known to be gone.
 
 use std::sync::{Mutex, PoisonError};
 
 use host::process::{ProcessIdentity, wall_clock_seconds};
+use volume::Owner;
 use volume::format::{OwnerRecord, unpadded};
-use volume::{Claim, Owner, Store};
-
-use super::Place;
 
 /// Those that are open in this process: one that the medium names and that is not here was abandoned.
 static OPEN_HERE: Mutex<Vec<u128>> = Mutex::new(Vec::new());
 
-/// An owner, for as long as a store is open here.
+/// An owner, for as long as a pool or a mirror is open here.
 #[derive(Debug)]
 pub(super) struct Opener(Owner);
 
@@ -30,7 +28,11 @@ impl Opener {
         let record =
             OwnerRecord { boot, machine, pid_space, started, since, pid, gap: 0, host: name };
         // Zero is nobody.
-        let owner = Owner { id: id.max(1), record };
+        Self::of(Owner { id: id.max(1), record })
+    }
+
+    /// This one, which is in this process whatever it says.
+    pub(super) fn of(owner: Owner) -> Self {
         open_here(|open| open.push(owner.id));
         Self(owner)
     }
@@ -63,16 +65,7 @@ pub(super) fn is_gone(owner: &Owner) -> bool {
         process.is_neighbor(&this) && (process.pid, process.started) == (this.pid, this.started);
     match is_here {
         true => !open_here(|open| open.contains(&owner.id)),
-        false => process.is_gone(),
-    }
-}
-
-/// How a store may be claimed: from nobody, from somebody who is gone, or by force.
-pub(super) fn claim(place: &Place, store: &Store) -> Claim {
-    match store.owner() {
-        Some(_) if place.force => Claim::Force,
-        Some(owner) if is_gone(&owner) => Claim::Over(owner.id),
-        _ => Claim::Free,
+        false => process.is_gone() || process.is_of_former_boot(owner.record.since),
     }
 }
 

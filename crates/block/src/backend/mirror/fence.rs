@@ -1,0 +1,233 @@
+//! Who has a mirror open for writing, as the superblocks of its legs say.
+//!
+//! ```text
+//!   open      read the superblocks: who owns it?      refused if that is another one that may be there
+//!   claim     both copies on every leg, with the new owner | read them again: are they still ours?
+//!   commit    read both copies on every leg: still ours? | superblocks, with the owner
+//!   release   superblocks without an owner
+//! ```
+//!
+//! Superblocks are written with FUA, so each arrow is durable before the next one begins. Between the look
+//! and the write behind it lies a window in which a device without reservations cannot refuse a former
+//! owner, and data that go to dirty regions are not preceded by a look. So a mirror is only taken over if
+//! its owner is known to be gone, or by force.
+
+use volume::Owner as Opener;
+use volume::format::OwnerRecord;
+
+use super::assemble::{Candidate, Found};
+use super::commit::legs_of;
+use super::events::MirrorEvent;
+use super::meta::Meta;
+use super::shared::Shared;
+use super::superblock::{LEGS_MAX, NoSuperblock, Superblock, uuid_text};
+use crate::backend::owned::is_gone;
+
+/// Who has a mirror open for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// Drawn when it was opened; zero if nobody has it open.
+    pub id: u128,
+    /// How often the mirror was claimed.
+    pub epoch: u64,
+    /// The process, its machine, and since when.
+    pub record: OwnerRecord,
+}
+
+/// What an open mirror knows of its ownership.
+#[derive(Debug)]
+pub(super) struct Fence {
+    /// What the next superblocks say.
+    pub(super) writes: Ownership,
+    /// Who has opened it here.
+    me: u128,
+    /// Of each leg the first superblock that was written here: all from there on have to be ours.
+    pub(super) first: [u64; LEGS_MAX],
+    /// Some channel looks whether it is still ours.
+    is_looking: bool,
+    /// Somebody else has it: nothing is written or read here any more.
+    is_lost: bool,
+}
+
+/// What was found on a leg before superblocks are written: its two copies, those that could be read.
+pub(super) type Copies = [Option<Result<Superblock, NoSuperblock>>; 2];
+
+/// How far sequence numbers go on when a mirror is taken over by force: further than its former owner
+/// writes in the time between a look and the write behind it.
+pub(super) const TAKEOVER_SEQUENCES: u64 = 1 << 20;
+
+impl Ownership {
+    /// Nobody has it open.
+    pub const NONE: Self = Self { id: 0, epoch: 0, record: OwnerRecord::NONE };
+
+    /// Who that is, if anybody.
+    pub fn owner(&self) -> Option<Opener> {
+        (self.id != 0).then_some(Opener { id: self.id, record: self.record })
+    }
+}
+
+/// Refuses a mirror that somebody else has open for writing and who is not known to be gone. Else says who
+/// that was.
+pub(super) fn admit(
+    candidates: &[Candidate],
+    me: Option<Opener>,
+    is_forced: bool,
+) -> Result<Option<Opener>, String> {
+    let mut former = None;
+    for (name, leg) in legs_in(candidates) {
+        let is_other = |owner: &Opener| Some(owner.id) != me.map(|me| me.id);
+        let Some(owner) = leg.owner.owner().filter(is_other) else { continue };
+        if is_superseded(leg, candidates) {
+            continue;
+        }
+        if !is_forced && !is_gone(&owner) {
+            let uuid = uuid_text(leg.uuid);
+            return Err(format!(
+                "mirror {uuid}: {owner} has it open for writing, as {name} says, expected nobody; end \
+                 that process; if it or its machine is gone for certain, take the mirror over: `tenmil \
+                 mirror takeover --force URI`"
+            ));
+        }
+        former = Some(owner);
+    }
+    Ok(former)
+}
+
+fn legs_in(candidates: &[Candidate]) -> impl Iterator<Item = (&str, &Superblock)> {
+    candidates.iter().filter_map(|Candidate { name, found }| match found {
+        Found::Leg(leg) => Some((name.as_str(), &**leg)),
+        _ => None,
+    })
+}
+
+/// Whether another leg of the mirror was claimed later, or says that this owner has given it up: a stale leg
+/// does not hear of that.
+fn is_superseded(leg: &Superblock, candidates: &[Candidate]) -> bool {
+    let mut others = legs_in(candidates).filter(|(_, other)| other.uuid == leg.uuid);
+    others.any(|(_, other)| {
+        let (found, own) = (other.owner.epoch, leg.owner.epoch);
+        found > own || found == own && other.owner.id == 0
+    })
+}
+
+impl Fence {
+    pub(super) const fn new(writes: Ownership, first: [u64; LEGS_MAX], is_on: bool) -> Self {
+        let me = if is_on { writes.id } else { 0 };
+        Self { writes, me, first, is_looking: false, is_lost: false }
+    }
+
+    /// Whether superblocks may be begun: nobody looks, and nobody else has the mirror.
+    pub(super) const fn is_open(&self) -> bool {
+        !self.is_looking && !self.is_lost
+    }
+
+    pub(super) const fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// What a leg says of its owner, if that is another one than the one here.
+    fn other(&self, uuid: u128, copies: &Copies, leg: u8) -> Option<Ownership> {
+        let found = copies.iter().flatten().flatten();
+        let mut own = found.filter(|copy| copy.uuid == uuid && copy.leg == leg);
+        let other = own
+            .find(|copy| copy.owner.id != self.me && copy.sequence >= self.first[usize::from(leg)]);
+        other.map(|copy| copy.owner)
+    }
+}
+
+/// Whether both copies were read, and neither is one of this leg: it is another device by now.
+fn is_another(uuid: u128, copies: &Copies, leg: u8) -> bool {
+    copies.iter().all(|copy| match copy {
+        Some(Ok(found)) => found.uuid != uuid || found.leg != leg,
+        Some(Err(_)) => true,
+        None => false,
+    })
+}
+
+impl Meta {
+    /// Begins to look whether the mirror is still ours; returns the legs that are to be looked at, none if
+    /// superblocks are written without a look. Until [`end_look`](Self::end_look) nobody else begins.
+    pub(super) fn begin_look(&mut self) -> u8 {
+        if self.fence.me == 0 {
+            return 0;
+        }
+        self.fence.is_looking = true;
+        self.commit_targets()
+    }
+
+    /// What was found on the legs. False if the mirror is somebody else's: then nothing is written.
+    pub(super) fn end_look(&mut self, shared: &Shared, found: &[(u8, Copies)]) -> bool {
+        self.fence.is_looking = false;
+        let mut others = 0;
+        for (leg, copies) in found {
+            if let Some(by) = self.fence.other(self.uuid, copies, *leg) {
+                self.lose(shared, by.owner());
+                return false;
+            }
+            others |= if is_another(self.uuid, copies, *leg) { 1 << leg } else { 0 };
+        }
+        if others == 0 {
+            return true;
+        }
+        self.present &= !others;
+        if self.in_sync & !others == 0 {
+            self.lose(shared, None);
+            return false;
+        }
+        self.drop_legs(shared, others);
+        true
+    }
+
+    /// Whoever looked is gone.
+    pub(super) const fn abandon_look(&mut self) {
+        self.fence.is_looking = false;
+    }
+
+    /// Somebody else has the mirror: nothing is written or read here any more, and what waits fails.
+    fn lose(&mut self, shared: &Shared, by: Option<Opener>) {
+        self.fence.is_lost = true;
+        (self.present, self.in_sync, self.joining, self.returning, self.promoting) =
+            (0, 0, 0, 0, 0);
+        // No write may be answered because all who are in sync have it.
+        self.claimed = u8::MAX;
+        self.copying = None;
+        self.repairs.clear();
+        self.stalled = true;
+        self.failures += 1;
+        self.events.push(MirrorEvent::TakenOver { by });
+        shared.publish(self);
+        shared.tell();
+    }
+
+    /// Nobody has it open any more: the next superblocks say so. False if they need not.
+    pub(super) fn disown(&mut self) -> bool {
+        let is_owned = self.fence.me != 0 && !self.fence.is_lost;
+        if is_owned {
+            let epoch = self.fence.writes.epoch;
+            self.fence.writes = Ownership { epoch, ..Ownership::NONE };
+            self.want();
+        }
+        is_owned
+    }
+
+    /// Whether all that was to be recorded is, or never will be.
+    pub(super) const fn is_settled(&self) -> bool {
+        self.wanted == self.settled || self.stalled || self.fence.is_lost
+    }
+
+    /// A leg has come back with this superblock. False if somebody claimed it since this mirror was.
+    pub(super) const fn may_rejoin(&self, found: &Superblock) -> bool {
+        let is_ours = found.owner.id == self.fence.me;
+        self.fence.me == 0 || is_ours || found.owner.epoch < self.fence.writes.epoch
+    }
+
+    /// The legs that the next superblocks go to.
+    pub(super) const fn commit_targets(&self) -> u8 {
+        self.in_sync | self.returning | self.joining
+    }
+
+    /// Whether all of them were looked at.
+    pub(super) fn was_looked_at(&self, looked: u8) -> bool {
+        self.fence.me == 0 || legs_of(self.commit_targets() & !looked).next().is_none()
+    }
+}
