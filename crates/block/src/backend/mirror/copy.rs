@@ -3,7 +3,7 @@
 
 use base::Instant;
 
-use super::meta::Meta;
+use super::meta::{Meta, Planted};
 use super::shared::Shared;
 use super::tend::{Next, Phase, Task};
 
@@ -107,7 +107,33 @@ impl Meta {
         Next::Do(Task::Read { leg, lba, blocks })
     }
 
+    /// The chunk was read. Where legs in sync are written, the leg is flushed first: if it has lost
+    /// completed writes, what was read may be older than what the others hold, and the flush says so.
     pub(super) fn read(&mut self, shared: &Shared, leg: u8, tried: u8) -> Next {
+        if self.writes_sound_legs() && !self.has(Planted::CopiesBeforeFlushing) {
+            self.phase = Phase::FlushedToCopy { leg, tried };
+            return Next::Do(Task::Flush { legs: leg });
+        }
+        self.write_chunk(shared, leg, tried)
+    }
+
+    pub(super) fn flushed_to_copy(
+        &mut self,
+        shared: &Shared,
+        leg: u8,
+        tried: u8,
+        failed: u8,
+    ) -> Next {
+        if failed == 0 {
+            return self.write_chunk(shared, leg, tried);
+        }
+        if self.in_sync & !failed != 0 {
+            self.drop_legs(shared, failed);
+        }
+        self.stop_copy(shared)
+    }
+
+    fn write_chunk(&mut self, shared: &Shared, leg: u8, tried: u8) -> Next {
         let Some(copying) = &self.copying else { return self.go(Phase::Rest) };
         let Some((lba, blocks)) = copying.locked else { return self.go(Phase::Rest) };
         let (region, tried) = (copying.region, tried & self.in_sync);

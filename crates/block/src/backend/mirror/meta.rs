@@ -94,6 +94,8 @@ pub(super) enum Planted {
     ReadsReturningLegs,
     /// A leg is called in sync before what it missed has been copied.
     PromotesBeforeCopying,
+    /// Blocks are copied over a leg in sync from one that may have lost them.
+    CopiesBeforeFlushing,
 }
 
 /// Superblocks on their way.

@@ -5,7 +5,8 @@
 //!   rest ─┬─ quiet ── flush ──────────────────────────────────▶ rest     regions become clean
 //!         ├─ probe ── joining ── entering ────────────────────▶ rest     a leg is back
 //!         ├─ draining ── locking ── reading ── writing ─┬─────▶ rest     a region is copied
-//!         │                 ▲────────── pacing ◀────────┘
+//!         │                 ▲────────── pacing ◀────────┘   flush of the leg that was read, before
+//!         │                                                   others in sync are written
 //!         └─ flush ── promoting ──────────────────────────────▶ rest     a leg is in sync
 //! ```
 
@@ -60,6 +61,8 @@ pub(super) enum Phase {
     Locked,
     /// A chunk, from this leg; these could not read it.
     Read { leg: u8, tried: u8 },
+    /// A flush of the leg that the chunk was read from; these could not read it.
+    FlushedToCopy { leg: u8, tried: u8 },
     /// That the chunk is on the other legs.
     Written,
     /// The time of the next chunk.
@@ -148,6 +151,7 @@ impl Meta {
             Phase::FlushedToClear
             | Phase::Probed { .. }
             | Phase::Read { .. }
+            | Phase::FlushedToCopy { .. }
             | Phase::Written
             | Phase::FlushedToPromote => Next::At(Instant::NEVER),
         }
@@ -289,6 +293,7 @@ impl Meta {
             Phase::FlushedToPromote => self.flushed_to_promote(shared, failed),
             Phase::Read { leg, tried } if failed != 0 => self.not_read(shared, tried | leg),
             Phase::Read { leg, tried } => self.read(shared, leg, tried),
+            Phase::FlushedToCopy { leg, tried } => self.flushed_to_copy(shared, leg, tried, failed),
             Phase::Written => self.written(shared, now, failed),
             _ => self.go(Phase::Rest),
         };

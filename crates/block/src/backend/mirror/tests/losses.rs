@@ -10,6 +10,7 @@ use dma::Regions;
 use super::disk::{BLOCK, Disk};
 use super::oracle::{stamp, version_of};
 use crate::backend::mirror::make::format;
+use crate::backend::mirror::meta::Planted;
 use crate::backend::mirror::tend::Policy;
 use crate::backend::mirror::{Leg, Mirror, MirrorOptions};
 
@@ -176,4 +177,39 @@ fn a_loss_that_only_the_background_has_heard_of_is_reported() {
     for channel in 0..4 {
         assert_eq!(bench.flush(channel), Outcome::SUCCESS, "channel {channel}");
     }
+}
+
+/// Has a leg lose what it had not flushed while legs are made equal after a crash. Returns whether a block
+/// that both held before has become older on the other leg.
+fn resynchronize_from_a_leg_that_loses(seed: u64, planted: Option<Planted>) -> bool {
+    let mut bench = Bench::new(seed);
+    (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+    assert_eq!(bench.flush(0), Outcome::SUCCESS);
+    (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+    // The host crashes, and the legs do not.
+    let Bench { regions, disks, mut now, mirror, channels } = bench;
+    drop((channels, mirror));
+    let legs = disks.clone().map(|disk| Leg { name: "disk".into(), medium: Ok(Arc::new(disk)) });
+    let mut later = || {
+        now = now.after(Span::from_us(10));
+        now
+    };
+    let options = MirrorOptions::paced(POLICY);
+    let mirror = Mirror::open(&regions, &legs, &options, &mut later).unwrap();
+    mirror.shared.lock().planted = planted;
+    let channels = (0..2).map(|_| mirror.channel().unwrap()).collect();
+    let mut bench = Bench { regions, disks, mirror, channels, now };
+    assert!(bench.mirror.progress().1 > 0, "it was being written");
+    bench.disks[0].lose();
+    bench.settle();
+    (0..BLOCKS).step_by(64).any(|lba| bench.peek(lba)[1] != stamp(lba, 2))
+}
+
+#[test]
+fn a_leg_that_loses_writes_during_a_resynchronization_takes_none_from_the_others() {
+    for seed in 0..20 {
+        assert!(!resynchronize_from_a_leg_that_loses(seed, None), "seed {seed}");
+    }
+    let bug = Some(Planted::CopiesBeforeFlushing);
+    assert!((0..20).any(|seed| resynchronize_from_a_leg_that_loses(seed, bug)), "the bug");
 }
