@@ -57,7 +57,7 @@ pub struct Opened {
     /// What can be changed about it, and about what it stands on, while it is open.
     pub handles: Vec<Handle>,
     /// The names by which devices are known that this one stands on, or is: those with a
-    /// [`Medium::identity`], by their URIs.
+    /// [`Medium::identity`], by their URIs; of volumes their UUIDs, which are unique in their pool.
     pub identities: Vec<(Uri, String)>,
 }
 
@@ -121,9 +121,8 @@ impl Opener<'_> {
     /// had.
     pub fn open(&self, uri: &Uri) -> Result<Opened, MediumError> {
         let mut opened = self.open_kind(uri)?;
-        if uri.children().is_empty()
-            && let Some(name) = opened.medium.identity()
-        {
+        let is_own = uri.children().is_empty() || uri.scheme() == store::Place::SCHEME;
+        if is_own && let Some(name) = opened.medium.identity() {
             opened.identities.push((uri.clone(), name));
         }
         Ok(opened)

@@ -526,6 +526,11 @@ impl Medium for Volume {
         Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &limits, count)?))
     }
 
+    /// Its UUID. The pool of a copied device has volumes of the same UUIDs.
+    fn identity(&self) -> Option<String> {
+        Some(format!("{:032x}", self.info.uuid))
+    }
+
     fn notice_size(&self) -> Result<u64, String> {
         let volumes = self.open.list().map_err(|error| error.to_string())?;
         if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id)

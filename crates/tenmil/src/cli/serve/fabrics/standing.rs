@@ -213,8 +213,9 @@ impl Standing {
         })?;
         let (asked, descriptor) = (asked.clone(), Arc::new(descriptor));
         let (description, handles) = (opened.description, opened.handles);
+        let identities = opened.identities;
         let cache = host::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
-        Ok(Served { asked, description, device, descriptor, cache, handles })
+        Ok(Served { asked, description, device, descriptor, cache, handles, identities })
     }
 
     /// Makes it so, and says what has changed.
@@ -312,8 +313,8 @@ impl Changes {
     }
 }
 
-    /// It as people read it, if a file asks for it.
 impl Unfit {
+    /// It as people read it, if a file asks for it.
     pub(super) fn in_file(self, path: &std::path::Path) -> Refused {
         let Self { refused, line: Line(line), key } = self;
         let text = format!("{}: line {line}, `{key}`: {}", path.display(), refused.text);

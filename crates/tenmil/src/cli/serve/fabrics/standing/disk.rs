@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `file:` of a regular file | its inode and when it was made: a file that is renamed is the same, a copy or a restored one is another |
 //! | `file:` of a block device | world-wide name, serial number or UUID, and the partition; of a loop device its file |
-//! | `volume:` | the pool, by what it lies on, and the volume's name |
+//! | `volume:` | the pool, by what it lies on, and the volume's UUID |
+//! | `tcp:`, `pcie:`, `vfio-user:` | the namespace's UUID, NGUID or EUI-64, else the controller's serial number and the namespace's identifier |
 //! | what stands on others | those, in the same order and made up in the same way |
-//! | `ram:`, `null:`, `tcp:`, `pcie:`, files of FUSE | the URI: nothing about the disk itself is known |
+//! | `ram:`, `null:`, files of FUSE | the URI: nothing about the disk itself is known |
+//! | a namespace of `tenmil serve` | the URI: its UUID is derived from the NQN, which other targets may have |
 //!
 //! The UUID that hosts see is made of the subsystem's NQN and the namespace's number, and is not used here:
 //! that number is what must not decide whose reservations they are. Neither is the number of a file system
@@ -19,23 +21,45 @@ use block::uri::Uri;
 use host::holders::lasting_mark;
 use host::machine::Machine;
 
-/// The identity of what is served, in a line.
-pub(super) fn identity(uri: &Uri) -> String {
-    known(uri.clone().from_root()).to_string()
+/// The identity of what is served, in a line. Of what is open `names` are known: what
+/// [`block::Opened::identities`] has.
+pub(super) fn identity(uri: &Uri, names: &Names) -> String {
+    let from_root = |(uri, name): &(Uri, String)| (uri.clone().from_root(), name.clone());
+    let names: Vec<_> = names.iter().filter(|(_, name)| lasts(name)).map(from_root).collect();
+    known(uri.clone().from_root(), &names).to_string()
+}
+
+/// Names of devices that are open, by their URIs.
+type Names = [(Uri, String)];
+
+/// Whether a name stays when the target that serves the device is started again.
+fn lasts(name: &str) -> bool {
+    !name.contains(nvme::INSTANCE)
+}
+
+/// The name of a device that is open, also if that is to be read only.
+fn name_of<'a>(uri: &Uri, names: &'a Names) -> Option<&'a str> {
+    let to_read = uri.clone().to_read();
+    let found = names.iter().find(|(named, _)| named == uri || *named == to_read);
+    found.map(|(_, name)| name.as_str())
 }
 
 /// The URI with what each file and device is in place of its name.
-fn known(uri: Uri) -> Uri {
+fn known(uri: Uri, names: &Names) -> Uri {
     match (uri.scheme(), uri.children()) {
         ("file", _) => match lasting_mark(&Machine::this(), Path::new(uri.path())) {
             Some(mark) => Uri::new("file", mark),
             None => Uri::new("file", uri.path()),
         },
         // They pass blocks through as they are.
-        ("delay" | "fault" | "device", [below]) => known(below.clone()),
-        ("volume", [below]) => Uri::on("volume", known(below.clone()), uri.path()),
+        ("delay" | "fault" | "device", [below]) => known(below.clone(), names),
+        ("volume", [below]) => {
+            let volume = name_of(&uri, names).unwrap_or(uri.path());
+            Uri::on("volume", known(below.clone(), names), volume)
+        }
+        (_, []) if let Some(name) = name_of(&uri, names) => Uri::new("namespace", name),
         _ => {
-            let Ok(known) = uri.try_over(|below| Ok::<_, Infallible>(known(below)));
+            let Ok(known) = uri.try_over(|below| Ok::<_, Infallible>(known(below, names)));
             known
         }
     }
@@ -46,7 +70,29 @@ mod tests {
     use super::identity;
 
     fn of(uri: &str) -> String {
-        identity(&uri.parse().unwrap())
+        identity(&uri.parse().unwrap(), &[])
+    }
+
+    fn named(uri: &str, names: &[(&str, &str)]) -> String {
+        let names: Vec<_> =
+            names.iter().map(|(uri, name)| (uri.parse().unwrap(), (*name).into())).collect();
+        identity(&uri.parse().unwrap(), &names)
+    }
+
+    #[test]
+    fn a_namespace_is_known_by_its_name_and_a_volume_by_its_uuid_in_its_pool() {
+        let [one, two] = ["tcp://127.0.0.1:4420/nqn", "tcp://localhost:4420/nqn?ns=1"];
+        let nguid = "eui.a5a5";
+        assert_eq!(named(one, &[(one, nguid)]), named(two, &[(two, nguid)]));
+        assert_ne!(named(one, &[(one, nguid)]), named(one, &[(one, "eui.a5a6")]));
+        let derived = [(one, "uuid.1, instance 7")];
+        assert_eq!(named(one, &derived), of(one), "the next start of the target has another");
+        let volume = |uuid: &str| {
+            let uri = format!("volume:[{one}]/db");
+            named(&uri, &[(one, nguid), (&uri, uuid)])
+        };
+        assert_ne!(volume("1"), volume("2"), "one of the same name that was made anew");
+        assert_ne!(volume("1"), of(&format!("volume:[{one}]/db")));
     }
 
     #[test]

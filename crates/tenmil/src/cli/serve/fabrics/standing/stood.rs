@@ -32,6 +32,8 @@ pub(in crate::cli::serve::fabrics) struct Served {
     /// Says to hosts that come back that the cache of its device is the same as ever.
     pub(super) cache: Option<Arc<CacheVoucher>>,
     pub(super) handles: Vec<Handle>,
+    /// What the devices that it stands on are known by.
+    pub(super) identities: Vec<(Uri, String)>,
 }
 
 impl Stood {
@@ -184,7 +186,7 @@ impl Served {
 
     /// What it is for its subsystem, which has this name and keeps its reservations there.
     pub(super) fn config(&self, kept: Option<(&StateDirectory, &str)>) -> NamespaceConfig {
-        let disk = || disk::identity(&self.asked.uri);
+        let disk = || disk::identity(&self.asked.uri, &self.identities);
         let keeper = kept.map(|(state, nqn)| state.keeper(nqn, self.asked.nsid, &disk()));
         NamespaceConfig {
             persistence: keeper.map_or(Persistence::None, Persistence::Kept),
