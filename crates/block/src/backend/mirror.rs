@@ -124,7 +124,7 @@ const OPERATIONS: [Operation; 7] = [
 /// Opens `mirror:[URI],[URI]?resync=100m&degraded=no`.
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
     let options = parse(uri)?;
-    let OpenLegs { legs, existing, handles, identities } = open_legs(opener, uri.children());
+    let OpenLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
     let refuse = |problem| MediumError::from(uri.refuse(problem));
     let mut mirror = Mirror::open(opener.regions, &legs, &options, &mut now).map_err(refuse)?;
@@ -133,7 +133,10 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError
         .map_err(refuse)?
         .map(Arc::new);
     let description = mirror.description.clone();
-    let handle = Handle::Mirror { uri: uri.to_string(), handle: mirror.handle() };
+    let handle = mirror.handle();
+    // The mirror is the same whichever of its legs are there.
+    identities.extend(handle.progress().map(|progress| (uri.clone(), progress.uuid)));
+    let handle = Handle::Mirror { uri: uri.to_string(), handle };
     let medium = Arc::new(mirror);
     Ok(Opened { medium, description, existing, handles, identities }.with(handle))
 }

@@ -6,6 +6,7 @@
 //! | `file:` of a block device | world-wide name, serial number or UUID, and the partition; of a loop device its file |
 //! | `volume:` | the pool, by what it lies on, and the volume's UUID |
 //! | `tcp:`, `pcie:`, `vfio-user:` | the namespace's UUID, NGUID or EUI-64, else the controller's serial number and the namespace's identifier |
+//! | `mirror:` | the mirror's own UUID, whichever of its legs are there, in whatever order |
 //! | what stands on others | those, in the same order and made up in the same way |
 //! | `ram:`, `null:`, files of FUSE | the URI: nothing about the disk itself is known |
 //! | a namespace of `tenmil serve` | the URI: its UUID is derived from the NQN, which other targets may have |
@@ -53,6 +54,7 @@ fn known(uri: Uri, names: &Names) -> Uri {
         },
         // They pass blocks through as they are.
         ("delay" | "fault" | "device", [below]) => known(below.clone(), names),
+        ("mirror", _) if let Some(uuid) = name_of(&uri, names) => Uri::new("mirror", uuid),
         ("volume", [below]) => {
             let volume = name_of(&uri, names).unwrap_or(uri.path());
             Uri::on("volume", known(below.clone(), names), volume)
@@ -119,6 +121,18 @@ mod tests {
         std::fs::copy(&moved, path("copy")).unwrap();
         std::fs::rename(path("copy"), &moved).unwrap();
         assert_ne!(striped(&moved, &a), of_both, "a restored file is another");
+    }
+
+    #[test]
+    fn a_mirror_is_the_same_disk_whichever_legs_are_there() {
+        let whole = "mirror:[file:/a],[file:/b]";
+        let of = |uri: &str, uuid: &str| named(uri, &[(uri, uuid)]);
+        for other in ["mirror:[file:/b],[file:/a]", "mirror:[file:/a]?degraded=yes"] {
+            assert_eq!(of(other, "1-2"), of(whole, "1-2"));
+            let volume = |mirror: &str| named(&format!("volume:[{mirror}]/v"), &[(mirror, "1-2")]);
+            assert_eq!(volume(other), volume(whole));
+        }
+        assert_ne!(of(whole, "1-3"), of(whole, "1-2"));
     }
 
     #[test]
