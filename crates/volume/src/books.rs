@@ -107,6 +107,18 @@ impl Books {
         }
     }
 
+    /// These books begin where others end that came to nothing: what those know of the medium stays true.
+    pub(crate) fn inherit(&mut self, mut others: Self) {
+        (self.full, self.step_blocks) = (others.full, others.step_blocks);
+        others.cache.clear();
+        std::mem::swap(&mut self.cache, &mut others.cache);
+        if self.full < FULL {
+            self.keep_more();
+        }
+        self.remapped = others.remapped;
+        self.space.inherit(&others.space);
+    }
+
     /// Makes a change wholly or not at all.
     pub(crate) fn attempt<T>(
         &mut self,

@@ -68,6 +68,12 @@ impl Cache {
         }
     }
 
+    /// Nothing of it is known to be so any more.
+    pub(crate) fn clear(&mut self) {
+        self.pages.clear();
+        self.uses.clear();
+    }
+
     /// How many pages it holds.
     pub(crate) fn len(&self) -> usize {
         self.pages.len()

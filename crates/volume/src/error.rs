@@ -227,6 +227,13 @@ pub enum StoreError {
         /// Who, if that is known.
         by: Option<Box<Owner>>,
     },
+    /// What was flushed is not on the device any more.
+    WentBack {
+        /// The newest generation that is there.
+        found: u64,
+        /// The one that was made durable.
+        expected: u64,
+    },
     /// A write of metadata went wrong earlier; the store takes no changes until it is opened anew.
     Stopped,
 }
@@ -251,9 +258,11 @@ impl StoreError {
     /// Whose move it is.
     pub const fn blame(&self) -> Blame {
         match self {
-            Self::Damaged(_) | Self::Corrupt { .. } | Self::Device { .. } | Self::Stopped => {
-                Blame::Peer
-            }
+            Self::Damaged(_)
+            | Self::Corrupt { .. }
+            | Self::Device { .. }
+            | Self::WentBack { .. }
+            | Self::Stopped => Blame::Peer,
             Self::NoSpace { .. }
             | Self::NoRoomForThick { .. }
             | Self::TwoStores { .. }
@@ -271,7 +280,7 @@ impl StoreError {
             Self::OutOfRange { .. } => Outcome::LBA_OUT_OF_RANGE,
             Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
             Self::Device { outcome, .. } => *outcome,
-            Self::Stopped => Outcome::WRITE_FAULT,
+            Self::Stopped | Self::WentBack { .. } => Outcome::WRITE_FAULT,
             Self::Owned { .. } | Self::TakenOver { .. } => RESERVATION_CONFLICT,
             _ => Outcome::INTERNAL_ERROR,
         }
@@ -317,7 +326,10 @@ impl StoreError {
             Self::Corrupt { .. } => {
                 "write these blocks anew from a copy; `tenmil store scrub` looks for others."
             }
-            Self::Stopped => "see to the device, then open the store again.",
+            Self::Stopped => "see to the device; the store goes on by itself once it can be read.",
+            Self::WentBack { .. } => {
+                "the device has lost flushed writes; check the store, and restore what it lacks."
+            }
             Self::Owned { .. } => {
                 "end that process; if it or its machine is gone for certain, take the store over: \
                  `tenmil store takeover DEVICE --force`."
@@ -479,6 +491,10 @@ impl fmt::Display for StoreError {
             Self::TakenOver { by: None } => write!(
                 out,
                 "the store was taken over or made anew by somebody else: it is not used here any more"
+            ),
+            Self::WentBack { found, expected } => write!(
+                out,
+                "the device has generation {found} of the store, expected {expected}, which was flushed"
             ),
             Self::Stopped => write!(out, "the store takes no changes since a write went wrong"),
         }

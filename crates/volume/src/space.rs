@@ -113,6 +113,11 @@ impl Space {
         }
     }
 
+    /// Blocks to which writes may still come to pass, as another one knows, are not given out here either.
+    pub(crate) fn inherit(&mut self, other: &Self) {
+        other.spoilt.iter().for_each(|range| self.spoilt.insert(range));
+    }
+
     /// There is more room: what was the end of the first device is given out once this transaction is
     /// durable.
     pub(crate) fn grow(&mut self, generation: u64, end: u64, superblock: &Superblock) {

@@ -23,6 +23,7 @@
 mod ask;
 mod commit;
 mod owned;
+mod recover;
 mod task;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -42,6 +43,7 @@ use crate::plan::Pending;
 use crate::space::{CHANGE_BLOCKS, POOL_BLOCKS};
 pub use ask::{Action, Answer, Ask, End, Run, Usage};
 use commit::{Commit, Frozen};
+use recover::Recovery;
 use task::{Task, Wait};
 
 /// An open store.
@@ -78,6 +80,14 @@ pub struct Store {
     stopped: bool,
     /// Why it takes no changes, if it does not.
     stopped_by: Option<StoreError>,
+    /// How often the device has made it stop, why the last time, how far a recovery from that is, and tasks
+    /// that wait for it.
+    losses: u64,
+    last_stop: Option<StoreError>,
+    recovery: Recovery,
+    paused: VecDeque<u64>,
+    /// It has recovered, and nothing was made durable since.
+    is_unproven: bool,
     /// Who writes to it here, and whether the store may be taken from somebody.
     me: Option<Owner>,
     claim: Claim,
@@ -96,6 +106,7 @@ enum Purpose {
     Data(u64),
     Flush(u64),
     Commit,
+    Recover,
 }
 
 /// What is going on with a volume.
@@ -142,6 +153,11 @@ impl Store {
             is_sweep_stuck: false,
             stopped: false,
             stopped_by: None,
+            losses: 0,
+            last_stop: None,
+            recovery: Recovery::Idle,
+            paused: VecDeque::new(),
+            is_unproven: false,
             me: None,
             claim: Claim::Free,
             bugs: InjectedBugs::default(),
@@ -215,6 +231,9 @@ impl Store {
     /// The run of a volume's map that has a block, if it is mapped and that can be said without
     /// reading anything. None of a volume with checksums: its data pass through whoever has those.
     pub fn mapped_run(&mut self, volume: u64, block: u64) -> Option<Run> {
+        if self.is_recovering() {
+            return None;
+        }
         let body = self.books.volume(volume).ok().flatten().filter(|body| block < body.blocks)?;
         if body.has(flags::CHECKSUMS) {
             return None;
@@ -248,6 +267,7 @@ impl Store {
     pub fn note_oldest_read(&mut self, transaction: u64) {
         if std::mem::replace(&mut self.oldest_read, transaction) < transaction {
             self.release();
+            self.look_again();
         }
     }
 
@@ -267,6 +287,7 @@ impl Store {
             self.held.swap_remove(place);
         }
         self.release();
+        self.look_again();
     }
 
     /// Whether there is room only because metadata are kept for somebody who reads them: he ought to let
@@ -328,6 +349,7 @@ impl Store {
             Some(Purpose::Page(address)) => self.handle_page(address, end),
             Some(Purpose::Data(task) | Purpose::Flush(task)) => self.handle_transfer(task, io, end),
             Some(Purpose::Commit) => self.handle_commit(end),
+            Some(Purpose::Recover) => self.handle_recovered(end),
             None => {}
         }
         self.turn();
@@ -359,7 +381,7 @@ impl Store {
             }
             // To give back may itself want a commit first.
             if !self.begin_commit() && !self.sweep() && !self.begin_commit() {
-                return;
+                return self.look_again();
             }
         }
     }

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use super::{Action, BACKLOG, End, Purpose, Store};
-use crate::books::Stop;
+use crate::books::{Books, Stop};
 use crate::cost::Leaves;
 use crate::devices::Devices;
 use crate::error::{Damage, Flaw, StoreError};
@@ -157,6 +157,11 @@ impl Store {
     /// A write or a flush of a commit has ended.
     pub(super) fn handle_commit(&mut self, end: End<'_>) {
         if let End::Failed(outcome) = end {
+            if matches!(self.commit, Commit::Pages(..)) {
+                // A page that was not written may come to be written late.
+                let Books { writing, space, .. } = &mut self.books;
+                writing.keys().for_each(|page| space.spoil(*page..*page + 1));
+            }
             return self.stop(&StoreError::Device { what: "write metadata of the store", outcome });
         }
         match std::mem::replace(&mut self.commit, Commit::Idle) {
@@ -221,6 +226,7 @@ impl Store {
     /// It is durable: whoever waited for it may go on, and what it has freed may be given out.
     fn end_commit(&mut self, frozen: &Frozen) {
         self.durable = frozen.clone();
+        self.is_unproven = false;
         (self.is_sweep_stuck, self.books.sweep_from) = (false, 0);
         for (address, page) in std::mem::take(&mut self.books.writing) {
             self.books.cache.put(address, page);
@@ -248,7 +254,11 @@ impl Store {
     /// Takes no changes any more. What is durable stays what it is.
     pub(super) fn stop(&mut self, error: &StoreError) {
         (self.stopped, self.commit, self.wants_commit) = (true, Commit::Idle, false);
-        self.stopped_by.get_or_insert_with(|| error.clone());
+        if self.stopped_by.is_none() {
+            self.stopped_by = Some(error.clone());
+            self.last_stop = Some(error.clone());
+            self.losses += 1;
+        }
         self.withdraw();
         let waiting = std::mem::take(&mut self.on_commit);
         let waiting = waiting.into_iter().map(|(_, task)| task).chain(self.on_apply.drain(..));

@@ -135,7 +135,7 @@ impl Store {
                     self.handle_transfer(task, io, failed);
                 }
                 Some(Purpose::Page(address)) => self.handle_page(address, failed),
-                Some(Purpose::Commit) | None => {}
+                Some(Purpose::Commit | Purpose::Recover) | None => {}
             }
         }
     }

@@ -181,10 +181,22 @@ impl Task {
     }
 }
 
+impl Task {
+    /// Whether nothing was done for it that a recovery would undo.
+    fn has_not_begun(&self) -> bool {
+        let holds = [self.began, self.writes_to, self.quiets].iter().any(Option::is_some);
+        matches!(self.state, State::Start) && !holds && self.mine.0.is_empty()
+    }
+}
+
 impl Store {
     /// Goes on with a task as far as it goes.
     pub(super) fn run(&mut self, id: u64) {
         let Some(mut task) = self.tasks.remove(&id) else { return };
+        if self.is_recovering() && task.has_not_begun() {
+            self.tasks.insert(id, task);
+            return self.paused.push_back(id);
+        }
         let step = self.step(id, &mut task);
         if !matches!(step, Err(Halt::Stop(Stop::Need(_)))) {
             self.books.cache.settle();
@@ -449,7 +461,9 @@ impl Store {
     /// What is answered to whoever wants a change.
     fn why_stopped(&self) -> StoreError {
         let why = self.stopped_by.clone();
-        why.filter(|_| self.is_taken_over()).unwrap_or(StoreError::Stopped)
+        let is_lasting =
+            matches!(why, Some(StoreError::TakenOver { .. } | StoreError::WentBack { .. }));
+        why.filter(|_| is_lasting).unwrap_or(StoreError::Stopped)
     }
 
     fn give_up(&mut self, id: u64, task: &mut Task) -> Result<Next, Halt> {

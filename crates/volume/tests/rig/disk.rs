@@ -21,6 +21,8 @@ pub struct Disk {
     pub runs: Vec<(u64, u32)>,
     clock: u64,
     pub writes: u64,
+    /// Completed writes were lost, and no flush has said so yet.
+    pub has_lost: bool,
 }
 
 /// A write of one block that no flush has made survive.
@@ -78,6 +80,7 @@ impl Disk {
             runs: Vec::new(),
             clock: 0,
             writes: 0,
+            has_lost: false,
         }
     }
 
@@ -94,6 +97,20 @@ impl Disk {
         let volatile = image.iter().filter(is_new).map(write).collect();
         let (stable, runs) = (self.stable.clone(), self.runs.clone());
         Self { stable, volatile, runs, ..Self::new(image) }
+    }
+
+    /// Any subset of the completed writes that no flush has followed is lost, and the device goes on. What
+    /// is under way ends as ever; what is left may be lost as well the next time.
+    pub fn lose(&mut self, random: &mut Random) {
+        let all = std::mem::take(&mut self.volatile);
+        let (ended, begun) = all.into_iter().partition(|write| write.ended.is_some());
+        self.volatile = ended;
+        let image = if random.chance(1, 4) { self.stable.clone() } else { self.random_cut(random) };
+        let mut after = self.unflushed(image);
+        after.volatile.extend::<Vec<Volatile>>(begun);
+        (after.clock, after.writes, after.has_lost) = (self.clock, self.writes, true);
+        after.flushes = std::mem::take(&mut self.flushes);
+        *self = after;
     }
 
     pub fn image(&self) -> &Image {

@@ -35,6 +35,11 @@ pub struct Rig {
     late: Vec<u64>,
     /// The next flush is answered with an error.
     pub fails_flushes: bool,
+    /// The store recovers when it has stopped.
+    pub recovers: bool,
+    losses: u64,
+    /// Flushes that were under way when one has told of a loss.
+    fails_too: Vec<u64>,
     /// The next read from a parent is answered with an error.
     pub fails_parent: bool,
     /// So many writes of pages and superblocks from now on, one is answered with an error.
@@ -138,6 +143,9 @@ impl Rig {
             fails_late: false,
             late: Vec::new(),
             fails_flushes: false,
+            recovers: false,
+            losses: 0,
+            fails_too: Vec::new(),
             fails_parent: false,
             fails_pages: None,
             reads: 0,
@@ -196,12 +204,20 @@ impl Rig {
     /// Begins all that the store wants done, and ends nothing but zeroes for reads: those nobody completes,
     /// and they are there before an answer is.
     pub fn begin(&mut self) {
-        while let Some(action) = self.store.next_action() {
-            self.issue(&action);
-            match action {
-                Action::Zero { .. } => self.carry_out(action),
-                _ => self.under_way.push(action),
+        loop {
+            while let Some(action) = self.store.next_action() {
+                self.issue(&action);
+                match action {
+                    Action::Zero { .. } => self.carry_out(action),
+                    _ => self.under_way.push(action),
+                }
             }
+            if !self.recovers
+                || std::mem::replace(&mut self.losses, self.store.losses()) == self.losses
+            {
+                return;
+            }
+            assert!(self.store.recover(), "{:?}", self.store.stopped_by());
         }
     }
 
@@ -276,6 +292,16 @@ impl Rig {
                 }
                 self.disk.end_write(io);
                 self.store.complete(io, End::Done);
+            }
+            Action::Flush { io } if self.disk.has_lost || self.fails_too.contains(&io) => {
+                if std::mem::take(&mut self.disk.has_lost) {
+                    let flush = |action: &Action| match action {
+                        Action::Flush { io } => Some(*io),
+                        _ => None,
+                    };
+                    self.fails_too = self.under_way.iter().filter_map(flush).collect();
+                }
+                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
             }
             Action::Flush { io } if self.fails_flushes => {
                 self.fails_flushes = false;
