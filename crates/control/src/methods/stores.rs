@@ -17,7 +17,12 @@ const STOPPED: EventKind = kind(
     "a store takes no changes any more: its device has failed, or somebody else owns it",
 );
 
-pub(super) const EVENTS: &[EventKind] = &[FILLING, RELIEVED, FULL, STOPPED];
+const RECOVERED: EventKind = kind(
+    "store-recovered",
+    "a store that had stopped goes on; writes that were not flushed may be lost",
+);
+
+pub(super) const EVENTS: &[EventKind] = &[FILLING, RELIEVED, FULL, STOPPED, RECOVERED];
 
 const fn kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
@@ -41,14 +46,15 @@ impl Announcer {
         self.announce(Event { kind, text: news.to_string(), about });
     }
 
-    /// Announces that a store has stopped.
+    /// Announces that a store has stopped, or goes on.
     pub fn announce_stop(&self, news: &StopNews) {
         let about = json!({
             "store": news.store,
             "device": news.device,
             "why": news.why.to_string(),
         });
-        self.announce(Event { kind: STOPPED, text: news.to_string(), about });
+        let kind = if news.recovered.is_some() { RECOVERED } else { STOPPED };
+        self.announce(Event { kind, text: news.to_string(), about });
     }
 }
 

@@ -56,6 +56,10 @@ pub(super) struct VolumeChannel {
     bounce: Option<Bounce>,
     /// What the store is to be asked.
     asks: Vec<(u32, Ask)>,
+    /// The losses that whoever has this channel was told of, by a flush that failed; and those that flushes
+    /// tell of that are answered and not yet taken.
+    told_losses: u64,
+    telling: u64,
 }
 
 /// One place of a channel's table.
@@ -125,6 +129,8 @@ impl VolumeChannel {
             unknown: Vec::with_capacity(depth as usize),
             bounce,
             asks: Vec::new(),
+            told_losses: open.shared.losses(),
+            telling: 0,
             limits: limits.clone(),
             block_count,
         })
@@ -451,7 +457,11 @@ impl VolumeChannel {
     /// The store has answered; what has to survive is asked to.
     fn end(&mut self, slot: u32, error: Option<StoreError>) {
         let Work { request, outcome, stage, .. } = self.works[slot as usize];
+        let is_flush = request.operation == Operation::Flush;
+        let losses = self.open.shared.losses();
         let outcome = match error {
+            // The store has all that survived. What this channel wrote before need not be among that.
+            None if is_flush && losses != self.told_losses => Outcome::WRITE_FAULT,
             Some(error) => error.outcome(),
             None if self.bounce.is_some() && outcome.is_success() => self.give_data(slot),
             None => outcome,
@@ -464,6 +474,9 @@ impl VolumeChannel {
         if is_forced && stage == Stage::Asked && outcome.is_success() {
             self.works[slot as usize].stage = Stage::Forced;
             return self.enter(|state, desk| state.ask(desk, slot, Ask::Flush));
+        }
+        if is_flush && outcome == Outcome::WRITE_FAULT {
+            self.telling = losses;
         }
         self.answer(slot, outcome);
     }
@@ -548,6 +561,10 @@ impl Backend for VolumeChannel {
         }
         if self.ready.len() > 0 {
             self.ready.give(answers);
+        }
+        if self.telling != 0 && self.ready.len() == 0 {
+            // What is flushed from now on is flushed by somebody who knows.
+            self.told_losses = std::mem::take(&mut self.telling);
         }
         answers.len() - before
     }

@@ -40,12 +40,15 @@ pub(super) struct Owner {
     notes: VecDeque<Note>,
     /// Devices have come that nobody listens to yet.
     has_more: bool,
-    /// It was told that the store has stopped.
-    has_told: bool,
+    /// How often it was told that the store has stopped, and whether it was told that it goes on.
+    told_stops: u64,
+    told_stop: bool,
+    /// When the next recovery is begun, while the store does not go on.
+    recovers_at: Instant,
 }
 
 /// What is done in a place.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Job {
     io: u64,
     /// Whether a page is read, whose bytes the store wants.
@@ -53,6 +56,23 @@ struct Job {
     /// Requests that have not been answered.
     left: u32,
     outcome: Outcome,
+    /// What it is, to do it once more: the operation, where, and how many bytes.
+    work: (Operation, u64, u32),
+    /// How often it has been tried again, and when it is the next time.
+    tries: u32,
+    again_at: Option<Instant>,
+}
+
+impl Job {
+    const NONE: Self = Self {
+        io: 0,
+        reads: false,
+        left: 0,
+        outcome: Outcome::SUCCESS,
+        work: (Operation::Flush, 0, 0),
+        tries: 0,
+        again_at: None,
+    };
 }
 
 /// Places for one page.
@@ -66,8 +86,14 @@ const SLOTS_BYTES: u32 = 2 * PAGE_BYTES;
 const PAGE: usize = PAGE_BYTES as usize;
 /// Answers that are taken at once.
 const ANSWERS_MAX: usize = 64;
-/// How long the owner sleeps at most.
+/// How long the owner sleeps at most, and while it waits for reads to end before a recovery.
 const SLEEP_MAX: Span = Span::from_secs(1);
+const SLEEP_RECOVERING: Span = Span::from_ms(2);
+/// How often what failed on the way is tried again, and how long after. The device has deadlines of its own.
+const TRIES_MAX: u32 = 3;
+const TRY_AGAIN_AFTER: Span = Span::from_ms(500);
+/// How long after a recovery that came to nothing the next one begins.
+const RECOVER_AFTER: Span = Span::from_secs(2);
 
 impl Owner {
     pub(super) fn new(
@@ -88,7 +114,7 @@ impl Owner {
             shape,
             regions: regions.clone(),
             memory: memory.map_err(|error| error.to_string())?,
-            jobs: vec![Job::default(); places].into(),
+            jobs: vec![Job::NONE; places].into(),
             small: (0..SMALL).rev().collect(),
             large: (SMALL..SMALL + LARGE).rev().collect(),
             waiting: VecDeque::new(),
@@ -97,7 +123,9 @@ impl Owner {
             answers: Answers::with_capacity(ANSWERS_MAX),
             notes: VecDeque::new(),
             has_more: false,
-            has_told: false,
+            told_stops: 0,
+            told_stop: false,
+            recovers_at: Instant::default(),
         })
     }
 
@@ -145,6 +173,8 @@ impl Owner {
         if let Some(news) = self.look_around() {
             news.tell();
         }
+        self.recover(now);
+        self.try_again(now);
         self.reach_further();
         let mut did = false;
         while let Some(action) = self.waiting.pop_front() {
@@ -161,7 +191,7 @@ impl Owner {
         }
         self.backend.flush();
         self.backend.poll(now, &mut self.answers);
-        did | self.end_jobs()
+        did | self.end_jobs(now)
     }
 
     /// Takes what is to be done. Returns how full the store is, if that is news: looked at here, once a
@@ -170,15 +200,56 @@ impl Owner {
         let mut state = self.shared.lock();
         state.take_pages(&mut self.waiting);
         state.take_notes(&self.desk, &mut self.notes);
-        if let Some(why) = state.store.stopped_by().filter(|_| !self.has_told) {
-            self.has_told = true;
+        let (stops, stopped) = (state.store.losses(), state.store.is_stopped());
+        let is_news = stops > self.told_stops || (self.told_stop && !stopped);
+        if let Some(why) = state.store.last_stop().filter(|_| is_news) {
+            let recovered = (!stopped).then(|| state.store.generation());
             let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
             drop(state);
-            StopNews { device, store, why }.tell();
+            let news = StopNews { device, store, why, recovered };
+            if stops > self.told_stops && recovered.is_some() && !self.told_stop {
+                // It went on before anybody could be told that it had stopped.
+                StopNews { recovered: None, ..news.clone() }.tell();
+            }
+            (self.told_stops, self.told_stop) = (stops, stopped);
+            news.tell();
             return None;
         }
         let notice = room::is_heard().then(|| state.store.next_notice())??;
         Some(RoomNews::new(&self.device, state.store.name(), &notice))
+    }
+
+    /// While the store does not go on, has it try now and then; and tells it of reads that have ended.
+    fn recover(&mut self, now: Instant) {
+        if !self.told_stop {
+            self.recovers_at = now.after(RECOVER_AFTER);
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock_to_tell();
+        if !state.store.is_recovering() && now >= self.recovers_at {
+            self.recovers_at = now.after(RECOVER_AFTER);
+            state.store.recover();
+        }
+        shared.sort(&mut state);
+    }
+
+    /// Does once more what failed on the way a while ago.
+    fn try_again(&mut self, now: Instant) {
+        for place in 0..SMALL + LARGE {
+            let job = &mut self.jobs[place as usize];
+            if job.again_at.is_none_or(|at| at > now) {
+                continue;
+            }
+            (job.again_at, job.outcome, job.tries) = (None, Outcome::SUCCESS, job.tries + 1);
+            let (operation, at, len) = job.work;
+            if operation == Operation::Flush {
+                self.push(place, operation, 0, Segment::default());
+            } else {
+                let memory = self.memory(place).slice(0, len).unwrap_or_default();
+                self.push_parts(place, operation, at, memory);
+            }
+        }
     }
 
     /// If there are more devices, goes to them, too. What is told otherwise is the end of the last flush,
@@ -213,7 +284,14 @@ impl Owner {
         if has_work || busy_below {
             sleeper.cancel();
         } else {
-            let left = self.backend.wake_at().since(clock.now()).min(SLEEP_MAX);
+            let most = if self.shared.lock().store.is_recovering() {
+                SLEEP_RECOVERING
+            } else if self.jobs.iter().any(|job| job.again_at.is_some()) {
+                TRY_AGAIN_AFTER
+            } else {
+                SLEEP_MAX
+            };
+            let left = self.backend.wake_at().since(clock.now()).min(most);
             sleeper.block(left, &mut Vec::new());
         }
         self.backend.disarm();
@@ -237,7 +315,8 @@ impl Owner {
         let Some(place) = free.pop() else { return false };
         let memory = self.memory(place).slice(0, len).unwrap_or_default();
         let reads = operation == Operation::Read;
-        self.jobs[place as usize] = Job { io, reads, left: 0, outcome: Outcome::SUCCESS };
+        let work = (operation, at, len);
+        self.jobs[place as usize] = Job { io, reads, work, ..Job::NONE };
         if operation == Operation::Flush {
             self.push(place, operation, 0, Segment::default());
         } else if operation == Operation::Write && self.regions.store(memory, bytes).is_err() {
@@ -254,8 +333,8 @@ impl Owner {
     fn begin_slots(&mut self, io: u64) -> bool {
         let Some(place) = self.large.pop() else { return false };
         let memory = self.memory(place).slice(0, SLOTS_BYTES).unwrap_or_default();
-        let (reads, left, outcome) = (true, 0, Outcome::SUCCESS);
-        self.jobs[place as usize] = Job { io, reads, left, outcome };
+        let work = (Operation::Read, 0, SLOTS_BYTES);
+        self.jobs[place as usize] = Job { io, reads: true, work, ..Job::NONE };
         self.push_parts(place, Operation::Read, 0, memory);
         true
     }
@@ -302,7 +381,7 @@ impl Owner {
     }
 
     /// Takes the answers of the device. False if there are none.
-    fn end_jobs(&mut self) -> bool {
+    fn end_jobs(&mut self, now: Instant) -> bool {
         let mut ended = Vec::new();
         for answer in self.answers.drain() {
             let Ok(place) = u32::try_from(answer.token) else { continue };
@@ -311,7 +390,9 @@ impl Owner {
             if !answer.outcome.is_success() {
                 job.outcome = answer.outcome;
             }
-            if job.left == 0 {
+            if job.left == 0 && may_be_repeated(job) {
+                job.again_at = Some(now.after(TRY_AGAIN_AFTER));
+            } else if job.left == 0 {
                 ended.push(place);
             }
         }
@@ -347,4 +428,14 @@ impl Owner {
         state.store.complete(io, end);
         self.shared.sort(&mut state);
     }
+}
+
+/// Whether it failed by something on the way to the device, which may be over, and so nothing is known to be
+/// lost: any status of the path, and of a flush all but Write Fault, which tells of lost writes.
+fn may_be_repeated(job: &Job) -> bool {
+    let status = job.outcome.0 & 0x7ff;
+    let is_path =
+        status >> 8 == 3 || [Outcome::INTERRUPTED.0, Outcome::ABORTED.0].contains(&status);
+    let is_flush = job.work.0 == Operation::Flush && job.outcome != Outcome::WRITE_FAULT;
+    !job.outcome.is_success() && job.tries < TRIES_MAX && (is_path || is_flush)
 }

@@ -27,6 +27,8 @@ pub(super) struct Shared {
     state: Mutex<State>,
     /// The transaction that is open, or one before it.
     transaction: AtomicU64,
+    /// How often writes that no flush had followed may have been lost.
+    losses: AtomicU64,
     /// Wakes the owner.
     bell: Bell,
 }
@@ -99,13 +101,21 @@ impl Shared {
             is_taken_over: false,
         };
         let transaction = AtomicU64::new(state.store.transaction());
-        Self { state: Mutex::new(state), transaction, bell }
+        Self { state: Mutex::new(state), transaction, losses: AtomicU64::new(0), bell }
     }
 
     /// The transaction that is open, or one before it.
     #[inline]
     pub(super) fn transaction(&self) -> u64 {
         self.transaction.load(Ordering::Acquire)
+    }
+
+    /// How often writes that no flush had followed may have been lost: a channel whose last failed flush was
+    /// before that fails one more.
+    #[inline]
+    pub(super) fn losses(&self) -> u64 {
+        // Stored before the answers of the store are told, and those are read after this is.
+        self.losses.load(Ordering::Acquire)
     }
 
     /// Takes the lock, for somebody who has something to tell the store, and tells it how old the
@@ -184,10 +194,15 @@ impl Shared {
     /// Has all that the store wants done be done by whoever it is for.
     pub(super) fn sort(&self, state: &mut State) {
         let before = state.pages.len();
-        while let Some(action) = state.store.next_action() {
-            match token_of(&action) {
-                None => state.pages.push_back(action),
-                Some(token) => state.pass_on(token, action),
+        loop {
+            while let Some(action) = state.store.next_action() {
+                match token_of(&action) {
+                    None => state.pages.push_back(action),
+                    Some(token) => state.pass_on(token, action),
+                }
+            }
+            if !self.begin_recovery(state) {
+                break;
             }
         }
         while let Some(volume) = state.store.next_remapped() {
@@ -215,6 +230,23 @@ impl Shared {
         if state.pages.len() > before {
             self.ring();
         }
+    }
+}
+
+impl Shared {
+    /// If the store has stopped because its device failed, has it read again what is durable, before anybody
+    /// asks it anything. What was kept of any map is not true any more.
+    fn begin_recovery(&self, state: &mut State) -> bool {
+        let losses = state.store.losses();
+        if losses == self.losses.load(Ordering::Relaxed) {
+            return false;
+        }
+        for epoch in state.epochs.values() {
+            epoch.fetch_add(1, Ordering::Release);
+        }
+        self.losses.store(losses, Ordering::Release);
+        // What fails again at once is tried again by the owner, later.
+        state.store.may_recover_at_once() && state.store.recover()
     }
 }
 

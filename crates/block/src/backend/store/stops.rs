@@ -1,11 +1,11 @@
-//! Telling that a store takes no changes any more, and why, whoever has it open.
+//! Telling that a store takes no changes any more, and why, and that it goes on, whoever has it open.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use volume::StoreError;
 
-/// What is told of a store that has stopped.
+/// What is told of a store that has stopped, or goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopNews {
     /// The device that the store is on.
@@ -14,6 +14,8 @@ pub struct StopNews {
     pub store: String,
     /// Why.
     pub why: StoreError,
+    /// The generation from which it goes on, if it does.
+    pub recovered: Option<u64>,
 }
 
 type Hearer = Box<dyn Fn(&StopNews) + Send>;
@@ -21,7 +23,7 @@ type Hearer = Box<dyn Fn(&StopNews) + Send>;
 static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
 
 /// Has `hear` be called whenever a store of this process stops: a write of metadata or a flush has failed, or
-/// somebody else owns it. Within a second, on the store's own thread. For as long as the process lives.
+/// somebody else owns it; and when it goes on. Within a second, on the store's own thread. For as long as the process lives.
 pub fn hear_of_stops(hear: impl Fn(&StopNews) + Send + 'static) {
     HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
 }
@@ -35,7 +37,14 @@ impl StopNews {
 
 impl fmt::Display for StopNews {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, store, why } = self;
+        let Self { device, store, why, recovered } = self;
+        if let Some(generation) = recovered {
+            return write!(
+                out,
+                "store `{store}` on {device} has recovered and goes on from generation {generation}; \
+                 writes that were not flushed before it stopped may be lost ({why})"
+            );
+        }
         write!(out, "store `{store}` on {device} takes no changes any more: {why}")
     }
 }

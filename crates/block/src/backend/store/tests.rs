@@ -3,6 +3,7 @@
 mod checks;
 mod devices;
 mod known;
+mod losses;
 mod made;
 mod outside;
 mod shorter;

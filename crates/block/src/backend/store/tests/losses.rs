@@ -1,0 +1,100 @@
+//! Stores on devices that lose writes, or fail for a while, and go on.
+
+use base::{Operation, Outcome};
+
+use super::Bench;
+use crate::{Handle, Opened, Rule};
+
+fn open(bench: &Bench, name: &str) -> Opened {
+    let uri = format!("volume:[fault:[{}]]/{name}", bench.device());
+    bench.opener().open(&uri.parse().unwrap()).unwrap()
+}
+
+/// What goes wrong on purpose below a volume.
+fn fail(opened: &Opened, rules: &str) {
+    let handle = opened.handles.iter().find_map(|handle| match handle {
+        Handle::Fault { handle, .. } => Some(handle),
+        _ => None,
+    });
+    handle.unwrap().set(Rule::parse_all(rules).unwrap());
+}
+
+#[test]
+fn every_channel_fails_one_flush_for_a_loss_and_the_store_goes_on() {
+    let bench = Bench::new("16m");
+    bench.create("v", 500);
+    let opened = open(&bench, "v");
+    let mut hands: Vec<_> = (0..3).map(|number| bench.hand(&*opened.medium, number)).collect();
+    for (first, hand) in (0..).zip(&mut hands) {
+        hand.write(first * 32, 32, 1);
+        assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+        hand.write(first * 32 + 200, 32, 2);
+    }
+    for round in 0..3 {
+        fail(&opened, "error:flushx1");
+        for hand in &mut hands {
+            assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::WRITE_FAULT, "round {round}");
+            assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS, "round {round}");
+        }
+        for (first, hand) in (0..).zip(&mut hands) {
+            assert_eq!(hand.read(first * 32, 32), [1; 32]);
+            hand.write(first * 32 + 200, 32, 3);
+        }
+        let mut late = bench.hand(&*opened.medium, 3);
+        assert_eq!(late.run(Operation::Flush, 0, 0), Outcome::SUCCESS, "it came after the loss");
+        for (first, hand) in (0..).zip(&mut hands) {
+            assert_eq!(hand.read(first * 32 + 200, 32), [3; 32], "round {round}");
+        }
+    }
+    bench.snapshot("v", "s");
+    drop((hands, opened));
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn what_fails_on_the_way_to_the_device_is_tried_again_and_nobody_hears_of_it() {
+    let bench = Bench::new("16m");
+    bench.create("v", 500);
+    let opened = open(&bench, "v");
+    let mut hand = bench.hand(&*opened.medium, 0);
+    hand.write(0, 32, 1);
+    fail(&opened, "error-path:flushx2");
+    assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    hand.write(64, 32, 1);
+    fail(&opened, "error-internal:flushx1");
+    assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    // A new part of the map: pages are written.
+    for block in (100..400).step_by(50) {
+        hand.write(block, 16, 1);
+    }
+    fail(&opened, "error-path:write@0-300x2");
+    assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    assert_eq!(bench.store().shared.losses(), 0);
+    drop((hand, opened));
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn a_store_whose_device_was_gone_for_long_goes_on_by_itself() {
+    let bench = Bench::new("16m");
+    bench.create("v", 500);
+    let opened = open(&bench, "v");
+    let mut hand = bench.hand(&*opened.medium, 0);
+    hand.write(0, 32, 1);
+    assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    hand.write(64, 32, 1);
+    fail(&opened, "error-path:any");
+    assert_ne!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    fail(&opened, "error-path:anyx0");
+    let until = bench.clock.now().after(base::Span::from_secs(60));
+    while hand.run(Operation::Write, 64, 32) != Outcome::SUCCESS {
+        assert!(bench.clock.now() < until, "it goes on");
+        host::thread::give_way();
+    }
+    if hand.run(Operation::Flush, 0, 0) != Outcome::SUCCESS {
+        assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS, "one flush fails");
+    }
+    assert_eq!(hand.read(0, 32), [1; 32]);
+    drop((hand, opened));
+    assert!(bench.is_clean());
+}
