@@ -45,6 +45,8 @@ pub(super) struct MirrorChannel {
     /// When this turn is.
     now: Instant,
     masks: Masks,
+    /// Whether it is that of the thread that looks after the mirror.
+    is_owner: bool,
     background: Background,
     /// What came up from a leg.
     below: Answers,
@@ -83,12 +85,21 @@ impl MirrorChannel {
             returns: shared.returns(),
             now: Instant::default(),
             masks: shared.masks(),
+            is_owner: false,
             background: Background::default(),
             below: Answers::with_capacity(depth as usize + 32),
             shared: Arc::clone(shared),
             limits,
             owner: None,
         })
+    }
+
+    /// The channel of the thread that looks after the mirror from now on.
+    pub(super) fn open_for_owner(shared: &Arc<Shared>) -> Result<Self, String> {
+        let mut channel = Self::open(shared)?;
+        channel.is_owner = true;
+        shared.own(&mut shared.lock(), Some(channel.bell.clone()));
+        Ok(channel)
     }
 
     /// Takes one request; there is a place for it.
@@ -262,7 +273,9 @@ impl MirrorChannel {
         if work.done != 0 {
             if work.failed != 0 {
                 let Request { lba, blocks, .. } = work.request;
-                self.shared.lock().repair(&self.shared, lba, blocks);
+                let mut meta = self.shared.lock();
+                meta.repair(&self.shared, lba, blocks);
+                meta.call_owner();
             }
             return self.end(slot, Outcome::SUCCESS);
         }
@@ -335,6 +348,7 @@ impl MirrorChannel {
                 if operation != Operation::Flush {
                     meta.suspect(&shared, lba, blocks.into());
                 }
+                meta.call_owner();
                 drop(meta);
                 self.masks = shared.masks();
                 let is_done = work.outcome.is_success();
@@ -481,7 +495,7 @@ impl Backend for MirrorChannel {
         if self.shared.returns() != self.returns {
             self.have_reports();
         }
-        if now >= self.shared.tend_at() {
+        if now >= self.shared.tend_at() && (self.is_owner || !self.shared.has_owner()) {
             let shared = Arc::clone(&self.shared);
             self.look_after(&mut shared.lock());
         }
@@ -494,6 +508,9 @@ impl Backend for MirrorChannel {
     fn wake_at(&self) -> Instant {
         if self.is_restless() {
             return Instant::default();
+        }
+        if self.shared.has_owner() && !self.is_owner {
+            return self.legs.wake_at();
         }
         self.legs.wake_at().min(self.shared.tend_at())
     }
@@ -525,6 +542,9 @@ impl Drop for MirrorChannel {
         meta.registered.retain(|write| !write.seat.is(seat));
         for work in self.works.iter().filter(|work| work.may_differ()) {
             meta.suspect(&shared, work.request.lba, work.request.blocks.into());
+        }
+        if self.is_owner {
+            shared.own(&mut meta, None);
         }
         self.background.abandon(&mut meta, &shared);
         shared.tell();

@@ -1,6 +1,6 @@
 //! What is known about the legs and the regions of a mirror, and who may write where. No I/O.
 
-use base::Instant;
+use base::{Instant, Interrupts};
 use host::EventVectors;
 
 use super::assemble::Assembly;
@@ -67,6 +67,8 @@ pub(super) struct Meta {
 
     /// The channels that are open.
     pub(super) members: Vec<Member>,
+    /// What wakes the thread that looks after the mirror, while it has one.
+    pub(super) owner: Option<EventVectors>,
     /// Writes in the region under copy.
     pub(super) registered: Vec<Registered>,
     pub(super) copying: Option<Copying>,
@@ -209,6 +211,7 @@ impl Meta {
             stalled: false,
             failures: 0,
             members: Vec::new(),
+            owner: None,
             registered: Vec::new(),
             copying: None,
             repairs: Vec::new(),
@@ -373,6 +376,13 @@ impl Meta {
         }
         self.events.push(MirrorEvent::WritesLost);
         true
+    }
+
+    /// Wakes the thread that looks after the mirror, if it sleeps: something is to be done.
+    pub(super) fn call_owner(&mut self) {
+        if let Some(bell) = &mut self.owner {
+            bell.raise(0);
+        }
     }
 
     /// Legs have failed: they are neither read nor written any more. There must be others in sync.

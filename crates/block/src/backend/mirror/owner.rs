@@ -1,8 +1,10 @@
 //! The thread of an open mirror: it resynchronizes while nobody does I/O, and announces what happens.
 //!
 //! It ends after the last channel of the mirror, whose superblocks then say that nobody has it open.
-//! It has a channel of its own and does with it what any channel does for the mirror. It sleeps until
-//! the mirror has something to do, a leg answers, or a second has passed.
+//! It has a channel of its own, and is the only one that does tasks of the background and writes
+//! superblocks: a channel of a client is polled only while the client waits for answers, and would
+//! leave them half done. It sleeps until the mirror has something to do, a leg answers, or a second
+//! has passed.
 
 use std::sync::Arc;
 
@@ -43,7 +45,7 @@ impl Owner {
             return Ok(None);
         }
         let (shared, names) = (Arc::clone(shared), Arc::clone(names));
-        let channel = MirrorChannel::open(&shared)?;
+        let channel = MirrorChannel::open_for_owner(&shared)?;
         let mut running = Running { shared, channel, device, names };
         let refuse = |error: std::io::Error| format!("start the thread of a mirror: {error}");
         let mut sleeper = Sleeper::new().map_err(refuse)?;

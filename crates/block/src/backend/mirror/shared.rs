@@ -6,11 +6,12 @@
 //! channel has ended the writes that it began before. A channel says how old its oldest write is in
 //! a word of its own, its seat, and stores there only when that changes.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Instant, Limits, Medium, Segment};
 use dma::{Region, Regions};
+use host::EventVectors;
 
 use super::meta::Meta;
 use super::superblock::Shape;
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     returns: AtomicU64,
     /// How many of those some channel has reported.
     losses_reported: AtomicU64,
+    /// Whether a thread of its own looks after the mirror.
+    has_owner: AtomicBool,
     meta: Mutex<Meta>,
     /// Who has it open, for as long as it is.
     _opener: Opener,
@@ -105,6 +108,7 @@ impl Shared {
             losses: AtomicU64::new(0),
             returns: AtomicU64::new(0),
             losses_reported: AtomicU64::new(0),
+            has_owner: AtomicBool::new(false),
             meta: Mutex::new(meta),
             _opener: opener,
         };
@@ -184,6 +188,18 @@ impl Shared {
     /// A leg gets every write from now on. The caller holds the lock, and has published that.
     pub(super) fn add_return(&self) {
         self.returns.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether a thread of its own looks after the mirror.
+    #[inline]
+    pub(super) fn has_owner(&self) -> bool {
+        self.has_owner.load(Ordering::Relaxed)
+    }
+
+    /// A thread begins to look after the mirror, or ends. The caller holds the lock.
+    pub(super) fn own(&self, meta: &mut Meta, bell: Option<EventVectors>) {
+        self.has_owner.store(bell.is_some(), Ordering::Relaxed);
+        meta.owner = bell;
     }
 
     /// What a new channel need not report.

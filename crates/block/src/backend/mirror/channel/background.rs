@@ -75,8 +75,21 @@ impl MirrorChannel {
         self.write_superblocks(&mut shared.lock());
     }
 
+    /// Whether it has a task of the background under way.
+    #[cfg(test)]
+    pub(in crate::backend::mirror) fn is_tending(&self) -> bool {
+        self.background.task.is_some()
+    }
+
     /// Does what is due, as far as nobody else does it.
     pub(super) fn look_after(&mut self, meta: &mut Meta) {
+        if meta.owner.is_some() && !self.is_owner {
+            // This channel is not polled once its client waits for nothing.
+            if meta.needs_commit() {
+                self.shared.tend_again_at(Instant::default());
+            }
+            return meta.call_owner();
+        }
         if self.now >= self.shared.tend_at() {
             let shared = self.shared.clone();
             let task = meta.tend(&shared, self.now);
