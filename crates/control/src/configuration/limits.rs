@@ -48,6 +48,7 @@ impl ConnectionLimits {
                 usual.discovery_per_address_max,
             ),
             discovery_max: or(self.discovery, usual.discovery_max),
+            unconnected_per_address_max: usual.unconnected_per_address_max,
             reserved: or(self.reserved, usual.reserved),
             registrants_per_address_max: or(
                 self.registrants_per_address,

@@ -24,6 +24,9 @@ pub struct AdmissionLimits {
     pub discovery_per_address_max: usize,
     /// Connections to the discovery service.
     pub discovery_max: usize,
+    /// Connections of one address that have not said with Connect whose they are. Where those of all
+    /// addresses are half of the free places, the next have [`SHORT`] for that.
+    pub unconnected_per_address_max: usize,
     /// Connections that only hosts may have which a subsystem names, once one names any. As many more
     /// than its own may an address have until it has said with Connect whose they are.
     pub reserved: usize,
@@ -40,6 +43,7 @@ pub struct AdmissionLimits {
 pub(super) enum NotAdmitted {
     Full { most: usize },
     Address { most: usize },
+    Unconnected { most: usize },
     Loopback { most: usize },
     Host { most: usize },
     Discovery { most: usize },
@@ -49,8 +53,10 @@ pub(super) enum NotAdmitted {
 /// What a connection is, as it is counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// It has not connected, or is a queue of a host that no subsystem names.
-    Stranger { host: Option<String> },
+    /// It has not said yet, with Connect, what it is.
+    Unconnected,
+    /// A queue of a host that no subsystem names.
+    Stranger { host: String },
     /// To the discovery service.
     Discovery,
     /// A queue of a host that a subsystem names.
@@ -72,6 +78,8 @@ struct Counts {
     discovery: usize,
     hosts: BTreeMap<String, usize>,
     addresses: BTreeMap<IpAddr, usize>,
+    unconnected: usize,
+    unconnected_addresses: BTreeMap<IpAddr, usize>,
     loopback: usize,
     discovery_addresses: BTreeMap<IpAddr, usize>,
     refused: u64,
@@ -83,7 +91,15 @@ pub(super) struct Admitted {
     admission: Arc<Admission>,
     address: Option<IpAddr>,
     kind: Kind,
+    /// How long it may take to connect.
+    connect_max: Span,
 }
+
+/// How long a host may take to connect.
+const LONG: Span = Span::from_secs(10);
+/// How long one may take whose connection was made while half of the free places were taken by such
+/// as have not connected.
+const SHORT: Span = Span::from_secs(1);
 
 impl AdmissionLimits {
     /// Those for so many connections: half of them for a host or an address, three quarters for this
@@ -100,6 +116,7 @@ impl AdmissionLimits {
             loopback_max: part(connections_max - connections_max / 4, 1, 130),
             discovery_per_address_max: part(connections_max, 16, 8),
             discovery_max: part(connections_max, 4, 8),
+            unconnected_per_address_max: part(connections_max, 4, 130),
             reserved: connections_max / 8,
             registrants_per_address_max: 64,
             keep_alive_max: Span::from_secs(600),
@@ -122,15 +139,19 @@ impl Admission {
         } else {
             // It may belong to a host that a subsystem names, and has to have a chance to say so.
             this.over_address(&counts, address, this.limits.reserved)
+                .or_else(|| this.over_unconnected(&counts, address))
         };
         if let Some(refused) = refused {
             counts.refused += 1;
             return Err(refused);
         }
-        let kind = Kind::Stranger { host: None };
+        let kind = Kind::Unconnected;
         counts.add(&kind, address);
+        let connected = counts.all - counts.unconnected;
+        let is_crowded = counts.unconnected > most.saturating_sub(connected) / 2;
         drop(counts);
-        Ok(Admitted { admission: Arc::clone(this), address, kind })
+        let connect_max = if is_crowded { SHORT } else { LONG };
+        Ok(Admitted { admission: Arc::clone(this), address, kind, connect_max })
     }
 
     /// How many connections were refused.
@@ -156,6 +177,12 @@ impl Admission {
         (address.is_loopback() && is_over).then_some(NotAdmitted::Loopback { most: loopback_max })
     }
 
+    fn over_unconnected(&self, counts: &Counts, address: Option<IpAddr>) -> Option<NotAdmitted> {
+        let most = self.limits.unconnected_per_address_max;
+        let found = address.and_then(|it| counts.unconnected_addresses.get(&it));
+        (found.copied().unwrap_or(0) >= most).then_some(NotAdmitted::Unconnected { most })
+    }
+
     fn check(
         &self,
         counts: &Counts,
@@ -165,9 +192,8 @@ impl Admission {
     ) -> Option<NotAdmitted> {
         let AdmissionLimits { per_host_max, reserved, .. } = self.limits;
         let host = match kind {
-            Kind::Stranger { host } => host.as_ref(),
-            Kind::Named { host } => Some(host),
-            Kind::Discovery => None,
+            Kind::Stranger { host } | Kind::Named { host } => Some(host),
+            Kind::Unconnected | Kind::Discovery => None,
         };
         let of_host = host.and_then(|host| counts.hosts.get(host)).copied().unwrap_or(0);
         if of_host >= per_host_max {
@@ -210,9 +236,10 @@ impl Counts {
         match kind {
             Kind::Named { .. } => self.named += 1,
             Kind::Discovery => self.discovery += 1,
+            Kind::Unconnected => self.unconnected += 1,
             Kind::Stranger { .. } => {}
         }
-        if let Kind::Named { host } | Kind::Stranger { host: Some(host) } = kind {
+        if let Kind::Named { host } | Kind::Stranger { host } = kind {
             *self.hosts.entry(host.clone()).or_default() += 1;
         }
         if let Some(address) = address.filter(|_| !matches!(kind, Kind::Named { .. })) {
@@ -222,6 +249,9 @@ impl Counts {
         if let Some(address) = address.filter(|_| *kind == Kind::Discovery) {
             *self.discovery_addresses.entry(address).or_default() += 1;
         }
+        if let Some(address) = address.filter(|_| *kind == Kind::Unconnected) {
+            *self.unconnected_addresses.entry(address).or_default() += 1;
+        }
     }
 
     fn remove(&mut self, kind: &Kind, address: Option<IpAddr>) {
@@ -229,9 +259,10 @@ impl Counts {
         match kind {
             Kind::Named { .. } => self.named -= 1,
             Kind::Discovery => self.discovery -= 1,
+            Kind::Unconnected => self.unconnected -= 1,
             Kind::Stranger { .. } => {}
         }
-        if let Kind::Named { host } | Kind::Stranger { host: Some(host) } = kind {
+        if let Kind::Named { host } | Kind::Stranger { host } = kind {
             take(&mut self.hosts, host);
         }
         if let Some(address) = address.filter(|_| !matches!(kind, Kind::Named { .. })) {
@@ -240,6 +271,9 @@ impl Counts {
         }
         if let Some(address) = address.filter(|_| *kind == Kind::Discovery) {
             take(&mut self.discovery_addresses, &address);
+        }
+        if let Some(address) = address.filter(|_| *kind == Kind::Unconnected) {
+            take(&mut self.unconnected_addresses, &address);
         }
     }
 }
@@ -255,6 +289,11 @@ fn take<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
 }
 
 impl Admitted {
+    /// How long it may take to connect.
+    pub(super) const fn connect_max(&self) -> Span {
+        self.connect_max
+    }
+
     /// It is to the discovery service.
     pub(super) fn discovers(&mut self, names_hosts: bool) -> Result<(), NotAdmitted> {
         self.become_one(Kind::Discovery, names_hosts)
@@ -270,7 +309,7 @@ impl Admitted {
         let host = host.to_owned();
         let kind = match is_named {
             true => Kind::Named { host },
-            false => Kind::Stranger { host: Some(host) },
+            false => Kind::Stranger { host },
         };
         self.become_one(kind, names_hosts)
     }
@@ -307,6 +346,11 @@ impl std::fmt::Display for NotAdmitted {
                 out,
                 "its address has {most} connections of hosts that no subsystem names, expected fewer; \
                  fix: name the host (--host), or allow more with --connections-per-address"
+            ),
+            Self::Unconnected { most } => write!(
+                out,
+                "its address has {most} connections that have not connected to a subsystem, expected \
+                 fewer"
             ),
             Self::Loopback { most } => write!(
                 out,
@@ -398,14 +442,40 @@ mod tests {
         assert!(connect(&admission, "[::1]:1", ("nqn.named", true)).is_ok());
     }
 
-    /// They could still be those of a host that is named, so there may be some more than of others.
     #[test]
     fn connections_that_do_not_connect_have_a_bound_for_each_address() {
         let admission = admission(1100);
-        let _held = peers(&admission, "127.0.0.1:5000", 550 + 137);
+        let _held = peers(&admission, "127.0.0.1:5000", 275);
         let refused = Admission::admit(&admission, "127.0.0.1:5000").unwrap_err();
-        assert_eq!((refused, admission.refused()), (NotAdmitted::Address { most: 550 }, 1));
+        assert_eq!((refused, admission.refused()), (NotAdmitted::Unconnected { most: 275 }, 1));
         assert!(connect(&admission, "127.0.0.2:1", ("nqn.other", false)).is_ok());
+    }
+
+    /// Else a few addresses would hold all places for ten seconds, and then again.
+    #[test]
+    fn half_of_the_free_places_are_free_again_after_a_second() {
+        let admission = admission(1100);
+        let mut held: Vec<_> = (0..300)
+            .map(|n| {
+                connect(
+                    &admission,
+                    &format!("10.1.{}.{}:1", n / 250, n % 250),
+                    (&format!("nqn.{n}"), true),
+                )
+            })
+            .collect();
+        let waits = |n: u32| {
+            let admitted = Admission::admit(&admission, &format!("10.2.{}.{}:1", n / 250, n % 250));
+            let admitted = admitted.unwrap();
+            (admitted.connect_max(), admitted)
+        };
+        let (long, short): (Vec<_>, Vec<_>) =
+            (0..800).map(waits).partition(|(span, _)| *span == super::LONG);
+        assert_eq!((long.len(), short.len()), (400, 400));
+        assert!(short.iter().all(|(span, _)| *span == super::SHORT));
+        drop(short);
+        held.push(connect(&admission, "192.0.2.2:1", ("nqn.other", false)));
+        assert!(held.iter().all(Result::is_ok));
     }
 
     #[test]
@@ -469,7 +539,8 @@ mod tests {
             held.clear();
             let counts = admission.counts();
             assert_eq!((counts.all, counts.named, counts.discovery), (0, 0, 0), "seed {seed}");
-            assert_eq!(counts.loopback, 0, "seed {seed}");
+            assert_eq!((counts.loopback, counts.unconnected), (0, 0), "seed {seed}");
+            assert!(counts.unconnected_addresses.is_empty(), "seed {seed}");
             let maps = (&counts.hosts, &counts.addresses, &counts.discovery_addresses);
             assert!(maps.0.is_empty() && maps.1.is_empty() && maps.2.is_empty(), "{maps:?}");
         }

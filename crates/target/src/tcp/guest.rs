@@ -13,7 +13,7 @@ mod sleeping;
 use std::fmt;
 use std::sync::Arc;
 
-use base::{Instant, Received, Segment, Span, Stream};
+use base::{Instant, Received, Segment, Stream};
 use ctrl::front::fabrics::Over;
 use tcp::{Connection, Controller, ControllerEvent, Events};
 use wire::opcode::FabricsType;
@@ -104,8 +104,6 @@ pub(super) struct GuestParts {
 
 /// Events that are dealt with at a time.
 const EVENTS: usize = 64;
-/// How long a host may take to connect.
-const CONNECT_MAX: Span = Span::from_secs(10);
 /// Data that are worth a system call of their own, and no copy.
 const DIRECT_BYTES: u32 = 16 << 10;
 /// Looks at the stream in a turn, while there is more.
@@ -126,7 +124,7 @@ impl Guest {
             next_event: 0,
             taken: 0,
             outgoing: Outgoing::new(config.depth),
-            connect_by: now.after(CONNECT_MAX),
+            connect_by: now.after(admitted.connect_max()),
             patient: None,
             blocked_since: None,
             debt: None,
