@@ -14,6 +14,8 @@ pub struct InjectedBugs {
     pub unknown_resets_done: bool,
     /// Reservations are kept for the number of a namespace, not for its disk.
     pub reservations_by_number: bool,
+    /// A pool is claimed whoever owns it, and commits do not look who does.
+    pub pool_ignores_fence: bool,
     /// A mirror starts from a leg that has missed flushed writes.
     pub mirror_starts_from_stale_leg: bool,
 }
@@ -43,6 +45,7 @@ impl InjectedBugs {
                 "reservations belong to a number and not to a disk",
                 Self { reservations_by_number: true, ..none },
             ),
+            ("a pool does not look who owns it", Self { pool_ignores_fence: true, ..none }),
             (
                 "a mirror starts from a leg that has missed flushed writes",
                 Self { mirror_starts_from_stale_leg: true, ..none },

@@ -29,6 +29,8 @@ pub(crate) struct Checker {
     warned: BTreeMap<(usize, usize), Instant>,
     /// Which host holds a reservation on a disk, Write Exclusive, and since when it knows.
     reservations: BTreeMap<usize, (usize, Instant)>,
+    /// Which host has claimed the pool on a disk last, and when.
+    pools: BTreeMap<usize, (usize, Instant)>,
 }
 
 /// A write.
@@ -295,6 +297,36 @@ impl Checker {
                 "a reservation conflict, expected success: this host holds disk {} since \
                  {since_text:.6} s",
                 write.disk
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// A host has claimed the pool on a disk.
+    pub(crate) fn pool_claimed(&mut self, (host, disk): (usize, usize), now: Instant) {
+        self.pools.insert(disk, (host, now));
+    }
+
+    /// Which host has claimed the pool on a disk last.
+    pub(crate) fn pool_owner(&self, disk: usize) -> Option<usize> {
+        self.pools.get(&disk).map(|(host, _)| *host)
+    }
+
+    /// A host writes metadata of a pool, which it must own.
+    ///
+    /// # Errors
+    ///
+    /// Who does.
+    pub(crate) fn pool_is_kept(
+        &self,
+        (host, disk): (usize, usize),
+        now: Instant,
+    ) -> Result<(), String> {
+        match self.pools.get(&disk) {
+            Some(&(owner, since)) if owner != host && since < now => Err(format!(
+                "host {host} writes metadata of the pool on disk {disk}, which host {owner} owns since \
+                 {:.6} s",
+                Instant::since(since, Instant::default()).as_secs_f64()
             )),
             _ => Ok(()),
         }

@@ -150,6 +150,15 @@ impl Disk {
         self.lock().is_absent
     }
 
+    /// Puts bytes there, durably, before anybody has it open.
+    pub(crate) fn put(&self, lba: u64, bytes: &[u8]) {
+        let mut state = self.lock();
+        for (lba, block) in (lba..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+            state.write(lba, block);
+            state.flush(lba);
+        }
+    }
+
     /// Requests under way.
     pub(crate) fn under_way(&self) -> usize {
         self.lock().under_way.len()

@@ -97,6 +97,11 @@ impl Scope {
         Self { host: Some(host), disk: None, blocks: None }
     }
 
+    /// A disk, and none of its blocks alone.
+    pub(crate) const fn disk(disk: usize) -> Self {
+        Self { host: None, disk: Some(disk), blocks: Some(0..0) }
+    }
+
     /// Whether something concerns both.
     fn meets(&self, other: &Self) -> bool {
         let same = |one: Option<usize>, other: Option<usize>| {

@@ -1,25 +1,20 @@
 //! A host: the real paths and queues, and a program above them that reads, writes and flushes.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use base::{
     Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
     Span,
 };
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
-use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
-use remote::{
-    Cache, Multipath, MultipathOptions, MultipathQueue, Options, PathEvent, PathSetup, Policy,
-    QueueTicket,
-};
+use remote::{MultipathQueue, PathEvent};
 use sim::stamp::{Content, Stamp};
 
 use crate::bugs::InjectedBugs;
 use crate::checker::{Checker, Read, WriteEnd};
 use crate::disk::BLOCK_BYTES;
 use crate::history::{History, Scope};
+use crate::link::{Address, Link};
 use crate::network::Network;
 use crate::plan::HostPlan;
 use crate::world::Failure;
@@ -30,11 +25,7 @@ pub(crate) struct Host {
     disk: usize,
     plan: HostPlan,
     seed: u64,
-    regions: Regions,
-    memory: Segment,
-    multipath: Multipath,
-    ticket: QueueTicket,
-    queue: Option<MultipathQueue>,
+    link: Link,
     ops: BTreeMap<u64, Op>,
     free: Vec<u32>,
     answers: Answers,
@@ -47,19 +38,6 @@ pub(crate) struct Host {
     flushed: u64,
     /// The next block that is audited.
     audited: u64,
-}
-
-/// Where a disk is served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    /// The first process.
-    pub(crate) process: usize,
-    /// How many serve it.
-    pub(crate) processes: usize,
-    /// The subsystem.
-    pub(crate) subsystem: String,
-    /// The namespace.
-    pub(crate) nsid: u32,
 }
 
 /// What a host is to do.
@@ -125,50 +103,14 @@ impl Host {
         network: &Network,
         now: Instant,
     ) -> Result<Self, String> {
-        let regions = Regions::new(8);
         let bytes = SLOTS as usize * SLOT_BLOCKS as usize * BLOCK_BYTES;
-        let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| error.to_string())?;
-        let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
-        let paths: Result<Vec<PathSetup>, String> =
-            address.all().map(|process| path(&regions, network, number, process)).collect();
-        let names = (host_nqn(number), host_id(number));
-        let mut options = Options::new(&address.subsystem, &names.0, names.1);
-        options.policy = Policy {
-            detect: plan.detect,
-            connect: Span::from_secs(1),
-            retry: Span::from_ms(200),
-            fail_fast: plan.fail_fast,
-            give_up: Span::from_secs(600),
-        };
-        options.injected_bugs =
-            remote::InjectedBugs { flush_ignores_lost_writes: bugs.flush_ignores_lost_writes };
-        let controller = ControllerOptions {
-            queue_pairs: 2,
-            io_timeout: plan.io_timeout,
-            ..ControllerOptions::default()
-        };
-        let wishes = MultipathOptions {
-            options,
-            controller,
-            namespace: address.nsid,
-            spread: plan.spread,
-            cache: Cache::Shared,
-            queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
-            sizes: QueueSizes::default(),
-        };
-        let multipath = Multipath::begin(paths?, wishes, now);
-        let mut multipath = multipath.map_err(|error| error.to_string())?;
-        let ticket = multipath.open_queue();
+        let link = Link::new((number, bugs), plan, address, (network, bytes), now)?;
         let host = Self {
             number,
             disk,
             plan: plan.clone(),
             seed,
-            regions,
-            memory,
-            multipath,
-            ticket,
-            queue: None,
+            link,
             ops: BTreeMap::new(),
             free: (0..SLOTS).collect(),
             answers: Answers::with_capacity(ANSWERS),
@@ -187,8 +129,8 @@ impl Host {
     pub(crate) fn set_goal(&mut self, goal: Goal, now: Instant) {
         (self.goal, self.flushed, self.audited, self.next_at) = (goal, 0, 0, now);
         if goal == Goal::Close {
-            self.queue = None;
-            self.multipath.shut_down(now);
+            self.link.queue = None;
+            self.link.multipath.shut_down(now);
         }
     }
 
@@ -200,7 +142,7 @@ impl Host {
             Goal::Drain => is_idle,
             Goal::Flush => is_idle && self.flushed > 0,
             Goal::Audit => is_idle && self.audited >= self.plan.blocks,
-            Goal::Close => !self.multipath.is_shutting_down(),
+            Goal::Close => !self.link.multipath.is_shutting_down(),
         }
     }
 
@@ -211,15 +153,14 @@ impl Host {
     /// Which promise was broken.
     pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
         let mut is_busy = false;
-        while let Some(event) = self.multipath.poll(now) {
+        while let Some(event) = self.link.multipath.poll(now) {
             is_busy = true;
             self.note_event(now, &event, shared);
         }
-        if self.queue.is_none() && self.goal != Goal::Close {
-            self.queue = self.multipath.take_queue(self.ticket);
-            is_busy |= self.queue.is_some();
+        if self.goal != Goal::Close {
+            is_busy |= self.link.take_queue();
         }
-        if let Some(mut queue) = self.queue.take() {
+        if let Some(mut queue) = self.link.queue.take() {
             let mut answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
             queue.poll(now, &mut answers);
             let ended: Vec<Answer> = answers.drain().collect();
@@ -232,7 +173,7 @@ impl Host {
                 is_busy = true;
             }
             queue.flush();
-            self.queue = Some(queue);
+            self.link.queue = Some(queue);
         }
         self.check_bounds(now)?;
         Ok(is_busy)
@@ -240,9 +181,9 @@ impl Host {
 
     /// When to turn even if nothing comes.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
-        let queue = self.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at);
+        let queue = self.link.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at);
         let next = if self.wants_to_submit(self.next_at) { self.next_at } else { Instant::NEVER };
-        self.multipath.wake_at(now).min(queue).min(next)
+        self.link.multipath.wake_at(now).min(queue).min(next)
     }
 
     fn note_event(&mut self, now: Instant, event: &PathEvent, shared: &mut Shared<'_>) {
@@ -401,7 +342,7 @@ impl Host {
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
         let mut bytes = vec![0; usize::try_from(op.blocks).unwrap_or(0) * BLOCK_BYTES];
-        let loaded = self.regions.load(self.segment(op.slot, op.blocks), &mut bytes);
+        let loaded = self.link.regions.load(self.segment(op.slot, op.blocks), &mut bytes);
         let mut broken = loaded.err().map(|why| (op.first, why_text(&why)));
         let mut found = Vec::new();
         for (lba, block) in (op.first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
@@ -462,19 +403,19 @@ impl Host {
             Stamp { seed: self.mark(), lba, token, version: self.number as u64 }.write(block);
         }
         // The segment is a part of the host's own memory.
-        let _ = self.regions.store(segment, &bytes);
+        let _ = self.link.regions.store(segment, &bytes);
     }
 
     /// Nobody may use this memory any more.
     fn hide(&self, slot: u32) {
-        let _ = self.regions.fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
+        let _ = self.link.regions.fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
     }
 
     fn segment(&self, slot: u32, blocks: u64) -> Segment {
         let block_bytes = u32::try_from(BLOCK_BYTES).unwrap_or(0);
         let len = u32::try_from(blocks).unwrap_or(0) * block_bytes;
-        let found = self.memory.slice(slot * SLOT_BLOCKS * block_bytes, len);
-        found.unwrap_or(Segment { len_bytes: 0, ..self.memory })
+        let found = self.link.memory.slice(slot * SLOT_BLOCKS * block_bytes, len);
+        found.unwrap_or(Segment { len_bytes: 0, ..self.link.memory })
     }
 
     fn check_bounds(&self, now: Instant) -> Result<(), Failure> {
@@ -511,43 +452,11 @@ impl Host {
     }
 }
 
-impl Address {
-    fn all(&self) -> Range<usize> {
-        self.process..self.process + self.processes
-    }
-}
-
 impl Shared<'_> {
     pub(crate) fn note(&self, now: Instant, scope: Scope, text: String) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         history.note(now, scope, text);
     }
-}
-
-/// The name of a host.
-pub(crate) fn host_nqn(number: usize) -> String {
-    format!("nqn.2026-01.org.tenmil:host{number}")
-}
-
-/// Its Host Identifier.
-pub(crate) fn host_id(number: usize) -> [u8; 16] {
-    [u8::try_from(number + 1).unwrap_or(u8::MAX); 16]
-}
-
-/// A path from a host to a process.
-fn path(
-    regions: &Regions,
-    network: &Network,
-    host: usize,
-    process: usize,
-) -> Result<PathSetup, String> {
-    let mapping = Mapping::new(2 << 20, Backing::Private).map_err(|error| error.to_string())?;
-    let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
-    let store = CommandStore::for_device(DeviceKind::Emulated);
-    let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
-    pool.map_on_use();
-    let (network, regions) = (network.clone(), regions.clone());
-    Ok(PathSetup { pool, dial: Box::new(move || network.dial(host, process, &regions)) })
 }
 
 fn why_text(why: &base::NoSuchMemory) -> String {

@@ -8,6 +8,9 @@
 //!                                                                          survive the process
 //! ```
 //!
+//! On a disk there is a namespace, a leg of a mirror, or a pool that two hosts have open one after the
+//! other. Tenants have subsystems of their own, and reservations.
+//!
 //! The code under test is the product's own: the host's controllers and paths, and the target's
 //! service, connections and queues. Only sockets, disks, time and processes are simulated. One thread
 //! turns them all, so a seed repeats its run exactly.
@@ -20,8 +23,10 @@ mod disk;
 mod exports;
 mod history;
 mod host;
+mod link;
 mod network;
 mod plan;
+mod pool;
 mod process;
 mod registrant;
 mod tap;

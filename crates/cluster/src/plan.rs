@@ -32,6 +32,8 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 pub(crate) struct MachinePlan {
     pub(crate) disks: Vec<DiskOptions>,
+    /// A pool is on the first one: hosts have it open.
+    pub(crate) is_pool: bool,
     /// They are one mirror, which is served under the first slot.
     pub(crate) is_mirror: bool,
     /// For each namespace, the tenant and the namespace identifier under which it is served at first.
@@ -77,6 +79,8 @@ pub(crate) enum FaultEvent {
     Swap { machine: usize, down: Span },
     /// A disk is unplugged, or plugged in again.
     Unplug { disk: usize, is_absent: bool },
+    /// The second host takes the pool over while the first one is cut off for so long.
+    TakeOver { span: Span },
     /// A host acquires a reservation on its disk.
     Reserve { host: usize },
     /// A host releases it.
@@ -100,6 +104,8 @@ pub(crate) enum Kind {
     TwoWays,
     /// A mirror whose legs come and go.
     Mirror,
+    /// A pool that a second host takes over.
+    Pool,
     /// Several tenants with reservations, whose disks are exchanged.
     Tenants,
 }
@@ -115,6 +121,7 @@ impl Plan {
             Kind::TwoWays,
             Kind::Tenants,
             Kind::Mirror,
+            Kind::Pool,
         ]);
         let machines = vec![draw.machine(kind)];
         let hosts = draw.hosts(kind, &machines);
@@ -126,6 +133,7 @@ impl Plan {
         };
         let secs = match kind {
             Kind::SlowDisk => 20,
+            Kind::Pool => 6,
             Kind::Mirror => 8,
             Kind::TwoWays | Kind::Tenants => draw.pick(&[4, 8]),
             Kind::Any => draw.pick(&[4, 10, 20]),

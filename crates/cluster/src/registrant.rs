@@ -14,7 +14,8 @@ use wire::{Command, Typed};
 
 use crate::checker::Checker;
 use crate::history::Scope;
-use crate::host::{Address, Shared, host_id, host_nqn};
+use crate::host::Shared;
+use crate::link::{Address, host_id, host_nqn};
 use crate::network::Network;
 use crate::world::Failure;
 

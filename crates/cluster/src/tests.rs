@@ -14,7 +14,7 @@ fn a_seed_repeats_its_run() {
 
 #[test]
 fn injected_bugs_are_found_by_known_seeds() {
-    for ((name, bugs), seed) in InjectedBugs::each().into_iter().zip([5, 5, 21, 13, 18, 0]) {
+    for ((name, bugs), seed) in InjectedBugs::each().into_iter().zip([5, 4, 21, 13, 29, 1, 8]) {
         assert!(run(&Plan::of(seed, bugs)).failure.is_some(), "{name}: seed {seed}");
     }
 }
@@ -63,5 +63,7 @@ fn history_by_hand() {
     let bugs = bug.map_or(InjectedBugs::default(), |bug| InjectedBugs::each()[bug].1);
     let plan = Plan::of(seed, bugs);
     println!("{plan:#?}");
+    let warm: u64 = std::env::var("WARM").map_or(0, |warm| warm.parse().unwrap());
+    (0..warm).for_each(|_| drop(run(&plan)));
     super::world::history_of(&plan).iter().for_each(|line| println!("{line}"));
 }

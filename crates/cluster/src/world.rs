@@ -15,9 +15,11 @@ use crate::checker::Checker;
 use crate::disk::Disk;
 use crate::exports::Opening;
 use crate::history::{History, Scope};
-use crate::host::{Address, Goal, Host, Shared};
+use crate::host::{Goal, Host, Shared};
+use crate::link::{Address, Link};
 use crate::network::Network;
 use crate::plan::{FaultEvent, MachinePlan, Plan};
+use crate::pool::{self, PoolHost};
 use crate::process::{Process, subsystem_nqn};
 use crate::registrant::{Registrant, Wanted};
 
@@ -51,6 +53,8 @@ struct World {
     processes: Vec<ProcessSlot>,
     machines: Vec<Machine>,
     hosts: Vec<Host>,
+    /// Hosts that have a pool instead.
+    pools: Vec<PoolHost>,
     goal: Goal,
     /// What has reservations, by host.
     registrants: BTreeMap<usize, Registrant>,
@@ -128,6 +132,7 @@ fn run_once(plan: &Plan, has_packets: bool) -> Outcome {
 
 impl World {
     fn new(plan: &Plan, history: &Arc<Mutex<History>>) -> Result<Self, Failure> {
+        remote::begin_simulation();
         let mut random = Random::new(plan.seed);
         let counts = (plan.hosts.len(), plan.processes());
         let network = Network::new(plan.cables, counts, random.fork(), Arc::clone(history));
@@ -153,6 +158,7 @@ impl World {
             processes: owners.map(slot).collect(),
             machines: plan.machines.iter().map(machine).collect(),
             hosts: Vec::new(),
+            pools: Vec::new(),
             goal: Goal::Work,
             registrants: BTreeMap::new(),
             checker: Checker::default(),
@@ -171,6 +177,11 @@ impl World {
             world.schedule(*at, Action::Fault(*fault));
         }
         for number in 0..plan.hosts.len() {
+            if world.plan.machines[plan.hosts[number].machine].is_pool {
+                let host = world.new_pool_host(number)?;
+                world.pools.push(host);
+                continue;
+            }
             let host = world.new_host(number)?;
             world.hosts.push(host);
             let registrant = Registrant::new(number, world.disk_of(number)).map_err(broken)?;
@@ -197,6 +208,7 @@ impl World {
         }
         self.reach(Goal::Close)?;
         self.hosts.clear();
+        self.pools.clear();
         self.registrants.clear();
         self.check_end()
     }
@@ -212,6 +224,20 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    fn new_pool_host(&self, number: usize) -> Result<PoolHost, Failure> {
+        let (disk, plan) = (self.disk_of(number), &self.plan.hosts[number]);
+        if number == 0 {
+            let sectors = plan.blocks;
+            pool::format(&self.disks[disk], sectors / 8).map_err(broken)?;
+        }
+        let address = self.address_of(disk);
+        let memory = (&self.network, pool::MEMORY_BYTES);
+        let link = Link::new((number, self.plan.bugs), plan, &address, memory, self.now);
+        let link = (link.map_err(broken)?, number == 0);
+        let ids = (number, self.plan.seed, self.plan.bugs);
+        Ok(PoolHost::new(ids, plan, disk, link, self.now))
     }
 
     fn new_host(&self, number: usize) -> Result<Host, Failure> {
@@ -255,9 +281,11 @@ impl World {
             }
         }
         self.hosts.iter_mut().for_each(|host| host.set_goal(goal, now));
+        self.pools.iter_mut().for_each(|host| host.set_goal(goal, now));
         let end = now.after(PATIENCE);
         self.turn_until(end, |world| {
             world.hosts.iter_mut().all(Host::is_done)
+                && world.are_pools_done()
                 && world.registrants.values().all(Registrant::is_done)
         })?;
         if let Some((host, _)) = self.registrants.iter().find(|(_, it)| !it.is_done()) {
@@ -266,6 +294,10 @@ impl World {
                 text: format!("host {host} has not released its reservation within {PATIENCE}"),
             });
         }
+        if !self.are_pools_done() {
+            let text = format!("the hosts of the pool have not reached {goal:?} within {PATIENCE}");
+            return Err(broken(text));
+        }
         match self.hosts.iter_mut().position(|host| !host.is_done()) {
             None => Ok(()),
             Some(host) => Err(Failure {
@@ -273,6 +305,12 @@ impl World {
                 text: format!("host {host} has not reached {goal:?} within {PATIENCE}"),
             }),
         }
+    }
+
+    fn are_pools_done(&mut self) -> bool {
+        let checker = &self.checker;
+        let mut pools = self.pools.iter_mut().enumerate();
+        pools.all(|(number, host)| host.is_done(checker.pool_owner(host.disk()) == Some(number)))
     }
 
     /// After all hosts have gone nothing is left of them.
@@ -342,6 +380,14 @@ impl World {
             is_busy |= self.hosts[index].turn(now, &mut shared)?;
         }
         is_busy |= self.turn_registrants()?;
+        for index in 0..self.pools.len() {
+            let mut shared = Shared {
+                checker: &mut self.checker,
+                history: &self.history,
+                writes: &mut self.writes,
+            };
+            is_busy |= self.pools[index].turn(now, &mut shared)?;
+        }
         Ok(is_busy)
     }
 
@@ -370,6 +416,8 @@ impl World {
         let agenda =
             running.map(Process::wake_at).filter(|at| *at > now).fold(agenda, Instant::min);
         let registrants = self.registrants.values_mut().map(|it| it.wake_at(now));
+        let pools = self.pools.iter_mut().map(|host| host.wake_at(now));
+        let hosts = hosts.chain(pools);
         let first = disks.chain(hosts).chain(registrants).fold(agenda, Instant::min);
         first.min(self.network.wake_at())
     }

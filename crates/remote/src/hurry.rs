@@ -47,6 +47,16 @@ thread_local! {
     static REST_UNTIL: Cell<Instant> = const { Cell::new(Instant { ns: 0 }) };
 }
 
+/// A simulation begins on this thread: what was noted at times of an earlier one is forgotten, since
+/// time begins anew.
+#[doc(hidden)]
+pub fn begin_simulation() {
+    HAVE_GONE.set(false);
+    for cell in [&NOW, &UNTIL, &REST_UNTIL] {
+        cell.set(Instant { ns: 0 });
+    }
+}
+
 /// A turn of this thread has begun.
 #[inline]
 pub(crate) fn turn(now: Instant) {

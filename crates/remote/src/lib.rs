@@ -42,6 +42,8 @@ mod way;
 pub use caches::Cache;
 pub use dial::{Dial, Dialled};
 pub use front::{Counts, Front};
+#[doc(hidden)]
+pub use hurry::begin_simulation;
 pub use multipath::{
     Access, Multipath, MultipathOptions, MultipathQueue, PATHS_MAX, PathEvent, PathSetup,
     QueueTicket, Spread,

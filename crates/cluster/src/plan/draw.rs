@@ -46,7 +46,7 @@ impl Draw {
             disk.slow_one_in = self.pick(&[10, 30]);
             disk.slow_max = Span::from_secs(self.pick(&[8, 20]));
         }
-        if kind == Kind::Mirror {
+        if matches!(kind, Kind::Mirror | Kind::Pool) {
             disk.slow_one_in = 0;
         }
         if kind == Kind::TwoWays {
@@ -55,7 +55,7 @@ impl Draw {
         let processes = match kind {
             Kind::SlowDisk => self.pick(&[1, 2]),
             Kind::TwoWays => 2,
-            Kind::Mirror => 1,
+            Kind::Mirror | Kind::Pool => 1,
             Kind::Any | Kind::Tenants => self.pick(&[1, 1, 2]),
         };
         let quiesce = match kind {
@@ -69,12 +69,13 @@ impl Draw {
         }
         if kind == Kind::Tenants {
             let slots = if self.chance(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
-            let (disks, is_mirror) = (vec![disk; 2], false);
-            return MachinePlan { disks, is_mirror, slots, processes: 1, quiesce };
+            let (disks, is_mirror, is_pool) = (vec![disk; 2], false, false);
+            return MachinePlan { disks, is_pool, is_mirror, slots, processes: 1, quiesce };
         }
         let (is_mirror, slots) = (kind == Kind::Mirror, vec![(0, 1)]);
         let disks = vec![disk; if is_mirror { 2 } else { 1 }];
-        MachinePlan { disks, is_mirror, slots, processes, quiesce }
+        let is_pool = kind == Kind::Pool;
+        MachinePlan { disks, is_pool, is_mirror, slots, processes, quiesce }
     }
 
     pub(super) fn hosts(&mut self, kind: Kind, machines: &[MachinePlan]) -> Vec<HostPlan> {
@@ -82,6 +83,11 @@ impl Draw {
             // Two hosts have the first disk, and another one the second.
             let host = |disk| HostPlan { disk, ..self.any_host(0, machines) };
             return [0, 0, 1].map(host).to_vec();
+        }
+        if kind == Kind::Pool {
+            let (blocks, think) = (4096, Span::from_ms(10));
+            let host = |_| HostPlan { blocks, think, ..self.any_host(0, machines) };
+            return [0, 1].map(host).to_vec();
         }
         if kind == Kind::Mirror {
             let host = self.any_host(0, machines);
@@ -145,6 +151,7 @@ impl Draw {
             Kind::TwoWays => 6 + self.below(12),
             Kind::Any => self.below(12),
             Kind::Tenants | Kind::Mirror => self.below(4),
+            Kind::Pool => 0,
         };
         let mut faults = Vec::new();
         for _ in 0..count {
@@ -175,8 +182,26 @@ impl Draw {
         if kind == Kind::Mirror {
             self.legs(&mut faults);
         }
+        if kind == Kind::Pool {
+            self.takeover(&mut faults);
+        }
         faults.sort_by_key(|(at, _)| *at);
         faults
+    }
+
+    /// The pool is taken over from a host that is cut off; its target is killed before perhaps.
+    fn takeover(&mut self, faults: &mut Vec<(Instant, FaultEvent)>) {
+        let ms = |ms: u64| Instant { ns: ms * 1_000_000 };
+        if self.chance(2) {
+            let down = self.span(10, 500);
+            faults.push((ms(300 + self.0.below(700)), FaultEvent::Kill { process: 0, down }));
+        }
+        let span = self.span(10, 1_500);
+        faults.push((ms(1_000 + self.0.below(1_000)), FaultEvent::TakeOver { span }));
+        if self.chance(2) {
+            let down = self.span(10, 500);
+            faults.push((ms(4_000 + self.0.below(1_000)), FaultEvent::Kill { process: 0, down }));
+        }
     }
 
     /// A leg misses writes, and is perhaps the only one that is there at a restart.

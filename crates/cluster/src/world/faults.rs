@@ -8,7 +8,7 @@ use super::{Action, World, broken};
 use crate::disk::Disk;
 use crate::exports::{Blocks, Export};
 use crate::history::Scope;
-use crate::host::Address;
+use crate::link::Address;
 use crate::network::{Harm, Port};
 use crate::plan::FaultEvent;
 use crate::process::{Process, ProcessOptions, subsystem_nqn};
@@ -21,6 +21,7 @@ impl World {
         match fault {
             FaultEvent::Kill { process, down } => self.kill(process, down),
             FaultEvent::LosePower { machine, down } => self.lose_power(machine, down),
+            FaultEvent::TakeOver { span } => self.take_over(span),
             FaultEvent::Unplug { disk, is_absent } => {
                 self.disks[disk].set_absent(is_absent);
                 let what = if is_absent { "unplugged" } else { "plugged in" };
@@ -55,6 +56,23 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The second host takes the pool over, once nothing of the first one is on its way that could
+    /// damage it: the time between a look at the superblocks and a write is no host's to close.
+    fn take_over(&mut self, span: Span) {
+        let [first, second] = &mut self.pools[..] else { return };
+        if !first.is_at_rest() {
+            let again = Action::Fault(FaultEvent::TakeOver { span });
+            return self.schedule(self.now.after(Span::from_us(200)), again);
+        }
+        first.cut_off();
+        second.take_over();
+        for process in 0..self.processes.len() {
+            self.network.partition(0, process, span);
+        }
+        let text = format!("host 0 is partitioned for {span}, and host 1 takes the pool over");
+        self.note(Scope::ALL, text);
     }
 
     fn want(&mut self, host: usize, wanted: Wanted) {

@@ -8,7 +8,8 @@ use crate::simulation::SimOptions;
 /// Run the driver against a simulated controller that breaks its contract in every way we know.
 ///
 /// All scripted scenarios first, then a swarm of seeds. A seed repeats its run bit for bit.
-/// With --cluster: hosts and target processes with the disks they serve, over a network that fails.
+/// With --cluster: hosts, pools, mirrors and tenants with reservations, and target processes with the
+/// disks they serve, over a network that fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct SimArguments {

@@ -1,0 +1,713 @@
+//! A host that has a pool on its disk, and a volume in it: the real pool over the real paths.
+//!
+//! ```text
+//!   program ── Ask ──▶ volume::Store ── Action ──▶ paths ──▶ network
+//!              ◀ Answer ─┘          ◀── End ─────────┘
+//! ```
+//!
+//! A pool whose device has failed is opened again, as after a crash. The host that takes the pool
+//! over does so by force, and the former owner, which knows nothing of it, only flushes from then on.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use base::{Answer, Answers, Backend, Instant, Memory, Operation, Random, Request, Segment, Span};
+use sim::stamp::{Content, Stamp};
+use volume::format::{BLOCK_BYTES, Block, OwnerRecord};
+use volume::{Action, Ask, Change, Claim, End, NewStore, Opening, Owner, Step, Store, StoreError};
+
+use crate::bugs::InjectedBugs;
+use crate::checker::{Read, WriteEnd};
+use crate::disk::{BLOCK_BYTES as SECTOR_BYTES, Disk};
+use crate::history::Scope;
+use crate::host::{Goal, Shared};
+use crate::link::Link;
+use crate::plan::HostPlan;
+use crate::world::Failure;
+
+/// A host with a pool.
+pub(crate) struct PoolHost {
+    number: usize,
+    disk: usize,
+    plan: HostPlan,
+    seed: u64,
+    bugs: InjectedBugs,
+    link: Link,
+    random: Random,
+    stage: Stage,
+    /// What the pool wants of its device and there is no room for yet.
+    backlog: VecDeque<Action>,
+    /// What is under way at the device, by token.
+    under_way: BTreeMap<u64, (Transfer, u32)>,
+    free: Vec<u32>,
+    ops: BTreeMap<u64, Op>,
+    next_token: u64,
+    next_at: Instant,
+    goal: Goal,
+    /// Under which owner this host has it open.
+    me: u128,
+    /// It takes the pool from whoever owns it.
+    has_force: bool,
+    is_cut_off: bool,
+    openings: u64,
+    /// Blocks were written for the first time since the last flush, so that it commits.
+    is_dirty: bool,
+    touched: BTreeSet<u64>,
+    flushed: u64,
+    audited: u64,
+    volume: Option<u64>,
+}
+
+enum Stage {
+    /// It has not been opened yet.
+    Idle,
+    /// It is to be opened then.
+    Pausing(Instant),
+    Opening(Box<Opening>),
+    Open(Box<Store>),
+    /// Another host owns it, and this one knows.
+    Fenced,
+}
+
+/// What is under way at the device.
+enum Transfer {
+    Open,
+    Action(Action),
+}
+
+/// What the program has asked.
+struct Op {
+    kind: OpKind,
+    first: u64,
+    blocks: u64,
+    begun: Instant,
+    data: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OpKind {
+    Claim,
+    Find,
+    Create,
+    Read,
+    Write,
+    Flush,
+}
+
+/// Transfers that are under way at once.
+const SLOTS: u32 = 12;
+/// Bytes of the largest one.
+const SLOT_BYTES: u32 = 128 << 10;
+/// Bytes for data that a host has.
+pub(crate) const MEMORY_BYTES: usize = (SLOTS * SLOT_BYTES) as usize;
+const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
+const CACHE_BYTES: usize = 1 << 20;
+const VOLUME_BLOCKS: u64 = 64;
+const VOLUME: &str = "v";
+/// How long any request may take.
+const BOUND: Span = Span::from_secs(60);
+const PAUSE: Span = Span::from_ms(50);
+
+/// Makes a pool on a disk that holds nothing.
+pub(crate) fn format(disk: &Disk, blocks: u64) -> Result<(), String> {
+    let new = NewStore { name: "pool".into(), uuid: 0x9001, blocks };
+    for step in new.steps().map_err(|error| error.to_string())? {
+        if let Step::Write { at, bytes } = step {
+            disk.put(at * SECTORS, &bytes[..]);
+        }
+    }
+    Ok(())
+}
+
+impl PoolHost {
+    /// A host that opens the pool at once, or when it is told to take it over.
+    pub(crate) fn new(
+        (number, seed, bugs): (usize, u64, InjectedBugs),
+        plan: &HostPlan,
+        disk: usize,
+        (link, is_first): (Link, bool),
+        now: Instant,
+    ) -> Self {
+        Self {
+            number,
+            disk,
+            plan: plan.clone(),
+            seed,
+            bugs,
+            link,
+            random: Random::new(seed.wrapping_add(100 + number as u64)),
+            stage: if is_first { Stage::Pausing(now) } else { Stage::Idle },
+            backlog: VecDeque::new(),
+            under_way: BTreeMap::new(),
+            free: (0..SLOTS).collect(),
+            ops: BTreeMap::new(),
+            next_token: 0,
+            next_at: now,
+            goal: Goal::Work,
+            me: 0,
+            has_force: false,
+            is_cut_off: false,
+            openings: 0,
+            is_dirty: false,
+            touched: BTreeSet::new(),
+            flushed: 0,
+            audited: 0,
+            volume: None,
+        }
+    }
+
+    /// From now on it does this.
+    pub(crate) fn set_goal(&mut self, goal: Goal, now: Instant) {
+        (self.goal, self.flushed, self.audited, self.next_at) = (goal, 0, 0, now);
+        if goal == Goal::Close {
+            (self.stage, self.link.queue) = (Stage::Idle, None);
+            self.ops.clear();
+            self.link.multipath.shut_down(now);
+        }
+    }
+
+    /// Whether it has reached its goal.
+    pub(crate) fn is_done(&mut self, is_owner: bool) -> bool {
+        let is_quiet = self.ops.is_empty();
+        match self.goal {
+            Goal::Work => false,
+            Goal::Close => !self.link.multipath.is_shutting_down(),
+            _ if !is_owner => is_quiet,
+            Goal::Drain => is_quiet,
+            Goal::Flush => is_quiet && self.flushed > 0,
+            Goal::Audit => is_quiet && self.audited >= VOLUME_BLOCKS,
+        }
+    }
+
+    /// Whether it may be taken over now: nothing of it is on its way that would damage what a new owner
+    /// writes, and it has something to commit.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_open = matches!(&self.stage, Stage::Open(_)) && self.volume.is_some();
+        is_open && self.is_dirty && self.under_way.is_empty() && self.ops.is_empty()
+    }
+
+    /// The disk of the pool.
+    pub(crate) fn disk(&self) -> usize {
+        self.disk
+    }
+
+    /// It takes the pool over, by force.
+    pub(crate) fn take_over(&mut self) {
+        self.has_force = true;
+        self.begin();
+    }
+
+    /// It is being taken over from this host, which asks nothing until that has come to pass.
+    pub(crate) fn cut_off(&mut self) {
+        self.is_cut_off = true;
+    }
+
+    fn begin(&mut self) {
+        let opening = Opening::new(self.blocks(), CACHE_BYTES);
+        self.openings += 1;
+        let id = u128::from(self.openings) << 8 | (self.number as u128 + 1);
+        let bugs = volume::InjectedBugs { ignore_fence: self.bugs.pool_ignores_fence };
+        let record = OwnerRecord { pid: u32::try_from(id).unwrap_or(1), ..OwnerRecord::NONE };
+        let opening = opening.to_write(Owner { id, record }).with_bugs(bugs);
+        self.me = id;
+        self.stage = Stage::Opening(Box::new(opening));
+    }
+
+    fn blocks(&self) -> u64 {
+        self.plan.blocks / SECTORS
+    }
+
+    /// When to turn even if nothing comes.
+    pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
+        let queue = self.link.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at);
+        let next = match self.stage {
+            Stage::Pausing(until) => until,
+            Stage::Open(_) => self.next_at,
+            _ => Instant::NEVER,
+        };
+        let next = if next > now { next } else { Instant::NEVER };
+        self.link.multipath.wake_at(now).min(queue).min(next)
+    }
+
+    /// Does what can be done now. True if anything was.
+    ///
+    /// # Errors
+    ///
+    /// Which promise was broken.
+    pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
+        let mut is_busy = false;
+        while let Some(event) = self.link.multipath.poll(now) {
+            is_busy = true;
+            if event.is_for_people() {
+                self.note(now, &event.to_string(), shared);
+            }
+        }
+        if self.goal == Goal::Close {
+            return Ok(is_busy);
+        }
+        is_busy |= self.link.take_queue();
+        let Some(mut queue) = self.link.queue.take() else { return Ok(is_busy) };
+        let mut answers = Answers::with_capacity(16);
+        queue.poll(now, &mut answers);
+        for answer in answers.drain() {
+            is_busy = true;
+            self.end_transfer(now, answer, shared);
+        }
+        is_busy |= self.go_on(now, shared)?;
+        is_busy |= self.transfer(now, &mut queue);
+        queue.flush();
+        self.link.queue = Some(queue);
+        self.check_bounds(now)?;
+        Ok(is_busy)
+    }
+
+    fn go_on(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
+        if let Stage::Pausing(until) = self.stage {
+            if now < until {
+                return Ok(false);
+            }
+            self.begin();
+            return Ok(true);
+        }
+        let mut is_busy = false;
+        while self.wants_to_ask(now, shared) {
+            is_busy = true;
+            self.ask(now, shared);
+        }
+        while let Stage::Open(store) = &mut self.stage {
+            if let Some(action) = store.next_action() {
+                if matches!(action, Action::WritePages { .. }) && self.volume.is_some() {
+                    // It was asked for nothing but a flush since.
+                    let kept = shared.checker.pool_is_kept((self.number, self.disk), now);
+                    kept.map_err(|why| Failure { scope: Scope::disk(self.disk), text: why })?;
+                }
+                match action {
+                    Action::Zero { token, offset, blocks } => self.zero(token, offset, blocks),
+                    action => self.backlog.push_back(action),
+                }
+            } else if let Some((token, answer)) = store.next_answer() {
+                self.end(now, token, answer, shared)?;
+            } else {
+                break;
+            }
+            is_busy = true;
+        }
+        Ok(is_busy)
+    }
+
+    fn wants_to_ask(&self, now: Instant, shared: &Shared<'_>) -> bool {
+        let Stage::Open(_) = self.stage else { return false };
+        if now < self.next_at {
+            return false;
+        }
+        if self.volume.is_none() {
+            return self.ops.is_empty();
+        }
+        let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
+        match self.goal {
+            Goal::Work if is_former => self.ops.is_empty(),
+            Goal::Work if self.is_cut_off => false,
+            Goal::Work => self.ops.len() < self.plan.depth.min(4),
+            Goal::Flush => !is_former && self.ops.is_empty() && self.flushed == 0,
+            Goal::Audit => !is_former && self.ops.is_empty() && self.audited < VOLUME_BLOCKS,
+            Goal::Drain | Goal::Close => false,
+        }
+    }
+
+    /// Asks the pool for something.
+    fn ask(&mut self, now: Instant, shared: &mut Shared<'_>) {
+        let (kind, first, blocks) = self.draw(shared);
+        let overlaps = |op: &Op| op.first < first + blocks && first < op.first + op.blocks;
+        if kind == OpKind::Write && self.ops.values().any(overlaps) {
+            self.next_at = now.after(Span::from_us(100));
+            return;
+        }
+        *shared.writes += 1;
+        let token = *shared.writes;
+        let mut data = vec![0; usize::try_from(blocks).unwrap_or(0) * BLOCK_BYTES];
+        if kind == OpKind::Write {
+            for (lba, sector) in (first * SECTORS..).zip(data.chunks_exact_mut(SECTOR_BYTES)) {
+                Stamp { seed: self.mark(), lba, token, version: self.number as u64 }.write(sector);
+            }
+            let range = (first * SECTORS, (first + blocks) * SECTORS);
+            shared.checker.write_begins(token, (self.number, self.disk), range, now);
+            for block in first..first + blocks {
+                self.is_dirty |= self.touched.insert(block);
+            }
+        }
+        let volume = self.volume.unwrap_or(0);
+        let ask = match kind {
+            OpKind::Claim => Ask::Claim,
+            OpKind::Find => Ask::Find(VOLUME.into()),
+            OpKind::Create => Ask::Change(Change::Create {
+                name: VOLUME.into(),
+                blocks: VOLUME_BLOCKS,
+                unit: 1,
+                uuid: 5,
+                checksums: false,
+            }),
+            OpKind::Read => Ask::Read { volume, block: first, blocks },
+            OpKind::Write => Ask::Write { volume, block: first, blocks },
+            OpKind::Flush => Ask::Flush,
+        };
+        let pause = match self.goal {
+            Goal::Work => Span { ns: self.random.below(self.plan.think.ns) },
+            _ => Span::from_us(1),
+        };
+        self.next_at = now.after(pause);
+        let op = Op { kind, first, blocks, begun: now, data };
+        self.note_op(now, token, &op, "begins", shared);
+        self.ops.insert(token, op);
+        if let Stage::Open(store) = &mut self.stage {
+            store.submit(token, ask);
+        }
+    }
+
+    fn draw(&mut self, shared: &Shared<'_>) -> (OpKind, u64, u64) {
+        if self.volume.is_none() {
+            let Stage::Open(store) = &self.stage else { return (OpKind::Claim, 0, 0) };
+            let is_mine = store.owner().is_some_and(|owner| owner.id == self.me);
+            return match (is_mine, self.flushed) {
+                (false, _) => (OpKind::Claim, 0, 0),
+                // The first look for it has found none.
+                (true, u64::MAX) => (OpKind::Create, 0, 0),
+                (true, _) => (OpKind::Find, 0, 0),
+            };
+        }
+        if shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number) {
+            return (OpKind::Flush, 0, 0);
+        }
+        match self.goal {
+            Goal::Flush => return (OpKind::Flush, 0, 0),
+            Goal::Audit => return (OpKind::Read, self.audited, 4),
+            _ => {}
+        }
+        let blocks = 1 + self.random.below(4);
+        let first = self.random.below(VOLUME_BLOCKS - blocks);
+        match self.random.below(16) {
+            drawn if drawn < self.plan.flushes => (OpKind::Flush, 0, 0),
+            drawn if drawn < self.plan.flushes + self.plan.reads => (OpKind::Read, first, blocks),
+            _ => (OpKind::Write, first, blocks),
+        }
+    }
+
+    /// What was asked is answered.
+    fn end(
+        &mut self,
+        now: Instant,
+        token: u64,
+        answer: Result<volume::Answer, StoreError>,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Failure> {
+        let Some(op) = self.ops.remove(&token) else { return Ok(()) };
+        let told = match &answer {
+            Ok(_) => "ends".to_owned(),
+            Err(error) => format!("fails: {error}"),
+        };
+        if op.kind != OpKind::Read || answer.is_err() {
+            self.note_op(now, token, &op, &told, shared);
+        }
+        match (op.kind, &answer) {
+            (OpKind::Claim, Ok(_)) => {
+                shared.checker.pool_claimed((self.number, self.disk), now);
+            }
+            (OpKind::Find | OpKind::Create, Ok(volume::Answer::Volume(info))) => {
+                (self.volume, self.flushed) = (Some(info.id), 0);
+            }
+            (OpKind::Find, Err(StoreError::NoVolume(_))) => self.flushed = u64::MAX,
+            (OpKind::Write, _) => {
+                let is_success = answer.is_ok();
+                let (is_durable, may_flicker) = (false, true);
+                let end = WriteEnd { ended: now, is_success, is_durable, may_flicker };
+                let ended = shared.checker.write_ends(token, end);
+                ended.map_err(|(lba, why)| self.failure(lba, &why.to_string()))?;
+            }
+            (OpKind::Flush, Ok(_)) => {
+                (self.flushed, self.is_dirty) = (self.flushed + 1, false);
+                // One that commits nothing does not look who owns the pool, and promises nothing.
+                if shared.checker.pool_owner(self.disk).is_none_or(|it| it == self.number) {
+                    shared.checker.flush_ends(self.number, self.disk, op.begun, now);
+                }
+            }
+            (OpKind::Read, Ok(_)) => self.check_read(now, token, &op, shared)?,
+            _ => {}
+        }
+        if let Err(error) = answer {
+            self.next_at = self.next_at.max(now.after(PAUSE));
+            self.heed(now, &error, shared);
+        }
+        Ok(())
+    }
+
+    /// Opens the pool again if it has stopped, unless it is another one's.
+    fn heed(&mut self, now: Instant, error: &StoreError, shared: &mut Shared<'_>) {
+        let Stage::Open(store) = &self.stage else { return };
+        let is_other = matches!(error, StoreError::TakenOver { .. } | StoreError::Owned { .. });
+        if !is_other && store.stopped_by().is_none() {
+            return;
+        }
+        let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
+        self.close(now, shared);
+        let (stage, text) = match is_other || is_former {
+            true => (Stage::Fenced, "leaves the pool to its new owner"),
+            false => (Stage::Pausing(now.after(PAUSE)), "opens the pool again"),
+        };
+        self.stage = stage;
+        self.note(now, text, shared);
+    }
+
+    /// What was not committed may be lost.
+    fn close(&mut self, now: Instant, shared: &mut Shared<'_>) {
+        for (token, op) in std::mem::take(&mut self.ops) {
+            if op.kind == OpKind::Write {
+                let (is_success, is_durable, may_flicker) = (false, false, true);
+                let end = WriteEnd { ended: now, is_success, is_durable, may_flicker };
+                // What was read of it was checked when it was read.
+                let _ = shared.checker.write_ends(token, end);
+            }
+        }
+        self.backlog.clear();
+        self.volume = None;
+        self.flushed = 0;
+        (self.is_dirty, self.touched) = (false, BTreeSet::new());
+        self.forget_unflushed(now, shared);
+    }
+
+    /// What was not flushed may be lost, and this host knows.
+    fn forget_unflushed(&self, now: Instant, shared: &mut Shared<'_>) {
+        shared.checker.power_lost(self.disk, now);
+        shared.checker.flush_fails(self.number, self.disk, now.after(Span { ns: 1 }));
+    }
+
+    fn check_read(
+        &mut self,
+        now: Instant,
+        token: u64,
+        op: &Op,
+        shared: &mut Shared<'_>,
+    ) -> Result<(), Failure> {
+        let mut found = Vec::new();
+        for (lba, sector) in (op.first * SECTORS..).zip(op.data.chunks_exact(SECTOR_BYTES)) {
+            match Stamp::read(sector) {
+                Content::Zeroes => found.push((lba, 0)),
+                Content::Stamped(it) if it.seed == self.mark() && it.lba == lba => {
+                    found.push((lba, it.token));
+                }
+                other => {
+                    let text = format!("found {other:?}, expected a write to this block");
+                    return Err(self.failure(lba, &text));
+                }
+            }
+        }
+        let mut values: Vec<u64> = found.iter().map(|(_, value)| *value).collect();
+        values.dedup();
+        self.note_op(now, token, op, &format!("ends: {values:?}"), shared);
+        for (lba, found) in found {
+            let read = Read { disk: self.disk, lba, found, begun: op.begun, ended: now };
+            let checked = shared.checker.read_ends(read);
+            checked.map_err(|why| self.failure(lba, &why.to_string()))?;
+        }
+        if self.goal == Goal::Audit {
+            self.audited = op.first + op.blocks;
+        }
+        Ok(())
+    }
+
+    fn mark(&self) -> u64 {
+        self.seed << 8 | self.disk as u64
+    }
+
+    fn zero(&mut self, token: u64, offset: u64, blocks: u64) {
+        let block = |at: u64| usize::try_from(at).unwrap_or(0) * BLOCK_BYTES;
+        let range = block(offset)..block(offset + blocks);
+        let data = self.ops.get_mut(&token).and_then(|op| op.data.get_mut(range));
+        if let Some(data) = data {
+            data.fill(0);
+        }
+    }
+
+    /// Hands to the paths what there is room for. True if anything was.
+    fn transfer(&mut self, now: Instant, queue: &mut impl Backend) -> bool {
+        let mut is_busy = false;
+        let has_read = self.under_way.values().any(|(it, _)| matches!(it, Transfer::Open));
+        if let Stage::Opening(opening) = &self.stage
+            && !has_read
+            && let Some(at) = opening.next_read()
+        {
+            is_busy |= self.send(now, queue, Transfer::Open, (Operation::Read, at, 1));
+        }
+        while let Some(action) = self.backlog.front() {
+            let (operation, at, blocks) = match action {
+                Action::ReadPage { at, .. } => (Operation::Read, *at, 1),
+                Action::ReadSlots { .. } => (Operation::Read, 0, 2),
+                Action::WritePages { at, bytes, .. } => {
+                    (Operation::Write, *at, (bytes.len() / BLOCK_BYTES) as u64)
+                }
+                Action::ReadData { at, blocks, .. } => (Operation::Read, *at, *blocks),
+                Action::WriteData { at, blocks, .. } => (Operation::Write, *at, *blocks),
+                _ => (Operation::Flush, 0, 0),
+            };
+            let action = Transfer::Action(action.clone());
+            if !self.send(now, queue, action, (operation, at, blocks)) {
+                break;
+            }
+            self.backlog.pop_front();
+            is_busy = true;
+        }
+        is_busy
+    }
+
+    fn send(
+        &mut self,
+        now: Instant,
+        queue: &mut impl Backend,
+        transfer: Transfer,
+        (operation, at, blocks): (Operation, u64, u64),
+    ) -> bool {
+        let Some(&slot) = self.free.last() else { return false };
+        let bytes = u32::try_from(blocks * BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+        let segment = self.link.memory.slice(slot * SLOT_BYTES, bytes);
+        let Some(segment) = segment.filter(|_| bytes <= SLOT_BYTES) else { return false };
+        match &transfer {
+            Transfer::Action(Action::WritePages { bytes, .. }) => self.store(segment, bytes),
+            Transfer::Action(Action::WriteData { token, offset, .. }) => {
+                let from = usize::try_from(*offset).unwrap_or(0) * BLOCK_BYTES;
+                let data = self.ops.get(token).map_or(&[][..], |op| &op.data);
+                let data = data.get(from..from + bytes as usize).unwrap_or_default().to_vec();
+                self.store(segment, &data);
+            }
+            _ => {}
+        }
+        self.next_token += 1;
+        let request = Request {
+            token: self.next_token,
+            lba: at * SECTORS,
+            blocks: bytes / u32::try_from(SECTOR_BYTES).unwrap_or(1),
+            segment_count: u16::from(operation != Operation::Flush),
+            operation,
+            ..Request::NOTHING
+        };
+        if queue.submit(now, &[request], &[segment]) == 0 {
+            return false;
+        }
+        self.free.pop();
+        self.under_way.insert(self.next_token, (transfer, slot));
+        true
+    }
+
+    fn store(&self, segment: Segment, bytes: &[u8]) {
+        // The segment is a part of the host's own memory.
+        let _ = self.link.regions.store(segment, bytes);
+    }
+
+    /// The device has answered.
+    fn end_transfer(&mut self, now: Instant, answer: Answer, shared: &mut Shared<'_>) {
+        let Some((transfer, slot)) = self.under_way.remove(&answer.token) else { return };
+        self.free.push(slot);
+        let is_success = answer.outcome.is_success();
+        let mut bytes = vec![0; SLOT_BYTES as usize];
+        if let Some(segment) = self.link.memory.slice(slot * SLOT_BYTES, SLOT_BYTES) {
+            let _ = self.link.regions.load(segment, &mut bytes);
+        }
+        let block = |at: usize| -> Block {
+            let found = bytes[at * BLOCK_BYTES..].first_chunk();
+            found.copied().unwrap_or([0; BLOCK_BYTES])
+        };
+        match (transfer, &mut self.stage) {
+            (Transfer::Open, Stage::Opening(opening)) => {
+                let first = block(0);
+                opening.handle_read(if is_success { Ok(&first) } else { Err(answer.outcome) });
+                if opening.next_read().is_none() {
+                    self.opened(now, shared);
+                }
+            }
+            (Transfer::Action(action), Stage::Open(store)) => {
+                let failed = End::Failed(answer.outcome);
+                match action {
+                    Action::ReadPage { io, .. } => {
+                        let page = block(0);
+                        store.complete(io, if is_success { End::Read(&page) } else { failed });
+                    }
+                    Action::ReadSlots { io } => {
+                        let slots = [block(0), block(1)];
+                        store.complete(io, if is_success { End::Slots(&slots) } else { failed });
+                    }
+                    Action::ReadData { io, token, offset, blocks, .. } => {
+                        let from = usize::try_from(offset).unwrap_or(0) * BLOCK_BYTES;
+                        let len = usize::try_from(blocks).unwrap_or(0) * BLOCK_BYTES;
+                        let data = self.ops.get_mut(&token);
+                        let into = data.and_then(|op| op.data.get_mut(from..from + len));
+                        if let Some(into) = into {
+                            into.copy_from_slice(&bytes[..len]);
+                        }
+                        store.complete(io, if is_success { End::Done } else { failed });
+                    }
+                    Action::WritePages { io, .. }
+                    | Action::WriteData { io, .. }
+                    | Action::Flush { io }
+                    | Action::ReadParent { io, .. } => {
+                        store.complete(io, if is_success { End::Done } else { failed });
+                    }
+                    Action::Zero { .. } => {}
+                }
+            }
+            // Of a pool that was closed meanwhile.
+            _ => {}
+        }
+    }
+
+    /// The superblocks were read.
+    fn opened(&mut self, now: Instant, shared: &mut Shared<'_>) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Pausing(now.after(PAUSE)));
+        let Stage::Opening(opening) = stage else { return };
+        match opening.finish() {
+            Ok(opened) => {
+                let mut store = opened.store;
+                // What it was itself before has ended.
+                let before = store.owner().map(|owner| owner.id);
+                let is_mine = before.is_some_and(|id| id & 0xff == self.number as u128 + 1);
+                store.claim_as(match before {
+                    Some(id) if is_mine => Claim::Over(id),
+                    Some(_) if self.has_force => Claim::Force,
+                    _ => Claim::Free,
+                });
+                let text = format!("opens the pool, owner {:?}", store.owner().map(|it| it.id));
+                self.note(now, &text, shared);
+                self.forget_unflushed(now, shared);
+                self.stage = Stage::Open(Box::new(store));
+            }
+            Err(error) => self.note(now, &format!("does not open the pool: {error}"), shared),
+        }
+    }
+
+    fn failure(&self, lba: u64, why: &str) -> Failure {
+        let Self { number, disk, .. } = *self;
+        let text = format!("host {number}, sector {lba} of the volume on disk {disk}: {why}");
+        Failure { scope: Scope { host: None, disk: Some(disk), blocks: Some(lba..lba + 1) }, text }
+    }
+
+    fn check_bounds(&self, now: Instant) -> Result<(), Failure> {
+        let late = self.ops.values().find(|op| now.since(op.begun) > BOUND);
+        let Some(op) = late else { return Ok(()) };
+        let text = format!(
+            "host {}: {:?} on the pool is not answered, expected an answer within {BOUND}",
+            self.number, op.kind
+        );
+        Err(Failure { scope: Scope::host(self.number), text })
+    }
+
+    fn note(&self, now: Instant, what: &str, shared: &mut Shared<'_>) {
+        let scope = Scope { host: None, disk: Some(self.disk), blocks: None };
+        shared.note(now, scope, format!("host {}: {what}", self.number));
+    }
+
+    fn note_op(&self, now: Instant, token: u64, op: &Op, what: &str, shared: &mut Shared<'_>) {
+        let (number, kind) = (self.number, format!("{:?}", op.kind).to_lowercase());
+        let range = op.first * SECTORS..(op.first + op.blocks) * SECTORS;
+        let (blocks, place) = match op.blocks {
+            0 => (None, "the pool".to_owned()),
+            _ => (Some(range.clone()), format!("{}..{} of the volume", range.start, range.end)),
+        };
+        let scope = Scope { host: None, disk: Some(self.disk), blocks };
+        shared.note(now, scope, format!("host {number}: w{token} {kind} {place} {what}"));
+    }
+}
