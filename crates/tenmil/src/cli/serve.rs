@@ -120,16 +120,16 @@ pub(super) struct ServeArguments {
     limit_bytes: Option<NonZeroU64>,
 
     /// Connections at a time [default: 64 over NBD, 1100 over NVMe/TCP]
-    #[arg(long, value_name = "N", value_parser = whole::<u32>)]
+    #[arg(long, value_name = "N", value_parser = some_connections)]
     connections: Option<u32>,
 
     /// Connections of one address at a time: over NBD of every client, over NVMe/TCP of hosts that no
     /// subsystem names [default: half of --connections]
-    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "config")]
+    #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
     connections_per_address: Option<u32>,
 
     /// Connections of one host NQN at a time, over NVMe/TCP [default: half of --connections]
-    #[arg(long, value_name = "N", value_parser = whole::<u32>, conflicts_with = "config")]
+    #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
     connections_per_host: Option<u32>,
 
     /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
@@ -194,6 +194,14 @@ Examples:
       tenmil set export size_bytes=21474836480
   tenmil serve ram:1g -l nbd:/tmp/a.sock --cores 0-3 --scheduler dynamic?load=10 --governor
       tenmil get scheduler; tenmil top";
+
+/// A number of connections: with none nobody would be served.
+fn some_connections(text: &str) -> Result<u32, String> {
+    match whole(text)? {
+        0 => Err(format!("`{text}` is none, expected at least 1")),
+        count => Ok(count),
+    }
+}
 
 /// NBD clients that may be connected at once.
 const CLIENTS_MAX: u32 = 64;

@@ -42,3 +42,10 @@ fn cores_and_rules_about_cores_are_refused_before_anything_is_opened() {
         }
     }
 }
+
+#[test]
+fn a_limit_of_no_connections_is_refused() {
+    assert_eq!(super::some_connections("0"), Err("`0` is none, expected at least 1".to_owned()));
+    assert_eq!(super::some_connections("7"), Ok(7));
+    assert!(super::some_connections("many").is_err());
+}
