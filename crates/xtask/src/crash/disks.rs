@@ -179,7 +179,9 @@ impl Disks {
         let epoch = self.disks[disk].medium.epoch;
         if let Some(trap) = trap.as_ref().filter(|trap| trap.moment != Moment::AfterSync) {
             self.spring(trap);
-            let is_hit = trap.lose.contains(&disk) || !trap.kill.is_empty();
+            // Where only the host is killed the sync goes on.
+            let own = ["target-a", "target-b"][disk];
+            let is_hit = trap.lose.contains(&disk) || trap.kill.iter().any(|it| it.name() == own);
             if is_hit && trap.moment == Moment::BeforeSync || trap.moment == Moment::FailedSync {
                 return Err(errno::IO);
             }
