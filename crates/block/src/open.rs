@@ -57,7 +57,8 @@ pub struct Opened {
     /// What can be changed about it, and about what it stands on, while it is open.
     pub handles: Vec<Handle>,
     /// The names by which devices are known that this one stands on, or is: those with a
-    /// [`Medium::identity`], by their URIs; of volumes their UUIDs, which are unique in their pool, and of mirrors theirs.
+    /// [`Medium::identity`], by their URIs; of volumes their UUIDs, which are unique in their pool, and
+    /// of mirrors theirs.
     pub identities: Vec<(Uri, String)>,
 }
 
