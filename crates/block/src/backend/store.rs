@@ -374,6 +374,18 @@ impl OpenStore {
         self.shared.lock().store.generation()
     }
 
+    /// Why it takes no changes, if it has stopped and not recovered.
+    pub fn stopped_because(&self) -> Option<String> {
+        let state = self.shared.lock();
+        let why = state.store.last_stop().filter(|_| state.store.is_stopped());
+        why.map(ToString::to_string)
+    }
+
+    /// How often its device has failed, and completed writes that were not flushed may have been lost.
+    pub fn losses(&self) -> u64 {
+        self.shared.lock().store.losses()
+    }
+
     /// The volume of this name.
     ///
     /// # Errors

@@ -41,6 +41,9 @@ pub const STORE: &[Field] = &[
         Shape::Wholes,
         "how much of its room is taken when it is told",
     ),
+    Field::new("health", Shape::Text, "healthy, or stopped: it takes no changes"),
+    Field::new("stopped_because", TEXT, "why it takes none"),
+    Field::new("losses", Shape::Whole, "how often its device failed with unflushed writes"),
     Field::new("identity", Shape::Text, "its device, files by their numbers"),
     Field::new("devices", Shape::Rows(DEVICE), "all that it lies on"),
 ];
@@ -222,6 +225,7 @@ pub fn store(open: &Arc<OpenStore>) -> Result<Value, MediumError> {
     let volumes = open.list()?;
     let promised = volumes.iter().filter(|info| !info.is_read_only).map(|info| info.blocks);
     let thresholds: Vec<u8> = usage.thresholds.into_iter().filter(|one| *one > 0).collect();
+    let stopped = open.stopped_because();
     Ok(json!({
         "uri": open.device(),
         "name": open.name(),
@@ -236,6 +240,9 @@ pub fn store(open: &Arc<OpenStore>) -> Result<Value, MediumError> {
         "written_bytes": volumes.iter().map(|info| bytes(info.mapped)).sum::<u64>(),
         "promised_bytes": bytes(promised.sum()),
         "thresholds_percent": thresholds,
+        "health": if stopped.is_some() { "stopped" } else { "healthy" },
+        "stopped_because": stopped,
+        "losses": open.losses(),
         "identity": open.identity(),
         "devices": open.devices().iter().map(device).collect::<Vec<_>>(),
     }))

@@ -42,9 +42,9 @@ pub(super) struct StoreArguments {
 enum Command {
     /// Make a store, without volumes, on a device or several.
     Create(CreateArguments),
-    /// Open a store, and say what it is and how its room is used.
+    /// Open a store, and say what it is and how its room is used; exit status 1 if it has stopped.
     Open(ShowArguments),
-    /// Say the same of several stores, a line each.
+    /// Say the same of several stores, a line each; exit status 1 if one of them has stopped.
     List(ListArguments),
     /// Read all metadata of a store, and compare everything with everything, also while it is served.
     Check(ShowArguments),
@@ -139,11 +139,12 @@ pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<Exi
             let text =
                 if show.json { format!("{:#}\n", summary.as_json()) } else { summary.as_text() };
             write_out(out, &text)?;
-            Ok(ExitCode::SUCCESS)
+            Ok(summary.exit_code())
         }
         Command::List(list) => {
-            write_out(out, &summary::list(opener, list)?)?;
-            Ok(ExitCode::SUCCESS)
+            let (text, code) = summary::list(opener, list)?;
+            write_out(out, &text)?;
+            Ok(code)
         }
         Command::Check(show) => check::check(opener, show, out),
         Command::Scrub(scrub) => scrub::scrub(opener, scrub, out),

@@ -1,5 +1,8 @@
 //! What a store is and how its room is used: `tenmil store open` and `list`.
 
+use std::process::ExitCode;
+
+use base::Blame;
 use block::Opener;
 use block::store::Place;
 use block::uri::Uri;
@@ -41,8 +44,10 @@ impl Summary {
         let text = |name: &str| store[name].as_str().unwrap_or_default();
         let [generation, volumes] = ["generation", "volumes"].map(|name| &store[name]);
         let devices = devices_text(&store["devices"]);
+        let stopped = store["stopped_because"].as_str();
+        let stopped = stopped.map_or(String::new(), |why| format!("\n  stopped: {why}"));
         format!(
-            "store `{}` on {}\n{devices}  uuid {}, generation {generation}\n  \
+            "store `{}` on {}{stopped}\n{devices}  uuid {}, generation {generation}\n  \
              {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are \
              reserved for deletions and commits, and {} of that for thick volumes\n  {} written by all of them, each for itself; \
              {} promised to those that can be written\n  it is told when {} of its room are taken\n{by}",
@@ -60,6 +65,15 @@ impl Summary {
         )
     }
 
+    /// 1 if the store has stopped.
+    pub(super) fn exit_code(&self) -> ExitCode {
+        exit_code(self.is_stopped())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.store["health"] == "stopped"
+    }
+
     pub(super) const fn as_json(&self) -> &Value {
         &self.store
     }
@@ -74,11 +88,19 @@ impl Summary {
     }
 }
 
-/// Says of several stores what they are, a line each.
-pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Refused> {
+/// Says of several stores what they are, a line each; 1 if one of them has stopped.
+pub(super) fn list(
+    opener: &Opener<'_>,
+    list: &ListArguments,
+) -> Result<(String, ExitCode), Refused> {
     let of = |device: &Uri| Summary::of(opener, device);
     let summaries: Vec<Summary> = list.devices.iter().map(of).collect::<Result<_, _>>()?;
-    Ok(if list.json { list_json(&summaries) } else { list_text(&summaries) })
+    let text = if list.json { list_json(&summaries) } else { list_text(&summaries) };
+    Ok((text, exit_code(summaries.iter().any(Summary::is_stopped))))
+}
+
+fn exit_code(is_stopped: bool) -> ExitCode {
+    if is_stopped { ExitCode::from(Blame::Machine.exit_code()) } else { ExitCode::SUCCESS }
 }
 
 fn list_text(summaries: &[Summary]) -> String {
@@ -97,6 +119,10 @@ fn list_text(summaries: &[Summary]) -> String {
             Some(pid) => format!("{uri} (open in process {pid})"),
             None => uri,
         };
+        let on = match one.store["stopped_because"].as_str() {
+            Some(why) => format!("{on}, stopped: {why}"),
+            None => on,
+        };
         [name, bytes, used, free, written, promised, volumes, on]
     };
     table(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
@@ -105,4 +131,28 @@ fn list_text(summaries: &[Summary]) -> String {
 fn list_json(summaries: &[Summary]) -> String {
     let stores: Vec<&Value> = summaries.iter().map(Summary::as_json).collect();
     format!("{:#}\n", json!({ "stores": stores }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{Summary, list_text};
+
+    fn summary(because: Option<&str>) -> Summary {
+        let health = if because.is_some() { "stopped" } else { "healthy" };
+        let store = json!({ "name": "pool", "health": health, "stopped_because": because });
+        Summary { store, by: String::new() }
+    }
+
+    #[test]
+    fn a_stopped_store_says_why_and_ends_with_1() {
+        let (fine, stopped) = (summary(None), summary(Some("its device has failed")));
+        assert_eq!((fine.is_stopped(), stopped.is_stopped()), (false, true));
+        assert!(!fine.as_text().contains("stopped"));
+        assert!(stopped.as_text().contains("\n  stopped: its device has failed\n"));
+        let text = list_text(&[fine, stopped]);
+        assert_eq!(text.matches("stopped: its device has failed").count(), 1, "{text}");
+        assert_eq!(summary(None).as_json()["stopped_because"], Value::Null);
+    }
 }

@@ -84,7 +84,10 @@ fn a_store_whose_device_was_gone_for_long_goes_on_by_itself() {
     assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
     hand.write(64, 32, 1);
     fail(&opened, "error-path:any");
+    let store = bench.store();
+    assert_eq!((store.stopped_because(), store.losses()), (None, 0));
     assert_ne!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    assert!(store.stopped_because().is_some());
     fail(&opened, "error-path:anyx0");
     let until = bench.clock.now().after(base::Span::from_secs(60));
     while hand.run(Operation::Write, 64, 32) != Outcome::SUCCESS {
@@ -95,6 +98,8 @@ fn a_store_whose_device_was_gone_for_long_goes_on_by_itself() {
         assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS, "one flush fails");
     }
     assert_eq!(hand.read(0, 32), [1; 32]);
-    drop((hand, opened));
+    assert_eq!(store.stopped_because(), None);
+    assert!(store.losses() > 0);
+    drop((hand, opened, store));
     assert!(bench.is_clean());
 }
