@@ -187,7 +187,7 @@ fn a_word_that_nobody_knows_is_refused_with_those_that_are_known() {
             "perf -w backwards",
             "-w backwards: expected read, write, randread, randwrite, rw, randrw, trim or flush-mix",
         ),
-        ("mirror foo", "no command `foo`, expected create, show, add, replace or remove"),
+        ("mirror foo", "no command `foo`, expected create, show, add, replace, remove or takeover"),
         ("perf --cq-doorbell never", "--cq-doorbell never: expected each, poll or deferred"),
         (
             "perf --command-store fast",
