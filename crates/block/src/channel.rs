@@ -10,6 +10,7 @@
 //! neither read nor write, or because it must be refused, is looked at beside the fast way.
 
 mod fenced;
+mod losses;
 mod slow;
 mod tags;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use base::{
 };
 use host::watch::{Interest, Watch};
 
+pub(crate) use self::losses::Losses;
 use self::tags::{Tags, Traits};
 use crate::backend::ready::Ready;
 use crate::context::{Lane, SharedContext};
@@ -51,6 +53,12 @@ pub struct Channel {
     poll_lane: u8,
     /// Whether every request takes the slow way.
     is_slow: bool,
+    /// Whether every answer is looked at: that, or flushes are in flight.
+    is_careful: bool,
+    /// Flushes in flight.
+    flushes: usize,
+    /// Losses of the device that its client has been told, or was opened after.
+    told: u64,
     /// The bell of the device would not be heard.
     is_deaf: bool,
     is_removed: bool,
@@ -133,6 +141,9 @@ impl Channel {
             read_lane: 0,
             poll_lane: 0,
             is_slow: true,
+            is_careful: true,
+            flushes: 0,
+            told: shared.losses.count(),
             is_deaf: false,
             is_removed: false,
             refused: Ready::with_depth(tags),
@@ -408,6 +419,9 @@ impl Backend for Channel {
         if self.grant.shared.attention.0.load(Ordering::Relaxed) != self.seen {
             self.attend();
         }
+        if self.is_careful {
+            return self.poll_carefully(now, answers);
+        }
         let depth = self.tags.in_flight();
         let mut found = match self.lanes.len() {
             1 => self.poll_lane(0, now, answers),
@@ -417,7 +431,7 @@ impl Backend for Channel {
             self.port.meter.polled(depth as u64);
             self.settle();
         }
-        if self.refused.len() > 0 || self.is_slow {
+        if self.refused.len() > 0 {
             found += self.poll_slowly(now, answers);
         }
         found

@@ -44,6 +44,7 @@ impl Channel {
             || !self.holds.is_empty()
             || !self.fences.is_empty()
             || !self.waiting.is_empty();
+        self.is_careful = self.is_slow || self.flushes > 0;
     }
 
     /// The device has gone: the ways to the medium are dropped, and only then, when nothing can touch
@@ -52,14 +53,16 @@ impl Channel {
         self.is_removed = true;
         let count = self.tags.in_flight();
         let mut put_by = Answers::with_capacity(count);
-        for lane in &mut self.lanes {
+        for lane in 0..self.lanes.len() {
             let start = put_by.as_slice().len();
-            lane.close(&mut put_by);
+            self.lanes[lane].close(&mut put_by);
             let given = put_by.after_mut(start);
+            self.judge_flushes(given);
             // The time of the last turn is not known here, and the latency of these is nobody's.
             self.tags.give_back(Instant::default(), given, self.block_shift, &self.port.meter);
         }
         self.refused.extend(put_by.as_slice().iter().copied());
+        self.flushes = 0;
         for (answer, operation) in self.tags.abandon(Outcome::ABORTED_BY_HOST) {
             self.port.meter.failed(operation);
             self.refused.push(answer);
@@ -130,7 +133,10 @@ impl Channel {
             self.port.quiet.store(0, Ordering::Release);
         }
         let traits = self.tags.lend(now, requests, &mut self.outgoing);
-        self.send(now, lane, traits, segments)
+        self.mark_flushes();
+        let taken = self.send(now, lane, traits, segments);
+        self.await_flushes(&requests[..taken]);
+        taken
     }
 
     fn touches_a_hold(&self, request: &Request) -> bool {

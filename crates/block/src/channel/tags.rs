@@ -30,6 +30,7 @@ pub(super) struct Tags {
 #[repr(C)]
 struct Slot {
     token: u64,
+    /// Of a flush, losses that its client had been told.
     lba: u64,
     /// When it was submitted, in nanoseconds, and its kind below that: what two answers have in
     /// common if they are of one run.
@@ -251,6 +252,19 @@ impl Tags {
         assert!(*room < free.len(), "a backend answered a request twice");
         free[*room] = number_of(tag);
         *room += 1;
+    }
+
+    /// Keeps how many losses the client of a flush that was [lent](Self::lend) a tag has been told.
+    pub(super) fn set_told(&mut self, sent: &Request, told: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "a tag")]
+        let tag = sent.token as u32 as usize;
+        self.slots[tag].lba = told;
+    }
+
+    /// What was kept so, if an answer that came with a tag is to a flush.
+    pub(super) fn told_of(&self, answer: &Answer) -> Option<u64> {
+        let slot = &self.slots[tag_of(answer)];
+        (operation_of(slot.mark) == Operation::Flush as usize).then_some(slot.lba)
     }
 
     /// What the requests in flight touch.

@@ -2,6 +2,7 @@
 
 mod fences;
 pub(crate) mod late;
+mod losses;
 mod threads;
 
 use std::collections::BTreeMap;

@@ -13,6 +13,7 @@ use host::bell::Barrier;
 use super::claim::{Claim, ClaimRefused, Found, Holder};
 use super::event::{Event, EventQueue};
 use super::{ChannelId, DeviceOptions, Mode};
+use crate::channel::Losses;
 use crate::context::SharedContext;
 use crate::fence::Fence;
 use crate::lock::{Held, Hold};
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) options: DeviceOptions,
     pub(crate) barrier: Barrier,
+    pub(crate) losses: Losses,
     /// Held by whoever changes the size.
     sizing: Mutex<()>,
     ledger: Mutex<Ledger>,
@@ -117,6 +119,7 @@ impl Shared {
             name: name.to_owned(),
             options,
             barrier: Barrier::detect(),
+            losses: Losses::default(),
             sizing: Mutex::new(()),
             ledger: Mutex::new(ledger),
         }

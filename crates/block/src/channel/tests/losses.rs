@@ -1,0 +1,196 @@
+//! Lost writes that a device reports once, to one of its clients.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use base::{
+    Answer, Answers, Backend, Durability, Instant, Limits, Medium, Operation, Outcome, Request,
+    Segment, Support,
+};
+use host::Clock;
+
+use super::late::request;
+use crate::{Claim, Descriptor, Device, DeviceOptions, Mode, PER_CHANNEL, QueueMap};
+
+const NOW: Instant = Instant { ns: 1_000 };
+
+/// A disk with a volatile cache: the next flush after a loss fails, whichever channel it comes over.
+#[derive(Clone, Default)]
+struct Disk {
+    has_lost: Arc<AtomicBool>,
+    /// Answers that are held back.
+    is_slow: Arc<AtomicBool>,
+    /// Each channel reports a loss by itself.
+    tells_each: bool,
+    channels: Arc<Mutex<Vec<Arc<AtomicBool>>>>,
+}
+
+struct DiskChannel {
+    limits: Limits,
+    disk: Disk,
+    has_lost: Arc<AtomicBool>,
+    answers: VecDeque<Answer>,
+}
+
+impl Disk {
+    fn lose(&self) {
+        self.has_lost.store(!self.tells_each, Ordering::SeqCst);
+        let channels = self.channels.lock().unwrap();
+        channels.iter().for_each(|channel| channel.store(self.tells_each, Ordering::SeqCst));
+    }
+}
+
+impl Medium for Disk {
+    fn limits(&self) -> Limits {
+        Limits {
+            block_size: 512,
+            metadata_size: 0,
+            block_count: 64,
+            request_blocks_max: 8,
+            segments_max: 1,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max: 16,
+            durability: Durability::VolatileCache,
+            support: Support::of(&Operation::ALL),
+        }
+    }
+
+    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+        let has_lost = Arc::new(AtomicBool::new(false));
+        self.channels.lock().unwrap().push(Arc::clone(&has_lost));
+        let (limits, disk, answers) = (self.limits(), self.clone(), VecDeque::new());
+        Ok(Box::new(DiskChannel { limits, disk, has_lost, answers }))
+    }
+}
+
+impl Backend for DiskChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _: Instant, requests: &[Request], _: &[Segment]) -> usize {
+        for request in requests {
+            let fails = request.operation == Operation::Flush
+                && (self.disk.has_lost.swap(false, Ordering::SeqCst)
+                    || self.has_lost.swap(false, Ordering::SeqCst));
+            let outcome = if fails { Outcome(0x4280) } else { Outcome::SUCCESS };
+            self.answers.push_back(Answer { token: request.token, outcome, result: 0 });
+        }
+        requests.len()
+    }
+
+    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
+        let is_slow = self.disk.is_slow.load(Ordering::SeqCst);
+        let count = if is_slow { 0 } else { answers.room().min(self.answers.len()) };
+        self.answers.drain(..count).for_each(|answer| answers.push(answer));
+        count
+    }
+}
+
+/// Every way in which channels of a device reach its medium.
+fn on_each_map(disk: &Disk, test: impl Fn(&Disk, &Descriptor)) {
+    for (map, mode) in [
+        (QueueMap::of(PER_CHANNEL), Mode::Mq),
+        (QueueMap::of(1), Mode::Mq),
+        (QueueMap { read: 1, ..QueueMap::of(2) }, Mode::Mq),
+        (QueueMap::of(1), Mode::Single),
+    ] {
+        let disk = Disk { channels: Arc::default(), ..disk.clone() };
+        let mut options = DeviceOptions::new(Clock::kernel(), 1);
+        (options.map, options.mode, options.channels_max) = (map, mode, 4);
+        let device = Device::new("disk0", Arc::new(disk.clone()), options).unwrap();
+        test(&disk, &device.open(Claim::Exclusive, "test").unwrap());
+    }
+}
+
+fn submit(client: &mut dyn Backend, operation: Operation, token: u64) {
+    assert_eq!(client.submit(NOW, &[request(operation, token, 3)], &[]), 1);
+    client.flush();
+}
+
+fn poll(client: &mut dyn Backend) -> Vec<(u64, bool)> {
+    let mut answers = Answers::with_capacity(8);
+    client.poll(NOW, &mut answers);
+    let is_good = |answer: Answer| {
+        let is_fault = answer.outcome.0 & 0x7ff == Outcome::WRITE_FAULT.0;
+        assert!(answer.outcome.is_success() || is_fault, "{}", answer.outcome);
+        (answer.token, !is_fault)
+    };
+    answers.drain().map(is_good).collect()
+}
+
+fn is_good(client: &mut dyn Backend, operation: Operation) -> bool {
+    submit(client, operation, 7);
+    let answers = poll(client);
+    assert_eq!(answers.len(), 1);
+    answers[0].1
+}
+
+#[test]
+fn loss_that_one_client_is_told_fails_one_flush_of_every_other_client() {
+    on_each_map(&Disk::default(), |disk, descriptor| {
+        let mut clients = [(); 3].map(|()| descriptor.channel().unwrap());
+        for round in 0..3 {
+            for client in &mut clients {
+                assert!(is_good(&mut **client, Operation::Write));
+            }
+            disk.lose();
+            for client in &mut clients {
+                assert!(
+                    is_good(&mut **client, Operation::Read)
+                        && is_good(&mut **client, Operation::Write)
+                );
+                assert!(!is_good(&mut **client, Operation::Flush), "round {round}");
+            }
+            for client in &mut clients {
+                assert!(is_good(&mut **client, Operation::Flush), "once: round {round}");
+            }
+        }
+        disk.lose();
+        assert!(!is_good(&mut *clients[1], Operation::Flush));
+        let mut later = descriptor.channel().unwrap();
+        assert!(is_good(&mut *later, Operation::Flush), "it has written nothing before the loss");
+    });
+}
+
+#[test]
+fn device_that_tells_each_client_fails_one_flush_of_each() {
+    on_each_map(&Disk { tells_each: true, ..Disk::default() }, |disk, descriptor| {
+        let mut clients = [(); 3].map(|()| descriptor.channel().unwrap());
+        for round in 0..3 {
+            disk.lose();
+            for expected in [false, true, true] {
+                for client in &mut clients {
+                    assert_eq!(is_good(&mut **client, Operation::Flush), expected, "round {round}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn flushes_that_were_under_way_when_another_was_told_fail_all() {
+    on_each_map(&Disk::default(), |disk, descriptor| {
+        let clients = [(); 2].map(|()| descriptor.channel().unwrap());
+        disk.is_slow.store(true, Ordering::SeqCst);
+        disk.lose();
+        let [mut one, mut other] = clients;
+        for (operation, token) in [(Operation::Flush, 1), (Operation::Write, 2)] {
+            submit(&mut *one, operation, token);
+        }
+        submit(&mut *one, Operation::Flush, 3);
+        for (operation, token) in [(Operation::Flush, 4), (Operation::Read, 5)] {
+            submit(&mut *other, operation, token);
+        }
+        submit(&mut *other, Operation::Flush, 6);
+        disk.is_slow.store(false, Ordering::SeqCst);
+        let (mut mine, mut others) = (poll(&mut *one), poll(&mut *other));
+        mine.sort_unstable();
+        others.sort_unstable();
+        assert_eq!(mine, [(1, false), (2, true), (3, false)]);
+        assert_eq!(others, [(4, false), (5, true), (6, false)]);
+        assert!(is_good(&mut *one, Operation::Flush) && is_good(&mut *other, Operation::Flush));
+    });
+}
