@@ -469,7 +469,10 @@ impl PoolHost {
         self.volume = None;
         self.flushed = 0;
         (self.is_dirty, self.touched) = (false, BTreeSet::new());
-        self.forget_unflushed(now, shared);
+        // What a former owner forgets concerns nobody: the new one has begun without it.
+        if shared.checker.pool_owner(self.disk).is_none_or(|it| it == self.number) {
+            self.forget_unflushed(now, shared);
+        }
     }
 
     /// What was not flushed may be lost, and this host knows.
