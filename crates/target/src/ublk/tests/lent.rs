@@ -57,7 +57,7 @@ fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
         assert_eq!(session.kernel.data(3), data, "round {round}");
         let told = session.tags.next_trouble();
         match round + 1 {
-            1 => assert!(told.unwrap().contains("Write of 512 bytes without a copy")),
+            1 => assert!(told.unwrap().contains("write of 512 bytes without a copy")),
             count if count == refusals => {
                 assert!(told.unwrap().contains("16 requests were refused without a copy"));
             }
