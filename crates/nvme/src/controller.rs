@@ -103,6 +103,8 @@ pub struct Controller<M: Mmio, D: Dma> {
     expected: Option<(u32, Names)>,
     resets: ResetHistory,
     has_been_ready: bool,
+    /// Writes may be lost, and no queue is known to have failed a flush for it.
+    has_lost_writes: bool,
     uses_shadow_doorbells: bool,
     buffer: MemoryBuffer,
     polled_at: Instant,
@@ -201,6 +203,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             expected: None,
             resets: ResetHistory::default(),
             has_been_ready: false,
+            has_lost_writes: false,
             uses_shadow_doorbells: false,
             buffer: MemoryBuffer::default(),
             polled_at: Instant::default(),

@@ -44,12 +44,17 @@
 //! command itself may well complete meanwhile. If it has not completed one more time-out after it
 //! was posted, the queue asks for a reset. Both sides forget all places at `Release`.
 //!
+//! # Lost writes: controller → queue
+//!
+//! A controller that has failed by itself may have lost its volatile cache. That is noted before the
+//! queue runs again, and taken by the first flush after it.
+//!
 //! # Wanted resets: queue → controller
 //!
 //! The first reason is kept until the controller takes it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::slot::Nonsense;
 
@@ -128,6 +133,9 @@ struct FromQueue {
     in_flight: AtomicU32,
     /// A packed [`ResetReason`], or zero.
     wanted_reset: AtomicU32,
+    /// Completed writes may be lost, and no flush has failed for it. Set by the controller, cleared by
+    /// the queue.
+    has_lost_writes: AtomicBool,
 }
 
 /// A new link for queue `queue_id`. It begins at `Release`, adopted.
@@ -139,6 +147,7 @@ pub fn link(queue_id: u16) -> (ControllerEnd, QueueEnd) {
             adopted: AtomicU32::new(first),
             in_flight: AtomicU32::new(0),
             wanted_reset: AtomicU32::new(0),
+            has_lost_writes: AtomicBool::new(false),
         },
         places: [const { AtomicU32::new(0) }; ABORTS_MAX],
     });
@@ -231,6 +240,16 @@ impl ControllerEnd {
         let _ = place.compare_exchange(taken, ended, Ordering::AcqRel, Ordering::Relaxed);
     }
 
+    /// Notes that writes which the queue has completed may be lost with the controller's cache.
+    pub fn lose_writes(&self) {
+        self.shared.from_queue.has_lost_writes.store(true, Ordering::Release);
+    }
+
+    /// Whether that was noted, and the queue has not failed a flush for it.
+    pub fn has_lost_writes(&self) -> bool {
+        self.shared.from_queue.has_lost_writes.load(Ordering::Acquire)
+    }
+
     /// Takes the reason for which the queue wants a reset, if it does.
     pub fn take_wanted_reset(&self) -> Option<ResetReason> {
         ResetReason::unpack(self.shared.from_queue.wanted_reset.swap(0, Ordering::AcqRel))
@@ -280,6 +299,16 @@ impl QueueEnd {
                 low_half(word)
             })
         })
+    }
+
+    /// Whether writes may be lost for which no flush has failed. The flag stays.
+    pub(crate) fn has_lost_writes(&self) -> bool {
+        self.shared.from_queue.has_lost_writes.load(Ordering::Acquire)
+    }
+
+    /// A flush fails for them.
+    pub(crate) fn report_lost_writes(&self) {
+        self.shared.from_queue.has_lost_writes.store(false, Ordering::Release);
     }
 
     /// Asks for a reset. The first reason stays until it is taken.

@@ -14,8 +14,8 @@ mod tests;
 mod view;
 
 use base::{
-    Answer, Answers, Backend, Dma, Doorbell, DoorbellCounts, Instant, Limits, Operation, Outcome,
-    Request, Segment,
+    Answer, Answers, Backend, Dma, Doorbell, DoorbellCounts, Durability, Instant, Limits,
+    Operation, Outcome, Request, Segment,
 };
 use wire::sgl::Descriptor;
 use wire::{Command, IoOpcode};
@@ -41,6 +41,8 @@ pub struct NamespaceQueue<D: Dma, B: Doorbell> {
     ready: Vec<Answer>,
     builder: CommandBuilder<D>,
     limits: Limits,
+    /// A flush has failed for lost writes, and nobody has been told yet.
+    is_reporting: bool,
     /// What its thread may sleep on.
     vector: Option<Box<dyn base::Vector>>,
 }
@@ -104,6 +106,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             ready: Vec::with_capacity(depth as usize + usize::from(sizes.parents)),
             builder,
             limits: view.limits(depth, sizes.segments),
+            is_reporting: false,
             vector: None,
         })
     }
@@ -248,6 +251,9 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
             Order::Run => {}
             Order::Quiesce | Order::Freeze | Order::Release | Order::Dead => return false,
         }
+        if request.operation == Operation::Flush && self.has_lost_writes() {
+            return self.report_lost_writes(request.token);
+        }
         let Some(own) = segments_of(request, segments) else {
             return self.refuse(request.token, Outcome::INVALID_FIELD);
         };
@@ -270,6 +276,22 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
                 is_taken
             }
         }
+    }
+
+    /// Whether a flush that is submitted now fails: what it is for may be gone with a cache of the
+    /// controller, or another flush has failed for that and its owner does not know it yet.
+    fn has_lost_writes(&self) -> bool {
+        let has_cache = self.limits.durability == Durability::VolatileCache;
+        has_cache && (self.is_reporting || self.queue.has_lost_writes())
+    }
+
+    fn report_lost_writes(&mut self, token: u64) -> bool {
+        let is_answered = self.refuse(token, Outcome::WRITE_FAULT);
+        if is_answered {
+            self.queue.report_lost_writes();
+            self.is_reporting = true;
+        }
+        is_answered
     }
 
     /// Answers a request without a command. False if there is no room for that.
@@ -314,6 +336,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
         self.queue.flush();
         let count = self.ready.len().min(answers.room());
         self.ready.drain(..count).for_each(|answer| answers.push(answer));
+        self.is_reporting &= !self.ready.is_empty();
         count
     }
 }

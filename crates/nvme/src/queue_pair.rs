@@ -341,6 +341,16 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.cold.standing
     }
 
+    /// Whether completed writes may be lost with the controller's cache, for which no flush has failed.
+    pub fn has_lost_writes(&self) -> bool {
+        self.link.has_lost_writes()
+    }
+
+    /// A flush fails for them.
+    pub(crate) fn report_lost_writes(&self) {
+        self.link.report_lost_writes();
+    }
+
     /// The memory of the rings, which the controller half releases.
     pub fn memory(&self) -> QueueMemory {
         self.cold.memory

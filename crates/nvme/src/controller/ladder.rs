@@ -12,10 +12,12 @@ use std::collections::VecDeque;
 
 use base::{Answer, Dma, Instant, Mmio};
 use wire::admin::Abort;
+use wire::register::{self, ControllerStatus};
 
 use super::admin::{ABORTS_MAX, Purpose};
 use super::cut_off::Then;
 use super::{Controller, Phase, State};
+use crate::bringup::{BringupError, Register};
 use crate::error::{ControllerError, ResetCause};
 use crate::event::Event;
 use crate::link::{Order, Overdue};
@@ -101,6 +103,9 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         if !self.has_been_ready {
             return self.die(now, ControllerError::NeverStarted { cause });
         }
+        if self.has_failed(&cause) {
+            self.lose_writes();
+        }
         self.tell(Event::ResetStarted { cause });
         let (max, within) = (self.options.resets_max, self.options.resets_within);
         self.resets.times.retain(|time| now.since(*time) < within);
@@ -109,6 +114,28 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         }
         self.resets.times.push_back(now);
         self.begin_bring_up(now);
+    }
+
+    /// Whether the controller has stopped by itself, so that its volatile cache may be lost. A reset by
+    /// its host keeps the cache. A command that is overdue may be the first sign of a failure that CSTS
+    /// shows; after a bring-up that has failed, RDY says nothing. A reset of the whole subsystem
+    /// (NSSRO) shows as RDY = 0.
+    fn has_failed(&mut self, cause: &ResetCause) -> bool {
+        match cause {
+            ResetCause::Fatal { .. } | ResetCause::NotReady { .. } => true,
+            ResetCause::Bringup(error) => matches!(error, BringupError::Fatal { .. }),
+            _ => {
+                let csts = self.mmio.read32(Register::Csts.offset());
+                let status = ControllerStatus(csts);
+                csts == register::ALL_ONES || status.cfs() || !status.rdy()
+            }
+        }
+    }
+
+    /// Every queue pair that may have completed writes fails a flush, if there is a volatile cache.
+    pub(super) fn lose_writes(&mut self) {
+        self.has_lost_writes = true;
+        self.queues.iter().for_each(|queue| queue.link.lose_writes());
     }
 
     /// From now on nobody touches rings or doorbells.

@@ -102,6 +102,11 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         if let Some(why) = kept_out {
             self.tell(Event::RingInHostMemory { id, why });
         }
+        // Its owner may have written over a queue pair that is gone.
+        self.has_lost_writes &= self.queues.iter().all(|queue| queue.link.has_lost_writes());
+        if self.has_lost_writes {
+            controller_end.lose_writes();
+        }
         self.queues.push(IoQueue {
             id,
             link: controller_end,

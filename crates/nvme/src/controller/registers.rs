@@ -165,6 +165,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         }
         self.freeze();
         self.write(Register::Nssr, register::SUBSYSTEM_RESET.into());
+        // It does what the loss of main power does.
+        self.lose_writes();
         self.reset_because(now, ResetCause::Requested);
         if let Phase::Registers(walk) = &mut self.phase {
             walk.wake_at = now.after(SUBSYSTEM_RESET_PAUSE);

@@ -1,3 +1,4 @@
+mod losses;
 mod raw;
 mod sleep;
 mod splits;

@@ -500,3 +500,62 @@ fn vanishing_at_any_read_of_a_reset_answers_everything_once() {
         assert!(world.memory.is_cut_off());
     }
 }
+
+fn losses(world: &World) -> Vec<bool> {
+    world.pairs.iter().map(|(pair, _)| pair.has_lost_writes()).collect()
+}
+
+#[test]
+fn controller_that_fails_by_itself_has_every_queue_report_lost_writes() {
+    let failures: [fn(&mut World); 3] = [
+        |world| world.device.script().fatal = true,
+        |world| world.device.script().lose_readiness(),
+        |world| world.controller.reset_subsystem(world.now).unwrap(),
+    ];
+    for (number, fail) in failures.into_iter().enumerate() {
+        let mut world = World::with_pairs(2);
+        assert_eq!(losses(&world), [false, false]);
+        fail(&mut world);
+        world.run_until(|event| *event == Event::Recovered);
+        world.run(Span::from_ms(50));
+        assert_eq!(losses(&world), [true, true], "failure {number}");
+        world.create(None);
+        assert_eq!(losses(&world), [true; 3], "nobody has heard of it: failure {number}");
+        world.pairs[1].0.report_lost_writes();
+        world.create(None);
+        assert_eq!(losses(&world), [true, false, true, false], "failure {number}");
+    }
+}
+
+#[test]
+fn reset_by_the_host_loses_no_writes() {
+    let mut world = World::with_pairs(2);
+    world.controller.reset(world.now).unwrap();
+    world.run_until(|event| *event == Event::Recovered);
+    world.run(Span::from_ms(50));
+    world.device.script().answers_io = false;
+    world.device.script().aborts_fail = true;
+    world.submit_io(0, 7);
+    world.run_until(|event| matches!(event, Event::ResetStarted { .. }));
+    world.device.script().answers_io = true;
+    world.run_until(|event| *event == Event::Recovered);
+    world.create(None);
+    assert_eq!((losses(&world), resets(&world)), (vec![false; 3], 2));
+}
+
+#[test]
+fn failure_that_shows_as_an_overdue_command_has_queues_report_lost_writes() {
+    let seldom = ControllerOptions { status_interval: Span::from_secs(60), ..options() };
+    let mut world = World::ready_with(seldom, |_| {});
+    world.create(None);
+    {
+        let mut script = world.device.script();
+        (script.answers_io, script.aborts_fail, script.fatal) = (false, true, true);
+    }
+    world.submit_io(0, 7);
+    world.run_until(|event| {
+        matches!(event, Event::ResetStarted { cause: ResetCause::Queue { .. } })
+    });
+    world.run_until(|event| *event == Event::Recovered);
+    assert_eq!(losses(&world), [true]);
+}
