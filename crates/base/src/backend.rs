@@ -77,6 +77,19 @@ pub trait Backend: Send {
     ///
     /// Only a device that knows all channels to its blocks can do that; all others do nothing.
     fn fence_writes(&mut self) {}
+
+    /// How often the device is known to have lost completed writes: a count of the device, which no
+    /// channel lags behind once it has failed a flush for a loss. Zero if it does not count them.
+    fn losses(&self) -> u64 {
+        0
+    }
+
+    /// The owner of this channel has made good what was lost in the first `count` losses, as
+    /// [`losses`](Self::losses) counts them: no flush fails for these any more, of those under way and of
+    /// those that come. It fails for all later ones. A device that does not count does nothing.
+    fn heed_losses(&mut self, count: u64) {
+        let _ = count;
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
@@ -125,6 +138,14 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn fence_writes(&mut self) {
         (**self).fence_writes();
+    }
+
+    fn losses(&self) -> u64 {
+        (**self).losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        (**self).heed_losses(count);
     }
 }
 

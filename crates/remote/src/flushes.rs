@@ -151,6 +151,17 @@ impl Flushes {
         Worth::Lost
     }
 
+    /// How often writes were lost so far, as far as somebody has found out.
+    pub(crate) fn losses(&self) -> u64 {
+        self.caches.losses()
+    }
+
+    /// No flush fails for the first `count` losses any more.
+    pub(crate) fn heed(&mut self, count: u64) {
+        self.told = self.told.max(count);
+        self.under_way.iter_mut().for_each(|flush| flush.told = flush.told.max(count));
+    }
+
     /// The request in `slot` has ended without an answer.
     pub(crate) fn forget(&mut self, slot: u64) {
         let slot = index_of(slot);

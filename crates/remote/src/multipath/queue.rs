@@ -544,6 +544,14 @@ impl Backend for MultipathQueue {
         self.ways().map(Way::doorbells).fold(DoorbellCounts::default(), DoorbellCounts::plus)
     }
 
+    fn losses(&self) -> u64 {
+        self.flushes.losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        self.flushes.heed(count);
+    }
+
     fn wake_at(&self) -> Instant {
         if !self.failed.is_empty() {
             return Instant::default();

@@ -240,6 +240,28 @@ fn every_queue_fails_one_flush_for_each_loss() {
 
 /// As a client does that opens the device again: nobody has heard of it, or somebody has.
 #[test]
+fn losses_that_are_heeded_fail_no_flush_and_later_ones_do() {
+    let mut bed = bed(None, InjectedBugs::default());
+    bed.one_more_queue();
+    bed.write(1);
+    bed.lose_controller();
+    assert_eq!(bed.flush_on(0), Outcome::WRITE_FAULT);
+    assert_eq!(bed.queues[1].losses(), 1);
+    bed.queues[1].heed_losses(1);
+    assert_eq!(bed.flush_on(1), Outcome::SUCCESS, "its owner knows of it");
+    for is_counted in [false, true] {
+        bed.write(2);
+        bed.lose_controller();
+        if is_counted {
+            assert_eq!(bed.flush_on(0), Outcome::WRITE_FAULT);
+        }
+        bed.queues[1].heed_losses(1);
+        assert_eq!(bed.flush_on(1), Outcome::WRITE_FAULT, "another one, counted: {is_counted}");
+        bed.queues[0].heed_losses(2);
+    }
+}
+
+#[test]
 fn queue_that_is_made_after_a_loss_reports_it_if_nobody_has() {
     for is_reported in [false, true] {
         let mut bed = bed(None, InjectedBugs::default());

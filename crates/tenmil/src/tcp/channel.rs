@@ -109,6 +109,14 @@ impl<Q: Queues> Backend for RemoteChannel<Q> {
         self.queue.doorbells()
     }
 
+    fn losses(&self) -> u64 {
+        self.queue.losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        self.queue.heed_losses(count);
+    }
+
     fn wake_at(&self) -> Instant {
         self.queue.wake_at()
     }

@@ -164,6 +164,14 @@ impl Backend for MappedChannel {
         self.all().map(Backend::doorbells).fold(DoorbellCounts::default(), DoorbellCounts::plus)
     }
 
+    fn losses(&self) -> u64 {
+        self.rest.losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        self.each().for_each(|backend| backend.heed_losses(count));
+    }
+
     fn wake_at(&self) -> Instant {
         self.all().map(Backend::wake_at).fold(Instant::NEVER, Instant::min)
     }
