@@ -117,6 +117,7 @@ impl MirrorChannel {
             Operation::Read | Operation::Compare | Operation::Verify => self.read(slot),
             Operation::Flush => {
                 self.enter();
+                self.legs.heed_losses();
                 self.write_counted(slot);
             }
             _ => self.ask_to_write(slot),
@@ -412,7 +413,24 @@ impl MirrorChannel {
         self.returns = self.shared.returns();
         let Masks { read, write, .. } = self.shared.masks();
         let flush = Request { operation: Operation::Flush, ..Request::NOTHING };
+        self.legs.heed_losses();
         self.legs.send_to(write & !read, Place::Report, &flush);
+    }
+
+    /// A leg that has come back has answered a flush that asked for what it lost before. That is copied
+    /// anyhow; what it has lost since is not, if this is the only flush that fails for it.
+    fn reported(&mut self, leg: usize, answer: &Answer) {
+        if !is_loss(Operation::Flush, answer.outcome)
+            || self.legs.losses(leg) <= self.shared.repaired_losses(leg)
+        {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut meta = shared.lock();
+        if meta.have_lost(&shared, 1 << leg) {
+            shared.add_loss();
+        }
+        meta.call_owner();
     }
 
     /// Whether there is something to poll for that nobody would wake this thread for: what a request
@@ -481,8 +499,7 @@ impl Backend for MirrorChannel {
             for answer in below.drain() {
                 match Place::of(answer.token) {
                     Place::Work(slot) => self.ended(slot, 1 << leg, &answer),
-                    // What was lost before is copied anyhow.
-                    Place::Report => {}
+                    Place::Report => self.reported(leg, &answer),
                     place => self.background_ended(place, 1 << leg, &answer),
                 }
             }

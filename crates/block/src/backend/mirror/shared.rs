@@ -45,6 +45,9 @@ pub(super) struct Shared {
     returns: AtomicU64,
     /// How many of those some channel has reported.
     losses_reported: AtomicU64,
+    /// Of each leg, how many losses of completed writes were known of it when it was last found to be back,
+    /// as it counts them: all that these have taken is copied to it before it is in sync.
+    repaired_losses: Box<[AtomicU64]>,
     /// Whether a thread of its own looks after the mirror.
     has_owner: AtomicBool,
     meta: Mutex<Meta>,
@@ -93,6 +96,7 @@ impl Shared {
         let shape = meta.shape();
         let closed = Marks::new(shape.regions());
         closed.set(0, shape.regions());
+        let repaired_losses = media.iter().map(|_| AtomicU64::new(0)).collect();
         let shared = Self {
             media,
             regions,
@@ -108,6 +112,7 @@ impl Shared {
             losses: AtomicU64::new(0),
             returns: AtomicU64::new(0),
             losses_reported: AtomicU64::new(0),
+            repaired_losses,
             has_owner: AtomicBool::new(false),
             meta: Mutex::new(meta),
             _opener: opener,
@@ -209,6 +214,18 @@ impl Shared {
 
     pub(super) fn report_losses(&self, count: u64) {
         self.losses_reported.fetch_max(count, Ordering::AcqRel);
+    }
+
+    /// Losses of a leg that no flush need fail for any more.
+    pub(super) fn repaired_losses(&self, leg: usize) -> u64 {
+        // Whoever has seen in the masks that the leg is written again sees this as well: it is stored
+        // before they are published.
+        self.repaired_losses[leg].load(Ordering::Acquire)
+    }
+
+    /// A leg that is not in sync, and not written, has lost writes so often. The caller holds the lock.
+    pub(super) fn repair_losses(&self, leg: usize, count: u64) {
+        self.repaired_losses[leg].fetch_max(count, Ordering::AcqRel);
     }
 
     /// Bytes of a superblock as it is written: whole blocks.

@@ -185,6 +185,9 @@ impl MirrorChannel {
     }
 
     fn begin(&mut self, task: Task) -> Group {
+        if task.flushes() {
+            self.legs.heed_losses();
+        }
         let (legs, missing) = match task {
             Task::Probe { leg } => {
                 let sent = self.legs.send_probe(leg, COPIES_AT);
@@ -205,7 +208,12 @@ impl MirrorChannel {
     fn end_task(&mut self, meta: &mut Meta, task: Task, failed: u8) -> Option<Task> {
         let shared = self.shared.clone();
         match task {
-            Task::Probe { .. } => {
+            Task::Probe { leg } => {
+                // After its flush, which has counted what was lost and not counted yet.
+                if failed == 0 {
+                    let number = leg.trailing_zeros() as usize;
+                    shared.repair_losses(number, self.legs.losses(number));
+                }
                 let found = (failed == 0).then(|| self.probed());
                 meta.end_probe(&shared, self.now, found)
             }

@@ -27,6 +27,8 @@ struct Leg {
     /// What it has not taken yet.
     queue: VecDeque<Request>,
     under_way: u32,
+    /// Losses that no flush fails for any more.
+    heeded: u64,
 }
 
 /// What a request to a leg belongs to, as told by its token.
@@ -88,6 +90,7 @@ impl Legs {
             backend: medium.as_ref().and_then(|medium| medium.channel().ok()),
             queue: VecDeque::with_capacity(depth as usize + 8),
             under_way: 0,
+            heeded: 0,
         });
         let legs: Box<[Leg]> = legs.collect();
         let mut table = vec![Segment::default(); (depth * segments_max) as usize];
@@ -247,6 +250,44 @@ impl Legs {
             }
         }
         best.1
+    }
+
+    /// How often a leg has lost completed writes, as it counts them.
+    pub(super) fn losses(&self, leg: usize) -> u64 {
+        self.legs[leg].backend.as_ref().map_or(0, |backend| backend.losses())
+    }
+
+    /// Before a flush is sent: has no leg fail it for what it lost before it came back.
+    ///
+    /// A leg reports a loss once on every channel. A channel of the mirror that nobody polls while a leg
+    /// loses writes and comes back would hear of it when the leg is in sync, and have to give it up again:
+    /// nothing in a failed flush tells an old loss from a new one, and a new one must not be ignored.
+    ///
+    /// So losses are ordered by the leg's own count. `repaired_losses` is the count at the end of the
+    /// probe that found the leg. Then it was neither in sync nor written, so that
+    ///
+    /// - whatever those losses have taken was completed by the leg before, and lies in regions that are
+    ///   dirty: a region becomes clean only after a flush of all legs that has not failed. These are copied
+    ///   before the leg is read, and the flush before it is in sync makes the copies durable. A write to it
+    ///   that was under way when it was given up lies in a dirty region, too.
+    /// - a loss of what is written from then on, by whichever channel, the copying included, is counted
+    ///   higher, and each channel fails a flush for it, as ever: none is excused beyond that count.
+    /// - a later return of the leg stores a higher count, for which the same is true. So it does not matter
+    ///   which of them a channel sees, and when; a channel that is never used holds up nothing.
+    ///
+    /// A loss that is older and was counted later is taken for a new one: the leg is copied to once more.
+    /// So is one that a leg reports without counting it; for these there are the flushes that a channel
+    /// sends of its own when a leg comes back.
+    pub(super) fn heed_losses(&mut self) {
+        for (index, leg) in self.legs.iter_mut().enumerate() {
+            let repaired = self.shared.repaired_losses(index);
+            if repaired > leg.heeded
+                && let Some(backend) = &mut leg.backend
+            {
+                leg.heeded = repaired;
+                backend.heed_losses(repaired);
+            }
+        }
     }
 
     /// Hands down what waits, as much as the legs take.

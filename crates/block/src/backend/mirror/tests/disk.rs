@@ -34,6 +34,10 @@ struct State {
     owing: BTreeSet<u32>,
     /// Whether none of them has reported it yet.
     is_unheard: bool,
+    /// How many losses some channel has reported.
+    losses: u64,
+    /// Whether it tells how many.
+    counts: bool,
 }
 
 struct Channel {
@@ -77,7 +81,14 @@ impl Disk {
             open: BTreeSet::new(),
             owing: BTreeSet::new(),
             is_unheard: false,
+            losses: 0,
+            counts: true,
         })))
+    }
+
+    /// From now on it does not count how often it loses writes.
+    pub(super) fn stop_counting(&self) {
+        self.lock().counts = false;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -206,6 +217,19 @@ impl Backend for Channel {
         let mine = state.under_way.iter().filter(|one| one.0 == self.number);
         mine.map(|one| one.1).min().unwrap_or(Instant::NEVER)
     }
+
+    fn losses(&self) -> u64 {
+        let state = self.disk.lock();
+        if state.counts { state.losses } else { 0 }
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        let mut state = self.disk.lock();
+        assert!(count <= state.losses, "it has counted no more");
+        if state.counts && !state.is_unheard && count == state.losses {
+            state.owing.remove(&self.number);
+        }
+    }
 }
 
 impl Drop for Channel {
@@ -229,6 +253,7 @@ impl State {
         let reports = request.operation == Operation::Flush
             && !self.is_failing
             && self.owing.remove(&channel);
+        self.losses += u64::from(reports && self.is_unheard);
         self.is_unheard &= !reports;
         reports
     }

@@ -28,6 +28,8 @@ struct Bench {
     mirror: Mirror,
     channels: Vec<Box<dyn Backend>>,
     now: Instant,
+    /// A channel that nobody polls while it is asked nothing.
+    idle: Option<usize>,
 }
 
 impl Bench {
@@ -46,7 +48,7 @@ impl Bench {
         let options = MirrorOptions::paced(POLICY);
         let mirror = Mirror::open(&regions, &legs, &options, &mut now).unwrap();
         let channels = (0..2).map(|_| mirror.channel().unwrap()).collect();
-        let mut bench = Self { regions, disks, mirror, channels, now: time };
+        let mut bench = Self { regions, disks, mirror, channels, now: time, idle: None };
         // What a loss takes from the leg that others are still made equal to is a second fault.
         bench.settle();
         bench
@@ -69,6 +71,9 @@ impl Bench {
     fn turn(&mut self, channel: usize, answers: &mut Answers) {
         self.now = self.now.after(Span::from_us(10));
         for (index, other) in self.channels.iter_mut().enumerate() {
+            if index != channel && self.idle == Some(index) {
+                continue;
+            }
             let mut nobody = Answers::with_capacity(1);
             other.poll(self.now, if index == channel { answers } else { &mut nobody });
         }
@@ -179,6 +184,79 @@ fn a_loss_that_only_the_background_has_heard_of_is_reported() {
     }
 }
 
+/// A mirror of which the first leg has lost writes and is in sync again, while the second channel was
+/// asked nothing. Since then there are writes that nobody has flushed.
+fn returned_behind_an_idle_channel(seed: u64, counts: bool) -> Bench {
+    let mut bench = Bench::new(seed);
+    if !counts {
+        bench.disks.iter().for_each(Disk::stop_counting);
+    }
+    bench.idle = Some(1);
+    (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+    bench.disks[0].lose();
+    assert_eq!(bench.flush(0), Outcome::SUCCESS);
+    assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}");
+    bench.settle();
+    (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+    bench
+}
+
+#[test]
+fn a_loss_that_was_repaired_is_not_reported_by_a_channel_that_was_idle() {
+    for seed in 0..20 {
+        let mut bench = returned_behind_an_idle_channel(seed, true);
+        assert_eq!(bench.flush(1), Outcome::SUCCESS);
+        assert_eq!(bench.mirror.progress(), (0b11, 0), "seed {seed}: nothing was lost since");
+
+        let mut bench = returned_behind_an_idle_channel(seed, true);
+        bench.disks[1].lose();
+        assert_eq!(bench.flush(1), Outcome::SUCCESS, "seed {seed}: the first leg has everything");
+        assert_eq!(bench.mirror.progress().0, 0b01, "seed {seed}");
+        (0..BLOCKS).step_by(64).for_each(|lba| assert_eq!(bench.read(lba), 2, "seed {seed}"));
+    }
+}
+
+#[test]
+fn a_loss_since_a_leg_came_back_is_reported_by_a_channel_that_was_idle() {
+    for (seed, counts) in (0..20).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let mut bench = returned_behind_an_idle_channel(seed, counts);
+        bench.disks[0].lose();
+        assert_eq!(bench.flush(1), Outcome::SUCCESS, "the other leg has everything");
+        assert_eq!(bench.mirror.progress().0, 0b10, "seed {seed}, counts: {counts}");
+        (0..BLOCKS).step_by(64).for_each(|lba| assert_eq!(bench.read(lba), 2, "seed {seed}"));
+
+        let mut bench = returned_behind_an_idle_channel(seed, counts);
+        bench.disks.iter().for_each(Disk::lose);
+        assert_eq!(bench.flush(1), Outcome::WRITE_FAULT, "seed {seed}, counts: {counts}");
+    }
+}
+
+#[test]
+fn a_loss_while_a_leg_is_copied_to_has_it_copied_to_again() {
+    let mut met = 0;
+    for (seed, after) in (0..10).flat_map(|seed| (0..60).map(move |after| (seed, after))) {
+        let mut bench = Bench::new(seed);
+        bench.idle = Some(1);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        assert_eq!(bench.flush(0), Outcome::SUCCESS);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench.disks[0].lose();
+        assert_eq!(bench.flush(0), Outcome::SUCCESS);
+        (0..5 * after).for_each(|_| bench.turn(0, &mut Answers::with_capacity(1)));
+        met += u32::from(bench.mirror.progress().0 == 0b10);
+        bench.disks[0].lose();
+        bench.settle();
+        assert_eq!(bench.flush(1), Outcome::SUCCESS, "seed {seed}, after {after}");
+        if bench.mirror.progress().0 == 0b11 {
+            for lba in (0..BLOCKS).step_by(64) {
+                let held = bench.peek(lba);
+                assert_eq!(held, [stamp(lba, 2), stamp(lba, 2)], "seed {seed}, after {after}");
+            }
+        }
+    }
+    assert!(met > 20, "{met} of them were met while it came back");
+}
+
 /// Has a leg lose what it had not flushed while legs are made equal after a crash. Returns whether a block
 /// that both held before has become older on the other leg.
 fn resynchronize_from_a_leg_that_loses(seed: u64, planted: Option<Planted>) -> bool {
@@ -187,7 +265,7 @@ fn resynchronize_from_a_leg_that_loses(seed: u64, planted: Option<Planted>) -> b
     assert_eq!(bench.flush(0), Outcome::SUCCESS);
     (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
     // The host crashes, and the legs do not.
-    let Bench { regions, disks, mut now, mirror, channels } = bench;
+    let Bench { regions, disks, mut now, mirror, channels, .. } = bench;
     drop((channels, mirror));
     let legs = disks.clone().map(|disk| Leg { name: "disk".into(), medium: Ok(Arc::new(disk)) });
     let mut later = || {
@@ -198,7 +276,7 @@ fn resynchronize_from_a_leg_that_loses(seed: u64, planted: Option<Planted>) -> b
     let mirror = Mirror::open(&regions, &legs, &options, &mut later).unwrap();
     mirror.shared.lock().planted = planted;
     let channels = (0..2).map(|_| mirror.channel().unwrap()).collect();
-    let mut bench = Bench { regions, disks, mirror, channels, now };
+    let mut bench = Bench { regions, disks, mirror, channels, now, idle: None };
     assert!(bench.mirror.progress().1 > 0, "it was being written");
     bench.disks[0].lose();
     bench.settle();
