@@ -411,6 +411,7 @@ impl PoolHost {
         match (op.kind, &answer) {
             (OpKind::Claim, Ok(_)) => {
                 shared.checker.pool_claimed((self.number, self.disk), now);
+                self.forget_unflushed(now, shared);
             }
             (OpKind::Find | OpKind::Create, Ok(volume::Answer::Volume(info))) => {
                 (self.volume, self.flushed) = (Some(info.id), 0);
@@ -471,14 +472,15 @@ impl PoolHost {
         self.volume = None;
         self.flushed = 0;
         (self.is_dirty, self.touched) = (false, BTreeSet::new());
-        // What a former owner forgets concerns nobody: the new one has begun without it.
-        if shared.checker.pool_owner(self.disk).is_none_or(|it| it == self.number) {
-            self.forget_unflushed(now, shared);
-        }
+        self.forget_unflushed(now, shared);
     }
 
-    /// What was not flushed may be lost, and this host knows.
+    /// What was not flushed may be lost, and this host knows. What a host forgets that does not own the
+    /// pool, any more or yet, concerns nobody.
     fn forget_unflushed(&self, now: Instant, shared: &mut Shared<'_>) {
+        if shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number) {
+            return;
+        }
         shared.checker.power_lost(self.disk, now);
         shared.checker.flush_fails(self.number, self.disk, now.after(Span { ns: 1 }));
     }
