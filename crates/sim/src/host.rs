@@ -1,6 +1,6 @@
 //! The host's stack: one controller, its queue pairs, and a workload that runs over them.
 
-use base::{Backend, Dma, Instant, Span};
+use base::{Backend, Dma, Durability, Instant, Span};
 use nvme::{
     Armed, Controller, ControllerError, ControllerOptions, Event, NamespaceQueue, QueuePairOptions,
     QueueSizes, State, Techniques, arm,
@@ -129,6 +129,14 @@ impl Host {
     /// Queue pairs that are in use.
     pub fn lanes(&self) -> usize {
         self.lanes.iter().filter(|lane| !lane.is_leaving).count()
+    }
+
+    /// Whether a queue has still to fail a flush for writes that may be lost with the controller's cache.
+    pub fn owes_losses(&self) -> bool {
+        let has_cache = |lane: &&Lane| {
+            !lane.is_leaving && lane.queue.limits().durability == Durability::VolatileCache
+        };
+        self.lanes.iter().filter(has_cache).any(|lane| lane.queue.queue().has_lost_writes())
     }
 
     /// Makes the queue pairs again that there were, if there are none left.
