@@ -300,6 +300,7 @@ fn suited(wishes: ControllerOptions, options: &Options) -> ControllerOptions {
         // An answer wakes whoever waits for it.
         interrupts: true,
         sgl_only: true,
+        owner_counts_losses: true,
         is_discovery: options.is_discovery(),
         ..wishes
     }

@@ -103,7 +103,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         if !self.has_been_ready {
             return self.die(now, ControllerError::NeverStarted { cause });
         }
-        if self.has_failed(&cause) {
+        if !self.options.owner_counts_losses && self.has_failed(&cause) {
             self.lose_writes();
         }
         self.tell(Event::ResetStarted { cause });

@@ -54,6 +54,9 @@ pub struct ControllerOptions {
     /// Whether commands point at their data by SGLs only, whatever the controller says of itself:
     /// what stands between is a connection, which needs to know how long they are.
     pub sgl_only: bool,
+    /// Whether the owner keeps account of lost writes: CSTS.CFS and RDY = 0 are then the end of a
+    /// connection, and say nothing about the controller's volatile cache.
+    pub owner_counts_losses: bool,
     /// Whether it is a discovery controller, as the name that was connected to says: those of before
     /// 1.4 do not say it themselves (Identify: CNTRLTYPE 0). What is told of I/O queues is not looked
     /// at then, and nothing is asked about queues and namespaces.
@@ -100,6 +103,7 @@ impl Default for ControllerOptions {
             memory_buffer: MemoryBufferUse::Ignored,
             interrupts: false,
             sgl_only: false,
+            owner_counts_losses: false,
             is_discovery: false,
             quirks: Quirks::default(),
         }

@@ -559,3 +559,14 @@ fn failure_that_shows_as_an_overdue_command_has_queues_report_lost_writes() {
     world.run_until(|event| *event == Event::Recovered);
     assert_eq!(losses(&world), [true]);
 }
+
+#[test]
+fn owner_that_counts_losses_is_told_of_none_by_the_end_of_a_connection() {
+    let counts = ControllerOptions { owner_counts_losses: true, ..options() };
+    let mut world = World::ready_with(counts, |_| {});
+    world.create(None);
+    world.device.script().fatal = true;
+    world.run_until(|event| *event == Event::Recovered);
+    world.run(Span::from_ms(50));
+    assert_eq!(losses(&world), [false]);
+}
