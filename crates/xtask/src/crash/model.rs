@@ -134,10 +134,15 @@ impl Model {
         Promise(blocks.filter_map(|(index, block)| Some((index, last(block)?))).collect())
     }
 
-    /// The flush has succeeded.
+    /// The flush has succeeded. Of what has become doubtful since it was submitted it promises nothing:
+    /// the answer of the flush that failed and this one's submission may have crossed on the socket.
     pub(super) fn keep(&mut self, promise: &Promise) {
         for (index, version) in &promise.0 {
-            self.blocks[*index].settle(*version);
+            let block = &mut self.blocks[*index];
+            let is_kept = |it: &Pending| it.version == *version && it.state == State::Completed;
+            if block.pending.iter().any(is_kept) {
+                block.settle(*version);
+            }
         }
     }
 
@@ -280,6 +285,16 @@ mod tests {
         model.keep(&promise);
         assert!(model.check(1, &model.stamped(BLOCKS, newer), true).is_empty());
         assert!(!model.check(1, &[0; BLOCK_BYTES], false).is_empty());
+    }
+
+    #[test]
+    fn flush_in_flight_while_another_fails_promises_nothing_of_earlier_writes() {
+        let mut model = Model::new(9, 4);
+        written(&mut model);
+        let promise = model.promise();
+        model.doubt();
+        model.keep(&promise);
+        assert!(model.check(1, &[0; BLOCK_BYTES], false).is_empty());
     }
 
     #[test]
