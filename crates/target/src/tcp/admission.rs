@@ -1,5 +1,5 @@
-//! Admission control: how many connections one address, one host, and those whom no subsystem names may
-//! have, so that none of them locks the others out.
+//! Admission control: limits on the connections of one address, of one host, and of all hosts that no
+//! subsystem names, so that none of them excludes the others.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -176,7 +176,7 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
         Command::Takeover(TakeoverArguments { uri, force }) => {
             match mirror::take_over(&opener, uri, *force)? {
                 Some(former) => format!("{uri} is taken over from {former}\n"),
-                None => format!("nobody has {uri} open for writing\n"),
+                None => format!("{uri} has no owner: nothing was changed\n"),
             }
         }
     };

@@ -1,4 +1,4 @@
-//! The `tenmil serve` processes of a world: started, killed by whoever cuts the power, started again.
+//! The `tenmil serve` processes of a world: started, killed, started again.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};

@@ -66,7 +66,7 @@ impl Ownership {
     }
 }
 
-/// Refuses a mirror that somebody else has open for writing and who is not known to be gone. Else says who
+/// Refuses a mirror that another process, which is not known to have ended, has open for writing. Else says who
 /// that was.
 pub(super) fn admit(
     candidates: &[Candidate],

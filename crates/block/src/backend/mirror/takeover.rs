@@ -11,8 +11,8 @@ use crate::backend::owned;
 use crate::open::Opener;
 use crate::uri::Uri;
 
-/// Takes a mirror from whoever has it open for writing, durably, so that anybody may open it: only from
-/// somebody who is known to be gone, unless `force` is set. Returns who that was.
+/// Clears the owner of a mirror, durably, so that any process may open it: only if the owner is known to
+/// have ended, unless `force` is set. Returns the former owner.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Telling that a store takes no changes any more, and why, and that it goes on, whoever has it open.
+//! Notification that a store has stopped, and why, and that it has recovered.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -22,8 +22,8 @@ type Hearer = Box<dyn Fn(&StopNews) + Send>;
 
 static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
 
-/// Has `hear` be called whenever a store of this process stops: a write of metadata or a flush has failed, or
-/// somebody else owns it; and when it goes on. Within a second, on the store's own thread. For as long as the process lives.
+/// Calls `hear` when a store of this process stops (a metadata write or a flush failed, or another process
+/// owns it) and when it recovers: within a second, on the store's own thread.
 pub fn hear_of_stops(hear: impl Fn(&StopNews) + Send + 'static) {
     HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
 }
