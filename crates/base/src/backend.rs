@@ -90,6 +90,19 @@ pub trait Backend: Send {
     fn heed_losses(&mut self, count: u64) {
         let _ = count;
     }
+
+    /// The owner of this channel gives up all that was completed and not flushed, on whichever channel,
+    /// and goes on from what reads return from now on. A device that fails every flush once it has lost
+    /// writes fails no flush of this channel for the losses so far, other than those under way. A device
+    /// whose losses are over with one failed flush does nothing.
+    ///
+    /// # Errors
+    ///
+    /// Why reads may return what is not on the medium, what was expected, and what to do: then nothing was
+    /// acknowledged.
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
@@ -146,6 +159,10 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
 
     fn heed_losses(&mut self, count: u64) {
         (**self).heed_losses(count);
+    }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        (**self).acknowledge_losses()
     }
 }
 

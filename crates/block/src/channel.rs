@@ -483,6 +483,10 @@ impl Backend for Channel {
     fn fence_writes(&mut self) {
         self.end_client();
     }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.lanes.iter_mut().try_for_each(Lane::acknowledge_losses)
+    }
 }
 
 impl Gate {

@@ -97,6 +97,14 @@ impl Lane {
         count
     }
 
+    /// As [`Backend::acknowledge_losses`]. In a shared context nobody can: others have flushes there.
+    pub(crate) fn acknowledge_losses(&mut self) -> Result<(), String> {
+        match &mut self.way {
+            Way::Owned(backend) => backend.acknowledge_losses(),
+            Way::Shared(_) | Way::Closed => Ok(()),
+        }
+    }
+
     pub(crate) fn doorbells(&self) -> DoorbellCounts {
         match &self.way {
             Way::Owned(backend) => backend.doorbells(),

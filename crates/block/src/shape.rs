@@ -381,6 +381,10 @@ impl<B: Backend, L: RangeLock> Backend for Shaper<B, L> {
     fn disarm(&mut self) {
         self.below.disarm();
     }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.below.acknowledge_losses()
+    }
 }
 
 impl<B: Backend, L: RangeLock> Shaper<B, L> {

@@ -262,6 +262,10 @@ impl Backend for CryptChannel {
     fn disarm(&mut self) {
         self.inner.disarm();
     }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.inner.acknowledge_losses()
+    }
 }
 
 impl Drop for CryptChannel {

@@ -216,6 +216,11 @@ pub enum StoreError {
         /// Its answer.
         outcome: Outcome,
     },
+    /// The device has lost completed writes, and what is durable cannot be read again.
+    NotReread {
+        /// Why, what was expected, and the fix.
+        why: String,
+    },
     /// Somebody else has the store open for writing, and may still be there.
     Owned {
         /// Who.
@@ -261,6 +266,7 @@ impl StoreError {
             Self::Damaged(_)
             | Self::Corrupt { .. }
             | Self::Device { .. }
+            | Self::NotReread { .. }
             | Self::WentBack { .. }
             | Self::Stopped => Blame::Peer,
             Self::NoSpace { .. }
@@ -280,7 +286,7 @@ impl StoreError {
             Self::OutOfRange { .. } => Outcome::LBA_OUT_OF_RANGE,
             Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
             Self::Device { outcome, .. } => *outcome,
-            Self::Stopped | Self::WentBack { .. } => Outcome::WRITE_FAULT,
+            Self::Stopped | Self::WentBack { .. } | Self::NotReread { .. } => Outcome::WRITE_FAULT,
             Self::Owned { .. } | Self::TakenOver { .. } => RESERVATION_CONFLICT,
             _ => Outcome::INTERNAL_ERROR,
         }
@@ -481,6 +487,12 @@ impl fmt::Display for StoreError {
             ),
             Self::Device { what, outcome } => {
                 write!(out, "{what}: the device answered {outcome}")
+            }
+            Self::NotReread { why } => {
+                write!(
+                    out,
+                    "the device lost completed writes, and the store is not recovered: {why}"
+                )
             }
             Self::Owned { by } => {
                 write!(out, "open the store for writing: {by} has it open, expected nobody")

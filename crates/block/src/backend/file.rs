@@ -1,6 +1,8 @@
 //! The medium that is a file or a block device: what was flushed is there the next time.
 
 mod channel;
+#[cfg(test)]
+pub(crate) mod failing;
 mod jobs;
 mod lost_write;
 #[cfg(test)]
@@ -36,8 +38,9 @@ use crate::{Existing, MediumError};
 /// memory only and end with the medium.
 ///
 /// Once a flush or a forced write has failed, answered writes may be lost: every flush and every forced
-/// request of every channel fails with a write fault from then on, until the file is opened anew.
-/// [`hear_of_lost_writes`] reports it.
+/// request of every channel fails with a write fault from then on, until the owner of the channel has
+/// acknowledged the loss ([`Backend::acknowledge_losses`], [`Backend::heed_losses`]) or the file is opened
+/// anew. [`hear_of_lost_writes`] reports it.
 #[derive(Debug)]
 pub struct FileMedium {
     shared: Arc<Shared>,

@@ -141,6 +141,10 @@ impl<T: Timing> Backend for HeldChannel<T> {
     fn disarm(&mut self) {
         self.inner.disarm();
     }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.inner.acknowledge_losses()
+    }
 }
 
 /// Moves a request from its slot to the answers if it is due and answered below.

@@ -324,4 +324,9 @@ impl<D: Deal> Backend for LegsChannel<D> {
     fn disarm(&mut self) {
         self.legs.iter_mut().for_each(|leg| leg.channel.disarm());
     }
+
+    /// All legs, and if one cannot, why: the owner goes on with all or none.
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.legs.iter_mut().try_for_each(|leg| leg.channel.acknowledge_losses())
+    }
 }

@@ -224,6 +224,10 @@ impl Backend for SplitChannel {
     fn disarm(&mut self) {
         self.inner.disarm();
     }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.inner.acknowledge_losses()
+    }
 }
 
 impl std::fmt::Debug for Split {

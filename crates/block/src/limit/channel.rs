@@ -375,4 +375,8 @@ impl<B: Backend> Backend for Limited<B> {
     fn fence_writes(&mut self) {
         self.below.fence_writes();
     }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.below.acknowledge_losses()
+    }
 }

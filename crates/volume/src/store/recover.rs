@@ -71,6 +71,15 @@ impl Store {
         true
     }
 
+    /// The device has lost writes, and reads of it may return what is not durable: if the store has stopped
+    /// for that, it stays so.
+    pub fn refuse_recovery(&mut self, why: String) {
+        if self.stopped && matches!(self.stopped_by, Some(StoreError::Device { .. })) {
+            let error = StoreError::NotReread { why };
+            (self.stopped_by, self.last_stop) = (Some(error.clone()), Some(error));
+        }
+    }
+
     /// Has the superblocks be read once nothing of before is under way.
     pub(super) fn look_again(&mut self) {
         let is_still = self.ios.is_empty()

@@ -375,6 +375,10 @@ impl Backend for FaultChannel {
         self.vector.mask();
         self.inner.disarm();
     }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        self.inner.acknowledge_losses()
+    }
 }
 
 impl Drop for FaultChannel {

@@ -9,7 +9,7 @@ use host::Errno;
 use host::engine::{Ended, Job, Refused};
 
 use super::jobs::Jobs;
-use super::lost_write::is_loss;
+use super::lost_write::{cached, is_loss};
 use super::work::{Awaits, Work, is_unsupported};
 use super::{BUFFERS, DEPTH_MAX, Loan, SEGMENTS_MAX, Shared};
 use crate::backend::pieces::Pieces;
@@ -29,6 +29,8 @@ pub(super) struct FileChannel<J> {
     buffers: Vec<u16>,
     ended: Vec<Ended>,
     syncs: Syncs,
+    /// How many losses of the file its owner has acknowledged.
+    acknowledged: u64,
     ready: Ready,
 }
 
@@ -42,10 +44,12 @@ struct Syncs {
     waiting: Vec<u16>,
     /// Those of the sync that has just ended.
     ended: Vec<u16>,
+    /// How many of the next ones to end were asked for before a loss was acknowledged: they fail.
+    stale: u8,
 }
 
 /// The token of a sync.
-const SYNC: u64 = u64::MAX;
+pub(super) const SYNC: u64 = u64::MAX;
 
 /// What comes next for a work.
 enum Next {
@@ -66,6 +70,7 @@ impl<J: Jobs> FileChannel<J> {
         Self {
             engine,
             limits: loan.shared.limits(),
+            acknowledged: loan.shared.lost_writes.acknowledged(),
             loan,
             works: (0..DEPTH_MAX).map(|_| Work::idle(SEGMENTS_MAX)).collect(),
             free: (0..DEPTH_MAX).rev().collect(),
@@ -176,6 +181,11 @@ impl<J: Jobs> FileChannel<J> {
     /// The sync under way has ended: the same came of it for all who waited.
     #[cold]
     fn after_sync(&mut self, result: Result<(), Errno>) {
+        // Before what was acknowledged since: it fails for that, whatever the kernel says.
+        let acknowledged = self.acknowledged;
+        if self.syncs.stale > 0 {
+            (self.syncs.stale, self.acknowledged) = (self.syncs.stale - 1, 0);
+        }
         let mut ended = std::mem::take(&mut self.syncs.ended);
         std::mem::swap(&mut ended, &mut self.syncs.running);
         for index in &ended {
@@ -184,18 +194,20 @@ impl<J: Jobs> FileChannel<J> {
         }
         ended.clear();
         self.syncs.ended = ended;
+        self.acknowledged = acknowledged;
         self.sync();
     }
 
     /// What comes after the current job of a work has ended.
     fn after(&mut self, index: u16, result: Result<(), Errno>) -> Next {
-        let work = &mut self.works[usize::from(index)];
+        let Self { works, loan, acknowledged, .. } = self;
+        let work = &mut works[usize::from(index)];
         match (result, work.awaits) {
             (Err(errno), Awaits::Holed | Awaits::Zeroed) if is_unsupported(errno) => {
                 self.after_unsupported(index)
             }
             (Err(errno), _) => self.after_failure(index, errno),
-            (Ok(()), Awaits::Synced) if self.loan.shared.lost_writes.are_known() => {
+            (Ok(()), Awaits::Synced) if loan.shared.lost_writes.count() > *acknowledged => {
                 Next::Answer(Outcome::WRITE_FAULT)
             }
             (Ok(()), Awaits::Synced) => {
@@ -214,8 +226,22 @@ impl<J: Jobs> FileChannel<J> {
 
     /// The answer to what is to be on stable storage, as far as the kernel knows.
     fn promise(&self) -> Next {
-        let are_lost = self.loan.shared.lost_writes.are_known();
-        Next::Answer(if are_lost { Outcome::WRITE_FAULT } else { Outcome::SUCCESS })
+        if self.has_lost_writes() {
+            return Next::Answer(Outcome::WRITE_FAULT);
+        }
+        self.loan.shared.lost_writes.flushed();
+        Next::Answer(Outcome::SUCCESS)
+    }
+
+    /// Whether writes were lost that the owner of this channel has not acknowledged.
+    #[inline]
+    fn has_lost_writes(&self) -> bool {
+        self.loan.shared.lost_writes.count() > self.acknowledged
+    }
+
+    fn acknowledge(&mut self, count: u64) {
+        self.acknowledged = self.acknowledged.max(count);
+        self.loan.shared.lost_writes.acknowledge(count);
     }
 
     #[cold]
@@ -335,12 +361,35 @@ impl<J: Jobs> Backend for FileChannel<J> {
     fn disarm(&mut self) {
         self.engine.disarm();
     }
+
+    fn losses(&self) -> u64 {
+        self.loan.shared.lost_writes.count()
+    }
+
+    /// Whoever has made good what was lost has written it again, and so does not depend on what reads
+    /// return.
+    fn heed_losses(&mut self, count: u64) {
+        self.acknowledge(count.min(self.losses()));
+    }
+
+    /// Only where reads come from the disk: of pages that it could not write, the kernel keeps the new
+    /// contents in its cache, marked clean, and forgets them at any time after the next successful flush.
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        let Shared { direct, file, .. } = &*self.loan.shared;
+        if let Err(why) = direct {
+            return Err(cached(&file.path().display(), *why));
+        }
+        self.acknowledge(self.losses());
+        let Syncs { running, waiting, stale, .. } = &mut self.syncs;
+        *stale = u8::from(!running.is_empty()) + u8::from(!waiting.is_empty());
+        Ok(())
+    }
 }
 
 impl Syncs {
     fn new() -> Self {
         let room = || Vec::with_capacity(usize::from(DEPTH_MAX));
-        Self { running: room(), waiting: room(), ended: room() }
+        Self { running: room(), waiting: room(), ended: room(), stale: 0 }
     }
 }
 

@@ -9,7 +9,7 @@ use base::{
 use dma::{Backing, Lender, Mapping, Regions};
 use host::Errno;
 use host::engine::{Choice, Ended, Job, Refused};
-use host::file::{Alignment, FileExtent};
+use host::file::{Alignment, FileExtent, Indirect};
 
 use super::channel::goes_directly;
 use super::{FileMedium, FileMediumOptions, in_blocks};
@@ -308,11 +308,16 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::of(Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 }))
+    }
+
+    fn of(direct: Result<Alignment, Indirect>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let regions = Regions::new(16);
         let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
         let path = directory.path().join("blocks");
-        let medium = FileMedium::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+        let options = options(&path, Some(1 << 20));
+        let medium = FileMedium::open_as(&regions, &options, direct).unwrap();
         Self { medium, memory, _directory: directory }
     }
 
@@ -346,7 +351,7 @@ fn answers(channel: &mut dyn Backend) -> Vec<(u64, Outcome)> {
 }
 
 #[test]
-fn lost_write_fails_every_flush_of_every_channel_until_the_file_is_opened_anew() {
+fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() {
     let bench = Bench::new();
     let (sender, told) = std::sync::mpsc::channel();
     let path = bench.medium.shared.file.path().to_owned();
@@ -391,6 +396,68 @@ fn lost_write_fails_every_flush_of_every_channel_until_the_file_is_opened_anew()
     let news = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     assert!(news.contains("answered writes may be lost"), "{news}");
     assert!(told.try_recv().is_err(), "it is reported once");
+}
+
+#[test]
+fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other() {
+    let bench = Bench::of(Ok(Alignment { memory_bytes: 512, offset_bytes: 512 }));
+    let (mut owner, kernel) = bench.channel();
+    let (mut other, kernel_other) = bench.channel();
+    let flush = |channel: &mut dyn Backend, kernel: &Kernel, result| {
+        bench.submit(channel, 1, Operation::Flush, Flags::NONE);
+        kernel.end_sync(result);
+        answers(channel)[0].1
+    };
+    for round in 1..3 {
+        assert_eq!(flush(&mut *owner, &kernel, Err(Errno::IO)), Outcome::WRITE_FAULT);
+        assert_eq!(flush(&mut *owner, &kernel, Ok(())), Outcome::WRITE_FAULT, "nobody knows of it");
+        // Two syncs under way and waiting were asked for before the owner acknowledges.
+        bench.submit(&mut *owner, 2, Operation::Flush, Flags::NONE);
+        bench.submit(&mut *owner, 3, Operation::Flush, Flags::NONE);
+        assert_eq!(owner.losses(), round);
+        owner.acknowledge_losses().unwrap();
+        kernel.end_sync(Ok(()));
+        assert_eq!(answers(&mut *owner), [(2, Outcome::WRITE_FAULT)], "round {round}");
+        kernel.end_sync(Ok(()));
+        assert_eq!(answers(&mut *owner), [(3, Outcome::WRITE_FAULT)], "round {round}");
+        assert_eq!(flush(&mut *owner, &kernel, Ok(())), Outcome::SUCCESS);
+        for _ in 0..2 {
+            assert_eq!(flush(&mut *other, &kernel_other, Ok(())), Outcome::WRITE_FAULT);
+        }
+        other.heed_losses(round - 1);
+        assert_eq!(flush(&mut *other, &kernel_other, Ok(())), Outcome::WRITE_FAULT);
+        other.heed_losses(round);
+        assert_eq!(flush(&mut *other, &kernel_other, Ok(())), Outcome::SUCCESS);
+        let (mut late, kernel_late) = bench.channel();
+        assert_eq!(flush(&mut *late, &kernel_late, Ok(())), Outcome::SUCCESS, "it came after");
+        bench.submit(&mut *late, 4, Operation::Write, Flags::FUA);
+        kernel_late.end_other(Ok(()));
+        assert_eq!(answers(&mut *late), [(4, Outcome::SUCCESS)]);
+    }
+}
+
+#[test]
+fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
+    for (why, fix) in [
+        (Indirect::Asked, "fix: open it without direct=no"),
+        (Indirect::UnitTooSmall(4096), "fix: open it with block=4096"),
+        (Indirect::Refused(Errno::INVAL), "/proc/sys/vm/drop_caches"),
+    ] {
+        let bench = Bench::of(Err(why));
+        let (mut channel, kernel) = bench.channel();
+        for result in [Err(Errno::IO), Ok(())] {
+            bench.submit(&mut *channel, 1, Operation::Flush, Flags::NONE);
+            kernel.end_sync(result);
+            assert_eq!(answers(&mut *channel), [(1, Outcome::WRITE_FAULT)]);
+            let said = channel.acknowledge_losses().unwrap_err();
+            assert!(said.contains("read through the page cache") && said.contains(fix), "{said}");
+        }
+        // Who has written it again needs no read.
+        channel.heed_losses(1);
+        bench.submit(&mut *channel, 1, Operation::Flush, Flags::NONE);
+        kernel.end_sync(Ok(()));
+        assert_eq!(answers(&mut *channel), [(1, Outcome::SUCCESS)]);
+    }
 }
 
 #[test]

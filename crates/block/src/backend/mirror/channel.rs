@@ -417,6 +417,15 @@ impl MirrorChannel {
         self.legs.send_to(write & !read, Place::Report, &flush);
     }
 
+    /// Whether what is sent from there is a flush of a leg.
+    fn is_flush(&self, place: Place) -> bool {
+        match place {
+            Place::Work(slot) => self.works[slot as usize].request.operation == Operation::Flush,
+            Place::Report => true,
+            place => self.background.flushes(place),
+        }
+    }
+
     /// A leg that has come back has answered a flush that asked for what it lost before. That is copied
     /// anyhow; what it has lost since is not, if this is the only flush that fails for it.
     fn reported(&mut self, leg: usize, answer: &Answer) {
@@ -497,7 +506,11 @@ impl Backend for MirrorChannel {
         for leg in 0..self.legs.count() {
             self.legs.poll(leg, now, &mut below);
             for answer in below.drain() {
-                match Place::of(answer.token) {
+                let place = Place::of(answer.token);
+                if answer.outcome == Outcome::WRITE_FAULT && self.is_flush(place) {
+                    self.legs.acknowledge_losses(leg);
+                }
+                match place {
                     Place::Work(slot) => self.ended(slot, 1 << leg, &answer),
                     Place::Report => self.reported(leg, &answer),
                     place => self.background_ended(place, 1 << leg, &answer),

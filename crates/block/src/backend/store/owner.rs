@@ -402,7 +402,10 @@ impl Owner {
 
     /// Tells the store how something has ended, and frees its place.
     fn end(&mut self, place: u32) {
-        let Job { io, reads, outcome, .. } = self.jobs[place as usize];
+        let Job { io, reads, outcome, work, .. } = self.jobs[place as usize];
+        // The store reads again what is durable, and its channels hear that writes may be lost.
+        let is_loss = work.0 == Operation::Flush && outcome == Outcome::WRITE_FAULT;
+        let unread = is_loss.then(|| self.backend.acknowledge_losses()).and_then(Result::err);
         let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);
         // Pages are read into places for one; what is read into others are superblocks.
         let read = if place < SMALL { &mut page[..] } else { slots.as_flattened_mut() };
@@ -426,6 +429,9 @@ impl Owner {
         }
         let mut state = self.shared.lock_to_tell();
         state.store.complete(io, end);
+        if let Some(why) = unread {
+            state.store.refuse_recovery(why);
+        }
         self.shared.sort(&mut state);
     }
 }

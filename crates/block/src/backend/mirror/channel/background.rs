@@ -41,6 +41,13 @@ struct Group {
 }
 
 impl Background {
+    /// Whether what it has under way there is a flush.
+    pub(super) fn flushes(&self, place: Place) -> bool {
+        let is_task = !matches!(place, Place::Commit | Place::Look { .. });
+        let task = self.task.filter(|_| is_task);
+        task.is_some_and(|(task, _)| task.flushes() || matches!(task, Task::Probe { .. }))
+    }
+
     /// The channel is gone: someone else begins again.
     pub(super) fn abandon(&self, meta: &mut Meta, shared: &Shared) {
         if self.look.is_some() {
@@ -190,6 +197,7 @@ impl MirrorChannel {
         }
         let (legs, missing) = match task {
             Task::Probe { leg } => {
+                self.legs.heed_all_losses(leg);
                 let sent = self.legs.send_probe(leg, COPIES_AT);
                 let failed = if sent { 0 } else { leg };
                 return Group { awaited: 3 * u32::from(sent), failed, lost: 0 };

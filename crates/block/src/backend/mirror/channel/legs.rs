@@ -290,6 +290,25 @@ impl Legs {
         }
     }
 
+    /// Before a leg is looked for that was given up: it fails no flush for what it is known to have lost. All
+    /// of that is copied to it before it is read again, as above.
+    pub(super) fn heed_all_losses(&mut self, leg: u8) {
+        let number = leg.trailing_zeros() as usize;
+        if let Some(backend) = self.legs.get_mut(number).and_then(|leg| leg.backend.as_mut()) {
+            backend.heed_losses(backend.losses());
+        }
+    }
+
+    /// A leg has failed a flush of this channel for lost writes, which the mirror acts on: the next flush
+    /// says what is true from then on. A leg that cannot acknowledge it fails all of them, until it is
+    /// given up and looked for.
+    #[cold]
+    pub(super) fn acknowledge_losses(&mut self, leg: usize) {
+        if let Some(backend) = &mut self.legs[leg].backend {
+            let _ = backend.acknowledge_losses();
+        }
+    }
+
     /// Hands down what waits, as much as the legs take.
     pub(super) fn submit(&mut self, now: Instant) {
         for leg in &mut self.legs {

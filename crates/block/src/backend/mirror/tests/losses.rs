@@ -1,6 +1,7 @@
 //! Legs that lose completed writes and say so in answer to the next flush.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use base::{
     Answers, Backend, Flags, Instant, Medium, Memory, Operation, Outcome, Random, Request, Span,
@@ -9,6 +10,8 @@ use dma::Regions;
 
 use super::disk::{BLOCK, Disk};
 use super::oracle::{stamp, version_of};
+use crate::Opener;
+use crate::backend::file::failing::FailingKind;
 use crate::backend::mirror::make::format;
 use crate::backend::mirror::meta::Planted;
 use crate::backend::mirror::tend::Policy;
@@ -290,4 +293,88 @@ fn a_leg_that_loses_writes_during_a_resynchronization_takes_none_from_the_others
     }
     let bug = Some(Planted::CopiesBeforeFlushing);
     assert!((0..20).any(|seed| resynchronize_from_a_leg_that_loses(seed, bug)), "the bug");
+}
+
+/// A mirror of two files, one of which can be made to fail flushes.
+struct Files {
+    regions: Regions,
+    kind: FailingKind,
+    mirror: Mirror,
+    clock: host::Clock,
+    _directory: tempfile::TempDir,
+}
+
+impl Files {
+    fn new(fields: &str) -> Self {
+        let (regions, clock) = (Regions::new(100), host::Clock::start());
+        let (kind, directory) = (FailingKind::default(), tempfile::tempdir().unwrap());
+        let opener = Opener { regions: &regions, clock, seed: 1, more: &[("failing", &kind)] };
+        let legs = [("failing:", "a", fields), ("file:", "b", "?engine=threads")].map(
+            |(scheme, name, fields)| {
+                let path = directory.path().join(name);
+                let made = std::fs::File::options().write(true).create_new(true).open(&path);
+                made.unwrap().set_len(3 << 20).unwrap();
+                let uri = format!("{scheme}{}{fields}", path.display()).parse().unwrap();
+                Leg { name: name.into(), medium: Ok(opener.open(&uri).unwrap().medium) }
+            },
+        );
+        let mut now = || clock.now();
+        format(&regions, &legs, 7, &mut now).unwrap();
+        let mirror = Mirror::open(&regions, &legs, &MirrorOptions::paced(POLICY), &mut now);
+        Self { mirror: mirror.unwrap(), regions, kind, clock, _directory: directory }
+    }
+
+    fn run(
+        &self,
+        channels: &mut [Box<dyn Backend>],
+        asked: usize,
+        operation: Operation,
+    ) -> Outcome {
+        let memory = self.regions.allocate(BLOCK).unwrap();
+        let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
+        let moves = operation == Operation::Write;
+        let (blocks, segment_count) = (u32::from(moves), u16::from(moves));
+        let request = Request { blocks, segment_count, operation, ..Request::NOTHING };
+        assert_eq!(channels[asked].submit(self.clock.now(), &[request], &[segment]), 1);
+        let mut answers = Answers::with_capacity(1);
+        while answers.as_slice().is_empty() {
+            channels[asked].flush();
+            self.turn(channels, Some(asked), &mut answers);
+        }
+        answers.as_slice()[0].outcome
+    }
+
+    fn turn(&self, channels: &mut [Box<dyn Backend>], asked: Option<usize>, into: &mut Answers) {
+        for (index, channel) in channels.iter_mut().enumerate() {
+            let mut nobody = Answers::with_capacity(1);
+            channel.poll(self.clock.now(), if Some(index) == asked { into } else { &mut nobody });
+        }
+        host::thread::give_way();
+    }
+}
+
+#[test]
+fn a_leg_on_a_file_that_lost_writes_comes_back_by_itself() {
+    for fields in ["", "?direct=no"] {
+        let bench = Files::new(fields);
+        let mut channels: Vec<_> = (0..2).map(|_| bench.mirror.channel().unwrap()).collect();
+        let until = bench.clock.now().after(Span::from_secs(60));
+        let mut none = Answers::with_capacity(1);
+        for round in 0..3 {
+            assert_eq!(bench.run(&mut channels, 0, Operation::Write), Outcome::SUCCESS);
+            bench.kind.fail(2);
+            assert_eq!(bench.run(&mut channels, 0, Operation::Flush), Outcome::SUCCESS);
+            while bench.kind.syncs.load(Ordering::Relaxed) > 0
+                || bench.mirror.progress() != (0b11, 0)
+            {
+                assert!(bench.clock.now() < until, "{:?} {fields:?}", bench.mirror.progress());
+                bench.turn(&mut channels, None, &mut none);
+            }
+            for channel in 0..2 {
+                let outcome = bench.run(&mut channels, channel, Operation::Flush);
+                assert_eq!(outcome, Outcome::SUCCESS, "round {round}");
+            }
+            channels.push(bench.mirror.channel().unwrap());
+        }
+    }
 }

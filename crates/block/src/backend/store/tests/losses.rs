@@ -3,7 +3,8 @@
 use base::{Operation, Outcome};
 
 use super::Bench;
-use crate::{Handle, Opened, Rule};
+use crate::backend::file::failing::FailingKind;
+use crate::{Handle, Opened, Opener, Rule};
 
 fn open(bench: &Bench, name: &str) -> Opened {
     let uri = format!("volume:[fault:[{}]]/{name}", bench.device());
@@ -100,6 +101,87 @@ fn a_store_whose_device_was_gone_for_long_goes_on_by_itself() {
     assert_eq!(hand.read(0, 32), [1; 32]);
     assert_eq!(store.stopped_because(), None);
     assert!(store.losses() > 0);
+    drop((hand, opened, store));
+    assert!(bench.is_clean());
+}
+
+/// A volume on a file whose flushes can be made to fail.
+fn open_failing(bench: &Bench, kind: &FailingKind, fields: &str) -> Opened {
+    let opener = Opener { more: &[("failing", kind)], ..bench.opener() };
+    let path = bench.directory.path().join("pool");
+    let uri = format!("volume:[failing:{}{fields}]/v", path.display());
+    opener.open(&uri.parse().unwrap()).unwrap()
+}
+
+#[test]
+fn a_store_on_a_file_goes_on_after_a_flush_that_the_kernel_failed() {
+    let bench = Bench::new("16m");
+    bench.create("v", 500);
+    let kind = FailingKind::default();
+    let opened = open_failing(&bench, &kind, "");
+    let mut hands: Vec<_> = (0..3).map(|number| bench.hand(&*opened.medium, number)).collect();
+    for (first, hand) in (0..).zip(&mut hands) {
+        hand.write(first * 32, 32, 1);
+        assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+        hand.write(first * 32 + 200, 32, 2);
+    }
+    for round in 0..3 {
+        kind.fail(1);
+        for hand in &mut hands {
+            assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::WRITE_FAULT, "round {round}");
+            assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS, "round {round}");
+        }
+        for (first, hand) in (0..).zip(&mut hands) {
+            assert_eq!(hand.read(first * 32, 32), [1; 32]);
+            hand.write(first * 32 + 200, 32, 3);
+        }
+    }
+    drop((hands, opened));
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn a_store_on_a_file_goes_on_once_its_flushes_do_not_fail_any_more() {
+    let bench = Bench::new("16m");
+    bench.create("v", 500);
+    let kind = FailingKind::default();
+    let opened = open_failing(&bench, &kind, "");
+    let mut hand = bench.hand(&*opened.medium, 0);
+    hand.write(0, 32, 1);
+    assert_eq!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    hand.write(64, 32, 1);
+    kind.fail(4);
+    let until = bench.clock.now().after(base::Span::from_secs(60));
+    while hand.run(Operation::Write, 64, 32) != Outcome::SUCCESS
+        || hand.run(Operation::Flush, 0, 0) != Outcome::SUCCESS
+    {
+        assert!(bench.clock.now() < until, "it goes on");
+        host::thread::give_way();
+    }
+    assert_eq!(hand.read(0, 32), [1; 32]);
+    drop((hand, opened));
+    assert!(bench.is_clean());
+}
+
+#[test]
+fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_it() {
+    let bench = Bench::new("16m");
+    bench.create("v", 500);
+    let kind = FailingKind::default();
+    let opened = open_failing(&bench, &kind, "?direct=no");
+    let opener = Opener { more: &[("failing", &kind)], ..bench.opener() };
+    let path = bench.directory.path().join("pool");
+    let place = format!("failing:{}?direct=no", path.display()).parse().unwrap();
+    let store = super::OpenStore::open(&opener, &super::Place::on(&place)).unwrap();
+    let mut hand = bench.hand(&*opened.medium, 0);
+    hand.write(0, 32, 1);
+    kind.fail(1);
+    for _ in 0..3 {
+        assert_ne!(hand.run(Operation::Flush, 0, 0), Outcome::SUCCESS);
+    }
+    assert_ne!(hand.run(Operation::Write, 64, 32), Outcome::SUCCESS);
+    let said = store.stopped_because().unwrap();
+    assert!(said.contains("fix: open it without direct=no"), "{said}");
     drop((hand, opened, store));
     assert!(bench.is_clean());
 }
