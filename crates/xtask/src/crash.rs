@@ -38,6 +38,8 @@ use world::{Place, World};
 const ROOM: &str = "target/crash";
 /// Rounds of one world.
 const WORLD_ROUNDS: u64 = 20;
+/// The exit status of a task that could not be run.
+const NOT_RUN: i32 = 2;
 /// Lines of a history that are printed; the file has all.
 const LINES_SHOWN: usize = 60;
 
@@ -48,11 +50,15 @@ const LINES_SHOWN: usize = 60;
   cargo xtask crash --rounds 500 --seed 7     those of seed 7
   cargo xtask crash --stack mirror --event power-all
   cargo xtask crash --seconds 50              as many as fit into 50 s
+  cargo xtask crash --short                   one of each kind, about a minute
 A failed round prints its history, which is kept in target/crash with what the processes printed.")]
 pub(crate) struct Options {
     /// How many rounds.
     #[arg(long, default_value_t = 100)]
     rounds: u64,
+    /// One round of each event on each stack, of seed 1 unless another one is named.
+    #[arg(long, conflicts_with_all = ["rounds", "stack", "event"])]
+    short: bool,
     /// What the rounds are drawn from; without it, from the clock.
     #[arg(long)]
     seed: Option<u64>,
@@ -109,7 +115,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let _ = std::fs::remove_dir_all(&room);
     std::fs::create_dir_all(&room).map_err(refuse)?;
     let room_whole = room.canonicalize().map_err(refuse)?;
-    let seed = options.seed.unwrap_or_else(drawn);
+    let seed = options.seed.unwrap_or_else(|| if options.short { 1 } else { drawn() });
     let disks = Arc::new(Mutex::new(Disks::new(2, seed)));
     let mounts =
         (0..2).map(|disk| Mount::new(&disks, disk, &room_whole.join(format!("disk-{disk}"))));
@@ -117,7 +123,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let servers = ["target-a", "target-b", "host"].map(|name| Server::new(name, &room_whole));
     let place = Place { tenmil, room, room_whole, disks, servers: servers.to_vec() };
     println!("crash: seed {seed}");
-    let summary = rounds(options, &place, seed)?;
+    let summary = rounds(options, &place, seed);
     for server in place.servers.iter().rev() {
         server.kill();
     }
@@ -129,17 +135,29 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
 /// has to be.
 fn in_namespace() -> Result<bool, String> {
     let this = std::env::current_exe().map_err(|why| format!("find this program: {why}"))?;
-    let mut command = Command::new("unshare");
-    if !is_root() {
-        command.args(["--user", "--map-root-user"]);
+    let unshared = || {
+        let mut command = Command::new("unshare");
+        if !is_root() {
+            command.args(["--user", "--map-root-user"]);
+        }
+        command.args(["--mount", "--propagation", "private", "--kill-child"]);
+        command
+    };
+    let refuse = |why| format!("run unshare (of util-linux): {why}");
+    let tried = unshared().arg("true").output().map_err(|why| refuse(why.to_string()))?;
+    if !tried.status.success() {
+        return Err(refuse(String::from_utf8_lossy(&tried.stderr).trim().to_owned()));
     }
-    command.args(["--mount", "--propagation", "private", "--kill-child"]).arg(this);
-    command.args(std::env::args_os().skip(1)).arg("--inside");
-    let status = command.status().map_err(|why| format!("run unshare (of util-linux): {why}"))?;
+    let mut command = unshared();
+    command.arg(this).args(std::env::args_os().skip(1)).arg("--inside");
+    let status = command.status().map_err(|why| refuse(why.to_string()))?;
     match status.code() {
         Some(0) => Ok(true),
-        Some(1) => Ok(false),
-        _ => Err("it could not be run in a mount namespace of its own; see above".into()),
+        Some(NOT_RUN) => {
+            Err("it could not be run in a mount namespace of its own; see above".into())
+        }
+        // A panic, too.
+        _ => Ok(false),
     }
 }
 
@@ -154,24 +172,55 @@ fn drawn() -> u64 {
     since.map_or(1, |since| since.as_secs() % 1_000_000)
 }
 
-fn rounds(options: &Options, place: &Place, seed: u64) -> Result<Summary, String> {
+/// Where a round takes place, and at which event if that is not drawn. A world has an identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Course {
+    stack: Stack,
+    event: Option<Event>,
+    identity: u64,
+}
+
+fn courses(options: &Options) -> Vec<Course> {
+    if options.short {
+        let each = |stack: Stack| {
+            let course = move |event| Course { stack, event: Some(event), identity: 0 };
+            stack.events().map(course)
+        };
+        return Stack::ALL.into_iter().flat_map(each).collect();
+    }
+    let course = |round: u64| {
+        let world = round / WORLD_ROUNDS;
+        let drawn = Stack::ALL[usize::try_from(world).unwrap_or(0) % Stack::ALL.len()];
+        let stack = options.stack.unwrap_or(drawn);
+        // Worlds in a row on one stack are new ones, too.
+        let identity = if options.stack.is_some() { world } else { world / 3 };
+        Course { stack, event: options.event, identity }
+    };
+    (0..options.rounds).map(course).collect()
+}
+
+fn rounds(options: &Options, place: &Place, seed: u64) -> Summary {
     let begun = Instant::now();
     let mut summary = Summary::default();
     let mut walk = Walk::default();
     let mut world: Option<World> = None;
     let mut is_over = false;
-    for round in 0..options.rounds {
-        let stacks = Stack::ALL;
-        let which = usize::try_from(round / WORLD_ROUNDS).unwrap_or(0) % stacks.len();
-        let stack = options.stack.unwrap_or(stacks[which]);
-        if round % WORLD_ROUNDS == 0 || world.is_none() {
+    for (round, Course { stack, event, identity }) in (0..).zip(courses(options)) {
+        if world.as_ref().is_none_or(|world| !world.is(stack, (seed << 20) + identity)) {
             if let Some(world) = world.take() {
                 end(world, round, &mut summary);
             }
-            world = Some(World::new(place, stack, (seed << 20) + round / WORLD_ROUNDS / 3)?);
+            match World::new(place, stack, (seed << 20) + identity) {
+                Ok(made) => world = Some(made),
+                Err(why) => {
+                    println!("before round {round}: FAILED: {why}");
+                    summary.failed.push(format!("before round {round}: {why}"));
+                    break;
+                }
+            }
         }
         let Some(mut current) = world.take() else { continue };
-        let plan = walk.plan(seed, round, stack, options.event);
+        let plan = walk.plan(seed, round, stack, event);
         let one = Instant::now();
         let ended = current.round(&plan);
         let seconds = one.elapsed().as_secs_f32();
@@ -198,7 +247,7 @@ fn rounds(options: &Options, place: &Place, seed: u64) -> Result<Summary, String
     if is_over && summary.failed.is_empty() {
         println!("crash: the time is over");
     }
-    Ok(summary)
+    summary
 }
 
 fn end(world: World, round: u64, summary: &mut Summary) {
@@ -260,4 +309,46 @@ fn report(options: &Options, seed: u64, summary: &Summary) {
         "\ncrash: seed {seed}, {rounds} rounds, {failures} failed; the longest took {longest_s:.1} s"
     );
     failed.iter().for_each(|what| println!("  {what}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::Parser;
+
+    use super::plan::{Stack, event};
+    use super::{Course, Options, WORLD_ROUNDS, courses};
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parsed(words: &[&str]) -> Vec<Course> {
+        let words = std::iter::once(&"crash").chain(words);
+        courses(&Line::try_parse_from(words).unwrap().options)
+    }
+
+    #[test]
+    fn short_form_has_each_event_on_each_stack_once() {
+        let courses = parsed(&["--short"]);
+        let kinds: BTreeSet<_> = courses.iter().map(|it| (it.stack, it.event.unwrap())).collect();
+        assert_eq!((courses.len(), kinds.len()), (23, 23));
+        assert!(!kinds.contains(&(Stack::Store, event("leg-then-all").unwrap())));
+        let worlds: BTreeSet<_> = courses.iter().map(|it| (it.stack, it.identity)).collect();
+        assert_eq!(worlds.len(), 3, "each stack is made once");
+    }
+
+    #[test]
+    fn disks_are_new_after_the_rounds_of_a_world() {
+        for words in [&["--rounds", "200"][..], &["--rounds", "200", "--stack", "mirror"]] {
+            let courses = parsed(words);
+            let worlds = |at: usize| (courses[at].stack, courses[at].identity);
+            let news: Vec<usize> = (1..200).filter(|at| worlds(*at) != worlds(*at - 1)).collect();
+            let rounds = usize::try_from(WORLD_ROUNDS).unwrap();
+            assert_eq!(news, (1..200).filter(|at| at % rounds == 0).collect::<Vec<_>>());
+        }
+    }
 }

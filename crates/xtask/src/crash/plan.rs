@@ -36,6 +36,12 @@ impl Stack {
     pub(super) fn targets(self) -> usize {
         if self == Self::Store { 1 } else { 2 }
     }
+
+    /// What can happen to it.
+    pub(super) fn events(self) -> impl Iterator<Item = Event> {
+        let fits = move |event: &Event| self.targets() > 1 || *event != Event::LegThenAll;
+        Event::ALL.into_iter().filter(fits)
+    }
 }
 
 /// What happens at the chosen flush.
@@ -141,10 +147,9 @@ impl Walk {
     ) -> Plan {
         let mut random = Random::new(seed ^ round.rotate_left(32));
         random.draw();
-        let fits = |event: &Event| stack.targets() > 1 || *event != Event::LegThenAll;
-        let events: Vec<Event> = Event::ALL.into_iter().filter(fits).collect();
+        let events: Vec<Event> = stack.events().collect();
         let drawn = events[usize::try_from(random.below(events.len() as u64)).unwrap_or(0)];
-        let event = only.filter(fits).unwrap_or(drawn);
+        let event = only.filter(|event| events.contains(event)).unwrap_or(drawn);
         let next = self.next.entry((stack, event)).or_default();
         let seen = self.seen.get(&stack).copied().unwrap_or(SEEN_FIRST);
         // A stride without a common divisor with most counts, so that few rounds meet all parts.
