@@ -43,6 +43,7 @@ use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use buddy::Buddy;
 pub(super) use buffer::Buffer;
 use buffer::{Account, Block, Source};
+pub(super) use ledger::Standing;
 use ledger::{Ledger, Payer};
 use line::{Line, Waiter};
 pub(super) use purse::Purse;
@@ -69,6 +70,8 @@ struct Shared {
 
 struct State {
     buddy: Buddy,
+    /// Bytes of the blocks above that are only for hosts that a subsystem names.
+    reserved_bytes: u64,
     /// The block that is kept back, while nobody has it.
     kept: Option<u32>,
     /// Pairs of pages that no connection uses just now.
@@ -92,6 +95,8 @@ const OWN_ORDER: u8 = 1;
 const PAGE_SHIFT: u32 = 12;
 /// Bytes of a connection's own two pages.
 pub(super) const OWN_BYTES: u32 = 1 << (PAGE_SHIFT + OWN_ORDER as u32);
+/// The part of the budget that is reserved for hosts that a subsystem names, as of the connections.
+const RESERVED_PART: u32 = 8;
 /// The longest budget: what a segment can name.
 const BYTES_MAX: u64 = 1 << 31;
 
@@ -139,10 +144,22 @@ impl Budget {
         );
         let mut buddy = Buddy::new(layout.own_first, order_max);
         let kept = buddy.take(order_max);
+        let reserved_bytes = u64::from(buddy.free_pages() / RESERVED_PART) << PAGE_SHIFT;
         let own = (layout.own_first..layout.rings_first).step_by(1 << OWN_ORDER).collect();
         let rings = (layout.rings_first..layout.pages).step_by(ring_pages as usize).collect();
         let (halves, line, ledger) = (Vec::new(), Line::new(), Ledger::default());
-        let state = State { buddy, kept, own, halves, owners: 0, rings, line, ledger, went: None };
+        let state = State {
+            buddy,
+            reserved_bytes,
+            kept,
+            own,
+            halves,
+            owners: 0,
+            rings,
+            line,
+            ledger,
+            went: None,
+        };
         let shared = Shared {
             region,
             pool,
@@ -234,7 +251,7 @@ impl Budget {
         }
         state.owners += 1;
         let [host, address] = [0; 2].map(|_| state.ledger.enter(address));
-        Some(Payer { host, address })
+        Some(Payer { host, address, leaves_reserve: false })
     }
 
     /// A connection has gone. Its place is free unless its own pages are out for ever.
@@ -246,11 +263,27 @@ impl Budget {
     }
 
     /// It is known whose a connection is. It has nothing yet but what is set aside for it.
-    fn bind(&self, payer: Payer, host: &str) -> Payer {
+    fn bind(&self, payer: Payer, host: &str, standing: Standing) -> Payer {
         let mut state = self.state();
-        let host = state.ledger.enter(host);
-        state.ledger.leave(payer.host);
-        Payer { host, ..payer }
+        let Payer { host: old_host, address: old_address, .. } = payer;
+        match standing {
+            // The same NQN is another host where it is not named. No NQN and no address has a space.
+            Standing::Named => {
+                let at = ["host", "all of"].map(|of| state.ledger.enter(&format!("{of} {host}")));
+                state.ledger.leave(old_host);
+                state.ledger.leave(old_address);
+                Payer { host: at[0], address: at[1], leaves_reserve: false }
+            }
+            // One without a name stays its address's.
+            Standing::Unnamed { leaves_reserve } if host.is_empty() => {
+                Payer { leaves_reserve, ..payer }
+            }
+            Standing::Unnamed { leaves_reserve } => {
+                let host = state.ledger.enter(host);
+                state.ledger.leave(old_host);
+                Payer { host, leaves_reserve, ..payer }
+            }
+        }
     }
 
     /// A block for the purse of this number, which waits in line if there is none for it.
@@ -280,6 +313,7 @@ impl Budget {
         let mut state = self.state();
         while state.line.is_empty()
             && places.len() < most
+            && state.source(account.payer(), order) == Some(Source::Shared)
             && let Some(page) = state.buddy.take(order)
         {
             let block = Block { page, order, source: Source::Shared };

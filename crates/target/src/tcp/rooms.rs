@@ -19,7 +19,7 @@ use tcp::{CommandData, Controller, NotPossible, Payloads, Place};
 use wire::tcp::Crc32c;
 use wire::{Command, Completion, Fuse, Status};
 
-use super::memory::{Budget, Buffer, OWN_BYTES, Purse, iova_of};
+use super::memory::{Budget, Buffer, OWN_BYTES, Purse, Standing, iova_of};
 use pairs::{First, Half};
 
 /// The commands and their memory.
@@ -235,9 +235,9 @@ impl Rooms {
     }
 
     /// Its host is known now, and may have so much.
-    pub(super) fn admit(&mut self, share: Share, host: &str) {
+    pub(super) fn admit(&mut self, share: Share, (host, standing): (&str, Standing)) {
         self.share = share;
-        self.purse.bind(host);
+        self.purse.bind(host, standing);
     }
 
     /// Whether something waits for the connection's own pages, which are there.

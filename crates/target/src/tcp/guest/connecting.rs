@@ -14,6 +14,7 @@ use crate::tcp::association::Association;
 use crate::tcp::connect::{Asked, Granted, NotGranted, no_queue, parse};
 use crate::tcp::discovery::Discovery;
 use crate::tcp::io::Io;
+use crate::tcp::memory::Standing;
 use crate::tcp::news::News;
 use crate::tcp::rooms::{Share, Way};
 use crate::tcp::seat::ShownQueue;
@@ -105,7 +106,7 @@ impl Guest {
         let (service, port, peer) = (&self.service, self.port, self.peer.as_str());
         let asked = Asked { service, port, peer, now, connect, data: &data };
         let granted = asked.answer()?;
-        self.count(&granted)?;
+        let standing = self.count(&granted)?;
         let entries = connect.sqsize + 1;
         let flow_control = !connect.disable_sq_flow_control;
         match granted {
@@ -130,7 +131,7 @@ impl Guest {
                     )));
                 }
                 self.show(&association, 0);
-                self.rooms.admit(Share::OwnFirst, &association.host.nqn);
+                self.rooms.admit(Share::OwnFirst, (&association.host.nqn, standing));
                 self.role = Role::Admin(Box::new(Admin::new(association, self.service.limits())));
                 Ok(cntlid)
             }
@@ -158,24 +159,27 @@ impl Guest {
                 io.link().set_bell(Arc::new(move || bell.ring()));
                 self.end.connected(QueueKind::Io { entries, flow_control });
                 self.show(io.association(), qid);
-                self.rooms.admit(Share::Common, &io.association().host.nqn);
+                self.rooms.admit(Share::Common, (&io.association().host.nqn, standing));
                 self.role = Role::Io(Box::new(io));
                 Ok(cntlid)
             }
         }
     }
 
-    /// Counts the connection as what it asks to be, if there may be one more of that.
-    fn count(&mut self, granted: &Granted) -> Result<(), NotGranted> {
+    /// Counts the connection as what it asks to be, if there may be one more of that. What its host
+    /// may have of the memory.
+    fn count(&mut self, granted: &Granted) -> Result<Standing, NotGranted> {
         let names_hosts = self.service.names_hosts();
+        let mut is_named = false;
         let counted = match granted {
             Granted::Discovery(_) => self.admitted.discovers(names_hosts),
             Granted::Admin(association) | Granted::Io { association, .. } => {
-                let is_named = association.offer().names_hosts();
+                is_named = association.offer().names_hosts();
                 self.admitted.belongs_to(&association.host.nqn, is_named, names_hosts)
             }
         };
-        counted.map_err(|why| NotGranted::busy(&why.to_string()))
+        counted.map_err(|why| NotGranted::busy(&why.to_string()))?;
+        Ok(Standing::new(is_named, names_hosts))
     }
 
     /// It is a queue of this association now.

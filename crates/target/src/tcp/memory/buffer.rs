@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use base::Segment;
 
-use super::ledger::Payer;
+use super::ledger::{Payer, Standing};
 use super::{Budget, OWN_BYTES, OWN_ORDER, PAGE_SHIFT};
 #[cfg(test)]
 use crate::tcp::plant::{Plant, is_planted};
@@ -39,7 +39,8 @@ pub(super) struct Account {
     /// Where it is counted: [`Payer`], which changes once, inside the lock of the budget's state or
     /// before anybody else has it.
     host: AtomicU32,
-    address: u32,
+    address: AtomicU32,
+    leaves_reserve: AtomicBool,
 }
 
 /// Where a block comes from, and goes back to.
@@ -92,19 +93,26 @@ impl Account {
             held: Arc::new(AtomicU64::new(OWN_BYTES.into())),
             is_own_out: AtomicBool::new(false),
             host: AtomicU32::new(payer.host),
-            address: payer.address,
+            address: AtomicU32::new(payer.address),
+            leaves_reserve: AtomicBool::new(payer.leaves_reserve),
         })
     }
 
     /// Where it is counted.
     pub(super) fn payer(&self) -> Payer {
-        Payer { host: self.host.load(Ordering::Relaxed), address: self.address }
+        Payer {
+            host: self.host.load(Ordering::Relaxed),
+            address: self.address.load(Ordering::Relaxed),
+            leaves_reserve: self.leaves_reserve.load(Ordering::Relaxed),
+        }
     }
 
     /// It is known whose connection it is. Nothing but its own pages may be out.
-    pub(super) fn bind(&self, host: &str) {
-        let payer = self.budget.bind(self.payer(), host);
+    pub(super) fn bind(&self, host: &str, standing: Standing) {
+        let payer = self.budget.bind(self.payer(), host, standing);
         self.host.store(payer.host, Ordering::Relaxed);
+        self.address.store(payer.address, Ordering::Relaxed);
+        self.leaves_reserve.store(payer.leaves_reserve, Ordering::Relaxed);
     }
 
     /// A block is the connection's from now on.

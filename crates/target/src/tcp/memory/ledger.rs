@@ -26,7 +26,32 @@ struct Entry {
 pub(super) struct Payer {
     /// Its host, or its address while that is not known.
     pub(super) host: u32,
+    /// Its address, or a place of its host alone if a subsystem names that.
     pub(super) address: u32,
+    /// What is reserved for hosts that a subsystem names is not for this one.
+    pub(super) leaves_reserve: bool,
+}
+
+/// What a host may have of the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::tcp) enum Standing {
+    /// A subsystem names it: it has a share of its own, whatever comes from its address.
+    Named,
+    /// Any host may be this one, and shares with all others of its address.
+    Unnamed {
+        /// Another subsystem names hosts, for which some memory is reserved.
+        leaves_reserve: bool,
+    },
+}
+
+impl Standing {
+    /// That of a host of a subsystem that names its hosts or not, where some subsystem does or none.
+    pub(in crate::tcp) const fn new(is_named: bool, names_hosts: bool) -> Self {
+        match is_named {
+            true => Self::Named,
+            false => Self::Unnamed { leaves_reserve: names_hosts },
+        }
+    }
 }
 
 impl Ledger {

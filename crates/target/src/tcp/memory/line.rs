@@ -2,7 +2,9 @@
 //!
 //! Nobody has more than it leaves to others: a host may have another block while it has, with that
 //! block, no more than is free, and all hosts of an address three times as much. So whatever some have
-//! taken, some is left for who has nothing, and who has least comes first. The block that is kept back
+//! taken, some is left for who has nothing, and who has least comes first. NQNs and addresses can be had
+//! in any number, so an eighth is reserved for hosts that a subsystem names, once one names any; these
+//! come before all others, and have no share of an address. The block that is kept back
 //! is for a host that has nothing at all, since one that has something gets on with that. Connections
 //! of one host are served in the order in which they came, so that a large command of it is not kept
 //! from ever having enough by its small ones.
@@ -30,11 +32,12 @@ const ADDRESS_SHARE: u64 = 3;
 
 impl State {
     /// Whether a host may have another block, and from where.
-    fn source(&self, payer: Payer, order: u8) -> Option<Source> {
+    pub(super) fn source(&self, payer: Payer, order: u8) -> Option<Source> {
         let bytes = 1_u64 << (PAGE_SHIFT + u32::from(order));
         let free = u64::from(self.buddy.free_pages()) << PAGE_SHIFT;
         let [host, address] = [payer.host, payer.address].map(|at| self.ledger.bytes(at));
-        let has_share = host + bytes <= free && address + bytes <= ADDRESS_SHARE * free;
+        let is_left = !payer.leaves_reserve || bytes + self.reserved_bytes <= free;
+        let has_share = is_left && host + bytes <= free && address + bytes <= ADDRESS_SHARE * free;
         if has_share && self.buddy.has(order) {
             return Some(Source::Shared);
         }
@@ -77,7 +80,8 @@ impl State {
             if !self.ledger.is_first(payer.host) || self.source(payer, order).is_none() {
                 continue;
             }
-            let key = [payer.host, payer.address].map(|at| self.ledger.bytes(at));
+            let had = [payer.host, payer.address].map(|at| self.ledger.bytes(at));
+            let key = (payer.leaves_reserve, had);
             if best.is_none_or(|(other, _)| key < other) {
                 best = Some((key, at));
             }

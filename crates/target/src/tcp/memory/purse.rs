@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ctrl::controller::Bell;
 
-use super::{Account, Block, Budget, Buffer, OWN_ORDER, PAGE_SHIFT, Source, order_of};
+use super::{Account, Block, Budget, Buffer, OWN_ORDER, PAGE_SHIFT, Source, Standing, order_of};
 
 /// A connection's blocks. Taking and giving back costs no lock as long as what goes out is what came
 /// back last.
@@ -109,11 +109,8 @@ impl Purse {
 
     /// It is known whose connection it is, and with whom it shares what a host may have. It must have
     /// nothing but its own pages.
-    pub(in crate::tcp) fn bind(&self, host: &str) {
-        // One without a name stays its address's.
-        if !host.is_empty() {
-            self.account.bind(host);
-        }
+    pub(in crate::tcp) fn bind(&self, host: &str, standing: Standing) {
+        self.account.bind(host, standing);
     }
 
     /// Whether other hosts wait for what this connection has, or any for what there is not.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ctrl::controller::Bell;
 use dma::Regions;
 
-use super::{Budget, Purse, iova_of};
+use super::{Budget, Purse, Standing, iova_of};
 
 const LARGEST: u32 = 64 << 10;
 
@@ -138,7 +138,7 @@ fn rings_lie_one_behind_the_other() {
 /// A purse of a host at an address.
 fn purse_of(budget: &Budget, host: &str, address: &str) -> Purse {
     let (purse, _) = purse_from(budget, address);
-    purse.bind(host);
+    purse.bind(host, Standing::new(false, false));
     purse
 }
 
@@ -198,4 +198,52 @@ fn the_block_that_is_kept_back_is_for_a_host_that_has_nothing() {
     let first = two.take(LARGEST).unwrap();
     drop((first, kept));
     assert!(one.take(4096).is_some());
+}
+
+/// NQNs can be invented, and addresses are many: what is reserved is not had by them, nor by one that
+/// has the NQN of a named host where any host may connect.
+#[test]
+fn memory_is_reserved_for_hosts_that_a_subsystem_names() {
+    for reserves in [false, true] {
+        let budget = budget_of(17);
+        let others = [
+            ("a", "one"),
+            ("named", "one"),
+            ("c", "two"),
+            ("d", "two"),
+            ("e", "three"),
+            ("f", "three"),
+        ];
+        let mut others = others.map(|(host, address)| {
+            let (purse, _) = purse_from(&budget, address);
+            purse.bind(host, Standing::new(false, reserves));
+            purse
+        });
+        let held: Vec<_> = others.iter_mut().flat_map(|purse| take_all(purse, LARGEST)).collect();
+        let (mut named, _) = purse_from(&budget, "one");
+        named.bind("named", Standing::new(true, true));
+        let got = take_all(&mut named, LARGEST);
+        assert_eq!(!got.is_empty(), reserves, "{} are out", held.len());
+        drop((got, held, others, named));
+        assert_eq!(budget.state().ledger.len(), 0);
+        assert_eq!((budget.free_bytes(), budget.waiting()), (budget.bytes(), 0));
+    }
+}
+
+#[test]
+fn a_named_host_comes_before_those_that_waited_longer() {
+    let budget = budget_of(2);
+    let [(mut one, _), (mut two, _), (mut named, called)] = ["1", "2", "3"].map(|it| {
+        let (purse, called) = purse_from(&budget, it);
+        purse.bind(it, Standing::new(it == "3", true));
+        (purse, called)
+    });
+    let held = one.take(LARGEST).unwrap();
+    let other = named.take(LARGEST).unwrap();
+    assert!(two.take(LARGEST).is_none() && named.take(LARGEST).is_none());
+    drop((other, held));
+    assert_ne!(called.load(Ordering::Relaxed), 0);
+    assert!(two.take(LARGEST).is_none(), "it is not its turn");
+    assert!(named.take(LARGEST).is_some());
+    assert!(two.take(LARGEST).is_some());
 }
