@@ -1,7 +1,7 @@
 //! The seam every block device stands behind.
 
 use crate::request::Operation;
-use crate::{Answers, Instant, Request, Segment, WakeSource};
+use crate::{Answers, Instant, Request, Reservations, Segment, WakeSource};
 
 /// A block device as seen by one thread: the one trait that backends implement, and the one dynamic
 /// call on the way of an I/O. Both of its hot calls take batches, so its price is paid per batch.
@@ -215,6 +215,12 @@ pub trait Medium: Send + Sync {
     /// other device's; none if it has none. Of an NVMe namespace its UUID, NGUID or EUI-64, else the
     /// controller's serial number with the namespace's identifier.
     fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// Reservations of the namespace that this device is, if they can exclude other hosts from writing: for a
+    /// device that is a whole namespace, and not for one that stands on others.
+    fn reservations(&self) -> Option<&dyn Reservations> {
         None
     }
 

@@ -31,6 +31,7 @@ mod host_memory;
 mod memory;
 mod random;
 mod request;
+mod reservation;
 mod stream;
 pub mod text;
 mod time;
@@ -50,6 +51,7 @@ pub use host_memory::{
 pub use memory::{Memory, NoSuchMemory, RegionId, Segment};
 pub use random::Random;
 pub use request::{Answer, Answers, Flags, Operation, Outcome, Request};
+pub use reservation::{ReservationHolder, Reservations};
 pub use stream::{Broken, Received, Stream, Stretch};
 pub use time::{Instant, Span};
 pub use wake::{Vector, Wake, WakeSource};

@@ -172,6 +172,8 @@ impl Outcome {
     pub const LBA_OUT_OF_RANGE: Self = Self(0x80);
     /// The medium has no room for the blocks (generic 81h).
     pub const CAPACITY_EXCEEDED: Self = Self(0x81);
+    /// Another host has reserved the device, or another process owns it (generic 83h).
+    pub const RESERVATION_CONFLICT: Self = Self(0x83);
     /// The medium could not take the data (media 80h).
     pub const WRITE_FAULT: Self = Self(0x280);
     /// The medium has lost the data (media 81h).
@@ -187,6 +189,11 @@ impl Outcome {
     #[inline]
     pub const fn is_success(self) -> bool {
         self.0 == 0
+    }
+
+    /// Whether it is a Reservation Conflict, with or without Do Not Retry.
+    pub const fn is_conflict(self) -> bool {
+        self.0 & 0x7ff == Self::RESERVATION_CONFLICT.0
     }
 }
 
@@ -206,7 +213,7 @@ impl fmt::Display for Outcome {
             Self::INTERRUPTED => "Command Interrupted",
             Self::LBA_OUT_OF_RANGE => "LBA Out of Range",
             Self::CAPACITY_EXCEEDED => "Capacity Exceeded",
-            Self(0x83) => "Reservation Conflict",
+            Self::RESERVATION_CONFLICT => "Reservation Conflict",
             Self::WRITE_FAULT => "Write Fault",
             Self::UNRECOVERED_READ => "Unrecovered Read Error",
             Self::COMPARE_FAILURE => "Compare Failure",

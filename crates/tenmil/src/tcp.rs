@@ -16,6 +16,7 @@ mod kind;
 mod maps;
 mod name;
 mod paths;
+mod reservations;
 mod sleep;
 pub(crate) mod sockets;
 mod teller;

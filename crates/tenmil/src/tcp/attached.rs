@@ -14,6 +14,7 @@ use remote::{Calling, NotReached, Remote, RemoteQueue, Sleep};
 use super::channel::Queues;
 use super::dial::Caller;
 use super::name::TcpName;
+use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::sleep::Pillow;
 use super::teller::Teller;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
@@ -28,6 +29,7 @@ pub(super) struct Attached {
     pub(super) clock: Clock,
     name: TcpName,
     growth: Arc<Growth>,
+    regions: Regions,
     /// Queue pairs may live on when their SSD is lost.
     _memory: Arc<Region>,
 }
@@ -110,7 +112,8 @@ impl Attached {
             watched: 0,
         })?;
         let memory = Arc::new(memory);
-        Ok(Self { shared, thread, clock, name: name.clone(), growth, _memory: memory })
+        let regions = regions.clone();
+        Ok(Self { shared, thread, clock, name: name.clone(), growth, regions, _memory: memory })
     }
 
     /// A queue pair with a connection of its own.
@@ -247,6 +250,23 @@ impl Queues for Attached {
 
     fn identity(&self) -> Option<String> {
         self.shared.lock().remote.namespace_name(self.name.namespace)
+    }
+
+    fn reserved(&self) -> Option<ReservedNamespace> {
+        let mut kept = self.shared.lock();
+        let nsid = self.name.namespace;
+        let rescap = kept.remote.controller().namespace(nsid)?.reservations;
+        drop(kept);
+        ReservedNamespace::of(&self.name, rescap, &self.regions, self.clock)
+    }
+
+    fn reservation_queue(&self) -> Result<ReservationQueue, Refused> {
+        if let Ok(queue) = self.connect() {
+            return Ok(ReservationQueue { queue, _attached: None });
+        }
+        // All queues of this controller are in use: the host may have another controller.
+        let name = self.name.to_one_queue();
+        ReservationQueue::of(Self::call(&name, &self.regions, self.clock)?)
     }
 
     fn growth(&self) -> &Growth {

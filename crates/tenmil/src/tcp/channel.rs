@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use base::{
-    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, Segment, WakeSource,
+    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, ReservationHolder,
+    Reservations, Segment, WakeSource,
 };
 
+use super::reservations::{ReservationQueue, ReservedNamespace};
 use crate::Refused;
 use crate::growth::Growth;
 
@@ -26,6 +28,12 @@ pub(super) trait Queues: Send + Sync + 'static {
     /// As [`Medium::identity`].
     fn identity(&self) -> Option<String>;
 
+    /// The namespace, if it takes reservations that exclude other hosts from writing.
+    fn reserved(&self) -> Option<ReservedNamespace>;
+
+    /// A queue for reservation commands.
+    fn reservation_queue(&self) -> Result<ReservationQueue, Refused>;
+
     /// How long the namespace is by now.
     fn growth(&self) -> &Growth;
 
@@ -40,6 +48,7 @@ pub(super) struct RemoteMedium<Q: Queues> {
     first: Mutex<Option<Q::Queue>>,
     behind: Arc<Q>,
     limits: Limits,
+    reserved: Option<ReservedNamespace>,
 }
 
 /// A queue of it.
@@ -53,7 +62,8 @@ impl<Q: Queues> RemoteMedium<Q> {
     pub(super) fn new(behind: Q) -> Result<Self, Refused> {
         let first = behind.queue()?;
         let limits = first.limits().clone();
-        Ok(Self { behind: Arc::new(behind), limits, first: Mutex::new(Some(first)) })
+        let reserved = behind.reserved();
+        Ok(Self { behind: Arc::new(behind), limits, reserved, first: Mutex::new(Some(first)) })
     }
 }
 
@@ -83,8 +93,37 @@ impl<Q: Queues> Medium for RemoteMedium<Q> {
         self.behind.identity()
     }
 
+    fn reservations(&self) -> Option<&dyn Reservations> {
+        self.reserved.is_some().then_some(self)
+    }
+
     fn notice_size(&self) -> Result<u64, String> {
         Ok(self.behind.growth().block_count(&self.limits))
+    }
+}
+
+impl<Q: Queues> RemoteMedium<Q> {
+    fn to_reserve(&self) -> Result<(&ReservedNamespace, ReservationQueue), String> {
+        let namespace = self.reserved.as_ref().ok_or("the namespace takes no reservations")?;
+        let queue = self.behind.reservation_queue().map_err(|refused| refused.text)?;
+        Ok((namespace, queue))
+    }
+}
+
+impl<Q: Queues> Reservations for RemoteMedium<Q> {
+    fn holder(&self) -> Result<Option<ReservationHolder>, String> {
+        let (namespace, queue) = self.to_reserve()?;
+        namespace.holder(queue)
+    }
+
+    fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, String> {
+        let (namespace, queue) = self.to_reserve()?;
+        namespace.acquire(queue, key, preempted)
+    }
+
+    fn release(&self, key: u64) -> Result<(), String> {
+        let (namespace, queue) = self.to_reserve()?;
+        namespace.release(queue, key)
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use base::{
     Answers, Backend, DoorbellCounts, Extent, Flags, Instant, Limits, Medium, Operation, Request,
-    Segment, WakeSource,
+    Reservations, Segment, WakeSource,
 };
 use host::watch::{Interest, Watch};
 
@@ -84,6 +84,10 @@ impl Medium for MappedMedium {
 
     fn identity(&self) -> Option<String> {
         self.below.identity()
+    }
+
+    fn reservations(&self) -> Option<&dyn Reservations> {
+        self.below.reservations()
     }
 
     fn notice_size(&self) -> Result<u64, String> {

@@ -145,6 +145,12 @@ impl TcpName {
 }
 
 impl TcpName {
+    /// The same namespace by its first path and one short queue.
+    pub(super) fn to_one_queue(&self) -> Self {
+        let (others, maps) = (Vec::new(), Maps::default());
+        Self { others, maps, depth: 4, queues: 1, ..self.clone() }
+    }
+
     /// Where all the paths begin.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         core::iter::once(&self.address).chain(&self.others).map(String::as_str)

@@ -15,10 +15,11 @@ use remote::{
     Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket, Sleep as _,
 };
 
-use super::attached::pool_bytes;
+use super::attached::{Attached, pool_bytes};
 use super::channel::Queues;
 use super::dial::Caller;
 use super::name::TcpName;
+use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::sleep::Pillow;
 use super::teller::Teller;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
@@ -33,6 +34,7 @@ pub(super) struct Tended {
     name: TcpName,
     teller: Arc<Teller>,
     growth: Arc<Growth>,
+    regions: Regions,
     /// Queue pairs may live on when their path is lost.
     _memory: Vec<Arc<Region>>,
 }
@@ -83,7 +85,8 @@ impl Tended {
             teller: told,
             growth: grown,
         })?;
-        Ok(Self { shared, thread, clock, name: name.clone(), teller, growth, _memory: memory })
+        let (name, regions) = (name.clone(), regions.clone());
+        Ok(Self { shared, thread, clock, name, teller, growth, regions, _memory: memory })
     }
 
     /// A queue, with a connection on each path that is there.
@@ -120,6 +123,22 @@ impl Tended {
             return Err(Refused::peer(format!("tcp://{address}: all paths have been given up")));
         }
         Ok(multipath.take_queue(ticket))
+    }
+}
+
+impl Tended {
+    /// A queue to the namespace that the paths lead to, and to no other.
+    fn checked(&self, attached: Attached) -> Result<ReservationQueue, Refused> {
+        let (found, expected) = (attached.identity(), self.identity());
+        if found != expected {
+            let text = |name: Option<String>| name.unwrap_or_else(|| "none".to_owned());
+            let (found, expected) = (text(found), text(expected));
+            return Err(Refused::peer(format!(
+                "reserve tcp://{}: found namespace {found}, expected {expected}",
+                self.name.address
+            )));
+        }
+        ReservationQueue::of(attached)
     }
 }
 
@@ -213,6 +232,30 @@ impl Queues for Tended {
 
     fn identity(&self) -> Option<String> {
         lock(&self.shared).namespace_name()
+    }
+
+    fn reserved(&self) -> Option<ReservedNamespace> {
+        let mut multipath = lock(&self.shared);
+        let nsid = self.name.namespace;
+        let known = (0..multipath.paths()).find_map(|path| {
+            Some(multipath.remote(path)?.controller().namespace(nsid)?.reservations)
+        });
+        drop(multipath);
+        ReservedNamespace::of(&self.name, known?, &self.regions, self.clock)
+    }
+
+    /// A queue of a controller of its own: a reservation belongs to the host, whatever the path.
+    fn reservation_queue(&self) -> Result<ReservationQueue, Refused> {
+        let mut refused = None;
+        for address in self.name.addresses() {
+            let name = TcpName { address: address.to_owned(), ..self.name.to_one_queue() };
+            let attached = Attached::call(&name, &self.regions, self.clock);
+            match attached.and_then(|attached| self.checked(attached)) {
+                Ok(queue) => return Ok(queue),
+                Err(why) => refused = Some(why),
+            }
+        }
+        Err(refused.unwrap_or_else(|| Refused::caller("a namespace without a path")))
     }
 
     fn growth(&self) -> &Growth {
