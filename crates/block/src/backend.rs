@@ -1,6 +1,7 @@
 //! The media, and the parts they share.
 
 pub(crate) mod delay;
+mod exclusion;
 pub(crate) mod fault;
 pub(crate) mod file;
 mod held;

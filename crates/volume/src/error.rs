@@ -243,9 +243,6 @@ pub enum StoreError {
     Stopped,
 }
 
-/// Reservation Conflict (NVM Express Base 2.1, generic status 83h).
-const RESERVATION_CONFLICT: Outcome = Outcome(0x83);
-
 impl Damage {
     /// Damage of a block of which nothing else is known.
     pub(crate) const fn at(address: u64, flaw: Flaw) -> Self {
@@ -287,7 +284,7 @@ impl StoreError {
             Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
             Self::Device { outcome, .. } => *outcome,
             Self::Stopped | Self::WentBack { .. } | Self::NotReread { .. } => Outcome::WRITE_FAULT,
-            Self::Owned { .. } | Self::TakenOver { .. } => RESERVATION_CONFLICT,
+            Self::Owned { .. } | Self::TakenOver { .. } => Outcome::RESERVATION_CONFLICT,
             _ => Outcome::INTERNAL_ERROR,
         }
     }
@@ -337,8 +334,9 @@ impl StoreError {
                 "the device has lost flushed writes; check the store, and restore what it lacks."
             }
             Self::Owned { .. } => {
-                "end that process; if it or its machine is gone for certain, take the store over: \
-                 `tenmil store takeover DEVICE --force`."
+                "end that process, or take the store over: `tenmil store takeover DEVICE`, which needs NVMe \
+                 reservations; if it or its machine is gone for certain: `tenmil store takeover DEVICE \
+                 --force`."
             }
             Self::TakenOver { .. } => {
                 "what was not flushed before is not in the store; end what uses it here, and use it where \

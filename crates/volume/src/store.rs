@@ -231,7 +231,7 @@ impl Store {
     /// The run of a volume's map that has a block, if it is mapped and that can be said without
     /// reading anything. None of a volume with checksums: its data pass through whoever has those.
     pub fn mapped_run(&mut self, volume: u64, block: u64) -> Option<Run> {
-        if self.is_recovering() {
+        if self.is_recovering() || self.is_taken_over() {
             return None;
         }
         let body = self.books.volume(volume).ok().flatten().filter(|body| block < body.blocks)?;

@@ -35,6 +35,7 @@ mod raw;
 mod readers;
 mod receive;
 mod rescue;
+mod reserved;
 mod room;
 mod scrub;
 mod send;
@@ -78,7 +79,9 @@ use self::channel::VolumeChannel;
 use self::ground::Ground;
 use self::outside::Outside;
 use self::owner::Owner;
+use self::reserved::Reserved;
 use self::shared::{Desk, Note, Shared, State};
+use crate::backend::exclusion::Preempts;
 use crate::backend::owned;
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
@@ -100,6 +103,8 @@ pub struct OpenStore {
     owner: Option<Thread<()>>,
     /// What says on the device that this process has it.
     owns: owned::Opener,
+    /// Whether the devices refuse the writes of other hosts.
+    reserved: Arc<Reserved>,
 }
 
 /// One volume of a store.
@@ -224,12 +229,22 @@ impl OpenStore {
         let mut ground = Ground::first(&place.store, below)?;
         let owns = owned::Opener::draw();
         let me = Some(owns.owner());
-        let mut opened = make::look(opener, place, &*ground.medium, &ground.shape, me)?;
-        let claim = place.claim(&opened.store);
-        opened.store.claim_as(claim);
+        let (first, shape) = (Arc::clone(&ground.medium), ground.shape);
+        let mut opened = make::look(opener, place, &*first, &shape, me)?;
         ground.open_others(opener, place, &opened.store, false)?;
-        let shape = ground.shape;
         let name = place.store.to_string();
+        let reserved = Reserved::new(&name, owns.owner().id, &ground);
+        let mut excluded = None;
+        if place.takes_over {
+            excluded = reserved.take_over(&opened.store, place.force)?;
+            // Until then the former owner may have changed it.
+            let devices = opened.store.devices().clone();
+            opened = make::look(opener, place, &*first, &shape, me)?;
+            reserved.expect_same(&devices, opened.store.devices())?;
+        }
+        let claim = place.claim(&opened.store, excluded);
+        opened.store.claim_as(claim);
+        let (reserved, shape) = (Arc::new(reserved), ground.shape);
         let machine =
             |problem: String| MediumError::new(Blame::Machine, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
@@ -237,14 +252,14 @@ impl OpenStore {
         let backend = ground.medium.channel().map_err(machine)?;
         let desk = shared.join(None, true).map_err(machine)?;
         let owner = Owner::new(&name, Arc::clone(&shared), (desk, backend), shape, regions);
-        let owner = owner.map_err(machine)?;
+        let owner = owner.map_err(machine)?.with_reserved(&reserved);
         let owner = Thread::spawn("store", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
         .map_err(|error| machine(format!("start a thread: {error}")))?;
         let (regions, identity) = (regions.clone(), identity(&place.store));
         let (ground, owner) = (Mutex::new(ground), Some(owner));
-        Ok(Self { shared, ground, regions, clock, shape, name, identity, owner, owns })
+        Ok(Self { shared, ground, regions, clock, shape, name, identity, owner, owns, reserved })
     }
 
     /// Makes this process the one that writes to the store, before anything is changed: it is refused if
@@ -255,6 +270,17 @@ impl OpenStore {
     /// Who has it; or what the device answered.
     pub fn claim(&self) -> Result<(), MediumError> {
         self.ask(Ask::Claim).map(|_| ())
+    }
+
+    /// Has the devices refuse the writes of other hosts, unless the claim is going to be refused anyway.
+    fn reserve(&self) -> Result<(), MediumError> {
+        let owner = self.shared.lock().store.owner();
+        let is_gone = |owner: &Owning| owned::is_gone(owner);
+        match owner.filter(|owner| owner.id != self.owns.owner().id) {
+            Some(owner) if is_gone(&owner) => self.reserved.acquire(Preempts::Gone(owner.id)),
+            Some(_) => Ok(()),
+            None => self.reserved.acquire(Preempts::Nothing),
+        }
     }
 
     /// The process of this machine that has the store open for writing, if that is another one.
@@ -305,6 +331,9 @@ impl OpenStore {
     ) -> Result<Answer, MediumError> {
         let machine =
             |problem| MediumError::new(Blame::Machine, format!("{}: {problem}", self.name));
+        if reserved::changes(&ask) {
+            self.reserve()?;
+        }
         let desk = self.shared.join(None, false).map_err(machine)?;
         let mut state = self.shared.lock_to_tell();
         if let Err(refused) = admit(&state) {

@@ -106,6 +106,13 @@ pub enum Ask {
     Grow(Devices),
 }
 
+impl Ask {
+    /// Whether it writes blocks of a volume to the device.
+    pub(super) const fn writes_blocks(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Own { .. } | Self::Fill { .. })
+    }
+}
+
 /// What comes of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {

@@ -114,6 +114,7 @@ impl OpenStore {
         for one in new {
             let number = u32::try_from(ground.members.len()).unwrap_or(u32::MAX);
             let label = self.label_of(&one, number, &devices, &first_uri);
+            self.reserved.add(&one.member.opened.medium)?;
             write_label(opener, &one.member, &label)?;
             ground.members.push(one.member);
         }

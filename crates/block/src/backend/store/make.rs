@@ -142,14 +142,16 @@ pub fn grow(
     OpenStore::open(opener, place)?.grow(opener, added, overwrite)
 }
 
-/// Takes a store from whoever has it open for writing, durably, so that anybody may open it: only from somebody
-/// who is known to be gone, unless [`Place::force`] is set. Returns who that was.
+/// Takes a store from whoever has it open for writing, durably, so that anybody may open it: only from an owner
+/// that is known to be gone, or that the devices exclude from writing, unless [`Place::force`] is set. Returns
+/// the former owner.
 ///
 /// # Errors
 ///
 /// Who has it open and may still be there; or if there is no store that can be opened.
 pub fn take_over(opener: &Opener<'_>, place: &Place) -> Result<Option<String>, MediumError> {
-    let open = OpenStore::open(opener, place)?;
+    let place = Place { takes_over: true, ..place.clone() };
+    let open = OpenStore::open(opener, &place)?;
     let former = open.shared.lock().store.owner().map(|owner| owner.to_string());
     open.claim()?;
     Ok(former)

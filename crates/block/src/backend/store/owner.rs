@@ -12,6 +12,7 @@ use host::{Clock, Sleeper};
 use volume::{Action, Ask, End};
 
 use super::absent::Absent;
+use super::reserved::Reserved;
 use super::room::{self, RoomNews};
 use super::shared::{Desk, Note, Shared};
 use super::stops::StopNews;
@@ -45,6 +46,8 @@ pub(super) struct Owner {
     told_stop: bool,
     /// When the next recovery is begun, while the store does not go on.
     recovers_at: Instant,
+    /// What is released once the superblocks name no owner.
+    reserved: Option<Arc<Reserved>>,
 }
 
 /// What is done in a place.
@@ -126,7 +129,13 @@ impl Owner {
             told_stops: 0,
             told_stop: false,
             recovers_at: Instant::default(),
+            reserved: None,
         })
+    }
+
+    /// With what is released once the superblocks name no owner.
+    pub(super) fn with_reserved(self, reserved: &Arc<Reserved>) -> Self {
+        Self { reserved: Some(Arc::clone(reserved)), ..self }
     }
 
     /// Works until it is told to stop; then has everything that was written survive, unless that takes
@@ -161,6 +170,10 @@ impl Owner {
         drop(state);
         while self.notes.is_empty() && clock.now() < until {
             self.turn(clock.now());
+        }
+        let is_released = matches!(self.notes.front(), Some(Note::Ended(_, Ok(_))));
+        if let Some(reserved) = self.reserved.take_if(|_| is_released) {
+            reserved.release();
         }
         if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
             let _ = sleeper.sources().remove(descriptor);

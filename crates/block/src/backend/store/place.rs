@@ -21,16 +21,20 @@ pub struct Place {
     pub moved: Vec<(u32, Uri)>,
     /// Whether the store is taken from whoever has it open for writing.
     pub force: bool,
+    /// Whether it is taken from an owner that its devices exclude from writing.
+    pub takes_over: bool,
     /// Bugs that are put back on purpose.
     #[doc(hidden)]
     pub bugs: InjectedBugs,
 }
 
 impl Place {
-    /// How a store there may be claimed: from nobody, from somebody who is gone, or by force.
-    pub(super) fn claim(&self, store: &Store) -> Claim {
+    /// How a store there may be claimed: from nobody, from somebody who is gone or whom the devices exclude,
+    /// or by force.
+    pub(super) fn claim(&self, store: &Store, excluded: Option<u128>) -> Claim {
         match store.owner() {
             Some(_) if self.force => Claim::Force,
+            Some(owner) if excluded == Some(owner.id) => Claim::Force,
             Some(owner) if is_gone(&owner) => Claim::Over(owner.id),
             _ => Claim::Free,
         }
@@ -65,8 +69,8 @@ impl Place {
     pub fn on(device: &Uri) -> Self {
         let cache_bytes = usize::try_from(CACHE_DEFAULT).unwrap_or(usize::MAX);
         let (store, name, moved) = (device.clone(), String::new(), Vec::new());
-        let (force, bugs) = (false, InjectedBugs::default());
-        Self { store, name, cache_bytes, moved, force, bugs }
+        let (force, takes_over, bugs) = (false, false, InjectedBugs::default());
+        Self { store, name, cache_bytes, moved, force, takes_over, bugs }
     }
 
     /// Where a device is that is not the first one.

@@ -254,8 +254,13 @@ impl Store {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let State::Transfers(left, failed, _) = &mut task.state else { return };
         *left -= 1;
+        let is_last = *left == 0;
         if let End::Failed(outcome) = end {
             *failed = Some(outcome);
+            if outcome.is_conflict() && task.ask.writes_blocks() {
+                // Another host has reserved the device, and may own the store: the superblocks are read.
+                self.stop(&StoreError::Device { what: "write blocks of a volume", outcome });
+            }
         } else if let Some(summed) = task.summed.as_mut().filter(|summed| summed.has(io)) {
             let writes = matches!(task.ask, Ask::Write { .. } | Ask::Fill { .. });
             let took = summed.take(io, end, writes);
@@ -263,7 +268,7 @@ impl Store {
         } else if let (End::Contents(holds), Some(filling)) = (end, &mut task.filling) {
             filling.note_contents(holds, task.mine.1);
         }
-        if *left == 0 {
+        if is_last {
             self.run(id);
         }
     }
