@@ -32,6 +32,7 @@ mod claim;
 mod commit;
 mod copy;
 mod events;
+mod exclude;
 pub(crate) mod fence;
 mod make;
 mod members;
@@ -59,6 +60,7 @@ use self::assemble::assemble;
 use self::channel::MirrorChannel;
 use self::claim::Claim;
 pub use self::events::{MirrorCounters, MirrorEvent, MirrorNews, hear_of_mirrors};
+use self::exclude::{Entry, Reserved, enter};
 pub use self::fence::Ownership;
 use self::make::check_leg;
 pub use self::make::create;
@@ -73,6 +75,7 @@ use self::show::describe;
 pub use self::show::{Report, share_of, show};
 use self::superblock::Shape;
 pub use self::takeover::take_over;
+use crate::backend::exclusion::Exclusion;
 use crate::backend::owned;
 use crate::open::{Handle, Opened, Opener};
 use crate::uri::Uri;
@@ -187,10 +190,23 @@ impl Mirror {
         options: &MirrorOptions,
         now: &mut dyn FnMut() -> Instant,
     ) -> Result<Self, String> {
-        let candidates = look(regions, legs, now)?;
         let opener = options.opener.map_or_else(owned::Opener::draw, owned::Opener::of);
+        let reserved = Reserved::new(Exclusion::new(opener.owner().id));
+        let exclusion = Arc::clone(&reserved.exclusion);
+        let opened = Self::open_as(regions, legs, options, (opener, reserved), now);
+        opened.inspect_err(|_| exclusion.release())
+    }
+
+    fn open_as(
+        regions: &Regions,
+        legs: &[Leg],
+        options: &MirrorOptions,
+        (opener, reserved): (owned::Opener, Reserved),
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<Self, String> {
         let is_forced = options.force || options.bugs.ignores_fence;
-        let former = fence::admit(&candidates, options.opener, is_forced)?;
+        let entry = (options.opener, if is_forced { Entry::Force } else { Entry::Open });
+        let (candidates, former) = enter((regions, legs), entry, &reserved.exclusion, now)?;
         let mut assembly = assemble(&candidates, options.start())?;
         let there = assembly.places.iter().flatten().map(|index| &legs[*index]);
         there.into_iter().try_for_each(|leg| check_leg(leg, &assembly.shape))?;
@@ -209,7 +225,8 @@ impl Mirror {
             .max(2 * superblock_bytes(limits.block_size));
         let chunk_blocks = (chunk_bytes / limits.block_size).min(limits.request_blocks_max);
         let meta = Meta::new(&assembly, options, chunk_blocks);
-        let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, (meta, opener));
+        let owner = (opener, reserved);
+        let shared = Shared::new(media, regions.clone(), limits, chunk_bytes, (meta, owner));
         Ok(Self { shared: Arc::new(shared), description, names, owner: None })
     }
 

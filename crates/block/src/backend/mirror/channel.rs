@@ -56,9 +56,6 @@ pub(super) struct MirrorChannel {
     pub(super) owner: Option<Arc<Owner>>,
 }
 
-/// Reservation Conflict (Base 2.1, generic status 83h): somebody else has the mirror.
-const RESERVATION_CONFLICT: Outcome = Outcome(0x83);
-
 impl MirrorChannel {
     pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, String> {
         let limits = shared.limits.clone();
@@ -169,7 +166,7 @@ impl MirrorChannel {
             Admission::Refused => {
                 work.stage = Stage::Admitted;
                 drop(meta);
-                return self.end(slot, RESERVATION_CONFLICT);
+                return self.end(slot, Outcome::RESERVATION_CONFLICT);
             }
         }
         self.look_after(&mut meta);
@@ -219,7 +216,7 @@ impl MirrorChannel {
     /// What a request is answered with that no leg can be sent.
     const fn without_legs(&self) -> Outcome {
         match self.masks.read {
-            0 => RESERVATION_CONFLICT,
+            0 => Outcome::RESERVATION_CONFLICT,
             _ => Outcome::PATH_ERROR,
         }
     }
@@ -227,7 +224,7 @@ impl MirrorChannel {
     /// What a write is answered with of which no leg can record what it needs.
     const fn without_record(&self) -> Outcome {
         match self.masks.read {
-            0 => RESERVATION_CONFLICT,
+            0 => Outcome::RESERVATION_CONFLICT,
             _ => Outcome::WRITE_FAULT,
         }
     }
@@ -348,6 +345,12 @@ impl MirrorChannel {
             Verdict::Bad => {
                 if operation != Operation::Flush {
                     meta.suspect(&shared, lba, blocks.into());
+                }
+                if work.outcome.is_conflict() {
+                    // Another host has reserved the legs, and may own the mirror: before superblocks are
+                    // written they are read.
+                    meta.want();
+                    self.look_after(&mut meta);
                 }
                 meta.call_owner();
                 drop(meta);

@@ -10,7 +10,7 @@
 //! Superblocks are written with FUA, so each arrow is durable before the next one begins. Between the look
 //! and the write behind it lies a window in which a device without reservations cannot refuse a former
 //! owner, and data that go to dirty regions are not preceded by a look. So a mirror is only taken over if
-//! its owner is known to be gone, or by force.
+//! its owner is known to be gone, if its devices [exclude](super::exclude) it, or by force.
 
 use volume::Owner as Opener;
 use volume::format::OwnerRecord;
@@ -84,13 +84,22 @@ pub(super) fn admit(
             let uuid = uuid_text(leg.uuid);
             return Err(format!(
                 "mirror {uuid}: {owner} has it open for writing, as {name} says, expected nobody; end \
-                 that process; if it or its machine is gone for certain, take the mirror over: `tenmil \
-                 mirror takeover --force URI`"
+                 that process, or take the mirror over: `tenmil mirror takeover URI`, which needs NVMe \
+                 reservations; if it or its machine is gone for certain: `tenmil mirror takeover --force \
+                 URI`"
             ));
         }
         former = Some(owner);
     }
     Ok(former)
+}
+
+/// The owner that the superblocks name, if that is another one; of several, one that may still be there.
+pub(super) fn owner_of(candidates: &[Candidate], me: Option<Opener>) -> Option<Opener> {
+    let legs = legs_in(candidates).filter(|(_, leg)| !is_superseded(leg, candidates));
+    let owners = legs.filter_map(|(_, leg)| leg.owner.owner());
+    let others = owners.filter(|owner| Some(owner.id) != me.map(|me| me.id));
+    others.min_by_key(is_gone)
 }
 
 fn legs_in(candidates: &[Candidate]) -> impl Iterator<Item = (&str, &Superblock)> {
@@ -102,7 +111,7 @@ fn legs_in(candidates: &[Candidate]) -> impl Iterator<Item = (&str, &Superblock)
 
 /// Whether another leg of the mirror was claimed later, or says that this owner has given it up: a stale leg
 /// does not hear of that.
-fn is_superseded(leg: &Superblock, candidates: &[Candidate]) -> bool {
+pub(super) fn is_superseded(leg: &Superblock, candidates: &[Candidate]) -> bool {
     let mut others = legs_in(candidates).filter(|(_, other)| other.uuid == leg.uuid);
     others.any(|(_, other)| {
         let (found, own) = (other.owner.epoch, leg.owner.epoch);
@@ -213,6 +222,11 @@ impl Meta {
     /// Whether all that was to be recorded is, or never will be.
     pub(super) const fn is_settled(&self) -> bool {
         self.wanted == self.settled || self.stalled || self.fence.is_lost
+    }
+
+    /// Whether the superblocks say that nobody has it open.
+    pub(super) const fn is_released(&self) -> bool {
+        self.wanted == self.settled && self.fence.writes.id == 0 && !self.fence.is_lost
     }
 
     /// A leg has come back with this superblock. False if somebody claimed it since this mirror was.

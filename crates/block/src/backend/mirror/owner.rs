@@ -95,6 +95,9 @@ impl Running {
             self.channel.poll(clock.now(), &mut nothing);
             self.sleep(&never, clock, sleeper);
         }
+        if self.shared.lock().is_released() {
+            self.shared.reserved.exclusion.release();
+        }
     }
 
     fn sleep(&mut self, stop: &Stop, clock: &Clock, sleeper: &mut Sleeper) {

@@ -13,6 +13,7 @@ use base::{Instant, Limits, Medium, Segment};
 use dma::{Region, Regions};
 use host::EventVectors;
 
+use super::exclude::Reserved;
 use super::meta::Meta;
 use super::superblock::Shape;
 use crate::backend::marks::Marks;
@@ -51,6 +52,8 @@ pub(super) struct Shared {
     /// Whether a thread of its own looks after the mirror.
     has_owner: AtomicBool,
     meta: Mutex<Meta>,
+    /// The reservations of the legs.
+    pub(super) reserved: Reserved,
     /// Who has it open, for as long as it is.
     _opener: Opener,
 }
@@ -91,7 +94,7 @@ impl Shared {
         regions: Regions,
         limits: Limits,
         chunk_bytes: u32,
-        (meta, opener): (Meta, Opener),
+        (meta, (opener, reserved)): (Meta, (Opener, Reserved)),
     ) -> Self {
         let shape = meta.shape();
         let closed = Marks::new(shape.regions());
@@ -115,6 +118,7 @@ impl Shared {
             repaired_losses,
             has_owner: AtomicBool::new(false),
             meta: Mutex::new(meta),
+            reserved,
             _opener: opener,
         };
         for region in shared.lock().unequal_regions() {

@@ -4,15 +4,17 @@ use base::Blame;
 
 use super::assemble::assemble;
 use super::claim::Claim;
-use super::fence::{Ownership, admit};
-use super::{look, open_legs, parse};
+use super::exclude::{Entry, enter};
+use super::fence::Ownership;
+use super::{open_legs, parse};
 use crate::MediumError;
-use crate::backend::owned;
+use crate::backend::exclusion::Exclusion;
+use crate::backend::owned::{self, is_gone};
 use crate::open::Opener;
 use crate::uri::Uri;
 
 /// Clears the owner of a mirror, durably, so that any process may open it: only if the owner is known to
-/// have ended, unless `force` is set. Returns the former owner.
+/// have ended or is excluded from writing by the devices, unless `force` is set. Returns the former owner.
 ///
 /// # Errors
 ///
@@ -29,13 +31,22 @@ pub fn take_over(
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
     let refuse = |problem: String| MediumError::new(Blame::Machine, format!("{uri}: {problem}"));
-    let candidates = look(opener.regions, &legs, &mut now).map_err(refuse)?;
-    let Some(former) = admit(&candidates, None, force).map_err(refuse)? else { return Ok(None) };
-    let mut assembly = assemble(&candidates, options.start()).map_err(refuse)?;
-    let claim = Claim { regions: opener.regions, legs: &legs, is_forced: force };
     let me = owned::Opener::draw();
+    let exclusion = Exclusion::new(me.owner().id);
+    let entry = if force { Entry::Force } else { Entry::TakeOver };
+    let entered = enter((opener.regions, &legs), (None, entry), &exclusion, &mut now);
+    let (candidates, former) = entered.map_err(refuse)?;
+    let Some(former) = former else {
+        exclusion.release();
+        return Ok(None);
+    };
+    let mut assembly = assemble(&candidates, options.start()).map_err(refuse)?;
+    // Also an owner that the devices exclude may have sent superblocks that arrive late.
+    let claim =
+        Claim { regions: opener.regions, legs: &legs, is_forced: force || !is_gone(&former) };
     claim.claim(&mut assembly, me.owner(), &mut now).map_err(refuse)?;
     assembly.owner = Ownership { epoch: assembly.owner.epoch, ..Ownership::NONE };
     claim.record(&mut assembly, &mut now).map_err(refuse)?;
+    exclusion.release();
     Ok(Some(former.to_string()))
 }

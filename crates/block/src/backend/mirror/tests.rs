@@ -2,6 +2,7 @@
 
 mod apart;
 mod disk;
+mod exclusion;
 mod fence;
 mod images;
 mod losses;

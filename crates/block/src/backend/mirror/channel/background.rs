@@ -223,9 +223,27 @@ impl MirrorChannel {
                     shared.repair_losses(number, self.legs.losses(number));
                 }
                 let found = (failed == 0).then(|| self.probed());
+                let found = found.filter(|found| self.may_be_joined(meta, leg, found));
                 meta.end_probe(&shared, self.now, found)
             }
             _ => meta.end_task(&shared, self.now, failed),
+        }
+    }
+
+    /// Whether the device of a leg that answers again is reserved, if it is to be.
+    fn may_be_joined(
+        &self,
+        meta: &Meta,
+        leg: u8,
+        found: &Result<Superblock, NoSuperblock>,
+    ) -> bool {
+        let medium = self.shared.media.get(leg.trailing_zeros() as usize).and_then(Option::as_ref);
+        match (medium, found) {
+            // One that another owner has claimed since is left alone, and not reserved.
+            (Some(medium), Ok(found)) if found.uuid == meta.uuid && meta.may_rejoin(found) => {
+                self.shared.reserved.is_ready(medium, found)
+            }
+            _ => true,
         }
     }
 

@@ -12,17 +12,17 @@ use crate::backend::mirror::{
 use crate::uri::Uri;
 use crate::{Opened, Opener};
 
-const RESERVATION_CONFLICT: Outcome = Outcome(0x83);
+const RESERVATION_CONFLICT: Outcome = Outcome::RESERVATION_CONFLICT;
 
-struct Bench {
+pub(super) struct Bench {
     directory: tempfile::TempDir,
     regions: Regions,
-    clock: Clock,
+    pub(super) clock: Clock,
 }
 
 impl Bench {
     /// Two files that are a mirror.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let bench = Self {
             directory: tempfile::tempdir().unwrap(),
             regions: Regions::new(200),
@@ -51,12 +51,16 @@ impl Bench {
     }
 
     /// The devices, open once for all who look at them: a file is open once in a process.
-    fn legs(&self) -> Vec<Leg> {
+    pub(super) fn legs(&self) -> Vec<Leg> {
         let OpenLegs { legs, .. } = open_legs(&self.opener(), self.uri().children());
         legs
     }
 
-    fn open_over(&self, legs: &[Leg], options: &MirrorOptions) -> Result<Mirror, String> {
+    pub(super) fn open_over(
+        &self,
+        legs: &[Leg],
+        options: &MirrorOptions,
+    ) -> Result<Mirror, String> {
         Mirror::open(&self.regions, legs, options, &mut || self.clock.now())
     }
 
@@ -69,7 +73,7 @@ impl Bench {
         found.into_iter().map(leg).collect()
     }
 
-    fn write(&self, channel: &mut dyn Backend, lba: u64) -> Outcome {
+    pub(super) fn write(&self, channel: &mut dyn Backend, lba: u64) -> Outcome {
         let memory = self.regions.allocate(512).unwrap();
         let segment = Segment { len_bytes: 512, ..memory.segment() };
         let operation = Operation::Write;
