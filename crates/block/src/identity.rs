@@ -7,7 +7,8 @@
 //! | a loop device | the bytes of its file, through any number of loop devices |
 //! | a partition | the bytes of its disk |
 //! | `tcp:`, `pcie:`, `vfio-user:` | the world-wide name of its namespace once it is open; before, its URI |
-//! | `ram:`, `null:`, a model of one | nothing: whoever opens one has another |
+//! | `emu:` over a file | the file: it is the only namespace, and its blocks are the file's |
+//! | `ram:`, `null:`, a model of one, `emu:` over one | nothing: whoever opens one has another |
 //! | what stands on others | all of them |
 //!
 //! Contract: [`is_same`](DeviceIdentity::is_same) is true only if both are the same bytes of the same
@@ -119,6 +120,12 @@ fn known(machine: &Machine, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> 
     if scheme == "file" {
         return file(machine, &uri, leaves);
     }
+    if scheme == "emu" {
+        return match uri.path().strip_prefix("file:") {
+            Some(path) => file(machine, &Uri::new("file", path), leaves),
+            None => uri,
+        };
+    }
     if uri.children().is_empty() {
         if let Some((_, name)) = names.iter().find(|(named, _)| *named == uri) {
             return named(&uri, name, leaves);
@@ -166,8 +173,23 @@ fn file(machine: &Machine, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
         false => format!(", bytes {} to {}", own.bytes.start, own.bytes.end),
     };
     let known = Uri::new("medium", format!("{}{part}", own.medium));
-    leaves.push(Leaf::Known(uri.path().to_owned(), extents));
+    let name = match part_uuid(machine, uri.path()) {
+        Some(uuid) => format!("{} (PARTUUID {uuid})", uri.path()),
+        None => uri.path().to_owned(),
+    };
+    leaves.push(Leaf::Known(name, extents));
     known
+}
+
+/// The GUID of a partition, as its table has it. It is shown and compared by nobody: a copied disk has the same
+/// ones, and a partition shares its bytes with the disk, which has none.
+fn part_uuid(machine: &Machine, path: &str) -> Option<String> {
+    let node = path.strip_prefix("/dev/")?;
+    // The name of the node, or of what a link such as /dev/disk/by-id/… leads to.
+    let name = machine.link(path.trim_start_matches('/'));
+    let name = name.or_else(|| node.rsplit('/').next().map(str::to_owned))?;
+    let uevent = machine.text(&format!("sys/class/block/{name}/uevent"))?;
+    uevent.lines().find_map(|line| line.strip_prefix("PARTUUID=").map(str::to_owned))
 }
 
 impl fmt::Display for DeviceIdentity {
@@ -201,6 +223,8 @@ mod tests {
             format!("file:{link}"),
             format!("file:{hard}?engine=threads&size=1m"),
             format!("delay:[file:{a}]?read=1us"),
+            format!("emu:file:{a}"),
+            format!("emu:file:{link}?entries=64&block=4k"),
         ] {
             assert!(of(&same).is_same(&plain), "{same}");
         }
@@ -237,7 +261,28 @@ mod tests {
     }
 
     #[test]
+    fn a_partition_is_shown_with_its_guid_however_it_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        for directory in ["dev/disk/by-id", "sys/class/block/sda1", "sys/class/block/sda"] {
+            std::fs::create_dir_all(at(directory)).unwrap();
+        }
+        let text = "MAJOR=8\nDEVTYPE=partition\nPARTN=1\nPARTUUID=1b2c\n";
+        std::fs::write(at("sys/class/block/sda1/uevent"), text).unwrap();
+        std::fs::write(at("sys/class/block/sda/uevent"), "MAJOR=8\nDEVTYPE=disk\n").unwrap();
+        std::os::unix::fs::symlink("../../sda1", at("dev/disk/by-id/ssd-part1")).unwrap();
+        let machine = Machine::under(root.path());
+        let found = |path: &str| super::part_uuid(&machine, path);
+        for path in ["/dev/sda1", "/dev/disk/by-id/ssd-part1"] {
+            assert_eq!(found(path).as_deref(), Some("1b2c"), "{path}");
+        }
+        assert_eq!((found("/dev/sda"), found("/srv/sda1")), (None, None));
+    }
+
+    #[test]
     fn memory_is_nobody_elses() {
+        assert!(!of("emu:ram").is_same(&of("emu:ram")));
+        assert!(of("emu:ram").overlap(&of("emu:ram")).is_none());
         assert!(
             !of("ram:1m").is_same(&of("ram:1m")) && of("ram:1m").overlap(&of("ram:1m")).is_none()
         );

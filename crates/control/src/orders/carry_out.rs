@@ -67,7 +67,7 @@ pub fn carry_out(open: &Arc<OpenStore>, kinds: Kinds, order: &Order) -> Result<T
             Ok(Told { text, is_changed, volume: None, settings: Some(tell::store(open)?) })
         }
         Order::Device { number, uri } => {
-            let is_changed = open.note_place(*number, uri)?;
+            let is_changed = open.note_place(&open.opener(kinds), *number, uri)?;
             let already = if is_changed { "" } else { " already" };
             let text = format!("device {number} of store `{}` is at {uri}{already}\n", open.name());
             Ok(Told { text, is_changed, volume: None, settings: Some(tell::store(open)?) })

@@ -12,11 +12,11 @@ use volume::devices::{Devices, Label, Other};
 use volume::format::decode_superblock;
 
 use super::absent::Absent;
-use super::identity::identity;
 use super::raw::Raw;
 use super::spans::{Leg, Spanned};
 use super::{PAGE_BYTES, Place, Shape};
 use crate::MediumError;
+use crate::identity::DeviceIdentity;
 use crate::open::{Opened, Opener};
 use crate::uri::Uri;
 
@@ -35,7 +35,7 @@ pub(super) struct Member {
     pub(super) opened: Opened,
     pub(super) shape: Shape,
     /// Which device it is, wherever it goes.
-    pub(super) identity: String,
+    pub(super) identity: DeviceIdentity,
     /// Whether it could be had.
     is_there: bool,
 }
@@ -54,13 +54,14 @@ pub struct DeviceInfo {
 impl Member {
     pub(super) fn of(uri: &Uri, opened: Opened) -> Result<Self, MediumError> {
         let shape = Shape::of(uri, &opened.medium.limits())?;
-        Ok(Self { uri: uri.clone(), opened, shape, identity: identity(uri), is_there: true })
+        let identity = DeviceIdentity::of_opened(uri, &opened);
+        Ok(Self { uri: uri.clone(), opened, shape, identity, is_there: true })
     }
 
     fn missing(uri: &Uri, like: &Self) -> Self {
         let medium = Arc::new(Absent(like.opened.medium.limits()));
         let opened = Opened::fresh(medium, format!("{uri}, which is not there"));
-        let (shape, identity) = (like.shape, identity(uri));
+        let (shape, identity) = (like.shape, DeviceIdentity::of_uri(uri));
         Self { uri: uri.clone(), opened, shape, identity, is_there: false }
     }
 

@@ -19,11 +19,11 @@ use volume::{Answer, Ask};
 
 use super::absent::Absent;
 use super::ground::{DeviceInfo, Ground, Member, label_said};
-use super::identity::identity;
 use super::raw::Raw;
 use super::spans::{Leg, Spans, unbounded};
 use super::{OpenStore, PAGE_BYTES};
 use crate::backend::legs::LegsChannel;
+use crate::identity::DeviceIdentity;
 use crate::open::Opener;
 use crate::uri::Uri;
 use crate::{MediumError, guard};
@@ -98,8 +98,11 @@ impl OpenStore {
         let mut were_there = Vec::new();
         let mut new: Vec<New> = Vec::new();
         for uri in added {
-            let found = uri.clone().to_find();
-            match ground.members.iter().position(|member| member.uri.clone().to_find() == found) {
+            let (found, identity) = (uri.clone().to_find(), DeviceIdentity::of_uri(uri));
+            let is_it = |member: &Member| {
+                member.uri.clone().to_find() == found || member.identity.is_same(&identity)
+            };
+            match ground.members.iter().position(is_it) {
                 Some(number) => were_there.push(u32::try_from(number).unwrap_or(u32::MAX)),
                 None => new.push(self.look_at_new(opener, uri, &devices, &new, overwrite)?),
             }
@@ -154,7 +157,12 @@ impl OpenStore {
     /// # Errors
     ///
     /// If there is no such device, what is there is another one, or it could not be written.
-    pub fn note_place(&self, number: u32, uri: &Uri) -> Result<bool, MediumError> {
+    pub fn note_place(
+        &self,
+        opener: &Opener<'_>,
+        number: u32,
+        uri: &Uri,
+    ) -> Result<bool, MediumError> {
         let name = self.name();
         let mut ground = self.ground();
         let last = ground.members.len() - 1;
@@ -164,7 +172,7 @@ impl OpenStore {
                 format!("store `{name}`: it has no device {number}, expected {last} at most");
             return Err(refuse(text));
         };
-        if identity(uri) != member.identity {
+        if !leads_to(opener, uri, &member.identity) {
             let text = format!(
                 "store `{name}`: {uri} is not device {number} of it, which process {} has open and calls \
                  {}; expected that one under another name",
@@ -350,4 +358,11 @@ fn stricter(now: &Limits, request_pages: u32, member: &Member) -> Option<String>
         return Some(format!("{found}, expected that {expected}"));
     }
     lacks.map(|lacks| format!("it has no {}, expected one", lacks.name()))
+}
+
+/// Whether a URI leads to this device: a namespace by another address is known once it is open.
+fn leads_to(opener: &Opener<'_>, uri: &Uri, device: &DeviceIdentity) -> bool {
+    let way = uri.clone().to_read();
+    device.is_same(&DeviceIdentity::of_uri(&way))
+        || opener.open(&way).is_ok_and(|it| device.is_same(&DeviceIdentity::of_opened(&way, &it)))
 }

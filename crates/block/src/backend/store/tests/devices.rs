@@ -332,18 +332,19 @@ fn a_device_that_was_moved_is_found_where_it_is_said_to_be_and_from_then_on() {
     // And again, while it is open: what counts is which file it is.
     std::fs::rename(bench.path("elsewhere"), bench.path("back")).unwrap();
     std::fs::copy(bench.path("back"), bench.path("copy")).unwrap();
-    assert_eq!([(); 2].map(|()| open.note_place(1, &bench.file("back"))), [Ok(true), Ok(false)]);
+    let note = |number, name: &str| open.note_place(&bench.opener(), number, &bench.file(name));
+    assert_eq!([(); 2].map(|()| note(1, "back")), [Ok(true), Ok(false)]);
     for (number, name, found) in [
         (1, "copy", "is not device 1 of it"),
         (1, "pool", "is not device 1 of it"),
         (0, "pool", "it has no device 0"),
         (2, "back", "it has no device 2, expected 1 at most"),
     ] {
-        let refused = open.note_place(number, &bench.file(name)).unwrap_err();
+        let refused = note(number, name).unwrap_err();
         assert!(refused.to_string().contains(found), "{refused}");
     }
     std::fs::rename(bench.path("back"), bench.path("elsewhere")).unwrap();
-    assert_eq!(open.note_place(1, &bench.file("elsewhere")), Ok(true));
+    assert_eq!(note(1, "elsewhere"), Ok(true));
     drop(open);
     let open = bench.try_open().unwrap();
     assert_eq!(open.devices()[1].uri, bench.file("elsewhere").to_string());
