@@ -1,6 +1,7 @@
 //! A mirror in simulated time, with legs that fail and come back and a power that goes.
 
 mod apart;
+mod claims;
 mod disk;
 mod exclusion;
 mod fence;
