@@ -18,8 +18,12 @@ offer() {
         echo 1 >$NVMET/subsystems/$SUBSYSTEM/attr_allow_any_host &&
         mkdir $NVMET/subsystems/$SUBSYSTEM/namespaces/1 &&
         echo /dev/loop0 >$NVMET/subsystems/$SUBSYSTEM/namespaces/1/device_path &&
+        reserve_if_it_can &&
         echo 1 >$NVMET/subsystems/$SUBSYSTEM/namespaces/1/enable
 }
+# Reservations have to be allowed before the namespace is enabled; since Linux 6.13.
+CAN_RESERVE=$NVMET/subsystems/$SUBSYSTEM/namespaces/1/resv_enable
+reserve_if_it_can() { [ ! -e $CAN_RESERVE ] || echo 1 >$CAN_RESERVE; }
 listen() {
     mkdir "$NVMET/ports/$1" &&
         echo tcp >"$NVMET/ports/$1/addr_trtype" &&
@@ -40,6 +44,40 @@ perf() { tenmil perf "$@" --overwrite -t 3; }
 check 'reads' perf "$DISK" -w randread -q 32
 check 'writes and reads that are verified' perf "$DISK" -w randrw --verify -q 16
 check 'both digests' perf "$DISK&hdgst=yes&ddgst=yes" -w randrw --verify -q 16
+
+# Two hosts and a pool: the target refuses the former owner, so that no force is needed.
+ONE="$DISK&host=nqn.2026-01.example:one"
+TWO="$DISK&host=nqn.2026-01.example:two"
+own() {
+    tenmil store create "$ONE" --overwrite &&
+        tenmil volume create "volume:[$ONE]/v" --size 16m &&
+        tenmil perf "volume:[$ONE]/v" -w randwrite -q 4 -o 4k -t 2 --overwrite
+}
+own_under_load() {
+    tenmil perf "volume:[$ONE]/v" -w randwrite -q 4 -o 4k -t 60 --overwrite >/tmp/owner.log 2>&1 &
+    owning=$!
+}
+is_owned() { ! tenmil volume create "volume:[$TWO]/w" --size 1m; }
+fails() { ! wait "$1"; }
+if there $CAN_RESERVE; then
+    check 'a host makes a pool' own
+    own_under_load
+    check 'and has it open' within 10 is_owned
+    sleep 2
+    check 'another host takes it over without force' tenmil store takeover "$TWO"
+    check 'the former owner ends with an error' fails $owning
+    shows 'which is a reservation conflict' 'Reservation Conflict' cat /tmp/owner.log
+    check 'the new owner writes' tenmil volume create "volume:[$TWO]/w" --size 1m
+    check 'and finds a pool that is whole' tenmil store check "$TWO"
+    shows 'the former owner is refused, as it may still run' 'has reserved it' \
+        eval '! tenmil volume create "volume:[$ONE]/x" --size 1m'
+    check 'until it takes the pool over' tenmil store takeover "$ONE"
+    # Clears it for what follows, which has another host identifier.
+    check 'a third host takes it, too' tenmil store takeover "$DISK"
+    check 'and has the device for itself' perf "$DISK" -w randwrite -q 4
+else
+    skip 'a pool that is excluded by the device: needs resv_enable, Linux 6.13'
+fi
 whole 'other sizes, copies, a port that is lost under load, paths' || exit 0
 check 'blocks of 128 KiB' perf "$DISK" -w randrw --verify -q 8 -o 128k
 check 'depth 1' perf "$DISK" -w randread -q 1
