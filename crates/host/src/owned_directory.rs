@@ -15,6 +15,8 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawMode};
 #[derive(Clone, Debug)]
 pub struct OwnedDirectory {
     directory: Arc<File>,
+    /// The user whom it and its files belong to, if not to root.
+    own: u32,
 }
 
 /// What others may not do to it: write for the group, write for everybody.
@@ -29,6 +31,10 @@ impl OwnedDirectory {
     /// If that cannot be, or the path ends in a symbolic link, or users other than this process's and
     /// root may change the directory. The text says what was found, what was expected, and the fix.
     pub fn open(path: &Path) -> io::Result<Self> {
+        Self::open_as(path, rustix::process::geteuid().as_raw())
+    }
+
+    fn open_as(path: &Path, own: u32) -> io::Result<Self> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
@@ -41,7 +47,7 @@ impl OwnedDirectory {
             error => error.into(),
         })?;
         let found = rustix::fs::fstat(&opened)?;
-        check_owner(found.st_uid)?;
+        check_owner(found.st_uid, own)?;
         let mode = found.st_mode & 0o7777;
         if mode & WRITABLE_BY_OTHERS != 0 {
             return Err(io::Error::other(format!(
@@ -49,7 +55,7 @@ impl OwnedDirectory {
                 path.display()
             )));
         }
-        Ok(Self { directory: Arc::new(File::from(opened)) })
+        Ok(Self { directory: Arc::new(File::from(opened)), own })
     }
 
     /// A file for a lock, which is made if it does not exist.
@@ -139,13 +145,12 @@ impl OwnedDirectory {
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return Err(io::Error::other(format!("`{name}` is no regular file, expected one")));
         }
-        check_owner(found.st_uid)?;
+        check_owner(found.st_uid, self.own)?;
         Ok(File::from(opened))
     }
 }
 
-fn check_owner(owner: u32) -> io::Result<()> {
-    let own = rustix::process::geteuid().as_raw();
+fn check_owner(owner: u32, own: u32) -> io::Result<()> {
     if owner == own || owner == 0 {
         return Ok(());
     }
@@ -189,6 +194,34 @@ mod tests {
         symlink(root.path().join("none"), path.join("dangling")).unwrap();
         assert!(directory.lock_file("dangling").is_err());
         assert!(!root.path().join("none").exists());
+    }
+
+    #[test]
+    fn what_belongs_to_another_user_is_refused_with_both_users() {
+        let root = tempfile::tempdir().unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        let path = root.path().join("state");
+        OwnedDirectory::open(&path).unwrap().write("record", b"1").unwrap();
+        // Only root can give something away; for others this process is another user's.
+        let is_root = own == 0;
+        let (owner, user) = if is_root { (4711, 0) } else { (own, own + 1) };
+        let give = |path: &std::path::Path, owner| {
+            if is_root {
+                std::os::unix::fs::chown(path, Some(owner), None).unwrap();
+            }
+        };
+        let text = format!("it belongs to user {owner}, expected {user}, the user of this process");
+        give(&path, owner);
+        let refused = OwnedDirectory::open_as(&path, user).unwrap_err().to_string();
+        assert!(refused.contains(&text) && refused.contains("`chown` it"), "{refused}");
+        give(&path, 0);
+        let mut directory = OwnedDirectory::open_as(&path, own).unwrap();
+        give(&path.join("record"), owner);
+        directory.own = user;
+        let refused = directory.read("record").unwrap_err().to_string();
+        assert!(refused.contains(&text), "{refused}");
+        let refused = directory.lock_file("record").unwrap_err().to_string();
+        assert!(refused.contains(&text), "{refused}");
     }
 
     #[test]

@@ -148,8 +148,15 @@ impl fmt::Display for DirectoryError {
         match &self.found {
             Found::Refusal(error) => write!(out, "{error}"),
             Found::NotADirectory => write!(out, "not a directory, expected one of mode 0700"),
-            Found::Owner(owner) => write!(out, "owner is uid {owner}, expected uid {}", uid()),
-            Found::Mode(mode) => write!(out, "mode is {mode:04o}, expected 0700"),
+            Found::Owner(owner) => write!(
+                out,
+                "owner is uid {owner}, expected uid {}; fix: set XDG_RUNTIME_DIR to a directory of your own",
+                uid()
+            ),
+            Found::Mode(mode) => {
+                let path = self.path.display();
+                write!(out, "mode is {mode:04o}, expected 0700; fix: `chmod 700 {path}`")
+            }
         }
     }
 }
@@ -201,6 +208,8 @@ mod tests {
         }
         let found = check(&real, uid() + 1).unwrap_err();
         assert!(matches!(found, Found::Owner(owner) if owner == uid()), "{found:?}");
+        let refused = super::DirectoryError { path: real, found }.to_string();
+        assert!(refused.contains("fix: set XDG_RUNTIME_DIR"), "{refused}");
     }
 
     #[test]
