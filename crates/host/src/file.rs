@@ -23,7 +23,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 pub use self::before::{Before, holds_data, holds_zeroes};
 use self::cache::Node;
-pub use self::making::{Making, keep, put_back, refuse_making, set_making};
+pub use self::making::{Making, keep, put_back, reach, refuse_making, set_making};
 use crate::holders::{self, InUse};
 use crate::machine::Machine;
 use crate::process::{command_line, has_ended, name};
@@ -41,6 +41,8 @@ pub struct File {
     unit_bytes: u64,
     /// Whether nobody said how much of it is to be used.
     is_whole: bool,
+    /// Whether it is grown only once the process knows that it may.
+    grows_later: bool,
     direct: Result<Alignment, Indirect>,
     durability: Durability,
 }
@@ -113,15 +115,9 @@ impl File {
     /// Opens, makes or grows a file, and locks it.
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         let path = options.path.as_path();
-        let before = if options.may_make() { Before::look(path) } else { None };
-        let is_new = before.as_ref().is_some_and(|before| !before.was_there());
-        if is_new {
-            making::record(before.clone());
-        }
-        let descriptor = open(path, flags(options), Mode::RUSR | Mode::WUSR)
-            .map_err(|errno| not_opened(options, errno))?;
+        let (descriptor, origin) = open_or_make(options)?;
         lock(&descriptor, options)?;
-        let (found_bytes, len_bytes) = size(&descriptor, options, is_new, before)?;
+        let (found_bytes, len_bytes, grows_later) = size(&descriptor, options, origin)?;
         let direct = go_direct(&descriptor, options);
         let durability = Node::of(&descriptor).durability(&Machine::this(), direct.is_ok());
         let len_bytes = AtomicU64::new(len_bytes);
@@ -134,9 +130,29 @@ impl File {
             found_bytes,
             unit_bytes,
             is_whole,
+            grows_later,
             direct,
             durability,
         })
+    }
+
+    /// Whether it is shorter than it is said to be, until the process knows that it may be grown.
+    pub fn is_yet_to_grow(&self) -> bool {
+        self.grows_later && making::making() == Making::Recorded
+    }
+
+    /// Reads a file that [is yet to grow](Self::is_yet_to_grow): behind its end there are zeroes. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn read_short(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        // Not directly: the end need not be aligned.
+        let file = std::fs::File::open(making::link(&self.descriptor))?;
+        let left = file.metadata()?.len().saturating_sub(offset);
+        let there = usize::try_from(left).map_or(into.len(), |left| left.min(into.len()));
+        into[there..].fill(0);
+        file.read_exact_at(&mut into[..there], offset)
     }
 
     /// Where it lies.
@@ -190,7 +206,7 @@ impl File {
         let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
         let there = there / self.unit_bytes * self.unit_bytes;
         if there < self.len_bytes() {
-            return Ok(there);
+            return Ok(if self.is_yet_to_grow() { self.len_bytes() } else { there });
         }
         if self.is_whole {
             self.len_bytes.fetch_max(there, Ordering::Relaxed);
@@ -291,6 +307,36 @@ impl Drop for File {
         // the open file; so it is given back by name. It ends with the process in any case.
         let _ = flock(&self.descriptor, FlockOperation::Unlock);
     }
+}
+
+/// Where an open file has come from.
+enum Origin {
+    /// It was there.
+    Found(Option<Before>),
+    /// It was made just now.
+    Made,
+    /// It has no name yet.
+    Unnamed,
+}
+
+fn open_or_make(options: &FileOptions) -> Result<(OwnedFd, Origin), FileError> {
+    let path = options.path.as_path();
+    let refuse = |errno| not_opened(options, errno);
+    if let Some(link) = making::unnamed_at(path) {
+        let flags = flags(options) - OFlags::CREATE;
+        let opened = open(link, flags, Mode::empty()).map_err(refuse)?;
+        return Ok((opened, Origin::Unnamed));
+    }
+    let before = if options.may_make() { Before::look(path) } else { None };
+    let is_new = before.as_ref().is_some_and(|before| !before.was_there());
+    if is_new && let Some(len_bytes) = options.len_bytes {
+        if let Some(made) = making::make_unnamed(path, len_bytes) {
+            return Ok((made, Origin::Unnamed));
+        }
+        making::record(before.clone());
+    }
+    let opened = open(path, flags(options), Mode::RUSR | Mode::WUSR).map_err(refuse)?;
+    Ok((opened, if is_new { Origin::Made } else { Origin::Found(before) }))
 }
 
 fn flags(options: &FileOptions) -> OFlags {
@@ -396,25 +442,26 @@ fn who_locks(descriptor: &OwnedFd) -> String {
     }
 }
 
-/// Grows the file if it is to be longer. Returns how long it was, and how much of it is used.
+/// Grows the file if it is to be longer. Returns how long it was, how much of it is used, and whether it is
+/// grown later.
 fn size(
     descriptor: &OwnedFd,
     options: &FileOptions,
-    is_new: bool,
-    before: Option<Before>,
-) -> Result<(u64, u64), FileError> {
+    origin: Origin,
+) -> Result<(u64, u64, bool), FileError> {
     let path = options.path.as_path();
     let refuse = |errno| FileError::new("size", path, errno, "a file whose size can be set");
     let found = fstat(descriptor).map_err(refuse)?;
     let regular = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
     let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
+    let mut grows_later = false;
     let used = match options.len_bytes {
         Some(wanted) if wanted > there && regular && options.may_make() => {
-            if !is_new {
-                making::record(before);
+            let is_found = matches!(origin, Origin::Found(_));
+            grows_later = is_found && making::grow_later(descriptor, path, wanted);
+            if !grows_later {
+                grow(descriptor, path, wanted, origin)?;
             }
-            ftruncate(descriptor, wanted).map_err(refuse)?;
-            settle(descriptor, path)?;
             wanted
         }
         Some(wanted) if wanted > there => {
@@ -429,7 +476,23 @@ fn size(
         let expected = "at least one block";
         return Err(FileError::found("size", path, format!("{there} bytes"), expected));
     }
-    Ok((there, used))
+    Ok((there, used, grows_later))
+}
+
+/// Makes a file longer. One without a name is made durable when it has one.
+fn grow(
+    descriptor: &OwnedFd,
+    path: &Path,
+    len_bytes: u64,
+    origin: Origin,
+) -> Result<(), FileError> {
+    let is_unnamed = matches!(origin, Origin::Unnamed);
+    if let Origin::Found(before) = origin {
+        making::record(before);
+    }
+    ftruncate(descriptor, len_bytes)
+        .map_err(|errno| FileError::new("size", path, errno, "a file whose size can be set"))?;
+    if is_unnamed { Ok(()) } else { settle(descriptor, path) }
 }
 
 /// Brings the length of a file, and its name in its directory, to stable storage: fsync(2) of a file

@@ -68,6 +68,12 @@ impl From<block::guard::NotAllowed> for Refused {
     }
 }
 
+impl From<host::file::FileError> for Refused {
+    fn from(error: host::file::FileError) -> Self {
+        Self::of(error.blame(), error.to_string())
+    }
+}
+
 impl From<block::MediumError> for Refused {
     fn from(error: block::MediumError) -> Self {
         let hint = error.hint().map(Into::into);

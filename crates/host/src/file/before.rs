@@ -9,6 +9,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
+use super::making::reach;
+
 /// A file as it was found, or the place of one that was not there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Before {
@@ -66,7 +68,8 @@ impl Before {
 /// Whether the file at `path` holds nothing but zeroes: a regular file in which no more than
 /// [`ZEROES_READ_MAX`] bytes have to be read to know. Blocks while they are read.
 pub fn holds_zeroes(path: &Path) -> bool {
-    let opened = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = open(reach(path), flags, Mode::empty());
     opened.is_ok_and(|descriptor| {
         fstat(&descriptor).is_ok_and(|found| is_regular(&found))
             && are_zeroes(&descriptor).unwrap_or(false)
@@ -104,7 +107,8 @@ fn are_zeroes(descriptor: &OwnedFd) -> Result<bool, Errno> {
 /// Whether a write to the file at `path` could destroy something: false only of a regular file that
 /// is one hole, as far as its file system tells.
 pub fn holds_data(path: &Path) -> bool {
-    let opened = open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = open(reach(path), flags, Mode::empty());
     opened.map_or(true, |descriptor| {
         !fstat(&descriptor).is_ok_and(|found| is_regular(&found)) || has_data_from(&descriptor, 0)
     })

@@ -1,12 +1,27 @@
-//! Whether this process makes and grows files, and what it has made until it knows that it may.
+//! Whether this process makes and grows files, and which it will once it knows that it may.
 //!
-//! A command that only reads makes nothing. Of one that writes, what it has made or grown is put back
-//! if it is refused: until [`keep`] is called, each file is recorded as it was found.
+//! A command that only reads makes nothing. One that writes opens first, is refused or not, and makes
+//! after that:
+//!
+//! ```text
+//!   open    a file that is not there: one without a name in its directory (O_TMPFILE)
+//!           a file that is shorter: it is as it was, and reads as zeroes behind its end
+//!   keep    the names are given, and the files are grown
+//! ```
+//!
+//! A process that is killed before leaves nothing. Where a file system has no files without a name, they
+//! are made at once and recorded, and put back if the command is refused.
 
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, ftruncate, linkat, open};
+use rustix::io::Errno;
+
 use super::before::Before;
+use super::{FileError, settle};
 
 /// What becomes of files that are not there, or shorter than asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +29,7 @@ use super::before::Before;
 pub enum Making {
     /// They are made and grown.
     Kept,
-    /// They are made and grown, and recorded, to be put back by [`put_back`].
+    /// They are made and grown by [`keep`]; where that cannot be, at once, to be put back by [`put_back`].
     Recorded,
     /// They are refused.
     Refused,
@@ -22,6 +37,19 @@ pub enum Making {
 
 static MAKING: AtomicU8 = AtomicU8::new(Making::Kept as u8);
 static FOUND: Mutex<Vec<Before>> = Mutex::new(Vec::new());
+static PENDING: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
+
+/// A file that is made or grown if the command is not refused.
+#[derive(Debug)]
+struct Pending {
+    /// The file, by `O_PATH`: it is neither locked nor kept open for writing by that.
+    file: OwnedFd,
+    /// Its directory, without links, and its name.
+    path: PathBuf,
+    len_bytes: u64,
+    /// Whether it has no name yet.
+    is_new: bool,
+}
 
 /// Sets what becomes of files from now on: once, when a process begins. Where nobody does, they are
 /// kept.
@@ -36,18 +64,26 @@ pub fn refuse_making() {
     let _ = MAKING.compare_exchange(recorded, refused, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// What was made is wanted: a server is ready, a command has done what it was asked.
-pub fn keep() {
+/// All refusals are through: a server is ready, a command begins to write. Gives the files their names and
+/// lengths, durably, and makes files at once from now on. Blocks.
+///
+/// # Errors
+///
+/// If something is by now where a file was to be, and what the kernel says.
+pub fn keep() -> Result<(), FileError> {
     found().clear();
     let recorded = Making::Recorded as u8;
     // Refused stays refused.
     let _ =
         MAKING.compare_exchange(recorded, Making::Kept as u8, Ordering::Relaxed, Ordering::Relaxed);
+    let pending = std::mem::take(&mut *pending_files());
+    pending.iter().try_for_each(Pending::make)
 }
 
 /// Takes away what was made, and shortens what was grown, since [`Making::Recorded`] was set. What holds
 /// data by now, or is open, stays: so whoever opened it closes it first.
 pub fn put_back() {
+    pending_files().clear();
     // The last first: a file may have been made and then grown.
     let made = std::mem::take(&mut *found());
     made.iter().rev().for_each(Before::put_back);
@@ -69,6 +105,82 @@ pub(super) fn record(before: Option<Before>) {
     {
         found().push(before);
     }
+}
+
+/// Where the file at `path` can be opened and looked at: there, or, as long as it has no name, by a link of
+/// this process.
+pub fn reach(path: &Path) -> PathBuf {
+    let link = (making() == Making::Recorded).then(|| unnamed_at(path)).flatten();
+    link.unwrap_or_else(|| path.into())
+}
+
+/// The link to a file without a name that is to be at `path`.
+pub(super) fn unnamed_at(path: &Path) -> Option<PathBuf> {
+    let pending = pending_files();
+    if pending.is_empty() {
+        return None;
+    }
+    let whole = whole(path)?;
+    pending.iter().find(|one| one.is_new && one.path == whole).map(|one| link(&one.file))
+}
+
+/// A file without a name that will be at `path`, `len_bytes` long; none if it is to be made at once.
+pub(super) fn make_unnamed(path: &Path, len_bytes: u64) -> Option<OwnedFd> {
+    // Through a link that leads nowhere a file is made elsewhere.
+    if making() != Making::Recorded || path.symlink_metadata().is_ok() {
+        return None;
+    }
+    let path = whole(path)?;
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let made = open(path.parent()?, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    pend(&made, path, len_bytes, true).then_some(made)
+}
+
+/// Has an open file be grown by [`keep`]. False if that is to be done at once.
+pub(super) fn grow_later(file: &OwnedFd, path: &Path, len_bytes: u64) -> bool {
+    making() == Making::Recorded && pend(file, path.into(), len_bytes, false)
+}
+
+fn pend(file: &OwnedFd, path: PathBuf, len_bytes: u64, is_new: bool) -> bool {
+    let Ok(file) = open(link(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
+        return false;
+    };
+    pending_files().push(Pending { file, path, len_bytes, is_new });
+    true
+}
+
+/// A path without links but for its last part; none if there is no such directory.
+fn whole(path: &Path) -> Option<PathBuf> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Some(directory.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?))
+}
+
+/// The kernel's link to an open file (proc_pid_fd(5)).
+pub(super) fn link(file: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+impl Pending {
+    fn make(&self) -> Result<(), FileError> {
+        let Self { file, path, len_bytes, is_new } = self;
+        if *is_new {
+            linkat(CWD, link(file), CWD, path, AtFlags::SYMLINK_FOLLOW).map_err(|errno| {
+                FileError::new("make", path, errno, "a place where nothing has been made since")
+            })?;
+        }
+        let refuse = |errno: Errno| FileError::new("size", path, errno, "a file that can be grown");
+        let opened = open(link(file), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let opened = opened.map_err(refuse)?;
+        let found = u64::try_from(fstat(&opened).map_err(refuse)?.st_size).unwrap_or(0);
+        if found < *len_bytes {
+            ftruncate(&opened, *len_bytes).map_err(refuse)?;
+        }
+        settle(&opened, path)
+    }
+}
+
+fn pending_files() -> MutexGuard<'static, Vec<Pending>> {
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn found() -> MutexGuard<'static, Vec<Before>> {

@@ -14,6 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use super::{Hardware, Place, STOREYS_MAX, directory, number_in};
+use crate::file::reach;
 use crate::machine::Machine;
 
 /// Some bytes of a medium.
@@ -135,7 +136,7 @@ fn within(bytes: &Range<u64>, begin: u64, len: u64) -> Range<u64> {
 }
 
 fn file(path: &Path, bytes: Range<u64>) -> Option<MediumExtent> {
-    let found = path.metadata().ok()?;
+    let found = reach(path).metadata().ok()?;
     Some(whole(MediumId::File { device: found.dev(), inode: found.ino() }, bytes))
 }
 

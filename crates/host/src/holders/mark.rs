@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use super::{Hardware, Place, directory, disk};
+use crate::file::reach;
 use crate::machine::Machine;
 
 /// What no other block device than the one at `place` has; none if the kernel knows of nothing.
@@ -43,7 +44,7 @@ pub fn device_mark(machine: &Machine, place: &Place) -> Option<String> {
 /// The number of the file at `path`, its file system, and when it was made, as far as the file
 /// system keeps that. A file system may give the number of a file that is gone to another.
 pub fn file_mark(path: &Path) -> Option<String> {
-    let found = path.metadata().ok()?;
+    let found = reach(path).metadata().ok()?;
     let born = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let born = born.map_or_else(String::new, |born| format!(", made at {}", born.as_nanos()));
     Some(format!("inode {} of {:x}{born}", found.ino(), found.dev()))
@@ -60,6 +61,7 @@ pub fn lasting_mark(machine: &Machine, path: &Path) -> Option<String> {
     if place.device.is_some() {
         return device_mark(machine, &place).map(|mark| format!("device {mark}"));
     }
+    let path = &*reach(path);
     let in_fuse =
         rustix::fs::statfs(path).is_ok_and(|found| u64::try_from(found.f_type) == Ok(FUSE));
     let found = path.metadata().ok().filter(|found| found.is_file() && !in_fuse)?;

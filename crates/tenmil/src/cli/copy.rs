@@ -171,6 +171,7 @@ impl Job {
             regions: regions.clone(),
         };
         let copy = Copy::new(devices, arguments.options(), (&names.0, &names.1))?;
+        host::file::keep()?;
         let size_of_target = target_limits.block_count * u64::from(target_limits.block_size);
         Ok(Self { copy, record, from: from.unwrap_or_default(), size_of_target, durability })
     }

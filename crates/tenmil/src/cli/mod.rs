@@ -167,6 +167,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
     }
     host::file::set_making(Making::Recorded);
     let done = dispatch(&arguments, engines, &mut out);
+    // What opened a file and wrote nothing that mattered has not made it so far.
+    let done = done.and_then(|code| Ok(host::file::keep().map(|()| code)?));
     crate::log::drain();
     match done {
         Ok(code) => code,

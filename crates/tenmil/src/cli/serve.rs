@@ -362,7 +362,7 @@ fn run_nbd(
         ),
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
-    host::file::keep();
+    host::file::keep()?;
     write_out(out, &ready(arguments, &served, &server))?;
     while !host::signal::interrupted() {
         while let Some(news) = server.next_news() {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use base::Limits;
 use block::uri::Uri;
+use host::file::reach;
 use host::holders::{Place, device_mark, file_mark};
 use host::machine::Machine;
 use serde::{Deserialize, Serialize};
@@ -62,7 +63,7 @@ impl Leaf {
         }
         let path = Path::new(uri.path());
         Self {
-            path: path.canonicalize().unwrap_or_else(|_| path.into()).display().to_string(),
+            path: whole(path).display().to_string(),
             which: mark(path),
             modified_ns: (which == Which::Source).then(|| modified_ns(path)).flatten(),
         }
@@ -89,8 +90,18 @@ fn leaves(uri: &Uri) -> Vec<&Uri> {
     }
 }
 
+/// A path without links, also of a file that is made only once the copy is not refused.
+fn whole(path: &Path) -> PathBuf {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let beside = || {
+        let directory = directory.unwrap_or(Path::new(".")).canonicalize().ok()?;
+        Some(directory.join(path.file_name()?))
+    };
+    path.canonicalize().ok().or_else(beside).unwrap_or_else(|| path.into())
+}
+
 fn mark(path: &Path) -> Option<String> {
-    if path.metadata().ok()?.file_type().is_block_device() {
+    if reach(path).metadata().ok()?.file_type().is_block_device() {
         return device_mark(&Machine::this(), &Place::of(path));
     }
     file_mark(path)
@@ -103,7 +114,7 @@ fn modified_ns(path: &Path) -> Option<String> {
 
 /// The file system and the number of a file.
 pub(super) fn number(path: &Path) -> Option<(u64, u64)> {
-    path.metadata().ok().map(|found| (found.dev(), found.ino()))
+    reach(path).metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// What differs first, in words.

@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use block::uri::Uri;
+use host::file::reach;
 use host::random_seed;
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +47,7 @@ const VERSION: u32 = 1;
 /// The record of a copy to `target` where none is named: beside the first regular file that it
 /// stands on.
 pub fn usual_path(target: &Uri) -> Option<PathBuf> {
-    let is_file = |path: &&PathBuf| path.metadata().is_ok_and(|found| found.is_file());
+    let is_file = |path: &&PathBuf| reach(path).metadata().is_ok_and(|found| found.is_file());
     let file = files_of(target).iter().find(is_file).cloned()?;
     let mut name = file.into_os_string();
     name.push(".resume");

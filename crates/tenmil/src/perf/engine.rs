@@ -62,6 +62,7 @@ pub fn run(
     let before = ProcessorTime::read(&allowed);
     let mut rig = Rig::bring_up(options, &places, clock)?;
     let options = &options.suited_to(rig.depth_max());
+    host::file::keep()?;
     let tally = rig.load(options, &places, progress, watch)?;
     let memory_backing = rig.memory_backing();
     rig.shut_down();

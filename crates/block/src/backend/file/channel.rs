@@ -1,7 +1,7 @@
 //! One thread's way to a file: a table of requests under way over an engine.
 
 use base::{
-    Answer, Answers, Backend, Flags, Instant, Limits, Operation, Outcome, Request, Segment,
+    Answer, Answers, Backend, Flags, Instant, Limits, Memory, Operation, Outcome, Request, Segment,
     WakeSource,
 };
 use dma::Regions;
@@ -248,6 +248,9 @@ impl<J: Jobs> FileChannel<J> {
     fn after_failure(&mut self, index: u16, errno: Errno) -> Next {
         let Shared { lost_writes, file, direct, .. } = &*self.loan.shared;
         let work = &self.works[usize::from(index)];
+        if work.request.operation == Operation::Read && file.is_yet_to_grow() {
+            return Next::Answer(self.read_short(index));
+        }
         let syncs = matches!(work.awaits, Awaits::Synced | Awaits::Settled);
         let Request { operation, flags, .. } = work.request;
         let is_forced = operation == Operation::Write && flags.has(Flags::FUA);
@@ -255,6 +258,27 @@ impl<J: Jobs> FileChannel<J> {
             lost_writes.note(file.path(), errno);
         }
         Next::Answer(if syncs { Outcome::WRITE_FAULT } else { work.outcome(errno) })
+    }
+
+    /// A read of a file that is shorter than it will be.
+    #[cold]
+    fn read_short(&self, index: u16) -> Outcome {
+        let Shared { regions, limits, file, .. } = &*self.loan.shared;
+        let Work { request, segments, .. } = &self.works[usize::from(index)];
+        let len_bytes = u64::from(request.blocks) * u64::from(limits.block_size);
+        let mut bytes = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
+        if file.read_short(request.lba * u64::from(limits.block_size), &mut bytes).is_err() {
+            return Outcome::UNRECOVERED_READ;
+        }
+        let mut rest = &bytes[..];
+        for segment in segments {
+            let (own, more) = rest.split_at(rest.len().min(segment.len_bytes as usize));
+            rest = more;
+            if regions.store(*segment, own).is_err() {
+                return Outcome::DATA_TRANSFER_ERROR;
+            }
+        }
+        Outcome::SUCCESS
     }
 
     /// The file cannot be told to drop or to zero a range: the other of the two reads the same, and

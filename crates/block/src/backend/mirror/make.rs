@@ -71,6 +71,7 @@ pub(super) fn format(
     legs.iter().try_for_each(|leg| check_leg(leg, &shape))?;
     let count = u8::try_from(legs.len()).map_err(|_| "too many legs")?;
     let dirty = different(&media, &shape)?;
+    host::file::keep().map_err(|error| error.to_string())?;
     let room = raw::room(regions)?;
     for (leg, (name, medium)) in (0..).zip(&media) {
         let mut raw = raw::Raw::open(regions, &room, &***medium)?;

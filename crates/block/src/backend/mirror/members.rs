@@ -65,6 +65,7 @@ pub fn add(
     with_members(opener, uri, &doing, |members, now| {
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, None, now).map_err(caller)?;
+        host::file::keep().map_err(|error| caller(error.to_string()))?;
         members.add(&leg, now).map_err(caller)
     })
 }
@@ -94,6 +95,7 @@ pub fn replace(
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, Some(number), now).map_err(caller)?;
         consent(&format!("{} is replaced by {new}", members.described(number)))?;
+        host::file::keep().map_err(|error| caller(error.to_string()))?;
         members.replace(number, &leg, now).map_err(caller)
     })
 }

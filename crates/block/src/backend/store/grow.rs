@@ -19,6 +19,7 @@ use volume::{Answer, Ask};
 
 use super::absent::Absent;
 use super::ground::{DeviceInfo, Ground, Member, label_said};
+use super::make::make_files;
 use super::raw::Raw;
 use super::spans::{Leg, Spans, unbounded};
 use super::{OpenStore, PAGE_BYTES};
@@ -113,6 +114,7 @@ impl OpenStore {
         }
         devices.check().map_err(|error| self.refuse(&error))?;
         self.expect_no_stricter(&ground, &new)?;
+        make_files()?;
         let first_uri = ground.members[0].uri.clone().to_find().to_string();
         for one in new {
             let number = u32::try_from(ground.members.len()).unwrap_or(u32::MAX);

@@ -69,6 +69,7 @@ pub fn create_over(
             existing.extend(look_at_other(opener, other)?);
         }
         guard::allow("store create", &existing, overwrite, &Machine::this())?;
+        make_files()?;
         format(opener, uri, &*below.medium, &shape, steps)?;
     }
     drop(below);
@@ -79,6 +80,11 @@ pub fn create_over(
     let grown = grow(opener, &Place::on(uri), others, !is_there)?;
     let was_there = is_there && grown.before == grown.blocks;
     Ok(Created { blocks: grown.blocks, was_there })
+}
+
+/// Makes the files that were opened and are not there yet: nothing is refused any more.
+pub(super) fn make_files() -> Result<(), MediumError> {
+    host::file::keep().map_err(|error| MediumError::new(error.blame(), error.to_string()))
 }
 
 /// Whether a store is the one that is to be made, or one from which it was begun.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use block::uri::Uri;
 use block::{Existing, guard};
-use host::file::{Before, holds_data};
+use host::file::{Before, holds_data, reach};
 use host::machine::Machine;
 
 use crate::copy::files_of;
@@ -38,7 +38,7 @@ impl Found {
 
     /// Refuses a record that says of a file that was not there what is on it.
     pub(super) fn check(&self, record: &Path, until: u64) -> Result<(), Refused> {
-        let is_new = |file: &&Before| file.len_bytes() == 0 && file.path().exists();
+        let is_new = |file: &&Before| file.len_bytes() == 0 && reach(file.path()).exists();
         let Some(file) = self.files.iter().find(is_new).filter(|_| until > 0) else {
             return Ok(());
         };

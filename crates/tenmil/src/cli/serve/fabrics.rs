@@ -121,7 +121,7 @@ pub(super) fn run(
     standing.apply(asked).map_err(|unfit| placed(arguments, unfit))?.all()?;
     let state = running::state_of(&balanced).with(Queues(service.clone())).with(hands);
     let mut asking = running::serve(state);
-    host::file::keep();
+    host::file::keep()?;
     write_out(out, &ready(arguments.json, &standing))?;
     while !host::signal::interrupted() {
         if let Some(path) = &arguments.config

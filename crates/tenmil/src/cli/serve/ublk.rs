@@ -66,7 +66,7 @@ pub(super) fn run(
         tracing::info!("ublk:{number} was left behind by a process that has died, and goes on");
     }
     tracing::info!("{}", way(&server));
-    host::file::keep();
+    host::file::keep()?;
     write_out(out, &ready(arguments, uri, &plan, &server))?;
     let mut done = Done::default();
     while !host::signal::interrupted() && server.is_served() {

@@ -49,7 +49,7 @@ pub(super) fn run(
         reactors: Arc::clone(reactors.directory()),
     });
     let server = server.map_err(|why| Refused::caller(format!("serve {uri}: {why}")))?;
-    host::file::keep();
+    host::file::keep()?;
     write_out(out, &ready(arguments, uri, &limits, &server))?;
     watch(asked, reactors, "front end", || {
         hear(uri, &descriptor, || server.resized());
