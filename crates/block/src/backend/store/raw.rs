@@ -18,6 +18,11 @@ pub(super) struct Raw<'a> {
     pages: u32,
     shape: Shape,
     clock: Clock,
+    /// How long the device may take for a request.
+    pub(super) patience: Span,
+    /// Whether it has not answered one in time. It may still answer, and its memory is not used again: all
+    /// further requests fail.
+    is_overdue: bool,
 }
 
 /// The same for an open store, which may grow meanwhile.
@@ -46,7 +51,7 @@ impl<'a> StorePages<'a> {
     }
 }
 
-/// How long a device may take for a page.
+/// How long a device may take for a page, and so for all of them if it answers nothing.
 const PATIENCE: Span = Span::from_secs(30);
 
 impl<'a> Raw<'a> {
@@ -71,7 +76,9 @@ impl<'a> Raw<'a> {
         let memory = regions.allocate((pages * PAGE_BYTES) as usize);
         let memory = memory.map_err(|error| error.to_string())?;
         let (shape, clock) = (*shape, *clock);
-        Ok(Self { backend: medium.channel()?, regions, memory, pages, shape, clock })
+        let backend = medium.channel()?;
+        let (patience, is_overdue) = (PATIENCE, false);
+        Ok(Self { backend, regions, memory, pages, shape, clock, patience, is_overdue })
     }
 
     /// Pages that it reads or writes at once at most.
@@ -111,6 +118,9 @@ impl<'a> Raw<'a> {
     }
 
     fn run(&mut self, operation: Operation, at: u64, segment: Segment) -> Result<(), Outcome> {
+        if self.is_overdue {
+            return Err(Outcome::ABORTED);
+        }
         let moves = operation != Operation::Flush;
         let request = Request {
             lba: at * self.shape.blocks_in_page,
@@ -120,7 +130,7 @@ impl<'a> Raw<'a> {
             flags: Flags::NONE,
             ..Request::NOTHING
         };
-        let until = self.clock.now().after(PATIENCE);
+        let until = self.clock.now().after(self.patience);
         let mut answers = Answers::with_capacity(1);
         let mut taken = false;
         loop {
@@ -133,6 +143,7 @@ impl<'a> Raw<'a> {
                 return if outcome.is_success() { Ok(()) } else { Err(outcome) };
             }
             if now > until {
+                self.is_overdue = true;
                 return Err(Outcome::ABORTED);
             }
             std::hint::spin_loop();

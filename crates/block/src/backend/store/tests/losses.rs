@@ -2,6 +2,7 @@
 
 use base::{Operation, Outcome};
 
+use super::super::raw::Raw;
 use super::Bench;
 use crate::backend::file::failing::FailingKind;
 use crate::{Handle, Opened, Opener, Rule};
@@ -184,4 +185,25 @@ fn a_store_that_reads_through_the_page_cache_stays_stopped_and_says_how_to_open_
     assert!(said.contains("fix: open it without direct=no"), "{said}");
     drop((hand, opened, store));
     assert!(bench.is_clean());
+}
+
+#[test]
+fn a_device_that_does_not_answer_a_page_in_time_is_not_asked_for_another() {
+    let bench = Bench::new("16m");
+    let uri: crate::uri::Uri = format!("fault:[{}]", bench.device()).parse().unwrap();
+    let opened = bench.opener().open(&uri).unwrap();
+    let shape = super::super::Shape::of(&uri, &opened.medium.limits()).unwrap();
+    let mut raw = Raw::open(&bench.regions, &bench.clock, &*opened.medium, &shape).unwrap();
+    let mut page = [0; 4096];
+    raw.read(0, &mut page).unwrap();
+    fail(&opened, "hang:readx1");
+    raw.patience = base::Span::from_ms(1);
+    assert_eq!(raw.read(1, &mut page), Err(Outcome::ABORTED));
+    // What it answers late is not taken for the answer to another request.
+    raw.patience = base::Span::from_secs(60);
+    fail(&opened, "");
+    for at in 0..3 {
+        assert_eq!(raw.read(at, &mut page), Err(Outcome::ABORTED));
+    }
+    assert_eq!(raw.flush(), Err(Outcome::ABORTED));
 }
