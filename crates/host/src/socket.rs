@@ -29,5 +29,6 @@ mod zero_copy;
 pub use crate::stream::{Address, Door};
 pub use dial::{Dial, DialError};
 pub use loopback::{loopback, reset_at_end};
+pub(crate) use options::notice_vanished_peer;
 pub use options::{LOCAL_CONGESTION, OptionRefused, Placement, SocketOptions};
 pub use sockets::{SocketCounts, SocketEngine, Sockets, StreamRefused};

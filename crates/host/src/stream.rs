@@ -18,6 +18,7 @@ use rustix::net::sockopt;
 
 pub use crate::local_socket::Received;
 use crate::local_socket::{Peer, peer_of};
+use crate::socket::notice_vanished_peer;
 use crate::vectored::Vectors;
 pub use door::{Address, Door};
 
@@ -47,10 +48,10 @@ impl Stream {
             sockopt::set_socket_send_buffer_size(&socket, UNSENT_BYTES)?;
         } else {
             // The kernel sizes the buffers of TCP better than we could. Replies are gathered before
-            // they are sent, so nothing is won by waiting for more; and a peer that has gone without
-            // a word is noticed some day.
+            // they are sent, so nothing is won by waiting for more.
             sockopt::set_tcp_nodelay(&socket, true)?;
-            sockopt::set_socket_keepalive(&socket, true)?;
+            notice_vanished_peer(socket.as_fd())
+                .map_err(|refused| io::Error::other(refused.to_string()))?;
         }
         Ok(Self { socket, vectors: Vectors::with_capacity(regions, STRETCHES_MAX) })
     }

@@ -112,6 +112,7 @@ fn serve(uri: &str, socket: &Path, regions: &Regions, clock: Clock) -> House {
         clock,
         connections_max: 8,
         per_address_max: 8,
+        idle_max: None,
     });
     House { server: server.unwrap(), reactors, served, device }
 }

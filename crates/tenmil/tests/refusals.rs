@@ -87,8 +87,38 @@ fn a_switch_that_says_nothing_to_those_who_are_served_is_refused() {
              or NVMe/TCP",
         ),
         (
+            format!("{vfio_user} --connections-per-address 3"),
+            "serve over vfio-user: --connections-per-address is given, expected only with a listener \
+             for NBD or NVMe/TCP",
+        ),
+        (
+            format!("{nbd} --connections-per-host 3"),
+            "serve over NBD: --connections-per-host is given, expected only with a listener for \
+             NVMe/TCP",
+        ),
+        (
+            format!("{tcp} --nbd-idle-timeout 15m"),
+            "serve over NVMe/TCP: --nbd-idle-timeout is given, expected only with a listener for NBD",
+        ),
+        (
+            format!("{tcp} --allow-remote-write"),
+            "serve over NVMe/TCP: --allow-remote-write is given, expected only with a listener for NBD",
+        ),
+        (
             "serve --config /nowhere/target.toml --allow-any-host".into(),
             "--config and --allow-any-host are both given, expected one of them",
+        ),
+        (
+            "serve --config /nowhere/target.toml --connections-per-address 3".into(),
+            "--config and --connections-per-address are both given, expected one of them",
+        ),
+        (
+            "serve --config /nowhere/target.toml --connections-per-host 3".into(),
+            "--config and --connections-per-host are both given, expected one of them",
+        ),
+        (
+            "serve --config /nowhere/target.toml --nbd-idle-timeout 90".into(),
+            "--config and --nbd-idle-timeout are both given, expected one of them",
         ),
     ] {
         assert_eq!(refusal(&line), expected, "{line}");
@@ -125,6 +155,18 @@ fn a_number_that_cannot_be_is_refused() {
         (
             "perf --bs-mix 4k:x",
             "--bs-mix: weight `x` in `4k:x`, expected 1 to 1000000, as in 4k:70,64k:30",
+        ),
+        (
+            "serve ram:1m -l nbd:/nowhere/s --nbd-idle-timeout 0s",
+            "--nbd-idle-timeout: `0s` is not a time, expected at least a second, such as 90s, 15m or 2h",
+        ),
+        (
+            "serve ram:1m -l nbd:/nowhere/s --connections-per-address 0",
+            "--connections-per-address: `0` is none, expected at least 1",
+        ),
+        (
+            "serve ram:1m -l tcp://127.0.0.1:0 --connections-per-host 0",
+            "--connections-per-host: `0` is none, expected at least 1",
         ),
         ("perf -M 101", "-M: read share is `101`, expected 0 to 100"),
         (

@@ -79,6 +79,8 @@ pub struct Placement {
 pub const LOCAL_CONGESTION: &str = "reno";
 
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+/// How long sent bytes may stay unacknowledged.
+const USER_TIMEOUT: Span = Span::from_secs(30);
 const KEEPALIVE_BETWEEN: Duration = Duration::from_secs(10);
 const KEEPALIVE_COUNT: u32 = 3;
 
@@ -90,7 +92,7 @@ impl Default for SocketOptions {
             gathers: true,
             says_more: true,
             keepalive: true,
-            user_timeout: Span::from_secs(30),
+            user_timeout: USER_TIMEOUT,
             send_buffer_bytes: None,
             receive_buffer_bytes: None,
             busy_poll: None,
@@ -134,12 +136,7 @@ impl SocketOptions {
         sockopt::set_socket_keepalive(socket, self.keepalive)
             .map_err(refused("SO_KEEPALIVE", u64::from(self.keepalive)))?;
         if self.keepalive {
-            sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)
-                .map_err(refused("TCP_KEEPIDLE", KEEPALIVE_IDLE.as_secs()))?;
-            sockopt::set_tcp_keepintvl(socket, KEEPALIVE_BETWEEN)
-                .map_err(refused("TCP_KEEPINTVL", KEEPALIVE_BETWEEN.as_secs()))?;
-            sockopt::set_tcp_keepcnt(socket, KEEPALIVE_COUNT)
-                .map_err(refused("TCP_KEEPCNT", u64::from(KEEPALIVE_COUNT)))?;
+            set_keepalive_times(socket)?;
         }
         if let Some(name) = &self.congestion {
             sockopt::set_tcp_congestion(socket, name).map_err(|errno| OptionRefused {
@@ -156,6 +153,29 @@ impl SocketOptions {
         sockopt::set_tcp_user_timeout(socket, timeout)
             .map_err(refused("TCP_USER_TIMEOUT", timeout_ms))
     }
+}
+
+/// Has the kernel notice within a minute that the peer of a TCP socket is gone: with nothing to send by
+/// probes, otherwise by what stays unacknowledged.
+///
+/// # Errors
+///
+/// Which option the kernel refuses.
+pub(crate) fn notice_vanished_peer(socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
+    sockopt::set_socket_keepalive(socket, true).map_err(refused("SO_KEEPALIVE", 1))?;
+    set_keepalive_times(socket)?;
+    let timeout_ms = USER_TIMEOUT.ns / 1_000_000;
+    let timeout = u32::try_from(timeout_ms).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(socket, timeout).map_err(refused("TCP_USER_TIMEOUT", timeout_ms))
+}
+
+fn set_keepalive_times(socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)
+        .map_err(refused("TCP_KEEPIDLE", KEEPALIVE_IDLE.as_secs()))?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_BETWEEN)
+        .map_err(refused("TCP_KEEPINTVL", KEEPALIVE_BETWEEN.as_secs()))?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_COUNT)
+        .map_err(refused("TCP_KEEPCNT", u64::from(KEEPALIVE_COUNT)))
 }
 
 /// Whether the other end of a connected socket is a socket of this machine.
@@ -284,6 +304,17 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         (one, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn peer_that_has_vanished_is_noticed_within_a_minute() {
+        let (one, _other) = pair();
+        super::notice_vanished_peer(one.as_fd()).unwrap();
+        assert!(sockopt::socket_keepalive(&one).unwrap());
+        let (idle, between) = (sockopt::tcp_keepidle(&one), sockopt::tcp_keepintvl(&one));
+        let probes = between.unwrap() * sockopt::tcp_keepcnt(&one).unwrap();
+        assert!((idle.unwrap() + probes).as_secs() <= 60);
+        assert_eq!(sockopt::tcp_user_timeout(&one).unwrap(), 30_000);
     }
 
     #[test]

@@ -37,8 +37,11 @@ pub(super) struct Guest {
     looks: Looks,
     /// Of the backend.
     latency: MeanLatency,
-    /// Until when the client has to choose an export, or to take its last answers.
+    /// Until when the client has to choose an export, to ask for something, or to take its last answers.
     deadline: Instant,
+    /// How long it may ask for nothing, if not for ever, and when something was done for it last.
+    idle_max: Option<Span>,
+    active_at: Instant,
     is_ending: bool,
     /// Nothing is begun before its thread has come to where it goes.
     is_travelling: bool,
@@ -82,12 +85,14 @@ pub(super) struct GuestParts {
     pub(super) survey: Survey,
     pub(super) loan: Loan,
     pub(super) pool: Arc<Pool>,
+    pub(super) idle_max: Option<Span>,
     pub(super) now: Instant,
 }
 
 impl Guest {
     pub(super) fn new(parts: GuestParts) -> io::Result<Self> {
-        let GuestParts { stream, backend, served, seat, regions, survey, loan, pool, now } = parts;
+        let GuestParts { stream, backend, served, seat, regions, survey, loan, .. } = parts;
+        let GuestParts { pool, idle_max, now, .. } = parts;
         let watch = Watch::new()?;
         watch.add(&stream, SOCKET, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
@@ -107,6 +112,8 @@ impl Guest {
             looks: Looks::default(),
             latency: MeanLatency::default(),
             deadline: now.after(HAGGLING_MAX),
+            idle_max,
+            active_at: now,
             is_ending: false,
             is_travelling: false,
             sending: Progress::NOTHING,
@@ -291,7 +298,9 @@ impl Guest {
             self.is_ending = true;
             self.deadline = now.after(ENDING_MAX);
         } else if !self.is_ending && !self.connection.is_haggling() {
-            self.deadline = Instant::NEVER;
+            let is_idle = self.connection.under_way() == 0 && !self.is_blocked;
+            let idle_max = self.idle_max.filter(|_| is_idle);
+            self.deadline = idle_max.map_or(Instant::NEVER, |most| self.active_at.after(most));
         }
         if self.is_ending && self.owes() {
             // The client takes its time from the last answer on, however long that took.
@@ -302,7 +311,8 @@ impl Guest {
         let is_slow = self.sending.is_too_slow(now, self.connection.awaited())
             | self.receiving.is_too_slow(now, self.is_blocked.then_some(0));
         if now >= self.deadline || is_slow {
-            self.end_for(Reason::TooSlow);
+            let is_idle = !self.is_ending && !self.connection.is_haggling() && !is_slow;
+            self.end_for(if is_idle { Reason::Idle } else { Reason::TooSlow });
             self.connection.broken();
         }
     }
@@ -373,7 +383,11 @@ impl Guest {
             self.looks.found_requests(now, self.connection.under_way().saturating_sub(before));
         }
         count += self.submit(now);
-        count + self.answer(now)
+        count += self.answer(now);
+        if count > 0 {
+            self.active_at = now;
+        }
+        count
     }
 }
 

@@ -121,6 +121,8 @@ pub enum Reason {
     Nonsense,
     /// The client took too long.
     TooSlow,
+    /// The client asked for nothing as long as the server allows.
+    Idle,
     /// The socket failed, as the kernel says.
     Broken(String),
     /// Somebody asked for it.
@@ -254,6 +256,7 @@ impl Reason {
             Self::NothingChosen => "nothing-chosen",
             Self::Nonsense => "nonsense",
             Self::TooSlow => "too-slow",
+            Self::Idle => "idle-timeout",
             Self::Broken(_) => "broken",
             Self::Told => "told",
             Self::DeviceRemoved => "device-removed",
@@ -270,6 +273,7 @@ impl fmt::Display for Reason {
             Self::NothingChosen => "the client chose no export that there is",
             Self::Nonsense => "what the client sent makes no sense",
             Self::TooSlow => "the client took too long",
+            Self::Idle => "no request came within --nbd-idle-timeout",
             Self::Broken(why) => return write!(out, "the socket failed: {why}"),
             Self::Told => "somebody asked for it",
             Self::DeviceRemoved => "the device has been removed",

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::Segment;
+use base::{Segment, Span};
 use block::Event;
 use dma::{Region, Regions};
 use host::Clock;
@@ -41,6 +41,8 @@ pub struct Plan {
     pub connections_max: usize,
     /// How many of them from one address (of IPv6, one /64). A Unix socket has none.
     pub per_address_max: usize,
+    /// How long a client may ask for nothing. None: as long as its end of the connection is there.
+    pub idle_max: Option<Span>,
 }
 
 /// A medium that is served. Dropping it lets nobody in any more; who is in stays until the reactors
@@ -161,6 +163,7 @@ impl Keeper for Usher {
             survey: Survey::new(Arc::clone(served), Arc::clone(&self.pool)),
             loan,
             pool: Arc::clone(&self.memory),
+            idle_max: self.plan.idle_max,
             now: clock.now(),
         });
         let guest = guest.map_err(|error| error.to_string())?;

@@ -132,6 +132,11 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
     connections_per_host: Option<u32>,
 
+    /// Disconnect NBD clients that have asked for nothing so long, such as 90s, 15m or 2h: some clients
+    /// connect again by themselves, a mounted disk of Linux does not [default: never]
+    #[arg(long, value_name = "TIME", value_parser = some_time, conflicts_with = "config")]
+    nbd_idle_timeout: Option<Span>,
+
     /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
     #[arg(short = 'c', long, value_name = "CORES", value_parser = Cores::parse)]
     cores: Option<Cores>,
@@ -201,6 +206,20 @@ fn some_connections(text: &str) -> Result<u32, String> {
         0 => Err(format!("`{text}` is none, expected at least 1")),
         count => Ok(count),
     }
+}
+
+/// A time of a second at least: `90`, `90s`, `15m`, `2h`.
+fn some_time(text: &str) -> Result<Span, String> {
+    let (digits, seconds) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3600),
+        _ => (text, 1),
+    };
+    let count = digits.parse::<u64>().ok().filter(|count| (1..=1_000_000).contains(count));
+    count.map(|count| Span::from_secs(count * seconds)).ok_or_else(|| {
+        format!("`{text}` is not a time, expected at least a second, such as 90s, 15m or 2h")
+    })
 }
 
 /// NBD clients that may be connected at once.
@@ -360,6 +379,7 @@ fn run_nbd(
             || Plan::per_address_max_of(connections_max as usize),
             |most| most as usize,
         ),
+        idle_max: arguments.nbd_idle_timeout,
     });
     let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
     host::file::keep()?;

@@ -74,6 +74,10 @@ fn end() -> Instant {
 
 impl World {
     fn new(is_stuck: bool) -> Self {
+        Self::with(is_stuck, None)
+    }
+
+    fn with(is_stuck: bool, idle_max: Option<Span>) -> Self {
         let regions = Regions::new(16);
         let ram = Arc::new(Ram::new(&regions, 512, 16 << 11).unwrap());
         let device = Device::new("ram0", ram, DeviceOptions::new(Clock::start(), 1)).unwrap();
@@ -104,6 +108,7 @@ impl World {
             survey: Survey::new(served, Arc::new(host::pool::Pool::new(1, 1))),
             loan: Loan::take(&Arc::default(), &regions, "", (1, 1)).unwrap(),
             pool: Arc::clone(&pool),
+            idle_max,
             now: at(0),
         });
         let guest = guest.unwrap();
@@ -172,6 +177,36 @@ fn client_that_owes_nothing_is_idle_as_long_as_it_likes() {
     world.turn(at(1_000_000));
     world.send(at(1_000_000), &request(Command::READ, 2, 0, 512));
     assert_eq!((world.replies(), world.guest.reason.clone()), (16 + 512, None));
+}
+
+#[test]
+fn client_that_asks_for_nothing_is_disconnected_after_the_idle_timeout() {
+    let mut world = World::with(false, Some(Span::from_ms(5000)));
+    assert_eq!(world.guest.wake_at(), at(5000));
+    for round in 0..3 {
+        let now = at(4000 * round);
+        world.send(now, &request(Command::READ, round, 0, 512));
+        assert_eq!((world.replies(), world.guest.reason.clone()), (16 + 512, None));
+        assert_eq!(world.guest.wake_at(), now.after(Span::from_ms(5000)));
+    }
+    world.turn(at(12_999));
+    assert_eq!(world.guest.reason, None);
+    world.turn(at(13_000));
+    assert_eq!(world.guest.reason, Some(Reason::Idle));
+    assert!(world.guest.connection.is_over());
+}
+
+#[test]
+fn client_that_waits_for_an_answer_is_not_idle() {
+    let mut world = World::with(true, Some(Span::from_ms(5000)));
+    world.send(at(0), &write(1, 0, &[7; 512]));
+    world.turn(at(100_000));
+    assert_eq!((world.guest.reason.clone(), world.guest.deadline), (None, Instant::NEVER));
+    // One that has begun to send a request is too slow, and not idle.
+    let mut world = World::with(false, Some(Span::from_ms(100_000)));
+    world.send(at(0), &write(1, 0, &[7; 512])[..40]);
+    world.turn(end());
+    assert!(world.is_too_slow());
 }
 
 #[test]

@@ -77,6 +77,7 @@ fn serve_medium(
         clock,
         connections_max,
         per_address_max: 2,
+        idle_max: None,
     });
     House {
         server: Some(server.unwrap()),

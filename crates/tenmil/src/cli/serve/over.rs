@@ -32,7 +32,7 @@ pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(
     let ServeArguments { name, limit_iops, limit_bytes, connections, .. } = arguments;
     let (per_address, per_host) =
         (arguments.connections_per_address, arguments.connections_per_host);
-    let switches: [(&str, bool, &[Over]); 14] = [
+    let switches: [(&str, bool, &[Over]); 15] = [
         ("--nqn", nqn.is_some(), &[NvmeTcp]),
         ("--host", !host.is_empty(), &[NvmeTcp]),
         ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
@@ -46,6 +46,7 @@ pub(super) fn check_switches(arguments: &ServeArguments, over: Over) -> Result<(
         ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
         ("--connections", connections.is_some(), &[Nbd, NvmeTcp]),
         ("--connections-per-address", per_address.is_some(), &[Nbd, NvmeTcp]),
+        ("--nbd-idle-timeout", arguments.nbd_idle_timeout.is_some(), &[Nbd]),
         ("--connections-per-host", per_host.is_some(), &[NvmeTcp]),
     ];
     let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));
