@@ -17,7 +17,7 @@ use std::time::Duration;
 use base::{Blame, Durability};
 use rustix::fs::{
     AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags, fcntl_getfl,
-    fcntl_setfl, fdatasync, flock, fstat, fsync, ftruncate, major, minor, open, seek, stat, statx,
+    fcntl_setfl, flock, fstat, fsync, ftruncate, major, minor, open, seek, stat, statx,
 };
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -185,8 +185,7 @@ impl File {
                 return refuse_size("all of them: the rest is left alone");
             }
             ftruncate(descriptor, len_bytes).map_err(refuse)?;
-            // The length, too, is what reading needs (fdatasync(2)).
-            fdatasync(descriptor).map_err(refuse)?;
+            sync(descriptor).map_err(refuse)?;
         } else if len_bytes > there {
             return refuse_size("a device that is at least as long as asked for");
         }
@@ -500,17 +499,24 @@ fn grow(
 fn settle(descriptor: &OwnedFd, path: &Path) -> Result<(), FileError> {
     let refuse =
         |errno| FileError::new("sync", path, errno, "a file that was made, and its directory");
-    fsync(descriptor).map_err(refuse)?;
+    sync(descriptor).map_err(refuse)?;
     let whole = path.canonicalize().unwrap_or_else(|_| path.into());
     let directory = whole.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = directory.unwrap_or(Path::new("."));
     let opened =
         open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    match opened.and_then(fsync) {
+    match opened.and_then(sync) {
         // Of a directory that one may not read, and where directories have no sync.
         Ok(()) | Err(Errno::ACCESS | Errno::INVAL | Errno::OPNOTSUPP) => Ok(()),
         Err(errno) => Err(refuse(errno)),
     }
+}
+
+/// fsync(2), which tests see.
+fn sync(descriptor: impl AsFd) -> Result<(), Errno> {
+    #[cfg(test)]
+    tests::note_sync(descriptor.as_fd());
+    fsync(descriptor)
 }
 
 /// Switches the page cache off, if that was asked for and can be done.

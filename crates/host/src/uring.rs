@@ -315,6 +315,7 @@ fn errno(error: &std::io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
     use std::sync::Arc;
 
     use base::Segment;
@@ -406,6 +407,40 @@ mod tests {
             ring.unsubmitted == 0
         });
         assert_eq!(told_at.collect::<Vec<u64>>(), [1, 2, 4, 8, 16, 32, 48]);
+    }
+
+    #[test]
+    fn a_sync_is_of_a_description_that_transfers_do_not_use() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, unit_bytes) = (directory.path().join("blocks"), 4096);
+        let len_bytes = Some(1 << 20);
+        let options = FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false };
+        let file = Arc::new(File::open(&options).unwrap());
+        let regions = Regions::new(1);
+        let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let Ok(mut ring) = Ring::new(file, &regions, Capacity { depth: 4, segments_max: 1 }) else {
+            println!("skipped: io_uring is not allowed here");
+            return;
+        };
+        let run = |ring: &mut Ring, job| {
+            ring.submit(7, job).unwrap();
+            ring.flush();
+            let mut ended = Vec::new();
+            while ended.is_empty() {
+                ring.ring.submit_and_wait(1).unwrap();
+                ring.poll(&mut ended);
+            }
+            ended[0].result
+        };
+        assert_eq!(run(&mut ring, Job::Sync), Ok(()));
+        // A pipe cannot be synced (fsync(2)), nor read at an offset.
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        let put = |ring: &Ring, place| {
+            ring.ring.submitter().register_files_update(place, &[pipe.as_raw_fd()]).unwrap();
+        };
+        put(&ring, 1);
+        assert_eq!(run(&mut ring, Job::Sync), Err(Errno::INVAL));
+        assert_eq!(run(&mut ring, Job::Read { offset: 0, into: &[memory] }), Ok(()));
     }
 
     #[test]

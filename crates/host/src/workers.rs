@@ -247,3 +247,28 @@ impl Slot {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use dma::Regions;
+    use rustix::io::Errno;
+
+    use super::{Slot, Verb};
+    use crate::file::{File, FileOptions};
+    use crate::vectored::Vectors;
+
+    #[test]
+    fn a_sync_is_of_a_description_that_transfers_do_not_use() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, unit_bytes) = (directory.path().join("blocks"), 4096);
+        let len_bytes = Some(8192);
+        let options = FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false };
+        let file = File::open(&options).unwrap();
+        let vectors = Vectors::with_capacity(Regions::new(1), 1);
+        let mut slot = Slot { token: 0, offset: 0, verb: Verb::Sync, vectors };
+        assert_eq!(slot.run(&file, &file.to_sync().unwrap()), Ok(()));
+        // A pipe cannot be synced (fsync(2)).
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        assert_eq!(slot.run(&file, &pipe), Err(Errno::INVAL));
+    }
+}

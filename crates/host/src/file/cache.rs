@@ -141,6 +141,16 @@ mod tests {
     }
 
     #[test]
+    fn a_node_is_known_as_the_device_that_it_is_and_not_by_the_file_system_it_lies_on() {
+        let open = |path: &str| std::fs::File::open(path).unwrap();
+        // As every node it lies on devtmpfs or tmpfs (null(4)).
+        let node = Node::of(open("/dev/null"));
+        assert_eq!((node.kind, node.device), (FileType::CharacterDevice, (1, 3)));
+        assert_eq!(node.durability(&Machine::this(), true), Durability::VolatileCache);
+        assert_eq!(Node::of(tempfile::tempfile().unwrap()).kind, FileType::RegularFile);
+    }
+
+    #[test]
     fn file_system_is_asked_of_regular_files_only() {
         let root = tempfile::tempdir().unwrap();
         let machine = Machine::under(root.path());

@@ -1,12 +1,21 @@
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{Seek, SeekFrom};
-use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use base::Blame;
 
 use super::{File, FileError, FileExtent, FileOptions, Indirect};
+
+thread_local! {
+    /// The inodes that this thread has synced.
+    static SYNCED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn note_sync(descriptor: BorrowedFd<'_>) {
+    SYNCED.with_borrow_mut(|synced| synced.push(rustix::fs::fstat(descriptor).unwrap().st_ino));
+}
 
 fn open(path: &Path, len_bytes: Option<u64>, unit_bytes: u32) -> Result<File, FileError> {
     let (path, direct, read_only) = (path.into(), true, false);
@@ -29,6 +38,29 @@ fn a_file_is_made_and_takes_no_room() {
     assert_eq!(open(&path, None, 4096).unwrap().len_bytes(), 64 << 20);
     assert_eq!(open(&path, Some(8192), 4096).unwrap().len_bytes(), 8192);
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 << 20, "the rest is left alone");
+}
+
+#[test]
+fn file_that_is_made_or_grown_is_synced_and_then_its_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (path, link) = (directory.path().join("blocks"), elsewhere.path().join("link"));
+    let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
+    let synced = |at: &Path, len_bytes| {
+        drop(open(at, len_bytes, 4096).unwrap());
+        SYNCED.take()
+    };
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    // The name is in the directory that the link leads to.
+    for (at, len_bytes) in [(&link, 8192), (&path, 1 << 20), (&link, 2 << 20)] {
+        let found = synced(at, Some(len_bytes));
+        assert_eq!(found, [inode(&path), inode(directory.path())], "{len_bytes} bytes");
+    }
+    assert_eq!(synced(&path, Some(8192)), [], "it is as it was");
+    assert_eq!(synced(&path, None), []);
+    let file = open(&path, None, 4096).unwrap();
+    file.resize(4 << 20).unwrap();
+    assert_eq!(SYNCED.take(), [inode(&path)], "its name is where it was");
 }
 
 #[test]
