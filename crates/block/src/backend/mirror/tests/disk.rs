@@ -38,6 +38,8 @@ struct State {
     losses: u64,
     /// Whether it tells how many.
     counts: bool,
+    /// Whether it reports a loss on one channel only.
+    reports_once: bool,
 }
 
 struct Channel {
@@ -83,12 +85,18 @@ impl Disk {
             is_unheard: false,
             losses: 0,
             counts: true,
+            reports_once: false,
         })))
     }
 
     /// From now on it does not count how often it loses writes.
     pub(super) fn stop_counting(&self) {
         self.lock().counts = false;
+    }
+
+    /// From now on only the first flush after a loss fails, whichever channel it comes from.
+    pub(super) fn report_once(&self) {
+        self.lock().reports_once = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -255,6 +263,9 @@ impl State {
             && self.owing.remove(&channel);
         self.losses += u64::from(reports && self.is_unheard);
         self.is_unheard &= !reports;
+        if reports && self.reports_once {
+            self.owing.clear();
+        }
         reports
     }
 

@@ -235,6 +235,56 @@ fn a_loss_since_a_leg_came_back_is_reported_by_a_channel_that_was_idle() {
 }
 
 #[test]
+fn a_leg_comes_back_once_for_a_loss_that_every_channel_reports() {
+    for (seed, counts) in (0..20).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let mut bench = Bench::new(seed);
+        if !counts {
+            bench.disks.iter().for_each(Disk::stop_counting);
+        }
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        let before = bench.mirror.shared.returns();
+        bench.disks[0].lose();
+        assert_eq!(bench.flush(0), Outcome::SUCCESS);
+        bench.settle();
+        assert_eq!([bench.flush(0), bench.flush(1)], [Outcome::SUCCESS; 2]);
+        let returns = bench.mirror.shared.returns() - before;
+        assert_eq!((bench.mirror.progress(), returns), ((0b11, 0), 1), "seed {seed}: {counts}");
+    }
+}
+
+#[test]
+fn a_loss_since_a_leg_came_back_that_only_an_idle_channel_reports_has_it_copied_to_again() {
+    let mut met = 0;
+    for (seed, steps) in (0..20).flat_map(|seed| (0..12).map(move |steps| (seed, 5 * steps))) {
+        let mut bench = Bench::new(seed);
+        bench.idle = Some(1);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        assert_eq!(bench.flush(0), Outcome::SUCCESS);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench.disks[0].lose();
+        assert_eq!(bench.flush(0), Outcome::SUCCESS);
+        while bench.mirror.shared.masks().write & 1 == 0 {
+            bench.turn(0, &mut Answers::with_capacity(1));
+        }
+        (0..steps).for_each(|_| bench.turn(0, &mut Answers::with_capacity(1)));
+        // The channel that asked for nothing meanwhile is the first to flush the leg after the loss.
+        bench.disks[0].report_once();
+        bench.disks[0].lose();
+        let before = bench.mirror.shared.returns();
+        for _ in 0..12 {
+            bench.turn(1, &mut Answers::with_capacity(1));
+        }
+        bench.idle = None;
+        bench.settle();
+        met += bench.mirror.shared.returns() - before;
+        for lba in (0..BLOCKS).step_by(64) {
+            assert_eq!(bench.peek(lba), [stamp(lba, 2), stamp(lba, 2)], "seed {seed}, {steps}");
+        }
+    }
+    assert!(met > 20, "{met} of them were copied to again");
+}
+
+#[test]
 fn a_loss_while_a_leg_is_copied_to_has_it_copied_to_again() {
     let mut met = 0;
     for (seed, after) in (0..10).flat_map(|seed| (0..60).map(move |after| (seed, after))) {
