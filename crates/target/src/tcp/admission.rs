@@ -451,6 +451,20 @@ mod tests {
         assert!(connect(&admission, "127.0.0.2:1", ("nqn.other", false)).is_ok());
     }
 
+    #[test]
+    fn one_address_leaves_connections_to_discovery_to_others() {
+        let admission = admission(1100);
+        let visit = |peer: &str| {
+            let mut admitted = Admission::admit(&admission, peer).unwrap();
+            admitted.discovers(true).map(|()| admitted)
+        };
+        let held: Vec<_> = (0..68).map(|_| visit("192.0.2.1:5000").unwrap()).collect();
+        assert_eq!(visit("192.0.2.1:6000").unwrap_err(), NotAdmitted::Discovery { most: 68 });
+        assert!(visit("192.0.2.2:5000").is_ok());
+        drop(held);
+        assert!(visit("192.0.2.1:6000").is_ok());
+    }
+
     /// Else a few addresses would hold all places for ten seconds, and then again.
     #[test]
     fn half_of_the_free_places_are_free_again_after_a_second() {

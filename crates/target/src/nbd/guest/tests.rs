@@ -15,7 +15,7 @@ use host::stream::Stream;
 use reactor::Poller;
 use wire::nbd::{Command, RequestHeader};
 
-use super::{Guest, GuestParts};
+use super::{Guest, GuestParts, HAGGLING_MAX};
 use crate::nbd::memory::LARGE_BYTES;
 use crate::nbd::pool::Pool;
 use crate::nbd::progress::WINDOW;
@@ -78,6 +78,18 @@ impl World {
     }
 
     fn with(is_stuck: bool, idle_max: Option<Span>) -> Self {
+        let mut world = Self::connected(is_stuck, idle_max);
+        world.send(at(0), &handshake(false));
+        assert_eq!(world.replies(), 32 + 34 + 20);
+        world
+    }
+
+    /// One whose client has sent nothing.
+    fn greeted(is_stuck: bool) -> Self {
+        Self::connected(is_stuck, None)
+    }
+
+    fn connected(is_stuck: bool, idle_max: Option<Span>) -> Self {
         let regions = Regions::new(16);
         let ram = Arc::new(Ram::new(&regions, 512, 16 << 11).unwrap());
         let device = Device::new("ram0", ram, DeviceOptions::new(Clock::start(), 1)).unwrap();
@@ -115,8 +127,6 @@ impl World {
         let mut world = Self { guest, client, pool, fences, _news: news, _device: device };
         world.turn(at(0));
         assert_eq!(world.replies(), 18, "the greeting");
-        world.send(at(0), &handshake(false));
-        assert_eq!(world.replies(), 32 + 34 + 20);
         world
     }
 
@@ -167,6 +177,24 @@ fn client_that_stops_within_a_request_is_disconnected_after_a_window() {
         world.turn(end());
         assert!(world.is_too_slow() && world.guest.connection.is_over(), "{len} bytes");
     }
+}
+
+#[test]
+fn client_that_does_not_end_the_negotiation_is_disconnected_when_its_time_is_over() {
+    let (whole, end) = (handshake(false), at(0).after(HAGGLING_MAX));
+    // However much it says, and however late.
+    for (len, when) in [(0, at(0)), (1, at(0)), (4, at(29_000)), (whole.len() - 1, at(29_000))] {
+        let mut world = World::greeted(false);
+        world.send(when, &whole[..len]);
+        world.turn(Instant { ns: end.ns - 1 });
+        assert!(!world.is_too_slow() && world.guest.wake_at() <= end, "{len} bytes");
+        world.turn(end);
+        assert!(world.is_too_slow() && world.guest.connection.is_over(), "{len} bytes");
+    }
+    let mut world = World::greeted(false);
+    world.send(Instant { ns: end.ns - 1 }, &whole);
+    world.turn(end);
+    assert_eq!((world.guest.reason.clone(), world.guest.wake_at()), (None, Instant::NEVER));
 }
 
 #[test]

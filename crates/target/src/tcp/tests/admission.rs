@@ -67,6 +67,9 @@ fn a_keep_alive_time_out_has_a_bound() {
 fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
     let mut rig = Rig::new();
     let (admin, _) = rig.admin();
+    let visitor = rig.dial(admin_config());
+    rig.connect(visitor, &admin_connect(), &discovery());
+    rig.set_property(visitor, offset::CC, ENABLED);
     let set = |timeout_ms| {
         Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0f).with_cdw11(timeout_ms)
     };
@@ -75,8 +78,10 @@ fn a_keep_alive_time_out_that_is_set_later_has_the_same_bound() {
         (600_001, Status::KEEP_ALIVE_TIMEOUT_INVALID),
         (u32::MAX, Status::KEEP_ALIVE_TIMEOUT_INVALID),
     ] {
-        let (completion, _) = rig.command(admin, &set(kato), Data::None, &[]);
-        assert_eq!(completion.status().code(), expected, "{kato}");
+        for line in [admin, visitor] {
+            let (completion, _) = rig.command(line, &set(kato), Data::None, &[]);
+            assert_eq!(completion.status().code(), expected, "{kato} over connection {line}");
+        }
     }
 }
 
