@@ -109,6 +109,28 @@ fn a_registrant_of_an_old_record_belongs_to_the_first_nqn_that_comes() {
     assert_eq!(two.connect_host(TWO, ID), in_use(Some(1)));
 }
 
+/// What is being written is what holds next, and its registrants get their names too.
+#[test]
+fn a_registrant_of_an_old_record_keeps_its_nqn_when_a_registration_under_way_is_written() {
+    let drawer = Drawer::default();
+    let first = bench(&drawer);
+    let mut one = first.second(2);
+    one.set_host(crate::controller::HostIdentity::Extended(ID));
+    assert_eq!(register(&first, &mut one, ChangePersistence::Persist), None);
+    drawer.write();
+    drop((one, first));
+    let next = bench(&drawer);
+    let (mut one, mut two) = (next.second(2), next.second(3));
+    two.connect_host(TWO, ID + 1).unwrap();
+    assert_eq!(register(&next, &mut two, ChangePersistence::Persist), None);
+    assert_eq!(one.connect_host(ONE, ID), Ok(()));
+    drawer.write();
+    drop((one, two));
+    let mut two = next.second(4);
+    two.turn(next.now);
+    assert_eq!(two.connect_host(TWO, ID), in_use(Some(1)));
+}
+
 #[test]
 fn a_namespace_whose_registrant_has_a_connected_identifier_of_another_nqn_is_not_added() {
     let drawer = Drawer::default();
