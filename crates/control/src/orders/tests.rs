@@ -165,6 +165,20 @@ fn orders_are_carried_out_on_the_store_that_is_open_and_said_twice_change_nothin
 }
 
 #[test]
+fn deleting_a_volume_that_is_not_there_is_refused_unless_it_is_said_to_be_no_error() {
+    let bench = Bench::new();
+    let open = bench.store("pool");
+    bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
+    let generation = open.generation();
+    let refusal = bench.refused("set_volume_delete", json!({ "name": "dv" }));
+    assert_eq!((refusal.code, refusal.blame), (Code::NotDone, base::Blame::Caller));
+    assert!(refusal.message.contains("no volume `dv`, expected `db`"), "{refusal}");
+    let told = bench.call("set_volume_delete", json!({ "name": "dv", "if_exists": true }));
+    assert_eq!(told.unwrap()["changed"], json!(false));
+    assert_eq!(open.generation(), generation);
+}
+
+#[test]
 fn what_somebody_has_open_is_not_taken_from_him() {
     let bench = Bench::new();
     let _open = bench.store("pool");
