@@ -574,7 +574,11 @@ fn controller_without_a_keep_alive_granularity_is_told_that_its_host_lives() {
     bed.call(Bed::options()).unwrap();
     bed.turn_until(|bed| bed.remote().controller().state() == State::Ready);
     bed.add_queue(8);
+    let before = bed.target.state().keep_alives;
     bed.turn_for(Span::from_secs(40));
     bed.exchange(1, 8, 1);
     assert_eq!(bed.remote().counts().lost, 0, "{:?}", bed.remote().why());
+    // One in each half of the 5 s that Connect was told, and no more.
+    let sent = bed.target.state().keep_alives - before;
+    assert!((15..=17).contains(&sent), "{sent}");
 }

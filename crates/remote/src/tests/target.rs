@@ -58,6 +58,8 @@ pub(super) struct State {
     /// Associations, and how long they may go on executing what they were told.
     until: BTreeMap<u16, Instant>,
     kato: Span,
+    /// Keep Alives that it has executed.
+    pub(super) keep_alives: u64,
     now: Instant,
     /// Streams are refused.
     pub(super) is_away: bool,
@@ -181,6 +183,7 @@ impl Target {
             held: Vec::new(),
             until: BTreeMap::new(),
             kato: Span::default(),
+            keep_alives: 0,
             now: Instant::default(),
             is_away: false,
             is_silent: false,
@@ -683,6 +686,7 @@ impl End {
             Some(AdminOpcode::KeepAlive) => {
                 let (whose, _) = self.queue?;
                 state.hear(whose);
+                state.keep_alives += 1;
                 Some(ok)
             }
             Some(AdminOpcode::GetLogPage)
