@@ -9,7 +9,7 @@ use base::{
 use dma::{Backing, Lender, Mapping, Regions};
 use host::Errno;
 use host::engine::{Choice, Ended, Job, Refused};
-use host::file::{Alignment, FileExtent, Indirect};
+use host::file::{Alignment, File, FileExtent, FileOptions, Indirect};
 
 use super::channel::goes_directly;
 use super::{FileMedium, FileMediumOptions, in_blocks};
@@ -220,6 +220,21 @@ fn a_medium_says_how_it_moves_its_data() {
     let said = FileMedium::open(&regions, &options).unwrap().describe();
     let expected = "by threads, through the page cache, as asked";
     assert_eq!(said, format!("file {} {expected}", path.display()));
+}
+
+#[test]
+fn a_medium_is_as_durable_as_its_file() {
+    let regions = Regions::new(8);
+    let directories = [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")];
+    for directory in directories.into_iter().flatten() {
+        let path = directory.path().join("blocks");
+        let medium = FileMedium::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+        let durability = medium.limits().durability;
+        drop(medium);
+        let (len_bytes, unit_bytes, direct, read_only) = (None, BLOCK, true, false);
+        let file = FileOptions { path, len_bytes, unit_bytes, direct, read_only };
+        assert_eq!(durability, File::open(&file).unwrap().durability(), "{directory:?}");
+    }
 }
 
 #[test]
