@@ -10,10 +10,11 @@
 mod served;
 
 use std::io::Read;
+use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use served::{Served, run, tools};
@@ -89,6 +90,59 @@ fn what_makes_no_sense_is_refused_by_name() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(expected), "{line}: {text}");
     }
+}
+
+#[test]
+fn whoever_reaches_a_listener_beyond_loopback_may_write_only_where_that_was_asked_for() {
+    // There is no such file, so none of these serves anything.
+    let refusal = |more: &str| {
+        let line = format!("serve file:/no/such/file --listen nbd:/tmp/x {more}");
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_tenmil")).args(line.trim().split(' ')).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for (beyond, expected) in [("0.0.0.0:0", "0.0.0.0:0"), ("[::]:0", "[::]:0")] {
+        let listen = format!("--listen nbd://{beyond}");
+        let text = refusal(&listen);
+        let begin = format!("error: listen at nbd://{expected}: other machines could write there");
+        assert!(text.starts_with(&begin) && text.contains("--allow-remote-write"), "{text}");
+        for consent in ["--read-only", "--allow-remote-write"] {
+            let text = refusal(&format!("{listen} {consent}"));
+            assert!(text.contains("open /no/such/file: "), "{text}");
+        }
+    }
+    for near in ["127.0.0.1:0", "[::1]:0"] {
+        let text = refusal(&format!("--listen nbd://{near}"));
+        assert!(text.contains("open /no/such/file: "), "{text}");
+    }
+}
+
+#[test]
+fn a_device_that_does_not_answer_keeps_no_process_after_it_was_told_to_end() {
+    // A target that takes the connection and answers nothing.
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let uri = format!("tcp://{}/nqn.2024-01.example:x?connect=60s", target.local_addr().unwrap());
+    let child = Command::new(env!("CARGO_BIN_EXE_tenmil"))
+        .args(["serve", &uri, "--listen", "nbd://127.0.0.1:0"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let _connection = target.accept().unwrap();
+    // A service manager gives it five seconds; it is killed after ten.
+    let last = format!(
+        "kill -TERM {pid}; for _ in $(seq 100); do kill -0 {pid} 2>&- || exit 0; sleep 0.1; done; \
+         kill -KILL {pid}"
+    );
+    let mut last = Command::new("sh").args(["-c", &last]).spawn().unwrap();
+    let output = child.wait_with_output().unwrap();
+    last.wait().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    let expected = format!("error: stop: {uri}: a device has not completed its requests 4.8 s");
+    assert!(text.starts_with(&expected), "{text}");
 }
 
 #[test]
