@@ -21,12 +21,14 @@ pub(crate) struct Scripted {
     pub(crate) namespaces: Vec<u32>,
     /// CMBLOC and CMBSZ.
     cmb: [u32; 2],
+    /// What fabrics have: capsules (IOCCSZ).
+    ioccsz: u32,
     asked: Vec<Command>,
 }
 
 impl Default for Scripted {
     fn default() -> Self {
-        Self { namespaces: vec![1, 7], cmb: [0; 2], asked: Vec::new() }
+        Self { namespaces: vec![1, 7], cmb: [0; 2], ioccsz: 0, asked: Vec::new() }
     }
 }
 
@@ -36,6 +38,7 @@ impl Scripted {
             Cns::Controller => Some(
                 IdentifyController::zeroed()
                     .with(|page| page.vid(0x1234).mn(Ascii::new("SCRIPTED")).multiple_ports(true))
+                    .with(|page| page.ioccsz(self.ioccsz))
                     .bytes(),
             ),
             Cns::ActiveNamespaces => {
@@ -151,6 +154,22 @@ fn log_pages_that_are_not_supported_are_not_asked_for() {
     assert_eq!(lids, [0, 2]);
     // RAE is bit 15 of dword 10 (Base 2.1 §5.1.12): reading must not take an event away.
     assert!(logs.clone().all(|command| command.cdw10() & 1 << 15 != 0));
+}
+
+/// A controller over fabrics takes nothing else (Base 2.1 §5.1.25.1.28).
+#[test]
+fn over_fabrics_the_host_identifier_of_16_bytes_is_asked_for() {
+    for (ioccsz, exhid) in [(0, 0), (4, 1)] {
+        let mut controller = Scripted { ioccsz, ..Scripted::default() };
+        interrogate(&mut controller).unwrap();
+        let is_asked = |command: &&Command| {
+            let fid = command.cdw10().to_le_bytes()[0];
+            command.opcode() == AdminOpcode::GetFeatures.code() && fid == 0x81
+        };
+        let asked: Vec<u32> =
+            controller.asked.iter().filter(is_asked).map(|command| command.cdw11() & 1).collect();
+        assert_eq!(asked, [exhid], "IOCCSZ {ioccsz}");
+    }
 }
 
 #[test]
