@@ -1,6 +1,7 @@
 //! Files that hold blocks: opened once, sized, locked, and asked what they can do.
 
 mod before;
+mod below;
 mod cache;
 mod making;
 #[cfg(test)]
@@ -34,6 +35,8 @@ use crate::process::{command_line, has_ended, name};
 #[derive(Debug)]
 pub struct File {
     descriptor: OwnedFd,
+    /// The file below a loop device, locked.
+    _below: Option<OwnedFd>,
     path: PathBuf,
     len_bytes: AtomicU64,
     found_bytes: u64,
@@ -116,7 +119,8 @@ impl File {
     pub fn open(options: &FileOptions) -> Result<Self, FileError> {
         let path = options.path.as_path();
         let (descriptor, origin) = open_or_make(options)?;
-        lock(&descriptor, options)?;
+        lock(&descriptor, path, options.read_only)?;
+        let below = below::lock_below(&Machine::this(), &descriptor, options.read_only)?;
         let (found_bytes, len_bytes, grows_later) = size(&descriptor, options, origin)?;
         let direct = go_direct(&descriptor, options);
         let durability = Node::of(&descriptor).durability(&Machine::this(), direct.is_ok());
@@ -125,6 +129,7 @@ impl File {
         let path = path.into();
         Ok(Self {
             descriptor,
+            _below: below,
             path,
             len_bytes,
             found_bytes,
@@ -370,9 +375,8 @@ fn not_opened(options: &FileOptions, errno: Errno) -> FileError {
     FileError::new("open", path, errno, expected)
 }
 
-fn lock(descriptor: &OwnedFd, options: &FileOptions) -> Result<(), FileError> {
-    let path = options.path.as_path();
-    let (operation, expected) = if options.read_only {
+fn lock(descriptor: &OwnedFd, path: &Path, read_only: bool) -> Result<(), FileError> {
+    let (operation, expected) = if read_only {
         (FlockOperation::NonBlockingLockShared, "nobody who has it open for writing")
     } else {
         (FlockOperation::NonBlockingLockExclusive, "to be the only one who has it open")

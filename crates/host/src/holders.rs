@@ -161,6 +161,17 @@ pub fn write_cache(machine: &Machine, device: (u32, u32)) -> Option<String> {
     machine.text(&format!("{disk}/queue/write_cache"))
 }
 
+/// The file below a loop device, or below the one that this is a partition of, and whether the device is
+/// all of it. None of any other device.
+pub fn file_below(machine: &Machine, device: (u32, u32)) -> Option<(PathBuf, bool)> {
+    let own = directory(device);
+    let disk = disk(machine, &own);
+    let path = machine.text(&format!("{disk}/loop/backing_file"))?;
+    let is_zero = |name| machine.number(&format!("{disk}/loop/{name}")).is_none_or(|it| it == 0);
+    let is_whole = disk == own && is_zero("offset") && is_zero("sizelimit");
+    Some((path.into(), is_whole))
+}
+
 /// The process that has a lock on the file of this inode, on a file system of this device.
 pub fn lock_holder(machine: &Machine, device: (u32, u32), inode: u64) -> Option<u32> {
     let (major, minor) = device;
