@@ -79,7 +79,8 @@ pub trait Backend: Send {
     fn fence_writes(&mut self) {}
 
     /// How often the device is known to have lost completed writes: a count of the device, which no
-    /// channel lags behind once it has failed a flush for a loss. Zero if it does not count them.
+    /// channel lags behind once it has failed a flush for a loss, or has read what a device is left with that
+    /// it was connected to anew. Zero if it does not count them. Asked after each poll: it takes no lock.
     fn losses(&self) -> u64 {
         0
     }

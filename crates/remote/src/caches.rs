@@ -15,8 +15,11 @@
 //! |---|---|
 //! | the controllers of the subsystem share a cache ([`Cache::Shared`]), and both were seen alive at the same time | the cache cannot have been lost in between |
 //! | neither | the writes are lost, and every queue fails a flush for it |
+//!
+//! That is found out when the next controller on the path of the lost one is known, before anything is read
+//! from it, or by a flush that comes earlier.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Instant;
@@ -41,6 +44,8 @@ pub(crate) struct Caches {
     cache: Cache,
     bugs: InjectedBugs,
     known: Mutex<Known>,
+    /// How often writes were lost with a controller. Stored under the lock.
+    losses: AtomicU64,
 }
 
 /// A controller from Connect to its loss.
@@ -54,8 +59,6 @@ pub(crate) struct Association {
 struct Known {
     records: Vec<Record>,
     next: u64,
-    /// How often writes were lost with a controller.
-    losses: u64,
     /// Losses that some queue has failed a flush for.
     reported: u64,
 }
@@ -98,8 +101,8 @@ impl Association {
 
 impl Caches {
     pub(crate) fn new(cache: Cache, bugs: InjectedBugs) -> Arc<Self> {
-        let known = Known { records: Vec::new(), next: 1, losses: 0, reported: 0 };
-        Arc::new(Self { cache, bugs, known: Mutex::new(known) })
+        let known = Known { records: Vec::new(), next: 1, reported: 0 };
+        Arc::new(Self { cache, bugs, known: Mutex::new(known), losses: AtomicU64::new(0) })
     }
 
     /// A controller has been connected over `path`.
@@ -122,11 +125,23 @@ impl Caches {
         of
     }
 
-    /// Its namespace has said which instance of a cache it writes through, or nothing.
+    /// Its namespace has said which instance of a cache it writes through, or nothing. What an earlier
+    /// controller on its path has completed, and nobody vouches for, is lost.
     pub(crate) fn identify(&self, of: &Association, instance: Option<CacheInstance>) {
-        if let Some(record) = self.lock().record(of.number) {
-            record.instance = instance;
+        let mut known = self.lock();
+        let Some(record) = known.record(of.number) else { return };
+        record.instance = instance;
+        let path = record.path;
+        let is_vouched_for = |known: &Known, it: &Record| {
+            known.records.iter().any(|one| !one.is_lost && self.vouches(one, it))
+        };
+        for index in 0..known.records.len() {
+            let it = &known.records[index];
+            if it.path == path && it.is_lost && it.owes() && !is_vouched_for(&known, it) {
+                self.count_loss(&mut known.records[index]);
+            }
         }
+        known.records.retain(Record::is_needed);
     }
 
     /// It has answered a command that it was sent at this time.
@@ -176,7 +191,7 @@ impl Caches {
         let known = self.lock();
         let owing = known.records.iter().filter(|record| record.owes());
         let owed = |it: &Record| Owed { association: it.of.number, epoch: it.epoch };
-        (owing.map(owed).collect(), known.losses)
+        (owing.map(owed).collect(), self.losses())
     }
 
     /// Losses that a queue which is made now need not report: somebody has heard of them.
@@ -244,11 +259,7 @@ impl Caches {
         let mut are_all_lost = true;
         for owed in owed {
             match known.record(owed.association) {
-                Some(record) if record.is_lost => {
-                    record.flushed = record.epoch;
-                    record.epoch += 1;
-                    known.losses += u64::from(!self.bugs.flush_ignores_lost_writes);
-                }
+                Some(record) if record.is_lost => self.count_loss(record),
                 Some(_) => are_all_lost = false,
                 None => {}
             }
@@ -260,13 +271,23 @@ impl Caches {
     /// A queue fails a flush for all losses so far. How many these are.
     pub(crate) fn report(&self) -> u64 {
         let mut known = self.lock();
-        known.reported = known.losses;
-        known.losses
+        known.reported = self.losses();
+        known.reported
     }
 
     /// How often writes were lost so far.
     pub(crate) fn losses(&self) -> u64 {
-        self.lock().losses
+        // Pairs with the release in `count_loss`: whoever reads from a controller that came later sees it.
+        self.losses.load(Ordering::Acquire)
+    }
+
+    /// What a controller owes is lost. The caller holds the lock.
+    fn count_loss(&self, record: &mut Record) {
+        record.flushed = record.epoch;
+        record.epoch += 1;
+        if !self.bugs.flush_ignores_lost_writes {
+            self.losses.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Whether a flush that `one` completes covers what `other` has completed before.
@@ -401,10 +422,34 @@ mod tests {
             let two = caches.connect(0, at(2));
             assert_eq!(paths(&caches), 0, "nothing is known of it yet");
             caches.identify(&two, second.map(|byte| CacheInstance([byte; 16])));
-            assert_eq!(paths(&caches), u32::from(is_same));
+            assert_eq!(
+                (paths(&caches), caches.losses()),
+                (u32::from(is_same), u64::from(!is_same))
+            );
             flush(&caches, &two);
-            assert_eq!(owed(&caches).is_empty(), is_same);
+            assert_eq!(owed(&caches), []);
         }
+    }
+
+    /// Before anything can be read from it: whoever counts losses then reads nothing that is too old.
+    #[test]
+    fn loss_is_counted_when_the_next_controller_of_the_path_is_known() {
+        let caches = caches(Cache::Separate);
+        let one = caches.connect(0, at(1));
+        caches.wrote(&one);
+        caches.lose(&one);
+        let before = owed(&caches);
+        let other = caches.connect(1, at(2));
+        caches.identify(&other, None);
+        assert_eq!(caches.losses(), 0, "its own path may lead to the same cache again");
+        let two = caches.connect(0, at(3));
+        caches.identify(&two, None);
+        assert_eq!((caches.losses(), caches.reported()), (1, 0));
+        let mut left = before;
+        caches.reduce(&mut left);
+        assert_eq!(left, [], "a flush that is under way has to fail by the count");
+        caches.identify(&two, None);
+        assert_eq!(caches.losses(), 1, "once");
     }
 
     /// One that says nothing is not the same as another one that says nothing.
