@@ -2,6 +2,7 @@
 
 mod background;
 mod legs;
+mod losses;
 mod tally;
 
 use std::sync::Arc;
@@ -332,6 +333,7 @@ impl MirrorChannel {
             return self.end(slot, Outcome::SUCCESS);
         }
         let at_fault = is_the_callers(work.outcome);
+        self.legs.notice_losses(work.lost);
         if meta.have_lost(&shared, work.lost) && self.losses == shared.losses() {
             shared.add_loss();
         }
@@ -379,7 +381,13 @@ impl MirrorChannel {
         let Work { request, result, stage, losses, .. } = self.works[slot as usize];
         let outcome = match request.operation {
             Operation::Flush => self.flushed(losses, outcome),
-            _ => outcome,
+            Operation::Read | Operation::Compare | Operation::Verify => outcome,
+            _ => {
+                if losses < self.losses && outcome.is_success() {
+                    self.owe_report(losses);
+                }
+                outcome
+            }
         };
         match stage {
             Stage::Written { bucket } | Stage::Recorded { bucket: Some(bucket) } => {
@@ -439,6 +447,7 @@ impl MirrorChannel {
         }
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
+        self.legs.notice_losses(1 << leg);
         if meta.have_lost(&shared, 1 << leg) {
             shared.add_loss();
         }
@@ -507,14 +516,20 @@ impl Backend for MirrorChannel {
         self.now = now;
         let mut below = std::mem::replace(&mut self.below, Answers::with_capacity(0));
         for leg in 0..self.legs.count() {
-            self.legs.poll(leg, now, &mut below);
+            let count = self.legs.poll(leg, now, &mut below);
+            let has_lost = count > 0 && self.legs.has_lost(leg);
             for answer in below.drain() {
                 let place = Place::of(answer.token);
                 if answer.outcome == Outcome::WRITE_FAULT && self.is_flush(place) {
                     self.legs.acknowledge_losses(leg);
                 }
                 match place {
-                    Place::Work(slot) => self.ended(slot, 1 << leg, &answer),
+                    Place::Work(slot) => {
+                        if has_lost {
+                            self.notice_loss(slot, leg);
+                        }
+                        self.ended(slot, 1 << leg, &answer);
+                    }
                     Place::Report => self.reported(leg, &answer),
                     place => self.background_ended(place, 1 << leg, &answer),
                 }

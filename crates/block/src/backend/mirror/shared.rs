@@ -49,6 +49,8 @@ pub(super) struct Shared {
     /// Of each leg, how many losses of completed writes were known of it when it was last found to be back,
     /// as it counts them: all that these have taken is copied to it before it is in sync.
     repaired_losses: Box<[AtomicU64]>,
+    /// Of each leg, how many losses some channel has acted on, as the leg counts them.
+    noticed_losses: Box<[AtomicU64]>,
     /// Whether a thread of its own looks after the mirror.
     has_owner: AtomicBool,
     meta: Mutex<Meta>,
@@ -99,7 +101,8 @@ impl Shared {
         let shape = meta.shape();
         let closed = Marks::new(shape.regions());
         closed.set(0, shape.regions());
-        let repaired_losses = media.iter().map(|_| AtomicU64::new(0)).collect();
+        let zeroes = || media.iter().map(|_| AtomicU64::new(0)).collect();
+        let (repaired_losses, noticed_losses) = (zeroes(), zeroes());
         let shared = Self {
             media,
             regions,
@@ -116,6 +119,7 @@ impl Shared {
             returns: AtomicU64::new(0),
             losses_reported: AtomicU64::new(0),
             repaired_losses,
+            noticed_losses,
             has_owner: AtomicBool::new(false),
             meta: Mutex::new(meta),
             reserved,
@@ -230,6 +234,17 @@ impl Shared {
     /// A leg that is not in sync, and not written, has lost writes so often. The caller holds the lock.
     pub(super) fn repair_losses(&self, leg: usize, count: u64) {
         self.repaired_losses[leg].fetch_max(count, Ordering::AcqRel);
+    }
+
+    /// Losses of a leg that some channel has acted on.
+    #[inline]
+    pub(super) fn noticed_losses(&self, leg: usize) -> u64 {
+        self.noticed_losses[leg].load(Ordering::Relaxed)
+    }
+
+    /// So many losses of a leg are acted on now. The caller holds the lock.
+    pub(super) fn notice_losses(&self, leg: usize, count: u64) {
+        self.noticed_losses[leg].fetch_max(count, Ordering::Relaxed);
     }
 
     /// Bytes of a superblock as it is written: whole blocks.

@@ -284,6 +284,7 @@ impl MirrorChannel {
             let (task, Group { failed, lost, .. }) = (*task, *group);
             self.background.task = None;
             let mut meta = shared.lock();
+            self.legs.notice_losses(lost);
             if meta.have_lost(&shared, lost) {
                 // Nobody else hears of it from the legs.
                 shared.add_loss();

@@ -257,6 +257,19 @@ impl Legs {
         self.legs[leg].backend.as_ref().map_or(0, |backend| backend.losses())
     }
 
+    /// Whether a leg has lost completed writes, and no channel has acted on that.
+    #[inline]
+    pub(super) fn has_lost(&self, leg: usize) -> bool {
+        self.losses(leg) > self.shared.noticed_losses(leg)
+    }
+
+    /// The losses of some legs are acted on. The caller holds the lock of the mirror.
+    pub(super) fn notice_losses(&self, legs: u8) {
+        for leg in (0..self.legs.len()).filter(|leg| legs >> leg & 1 == 1) {
+            self.shared.notice_losses(leg, self.losses(leg));
+        }
+    }
+
     /// Before a flush is sent: has no leg fail it for what it lost before it came back.
     ///
     /// A leg reports a loss once on every channel. A channel of the mirror that nobody polls while a leg
@@ -321,12 +334,11 @@ impl Legs {
         }
     }
 
-    pub(super) fn poll(&mut self, leg: usize, now: Instant, answers: &mut Answers) {
+    pub(super) fn poll(&mut self, leg: usize, now: Instant, answers: &mut Answers) -> usize {
         let Leg { backend, under_way, .. } = &mut self.legs[leg];
-        if let Some(backend) = backend {
-            let count = backend.poll(now, answers);
-            *under_way -= u32::try_from(count).unwrap_or(0);
-        }
+        let count = backend.as_mut().map_or(0, |backend| backend.poll(now, answers));
+        *under_way -= u32::try_from(count).unwrap_or(0);
+        count
     }
 
     fn backends(&mut self) -> impl Iterator<Item = &mut Box<dyn Backend>> {

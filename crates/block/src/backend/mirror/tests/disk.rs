@@ -126,6 +126,13 @@ impl Disk {
         state.is_unheard = true;
     }
 
+    /// As [`lose`](Self::lose), and the loss is counted before anything is read.
+    pub(super) fn lose_counted(&self) {
+        self.lose();
+        let mut state = self.lock();
+        (state.losses, state.is_unheard) = (state.losses + 1, false);
+    }
+
     /// What is not flushed yet.
     pub(super) fn has_unflushed(&self) -> bool {
         !self.lock().cached.is_empty()

@@ -138,6 +138,22 @@ fn a_leg_that_lost_completed_writes_is_copied_to_before_it_is_read_again() {
 }
 
 #[test]
+fn leg_that_lost_completed_writes_is_not_read_even_before_a_flush() {
+    for seed in 0..20 {
+        let mut bench = Bench::new(seed);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 1));
+        assert_eq!(bench.flush(0), Outcome::SUCCESS);
+        (0..BLOCKS).step_by(64).for_each(|lba| bench.write(lba, 2));
+        bench.disks[0].lose_counted();
+        for lba in (0..BLOCKS).step_by(64).chain((0..BLOCKS).step_by(64)) {
+            assert_eq!(bench.read(lba), 2, "seed {seed}, block {lba}");
+        }
+        bench.settle();
+        assert_eq!([bench.flush(0), bench.flush(1)], [Outcome::SUCCESS; 2]);
+    }
+}
+
+#[test]
 fn a_flush_fails_on_every_channel_if_no_leg_can_vouch() {
     for seed in 0..20 {
         let mut bench = Bench::new(seed);
