@@ -18,6 +18,8 @@ pub struct InjectedBugs {
     pub pool_ignores_fence: bool,
     /// A mirror starts from a leg that has missed flushed writes.
     pub mirror_starts_from_stale_leg: bool,
+    /// A mirror keeps a leg in sync that has lost completed writes.
+    pub mirror_keeps_lossy_leg: bool,
 }
 
 impl InjectedBugs {
@@ -49,6 +51,10 @@ impl InjectedBugs {
             (
                 "a mirror starts from a leg that has missed flushed writes",
                 Self { mirror_starts_from_stale_leg: true, ..none },
+            ),
+            (
+                "a mirror keeps a leg that has lost writes",
+                Self { mirror_keeps_lossy_leg: true, ..none },
             ),
         ]
     }

@@ -27,6 +27,8 @@ pub(crate) struct Checker {
     losses: BTreeMap<usize, Instant>,
     /// When a flush of a host on a disk has failed last: its host knows that writes may be lost.
     warned: BTreeMap<(usize, usize), Instant>,
+    /// When a host has started again last: what the power took before it has written, nobody tells it.
+    restarts: BTreeMap<(usize, usize), Instant>,
     /// Which host holds a reservation on a disk, Write Exclusive, and since when it knows.
     reservations: BTreeMap<usize, (usize, Instant)>,
     /// Which host has claimed the pool on a disk last, and when.
@@ -187,14 +189,18 @@ impl Checker {
     /// and what others have written since the power was lost last.
     pub(crate) fn flush_ends(&mut self, host: usize, disk: usize, begun: Instant, ended: Instant) {
         let lost = self.losses.get(&disk).copied().unwrap_or_default();
-        let is_warned = self.warned.get(&(host, disk)).is_some_and(|warned| *warned > lost);
+        let warned = self.warned.get(&(host, disk)).copied().unwrap_or_default();
+        let restarted = self.restarts.get(&(host, disk)).copied().unwrap_or_default();
         let Self { writes, blocks, .. } = self;
         for (_, block) in blocks.range_mut((disk, 0)..(disk + 1, 0)) {
             let is_covered = |id: &&WriteId| {
                 let write = &writes[*id];
                 let is_told = write.is_success && write.ended.is_some_and(|ended| ended < begun);
                 let has_survived = write.begun > lost;
-                is_told && (has_survived || write.host == host && !is_warned)
+                let is_own = write.host == host && write.begun >= restarted;
+                // A flush that has failed says nothing of what was answered later.
+                let is_warned = warned > lost && write.ended.is_some_and(|ended| ended <= warned);
+                is_told && (has_survived || is_own && !is_warned)
             };
             let newest =
                 block.unflushed.iter().filter(is_covered).max_by_key(|id| writes[*id].begun);
@@ -212,6 +218,20 @@ impl Checker {
     /// be lost, and no later flush promises it.
     pub(crate) fn flush_fails(&mut self, host: usize, disk: usize, ended: Instant) {
         self.warned.insert((host, disk), ended);
+        let lost = self.losses.get(&disk).copied().unwrap_or_default();
+        let Self { writes, blocks, .. } = self;
+        let is_promised = |id: &WriteId| {
+            let write = &writes[id];
+            write.host != host || write.begun > lost || write.ended.is_none()
+        };
+        for (_, block) in blocks.range_mut((disk, 0)..(disk + 1, 0)) {
+            block.unflushed.retain(is_promised);
+        }
+    }
+
+    /// A host was killed and starts again.
+    pub(crate) fn host_restarts(&mut self, host: usize, disk: usize, now: Instant) {
+        self.restarts.insert((host, disk), now);
     }
 
     /// A read was answered with success.
@@ -512,7 +532,11 @@ mod tests {
         assert_eq!(read(&mut checker, 0, 8, 9), Ok(()));
         checker.power_lost(0, at(10));
         checker.flush_ends(0, 0, at(11), at(12));
-        assert!(read(&mut checker, 0, 13, 14).is_err(), "the second loss was not told");
+        assert_eq!(read(&mut checker, 0, 13, 14), Ok(()), "its host knows of the first loss");
+        write(&mut checker, 2, 15, 16, true);
+        checker.power_lost(0, at(17));
+        checker.flush_ends(0, 0, at(18), at(19));
+        assert!(read(&mut checker, 0, 20, 21).is_err(), "the third loss was not told");
     }
 
     #[test]

@@ -7,16 +7,19 @@ use base::{
     Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
     Span,
 };
-use remote::{MultipathQueue, PathEvent};
+use block::Mirror;
+use remote::PathEvent;
 use sim::stamp::{Content, Stamp};
 
 use crate::bugs::InjectedBugs;
 use crate::checker::{Checker, Read, WriteEnd};
 use crate::disk::BLOCK_BYTES;
 use crate::history::{History, Scope};
+use crate::legs::{Legs, Setup};
 use crate::link::{Address, Link};
 use crate::network::Network;
 use crate::plan::HostPlan;
+use crate::way::Way;
 use crate::world::Failure;
 
 /// A host.
@@ -25,13 +28,15 @@ pub(crate) struct Host {
     disk: usize,
     plan: HostPlan,
     seed: u64,
-    link: Link,
+    way: Way,
     ops: BTreeMap<u64, Op>,
     free: Vec<u32>,
     answers: Answers,
     random: Random,
     next_at: Instant,
     goal: Goal,
+    /// Legs of its mirror that were in sync when it was looked at last.
+    in_sync: Option<u8>,
     /// When a path was lost last.
     path_lost_at: Option<Instant>,
     /// Flushes that have succeeded since the goal was set.
@@ -91,7 +96,8 @@ const ANSWERS: usize = 16;
 const AUDIT_BLOCKS: u64 = 8;
 
 impl Host {
-    /// A host that begins to call the processes of its machine.
+    /// A host that begins to call the processes that serve its disk, or the legs of its mirror if it has
+    /// more than one address. It opens the mirror then.
     ///
     /// # Errors
     ///
@@ -99,24 +105,32 @@ impl Host {
     pub(crate) fn new(
         (number, seed, bugs): (usize, u64, InjectedBugs),
         plan: &HostPlan,
-        (disk, address): (usize, &Address),
+        (disk, addresses): (usize, &[Address]),
         network: &Network,
-        now: Instant,
+        (now, begins_at): (Instant, Instant),
     ) -> Result<Self, String> {
         let bytes = SLOTS as usize * SLOT_BLOCKS as usize * BLOCK_BYTES;
-        let link = Link::new((number, bugs), plan, address, (network, bytes), now)?;
+        let (names, memory) = ((number, bugs), (network, bytes));
+        let way = match addresses {
+            [address] => Way::Paths(Box::new(Link::new(names, plan, address, memory, now)?)),
+            _ => {
+                let legs = Legs::new(names, plan, addresses, memory, (now, begins_at))?;
+                Way::Mirror(Box::new(legs))
+            }
+        };
         let host = Self {
             number,
             disk,
             plan: plan.clone(),
             seed,
-            link,
+            way,
             ops: BTreeMap::new(),
             free: (0..SLOTS).collect(),
             answers: Answers::with_capacity(ANSWERS),
             random: Random::new(seed.wrapping_add(number as u64 + 1)),
-            next_at: now,
+            next_at: begins_at,
             goal: Goal::Work,
+            in_sync: None,
             path_lost_at: None,
             flushed: 0,
             audited: 0,
@@ -129,8 +143,7 @@ impl Host {
     pub(crate) fn set_goal(&mut self, goal: Goal, now: Instant) {
         (self.goal, self.flushed, self.audited, self.next_at) = (goal, 0, 0, now);
         if goal == Goal::Close {
-            self.link.queue = None;
-            self.link.multipath.shut_down(now);
+            self.way.shut_down(now);
         }
     }
 
@@ -142,7 +155,7 @@ impl Host {
             Goal::Drain => is_idle,
             Goal::Flush => is_idle && self.flushed > 0,
             Goal::Audit => is_idle && self.audited >= self.plan.blocks,
-            Goal::Close => !self.link.multipath.is_shutting_down(),
+            Goal::Close => !self.way.is_shutting_down(),
         }
     }
 
@@ -153,27 +166,28 @@ impl Host {
     /// Which promise was broken.
     pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
         let mut is_busy = false;
-        while let Some(event) = self.link.multipath.poll(now) {
+        while let Some((leg, event)) = self.way.next_event(now) {
             is_busy = true;
-            self.note_event(now, &event, shared);
+            self.note_event(now, leg, &event, shared);
         }
         if self.goal != Goal::Close {
-            is_busy |= self.link.take_queue();
+            is_busy |= self.way.take_queue();
         }
-        if let Some(mut queue) = self.link.queue.take() {
+        if let Some(mut queue) = self.way.queue().take() {
             let mut answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
             queue.poll(now, &mut answers);
             let ended: Vec<Answer> = answers.drain().collect();
+            self.note_legs(now, shared);
             self.answers = answers;
             for answer in ended {
                 is_busy = true;
                 self.end(now, answer, shared)?;
             }
-            while self.wants_to_submit(now) && self.submit(now, &mut queue, shared) {
+            while self.wants_to_submit(now) && self.submit(now, &mut *queue, shared) {
                 is_busy = true;
             }
             queue.flush();
-            self.link.queue = Some(queue);
+            *self.way.queue() = Some(queue);
         }
         self.check_bounds(now)?;
         Ok(is_busy)
@@ -181,17 +195,64 @@ impl Host {
 
     /// When to turn even if nothing comes.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
-        let queue = self.link.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at);
         let next = if self.wants_to_submit(self.next_at) { self.next_at } else { Instant::NEVER };
-        self.link.multipath.wake_at(now).min(queue).min(next)
+        self.way.wake_at(now).min(next)
     }
 
-    fn note_event(&mut self, now: Instant, event: &PathEvent, shared: &mut Shared<'_>) {
+    /// What opens its mirror, if that is to be opened.
+    pub(crate) fn wants_to_open(&mut self, now: Instant) -> Option<Setup> {
+        self.way.legs()?.wants_to_open(now)
+    }
+
+    /// Its mirror was opened, or was not.
+    pub(crate) fn opened(
+        &mut self,
+        opened: Result<Mirror, String>,
+        now: Instant,
+        shared: &mut Shared<'_>,
+    ) {
+        let Some(legs) = self.way.legs() else { return };
+        let text = format!("host {}: {}", self.number, legs.opened(opened, now));
+        shared.note(now, Scope::host(self.number), text);
+    }
+
+    /// A leg of its mirror loses its power. Whether what was not flushed may be lost.
+    pub(crate) fn leg_lost_power(&mut self, leg: usize, now: Instant) -> bool {
+        self.way.legs().is_none_or(|legs| legs.power_lost(leg, now))
+    }
+
+    /// Whether what was not flushed may be lost if the host ends now.
+    pub(crate) fn is_exposed(&mut self) -> bool {
+        self.way.legs().is_some_and(|legs| legs.is_exposed())
+    }
+
+    fn note_legs(&mut self, now: Instant, shared: &mut Shared<'_>) {
+        let Some((in_sync, left)) = self.way.legs().and_then(|legs| legs.progress()) else {
+            return;
+        };
+        if self.in_sync.replace(in_sync) != Some(in_sync) {
+            if self.way.legs().is_some_and(|legs| legs.is_bare()) {
+                shared.checker.power_lost(self.disk, now);
+            }
+            let legs: Vec<u8> = (0..8).filter(|leg| in_sync >> leg & 1 == 1).collect();
+            let text = format!(
+                "host {}: legs {legs:?} of its mirror are in sync, {left} regions are to be copied",
+                self.number
+            );
+            shared.note(now, Scope::host(self.number), text);
+        }
+    }
+
+    fn note_event(&mut self, now: Instant, leg: usize, event: &PathEvent, shared: &mut Shared<'_>) {
         if matches!(event, PathEvent::Down { .. }) {
             self.path_lost_at = Some(now);
         }
         if event.is_for_people() {
-            let text = format!("host {}: {event}", self.number);
+            let leg = match &self.way {
+                Way::Paths(_) => String::new(),
+                Way::Mirror(_) => format!("leg {leg}, "),
+            };
+            let text = format!("host {}: {leg}{event}", self.number);
             shared.note(now, Scope::host(self.number), text);
         }
     }
@@ -207,12 +268,7 @@ impl Host {
     }
 
     /// Submits one request. False if it was not taken.
-    fn submit(
-        &mut self,
-        now: Instant,
-        queue: &mut MultipathQueue,
-        shared: &mut Shared<'_>,
-    ) -> bool {
+    fn submit(&mut self, now: Instant, queue: &mut dyn Backend, shared: &mut Shared<'_>) -> bool {
         let Some(&slot) = self.free.last() else { return false };
         let (operation, first, blocks, is_forced) = self.draw();
         if self.plan.is_mirrored && operation == Operation::Write && self.writes(first, blocks) {
@@ -316,6 +372,9 @@ impl Host {
                 self.note(now, id, &op, told, shared);
                 if is_success {
                     self.flushed += 1;
+                    if let Some(legs) = self.way.legs() {
+                        legs.flushed(op.begun);
+                    }
                     shared.checker.flush_ends(self.number, self.disk, op.begun, now);
                 } else {
                     shared.checker.flush_fails(self.number, self.disk, now);
@@ -342,7 +401,7 @@ impl Host {
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
         let mut bytes = vec![0; usize::try_from(op.blocks).unwrap_or(0) * BLOCK_BYTES];
-        let loaded = self.link.regions.load(self.segment(op.slot, op.blocks), &mut bytes);
+        let loaded = self.way.regions().load(self.segment(op.slot, op.blocks), &mut bytes);
         let mut broken = loaded.err().map(|why| (op.first, why_text(&why)));
         let mut found = Vec::new();
         for (lba, block) in (op.first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
@@ -403,19 +462,19 @@ impl Host {
             Stamp { seed: self.mark(), lba, token, version: self.number as u64 }.write(block);
         }
         // The segment is a part of the host's own memory.
-        let _ = self.link.regions.store(segment, &bytes);
+        let _ = self.way.regions().store(segment, &bytes);
     }
 
     /// Nobody may use this memory any more.
     fn hide(&self, slot: u32) {
-        let _ = self.link.regions.fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
+        let _ = self.way.regions().fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
     }
 
     fn segment(&self, slot: u32, blocks: u64) -> Segment {
         let block_bytes = u32::try_from(BLOCK_BYTES).unwrap_or(0);
         let len = u32::try_from(blocks).unwrap_or(0) * block_bytes;
-        let found = self.link.memory.slice(slot * SLOT_BLOCKS * block_bytes, len);
-        found.unwrap_or(Segment { len_bytes: 0, ..self.link.memory })
+        let found = self.way.memory().slice(slot * SLOT_BLOCKS * block_bytes, len);
+        found.unwrap_or(Segment { len_bytes: 0, ..self.way.memory() })
     }
 
     fn check_bounds(&self, now: Instant) -> Result<(), Failure> {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! On a disk there is a namespace, a leg of a mirror, or a pool that two hosts have open one after the
-//! other. Tenants have subsystems of their own, and reservations.
+//! other. A mirror is a target's over its own disks, or a host's over two targets. Tenants have subsystems of their own, and reservations.
 //!
 //! The code under test is the product's own: the host's controllers and paths, and the target's
 //! service, connections and queues. Only sockets, disks, time and processes are simulated. One thread
@@ -23,6 +23,7 @@ mod disk;
 mod exports;
 mod history;
 mod host;
+mod legs;
 mod link;
 mod network;
 mod plan;
@@ -30,6 +31,7 @@ mod pool;
 mod process;
 mod registrant;
 mod tap;
+mod way;
 mod world;
 
 pub use bugs::InjectedBugs;

@@ -2,12 +2,10 @@
 
 use std::ops::Range;
 
-use base::{Instant, Segment, Span};
+use base::{Backend, Instant, Segment, Span};
 use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
 use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
-use remote::{
-    Cache, Multipath, MultipathOptions, MultipathQueue, Options, PathSetup, Policy, QueueTicket,
-};
+use remote::{Cache, Multipath, MultipathOptions, Options, PathSetup, Policy, QueueTicket};
 
 use crate::bugs::InjectedBugs;
 use crate::network::Network;
@@ -23,7 +21,7 @@ pub(crate) struct Link {
     pub(crate) multipath: Multipath,
     ticket: QueueTicket,
     /// The queue, once there is one.
-    pub(crate) queue: Option<MultipathQueue>,
+    pub(crate) queue: Option<Box<dyn Backend>>,
 }
 
 /// Where a disk is served.
@@ -38,6 +36,8 @@ pub(crate) struct Address {
     /// The namespace.
     pub(crate) nsid: u32,
 }
+
+const QUEUE_PAIRS: u16 = 2;
 
 impl Link {
     /// Paths that begin to call, and so many bytes for data.
@@ -55,8 +55,26 @@ impl Link {
         let regions = Regions::new(8);
         let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| error.to_string())?;
         let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
+        let mut multipath =
+            Self::paths((number, bugs), plan, address, (network, &regions, QUEUE_PAIRS), now)?;
+        let ticket = multipath.open_queue();
+        Ok(Self { regions, memory, multipath, ticket, queue: None })
+    }
+
+    /// Paths to all processes that serve a disk, over which a host has so many queues.
+    ///
+    /// # Errors
+    ///
+    /// If there is no memory for them.
+    pub(crate) fn paths(
+        (number, bugs): (usize, InjectedBugs),
+        plan: &HostPlan,
+        address: &Address,
+        (network, regions, queue_pairs): (&Network, &Regions, u16),
+        now: Instant,
+    ) -> Result<Multipath, String> {
         let paths: Result<Vec<PathSetup>, String> =
-            address.all().map(|process| path(&regions, network, number, process)).collect();
+            address.all().map(|process| path(regions, network, number, process)).collect();
         let names = (host_nqn(number), host_id(number));
         let mut options = Options::new(&address.subsystem, &names.0, names.1);
         options.policy = Policy {
@@ -69,7 +87,7 @@ impl Link {
         options.injected_bugs =
             remote::InjectedBugs { flush_ignores_lost_writes: bugs.flush_ignores_lost_writes };
         let controller = ControllerOptions {
-            queue_pairs: 2,
+            queue_pairs,
             io_timeout: plan.io_timeout,
             ..ControllerOptions::default()
         };
@@ -82,10 +100,7 @@ impl Link {
             queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
             sizes: QueueSizes::default(),
         };
-        let multipath = Multipath::begin(paths?, wishes, now);
-        let mut multipath = multipath.map_err(|error| error.to_string())?;
-        let ticket = multipath.open_queue();
-        Ok(Self { regions, memory, multipath, ticket, queue: None })
+        Multipath::begin(paths?, wishes, now).map_err(|error| error.to_string())
     }
 
     /// Takes the queue, once there is one. True if that is now.
@@ -93,7 +108,8 @@ impl Link {
         if self.queue.is_some() {
             return false;
         }
-        self.queue = self.multipath.take_queue(self.ticket);
+        let queue = self.multipath.take_queue(self.ticket);
+        self.queue = queue.map(|queue| Box::new(queue) as Box<dyn Backend>);
         self.queue.is_some()
     }
 }

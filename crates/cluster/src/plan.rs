@@ -39,6 +39,8 @@ pub(crate) struct MachinePlan {
     /// For each namespace, the tenant and the namespace identifier under which it is served at first.
     pub(crate) slots: Vec<(usize, u32)>,
     pub(crate) processes: usize,
+    /// Each of them serves one disk, and not all.
+    pub(crate) is_shared_out: bool,
     pub(crate) quiesce: Span,
 }
 
@@ -48,6 +50,8 @@ pub(crate) struct HostPlan {
     pub(crate) machine: usize,
     /// Which disk of that machine.
     pub(crate) disk: usize,
+    /// The machines of the other legs, if it has a mirror over several.
+    pub(crate) other_legs: Vec<usize>,
     pub(crate) depth: usize,
     /// Its disk is a mirror: two writes of one block at a time may leave each leg with another of
     /// them, and until a write is answered reads find it on one leg and not on the other.
@@ -77,10 +81,15 @@ pub(crate) enum FaultEvent {
     LosePower { machine: usize, down: Span },
     /// The processes of a machine are killed and started with its disks exchanged.
     Swap { machine: usize, down: Span },
+    /// Only this process is: another one of its machine goes on with the disks as they are.
+    SwapOne { process: usize, down: Span },
     /// A disk is unplugged, or plugged in again.
     Unplug { disk: usize, is_absent: bool },
-    /// The second host takes the pool over while the first one is cut off for so long.
-    TakeOver { span: Span },
+    /// A host is killed, without a word, and starts again.
+    RestartHost { host: usize, down: Span },
+    /// The second host takes the pool over while the first one is cut off for so long; so much later the
+    /// machine loses its power for a while.
+    TakeOver { span: Span, outage: Option<(Span, Span)> },
     /// A host acquires a reservation on its disk.
     Reserve { host: usize },
     /// A host releases it.
@@ -104,10 +113,14 @@ pub(crate) enum Kind {
     TwoWays,
     /// A mirror whose legs come and go.
     Mirror,
+    /// A mirror of a host over two targets.
+    MirrorOverTargets,
     /// A pool that a second host takes over.
     Pool,
     /// Several tenants with reservations, whose disks are exchanged.
     Tenants,
+    /// Two processes serve two disks, and one of them is started with these exchanged.
+    Exchange,
 }
 
 impl Plan {
@@ -120,10 +133,13 @@ impl Plan {
             Kind::SlowDisk,
             Kind::TwoWays,
             Kind::Tenants,
+            Kind::Exchange,
             Kind::Mirror,
+            Kind::MirrorOverTargets,
             Kind::Pool,
         ]);
-        let machines = vec![draw.machine(kind)];
+        let machine = draw.machine(kind);
+        let machines = vec![machine; if kind == Kind::MirrorOverTargets { 2 } else { 1 }];
         let hosts = draw.hosts(kind, &machines);
         let cables = CableOptions {
             delay: Span::from_us(draw.pick(&[10, 50, 200])),
@@ -135,7 +151,8 @@ impl Plan {
             Kind::SlowDisk => 20,
             Kind::Pool => 6,
             Kind::Mirror => 8,
-            Kind::TwoWays | Kind::Tenants => draw.pick(&[4, 8]),
+            Kind::MirrorOverTargets => 10,
+            Kind::TwoWays | Kind::Tenants | Kind::Exchange => draw.pick(&[4, 8]),
             Kind::Any => draw.pick(&[4, 10, 20]),
         };
         let until = Instant { ns: secs * 1_000_000_000 };

@@ -5,10 +5,12 @@
 //!              ◀ Answer ─┘          ◀── End ─────────┘
 //! ```
 //!
-//! A pool whose device has failed is opened again, as after a crash. The host that takes the pool
-//! over does so by force, and the former owner, which knows nothing of it, only flushes from then on.
+//! A pool whose device has failed recovers by itself, and one flush fails for what may be lost. The host
+//! that takes the pool over does so by force, and the former owner, which knows nothing of it, only
+//! flushes from then on.
 
 mod device;
+mod recovery;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -25,6 +27,8 @@ use crate::host::{Goal, Shared};
 use crate::link::Link;
 use crate::plan::HostPlan;
 use crate::world::Failure;
+
+use self::recovery::Recovery;
 
 /// A host with a pool.
 pub(crate) struct PoolHost {
@@ -57,6 +61,7 @@ pub(crate) struct PoolHost {
     flushed: u64,
     audited: u64,
     volume: Option<u64>,
+    recovery: Recovery,
 }
 
 enum Stage {
@@ -154,6 +159,7 @@ impl PoolHost {
             flushed: 0,
             audited: 0,
             volume: None,
+            recovery: Recovery::default(),
         }
     }
 
@@ -223,7 +229,7 @@ impl PoolHost {
         let queue = self.link.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at);
         let next = match self.stage {
             Stage::Pausing(until) => until,
-            Stage::Open(_) => self.next_at,
+            Stage::Open(_) => self.next_at.min(self.recovery.wake_at()),
             _ => Instant::NEVER,
         };
         let next = if next > now { next } else { Instant::NEVER };
@@ -254,6 +260,7 @@ impl PoolHost {
             is_busy = true;
             self.end_transfer(now, answer, shared);
         }
+        is_busy |= self.recover(now, shared);
         is_busy |= self.go_on(now, shared)?;
         is_busy |= self.transfer(now, &mut queue);
         queue.flush();
@@ -424,8 +431,12 @@ impl PoolHost {
                 let ended = shared.checker.write_ends(token, end);
                 ended.map_err(|(lba, why)| self.failure(lba, &why.to_string()))?;
             }
+            (OpKind::Flush, _) if self.hears_of_losses(answer.is_ok()) => {
+                shared.checker.flush_fails(self.number, self.disk, now.after(Span { ns: 1 }));
+            }
             (OpKind::Flush, Ok(_)) => {
                 (self.flushed, self.is_dirty) = (self.flushed + 1, false);
+                self.end_suspicion(now);
                 // One that commits nothing does not look who owns the pool, and promises nothing.
                 if shared.checker.pool_owner(self.disk).is_none_or(|it| it == self.number) {
                     shared.checker.flush_ends(self.number, self.disk, op.begun, now);
@@ -441,21 +452,16 @@ impl PoolHost {
         Ok(())
     }
 
-    /// Opens the pool again if it has stopped, unless it is another one's.
+    /// Leaves the pool if it is another one's.
     fn heed(&mut self, now: Instant, error: &StoreError, shared: &mut Shared<'_>) {
         let Stage::Open(store) = &self.stage else { return };
         let is_other = matches!(error, StoreError::TakenOver { .. } | StoreError::Owned { .. });
-        if !is_other && store.stopped_by().is_none() {
-            return;
-        }
         let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
-        self.close(now, shared);
-        let (stage, text) = match is_other || is_former {
-            true => (Stage::Fenced, "leaves the pool to its new owner"),
-            false => (Stage::Pausing(now.after(PAUSE)), "opens the pool again"),
-        };
-        self.stage = stage;
-        self.note(now, text, shared);
+        if is_other || is_former && store.stopped_by().is_some() {
+            self.close(now, shared);
+            self.stage = Stage::Fenced;
+            self.note(now, "leaves the pool to its new owner", shared);
+        }
     }
 
     /// What was not committed may be lost.
@@ -499,6 +505,7 @@ impl PoolHost {
                 Content::Stamped(it) if it.seed == self.mark() && it.lba == lba => {
                     found.push((lba, it.token));
                 }
+                _ if self.is_suspect(op.begun) => {}
                 other => {
                     let text = format!("found {other:?}, expected a write to this block");
                     return Err(self.failure(lba, &text));
@@ -541,6 +548,7 @@ impl PoolHost {
                 let text = format!("opens the pool, owner {:?}", store.owner().map(|it| it.id));
                 self.note(now, &text, shared);
                 self.forget_unflushed(now, shared);
+                self.recovery = Recovery::of(store.losses());
                 self.stage = Stage::Open(Box::new(store));
             }
             Err(error) => self.note(now, &format!("does not open the pool: {error}"), shared),

@@ -65,6 +65,8 @@ struct World {
     agenda: BTreeMap<(Instant, u64), Action>,
     actions: u64,
     lives: u64,
+    /// A mirror is being opened, and the world is turned for it.
+    is_opening: bool,
 }
 
 /// A process that runs or not.
@@ -75,13 +77,15 @@ struct ProcessSlot {
     process: Option<Process>,
     /// Where it keeps reservations.
     state: MemoryDirectory,
+    /// It alone serves the disks of its machine exchanged.
+    is_exchanged: bool,
 }
 
 /// The disks of a machine.
 struct Machine {
     /// Which of them is served in each slot.
     order: Vec<usize>,
-    /// The order was changed and nobody has started since.
+    /// The order was changed and not all processes have started since.
     is_reordered: bool,
 }
 
@@ -145,6 +149,7 @@ impl World {
             life: 0,
             process: None,
             state: MemoryDirectory::default(),
+            is_exchanged: false,
         };
         let machine = |of: &MachinePlan| Machine {
             order: (0..of.disks.len()).collect(),
@@ -167,6 +172,7 @@ impl World {
             agenda: BTreeMap::new(),
             actions: 0,
             lives: 0,
+            is_opening: false,
         };
         world.network.advance(BEGIN);
         world.format_mirrors()?;
@@ -182,7 +188,7 @@ impl World {
                 world.pools.push(host);
                 continue;
             }
-            let host = world.new_host(number)?;
+            let host = world.new_host(number, BEGIN)?;
             world.hosts.push(host);
             let registrant = Registrant::new(number, world.disk_of(number)).map_err(broken)?;
             world.registrants.insert(number, registrant);
@@ -223,6 +229,16 @@ impl World {
                 opening.format(disks, 7 + machine as u128).map_err(broken)?;
             }
         }
+        for (number, host) in self.plan.hosts.iter().enumerate() {
+            if !host.other_legs.is_empty() {
+                let regions = Regions::new(8);
+                let (process, bugs, now) = (0, InjectedBugs::default(), self.now);
+                let mut opening = Opening { process, regions: &regions, bugs, now };
+                let legs = self.legs_of(number);
+                let disks: Vec<Disk> = legs.iter().map(|disk| self.disks[*disk].clone()).collect();
+                opening.format(&disks, 70 + number as u128).map_err(broken)?;
+            }
+        }
         Ok(())
     }
 
@@ -240,11 +256,13 @@ impl World {
         Ok(PoolHost::new(ids, plan, disk, link, self.now))
     }
 
-    fn new_host(&self, number: usize) -> Result<Host, Failure> {
-        let disk = self.disk_of(number);
-        let address = self.address_of(disk);
+    /// A host that begins to work then.
+    fn new_host(&self, number: usize, begins_at: Instant) -> Result<Host, Failure> {
+        let legs = self.legs_of(number);
+        let addresses: Vec<Address> = legs.iter().map(|disk| self.address_of(*disk)).collect();
         let (ids, plan) = ((number, self.plan.seed, self.plan.bugs), &self.plan.hosts[number]);
-        let made = Host::new(ids, plan, (disk, &address), &self.network, self.now);
+        let times = (self.now, begins_at);
+        let made = Host::new(ids, plan, (legs[0], &addresses), &self.network, times);
         made.map_err(broken)
     }
 
@@ -252,6 +270,13 @@ impl World {
     fn disk_of(&self, host: usize) -> usize {
         let plan = &self.plan.hosts[host];
         self.disks_of(plan.machine).start + plan.disk
+    }
+
+    /// The disks of a host: one, or those of all legs of its mirror.
+    fn legs_of(&self, host: usize) -> Vec<usize> {
+        let others = self.plan.hosts[host].other_legs.iter();
+        let others = others.map(|machine| self.disks_of(*machine).start);
+        std::iter::once(self.disk_of(host)).chain(others).collect()
     }
 
     /// Where a disk is served now.
@@ -262,7 +287,11 @@ impl World {
         let index = disk - self.disks_of(machine).start;
         let slot = self.machines[machine].order.iter().position(|at| *at == index);
         let (tenant, nsid) = self.plan.machines[machine].slots[slot.unwrap_or(index)];
-        let processes = self.processes_of(machine);
+        let mut processes = self.processes_of(machine);
+        if self.plan.machines[machine].is_shared_out {
+            let own = processes.start + slot.unwrap_or(index);
+            processes = own..own + 1;
+        }
         Address {
             process: processes.start,
             processes: processes.len(),
@@ -341,16 +370,49 @@ impl World {
     ) -> Result<(), Failure> {
         let mut step = STEP_MIN;
         while self.now < end && !is_enough(self) {
-            let is_busy = self.turn()?;
-            let wake = self.wake_at();
-            step = if is_busy || wake > self.now {
-                STEP_MIN
-            } else {
-                Span { ns: (2 * step.ns).min(STEP_MAX.ns) }
+            self.move_on(&mut step)?;
+            self.open_mirrors()?;
+        }
+        Ok(())
+    }
+
+    /// Turns everybody once, and moves time on to when that is worth it again.
+    fn move_on(&mut self, step: &mut Span) -> Result<(), Failure> {
+        let is_busy = self.turn()?;
+        let wake = self.wake_at();
+        *step = if is_busy || wake > self.now {
+            STEP_MIN
+        } else {
+            Span { ns: (2 * step.ns).min(STEP_MAX.ns) }
+        };
+        let soonest = self.now.after(*step);
+        let next = if is_busy { soonest } else { wake.min(self.now.after(TICK)).max(soonest) };
+        self.now = next;
+        Ok(())
+    }
+
+    /// Opens the mirrors that hosts want to open. What that waits for comes as the world is turned.
+    fn open_mirrors(&mut self) -> Result<(), Failure> {
+        for number in 0..self.hosts.len() {
+            let Some(setup) = self.hosts[number].wants_to_open(self.now) else { continue };
+            let (mut step, mut broken) = (STEP_MIN, Ok(()));
+            self.is_opening = true;
+            let opened = setup.open(&mut || {
+                match &broken {
+                    Ok(()) => broken = self.move_on(&mut step),
+                    // It ends when its time is over.
+                    Err(_) => self.now = self.now.after(Span::from_secs(1)),
+                }
+                self.now
+            });
+            self.is_opening = false;
+            broken?;
+            let mut shared = Shared {
+                checker: &mut self.checker,
+                history: &self.history,
+                writes: &mut self.writes,
             };
-            let soonest = self.now.after(step);
-            let next = if is_busy { soonest } else { wake.min(self.now.after(TICK)).max(soonest) };
-            self.now = next;
+            self.hosts[number].opened(opened, self.now, &mut shared);
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ impl Draw {
             disk.slow_one_in = self.pick(&[10, 30]);
             disk.slow_max = Span::from_secs(self.pick(&[8, 20]));
         }
-        if matches!(kind, Kind::Mirror | Kind::Pool) {
+        if matches!(kind, Kind::Mirror | Kind::MirrorOverTargets | Kind::Pool) {
             disk.slow_one_in = 0;
         }
         if kind == Kind::TwoWays {
@@ -54,28 +54,43 @@ impl Draw {
         }
         let processes = match kind {
             Kind::SlowDisk => self.pick(&[1, 2]),
-            Kind::TwoWays => 2,
-            Kind::Mirror | Kind::Pool => 1,
+            Kind::TwoWays | Kind::Exchange => 2,
+            Kind::Mirror | Kind::MirrorOverTargets | Kind::Pool => 1,
             Kind::Any | Kind::Tenants => self.pick(&[1, 1, 2]),
         };
         let quiesce = match kind {
             Kind::TwoWays => Span::from_ms(1_000),
             _ => Span::from_ms(self.pick(&[200, 1_000])),
         };
+        if kind == Kind::Tenants {
+            let slots = if self.chance(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
+            // A reservation is known to one process only.
+            let (disks, is_shared_out) = (vec![disk; 2], processes > 1);
+            let (is_mirror, is_pool) = (false, false);
+            return MachinePlan {
+                disks,
+                is_pool,
+                is_mirror,
+                slots,
+                processes,
+                is_shared_out,
+                quiesce,
+            };
+        }
         if processes > 1 {
             // What one process has told a disk another one does not know: only the time to quiesce
             // (CQT) keeps old writes away.
             disk.slow_max = Span { ns: quiesce.ns / 10 * 9 };
         }
-        if kind == Kind::Tenants {
-            let slots = if self.chance(2) { vec![(0, 1), (1, 1)] } else { vec![(0, 1), (0, 2)] };
-            let (disks, is_mirror, is_pool) = (vec![disk; 2], false, false);
-            return MachinePlan { disks, is_pool, is_mirror, slots, processes: 1, quiesce };
-        }
-        let (is_mirror, slots) = (kind == Kind::Mirror, vec![(0, 1)]);
-        let disks = vec![disk; if is_mirror { 2 } else { 1 }];
-        let is_pool = kind == Kind::Pool;
-        MachinePlan { disks, is_pool, is_mirror, slots, processes, quiesce }
+        let is_mirror = kind == Kind::Mirror;
+        let slots = match kind {
+            Kind::Exchange if self.chance(2) => vec![(0, 1), (1, 1)],
+            Kind::Exchange => vec![(0, 1), (0, 2)],
+            _ => vec![(0, 1)],
+        };
+        let disks = vec![disk; if is_mirror { 2 } else { slots.len() }];
+        let (is_pool, is_shared_out) = (kind == Kind::Pool, false);
+        MachinePlan { disks, is_pool, is_mirror, slots, processes, is_shared_out, quiesce }
     }
 
     pub(super) fn hosts(&mut self, kind: Kind, machines: &[MachinePlan]) -> Vec<HostPlan> {
@@ -83,6 +98,10 @@ impl Draw {
             // Two hosts have the first disk, and another one the second.
             let host = |disk| HostPlan { disk, ..self.any_host(0, machines) };
             return [0, 0, 1].map(host).to_vec();
+        }
+        if kind == Kind::Exchange {
+            let host = |disk| HostPlan { disk, ..self.any_host(0, machines) };
+            return [0, 1].map(host).to_vec();
         }
         if kind == Kind::Pool {
             let (blocks, think) = (4096, Span::from_ms(10));
@@ -92,6 +111,11 @@ impl Draw {
         if kind == Kind::Mirror {
             let host = self.any_host(0, machines);
             return vec![HostPlan { disk: 0, is_mirrored: true, ..host }];
+        }
+        if kind == Kind::MirrorOverTargets {
+            let fail_fast = Span::from_ms(self.pick(&[500, 2_000]));
+            let host = HostPlan { fail_fast, ..self.any_host(0, machines) };
+            return vec![HostPlan { is_mirrored: true, other_legs: vec![1], ..host }];
         }
         (0..self.pick(&[1, 1, 2])).map(|_| self.host(kind, machines)).collect()
     }
@@ -116,6 +140,7 @@ impl Draw {
         HostPlan {
             machine,
             disk: self.below(machines[machine].disks.len()),
+            other_legs: Vec::new(),
             depth: self.pick(&[1, 4, 12]),
             is_mirrored: false,
             think: Span::from_us(self.pick(&[2_000, 20_000, 60_000])),
@@ -150,7 +175,8 @@ impl Draw {
             Kind::SlowDisk => self.below(6),
             Kind::TwoWays => 6 + self.below(12),
             Kind::Any => self.below(12),
-            Kind::Tenants | Kind::Mirror => self.below(4),
+            Kind::MirrorOverTargets => self.below(6),
+            Kind::Tenants | Kind::Mirror | Kind::Exchange => self.below(4),
             Kind::Pool => 0,
         };
         let mut faults = Vec::new();
@@ -179,8 +205,14 @@ impl Draw {
         if kind == Kind::Tenants {
             self.reservations(until, &mut faults);
         }
+        if kind == Kind::Exchange {
+            self.exchanges(until, &mut faults);
+        }
         if kind == Kind::Mirror {
             self.legs(&mut faults);
+        }
+        if kind == Kind::MirrorOverTargets {
+            self.targets(&mut faults);
         }
         if kind == Kind::Pool {
             self.takeover(&mut faults);
@@ -189,18 +221,43 @@ impl Draw {
         faults
     }
 
-    /// The pool is taken over from a host that is cut off; its target is killed before perhaps.
+    /// A process is started with its disks exchanged while another one goes on, and later as before.
+    fn exchanges(&mut self, until: Instant, faults: &mut Vec<(Instant, FaultEvent)>) {
+        for _ in 0..1 + self.below(2) {
+            let process = self.below(2);
+            let first = 500_000_000 + self.0.below(until.ns / 2);
+            let second = first + self.span(300, 2_000).ns;
+            for ns in [first, second.min(until.ns - 1)] {
+                let swap = FaultEvent::SwapOne { process, down: self.span(0, 300) };
+                faults.push((Instant { ns }, swap));
+            }
+        }
+    }
+
+    /// The pool is taken over from a host that is cut off; its target is killed, or its machine loses its
+    /// power, before, within and after that perhaps.
     fn takeover(&mut self, faults: &mut Vec<(Instant, FaultEvent)>) {
         let ms = |ms: u64| Instant { ns: ms * 1_000_000 };
-        if self.chance(2) {
-            let down = self.span(10, 500);
-            faults.push((ms(300 + self.0.below(700)), FaultEvent::Kill { process: 0, down }));
+        for _ in 0..self.below(3) {
+            let hit = self.hit();
+            faults.push((ms(300 + self.0.below(700)), hit));
         }
         let span = self.span(10, 1_500);
-        faults.push((ms(1_000 + self.0.below(1_000)), FaultEvent::TakeOver { span }));
-        if self.chance(2) {
-            let down = self.span(10, 500);
-            faults.push((ms(4_000 + self.0.below(1_000)), FaultEvent::Kill { process: 0, down }));
+        let outage = (Span::from_us(self.0.below(20_000)), self.span(10, 500));
+        let outage = self.chance(2).then_some(outage);
+        faults.push((ms(1_000 + self.0.below(1_000)), FaultEvent::TakeOver { span, outage }));
+        for _ in 0..self.below(3) {
+            let hit = self.hit();
+            faults.push((ms(3_000 + self.0.below(2_500)), hit));
+        }
+    }
+
+    /// The target of a pool is killed, or its machine loses its power.
+    fn hit(&mut self) -> FaultEvent {
+        let down = self.span(10, 500);
+        match self.chance(3) {
+            true => FaultEvent::Kill { process: 0, down },
+            false => FaultEvent::LosePower { machine: 0, down },
         }
     }
 
@@ -228,6 +285,35 @@ impl Draw {
         if !self.chance(4) {
             faults.push((ms(ended + 10), plug(1 - stale, true)));
             faults.push((ms(ended + 1_000 + self.0.below(2_000)), plug(1 - stale, false)));
+        }
+    }
+
+    /// The target of a leg is out of reach for a while; then perhaps the host starts again while only that
+    /// one is there, and then perhaps the other one loses its power.
+    fn targets(&mut self, faults: &mut Vec<(Instant, FaultEvent)>) {
+        let ms = |ms: u64| Instant { ns: ms * 1_000_000 };
+        let stale = self.below(2);
+        let other = 1 - stale;
+        let lost = 300 + self.0.below(1_500);
+        let gone = match self.below(3) {
+            0 => FaultEvent::LosePower { machine: stale, down: self.span(50, 3_000) },
+            1 => FaultEvent::Kill { process: stale, down: self.span(50, 3_000) },
+            _ => FaultEvent::Partition { host: 0, process: stale, span: self.span(500, 4_000) },
+        };
+        faults.push((ms(lost), gone));
+        let mut at = lost + 200 + self.0.below(3_500);
+        if self.chance(2) {
+            let down = self.span(300, 3_000);
+            faults
+                .push((ms(at - self.0.below(20)), FaultEvent::LosePower { machine: other, down }));
+            let restart = FaultEvent::RestartHost { host: 0, down: self.span(10, 300) };
+            faults.push((ms(at), restart));
+            at += 500 + self.0.below(3_000);
+        }
+        if self.chance(2) {
+            let down = self.span(50, 2_000);
+            let machine = self.below(2);
+            faults.push((ms(at), FaultEvent::LosePower { machine, down }));
         }
     }
 

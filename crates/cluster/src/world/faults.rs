@@ -11,6 +11,7 @@ use crate::history::Scope;
 use crate::link::Address;
 use crate::network::{Harm, Port};
 use crate::plan::FaultEvent;
+use crate::pool::PoolHost;
 use crate::process::{Process, ProcessOptions, subsystem_nqn};
 use crate::registrant::Wanted;
 use crate::world::Failure;
@@ -21,13 +22,15 @@ impl World {
         match fault {
             FaultEvent::Kill { process, down } => self.kill(process, down),
             FaultEvent::LosePower { machine, down } => self.lose_power(machine, down),
-            FaultEvent::TakeOver { span } => self.take_over(span),
+            FaultEvent::TakeOver { span, outage } => self.take_over(span, outage),
             FaultEvent::Unplug { disk, is_absent } => {
                 self.disks[disk].set_absent(is_absent);
                 let what = if is_absent { "unplugged" } else { "plugged in" };
                 self.note(Scope::ALL, format!("disk {disk} is {what}"));
             }
             FaultEvent::Swap { machine, down } => self.swap(machine, down),
+            FaultEvent::RestartHost { host, down } => self.restart_host(host, down)?,
+            FaultEvent::SwapOne { process, down } => self.swap_one(process, down),
             FaultEvent::Reserve { host } => self.want(host, Wanted::Held),
             FaultEvent::Release { host } => self.want(host, Wanted::Released),
             FaultEvent::Pause { process, span } => {
@@ -60,10 +63,10 @@ impl World {
 
     /// The second host takes the pool over, once nothing of the first one is on its way that could
     /// damage it: the time between a look at the superblocks and a write is no host's to close.
-    fn take_over(&mut self, span: Span) {
+    fn take_over(&mut self, span: Span, outage: Option<(Span, Span)>) {
         let [first, second] = &mut self.pools[..] else { return };
         if !first.is_at_rest() {
-            let again = Action::Fault(FaultEvent::TakeOver { span });
+            let again = Action::Fault(FaultEvent::TakeOver { span, outage });
             return self.schedule(self.now.after(Span::from_us(200)), again);
         }
         first.cut_off();
@@ -73,6 +76,10 @@ impl World {
         }
         let text = format!("host 0 is partitioned for {span}, and host 1 takes the pool over");
         self.note(Scope::ALL, text);
+        if let Some((later, down)) = outage {
+            let outage = FaultEvent::LosePower { machine: 0, down };
+            self.schedule(self.now.after(later), Action::Fault(outage));
+        }
     }
 
     fn want(&mut self, host: usize, wanted: Wanted) {
@@ -96,15 +103,36 @@ impl World {
         self.note(Scope::ALL, format!("the disks of machine {machine} are exchanged"));
     }
 
+    /// A process is killed, and starts with the disks in the other order than now. Its hosts are told nothing.
+    fn swap_one(&mut self, process: usize, down: Span) {
+        let slot = &mut self.processes[process];
+        slot.is_exchanged = !slot.is_exchanged;
+        let order = if slot.is_exchanged { "exchanged" } else { "as before" };
+        self.note(Scope::ALL, format!("target {process} is to serve its disks {order}"));
+        self.kill(process, down);
+    }
+
+    /// A process does not start with the disks exchanged: all start with them as before.
+    fn undo_swap(&mut self, process: usize, machine: usize) {
+        self.note(Scope::ALL, format!("the disks of machine {machine} go back"));
+        let state = &mut self.machines[machine];
+        state.order.reverse();
+        state.is_reordered = false;
+        let again = Span::from_ms(300);
+        self.processes_of(machine).for_each(|process| self.kill(process, again));
+        self.schedule(self.now.after(again), Action::Start(process));
+    }
+
     /// The hosts of a machine begin anew, with where their disks are now.
     fn restart_hosts(&mut self, machine: usize) -> Result<(), Failure> {
         for number in 0..self.hosts.len() {
             if self.plan.hosts[number].machine != machine {
                 continue;
             }
-            let mut host = self.new_host(number)?;
+            let mut host = self.new_host(number, self.now)?;
             host.set_goal(self.goal, self.now);
             self.hosts[number] = host;
+            self.checker.host_restarts(number, self.disk_of(number), self.now);
             let address = self.address_of(self.disk_of(number));
             let Address { subsystem, nsid, .. } = address;
             let text = format!(
@@ -114,6 +142,42 @@ impl World {
             self.note(Scope::host(number), text);
         }
         Ok(())
+    }
+
+    /// A host is gone, without a word, and starts again a while later.
+    fn restart_host(&mut self, host: usize, down: Span) -> Result<(), Failure> {
+        if self.is_opening {
+            let again = Action::Fault(FaultEvent::RestartHost { host, down });
+            self.schedule(self.now.after(Span::from_ms(1)), again);
+            return Ok(());
+        }
+        let disk = self.disk_of(host);
+        if self.hosts[host].is_exposed() {
+            self.checker.power_lost(disk, self.now);
+        }
+        self.checker.host_restarts(host, disk, self.now);
+        self.hosts[host] = self.new_host(host, self.now.after(down))?;
+        let text = format!("host {host} is killed; what it had under way is not answered");
+        self.note(Scope::host(host), text);
+        Ok(())
+    }
+
+    /// A disk has lost what it had not flushed. A mirror loses something only if no other leg has it.
+    fn lose_unflushed(&mut self, disk: usize) {
+        let now = self.now;
+        for host in 0..self.hosts.len() {
+            let legs = self.legs_of(host);
+            let leg = legs.iter().position(|it| *it == disk).filter(|_| legs.len() > 1);
+            if let Some(leg) = leg {
+                if self.hosts[host].leg_lost_power(leg, now) {
+                    self.checker.power_lost(legs[0], now);
+                }
+                return;
+            }
+        }
+        self.checker.power_lost(disk, now);
+        let pools = self.pools.iter_mut().filter(|host| host.disk() == disk);
+        pools.for_each(PoolHost::suspect);
     }
 
     /// A process is gone, without a word.
@@ -151,7 +215,7 @@ impl World {
         }
         for disk in self.disks_of(machine) {
             self.disks[disk].lose_power();
-            self.checker.power_lost(disk, self.now);
+            self.lose_unflushed(disk);
         }
         self.schedule(self.now.after(down), Action::RestorePower(machine));
     }
@@ -174,7 +238,14 @@ impl World {
         let disks = self.disks_of(machine);
         let mut subsystems = BTreeMap::<String, Vec<Export>>::new();
         let plan = &self.plan.machines[machine];
-        for ((tenant, nsid), index) in plan.slots.iter().zip(&self.machines[machine].order) {
+        let mut order = self.machines[machine].order.clone();
+        if self.processes[process].is_exchanged {
+            order.reverse();
+        }
+        let own = process - self.processes_of(machine).start;
+        let is_served = |slot: usize| !plan.is_shared_out || slot == own;
+        let slots = plan.slots.iter().zip(&order).enumerate();
+        for (_, ((tenant, nsid), index)) in slots.filter(|(slot, _)| is_served(*slot)) {
             let number = disks.start + index;
             let blocks = match plan.is_mirror {
                 true => Blocks::Mirror(self.disks[disks.clone()].to_vec()),
@@ -192,13 +263,11 @@ impl World {
             state: self.processes[process].state.clone(),
             bugs: self.plan.bugs,
         };
-        let is_reordered = std::mem::take(&mut self.machines[machine].is_reordered);
+        let is_reordered = self.machines[machine].is_reordered;
         let started = match Process::start(options, &self.network) {
             Err(why) if is_reordered => {
                 self.note(Scope::ALL, format!("target {process} does not start: {why}"));
-                self.note(Scope::ALL, format!("the disks of machine {machine} go back"));
-                self.machines[machine].order.reverse();
-                self.schedule(self.now.after(Span::from_ms(300)), Action::Start(process));
+                self.undo_swap(process, machine);
                 return Ok(());
             }
             Err(why) if self.disks[disks].iter().any(Disk::is_absent) => {
@@ -211,7 +280,9 @@ impl World {
         let slot = &mut self.processes[process];
         (slot.life, slot.process) = (self.lives, Some(started));
         self.note(Scope::ALL, format!("target {process} starts"));
-        if is_reordered {
+        let is_running = |process: usize| self.processes[process].process.is_some();
+        if is_reordered && self.processes_of(machine).all(is_running) {
+            self.machines[machine].is_reordered = false;
             self.restart_hosts(machine)?;
         }
         Ok(())
