@@ -302,7 +302,7 @@ impl StoreError {
             Self::TooManyDevices { .. } => "give it fewer and larger devices, or shorter names.",
             Self::NameTaken(_) => "choose another name, or delete that volume first.",
             Self::TooManyVolumes => "delete volumes or snapshots that nobody needs.",
-            Self::BadName(_) => "a name has 1 to 128 bytes and no control characters.",
+            Self::BadName(_) => "a name has 1 to 128 bytes and no control or format characters.",
             Self::BadSize { .. } => {
                 "a volume has 1 block of 4 KiB at least and 2^60 bytes at most."
             }

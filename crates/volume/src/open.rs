@@ -85,7 +85,8 @@ impl NewStore {
     ///
     /// A name that is none, or a device that is too small or too large.
     pub fn steps(&self) -> Result<Vec<Step>, StoreError> {
-        let name = padded(&self.name).ok_or_else(|| StoreError::BadName(self.name.clone()))?;
+        let name = padded(&self.name).filter(|_| !self.name.contains(base::text::acts));
+        let name = name.ok_or_else(|| StoreError::BadName(self.name.clone()))?;
         if self.blocks < STORE_BLOCKS_MIN {
             let needed = STORE_BLOCKS_MIN;
             return Err(StoreError::DeviceTooSmall { blocks: self.blocks, needed });

@@ -517,6 +517,8 @@ impl Books {
         let padded = padded(name).ok_or_else(|| StoreError::BadName(name.into()))?;
         match self.find_name(name)? {
             Some(_) => Err(StoreError::NameTaken(name.into()).into()),
+            // Names of before may have them.
+            None if name.contains(base::text::acts) => Err(StoreError::BadName(name.into()).into()),
             None if self.superblock.volumes >= VOLUMES_MAX => {
                 Err(StoreError::TooManyVolumes.into())
             }

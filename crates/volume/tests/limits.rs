@@ -243,6 +243,7 @@ fn names_sizes_and_devices_beyond_the_limits_are_refused() {
     assert_eq!(refusal(create("v", 1, 1)), "volume `v`: the name is in use");
     assert_eq!(refusal(create("", 1, 1)), "volume ``: not a name");
     assert_eq!(refusal(create("a\nb", 1, 1)), "volume `a\\nb`: not a name");
+    assert_eq!(refusal(create("a\u{202e}b", 1, 1)), "volume `a\\u{202e}b`: not a name");
     assert_eq!(refusal(create(&"x".repeat(129), 1, 1)).len(), 129 + "volume ``: not a name".len());
     assert_eq!(refusal(create("w", 0, 1)), "volume `w`: it cannot have 0 blocks of 4 KiB");
     assert_eq!(refusal(create("w", 1, 3)), "a unit cannot have 3 blocks of 4 KiB");
