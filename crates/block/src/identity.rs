@@ -200,6 +200,8 @@ impl fmt::Display for DeviceIdentity {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use host::machine::Machine;
 
     use super::DeviceIdentity;
@@ -268,8 +270,10 @@ mod tests {
             std::fs::create_dir_all(at(directory)).unwrap();
         }
         let text = "MAJOR=8\nDEVTYPE=partition\nPARTN=1\nPARTUUID=1b2c\n";
-        std::fs::write(at("sys/class/block/sda1/uevent"), text).unwrap();
-        std::fs::write(at("sys/class/block/sda/uevent"), "MAJOR=8\nDEVTYPE=disk\n").unwrap();
+        for (disk, text) in [("sda1", text), ("sda", "MAJOR=8\nDEVTYPE=disk\n")] {
+            let path = at("sys/class/block").join(disk).join("uevent");
+            std::fs::File::create_new(path).unwrap().write_all(text.as_bytes()).unwrap();
+        }
         std::os::unix::fs::symlink("../../sda1", at("dev/disk/by-id/ssd-part1")).unwrap();
         let machine = Machine::under(root.path());
         let found = |path: &str| super::part_uuid(&machine, path);
