@@ -20,8 +20,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, ftruncate, linkat, open};
 use rustix::io::Errno;
 
+use super::FileError;
 use super::before::Before;
-use super::{FileError, settle};
+use super::opening::settle;
 
 /// What becomes of files that are not there, or shorter than asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
