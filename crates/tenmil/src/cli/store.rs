@@ -194,12 +194,15 @@ pub(super) fn with_opener<T>(
     body(&Opener { regions: &regions, clock, seed, more: crate::KINDS })
 }
 
-/// Rows under each other: the first and the last column to the left, those between to the right.
+/// Rows under each other: the first and the last column to the left, those between to the right. A device
+/// may hold any name, so what a terminal would act on is escaped.
 pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
+    let rows: Vec<[String; N]> =
+        rows.iter().map(|row| row.each_ref().map(|cell| base::text::plain(cell))).collect();
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         for (column, cell) in row.iter().enumerate() {
             let _ = match column {
                 0 => write!(text, "{cell:<0$}", width(0)),
@@ -454,5 +457,7 @@ mod tests {
     fn a_table_has_columns() {
         let rows = [["a", "10", "x y"], ["bcd", "9", ""]].map(|row| row.map(String::from));
         assert_eq!(table(&rows), "a    10  x y\nbcd   9\n");
+        let rows = [["a\u{1b}[2J".into(), "\u{202e}b".into()]];
+        assert_eq!(table(&rows), "a\\u{1b}[2J  \\u{202e}b\n");
     }
 }
