@@ -191,3 +191,26 @@ fn a_leg_that_comes_back_is_reserved_before_it_is_joined() {
     }
     assert!(held[1].lock().unwrap().is_some_and(|(host, _)| host == 1));
 }
+
+/// Whether a former owner that sends nothing but one flush finds out who has the mirror.
+#[test]
+fn a_flush_that_is_refused_has_a_former_owner_look_who_has_the_mirror() {
+    let bench = Bench::new();
+    let ([one, two], ..) = hosts(&bench);
+    let former = open(&bench, &one, &MirrorOptions::default()).unwrap();
+    let mut old = former.channel().unwrap();
+    assert_eq!(bench.write(&mut *old, 0), Outcome::SUCCESS);
+    let force = MirrorOptions { force: true, ..MirrorOptions::default() };
+    let _owner = open(&bench, &two, &force).unwrap();
+    // From here on no time passes for the mirror, so that it looks for no other reason.
+    let (now, end) = (bench.clock.now(), bench.clock.now().after(Span::from_secs(20)));
+    let flush = Request { operation: Operation::Flush, ..Request::NOTHING };
+    assert_eq!(old.submit(now, &[flush], &[]), 1);
+    let mut answers = Answers::with_capacity(1);
+    while !former.shared.lock().fence.is_lost() {
+        assert!(bench.clock.now() < end, "it does not look who has the mirror");
+        old.flush();
+        old.poll(now, &mut answers);
+    }
+    assert!(answers.as_slice()[0].outcome.is_conflict());
+}
