@@ -41,6 +41,8 @@ use power::Power;
 use queues::Granted;
 use reservation::commands::told;
 use reservation::line::Reply;
+use reservation::preempted::Preempting;
+pub(crate) use reservation::preempted::Writers;
 use reservation::{Host, HostNqn, Site};
 use self_test::SelfTests;
 use subsystem::{Mail, NOTICES_MAX, Record, State};
@@ -75,6 +77,7 @@ pub use firmware::image as firmware_image;
 pub use fuzz::fuzz;
 pub use health::Vitals;
 pub use reservation::Host as HostIdentity;
+pub use reservation::preempted::Preempted;
 pub use subsystem::{AnaState, Bell, HostInUse, Stored, Subsystem};
 
 /// One controller: a host's view of a subsystem.
@@ -118,6 +121,10 @@ pub struct Controller {
     /// How many there have been.
     persisted_ever: u64,
     signals: VecDeque<Signal>,
+    /// Preemptions by this host that wait for writes of others.
+    preempting: Vec<Preempting>,
+    /// Preemptions of this host, which wait for its writes.
+    preempted: Vec<Writers>,
 }
 
 impl Controller {
@@ -151,6 +158,8 @@ impl Controller {
             persisting: Vec::new(),
             persisted_ever: 0,
             signals: VecDeque::new(),
+            preempting: Vec::new(),
+            preempted: Vec::new(),
             config,
             subsystem,
             published,
@@ -166,14 +175,16 @@ impl Controller {
         self.power.turn(now);
         self.turn_format(now);
         self.turn_self_test(now);
-        self.read_mail();
+        self.read_mail(now);
+        self.turn_preemptions(now);
     }
 
     /// When to be turned even if nothing else happens.
     pub fn wake_at(&self, now: Instant) -> Instant {
         let format = self.format.as_ref().map_or(Instant::NEVER, |format| format.wake_at(now));
         let timers = self.keep_alive.wake_at().min(self.power.wake_at());
-        timers.min(format).min(self.self_tests.wake_at(now))
+        let preemptions = self.preemptions_wake_at(now);
+        timers.min(format).min(self.self_tests.wake_at(now)).min(preemptions)
     }
 
     /// The end of a command that had answered [`AdminStep::Later`].
@@ -345,7 +356,9 @@ impl Controller {
         self.done.clear();
         self.decided.clear();
         self.persisting.clear();
-        self.signals.clear();
+        // Its queues stop, and a preemption waits for them.
+        self.signals.retain(|signal| matches!(signal, Signal::AbortNamespace { .. }));
+        self.preempting.clear();
         self.forget_host();
     }
 
@@ -524,7 +537,7 @@ impl Controller {
     }
 
     /// Takes what others did out of the mailbox and turns it into events and signals.
-    fn read_mail(&mut self) {
+    fn read_mail(&mut self, now: Instant) {
         let posted = self.subsystem.posted();
         if posted == self.mail_seen {
             return;
@@ -543,17 +556,21 @@ impl Controller {
         for (nsid, notice) in mail.notices {
             self.take_notice(nsid, notice);
         }
-        let aborts = mail.aborts.into_iter().map(|nsid| Signal::AbortNamespace { nsid });
-        self.signals.extend(aborts);
+        for (nsid, preempted) in mail.aborts {
+            self.preempted.push(preempted.writers());
+            self.signals.push_back(Signal::AbortNamespace { nsid, preempted });
+        }
         self.signals.extend(mail.trouble.map(|why| Signal::NotKept { why }));
         for (reply, end) in mail.ends {
             match reply {
-                Reply::Queue(from) => {
-                    let refused = |status| AdminEnd::refused(told(status));
-                    let end = end.map_or_else(refused, |()| AdminEnd::OK);
-                    self.decided.push_back(Decided { from, end });
-                }
-                Reply::Feature(number) => self.persisted(number, end),
+                Reply::Queue(from) => match end {
+                    Ok(writers) => self.end_preemption(now, from, writers),
+                    Err(status) => {
+                        let end = AdminEnd::refused(told(status));
+                        self.decided.push_back(Decided { from, end });
+                    }
+                },
+                Reply::Feature(number) => self.persisted(number, end.map(|_| ())),
             }
         }
     }

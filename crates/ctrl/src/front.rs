@@ -322,15 +322,18 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryFrontEnd<H, I> {
         // Nothing else would end a wait for the last access.
         self.wants_tending = self.heed_cut(now);
         while let Some(signal) = self.controller.next_signal() {
-            is_busy = true;
+            is_busy |= signal != Signal::CheckPreempted;
             match signal {
                 Signal::KeepAliveExpired => {
                     self.fail(now, "the host has not been heard of in time")
                 }
-                Signal::AbortNamespace { nsid } => {
+                Signal::AbortNamespace { nsid, preempted } => {
                     for served in &mut self.queues {
-                        served.queue.abort_namespace(now, nsid);
+                        served.queue.abort_namespace(now, nsid, &preempted);
                     }
+                }
+                Signal::CheckPreempted => {
+                    self.queues.iter_mut().for_each(|served| served.queue.check_preempted());
                 }
                 Signal::NotKept { why } => self.trouble = Some(why),
             }

@@ -32,6 +32,7 @@ use crate::controller::contract::{AdminEnd, ErrorReport, InvalidDoorbell, Traffi
 use crate::doorbell::DoorbellPage;
 use crate::namespace::{Namespaces, Reader};
 use area::Areas;
+use cancel::PreemptedWrites;
 use directory::Directory;
 pub use floor::Floor;
 use floor::Voice;
@@ -89,6 +90,8 @@ pub struct Queue<H: HostMemory> {
     /// Commands that have been taken and do not run: halves of fused pairs that wait.
     paused: usize,
     letters: VecDeque<Letter>,
+    /// What preemptions wait for.
+    preempted: Vec<PreemptedWrites>,
     buffers: Buffers,
     /// Memory for one access, once a command has had an area.
     scratch: Box<[u8]>,
@@ -227,6 +230,7 @@ impl<H: HostMemory> Queue<H> {
             pair: None,
             paused: 0,
             letters: VecDeque::new(),
+            preempted: Vec::new(),
             buffers: shared.buffers,
             scratch: Box::default(),
             ring_accesses: 0,

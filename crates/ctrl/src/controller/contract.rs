@@ -22,6 +22,8 @@ use base::Span;
 use wire::Status;
 use wire::admin::CrossControllerReset;
 
+use crate::controller::Preempted;
+
 /// The data that goes with an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminData {
@@ -187,8 +189,14 @@ pub enum Signal {
     AbortNamespace {
         /// Which namespace.
         nsid: u32,
+        /// To be given to every I/O queue: the preemption ends when their media have answered.
+        preempted: Preempted,
     },
-    /// A change that this host asked for could not be made durable; its command has failed.
+    /// Every I/O queue is to look whether the media have answered what preemptions wait for:
+    /// [`Queue::check_preempted`](crate::queue::Queue::check_preempted).
+    CheckPreempted,
+    /// A change that this host asked for could not be made durable, or a preemption could not abort all
+    /// commands; its command has failed.
     NotKept {
         /// Why, in a line.
         why: String,

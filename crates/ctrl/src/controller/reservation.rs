@@ -26,6 +26,7 @@ use crate::namespace::{Reservation, ReservationKind};
 
 pub(super) mod commands;
 pub(super) mod line;
+pub(super) mod preempted;
 mod record;
 #[cfg(test)]
 mod tests;

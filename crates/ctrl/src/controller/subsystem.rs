@@ -23,6 +23,7 @@ use super::Controller;
 use super::config::{ControllerConfig, MediumPool, NamespaceConfig, Persistence, SubsystemConfig};
 use super::firmware::Slots;
 use super::reservation::line::Line;
+use super::reservation::preempted::Preempted;
 use super::reservation::{Host, Reservations};
 use crate::namespace::{CacheVoucher, CopyLimits, Identity, Namespace, Namespaces, Published};
 use crate::queue::Floor;
@@ -460,9 +461,9 @@ impl State {
     }
 
     /// Tells the controllers of a host to abort what is outstanding on `nsid`.
-    pub(super) fn post_abort(&mut self, nsid: u32, host: Host) {
+    pub(super) fn post_abort(&mut self, nsid: u32, host: Host, preempted: &Preempted) {
         for seat in self.seats.values_mut().filter(|seat| seat.host == host) {
-            seat.mail.aborts.insert(nsid);
+            seat.mail.aborts.push((nsid, preempted.clone()));
         }
         self.mail_count += 1;
     }

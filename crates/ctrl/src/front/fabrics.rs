@@ -235,10 +235,13 @@ impl FabricsFrontEnd {
         self.controller.turn(now);
         let mut is_busy = self.turn_life(now);
         while let Some(signal) = self.controller.next_signal() {
-            is_busy = true;
+            is_busy |= signal != Signal::CheckPreempted;
             match signal {
                 Signal::KeepAliveExpired => self.end(Over::KeepAliveExpired),
-                Signal::AbortNamespace { nsid } => self.order(Order::AbortNamespace { nsid }),
+                Signal::AbortNamespace { nsid, preempted } => {
+                    self.order(&Order::AbortNamespace { nsid, preempted });
+                }
+                Signal::CheckPreempted => self.order(&Order::Turn),
                 Signal::NotKept { why } => self.trouble = Some(why),
             }
         }
@@ -275,7 +278,7 @@ impl FabricsFrontEnd {
     pub fn end(&mut self, why: Over) {
         if self.over.is_none() {
             self.over = Some(why);
-            self.order(Order::Stop);
+            self.order(&Order::Stop);
             self.ring();
         }
     }
@@ -363,8 +366,8 @@ impl FabricsFrontEnd {
         end
     }
 
-    fn order(&self, order: Order) {
-        self.links.values().for_each(|link| link.order(order));
+    fn order(&self, order: &Order) {
+        self.links.values().for_each(|link| link.order(order.clone()));
     }
 
     /// Takes over what the host has set by features.

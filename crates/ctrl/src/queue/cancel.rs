@@ -4,12 +4,21 @@
 //! only what is said to the host about it changes.
 
 use base::{HostMemory, Instant};
-use wire::Status;
+use wire::{IoOpcode, Status};
 
 use super::Queue;
 use super::area::Wait;
 use super::channel;
 use super::slot::{Slot, State};
+use crate::controller::Preempted;
+
+/// Writes of a namespace that were outstanding when its reservation was preempted.
+#[derive(Debug)]
+pub(super) struct PreemptedWrites {
+    /// The preemption waits while this is there.
+    _held: Preempted,
+    commands: Vec<(u16, Slot)>,
+}
 
 impl<H: HostMemory> Queue<H> {
     /// Tries to abort a command (Base 2.1 §5.1.1). True if it ends, or will end, as aborted; a
@@ -36,8 +45,9 @@ impl<H: HostMemory> Queue<H> {
     }
 
     /// Ends what is outstanding on a namespace: its reservation was preempted, and the commands are
-    /// to be aborted (Base 2.1 §8.1.22.7).
-    pub fn abort_namespace(&mut self, now: Instant, nsid: u32) {
+    /// to be aborted (Base 2.1 §8.1.22.7). `preempted` is held until the medium has answered what writes:
+    /// see [`check_preempted`](Self::check_preempted).
+    pub fn abort_namespace(&mut self, now: Instant, nsid: u32, preempted: &Preempted) {
         let numbers: Vec<u16> = self
             .slots
             .iter()
@@ -47,6 +57,26 @@ impl<H: HostMemory> Queue<H> {
         for number in numbers {
             self.cancel(now, number, Status::ABORTED_PREEMPT_AND_ABORT);
         }
+        let is_writing =
+            |slot: &Slot| writes(slot.opcode()) && self.directory.nsid_of(slot.channel()) == nsid;
+        let writing = self.slots.iter().filter(|(_, slot)| is_writing(slot));
+        let commands: Vec<_> = writing.map(|(number, slot)| (number, *slot)).collect();
+        if !commands.is_empty() {
+            self.preempted.push(PreemptedWrites { _held: preempted.clone(), commands });
+        }
+    }
+
+    /// Looks which writes that were outstanding when a reservation was preempted have been answered, and
+    /// lets go of preemptions that wait for none.
+    pub fn check_preempted(&mut self) {
+        let slots = &self.slots;
+        self.preempted.retain_mut(|writes| {
+            let is_there = |(number, old): &(u16, Slot)| {
+                slots.get((*number).into()).is_some_and(|slot| slot.is_command(old))
+            };
+            writes.commands.retain(is_there);
+            !writes.commands.is_empty()
+        });
     }
 
     /// Takes nothing more from a submission queue; what was taken is answered.
@@ -168,4 +198,18 @@ impl<H: HostMemory> Queue<H> {
             }
         }
     }
+}
+
+/// Whether a command of this opcode changes blocks.
+fn writes(opcode: u8) -> bool {
+    matches!(
+        IoOpcode::from_u8(opcode),
+        Some(
+            IoOpcode::Write
+                | IoOpcode::WriteUncorrectable
+                | IoOpcode::WriteZeroes
+                | IoOpcode::DatasetManagement
+                | IoOpcode::Copy
+        )
+    )
 }

@@ -125,6 +125,12 @@ impl Slot {
         self.part(OPCODE).to_le_bytes()[0]
     }
 
+    /// Whether this is the command that the slot held then, whatever has become of it.
+    pub(super) fn is_command(&self, then: &Self) -> bool {
+        let of = |slot: &Self| (slot.lba, slot.cid(), slot.opcode(), slot.channel());
+        of(self) == of(then)
+    }
+
     #[inline]
     pub(super) const fn state(&self) -> State {
         match self.key >> STATE {

@@ -272,9 +272,11 @@ impl Io {
         for order in self.link.take_orders() {
             match order {
                 Order::Stop => self.stop(now),
-                // The turn that this is part of.
-                Order::Turn => {}
-                Order::AbortNamespace { nsid } => self.queue.abort_namespace(now, nsid),
+                // And the turn that this is part of.
+                Order::Turn => self.queue.check_preempted(),
+                Order::AbortNamespace { nsid, preempted } => {
+                    self.queue.abort_namespace(now, nsid, &preempted);
+                }
                 Order::Decide { ticket, end } => self.queue.decide(now, ticket, end, &[]),
                 Order::Abort { cid, admin_cid } => {
                     let is_aborted = match rooms.find(cid) {

@@ -11,6 +11,7 @@ mod fences;
 mod keeping;
 mod pairs;
 mod power;
+mod preemption;
 mod refusals;
 mod resets;
 mod rig;

@@ -40,7 +40,7 @@ impl Controller {
 
     /// Carries out a reservation command. `data` holds what the host sent, or takes what it gets.
     /// Every queue of every controller sees the outcome in the picture it works from. `None` if it
-    /// waits, for what it changes to be durable: then it ends through
+    /// waits, for what it changes to be durable or for writes of hosts that it preempts: then it ends through
     /// [`next_decided`](Self::next_decided), unless its controller is reset or its queue
     /// [given up](Self::queue_gone).
     pub fn reservation(
@@ -69,6 +69,7 @@ impl Controller {
         let is_gone = |by: &Asker| matches!(&by.reply, Reply::Queue(origin) if is_of_it(origin));
         self.subsystem.lock().forget_askers(self.config.cntlid, is_gone);
         self.decided.retain(|decided| !is_of_it(&decided.from));
+        self.preempting.retain(|preempting| !is_of_it(&preempting.from));
     }
 
     /// Whether it is over.

@@ -4,9 +4,11 @@ use std::sync::{Arc, Weak};
 
 use wire::Status;
 
+use super::seat::End;
 use super::{Shared, State, Subsystem};
 use crate::controller::config::Persistence;
 use crate::controller::reservation::line::{Asker, Change, Line, Plan, Wish, Writing};
+use crate::controller::reservation::preempted::{Preempted, Writers};
 use crate::controller::reservation::{Host, News, Reservations};
 
 /// A record that a [`Keeper`](crate::controller::Keeper) is to write down, and that has not been
@@ -61,11 +63,25 @@ impl Subsystem {
             record.line.wait(change);
             return None;
         }
-        self.begin(state, nsid, change).transpose()
+        let by = change.by;
+        match self.begin(state, nsid, change) {
+            Ok(Some(None)) => Some(Ok(())),
+            Ok(Some(writers)) => {
+                state.post_end(by, Ok(writers));
+                None
+            }
+            Ok(None) => None,
+            Err(status) => Some(Err(status)),
+        }
     }
 
     /// Makes a change, or has it written down first: then it has not ended.
-    fn begin(&self, state: &mut State, nsid: u32, change: Change) -> Result<Option<()>, Status> {
+    fn begin(
+        &self,
+        state: &mut State,
+        nsid: u32,
+        change: Change,
+    ) -> Result<Option<Option<Writers>>, Status> {
         state.changes += 1;
         let number = state.changes;
         let missing = Status::INVALID_NAMESPACE_OR_FORMAT;
@@ -75,8 +91,7 @@ impl Subsystem {
         let plan = record.plan(&after)?;
         let (Plan::Write(bytes), Persistence::Kept(keeper)) = (plan, &mut record.persistence)
         else {
-            state.take_effect(nsid, after, news);
-            return Ok(Some(()));
+            return Ok(Some(state.take_effect(nsid, after, news)));
         };
         let subsystem = Arc::downgrade(&self.shared);
         let stored = Stored { subsystem, nsid, number, is_owed: true };
@@ -97,16 +112,15 @@ impl Subsystem {
         // A namespace that has gone meanwhile has told all who waited.
         if let Some(Writing { by, after, news, .. }) = writing {
             let end = match written {
-                Ok(()) => {
-                    state.take_effect(nsid, after, news);
-                    Ok(())
-                }
+                Ok(()) => Ok(state.take_effect(nsid, after, news)),
                 Err(why) => {
                     state.post_trouble(by, &why);
                     Err(Status::INTERNAL_ERROR)
                 }
             };
-            by.into_iter().for_each(|by| state.post_end(by, end));
+            if let Some(by) = by {
+                state.post_end(by, end);
+            }
             self.go_on(&mut state, nsid);
         }
         self.settle(state);
@@ -121,7 +135,7 @@ impl Subsystem {
             let may = state.may_reserve(by.cntlid, nsid, is_command);
             match may.and_then(|()| self.begin(state, nsid, change)) {
                 Ok(None) => {}
-                Ok(Some(())) => state.post_end(by, Ok(())),
+                Ok(Some(writers)) => state.post_end(by, Ok(writers)),
                 Err(status) => state.post_end(by, Err(status)),
             }
         }
@@ -148,17 +162,22 @@ impl State {
         seat.and_then(|seat| seat.ana(record.ana_group).refusal()).map_or(Ok(()), Err)
     }
 
-    /// The reservations of a namespace are these from now on.
-    fn take_effect(&mut self, nsid: u32, after: Reservations, news: News) {
+    /// The reservations of a namespace are these from now on. What may still write for hosts that were
+    /// preempted, if their commands are to be aborted.
+    fn take_effect(&mut self, nsid: u32, after: Reservations, news: News) -> Option<Writers> {
         if let Some(record) = self.records.get_mut(&nsid) {
             record.reservations = after;
         }
         for (to, notice) in news.notices {
             self.post_notice(nsid, to, notice);
         }
+        let preempted = Preempted::new();
         for victim in news.aborts {
-            self.post_abort(nsid, victim);
+            self.post_abort(nsid, victim, &preempted);
         }
+        let writers = preempted.writers();
+        drop(preempted);
+        (!writers.are_gone()).then_some(writers)
     }
 
     /// Ends what waits to change the reservations of a namespace that has gone.
@@ -190,7 +209,7 @@ impl State {
         }
     }
 
-    fn post_end(&mut self, by: Asker, end: Result<(), Status>) {
+    fn post_end(&mut self, by: Asker, end: End) {
         if let Some(seat) = self.seats.get_mut(&by.cntlid) {
             seat.mail.ends.push((by.reply, end));
             self.mail_count += 1;

@@ -7,6 +7,7 @@ use wire::Status;
 use wire::log::event::ReservationEvent;
 
 use crate::controller::reservation::line::Reply;
+use crate::controller::reservation::preempted::{Preempted, Writers};
 use crate::controller::reservation::{Host, HostNqn};
 use crate::namespace::{Namespace, Namespaces, Published};
 
@@ -40,16 +41,19 @@ pub(in crate::controller) struct Mail {
     /// Reservations that are not what they were, by namespace, oldest first.
     pub(in crate::controller) notices: VecDeque<(u32, ReservationEvent)>,
     /// Namespaces whose outstanding commands are to be aborted.
-    pub(in crate::controller) aborts: BTreeSet<u32>,
+    pub(in crate::controller) aborts: Vec<(u32, Preempted)>,
     /// An ANA state has changed.
     pub(in crate::controller) is_ana_changed: bool,
     /// Firmware is about to be activated.
     pub(in crate::controller) is_activating_firmware: bool,
     /// How changes of reservations ended that it has asked for.
-    pub(in crate::controller) ends: Vec<(Reply, Result<(), Status>)>,
+    pub(in crate::controller) ends: Vec<(Reply, End)>,
     /// Why one of them could not be made durable.
     pub(in crate::controller) trouble: Option<String>,
 }
+
+/// How a change of reservations ended, and what of preempted hosts may still write.
+pub(in crate::controller) type End = Result<Option<Writers>, Status>;
 
 /// Asymmetric namespace access state (Base 2.1 §8.1.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use wire::log::event::{ReservationEvent, ReservationNotification};
 use wire::{Command, Layout, Status, Typed};
 
 use super::bench::{Bench, Shelf, step};
-use crate::controller::contract::{AdminData, Origin, Signal};
+use crate::controller::contract::{AdminData, AdminEnd, Decided, Origin, Signal};
 use crate::controller::{Controller, ControllerConfig, HostIdentity, Transport};
 use crate::namespace::{Reservation, ReservationKind};
 
@@ -323,13 +323,21 @@ fn a_preemption_with_abort_reaches_the_victims_queues_and_log() {
     let request = AsynchronousEventRequest {}.to_command();
     step(&mut hosts.others[0], now, &request, &[]);
     let preempt = ReservationAcquire { racqa: AcquireAction::PreemptAndAbort, ..ACQUIRE };
-    hosts.acquire_as(1, preempt, 2).unwrap();
+    let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
+    let issuer = &mut hosts.bench.controller;
+    assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
     hosts.turn();
     assert!(hosts.seen(1).is_some_and(|seen| seen.is_holder));
     assert!(hosts.seen(2).is_some_and(|seen| !seen.is_registrant));
     let victim = &mut hosts.others[0];
-    assert_eq!(victim.next_signal(), Some(Signal::AbortNamespace { nsid: 1 }));
+    let signal = victim.next_signal();
+    assert!(matches!(signal, Some(Signal::AbortNamespace { nsid: 1, .. })));
     assert_eq!(victim.next_event(), Some(0x80_0006));
+    assert_eq!(hosts.bench.controller.next_decided(), None, "its queues have not looked");
+    drop(signal);
+    hosts.turn();
+    let decided = Decided { from: ORIGIN, end: AdminEnd::OK };
+    assert_eq!(hosts.bench.controller.next_decided(), Some(decided));
     assert_eq!(hosts.bench.controller.next_signal(), None, "the issuer goes on");
 
     let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
@@ -343,6 +351,33 @@ fn a_preemption_with_abort_reaches_the_victims_queues_and_log() {
     assert_eq!(read(&mut hosts.others[0]), (0, ReservationEvent::None, 0, 0), "read once");
     let told = (1, ReservationEvent::ReservationReleased, 1, 1);
     assert_eq!(read(&mut hosts.others[1]), told, "the type has changed");
+}
+
+#[test]
+fn a_preemption_waits_for_the_queues_of_a_controller_that_is_reset() {
+    let mut hosts = Hosts::new();
+    for host in [1, 2] {
+        hosts.register(host).unwrap();
+    }
+    let now = hosts.bench.now;
+    let preempt = ReservationAcquire { racqa: AcquireAction::PreemptAndAbort, ..ACQUIRE };
+    let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
+    let issuer = &mut hosts.bench.controller;
+    assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
+    hosts.turn();
+    let victim = &mut hosts.others[0];
+    victim.reset(now);
+    let signal = victim.next_signal();
+    assert!(matches!(signal, Some(Signal::AbortNamespace { nsid: 1, .. })), "they stop");
+    hosts.turn();
+    assert_eq!(hosts.bench.controller.next_decided(), None);
+    assert!(hosts.bench.controller.wake_at(now) < now.after(Span::from_ms(2)));
+    drop(signal);
+    hosts.turn();
+    assert!(hosts.bench.controller.next_decided().is_some());
+    assert_eq!(hosts.bench.controller.next_decided(), None);
+    let idle = hosts.bench.controller.wake_at(now);
+    assert!(idle > now.after(Span::from_ms(2)), "{idle:?}");
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl FabricsFrontEnd {
     /// CC.EN went to 0: a controller level reset. What the admin queue still owes is forgotten, so
     /// that its host may enable the controller once more.
     fn stop(&mut self, now: Instant) {
-        self.order(Order::Stop);
+        self.order(&Order::Stop);
         self.controller.reset(now);
         self.parked.clear();
         self.ends.iter_mut().for_each(|(_, ended)| *ended = Ended::Forgotten);

@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 use base::Instant;
 
-use crate::controller::Bell;
 use crate::controller::contract::AdminEnd;
+use crate::controller::{Bell, Preempted};
 
 /// Between an association and an I/O queue of it.
 #[derive(Default)]
@@ -31,11 +31,13 @@ struct Inner {
 }
 
 /// What an association wants of a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Stop, let go of everything, close the connection.
     Stop,
-    /// Turn the queue once, even if it has nothing to do: another queue of the subsystem waits for that.
+    /// Turn the queue once, even if it has nothing to do: another queue of the subsystem waits for that,
+    /// or a preemption, for which [`Queue::check_preempted`](crate::queue::Queue::check_preempted) is
+    /// called.
     Turn,
     /// Try to abort a command; answered with
     /// [`FabricsFrontEnd::aborted`](super::FabricsFrontEnd::aborted).
@@ -49,6 +51,8 @@ pub enum Order {
     AbortNamespace {
         /// Which.
         nsid: u32,
+        /// For [`Queue::abort_namespace`](crate::queue::Queue::abort_namespace).
+        preempted: Preempted,
     },
     /// The answer to a letter that had to wait: for
     /// [`Queue::decide`](crate::queue::Queue::decide), without bytes.

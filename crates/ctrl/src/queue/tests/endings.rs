@@ -6,6 +6,7 @@ use wire::{Command, DataPointer, Fuse, IoOpcode, Status};
 
 use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, io, ram};
 use crate::controller::contract::AdminEnd;
+use crate::controller::{Preempted, Writers};
 use crate::fuzz::host::Manners;
 use crate::fuzz::medium::FakeMedium;
 use crate::queue::Letter;
@@ -78,14 +79,53 @@ fn a_preempted_namespace_has_its_commands_aborted() {
     }
     rig.ring();
     rig.turn();
-    let now = rig.now;
-    rig.queue.abort_namespace(now, 2);
-    assert!(rig.peek().is_none(), "another namespace");
-    rig.queue.abort_namespace(now, 1);
+    assert!(abort(&mut rig, 2).are_gone() && rig.peek().is_none(), "another namespace");
+    let writers = abort(&mut rig, 1);
+    rig.queue.check_preempted();
+    assert!(!writers.are_gone(), "one is at the medium");
     rig.medium.blocks().is_stuck = false;
     for completion in rig.collect(3) {
         assert_eq!(completion.status(), Status::ABORTED_PREEMPT_AND_ABORT);
     }
+    rig.queue.check_preempted();
+    assert!(writers.are_gone());
+}
+
+#[test]
+fn a_preemption_waits_for_writes_that_were_outstanding_and_nothing_else() {
+    let mut rig = rig(&Setup::default());
+    rig.medium.blocks().is_stuck = true;
+    rig.push(io(IoOpcode::Read, 0, 1));
+    rig.ring();
+    rig.turn();
+    assert!(abort(&mut rig, 1).are_gone(), "it changes nothing");
+    for opcode in [IoOpcode::Write, IoOpcode::WriteZeroes] {
+        rig.push(io(opcode, 0, 1));
+    }
+    rig.ring();
+    rig.turn();
+    let writers = abort(&mut rig, 1);
+    rig.medium.blocks().is_stuck = false;
+    assert_eq!(rig.collect(3).len(), 3);
+    rig.medium.blocks().is_stuck = true;
+    for opcode in [IoOpcode::Write, IoOpcode::WriteZeroes] {
+        rig.push(io(opcode, 0, 1));
+    }
+    rig.ring();
+    rig.turn();
+    assert!(!writers.are_gone());
+    rig.queue.check_preempted();
+    assert!(writers.are_gone(), "these came later");
+    assert!(!abort(&mut rig, 1).are_gone());
+    rig.medium.blocks().is_stuck = false;
+    assert_eq!(rig.collect(2).len(), 2);
+}
+
+/// What of a preempted host may still write.
+fn abort(rig: &mut Rig, nsid: u32) -> Writers {
+    let preempted = Preempted::new();
+    rig.queue.abort_namespace(rig.now, nsid, &preempted);
+    preempted.writers()
 }
 
 #[test]

@@ -18,8 +18,8 @@ use super::rig::{
 };
 use crate::tcp::{InjectedBugs, Limits, News};
 
-const OLD: [u8; 4096] = [0xaa; 4096];
-const NEW: [u8; 4096] = [0xbb; 4096];
+pub(super) const OLD: [u8; 4096] = [0xaa; 4096];
+pub(super) const NEW: [u8; 4096] = [0xbb; 4096];
 
 /// A medium that begins its first write late.
 struct Lagging {
@@ -35,8 +35,8 @@ struct LaggingChannel {
 
 /// What its first write is.
 const AWAITED: u32 = 0;
-const HELD: u32 = 1;
-const LET_GO: u32 = 2;
+pub(super) const HELD: u32 = 1;
+pub(super) const LET_GO: u32 = 2;
 
 impl Medium for Lagging {
     fn limits(&self) -> base::Limits {
@@ -77,7 +77,7 @@ impl Backend for LaggingChannel {
 }
 
 /// A service with a device that begins its first write late; the device is namespaces 1 and 2.
-fn lagging(injected_bugs: InjectedBugs) -> (Rig, Arc<AtomicU32>) {
+pub(super) fn lagging(injected_bugs: InjectedBugs) -> (Rig, Arc<AtomicU32>) {
     let mut subsystem = None;
     let rig = Rig::with(Limits { injected_bugs, ..limits() }, |plan| {
         subsystem = Some(plan.subsystem.clone());
@@ -98,11 +98,11 @@ fn lagging(injected_bugs: InjectedBugs) -> (Rig, Arc<AtomicU32>) {
     (rig, state)
 }
 
-fn write() -> Command {
+pub(super) fn write() -> Command {
     transfer(IoOpcode::Write.code(), 0, 8)
 }
 
-fn read(rig: &mut Rig, io: usize) -> Vec<u8> {
+pub(super) fn read(rig: &mut Rig, io: usize) -> Vec<u8> {
     let read = transfer(IoOpcode::Read.code(), 0, 8);
     let (completion, bytes) = rig.command(io, &read, Data::ToHost(4096), &[]);
     assert_eq!(completion.status(), Status::SUCCESS);
