@@ -25,7 +25,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 pub use self::before::{Before, holds_data, holds_zeroes};
 use self::cache::Node;
-pub use self::making::{Making, keep, put_back, reach, refuse_making, set_making};
+pub use self::making::{Making, keep, make_if, put_back, reach, refuse_making, set_making};
 use self::opening::{open_or_make, size, sync};
 use crate::holders::{self, InUse};
 use crate::machine::Machine;

@@ -7,9 +7,11 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use tenmil_host::file::{File, FileOptions, Making, keep, put_back, reach, set_making};
+use tenmil_host::file::{
+    File, FileError, FileOptions, Making, keep, make_if, put_back, reach, set_making,
+};
 
-fn open(path: &Path, len_bytes: u64) -> Result<File, tenmil_host::file::FileError> {
+fn open(path: &Path, len_bytes: u64) -> Result<File, FileError> {
     let (path, len_bytes, unit_bytes) = (path.into(), Some(len_bytes), 512);
     File::open(&FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false })
 }
@@ -62,4 +64,38 @@ fn files_are_made_and_grown_once_the_command_is_not_refused() {
     drop((file, other));
     drop(open(&directory.path().join("at once"), 512).unwrap());
     assert!(directory.path().join("at once").exists(), "nothing is put off any more");
+    make_and_grow_by_changes(directory.path());
+}
+
+/// A process that has begun, and changes what it has open.
+fn make_and_grow_by_changes(directory: &Path) {
+    let [new, short, other] =
+        ["by change", "short by change", "of another thread"].map(|name| directory.join(name));
+    std::fs::write(&short, [7; 1000]).unwrap();
+    let on_disk = || std::fs::metadata(&short).unwrap().len();
+    // Refused: by what is wrong, or by what comes to be there meanwhile.
+    for wrong in [Some(directory.join("no/such")), None] {
+        let refused = make_if(|| {
+            let files = (open(&short, 8192)?, open(&new, 8192)?);
+            assert!(!new.exists() && on_disk() == 1000);
+            assert!(reach(&new).metadata().is_ok_and(|found| found.len() == 8192));
+            let one = other.clone();
+            std::thread::spawn(move || drop(open(&one, 512).unwrap())).join().unwrap();
+            assert!(other.exists(), "another thread makes its files at once");
+            match &wrong {
+                Some(wrong) => drop(open(wrong, 512)?),
+                None => std::fs::write(&new, "another process's").unwrap(),
+            }
+            Ok::<_, FileError>(files)
+        });
+        refused.unwrap_err();
+        assert_eq!((new.exists(), on_disk()), (wrong.is_none(), 1000));
+        assert!(other.exists());
+    }
+    std::fs::remove_file(&new).unwrap();
+    let files = make_if(|| Ok::<_, FileError>((open(&new, 8192)?, open(&short, 8192)?))).unwrap();
+    assert_eq!((new.metadata().unwrap().len(), on_disk()), (8192, 8192));
+    drop(files);
+    drop(open(&directory.join("at once again"), 512).unwrap());
+    assert!(directory.join("at once again").exists());
 }

@@ -316,6 +316,42 @@ fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
 }
 
 #[test]
+fn a_refused_change_makes_and_grows_no_file() {
+    let world = World::new(WHOLE);
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("short"), [7; 4096]).unwrap();
+    let namespace = |name: &str| {
+        format!("\n[[subsystem.namespace]]\nuri = \"file:{}?size=1m\"\n", path(name).display())
+    };
+    let both = [namespace("new"), namespace("short")].concat();
+    let lens = || {
+        let files = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap());
+        let mut lens: Vec<_> = files
+            .map(|it| (it.file_name().into_string().unwrap(), it.metadata().unwrap().len()))
+            .collect();
+        lens.sort();
+        lens
+    };
+    let shown = |lens: &[(&str, u64)]| -> Vec<_> {
+        lens.iter().map(|(name, len)| ((*name).to_owned(), *len)).collect()
+    };
+    let mut events = Follower::start(&world);
+    for wrong in ["file:/nowhere/at/all", &format!("file:{}", path("new").display())] {
+        let wrong = format!("\n[[subsystem.namespace]]\nuri = \"{wrong}\"\n");
+        let said = world.change(&format!("{WHOLE}{both}{wrong}"), &mut events);
+        assert!(said.contains("`uri`: serve file:"), "{said}");
+        assert_eq!(lens(), shown(&[("short", 4096)]), "{said}");
+    }
+    let said = world.change(&format!("{WHOLE}{both}"), &mut events);
+    assert!(said.contains("adds namespace 4") && said.contains("adds namespace 5"), "{said}");
+    assert_eq!(lens(), shown(&[("new", 1 << 20), ("short", 1 << 20)]));
+    assert_eq!(size_of(&world.uri(0, 4, ONE)), Ok(1 << 20));
+    drop(events);
+    assert_eq!(world.served.end(), Some(0));
+}
+
+#[test]
 fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_is_lost() {
     let world = World::new(WHOLE);
     let proxy = format!("{TENMIL} proxy 127.0.0.1:0 {} --back 60k=cut", world.addresses[0]);

@@ -11,7 +11,11 @@
 //!
 //! A process that is killed before leaves nothing. Where a file system has no files without a name, they
 //! are made at once and recorded, and put back if the command is refused.
+//!
+//! A server that has begun does the same for each change of its configuration, on the thread that opens
+//! what is new: [`make_if`]. Other threads make files at once meanwhile.
 
+use std::cell::RefCell;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -39,6 +43,18 @@ pub enum Making {
 static MAKING: AtomicU8 = AtomicU8::new(Making::Kept as u8);
 static FOUND: Mutex<Vec<Before>> = Mutex::new(Vec::new());
 static PENDING: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// What this thread makes by [`make_if`], while it does.
+    static CHANGE: RefCell<Option<Change>> = const { RefCell::new(None) };
+}
+
+/// What is made if one change is not refused.
+#[derive(Debug, Default)]
+struct Change {
+    found: Vec<Before>,
+    pending: Vec<Pending>,
+}
 
 /// A file that is made or grown if the command is not refused.
 #[derive(Debug)]
@@ -90,8 +106,40 @@ pub fn put_back() {
     made.iter().rev().for_each(Before::put_back);
 }
 
+/// Does what may be refused after it has opened files, in a process that makes them at once: makes and
+/// grows those that this thread has opened once it is not. If it is, they are as they were. Blocks.
+///
+/// # Errors
+///
+/// Why it is refused; or why a file cannot be made, as of [`keep`].
+pub fn make_if<T, E: From<FileError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    if making() != Making::Kept {
+        return work();
+    }
+    CHANGE.set(Some(Change::default()));
+    let done = work();
+    let Change { mut found, pending } = CHANGE.take().unwrap_or_default();
+    let made = done.and_then(|done| {
+        found.extend(pending.iter().filter_map(|one| Before::look(&one.path)));
+        pending.iter().try_for_each(Pending::make)?;
+        Ok(done)
+    });
+    if made.is_err() {
+        found.iter().rev().for_each(Before::put_back);
+    }
+    made
+}
+
+/// Does something with what this thread makes by [`make_if`]; none if it does not.
+fn with_change<T>(act: impl FnOnce(&mut Change) -> T) -> Option<T> {
+    CHANGE.with_borrow_mut(|change| change.as_mut().map(act))
+}
+
 /// What becomes of files now.
 pub(super) fn making() -> Making {
+    if with_change(|_| ()).is_some() {
+        return Making::Recorded;
+    }
     match MAKING.load(Ordering::Relaxed) {
         0 => Making::Kept,
         1 => Making::Recorded,
@@ -103,6 +151,7 @@ pub(super) fn making() -> Making {
 pub(super) fn record(before: Option<Before>) {
     if making() == Making::Recorded
         && let Some(before) = before
+        && with_change(|change| change.found.push(before.clone())).is_none()
     {
         found().push(before);
     }
@@ -117,12 +166,11 @@ pub fn reach(path: &Path) -> PathBuf {
 
 /// The link to a file without a name that is to be at `path`.
 pub(super) fn unnamed_at(path: &Path) -> Option<PathBuf> {
-    let pending = pending_files();
-    if pending.is_empty() {
-        return None;
-    }
-    let whole = whole(path)?;
-    pending.iter().find(|one| one.is_new && one.path == whole).map(|one| link(&one.file))
+    let find = |pending: &[Pending]| {
+        let whole = if pending.is_empty() { None } else { whole(path) }?;
+        pending.iter().find(|one| one.is_new && one.path == whole).map(|one| link(&one.file))
+    };
+    with_change(|change| find(&change.pending)).unwrap_or_else(|| find(&pending_files()))
 }
 
 /// A file without a name that will be at `path`, `len_bytes` long; none if it is to be made at once.
@@ -146,7 +194,9 @@ fn pend(file: &OwnedFd, path: PathBuf, len_bytes: u64, is_new: bool) -> bool {
     let Ok(file) = open(link(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
         return false;
     };
-    pending_files().push(Pending { file, path, len_bytes, is_new });
+    let mut one = Some(Pending { file, path, len_bytes, is_new });
+    with_change(|change| change.pending.extend(one.take()));
+    pending_files().extend(one);
     true
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!    asked ─ prepare ─▶ doors, devices, subsystems ─ commit ─▶ what stands
-//!               │  may be refused: then all that is new is closed again, and nothing has changed
+//!               │  may be refused: then all that is new is closed again, and nothing has changed;
+//!               │  files are made and grown behind the last refusal
 //! ```
 //!
 //! What is the same before and after is not touched: its connections do not notice.
@@ -113,7 +114,7 @@ impl Standing {
 
     /// Serves what is asked for instead, and says what has changed; or nothing has.
     pub(super) fn apply(&mut self, asked: Configuration) -> Result<Changes, Unfit> {
-        let prepared = self.prepare(&asked)?;
+        let prepared = host::file::make_if(|| self.prepare(&asked))?;
         Ok(self.commit(asked, prepared))
     }
 
@@ -317,8 +318,19 @@ impl Unfit {
     /// It as people read it, if a file asks for it.
     pub(super) fn in_file(self, path: &std::path::Path) -> Refused {
         let Self { refused, line: Line(line), key } = self;
-        let text = format!("{}: line {line}, `{key}`: {}", path.display(), refused.text);
+        let place = match line {
+            0 => String::new(),
+            line => format!(" line {line}, `{key}`:"),
+        };
+        let text = format!("{}:{place} {}", path.display(), refused.text);
         Refused { text, ..refused }
+    }
+}
+
+impl From<host::file::FileError> for Unfit {
+    /// It names the file that cannot be made.
+    fn from(error: host::file::FileError) -> Self {
+        Self { refused: error.into(), line: Line::default(), key: "uri" }
     }
 }
 
