@@ -164,6 +164,37 @@ fn identify_leaves_a_file_that_it_can_look_at_as_it_is() {
 }
 
 #[test]
+fn takeover_refuses_a_file_that_is_not_as_long_as_its_name_says() {
+    let pool = world();
+    let legs = ["one", "two"].map(|name| pool.file(name));
+    let made = legs.each_ref().map(|leg| format!("{leg}?size=8m"));
+    pool.done(&["mirror", "create", &made[0], &made[1]]);
+    let before = contents(pool.path("").as_path());
+    let store = format!("{}?size=1g", pool.device());
+    let mirror = |one: &str, other: &str| format!("mirror:[{one}],[{other}]");
+    let both = legs.each_ref().map(|leg| format!("{leg}?size=1g"));
+    let new = format!("{}?size=8m", pool.file("new"));
+    for (command, uri, name) in [
+        ("store", &store, "pool"),
+        ("store", &new, "new"),
+        ("mirror", &mirror(&both[0], &both[1]), "one"),
+        ("mirror", &mirror(&legs[0], &both[1]), "two"),
+        ("mirror", &mirror(&legs[0], &new), "new"),
+    ] {
+        for force in [&["--force"][..], &[]] {
+            let words = [&[command, "takeover", uri], force].concat();
+            let (code, error) = pool.refused(&words);
+            assert!(code.is_some_and(|code| code != 0), "{words:?}");
+            let path = pool.path(name).display().to_string();
+            assert!(error.contains(&path), "{words:?}: {error}");
+            assert!(contents(pool.path("").as_path()) == before, "{words:?}: {error}");
+        }
+    }
+    pool.done(&["mirror", "takeover", "--force", &mirror(&made[0], &made[1])]);
+    pool.done(&["store", "takeover", "--force", &format!("{}?size=16m", pool.device())]);
+}
+
+#[test]
 fn limit_for_the_size_of_files_is_an_error_and_no_signal() {
     let pool = world();
     let tenmil = env!("CARGO_BIN_EXE_tenmil");

@@ -141,9 +141,9 @@ Examples:
 const REGIONS_MAX: usize = 256;
 
 impl MirrorArguments {
-    /// Whether it only looks.
+    /// Whether it makes and grows no file: it looks, or takes what is there.
     pub(super) fn only_reads(&self) -> bool {
-        matches!(self.command, Command::Show(_))
+        matches!(self.command, Command::Show(_) | Command::Takeover(_))
     }
 }
 

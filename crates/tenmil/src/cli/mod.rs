@@ -193,7 +193,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
 }
 
 impl Command {
-    /// Whether it only looks: it makes no file, and none grows.
+    /// Whether it makes no file, and none grows.
     fn only_reads(&self) -> bool {
         match self {
             Self::Identify(_) => true,

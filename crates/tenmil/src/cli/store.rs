@@ -114,11 +114,15 @@ pub(super) const EXIT_INTERRUPTED: u8 = 130;
 pub(super) const REGIONS_MAX: usize = 256;
 
 impl StoreArguments {
-    /// Whether it only looks.
+    /// Whether it makes and grows no file: it looks, or takes what is there.
     pub(super) fn only_reads(&self) -> bool {
         matches!(
             self.command,
-            Command::Open(_) | Command::List(_) | Command::Check(_) | Command::Scrub(_)
+            Command::Open(_)
+                | Command::List(_)
+                | Command::Check(_)
+                | Command::Scrub(_)
+                | Command::Takeover(_)
         )
     }
 }

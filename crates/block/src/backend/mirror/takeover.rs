@@ -36,11 +36,13 @@ pub fn take_over(
     let entry = if force { Entry::Force } else { Entry::TakeOver };
     let entered = enter((opener.regions, &legs), (None, entry), &exclusion, &mut now);
     let (candidates, former) = entered.map_err(refuse)?;
+    let assembled = assemble(&candidates, options.start()).map_err(refuse);
     let Some(former) = former else {
         exclusion.release();
-        return Ok(None);
+        // Of devices that do not make up a mirror nobody knows whether it has an owner.
+        return assembled.map(|_| None);
     };
-    let mut assembly = assemble(&candidates, options.start()).map_err(refuse)?;
+    let mut assembly = assembled?;
     // Also an owner that the devices exclude may have sent superblocks that arrive late.
     let claim =
         Claim { regions: opener.regions, legs: &legs, is_forced: force || !is_gone(&former) };
