@@ -48,6 +48,11 @@ impl<F> Inbox<F> {
         }
     }
 
+    /// Whether a part of a message has come.
+    pub(crate) fn is_amid(&self) -> bool {
+        self.taken > 0
+    }
+
     /// Takes bytes, no more than were wanted, and the descriptors that came with them. A message, if
     /// that was the last of it.
     pub(crate) fn take(

@@ -210,6 +210,11 @@ impl<F: Clone> Server<F> {
         if self.outbox.is_full() { 0 } else { self.inbox.wanted() }
     }
 
+    /// Whether a part of a message has come, and the rest is waited for.
+    pub fn is_amid(&self) -> bool {
+        self.inbox.is_amid()
+    }
+
     /// Takes bytes, no more than were [wanted](Self::wanted), and the descriptors that came with
     /// them.
     ///

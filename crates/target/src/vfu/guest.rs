@@ -65,8 +65,8 @@ struct Session {
     accesses: BTreeMap<u32, Part>,
     /// There has been one.
     goes_by_message: bool,
-    /// Until when it has to say which version it speaks; for ever once it has.
-    version_by: Instant,
+    /// Until when its first message, or the rest of one, has to be there.
+    whole_by: Instant,
 }
 
 type File = Arc<OwnedFd>;
@@ -147,25 +147,32 @@ impl Guest {
             busy_with: None,
             accesses,
             goes_by_message: false,
-            version_by: now.after(VERSION_MAX),
+            whole_by: now.after(MESSAGE_MAX),
         };
         self.state = State::Here(Box::new(session));
     }
 
-    /// Sends a client away that has the device and says nothing, so that another can have it. How much
-    /// that was.
+    /// Sends a client away that has the device and does not begin, or does not end a message, so that
+    /// another can have it. How much that was.
     pub(super) fn expire(&mut self, now: Instant) -> usize {
         if now < self.wake_at() {
             return 0;
         }
-        self.part(now, Some(format!("it sent no VERSION for {VERSION_MAX}, expected it first")));
+        let has_begun = matches!(&self.state, State::Here(session) if session.server.has_version());
+        let why = match has_begun {
+            true => format!("a message was not whole after {MESSAGE_MAX}"),
+            false => format!("it sent no VERSION for {MESSAGE_MAX}, expected it first"),
+        };
+        self.part(now, Some(why));
         1
     }
 
     /// When that is.
     pub(super) fn wake_at(&self) -> Instant {
         match &self.state {
-            State::Here(session) => session.version_by,
+            // What it sends is not taken while it takes nothing itself.
+            State::Here(session) if session.server.wanted() == 0 => Instant::NEVER,
+            State::Here(session) => session.whole_by,
             State::Leaving(_) | State::Absent => Instant::NEVER,
         }
     }
@@ -219,15 +226,12 @@ impl Guest {
     fn hear_session(&mut self, now: Instant, session: &mut Session) -> Result<usize, Over> {
         let mut count = 0;
         for _ in 0..MESSAGES_PER_TURN {
-            if !session.receive(&mut self.buffer)? {
+            if !session.receive(now, &mut self.buffer)? {
                 break;
             }
             count += 1;
             while let Some(request) = session.server.next_request().map_err(said)? {
                 self.serve(now, session, request);
-            }
-            if session.server.has_version() {
-                session.version_by = Instant::NEVER;
             }
         }
         Ok(count)
@@ -534,7 +538,7 @@ impl fmt::Display for Pending {
 
 impl Session {
     /// Takes bytes from the socket. False if there are none now.
-    fn receive(&mut self, buffer: &mut [u8]) -> Result<bool, Over> {
+    fn receive(&mut self, now: Instant, buffer: &mut [u8]) -> Result<bool, Over> {
         let wanted = self.server.wanted().min(buffer.len());
         if wanted == 0 {
             return Ok(false);
@@ -548,6 +552,10 @@ impl Session {
             Received::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
                 self.server.receive(&buffer[..count], files).map_err(said)?;
+                self.whole_by = match self.server.is_amid() {
+                    true => self.whole_by.min(now.after(MESSAGE_MAX)),
+                    false => Instant::NEVER,
+                };
                 Ok(true)
             }
         }
@@ -608,8 +616,8 @@ fn said(violation: Violation) -> Over {
 
 /// What a client that is sent away is waited for, at most.
 pub(super) const PATIENCE: Span = Span::from_secs(1);
-/// How long a client may take to begin.
-const VERSION_MAX: Span = Span::from_secs(5);
+/// How long a client may take to begin, and for the rest of a message.
+const MESSAGE_MAX: Span = Span::from_secs(5);
 /// How long media may take to let go of a client's memory, of some or of all, before somebody is told.
 const FAREWELL: Span = Span::from_secs(5);
 /// What a client does wrong is told so often.

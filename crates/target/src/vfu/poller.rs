@@ -332,6 +332,62 @@ mod tests {
     }
 
     #[test]
+    fn half_a_message_does_not_keep_others_out() {
+        for cut in [1, 15, 16, 20] {
+            let (mut host, directory) = host();
+            let client = connect(&directory);
+            let mut question = vfu::Client::<()>::new();
+            let begun = Instant::default();
+            client.send(question.outgoing().unwrap().bytes).unwrap();
+            (0..4).for_each(|_| {
+                host.work(begun);
+            });
+            question.sent(question.outgoing().unwrap().bytes.len());
+            // A whole message, and a part of another.
+            question.read(vfu::region_index::CONFIGURATION, 0, 4);
+            let message = question.outgoing().unwrap().bytes.to_vec();
+            let at = begun.after(Span::from_secs(60));
+            client.send(&message).unwrap();
+            client.send(&message[..cut]).unwrap();
+            host.work(at);
+            let by = at.after(Span::from_secs(5));
+            assert_eq!(host.wake_at(), by, "cut at {cut}");
+            // More of it earns no more time.
+            client.send(&message[cut..cut + 1]).unwrap();
+            host.work(Instant { ns: by.ns - 1 });
+            assert!(!host.guest.is_free(), "cut at {cut}");
+            (0..4).for_each(|_| {
+                host.work(by);
+            });
+            assert!(host.guest.is_free(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn message_that_comes_in_pieces_is_answered_and_its_client_stays() {
+        let (mut host, directory) = host();
+        let client = connect(&directory);
+        let mut question = vfu::Client::<()>::new();
+        let message = question.outgoing().unwrap().bytes.to_vec();
+        let mut now = Instant::default();
+        for round in 0..3 {
+            let (first, rest) = message.split_at(20);
+            client.send(first).unwrap();
+            host.work(now);
+            now = now.after(Span::from_secs(4));
+            client.send(rest).unwrap();
+            host.work(now);
+            if round > 0 {
+                break;
+            }
+            question.sent(message.len());
+            now = now.after(Span::from_secs(60));
+            host.work(now);
+            assert!(!host.guest.is_free(), "who is between messages stays");
+        }
+    }
+
+    #[test]
     fn a_host_sleeps_while_its_client_reads_nothing() {
         let (mut host, directory) = host();
         let client = connect(&directory);
