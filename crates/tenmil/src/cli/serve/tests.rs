@@ -1,8 +1,16 @@
 //! What is refused before anything is there.
 
 use base::Blame;
+use clap::Parser;
 
+use super::{ServeArguments, fabrics};
 use crate::cli::{Engines, dispatch};
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    serve: ServeArguments,
+}
 
 /// Why a command line is refused.
 fn refused(line: &str) -> String {
@@ -48,4 +56,25 @@ fn a_limit_of_no_connections_is_refused() {
     assert_eq!(super::some_connections("0"), Err("`0` is none, expected at least 1".to_owned()));
     assert_eq!(super::some_connections("7"), Ok(7));
     assert!(super::some_connections("many").is_err());
+}
+
+/// What only shows when it is offered, behind all that is checked before.
+#[test]
+fn a_server_that_cannot_offer_all_that_it_was_asked_to_does_not_begin() {
+    let line = ["serve", "ram:1m", "--listen", "tcp://127.0.0.1:0"];
+    let arguments = Line::parse_from(line).serve;
+    let asked = |count| {
+        let listeners = vec!["127.0.0.1:0".parse().unwrap()];
+        let mut asked = fabrics::asked(&arguments, listeners).unwrap();
+        asked.subsystems = vec![asked.subsystems[0].clone(); count];
+        asked
+    };
+    // Where it says that it is ready nothing can be written: one that begins ends with that.
+    let mut full = std::fs::File::create("/dev/full").unwrap();
+    let refused = fabrics::run(&arguments, asked(2), &mut full).unwrap_err();
+    let expected = "serve: cannot offer nqn.2026-01.org.tenmil:disk: it is offered already, \
+                    expected one of a name";
+    assert_eq!((refused.text.as_str(), refused.blame), (expected, Blame::Machine));
+    let refused = fabrics::run(&arguments, asked(1), &mut full).unwrap_err();
+    assert!(!refused.text.starts_with("serve: "), "{}", refused.text);
 }
