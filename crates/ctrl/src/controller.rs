@@ -39,7 +39,6 @@ use log::error::Errors;
 use log::telemetry::Telemetry;
 use power::Power;
 use queues::Granted;
-use reservation::commands::told;
 use reservation::line::Reply;
 use reservation::preempted::Preempting;
 pub(crate) use reservation::preempted::Writers;
@@ -356,9 +355,7 @@ impl Controller {
         self.done.clear();
         self.decided.clear();
         self.persisting.clear();
-        // Its queues stop, and a preemption waits for them.
-        self.signals.retain(|signal| matches!(signal, Signal::AbortNamespace { .. }));
-        self.preempting.clear();
+        self.reset_preemptions();
         self.forget_host();
     }
 
@@ -563,13 +560,7 @@ impl Controller {
         self.signals.extend(mail.trouble.map(|why| Signal::NotKept { why }));
         for (reply, end) in mail.ends {
             match reply {
-                Reply::Queue(from) => match end {
-                    Ok(writers) => self.end_preemption(now, from, writers),
-                    Err(status) => {
-                        let end = AdminEnd::refused(told(status));
-                        self.decided.push_back(Decided { from, end });
-                    }
-                },
+                Reply::Queue(from) => self.end_reservation(now, from, end),
                 Reply::Feature(number) => self.persisted(number, end.map(|_| ())),
             }
         }

@@ -73,17 +73,30 @@ impl Writers {
 }
 
 impl Controller {
-    /// A reservation command has taken effect: it ends now, or when the preempted hosts write no more.
-    pub(in crate::controller) fn end_preemption(
+    /// A reservation command has taken effect or was refused: it ends now, or when the preempted hosts
+    /// write no more.
+    pub(in crate::controller) fn end_reservation(
         &mut self,
         now: Instant,
         from: Origin,
-        writers: Option<Writers>,
+        end: Result<Option<Writers>, Status>,
     ) {
-        match writers {
-            Some(writers) => self.preempting.push(Preempting { from, writers, since: now }),
-            None => self.decided.push_back(Decided { from, end: AdminEnd::OK }),
-        }
+        let end = match end {
+            Ok(Some(writers)) => {
+                self.preempting.push(Preempting { from, writers, since: now });
+                return;
+            }
+            Ok(None) => AdminEnd::OK,
+            Err(status) => AdminEnd::refused(told(status)),
+        };
+        self.decided.push_back(Decided { from, end });
+    }
+
+    /// The controller is reset: nobody waits for its preemptions. Its queues stop, and are still given the
+    /// aborts of preemptions by others, which wait for them.
+    pub(in crate::controller) fn reset_preemptions(&mut self) {
+        self.signals.retain(|signal| matches!(signal, Signal::AbortNamespace { .. }));
+        self.preempting.clear();
     }
 
     /// Ends what need not wait any more, and has the queues look that hold others up.
