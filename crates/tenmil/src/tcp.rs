@@ -15,6 +15,7 @@ mod discover;
 mod kind;
 mod maps;
 mod name;
+mod opening;
 mod paths;
 mod reservations;
 mod sleep;
@@ -23,6 +24,7 @@ mod teller;
 mod tending;
 #[cfg(test)]
 mod tests;
+mod wanted;
 
 pub(crate) use ask::with_controller;
 pub(crate) use discover::{Change, Discovered, Watch, discover, service as discovery_service};

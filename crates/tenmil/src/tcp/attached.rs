@@ -5,11 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::{Instant, Span};
 use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use host::{Clock, Stop, Turn, Wait};
-use nvme::{
-    ControllerOptions, Event, QueuePairOptions, QueueSizes, Refusal, ResetCause,
-    ShutdownNotification, State, Techniques,
-};
-use remote::{Calling, NotReached, Remote, RemoteQueue, Sleep};
+use nvme::{ControllerOptions, Event, ResetCause, ShutdownNotification, State};
+use remote::{Calling, NotReached, Policy, Remote, RemoteQueue, Sleep};
 
 use super::channel::Queues;
 use super::dial::Caller;
@@ -18,6 +15,7 @@ use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::sleep::Pillow;
 use super::teller::Teller;
 use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
+use super::wanted::WantedQueues;
 use crate::Refused;
 use crate::growth::Growth;
 
@@ -43,8 +41,8 @@ struct Kept {
     remote: Remote,
     /// Answers of admin commands that somebody waits for.
     answers: Vec<base::Answer>,
-    /// Queue pairs that were refused.
-    refused: Vec<(u16, wire::Status)>,
+    /// Queue pairs that channels wait for.
+    wanted: WantedQueues,
     /// Why it is not there any more.
     lost: Option<String>,
     pulse: Pulse,
@@ -89,12 +87,12 @@ impl Attached {
         let teller = Teller::new(name);
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
         teller.tell_only_up();
-        let (answers, refused, pulse) = (Vec::new(), Vec::new(), Pulse::default());
+        let (answers, wanted, pulse) = (Vec::new(), WantedQueues::new(name), Pulse::default());
         let (namespace, growth) = (name.namespace, Arc::new(Growth::default()));
         let kept = Kept {
             remote,
             answers,
-            refused,
+            wanted,
             lost: None,
             pulse,
             away_since: None,
@@ -114,65 +112,6 @@ impl Attached {
         let memory = Arc::new(memory);
         let regions = regions.clone();
         Ok(Self { shared, thread, clock, name: name.clone(), growth, regions, _memory: memory })
-    }
-
-    /// A queue pair with a connection of its own.
-    fn connect(&self) -> Result<RemoteQueue, Refused> {
-        let end = self.clock.now().after(self.name.options.policy.connect);
-        let id = self.create(end)?;
-        loop {
-            let mut kept = self.shared.lock();
-            kept.look_after(self.clock.now());
-            kept.check(&self.name)?;
-            if let Some(at) = kept.refused.iter().position(|(refused, _)| *refused == id) {
-                let (_, status) = kept.refused.swap_remove(at);
-                let why = kept.remote.why().unwrap_or_else(|| status.to_string());
-                return Err(self.peer(&format!("a queue was refused: {why}")));
-            }
-            let taken = kept.remote.take_queue(id, self.name.namespace, QueueSizes::default());
-            drop(kept);
-            if let Some(queue) = taken {
-                let pillow = Pillow::new().map_err(|error| {
-                    Refused::machine(format!("make a descriptor to sleep on: {error}"))
-                })?;
-                return Ok(queue.with_sleep(Box::new(pillow)));
-            }
-            if self.clock.now() >= end {
-                return Err(self.peer("a queue was not connected in time"));
-            }
-            host::thread::give_way();
-        }
-    }
-
-    fn create(&self, end: Instant) -> Result<u16, Refused> {
-        loop {
-            let now = self.clock.now();
-            let mut kept = self.shared.lock();
-            kept.look_after(now);
-            kept.check(&self.name)?;
-            let controller = kept.remote.controller();
-            if controller.namespace(self.name.namespace).is_none() {
-                let ids: Vec<String> =
-                    controller.namespaces().map(|known| known.id.to_string()).collect();
-                let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
-                return Err(Refused::caller(format!(
-                    "tcp://{}: no namespace {} in {}, expected one of: {ids}",
-                    self.name.address, self.name.namespace, self.name.options.subsystem
-                )));
-            }
-            let most = controller.capabilities().map_or(2, |known| known.depth_max);
-            let depth = (self.name.depth + 1).clamp(2, most);
-            let options =
-                QueuePairOptions { depth, vector: None, techniques: Techniques::default() };
-            match controller.create_queue_pair(now, options) {
-                Ok(id) => return Ok(id),
-                // One whose deletion is under way makes room.
-                Err(Refusal::NoQueueLeft { .. } | Refusal::NotReady) if now < end => {}
-                Err(refusal) => return Err(self.peer(&refusal.to_string())),
-            }
-            drop(kept);
-            host::thread::give_way();
-        }
     }
 
     /// Does something with the controller.
@@ -235,9 +174,47 @@ impl Drop for Attached {
 
 impl Queues for Attached {
     type Queue = RemoteQueue;
+    type Ticket = u64;
 
-    fn queue(&self) -> Result<RemoteQueue, Refused> {
-        self.connect()
+    fn open_queue(&self) -> Result<u64, Refused> {
+        let mut kept = self.shared.lock();
+        kept.look_after(self.clock.now());
+        kept.check(&self.name)?;
+        kept.check_namespace(&self.name)?;
+        let ticket = kept.wanted.open();
+        drop(kept);
+        self.thread.wake();
+        Ok(ticket)
+    }
+
+    /// A queue pair with a connection of its own.
+    fn take_queue(&self, ticket: u64) -> Result<Option<RemoteQueue>, Refused> {
+        let mut kept = self.shared.lock();
+        kept.look_after(self.clock.now());
+        kept.check(&self.name)?;
+        let Kept { remote, wanted, .. } = &mut *kept;
+        wanted.take(ticket, remote).map_err(|why| self.peer(&why))
+    }
+
+    fn close_queue(&self, ticket: u64) {
+        self.shared.lock().wanted.close(ticket);
+    }
+
+    fn is_up(&self) -> bool {
+        let kept = self.shared.lock();
+        kept.away_since.is_none() && kept.lost.is_none()
+    }
+
+    fn with_sleep(queue: RemoteQueue, sleep: Box<dyn Sleep>) -> RemoteQueue {
+        queue.with_sleep(sleep)
+    }
+
+    fn clock(&self) -> (&Clock, &Policy) {
+        (&self.clock, &self.name.options.policy)
+    }
+
+    fn address(&self) -> &str {
+        &self.name.address
     }
 
     fn queues_max(&self) -> u32 {
@@ -261,7 +238,7 @@ impl Queues for Attached {
     }
 
     fn reservation_queue(&self) -> Result<ReservationQueue, Refused> {
-        if let Ok(queue) = self.connect() {
+        if let Ok(queue) = self.queue() {
             return Ok(ReservationQueue { queue, _attached: None });
         }
         // All queues of this controller are in use: the host may have another controller.
@@ -296,7 +273,10 @@ impl Kept {
         while let Some(event) = self.remote.poll(now) {
             match event {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
-                Event::QueuePairRefused { id, status } => self.refused.push((id, status)),
+                Event::QueuePairRefused { id, status } => {
+                    let why = self.remote.why().unwrap_or_else(|| status.to_string());
+                    self.wanted.refused(now, id, &why);
+                }
                 Event::Dead(error) => self.lose(error.to_string()),
                 Event::Removed => {
                     let why = self.remote.why();
@@ -331,6 +311,7 @@ impl Kept {
                 event => self.teller.tell_of_controller(event),
             }
         }
+        self.wanted.create(now, &mut self.remote);
     }
 
     fn lose(&mut self, why: String) {
@@ -343,6 +324,19 @@ impl Kept {
             Some(why) => Err(Refused::peer(format!("tcp://{}: {why}", name.address))),
             None => Ok(()),
         }
+    }
+
+    fn check_namespace(&mut self, name: &TcpName) -> Result<(), Refused> {
+        let controller = self.remote.controller();
+        if controller.namespace(name.namespace).is_some() {
+            return Ok(());
+        }
+        let ids: Vec<String> = controller.namespaces().map(|known| known.id.to_string()).collect();
+        let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
+        Err(Refused::caller(format!(
+            "tcp://{}: no namespace {} in {}, expected one of: {ids}",
+            name.address, name.namespace, name.options.subsystem
+        )))
     }
 }
 

@@ -12,7 +12,7 @@ use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
 use host::{Clock, Stop, Turn, Wait};
 use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
 use remote::{
-    Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, QueueTicket, Sleep as _,
+    Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Policy, QueueTicket, Sleep,
 };
 
 use super::attached::{Attached, pool_bytes};
@@ -88,45 +88,15 @@ impl Tended {
         let (name, regions) = (name.clone(), regions.clone());
         Ok(Self { shared, thread, clock, name, teller, growth, regions, _memory: memory })
     }
-
-    /// A queue, with a connection on each path that is there.
-    fn connect(&self) -> Result<MultipathQueue, Refused> {
-        let end = self.clock.now().after(self.name.options.policy.connect);
-        let ticket = lock(&self.shared).open_queue();
-        self.thread.wake();
-        loop {
-            let now = self.clock.now();
-            if let Some(queue) = self.take(ticket, now)? {
-                let pillow = Pillow::new().map_err(|error| {
-                    Refused::machine(format!("make a descriptor to sleep on: {error}"))
-                })?;
-                return Ok(queue.with_sleep(Box::new(pillow)));
-            }
-            if now >= end {
-                lock(&self.shared).close_queue(ticket);
-                let address = &self.name.address;
-                return Err(Refused::peer(format!(
-                    "tcp://{address}: no path has connected a queue in time"
-                )));
-            }
-            host::thread::give_way();
-        }
-    }
-
-    fn take(&self, ticket: QueueTicket, now: Instant) -> Result<Option<MultipathQueue>, Refused> {
-        let mut multipath = lock(&self.shared);
-        if let Some(event) = multipath.poll(now) {
-            hear(&event, &mut multipath, &self.teller, &self.growth);
-        }
-        if !multipath.is_there(now) {
-            let address = &self.name.address;
-            return Err(Refused::peer(format!("tcp://{address}: all paths have been given up")));
-        }
-        Ok(multipath.take_queue(ticket))
-    }
 }
 
 impl Tended {
+    fn check(&self, multipath: &Multipath, now: Instant) -> Result<(), Refused> {
+        let address = &self.name.address;
+        let refused = || Refused::peer(format!("tcp://{address}: all paths have been given up"));
+        multipath.is_there(now).then_some(()).ok_or_else(refused)
+    }
+
     /// A queue to the namespace that the paths lead to, and to no other.
     fn checked(&self, attached: Attached) -> Result<ReservationQueue, Refused> {
         let (found, expected) = (attached.identity(), self.identity());
@@ -217,9 +187,46 @@ impl Drop for Tended {
 
 impl Queues for Tended {
     type Queue = MultipathQueue;
+    type Ticket = QueueTicket;
 
-    fn queue(&self) -> Result<MultipathQueue, Refused> {
-        self.connect()
+    fn open_queue(&self) -> Result<QueueTicket, Refused> {
+        let mut multipath = lock(&self.shared);
+        self.check(&multipath, self.clock.now())?;
+        let ticket = multipath.open_queue();
+        drop(multipath);
+        self.thread.wake();
+        Ok(ticket)
+    }
+
+    /// With a connection on each path that is there.
+    fn take_queue(&self, ticket: QueueTicket) -> Result<Option<MultipathQueue>, Refused> {
+        let now = self.clock.now();
+        let mut multipath = lock(&self.shared);
+        if let Some(event) = multipath.poll(now) {
+            hear(&event, &mut multipath, &self.teller, &self.growth);
+        }
+        self.check(&multipath, now)?;
+        Ok(multipath.take_queue(ticket))
+    }
+
+    fn close_queue(&self, ticket: QueueTicket) {
+        lock(&self.shared).close_queue(ticket);
+    }
+
+    fn is_up(&self) -> bool {
+        lock(&self.shared).down_since().is_none()
+    }
+
+    fn with_sleep(queue: MultipathQueue, sleep: Box<dyn Sleep>) -> MultipathQueue {
+        queue.with_sleep(sleep)
+    }
+
+    fn clock(&self) -> (&Clock, &Policy) {
+        (&self.clock, &self.name.options.policy)
+    }
+
+    fn address(&self) -> &str {
+        &self.name.address
     }
 
     fn queues_max(&self) -> u32 {

@@ -1,0 +1,98 @@
+//! A channel of a remote device whose queue is not connected yet.
+
+use std::collections::VecDeque;
+
+use base::{Answer, Answers, Instant, Limits, Outcome, Request, Span, WakeSource};
+use remote::Sleep;
+
+/// What a channel does until it has its queue: as a queue whose connection is lost, it accepts nothing
+/// for the policy's time to [fail fast](remote::Policy::fail_fast), and fails everything from then on.
+pub(super) struct Opening<T> {
+    /// The queue that was asked for.
+    pub(super) ticket: T,
+    /// What the device was like when the channel was opened.
+    pub(super) limits: Limits,
+    /// What the queue will sleep on: the wake source of a channel stays the same.
+    pub(super) sleep: Option<Box<dyn Sleep>>,
+    /// Losses that the queue is to fail no flush for.
+    pub(super) heeded: u64,
+    fail_fast: Span,
+    /// When requests begin to fail, from the first one on.
+    until: Option<Instant>,
+    /// When to ask for the queue again, which takes a lock.
+    looks_at: Instant,
+    /// A request was not accepted since.
+    has_waiting: bool,
+    failed: VecDeque<Answer>,
+}
+
+/// Between two questions for the queue.
+const PAUSE: Span = Span::from_ms(1);
+
+impl<T> Opening<T> {
+    pub(super) fn new(ticket: T, limits: Limits, sleep: Box<dyn Sleep>, fail_fast: Span) -> Self {
+        Self {
+            ticket,
+            limits,
+            sleep: Some(sleep),
+            heeded: 0,
+            fail_fast,
+            until: None,
+            looks_at: Instant::default(),
+            has_waiting: false,
+            failed: VecDeque::new(),
+        }
+    }
+
+    /// Whether to ask for the queue now.
+    pub(super) fn is_to_look(&mut self, now: Instant) -> bool {
+        let is_due = now >= self.looks_at && self.owes_nothing();
+        if is_due {
+            (self.looks_at, self.has_waiting) = (now.after(PAUSE), false);
+        }
+        is_due
+    }
+
+    /// Whether all answers were given: the queue knows nothing of them.
+    pub(super) fn owes_nothing(&self) -> bool {
+        self.failed.is_empty()
+    }
+
+    pub(super) fn submit(&mut self, now: Instant, requests: &[Request]) -> usize {
+        if now < *self.until.get_or_insert(now.after(self.fail_fast)) {
+            self.has_waiting = true;
+            return 0;
+        }
+        let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
+        let count = requests.len().min(room);
+        let outcome = Outcome::PATH_ERROR;
+        let failed = |request: &Request| Answer { token: request.token, outcome, result: 0 };
+        self.failed.extend(requests[..count].iter().map(failed));
+        count
+    }
+
+    pub(super) fn poll(&mut self, answers: &mut Answers) -> usize {
+        let count = self.failed.len().min(answers.room());
+        self.failed.drain(..count).for_each(|answer| answers.push(answer));
+        count
+    }
+
+    pub(super) fn wake_at(&self) -> Instant {
+        match (self.owes_nothing(), self.has_waiting) {
+            (false, _) => Instant::default(),
+            (true, true) => self.looks_at,
+            (true, false) => Instant::NEVER,
+        }
+    }
+
+    pub(super) fn wake_source(&self) -> WakeSource<'_> {
+        self.sleep.as_ref().map_or(WakeSource::Nothing, |sleep| sleep.wake_source())
+    }
+
+    pub(super) fn arm(&mut self) -> bool {
+        if let Some(sleep) = &mut self.sleep {
+            sleep.clear();
+        }
+        !self.owes_nothing()
+    }
+}
