@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_tcp::fuzz::controller(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_nvme_tcp::fuzz::controller(bytes));

@@ -1,18 +1,18 @@
-//! A log-linear histogram of latencies that merges exactly.
+//! Log-linear latency histogram, exactly mergeable.
 //!
 //! ```text
 //!   value        0 … 63 | 64 … 127 | 128 … 255 | 256 … 511 | …
 //!   bucket width      1 |        1 |         2 |         4 | …       error below 1/64 = 1.6 %
 //! ```
 //!
-//! Each power of two is cut into 64 buckets of equal width, so an index is a count of leading
-//! zeroes and a shift, and two histograms are merged by adding.
+//! Each power of two is divided into 64 buckets of equal width, so an index is a count of leading
+//! zeroes and a shift, and two histograms are merged by addition.
 
 mod live;
 
 pub use live::LiveHistogram;
 
-/// Counts of values, by size.
+/// Histogram of values.
 #[derive(Clone)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -36,7 +36,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// An empty histogram.
+    /// Creates an empty histogram.
     pub fn new() -> Self {
         Self { counts: Box::new([0; BUCKETS]), sum: 0, max: 0 }
     }
@@ -47,7 +47,7 @@ impl Histogram {
         self.record_many(value, 1);
     }
 
-    /// Counts one value `count` times: what one time stamp for a whole batch is.
+    /// Counts one value `count` times, for a batch with one timestamp.
     #[inline]
     pub fn record_many(&mut self, value: u64, count: u64) {
         let value = value.min(VALUE_MAX);
@@ -65,28 +65,28 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Forgets everything.
+    /// Clears the histogram.
     pub fn clear(&mut self) {
         *self = Self::new();
     }
 
-    /// How many values were counted.
+    /// Number of values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The largest value. Zero if there is none.
+    /// Largest value. Zero if empty.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The mean, exact. Zero if there is no value.
+    /// Mean, exact. Zero if empty.
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
     pub fn mean(&self) -> f64 {
         self.sum as f64 / self.count().max(1) as f64
     }
 
-    /// The value that `per_million` of a million values do not exceed: 500 000 is the median. The
+    /// Value that `per_million` of a million values do not exceed: 500 000 is the median. It is the
     /// upper edge of its bucket, but never more than [`max`](Self::max).
     pub fn percentile(&self, per_million: u64) -> u64 {
         let rank = u128::from(self.count()) * u128::from(per_million);
@@ -101,7 +101,7 @@ impl Histogram {
         self.max
     }
 
-    /// The buckets that hold something: largest value, and how many.
+    /// Non-empty buckets: largest value, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let filled = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
         filled.map(|(index, count)| (upper_edge(index), *count))
@@ -114,7 +114,7 @@ impl std::fmt::Debug for Histogram {
     }
 }
 
-/// Which bucket `value` falls into; `value` is at most [`VALUE_MAX`].
+/// Bucket of `value`, which is at most [`VALUE_MAX`].
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "below BUCKETS, asserted above")]
 const fn index_of(value: u64) -> usize {
@@ -123,7 +123,7 @@ const fn index_of(value: u64) -> usize {
     ((shift as usize) << SUB_BITS) + (value >> shift) as usize
 }
 
-/// The largest value that falls into bucket `index`.
+/// Largest value in bucket `index`.
 const fn upper_edge(index: usize) -> u64 {
     if index < 2 * SUB_COUNT {
         return index as u64;
@@ -153,7 +153,7 @@ mod tests {
     fn percentiles_are_within_a_sixty_fourth_of_the_truth() {
         let mut random = Random::new(3);
         let mut values: Vec<u64> =
-            (0..10_000).map(|_| random.draw() >> (24 + random.below(40))).collect();
+            (0..10_000).map(|_| random.next_u64() >> (24 + random.below(40))).collect();
         let mut histogram = Histogram::new();
         values.iter().for_each(|value| histogram.record(*value));
         values.sort_unstable();

@@ -1,31 +1,30 @@
-//! The words the whole house shares, and the seams at which the real world and the simulated one
-//! are exchanged.
+//! Common types, and the interfaces behind which real and simulated implementations are exchanged.
 //!
-//! Words: [`Instant`] and [`Span`], [`Segment`] and [`RegionId`], [`Request`], [`Answer`],
-//! [`Outcome`], [`Blame`], a seeded generator ([`Random`]) and a mergeable [`Histogram`].
+//! Types: [`Instant`] and [`Span`], [`Segment`] and [`RegionId`], [`Request`], [`IoCompletion`],
+//! [`IoStatus`], [`ErrorCategory`], a seeded generator ([`Random`]) and a mergeable [`Histogram`].
 //!
-//! Seams, each with an implementation in the machine wing and one in the simulator:
+//! Interfaces, each implemented for real hardware or sockets and in the simulator:
 //!
-//! | seam | whose view | of what |
+//! | interface | side | subject |
 //! |---|---|---|
-//! | [`Mmio`], [`Doorbell`] | the host's | a controller's registers |
-//! | [`Dma`], [`SubmissionRing`], [`CompletionRing`] | the host's | memory a controller can reach |
-//! | [`HostMemory`], [`HostEntries`] | a controller's | the host it serves |
-//! | [`Interrupts`] | a controller's | the vectors of its host |
-//! | [`Vector`] | the host's | a vector to sleep on |
-//! | [`Wake`] | anyone's | the other side, which may sleep |
-//! | [`Memory`] | anyone's | bytes behind segments |
-//! | [`Stream`] | anyone's | a socket to a peer |
-//! | [`Backend`], [`Medium`] | everyone's | a block device; the only dynamic dispatch of an I/O |
+//! | [`Mmio`], [`Doorbell`] | host | registers of a controller |
+//! | [`Dma`], [`SubmissionRing`], [`CompletionRing`] | host | memory accessible by a controller |
+//! | [`HostMemory`], [`HostEntries`] | controller | memory of its host |
+//! | [`Interrupts`] | controller | interrupt vectors of its host |
+//! | [`InterruptVector`] | host | vector to sleep on |
+//! | [`Wake`] | any | wakes the other side |
+//! | [`Memory`] | any | bytes behind segments |
+//! | [`Stream`] | any | connected socket |
+//! | [`IoChannel`], [`BlockDevice`] | any | block device; the only dynamic dispatch of an I/O |
 //!
-//! There is deliberately no seam for time: time is an argument.
+//! There is deliberately no interface for time: time is an argument.
 
 #![forbid(unsafe_code)]
 
-mod backend;
-mod blame;
-mod count;
-mod device;
+mod block_device;
+mod controller_access;
+mod counter;
+mod error_category;
 mod histogram;
 mod host_memory;
 mod memory;
@@ -37,21 +36,25 @@ pub mod text;
 mod time;
 mod wake;
 
-pub use backend::{Backend, DoorbellCounts, Durability, Extent, Holds, Limits, Medium, Support};
-pub use blame::Blame;
-pub use count::Count;
-pub use device::{
-    BarPart, CompletionEntry, CompletionRing, Dma, Doorbell, Mmio, NoDeviceMemory, NotMapped,
+pub use block_device::{
+    BlockDevice, BlockExtent, DoorbellCounts, Durability, ExtentKind, IoChannel, Limits,
+    OperationSet,
+};
+pub use controller_access::{
+    BarMapError, BarRange, CompletionEntry, CompletionRing, Dma, DmaMapError, Doorbell, Mmio,
     SubmissionRing, entry_from_dwords, entry_to_dwords,
 };
+pub use counter::Counter;
+pub use error_category::ErrorCategory;
 pub use histogram::{Histogram, LiveHistogram};
 pub use host_memory::{
-    Ended, Fault, HostEntries, HostMemory, Interrupts, PLAIN_WORDS, Progress, Ticket, Window,
+    AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Interrupts,
+    SIMPLE_IO_WORDS, Window,
 };
-pub use memory::{Memory, NoSuchMemory, RegionId, Segment};
+pub use memory::{InvalidSegment, Memory, RegionId, Segment};
 pub use random::Random;
-pub use request::{Answer, Answers, Flags, Operation, Outcome, Request};
+pub use request::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, RequestFlags};
 pub use reservation::{ReservationHolder, Reservations};
-pub use stream::{Broken, Received, Stream, Stretch};
+pub use stream::{RecvResult, SendSlice, Stream, StreamError};
 pub use time::{Instant, Span};
-pub use wake::{Vector, Wake, WakeSource};
+pub use wake::{InterruptVector, Wake, WakeSource};

@@ -1,27 +1,26 @@
-//! Memory as plain numbers: a region, an offset, a length.
+//! Memory addressed by numbers: region, offset, length.
 //!
-//! The right to some memory travels with the root request and nowhere else. Down the stack go
-//! [`Segment`]s, which are copied freely and own nothing, so that splitting, striping and mirroring
-//! need no copies of the data and no count of references.
+//! Ownership of memory belongs to the submitter of a request. Lower layers receive [`Segment`]s,
+//! which are copied freely and own nothing, so splitting, striping and mirroring need neither
+//! copies of the data nor reference counts.
 
-/// One contiguous stretch of memory that devices and backends may reach.
+/// Contiguous memory accessible by devices and I/O channels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u32);
 
-/// A piece of a region.
+/// Part of a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// First byte, counted from the start of the region.
+    /// First byte, relative to the start of the region.
     pub offset: u64,
     /// The region.
     pub region: RegionId,
-    /// How many bytes.
+    /// Length in bytes.
     pub len_bytes: u32,
 }
 
 impl Segment {
-    /// The part of this segment that begins `skip_bytes` in and is `len_bytes` long, if it lies
-    /// inside.
+    /// Part of this segment from `skip_bytes` on, `len_bytes` long, if it is inside.
     pub const fn slice(self, skip_bytes: u32, len_bytes: u32) -> Option<Self> {
         match skip_bytes.checked_add(len_bytes) {
             Some(end) if end <= self.len_bytes => Some(Self {
@@ -34,36 +33,36 @@ impl Segment {
     }
 }
 
-/// Bytes behind segments.
+/// Access to the bytes of segments.
 ///
-/// The memory may be written by a device or a guest at any time, so nothing here ever hands out a
-/// reference into it: bytes are copied in and out.
+/// A device or a remote host may write the memory at any time, so no reference into it is ever
+/// handed out: bytes are copied in and out.
 pub trait Memory: Send + Sync {
-    /// Copies bytes out of `segment`. `into` is exactly as long as the segment.
-    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory>;
-    /// Copies `from` into `segment`. `from` is exactly as long as the segment.
-    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory>;
+    /// Copies bytes out of `segment`. `into` has exactly the length of the segment.
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment>;
+    /// Copies `from` into `segment`. `from` has exactly the length of the segment.
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment>;
     /// Fills `segment` with `byte`.
-    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory>;
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment>;
 
-    /// Loads the little-endian word in the first four bytes of `segment`, which somebody else may
-    /// be storing: where it is aligned, an implementation over shared memory makes this one atomic
+    /// Loads the little-endian word in the first four bytes of `segment`, which may be stored
+    /// concurrently: if it is aligned, an implementation on shared memory makes this one atomic
     /// load.
-    fn load_u32(&self, segment: Segment) -> Result<u32, NoSuchMemory> {
+    fn load_u32(&self, segment: Segment) -> Result<u32, InvalidSegment> {
         let mut bytes = [0; 4];
-        self.load(segment.slice(0, 4).ok_or(NoSuchMemory(segment))?, &mut bytes)?;
+        self.load(segment.slice(0, 4).ok_or(InvalidSegment(segment))?, &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Stores a little-endian word, as [`load_u32`](Self::load_u32) loads it.
-    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), NoSuchMemory> {
-        self.store(segment.slice(0, 4).ok_or(NoSuchMemory(segment))?, &value.to_le_bytes())
+    /// Stores a little-endian word, with the same atomicity as [`load_u32`](Self::load_u32).
+    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), InvalidSegment> {
+        self.store(segment.slice(0, 4).ok_or(InvalidSegment(segment))?, &value.to_le_bytes())
     }
 }
 
-/// A segment does not lie inside a region that exists.
+/// A segment is not inside an existing region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoSuchMemory(pub Segment);
+pub struct InvalidSegment(pub Segment);
 
 #[cfg(test)]
 mod tests {

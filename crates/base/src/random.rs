@@ -1,31 +1,31 @@
-//! A seeded generator: small, fast, and the same on every machine.
+//! Seeded random number generator: small, fast, and identical on every machine.
 
-/// A stream of random numbers that is wholly determined by its seed (`wyrand`).
+/// Random number stream determined by its seed (`wyrand`).
 #[derive(Clone, Debug)]
 pub struct Random {
     state: u64,
 }
 
 impl Random {
-    /// The stream of this seed.
+    /// Creates the stream of this seed.
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// The next 64 bits.
+    /// Next 64 random bits.
     #[inline]
-    pub fn draw(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0xa076_1d64_78bd_642f);
         let wide = u128::from(self.state) * u128::from(self.state ^ 0xe703_7ed1_a0b4_28db);
         low(wide) ^ high(wide)
     }
 
-    /// A number below `bound`, by a multiply and a shift and never a division. Zero if `bound` is.
+    /// Random number below `bound`, by a multiplication and a shift. Zero if `bound` is.
     ///
-    /// The bias is below `bound / 2^64`, which no storage workload can see.
+    /// The bias is below `bound / 2^64`, which is irrelevant for storage workloads.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
-        high(u128::from(self.draw()) * u128::from(bound))
+        high(u128::from(self.next_u64()) * u128::from(bound))
     }
 
     /// True in `numerator` of `denominator` cases.
@@ -34,17 +34,17 @@ impl Random {
         self.below(denominator) < numerator
     }
 
-    /// A number in `0.0..1.0`.
+    /// Random number in `0.0..1.0`.
     #[inline]
     #[expect(clippy::cast_precision_loss, reason = "53 bits are exact")]
-    pub fn unit(&mut self) -> f64 {
-        (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
+    pub fn next_f64(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A stream of its own, for a part of the world that must not disturb the others' numbers.
+    /// Derives an independent stream, so that one component does not affect the numbers of others.
     #[must_use]
     pub fn fork(&mut self) -> Self {
-        Self::new(self.draw())
+        Self::new(self.next_u64())
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
     fn a_seed_repeats_its_stream_and_another_does_not() {
         let stream = |seed| {
             let mut random = Random::new(seed);
-            [random.draw(), random.draw(), random.draw()]
+            [random.next_u64(), random.next_u64(), random.next_u64()]
         };
         assert_eq!(stream(7), stream(7));
         assert_ne!(stream(7), stream(8));
@@ -88,6 +88,6 @@ mod tests {
     #[test]
     fn a_unit_number_is_never_one() {
         let mut random = Random::new(2);
-        assert!((0..10_000).map(|_| random.unit()).all(|unit| (0.0..1.0).contains(&unit)));
+        assert!((0..10_000).map(|_| random.next_f64()).all(|unit| (0.0..1.0).contains(&unit)));
     }
 }

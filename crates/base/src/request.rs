@@ -1,12 +1,12 @@
-//! What goes down the stack and what comes back up.
+//! Block requests and their completions.
 //!
-//! A [`Request`] is plain data: it names memory by [`Segment`](crate::Segment)s in a table that its
-//! submitter keeps, and owns none of it. The submitter keeps the right to that memory away from
-//! everyone else until the [`Answer`] with the same token has come back, which happens exactly once.
+//! A [`Request`] is plain data: it names memory by [`Segment`](crate::Segment)s in a table of its
+//! submitter, and owns none of it. The submitter gives that memory to nothing else until the
+//! [`IoCompletion`] with the same token has arrived, which happens exactly once.
 
 use core::fmt;
 
-/// What to do with some blocks.
+/// Request to a block device.
 ///
 /// ```text
 ///   0        8      16        24        28       32         34         36      37      38..40
@@ -15,30 +15,30 @@ use core::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Request {
-    /// Returned with the answer, unread.
+    /// Opaque value returned in the completion.
     pub token: u64,
     /// First block.
     pub lba: u64,
-    /// What the operation needs beyond a range: the first source block of a copy. Else zero.
+    /// Additional operand: the first source block of a copy, else zero.
     pub operand: u64,
-    /// Index of the first data segment in the table that is handed over with the batch.
+    /// Index of the first data segment in the table submitted with the batch.
     pub segment_first: u32,
-    /// How many blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// How many data segments follow from there. Metadata segments come right after them.
+    /// Number of data segments. Metadata segments follow them directly.
     pub segment_count: u16,
-    /// How many metadata segments.
+    /// Number of metadata segments.
     pub metadata_count: u16,
-    /// What to do.
+    /// Operation.
     pub operation: Operation,
-    /// How.
-    pub flags: Flags,
+    /// Flags.
+    pub flags: RequestFlags,
 }
 
 const _: () = assert!(size_of::<Request>() == 40, "as drawn, with two bytes of padding at the end");
 
 impl Request {
-    /// A flush with token zero: what is in a place that will hold a request.
+    /// Placeholder: a flush with token zero.
     pub const NOTHING: Self = Self {
         token: 0,
         lba: 0,
@@ -48,11 +48,11 @@ impl Request {
         segment_count: 0,
         metadata_count: 0,
         operation: Operation::Flush,
-        flags: Flags::NONE,
+        flags: RequestFlags::NONE,
     };
 }
 
-/// What a backend can be asked to do.
+/// Operation of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Operation {
@@ -60,28 +60,28 @@ pub enum Operation {
     Read,
     /// Memory to device.
     Write,
-    /// Every write answered before this was submitted survives a power cut once this is answered.
+    /// Makes every write that completed before this was submitted persistent.
     Flush,
-    /// The blocks are no longer needed; what they read as afterwards is up to the device.
+    /// The blocks are no longer needed; their later content is up to the device.
     Deallocate,
     /// The blocks read as zeroes afterwards.
     WriteZeroes,
-    /// Memory and device hold the same bytes, or the answer is [`Outcome::COMPARE_FAILURE`].
+    /// Compares memory and device; a difference completes with [`IoStatus::COMPARE_FAILURE`].
     Compare,
     /// Reads of these blocks fail until they are written again.
     WriteUncorrectable,
-    /// The blocks can be read; no data moves.
+    /// Checks that the blocks can be read, without a data transfer.
     Verify,
     /// Device to device: `operand` is the first source block.
     Copy,
-    /// If the device holds the expected bytes, it holds the new ones afterwards, and nothing comes
-    /// between the two; else nothing changes and the answer is [`Outcome::COMPARE_FAILURE`]. The
-    /// segments hold first the expected bytes, then the new ones, each as long as the blocks.
+    /// Atomic compare and write: if the device holds the expected bytes, they are replaced by the
+    /// new ones; otherwise nothing changes and the status is [`IoStatus::COMPARE_FAILURE`]. The
+    /// segments contain first the expected bytes, then the new ones, each as long as the blocks.
     CompareAndWrite,
 }
 
 impl Operation {
-    /// Every operation there is, in the order of their numbers.
+    /// All operations, in numerical order.
     pub const ALL: [Self; 10] = [
         Self::Read,
         Self::Write,
@@ -95,7 +95,7 @@ impl Operation {
         Self::CompareAndWrite,
     ];
 
-    /// The operation in words, as it appears in reports.
+    /// Name of the operation, for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -112,21 +112,21 @@ impl Operation {
     }
 }
 
-/// How to do it.
+/// Flags of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags(pub u8);
+pub struct RequestFlags(pub u8);
 
-impl Flags {
-    /// Nothing special.
+impl RequestFlags {
+    /// No flags.
     pub const NONE: Self = Self(0);
-    /// Force unit access: the data is on stable media when this is answered.
+    /// Force unit access: at completion the data is on stable media.
     pub const FUA: Self = Self(1);
-    /// Of write zeroes: the blocks may be deallocated, as long as they read as zeroes.
+    /// For write zeroes: the blocks may be deallocated, as long as they read as zeroes.
     pub const DEALLOCATE: Self = Self(2);
-    /// Limited retry: fail early rather than try hard.
+    /// Limited retry: fail early rather than retry.
     pub const LIMITED_RETRY: Self = Self(4);
-    /// The submitter polls for the answer and never sleeps for it. Means something to the block
-    /// layer, which may have queues for such requests, and to nobody below it.
+    /// The submitter polls for the completion and never sleeps for it. Used by the block layer,
+    /// which may have queues for such requests; ignored below it.
     pub const POLLED: Self = Self(8);
 
     /// Whether every flag of `other` is set.
@@ -134,58 +134,59 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// Both sets of flags.
+    /// Union of both sets of flags.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// How a request ended: the fifteen-bit status field of an NVMe completion, without the phase.
+/// Completion status of a request: the 15-bit status field of an NVMe completion, without the
+/// phase.
 ///
-/// The whole stack answers in NVMe's words, so nothing is lost on the way from a device to a
-/// program or from a backend to a guest. The full tables are in `wire::Status`; here are only the
-/// few that backends make up themselves.
+/// All layers use NVMe status codes, so no information is lost between a device and a program, or
+/// between a block device and a remote host. `tenmil_wire::Status` contains the complete tables; here are
+/// only the codes that block devices generate themselves.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Outcome(pub u16);
+pub struct IoStatus(pub u16);
 
-impl Outcome {
-    /// Done.
+impl IoStatus {
+    /// Success.
     pub const SUCCESS: Self = Self(0);
-    /// The operation is not one this device has (generic 01h).
+    /// Unsupported operation (generic 01h).
     pub const INVALID_OPCODE: Self = Self(0x01);
-    /// A field of the request is not acceptable (generic 02h).
+    /// Invalid field in the request (generic 02h).
     pub const INVALID_FIELD: Self = Self(0x02);
-    /// The memory could not be reached (generic 04h).
+    /// The memory is not accessible (generic 04h).
     pub const DATA_TRANSFER_ERROR: Self = Self(0x04);
-    /// The device had an error of its own (generic 06h).
+    /// Internal error of the device (generic 06h).
     pub const INTERNAL_ERROR: Self = Self(0x06);
-    /// Given up on request (generic 07h).
+    /// Aborted on request (generic 07h).
     pub const ABORTED: Self = Self(0x07);
-    /// There is no such device, or no longer (generic 0Bh).
+    /// The device does not exist, or no longer (generic 0Bh).
     pub const NO_DEVICE: Self = Self(0x0b);
-    /// The blocks may be read and not changed (generic 20h).
+    /// The blocks are read-only (generic 20h).
     pub const WRITE_PROTECTED: Self = Self(0x20);
-    /// It was not begun, and may be submitted again (generic 21h, command interrupted).
+    /// Not started, and may be submitted again (generic 21h, command interrupted).
     pub const INTERRUPTED: Self = Self(0x21);
     /// Blocks past the end of the device (generic 80h).
     pub const LBA_OUT_OF_RANGE: Self = Self(0x80);
-    /// The medium has no room for the blocks (generic 81h).
+    /// No free capacity for the blocks (generic 81h).
     pub const CAPACITY_EXCEEDED: Self = Self(0x81);
     /// Another host has reserved the device, or another process owns it (generic 83h).
     pub const RESERVATION_CONFLICT: Self = Self(0x83);
-    /// The medium could not take the data (media 80h).
+    /// The medium could not store the data (media 80h).
     pub const WRITE_FAULT: Self = Self(0x280);
     /// The medium has lost the data (media 81h).
     pub const UNRECOVERED_READ: Self = Self(0x281);
     /// The bytes differ (media 85h).
     pub const COMPARE_FAILURE: Self = Self(0x285);
-    /// The path to the device failed; the data may be fine (path 70h, host pathing error).
+    /// The path to the device failed; the data may be intact (path 70h, host pathing error).
     pub const PATH_ERROR: Self = Self(0x370);
-    /// The host gave up on it, and the device can no longer touch the memory (path 71h).
+    /// Aborted by the host; the device can no longer access the memory (path 71h).
     pub const ABORTED_BY_HOST: Self = Self(0x371);
 
-    /// Whether it was done.
+    /// Whether it is success.
     #[inline]
     pub const fn is_success(self) -> bool {
         self.0 == 0
@@ -197,7 +198,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for IoStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Without Command Retry Delay, More and Do Not Retry (NVM Express Base 2.1, figure 100).
         let code = self.0 & 0x7ff;
@@ -225,117 +226,122 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// In words as well, so that no message tells a bare number.
-impl fmt::Debug for Outcome {
+/// Includes the name, so that no message contains a bare number.
+impl fmt::Debug for IoStatus {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, out)
     }
 }
 
-/// The answer to one request.
+/// Completion of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// The token of the request.
+pub struct IoCompletion {
+    /// Token of the request.
     pub token: u64,
-    /// How it ended.
-    pub outcome: Outcome,
-    /// What a command returns beside its outcome (dword 0 of the completion).
+    /// Status.
+    pub outcome: IoStatus,
+    /// Command-specific result (dword 0 of the completion).
     pub result: u32,
 }
 
-/// Answers, in a place the caller owns. Bounded: a turn does bounded work.
+/// Bounded array of completions, owned by the caller.
 #[derive(Debug)]
-pub struct Answers {
-    places: Box<[Answer]>,
+pub struct CompletionBatch {
+    places: Box<[IoCompletion]>,
     count: usize,
 }
 
-impl Answers {
-    /// An empty place for at most `capacity` answers. Allocates here and never again.
+impl CompletionBatch {
+    /// Creates an empty batch for at most `capacity` completions. Allocates only here.
     pub fn with_capacity(capacity: usize) -> Self {
-        let nothing = Answer { token: 0, outcome: Outcome::SUCCESS, result: 0 };
+        let nothing = IoCompletion { token: 0, outcome: IoStatus::SUCCESS, result: 0 };
         Self { places: vec![nothing; capacity].into_boxed_slice(), count: 0 }
     }
 
-    /// Room left. A backend stops polling when it is zero.
+    /// Number of free entries. A channel stops polling when it is zero.
     #[inline]
-    pub fn room(&self) -> usize {
+    pub fn remaining(&self) -> usize {
         self.places.len() - self.count
     }
 
-    /// How many there are.
+    /// Number of completions.
     #[inline]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is none.
+    /// Whether there are no completions.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Appends an answer.
+    /// Appends a completion.
     ///
     /// # Panics
     ///
-    /// If there is no [`room`](Self::room).
+    /// If no entry is [free](Self::remaining).
     #[inline]
-    pub fn push(&mut self, answer: Answer) {
+    pub fn push(&mut self, answer: IoCompletion) {
         assert!(self.count < self.places.len(), "a backend looks at room() before it pushes");
         self.places[self.count] = answer;
         self.count += 1;
     }
 
-    /// Appends answers that lie ready: one check for all of them.
+    /// Appends several completions with a single check.
     ///
     /// # Panics
     ///
-    /// If there is no [`room`](Self::room) for them all.
+    /// If fewer entries are [free](Self::remaining).
     #[inline]
-    pub fn append(&mut self, answers: &[Answer]) {
-        if let [Answer { token, outcome, result }] = *answers {
-            // One is not worth the call that copies many. Field by field: it may have been written
-            // so just now, and to load it as a whole would wait for these stores.
-            return self.push(Answer { token, outcome, result });
+    pub fn append(&mut self, answers: &[IoCompletion]) {
+        if let [IoCompletion { token, outcome, result }] = *answers {
+            // A single one is not worth the call for a bulk copy. Field by field: loading it as a
+            // whole right after it was written so would wait for these stores (failed store
+            // forwarding).
+            return self.push(IoCompletion { token, outcome, result });
         }
-        assert!(answers.len() <= self.room(), "a backend looks at room() before it appends");
+        assert!(answers.len() <= self.remaining(), "a backend looks at room() before it appends");
         self.places[self.count..][..answers.len()].copy_from_slice(answers);
         self.count += answers.len();
     }
 
-    /// Lets `fill` write answers into the places that are left, first one first, and say how many
-    /// it wrote: for whoever has answers in a loop and wants to count them in a register.
+    /// Lets `fill` write completions into the free entries, in order, and return their number: for
+    /// loops that keep the count in a register.
     ///
     /// # Panics
     ///
-    /// If it says more than there are places.
+    /// If it returns more than the number of free entries.
     #[inline]
-    pub fn fill(&mut self, fill: impl FnOnce(&mut [Answer]) -> usize) -> usize {
+    pub fn fill(&mut self, fill: impl FnOnce(&mut [IoCompletion]) -> usize) -> usize {
         let count = fill(&mut self.places[self.count..]);
-        assert!(count <= self.room(), "more answers than places");
+        assert!(count <= self.remaining(), "more answers than places");
         self.count += count;
         count
     }
 
-    /// The answers, oldest first.
+    /// The completions, oldest first.
     #[inline]
-    pub fn as_slice(&self) -> &[Answer] {
+    pub fn as_slice(&self) -> &[IoCompletion] {
         &self.places[..self.count]
     }
 
-    /// The answers after the first `skip`, to be put into other words: a layer that gave what it
-    /// took other tokens gives the old ones back here.
+    /// The completions after the first `skip`, for translation: a layer that replaced tokens
+    /// restores them here.
     #[inline]
-    pub fn after_mut(&mut self, skip: usize) -> &mut [Answer] {
+    pub fn tail_mut(&mut self, skip: usize) -> &mut [IoCompletion] {
         &mut self.places[skip..self.count]
     }
 
-    /// Goes through the answers from number `first` on, oldest first, and takes out those which
-    /// `take` claims for itself: for whoever sits between a backend and its caller, and has sent
-    /// requests of its own. The others it may put into other words. Returns how many were taken out.
+    /// Visits the completions from index `first` on, oldest first, and removes those for which
+    /// `take` returns true: for a layer that has submitted requests of its own. `take` may modify
+    /// the others. Returns the number removed.
     #[inline]
-    pub fn sift(&mut self, first: usize, mut take: impl FnMut(&mut Answer) -> bool) -> usize {
+    pub fn extract(
+        &mut self,
+        first: usize,
+        mut take: impl FnMut(&mut IoCompletion) -> bool,
+    ) -> usize {
         let mut kept = first;
         for index in first..self.count {
             let mut answer = self.places[index];
@@ -349,14 +355,14 @@ impl Answers {
         taken
     }
 
-    /// Forgets the answers.
+    /// Removes all completions.
     #[inline]
     pub fn clear(&mut self) {
         self.count = 0;
     }
 
-    /// Takes the answers out, oldest first, leaving the place empty.
-    pub fn drain(&mut self) -> impl Iterator<Item = Answer> + '_ {
+    /// Removes and returns the completions, oldest first.
+    pub fn drain(&mut self) -> impl Iterator<Item = IoCompletion> + '_ {
         let count = core::mem::take(&mut self.count);
         self.places[..count].iter().copied()
     }
@@ -364,56 +370,56 @@ impl Answers {
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Answers, Flags, Operation, Outcome};
+    use super::{CompletionBatch, IoCompletion, IoStatus, Operation, RequestFlags};
 
     #[test]
     fn an_outcome_is_told_in_words_however_it_is_printed() {
-        for outcome in [Outcome::WRITE_FAULT, Outcome(0x4280)] {
+        for outcome in [IoStatus::WRITE_FAULT, IoStatus(0x4280)] {
             assert_eq!(format!("{outcome}"), "Write Fault (NVMe status 280h)");
             assert_eq!(format!("{outcome:?}"), "Write Fault (NVMe status 280h)");
         }
-        assert_eq!(format!("{:?}", Outcome(0x1c2)), "NVMe status 1c2h");
+        assert_eq!(format!("{:?}", IoStatus(0x1c2)), "NVMe status 1c2h");
     }
 
     #[test]
     fn answers_are_bounded_and_come_out_oldest_first() {
-        let mut answers = Answers::with_capacity(2);
+        let mut answers = CompletionBatch::with_capacity(2);
         for token in [7, 8] {
-            answers.push(Answer { token, outcome: Outcome::SUCCESS, result: 0 });
+            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
         }
-        assert_eq!(answers.room(), 0);
+        assert_eq!(answers.remaining(), 0);
         assert_eq!(answers.drain().map(|answer| answer.token).collect::<Vec<_>>(), [7, 8]);
-        assert_eq!(answers.room(), 2);
+        assert_eq!(answers.remaining(), 2);
     }
 
     #[test]
     fn answers_that_are_taken_out_leave_no_gap() {
-        let mut answers = Answers::with_capacity(6);
+        let mut answers = CompletionBatch::with_capacity(6);
         for token in 0..6 {
-            answers.push(Answer { token, outcome: Outcome::SUCCESS, result: 0 });
+            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
         }
-        assert_eq!(answers.sift(2, |answer| answer.token % 2 == 0), 2);
+        assert_eq!(answers.extract(2, |answer| answer.token % 2 == 0), 2);
         let left: Vec<u64> = answers.as_slice().iter().map(|answer| answer.token).collect();
-        assert_eq!((left, answers.room()), (vec![0, 1, 3, 5], 2));
-        assert_eq!(answers.sift(4, |_| true), 0);
+        assert_eq!((left, answers.remaining()), (vec![0, 1, 3, 5], 2));
+        assert_eq!(answers.extract(4, |_| true), 0);
     }
 
     #[test]
     #[should_panic(expected = "room()")]
     fn appending_past_the_room_is_our_own_mistake() {
-        let one = Answer { token: 0, outcome: Outcome::SUCCESS, result: 0 };
-        let mut answers = Answers::with_capacity(3);
+        let one = IoCompletion { token: 0, outcome: IoStatus::SUCCESS, result: 0 };
+        let mut answers = CompletionBatch::with_capacity(3);
         answers.append(&[one, one]);
         answers.append(&[one]);
-        assert_eq!(answers.room(), 0);
+        assert_eq!(answers.remaining(), 0);
         answers.append(&[]);
         answers.append(&[one]);
     }
 
     #[test]
     fn places_are_filled_in_their_order_and_counted() {
-        let answer = |token| Answer { token, outcome: Outcome::SUCCESS, result: 0 };
-        let mut answers = Answers::with_capacity(3);
+        let answer = |token| IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 };
+        let mut answers = CompletionBatch::with_capacity(3);
         answers.push(answer(1));
         let written = answers.fill(|places| {
             assert_eq!(places.len(), 2);
@@ -421,19 +427,23 @@ mod tests {
             1
         });
         assert_eq!((written, answers.as_slice()), (1, &[answer(1), answer(2)][..]));
-        assert_eq!(answers.room(), 1);
+        assert_eq!(answers.remaining(), 1);
     }
 
     #[test]
     #[should_panic(expected = "more answers than places")]
     fn filling_more_places_than_there_are_is_our_own_mistake() {
-        Answers::with_capacity(1).fill(|places| places.len() + 1);
+        CompletionBatch::with_capacity(1).fill(|places| places.len() + 1);
     }
 
     #[test]
     #[should_panic(expected = "room()")]
     fn pushing_past_the_room_is_our_own_mistake() {
-        Answers::with_capacity(0).push(Answer { token: 0, outcome: Outcome::SUCCESS, result: 0 });
+        CompletionBatch::with_capacity(0).push(IoCompletion {
+            token: 0,
+            outcome: IoStatus::SUCCESS,
+            result: 0,
+        });
     }
 
     #[test]
@@ -445,9 +455,9 @@ mod tests {
 
     #[test]
     fn flags_combine_and_are_found_again() {
-        let both = Flags::FUA.and(Flags::DEALLOCATE);
-        assert!(both.has(Flags::FUA) && both.has(Flags::DEALLOCATE));
-        assert!(!both.has(Flags::LIMITED_RETRY));
-        assert!(!Flags::FUA.has(both));
+        let both = RequestFlags::FUA.and(RequestFlags::DEALLOCATE);
+        assert!(both.has(RequestFlags::FUA) && both.has(RequestFlags::DEALLOCATE));
+        assert!(!both.has(RequestFlags::LIMITED_RETRY));
+        assert!(!RequestFlags::FUA.has(both));
     }
 }

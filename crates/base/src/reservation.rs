@@ -2,7 +2,7 @@
 
 /// The reservation of a namespace (Base 2.1 §8.1.22). It belongs to a host, not to a connection: all channels
 /// of the host write, those of other hosts read, and their writes and flushes are answered with
-/// [`Outcome::RESERVATION_CONFLICT`](crate::Outcome::RESERVATION_CONFLICT). The calls block: never on the path
+/// [`Outcome::RESERVATION_CONFLICT`](crate::IoStatus::RESERVATION_CONFLICT). The calls block: never on the path
 /// of an I/O.
 pub trait Reservations: Send + Sync {
     /// The holder of a reservation of any type, if there is one.

@@ -1,8 +1,8 @@
-//! The seam of byte streams: a connected socket, as the owner of a connection uses it.
+//! Byte stream interface: a connected socket, as used by the owner of a connection.
 //!
-//! Nothing blocks, and each call that moves bytes is at most one system call. What comes is read
-//! where it lies, so that headers are parsed in place; payload is either copied once from there, or
-//! received straight to where it belongs. What goes is one gathered list per call.
+//! Nothing blocks, and each call that moves bytes is at most one system call. Received bytes are
+//! read in place, so headers are parsed without a copy; payload is either copied once from there,
+//! or received directly into its destination. A send takes one gathered list per call.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -11,37 +11,39 @@ use crate::{Segment, WakeSource};
 
 /// One end of a stream to a peer.
 pub trait Stream: Send {
-    /// Takes what has come, behind what has not been consumed, as far as there is room.
-    fn receive(&mut self) -> Received;
+    /// Receives available bytes behind the unconsumed ones, as far as there is space.
+    fn receive(&mut self) -> RecvResult;
 
-    /// As [`receive`](Self::receive), but no more than `count` bytes, at least one, if it can tell
-    /// itself so: what is behind them is to be received elsewhere.
-    fn receive_at_most(&mut self, count: usize) -> Received {
+    /// As [`receive`](Self::receive), but limited to `count` bytes, at least one, where supported:
+    /// the bytes after these are to be received elsewhere.
+    fn receive_at_most(&mut self, count: usize) -> RecvResult {
         let _ = count;
         self.receive()
     }
 
-    /// What has come and has not been consumed, oldest first.
-    fn bytes(&self) -> &[u8];
+    /// Received and unconsumed bytes, oldest first.
+    fn buffered(&self) -> &[u8];
 
-    /// The first `count` of [`bytes`](Self::bytes) are needed no more.
+    /// Consumes the first `count` bytes of [`buffered`](Self::buffered).
     ///
     /// # Panics
     ///
-    /// If there are not so many.
+    /// If there are fewer.
     fn consume(&mut self, count: usize);
 
-    /// Takes what comes next straight to `into`, first one first, as far as they reach.
+    /// Receives the next bytes directly into `into`, in order.
     ///
     /// # Panics
     ///
-    /// If there are [`bytes`](Self::bytes) that have not been consumed: they come before.
-    fn receive_into(&mut self, into: &[Segment]) -> Received;
+    /// If there are unconsumed [`buffered`](Self::buffered) bytes: they come first.
+    fn receive_into(&mut self, into: &[Segment]) -> RecvResult;
 
-    /// Sends `stretches` in their order, as far as there is room, and returns how many bytes were
-    /// taken. `headers` is read during the call only; memory that segments name must neither change
-    /// nor be used for anything else before it is [`released`](Self::released). `has_more` says that
-    /// more will follow at once, so that what is sent need not be a packet of its own.
+    /// Sends `stretches` in order, as far as the stream has room, and returns the number of bytes
+    /// accepted.
+    ///
+    /// `headers` is read during the call only. Memory named by segments must neither change nor be
+    /// reused before it is [released](Self::released_bytes). `has_more` announces that more data
+    /// follows at once, so that this part need not be a packet of its own.
     ///
     /// # Errors
     ///
@@ -49,80 +51,83 @@ pub trait Stream: Send {
     fn send(
         &mut self,
         headers: &[u8],
-        stretches: &[Stretch],
+        stretches: &[SendSlice],
         has_more: bool,
-    ) -> Result<usize, Broken>;
+    ) -> Result<usize, StreamError>;
 
-    /// Of all bytes that were ever taken by [`send`](Self::send), so many, from the first on, are
-    /// read by nobody any more. A stream that copies releases at once.
-    fn released(&mut self) -> u64;
+    /// Number of accepted bytes, from the first on, whose memory is no longer read. A stream that
+    /// copies releases at once.
+    fn released_bytes(&mut self) -> u64;
 
-    /// Sends nothing any more: the peer sees the end of the stream behind what was taken.
-    fn shut_down(&mut self);
+    /// Shuts down the write side: the peer sees the end of the stream after the accepted bytes.
+    fn shutdown_write(&mut self);
 
-    /// Throws away what was taken and has not gone, and all that still comes: the peer sees the stream
-    /// break. What a machine may read nevertheless is [`released`](Self::released) when it does so no
-    /// more: whoever uses that memory again waits for it before the stream is dropped, and looks by the
-    /// clock, for [`arm`](Self::arm) has nothing to signal any more. A stream that copies only ends.
-    fn abandon(&mut self) {
-        self.shut_down();
+    /// Aborts the stream: discards accepted bytes that have not been sent, and everything still
+    /// received. The peer sees a reset.
+    ///
+    /// Memory that the kernel or device may still read is reported by
+    /// [`released_bytes`](Self::released_bytes) as usual: before reusing it, poll until it is
+    /// released, and only then drop the stream. Poll by time, since [`arm`](Self::arm) signals
+    /// nothing any more. On a stream that copies, this only ends it.
+    fn abort(&mut self) {
+        self.shutdown_write();
     }
 
-    /// What wakes a thread that waits for this stream. Constant for as long as the stream lives.
+    /// Wake source for a thread that waits for this stream. Constant during the stream's life.
     fn wake_source(&self) -> WakeSource<'_>;
 
-    /// Gets ready for a sleep of its thread: has the wake source signal when there is something to
-    /// receive (`wants_bytes`), room to send (`wants_room`) or memory released. True if something is
-    /// known to be there already: then the thread must not sleep. What is there and is not known yet
-    /// ends the sleep at once.
+    /// Arms the wake source before its thread sleeps: it signals when data arrives (`wants_bytes`),
+    /// the stream has room to send (`wants_room`) or memory is released. True if one of these is
+    /// known already: then the thread must not sleep. An event that has occurred but is not known
+    /// yet ends the sleep at once.
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool;
 
-    /// Whether all that [`arm`](Self::arm) was last asked for is signalled, whatever its thread does
-    /// with other streams meanwhile: it need not be armed again as long as it is not used.
-    fn is_heard(&self) -> bool {
+    /// Whether everything requested in the last [`arm`](Self::arm) signals by itself, whatever its
+    /// thread does with other streams: it need not be armed again until it is used.
+    fn is_fully_armed(&self) -> bool {
         false
     }
 
-    /// The thread looks by itself again.
+    /// Disarms the wake source: the thread polls again.
     fn disarm(&mut self) {}
 
-    /// Whether it belongs to the thread that uses it for as long as it lives.
-    fn is_tied(&self) -> bool {
+    /// Whether it is bound to the thread that uses it, for its whole life.
+    fn is_thread_bound(&self) -> bool {
         false
     }
 
-    /// Gives back what it has of its thread's own, so that another thread may use it from now on.
-    /// False if it cannot just now, because much waits to be consumed, or ever, because it
-    /// [is tied](Self::is_tied).
-    fn let_go(&mut self) -> bool {
-        !self.is_tied()
+    /// Releases per-thread resources, so that another thread may use it from now on. False if it
+    /// cannot now, because many bytes are unconsumed, or never, because it [is bound to its
+    /// thread](Self::is_thread_bound).
+    fn detach_thread(&mut self) -> bool {
+        !self.is_thread_bound()
     }
 
-    /// Who is at the other end, for people.
+    /// Description of the peer, for messages.
     fn peer(&self) -> String;
 
-    /// The address at which the peer has reached it; none if what carries it has none.
+    /// Local address on which the peer has reached it; `None` if the transport has none.
     fn local_address(&self) -> Option<SocketAddr> {
         None
     }
 }
 
-/// A part of what is sent.
+/// Part of a gathered send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stretch {
-    /// So many bytes of the headers, from there on.
+pub enum SendSlice {
+    /// Bytes of the headers.
     Headers {
-        /// The first.
+        /// Offset of the first byte.
         at: u32,
-        /// How many.
+        /// Length.
         len_bytes: u32,
     },
-    /// This memory.
+    /// Region memory.
     Memory(Segment),
 }
 
-impl Stretch {
-    /// How many bytes it is.
+impl SendSlice {
+    /// Length in bytes.
     #[must_use]
     pub const fn len_bytes(&self) -> usize {
         match *self {
@@ -132,27 +137,27 @@ impl Stretch {
     }
 }
 
-/// What there was to receive.
+/// Result of a receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Received {
-    /// So many bytes, at least one.
+pub enum RecvResult {
+    /// Number of bytes, at least one.
     Bytes(usize),
-    /// Nothing now, or no room for it.
-    Nothing,
-    /// Nothing, and there will never be more: the peer has closed its end.
-    End,
-    /// Nothing, and there will never be more: the stream has failed.
-    Broken(Broken),
+    /// Nothing now, or no space for it.
+    WouldBlock,
+    /// End of the stream: the peer has closed its side.
+    Eof,
+    /// The stream has failed.
+    Failed(StreamError),
 }
 
-/// A stream that has failed, in the words of whoever carries it.
+/// Error text of a failed stream, from its transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken(pub String);
+pub struct StreamError(pub String);
 
-impl fmt::Display for Broken {
+impl fmt::Display for StreamError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(&self.0)
     }
 }
 
-impl core::error::Error for Broken {}
+impl core::error::Error for StreamError {}

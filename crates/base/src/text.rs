@@ -1,20 +1,20 @@
-//! Text from peers, made safe to print on a terminal.
+//! Escaping of untrusted text for terminals.
 
-/// The text with every character escaped that a terminal would act on: control characters, and
-/// those that change the direction of text or have no width.
+/// Escapes every character on which a terminal acts: control characters, and those that change the
+/// direction of text or have no width.
 #[must_use]
 pub fn plain(text: &str) -> String {
     escaped(text, acts)
 }
 
-/// The same for text of several lines: line feeds stay.
+/// As [`plain`], but keeps line feeds.
 #[must_use]
 pub fn plain_lines(text: &str) -> String {
     escaped(text, |character| character != '\n' && acts(character))
 }
 
-/// Whether a terminal acts on a character: control characters, and those that have no width or turn
-/// the line around (Unicode 16, general category Cf, and the separators of lines and paragraphs).
+/// Whether a terminal acts on a character: control characters, and those without width or with an
+/// effect on direction (Unicode 16, general category Cf, and the line and paragraph separators).
 #[must_use]
 pub fn acts(character: char) -> bool {
     character.is_control()

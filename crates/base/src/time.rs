@@ -1,19 +1,18 @@
 //! Time as a plain value.
 //!
-//! Nothing in this file reads a clock. The reactor reads one clock once per turn and passes the
-//! result down as an argument, so a test can pass whatever it likes and a simulated hour costs
-//! nothing. The seam for time is that there is none.
+//! Nothing in this file reads a clock. The reactor reads the clock once per iteration and passes
+//! the result as an argument, so a test can pass any value and a simulated hour costs nothing.
 
 use core::fmt;
 
-/// A point in time: nanoseconds since a start that only the owner of the clock knows.
+/// Point in time: nanoseconds since an origin that depends on the clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant {
-    /// Nanoseconds since the clock's start.
+    /// Nanoseconds since the clock's origin.
     pub ns: u64,
 }
 
-/// A length of time.
+/// Duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     /// Nanoseconds.
@@ -21,22 +20,22 @@ pub struct Span {
 }
 
 impl Span {
-    /// A span of `count` milliseconds.
+    /// Duration of `count` milliseconds.
     pub const fn from_ms(count: u64) -> Self {
         Self { ns: count.saturating_mul(1_000_000) }
     }
 
-    /// A span of `count` microseconds.
+    /// Duration of `count` microseconds.
     pub const fn from_us(count: u64) -> Self {
         Self { ns: count.saturating_mul(1_000) }
     }
 
-    /// A span of `count` seconds.
+    /// Duration of `count` seconds.
     pub const fn from_secs(count: u64) -> Self {
         Self { ns: count.saturating_mul(1_000_000_000) }
     }
 
-    /// The span in seconds, for showing to people and for rates.
+    /// Duration in seconds, for display and rates.
     #[expect(clippy::cast_precision_loss, reason = "shown to people")]
     pub fn as_secs_f64(self) -> f64 {
         self.ns as f64 / 1e9
@@ -44,16 +43,16 @@ impl Span {
 }
 
 impl Instant {
-    /// The instant that lies `span` after this one. Saturates: the end of time is not an error.
+    /// Instant `span` later. Saturates.
     #[must_use]
     pub const fn after(self, span: Span) -> Self {
         Self { ns: self.ns.saturating_add(span.ns) }
     }
 
-    /// The last instant there is: a deadline that never comes.
+    /// Last representable instant: a deadline that never passes.
     pub const NEVER: Self = Self { ns: u64::MAX };
 
-    /// How long ago `earlier` was. Zero if `earlier` is in fact later.
+    /// Time since `earlier`. Zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Span {
         Span { ns: self.ns.saturating_sub(earlier.ns) }
@@ -61,7 +60,7 @@ impl Instant {
 }
 
 impl fmt::Display for Span {
-    /// Writes the span with the largest unit that keeps the number whole: `1500 ms`, `3 s`, `7 ns`.
+    /// Formats the duration with the largest unit that keeps it whole: `1500 ms`, `3 s`, `7 ns`.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 4] =
             [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];

@@ -1,46 +1,47 @@
-//! The seams of sleeping: who is woken by what.
+//! Sleep and wake-up interfaces.
 //!
-//! A thread may sleep once everything it works for has said what will wake it. The handshake is the
-//! same everywhere: the sleeper announces that it is about to sleep, looks at everything once more,
-//! and only then sleeps; who has work for it stores the work and then looks whether it has
-//! announced. Each side stores before it loads, so at least one of the two sees the other.
+//! A thread may sleep once every source of work has declared a wake source. The protocol is always
+//! the same: the sleeper announces its sleep, checks everything once more, and only then sleeps; a
+//! producer stores its work and then checks the announcement. Each side stores before it loads, so
+//! at least one of the two sees the other.
 
 use std::os::fd::BorrowedFd;
 
-/// Whoever may be asleep when something is stored for it to see.
+/// Wakes a thread that may be asleep after a store that it must see.
 pub trait Wake {
-    /// To be called after the store. While nobody sleeps this costs one load: it is on the way of
-    /// an I/O.
+    /// Wakes the other side; call after the store. Costs one load while it is awake: it is on the
+    /// I/O path.
     fn wake(&self);
 }
 
-/// Nobody sleeps: the other side looks by itself, for ever.
+/// The other side never sleeps: it polls continuously.
 impl Wake for () {
     #[inline]
     fn wake(&self) {}
 }
 
-/// What wakes a thread that waits for a backend.
+/// Wake source of a thread that waits for an I/O channel or a stream.
 #[derive(Clone, Copy, Debug)]
 pub enum WakeSource<'a> {
-    /// Nothing does. A thread must not sleep while such a backend owes an answer.
-    Nothing,
-    /// Time does: whatever the backend owes is there by [`Backend::wake_at`](crate::Backend::wake_at).
+    /// None. A thread must not sleep while such a channel has outstanding requests.
+    None,
+    /// A deadline: everything outstanding has completed by
+    /// [`IoChannel::wake_at`](crate::IoChannel::wake_at).
     Deadline,
-    /// This descriptor becomes readable, and time does as well.
+    /// This descriptor becomes readable; the deadline applies as well.
     Descriptor(BorrowedFd<'a>),
 }
 
-/// One interrupt vector, as the host sees it that sleeps on it.
-pub trait Vector: Send {
-    /// Becomes readable when the device signals. It stays the same for as long as the vector lives.
+/// Interrupt vector, as used by the host that sleeps on it.
+pub trait InterruptVector: Send {
+    /// Descriptor that becomes readable when the device signals. Constant during the vector's life.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Takes old signals away and asks for the next one. What the device stored before this returned
-    /// is there to be seen by a look that follows; for what it stores later it signals. False if
-    /// that cannot be promised just now: then the host must go on looking by itself.
+    /// Clears old signals and unmasks the vector. What the device stored before this returned is
+    /// visible to a following check; for later stores it signals. False if that cannot be
+    /// guaranteed now: then the host must keep polling.
     fn unmask(&mut self) -> bool;
 
-    /// Asks for no more signals, as long as the host looks by itself.
+    /// Masks the vector while the host polls.
     fn mask(&mut self);
 }

@@ -7,8 +7,8 @@
 
 mod reads;
 
-use host::Clock;
 use reads::{Reads, bare, volume};
+use tenmil_linux::Clock;
 
 const ROUNDS: usize = 15;
 /// Reads of one side in a round.

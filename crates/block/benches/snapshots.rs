@@ -9,12 +9,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use base::{Answers, Backend, Flags, Operation, Random, Request, Segment, Span};
-use dma::Regions;
-use host::{Clock, Thread};
+use tenmil_base::{
+    CompletionBatch, IoChannel, Operation, Random, Request, RequestFlags, Segment, Span,
+};
 use tenmil_block::Opener;
-use tenmil_block::store::{self, Change, OpenStore, Place};
+use tenmil_block::pool::{self, OpenPool, VolumeOp, VolumeRef};
 use tenmil_block::uri::Uri;
+use tenmil_dma::RegionTable;
+use tenmil_linux::{Clock, Thread};
 
 const BLOCKS: u64 = 1 << 28;
 const SNAPSHOTS: u32 = 30;
@@ -22,16 +24,16 @@ const DEPTH: usize = 16;
 
 fn main() {
     let folder = tempfile::tempdir().expect("a folder");
-    let regions = Regions::new(64);
+    let regions = RegionTable::new(64);
     let clock = Clock::start();
     let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
     let device: Uri =
         format!("file:{}/pool?size=2t", folder.path().display()).parse().expect("a name");
-    store::create(&opener, &device, "bench", false).expect("room for a store");
-    let place = Place::on(&device);
-    let open = OpenStore::open(&opener, &place).expect("a store");
+    pool::create(&opener, &device, "bench", false).expect("room for a pool");
+    let place = VolumeRef::on(&device);
+    let open = OpenPool::open(&opener, &place).expect("a pool");
     let (name, unit, uuid) = ("v".into(), 16, 1);
-    let change = Change::Create { name, blocks: BLOCKS, unit, uuid, checksums: false };
+    let change = VolumeOp::Create { name, blocks: BLOCKS, unit, uuid, checksums: false };
     open.change(change).expect("a volume");
     let volume = opener.open(&place.with_name("v")).expect("a volume");
     let (is_over, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -44,10 +46,10 @@ fn main() {
     };
     let writer = Thread::spawn("writer", None, write).expect("a thread");
     let snapshot = |number| {
-        host::thread::rest(Span::from_ms(100));
+        tenmil_linux::thread::sleep(Span::from_ms(100));
         let (volume, name) = ("v".into(), format!("s{number}"));
         let begun = clock.now();
-        open.change(Change::Snapshot { volume, name, uuid: 1 }).expect("a snapshot");
+        open.change(VolumeOp::Snapshot { volume, name, uuid: 1 }).expect("a snapshot");
         clock.now().since(begun).ns
     };
     let mut times: Vec<u64> = (0..SNAPSHOTS).map(snapshot).collect();
@@ -66,18 +68,18 @@ fn main() {
 
 /// Keeps random writes in flight, and says how many ended.
 fn write_until(
-    channel: &mut dyn Backend,
+    channel: &mut dyn IoChannel,
     clock: Clock,
     segment: Segment,
     is_over: &AtomicBool,
     failed: &AtomicU64,
 ) -> u64 {
     let mut random = Random::new(1);
-    let mut answers = Answers::with_capacity(DEPTH);
+    let mut answers = CompletionBatch::with_capacity(DEPTH);
     let (mut in_flight, mut ended) = (0, 0);
     while in_flight > 0 || !is_over.load(Ordering::Relaxed) {
         while in_flight < DEPTH && !is_over.load(Ordering::Relaxed) {
-            let (operation, flags) = (Operation::Write, Flags::NONE);
+            let (operation, flags) = (Operation::Write, RequestFlags::NONE);
             let lba = random.below(BLOCKS);
             let (blocks, segment_count) = (1, 1);
             let write =
@@ -94,7 +96,7 @@ fn write_until(
             ended += 1;
             failed.fetch_add(u64::from(!answer.outcome.is_success()), Ordering::Relaxed);
         }
-        host::thread::give_way();
+        tenmil_linux::thread::yield_now();
     }
     ended
 }

@@ -1,17 +1,17 @@
-//! A channel: the software queue of one thread.
+//! Channel of a [`Bdev`](crate::Bdev): the software queue of one thread.
 //!
 //! ```text
-//!   submit   check the range and the claim ─> take tags ─> requests with tags for tokens ─> context
-//!   poll     answers with tokens again <─ give tags back, count <──────────────────────────── context
+//!   submit   check range and claim ─> assign tags ─> requests, tags as tokens ──────> context
+//!   poll     completions with original tokens <─ free tags, count <────────────────── context
 //! ```
 //!
-//! Both go by batches, and what comes alone has a way without what a batch is set up for. What a
-//! request needs beyond that, because its device is held still, resized or gone, because it is
-//! neither read nor write, or because it must be refused, is looked at beside the fast way.
+//! Submission and completion are batched; a single request has a path without the setup of a batch.
+//! The slow path handles everything else: quiesced, resized or removed devices, operations other than
+//! read and write, and requests that must be rejected.
 
 mod fenced;
 mod losses;
-mod slow;
+mod slow_path;
 mod tags;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -21,92 +21,92 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use base::{
-    Answers, Backend, DoorbellCounts, Flags, Instant, Limits, Operation, Request, Segment, Support,
-    WakeSource,
+use tenmil_base::{
+    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Operation, OperationSet, Request,
+    RequestFlags, Segment, WakeSource,
 };
-use host::watch::{Interest, Watch};
+use tenmil_linux::poll_set::{Interest, PollSet};
 
 pub(crate) use self::losses::Losses;
-use self::tags::{Tags, Traits};
-use crate::backend::ready::Ready;
-use crate::context::{Lane, SharedContext};
-use crate::device::{ChannelId, Grant, Mode, Port};
+use self::tags::{BatchTraits, Tags};
+use crate::bdev::{ChannelId, ChannelShared, ClaimGuard, Mode};
+use crate::context::{ContextRef, SharedContext};
+use crate::devices::completion_queue::CompletionQueue;
 use crate::fence::{Fence, Waiting};
-use crate::lock::Held;
-use crate::map::Type;
+use crate::map::ContextType;
+use crate::quiesce::QuiesceEntry;
 
-/// One thread's way to a device.
+/// The I/O channel of one thread to a bdev.
 pub struct Channel {
     tags: Tags,
-    /// The default one, and those for reads and for what is polled, if they are others.
-    lanes: Vec<Lane>,
-    gate: Gate,
-    /// Requests on their way to a context.
+    /// The default context, and those for reads and polled requests if they differ.
+    lanes: Vec<ContextRef>,
+    gate: FastPathCheck,
+    /// Requests that are being submitted to a context.
     outgoing: Vec<Request>,
-    port: Arc<Port>,
-    grant: Arc<Grant>,
-    /// `attention` as of the last look.
+    port: Arc<ChannelShared>,
+    grant: Arc<ClaimGuard>,
+    /// Value of `attention` when the channel last handled changes.
     seen: u64,
     block_shift: u32,
     read_lane: u8,
     poll_lane: u8,
-    /// Whether every request takes the slow way.
+    /// Every request takes the slow path.
     is_slow: bool,
-    /// Whether every answer is looked at: that, or flushes are in flight.
+    /// Every completion is checked: `is_slow`, or flushes are in flight.
     is_careful: bool,
     /// Flushes in flight.
     flushes: usize,
-    /// Losses of the device that its client has been told, or was opened after.
+    /// Write losses of the device that were reported to the client or precede its open.
     told: u64,
-    /// The bell of the device would not be heard.
+    /// The waker of the device cannot be armed.
     is_deaf: bool,
     is_removed: bool,
-    /// Answers to what was never submitted, or was given up.
-    refused: Ready,
-    holds: Vec<Held>,
+    /// Completions of requests that were rejected or aborted.
+    refused: CompletionQueue,
+    holds: Vec<QuiesceEntry>,
     fences: Vec<Fence>,
-    /// The fence around its own writes, once its client has gone.
+    /// Id of the fence around this channel's writes, once its client is gone.
     fence: Option<u64>,
     /// Requests that wait for a fence.
     waiting: Vec<Waiting>,
     limits: Limits,
-    wake: Wake,
+    wake: ChannelWake,
 }
 
-/// What the fast way asks of a batch.
+/// Precomputed checks of a batch for the fast path.
 #[derive(Clone, Copy, Debug)]
-struct Gate {
-    /// Bits that no kind of request in it may have.
+struct FastPathCheck {
+    /// Kind bits that no request of the batch may have.
     banned: u16,
     block_count: u64,
-    /// What the device can do and the claim allows.
-    support: Support,
+    /// Operations that the device supports and the claim permits.
+    support: OperationSet,
     is_read_only: bool,
 }
 
-/// What wakes the thread of a channel.
-enum Wake {
-    /// The bell of the device.
+/// Wake source of the thread of a channel.
+enum ChannelWake {
+    /// The waker of the device alone.
     Bell,
-    /// That, and what the contexts have.
+    /// An epoll descriptor over that waker and those of the contexts.
     Several(OwnedFd),
 }
 
-/// Requests that are prepared at once. They and their slots fit into a first-level cache.
+/// Requests prepared at once. They and their tag entries fit into the L1 cache.
 const BATCH_MAX: usize = 128;
-/// The bit of a kind that says [`Flags::POLLED`].
-const POLLED_KIND: u16 = (Flags::POLLED.0 as u16) << 8;
+/// The bit of a kind that stands for [`RequestFlags::POLLED`].
+const POLLED_KIND: u16 = (RequestFlags::POLLED.0 as u16) << 8;
 const _: () = assert!(
     Operation::Read as u8 == 0 && Operation::Write as u8 == 1,
     "of these two and no other operation no bit is set but the lowest"
 );
 
-/// Block numbers from here on could make a sum overflow.
+/// LBAs from here on could overflow when a block count is added.
 const LBA_HIGH: u64 = 1 << 63;
 
 /// Operations that change blocks.
-pub(crate) const WRITING: Support = Support::of(&[
+pub(crate) const WRITING: OperationSet = OperationSet::of(&[
     Operation::Write,
     Operation::Deallocate,
     Operation::WriteZeroes,
@@ -116,14 +116,14 @@ pub(crate) const WRITING: Support = Support::of(&[
 ]);
 
 impl Channel {
-    /// A channel for whoever has this claim.
-    pub(crate) fn open(grant: Arc<Grant>, limits: Limits) -> Result<Self, String> {
+    /// Opens a channel under this claim.
+    pub(crate) fn open(grant: Arc<ClaimGuard>, limits: Limits) -> Result<Self, String> {
         let shared = Arc::clone(&grant.shared);
         let port = shared.enter(&grant.holder)?;
-        // From here on dropping the channel gives the place back.
+        // From here on, dropping the channel releases the index.
         let tags = limits.depth_max;
         let support = limits.support;
-        let gate = Gate {
+        let gate = FastPathCheck {
             banned: banned(support),
             block_count: 0,
             support,
@@ -146,76 +146,81 @@ impl Channel {
             told: shared.losses.count(),
             is_deaf: false,
             is_removed: false,
-            refused: Ready::with_depth(tags),
+            refused: CompletionQueue::with_depth(tags),
             holds: Vec::new(),
             fences: Vec::new(),
             fence: None,
             waiting: Vec::new(),
             limits,
-            wake: Wake::Bell,
+            wake: ChannelWake::Bell,
         };
         channel.open_lanes()?;
         channel.wake = channel.join_descriptors()?;
         channel.port.is_open.store(true, Ordering::Release);
-        channel.attend();
+        channel.handle_changes();
         Ok(channel)
     }
 
     fn open_lanes(&mut self) -> Result<(), String> {
         let options = &self.grant.shared.options;
-        let (is_mq, map) = (options.mode != Mode::Single, options.map);
-        for of in [Type::Default, Type::Read, Type::Poll] {
-            // The old way there is one queue, and one lock before it.
+        let (is_mq, map) = (options.mode != Mode::SingleQueue, options.map);
+        for of in [ContextType::Default, ContextType::Read, ContextType::Poll] {
+            // Mode `single`: one context behind one lock.
             let context = if is_mq { map.context(of, self.port.index) } else { Some(0) };
-            let is_wanted = is_mq || of == Type::Default;
+            let is_wanted = is_mq || of == ContextType::Default;
             let Some(context) = context.filter(|_| is_wanted) else { continue };
             let is_owned = is_mq && map.is_owned(of, context, options.channels_max);
             let lane = self.open_lane(of, context, is_owned)?;
             let index = u8::try_from(self.lanes.len()).unwrap_or(0);
             match of {
-                Type::Default => {}
-                Type::Read => self.read_lane = index,
-                Type::Poll => self.poll_lane = index,
+                ContextType::Default => {}
+                ContextType::Read => self.read_lane = index,
+                ContextType::Poll => self.poll_lane = index,
             }
             self.lanes.push(lane);
         }
         Ok(())
     }
 
-    fn open_lane(&self, of: Type, context: u32, is_owned: bool) -> Result<Lane, String> {
+    fn open_lane(
+        &self,
+        of: ContextType,
+        context: u32,
+        is_owned: bool,
+    ) -> Result<ContextRef, String> {
         let shared = &self.grant.shared;
-        let is_polled = of == Type::Poll;
+        let is_polled = of == ContextType::Poll;
         if is_owned {
-            return Ok(Lane::owned(shared.way()?, is_polled));
+            return Ok(ContextRef::owned(shared.way()?, is_polled));
         }
         let context = shared.context(of, context);
         let member =
             SharedContext::join(context, &self.port, self.limits.depth_max, || shared.way())?;
-        Ok(Lane::shared(member, is_polled))
+        Ok(ContextRef::shared(member, is_polled))
     }
 
-    /// One descriptor for all that may wake the thread.
-    fn join_descriptors(&self) -> Result<Wake, String> {
+    /// Combines all wake sources of the thread in one epoll descriptor.
+    fn join_descriptors(&self) -> Result<ChannelWake, String> {
         let refuse = |error: std::io::Error| format!("wait for a channel: {error}");
-        let watch = Watch::new().map_err(refuse)?;
+        let watch = PollSet::new().map_err(refuse)?;
         let readable = Interest { readable: true, writable: false };
         let mut added = Vec::new();
         let mut add = |descriptor: BorrowedFd<'_>| added.push(watch.add(descriptor, 0, readable));
         self.lanes.iter().for_each(|lane| lane.descriptors(&mut add));
         if added.is_empty() {
-            return Ok(Wake::Bell);
+            return Ok(ChannelWake::Bell);
         }
         added.extend(self.port.bell.descriptor(0).map(|bell| watch.add(bell, 0, readable)));
         added.into_iter().collect::<Result<(), _>>().map_err(refuse)?;
-        Ok(Wake::Several(watch.into()))
+        Ok(ChannelWake::Several(watch.into()))
     }
 
-    /// Which channel of its device it is.
+    /// The index of this channel on its device.
     pub fn id(&self) -> ChannelId {
         ChannelId(self.port.index)
     }
 
-    /// The lane of the first request, and how many at the front go the same way.
+    /// The context of the first request, and how many leading requests use the same.
     #[inline]
     fn route(&self, requests: &[Request]) -> (usize, usize) {
         if self.lanes.len() <= 1 {
@@ -228,7 +233,7 @@ impl Channel {
 
     #[inline]
     fn lane_of(&self, request: &Request) -> usize {
-        let lane = if request.flags.has(Flags::POLLED) && self.poll_lane > 0 {
+        let lane = if request.flags.has(RequestFlags::POLLED) && self.poll_lane > 0 {
             self.poll_lane
         } else if request.operation as u8 == Operation::Read as u8 {
             self.read_lane
@@ -238,7 +243,7 @@ impl Channel {
         usize::from(lane)
     }
 
-    /// How many of so many requests there are tags for.
+    /// The number of free tags, grown for `count` requests if permitted.
     #[inline]
     pub(super) fn room_for(&mut self, count: usize) -> usize {
         if self.tags.room() < count + self.refused.len() && self.tags.may_grow() {
@@ -247,15 +252,15 @@ impl Channel {
         self.tags.room().saturating_sub(self.refused.len())
     }
 
-    /// Whether a request that comes alone has a tag and can go the fast way.
+    /// Whether a single request has a free tag and qualifies for the fast path.
     #[inline]
     fn may_go_alone(&self, request: &Request) -> bool {
         !self.is_slow
             && self.tags.room() > self.refused.len()
-            && self.gate.lets_pass(Traits::of(request))
+            && self.gate.lets_pass(BatchTraits::of(request))
     }
 
-    /// Submits a request that comes alone: nothing to be found out that a batch has in common.
+    /// Submits a single request without the setup of a batch.
     #[inline]
     fn submit_alone(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> usize {
         let mut sent = self.tags.lend_one(now, request);
@@ -266,9 +271,9 @@ impl Channel {
                 &mut self.lanes[lane]
             }
         };
-        if sent.flags.has(Flags::POLLED) {
-            // It has told this layer what it had to tell.
-            sent.flags.0 &= !Flags::POLLED.0;
+        if sent.flags.has(RequestFlags::POLLED) {
+            // The flag selected the context; the device below must not see it.
+            sent.flags.0 &= !RequestFlags::POLLED.0;
         }
         let taken = lane.submit(now, std::slice::from_mut(&mut sent), segments);
         if taken == 0 {
@@ -279,8 +284,8 @@ impl Channel {
         taken
     }
 
-    /// Submits batch by batch: each of requests that go the same way. Not inlined: what comes alone
-    /// does not pay for the room that its variables take.
+    /// Submits in batches of requests for the same context. Not inlined: a single request does not pay
+    /// for the stack frame.
     #[inline(never)]
     fn submit_batches(
         &mut self,
@@ -311,7 +316,7 @@ impl Channel {
         taken
     }
 
-    /// Submits requests that all go the same way; they are no more than there are tags.
+    /// Submits requests for one context. The caller has ensured that there are enough tags.
     #[inline]
     fn submit_batch(
         &mut self,
@@ -320,19 +325,25 @@ impl Channel {
         requests: &[Request],
         segments: &[Segment],
     ) -> Option<usize> {
-        let traits = self.tags.lend(now, requests, &mut self.outgoing);
+        let traits = self.tags.assign_tags(now, requests, &mut self.outgoing);
         if !self.gate.lets_pass(traits) {
             return None;
         }
         Some(self.send(now, lane, traits, segments))
     }
 
-    /// Hands over what was prepared, and returns how much of it was taken.
+    /// Submits the prepared requests and returns how many were accepted.
     #[inline]
-    fn send(&mut self, now: Instant, lane: usize, traits: Traits, segments: &[Segment]) -> usize {
+    fn send(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        traits: BatchTraits,
+        segments: &[Segment],
+    ) -> usize {
         if traits.kinds & POLLED_KIND != 0 {
-            // It has told this layer what it had to tell.
-            let kept = !Flags::POLLED.0;
+            // The flag selected the context; the device below must not see it.
+            let kept = !RequestFlags::POLLED.0;
             self.outgoing.iter_mut().for_each(|request| request.flags.0 &= kept);
         }
         let count = self.outgoing.len();
@@ -341,49 +352,49 @@ impl Channel {
         taken
     }
 
-    /// Takes the answers of one lane, and gives them the tokens that their requests came with.
+    /// Polls one context and restores the original tokens of its completions.
     #[inline(always)]
-    fn poll_lane(&mut self, lane: usize, now: Instant, answers: &mut Answers) -> usize {
+    fn poll_lane(&mut self, lane: usize, now: Instant, answers: &mut CompletionBatch) -> usize {
         let Self { tags, lanes, port, block_shift, .. } = self;
         let start = answers.len();
         if lanes[lane].poll(now, answers) == 0 {
             return 0;
         }
-        let given = answers.after_mut(start);
+        let given = answers.tail_mut(start);
         let count = given.len();
         match given {
             [answer] => tags.give_back_one(now, answer, *block_shift, &port.meter),
-            given => tags.give_back(now, given, *block_shift, &port.meter),
+            given => tags.release_tags(now, given, *block_shift, &port.meter),
         }
         count
     }
 
-    /// Not inlined: whoever has one lane does not pay for a loop.
+    /// Not inlined: a channel with one context does not pay for a loop.
     #[inline(never)]
-    fn poll_lanes(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll_lanes(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         (0..self.lanes.len()).map(|lane| self.poll_lane(lane, now, answers)).sum()
     }
 
     /// Not inlined, as [`poll_lanes`](Self::poll_lanes).
     #[inline(never)]
     fn flush_lanes(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::flush);
+        self.lanes.iter_mut().for_each(ContextRef::flush);
     }
 
-    /// Says how much may be in flight by the end of this turn, and whether there is reason to look
-    /// what the device is about.
+    /// Publishes the upper bound of requests in flight in this iteration. Returns whether the device has
+    /// changed.
     #[inline]
     fn announce(&self, more: usize) -> bool {
         #[expect(clippy::cast_possible_truncation, reason = "both are depths")]
         let upper = (self.tags.in_flight() + more) as u32;
         self.port.in_flight.store(upper, Ordering::Relaxed);
         let shared = &self.grant.shared;
-        // Between the store and the load: see `lock`.
+        // Store-load barrier between `in_flight` and `attention`: see `quiesce`.
         shared.barrier.light();
         shared.attention.0.load(Ordering::Relaxed) != self.seen
     }
 
-    /// Says how much is in flight.
+    /// Publishes the number of requests in flight.
     #[inline]
     fn settle(&self) {
         #[expect(clippy::cast_possible_truncation, reason = "a depth")]
@@ -392,14 +403,14 @@ impl Channel {
     }
 }
 
-impl Backend for Channel {
+impl IoChannel for Channel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         if self.announce(requests.len()) {
-            self.attend();
+            self.handle_changes();
         }
         match requests {
             [request] if self.may_go_alone(request) => self.submit_alone(now, request, segments),
@@ -415,9 +426,9 @@ impl Backend for Channel {
         }
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         if self.grant.shared.attention.0.load(Ordering::Relaxed) != self.seen {
-            self.attend();
+            self.handle_changes();
         }
         if self.is_careful {
             return self.poll_carefully(now, answers);
@@ -437,47 +448,50 @@ impl Backend for Channel {
         found
     }
 
-    fn doorbells(&self) -> DoorbellCounts {
-        self.lanes.iter().map(Lane::doorbells).fold(DoorbellCounts::default(), DoorbellCounts::plus)
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.lanes
+            .iter()
+            .map(ContextRef::doorbells)
+            .fold(DoorbellCounts::default(), DoorbellCounts::plus)
     }
 
     fn wake_at(&self) -> Instant {
         if self.refused.len() > 0 {
             return Instant::default();
         }
-        let lanes = self.lanes.iter().map(Lane::wake_at).min().unwrap_or(Instant::NEVER);
+        let lanes = self.lanes.iter().map(ContextRef::wake_at).min().unwrap_or(Instant::NEVER);
         let waits = self.waiting.iter().map(|waiting| waiting.until).min();
         lanes.min(waits.unwrap_or(Instant::NEVER))
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
         match &self.wake {
-            Wake::Several(descriptor) => WakeSource::Descriptor(descriptor.as_fd()),
-            Wake::Bell => {
+            ChannelWake::Several(descriptor) => WakeSource::Descriptor(descriptor.as_fd()),
+            ChannelWake::Bell => {
                 let bell = self.port.bell.descriptor(0);
-                bell.map_or(WakeSource::Nothing, WakeSource::Descriptor)
+                bell.map_or(WakeSource::None, WakeSource::Descriptor)
             }
         }
     }
 
-    fn is_done_by_kernel(&self) -> bool {
-        self.lanes.iter().all(Lane::is_done_by_kernel)
+    fn is_kernel_io(&self) -> bool {
+        self.lanes.iter().all(ContextRef::is_done_by_kernel)
     }
 
     fn arm(&mut self) -> bool {
         if self.grant.shared.attention.0.load(Ordering::Acquire) != self.seen {
-            // What was held back may go on, or has been given up.
-            self.attend();
+            // A quiesce or fence has ended, or the device was removed.
+            self.handle_changes();
             return true;
         }
         if self.refused.len() > 0 || self.is_deaf || self.may_go_on() {
             return true;
         }
-        self.lanes.iter_mut().any(Lane::arm)
+        self.lanes.iter_mut().any(ContextRef::arm)
     }
 
     fn disarm(&mut self) {
-        self.lanes.iter_mut().for_each(Lane::disarm);
+        self.lanes.iter_mut().for_each(ContextRef::disarm);
     }
 
     fn fence_writes(&mut self) {
@@ -485,21 +499,21 @@ impl Backend for Channel {
     }
 
     fn acknowledge_losses(&mut self) -> Result<(), String> {
-        self.lanes.iter_mut().try_for_each(Lane::acknowledge_losses)
+        self.lanes.iter_mut().try_for_each(ContextRef::acknowledge_losses)
     }
 }
 
-impl Gate {
-    /// Whether there is nothing in a batch that would have to be looked at by itself.
+impl FastPathCheck {
+    /// Whether every request of a batch qualifies for the fast path.
     #[inline]
-    fn lets_pass(&self, traits: Traits) -> bool {
+    fn lets_pass(&self, traits: BatchTraits) -> bool {
         traits.kinds & self.banned == 0 && traits.lbas < LBA_HIGH && traits.end <= self.block_count
     }
 }
 
-/// The fast way is for reads and writes, as far as they are supported at all; flags do not matter.
-/// One may read whoever may write.
-fn banned(support: Support) -> u16 {
+/// The fast path accepts supported reads and writes with any flags. A claim that permits writes also
+/// permits reads.
+fn banned(support: OperationSet) -> u16 {
     let has = |operation| support.has(operation);
     match (has(Operation::Read), has(Operation::Write)) {
         (true, true) => 0xfe,
@@ -512,7 +526,7 @@ impl Drop for Channel {
     fn drop(&mut self) {
         self.lanes.clear();
         self.settle();
-        // A fence stays that is around writes which nobody has answered.
+        // A fence around writes that have not completed remains after the channel is dropped.
         self.grant.shared.leave(&self.port);
     }
 }

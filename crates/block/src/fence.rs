@@ -1,30 +1,31 @@
-//! Fences: blocks that are closed to every channel of a device, because a client has gone while its
-//! writes were in flight there.
+//! Fences: blocks that are closed to every channel of a device because a client was lost with writes in
+//! flight there.
 //!
 //! ```text
-//!   old client     write A ──────────────── in the medium ───────────────▶ answered
-//!                     │ gone: fence_writes()                                  │ fence removed
+//!   old client     write A ──────────────── in the device ───────────────▶ completed
+//!                     │ lost: fence_writes()                                  │ fence removed
 //!   new client        └────── write B of the same blocks waits ───────────────┴─▶ submitted
-//!                                              or, after WAIT_MAX, is answered INTERRUPTED
+//!                                              or, after WAIT_MAX, completes INTERRUPTED
 //! ```
 //!
-//! Nobody hears any more how A ends, so whoever writes B takes A for done or lost. Were B to begin
-//! before A has ended, A could land over it. Reads wait as well: what they would return could still
-//! change without a write that anybody knows of.
+//! The completion of A is no longer delivered to any client, so the submitter of B assumes that A is done
+//! or lost. If B started before A ended, A could overwrite B.
+//! Reads wait as well: the data they return could still change without a write known to any client.
 //!
-//! Why blocks are closed, and not clients refused: who writes B may be another host, another path of
-//! the same host, or another protocol. And a medium that never answers costs those blocks, not the
-//! whole device. A fence is in the table of its device and is found as holds are: see
-//! [`lock`](crate::lock). A request costs nothing for it while there is none.
+//! Blocks are closed rather than clients rejected, because B may come from another host, another path of
+//! the same host, or another protocol. A device that never completes A costs those blocks, not the whole
+//! device.
+//! A fence is an entry in the table of its device and is found as quiesced ranges are: see
+//! [`quiesce`](crate::quiesce). Without fences, a request pays nothing.
 
 use core::ops::Range;
 
-use base::{Instant, Request, Segment, Span};
+use tenmil_base::{Instant, Request, Segment, Span};
 
-/// Blocks that are closed.
+/// A fenced set of blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct Fence {
-    /// Which client's: several may have the same number.
+    /// Identifies the client; several fences may have the same id.
     pub(crate) id: u64,
     pub(crate) blocks: Range<u64>,
 }
@@ -32,12 +33,12 @@ pub(crate) struct Fence {
 /// A request that waits until its blocks are open again.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// Its segments are counted from the first of `segments`.
+    /// Its segment indices count from the first entry of `segments`.
     pub(crate) request: Request,
     pub(crate) segments: Box<[Segment]>,
     pub(crate) until: Instant,
 }
 
-/// How long a request waits for a fence: less than the 30 s after which hosts give up a command, so
-/// that they are answered and try again.
+/// Maximum wait of a request for a fence. It is below the 30 s command timeout of hosts, so that they get
+/// a completion and retry.
 pub(crate) const WAIT_MAX: Span = Span::from_secs(5);

@@ -1,16 +1,16 @@
-//! One function that reads any bytes as everything this crate reads: names of devices, rules of
-//! faults, quantities. It must never panic, whatever the bytes.
+//! Fuzz entry points: parse arbitrary bytes as every input format of this crate (device URIs, fault
+//! rules, quantities). They must never panic on any input.
 
-use crate::guard::{Ends, probe};
+use crate::overwrite::{DeviceEdges, probe};
 use crate::quantity::{parse_count, parse_size, parse_time};
 use crate::uri::Uri;
 use crate::{Rule, uri};
 
-/// Reads `bytes` in every way, and what was understood once more from how it is written.
+/// Parses `bytes` with every parser, and parses the text form of each result again.
 ///
 /// # Panics
 ///
-/// If something does not hold that must: a mistake in this crate, never in the bytes.
+/// If an invariant is violated: a bug in this crate, never in the input.
 pub fn fuzz(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     match text.parse::<Uri>() {
@@ -25,17 +25,20 @@ pub fn fuzz(bytes: &[u8]) {
     assert!(quantities.iter().flatten().all(|refused| refused.starts_with('`')), "{quantities:?}");
 }
 
-/// Reads `bytes` as both ends of a device: the first byte says how much lies between them.
+/// Probes `bytes` as both edges of a device; the first byte gives the distance between them.
 ///
 /// # Panics
 ///
-/// If something does not hold that must: a mistake in this crate, never in the bytes.
+/// If an invariant is violated: a bug in this crate, never in the input.
 pub fn fuzz_ends(bytes: &[u8]) {
     let Some((between, bytes)) = bytes.split_first() else { return };
     let (head, tail) = bytes.split_at(bytes.len() / 2);
     let between = u64::MAX.checked_shr(u32::from(*between)).unwrap_or(0);
     let size_bytes = between.saturating_add(bytes.len() as u64);
-    let both = [Ends { head, tail, size_bytes }, Ends { head: bytes, tail: bytes, size_bytes }];
+    let both = [
+        DeviceEdges { head, tail, size_bytes },
+        DeviceEdges { head: bytes, tail: bytes, size_bytes },
+    ];
     for ends in both {
         for found in probe(&ends) {
             assert!(found.offset < size_bytes, "{found}");
@@ -44,11 +47,11 @@ pub fn fuzz_ends(bytes: &[u8]) {
     }
 }
 
-/// A name is written so that the same is read back, and so is each of those inside it.
+/// Checks that the text form of a URI, and of each URI inside it, parses to the same URI.
 fn check(uri: &Uri, storey: usize) {
     let written = uri.to_string();
     assert_eq!(written.parse().as_ref(), Ok(uri), "{written}");
-    assert!(storey <= uri::STOREYS_MAX && uri.children().len() <= uri::CHILDREN_MAX);
+    assert!(storey <= uri::STACK_DEPTH_MAX && uri.children().len() <= uri::CHILDREN_MAX);
     uri.children().iter().for_each(|child| check(child, storey + 1));
 }
 

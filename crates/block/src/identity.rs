@@ -1,9 +1,9 @@
-//! Which device a name means: two names are compared by what they lead to, never by how they are spelled.
+//! Identity of a device: two URIs are compared by the device they lead to, not by their text.
 //!
-//! | device | what it is known by |
+//! | device | identity |
 //! |---|---|
 //! | `file:` of a regular file | file system and inode |
-//! | `file:` of a block device | its world-wide name (an NVMe namespace: NGUID, EUI-64 or UUID), the UUID of a mapped device or an array, else its number |
+//! | `file:` of a block device | its world-wide name, the UUID of a device-mapper device or an array, else its device number |
 //! | a loop device | the bytes of its file, through any number of loop devices |
 //! | a partition | the bytes of its disk |
 //! | `tcp:`, `pcie:`, `vfio-user:` | the world-wide name of its namespace once it is open; before, its URI |
@@ -12,59 +12,60 @@
 //! | what stands on others | all of them |
 //!
 //! Contract: [`is_same`](DeviceIdentity::is_same) is true only if both are the same bytes of the same
-//! media, made up in the same way. [`overlap`](DeviceIdentity::overlap) is `None` only as far as can be
-//! known on this machine: a file here and the namespace of a target that serves it have nothing in common
-//! that could be compared; a namespace that the kernel attached and the same one over `tcp:` do, where the
-//! kernel shows its name. So who writes to a device takes a lock, a fence or a reservation on the medium
-//! as well; the identity serves to refuse early and by name.
+//! devices, composed in the same way.
+//! [`overlap`](DeviceIdentity::overlap) returns `None` if no overlap is known on this machine. A local
+//! file and the namespace of a target that serves it have no identity in common. A namespace that the
+//! kernel attached and the same one over `tcp:` do, if the kernel shows its name.
+//! A writer therefore also needs a lock, a fence or a reservation on the device itself; the identity
+//! serves to reject a conflict early and by name.
 
 use std::convert::Infallible;
 use std::fmt;
 use std::path::Path;
 
-use host::holders::{Extents, MediumExtent, MediumId};
-use host::machine::Machine;
+use tenmil_linux::holders::{Extents, MediumExtent, MediumId};
+use tenmil_linux::kernel_files::Machine;
 
-use crate::open::Opened;
+use crate::open::OpenedDevice;
 use crate::uri::Uri;
 
-/// What a device is.
+/// The identity of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceIdentity {
-    /// The URI with what each device is in place of how it was named.
+    /// The URI, with the identity of each device in place of its name.
     key: String,
     leaves: Vec<Leaf>,
 }
 
-/// A device that stands on no other.
+/// A device without devices below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Leaf {
-    /// A file, a block device of this machine, or a namespace with a world-wide name.
+    /// A file, a local block device, or a namespace with a world-wide name.
     Known(String, Extents),
-    /// A name of which nothing more is known.
+    /// A name without further identity.
     Name(String),
 }
 
-/// World-wide names of devices that are open, by their URIs.
+/// World-wide names of open devices, by their URIs.
 type Names = [(Uri, String)];
 
-/// Kinds whose blocks nobody else can reach.
+/// Schemes whose blocks are private to the process.
 const PRIVATE: [&str; 3] = ["ram", "null", "model"];
-/// Kinds that pass the blocks of the one they stand on through as they are.
+/// Schemes that pass the blocks of the device below through unchanged.
 const TRANSPARENT: [&str; 2] = ["delay", "fault"];
 
 impl DeviceIdentity {
-    /// As far as it can be known without opening the device. What is looked at are files of the kernel.
+    /// The identity as far as it is known without opening the device. Only files of the kernel are read.
     pub fn of_uri(uri: &Uri) -> Self {
         Self::look(&Machine::this(), uri, &[])
     }
 
-    /// That of a device that is open.
-    pub fn of_opened(uri: &Uri, opened: &Opened) -> Self {
+    /// The identity of an open device.
+    pub fn of_opened(uri: &Uri, opened: &OpenedDevice) -> Self {
         Self::with_names(uri, &opened.identities)
     }
 
-    /// That of a device that stands on some that are open: their [`Opened::identities`].
+    /// The identity of a device stacked on open ones; `names` are their [`OpenedDevice::identities`].
     pub fn with_names(uri: &Uri, names: &[(Uri, String)]) -> Self {
         Self::look(&Machine::this(), uri, names)
     }
@@ -75,18 +76,18 @@ impl DeviceIdentity {
         Self { key, leaves }
     }
 
-    /// What two devices have in common that are the same, and no others: for records, and to be compared by
-    /// another process of this machine.
+    /// A key that is equal for equal devices only. It is valid in records and for comparison by other
+    /// processes of this machine.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Whether both are the same.
+    /// Whether both are the same device.
     pub fn is_same(&self, other: &Self) -> bool {
         self.key == other.key && !self.leaves.is_empty()
     }
 
-    /// What both have, in words, if that is known: a write to one may change the other.
+    /// Description of the blocks that both share, if known: a write to one may change the other.
     pub fn overlap(&self, other: &Self) -> Option<String> {
         self.leaves.iter().find_map(|leaf| {
             let meets = other.leaves.iter().find(|other| leaf.meets(other));
@@ -114,7 +115,7 @@ impl Leaf {
     }
 }
 
-/// The URI with what each device is in place of its name, and those that stand on no other.
+/// Replaces each device name in the URI by its identity, and collects the devices at the bottom.
 fn known(machine: &Machine, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> Uri {
     let scheme = uri.scheme();
     if scheme == "file" {
@@ -141,8 +142,7 @@ fn known(machine: &Machine, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> 
     if scheme == "volume"
         && let [below] = uri.children()
     {
-        // Two volumes of one pool have no block in common; how much memory its metadata have does not
-        // matter.
+        // Volumes of one pool share no block. The size of the metadata cache is irrelevant.
         let below = known(machine, below.clone(), names, &mut Vec::new());
         let known = Uri::on("volume", below, uri.path());
         leaves.push(Leaf::Name(known.to_string()));
@@ -152,7 +152,7 @@ fn known(machine: &Machine, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> 
     known
 }
 
-/// A device with a world-wide name, all of it.
+/// A device with a world-wide name, as a whole.
 fn named(uri: &Uri, name: &str, leaves: &mut Vec<Leaf>) -> Uri {
     let whole = MediumExtent { medium: MediumId::Named(name.to_owned()), bytes: 0..u64::MAX };
     leaves.push(Leaf::Known(uri.to_string(), Extents { own: Some(whole), below: Vec::new() }));
@@ -162,7 +162,7 @@ fn named(uri: &Uri, name: &str, leaves: &mut Vec<Leaf>) -> Uri {
 fn file(machine: &Machine, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
     let extents = Extents::of(machine, Path::new(uri.path()));
     let Some(own) = &extents.own else {
-        // It is not there: it goes by its name.
+        // The file does not exist: its absolute path is its identity.
         let plain = Uri::new("file", uri.path()).from_root();
         leaves.push(Leaf::Name(plain.to_string()));
         return plain;
@@ -202,7 +202,7 @@ impl fmt::Display for DeviceIdentity {
 mod tests {
     use std::io::Write;
 
-    use host::machine::Machine;
+    use tenmil_linux::kernel_files::Machine;
 
     use super::DeviceIdentity;
 
@@ -226,7 +226,7 @@ mod tests {
             format!("file:{hard}?engine=threads&size=1m"),
             format!("delay:[file:{a}]?read=1us"),
             format!("emu:file:{a}"),
-            format!("emu:file:{link}?entries=64&block=4k"),
+            format!("emu:file:{link}?queue-size=64&block=4k"),
         ] {
             assert!(of(&same).is_same(&plain), "{same}");
         }
@@ -241,7 +241,7 @@ mod tests {
         let shared = stripe(&b, "64k").overlap(&of(&format!("file:{hard}")));
         assert_eq!(shared, Some(format!("{a} and {hard}")));
         let inner = |name: &str, more: &str| of(&format!("volume:[file:{link}]/{name}{more}"));
-        assert!(inner("x", "?cache=1m").is_same(&inner("x", "")));
+        assert!(inner("x", "?metadata-cache=1m").is_same(&inner("x", "")));
         assert!(inner("x", "").overlap(&inner("y", "")).is_none(), "two volumes of one pool");
     }
 

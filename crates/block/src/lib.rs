@@ -1,130 +1,133 @@
 //! Block devices.
 //!
-//! A [`Device`] is the multi-queue layer over a medium: a name, claims and events, a [`Channel`] with
-//! tags for each thread, and a [`QueueMap`] between channels and the medium. What it stands on, and
-//! what emulated SSDs keep their blocks in, are the media, each a [`base::Medium`] that opens
-//! channels.
+//! A [`Bdev`] is the multi-queue layer over a block device: a name, claims and events, a [`Channel`] with
+//! tags for each thread, and a [`QueueMap`] from channels to hardware contexts.
+//! The devices below it, which also store the blocks of emulated SSDs, implement [`tenmil_base::BlockDevice`] and
+//! open I/O channels.
 //!
-//! | medium | what a request does | for |
+//! | device | what a request does | use |
 //! |---|---|---|
-//! | [`Null`] | is answered; no data moves | the cost of everything else |
-//! | [`Ram`] | moves bytes to and from memory | figures that move data, tests |
-//! | [`FileMedium`] | goes to a file, direct where that can be done | data that stays |
-//! | [`Model`] | goes to another medium and takes as long as a named device would | latency under load |
-//! | [`Delay`] | goes to another medium and is answered later, by a mean and a p99 | slowness on demand |
-//! | [`Fault`] | goes to another medium and goes wrong by rules | errors, hangs and lies on demand |
-//! | [`Split`] | goes to a part of another medium | several devices out of one |
-//! | [`Stripe`] | goes to several media, chunk by chunk in turn | one device out of several |
-//! | [`Mirror`] | writes go to all of several media, reads to one | data that outlives a device |
-//! | [`store`] | goes where a map says, and what is shared is left alone | thin volumes, snapshots, clones |
+//! | [`NullDevice`] | completes; no data moves | overhead of everything else |
+//! | [`RamDevice`] | moves bytes to and from memory | benchmarks that move data, tests |
+//! | [`FileDevice`] | goes to a file, with direct I/O where possible | persistent data |
+//! | [`LatencyModel`] | goes to another device with the latency of a named SSD model | latency under load |
+//! | [`Delay`] | goes to another device and completes later, by mean and p99 | added latency |
+//! | [`Fault`] | goes to another device and fails by rules | injected errors, hangs and corruption |
+//! | [`Split`] | goes to a partition of another device | several devices from one |
+//! | [`Stripe`] | is distributed over several devices, chunk by chunk | one device from several |
+//! | [`Mirror`] | writes go to all legs, reads to one | data that survives the loss of a device |
+//! | [`pool`] | is mapped; shared blocks are copied on write | thin volumes, snapshots, clones |
 //!
-//! Wrappers are generic over the backend below: a [`Shaper`] makes any request fit what a device can
-//! do, a [`Scheduler`] decides in what order requests go, and a [`Limiter`] holds all channels of a
-//! device to so many requests and bytes per second. [`Shaped`] puts a shaper on every channel.
+//! Wrappers are generic over the channel below. An [`AdaptedChannel`] splits or emulates requests that a
+//! device does not support, a [`Scheduler`] orders requests, and a [`QosLimiter`] limits the IOPS and
+//! bandwidth of all channels of a device.
+//! [`AdaptedDevice`] wraps every channel of a device in an [`AdaptedChannel`].
 //!
-//! A device is named by a [`uri::Uri`], which says what stands on what, and opened by an
-//! [`Opener`]. What lies there that a run did not create is looked at, and kept, by [`guard`].
+//! A device is named by a [`uri::Uri`], which describes the device stack, and is opened by an [`Opener`].
+//! Existing data that a run did not create is detected and protected by [`overwrite`].
 
 #![forbid(unsafe_code)]
 
-mod backend;
+mod adapt;
+mod bdev;
 mod channel;
 mod context;
-mod device;
-mod existing;
+mod devices;
+mod existing_data;
 mod fence;
 pub mod fuzz;
-pub mod guard;
 pub mod identity;
-mod limit;
-mod lock;
+mod internal_token;
+mod io_stats;
 mod map;
 mod open;
-mod own;
+pub mod overwrite;
+mod qos;
 pub mod quantity;
+mod quiesce;
 mod schedule;
-mod shape;
-mod statistics;
 pub mod uri;
 
-pub use backend::delay::{Delay, DelayHandle, Delays, Spread};
-pub use backend::fault::{Effect, Fault, FaultHandle, Rule, When};
-pub use backend::file::{FileMedium, FileMediumOptions, LostWrite, hear_of_lost_writes};
-pub use backend::mirror::{self, Mirror};
-pub use backend::model::Model;
-pub use backend::null::Null;
-pub use backend::profile::{Latency, PROFILES, Profile, Rates};
-pub use backend::ram::{Ram, open_ram_filled};
-pub use backend::split::Split;
-pub use backend::store;
-pub use backend::stripe::Stripe;
+pub use adapt::{
+    AdaptOptions, AdaptedChannel, AdaptedDevice, Alignment, BounceBuffers, BounceMemory,
+    Deallocate, FuaMode, QuiesceLock, RangeLock,
+};
+pub use bdev::{
+    Bdev, BdevDescriptor, BdevOptions, ChannelId, Claim, ClaimConflict, ClaimError, Event, Holder,
+    Mode, Uuid, UuidParseError, refresh_sizes,
+};
 pub use channel::Channel;
-pub use device::{
-    ChannelId, Claim, ClaimRefused, Descriptor, Device, DeviceOptions, Event, Found, Holder, Mode,
-    NotAUuid, Uuid, notice_sizes,
-};
-pub use existing::Existing;
-pub use limit::{Caps, Class, FLOOR_PERCENT, LOOK_AGAIN, Limited, Limiter, Rate};
-pub use lock::{Hold, NotStill};
+pub use devices::delay::{Delay, DelayControl, Delays, LatencySpec};
+pub use devices::fault::{Fault, FaultControl, FaultEffect, FaultTrigger, Rule};
+pub use devices::file::{FileDevice, FileDeviceOptions, LostWrite, hear_of_lost_writes};
+pub use devices::mirror::{self, Mirror};
+pub use devices::model::LatencyModel;
+pub use devices::null::NullDevice;
+pub use devices::pool;
+pub use devices::profile::{Latency, ModelProfile, PROFILES, Rates};
+pub use devices::ram::{RamDevice, open_ram_filled};
+pub use devices::split::Split;
+pub use devices::stripe::Stripe;
+pub use existing_data::ExistingData;
+pub use io_stats::{DepthSamples, IoStats, OpStats};
 pub use map::{PER_CHANNEL, QueueMap};
-pub use open::{Handle, Kind, Opened, Opener};
-pub use schedule::{Deadline, DeadlineOptions, Merge, Scheduler, StreamBatch, StreamBatchOptions};
-pub use shape::{
-    Alignment, BounceBuffers, BounceMemory, Deallocate, ForceUnitAccess, HoldLock, RangeLock,
-    ShapeOptions, Shaped, Shaper,
+pub use open::{DeviceControl, DeviceType, OpenedDevice, Opener};
+pub use qos::{
+    FLOOR_PERCENT, IoClass, QosLimiter, QosLimits, RECHECK_INTERVAL, RateLimit, RateLimitedChannel,
 };
-pub use statistics::{DepthSamples, Done, Statistics};
+pub use quiesce::{QuiesceTimeout, QuiescedRange};
+pub use schedule::{Deadline, DeadlineOptions, Merge, Scheduler, StreamBatch, StreamBatchOptions};
 
-use base::Blame;
+use tenmil_base::ErrorCategory;
 
-/// A medium that could not be made.
+/// A block device that cannot be opened or created.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MediumError {
+pub struct DeviceError {
     text: String,
-    blame: Blame,
+    blame: ErrorCategory,
     hint: Option<String>,
 }
 
-impl MediumError {
-    /// A line that says what was found and what was expected, and whose move it is.
-    pub fn new(blame: Blame, text: impl Into<String>) -> Self {
+impl DeviceError {
+    /// Creates an error from its category and a line that states what was found and what was expected.
+    pub fn new(blame: ErrorCategory, text: impl Into<String>) -> Self {
         Self { text: text.into(), blame, hint: None }
     }
 
-    /// The same, with a sentence that says what can be done.
+    /// Adds a hint: a sentence that describes the fix.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The same, and what was being done meanwhile, in front.
+    /// Prefixes the message with the operation that was in progress.
     #[must_use]
     pub fn during(self, what: impl std::fmt::Display) -> Self {
         Self { text: format!("{what}: {}", self.text), ..self }
     }
 
-    /// What can be done about it, if there is something.
+    /// The hint, if there is a fix.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 
-    /// Whose move it is.
-    pub const fn blame(&self) -> Blame {
+    /// The category of the error.
+    pub const fn blame(&self) -> ErrorCategory {
         self.blame
     }
 }
 
-impl std::fmt::Display for MediumError {
+impl std::fmt::Display for DeviceError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.text)
     }
 }
 
-impl std::error::Error for MediumError {}
+impl std::error::Error for DeviceError {}
 
-impl From<guard::NotAllowed> for MediumError {
-    fn from(not: guard::NotAllowed) -> Self {
-        Self::new(Blame::Caller, not.text).with_hint(not.remedy)
+impl From<overwrite::OverwriteDenied> for DeviceError {
+    fn from(not: overwrite::OverwriteDenied) -> Self {
+        Self::new(ErrorCategory::Usage, not.text).with_hint(not.remedy)
     }
 }

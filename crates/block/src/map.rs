@@ -1,36 +1,36 @@
-//! Which channel uses which hardware context.
+//! Queue map: assigns channels to hardware contexts.
 //!
 //! ```text
-//!   channels            0     1     2     3         software queues, one a thread
+//!   channels            0     1     2     3         software queues, one per thread
 //!                       │     │     │     │
-//!   default = 2         0     1     0     1         two share each: a lock that nobody waits for
-//!   read    = 4         0     1     2     3         each its own: no lock at all
+//!   default = 2         0     1     0     1         two share each: a lock that is only tried
+//!   read    = 4         0     1     2     3         one each: no lock
 //!   poll    = 0         (as default)
 //! ```
 //!
-//! The map is arithmetic: context = channel modulo count. So it is known when the device is made
-//! which contexts will be shared, and a channel never has to give up one that it owns.
+//! The map is arithmetic: context = channel modulo count. So it is known when the device is created which
+//! contexts are shared, and a channel never has to give up one that it owns.
 
-/// How many hardware contexts there are of each type.
+/// Number of hardware contexts of each type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueMap {
-    /// For all that has no type of its own.
+    /// For requests without a context type of their own.
     pub default: u32,
-    /// For reads, so that they never wait behind large writes; zero: they go with the rest.
+    /// For reads, so that they never queue behind large writes; zero: reads use the default contexts.
     pub read: u32,
-    /// For what is polled for, and never slept for; zero: it goes with the rest.
+    /// For polled requests, which are never slept for; zero: they use the default contexts.
     pub poll: u32,
 }
 
 /// The type of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Type {
+pub(crate) enum ContextType {
     Default,
     Read,
     Poll,
 }
 
-/// As many contexts as there are channels.
+/// One context per channel.
 pub const PER_CHANNEL: u32 = u32::MAX;
 
 impl Default for QueueMap {
@@ -40,49 +40,49 @@ impl Default for QueueMap {
 }
 
 impl QueueMap {
-    /// `default` contexts for everything.
+    /// A map with `default` contexts for all requests.
     pub const fn of(default: u32) -> Self {
         Self { default, read: 0, poll: 0 }
     }
 
-    pub(crate) const fn count(&self, of: Type) -> u32 {
+    pub(crate) const fn count(&self, of: ContextType) -> u32 {
         match of {
-            Type::Default => self.default,
-            Type::Read => self.read,
-            Type::Poll => self.poll,
+            ContextType::Default => self.default,
+            ContextType::Read => self.read,
+            ContextType::Poll => self.poll,
         }
     }
 
     /// The context of this type that a channel uses; `None` if it uses the default one.
-    pub(crate) const fn context(&self, of: Type, channel: u32) -> Option<u32> {
+    pub(crate) const fn context(&self, of: ContextType, channel: u32) -> Option<u32> {
         channel.checked_rem(self.count(of))
     }
 
-    /// Whether only one of `channels` channels uses a context.
-    pub(crate) const fn is_owned(&self, of: Type, context: u32, channels: u32) -> bool {
+    /// Whether at most one of `channels` channels uses a context.
+    pub(crate) const fn is_owned(&self, of: ContextType, context: u32, channels: u32) -> bool {
         context.saturating_add(self.count(of)) >= channels
     }
 
-    /// How many contexts `channels` channels use.
+    /// The number of contexts that `channels` channels use.
     pub(crate) fn contexts(&self, channels: u32) -> u64 {
         let used = |of| u64::from(self.count(of).min(channels));
-        used(Type::Default) + used(Type::Read) + used(Type::Poll)
+        used(ContextType::Default) + used(ContextType::Read) + used(ContextType::Poll)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{PER_CHANNEL, QueueMap, Type};
+    use super::{ContextType, PER_CHANNEL, QueueMap};
 
     #[test]
     fn a_context_is_owned_if_one_channel_and_no_other_maps_to_it() {
         for count in (1..=6).chain([PER_CHANNEL]) {
             let map = QueueMap::of(count);
             for channels in 1..=8 {
-                let of = |channel| map.context(Type::Default, channel).unwrap();
+                let of = |channel| map.context(ContextType::Default, channel).unwrap();
                 for channel in 0..channels {
                     let users = (0..channels).filter(|other| of(*other) == of(channel)).count();
-                    let owned = map.is_owned(Type::Default, of(channel), channels);
+                    let owned = map.is_owned(ContextType::Default, of(channel), channels);
                     assert_eq!(owned, users == 1, "{channel} of {channels} over {count}");
                 }
                 let mut used: Vec<u32> = (0..channels).map(of).collect();
@@ -96,8 +96,8 @@ mod tests {
     #[test]
     fn a_type_without_contexts_goes_with_the_rest() {
         let map = QueueMap { default: 1, read: 2, poll: 0 };
-        assert_eq!(map.context(Type::Poll, 3), None);
-        assert_eq!(map.context(Type::Read, 3), Some(1));
+        assert_eq!(map.context(ContextType::Poll, 3), None);
+        assert_eq!(map.context(ContextType::Read, 3), Some(1));
         assert_eq!(map.contexts(4), 3);
     }
 }

@@ -1,95 +1,93 @@
-//! From a name to a medium.
+//! Opens a device stack from its URI.
 
 use std::fmt;
 use std::sync::Arc;
 
-use base::{Blame, Medium};
-use dma::Regions;
-use host::Clock;
+use tenmil_base::{BlockDevice, ErrorCategory};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
 
-use crate::backend::{delay, fault, file, mirror, model, null, ram, split, store, stripe};
-use crate::mirror::MirrorHandle;
+use crate::devices::{delay, fault, file, mirror, model, null, pool, ram, split, stripe};
+use crate::mirror::MirrorMonitor;
 use crate::uri::{Uri, UriError};
-use crate::{DelayHandle, Existing, FaultHandle, MediumError};
+use crate::{DelayControl, DeviceError, ExistingData, FaultControl};
 
-/// What every device of a run is opened with. Devices that stand on others open those with the same.
+/// Context that every device of a run is opened with. Stacked devices open their children with the same.
 pub struct Opener<'a> {
-    /// The table that resolves the segments of every request. A device takes places in it: one for
-    /// what it keeps in memory, and one or two for each of its channels.
-    pub regions: &'a Regions,
-    /// What reads the time for devices that turn on threads of their own.
+    /// The table that resolves the segments of every request. A device registers regions in it: one for
+    /// its own memory, and one or two for each of its channels.
+    pub regions: &'a RegionTable,
+    /// The clock of devices that run threads of their own.
     pub clock: Clock,
-    /// What all that is random comes from, unless a name says otherwise.
+    /// The seed of all randomness, unless a URI sets its own.
     pub seed: u64,
-    /// Kinds of devices that are made on higher floors. One that is called like a kind of this
-    /// floor stands in for it.
-    pub more: &'a [(&'a str, &'a dyn Kind)],
+    /// Device types of upper layers. One with the name of a built-in type replaces it.
+    pub more: &'a [(&'a str, &'a dyn DeviceType)],
 }
 
-/// One kind of device: what stands behind a scheme.
-pub trait Kind: Sync {
+/// A device type: opens the devices of one URI scheme.
+pub trait DeviceType: Sync {
     /// Opens the device that `uri` names.
     ///
     /// # Errors
     ///
-    /// If the name says what this kind does not know, or the device cannot be had.
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError>;
+    /// If the URI has an option that this type does not know, or the device cannot be opened.
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError>;
 }
 
-impl<F: Sync> Kind for F
+impl<F: Sync> DeviceType for F
 where
-    F: Fn(&Opener<'_>, &Uri) -> Result<Opened, MediumError>,
+    F: Fn(&Opener<'_>, &Uri) -> Result<OpenedDevice, DeviceError>,
 {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
         self(opener, uri)
     }
 }
 
-/// An opened medium, and what to tell people about it.
+/// An open block device with its description.
 #[derive(Clone)]
-pub struct Opened {
-    /// The medium.
-    pub medium: Arc<dyn Medium>,
-    /// One line: what it is, and what it is not.
+pub struct OpenedDevice {
+    /// The block device.
+    pub medium: Arc<dyn BlockDevice>,
+    /// One line for the user: what the device is, and its limitations.
     pub description: String,
-    /// What lies under it that this run did not create, and that a write would therefore destroy.
-    pub existing: Vec<Existing>,
-    /// What can be changed about it, and about what it stands on, while it is open.
-    pub handles: Vec<Handle>,
-    /// The names by which devices are known that this one stands on, or is: those with a
-    /// [`Medium::identity`], by their URIs; of volumes their UUIDs, which are unique in their pool, and
-    /// of mirrors theirs.
+    /// Existing data below this device that this run did not create and that a write would destroy.
+    pub existing: Vec<ExistingData>,
+    /// Run-time controls of this device and of the devices below it.
+    pub handles: Vec<DeviceControl>,
+    /// Unique names of this device and of the devices below it, by their URIs: the [`BlockDevice::identity`]
+    /// of a device, the UUID of a volume (unique in its pool) and the UUID of a mirror.
     pub identities: Vec<(Uri, String)>,
 }
 
-/// A hand on an open device that can be changed while it is in use.
+/// Run-time control of an open device.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Handle {
-    /// How long answers are kept back.
+pub enum DeviceControl {
+    /// Changes the latencies of a [`Delay`](crate::Delay).
     Delay {
-        /// The device by its name.
+        /// The URI of the device.
         uri: String,
-        /// The hand.
-        handle: DelayHandle,
+        /// The control.
+        handle: DelayControl,
     },
-    /// What goes wrong, and whether what hangs goes on hanging.
+    /// Changes the rules of a [`Fault`](crate::Fault) and completes hanging requests.
     Fault {
-        /// The device by its name.
+        /// The URI of the device.
         uri: String,
-        /// The hand.
-        handle: FaultHandle,
+        /// The control.
+        handle: FaultControl,
     },
-    /// How far the copying is. There is nothing to be changed about it.
+    /// Reports resync progress of a [`Mirror`](crate::Mirror); read-only.
     Mirror {
-        /// The device by its name.
+        /// The URI of the device.
         uri: String,
-        /// The hand.
-        handle: MirrorHandle,
+        /// The monitor.
+        handle: MirrorMonitor,
     },
 }
 
-impl Handle {
-    /// The name of the device that it is on.
+impl DeviceControl {
+    /// The URI of the controlled device.
     pub fn uri(&self) -> &str {
         match self {
             Self::Delay { uri, .. } | Self::Fault { uri, .. } | Self::Mirror { uri, .. } => uri,
@@ -97,10 +95,10 @@ impl Handle {
     }
 }
 
-type Open = fn(&Opener<'_>, &Uri) -> Result<Opened, MediumError>;
+type Open = fn(&Opener<'_>, &Uri) -> Result<OpenedDevice, DeviceError>;
 
-/// The kinds of this floor.
-const KINDS: &[(&str, Open)] = &[
+/// The built-in device types.
+const DEVICE_TYPES: &[(&str, Open)] = &[
     ("null", null::open),
     ("ram", ram::open),
     ("file", file::open),
@@ -110,34 +108,34 @@ const KINDS: &[(&str, Open)] = &[
     ("split", split::open),
     ("stripe", stripe::open),
     ("mirror", mirror::open),
-    ("volume", store::open),
+    ("volume", pool::open),
 ];
 
 impl Opener<'_> {
-    /// Opens the device that `uri` names, and what it stands on.
+    /// Opens the device that `uri` names and the devices below it.
     ///
     /// # Errors
     ///
-    /// If there is no such kind, the name says what the kind does not know, or the device cannot be
-    /// had.
-    pub fn open(&self, uri: &Uri) -> Result<Opened, MediumError> {
+    /// If the scheme is unknown, the URI has an option that its type does not know, or the device cannot
+    /// be opened.
+    pub fn open(&self, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
         let mut opened = self.open_kind(uri)?;
-        let is_own = uri.children().is_empty() || uri.scheme() == store::Place::SCHEME;
+        let is_own = uri.children().is_empty() || uri.scheme() == pool::VolumeRef::SCHEME;
         if is_own && let Some(name) = opened.medium.identity() {
             opened.identities.push((uri.clone(), name));
         }
         Ok(opened)
     }
 
-    fn open_kind(&self, uri: &Uri) -> Result<Opened, MediumError> {
+    fn open_kind(&self, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
         let scheme = uri.scheme();
         if let Some((_, kind)) = self.more.iter().find(|(name, _)| *name == scheme) {
             return kind.open(self, uri);
         }
-        match KINDS.iter().find(|(name, _)| *name == scheme) {
+        match DEVICE_TYPES.iter().find(|(name, _)| *name == scheme) {
             Some((_, open)) => open(self, uri),
             None => {
-                let ours: Vec<&str> = KINDS.iter().map(|(name, _)| *name).collect();
+                let ours: Vec<&str> = DEVICE_TYPES.iter().map(|(name, _)| *name).collect();
                 let more = self.more.iter().map(|(name, _)| *name);
                 let more = more.filter(|name| !ours.contains(name));
                 let names = ours.iter().copied().chain(more);
@@ -150,41 +148,41 @@ impl Opener<'_> {
     }
 }
 
-impl Opened {
-    /// A medium that was made just now, with nothing on it that could be lost.
-    pub fn fresh(medium: Arc<dyn Medium>, description: impl Into<String>) -> Self {
+impl OpenedDevice {
+    /// A newly created device without existing data.
+    pub fn fresh(medium: Arc<dyn BlockDevice>, description: impl Into<String>) -> Self {
         let (existing, handles, identities) = (Vec::new(), Vec::new(), Vec::new());
         Self { medium, description: description.into(), existing, handles, identities }
     }
 
-    /// What stands on this: another medium, with all that is known of what lies below.
+    /// Replaces the block device by one stacked on it, and keeps the data, controls and identities below.
     #[must_use]
-    pub fn under(self, medium: Arc<dyn Medium>, description: impl Into<String>) -> Self {
+    pub fn under(self, medium: Arc<dyn BlockDevice>, description: impl Into<String>) -> Self {
         Self { medium, description: description.into(), ..self }
     }
 
-    /// This, with one more hand on it.
+    /// Adds a run-time control.
     #[must_use]
-    pub fn with(mut self, handle: Handle) -> Self {
+    pub fn with(mut self, handle: DeviceControl) -> Self {
         self.handles.push(handle);
         self
     }
 }
 
-impl fmt::Debug for Opened {
+impl fmt::Debug for OpenedDevice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { description, existing, .. } = self;
         out.debug_tuple("Opened").field(description).field(existing).finish()
     }
 }
 
-impl From<UriError> for MediumError {
+impl From<UriError> for DeviceError {
     fn from(error: UriError) -> Self {
-        Self::new(Blame::Caller, error.to_string())
+        Self::new(ErrorCategory::Usage, error.to_string())
     }
 }
 
-/// How many blocks of `block_size` there are in `size_bytes`.
+/// The number of blocks of `block_size` in `size_bytes`.
 pub(crate) fn block_count(uri: &Uri, size_bytes: u64, block_size: u32) -> Result<u64, UriError> {
     let block = u64::from(block_size);
     if size_bytes == 0 || !size_bytes.is_multiple_of(block) {
@@ -195,28 +193,28 @@ pub(crate) fn block_count(uri: &Uri, size_bytes: u64, block_size: u32) -> Result
     Ok(size_bytes / block)
 }
 
-/// Bytes in a block, where a name does not say.
+/// Block size in bytes if the URI does not set one.
 pub(crate) const BLOCK_DEFAULT: u32 = 512;
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use base::Blame;
-    use dma::Regions;
-    use host::Clock;
+    use tenmil_base::ErrorCategory;
+    use tenmil_dma::RegionTable;
+    use tenmil_linux::Clock;
 
-    use super::{Opened, Opener};
-    use crate::MediumError;
+    use super::{OpenedDevice, Opener};
+    use crate::DeviceError;
     use crate::uri::Uri;
 
-    fn open_in(regions: &Regions, uri: &str) -> Result<Opened, MediumError> {
+    fn open_in(regions: &RegionTable, uri: &str) -> Result<OpenedDevice, DeviceError> {
         let opener = Opener { regions, clock: Clock::start(), seed: 1, more: &[] };
         opener.open(&uri.parse::<Uri>()?)
     }
 
-    fn open(uri: &str) -> Result<Opened, MediumError> {
-        open_in(&Regions::new(8), uri)
+    fn open(uri: &str) -> Result<OpenedDevice, DeviceError> {
+        open_in(&RegionTable::new(8), uri)
     }
 
     #[test]
@@ -291,7 +289,7 @@ mod tests {
             let error = open(uri).unwrap_err();
             let text = error.to_string();
             assert!(text.starts_with(&format!("{uri}: {problem}")), "{text}");
-            assert_eq!(error.blame(), Blame::Caller);
+            assert_eq!(error.blame(), ErrorCategory::Usage);
         }
     }
 
@@ -311,12 +309,12 @@ mod tests {
     #[test]
     fn a_medium_that_cannot_be_opened_says_whose_move_it_is() {
         let missing = open("file:/no/such/directory/file?size=1m").unwrap_err();
-        assert_eq!(missing.blame(), Blame::Caller);
+        assert_eq!(missing.blame(), ErrorCategory::Usage);
         assert!(missing.to_string().contains("open /no/such/directory/file: "), "{missing}");
-        let regions = Regions::new(1);
+        let regions = RegionTable::new(1);
         let _first = open_in(&regions, "ram:4k").unwrap();
         let full = open_in(&regions, "ram:4k").unwrap_err();
-        assert_eq!(full.blame(), Blame::Machine);
+        assert_eq!(full.blame(), ErrorCategory::Environment);
         assert!(full.to_string().contains("made for 1"), "{full}");
     }
 }

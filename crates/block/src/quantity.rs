@@ -1,12 +1,12 @@
-//! Numbers as people type them: sizes, counts, times.
+//! Parser for quantities typed by users: sizes, counts, durations.
 //!
-//! Sizes count in powers of two (`4k` is 4096 bytes), as every storage benchmark does; counts and
-//! rates count in powers of ten (`2M` is two million). Each error is the second half of a line
-//! whose first half is the name of the flag.
+//! Size suffixes are powers of two (`4k` is 4096 bytes), as in other storage benchmarks. Count and rate
+//! suffixes are powers of ten (`2M` is two million).
+//! Each error is the second half of a line whose first half is the name of the option.
 
-use base::Span;
+use tenmil_base::Span;
 
-/// Reads a size in bytes: `4096`, `4k`, `4KiB`, `1m`, `2g`, `1t`.
+/// Parses a size in bytes: `4096`, `4k`, `4KiB`, `1m`, `2g`, `1t`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let expected = "expected a size in bytes such as 4096, 4k, 64KiB or 1m";
     let (number, shift) = split_unit(text, &[("k", 10), ("m", 20), ("g", 30), ("t", 40)], "ib");
@@ -14,7 +14,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     value.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is too large, {expected}"))
 }
 
-/// Reads a count: `1000000`, `500k`, `2M`.
+/// Parses a count: `1000000`, `500k`, `2M`.
 pub fn parse_count(text: &str) -> Result<u64, String> {
     let expected = "expected a whole number such as 1000, 500k or 2M";
     let (number, zeroes) = split_unit(text, &[("k", 3), ("m", 6), ("g", 9)], "");
@@ -24,7 +24,7 @@ pub fn parse_count(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("`{text}` is too large, {expected}"))
 }
 
-/// Reads a time: seconds without a unit, or `80us`, `500ms`, `10s`, `2m`.
+/// Parses a duration: seconds without a unit, or `80us`, `500ms`, `10s`, `2m`.
 pub fn parse_time(text: &str) -> Result<Span, String> {
     let expected = "expected seconds such as 10 or 0.5, or 80us, 500ms or 2m";
     let refuse = || format!("`{text}` is not a time, {expected}");
@@ -51,8 +51,8 @@ pub fn parse_time(text: &str) -> Result<Span, String> {
 const DAY_NS: u64 = 86_400_000_000_000;
 const TIME_MAX: Span = Span { ns: 100 * DAY_NS };
 
-/// Splits `4KiB` into `4` and what its unit stands for. Units are read in either case; `more` are
-/// letters that may follow one.
+/// Splits `4KiB` into `4` and the exponent of its unit. Units are case-insensitive; `more` lists letters
+/// that may follow a unit.
 fn split_unit<'a>(text: &'a str, units: &[(&str, u32)], more: &str) -> (&'a str, u32) {
     let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -68,7 +68,7 @@ fn split_unit<'a>(text: &'a str, units: &[(&str, u32)], more: &str) -> (&'a str,
 #[cfg(test)]
 mod tests {
     use super::{parse_count, parse_size, parse_time};
-    use base::Span;
+    use tenmil_base::Span;
 
     #[test]
     fn sizes_count_in_powers_of_two_and_counts_in_powers_of_ten() {

@@ -1,19 +1,18 @@
-//! In what order requests go to a device, and how many of them at once.
+//! I/O schedulers: the order in which requests go to a device, and how many at once.
 //!
-//! | scheduler | what it does | for |
+//! | scheduler | what it does | use |
 //! |---|---|---|
-//! | `none` | nothing: there is no wrapper at all | devices that are faster than any thought about them |
-//! | `merge` | neighbours in a batch go down as one request | devices that pay by the request |
-//! | `deadline` | reads first, in ascending order, none later than it may be | slow media |
-//! | `stream-batch` | holds back until there is enough to send at once | one connection, one system call |
+//! | `none` | nothing: no wrapper at all | devices faster than any scheduling |
+//! | `merge` | merges adjacent requests of a batch | devices with a cost per request |
+//! | `deadline` | reads first, in ascending order, each with a deadline | slow devices |
+//! | `stream-batch` | holds requests until enough can be sent at once | one connection, one system call |
 //!
-//! What every one of them keeps to:
+//! Guarantees of every scheduler:
 //!
-//! - Requests that touch the same blocks, at least one of them changing them, go down in the order
-//!   in which they were submitted.
-//! - A flush goes down after everything that was answered before it was submitted. Nothing else is
-//!   promised about it, as nothing else is by a [`Backend`].
-//! - Every request goes down once and is answered once, under its own token.
+//! - Requests that overlap, at least one of them changing blocks, keep their submission order.
+//! - A flush goes down after everything that completed before it was submitted. It has no other ordering,
+//!   as with any [`IoChannel`].
+//! - Every request goes down once and completes once, under its own token.
 
 mod deadline;
 mod merge;
@@ -25,15 +24,15 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use base::{Backend, Operation, Request};
+use tenmil_base::{IoChannel, Operation, Request};
 
 pub use self::deadline::{Deadline, DeadlineOptions};
 pub use self::merge::Merge;
 pub use self::stream_batch::{StreamBatch, StreamBatchOptions};
-use crate::MediumError;
+use crate::DeviceError;
 use crate::uri::{Uri, UriError};
 
-/// A scheduler by name, with its numbers: `merge`, `deadline?read=5ms&depth=8`.
+/// A scheduler and its parameters in text form: `merge`, `deadline?read=5ms&depth=8`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scheduler {
     /// No scheduler.
@@ -48,8 +47,8 @@ pub enum Scheduler {
 }
 
 impl Scheduler {
-    /// A channel with this scheduler in front of it.
-    pub fn over(&self, below: Box<dyn Backend>) -> Box<dyn Backend> {
+    /// Wraps a channel in this scheduler.
+    pub fn over(&self, below: Box<dyn IoChannel>) -> Box<dyn IoChannel> {
         match self {
             Self::None => below,
             Self::Merge => Box::new(Merge::new(below)),
@@ -60,9 +59,9 @@ impl Scheduler {
 }
 
 impl FromStr for Scheduler {
-    type Err = MediumError;
+    type Err = DeviceError;
 
-    fn from_str(text: &str) -> Result<Self, MediumError> {
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
         let (name, query) = text.split_once('?').unwrap_or((text, ""));
         let uri: Uri = format!("{name}:?{query}").parse().map_err(|_: UriError| unknown(text))?;
         let mut fields = uri.fields();
@@ -78,13 +77,16 @@ impl FromStr for Scheduler {
     }
 }
 
-fn unknown(text: &str) -> MediumError {
+fn unknown(text: &str) -> DeviceError {
     let expected = "expected none, merge, deadline?read=500ms or stream-batch?count=16";
-    MediumError::new(base::Blame::Caller, format!("no scheduler `{text}`, {expected}"))
+    DeviceError::new(
+        tenmil_base::ErrorCategory::Usage,
+        format!("no scheduler `{text}`, {expected}"),
+    )
 }
 
 impl fmt::Display for Scheduler {
-    /// Writes what is read back as the same.
+    /// Writes a text that parses to the same scheduler.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::None => out.write_str("none"),
@@ -95,12 +97,12 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// Whether a request is one of those that readers wait for.
+/// Whether the submitter of a request waits for data: reads, compares and verifies.
 fn reads(request: &Request) -> bool {
     matches!(request.operation, Operation::Read | Operation::Compare | Operation::Verify)
 }
 
-/// Whether two requests must not change places.
+/// Whether the order of two requests must be preserved.
 fn conflict(left: &Request, right: &Request) -> bool {
     let changed =
         |request: &Request| if reads(request) { 0..0 } else { range(request.lba, request) };

@@ -1,91 +1,92 @@
-//! What a block device is called: one line that says what stands on what.
+//! Device URIs: one line that describes a stack of block devices.
 //!
 //! ```text
 //!   ram:1g                                     blocks in memory
-//!   file:/var/tmp/disk?size=1g&block=4k        blocks in a file, which is made if it is not there
-//!   delay:[ram:1g]?read=80us                   one device upon another
+//!   file:/var/tmp/disk?size=1g&block=4k        blocks in a file, created if it does not exist
+//!   delay:[ram:1g]?read=80us                   one device stacked on another
 //!   stripe:[file:/a],[delay:[ram:1g]]?chunk=64k
-//!   volume:[file:/a]/db                        one of those that are kept on a device
+//!   volume:[file:/a]/db                        a volume of the pool on a device
 //!
 //!   uri    = scheme ":" body [ "?" key "=" value *( "&" key "=" value ) ]
 //!   body   = path  |  "[" uri "]" *( "," "[" uri "]" ) [ "/" path ]
 //! ```
 //!
-//! Schemes and keys are letters, digits and hyphens.
+//! Schemes and keys consist of letters, digits and hyphens.
 //!
-//! In a path or a value, `%` and two hexadecimal digits stand for a byte. What means something to
-//! the grammar has to be written so: `%` everywhere; `?` and a leading `[` in a path; `&` in a value;
-//! and brackets without a partner inside other brackets.
+//! In a path or a value, `%` and two hexadecimal digits encode a byte. Characters of the grammar must be
+//! encoded so: `%` everywhere; `?` and a leading `[` in a path; `&` in a value; and unbalanced brackets
+//! inside other brackets.
 
 mod fields;
+mod renamed;
 
 use std::fmt;
 use std::str::FromStr;
 
-use base::Blame;
+use tenmil_base::ErrorCategory;
 
 pub use self::fields::Fields;
 
-/// A device by name, and the devices it stands on.
+/// A parsed device URI with the URIs of the devices below.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
     scheme: String,
-    body: Body,
-    /// In the order they were given, decoded.
+    body: UriBody,
+    /// Options in the order they were given, decoded.
     pairs: Vec<(String, String)>,
 }
 
-/// What comes between the scheme and the question mark.
+/// The part between the scheme and the question mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Body {
+enum UriBody {
     Path(String),
-    /// And the path behind them, empty if there is none.
+    /// Child devices and the path behind them, which may be empty.
     Children(Vec<Uri>, String),
 }
 
-/// A name that is not one: the whole of it, what is wrong, and what would be accepted.
+/// An invalid URI: its full text, the problem, and what is expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UriError {
     uri: String,
     problem: String,
 }
 
-/// How many devices may stand on each other.
-pub const STOREYS_MAX: usize = 16;
-/// How many devices one may stand on.
+/// Maximum nesting depth of stacked devices.
+pub const STACK_DEPTH_MAX: usize = 16;
+/// Maximum number of devices directly below one device.
 pub const CHILDREN_MAX: usize = 256;
 
 impl Uri {
-    /// A device of its own, named by `path`, whatever that holds.
+    /// A device without children, named by `path`, which may contain any characters.
     pub fn new(scheme: impl Into<String>, path: impl Into<String>) -> Self {
-        Self { scheme: scheme.into(), body: Body::Path(path.into()), pairs: Vec::new() }
+        Self { scheme: scheme.into(), body: UriBody::Path(path.into()), pairs: Vec::new() }
     }
 
-    /// What `path` names on `below`.
+    /// A device of type `scheme` at `path` on `below`.
     pub fn on(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
-        let body = Body::Children(vec![below], path.into());
+        let body = UriBody::Children(vec![below], path.into());
         Self { scheme: scheme.into(), body, pairs: Vec::new() }
     }
 
-    /// The same with one more key and its value.
+    /// Adds an option.
     #[must_use]
     pub fn with(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.pairs.push((key.into(), value.into()));
         self
     }
 
-    /// The same for somebody who only reads: files say so, but for those that are
-    /// [written to](Self::writes_by_itself) all the same.
+    /// The URI opened read-only: `file:` devices get the read-only option, except below devices that
+    /// [write on their own](Self::writes_when_read_only).
     #[must_use]
     pub fn to_read(mut self) -> Self {
-        let is_written = self.writes_by_itself();
+        let is_written = self.writes_when_read_only();
         match &mut self.body {
-            Body::Children(children, _) if !is_written => {
+            UriBody::Children(children, _) if !is_written => {
                 for child in children {
                     *child = child.clone().to_read();
                 }
             }
-            Body::Path(_) if self.scheme == "file" => {
+            UriBody::Path(_) if self.scheme == "file" => {
                 self.pairs.retain(|(key, _)| key != "read-only");
                 self.pairs.push(("read-only".into(), "yes".into()));
             }
@@ -94,17 +95,17 @@ impl Uri {
         self
     }
 
-    /// The same for somebody who looks for what is there, from wherever he stands: no file is made or
-    /// sized, and each is named from the root.
+    /// The URI for probing, independent of the working directory: no file is created or resized, and each
+    /// path is absolute.
     #[must_use]
-    pub fn to_find(mut self) -> Self {
+    pub fn probe_only(mut self) -> Self {
         match &mut self.body {
-            Body::Children(children, _) => {
+            UriBody::Children(children, _) => {
                 for child in children {
-                    *child = child.clone().to_find();
+                    *child = child.clone().probe_only();
                 }
             }
-            Body::Path(_) => {
+            UriBody::Path(_) => {
                 if self.scheme == "file" {
                     self.pairs.retain(|(key, _)| key != "size");
                 }
@@ -114,35 +115,35 @@ impl Uri {
         self
     }
 
-    /// The same for somebody who stands elsewhere: each file is named from the root.
+    /// The URI independent of the working directory: each file path is absolute.
     #[must_use]
     pub fn from_root(mut self) -> Self {
         match &mut self.body {
-            Body::Children(children, _) => {
+            UriBody::Children(children, _) => {
                 for child in children {
                     *child = child.clone().from_root();
                 }
             }
-            Body::Path(path) if self.scheme == "file" => {
+            UriBody::Path(path) if self.scheme == "file" => {
                 if let Ok(whole) = std::path::absolute(&*path) {
                     *path = whole.to_string_lossy().into_owned();
                 }
             }
-            Body::Path(_) => {}
+            UriBody::Path(_) => {}
         }
         self
     }
 
-    /// The same with another in the place of each device that it stands on.
+    /// Replaces each child device by the result of `change`.
     ///
     /// # Errors
     ///
-    /// The first that `change` refuses.
+    /// The first error that `change` returns.
     pub fn try_over<E>(
         mut self,
         mut change: impl FnMut(Self) -> Result<Self, E>,
     ) -> Result<Self, E> {
-        if let Body::Children(children, _) = &mut self.body {
+        if let UriBody::Children(children, _) = &mut self.body {
             for child in children {
                 *child = change(std::mem::replace(child, Self::new("", "")))?;
             }
@@ -150,41 +151,57 @@ impl Uri {
         Ok(self)
     }
 
-    /// Whether it writes to what it stands on for those as well who only read: a mirror writes what its
-    /// legs say of each other, and of the volumes that are kept on a device another may be written to.
-    pub fn writes_by_itself(&self) -> bool {
+    /// The same with the present names of parameters that were renamed since version 0.1.
+    #[must_use]
+    pub fn with_new_keys(mut self) -> Self {
+        for (key, _) in &mut self.pairs {
+            if let Some(new) = renamed::new_key(&self.scheme, key) {
+                new.clone_into(key);
+            }
+        }
+        if let UriBody::Children(children, _) = &mut self.body {
+            for child in children {
+                *child = child.clone().with_new_keys();
+            }
+        }
+        self
+    }
+
+    /// Whether the device writes to those below it even if it is opened read-only. A mirror writes its
+    /// superblocks; in a pool, another volume may be open for writing.
+    pub fn writes_when_read_only(&self) -> bool {
         ["mirror", "volume"].contains(&&*self.scheme)
     }
 
-    /// What kind of device it is: `ram`, `file`, `stripe`.
+    /// The scheme, which is the device type: `ram`, `file`, `stripe`.
     pub fn scheme(&self) -> &str {
         &self.scheme
     }
 
-    /// What follows the scheme; where devices in brackets do, what follows them and a slash.
+    /// The path after the scheme, or the path after the bracketed child devices and a slash.
     pub fn path(&self) -> &str {
-        let (Body::Path(path) | Body::Children(_, path)) = &self.body;
+        let (UriBody::Path(path) | UriBody::Children(_, path)) = &self.body;
         path
     }
 
-    /// The devices it stands on, in order.
+    /// The child devices, in order.
     pub fn children(&self) -> &[Uri] {
         match &self.body {
-            Body::Path(_) => &[],
-            Body::Children(children, _) => children,
+            UriBody::Path(_) => &[],
+            UriBody::Children(children, _) => children,
         }
     }
 
-    /// The keys and values, to be taken one by one.
+    /// The options, to be consumed one by one.
     pub fn fields(&self) -> Fields<'_> {
         Fields::new(self, &self.pairs)
     }
 
-    /// The one device that it stands on.
+    /// The single child device.
     ///
     /// # Errors
     ///
-    /// If it is not exactly one.
+    /// If there is not exactly one.
     pub fn only_child(&self) -> Result<&Uri, UriError> {
         match self.children() {
             [only] => Ok(only),
@@ -196,15 +213,15 @@ impl Uri {
         }
     }
 
-    /// An error about this name.
+    /// Creates an error about this URI.
     pub fn refuse(&self, problem: impl Into<String>) -> UriError {
         UriError { uri: self.to_string(), problem: problem.into() }
     }
 
     fn parse(text: &str, storey: usize) -> Result<Self, UriError> {
         let refuse = |problem: String| UriError { uri: text.into(), problem };
-        if storey > STOREYS_MAX {
-            let problem = format!("more than {STOREYS_MAX} devices upon each other");
+        if storey > STACK_DEPTH_MAX {
+            let problem = format!("more than {STACK_DEPTH_MAX} devices upon each other");
             return Err(refuse(problem));
         }
         let (scheme, rest) = text
@@ -215,11 +232,11 @@ impl Uri {
             let (children, path, query) = cut_children(rest).map_err(refuse)?;
             let children = children.into_iter().map(|child| Self::parse(child, storey + 1));
             let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
-            (Body::Children(children.collect::<Result<_, _>>()?, path), query)
+            (UriBody::Children(children.collect::<Result<_, _>>()?, path), query)
         } else {
             let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
             let path = decode(path).ok_or_else(|| refuse(bad_escape("the path", path)))?;
-            (Body::Path(path), query)
+            (UriBody::Path(path), query)
         };
         let pairs = parse_pairs(query).map_err(refuse)?;
         Ok(Self { scheme: scheme.into(), body, pairs })
@@ -234,12 +251,12 @@ impl FromStr for Uri {
     }
 }
 
-/// What a scheme and a key are made of.
+/// Whether the text is a valid scheme or key.
 fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Cuts `[a],[b]/path?query` into `a`, `b`, `path` and `query`.
+/// Splits `[a],[b]/path?query` into `a`, `b`, `path` and `query`.
 fn cut_children(mut rest: &str) -> Result<(Vec<&str>, &str, &str), String> {
     let mut children = Vec::new();
     while let Some(inside) = rest.strip_prefix('[') {
@@ -290,7 +307,7 @@ fn bad_escape(what: &str, text: &str) -> String {
     format!("{what} is `{text}`, expected two hexadecimal digits after a per cent sign")
 }
 
-/// Replaces `%` and two hexadecimal digits by the byte they name.
+/// Replaces `%` and two hexadecimal digits by the byte they encode.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -317,12 +334,12 @@ fn encode(out: &mut fmt::Formatter<'_>, text: &str, special: &str) -> fmt::Resul
 }
 
 impl fmt::Display for Uri {
-    /// Writes a name that is read back as the same.
+    /// Writes a text that parses to the same URI.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}:", self.scheme)?;
         match &self.body {
-            Body::Path(path) => encode(out, path, "%?[]")?,
-            Body::Children(children, path) => {
+            UriBody::Path(path) => encode(out, path, "%?[]")?,
+            UriBody::Children(children, path) => {
                 for (index, child) in children.iter().enumerate() {
                     write!(out, "{}[{child}]", if index == 0 { "" } else { "," })?;
                 }
@@ -341,9 +358,9 @@ impl fmt::Display for Uri {
 }
 
 impl UriError {
-    /// Always the caller's move.
-    pub const fn blame(&self) -> Blame {
-        Blame::Caller
+    /// Always [`ErrorCategory::Usage`].
+    pub const fn blame(&self) -> ErrorCategory {
+        ErrorCategory::Usage
     }
 }
 
@@ -379,7 +396,7 @@ mod tests {
         ] {
             assert_eq!(parse(text).from_root().to_string(), expected);
         }
-        assert_eq!(parse("file:a?size=1g").to_find().to_string(), format!("file:{a}"));
+        assert_eq!(parse("file:a?size=1g").probe_only().to_string(), format!("file:{a}"));
     }
 
     #[test]

@@ -8,12 +8,12 @@
 
 use std::path::Path;
 
-use base::{Answers, Backend, Flags, Memory, Operation, Request, Span};
-use dma::Regions;
-use host::Clock;
+use tenmil_base::{CompletionBatch, IoChannel, Memory, Operation, Request, RequestFlags, Span};
 use tenmil_block::Opener;
-use tenmil_block::store::{Change, OpenStore, PAGE_BYTES, Place, check};
+use tenmil_block::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef, check};
 use tenmil_block::uri::Uri;
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
 
 fn unpack(directory: &Path, name: &str, runs: &[u8]) -> Uri {
     let (mut bytes, mut rest) = (Vec::new(), runs);
@@ -31,7 +31,7 @@ fn unpack(directory: &Path, name: &str, runs: &[u8]) -> Uri {
 }
 
 fn with_opener<T>(body: impl FnOnce(&Opener<'_>) -> T) -> T {
-    let regions = Regions::new(64);
+    let regions = RegionTable::new(64);
     body(&Opener { regions: &regions, clock: Clock::start(), seed: 1, more: &[] })
 }
 
@@ -48,7 +48,7 @@ fn read(opener: &Opener<'_>, volume: &Uri) -> Vec<String> {
             blocks: 1,
             segment_count: 1,
             operation: Operation::Read,
-            flags: Flags::NONE,
+            flags: RequestFlags::NONE,
             ..Request::NOTHING
         };
         run(opener, &mut *channel, request, &[memory.segment()]);
@@ -60,12 +60,12 @@ fn read(opener: &Opener<'_>, volume: &Uri) -> Vec<String> {
 
 fn run(
     opener: &Opener<'_>,
-    channel: &mut dyn Backend,
+    channel: &mut dyn IoChannel,
     request: Request,
-    segments: &[base::Segment],
+    segments: &[tenmil_base::Segment],
 ) {
     let (mut answers, until) =
-        (Answers::with_capacity(1), opener.clock.now().after(Span::from_secs(20)));
+        (CompletionBatch::with_capacity(1), opener.clock.now().after(Span::from_secs(20)));
     let mut is_taken = false;
     while answers.is_empty() {
         let now = opener.clock.now();
@@ -73,7 +73,7 @@ fn run(
         is_taken = is_taken || channel.submit(now, &[request], segments) == 1;
         channel.flush();
         channel.poll(now, &mut answers);
-        host::thread::give_way();
+        tenmil_linux::thread::yield_now();
     }
     assert!(answers.as_slice()[0].outcome.is_success(), "{answers:?}");
 }
@@ -87,21 +87,21 @@ fn expected(word: &str, blocks: usize, written: usize, zeroes: &[usize]) -> Vec<
 }
 
 fn volume(device: &Uri, name: &str) -> Uri {
-    Place::on(device).with_name(name)
+    VolumeRef::on(device).with_name(name)
 }
 
 /// It is what it was, before and after a change has been made to it.
-fn proves(opener: &Opener<'_>, place: &Place, volumes: &[(&str, Vec<String>)]) {
+fn proves(opener: &Opener<'_>, place: &VolumeRef, volumes: &[(&str, Vec<String>)]) {
     for round in ["as it was made", "after a change", "after that was closed"] {
         let checked = check(opener, place).unwrap();
         assert!(checked.damaged.is_empty() && checked.report.findings.is_empty(), "{round}");
         for (name, blocks) in volumes {
             assert_eq!(&read(opener, &volume(&place.store, name)), blocks, "{name} {round}");
         }
-        let open = OpenStore::open(opener, place).unwrap();
+        let open = OpenPool::open(opener, place).unwrap();
         if round == "as it was made" {
             let (name, blocks) = ("more".into(), 4);
-            let change = Change::Create { name, blocks, unit: 1, uuid: 7, checksums: false };
+            let change = VolumeOp::Create { name, blocks, unit: 1, uuid: 7, checksums: false };
             open.change(change).unwrap();
         }
         assert_eq!(open.list().unwrap().len(), volumes.len() + 1, "{round}");
@@ -116,7 +116,7 @@ fn a_pool_of_the_first_format_with_snapshots_a_clone_and_checksums_opens() {
     let second = expected("second", 24, 24, &[1]);
     let volumes =
         [("plain", second.clone()), ("monday", first.clone()), ("trial", first), ("safe", second)];
-    with_opener(|opener| proves(opener, &Place::on(&device), &volumes));
+    with_opener(|opener| proves(opener, &VolumeRef::on(&device), &volumes));
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn a_pool_of_the_first_format_over_two_devices_opens() {
     let second = unpack(directory.path(), "two-b", include_bytes!("images/two-b.runs"));
     with_opener(|opener| {
         // Where the second one was is not where it is.
-        let place = Place { moved: vec![(1, second.clone())], ..Place::on(&first) };
-        let open = OpenStore::open(opener, &place).unwrap();
+        let place = VolumeRef { moved: vec![(1, second.clone())], ..VolumeRef::on(&first) };
+        let open = OpenPool::open(opener, &place).unwrap();
         assert!(open.note_places().unwrap());
         drop(open);
         proves(opener, &place, &[("spread", expected("spread", 1024, 500, &[]))]);
@@ -139,5 +139,5 @@ fn a_pool_of_the_first_format_with_a_thick_volume_opens() {
     let directory = tempfile::tempdir().unwrap();
     let device = unpack(directory.path(), "thick", include_bytes!("images/thick.runs"));
     let log = expected("thick", 16, 16, &[]);
-    with_opener(|opener| proves(opener, &Place::on(&device), &[("log", log)]));
+    with_opener(|opener| proves(opener, &VolumeRef::on(&device), &[("log", log)]));
 }

@@ -5,15 +5,17 @@
 
 use std::sync::Arc;
 
-use base::{Answers, Medium, Operation, Outcome, Request, Segment, Span, WakeSource};
-use dma::{Backing, Mapping, Regions};
-use host::process::Usage;
-use host::thread::Thread;
-use host::{Clock, Sleeper};
-use tenmil_block::{Claim, Descriptor, Device, DeviceOptions, Event, Opener, QueueMap};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, IoStatus, Operation, Request, Segment, Span, WakeSource,
+};
+use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, Event, Opener, QueueMap};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_linux::process::ProcessStats;
+use tenmil_linux::thread::Thread;
+use tenmil_linux::{Clock, Sleeper};
 
 /// Descriptors and threads of this process, and regions of memory.
-fn open_here(regions: &Regions) -> (usize, usize, usize) {
+fn open_here(regions: &RegionTable) -> (usize, usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
     (descriptors, threads, regions.count())
@@ -36,24 +38,24 @@ fn read(token: u64) -> Request {
         segment_count: 1,
         metadata_count: 0,
         operation: Operation::Read,
-        flags: base::Flags::NONE,
+        flags: tenmil_base::RequestFlags::NONE,
     }
 }
 
 /// Reads until the device has gone, asleep whenever it may be; then what it was answered last.
 fn reader(
-    descriptor: Arc<Descriptor>,
+    descriptor: Arc<BdevDescriptor>,
     segment: Segment,
-) -> impl FnOnce(&host::Stop) -> Vec<Outcome> {
+) -> impl FnOnce(&tenmil_linux::StopFlag) -> Vec<IoStatus> {
     let mut channel = descriptor.channel().unwrap();
     move |_| {
         let (clock, mut sleeper) = (Clock::kernel(), Sleeper::new().unwrap());
         if let WakeSource::Descriptor(descriptor) = channel.wake_source() {
             sleeper.sources().add(descriptor, 0).unwrap();
         }
-        let mut answers = Answers::with_capacity(64);
+        let mut answers = CompletionBatch::with_capacity(64);
         let (mut token, mut in_flight, mut bad) = (0, 0, Vec::new());
-        while !bad.contains(&Outcome::NO_DEVICE) {
+        while !bad.contains(&IoStatus::NO_DEVICE) {
             if in_flight < 8 {
                 let taken = channel.submit(clock.now(), &[read(token)], &[segment]);
                 (token, in_flight) = (token + taken as u64, in_flight + taken);
@@ -79,7 +81,7 @@ fn reader(
 #[test]
 fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
     let directory = tempfile::tempdir().unwrap();
-    let regions = Regions::new(32);
+    let regions = RegionTable::new(32);
     let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
     let segment = memory.slice(0, 512).unwrap();
     let clock = Clock::kernel();
@@ -96,8 +98,8 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
         let uri = format!("file:{}?size=64k&engine={engine}", directory.path().join("x").display());
         let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
-        let options = DeviceOptions { map, channels_max: 2, ..DeviceOptions::new(clock, 1) };
-        let device = Device::new("file0", opened.medium, options).unwrap();
+        let options = BdevOptions { map, channels_max: 2, ..BdevOptions::new(clock, 1) };
+        let device = Bdev::new("file0", opened.medium, options).unwrap();
         let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
         let threads: Vec<_> = (0..2)
             .map(|_| Thread::spawn("reader", None, reader(descriptor.clone(), segment)).unwrap())
@@ -105,11 +107,11 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
         while device.statistics().of(Operation::Read).count < 5_000 {}
         device.remove();
         let began = clock.now();
-        while device.ways_open() > 0 {
+        while device.channels_open() > 0 {
             assert!(clock.now().since(began) < Span::from_secs(1), "{engine} {map:?}");
         }
         for ended in threads.into_iter().map(Thread::join) {
-            let known = [Outcome::SUCCESS, Outcome::ABORTED_BY_HOST, Outcome::NO_DEVICE];
+            let known = [IoStatus::SUCCESS, IoStatus::ABORTED_BY_HOST, IoStatus::NO_DEVICE];
             assert!(ended.iter().all(|outcome| known.contains(outcome)), "{ended:?}");
         }
         assert_eq!(descriptor.next_event(), Some(Event::Removed));
@@ -120,7 +122,7 @@ fn what_a_device_had_open_is_closed_within_a_second_of_its_removal() {
             let (now, is_late) = (open_here(&regions), clock.now().since(ended) > SETTLING_MAX);
             assert!(!is_late, "{engine} {map:?}: {now:?}, expected {before:?}");
         }
-        let now = Usage::read().resident_bytes.unwrap();
+        let now = ProcessStats::read().resident_bytes.unwrap();
         if round == 0 {
             resident = now;
         }

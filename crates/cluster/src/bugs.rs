@@ -1,20 +1,20 @@
-//! Defects that are put back on purpose: a simulator that does not find them proves nothing.
+//! Injected bugs, which the simulation must find. A simulation that misses them proves nothing.
 
-/// Which defects are put back. None by default.
+/// Set of injected bugs. None by default.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InjectedBugs {
-    /// A disk with a volatile cache is reported to be stable.
+    /// A disk with a volatile cache is reported as stable.
     pub cached_disk_is_stable: bool,
-    /// A flush succeeds though the controller is gone that held writes in its volatile cache.
+    /// A flush succeeds although a controller with writes in its volatile cache is gone.
     pub flush_ignores_lost_writes: bool,
-    /// What a disk still writes for an association that has ended is open to everyone.
+    /// Late writes of an ended association are not fenced from later ones.
     pub unfenced_writes: bool,
-    /// A process answers that a controller is reset that it has never given out.
+    /// A process reports a controller as reset that it has never created.
     pub unknown_resets_done: bool,
-    /// Reservations are kept for the number of a namespace, not for its disk.
+    /// Reservations are stored by namespace identifier rather than by disk.
     pub reservations_by_number: bool,
-    /// A pool is claimed whoever owns it, and commits do not look who does.
+    /// A pool is claimed regardless of its owner, and commits do not check the owner.
     pub pool_ignores_fence: bool,
     /// A mirror starts from a leg that has missed flushed writes.
     pub mirror_starts_from_stale_leg: bool,
@@ -23,7 +23,7 @@ pub struct InjectedBugs {
 }
 
 impl InjectedBugs {
-    /// Each defect alone, with its name. 200 seeds find each.
+    /// Each bug alone, with its name. 200 seeds find each of them.
     pub fn each() -> Vec<(&'static str, Self)> {
         let none = Self::default();
         vec![

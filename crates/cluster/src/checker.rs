@@ -1,37 +1,37 @@
-//! What hosts were promised, held against what they read.
+//! Checker: compares what hosts read with what completed writes and flushes guarantee.
 //!
-//! Each block is a register. A write takes effect at one moment between its submission and its
-//! answer; a write that has failed may take effect or not, but not after a write that was submitted
-//! later. A read returns the value of that moment. All writes and reads of one value are a cluster,
-//! and one cluster comes before another if one of its operations ended before one of the other's
-//! began. If each of two clusters comes before the other, no order of moments explains what was
-//! read (Gibbons and Korach, Testing Shared Memories, 1997).
+//! Each block is a register. A write takes effect at one instant between its submission and its
+//! completion. A failed write may or may not take effect, but not after a write that was submitted
+//! later. A read returns the value at such an instant. All writes and reads of one value form a
+//! cluster. A cluster precedes another one if one of its operations ended before an operation of
+//! the other began. If two clusters precede each other, no order of instants explains the reads
+//! (Gibbons and Korach, Testing Shared Memories, 1997).
 //!
-//! A loss of power begins a new epoch: of each block any value survives that no flushed write has
+//! A power loss begins a new epoch: in each block any value may survive that no flushed write has
 //! replaced. What a flush has made durable holds in every epoch.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use base::Instant;
+use tenmil_base::Instant;
 
-/// Which write a block holds: zero for a block that was never written.
+/// Identifier of the write that a block contains. Zero for a block that was never written.
 pub(crate) type WriteId = u64;
 
-/// The promises, by block.
+/// Guarantees by block.
 #[derive(Debug, Default)]
 pub(crate) struct Checker {
     writes: BTreeMap<WriteId, Write>,
     blocks: BTreeMap<(usize, u64), Block>,
-    /// When the power of a disk was lost last.
+    /// Last power loss of each disk.
     losses: BTreeMap<usize, Instant>,
-    /// When a flush of a host on a disk has failed last: its host knows that writes may be lost.
+    /// Last failed flush by host and disk: the host knows since then that writes may be lost.
     warned: BTreeMap<(usize, usize), Instant>,
     /// When a host has started again last: what the power took before it has written, nobody tells it.
     restarts: BTreeMap<(usize, usize), Instant>,
     /// Which host holds a reservation on a disk, Write Exclusive, and since when it knows.
     reservations: BTreeMap<usize, (usize, Instant)>,
-    /// Which host has claimed the pool on a disk last, and when.
+    /// Host that has claimed the pool on each disk last, and when.
     pools: BTreeMap<usize, (usize, Instant)>,
 }
 
@@ -48,11 +48,11 @@ struct Write {
 
 #[derive(Debug, Default)]
 struct Block {
-    /// What was written and is not known to be durable.
+    /// Writes that are not known to be durable.
     unflushed: Vec<WriteId>,
-    /// When a flush ended, and when the last write had begun that it has made durable.
+    /// End of each flush, and the submission time of the last write it has made durable.
     durable: Vec<Durable>,
-    /// What was written or read since the power was lost last.
+    /// Values written or read since the last power loss.
     clusters: BTreeMap<WriteId, Cluster>,
 }
 
@@ -63,85 +63,85 @@ struct Durable {
     begun: Instant,
 }
 
-/// What is known of the moments at which a value was there.
+/// Known operations of one value.
 #[derive(Clone, Copy, Debug)]
 struct Cluster {
-    /// When its write began.
+    /// Submission time of the write.
     begun: Instant,
-    /// When its write was answered.
+    /// Completion time of the write.
     ended: Instant,
-    /// Its write has failed: it ends only for writes that begin later.
+    /// The write has failed: its end only counts for writes that begin later.
     has_failed: bool,
-    /// The earliest end of a read.
+    /// Earliest end of a read.
     read_ended: Instant,
-    /// The latest begin of a read.
+    /// Latest begin of a read.
     read_begun: Instant,
 }
 
-/// How a write has ended.
+/// Completion of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteEnd {
-    /// When it was answered.
+    /// Completion time.
     pub(crate) ended: Instant,
-    /// Whether with success.
+    /// Whether it was successful.
     pub(crate) is_success: bool,
-    /// It was to be durable when it is answered (FUA).
+    /// The write is durable when it completes (FUA).
     pub(crate) is_durable: bool,
-    /// Until it was answered, reads may have found it and then what was before: a path was lost, so that
-    /// it may have been sent more than once, or it goes to several legs.
+    /// Before the completion, reads may have found the write and then the previous value: after a
+    /// path loss it may have been sent more than once, or it goes to several legs.
     pub(crate) may_flicker: bool,
 }
 
 /// A read of one block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Read {
-    /// Which disk.
+    /// Disk.
     pub(crate) disk: usize,
-    /// Which block.
+    /// Block.
     pub(crate) lba: u64,
-    /// What it has returned.
+    /// Value found.
     pub(crate) found: WriteId,
-    /// When it was submitted.
+    /// Submission time.
     pub(crate) begun: Instant,
-    /// When it was answered.
+    /// Completion time.
     pub(crate) ended: Instant,
 }
 
-/// A promise that was broken.
+/// A violated guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
-    /// What is found was never written to this block, or by a write that began later.
+pub(crate) enum Violation {
+    /// The value was never written to this block, or by a write that began later.
     NeverWritten {
-        /// What was found.
+        /// Value found.
         found: WriteId,
     },
-    /// An older value than one that a flush has made durable.
+    /// A value older than one that a flush has made durable.
     FlushedWriteLost {
-        /// What was found.
+        /// Value found.
         found: WriteId,
-        /// What is durable.
+        /// Durable value.
         durable: WriteId,
-        /// Since when.
+        /// Time since which it is durable.
         since: Instant,
     },
-    /// An older value than one that was flushed, though the power was not lost since.
+    /// A value older than a flushed one, without a power loss in between.
     OldWriteLanded {
-        /// What was found.
+        /// Value found.
         found: WriteId,
-        /// What was written later, and flushed.
+        /// Later value that was flushed.
         newer: WriteId,
     },
-    /// Two values that each come before the other.
+    /// Two values that precede each other.
     NotLinearizable {
-        /// What was found.
+        /// Value found.
         found: WriteId,
-        /// The other one.
+        /// Other value.
         other: WriteId,
     },
 }
 
 impl Checker {
-    /// A write was submitted.
+    /// Records a submitted write.
     pub(crate) fn write_begins(
         &mut self,
         id: WriteId,
@@ -156,12 +156,16 @@ impl Checker {
         }
     }
 
-    /// A write was answered.
+    /// Records a completed write.
     ///
     /// # Errors
     ///
-    /// Which block of it was read in a way that no order explains.
-    pub(crate) fn write_ends(&mut self, id: WriteId, end: WriteEnd) -> Result<(), (u64, Broken)> {
+    /// The block whose reads no order explains.
+    pub(crate) fn write_ends(
+        &mut self,
+        id: WriteId,
+        end: WriteEnd,
+    ) -> Result<(), (u64, Violation)> {
         let WriteEnd { ended, is_success, is_durable, may_flicker } = end;
         let Some(write) = self.writes.get_mut(&id) else { return Ok(()) };
         (write.ended, write.is_success) = (Some(ended), is_success);
@@ -185,8 +189,9 @@ impl Checker {
         broken
     }
 
-    /// A flush of `host` was answered with success: what it was told to be written before is durable,
-    /// and what others have written since the power was lost last.
+    /// Records a successful flush of `host`. It makes durable every write that completed before the
+    /// flush began, if the write was submitted after the last power loss, or if it is one of `host`
+    /// and no flush has reported the loss to `host`.
     pub(crate) fn flush_ends(&mut self, host: usize, disk: usize, begun: Instant, ended: Instant) {
         let lost = self.losses.get(&disk).copied().unwrap_or_default();
         let warned = self.warned.get(&(host, disk)).copied().unwrap_or_default();
@@ -214,8 +219,8 @@ impl Checker {
         }
     }
 
-    /// A flush of `host` has failed: what it was told to be written before the power was lost last may
-    /// be lost, and no later flush promises it.
+    /// Records a failed flush of `host`: its writes that completed before the last power loss may
+    /// be lost, and no later flush guarantees them.
     pub(crate) fn flush_fails(&mut self, host: usize, disk: usize, ended: Instant) {
         self.warned.insert((host, disk), ended);
         let lost = self.losses.get(&disk).copied().unwrap_or_default();
@@ -234,12 +239,12 @@ impl Checker {
         self.restarts.insert((host, disk), now);
     }
 
-    /// A read was answered with success.
+    /// Checks a successful read.
     ///
     /// # Errors
     ///
-    /// Which promise it has broken.
-    pub(crate) fn read_ends(&mut self, read: Read) -> Result<(), Broken> {
+    /// The violated guarantee.
+    pub(crate) fn read_ends(&mut self, read: Read) -> Result<(), Violation> {
         let Read { disk, lba, found, begun, ended } = read;
         let lost = self.losses.get(&disk).copied().unwrap_or_default();
         let write = self.writes.get(&found);
@@ -247,7 +252,7 @@ impl Checker {
             write.disk == disk && (write.blocks.0..write.blocks.1).contains(&lba)
         });
         if found != 0 && (!is_of_block || write.is_some_and(|write| write.begun >= ended)) {
-            return Err(Broken::NeverWritten { found });
+            return Err(Violation::NeverWritten { found });
         }
         let found_ended = match write {
             Some(write) => write.ended.unwrap_or(Instant::NEVER),
@@ -259,12 +264,12 @@ impl Checker {
             && found_ended < begun
         {
             return Err(match lost < begun {
-                true => Broken::OldWriteLanded { found, newer: write },
-                false => Broken::FlushedWriteLost { found, durable: write, since: from },
+                true => Violation::OldWriteLanded { found, newer: write },
+                false => Violation::FlushedWriteLost { found, durable: write, since: from },
             });
         }
         if begun < lost {
-            // It may be of either epoch.
+            // The value may belong to either epoch.
             return Ok(());
         }
         let fresh = || match write {
@@ -282,27 +287,27 @@ impl Checker {
         block.check(found)
     }
 
-    /// A host was told that it holds a reservation on a disk.
+    /// Records that a host holds a reservation on a disk.
     ///
     /// # Errors
     ///
-    /// Which other host holds one.
+    /// The other host that holds one.
     pub(crate) fn reserved(&mut self, host: usize, disk: usize, now: Instant) -> Result<(), usize> {
         let holder = *self.reservations.entry(disk).or_insert((host, now));
         if holder.0 == host { Ok(()) } else { Err(holder.0) }
     }
 
-    /// A host is about to release its reservation.
+    /// Records that a host is about to release its reservation.
     pub(crate) fn release_begins(&mut self, host: usize, disk: usize) {
         self.reservations.retain(|on, (holder, _)| (*on, *holder) != (disk, host));
     }
 
-    /// A write was answered: one that began under a reservation of another host must not succeed, and
-    /// the holder's must not be refused for a reservation.
+    /// Checks a completed write: one that began under a reservation of another host must not
+    /// succeed, and one of the holder must not fail with a reservation conflict.
     ///
     /// # Errors
     ///
-    /// What is wrong.
+    /// Description of the violation.
     pub(crate) fn reservation_is_kept(&self, id: WriteId, is_conflict: bool) -> Result<(), String> {
         let Some(write) = self.writes.get(&id) else { return Ok(()) };
         let Some(&(holder, since)) = self.reservations.get(&write.disk) else { return Ok(()) };
@@ -322,21 +327,21 @@ impl Checker {
         }
     }
 
-    /// A host has claimed the pool on a disk.
+    /// Records that a host has claimed the pool on a disk.
     pub(crate) fn pool_claimed(&mut self, (host, disk): (usize, usize), now: Instant) {
         self.pools.insert(disk, (host, now));
     }
 
-    /// Which host has claimed the pool on a disk last.
+    /// Host that has claimed the pool on a disk last.
     pub(crate) fn pool_owner(&self, disk: usize) -> Option<usize> {
         self.pools.get(&disk).map(|(host, _)| *host)
     }
 
-    /// A host writes metadata of a pool, which it must own.
+    /// Checks that a host that writes pool metadata owns the pool.
     ///
     /// # Errors
     ///
-    /// Who does.
+    /// Description of the violation, with the owner.
     pub(crate) fn pool_is_kept(
         &self,
         (host, disk): (usize, usize),
@@ -352,7 +357,7 @@ impl Checker {
         }
     }
 
-    /// The power of a disk is lost.
+    /// Records a power loss of a disk.
     pub(crate) fn power_lost(&mut self, disk: usize, now: Instant) {
         self.losses.insert(disk, now);
         for (_, block) in self.blocks.range_mut((disk, 0)..(disk + 1, 0)) {
@@ -362,10 +367,10 @@ impl Checker {
 }
 
 impl Block {
-    /// Whether some order explains what is known of a value.
-    fn check(&self, found: WriteId) -> Result<(), Broken> {
+    /// Checks that some order explains the known operations of a value.
+    fn check(&self, found: WriteId) -> Result<(), Violation> {
         let Some(cluster) = self.clusters.get(&found) else { return Ok(()) };
-        // One that was not answered may be sent again.
+        // A write that has not completed may be sent again.
         let is_open = |cluster: &Cluster| cluster.ended == Instant::NEVER;
         if is_open(cluster) {
             return Ok(());
@@ -374,13 +379,13 @@ impl Block {
             |other: &Cluster| !is_open(other) && cluster.precedes(other) && other.precedes(cluster);
         let other = self.clusters.iter().find(|(id, other)| **id != found && conflicts(other));
         match other {
-            Some((&other, _)) => Err(Broken::NotLinearizable { found, other }),
+            Some((&other, _)) => Err(Violation::NotLinearizable { found, other }),
             None => Ok(()),
         }
     }
 
     fn make_durable(&mut self, durable: Durable) {
-        // What has begun before another durable write proves nothing more.
+        // A write submitted before the last durable one adds nothing.
         if self.durable.last().is_none_or(|last| last.begun < durable.begun) {
             self.durable.push(durable);
         }
@@ -397,7 +402,7 @@ impl Cluster {
         (self.read_ended, self.read_begun) = (Instant::NEVER, Instant { ns: 0 });
     }
 
-    /// Whether an operation of it ended before one of `other` began.
+    /// Whether one of its operations ended before an operation of `other` began.
     fn precedes(&self, other: &Self) -> bool {
         let first_end = self.ended.min(self.read_ended);
         let read_end = if self.has_failed { self.read_ended } else { first_end };
@@ -405,7 +410,7 @@ impl Cluster {
     }
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for Violation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::NeverWritten { found } => {
@@ -432,9 +437,9 @@ impl fmt::Display for Broken {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
-    use super::{Broken, Checker, Read, WriteEnd};
+    use super::{Checker, Read, Violation, WriteEnd};
 
     const BLOCK: (u64, u64) = (5, 6);
 
@@ -449,7 +454,7 @@ mod tests {
         checker.write_ends(id, end).unwrap();
     }
 
-    fn read(checker: &mut Checker, found: u64, begun: u64, ended: u64) -> Result<(), Broken> {
+    fn read(checker: &mut Checker, found: u64, begun: u64, ended: u64) -> Result<(), Violation> {
         let (begun, ended) = (at(begun), at(ended));
         checker.read_ends(Read { disk: 0, lba: 5, found, begun, ended })
     }
@@ -463,7 +468,7 @@ mod tests {
         assert_eq!(read(&mut checker, 1, 6, 7), Ok(()));
         assert_eq!(read(&mut checker, 2, 6, 7), Ok(()));
         assert!(read(&mut checker, 1, 9, 10).is_err());
-        assert_eq!(read(&mut checker, 9, 9, 10), Err(Broken::NeverWritten { found: 9 }));
+        assert_eq!(read(&mut checker, 9, 9, 10), Err(Violation::NeverWritten { found: 9 }));
     }
 
     #[test]
@@ -475,7 +480,7 @@ mod tests {
         assert_eq!(read(&mut checker, 2, 5, 6), Ok(()), "both are under way");
         assert_eq!(
             read(&mut checker, 1, 10, 11),
-            Err(Broken::NotLinearizable { found: 1, other: 2 })
+            Err(Violation::NotLinearizable { found: 1, other: 2 })
         );
     }
 
@@ -505,7 +510,7 @@ mod tests {
         checker.power_lost(0, at(11));
         assert!(matches!(
             read(&mut checker, 1, 12, 13),
-            Err(Broken::FlushedWriteLost { found: 1, durable: 2, .. })
+            Err(Violation::FlushedWriteLost { found: 1, durable: 2, .. })
         ));
         assert_eq!(read(&mut checker, 3, 12, 13), Ok(()));
         assert!(read(&mut checker, 2, 14, 15).is_err(), "one value has survived");

@@ -1,8 +1,8 @@
-//! A disk with a volatile cache, which outlives the processes that have it open.
+//! Simulated disk with a volatile cache, which outlives the processes that have it open.
 //!
 //! ```text
-//!   channel ── submit ──▶ under way ── due ──▶ cache ── flush ──▶ stable
-//!   process killed        each write lands, in part, or not at all; the cache stays
+//!   channel ── submit ──▶ in flight ── due ──▶ cache ── flush ──▶ stable
+//!   process killed        each write is executed, in part, or not at all; the cache remains
 //!   power lost            as above; of each cached block any version survives
 //! ```
 //!
@@ -12,41 +12,41 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{
-    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Memory, Operation,
-    Outcome, Random, Request, Segment, Span, Support,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment, Span,
 };
-use dma::Regions;
+use tenmil_dma::RegionTable;
 
-/// Bytes of a block, which is written all or not at all.
+/// Block size in bytes. A block is written atomically.
 pub(crate) const BLOCK_BYTES: usize = 512;
-/// Blocks in the largest request.
+/// Maximum blocks per request.
 const REQUEST_BLOCKS_MAX: u32 = 256;
-/// Requests of one channel that may be under way.
+/// Queue depth of a channel.
 const DEPTH_MAX: u32 = 128;
 
-/// A disk. A handle: clones are the same disk.
+/// A disk. Clones refer to the same disk.
 #[derive(Clone)]
 pub(crate) struct Disk(Arc<Mutex<State>>);
 
-/// How a disk behaves.
+/// Properties of a disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DiskOptions {
-    /// How many blocks there are.
+    /// Number of blocks.
     pub(crate) block_count: u64,
-    /// The shortest and the longest time of an ordinary request.
+    /// Shortest and longest time of a normal request.
     pub(crate) latency: (Span, Span),
-    /// One write in so many takes much longer; zero means that none does.
+    /// One write in this many is slow. Zero means none.
     pub(crate) slow_one_in: u64,
-    /// How long those take at most.
+    /// Maximum time of a slow write.
     pub(crate) slow_max: Span,
 }
 
-/// A disk as one process has it open: what a service takes for its medium.
+/// A disk opened by one process, as block device of its service.
 pub(crate) struct OpenDisk {
     disk: Disk,
     process: u64,
-    memory: Regions,
+    memory: RegionTable,
     limits: Limits,
 }
 
@@ -57,17 +57,17 @@ struct State {
     /// Versions since the last flush, oldest first.
     cached: BTreeMap<u64, Vec<Block>>,
     under_way: Vec<UnderWay>,
-    /// Answers that channels have not polled.
-    answers: BTreeMap<u64, VecDeque<Answer>>,
+    /// Completions that were not polled yet, by channel.
+    answers: BTreeMap<u64, VecDeque<IoCompletion>>,
     channels: u64,
     taken: u64,
-    /// Nobody reaches it: every request fails.
+    /// The disk is unplugged: every request fails.
     is_absent: bool,
 }
 
 type Block = Box<[u8; BLOCK_BYTES]>;
 
-/// A request that has been taken.
+/// An accepted request.
 struct UnderWay {
     channel: u64,
     process: u64,
@@ -75,19 +75,19 @@ struct UnderWay {
     due: Instant,
     request: Request,
     segments: Vec<Segment>,
-    memory: Regions,
+    memory: RegionTable,
 }
 
 struct Channel {
     disk: Disk,
     number: u64,
     process: u64,
-    memory: Regions,
+    memory: RegionTable,
     limits: Limits,
 }
 
 impl Disk {
-    /// An empty disk.
+    /// Creates an empty disk.
     pub(crate) fn new(options: DiskOptions, random: Random) -> Self {
         Self(Arc::new(Mutex::new(State {
             options,
@@ -102,9 +102,14 @@ impl Disk {
         })))
     }
 
-    /// It, open in a process whose memory is in `memory`. `durability` is what the process takes an
-    /// answered write for.
-    pub(crate) fn open(&self, process: u64, memory: &Regions, durability: Durability) -> OpenDisk {
+    /// Opens the disk in a process whose memory is in `memory`. `durability` is the durability of a
+    /// completed write that the process assumes.
+    pub(crate) fn open(
+        &self,
+        process: u64,
+        memory: &RegionTable,
+        durability: Durability,
+    ) -> OpenDisk {
         let limits = Limits {
             block_size: 512,
             metadata_size: 0,
@@ -115,32 +120,32 @@ impl Disk {
             atomic_write_blocks: 1,
             depth_max: DEPTH_MAX,
             durability,
-            support: Support::of(&[Operation::Read, Operation::Write, Operation::Flush]),
+            support: OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]),
         };
         OpenDisk { disk: self.clone(), process, memory: memory.clone(), limits }
     }
 
-    /// Executes what is due.
+    /// Executes the requests that are due.
     pub(crate) fn advance(&self, now: Instant) {
         self.lock().advance(now);
     }
 
-    /// When the next request is due.
+    /// Due time of the next request.
     pub(crate) fn wake_at(&self) -> Instant {
         self.lock().under_way.iter().map(|one| one.due).min().unwrap_or(Instant::NEVER)
     }
 
-    /// A process ends without a word: what it has under way lands, in part, or not at all.
+    /// Ends a process: each of its writes in flight is executed, in part, or not at all.
     pub(crate) fn kill(&self, process: u64) {
         self.lock().give_up(|one| one.process == process);
     }
 
-    /// The power fails. Every process that has it open must have been [killed](Self::kill).
+    /// Cuts the power. Every process that has it open must have been [killed](Self::kill).
     pub(crate) fn lose_power(&self) {
         self.lock().lose_power();
     }
 
-    /// It is unplugged, or plugged in again with all that it held.
+    /// Unplugs the disk, or plugs it in again with its data.
     pub(crate) fn set_absent(&self, is_absent: bool) {
         self.lock().is_absent = is_absent;
     }
@@ -150,7 +155,7 @@ impl Disk {
         self.lock().is_absent
     }
 
-    /// Puts bytes there, durably, before anybody has it open.
+    /// Writes persistent data before any process has opened the disk.
     pub(crate) fn put(&self, lba: u64, bytes: &[u8]) {
         let mut state = self.lock();
         for (lba, block) in (lba..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
@@ -159,7 +164,7 @@ impl Disk {
         }
     }
 
-    /// Requests under way.
+    /// Number of requests in flight.
     pub(crate) fn under_way(&self) -> usize {
         self.lock().under_way.len()
     }
@@ -169,12 +174,12 @@ impl Disk {
     }
 }
 
-impl Medium for OpenDisk {
+impl BlockDevice for OpenDisk {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         let mut state = self.disk.lock();
         state.channels += 1;
         let number = state.channels;
@@ -184,7 +189,7 @@ impl Medium for OpenDisk {
     }
 }
 
-impl Backend for Channel {
+impl IoChannel for Channel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -213,11 +218,11 @@ impl Backend for Channel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut state = self.disk.lock();
         state.advance(now);
         let Some(waiting) = state.answers.get_mut(&self.number) else { return 0 };
-        let count = waiting.len().min(answers.room());
+        let count = waiting.len().min(answers.remaining());
         waiting.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
@@ -259,19 +264,19 @@ impl State {
             let Some((index, _)) = due.min_by_key(|(_, one)| (one.due, one.number)) else { break };
             let one = self.under_way.swap_remove(index);
             let outcome = self.execute(&one);
-            let answer = Answer { token: one.request.token, outcome, result: 0 };
+            let answer = IoCompletion { token: one.request.token, outcome, result: 0 };
             self.answers.entry(one.channel).or_default().push_back(answer);
         }
     }
 
-    fn execute(&mut self, one: &UnderWay) -> Outcome {
+    fn execute(&mut self, one: &UnderWay) -> IoStatus {
         let Request { operation, lba, blocks, flags, .. } = one.request;
         let end = lba.saturating_add(blocks.into());
         if operation != Operation::Flush && end > self.options.block_count {
-            return Outcome::LBA_OUT_OF_RANGE;
+            return IoStatus::LBA_OUT_OF_RANGE;
         }
         if self.is_absent {
-            return Outcome::INTERNAL_ERROR;
+            return IoStatus::INTERNAL_ERROR;
         }
         match operation {
             Operation::Read => {
@@ -279,21 +284,21 @@ impl State {
                 scatter(one, &bytes)
             }
             Operation::Write => {
-                let Some(bytes) = gather(one) else { return Outcome::DATA_TRANSFER_ERROR };
+                let Some(bytes) = gather(one) else { return IoStatus::DATA_TRANSFER_ERROR };
                 for (lba, block) in (lba..end).zip(bytes.chunks_exact(BLOCK_BYTES)) {
                     self.write(lba, block);
                 }
-                if flags.has(Flags::FUA) {
+                if flags.has(RequestFlags::FUA) {
                     (lba..end).for_each(|lba| self.flush(lba));
                 }
-                Outcome::SUCCESS
+                IoStatus::SUCCESS
             }
             Operation::Flush => {
                 let cached: Vec<u64> = self.cached.keys().copied().collect();
                 cached.into_iter().for_each(|lba| self.flush(lba));
-                Outcome::SUCCESS
+                IoStatus::SUCCESS
             }
-            _ => Outcome::INVALID_OPCODE,
+            _ => IoStatus::INVALID_OPCODE,
         }
     }
 
@@ -314,7 +319,7 @@ impl State {
         }
     }
 
-    /// Ends requests without an answer. Of each write, all, some or no blocks land.
+    /// Drops requests without a completion. Of each write, all, some or no blocks are written.
     fn give_up(&mut self, is_given_up: impl Fn(&UnderWay) -> bool) {
         let (ended, left) = std::mem::take(&mut self.under_way).into_iter().partition(is_given_up);
         self.under_way = left;
@@ -341,7 +346,7 @@ impl State {
     }
 }
 
-/// The data of a write.
+/// Data of a write.
 fn gather(one: &UnderWay) -> Option<Vec<u8>> {
     let mut bytes = vec![0; one.request.blocks as usize * BLOCK_BYTES];
     let mut rest = &mut bytes[..];
@@ -353,17 +358,17 @@ fn gather(one: &UnderWay) -> Option<Vec<u8>> {
     rest.is_empty().then_some(bytes)
 }
 
-/// Stores what a read has found.
-fn scatter(one: &UnderWay, bytes: &[u8]) -> Outcome {
+/// Stores the data of a read.
+fn scatter(one: &UnderWay, bytes: &[u8]) -> IoStatus {
     let mut rest = bytes;
     for segment in &one.segments {
         let Some((part, left)) = rest.split_at_checked(segment.len_bytes as usize) else {
-            return Outcome::DATA_TRANSFER_ERROR;
+            return IoStatus::DATA_TRANSFER_ERROR;
         };
         if one.memory.store(*segment, part).is_err() {
-            return Outcome::DATA_TRANSFER_ERROR;
+            return IoStatus::DATA_TRANSFER_ERROR;
         }
         rest = left;
     }
-    if rest.is_empty() { Outcome::SUCCESS } else { Outcome::DATA_TRANSFER_ERROR }
+    if rest.is_empty() { IoStatus::SUCCESS } else { IoStatus::DATA_TRANSFER_ERROR }
 }

@@ -1,58 +1,58 @@
-//! What a process serves: disks, and mirrors of them.
+//! Exports of a process: disks, and mirrors of disks.
 
 use std::sync::Arc;
 
-use base::{Answers, Backend, Durability, Instant, Medium, Span};
-use block::mirror::{Leg, MirrorOptions};
-use block::{Claim, Device, DeviceOptions, Mirror};
-use dma::Regions;
-use host::Clock;
+use tenmil_base::{BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Span};
+use tenmil_block::mirror::{Leg, MirrorOptions};
+use tenmil_block::{Bdev, BdevOptions, Claim, Mirror};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
 
 use crate::bugs::InjectedBugs;
 use crate::disk::Disk;
 
-/// A namespace.
+/// An exported namespace.
 pub(crate) struct Export {
-    /// Its identifier.
+    /// Namespace identifier.
     pub(crate) nsid: u32,
-    /// Its number among all: by it hosts recognize it.
+    /// Global number, from which its UUID is derived.
     pub(crate) number: usize,
-    /// Where its blocks are.
+    /// Location of its blocks.
     pub(crate) blocks: Blocks,
 }
 
-/// Where the blocks of a namespace are.
+/// Location of the blocks of a namespace.
 pub(crate) enum Blocks {
-    /// On a disk.
+    /// A disk.
     Disk(Disk),
-    /// On each of several.
+    /// A mirror of several disks.
     Mirror(Vec<Disk>),
 }
 
-/// How a process opens what it serves.
+/// Context in which a process opens its exports.
 pub(crate) struct Opening<'a> {
-    /// Which life of which process it is.
+    /// Number of the incarnation of the process.
     pub(crate) process: u64,
-    /// Its memory.
-    pub(crate) regions: &'a Regions,
-    /// What is wrong on purpose.
+    /// Region table of the process.
+    pub(crate) regions: &'a RegionTable,
+    /// Injected bugs.
     pub(crate) bugs: InjectedBugs,
-    /// The time, which goes on while a mirror reads and writes its superblocks.
+    /// Time, which advances while a mirror reads and writes its superblocks.
     pub(crate) now: Instant,
 }
 
-/// What is turned while it is served.
-pub(crate) type Background = Box<dyn Backend>;
+/// Channel that is polled in the background of an export.
+pub(crate) type Background = Box<dyn IoChannel>;
 
-/// How far time goes on between two looks at a disk.
+/// Time step while waiting for a disk.
 const LOOK: Span = Span::from_us(10);
 
 impl Opening<'_> {
-    /// Opens what an export names, and what has to be turned with it.
+    /// Opens an export, and the background channel it needs, if any.
     pub(crate) fn open(
         &mut self,
         blocks: &Blocks,
-    ) -> Result<(Arc<dyn Medium>, Option<Background>), String> {
+    ) -> Result<(Arc<dyn BlockDevice>, Option<Background>), String> {
         match blocks {
             Blocks::Disk(disk) => Ok((device(Arc::new(self.disk(disk)))?, None)),
             Blocks::Mirror(disks) => {
@@ -67,7 +67,7 @@ impl Opening<'_> {
         }
     }
 
-    /// Makes a mirror of disks that hold nothing.
+    /// Creates a mirror on empty disks.
     pub(crate) fn format(&mut self, disks: &[Disk], uuid: u128) -> Result<(), String> {
         let legs = self.legs(disks);
         Mirror::format(self.regions, &legs, uuid, &mut clock(&mut self.now)).map(|_| ())
@@ -75,7 +75,7 @@ impl Opening<'_> {
 
     fn legs(&self, disks: &[Disk]) -> Vec<Leg> {
         let leg = |(index, disk): (usize, &Disk)| {
-            let medium: Result<Arc<dyn Medium>, String> = match disk.is_absent() {
+            let medium: Result<Arc<dyn BlockDevice>, String> = match disk.is_absent() {
                 true => Err(format!("disk {index} is not there")),
                 false => Ok(Arc::new(self.disk(disk))),
             };
@@ -86,16 +86,16 @@ impl Opening<'_> {
 
     fn disk(&self, disk: &Disk) -> crate::disk::OpenDisk {
         let durability = match self.bugs.cached_disk_is_stable {
-            true => Durability::Stable,
+            true => Durability::Persistent,
             false => Durability::VolatileCache,
         };
         disk.open(self.process, self.regions, durability)
     }
 }
 
-/// Does what has to be done in the background.
+/// Polls all background channels.
 pub(crate) fn turn(background: &mut [Background], now: Instant) {
-    let mut answers = Answers::with_capacity(1);
+    let mut answers = CompletionBatch::with_capacity(1);
     for channel in background {
         channel.poll(now, &mut answers);
     }
@@ -108,11 +108,11 @@ fn clock(now: &mut Instant) -> impl FnMut() -> Instant {
     }
 }
 
-/// A medium as the block device that a service is given.
-fn device(medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>, String> {
-    // Its clock measures waits that nobody asks for here.
-    let options = DeviceOptions { timing: false, ..DeviceOptions::new(Clock::start(), 1) };
-    let device = Device::new("disk", medium, options).map_err(|why| why.to_string())?;
+/// Wraps a block device in the block layer, as a service expects.
+fn device(medium: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, String> {
+    // Timing would use the real clock and is not needed.
+    let options = BdevOptions { timing: false, ..BdevOptions::new(Clock::start(), 1) };
+    let device = Bdev::new("disk", medium, options).map_err(|why| why.to_string())?;
     let descriptor = device.open(Claim::WriteOnce, "target").map_err(|why| why.to_string())?;
     Ok(Arc::new(descriptor))
 }

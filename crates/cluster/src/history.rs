@@ -1,31 +1,31 @@
-//! Everything that happens in a run, as lines a person can read and as a running hash.
+//! History of a run, as readable lines and as a running hash.
 
 use std::fmt::Write;
 use std::ops::Range;
 
-use base::Instant;
+use tenmil_base::Instant;
 
-/// The records of a run, in the order of simulated time.
+/// Records of a run in the order of simulated time.
 #[derive(Debug)]
 pub(crate) struct History {
     hash: u64,
     records: Vec<Record>,
-    /// Whether NVMe/TCP units are recorded. They do not enter the hash.
+    /// Whether NVMe/TCP PDUs are recorded. They are not part of the hash.
     has_packets: bool,
 }
 
-/// What a record concerns. A field that is `None` concerns all.
+/// What a record concerns. A field that is `None` matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scope {
-    /// A host, by number.
+    /// Host number.
     pub(crate) host: Option<usize>,
-    /// A disk, by number.
+    /// Disk number.
     pub(crate) disk: Option<usize>,
     /// Blocks of that disk.
     pub(crate) blocks: Option<Range<u64>>,
 }
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Debug)]
 struct Record {
     at: Instant,
@@ -38,7 +38,7 @@ const HASH_START: u64 = 0xcbf2_9ce4_8422_2325;
 const HASH_PRIME: u64 = 0x0000_0100_0000_01b3;
 
 impl History {
-    /// An empty history.
+    /// Creates an empty history.
     pub(crate) fn new(has_packets: bool) -> Self {
         Self { hash: HASH_START, records: Vec::new(), has_packets }
     }
@@ -52,29 +52,29 @@ impl History {
         self.records.push(Record { at, scope, is_packet: false, text });
     }
 
-    /// Adds a record of an NVMe/TCP unit, if these are recorded.
+    /// Adds a record of an NVMe/TCP PDU, if these are recorded.
     pub(crate) fn packet(&mut self, at: Instant, scope: Scope, text: String) {
         if self.has_packets {
             self.records.push(Record { at, scope, is_packet: true, text });
         }
     }
 
-    /// Whether NVMe/TCP units are recorded.
+    /// Whether NVMe/TCP PDUs are recorded.
     pub(crate) const fn has_packets(&self) -> bool {
         self.has_packets
     }
 
-    /// The hash of all records but packets.
+    /// Hash of all records except PDUs.
     pub(crate) const fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// How many records there are without packets.
+    /// Number of records except PDUs.
     pub(crate) fn events(&self) -> usize {
         self.records.iter().filter(|record| !record.is_packet).count()
     }
 
-    /// The records that concern `scope`, oldest first, one to a line; only the last `most` of them.
+    /// Last `most` records that concern `scope`, oldest first, one per line.
     pub(crate) fn lines(&self, scope: &Scope, most: usize) -> Vec<String> {
         let chosen: Vec<&Record> =
             self.records.iter().filter(|record| record.scope.meets(scope)).collect();
@@ -89,20 +89,20 @@ impl History {
 }
 
 impl Scope {
-    /// All.
+    /// Everything.
     pub(crate) const ALL: Self = Self { host: None, disk: None, blocks: None };
 
-    /// A host.
+    /// One host.
     pub(crate) const fn host(host: usize) -> Self {
         Self { host: Some(host), disk: None, blocks: None }
     }
 
-    /// A disk, and none of its blocks alone.
+    /// A disk as a whole, without its single blocks.
     pub(crate) const fn disk(disk: usize) -> Self {
         Self { host: None, disk: Some(disk), blocks: Some(0..0) }
     }
 
-    /// Whether something concerns both.
+    /// Whether an event may concern both.
     fn meets(&self, other: &Self) -> bool {
         let same = |one: Option<usize>, other: Option<usize>| {
             one.is_none() || other.is_none() || one == other
@@ -126,14 +126,14 @@ impl std::fmt::Display for Scope {
 }
 
 impl Record {
-    /// `  12.345678 s  what happened`.
+    /// `  12.345678 s  event`.
     fn line(&self) -> String {
         let (secs, us) = (self.at.ns / 1_000_000_000, self.at.ns / 1_000 % 1_000_000);
         let mut line = format!("{secs:>3}.{us:06} s  ");
         if self.is_packet {
             line += "        ";
         }
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = line.write_str(&self.text);
         line
     }
@@ -141,7 +141,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
     use super::{History, Scope};
 

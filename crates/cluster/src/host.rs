@@ -1,22 +1,22 @@
-//! A host: the real paths and queues, and a program above them that reads, writes and flushes.
+//! Host: the production multipath driver and queues, and a program that reads, writes and flushes.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use base::{
-    Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
-    Span,
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Random,
+    Request, RequestFlags, Segment, Span,
 };
-use block::Mirror;
-use remote::PathEvent;
-use sim::stamp::{Content, Stamp};
+use tenmil_block::Mirror;
+use tenmil_nvme_fabrics::PathEvent;
+use tenmil_sim::stamp::{Content, Stamp};
 
 use crate::bugs::InjectedBugs;
 use crate::checker::{Checker, Read, WriteEnd};
 use crate::disk::BLOCK_BYTES;
 use crate::history::{History, Scope};
 use crate::legs::{Legs, Setup};
-use crate::link::{Address, Link};
+use crate::link::{Address, DiskAccess};
 use crate::network::Network;
 use crate::plan::HostPlan;
 use crate::way::Way;
@@ -31,7 +31,7 @@ pub(crate) struct Host {
     way: Way,
     ops: BTreeMap<u64, Op>,
     free: Vec<u32>,
-    answers: Answers,
+    answers: CompletionBatch,
     random: Random,
     next_at: Instant,
     goal: Goal,
@@ -39,18 +39,18 @@ pub(crate) struct Host {
     in_sync: Option<u8>,
     /// When a path was lost last.
     path_lost_at: Option<Instant>,
-    /// Flushes that have succeeded since the goal was set.
+    /// Successful flushes since the goal was set.
     flushed: u64,
-    /// The next block that is audited.
+    /// Next block of the audit.
     audited: u64,
 }
 
-/// What a host is to do.
+/// Goal of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goal {
     /// Read, write and flush.
     Work,
-    /// Submit nothing more.
+    /// Submit no further requests.
     Drain,
     /// Flush until one succeeds.
     Flush,
@@ -60,17 +60,17 @@ pub(crate) enum Goal {
     Close,
 }
 
-/// What is shared by all hosts of a run.
+/// State shared by all hosts of a run.
 pub(crate) struct Shared<'a> {
-    /// What was promised.
+    /// Checker.
     pub(crate) checker: &'a mut Checker,
-    /// What has happened.
+    /// History.
     pub(crate) history: &'a Mutex<History>,
-    /// The number of the last write.
+    /// Number of the last write.
     pub(crate) writes: &'a mut u64,
 }
 
-/// A request that is under way.
+/// A request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Op {
     operation: Operation,
@@ -81,18 +81,18 @@ struct Op {
     is_forced: bool,
 }
 
-/// Requests that a host may have under way.
+/// Maximum number of requests in flight.
 const SLOTS: u32 = 12;
-/// Blocks of the largest request.
+/// Maximum blocks per request.
 const SLOT_BLOCKS: u32 = 64;
-/// How long any request may take, whatever happens to the peer.
+/// Time limit of any request, whatever happens to the peer.
 const BOUND: Span = Span::from_secs(60);
-/// What memory holds that nobody may use.
+/// Fill byte of memory that no request owns.
 const CANARY: u8 = 0xa5;
-/// How long a program waits after a failure.
+/// Pause of the program after a failure.
 const FAILURE_PAUSE: Span = Span::from_ms(50);
 const ANSWERS: usize = 16;
-/// Blocks that are audited at once.
+/// Blocks per read of the audit.
 const AUDIT_BLOCKS: u64 = 8;
 
 impl Host {
@@ -101,7 +101,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// If there is no memory for it.
+    /// If the memory cannot be mapped.
     pub(crate) fn new(
         (number, seed, bugs): (usize, u64, InjectedBugs),
         plan: &HostPlan,
@@ -112,7 +112,7 @@ impl Host {
         let bytes = SLOTS as usize * SLOT_BLOCKS as usize * BLOCK_BYTES;
         let (names, memory) = ((number, bugs), (network, bytes));
         let way = match addresses {
-            [address] => Way::Paths(Box::new(Link::new(names, plan, address, memory, now)?)),
+            [address] => Way::Paths(Box::new(DiskAccess::new(names, plan, address, memory, now)?)),
             _ => {
                 let legs = Legs::new(names, plan, addresses, memory, (now, begins_at))?;
                 Way::Mirror(Box::new(legs))
@@ -126,7 +126,7 @@ impl Host {
             way,
             ops: BTreeMap::new(),
             free: (0..SLOTS).collect(),
-            answers: Answers::with_capacity(ANSWERS),
+            answers: CompletionBatch::with_capacity(ANSWERS),
             random: Random::new(seed.wrapping_add(number as u64 + 1)),
             next_at: begins_at,
             goal: Goal::Work,
@@ -139,7 +139,7 @@ impl Host {
         Ok(host)
     }
 
-    /// From now on it does this.
+    /// Sets the goal.
     pub(crate) fn set_goal(&mut self, goal: Goal, now: Instant) {
         (self.goal, self.flushed, self.audited, self.next_at) = (goal, 0, 0, now);
         if goal == Goal::Close {
@@ -147,7 +147,7 @@ impl Host {
         }
     }
 
-    /// Whether it has reached its goal. It never does while it works.
+    /// Whether the goal is reached, which is never the case for `Work`.
     pub(crate) fn is_done(&mut self) -> bool {
         let is_idle = self.ops.is_empty();
         match self.goal {
@@ -159,11 +159,11 @@ impl Host {
         }
     }
 
-    /// Does what can be done now. True if anything was.
+    /// Performs pending work. Returns true if there was any.
     ///
     /// # Errors
     ///
-    /// Which promise was broken.
+    /// The first violation.
     pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
         let mut is_busy = false;
         while let Some((leg, event)) = self.way.next_event(now) {
@@ -174,9 +174,10 @@ impl Host {
             is_busy |= self.way.take_queue();
         }
         if let Some(mut queue) = self.way.queue().take() {
-            let mut answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
+            let mut answers =
+                std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
             queue.poll(now, &mut answers);
-            let ended: Vec<Answer> = answers.drain().collect();
+            let ended: Vec<IoCompletion> = answers.drain().collect();
             self.note_legs(now, shared);
             self.answers = answers;
             for answer in ended {
@@ -193,7 +194,7 @@ impl Host {
         Ok(is_busy)
     }
 
-    /// When to turn even if nothing comes.
+    /// Time at which it must be polled without an event.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
         let next = if self.wants_to_submit(self.next_at) { self.next_at } else { Instant::NEVER };
         self.way.wake_at(now).min(next)
@@ -268,13 +269,14 @@ impl Host {
     }
 
     /// Submits one request. False if it was not taken.
-    fn submit(&mut self, now: Instant, queue: &mut dyn Backend, shared: &mut Shared<'_>) -> bool {
+    fn submit(&mut self, now: Instant, queue: &mut dyn IoChannel, shared: &mut Shared<'_>) -> bool {
         let Some(&slot) = self.free.last() else { return false };
         let (operation, first, blocks, is_forced) = self.draw();
         if self.plan.is_mirrored && operation == Operation::Write && self.writes(first, blocks) {
             self.next_at = now.after(Span::from_us(100));
             return false;
         }
+        // The token identifies the write for the checker.
         let id = *shared.writes + 1;
         let segment = self.segment(slot, blocks);
         if operation == Operation::Write {
@@ -286,7 +288,7 @@ impl Host {
             blocks: u32::try_from(blocks).unwrap_or(0),
             segment_count: u16::from(operation != Operation::Flush),
             operation,
-            flags: if is_forced { Flags::FUA } else { Flags::NONE },
+            flags: if is_forced { RequestFlags::FUA } else { RequestFlags::NONE },
             ..Request::NOTHING
         };
         let pause = if self.goal == Goal::Work { self.random.below(self.plan.think.ns) } else { 0 };
@@ -311,7 +313,7 @@ impl Host {
         true
     }
 
-    /// What is submitted next.
+    /// Draws the next request.
     fn draw(&mut self) -> (Operation, u64, u64, bool) {
         match self.goal {
             Goal::Flush => return (Operation::Flush, 0, 0, false),
@@ -335,10 +337,12 @@ impl Host {
         }
     }
 
+    /// Handles a completion. One for a request that is not in flight is a violation. The checker sees
+    /// it before the buffer is reused.
     fn end(
         &mut self,
         now: Instant,
-        answer: Answer,
+        answer: IoCompletion,
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
         let id = answer.token;
@@ -364,7 +368,7 @@ impl Host {
                 let ended = shared.checker.write_ends(id, end);
                 let fail = |lba, why: &str| self.failure(lba, &format!("w{id}"), why);
                 ended.map_err(|(lba, why)| fail(lba, &why.to_string()))?;
-                let is_conflict = answer.outcome.0 == wire::Status::RESERVATION_CONFLICT.0;
+                let is_conflict = answer.outcome.0 == tenmil_wire::Status::RESERVATION_CONFLICT.0;
                 let kept = shared.checker.reservation_is_kept(id, is_conflict);
                 kept.map_err(|why| fail(op.first, &why))?;
             }
@@ -421,20 +425,20 @@ impl Host {
         Err(self.failure(lba, &format!("r{id}"), &why))
     }
 
-    /// Whether one of these blocks is being written.
+    /// Whether a write to any of these blocks is in flight.
     fn writes(&self, first: u64, blocks: u64) -> bool {
         let overlaps = |op: &Op| op.first < first + blocks && first < op.first + op.blocks;
         self.ops.values().any(|op| op.operation == Operation::Write && overlaps(op))
     }
 
-    /// A block is not what it must be, as was noticed at the end of a request.
+    /// Violation in one block, detected at the end of a request.
     fn failure(&self, lba: u64, request: &str, why: &str) -> Failure {
         let Self { number, disk, .. } = *self;
         let text = format!("host {number}, block {lba} of disk {disk} ({request}): {why}");
         Failure { scope: Scope { host: None, disk: Some(disk), blocks: Some(lba..lba + 1) }, text }
     }
 
-    /// The write that a block holds.
+    /// Write identifier that a block contains.
     fn value(&self, lba: u64, block: &[u8]) -> Result<u64, String> {
         match Stamp::read(block) {
             Content::Zeroes => Ok(0),
@@ -451,7 +455,7 @@ impl Host {
         }
     }
 
-    /// What stands on all blocks of its disk.
+    /// Seed in the stamps of all blocks of its disk.
     fn mark(&self) -> u64 {
         self.seed << 8 | self.disk as u64
     }
@@ -465,7 +469,7 @@ impl Host {
         let _ = self.way.regions().store(segment, &bytes);
     }
 
-    /// Nobody may use this memory any more.
+    /// Fills memory that no request owns any more.
     fn hide(&self, slot: u32) {
         let _ = self.way.regions().fill(self.segment(slot, SLOT_BLOCKS.into()), CANARY);
     }
@@ -518,16 +522,16 @@ impl Shared<'_> {
     }
 }
 
-fn why_text(why: &base::NoSuchMemory) -> String {
+fn why_text(why: &tenmil_base::InvalidSegment) -> String {
     format!("its memory is not there: {why:?}")
 }
 
-/// An outcome in words.
-fn name(outcome: Outcome) -> String {
-    wire::Status(outcome.0).to_string()
+/// Name of a status.
+fn name(outcome: IoStatus) -> String {
+    tenmil_wire::Status(outcome.0).to_string()
 }
 
-/// Values with equal neighbors told once.
+/// Formats values, with runs of equal ones combined.
 fn runs(values: &[String]) -> String {
     let mut told: Vec<String> = Vec::new();
     let mut count = 0_usize;

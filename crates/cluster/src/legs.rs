@@ -11,29 +11,32 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Answer, Answers, Backend, Instant, Limits, Medium, Outcome, Request, Segment, Span};
-use block::Mirror;
-use block::mirror::{Leg, MirrorOptions};
-use dma::{Backing, Mapping, Regions};
-use remote::{Multipath, MultipathQueue, PathEvent, QueueTicket};
-use volume::Owner;
-use volume::format::OwnerRecord;
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
+    Segment, Span,
+};
+use tenmil_block::Mirror;
+use tenmil_block::mirror::{Leg, MirrorOptions};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_nvme_fabrics::{Multipath, MultipathChannel, PathEvent, QueueRequest};
+use tenmil_volume::Owner;
+use tenmil_volume::format::OwnerRecord;
 
 use crate::bugs::InjectedBugs;
-use crate::link::{Address, Link};
+use crate::link::{Address, DiskAccess};
 use crate::network::Network;
 use crate::plan::HostPlan;
 
 /// The legs of a host's mirror.
 pub(crate) struct Legs {
     /// All its memory.
-    pub(crate) regions: Regions,
+    pub(crate) regions: RegionTable,
     /// That for data.
     pub(crate) memory: Segment,
     /// The mirror's channel, while it is open.
-    pub(crate) queue: Option<Box<dyn Backend>>,
+    pub(crate) queue: Option<Box<dyn IoChannel>>,
     mirror: Option<Mirror>,
-    legs: Vec<Shared>,
+    legs: Vec<RevocationState>,
     /// When the mirror is opened, if its legs are there.
     opens_at: Instant,
     /// When it is opened with those legs that are there.
@@ -47,37 +50,37 @@ pub(crate) struct Legs {
 /// What opens a mirror.
 #[derive(Clone)]
 pub(crate) struct Setup {
-    regions: Regions,
-    legs: Vec<Shared>,
+    regions: RegionTable,
+    legs: Vec<RevocationState>,
     options: MirrorOptions,
 }
 
-type Shared = Arc<Mutex<Paths>>;
+type RevocationState = Arc<Mutex<Paths>>;
 
 /// The paths of one leg.
 struct Paths {
     multipath: Multipath,
     /// The first queue, by which the leg's size becomes known.
-    first: Option<QueueTicket>,
+    first: Option<QueueRequest>,
     limits: Option<Limits>,
     fail_fast: Span,
 }
 
 /// A leg as the mirror has it.
 struct LegMedium {
-    paths: Shared,
+    paths: RevocationState,
     limits: Limits,
 }
 
 /// A channel to a leg: a queue, as soon as there is one.
 struct LegChannel {
-    paths: Shared,
+    paths: RevocationState,
     limits: Limits,
-    ticket: QueueTicket,
-    queue: Option<MultipathQueue>,
+    ticket: QueueRequest,
+    queue: Option<MultipathChannel>,
     /// When what cannot be sent fails.
     until: Option<Instant>,
-    failed: VecDeque<Answer>,
+    failed: VecDeque<IoCompletion>,
 }
 
 /// Regions of a host with a mirror: queues, data, and what each channel of the mirror takes.
@@ -101,12 +104,12 @@ impl Legs {
         (network, bytes): (&Network, usize),
         (now, opens_at): (Instant, Instant),
     ) -> Result<Self, String> {
-        let regions = Regions::new(REGIONS_MAX);
+        let regions = RegionTable::new(REGIONS_MAX);
         let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| error.to_string())?;
         let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
         let leg = |address: &Address| {
             let reached = (network, &regions, QUEUE_PAIRS);
-            let mut multipath = Link::paths((number, bugs), plan, address, reached, now)?;
+            let mut multipath = DiskAccess::paths((number, bugs), plan, address, reached, now)?;
             let first = Some(multipath.open_queue());
             let fail_fast = plan.fail_fast;
             Ok(Arc::new(Mutex::new(Paths { multipath, first, limits: None, fail_fast })))
@@ -216,10 +219,10 @@ impl Legs {
 impl Setup {
     /// Opens the mirror; `now` turns the world until it has moved on.
     pub(crate) fn open(&self, now: &mut dyn FnMut() -> Instant) -> Result<Mirror, String> {
-        let leg = |(number, paths): (usize, &Shared)| {
+        let leg = |(number, paths): (usize, &RevocationState)| {
             let limits = lock(paths).limits.clone();
             let medium = limits.ok_or("no path leads there").map(|limits| {
-                Arc::new(LegMedium { paths: Arc::clone(paths), limits }) as Arc<dyn Medium>
+                Arc::new(LegMedium { paths: Arc::clone(paths), limits }) as Arc<dyn BlockDevice>
             });
             Leg { name: format!("leg {number}"), medium: medium.map_err(str::to_owned) }
         };
@@ -243,12 +246,12 @@ impl Paths {
     }
 }
 
-impl Medium for LegMedium {
+impl BlockDevice for LegMedium {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         let ticket = lock(&self.paths).multipath.open_queue();
         let (paths, limits) = (Arc::clone(&self.paths), self.limits.clone());
         let (queue, until, failed) = (None, None, VecDeque::new());
@@ -256,7 +259,7 @@ impl Medium for LegMedium {
     }
 }
 
-impl Backend for LegChannel {
+impl IoChannel for LegChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -269,9 +272,9 @@ impl Backend for LegChannel {
         if now < *self.until.get_or_insert(now.after(fail_fast)) {
             return 0;
         }
-        let failed = |request: &Request| Answer {
+        let failed = |request: &Request| IoCompletion {
             token: request.token,
-            outcome: Outcome::PATH_ERROR,
+            outcome: IoStatus::PATH_ERROR,
             result: 0,
         };
         self.failed.extend(requests.iter().map(failed));
@@ -284,7 +287,7 @@ impl Backend for LegChannel {
         }
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let before = answers.len();
         self.failed.drain(..).for_each(|answer| answers.push(answer));
         if self.queue.is_none() {
@@ -297,11 +300,11 @@ impl Backend for LegChannel {
     }
 
     fn wake_at(&self) -> Instant {
-        self.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at)
+        self.queue.as_ref().map_or(Instant::NEVER, IoChannel::wake_at)
     }
 
     fn losses(&self) -> u64 {
-        self.queue.as_ref().map_or(0, Backend::losses)
+        self.queue.as_ref().map_or(0, IoChannel::losses)
     }
 
     fn heed_losses(&mut self, count: u64) {
@@ -319,6 +322,6 @@ impl Drop for LegChannel {
     }
 }
 
-fn lock(paths: &Shared) -> MutexGuard<'_, Paths> {
+fn lock(paths: &RevocationState) -> MutexGuard<'_, Paths> {
     paths.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,19 +1,19 @@
-//! Hosts, target processes and disks in simulated time, from one seed.
+//! Deterministic simulation of hosts, target processes and disks from one seed.
 //!
 //! ```text
-//!   host: remote::Multipath ──┬── network: delays, partitions, resets ──┬── target::tcp::Service
+//!   host: multipath driver  ──┬── network: delays, partitions, resets ──┬── target service
 //!   host: …                 ──┘                                         └── …
 //!     │                                                                      │
-//!     └──▶ checker ◀── what was written, flushed, read                     disks: volatile cache,
-//!                                                                          survive the process
+//!     └──▶ checker ◀── writes, flushes, reads                              disks: volatile cache,
+//!                                                                          outlive the process
 //! ```
 //!
 //! On a disk there is a namespace, a leg of a mirror, or a pool that two hosts have open one after the
 //! other. A mirror is a target's over its own disks, or a host's over two targets. Tenants have subsystems of their own, and reservations.
 //!
-//! The code under test is the product's own: the host's controllers and paths, and the target's
-//! service, connections and queues. Only sockets, disks, time and processes are simulated. One thread
-//! turns them all, so a seed repeats its run exactly.
+//! The code under test is the production code: controllers and multipath of the host, and service,
+//! connections and queues of the target. Only sockets, disks, time and processes are simulated. One
+//! thread polls all of them, so a seed repeats its run exactly.
 
 #![forbid(unsafe_code)]
 
@@ -26,11 +26,11 @@ mod host;
 mod legs;
 mod link;
 mod network;
+mod pdu_recorder;
 mod plan;
 mod pool;
 mod process;
 mod registrant;
-mod tap;
 mod way;
 mod world;
 

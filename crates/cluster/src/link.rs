@@ -1,50 +1,52 @@
-//! What a host reaches a disk with: memory, paths, and a queue over them.
+//! Access of a host to a disk: memory, paths, and a multipath queue.
 
 use std::ops::Range;
 
-use base::{Backend, Instant, Segment, Span};
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
-use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
-use remote::{Cache, Multipath, MultipathOptions, Options, PathSetup, Policy, QueueTicket};
+use tenmil_base::{Instant, IoChannel, Segment, Span};
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_nvme_fabrics::{
+    CacheScope, Multipath, MultipathOptions, Options, PathSetup, QueueRequest, TimeoutPolicy,
+};
+use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
 
 use crate::bugs::InjectedBugs;
 use crate::network::Network;
 use crate::plan::HostPlan;
 
-/// The paths of a host to a disk.
-pub(crate) struct Link {
-    /// All its memory.
-    pub(crate) regions: Regions,
-    /// That for data.
+/// Paths of a host to a disk.
+pub(crate) struct DiskAccess {
+    /// Region table with all memory.
+    pub(crate) regions: RegionTable,
+    /// Memory for data.
     pub(crate) memory: Segment,
-    /// The paths.
+    /// Multipath driver.
     pub(crate) multipath: Multipath,
-    ticket: QueueTicket,
-    /// The queue, once there is one.
-    pub(crate) queue: Option<Box<dyn Backend>>,
+    ticket: QueueRequest,
+    /// Queue, once it has been created.
+    pub(crate) queue: Option<Box<dyn IoChannel>>,
 }
 
-/// Where a disk is served.
+/// Address of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
-    /// The first process.
+    /// First process.
     pub(crate) process: usize,
-    /// How many serve it.
+    /// Number of processes that export it.
     pub(crate) processes: usize,
-    /// The subsystem.
+    /// Subsystem NQN.
     pub(crate) subsystem: String,
-    /// The namespace.
+    /// Namespace identifier.
     pub(crate) nsid: u32,
 }
 
 const QUEUE_PAIRS: u16 = 2;
 
-impl Link {
-    /// Paths that begin to call, and so many bytes for data.
+impl DiskAccess {
+    /// Starts to connect all paths, with `bytes` of memory for data.
     ///
     /// # Errors
     ///
-    /// If there is no memory for it.
+    /// If the memory cannot be mapped.
     pub(crate) fn new(
         (number, bugs): (usize, InjectedBugs),
         plan: &HostPlan,
@@ -52,7 +54,7 @@ impl Link {
         (network, bytes): (&Network, usize),
         now: Instant,
     ) -> Result<Self, String> {
-        let regions = Regions::new(8);
+        let regions = RegionTable::new(8);
         let mapping = Mapping::new(bytes, Backing::Private).map_err(|error| error.to_string())?;
         let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
         let mut multipath =
@@ -70,22 +72,23 @@ impl Link {
         (number, bugs): (usize, InjectedBugs),
         plan: &HostPlan,
         address: &Address,
-        (network, regions, queue_pairs): (&Network, &Regions, u16),
+        (network, regions, queue_pairs): (&Network, &RegionTable, u16),
         now: Instant,
     ) -> Result<Multipath, String> {
         let paths: Result<Vec<PathSetup>, String> =
             address.all().map(|process| path(regions, network, number, process)).collect();
         let names = (host_nqn(number), host_id(number));
         let mut options = Options::new(&address.subsystem, &names.0, names.1);
-        options.policy = Policy {
+        options.policy = TimeoutPolicy {
             detect: plan.detect,
             connect: Span::from_secs(1),
             retry: Span::from_ms(200),
             fail_fast: plan.fail_fast,
             give_up: Span::from_secs(600),
         };
-        options.injected_bugs =
-            remote::InjectedBugs { flush_ignores_lost_writes: bugs.flush_ignores_lost_writes };
+        options.injected_bugs = tenmil_nvme_fabrics::InjectedBugs {
+            flush_ignores_lost_writes: bugs.flush_ignores_lost_writes,
+        };
         let controller = ControllerOptions {
             queue_pairs,
             io_timeout: plan.io_timeout,
@@ -96,20 +99,24 @@ impl Link {
             controller,
             namespace: address.nsid,
             spread: plan.spread,
-            cache: Cache::Shared,
-            queue: QueuePairOptions { depth: 32, vector: None, techniques: Techniques::default() },
+            cache: CacheScope::Shared,
+            queue: QueuePairOptions {
+                depth: 32,
+                vector: None,
+                techniques: FastPathOptions::default(),
+            },
             sizes: QueueSizes::default(),
         };
         Multipath::begin(paths?, wishes, now).map_err(|error| error.to_string())
     }
 
-    /// Takes the queue, once there is one. True if that is now.
+    /// Takes the queue if it was just created. Returns true in that case.
     pub(crate) fn take_queue(&mut self) -> bool {
         if self.queue.is_some() {
             return false;
         }
         let queue = self.multipath.take_queue(self.ticket);
-        self.queue = queue.map(|queue| Box::new(queue) as Box<dyn Backend>);
+        self.queue = queue.map(|queue| Box::new(queue) as Box<dyn IoChannel>);
         self.queue.is_some()
     }
 }
@@ -120,19 +127,19 @@ impl Address {
     }
 }
 
-/// The name of a host.
+/// NQN of a host.
 pub(crate) fn host_nqn(number: usize) -> String {
     format!("nqn.2026-01.org.tenmil:host{number}")
 }
 
-/// Its Host Identifier.
+/// Host Identifier of a host.
 pub(crate) fn host_id(number: usize) -> [u8; 16] {
     [u8::try_from(number + 1).unwrap_or(u8::MAX); 16]
 }
 
-/// A path from a host to a process.
+/// Path from a host to a process.
 fn path(
-    regions: &Regions,
+    regions: &RegionTable,
     network: &Network,
     host: usize,
     process: usize,
@@ -141,7 +148,7 @@ fn path(
     let memory = regions.add(mapping).map_err(|error| format!("{error:?}"))?;
     let store = CommandStore::for_device(DeviceKind::Emulated);
     let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
-    pool.map_on_use();
+    pool.map_on_demand();
     let (network, regions) = (network.clone(), regions.clone());
     Ok(PathSetup { pool, dial: Box::new(move || network.dial(host, process, &regions)) })
 }

@@ -1,65 +1,67 @@
-//! The network between hosts and target processes: connections, and links that lose them.
+//! Network between hosts and target processes: connections, and links that fail.
 //!
 //! ```text
-//!   host ── dial ──▶ link (up, silent) ──▶ port (refuses, listens, dark) ──▶ arrivals ──▶ process
+//!   host ── connect ──▶ link (up, silent) ──▶ port (refuses, listens, dark) ──▶ arrivals ──▶ process
 //! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Broken, Instant, Memory, Random, Received, Segment, Span, Stream, Stretch, WakeSource};
-use dma::Regions;
-use remote::{Dial, Dialled};
-use sim::network::{self, Direction, End, Fault, LineOptions, NetworkOptions};
+use tenmil_base::{
+    Instant, Memory, Random, RecvResult, Segment, SendSlice, Span, Stream, StreamError, WakeSource,
+};
+use tenmil_dma::RegionTable;
+use tenmil_nvme_fabrics::{Connector, PendingConnect};
+use tenmil_sim::network::{self, Direction, End, Fault, LinkOptions, NetworkOptions};
 
 use crate::history::History;
-use crate::tap::{Commands, Tap};
+use crate::pdu_recorder::{Commands, PduRecorder};
 
-/// The network. A handle.
+/// The network. Clones refer to the same network.
 #[derive(Clone)]
 pub(crate) struct Network(Arc<Mutex<State>>);
 
-/// What all connections are like.
+/// Options of all connections.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CableOptions {
-    /// How long each byte takes.
+pub(crate) struct ConnectionOptions {
+    /// Delay of each byte.
     pub(crate) delay: Span,
-    /// By up to so much longer some take.
+    /// Maximum additional delay.
     pub(crate) jitter: Span,
-    /// Whether what is sent arrives in arbitrary pieces.
+    /// Whether data are split at random positions.
     pub(crate) splits: bool,
-    /// How long memory is read after it was sent, at most.
+    /// Maximum time that sent memory is still read after the send.
     pub(crate) release: Span,
 }
 
-/// Whether a process is reached at its port.
+/// State of the port of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
-    /// The machine is up and no process listens.
+    /// The machine is up, but no process listens.
     Refuses,
-    /// A process accepts connections.
+    /// The process accepts connections.
     Listens,
     /// The machine has no power.
     Dark,
 }
 
-/// What happens to connections between a host and a process.
+/// Disturbance of the connections between a host and a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Harm {
-    /// They are reset.
+pub(crate) enum Disturbance {
+    /// The connections are reset.
     Reset,
-    /// Nothing of them arrives any more, and nobody is told.
+    /// All data are lost silently.
     Vanish,
-    /// What is sent to the process arrives so much later, and in order.
+    /// Data in this direction are delayed by this time, in order.
     Delay(Direction, Span),
 }
 
 struct State {
     now: Instant,
     random: Random,
-    options: CableOptions,
-    cables: Vec<Cable>,
+    options: ConnectionOptions,
+    cables: Vec<Connection>,
     ports: Vec<PortState>,
-    /// Until when nothing passes between a host and a process.
+    /// End of the partition between each host and process.
     silent: Vec<Vec<Instant>>,
     history: Arc<Mutex<History>>,
     has_packets: bool,
@@ -68,30 +70,30 @@ struct State {
 
 struct PortState {
     port: Port,
-    /// Where the process's end of a connection has its data.
+    /// Memory of the process's ends of connections.
     memory: Arc<dyn Memory>,
     arrivals: Vec<Box<dyn Stream>>,
 }
 
 /// A connection.
-struct Cable {
+struct Connection {
     host: usize,
     process: usize,
     network: network::Network,
-    /// The process's end, left behind by a machine that has lost its power.
+    /// End of the process, left behind by a machine that has lost its power.
     orphan: Option<End>,
     is_dark: bool,
-    /// Ends that are in use.
+    /// Number of ends in use.
     ends: u32,
     number: u64,
 }
 
 /// One end of a connection.
-struct Plug {
+struct ConnectionEnd {
     end: Option<End>,
     net: Network,
     number: u64,
-    tap: Option<Tap>,
+    tap: Option<PduRecorder>,
     is_host: bool,
 }
 
@@ -99,31 +101,31 @@ struct HostDial {
     net: Network,
     host: usize,
     process: usize,
-    memory: Regions,
+    memory: RegionTable,
 }
 
 struct Dialling {
     net: Network,
     host: usize,
     process: usize,
-    memory: Regions,
+    memory: RegionTable,
     begun: Instant,
     until: Instant,
 }
 
-/// The time to open a connection.
+/// Time to open a connection.
 const ROUND_TRIP: Span = Span::from_us(200);
 const INBOX_BYTES: usize = 16 << 10;
 
 impl Network {
-    /// A network of so many hosts and processes, without a connection.
+    /// Creates a network for a number of hosts and processes, without connections.
     pub(crate) fn new(
-        options: CableOptions,
+        options: ConnectionOptions,
         (hosts, processes): (usize, usize),
         random: Random,
         history: Arc<Mutex<History>>,
     ) -> Self {
-        let nothing: Arc<dyn Memory> = Arc::new(Regions::new(1));
+        let nothing: Arc<dyn Memory> = Arc::new(RegionTable::new(1));
         let port = || {
             let memory = Arc::clone(&nothing);
             PortState { port: Port::Refuses, memory, arrivals: Vec::new() }
@@ -142,49 +144,54 @@ impl Network {
         })))
     }
 
-    /// What a host calls a process with. Its data lie in `memory`.
-    pub(crate) fn dial(&self, host: usize, process: usize, memory: &Regions) -> Box<dyn Dial> {
+    /// Connector from a host to a process. The data of the host lie in `memory`.
+    pub(crate) fn dial(
+        &self,
+        host: usize,
+        process: usize,
+        memory: &RegionTable,
+    ) -> Box<dyn Connector> {
         let (net, memory) = (self.clone(), memory.clone());
         Box::new(HostDial { net, host, process, memory })
     }
 
-    /// Moves time on.
+    /// Advances the time.
     pub(crate) fn advance(&self, now: Instant) {
         let mut state = self.lock();
         state.now = now;
         for cable in &mut state.cables {
             cable.network.advance(now);
-            // What comes to a machine without power is lost.
+            // Data that arrive at a machine without power are lost.
             if let Some(end) = &mut cable.orphan
-                && matches!(end.receive(), Received::Bytes(_))
+                && matches!(end.receive(), RecvResult::Bytes(_))
             {
-                let count = end.bytes().len();
+                let count = end.buffered().len();
                 end.consume(count);
             }
         }
         state.cables.retain(|cable| cable.ends > 0);
     }
 
-    /// When something arrives.
+    /// Time of the next arrival.
     pub(crate) fn wake_at(&self) -> Instant {
         let state = self.lock();
         let live = state.cables.iter().filter(|cable| !cable.is_dark);
         live.map(|cable| cable.network.wake_at()).min().unwrap_or(Instant::NEVER)
     }
 
-    /// What a process has not accepted yet.
+    /// Removes and returns the connections that the process has not accepted yet.
     pub(crate) fn arrivals(&self, process: usize) -> Vec<Box<dyn Stream>> {
         std::mem::take(&mut self.lock().ports[process].arrivals)
     }
 
-    /// A process whose data lie in `memory` accepts connections from now on.
-    pub(crate) fn listen(&self, process: usize, memory: &Regions) {
+    /// Lets a process accept connections. Its data lie in `memory`.
+    pub(crate) fn listen(&self, process: usize, memory: &RegionTable) {
         self.lock().ports[process].memory = Arc::new(memory.clone());
         self.set_port(process, Port::Listens);
     }
 
-    /// Opens or closes a port. A port that is dark leaves hosts without an answer; one that is not any
-    /// more resets what was connected before.
+    /// Sets the state of a port. A dark port does not answer; when it is powered again, earlier
+    /// connections are reset.
     pub(crate) fn set_port(&self, process: usize, port: Port) {
         let mut state = self.lock();
         let was = std::mem::replace(&mut state.ports[process].port, port);
@@ -196,7 +203,7 @@ impl Network {
         for cable in state.cables.iter_mut().filter(|cable| cable.process == process) {
             if port == Port::Dark {
                 cable.is_dark = true;
-                cable.network.harm(Direction::Back, Fault::BlackHole);
+                cable.network.harm(Direction::Downstream, Fault::BlackHole);
             } else if was == Port::Dark {
                 cable.network.cut();
                 orphans.extend(cable.orphan.take());
@@ -204,36 +211,36 @@ impl Network {
             }
         }
         drop(state);
-        // Dropping an end takes the lock.
+        // Dropping an end takes the lock, so it happens outside.
         drop(arrivals);
         drop(orphans);
     }
 
-    /// Nothing passes between a host and a process until then; what is sent meanwhile arrives after.
+    /// Partitions a host and a process for a while. Data sent meanwhile arrive afterwards.
     pub(crate) fn partition(&self, host: usize, process: usize, span: Span) {
         let mut state = self.lock();
         let until = state.now.after(span);
         let silent = &mut state.silent[host][process];
         *silent = until.max(*silent);
         for cable in state.between(host, process) {
-            for direction in [Direction::There, Direction::Back] {
+            for direction in [Direction::Upstream, Direction::Downstream] {
                 cable.network.harm(direction, Fault::Freeze(span));
             }
         }
     }
 
-    /// Harms the connections there are.
-    pub(crate) fn harm(&self, host: usize, process: usize, harm: Harm) {
+    /// Disturbs the existing connections.
+    pub(crate) fn harm(&self, host: usize, process: usize, harm: Disturbance) {
         let mut state = self.lock();
         for cable in state.between(host, process) {
             match harm {
-                Harm::Reset => cable.network.cut(),
-                Harm::Vanish => {
-                    for direction in [Direction::There, Direction::Back] {
+                Disturbance::Reset => cable.network.cut(),
+                Disturbance::Vanish => {
+                    for direction in [Direction::Upstream, Direction::Downstream] {
                         cable.network.harm(direction, Fault::BlackHole);
                     }
                 }
-                Harm::Delay(direction, span) => {
+                Disturbance::Delay(direction, span) => {
                     cable.network.harm(direction, Fault::Freeze(span));
                 }
             }
@@ -249,7 +256,7 @@ impl Network {
         }
     }
 
-    /// Memory that has left a host once more with other bytes than were sent.
+    /// Segments of hosts that were reused before they were released.
     pub(crate) fn strays(&self) -> Vec<String> {
         self.lock().cables.iter().flat_map(|cable| cable.network.strays()).collect()
     }
@@ -260,18 +267,18 @@ impl Network {
 }
 
 impl State {
-    fn between(&mut self, host: usize, process: usize) -> impl Iterator<Item = &mut Cable> {
-        let is_it = move |cable: &&mut Cable| cable.host == host && cable.process == process;
+    fn between(&mut self, host: usize, process: usize) -> impl Iterator<Item = &mut Connection> {
+        let is_it = move |cable: &&mut Connection| cable.host == host && cable.process == process;
         self.cables.iter_mut().filter(is_it)
     }
 
-    fn cable(&mut self, number: u64) -> Option<&mut Cable> {
+    fn cable(&mut self, number: u64) -> Option<&mut Connection> {
         self.cables.iter_mut().find(|cable| cable.number == number)
     }
 }
 
-impl Dial for HostDial {
-    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn Dialled> {
+impl Connector for HostDial {
+    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
         let Self { net, host, process, memory } = self;
         let (net, memory) = (net.clone(), memory.clone());
         Box::new(Dialling { net, host: *host, process: *process, memory, begun: now, until })
@@ -282,24 +289,26 @@ impl Dial for HostDial {
     }
 }
 
-impl Dialled for Dialling {
-    fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, Broken>> {
+impl PendingConnect for Dialling {
+    /// A dark port or a partition does not answer until the timeout; a closed port refuses after one
+    /// round trip.
+    fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
         let mut state = self.net.lock();
         let port = state.ports[self.process].port;
         if port == Port::Dark || state.silent[self.host][self.process] > now {
-            let why = || Broken("no answer in time".to_owned());
+            let why = || StreamError("no answer in time".to_owned());
             return (now >= self.until).then(|| Err(why()));
         }
         if now < self.begun.after(ROUND_TRIP) {
             return None;
         }
         if port == Port::Refuses {
-            return Some(Err(Broken("connection refused".to_owned())));
+            return Some(Err(StreamError("connection refused".to_owned())));
         }
-        let CableOptions { delay, jitter, splits, release } = state.options;
-        let line = LineOptions { splits, delay, jitter, ..LineOptions::default() };
+        let ConnectionOptions { delay, jitter, splits, release } = state.options;
+        let line = LinkOptions { splits, delay, jitter, ..LinkOptions::default() };
         let options = NetworkOptions {
-            seed: state.random.draw(),
+            seed: state.random.next_u64(),
             there: line.clone(),
             back: line,
             inbox_bytes: INBOX_BYTES,
@@ -307,7 +316,7 @@ impl Dialled for Dialling {
             ..NetworkOptions::default()
         };
         let here: Arc<dyn Memory> = Arc::new(self.memory.clone());
-        // The process's end sends and receives what lies in memory of its own.
+        // The end of the process sends from and receives into its own memory.
         let there: Arc<dyn Memory> = Arc::clone(&state.ports[self.process].memory);
         let (near, far, network) = network::pair(options, here, there);
         network.advance(now);
@@ -319,21 +328,28 @@ impl Dialled for Dialling {
         let tap = |names: (String, String)| {
             let shared = (host, Arc::clone(&commands));
             let history = Arc::clone(&state.history);
-            state.has_packets.then(|| Tap::new(history, shared, names))
+            state.has_packets.then(|| PduRecorder::new(history, shared, names))
         };
         let sent = tap(names.clone());
         let answered = tap((names.1, names.0));
-        let cable = Cable { host, process, network, orphan: None, is_dark: false, ends: 2, number };
+        let cable =
+            Connection { host, process, network, orphan: None, is_dark: false, ends: 2, number };
         state.cables.push(cable);
         let net = self.net.clone();
-        let far = Plug { end: Some(far), net: net.clone(), number, tap: answered, is_host: false };
+        let far = ConnectionEnd {
+            end: Some(far),
+            net: net.clone(),
+            number,
+            tap: answered,
+            is_host: false,
+        };
         state.ports[process].arrivals.push(Box::new(far));
-        let near = Plug { end: Some(near), net, number, tap: sent, is_host: true };
+        let near = ConnectionEnd { end: Some(near), net, number, tap: sent, is_host: true };
         Some(Ok(Box::new(near)))
     }
 }
 
-impl Plug {
+impl ConnectionEnd {
     fn end(&mut self) -> Option<&mut End> {
         self.end.as_mut()
     }
@@ -343,13 +359,13 @@ impl Plug {
     }
 }
 
-impl Stream for Plug {
-    fn receive(&mut self) -> Received {
-        self.end().map_or(Received::End, Stream::receive)
+impl Stream for ConnectionEnd {
+    fn receive(&mut self) -> RecvResult {
+        self.end().map_or(RecvResult::Eof, Stream::receive)
     }
 
-    fn bytes(&self) -> &[u8] {
-        self.end.as_ref().map_or(&[], Stream::bytes)
+    fn buffered(&self) -> &[u8] {
+        self.end.as_ref().map_or(&[], Stream::buffered)
     }
 
     fn consume(&mut self, count: usize) {
@@ -358,16 +374,16 @@ impl Stream for Plug {
         }
     }
 
-    fn receive_into(&mut self, into: &[Segment]) -> Received {
-        self.end().map_or(Received::End, |end| end.receive_into(into))
+    fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        self.end().map_or(RecvResult::Eof, |end| end.receive_into(into))
     }
 
     fn send(
         &mut self,
         headers: &[u8],
-        stretches: &[Stretch],
+        stretches: &[SendSlice],
         has_more: bool,
-    ) -> Result<usize, Broken> {
+    ) -> Result<usize, StreamError> {
         let Some(end) = &mut self.end else { return Ok(0) };
         let count = end.send(headers, stretches, has_more)?;
         if self.tap.is_some() && count > 0 {
@@ -379,24 +395,24 @@ impl Stream for Plug {
         Ok(count)
     }
 
-    fn released(&mut self) -> u64 {
-        self.end().map_or(u64::MAX, Stream::released)
+    fn released_bytes(&mut self) -> u64 {
+        self.end().map_or(u64::MAX, Stream::released_bytes)
     }
 
-    fn shut_down(&mut self) {
+    fn shutdown_write(&mut self) {
         if let Some(end) = self.end() {
-            end.shut_down();
+            end.shutdown_write();
         }
     }
 
-    fn abandon(&mut self) {
+    fn abort(&mut self) {
         if let Some(end) = self.end() {
-            end.abandon();
+            end.abort();
         }
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
-        WakeSource::Nothing
+        WakeSource::None
     }
 
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
@@ -408,14 +424,14 @@ impl Stream for Plug {
     }
 }
 
-impl Drop for Plug {
+impl Drop for ConnectionEnd {
     fn drop(&mut self) {
         let mut end = self.end.take();
         let mut state = self.net.lock();
         if let Some(cable) = state.cable(self.number) {
             cable.ends -= 1;
             if cable.is_dark && !self.is_host {
-                // Without power nothing says that it has ended.
+                // Without power, no end of the connection is signaled.
                 cable.orphan = end.take();
             }
         }

@@ -1,42 +1,42 @@
-//! What a seed stands for: machines, hosts, and what happens to them when.
+//! Plan of a run: machines, hosts, and scheduled faults, drawn from a seed.
 
 mod draw;
 
-use base::{Instant, Random, Span};
-use remote::Spread;
+use tenmil_base::{Instant, Random, Span};
+use tenmil_nvme_fabrics::IoPolicy;
 
 use self::draw::Draw;
 use crate::bugs::InjectedBugs;
 use crate::disk::DiskOptions;
-use crate::network::{CableOptions, Harm};
+use crate::network::{ConnectionOptions, Disturbance};
 
-/// A run, wholly determined by its seed.
+/// Plan of a run, completely determined by its seed.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The seed.
+    /// Seed.
     pub seed: u64,
-    /// What is likely to be found.
+    /// Focus of the run.
     pub(crate) kind: Kind,
     /// Machines with disks.
     pub(crate) machines: Vec<MachinePlan>,
     /// Hosts that read and write.
     pub(crate) hosts: Vec<HostPlan>,
-    pub(crate) cables: CableOptions,
+    pub(crate) cables: ConnectionOptions,
     pub(crate) faults: Vec<(Instant, FaultEvent)>,
-    /// When hosts stop to work.
+    /// Time at which hosts stop working.
     pub(crate) until: Instant,
     pub(crate) bugs: InjectedBugs,
 }
 
-/// A machine: disks, and the processes that serve them.
+/// A machine: disks, and the processes that export them.
 #[derive(Clone, Debug)]
 pub(crate) struct MachinePlan {
     pub(crate) disks: Vec<DiskOptions>,
-    /// A pool is on the first one: hosts have it open.
+    /// The first disk holds a pool, which hosts open.
     pub(crate) is_pool: bool,
-    /// They are one mirror, which is served under the first slot.
+    /// The disks are the legs of one mirror, which is exported in the first slot.
     pub(crate) is_mirror: bool,
-    /// For each namespace, the tenant and the namespace identifier under which it is served at first.
+    /// Initial tenant and namespace identifier of each namespace.
     pub(crate) slots: Vec<(usize, u32)>,
     pub(crate) processes: usize,
     /// Each of them serves one disk, and not all.
@@ -48,38 +48,38 @@ pub(crate) struct MachinePlan {
 #[derive(Clone, Debug)]
 pub(crate) struct HostPlan {
     pub(crate) machine: usize,
-    /// Which disk of that machine.
+    /// Index of its disk on that machine.
     pub(crate) disk: usize,
     /// The machines of the other legs, if it has a mirror over several.
     pub(crate) other_legs: Vec<usize>,
     pub(crate) depth: usize,
-    /// Its disk is a mirror: two writes of one block at a time may leave each leg with another of
-    /// them, and until a write is answered reads find it on one leg and not on the other.
+    /// Its disk is a mirror: concurrent writes to one block may leave the legs different, and until
+    /// a write completes reads may find it on one leg and not on the other.
     pub(crate) is_mirrored: bool,
-    /// The longest pause between two requests.
+    /// Maximum pause between two requests.
     pub(crate) think: Span,
-    /// Blocks that it uses.
+    /// Number of blocks in use.
     pub(crate) blocks: u64,
     pub(crate) request_blocks_max: u64,
-    pub(crate) spread: Spread,
-    /// Of 16 requests so many are reads, and so many flushes.
+    pub(crate) spread: IoPolicy,
+    /// Number of reads, and of flushes, in 16 requests.
     pub(crate) reads: u64,
     pub(crate) flushes: u64,
-    /// Of 16 writes so many are forced to the medium.
+    /// Number of FUA writes in 16 writes.
     pub(crate) forced: u64,
     pub(crate) detect: Span,
     pub(crate) fail_fast: Span,
     pub(crate) io_timeout: Span,
 }
 
-/// Something that happens to the world.
+/// A scheduled fault or action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultEvent {
-    /// A process is killed and started again.
+    /// A process is killed and restarted.
     Kill { process: usize, down: Span },
-    /// A machine loses its power, and gets it back.
+    /// A machine loses its power and gets it back.
     LosePower { machine: usize, down: Span },
-    /// The processes of a machine are killed and started with its disks exchanged.
+    /// The processes of a machine are killed and restarted with its disks exchanged.
     Swap { machine: usize, down: Span },
     /// Only this process is: another one of its machine goes on with the disks as they are.
     SwapOne { process: usize, down: Span },
@@ -92,26 +92,27 @@ pub(crate) enum FaultEvent {
     TakeOver { span: Span, outage: Option<(Span, Span)> },
     /// A host acquires a reservation on its disk.
     Reserve { host: usize },
-    /// A host releases it.
+    /// A host releases its reservation.
     Release { host: usize },
-    /// A process executes nothing for a while.
+    /// A process is stopped for a while.
     Pause { process: usize, span: Span },
-    /// Nothing passes between a host and a process.
+    /// A host and a process are partitioned.
     Partition { host: usize, process: usize, span: Span },
-    /// Connections are harmed.
-    Harm { host: usize, process: usize, harm: Harm },
+    /// Connections between a host and a process are disturbed.
+    Harm { host: usize, process: usize, harm: Disturbance },
 }
 
-/// What is likely to be found.
+/// Focus of a run, which determines the bugs it is likely to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Whatever is drawn.
+    /// Everything at random.
     Any,
-    /// Writes that stay in the disk when their association has long ended.
+    /// Writes that stay in the disk long after their association has ended.
     SlowDisk,
-    /// Two processes serve one disk: a write is under way in one while its host goes on by the other.
-    TwoWays,
-    /// A mirror whose legs come and go.
+    /// Two processes export one disk: a write is in flight in one while the host continues through
+    /// the other.
+    SharedDisk,
+    /// A mirror whose legs are unplugged and plugged in.
     Mirror,
     /// A mirror of a host over two targets.
     MirrorOverTargets,
@@ -124,14 +125,14 @@ pub(crate) enum Kind {
 }
 
 impl Plan {
-    /// The run of this seed.
+    /// Draws the plan of this seed.
     pub fn of(seed: u64, bugs: InjectedBugs) -> Self {
         let mut draw = Draw::new(Random::new(seed ^ 0xc1u64.rotate_left(56)));
         let kind = draw.pick(&[
             Kind::Any,
             Kind::Any,
             Kind::SlowDisk,
-            Kind::TwoWays,
+            Kind::SharedDisk,
             Kind::Tenants,
             Kind::Exchange,
             Kind::Mirror,
@@ -141,7 +142,7 @@ impl Plan {
         let machine = draw.machine(kind);
         let machines = vec![machine; if kind == Kind::MirrorOverTargets { 2 } else { 1 }];
         let hosts = draw.hosts(kind, &machines);
-        let cables = CableOptions {
+        let cables = ConnectionOptions {
             delay: Span::from_us(draw.pick(&[10, 50, 200])),
             jitter: Span::from_us(draw.pick(&[0, 20, 500])),
             splits: draw.chance(4),
@@ -152,7 +153,7 @@ impl Plan {
             Kind::Pool => 6,
             Kind::Mirror => 8,
             Kind::MirrorOverTargets => 10,
-            Kind::TwoWays | Kind::Tenants | Kind::Exchange => draw.pick(&[4, 8]),
+            Kind::SharedDisk | Kind::Tenants | Kind::Exchange => draw.pick(&[4, 8]),
             Kind::Any => draw.pick(&[4, 10, 20]),
         };
         let until = Instant { ns: secs * 1_000_000_000 };
@@ -160,12 +161,12 @@ impl Plan {
         Self { seed, kind, machines, hosts, cables, faults, until, bugs }
     }
 
-    /// What kind of run it is: which bugs it is likely to find.
+    /// Name of the focus.
     pub fn kind(&self) -> String {
         format!("{:?}", self.kind)
     }
 
-    /// How many processes there are, on all machines.
+    /// Number of processes on all machines.
     pub(crate) fn processes(&self) -> usize {
         self.machines.iter().map(|machine| machine.processes).sum()
     }

@@ -1,8 +1,9 @@
-//! A host that has a pool on its disk, and a volume in it: the real pool over the real paths.
+//! Host with a pool on its disk and a volume in the pool: the production pool engine over the
+//! production multipath driver.
 //!
 //! ```text
-//!   program ── Ask ──▶ volume::Store ── Action ──▶ paths ──▶ network
-//!              ◀ Answer ─┘          ◀── End ─────────┘
+//!   program ── request ──▶ pool engine ── device action ──▶ multipath ──▶ network
+//!             ◀─ response ───┘          ◀── result ─────────────┘
 //! ```
 //!
 //! A pool whose device has failed recovers by itself, and one flush fails for what may be lost. The host
@@ -14,17 +15,19 @@ mod recovery;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use base::{Answers, Backend, Instant, Random, Span};
-use sim::stamp::{Content, Stamp};
-use volume::format::{BLOCK_BYTES, OwnerRecord};
-use volume::{Action, Ask, Change, Claim, NewStore, Opening, Owner, Step, Store, StoreError};
+use tenmil_base::{CompletionBatch, Instant, IoChannel, Random, Span};
+use tenmil_sim::stamp::{Content, Stamp};
+use tenmil_volume::format::{BLOCK_BYTES, OwnerRecord};
+use tenmil_volume::{
+    Claim, DeviceAction, Opening, Owner, Pool, PoolConfig, PoolError, PoolRequest, Step, VolumeOp,
+};
 
 use crate::bugs::InjectedBugs;
 use crate::checker::{Read, WriteEnd};
 use crate::disk::{BLOCK_BYTES as SECTOR_BYTES, Disk};
 use crate::history::Scope;
 use crate::host::{Goal, Shared};
-use crate::link::Link;
+use crate::link::DiskAccess;
 use crate::plan::HostPlan;
 use crate::world::Failure;
 
@@ -37,25 +40,25 @@ pub(crate) struct PoolHost {
     plan: HostPlan,
     seed: u64,
     bugs: InjectedBugs,
-    link: Link,
+    link: DiskAccess,
     random: Random,
     stage: Stage,
-    /// What the pool wants of its device and there is no room for yet.
-    backlog: VecDeque<Action>,
-    /// What is under way at the device, by token.
+    /// Actions of the pool that wait for a free transfer slot.
+    backlog: VecDeque<DeviceAction>,
+    /// Transfers in flight, by token.
     under_way: BTreeMap<u64, (Transfer, u32)>,
     free: Vec<u32>,
     ops: BTreeMap<u64, Op>,
     next_token: u64,
     next_at: Instant,
     goal: Goal,
-    /// Under which owner this host has it open.
+    /// Owner identifier under which this host has opened the pool.
     me: u128,
-    /// It takes the pool from whoever owns it.
+    /// The host takes the pool from its owner.
     has_force: bool,
     is_cut_off: bool,
     openings: u64,
-    /// Blocks were written for the first time since the last flush, so that it commits.
+    /// Blocks were written for the first time since the last flush, so the next flush commits.
     is_dirty: bool,
     touched: BTreeSet<u64>,
     flushed: u64,
@@ -65,23 +68,23 @@ pub(crate) struct PoolHost {
 }
 
 enum Stage {
-    /// It has not been opened yet.
+    /// The pool has not been opened.
     Idle,
-    /// It is to be opened then.
+    /// The pool is opened at this time.
     Pausing(Instant),
     Opening(Box<Opening>),
-    Open(Box<Store>),
-    /// Another host owns it, and this one knows.
+    Open(Box<Pool>),
+    /// Another host owns the pool, and this host knows.
     Fenced,
 }
 
-/// What is under way at the device.
+/// A transfer in flight.
 enum Transfer {
     Open,
-    Action(Action),
+    Action(DeviceAction),
 }
 
-/// What the program has asked.
+/// A request of the program.
 struct Op {
     kind: OpKind,
     first: u64,
@@ -100,23 +103,23 @@ enum OpKind {
     Flush,
 }
 
-/// Transfers that are under way at once.
+/// Maximum number of transfers in flight.
 const SLOTS: u32 = 12;
-/// Bytes of the largest one.
+/// Maximum bytes per transfer.
 const SLOT_BYTES: u32 = 128 << 10;
-/// Bytes for data that a host has.
+/// Bytes of data memory of a host.
 pub(crate) const MEMORY_BYTES: usize = (SLOTS * SLOT_BYTES) as usize;
 const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
 const CACHE_BYTES: usize = 1 << 20;
 const VOLUME_BLOCKS: u64 = 64;
 const VOLUME: &str = "v";
-/// How long any request may take.
+/// Time limit of any request.
 const BOUND: Span = Span::from_secs(60);
 const PAUSE: Span = Span::from_ms(50);
 
-/// Makes a pool on a disk that holds nothing.
+/// Creates a pool on an empty disk.
 pub(crate) fn format(disk: &Disk, blocks: u64) -> Result<(), String> {
-    let new = NewStore { name: "pool".into(), uuid: 0x9001, blocks };
+    let new = PoolConfig { name: "pool".into(), uuid: 0x9001, blocks };
     for step in new.steps().map_err(|error| error.to_string())? {
         if let Step::Write { at, bytes } = step {
             disk.put(at * SECTORS, &bytes[..]);
@@ -126,12 +129,12 @@ pub(crate) fn format(disk: &Disk, blocks: u64) -> Result<(), String> {
 }
 
 impl PoolHost {
-    /// A host that opens the pool at once, or when it is told to take it over.
+    /// Creates a host that opens the pool at once, or when it takes the pool over.
     pub(crate) fn new(
         (number, seed, bugs): (usize, u64, InjectedBugs),
         plan: &HostPlan,
         disk: usize,
-        (link, is_first): (Link, bool),
+        (link, is_first): (DiskAccess, bool),
         now: Instant,
     ) -> Self {
         Self {
@@ -163,7 +166,7 @@ impl PoolHost {
         }
     }
 
-    /// From now on it does this.
+    /// Sets the goal.
     pub(crate) fn set_goal(&mut self, goal: Goal, now: Instant) {
         (self.goal, self.flushed, self.audited, self.next_at) = (goal, 0, 0, now);
         if goal == Goal::Close {
@@ -173,7 +176,7 @@ impl PoolHost {
         }
     }
 
-    /// Whether it has reached its goal.
+    /// Whether the goal is reached.
     pub(crate) fn is_done(&mut self, is_owner: bool) -> bool {
         let is_quiet = self.ops.is_empty();
         match self.goal {
@@ -186,25 +189,25 @@ impl PoolHost {
         }
     }
 
-    /// Whether it may be taken over now: nothing of it is on its way that would damage what a new owner
-    /// writes, and it has something to commit.
+    /// Whether a take-over is safe now: no write is in flight that would damage the data of the new
+    /// owner, and there is something to commit.
     pub(crate) fn is_at_rest(&self) -> bool {
         let is_open = matches!(&self.stage, Stage::Open(_)) && self.volume.is_some();
         is_open && self.is_dirty && self.under_way.is_empty() && self.ops.is_empty()
     }
 
-    /// The disk of the pool.
+    /// Disk of the pool.
     pub(crate) fn disk(&self) -> usize {
         self.disk
     }
 
-    /// It takes the pool over, by force.
+    /// Takes the pool over by force.
     pub(crate) fn take_over(&mut self) {
         self.has_force = true;
         self.begin();
     }
 
-    /// It is being taken over from this host, which asks nothing until that has come to pass.
+    /// Stops new requests until the pool has been taken over by the other host.
     pub(crate) fn cut_off(&mut self) {
         self.is_cut_off = true;
     }
@@ -213,7 +216,7 @@ impl PoolHost {
         let opening = Opening::new(self.blocks(), CACHE_BYTES);
         self.openings += 1;
         let id = u128::from(self.openings) << 8 | (self.number as u128 + 1);
-        let bugs = volume::InjectedBugs { ignore_fence: self.bugs.pool_ignores_fence };
+        let bugs = tenmil_volume::InjectedBugs { ignore_fence: self.bugs.pool_ignores_fence };
         let record = OwnerRecord { pid: u32::try_from(id).unwrap_or(1), ..OwnerRecord::NONE };
         let opening = opening.to_write(Owner { id, record }).with_bugs(bugs);
         self.me = id;
@@ -224,9 +227,9 @@ impl PoolHost {
         self.plan.blocks / SECTORS
     }
 
-    /// When to turn even if nothing comes.
+    /// Time at which it must be polled without an event.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
-        let queue = self.link.queue.as_ref().map_or(Instant::NEVER, Backend::wake_at);
+        let queue = self.link.queue.as_ref().map_or(Instant::NEVER, IoChannel::wake_at);
         let next = match self.stage {
             Stage::Pausing(until) => until,
             Stage::Open(_) => self.next_at.min(self.recovery.wake_at()),
@@ -236,11 +239,11 @@ impl PoolHost {
         self.link.multipath.wake_at(now).min(queue).min(next)
     }
 
-    /// Does what can be done now. True if anything was.
+    /// Performs pending work. Returns true if there was any.
     ///
     /// # Errors
     ///
-    /// Which promise was broken.
+    /// The first violation.
     pub(crate) fn turn(&mut self, now: Instant, shared: &mut Shared<'_>) -> Result<bool, Failure> {
         let mut is_busy = false;
         while let Some(event) = self.link.multipath.poll(now) {
@@ -254,7 +257,7 @@ impl PoolHost {
         }
         is_busy |= self.link.take_queue();
         let Some(mut queue) = self.link.queue.take() else { return Ok(is_busy) };
-        let mut answers = Answers::with_capacity(16);
+        let mut answers = CompletionBatch::with_capacity(16);
         queue.poll(now, &mut answers);
         for answer in answers.drain() {
             is_busy = true;
@@ -284,13 +287,16 @@ impl PoolHost {
         }
         while let Stage::Open(store) = &mut self.stage {
             if let Some(action) = store.next_action() {
-                if matches!(action, Action::WritePages { .. }) && self.volume.is_some() {
-                    // It was asked for nothing but a flush since.
+                if matches!(action, DeviceAction::WritePages { .. }) && self.volume.is_some() {
+                    // After a take-over only flushes are requested, so a commit of metadata by this
+                    // host is a violation.
                     let kept = shared.checker.pool_is_kept((self.number, self.disk), now);
                     kept.map_err(|why| Failure { scope: Scope::disk(self.disk), text: why })?;
                 }
                 match action {
-                    Action::Zero { token, offset, blocks } => self.zero(token, offset, blocks),
+                    DeviceAction::Zero { token, offset, blocks } => {
+                        self.zero(token, offset, blocks)
+                    }
                     action => self.backlog.push_back(action),
                 }
             } else if let Some((token, answer)) = store.next_answer() {
@@ -322,10 +328,11 @@ impl PoolHost {
         }
     }
 
-    /// Asks the pool for something.
+    /// Submits a random request to the pool.
     fn ask(&mut self, now: Instant, shared: &mut Shared<'_>) {
         let (kind, first, blocks) = self.draw(shared);
         let overlaps = |op: &Op| op.first < first + blocks && first < op.first + op.blocks;
+        // The order of concurrent writes to one block would be unknown.
         if kind == OpKind::Write && self.ops.values().any(overlaps) {
             self.next_at = now.after(Span::from_us(100));
             return;
@@ -345,18 +352,18 @@ impl PoolHost {
         }
         let volume = self.volume.unwrap_or(0);
         let ask = match kind {
-            OpKind::Claim => Ask::Claim,
-            OpKind::Find => Ask::Find(VOLUME.into()),
-            OpKind::Create => Ask::Change(Change::Create {
+            OpKind::Claim => PoolRequest::Claim,
+            OpKind::Find => PoolRequest::Find(VOLUME.into()),
+            OpKind::Create => PoolRequest::Change(VolumeOp::Create {
                 name: VOLUME.into(),
                 blocks: VOLUME_BLOCKS,
                 unit: 1,
                 uuid: 5,
                 checksums: false,
             }),
-            OpKind::Read => Ask::Read { volume, block: first, blocks },
-            OpKind::Write => Ask::Write { volume, block: first, blocks },
-            OpKind::Flush => Ask::Flush,
+            OpKind::Read => PoolRequest::Read { volume, block: first, blocks },
+            OpKind::Write => PoolRequest::Write { volume, block: first, blocks },
+            OpKind::Flush => PoolRequest::Flush,
         };
         let pause = match self.goal {
             Goal::Work => Span { ns: self.random.below(self.plan.think.ns) },
@@ -377,7 +384,7 @@ impl PoolHost {
             let is_mine = store.owner().is_some_and(|owner| owner.id == self.me);
             return match (is_mine, self.flushed) {
                 (false, _) => (OpKind::Claim, 0, 0),
-                // The first look for it has found none.
+                // The lookup of the volume has failed.
                 (true, u64::MAX) => (OpKind::Create, 0, 0),
                 (true, _) => (OpKind::Find, 0, 0),
             };
@@ -399,12 +406,12 @@ impl PoolHost {
         }
     }
 
-    /// What was asked is answered.
+    /// Handles the answer to a request.
     fn end(
         &mut self,
         now: Instant,
         token: u64,
-        answer: Result<volume::Answer, StoreError>,
+        answer: Result<tenmil_volume::PoolResponse, PoolError>,
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
         let Some(op) = self.ops.remove(&token) else { return Ok(()) };
@@ -420,10 +427,10 @@ impl PoolHost {
                 shared.checker.pool_claimed((self.number, self.disk), now);
                 self.forget_unflushed(now, shared);
             }
-            (OpKind::Find | OpKind::Create, Ok(volume::Answer::Volume(info))) => {
+            (OpKind::Find | OpKind::Create, Ok(tenmil_volume::PoolResponse::Volume(info))) => {
                 (self.volume, self.flushed) = (Some(info.id), 0);
             }
-            (OpKind::Find, Err(StoreError::NoVolume(_))) => self.flushed = u64::MAX,
+            (OpKind::Find, Err(PoolError::NoVolume(_))) => self.flushed = u64::MAX,
             (OpKind::Write, _) => {
                 let is_success = answer.is_ok();
                 let (is_durable, may_flicker) = (false, true);
@@ -453,9 +460,9 @@ impl PoolHost {
     }
 
     /// Leaves the pool if it is another one's.
-    fn heed(&mut self, now: Instant, error: &StoreError, shared: &mut Shared<'_>) {
+    fn heed(&mut self, now: Instant, error: &PoolError, shared: &mut Shared<'_>) {
         let Stage::Open(store) = &self.stage else { return };
-        let is_other = matches!(error, StoreError::TakenOver { .. } | StoreError::Owned { .. });
+        let is_other = matches!(error, PoolError::TakenOver { .. } | PoolError::Owned { .. });
         let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
         if is_other || is_former && store.stopped_by().is_some() {
             self.close(now, shared);
@@ -464,13 +471,13 @@ impl PoolHost {
         }
     }
 
-    /// What was not committed may be lost.
+    /// Closes the pool. Uncommitted data may be lost.
     fn close(&mut self, now: Instant, shared: &mut Shared<'_>) {
         for (token, op) in std::mem::take(&mut self.ops) {
             if op.kind == OpKind::Write {
                 let (is_success, is_durable, may_flicker) = (false, false, true);
                 let end = WriteEnd { ended: now, is_success, is_durable, may_flicker };
-                // What was read of it was checked when it was read.
+                // Reads of this write were checked when they completed.
                 let _ = shared.checker.write_ends(token, end);
             }
         }
@@ -481,8 +488,8 @@ impl PoolHost {
         self.forget_unflushed(now, shared);
     }
 
-    /// What was not flushed may be lost, and this host knows. What a host forgets that does not own the
-    /// pool, any more or yet, concerns nobody.
+    /// Records that unflushed data may be lost, and that this host knows. Does nothing if another
+    /// host owns the pool, whose data are not affected.
     fn forget_unflushed(&self, now: Instant, shared: &mut Shared<'_>) {
         if shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number) {
             return;
@@ -530,14 +537,14 @@ impl PoolHost {
         self.seed << 8 | self.disk as u64
     }
 
-    /// The superblocks were read.
+    /// Handles the end of reading the superblocks.
     fn opened(&mut self, now: Instant, shared: &mut Shared<'_>) {
         let stage = std::mem::replace(&mut self.stage, Stage::Pausing(now.after(PAUSE)));
         let Stage::Opening(opening) = stage else { return };
         match opening.finish() {
             Ok(opened) => {
                 let mut store = opened.store;
-                // What it was itself before has ended.
+                // The previous incarnation of this host has ended.
                 let before = store.owner().map(|owner| owner.id);
                 let is_mine = before.is_some_and(|id| id & 0xff == self.number as u128 + 1);
                 store.claim_as(match before {

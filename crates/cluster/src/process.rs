@@ -1,68 +1,71 @@
-//! A target process: the real service with its connections, over disks that outlive it.
+//! Target process: the production service and its connections, on disks that outlive the process.
 
 use std::collections::BTreeMap;
 
-use base::{Instant, Span};
-use ctrl::controller::{NamespaceConfig, Persistence, Subsystem, SubsystemConfig};
-use ctrl::namespace::Identity;
-use dma::Regions;
-use target::tcp::{
-    ControllerModel, Guest, Hosts, Limits, MemoryDirectory, OfferPlan, Port, Service,
+use tenmil_base::{Instant, Span};
+use tenmil_dma::RegionTable;
+use tenmil_nvme_controller::controller::{
+    NamespaceConfig, Persistence, Subsystem, SubsystemConfig,
+};
+use tenmil_nvme_controller::namespace::Identity;
+use tenmil_serve::tcp::{
+    ControllerModel, Hosts, Limits, MemoryDirectory, Port, Service, SubsystemExportConfig,
+    TargetConnection,
 };
 
 use crate::bugs::InjectedBugs;
 use crate::exports::{self, Background, Export, Opening};
 use crate::network::Network;
 
-/// A target process that runs.
+/// A running target process.
 pub(crate) struct Process {
     service: Service,
-    connections: Vec<Guest>,
-    /// Nothing is executed before.
+    connections: Vec<TargetConnection>,
+    /// The process is stopped until this time.
     paused_until: Instant,
     state: MemoryDirectory,
     background: Vec<Background>,
 }
 
-/// What a process serves and how.
+/// Configuration of a process.
 pub(crate) struct ProcessOptions {
-    /// Its port, by number.
+    /// Number of its port.
     pub(crate) port: usize,
-    /// Which life of which process it is, for its disks.
+    /// Number of its incarnation, which identifies it to its disks.
     pub(crate) id: u64,
-    /// How long after its end an association is drained (CQT).
+    /// Time from the end of an association until it is drained (CQT).
     pub(crate) quiesce: Span,
-    /// Subsystems with their namespaces.
+    /// Exports by subsystem NQN.
     pub(crate) subsystems: BTreeMap<String, Vec<Export>>,
-    /// When it starts.
+    /// Start time.
     pub(crate) now: Instant,
-    /// Where reservations are kept.
+    /// Storage of the reservations.
     pub(crate) state: MemoryDirectory,
-    /// What is wrong on purpose.
+    /// Injected bugs.
     pub(crate) bugs: InjectedBugs,
 }
 
-/// The subsystem of a tenant.
+/// NQN of the subsystem of a tenant.
 pub(crate) fn subsystem_nqn(tenant: usize) -> String {
     format!("nqn.2026-01.org.tenmil:tenant{tenant}")
 }
 
 impl Process {
-    /// Starts to serve.
+    /// Starts the service and listens.
     ///
     /// # Errors
     ///
-    /// What the service says.
+    /// The error of the service.
     pub(crate) fn start(options: ProcessOptions, network: &Network) -> Result<Self, String> {
         let ProcessOptions { port, id, quiesce, subsystems, now, state, bugs } = options;
-        let regions = Regions::new(16);
+        let regions = RegionTable::new(16);
         let limits = Limits {
             memory_bytes: 4 << 20,
             connections_max: 32,
             transfer_bytes_max: 128 << 10,
             io_queues_max: 4,
             quiesce,
-            injected_bugs: target::tcp::InjectedBugs {
+            injected_bugs: tenmil_serve::tcp::InjectedBugs {
                 unfenced_writes: bugs.unfenced_writes,
                 unknown_resets_done: bugs.unknown_resets_done,
             },
@@ -79,6 +82,8 @@ impl Process {
                 background.extend(turned);
                 let mut uuid = [0x11; 16];
                 uuid[15] = u8::try_from(number).unwrap_or(u8::MAX);
+                // Reservations are stored for the disk, not for the namespace identifier that it
+                // has now.
                 let known = match bugs.reservations_by_number {
                     true => "any disk".to_owned(),
                     false => format!("disk {number}"),
@@ -86,7 +91,7 @@ impl Process {
                 Ok::<_, String>(NamespaceConfig {
                     nsid: Some(nsid),
                     identity: Identity { uuid, ..Identity::default() },
-                    persistence: Persistence::Kept(state.keeper(&nqn, nsid, &known)),
+                    persistence: Persistence::Durable(state.keeper(&nqn, nsid, &known)),
                     ..NamespaceConfig::new(medium)
                 })
             };
@@ -94,7 +99,7 @@ impl Process {
                 exports.into_iter().map(config).collect();
             let config =
                 SubsystemConfig { nqn: nqn.clone(), ..SubsystemConfig::new("CLUSTER", configs?) };
-            service.offer(OfferPlan {
+            service.add_subsystem(SubsystemExportConfig {
                 subsystem: Subsystem::new(config)?,
                 nqn,
                 hosts: Hosts::Any,
@@ -107,7 +112,7 @@ impl Process {
         Ok(Self { service, connections: Vec::new(), paused_until: opening.now, state, background })
     }
 
-    /// Accepts what has arrived and does everything that can be done now. True if anything was.
+    /// Accepts connections and performs pending work. Returns true if there was any.
     pub(crate) fn turn(&mut self, now: Instant, port: usize, network: &Network) -> bool {
         if now < self.paused_until {
             return false;
@@ -116,7 +121,7 @@ impl Process {
         let mut is_busy = self.state.write();
         for stream in network.arrivals(port) {
             is_busy = true;
-            // What is refused is dropped, and thereby closed.
+            // A rejected connection is dropped, which closes it.
             self.connections.extend(self.service.accept(stream, 1, now));
         }
         for connection in &mut self.connections {
@@ -128,18 +133,18 @@ impl Process {
         is_busy || self.connections.len() != before
     }
 
-    /// When to turn even if nothing comes.
+    /// Time at which it must be polled without an event.
     pub(crate) fn wake_at(&self) -> Instant {
         let channels = self.background.iter().map(|channel| channel.wake_at());
         channels.fold(Instant::NEVER, Instant::min).max(self.paused_until)
     }
 
-    /// Nothing is executed for a while, as if it was stopped.
+    /// Stops the process until a time, as by SIGSTOP.
     pub(crate) fn pause(&mut self, until: Instant) {
         self.paused_until = until.max(self.paused_until);
     }
 
-    /// What it has not released although no host is connected any more, if anything.
+    /// Resources that are not released although no host is connected, if any.
     pub(crate) fn leak(&self) -> Option<String> {
         let budget = self.service.budget();
         let (connected, associations) = (self.service.connected(), self.service.associations());

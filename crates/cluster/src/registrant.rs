@@ -1,16 +1,16 @@
-//! What registers a host's key and has it acquire or release a reservation: a program of its own, with a
-//! connection of its own for each attempt.
+//! Program that registers the key of a host and acquires or releases a reservation, with a new
+//! connection for each attempt.
 
-use base::{Answers, Backend, Instant, Memory, Outcome, Segment, Span};
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
-use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, State, Techniques};
-use remote::{Calling, Options, Policy, Remote, RemoteQueue};
-use wire::io::reservation::{
+use tenmil_base::{CompletionBatch, Instant, IoChannel, IoStatus, Memory, Segment, Span};
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_nvme_fabrics::{Connecting, FabricsChannel, FabricsController, Options, TimeoutPolicy};
+use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes, State};
+use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
     ReleaseKey, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationType,
 };
-use wire::register::ShutdownNotification;
-use wire::{Command, Typed};
+use tenmil_wire::register::ShutdownNotification;
+use tenmil_wire::{Command, TypedCommand};
 
 use crate::checker::Checker;
 use crate::history::Scope;
@@ -19,41 +19,41 @@ use crate::link::{Address, host_id, host_nqn};
 use crate::network::Network;
 use crate::world::Failure;
 
-/// The reservations of one host on one disk.
-pub(crate) struct Registrant {
+/// Reservation program of one host on one disk.
+pub(crate) struct ReservationClient {
     host: usize,
     disk: usize,
-    wanted: Option<Wanted>,
+    wanted: Option<RequestedState>,
     stage: Stage,
-    /// When the attempt is given up.
+    /// Time at which the attempt is given up.
     until: Instant,
-    memory: Regions,
+    memory: RegionTable,
     keys: Segment,
 }
 
-/// What it is to have come to.
+/// Requested state of the reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// The host holds a reservation, Write Exclusive, which persists through a loss of power.
+pub(crate) enum RequestedState {
+    /// The host holds a Write Exclusive reservation that persists through power loss.
     Held,
-    /// It holds none.
+    /// The host holds no reservation.
     Released,
 }
 
-/// Named after what is awaited.
+/// State, named for what is awaited.
 enum Stage {
     /// The time of the next attempt.
     Pausing(Instant),
     /// The connection.
-    Calling(Box<Calling>),
-    /// The controller.
-    Enabling(Box<Remote>),
+    Calling(Box<Connecting>),
+    /// The controller to be ready.
+    Enabling(Box<FabricsController>),
     /// The queue pair.
-    Creating(Box<Remote>, u16),
-    /// The answer to a command.
-    Asking(Box<Remote>, Box<RemoteQueue>, Step),
-    /// The end of the controller.
-    ShuttingDown(Box<Remote>),
+    Creating(Box<FabricsController>, u16),
+    /// The completion of a command.
+    Asking(Box<FabricsController>, Box<FabricsChannel>, Step),
+    /// The end of the shutdown.
+    ShuttingDown(Box<FabricsController>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,20 +63,20 @@ enum Step {
     Release,
 }
 
-/// How long an attempt may take.
+/// Timeout of an attempt.
 const ATTEMPT: Span = Span::from_secs(5);
-/// How long after an attempt that was cut off nothing of it can take effect any more.
+/// Time after which an abandoned attempt cannot take effect any more.
 const QUIET: Span = Span::from_secs(8);
 const KEY_BYTES: u32 = 16;
 
-impl Registrant {
-    /// One that does nothing until it is [told](Self::set_wanted).
+impl ReservationClient {
+    /// Creates a program that is idle until a state is [requested](Self::set_wanted).
     ///
     /// # Errors
     ///
-    /// If there is no memory for it.
+    /// If the memory cannot be mapped.
     pub(crate) fn new(host: usize, disk: usize) -> Result<Self, String> {
-        let memory = Regions::new(8);
+        let memory = RegionTable::new(8);
         let mapping = Mapping::new(4096, Backing::Private).map_err(|error| error.to_string())?;
         let keys = memory.add(mapping).map_err(|error| format!("{error:?}"))?;
         let keys = keys.slice(0, KEY_BYTES).ok_or("a page is shorter than a key")?;
@@ -85,24 +85,29 @@ impl Registrant {
         Ok(Self { host, disk, wanted, stage, until, memory, keys })
     }
 
-    /// From now on it tries this until it has succeeded.
-    pub(crate) fn set_wanted(&mut self, wanted: Wanted, now: Instant, checker: &mut Checker) {
-        if wanted == Wanted::Released {
+    /// Requests a state. Attempts are repeated until it is reached.
+    pub(crate) fn set_wanted(
+        &mut self,
+        wanted: RequestedState,
+        now: Instant,
+        checker: &mut Checker,
+    ) {
+        if wanted == RequestedState::Released {
             checker.release_begins(self.host, self.disk);
         }
         self.wanted = Some(wanted);
         if matches!(self.stage, Stage::Asking(..)) {
-            // What is under way may still do the opposite.
+            // Commands in flight may still do the opposite.
             self.stage = Stage::Pausing(now.after(QUIET));
         }
     }
 
-    /// Whether nothing is left to do.
+    /// Whether there is nothing left to do.
     pub(crate) fn is_done(&self) -> bool {
         self.wanted.is_none() && matches!(self.stage, Stage::Pausing(_))
     }
 
-    /// When to turn even if nothing comes.
+    /// Time at which it must be polled without an event.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
         let next = match &mut self.stage {
             Stage::Pausing(until) if self.wanted.is_some() => return *until,
@@ -116,11 +121,11 @@ impl Registrant {
         next.min(self.until)
     }
 
-    /// Does what can be done now. True if anything was.
+    /// Performs pending work. Returns true if there was any.
     ///
     /// # Errors
     ///
-    /// Which promise was broken.
+    /// The first violation.
     pub(crate) fn turn(
         &mut self,
         now: Instant,
@@ -171,8 +176,8 @@ impl Registrant {
         let broken = |text: String| Failure { scope: Scope::host(self.host), text };
         let mapping = Mapping::new(1 << 20, Backing::Private);
         let mapping = mapping.map_err(|error| broken(error.to_string()))?;
-        // Each attempt has memory of its own: the last one's may still be read.
-        let regions = Regions::new(8);
+        // Each attempt has its own memory, since the memory of the last one may still be read.
+        let regions = RegionTable::new(8);
         let memory = regions.add(mapping).map_err(|error| broken(format!("{error:?}")))?;
         let page =
             Mapping::new(4096, Backing::Private).map_err(|error| broken(error.to_string()))?;
@@ -181,22 +186,22 @@ impl Registrant {
         self.memory = regions.clone();
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
-        pool.map_on_use();
+        pool.map_on_demand();
         let dial = network.dial(self.host, address.process, &regions);
         let mut options =
             Options::new(&address.subsystem, &host_nqn(self.host), host_id(self.host));
-        options.policy = Policy { connect: Span::from_secs(1), ..Policy::default() };
+        options.policy = TimeoutPolicy { connect: Span::from_secs(1), ..TimeoutPolicy::default() };
         let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
-        let calling = Calling::begin(pool, dial, options, wishes, now);
+        let calling = Connecting::begin(pool, dial, options, wishes, now);
         let calling = calling.map_err(|why| broken(format!("{why:?}")))?;
         self.until = now.after(ATTEMPT);
         self.stage = Stage::Calling(Box::new(calling));
         Ok(())
     }
 
-    fn enable(&mut self, now: Instant, mut remote: Box<Remote>) -> bool {
+    fn enable(&mut self, now: Instant, mut remote: Box<FabricsController>) -> bool {
         let is_busy = remote.poll(now).is_some();
-        let techniques = Techniques::default();
+        let techniques = FastPathOptions::default();
         let options = QueuePairOptions { depth: 4, vector: None, techniques };
         let is_ready = remote.controller().state() == State::Ready;
         let asked = is_ready.then(|| remote.controller().create_queue_pair(now, options));
@@ -210,7 +215,7 @@ impl Registrant {
     fn create(
         &mut self,
         now: Instant,
-        mut remote: Box<Remote>,
+        mut remote: Box<FabricsController>,
         id: u16,
         address: &Address,
         shared: &mut Shared<'_>,
@@ -237,12 +242,12 @@ impl Registrant {
     fn ask(
         &mut self,
         now: Instant,
-        (mut remote, mut queue, step): (Box<Remote>, Box<RemoteQueue>, Step),
+        (mut remote, mut queue, step): (Box<FabricsController>, Box<FabricsChannel>, Step),
         address: &Address,
         shared: &mut Shared<'_>,
     ) -> Result<bool, Failure> {
         let is_busy = remote.poll(now).is_some();
-        let mut answers = Answers::with_capacity(4);
+        let mut answers = CompletionBatch::with_capacity(4);
         queue.poll_raw(now, &mut answers);
         queue.flush();
         let answer = answers.drain().next();
@@ -251,11 +256,11 @@ impl Registrant {
             None if is_lost => self.give_up(now, "lost its connection", shared),
             None => self.stage = Stage::Asking(remote, queue, step),
             Some(answer) if !answer.outcome.is_success() => {
-                let text = format!("{step:?} fails: {}", wire::Status(answer.outcome.0));
+                let text = format!("{step:?} fails: {}", tenmil_wire::Status(answer.outcome.0));
                 self.note(now, &text, shared);
-                let is_certain = answer.outcome != Outcome::ABORTED_BY_HOST;
+                let is_certain = answer.outcome != IoStatus::ABORTED_BY_HOST;
                 if is_certain && step == Step::Acquire {
-                    // Another host has it: this one does without.
+                    // Another host holds a reservation, so the request is dropped.
                     self.wanted = None;
                 }
                 drop(queue);
@@ -266,8 +271,8 @@ impl Registrant {
             }
             Some(_) => {
                 let next = match (step, self.wanted) {
-                    (Step::Register, Some(Wanted::Held)) => Some(Step::Acquire),
-                    (Step::Register, Some(Wanted::Released)) => Some(Step::Release),
+                    (Step::Register, Some(RequestedState::Held)) => Some(Step::Acquire),
+                    (Step::Register, Some(RequestedState::Released)) => Some(Step::Release),
                     _ => None,
                 };
                 self.note(now, &format!("{step:?} ends"), shared);
@@ -303,8 +308,8 @@ impl Registrant {
         })
     }
 
-    /// Sends a command. False if it was not taken.
-    fn send(&self, now: Instant, queue: &mut RemoteQueue, (step, nsid): (Step, u32)) -> bool {
+    /// Sends a command. Returns false if it was not accepted.
+    fn send(&self, now: Instant, queue: &mut FabricsChannel, (step, nsid): (Step, u32)) -> bool {
         let key = 0x1000 + self.host as u64;
         let rtype = ReservationType::WriteExclusive;
         let (command, bytes): (Command, Vec<u8>) = match step {
@@ -338,8 +343,8 @@ impl Registrant {
         is_stored && sent.is_ok()
     }
 
-    /// Has its controller end.
-    fn part(&mut self, now: Instant, mut remote: Box<Remote>) {
+    /// Shuts the controller down.
+    fn part(&mut self, now: Instant, mut remote: Box<FabricsController>) {
         let is_begun = remote.controller().shut_down(now, ShutdownNotification::Normal).is_ok();
         match is_begun {
             true => self.stage = Stage::ShuttingDown(remote),
@@ -352,7 +357,7 @@ impl Registrant {
         self.stage = Stage::Pausing(now.after(Span::from_ms(100)));
     }
 
-    /// What it has sent may take effect for a while.
+    /// Abandons the attempt. Its commands may still take effect for a while.
     fn give_up(&mut self, now: Instant, why: &str, shared: &mut Shared<'_>) {
         self.note(now, &format!("gives this attempt up: it {why}"), shared);
         self.until = Instant::NEVER;

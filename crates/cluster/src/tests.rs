@@ -1,4 +1,4 @@
-//! Seeds: that they repeat, that they are clean, and that they find what is put back.
+//! Seeds must be repeatable, must show no violation, and must find injected bugs.
 
 use super::{InjectedBugs, Plan, run};
 
@@ -30,7 +30,7 @@ fn each_injected_bug_is_found() {
     }
 }
 
-/// For looking at seeds by hand: `SEEDS=0..100`, and `BUG` the number of a defect that is put back.
+/// For manual runs: `SEEDS=0..100`, and `BUG` is the number of an injected bug.
 #[test]
 #[ignore = "prints what seeds do"]
 fn seeds_by_hand() {

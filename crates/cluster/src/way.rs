@@ -1,21 +1,21 @@
 //! What a host reaches its blocks with: paths, or a mirror over the paths of several legs.
 
-use base::{Backend, Instant, Segment};
-use dma::Regions;
-use remote::PathEvent;
+use tenmil_base::{Instant, IoChannel, Segment};
+use tenmil_dma::RegionTable;
+use tenmil_nvme_fabrics::PathEvent;
 
 use crate::legs::Legs;
-use crate::link::Link;
+use crate::link::DiskAccess;
 
 /// One of both.
 pub(crate) enum Way {
-    Paths(Box<Link>),
+    Paths(Box<DiskAccess>),
     Mirror(Box<Legs>),
 }
 
 impl Way {
     /// All memory of the host.
-    pub(crate) fn regions(&self) -> &Regions {
+    pub(crate) fn regions(&self) -> &RegionTable {
         match self {
             Self::Paths(link) => &link.regions,
             Self::Mirror(legs) => &legs.regions,
@@ -31,7 +31,7 @@ impl Way {
     }
 
     /// The queue, once there is one.
-    pub(crate) fn queue(&mut self) -> &mut Option<Box<dyn Backend>> {
+    pub(crate) fn queue(&mut self) -> &mut Option<Box<dyn IoChannel>> {
         match self {
             Self::Paths(link) => &mut link.queue,
             Self::Mirror(legs) => &mut legs.queue,
@@ -56,7 +56,7 @@ impl Way {
 
     /// When to turn even if nothing comes.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
-        let queue = self.queue().as_ref().map_or(Instant::NEVER, Backend::wake_at);
+        let queue = self.queue().as_ref().map_or(Instant::NEVER, IoChannel::wake_at);
         let paths = match self {
             Self::Paths(link) => link.multipath.wake_at(now),
             Self::Mirror(legs) => legs.wake_at(now),

@@ -1,4 +1,4 @@
-//! A run: everything is turned at one instant until nothing moves, and then time jumps.
+//! A run: all components are polled at one instant until there is no progress, and then time jumps.
 
 mod faults;
 
@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Instant, Random, Span};
-use dma::Regions;
-use target::tcp::MemoryDirectory;
+use tenmil_base::{Instant, Random, Span};
+use tenmil_dma::RegionTable;
+use tenmil_serve::tcp::MemoryDirectory;
 
 use crate::bugs::InjectedBugs;
 use crate::checker::Checker;
@@ -16,29 +16,29 @@ use crate::disk::Disk;
 use crate::exports::Opening;
 use crate::history::{History, Scope};
 use crate::host::{Goal, Host, Shared};
-use crate::link::{Address, Link};
+use crate::link::{Address, DiskAccess};
 use crate::network::Network;
 use crate::plan::{FaultEvent, MachinePlan, Plan};
 use crate::pool::{self, PoolHost};
 use crate::process::{Process, subsystem_nqn};
-use crate::registrant::{Registrant, Wanted};
+use crate::registrant::{RequestedState, ReservationClient};
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The seed.
+    /// Seed.
     pub seed: u64,
-    /// The hash of the history. Equal for equal runs.
+    /// Hash of the history. Equal for equal runs.
     pub hash: u64,
-    /// Records in the history.
+    /// Number of records in the history.
     pub events: usize,
-    /// Which promise was broken, if one was.
+    /// Violation, if there was one.
     pub failure: Option<String>,
-    /// Of a run that has failed: what concerns that, oldest first.
+    /// Records that concern the violation, oldest first. Empty for a successful run.
     pub history: Vec<String>,
 }
 
-/// A promise that was broken, and what it concerns.
+/// A violation and its scope.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) scope: Scope,
@@ -53,15 +53,15 @@ struct World {
     processes: Vec<ProcessSlot>,
     machines: Vec<Machine>,
     hosts: Vec<Host>,
-    /// Hosts that have a pool instead.
+    /// Hosts that use a pool.
     pools: Vec<PoolHost>,
     goal: Goal,
-    /// What has reservations, by host.
-    registrants: BTreeMap<usize, Registrant>,
+    /// Reservation programs by host.
+    registrants: BTreeMap<usize, ReservationClient>,
     checker: Checker,
     history: Arc<Mutex<History>>,
     writes: u64,
-    /// What happens when; the second number keeps the order of what happens at once.
+    /// Scheduled actions. The second number keeps the order of actions at the same time.
     agenda: BTreeMap<(Instant, u64), Action>,
     actions: u64,
     lives: u64,
@@ -69,21 +69,21 @@ struct World {
     is_opening: bool,
 }
 
-/// A process that runs or not.
+/// A target process, running or not.
 struct ProcessSlot {
     machine: usize,
-    /// Its current life, as its disks know it.
+    /// Number of its current incarnation, which identifies it to its disks.
     life: u64,
     process: Option<Process>,
-    /// Where it keeps reservations.
+    /// Storage of its reservations.
     state: MemoryDirectory,
     /// It alone serves the disks of its machine exchanged.
     is_exchanged: bool,
 }
 
-/// The disks of a machine.
+/// Disks of a machine.
 struct Machine {
-    /// Which of them is served in each slot.
+    /// Disk that is exported in each slot.
     order: Vec<usize>,
     /// The order was changed and not all processes have started since.
     is_reordered: bool,
@@ -96,25 +96,26 @@ enum Action {
     RestorePower(usize),
 }
 
-/// By how much time moves on at least.
+/// Minimum time step.
 const STEP_MIN: Span = Span::from_us(1);
-/// By how much more while somebody waits and nothing moves.
+/// Maximum time step while a component waits without progress.
 const STEP_MAX: Span = Span::from_ms(1);
-/// How long nobody is turned at most: for deadlines that nobody tells.
+/// Maximum time between two iterations, for deadlines that no component reports.
 const TICK: Span = Span::from_ms(10);
-/// How long it may take until all hosts have reached a goal.
+/// Time limit for all hosts to reach a goal.
 const PATIENCE: Span = Span::from_secs(120);
-/// Lines of a history that is shown.
+/// Maximum number of history lines in a report.
 const LINES_MAX: usize = 200;
 const BEGIN: Instant = Instant { ns: 1_000_000 };
 
-/// Runs a plan. The history of a run that fails has the NVMe/TCP units in it, too.
+/// Executes a plan. A run with a violation is repeated, so that its history includes the NVMe/TCP
+/// PDUs.
 pub fn run(plan: &Plan) -> Outcome {
     let first = run_once(plan, false);
     if first.failure.is_some() { run_once(plan, true) } else { first }
 }
 
-/// All that happens in a run.
+/// Complete history of a run.
 #[cfg(test)]
 pub(crate) fn history_of(plan: &Plan) -> Vec<String> {
     let history = Arc::new(Mutex::new(History::new(false)));
@@ -136,7 +137,7 @@ fn run_once(plan: &Plan, has_packets: bool) -> Outcome {
 
 impl World {
     fn new(plan: &Plan, history: &Arc<Mutex<History>>) -> Result<Self, Failure> {
-        remote::begin_simulation();
+        tenmil_nvme_fabrics::begin_simulation();
         let mut random = Random::new(plan.seed);
         let counts = (plan.hosts.len(), plan.processes());
         let network = Network::new(plan.cables, counts, random.fork(), Arc::clone(history));
@@ -190,7 +191,8 @@ impl World {
             }
             let host = world.new_host(number, BEGIN)?;
             world.hosts.push(host);
-            let registrant = Registrant::new(number, world.disk_of(number)).map_err(broken)?;
+            let registrant =
+                ReservationClient::new(number, world.disk_of(number)).map_err(broken)?;
             world.registrants.insert(number, registrant);
         }
         Ok(world)
@@ -222,7 +224,7 @@ impl World {
     fn format_mirrors(&self) -> Result<(), Failure> {
         for machine in 0..self.plan.machines.len() {
             if self.plan.machines[machine].is_mirror {
-                let regions = Regions::new(8);
+                let regions = RegionTable::new(8);
                 let (process, bugs, now) = (0, InjectedBugs::default(), self.now);
                 let mut opening = Opening { process, regions: &regions, bugs, now };
                 let disks = &self.disks[self.disks_of(machine)];
@@ -231,7 +233,7 @@ impl World {
         }
         for (number, host) in self.plan.hosts.iter().enumerate() {
             if !host.other_legs.is_empty() {
-                let regions = Regions::new(8);
+                let regions = RegionTable::new(8);
                 let (process, bugs, now) = (0, InjectedBugs::default(), self.now);
                 let mut opening = Opening { process, regions: &regions, bugs, now };
                 let legs = self.legs_of(number);
@@ -250,7 +252,7 @@ impl World {
         }
         let address = self.address_of(disk);
         let memory = (&self.network, pool::MEMORY_BYTES);
-        let link = Link::new((number, self.plan.bugs), plan, &address, memory, self.now);
+        let link = DiskAccess::new((number, self.plan.bugs), plan, &address, memory, self.now);
         let link = (link.map_err(broken)?, number == 0);
         let ids = (number, self.plan.seed, self.plan.bugs);
         Ok(PoolHost::new(ids, plan, disk, link, self.now))
@@ -266,7 +268,7 @@ impl World {
         made.map_err(broken)
     }
 
-    /// The disk of a host, among all.
+    /// Index of the disk of a host among all disks.
     fn disk_of(&self, host: usize) -> usize {
         let plan = &self.plan.hosts[host];
         self.disks_of(plan.machine).start + plan.disk
@@ -300,13 +302,15 @@ impl World {
         }
     }
 
-    /// Has all hosts reach a goal.
+    /// Sets a goal for all hosts and runs until they have reached it.
     fn reach(&mut self, goal: Goal) -> Result<(), Failure> {
         let now = self.now;
         self.goal = goal;
+        // Released first: a Flush of another host conflicts with a Write Exclusive reservation, so the
+        // goals after this one could not be reached.
         if goal == Goal::Drain {
             for registrant in self.registrants.values_mut() {
-                registrant.set_wanted(Wanted::Released, now, &mut self.checker);
+                registrant.set_wanted(RequestedState::Released, now, &mut self.checker);
             }
         }
         self.hosts.iter_mut().for_each(|host| host.set_goal(goal, now));
@@ -315,7 +319,7 @@ impl World {
         self.turn_until(end, |world| {
             world.hosts.iter_mut().all(Host::is_done)
                 && world.are_pools_done()
-                && world.registrants.values().all(Registrant::is_done)
+                && world.registrants.values().all(ReservationClient::is_done)
         })?;
         if let Some((host, _)) = self.registrants.iter().find(|(_, it)| !it.is_done()) {
             return Err(Failure {
@@ -342,12 +346,12 @@ impl World {
         pools.all(|(number, host)| host.is_done(checker.pool_owner(host.disk()) == Some(number)))
     }
 
-    /// After all hosts have gone nothing is left of them.
+    /// Checks that no resources are left after all hosts have gone.
     fn check_end(&mut self) -> Result<(), Failure> {
         let end = self.now.after(PATIENCE);
         let is_clean = |world: &mut Self| {
             let mut running = world.processes.iter().filter_map(|slot| slot.process.as_ref());
-            // A mirror does something by itself now and then.
+            // A mirror performs background I/O from time to time.
             running.all(|process| process.leak().is_none())
                 && world.disks.iter().all(|disk| disk.under_way() == 0)
         };
@@ -417,10 +421,12 @@ impl World {
         Ok(())
     }
 
-    /// Turns everybody once. True if anything was done.
+    /// Polls all components once. Returns true if there was progress.
     fn turn(&mut self) -> Result<bool, Failure> {
         let now = self.now;
         let mut is_busy = false;
+        // Faults first, then network and disks, then processes and hosts, so that each sees the
+        // effects at the same instant.
         while let Some(entry) = self.agenda.first_entry().filter(|entry| entry.key().0 <= now) {
             let action = entry.remove();
             self.act(action)?;
@@ -514,7 +520,7 @@ impl World {
 }
 
 impl InjectedBugs {
-    /// The first of so many seeds that finds it, if one does.
+    /// First of `seeds` seeds that finds the bug, if any does.
     pub fn first_seed(self, seeds: u64) -> Option<Outcome> {
         let mut outcomes = (0..seeds).map(|seed| run(&Plan::of(seed, self)));
         outcomes.find(|outcome| outcome.failure.is_some())

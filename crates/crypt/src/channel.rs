@@ -1,72 +1,72 @@
-//! One thread's way to an encrypted device.
+//! I/O channel of an encrypted device.
 //!
 //! ```text
 //!   write:  caller's memory ─▶ a few units at a time, encrypted ─▶ bounce buffer ─▶ device
 //!   read:   device ─▶ bounce buffer ─▶ a few units at a time, decrypted ─▶ caller's memory
 //! ```
 //!
-//! Every request that moves data has a buffer of its own, so the caller's memory never holds what
-//! the device holds, and the device never sees what the caller's memory holds.
+//! Every data request has a bounce buffer of its own, so the caller's memory never holds
+//! ciphertext, and the device never accesses plaintext.
 
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 
-use base::{
-    Answer, Answers, Backend, DoorbellCounts, Instant, Limits, Memory, Operation, Outcome, Request,
-    Segment, WakeSource,
+use tenmil_base::{
+    CompletionBatch, DoorbellCounts, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
+    Operation, Request, Segment, WakeSource,
 };
-use dma::{Region, Regions};
+use tenmil_dma::{Region, RegionTable};
 
 use crate::cipher::{Direction, UNIT_BYTES, Xts};
 use crate::key::{Key, wipe};
 
-/// A channel.
+/// I/O channel of an encrypted device.
 pub(crate) struct CryptChannel {
-    inner: Box<dyn Backend>,
+    inner: Box<dyn IoChannel>,
     limits: Limits,
-    regions: Regions,
+    regions: RegionTable,
     encrypt: Xts,
     decrypt: Xts,
-    /// A buffer for each place, one behind the other. Only pages that were used take memory.
+    /// Bounce buffers, one per slot, contiguous. Only used pages take memory.
     buffers: Region,
-    places: Box<[Place]>,
+    places: Box<[RequestSlot]>,
     free: Vec<u32>,
-    /// The buffers as the device is told about them, one for each place.
+    /// Segment table passed to the underlying device, one buffer per slot.
     table: Box<[Segment]>,
-    /// What the device has not taken yet.
+    /// Requests that the underlying device has not accepted yet.
     unsent: VecDeque<Request>,
-    ready: VecDeque<Answer>,
-    below: Answers,
+    ready: VecDeque<IoCompletion>,
+    below: CompletionBatch,
     scratch: Box<[u8; SCRATCH_BYTES]>,
 }
 
-/// A request under way.
-struct Place {
+/// Request in progress.
+struct RequestSlot {
     request: Request,
     segments: Vec<Segment>,
 }
 
-/// Bytes in the largest request.
+/// Maximum request length in bytes.
 pub(crate) const BUFFER_BYTES: u32 = 128 << 10;
-/// Requests under way, each with a buffer.
+/// Maximum number of requests in progress, each with a buffer.
 pub(crate) const DEPTH_MAX: u32 = 256;
-/// 32 pages and the one that an unaligned start adds.
+/// 32 pages and one more for an unaligned start.
 pub(crate) const SEGMENTS_MAX: u16 = 33;
-/// How much is encrypted at once: it stays in the nearest cache.
+/// Bytes encrypted at a time: they stay in the L1 cache.
 const SCRATCH_BYTES: usize = 8 * UNIT_BYTES;
 
 impl CryptChannel {
     pub(crate) fn new(
-        inner: Box<dyn Backend>,
+        inner: Box<dyn IoChannel>,
         key: &Key,
-        regions: Regions,
+        regions: RegionTable,
         limits: Limits,
     ) -> Result<Self, String> {
         let cipher =
             |way| Xts::new(key, way).ok_or("crypt: AWS-LC refuses the key, or has no memory");
         let depth = limits.depth_max;
-        let idle = || Place {
+        let idle = || RequestSlot {
             request: Request::NOTHING,
             segments: Vec::with_capacity(SEGMENTS_MAX.into()),
         };
@@ -81,7 +81,7 @@ impl CryptChannel {
             table: vec![Segment::default(); depth as usize].into(),
             unsent: VecDeque::with_capacity(depth as usize),
             ready: VecDeque::with_capacity(2 * depth as usize),
-            below: Answers::with_capacity(depth as usize),
+            below: CompletionBatch::with_capacity(depth as usize),
             scratch: Box::new([0; SCRATCH_BYTES]),
             inner,
             limits,
@@ -89,14 +89,14 @@ impl CryptChannel {
         })
     }
 
-    /// Takes one request; there is a place for it.
-    fn take(&mut self, request: &Request, segments: &[Segment]) -> Result<(), Outcome> {
+    /// Starts one request, for which a slot is free.
+    fn take(&mut self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
         if !self.limits.support.has(request.operation) {
-            return Err(Outcome::INVALID_OPCODE);
+            return Err(IoStatus::INVALID_OPCODE);
         }
         let own = if moves(request) { self.check(request, segments)? } else { &[] };
-        let place = self.free.pop().ok_or(Outcome::INTERNAL_ERROR)?;
-        let Place { request: kept, segments } = &mut self.places[place as usize];
+        let place = self.free.pop().ok_or(IoStatus::INTERNAL_ERROR)?;
+        let RequestSlot { request: kept, segments } = &mut self.places[place as usize];
         *kept = *request;
         segments.clear();
         segments.extend_from_slice(own);
@@ -106,6 +106,7 @@ impl CryptChannel {
             let offset = u64::from(place) * u64::from(BUFFER_BYTES);
             self.table[place as usize] = Segment { offset, region: self.buffers.id(), len_bytes };
             (below.segment_first, below.segment_count) = (place, 1);
+            // Writes and compares are encrypted here, reads are decrypted at completion.
             if request.operation != Operation::Read
                 && let Err(outcome) = self.translate(place, Direction::Encrypt)
             {
@@ -117,40 +118,41 @@ impl CryptChannel {
         Ok(())
     }
 
-    /// The segments of a request that moves data, which must be as long as its blocks.
+    /// Checks the segments of a data request, which must be as long as its blocks.
     fn check<'a>(
         &self,
         request: &Request,
         segments: &'a [Segment],
-    ) -> Result<&'a [Segment], Outcome> {
+    ) -> Result<&'a [Segment], IoStatus> {
         let end = request.lba.checked_add(request.blocks.into());
         if end.is_none_or(|end| end > self.limits.block_count) {
-            return Err(Outcome::LBA_OUT_OF_RANGE);
+            return Err(IoStatus::LBA_OUT_OF_RANGE);
         }
         let first = request.segment_first as usize;
         let own = segments.get(first..first + usize::from(request.segment_count));
-        let own = own.ok_or(Outcome::INVALID_FIELD)?;
+        let own = own.ok_or(IoStatus::INVALID_FIELD)?;
         let len_bytes: u64 = own.iter().map(|segment| u64::from(segment.len_bytes)).sum();
         let good = request.blocks <= self.limits.request_blocks_max
             && request.segment_count <= SEGMENTS_MAX
             && request.metadata_count == 0
             && len_bytes == u64::from(request.blocks) * u64::from(self.limits.block_size);
-        if good { Ok(own) } else { Err(Outcome::INVALID_FIELD) }
+        if good { Ok(own) } else { Err(IoStatus::INVALID_FIELD) }
     }
 
-    /// Moves the data of a place between its buffer and its caller's memory, encrypted on one side.
-    fn translate(&mut self, place: u32, direction: Direction) -> Result<(), Outcome> {
-        let Place { request, segments } = &self.places[place as usize];
+    /// Encrypts or decrypts the data of a slot between its buffer and its caller's memory.
+    fn translate(&mut self, place: u32, direction: Direction) -> Result<(), IoStatus> {
+        let RequestSlot { request, segments } = &self.places[place as usize];
         let buffer = self.table[place as usize];
-        let mut memory = Walk { segments, skip_bytes: 0 };
+        let mut memory = SegmentCursor { segments, skip_bytes: 0 };
         let units = u64::from(self.limits.block_size) / UNIT_BYTES as u64;
         let mut unit = request.lba * units;
         let mut done = 0;
+        // In pieces that stay in the L1 cache; the caller's memory is never modified by a write.
         while done < buffer.len_bytes {
             let left = (buffer.len_bytes - done) as usize;
             let scratch = &mut self.scratch[..left.min(SCRATCH_BYTES)];
-            let len_bytes = u32::try_from(scratch.len()).map_err(|_| Outcome::INTERNAL_ERROR)?;
-            let piece = buffer.slice(done, len_bytes).ok_or(Outcome::INTERNAL_ERROR)?;
+            let len_bytes = u32::try_from(scratch.len()).map_err(|_| IoStatus::INTERNAL_ERROR)?;
+            let piece = buffer.slice(done, len_bytes).ok_or(IoStatus::INTERNAL_ERROR)?;
             let (cipher, regions) = match direction {
                 Direction::Encrypt => (&mut self.encrypt, &self.regions),
                 Direction::Decrypt => (&mut self.decrypt, &self.regions),
@@ -160,17 +162,17 @@ impl CryptChannel {
                 Direction::Decrypt => regions.load(piece, scratch).is_ok(),
             };
             if !moved {
-                return Err(Outcome::DATA_TRANSFER_ERROR);
+                return Err(IoStatus::DATA_TRANSFER_ERROR);
             }
             if !cipher.apply(unit, scratch) {
-                return Err(Outcome::INTERNAL_ERROR);
+                return Err(IoStatus::INTERNAL_ERROR);
             }
             let moved = match direction {
                 Direction::Encrypt => regions.store(piece, scratch).is_ok(),
                 Direction::Decrypt => memory.store(regions, scratch),
             };
             if !moved {
-                return Err(Outcome::DATA_TRANSFER_ERROR);
+                return Err(IoStatus::DATA_TRANSFER_ERROR);
             }
             done += len_bytes;
             unit += u64::from(len_bytes) / UNIT_BYTES as u64;
@@ -178,8 +180,8 @@ impl CryptChannel {
         Ok(())
     }
 
-    /// The device has answered.
-    fn ended(&mut self, answer: &Answer) {
+    /// Handles a completion of the underlying device.
+    fn ended(&mut self, answer: &IoCompletion) {
         let Ok(place) = u32::try_from(answer.token) else { return };
         let Request { token, operation, blocks, .. } = self.places[place as usize].request;
         let mut outcome = answer.outcome;
@@ -187,7 +189,7 @@ impl CryptChannel {
             outcome = self.translate(place, Direction::Decrypt).err().unwrap_or_default();
         }
         self.free.push(place);
-        self.ready.push_back(Answer { token, outcome, ..*answer });
+        self.ready.push_back(IoCompletion { token, outcome, ..*answer });
     }
 
     fn send(&mut self, now: Instant) {
@@ -198,22 +200,22 @@ impl CryptChannel {
     }
 }
 
-/// Whether a request has data in memory.
+/// Whether a request transfers data.
 const fn moves(request: &Request) -> bool {
     matches!(request.operation, Operation::Read | Operation::Write | Operation::Compare)
 }
 
-impl Backend for CryptChannel {
+impl IoChannel for CryptChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
 
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
-        // An answer that waits to be polled has given its place back, and still counts.
+        // A completion that waits to be polled has freed its slot but still counts.
         let count = requests.len().min(self.free.len().saturating_sub(self.ready.len()));
         for request in &requests[..count] {
             if let Err(outcome) = self.take(request, segments) {
-                self.ready.push_back(Answer { token: request.token, outcome, result: 0 });
+                self.ready.push_back(IoCompletion { token: request.token, outcome, result: 0 });
             }
         }
         self.send(now);
@@ -224,8 +226,8 @@ impl Backend for CryptChannel {
         self.inner.flush();
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
-        let mut below = std::mem::replace(&mut self.below, Answers::with_capacity(0));
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        let mut below = std::mem::replace(&mut self.below, CompletionBatch::with_capacity(0));
         self.inner.poll(now, &mut below);
         below.drain().for_each(|answer| self.ended(&answer));
         self.below = below;
@@ -233,13 +235,13 @@ impl Backend for CryptChannel {
             self.send(now);
             self.inner.flush();
         }
-        let count = answers.room().min(self.ready.len());
+        let count = answers.remaining().min(self.ready.len());
         self.ready.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
 
-    fn doorbells(&self) -> DoorbellCounts {
-        self.inner.doorbells()
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.inner.doorbell_stats()
     }
 
     fn wake_at(&self) -> Instant {
@@ -250,8 +252,8 @@ impl Backend for CryptChannel {
         self.inner.wake_source()
     }
 
-    fn is_done_by_kernel(&self) -> bool {
-        self.inner.is_done_by_kernel()
+    fn is_kernel_io(&self) -> bool {
+        self.inner.is_kernel_io()
     }
 
     fn arm(&mut self) -> bool {
@@ -274,14 +276,14 @@ impl Drop for CryptChannel {
     }
 }
 
-/// A walk through segments in steps that have nothing to do with where they are cut.
-struct Walk<'a> {
+/// Cursor over a segment list, independent of the segment boundaries.
+struct SegmentCursor<'a> {
     segments: &'a [Segment],
     skip_bytes: u32,
 }
 
-impl Walk<'_> {
-    fn load(&mut self, regions: &Regions, mut into: &mut [u8]) -> bool {
+impl SegmentCursor<'_> {
+    fn load(&mut self, regions: &RegionTable, mut into: &mut [u8]) -> bool {
         while !into.is_empty() {
             let Some(piece) = self.take(into.len()) else { return false };
             let (part, rest) = into.split_at_mut(piece.len_bytes as usize);
@@ -293,7 +295,7 @@ impl Walk<'_> {
         true
     }
 
-    fn store(&mut self, regions: &Regions, mut from: &[u8]) -> bool {
+    fn store(&mut self, regions: &RegionTable, mut from: &[u8]) -> bool {
         while !from.is_empty() {
             let Some(piece) = self.take(from.len()) else { return false };
             let (part, rest) = from.split_at(piece.len_bytes as usize);
@@ -305,7 +307,7 @@ impl Walk<'_> {
         true
     }
 
-    /// At most `len` bytes off the front, without crossing the end of a segment.
+    /// Takes up to `len` bytes from the front, within one segment.
     fn take(&mut self, len: usize) -> Option<Segment> {
         loop {
             let (first, rest) = self.segments.split_first()?;

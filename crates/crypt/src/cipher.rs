@@ -2,10 +2,10 @@
 //!
 //! # Unsafe
 //!
-//! What the safe face of this room promises:
+//! Guarantees of the safe interface:
 //!
-//! - A context is made, used and freed by its one owner, and never shared: its methods that touch it
-//!   take `&mut self`, and it moves between threads only as a whole.
+//! - A context is created, used and freed by its only owner, and never shared: methods that access
+//!   it take `&mut self`, and it moves between threads only as a whole.
 //! - The library is given exactly as many bytes of key, tweak and data as it reads and writes.
 
 #![expect(unsafe_code, reason = "the library speaks C")]
@@ -19,44 +19,45 @@ use aws_lc_sys::{
 
 use crate::key::Key;
 
-/// A cipher in one direction, with its key.
+/// Cipher in one direction, with its key.
 pub(crate) struct Xts {
     context: NonNull<EVP_CIPHER_CTX>,
     direction: Direction,
 }
 
-/// Which way.
+/// Direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Decrypt = 0,
     Encrypt = 1,
 }
 
-/// Bytes in a data unit.
+/// Length of a data unit in bytes.
 pub(crate) const UNIT_BYTES: usize = 512;
 
-// SAFETY: the context is memory of the library's that knows no thread, and `Xts` is its only owner.
+// SAFETY: the context is memory of the library without thread affinity, and `Xts` is its only
+// owner.
 unsafe impl Send for Xts {}
 
 impl Xts {
-    /// A cipher with this key, or `None` if the library has no memory for it.
+    /// Creates a cipher with this key; `None` if the library is out of memory.
     pub(crate) fn new(key: &Key, direction: Direction) -> Option<Self> {
-        // SAFETY: it has no premises; a null pointer is taken care of.
+        // SAFETY: the call has no premises; a null result is handled.
         let context = NonNull::new(unsafe { EVP_CIPHER_CTX_new() })?;
         let xts = Self { context, direction };
-        // SAFETY: it has no premises, and what it returns lives for ever.
+        // SAFETY: the call has no premises; the result is static.
         let cipher = unsafe { EVP_aes_256_xts() };
         let key = key.bytes().as_ptr();
-        // SAFETY: the context is ours; AES-256-XTS reads 64 bytes of key, which is how many a `Key`
-        // has; null stands for no engine and for a tweak that comes later.
+        // SAFETY: the context is exclusively owned; AES-256-XTS reads 64 bytes of key, the length
+        // of a `Key`; null means no engine, and a tweak that is set later.
         let done = unsafe {
             EVP_CipherInit_ex(context.as_ptr(), cipher, null_mut(), key, null(), direction as i32)
         };
         (done == 1).then_some(xts)
     }
 
-    /// Encrypts or decrypts whole units in place, the first of which is number `unit`. False if the
-    /// library refuses, which it does for no unit of 512 bytes.
+    /// Encrypts or decrypts whole units in place; the first has number `unit`. False if the library
+    /// fails, which does not happen for units of 512 bytes.
     #[must_use]
     pub(crate) fn apply(&mut self, unit: u64, bytes: &mut [u8]) -> bool {
         (unit..).zip(bytes.chunks_exact_mut(UNIT_BYTES)).all(|(unit, bytes)| self.one(unit, bytes))
@@ -66,8 +67,8 @@ impl Xts {
         let mut tweak = [0; 16];
         tweak[..8].copy_from_slice(&unit.to_le_bytes());
         let context = self.context.as_ptr();
-        // SAFETY: the context is ours and has its key; XTS reads 16 bytes of tweak; null leaves
-        // cipher and key as they are.
+        // SAFETY: the context is exclusively owned and has its key; XTS reads 16 bytes of tweak;
+        // null keeps cipher and key.
         let ready = unsafe {
             let way = self.direction as i32;
             EVP_CipherInit_ex(context, null(), null_mut(), null(), tweak.as_ptr(), way)
@@ -77,8 +78,8 @@ impl Xts {
         if ready != 1 {
             return false;
         }
-        // SAFETY: XTS writes as many bytes as it reads, in place if the two pointers are the same,
-        // and `data` is a slice of `len` bytes.
+        // SAFETY: XTS writes as many bytes as it reads, in place if both pointers are equal, and
+        // `data` is a slice of `len` bytes.
         let done = unsafe { EVP_CipherUpdate(context, data, &raw mut written, data, len) };
         done == 1 && written == len
     }
@@ -86,8 +87,8 @@ impl Xts {
 
 impl Drop for Xts {
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and this is the last that is heard of it. The library
-        // overwrites the key in it.
+        // SAFETY: the context is exclusively owned and not used afterwards. The library overwrites
+        // the key in it.
         unsafe { EVP_CIPHER_CTX_free(self.context.as_ptr()) };
     }
 }

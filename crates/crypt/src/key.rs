@@ -1,25 +1,25 @@
-//! The two halves of a key, from a file.
+//! AES-256-XTS keys from key files.
 
 use std::fmt;
 use std::hint::black_box;
 use std::path::Path;
 
-use host::secret::read_secret;
+use tenmil_linux::key_file::read_secret;
 
-/// A key for AES-256-XTS: one half for the data, one for the tweaks. Overwritten when dropped.
+/// Key for AES-256-XTS: one half for the data, one for the tweaks. Overwritten on drop.
 pub struct Key([u8; Key::BYTES]);
 
 impl Key {
-    /// Bytes in a key.
+    /// Length of a key in bytes.
     pub const BYTES: usize = 64;
 
-    /// Reads a key of 64 bytes, or of 128 hexadecimal digits and at most a line's end, from a file
-    /// that nobody but its owner may read.
+    /// Reads a key of 64 bytes, or of 128 hexadecimal digits with an optional line end, from a file
+    /// that only its owner may read.
     ///
     /// # Errors
     ///
-    /// If there is no such file, others may read it, or it holds something else. Nothing of what it
-    /// holds is repeated.
+    /// If the file does not exist, others may read it, or its content is not a key. The message
+    /// contains nothing of the content.
     pub fn read(path: &Path) -> Result<Self, String> {
         let mut bytes = read_secret(path, 2 * Self::BYTES as u64 + 2).map_err(|e| e.to_string())?;
         let key =
@@ -28,7 +28,7 @@ impl Key {
         key
     }
 
-    /// A key from what a file holds.
+    /// Parses the content of a key file.
     fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut key = Self([0; Self::BYTES]);
         if bytes.len() == Self::BYTES {
@@ -47,14 +47,15 @@ impl Key {
                     .ok_or_else(|| format!("found other characters than digits, {expected}"))?;
             }
         }
-        // With equal halves the tweaks give the data away (Rogaway's attack; FIPS 140 refuses them).
+        // With equal halves the tweaks reveal the data (Rogaway's attack; FIPS 140 rejects such
+        // keys).
         if key.0[..32] == key.0[32..] {
             return Err("both halves of the key are the same, expected different ones".into());
         }
         Ok(key)
     }
 
-    /// The bytes, for the cipher.
+    /// Key bytes, for the cipher.
     pub(crate) const fn bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
@@ -67,13 +68,13 @@ impl Drop for Key {
 }
 
 impl fmt::Debug for Key {
-    /// Says nothing about the key.
+    /// Reveals nothing of the key.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Key")
     }
 }
 
-/// Overwrites bytes in a way that is not optimised away.
+/// Overwrites bytes in a way that is not optimized away.
 pub(crate) fn wipe(bytes: &mut [u8]) {
     bytes.fill(0);
     black_box(bytes);

@@ -1,18 +1,18 @@
-//! Block devices that hold nothing readable: `crypt:[URI]?key-file=PATH`.
+//! Encrypted block devices: `crypt:[URI]?key-file=PATH`.
 //!
-//! AES-256 in XTS mode (IEEE 1619) over units of 512 bytes, whatever the block size, each with the
-//! number of its unit as tweak. That is what Linux calls `aes-xts-plain64` with sectors of 512
-//! bytes, so `dmsetup` and `cryptsetup --type plain` read what is written here, and the other way
-//! round.
+//! AES-256 in XTS mode (IEEE 1619) over units of 512 bytes, independent of the block size, each
+//! with its unit number as tweak. This is the format that Linux calls `aes-xts-plain64` with
+//! 512-byte sectors, so `dmsetup` and `cryptsetup --type plain` read what is written here, and vice
+//! versa.
 //!
-//! What it hides and what not: whoever has the device without the key learns which blocks were
-//! written and which are deallocated, and whether a block is what it was before; and can put an old
-//! block back unnoticed. There is no header: the wrong key reads garbage, and nothing says so.
+//! Limits of the protection: an attacker with the device but without the key learns which blocks
+//! were written or deallocated and whether a block has changed, and can replay an old block
+//! undetected. There is no header: a wrong key is not detected and reads garbage.
 //!
 //! # Unsafe
 //!
-//! [`cipher`] is the one room with `unsafe` code in it, around AWS-LC. What it promises stands at its
-//! top; all other modules forbid it.
+//! Only [`cipher`] contains unsafe code, around AWS-LC; its guarantees are stated at its top. All
+//! other modules forbid unsafe code.
 
 mod channel;
 mod cipher;
@@ -22,25 +22,25 @@ mod key;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use base::{Backend, Blame, Limits, Medium, Operation, Support};
-use block::uri::Uri;
-use block::{MediumError, Opened, Opener};
-use dma::Regions;
+use tenmil_base::{BlockDevice, ErrorCategory, IoChannel, Limits, Operation, OperationSet};
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_dma::RegionTable;
 
 use self::channel::{BUFFER_BYTES, CryptChannel, DEPTH_MAX, SEGMENTS_MAX};
 pub use self::key::Key;
 
-/// A medium whose blocks are encrypted on another one.
+/// Block device that is stored encrypted on another one.
 pub struct Crypt {
-    inner: Arc<dyn Medium>,
+    inner: Arc<dyn BlockDevice>,
     key: Arc<Key>,
-    regions: Regions,
+    regions: RegionTable,
     limits: Limits,
 }
 
-/// What can be done through a cipher. Zeroes would have to be written encrypted, and a copy would
-/// have the tweaks of its source: whoever needs these has them done by reads and writes.
-const SUPPORT: Support = Support::of(&[
+/// Supported operations. Zeroes would have to be written encrypted, and a copy would keep the
+/// tweaks of its source: these are emulated by reads and writes in a layer above.
+const SUPPORT: OperationSet = OperationSet::of(&[
     Operation::Read,
     Operation::Write,
     Operation::Flush,
@@ -54,13 +54,13 @@ const SUPPORT: Support = Support::of(&[
 ///
 /// # Errors
 ///
-/// If the name or the key file is not as it should be, or the device below cannot be had.
-pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+/// If the URI or the key file is invalid, or the underlying device cannot be opened.
+pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
     let mut fields = uri.fields();
     if fields.text("key").is_some() {
-        // The name is not repeated: it has a key in it.
-        return Err(MediumError::new(
-            Blame::Caller,
+        // The URI is not repeated in the message: it contains a key.
+        return Err(DeviceError::new(
+            ErrorCategory::Usage,
             "crypt: found a key in the name, where other users of the machine and the history of \
              the shell can read it; expected key-file=PATH",
         ));
@@ -72,25 +72,29 @@ pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
     })?;
     let below = opener.open(uri.only_child()?)?;
     let key = Key::read(&PathBuf::from(path))
-        .map_err(|problem| MediumError::new(Blame::Caller, format!("crypt: {problem}")))?;
+        .map_err(|problem| DeviceError::new(ErrorCategory::Usage, format!("crypt: {problem}")))?;
     let crypt = Crypt::new(opener.regions, below.medium, key)?;
     let description = format!("AES-256-XTS over units of 512 bytes; over {}", below.description);
-    Ok(Opened { medium: Arc::new(crypt), description, ..below })
+    Ok(OpenedDevice { medium: Arc::new(crypt), description, ..below })
 }
 
 impl Crypt {
-    /// Encrypts what is on `inner`. Requests name memory of `regions`, in which each channel takes
-    /// a place.
+    /// Creates an encrypted device on `inner`. Requests name memory of `regions`, in which each
+    /// channel allocates its bounce buffers.
     ///
     /// # Errors
     ///
-    /// If the blocks of `inner` have metadata, which would stay readable.
-    pub fn new(regions: &Regions, inner: Arc<dyn Medium>, key: Key) -> Result<Self, MediumError> {
+    /// If the blocks of `inner` have metadata, which would not be encrypted.
+    pub fn new(
+        regions: &RegionTable,
+        inner: Arc<dyn BlockDevice>,
+        key: Key,
+    ) -> Result<Self, DeviceError> {
         let below = inner.limits();
         if below.metadata_size != 0 {
             let found = below.metadata_size;
             let text = format!("crypt: {found} bytes of metadata in each block, expected none");
-            return Err(MediumError::new(Blame::Caller, text));
+            return Err(DeviceError::new(ErrorCategory::Usage, text));
         }
         let limits = Limits {
             request_blocks_max: below.request_blocks_max.min(BUFFER_BYTES / below.block_size),
@@ -103,13 +107,13 @@ impl Crypt {
     }
 }
 
-/// Nothing that reads as zeroes below reads as zeroes here, so no extent is anything but data.
-impl Medium for Crypt {
+/// Zeroes of the underlying device do not decrypt to zeroes, so every extent is data.
+impl BlockDevice for Crypt {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         let inner = self.inner.channel()?;
         let channel =
             CryptChannel::new(inner, &self.key, self.regions.clone(), self.limits.clone())?;

@@ -1,17 +1,18 @@
-//! Known answers, and a device through the cipher against a plain array.
+//! Known answers, and a device through the cipher compared with a plain array.
 
 mod luks;
 
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 
-use base::{
-    Answers, Backend, Blame, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
+use tenmil_base::{
+    CompletionBatch, ErrorCategory, Instant, IoChannel, IoStatus, Memory, Operation, Random,
+    Request, RequestFlags, Segment,
 };
-use block::uri::Uri;
-use block::{Kind, MediumError, Opened, Opener};
-use dma::Regions;
-use host::Clock;
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, DeviceType, OpenedDevice, Opener};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
 
 use crate::cipher::{Direction, Xts};
 use crate::{Crypt, Key};
@@ -72,34 +73,34 @@ fn units_count_in_the_tweak_one_by_one() {
 }
 
 struct Bench {
-    regions: Regions,
+    regions: RegionTable,
     memory: Segment,
 }
 
 impl Bench {
     fn new() -> Self {
-        let regions = Regions::new(32);
-        let mapping = dma::Mapping::new(1 << 20, dma::Backing::Private).unwrap();
+        let regions = RegionTable::new(32);
+        let mapping = tenmil_dma::Mapping::new(1 << 20, tenmil_dma::Backing::Private).unwrap();
         let memory = regions.add(mapping).unwrap();
         Self { regions, memory }
     }
 
-    fn open(&self, uri: &str) -> Result<Opened, MediumError> {
-        let crypt: &dyn Kind = &crate::open;
+    fn open(&self, uri: &str) -> Result<OpenedDevice, DeviceError> {
+        let crypt: &dyn DeviceType = &crate::open;
         let more = [("crypt", crypt)];
         let clock = Clock::start();
         Opener { regions: &self.regions, clock, seed: 1, more: &more }.open(&uri.parse::<Uri>()?)
     }
 
-    /// Carries out one request, alone.
+    /// Executes a single request.
     fn run(
         &self,
-        channel: &mut dyn Backend,
+        channel: &mut dyn IoChannel,
         operation: Operation,
         lba: u64,
         blocks: u32,
         segments: &[Segment],
-    ) -> Outcome {
+    ) -> IoStatus {
         let request = Request {
             token: 1 << 40,
             lba,
@@ -109,10 +110,10 @@ impl Bench {
             segment_count: u16::try_from(segments.len()).unwrap(),
             metadata_count: 0,
             operation,
-            flags: Flags::NONE,
+            flags: RequestFlags::NONE,
         };
         let now = Instant::default();
-        let mut answers = Answers::with_capacity(1);
+        let mut answers = CompletionBatch::with_capacity(1);
         assert_eq!(channel.submit(now, &[request], segments), 1);
         channel.flush();
         while channel.poll(now, &mut answers) == 0 {}
@@ -121,7 +122,7 @@ impl Bench {
         answer.outcome
     }
 
-    /// Memory of so many bytes, cut in a few places.
+    /// Memory of `len` bytes, cut at random positions.
     fn cut(&self, len: usize, random: &mut Random) -> Vec<Segment> {
         let (mut at, mut left) = (u32::try_from(random.below(100)).unwrap(), len);
         let mut segments = Vec::new();
@@ -173,10 +174,10 @@ fn what_was_written_is_read_whatever_the_memory_is_cut_into() {
             let segments = bench.cut(count * block, &mut random);
             if random.chance(1, 2) {
                 let bytes: Vec<u8> =
-                    (0..count * block).map(|_| random.draw().to_le_bytes()[0]).collect();
+                    (0..count * block).map(|_| random.next_u64().to_le_bytes()[0]).collect();
                 bench.put(&segments, &bytes);
                 let outcome = bench.run(channel, Operation::Write, lba, many, &segments);
-                assert_eq!(outcome, Outcome::SUCCESS);
+                assert_eq!(outcome, IoStatus::SUCCESS);
                 assert_eq!(bench.get(&segments), bytes, "the caller's data stays as it is");
                 for (place, bytes) in blocks[range].iter_mut().zip(bytes.chunks(block)) {
                     *place = Some(bytes.to_vec());
@@ -184,16 +185,16 @@ fn what_was_written_is_read_whatever_the_memory_is_cut_into() {
                 continue;
             }
             let outcome = bench.run(channel, Operation::Read, lba, many, &segments);
-            assert_eq!(outcome, Outcome::SUCCESS);
+            assert_eq!(outcome, IoStatus::SUCCESS);
             let bytes = bench.get(&segments);
             for (place, bytes) in blocks[range].iter().zip(bytes.chunks(block)) {
                 assert!(place.as_ref().is_none_or(|expected| expected == bytes), "round {round}");
             }
             let outcome = bench.run(channel, Operation::Compare, lba, many, &segments);
-            assert_eq!(outcome, Outcome::SUCCESS, "what was read compares equal");
+            assert_eq!(outcome, IoStatus::SUCCESS, "what was read compares equal");
             bench.put(&segments[..1], &vec![0x5a; segments[0].len_bytes as usize]);
             let outcome = bench.run(channel, Operation::Compare, lba, many, &segments);
-            assert_eq!(outcome, Outcome::COMPARE_FAILURE);
+            assert_eq!(outcome, IoStatus::COMPARE_FAILURE);
         }
     }
 }
@@ -203,18 +204,18 @@ fn the_device_holds_what_a_plain_cipher_makes_and_the_wrong_key_reads_garbage() 
     let bench = Bench::new();
     let raw = bench.open("ram:1m").unwrap().medium;
     let with = |bytes: &[u8]| Crypt::new(&bench.regions, raw.clone(), key(bytes)).unwrap();
-    let read = |medium: &dyn base::Medium, lba| {
+    let read = |medium: &dyn tenmil_base::BlockDevice, lba| {
         let segment = bench.memory.slice(0, 1024).unwrap();
         let mut channel = medium.channel().unwrap();
         let outcome = bench.run(&mut *channel, Operation::Read, lba, 2, &[segment]);
-        assert_eq!(outcome, Outcome::SUCCESS);
+        assert_eq!(outcome, IoStatus::SUCCESS);
         bench.get(&[segment])
     };
     let good = with(&bytes_of(KEY));
     let segment = bench.memory.slice(0, 1024).unwrap();
     bench.put(&[segment], &[0x11; 1024]);
-    let mut channel = base::Medium::channel(&good).unwrap();
-    assert_eq!(bench.run(&mut *channel, Operation::Write, 40, 2, &[segment]), Outcome::SUCCESS);
+    let mut channel = tenmil_base::BlockDevice::channel(&good).unwrap();
+    assert_eq!(bench.run(&mut *channel, Operation::Write, 40, 2, &[segment]), IoStatus::SUCCESS);
     let mut expected = vec![0x11; 1024];
     let mut cipher = Xts::new(&key(&bytes_of(KEY)), Direction::Encrypt).unwrap();
     assert!(cipher.apply(40, &mut expected));
@@ -224,14 +225,14 @@ fn the_device_holds_what_a_plain_cipher_makes_and_the_wrong_key_reads_garbage() 
     other[63] ^= 1;
     let garbage = read(&with(&other), 40);
     assert!(garbage != [0x11; 1024] && garbage != expected);
-    // A deallocated block reads as something, and that is not zeroes.
-    assert_eq!(bench.run(&mut *channel, Operation::Deallocate, 40, 2, &[]), Outcome::SUCCESS);
+    // A deallocated block reads as something other than zeroes.
+    assert_eq!(bench.run(&mut *channel, Operation::Deallocate, 40, 2, &[]), IoStatus::SUCCESS);
     assert!(read(&good, 40) != [0; 1024]);
-    let extent = base::Medium::extent(&good, 40).unwrap();
-    assert_eq!(extent.holds, base::Holds::Data);
+    let extent = tenmil_base::BlockDevice::block_status(&good, 40).unwrap();
+    assert_eq!(extent.holds, tenmil_base::ExtentKind::Data);
     for missing in [Operation::WriteZeroes, Operation::Copy] {
-        assert!(!base::Medium::limits(&good).support.has(missing));
-        assert_eq!(bench.run(&mut *channel, missing, 0, 1, &[]), Outcome::INVALID_OPCODE);
+        assert!(!tenmil_base::BlockDevice::limits(&good).support.has(missing));
+        assert_eq!(bench.run(&mut *channel, missing, 0, 1, &[]), IoStatus::INVALID_OPCODE);
     }
 }
 
@@ -253,19 +254,19 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_once() {
             segment_count: 1,
             metadata_count: 0,
             operation: Operation::Read,
-            flags: Flags::NONE,
+            flags: RequestFlags::NONE,
         })
         .collect();
     assert_eq!(channel.submit(Instant::default(), &requests, &[segment]), depth);
     assert_eq!(channel.submit(Instant::default(), &requests[depth..], &[segment]), 0);
     let mut seen = vec![0; depth];
-    let mut answers = Answers::with_capacity(7);
+    let mut answers = CompletionBatch::with_capacity(7);
     let mut now = Instant::default();
     while seen.contains(&0) {
         now = now.max(channel.wake_at());
         channel.poll(now, &mut answers);
         for answer in answers.drain() {
-            assert_eq!(answer.outcome, Outcome::SUCCESS);
+            assert_eq!(answer.outcome, IoStatus::SUCCESS);
             seen[usize::try_from(answer.token).unwrap()] += 1;
         }
     }
@@ -280,14 +281,14 @@ fn requests_that_do_not_fit_are_refused() {
     let medium = bench.open(&format!("crypt:[ram:1m]?key-file={path}")).unwrap().medium;
     let mut channel = medium.channel().unwrap();
     let segment = bench.memory.slice(0, 512).unwrap();
-    let stray = Segment { region: base::RegionId(31), ..segment };
+    let stray = Segment { region: tenmil_base::RegionId(31), ..segment };
     for operation in [Operation::Read, Operation::Write, Operation::Compare] {
         for (lba, blocks, segments, expected) in [
-            (2048, 1, &[segment][..], Outcome::LBA_OUT_OF_RANGE),
-            (u64::MAX, 1, &[segment], Outcome::LBA_OUT_OF_RANGE),
-            (0, 2, &[segment], Outcome::INVALID_FIELD),
-            (0, 1, &[], Outcome::INVALID_FIELD),
-            (0, 1, &[stray], Outcome::DATA_TRANSFER_ERROR),
+            (2048, 1, &[segment][..], IoStatus::LBA_OUT_OF_RANGE),
+            (u64::MAX, 1, &[segment], IoStatus::LBA_OUT_OF_RANGE),
+            (0, 2, &[segment], IoStatus::INVALID_FIELD),
+            (0, 1, &[], IoStatus::INVALID_FIELD),
+            (0, 1, &[stray], IoStatus::DATA_TRANSFER_ERROR),
         ] {
             let outcome = bench.run(&mut *channel, operation, lba, blocks, segments);
             assert_eq!(outcome, expected, "{operation:?} {lba} {blocks}");
@@ -309,7 +310,7 @@ fn a_key_is_never_in_a_name_and_never_in_a_file_that_others_may_read() {
         (format!("crypt:[ram:1m]?key-file={path}&mode=xts"), "no parameter `mode`, expected key"),
     ] {
         let refused = bench.open(&uri).unwrap_err();
-        assert_eq!(refused.blame(), Blame::Caller);
+        assert_eq!(refused.blame(), ErrorCategory::Usage);
         assert!(refused.to_string().contains(expected), "{refused}");
         assert!(!refused.to_string().contains(&KEY[..16]), "{refused}");
     }

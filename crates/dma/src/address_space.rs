@@ -1,26 +1,27 @@
-//! Addresses for a device behind an IOMMU, which has so many and no more.
+//! I/O virtual address allocator for a device behind an IOMMU with a limited address range.
 
 use std::collections::BTreeMap;
 
-/// Which addresses are free. An IOMMU may have 39 bits of them, or 48, with holes.
+/// Free I/O virtual addresses. An IOMMU may have 39 or 48 address bits, with holes.
 #[derive(Clone, Debug)]
 pub struct AddressSpace {
-    /// Stretches that are free: where each begins, and how long it is. No two touch.
+    /// Free ranges: start and length. Adjacent ranges are merged.
     free: BTreeMap<u64, u64>,
 }
 
-/// Addresses begin where the memory may begin, up to this: so that an IOMMU can use its largest pages.
+/// Maximum alignment of an allocation. Allocations are aligned to their size up to this, so that an IOMMU
+/// can use its largest pages.
 const ALIGNMENT_MAX: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 
 impl AddressSpace {
-    /// The addresses of these ranges, whose last is named; but none of the first page, so that zero
-    /// is nobody's address.
+    /// Creates an address space of these ranges, each with its last address. The first page is excluded,
+    /// so that zero is never a valid address.
     pub fn new(ranges: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut space = Self { free: BTreeMap::new() };
         for (first, last) in ranges {
             let first = first.max(PAGE).next_multiple_of(PAGE);
-            // The very last page is left out: its end has no number.
+            // The very last page is excluded: its end does not fit in 64 bits.
             let end = last.saturating_add(1) & !(PAGE - 1);
             if first < end {
                 space.release(first, end - first);
@@ -29,7 +30,7 @@ impl AddressSpace {
         space
     }
 
-    /// So many bytes in a row, in whole pages, if there are.
+    /// Allocates a contiguous range of whole pages, if there is one.
     pub fn allocate(&mut self, len_bytes: u64) -> Option<u64> {
         let len_bytes = len_bytes.max(1).checked_next_multiple_of(PAGE)?;
         let alignment = len_bytes.checked_next_power_of_two()?.min(ALIGNMENT_MAX);
@@ -50,8 +51,8 @@ impl AddressSpace {
         Some(iova)
     }
 
-    /// Leaves out whatever is free of these addresses: somebody else answers there.
-    pub fn leave_out(&mut self, iova: u64, len_bytes: u64) {
+    /// Excludes the free addresses of this range: another device or the interrupt range uses them.
+    pub fn exclude(&mut self, iova: u64, len_bytes: u64) {
         let first = iova & !(PAGE - 1);
         let end = iova.saturating_add(len_bytes).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         let touched: Vec<(u64, u64)> = self
@@ -71,7 +72,7 @@ impl AddressSpace {
         }
     }
 
-    /// Gives back what was allocated.
+    /// Frees an allocated range.
     pub fn release(&mut self, iova: u64, len_bytes: u64) {
         let (mut start, mut len) = (iova, len_bytes.max(1).next_multiple_of(PAGE));
         if let Some((before, room)) = self.free.range(..iova).next_back()
@@ -135,7 +136,7 @@ mod tests {
         ];
         for (iova, len, expected) in cases {
             let mut space = AddressSpace::new([low, high]);
-            space.leave_out(iova, len);
+            space.exclude(iova, len);
             let left: Vec<(u64, u64)> = space.free.iter().map(|(at, len)| (*at, *len)).collect();
             assert_eq!(left, expected, "{iova:#x} {len:#x}");
         }

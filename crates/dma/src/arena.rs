@@ -1,23 +1,23 @@
-//! Runs of pages, handed out and taken back. For set-up and reset; never on the way of an I/O.
+//! Page allocator with contiguous runs; used for set-up and reset, never on the I/O path.
 
-/// A free list over `0..pages`, sorted and merged, first fit.
+/// Free list over `0..pages`: sorted, merged, first fit.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    free: Vec<Run>,
+    free: Vec<PageRun>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct PageRun {
     first: u64,
     count: u64,
 }
 
 impl Arena {
     pub(crate) fn new(pages: u64) -> Self {
-        Self { free: vec![Run { first: 0, count: pages }] }
+        Self { free: vec![PageRun { first: 0, count: pages }] }
     }
 
-    /// The first page of a run of `count`, if there is one.
+    /// Allocates a run of `count` pages and returns its first page, if there is one.
     pub(crate) fn allocate(&mut self, count: u64) -> Option<u64> {
         let index = self.free.iter().position(|run| run.count >= count)?;
         let run = &mut self.free[index];
@@ -30,17 +30,17 @@ impl Arena {
         Some(first)
     }
 
-    /// Takes a run back.
+    /// Frees a run.
     ///
     /// # Panics
     ///
-    /// If any of it is free already: that is a mistake of ours, and memory that two think is theirs.
+    /// A page of the run is free already: a bug, with two owners of the same memory.
     pub(crate) fn release(&mut self, first: u64, count: u64) {
         let index = self.free.partition_point(|run| run.first < first);
         let after_previous = index.checked_sub(1).is_none_or(|i| self.free[i].end() <= first);
         let before_next = self.free.get(index).is_none_or(|next| first + count <= next.first);
         assert!(after_previous && before_next, "pages {first}..+{count} are free already");
-        self.free.insert(index, Run { first, count });
+        self.free.insert(index, PageRun { first, count });
         if index + 1 < self.free.len() && self.free[index].end() == self.free[index + 1].first {
             self.free[index].count += self.free.remove(index + 1).count;
         }
@@ -49,13 +49,13 @@ impl Arena {
         }
     }
 
-    /// Pages that are free.
+    /// Number of free pages.
     pub(crate) fn free_pages(&self) -> u64 {
         self.free.iter().map(|run| run.count).sum()
     }
 }
 
-impl Run {
+impl PageRun {
     fn end(self) -> u64 {
         self.first + self.count
     }
@@ -63,9 +63,9 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use base::Random;
+    use tenmil_base::Random;
 
-    use super::{Arena, Run};
+    use super::{Arena, PageRun};
 
     #[test]
     fn everything_comes_back_whatever_the_order() {
@@ -81,7 +81,7 @@ mod tests {
                 let (first, count) = held.swap_remove(index);
                 arena.release(first, count);
             }
-            assert_eq!(arena.free, [Run { first: 0, count: 64 }]);
+            assert_eq!(arena.free, [PageRun { first: 0, count: 64 }]);
         }
     }
 

@@ -1,44 +1,44 @@
-//! The order in which a device sees our stores and we see its.
+//! Memory barriers between the host and a device.
 //!
 //! | | x86-64 | aarch64, a thread | aarch64, a PCIe device |
 //! |---|---|---|---|
-//! | entries before doorbell | stores are ordered; `sfence` after streaming ones | release | `dmb oshst` |
+//! | entries before doorbell | stores are ordered; `sfence` after non-temporal ones | release | `dmb oshst` |
 //! | phase before the rest | loads are ordered | acquire | `dmb oshld` |
 //!
-//! Rust's fences order against other cores, which aarch64 calls the inner shareable domain. A PCIe
-//! device lies in the outer one, so for it the barrier is written out.
+//! Rust's fences order against other cores, which form the inner shareable domain of aarch64. A PCIe
+//! device is in the outer shareable domain, so its barrier is explicit assembly.
 
 use super::sync::{Ordering, fence};
 
-/// What stands at the other end of a ring.
+/// Kind of the device that accesses a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A PCIe function: it reads memory by DMA, and never through our cache on purpose.
+    /// PCIe function: accesses memory by DMA, without sharing a core's cache by design.
     Pcie,
-    /// A controller emulated by a thread of this or another process: it reads through the cache.
+    /// Controller emulated by a thread of this or another process: accesses memory through the cache.
     Emulated,
 }
 
-/// Puts all stores so far before all stores to come, as seen by a device of this kind.
+/// Orders all previous stores before all later stores, as seen by a device of this kind.
 #[inline]
 pub(crate) fn store_barrier(kind: DeviceKind) {
     #[cfg(target_arch = "aarch64")]
     if kind == DeviceKind::Pcie {
-        // SAFETY: a barrier touches no memory and no register.
+        // SAFETY: a barrier accesses no memory and no register.
         unsafe { core::arch::asm!("dmb oshst", options(nostack, preserves_flags)) };
         return;
     }
     let _ = kind;
-    // Emits nothing on x86-64, where stores are ordered; it keeps the compiler from reordering.
+    // Emits no instruction on x86-64, where stores are ordered; prevents reordering by the compiler.
     fence(Ordering::Release);
 }
 
-/// Puts all loads so far before all loads to come, as seen against a device of this kind.
+/// Orders all previous loads before all later loads, with respect to a device of this kind.
 #[inline]
 pub(crate) fn load_barrier(kind: DeviceKind) {
     #[cfg(target_arch = "aarch64")]
     if kind == DeviceKind::Pcie {
-        // SAFETY: a barrier touches no memory and no register.
+        // SAFETY: a barrier accesses no memory and no register.
         unsafe { core::arch::asm!("dmb oshld", options(nostack, preserves_flags)) };
         return;
     }
@@ -46,11 +46,11 @@ pub(crate) fn load_barrier(kind: DeviceKind) {
     fence(Ordering::Acquire);
 }
 
-/// Puts streaming (non-temporal, direct) stores before all stores to come.
+/// Orders non-temporal and direct stores before all later stores.
 #[inline]
 pub(crate) fn streaming_barrier() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: `sfence` is part of every x86-64 processor and touches no memory.
+    // SAFETY: `sfence` is part of every x86-64 processor and accesses no memory.
     unsafe {
         core::arch::x86_64::_mm_sfence();
     }
@@ -58,16 +58,16 @@ pub(crate) fn streaming_barrier() {
     fence(Ordering::SeqCst);
 }
 
-/// Asks for the cache line of `address`, to be read soon. A hint: any address will do.
+/// Prefetches the cache line of `address` for reading. A hint: any address is permitted.
 #[inline]
 pub(crate) fn prefetch_read(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint, never faults, and SSE is part of every x86-64 processor.
+    // SAFETY: a prefetch is a hint that never faults, and SSE is part of every x86-64 processor.
     unsafe {
         core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a prefetch is a hint and never faults.
+    // SAFETY: a prefetch is a hint that never faults.
     unsafe {
         core::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags));
     }
@@ -75,17 +75,17 @@ pub(crate) fn prefetch_read(address: *const u8) {
     let _ = address;
 }
 
-/// Asks for the cache line of `address` to be ours alone, to be written soon. A hint.
+/// Prefetches the cache line of `address` for writing, in exclusive state. A hint.
 #[inline]
 pub(crate) fn prefetch_write(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: `prefetchw` is a hint that never faults; 64-bit processors that lack it treat it as a
+    // SAFETY: `prefetchw` is a hint that never faults; 64-bit processors without it treat it as a
     // no-operation.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, readonly, preserves_flags));
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a prefetch is a hint and never faults.
+    // SAFETY: a prefetch is a hint that never faults.
     unsafe {
         core::arch::asm!("prfm pstl1keep, [{}]", in(reg) address, options(nostack, readonly, preserves_flags));
     }

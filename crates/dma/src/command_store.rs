@@ -1,12 +1,12 @@
-//! Ways to put 64 bytes into a submission ring.
+//! Store instructions for a 64-byte command in a submission ring.
 //!
-//! A ring that a PCIe device reads is never read by us, so it gains nothing from the cache: the
-//! streaming stores leave the cache to those who need it, and `movdir64b` writes the line whole. A
-//! ring that a thread reads is the opposite case: there a streaming store only pushes the line out
-//! to memory and makes the other thread fetch it from there.
+//! The host never reads a ring of a PCIe device, so caching it has no benefit: non-temporal stores leave
+//! the cache to other data, and `movdir64b` writes the whole line at once. A ring read by a thread is the
+//! opposite case: a non-temporal store evicts the line to memory, from where the other thread has to
+//! fetch it.
 //!
-//! Memory of the device's own is a third case: nothing there is cached, and each store goes over the
-//! bus as it is. So they are whole words, as registers are written, whatever the processor has.
+//! Device memory is the third case: it is uncached, and each store is a bus transaction. It is written in
+//! whole words, like registers, whatever the processor supports.
 
 use core::fmt;
 use core::ptr::NonNull;
@@ -14,31 +14,31 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::barrier::{DeviceKind, store_barrier, streaming_barrier};
 
-/// How a command is stored into its ring.
+/// Instruction that stores a command into its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandStore {
     /// Eight ordinary 64-bit stores.
     Plain,
-    /// Eight streaming 64-bit stores.
+    /// Eight non-temporal 64-bit stores.
     Sse2,
-    /// One streaming 512-bit store.
+    /// One non-temporal 512-bit store.
     Avx512,
     /// One direct store of 64 bytes.
     Movdir64b,
-    /// Eight volatile 64-bit stores, for a ring in memory of the device's own. Not one of
-    /// [all](Self::ALL) to choose from: such a ring takes no other, and no other ring takes it.
+    /// Eight volatile 64-bit stores, for a ring in device memory. Not part of [`ALL`](Self::ALL): such a
+    /// ring permits no other instruction, and no other ring uses this one.
     Device,
 }
 
-/// This processor cannot store a command that way.
+/// The processor does not support this store instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreNotSupported(pub CommandStore);
+pub struct UnsupportedStore(pub CommandStore);
 
 impl CommandStore {
-    /// All ways, plainest first.
+    /// All selectable instructions, simplest first.
     pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx512, Self::Movdir64b];
 
-    /// The way that suits a device of this kind on this processor.
+    /// Best instruction for a device of this kind on this processor.
     pub fn for_device(kind: DeviceKind) -> Self {
         match kind {
             DeviceKind::Emulated => Self::Plain,
@@ -49,12 +49,12 @@ impl CommandStore {
         }
     }
 
-    /// This way, if the processor has it.
-    pub fn checked(self) -> Result<Self, StoreNotSupported> {
-        if self.is_supported() { Ok(self) } else { Err(StoreNotSupported(self)) }
+    /// Returns this instruction if the processor supports it.
+    pub fn checked(self) -> Result<Self, UnsupportedStore> {
+        if self.is_supported() { Ok(self) } else { Err(UnsupportedStore(self)) }
     }
 
-    /// Whether the processor has it.
+    /// Whether the processor supports it.
     pub fn is_supported(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return match self {
@@ -66,7 +66,7 @@ impl CommandStore {
         return matches!(self, Self::Plain | Self::Device);
     }
 
-    /// The name by which it is chosen on a command line.
+    /// Name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -81,51 +81,54 @@ impl CommandStore {
     ///
     /// # Safety
     ///
-    /// `entry` is aligned to 64 bytes and valid for writes of 64; nobody holds a reference to those
-    /// bytes; `self` came from [`for_device`](Self::for_device) or [`checked`](Self::checked).
+    /// `entry` is aligned to 64 bytes and valid for writes of 64; no reference to those bytes exists;
+    /// `self` came from [`for_device`](Self::for_device) or [`checked`](Self::checked).
     #[inline]
     pub(crate) unsafe fn store(self, entry: NonNull<u64>, command: &[u64; 8]) {
         match self {
-            // SAFETY: as this function was promised.
+            // SAFETY: the caller's promises to this function.
             Self::Plain => unsafe { store_plain(entry, command) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as this function was promised; SSE2 is part of every x86-64 processor.
+            // SAFETY: the caller's promises to this function; SSE2 is part of every x86-64 processor.
             Self::Sse2 => unsafe { store_sse2(entry, command) },
-            // SAFETY: as this function was promised. A copy of its own, so that the two above keep
-            // their words in registers.
+            // SAFETY: the caller's promises to this function. `command` is copied here, so that the two
+            // cases above keep its words in registers.
             _ => unsafe { self.store_at_once(entry, *command) },
         }
     }
 
-    /// The ways that take all 64 bytes from memory, and the one that is slow anyway.
+    /// Stores with instructions that read all 64 bytes from memory, or to slow device memory.
     ///
     /// # Safety
     ///
-    /// As [`store`](Self::store).
+    /// As for [`store`](Self::store).
     #[cold]
     unsafe fn store_at_once(self, entry: NonNull<u64>, command: [u64; 8]) {
         match self {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as this function was promised; the feature was checked when `self` was made.
+            // SAFETY: the caller's promises to this function; the feature was checked when `self` was
+            // made.
             Self::Avx512 => unsafe { store_avx512(entry, &command) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: as this function was promised; the feature was checked when `self` was made.
+            // SAFETY: the caller's promises to this function; the feature was checked when `self` was
+            // made.
             Self::Movdir64b => unsafe { store_movdir64b(entry, &command) },
-            // SAFETY: as this function was promised.
+            // SAFETY: the caller's promises to this function.
             Self::Device => unsafe { store_device(entry, &command) },
-            // SAFETY: as this function was promised. Elsewhere no other way is ever chosen.
+            // SAFETY: the caller's promises to this function. On other processors only this one is
+            // selected.
             _ => unsafe { store_plain(entry, &command) },
         }
     }
 
-    /// Puts the stores made so far before the doorbell.
+    /// Orders the stores made so far before the doorbell.
     #[inline]
     pub(crate) fn publish(self, kind: DeviceKind) {
         match self {
             Self::Plain => store_barrier(kind),
-            // For memory of the device's own the first is what orders stores on aarch64, and the second
-            // empties the buffers of an x86-64 processor, should the kernel have mapped the BAR as
-            // write-combining. There the first emits nothing, so one arm does for all.
+            // For device memory, the first barrier orders stores on aarch64. The second one drains the
+            // write-combining buffers of an x86-64 processor, in case the kernel has mapped the BAR as
+            // write-combining. On x86-64 the first emits no instruction, so one arm serves both.
             Self::Sse2 | Self::Avx512 | Self::Movdir64b | Self::Device => {
                 store_barrier(kind);
                 streaming_barrier();
@@ -136,26 +139,26 @@ impl CommandStore {
 
 /// # Safety
 ///
-/// As [`CommandStore::store`].
+/// As for [`CommandStore::store`].
 #[inline]
 unsafe fn store_plain(entry: NonNull<u64>, command: &[u64; 8]) {
     for (index, word) in command.iter().enumerate() {
-        // SAFETY: `index < 8`, so the word lies in the 64 bytes that the caller vouches for.
+        // SAFETY: `index < 8`, so the word is within the 64 bytes promised by the caller.
         let target = unsafe { entry.add(index) };
-        // SAFETY: aligned and valid, and whoever reads it does so by atomics or by DMA.
+        // SAFETY: aligned and valid; all readers use atomics or DMA.
         unsafe { AtomicU64::from_ptr(target.as_ptr()) }.store(*word, Ordering::Relaxed);
     }
 }
 
 /// # Safety
 ///
-/// As [`CommandStore::store`].
+/// As for [`CommandStore::store`].
 unsafe fn store_device(entry: NonNull<u64>, command: &[u64; 8]) {
     for (index, word) in command.iter().enumerate() {
-        // SAFETY: `index < 8`, so the word lies in the 64 bytes that the caller vouches for.
+        // SAFETY: `index < 8`, so the word is within the 64 bytes promised by the caller.
         let target = unsafe { entry.add(index) };
-        // SAFETY: aligned and valid for writes. Volatile, so that each word is one store of 8 bytes:
-        // a bus may refuse any other, and what emulates a device does.
+        // SAFETY: aligned and valid for writes. Volatile, so that each word is one store of 8 bytes: a
+        // bus may reject any other size, and a device emulator does.
         unsafe { target.write_volatile(*word) };
     }
 }
@@ -164,11 +167,11 @@ unsafe fn store_device(entry: NonNull<u64>, command: &[u64; 8]) {
 #[inline]
 unsafe fn store_sse2(entry: NonNull<u64>, command: &[u64; 8]) {
     use core::arch::x86_64::_mm_stream_si64;
-    // Word by word, from registers: a wide load of words that were just stored one by one has to
-    // wait until they, and every streaming store before them, have left the processor. The eight
-    // meet again in the write-combining buffer of their line.
+    // Word by word from registers: a wide load of words that were just stored individually would have to
+    // wait until they, and every previous non-temporal store, have left the processor. The eight stores
+    // merge in the write-combining buffer of their line.
     for (index, word) in command.iter().enumerate() {
-        // SAFETY: `index < 8`: inside the 64 bytes that the caller vouches for.
+        // SAFETY: `index < 8`: within the 64 bytes promised by the caller.
         let target = unsafe { entry.add(index) };
         // SAFETY: aligned, valid for writes; SSE2 is part of every x86-64 processor.
         unsafe { _mm_stream_si64(target.as_ptr().cast(), word.cast_signed()) };
@@ -179,17 +182,17 @@ unsafe fn store_sse2(entry: NonNull<u64>, command: &[u64; 8]) {
 #[target_feature(enable = "avx512f")]
 unsafe fn store_avx512(entry: NonNull<u64>, command: &[u64; 8]) {
     use core::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
-    // SAFETY: `command` is 64 readable bytes; the load takes any alignment.
+    // SAFETY: `command` is 64 readable bytes; the load permits any alignment.
     let value = unsafe { _mm512_loadu_si512(command.as_ptr().cast()) };
-    // SAFETY: aligned to 64 and valid for writes of 64, as the caller vouches.
+    // SAFETY: aligned to 64 and valid for writes of 64, as promised by the caller.
     unsafe { _mm512_stream_si512(entry.as_ptr().cast(), value) };
 }
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn store_movdir64b(entry: NonNull<u64>, command: &[u64; 8]) {
-    // SAFETY: reads the 64 bytes of `command`, writes the 64 aligned bytes at `entry`, which the
-    // caller vouches for; the instruction is there, as checked when the way was chosen.
+    // SAFETY: reads the 64 bytes of `command` and writes the 64 aligned bytes at `entry`, as promised by
+    // the caller; the instruction is supported, as checked when it was selected.
     unsafe {
         core::arch::asm!(
             "movdir64b {entry}, [{command}]",
@@ -200,14 +203,14 @@ unsafe fn store_movdir64b(entry: NonNull<u64>, command: &[u64; 8]) {
     }
 }
 
-/// CPUID leaf 7, sub-leaf 0, ECX bit 28. The standard library does not know this feature by name.
+/// Checks CPUID leaf 7, sub-leaf 0, ECX bit 28. The standard library has no name for this feature.
 #[cfg(target_arch = "x86_64")]
 fn has_movdir64b() -> bool {
     use core::arch::x86_64::{__cpuid, __cpuid_count};
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx & (1 << 28) != 0
 }
 
-impl fmt::Display for StoreNotSupported {
+impl fmt::Display for UnsupportedStore {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "command store is `{}`, and this processor has only", self.0.name())?;
         for store in CommandStore::ALL.into_iter().filter(|store| store.is_supported()) {
@@ -217,7 +220,7 @@ impl fmt::Display for StoreNotSupported {
     }
 }
 
-impl core::error::Error for StoreNotSupported {}
+impl core::error::Error for UnsupportedStore {}
 
 #[cfg(test)]
 mod tests {
@@ -236,7 +239,7 @@ mod tests {
         for store in all.filter(|store| store.is_supported()) {
             let mut line = Line([0; 8]);
             let entry = NonNull::from(&mut line.0).cast();
-            // SAFETY: 64 bytes, aligned, owned by this test; the way was filtered by support.
+            // SAFETY: 64 bytes, aligned, owned by this test; the store method was filtered by support.
             unsafe { store.store(entry, &command) };
             store.publish(DeviceKind::Pcie);
             assert_eq!(line.0, command, "{}", store.name());

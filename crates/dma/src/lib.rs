@@ -1,54 +1,56 @@
-//! Memory that a device may touch: regions, addresses, rings, and the barrier between them.
+//! DMA memory: regions, addresses, rings, and the memory barriers between host and device.
 //!
 //! ```text
 //!   Mapping      one mmap: private or memfd, ordinary or huge pages
 //!      │
-//!   Regions      a table of them; a Segment { region, offset, len } is resolved here, checked
+//!   RegionTable  table of mappings; resolves and checks a Segment { region, offset, len }
 //!      │
-//!   DevicePool   what one device may reach: page runs to hand out, I/O virtual addresses
-//!      ├─ HostSubmissionRing, HostCompletionRing     the driver's end      (base::Dma)
-//!      └─ SharedHostMemory, SharedEntries            the controller's end  (base::HostMemory)
+//!   DevicePool   memory that one device may access: page runs to allocate, I/O virtual addresses
+//!      ├─ HostSubmissionRing, HostCompletionRing     driver side           (tenmil_base::Dma)
+//!      └─ SharedHostMemory, SharedEntries            controller side       (tenmil_base::HostMemory)
 //! ```
 //!
 //! # Unsafe
 //!
-//! This crate is part of the machine wing. What its safe face promises:
+//! This crate contains unsafe code. Its safe interface guarantees:
 //!
-//! - Every access is checked against the region it names; a segment that lies outside is refused.
-//! - A region stays mapped for as long as any handle to its [`Regions`] exists, and every ring holds
-//!   one. Nothing is unmapped while somebody could still look at it. A [`Region`] that goes gives its
-//!   pages back and not its addresses, and its number never stands for other memory.
-//! - Memory of another process is mapped only if it is there, and losing it later ends nobody: see
-//!   [`Adopted`].
-//! - No reference into a region is ever formed. A device, another thread or a guest may write it at
-//!   any time; bytes are moved by raw pointer, ring words by atomics.
+//! - Every access is checked against its region; a segment outside of it is rejected.
+//! - A region stays mapped as long as any handle to its [`RegionTable`] exists, and every ring holds one.
+//!   Nothing is unmapped while it could still be accessed. A dropped [`Region`] returns its pages, but
+//!   not its addresses, and its number never refers to other memory.
+//! - Memory of another process is mapped only if it exists, and its later loss does not end this process:
+//!   see [`ForeignRegion`].
+//! - No reference into a region is ever formed. A device, another thread or a virtual machine may write
+//!   it at any time; bytes are moved through raw pointers, ring words through atomics.
 
 mod address_space;
 mod arena;
 mod barrier;
 mod command_store;
-mod cut;
-mod guard;
+mod completion_order;
+mod mapped_regions;
 mod mapping;
-mod order;
+mod nontemporal_copy;
 mod pool;
 mod regions;
+mod revocation;
 mod ring;
 mod shared;
-mod streaming;
-mod windows;
+mod sigbus_guard;
 
-/// What `barrier` and `order` take their words from: a model checker's, in the model of the rings.
+/// Atomics and fences used by `barrier` and `completion_order`; the model of the rings substitutes a
+/// model checker's.
 use core::sync::atomic as sync;
 
 pub use address_space::AddressSpace;
 pub use barrier::DeviceKind;
-pub use command_store::{CommandStore, StoreNotSupported};
+pub use command_store::{CommandStore, UnsupportedStore};
 pub use mapping::{Backing, Mapping, MappingError};
-pub use pool::{Attachment, DevicePool};
+pub use nontemporal_copy::prefetch;
+pub use pool::{DevicePool, DeviceThreadGuard};
 pub use regions::{
-    Adopted, FilePart, Lender, LentPart, NoRegion, NotAdopted, Region, Regions, TableFull, Withdraw,
+    FileRange, ForeignMapError, ForeignRegion, KernelBufferSlice, KernelBufferSource, Region,
+    RegionError, RegionTable, TableFull, UnmapListener,
 };
 pub use ring::{HostCompletionRing, HostSubmissionRing};
 pub use shared::{SharedEntries, SharedHostMemory};
-pub use streaming::prefetch;

@@ -1,6 +1,6 @@
-//! One stretch of memory from the kernel.
+//! Memory mappings obtained from the kernel.
 
-mod row;
+mod contiguous;
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,59 +10,59 @@ use std::sync::atomic::AtomicU32;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use self::row::Row;
-use crate::guard::put_empty_memory;
+use self::contiguous::ContiguousMemory;
+use crate::sigbus_guard::put_empty_memory;
 
-/// A mapping, unmapped when dropped.
+/// Memory mapping, unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
     backing: Backing,
     transparent_huge_pages: bool,
-    /// What `mmap` returned, which for aligned private memory is more than what is used.
+    /// Range returned by `mmap`, which for aligned private memory is larger than the usable range.
     whole: (NonNull<u8>, usize),
     shared: Option<OwnedFd>,
-    row: Option<Row>,
+    row: Option<ContiguousMemory>,
 }
 
-/// Where the memory comes from.
+/// Kind of memory behind a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Ordinary private memory, with transparent huge pages where the kernel gives them.
+    /// Ordinary private memory, with transparent huge pages where the kernel provides them.
     Private,
     /// A memfd, which another process can map too.
     Shared,
-    /// A memfd of explicit 2 MiB pages, which somebody has to have reserved.
+    /// A memfd with explicit 2 MiB pages, which must be reserved on the system.
     SharedHuge,
-    /// Private 2 MiB pages that lie in a row in the machine and are kept there. Somebody has to have
-    /// reserved them, and only root sees where they lie.
-    Row,
+    /// Private 2 MiB pages that are physically contiguous and pinned. They must be reserved on the
+    /// system, and only root can read their physical addresses.
+    Contiguous,
 }
 
-/// The kernel would not give the memory.
+/// Error: the kernel did not provide the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingError {
-    /// How much was asked for.
+    /// Requested bytes.
     pub len_bytes: usize,
-    /// Of which kind.
+    /// Requested kind of memory.
     pub backing: Backing,
-    /// What the kernel answered.
+    /// Error from the kernel.
     pub errno: rustix::io::Errno,
 }
 
-/// The size of a transparent or explicit huge page on x86-64 and on aarch64 with 4 KiB pages.
+/// Size of a transparent or explicit huge page on x86-64, and on aarch64 with 4 KiB pages.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
 const PAGE: usize = 4096;
 
-// SAFETY: the mapping is plain memory with no tie to the thread that made it; all access goes
-// through `Regions`, by raw pointer and atomics, or word by word through atomics.
+// SAFETY: the mapping is plain memory that is not tied to the creating thread; all access goes through
+// `RegionTable`, by raw pointer and atomics, or word by word through atomics.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared `Mapping` offers only its address, length and descriptor, and words as atomics.
+// SAFETY: a shared `Mapping` exposes only its address, length and descriptor, and words as atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed memory of at least `len_bytes`, aligned to a huge page if it is that long.
+    /// Maps zeroed memory of at least `len_bytes`, aligned to a huge page if it is that long.
     pub fn new(len_bytes: usize, backing: Backing) -> Result<Self, MappingError> {
         let refuse = |errno| MappingError { len_bytes, backing, errno };
         if len_bytes == 0 {
@@ -72,11 +72,11 @@ impl Mapping {
             Backing::Private => Self::private(len_bytes, true).map_err(refuse),
             Backing::Shared => Self::memfd(len_bytes, backing).map_err(refuse),
             Backing::SharedHuge => Self::memfd(len_bytes, backing).map_err(refuse),
-            Backing::Row => Self::in_a_row(len_bytes).map_err(refuse),
+            Backing::Contiguous => Self::in_a_row(len_bytes).map_err(refuse),
         }
     }
 
-    /// Private memory as [`new`](Self::new) gives it, without the advice to use huge pages.
+    /// Maps private memory like [`new`](Self::new), without the advice to use huge pages.
     pub fn with_small_pages(len_bytes: usize) -> Result<Self, MappingError> {
         let refuse = |errno| MappingError { len_bytes, backing: Backing::Private, errno };
         if len_bytes == 0 {
@@ -89,7 +89,7 @@ impl Mapping {
         let len_bytes = len_bytes.next_multiple_of(PAGE);
         let huge = wants_huge && len_bytes >= HUGE_PAGE;
         let whole_len = if huge { len_bytes + HUGE_PAGE } else { len_bytes };
-        // SAFETY: a null hint without MAP_FIXED: the kernel picks a free range, nothing is replaced.
+        // SAFETY: a null hint without MAP_FIXED: the kernel selects a free range, nothing is replaced.
         let whole = unsafe {
             rustix::mm::mmap_anonymous(
                 core::ptr::null_mut(),
@@ -100,11 +100,10 @@ impl Mapping {
         }?;
         let whole = NonNull::new(whole.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
         let skip = if huge { whole.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
-        // SAFETY: `skip` is below HUGE_PAGE, by which the mapping is longer than what is used.
+        // SAFETY: `skip` is below HUGE_PAGE, by which the mapping is longer than the usable range.
         let base = unsafe { whole.add(skip) };
         let transparent_huge_pages = huge && {
-            // SAFETY: the range is ours, just mapped; the advice changes how it is backed, not what
-            // it holds.
+            // SAFETY: the range was just mapped here; the advice changes its backing, not its contents.
             let advised = unsafe {
                 rustix::mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxHugepage)
             };
@@ -124,11 +123,11 @@ impl Mapping {
     fn in_a_row(len_bytes: usize) -> Result<Self, rustix::io::Errno> {
         let len_bytes = len_bytes.checked_next_multiple_of(HUGE_PAGE);
         let len_bytes = len_bytes.ok_or(rustix::io::Errno::NOMEM)?;
-        let (base, row) = row::lay(len_bytes)?;
+        let (base, row) = contiguous::lay(len_bytes)?;
         Ok(Self {
             base,
             len_bytes,
-            backing: Backing::Row,
+            backing: Backing::Contiguous,
             transparent_huge_pages: false,
             whole: (base, len_bytes),
             shared: None,
@@ -145,9 +144,9 @@ impl Mapping {
         let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("tenmil", flags)?;
         rustix::fs::ftruncate(&file, len_bytes as u64)?;
-        // Whoever else maps it can take nothing away from under us.
+        // Sealed, so that another process that maps it cannot truncate it.
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        // SAFETY: a null hint without MAP_FIXED: the kernel picks a free range, nothing is replaced.
+        // SAFETY: a null hint without MAP_FIXED: the kernel selects a free range, nothing is replaced.
         let base = unsafe {
             rustix::mm::mmap(
                 core::ptr::null_mut(),
@@ -172,10 +171,10 @@ impl Mapping {
         })
     }
 
-    /// Faults every page in now, so that no I/O does. Without it the first touch of each page does.
+    /// Faults in every page, so that no I/O has to. Otherwise the first access to each page does.
     pub fn populate(&self) {
-        // SAFETY: the range is ours; populating changes no byte. Kernels before 5.14 refuse, and then
-        // pages come on first touch, which is what happens without this call.
+        // SAFETY: the range belongs to this mapping; populating changes no byte. Kernels before 5.14
+        // reject it, and then pages are faulted in by the first access, as without this call.
         let populated = unsafe {
             rustix::mm::madvise(
                 self.base.as_ptr().cast(),
@@ -186,52 +185,53 @@ impl Mapping {
         let _ = populated;
     }
 
-    /// Gives the pages back to the kernel, those of a memfd for everybody who maps it. The addresses
-    /// stay mapped and read as zeroes from now on. Pages that are kept where they lie stay ours, and
-    /// are zeroed. False if the kernel refuses.
+    /// Returns the pages to the kernel, those of a memfd for all processes that map it. The addresses
+    /// stay mapped and read as zeroes. Pinned contiguous pages are kept and zeroed. Returns false if the
+    /// kernel refuses.
     pub(crate) fn discard(&self) -> bool {
         let advice = match self.backing {
             Backing::Private => Advice::LinuxDontNeed,
             Backing::Shared | Backing::SharedHuge => Advice::LinuxRemove,
-            Backing::Row => {
-                // SAFETY: the range is ours, mapped, and any byte is a valid byte; nobody holds a
-                // reference into it.
+            Backing::Contiguous => {
+                // SAFETY: the range belongs to this mapping, is mapped, and any byte is a valid byte; no
+                // reference into it exists.
                 unsafe { self.base.as_ptr().write_bytes(0, self.len_bytes) };
                 return true;
             }
         };
-        // SAFETY: the range is ours and stays mapped; whoever still moves bytes there by raw pointer
-        // reads zeroes or gets new pages, and nobody holds a reference into it.
+        // SAFETY: the range belongs to this mapping and stays mapped; an access through a raw pointer
+        // reads zeroes or gets new pages, and no reference into it exists.
         let discarded =
             unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len_bytes, advice) };
         discarded.is_ok()
     }
 
-    /// Gives up what [`discard`](Self::discard) keeps, once no device and no region has it any more: the
-    /// addresses stay mapped and read as zeroes, the pages are the machine's again.
-    pub(crate) fn give_up(&mut self) {
+    /// Releases the pages that [`discard`](Self::discard) keeps, once no device and no region uses them:
+    /// the addresses stay mapped and read as zeroes, the pages return to the system.
+    pub(crate) fn discard_kept(&mut self) {
         if self.row.is_some() && put_empty_memory(self.base.as_ptr().cast(), self.len_bytes) {
-            // Only now, for a device must never find others' bytes where this process has some.
+            // Released only after the replacement: a device must never find foreign data at an address of
+            // this process.
             self.row = None;
         }
     }
 
-    /// The first byte.
+    /// Address of the first byte.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// How many bytes can be used: what was asked for, rounded up to whole pages.
+    /// Usable bytes: the requested length, rounded up to whole pages.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Where the memory comes from.
+    /// Kind of memory.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Where its first byte lies in the machine, if all of it lies [in a row](Backing::Row).
+    /// Physical address of the first byte, if the memory is [contiguous](Backing::Contiguous).
     pub fn row(&self) -> Option<u64> {
         self.row.as_ref().map(|row| row.address)
     }
@@ -241,24 +241,24 @@ impl Mapping {
         self.transparent_huge_pages
     }
 
-    /// The word at `offset`, which whoever else maps it may change at any time. None outside, and none
-    /// that is not aligned.
+    /// Word at `offset`, which other processes that map the memory may change at any time. `None` if it
+    /// is outside the mapping or not aligned.
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
         let end = offset.checked_add(size_of::<AtomicU32>())?;
         if end > self.len_bytes || !offset.is_multiple_of(align_of::<AtomicU32>()) {
             return None;
         }
-        // SAFETY: `offset` lies inside of the mapping, as was just looked at.
+        // SAFETY: `offset` is inside the mapping, as just checked.
         let at = unsafe { self.base.add(offset) };
-        // SAFETY: four bytes of the mapping, which is at least page-aligned, so that they are aligned
-        // as `offset` is. It stays mapped as long as `self` is borrowed, and the file behind it is
-        // sealed against becoming shorter. Any bytes are a word, and others change them, if they do,
-        // as this does: by an atomic, or from another process.
+        // SAFETY: four bytes of the mapping, which is at least page-aligned, so they are aligned as
+        // `offset` is. It stays mapped as long as `self` is borrowed, and the file behind it is sealed
+        // against truncation. Any bytes are a valid word, and other accesses use atomics as well, or come
+        // from another process.
         Some(unsafe { at.cast::<AtomicU32>().as_ref() })
     }
 
-    /// The descriptor by which another process can map the same memory.
+    /// Descriptor with which another process can map the same memory.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.shared.as_ref().map(AsFd::as_fd)
     }
@@ -267,8 +267,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let (base, len_bytes) = self.whole;
-        // SAFETY: exactly what `mmap` returned, unmapped once; `Regions` drops mappings only when no
-        // handle is left that could resolve an address in them.
+        // SAFETY: exactly the range returned by `mmap`, unmapped once; `RegionTable` drops mappings only
+        // when no handle is left that could resolve an address in them.
         let unmapped = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len_bytes) };
         debug_assert!(unmapped.is_ok(), "unmapping what was mapped cannot be refused");
     }
@@ -281,7 +281,7 @@ impl fmt::Display for MappingError {
             Backing::Private => "private",
             Backing::Shared => "shared",
             Backing::SharedHuge => "2 MiB-page",
-            Backing::Row => "contiguous 2 MiB-page",
+            Backing::Contiguous => "contiguous 2 MiB-page",
         };
         write!(out, "map {len_bytes} bytes of {kind} memory: {errno}")?;
         let remedy = match (backing, *errno) {
@@ -289,15 +289,15 @@ impl fmt::Display for MappingError {
             (Backing::SharedHuge, _) => {
                 "reserve pages with `sysctl vm.nr_hugepages=…`, or use ordinary memory"
             }
-            (Backing::Row, row::HIDDEN) => "only root is told where memory lies",
-            (Backing::Row, rustix::io::Errno::PERM | rustix::io::Errno::NOSYS) => {
+            (Backing::Contiguous, contiguous::HIDDEN) => "only root is told where memory lies",
+            (Backing::Contiguous, rustix::io::Errno::PERM | rustix::io::Errno::NOSYS) => {
                 "io_uring keeps it in its place: `sysctl kernel.io_uring_disabled=0`"
             }
-            (Backing::Row, row::SCATTERED) => {
+            (Backing::Contiguous, contiguous::SCATTERED) => {
                 "those that are free lie scattered: reserve more with `sysctl vm.nr_hugepages=…`, \
                  best when the machine starts"
             }
-            (Backing::Row, _) => "reserve pages with `sysctl vm.nr_hugepages=…`",
+            (Backing::Contiguous, _) => "reserve pages with `sysctl vm.nr_hugepages=…`",
         };
         write!(out, "; {remedy}")
     }
@@ -312,7 +312,7 @@ mod tests {
 
     use rustix::io::Errno;
 
-    use super::{Backing, HUGE_PAGE, Mapping, MappingError, row};
+    use super::{Backing, HUGE_PAGE, Mapping, MappingError, contiguous};
 
     #[test]
     fn memory_is_as_long_as_asked_for_and_aligned_to_what_backs_it() {
@@ -366,13 +366,13 @@ mod tests {
     fn a_row_that_is_given_up_is_empty_memory_and_holds_no_page() {
         let mut mapping = Mapping::new(8192, Backing::Shared).unwrap();
         let file = mapping.descriptor().unwrap().try_clone_to_owned().unwrap();
-        mapping.give_up();
+        mapping.discard_kept();
         let word = |mapping: &Mapping| mapping.word(4096).unwrap().load(Ordering::Relaxed);
         mapping.word(4096).unwrap().store(7, Ordering::Relaxed);
         assert_eq!(word(&mapping), 7, "what is no row keeps nothing that could be given up");
         let (mut held, other_end) = std::io::pipe().unwrap();
-        mapping.row = Some(row::Row::at(HUGE_PAGE as u64, other_end.into()));
-        mapping.give_up();
+        mapping.row = Some(contiguous::ContiguousMemory::at(HUGE_PAGE as u64, other_end.into()));
+        mapping.discard_kept();
         assert_eq!((mapping.row(), word(&mapping)), (None, 0));
         assert_eq!(held.read(&mut [0; 1]).unwrap(), 0, "what held the pages is closed");
         mapping.word(4096).unwrap().store(9, Ordering::Relaxed);
@@ -383,9 +383,12 @@ mod tests {
 
     #[test]
     fn a_row_lies_in_the_machine_as_it_does_here_or_is_refused_with_the_remedy() {
-        match Mapping::new(HUGE_PAGE + 1, Backing::Row) {
+        match Mapping::new(HUGE_PAGE + 1, Backing::Contiguous) {
             Ok(mapping) => {
-                assert_eq!((mapping.len_bytes(), mapping.backing()), (2 * HUGE_PAGE, Backing::Row));
+                assert_eq!(
+                    (mapping.len_bytes(), mapping.backing()),
+                    (2 * HUGE_PAGE, Backing::Contiguous)
+                );
                 assert!(mapping.row().unwrap().is_multiple_of(HUGE_PAGE as u64));
                 assert!(mapping.descriptor().is_none(), "its file has it in another order");
                 mapping.word(2 * HUGE_PAGE - 4).unwrap().store(7, Ordering::Relaxed);
@@ -394,19 +397,19 @@ mod tests {
             }
             Err(error) => assert!(error.to_string().contains("; "), "{error}"),
         }
-        assert!(Mapping::new(usize::MAX, Backing::Row).is_err());
+        assert!(Mapping::new(usize::MAX, Backing::Contiguous).is_err());
         assert_eq!(Mapping::new(4096, Backing::Private).unwrap().row(), None);
     }
 
     #[test]
     fn what_a_row_wants_of_the_machine_is_told() {
         let told = |errno| {
-            let error = MappingError { len_bytes: 4096, backing: Backing::Row, errno };
+            let error = MappingError { len_bytes: 4096, backing: Backing::Contiguous, errno };
             error.to_string()
         };
         assert!(told(Errno::NOMEM).contains("vm.nr_hugepages"));
-        assert!(told(row::SCATTERED).contains("scattered"));
-        assert!(told(row::HIDDEN).contains("root"));
+        assert!(told(contiguous::SCATTERED).contains("scattered"));
+        assert!(told(contiguous::HIDDEN).contains("root"));
         assert!(told(Errno::PERM).contains("io_uring_disabled"));
     }
 }

@@ -1,33 +1,33 @@
-//! What one device may reach: a pool of pages with I/O virtual addresses.
+//! Device memory pool: pages with I/O virtual addresses for one device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{Dma, Memory, NoSuchMemory, NotMapped, RegionId, Segment, Wake, Window};
+use tenmil_base::{Dma, DmaMapError, InvalidSegment, Memory, RegionId, Segment, Wake, Window};
 
 use crate::arena::Arena;
 use crate::barrier::DeviceKind;
 use crate::command_store::CommandStore;
-use crate::cut::Cut;
-use crate::regions::{Regions, place_of};
+use crate::mapped_regions::MappedRegions;
+use crate::regions::{RegionTable, place_of};
+use crate::revocation::Revocation;
 use crate::ring::{HostCompletionRing, HostSubmissionRing};
-use crate::windows::Windows;
 
-/// Memory for one device: pages to allocate from, and the addresses at which the device finds them.
+/// DMA memory of one device: pages to allocate, and the addresses at which the device accesses them.
 ///
-/// Other regions of the same table can be [mapped](Dma::map) for it: data may lie there, rings may not.
-/// A submission ring elsewhere is taken for one in [memory of the device's own](Self::map_at), and
-/// written so.
+/// Other regions of the same table can be [mapped](Dma::map) for the device; they may hold data, but not
+/// rings. A submission ring outside the pool is assumed to be in [device memory](Self::map_at), and is
+/// written accordingly.
 ///
-/// A handle, cheap to clone. Allocating takes a lock; resolving an address does not.
+/// A handle, cheap to clone. Allocation takes a lock; resolving an address does not.
 #[derive(Clone, Debug)]
 pub struct DevicePool {
-    /// Where the pool lies: what the device may reach, and nothing beside it. In every handle, so
-    /// that resolving an address follows no pointer.
+    /// Range of the pool, to which the device's access is limited. Stored in every handle, so that
+    /// resolving an address follows no pointer.
     memory: Segment,
-    /// Where the region begins for the device.
+    /// Device address of the region.
     region_iova: u64,
-    regions: Regions,
+    regions: RegionTable,
     shared: Arc<Shared>,
 }
 
@@ -36,69 +36,74 @@ struct Shared {
     kind: DeviceKind,
     store: CommandStore,
     arena: Mutex<Arena>,
-    cut: Cut,
-    /// The regions that have been mapped.
-    windows: Windows,
+    cut: Revocation,
+    /// Regions mapped for the device.
+    windows: MappedRegions,
     maps_on_use: AtomicBool,
-    /// Whether what was lent has numbers.
+    /// Whether registered kernel buffers have IOVAs.
     names_lent: AtomicBool,
-    /// Whether its addresses are given by whoever maps regions.
+    /// Whether device addresses are assigned by the caller that maps regions.
     is_placed: bool,
 }
 
-/// A device's thread, as its pool knows it.
+/// Registration of a device thread with its pool.
 #[derive(Debug)]
-pub struct Attachment {
+pub struct DeviceThreadGuard {
     pool: DevicePool,
 }
 
-/// Allocations are whole pages of this size, whatever backs them.
+/// Allocation granularity, for any backing.
 const PAGE: u64 = 4096;
 
-/// For an emulated device a region's addresses begin at `(number + 1) << IOVA_SHIFT`, so that address
-/// zero is never valid and an address says by itself which region it lies in: 64 GiB a region, and
-/// 4 095 regions in 48 bits. IOMMUs may have 39 bits: addresses behind them are
-/// [given](DevicePool::placed).
+/// Address layout of an emulated device: a region's addresses begin at `(number + 1) << IOVA_SHIFT`, so
+/// that address zero is never valid and an address determines its region: 64 GiB per region, and 4 095
+/// regions in 48 bits. IOMMUs may have 39 bits, so addresses beyond them are
+/// [assigned](DevicePool::placed).
 const IOVA_SHIFT: u32 = 36;
 
-/// Bytes of a region that have addresses.
+/// Addressable bytes of a region.
 const REGION_BYTES_MAX: u64 = 1 << IOVA_SHIFT;
 
-/// In the name of what was lent: no address has it.
+/// Bit that marks the IOVA of a kernel buffer; no memory address has it.
 const LENT: u64 = 1 << 63;
 
 const OWN: &str = "the pool is a part of it, and other parts are other devices' own";
 
-/// Places of a table that have addresses.
+/// Number of places of a table that have addresses.
 const PLACES_MAX: u32 = (1 << (48 - IOVA_SHIFT)) - 1;
 
-/// Where a region begins, for the device.
+/// Device address of a region.
 #[inline]
 fn iova_of(region: RegionId) -> u64 {
     (u64::from(place_of(region)) + 1) << IOVA_SHIFT
 }
 
 impl DevicePool {
-    /// A pool over `memory`: whole pages that nobody else hands out. Several pools may share a
-    /// region; one that is packed close to the next spreads over the sets of the cache, and pools
-    /// that each begin at the same offset of a region of their own would not.
+    /// Creates a pool over `memory`: whole pages that no other allocator uses. Several pools may share a
+    /// region. Pools that are adjacent within a region spread over the sets of the cache; pools at the
+    /// same offset of separate regions would not.
     ///
     /// # Panics
     ///
-    /// If `memory` does not begin on a page, or lies in no region.
-    pub fn new(regions: Regions, memory: Segment, kind: DeviceKind, store: CommandStore) -> Self {
+    /// `memory` is not page-aligned, or in no region.
+    pub fn new(
+        regions: RegionTable,
+        memory: Segment,
+        kind: DeviceKind,
+        store: CommandStore,
+    ) -> Self {
         let region_iova = iova_of(memory.region);
         Self::of(regions, memory, kind, store, region_iova, false)
     }
 
-    /// The same, for a device that finds the region with `memory` at `region_iova`, and others where
-    /// [`map_at`](Self::map_at) says.
+    /// Like [`new`](Self::new), for a device that accesses the region of `memory` at `region_iova`, and
+    /// others at the addresses given to [`map_at`](Self::map_at).
     ///
     /// # Panics
     ///
-    /// If `memory` does not begin on a page, or lies in no region.
+    /// `memory` is not page-aligned, or in no region.
     pub fn placed(
-        regions: Regions,
+        regions: RegionTable,
         memory: Segment,
         kind: DeviceKind,
         store: CommandStore,
@@ -108,7 +113,7 @@ impl DevicePool {
     }
 
     fn of(
-        regions: Regions,
+        regions: RegionTable,
         memory: Segment,
         kind: DeviceKind,
         store: CommandStore,
@@ -117,54 +122,54 @@ impl DevicePool {
     ) -> Self {
         assert!(memory.offset.is_multiple_of(PAGE) && regions.contains(memory), "{memory:?}");
         let arena = Mutex::new(Arena::new(u64::from(memory.len_bytes) / PAGE));
-        let (windows, cut) = (Windows::new(&regions), Cut::default());
+        let (windows, cut) = (MappedRegions::new(&regions), Revocation::default());
         let [maps_on_use, names_lent] = [const { AtomicBool::new(false) }; 2];
         let shared =
             Shared { kind, store, arena, cut, windows, maps_on_use, names_lent, is_placed };
         Self { memory, region_iova, regions, shared: Arc::new(shared) }
     }
 
-    /// The device finds a region at `iova` from now on, until it is [unmapped](Dma::unmap). The
-    /// region may be [registers](Regions::adopt_registers) of the device, or other memory in its BARs.
+    /// Maps a region for the device at `iova`, until it is [unmapped](Dma::unmap). The region may be
+    /// [registers](RegionTable::map_registers) of the device, or other memory in its BARs.
     ///
     /// # Errors
     ///
-    /// If the pool is a part of the region.
-    pub fn map_at(&self, region: RegionId, iova: u64) -> Result<(), NotMapped> {
+    /// The pool is a part of the region.
+    pub fn map_at(&self, region: RegionId, iova: u64) -> Result<(), DmaMapError> {
         if region == self.memory.region {
-            return Err(NotMapped { region, why: OWN });
+            return Err(DmaMapError { region, why: OWN });
         }
         self.shared.windows.open(region, iova);
         Ok(())
     }
 
-    /// Has whatever region the host names be mapped when it first does: for an emulated device, to
-    /// which mapping is a bit. What the host never named stays out of the device's reach.
-    pub fn map_on_use(&self) {
+    /// Maps regions on demand, when the host first requests an address in them: for an emulated device,
+    /// where mapping only sets an entry. The device cannot access regions that the host never used.
+    pub fn map_on_demand(&self) {
         self.shared.maps_on_use.store(true, Ordering::Relaxed);
     }
 
-    /// Has [lent](Regions::lend) memory be named, though nobody has an address of it: for a device that
-    /// knows what to do with [such a name](crate::SharedHostMemory::lent). It reads and writes nothing
-    /// by it.
-    pub fn name_lent(&self) {
+    /// Assigns IOVAs to [kernel buffers](RegionTable::register_kernel_buffers), which have no address in
+    /// the process: for a device that can [resolve such an IOVA](crate::SharedHostMemory::lent). The
+    /// device cannot read or write through it.
+    pub fn allow_kernel_buffers(&self) {
         self.shared.names_lent.store(true, Ordering::Relaxed);
     }
 
-    /// Whether all of `segment` lies in the pool.
+    /// Whether `segment` is completely inside the pool.
     #[inline]
     pub fn contains(&self, segment: Segment) -> bool {
         let mine = &self.memory;
-        // An offset below the pool's wraps round to more than any length.
+        // An offset below the pool's wraps to a value larger than any length.
         let skip = segment.offset.wrapping_sub(mine.offset);
         let room = u64::from(mine.len_bytes).checked_sub(skip);
         segment.region == mine.region
             && room.is_some_and(|room| u64::from(segment.len_bytes) <= room)
     }
 
-    /// The segment of the pool that begins at `iova`, if all of it lies there.
+    /// Segment of the pool at `iova`, if it is completely inside the pool.
     #[inline]
-    pub(crate) fn own_segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+    pub(crate) fn pool_segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
         let Segment { region, offset, len_bytes: pool_bytes } = self.memory;
         let skip = iova.wrapping_sub(self.region_iova + offset);
         let room = u64::from(pool_bytes).checked_sub(skip)?;
@@ -172,16 +177,16 @@ impl DevicePool {
         fits.then_some(Segment { region, offset: offset + skip, len_bytes })
     }
 
-    /// Where pieces of `len_bytes` of the pool can be reached without asking again.
+    /// Window within which ranges of `len_bytes` of the pool can be resolved without a call.
     #[inline]
     pub(crate) fn window(&self, len_bytes: u32) -> Option<Window> {
         Window::of(self.memory, self.region_iova + self.memory.offset, len_bytes)
     }
 
-    /// The segment that begins at `iova`, if the device may reach all of it.
+    /// Segment at `iova`, if the device may access all of it.
     #[inline]
     pub(crate) fn segment_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
-        match self.own_segment_at(iova, len_bytes) {
+        match self.pool_segment_at(iova, len_bytes) {
             Some(segment) => Some(segment),
             None => self.mapped_segment_at(iova, len_bytes),
         }
@@ -192,12 +197,12 @@ impl DevicePool {
         let place = u32::try_from((iova >> IOVA_SHIFT).checked_sub(1)?).ok()?;
         let region = self.shared.windows.at(place)?;
         let segment = Segment { region, offset: iova & (REGION_BYTES_MAX - 1), len_bytes };
-        // Of a region that has gone meanwhile, nothing is inside.
+        // Rejects every segment of a region that was dropped meanwhile.
         self.regions.contains(segment).then_some(segment)
     }
 
-    /// The address of a segment that does not lie in the pool. Cold, so that it takes no register
-    /// from the loop over those that do.
+    /// Address of a segment outside the pool. Cold, so that it takes no registers from the loop over pool
+    /// segments.
     #[cold]
     fn iova_elsewhere(&self, segment: Segment) -> Option<u64> {
         let (region, shared) = (segment.region, &*self.shared);
@@ -215,8 +220,8 @@ impl DevicePool {
         Some(iova + segment.offset)
     }
 
-    /// The first offset of a region beside the pool's, its length, and where it begins for the device;
-    /// `None` if it was not named before.
+    /// First offset of a region other than the pool's, its length, and its device address; `None` if it
+    /// is not mapped.
     #[inline(never)]
     fn elsewhere(&self, region: RegionId) -> Option<(u64, u64, u64)> {
         let iova = self.shared.windows.iova(region)?;
@@ -225,12 +230,12 @@ impl DevicePool {
 
     fn lent_name(&self, segment: Segment) -> Option<u64> {
         let has_name = self.shared.names_lent.load(Ordering::Relaxed)
-            && self.regions.lent(segment).is_some()
+            && self.regions.kernel_buffer(segment).is_some()
             && segment.offset < REGION_BYTES_MAX;
         has_name.then(|| LENT | (iova_of(segment.region) + segment.offset))
     }
 
-    /// What was lent and is named by `iova`.
+    /// Kernel buffer segment at `iova`.
     #[cold]
     pub(crate) fn lent_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
         let number = (iova & !LENT) >> IOVA_SHIFT;
@@ -239,34 +244,35 @@ impl DevicePool {
         (iova & LENT != 0 && self.lent_name(segment) == Some(iova)).then_some(segment)
     }
 
-    /// The table that resolves this pool's segments.
-    pub fn regions(&self) -> &Regions {
+    /// Region table that resolves this pool's segments.
+    pub fn regions(&self) -> &RegionTable {
         &self.regions
     }
 
-    /// Whether the device has been cut off from its memory.
+    /// Whether the device's memory access is revoked.
     pub fn is_cut_off(&self) -> bool {
         self.shared.cut.number() % 2 == 1
     }
 
-    /// The device has a thread of its own, which `waker` wakes. From now on, and until what is
-    /// returned is dropped, cutting it off takes until it has said that nothing is under way.
-    pub fn attach(&self, waker: impl Wake + Send + Sync + 'static) -> Attachment {
+    /// Registers the device's own thread, which `waker` wakes. Until the returned guard is dropped, a
+    /// revocation completes only when the thread has acknowledged that no access is in flight.
+    pub fn attach(&self, waker: impl Wake + Send + Sync + 'static) -> DeviceThreadGuard {
         self.shared.cut.attach(Box::new(waker));
-        Attachment { pool: self.clone() }
+        DeviceThreadGuard { pool: self.clone() }
     }
 
-    /// As the device sees it, and answers with [`let_go`](Self::let_go): the number of this cut.
+    /// Number of the current revocation, for the device, which acknowledges it with
+    /// [`let_go`](Self::let_go).
     pub(crate) fn cut(&self) -> Option<u32> {
         Some(self.shared.cut.number()).filter(|number| number % 2 == 1)
     }
 
-    /// The device has nothing under way that was begun before cut number `number`.
+    /// Acknowledges revocation `number`: the device has no access in flight that began before it.
     pub(crate) fn let_go(&self, number: u32) {
-        self.shared.cut.let_go(number);
+        self.shared.cut.acknowledge(number);
     }
 
-    /// Bytes that can still be allocated.
+    /// Free bytes.
     pub fn free_bytes(&self) -> u64 {
         self.arena(|arena| arena.free_pages()) * PAGE
     }
@@ -276,7 +282,7 @@ impl DevicePool {
     }
 }
 
-impl Drop for Attachment {
+impl Drop for DeviceThreadGuard {
     fn drop(&mut self) {
         self.pool.shared.cut.detach();
     }
@@ -291,7 +297,7 @@ impl Dma for DevicePool {
         let first = self.arena(|arena| arena.allocate(pages))?;
         let Segment { region, offset, .. } = self.memory;
         let segment = Segment { region, offset: offset + first * PAGE, len_bytes };
-        // Memory fresh from the kernel is zero; memory that was used before is not.
+        // New pages from the kernel are zero; reused pages are not.
         self.regions.fill(segment, 0).ok()?;
         Some(segment)
     }
@@ -302,8 +308,8 @@ impl Dma for DevicePool {
         self.arena(|arena| arena.release(first, pages));
     }
 
-    fn map(&self, region: RegionId) -> Result<(), NotMapped> {
-        let refuse = |why| Err(NotMapped { region, why });
+    fn map(&self, region: RegionId) -> Result<(), DmaMapError> {
+        let refuse = |why| Err(DmaMapError { region, why });
         match self.regions.len_bytes(region) {
             0 => refuse("there is no such region"),
             _ if region == self.memory.region => refuse(OWN),
@@ -337,7 +343,7 @@ impl Dma for DevicePool {
         let is_own = region == self.memory.region;
         let place = if is_own { Some(own()) } else { self.elsewhere(region) };
         let (first, room, region_iova) = place.unwrap_or_default();
-        // From the first to the last offset at which so many bytes fit; none if they fit nowhere.
+        // From the first to the last offset at which the length fits; none if it fits nowhere.
         let skip_max = place.and_then(|_| room.checked_sub(u64::from(len_bytes)));
         move |segment| {
             let fits = segment.offset.wrapping_sub(first) <= skip_max?;
@@ -348,7 +354,7 @@ impl Dma for DevicePool {
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {
         let Shared { kind, store, .. } = *self.shared;
-        // The only rings elsewhere are those in memory of the device's own.
+        // A ring outside the pool is in device memory.
         let store = if self.contains(memory) { store } else { CommandStore::Device };
         HostSubmissionRing::new(self.regions.clone(), memory, depth, kind, store)
     }
@@ -357,47 +363,48 @@ impl Dma for DevicePool {
         HostCompletionRing::new(self.regions.clone(), memory, depth, self.shared.kind)
     }
 
-    fn cut_off(&self) -> bool {
+    fn revoke_access(&self) -> bool {
         self.shared.cut.cut_off()
     }
 
-    fn reconnect(&self) {
-        self.shared.cut.reconnect();
+    fn restore_access(&self) {
+        self.shared.cut.restore();
     }
 }
 
 impl Memory for DevicePool {
-    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
         self.regions.load(segment, into)
     }
 
-    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
         self.regions.store(segment, from)
     }
 
-    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
         self.regions.fill(segment, byte)
     }
 
-    fn load_u32(&self, segment: Segment) -> Result<u32, NoSuchMemory> {
+    fn load_u32(&self, segment: Segment) -> Result<u32, InvalidSegment> {
         self.regions.load_u32(segment)
     }
 
-    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), NoSuchMemory> {
+    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), InvalidSegment> {
         self.regions.store_u32(segment, value)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::{Dma, HostMemory, Memory, RegionId, Segment, SubmissionRing};
+    use tenmil_base::{Dma, HostMemory, Memory, RegionId, Segment, SubmissionRing};
 
     use crate::{
-        Backing, CommandStore, DeviceKind, DevicePool, Lender, Mapping, Regions, SharedHostMemory,
+        Backing, CommandStore, DeviceKind, DevicePool, KernelBufferSource, Mapping, RegionTable,
+        SharedHostMemory,
     };
 
     fn pool(pages: usize) -> DevicePool {
-        let regions = Regions::new(4);
+        let regions = RegionTable::new(4);
         let memory = regions.add(Mapping::new(pages * 4096, Backing::Private).unwrap()).unwrap();
         DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain)
     }
@@ -421,7 +428,7 @@ mod tests {
 
     /// A pool in the middle of region 0, and a region 1 that is two pages long.
     fn pool_and_region() -> (DevicePool, Segment) {
-        let regions = Regions::new(4);
+        let regions = RegionTable::new(4);
         let mapping = |pages: usize| Mapping::new(pages * 4096, Backing::Private).unwrap();
         let memory = regions.add(mapping(3)).unwrap().slice(4096, 4096).unwrap();
         let other = regions.add(mapping(2)).unwrap();
@@ -432,24 +439,24 @@ mod tests {
     #[test]
     fn what_was_lent_has_a_name_that_is_nobodys_address() {
         let (pool, other) = pool_and_region();
-        pool.map_on_use();
+        pool.map_on_demand();
         let descriptor = std::io::pipe().unwrap().0.into();
-        let lender = Lender { descriptor, queue: 0, data_at: |_, _, _| 0 };
-        let lent = pool.regions().lend(lender, (4, 8192)).unwrap();
+        let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
+        let lent = pool.regions().register_kernel_buffers(lender, (4, 8192)).unwrap();
         let part = lent.slice(8192 + 512, 512).unwrap();
         assert_eq!(pool.iova(part), None, "nobody has asked for names");
-        pool.name_lent();
+        pool.allow_kernel_buffers();
         let (name, mut host) = (pool.iova(part).unwrap(), SharedHostMemory::new(&pool));
         assert_eq!(host.lent(name, 512), Some(part));
         assert_eq!(host.lent(name + 256, 256), part.slice(256, 256));
-        assert!(host.reach(name, 512).is_err() && host.entries(name, 512).is_err());
+        assert!(host.resolve(name, 512).is_err() && host.entries(name, 512).is_err());
         assert_eq!(host.lent(name, 8192), None, "parts of two requests");
         assert_eq!(pool.iova(lent), None, "of all of them");
         let address = pool.iova(other).unwrap();
         for none in [0, 1 << 63, address, address | 1 << 63, name & !(1 << 63), name | 1 << 62] {
             assert_eq!(host.lent(none, 512), None, "{none:#x}");
         }
-        assert!(pool.cut_off());
+        assert!(pool.revoke_access());
         assert_eq!(host.lent(name, 512), None);
     }
 
@@ -467,7 +474,7 @@ mod tests {
         assert_eq!(pool.iovas(pool.memory)(part), None, "but for no other region");
         assert_eq!(pool.iovas(other)(part), None, "nor for another length");
         assert_eq!(pool.segment_at(at, 4096), Some(part));
-        assert_eq!(pool.own_segment_at(at, 4096), None, "rings lie in the pool");
+        assert_eq!(pool.pool_segment_at(at, 4096), None, "rings lie in the pool");
         for (iova, len_bytes) in [(at, 4097), (at + 1, 4096), (at + 4096, 1), (3 << 36, 1), (0, 1)]
         {
             assert_eq!(pool.segment_at(iova, len_bytes), None, "{iova:#x}");
@@ -480,7 +487,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_is_placed_has_the_addresses_that_it_is_given() {
-        let regions = Regions::new(4);
+        let regions = RegionTable::new(4);
         let mapping = |pages: usize| Mapping::new(pages * 4096, Backing::Private).unwrap();
         let (memory, other) = (regions.add(mapping(2)).unwrap(), regions.add(mapping(2)).unwrap());
         let (kind, store) = (DeviceKind::Pcie, CommandStore::Plain);
@@ -497,7 +504,7 @@ mod tests {
 
     #[test]
     fn a_submission_ring_outside_the_pool_is_written_as_memory_of_the_device_is() {
-        let regions = Regions::new(4);
+        let regions = RegionTable::new(4);
         let mapping = |pages: usize| Mapping::new(pages * 4096, Backing::Private).unwrap();
         let (memory, other) = (regions.add(mapping(2)).unwrap(), regions.add(mapping(2)).unwrap());
         let (kind, store) = (DeviceKind::Pcie, CommandStore::for_device(DeviceKind::Pcie));
@@ -523,7 +530,7 @@ mod tests {
     #[test]
     fn a_region_that_has_gone_is_out_of_reach_and_so_is_its_successor() {
         let (pool, _) = pool_and_region();
-        pool.map_on_use();
+        pool.map_on_demand();
         let add = || pool.regions().allocate(4096).unwrap();
         let first = add();
         let at = pool.iova(first.segment()).unwrap();
@@ -546,7 +553,7 @@ mod tests {
     #[test]
     fn a_pool_that_maps_on_use_maps_what_the_host_names_and_nothing_else() {
         let (pool, other) = pool_and_region();
-        pool.map_on_use();
+        pool.map_on_demand();
         let at = 2 << 36;
         assert_eq!(pool.segment_at(at, 512), None, "the device may not ask first");
         assert_eq!(pool.iova(Segment { len_bytes: 8193, ..other }), None);
@@ -562,14 +569,14 @@ mod tests {
         assert_eq!(why(3), "show region 3 to a device: there is no such region");
         assert!(why(0).contains("the pool is a part of it"), "{}", why(0));
         assert_eq!(pool.map(other.region), Ok(()));
-        pool.map_on_use();
+        pool.map_on_demand();
         let neighbour = Segment { region: RegionId(0), offset: 0, len_bytes: 4096 };
         assert_eq!(pool.iova(neighbour), None, "another device's part of the same region");
     }
 
     #[test]
     fn what_the_device_cannot_reach_has_no_address() {
-        let regions = Regions::new(1);
+        let regions = RegionTable::new(1);
         let whole = regions.add(Mapping::new(3 * 4096, Backing::Private).unwrap()).unwrap();
         let middle = whole.slice(4096, 4096).unwrap();
         let pool = DevicePool::new(regions, middle, DeviceKind::Emulated, CommandStore::Plain);

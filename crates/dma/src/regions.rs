@@ -1,26 +1,25 @@
-//! The table of regions: where a segment becomes an address, and the only place where it does.
+//! Region table: the only place where a segment is resolved to an address.
 //!
 //! ```text
 //!   region number    | generation : 20 | place : 12 |
 //! ```
 //!
-//! A place in the table has a mapping, and in a table that is full a longer one if need be. A region
-//! that goes gives the pages back to the kernel and leaves its place, still mapped, to a region that
-//! comes later and fits; that one has the next generation, so the old number is refused. What this
-//! rests on:
+//! A place in the table has a mapping, which may be replaced by a longer one when the table is full. A
+//! dropped region returns its pages to the kernel and leaves its place, still mapped, to a later region
+//! that fits; that region has the next generation, so the old number is rejected. The invariants:
 //!
-//! - An address is never resolved to memory that is not mapped, because nothing is unmapped, and a
-//!   place's mappings only become longer: where an old length meets a new base, it fits there.
-//! - Who has resolved a segment before its region went may still move bytes there. That is a mistake
-//!   of whoever let the region go too early, and harms bytes, not memory safety. So a [`Region`] is
-//!   kept by whoever hands its memory out, until everything that works on it has ended.
-//! - Who lets a device reach regions is asked to [`Withdraw`] each that goes. The place of one that
-//!   cannot be taken from its device is used no more.
+//! - An address is never resolved to unmapped memory, because nothing is unmapped, and the mappings of a
+//!   place only become longer: an old length combined with a new base is still inside.
+//! - An access resolved before its region was dropped may still move bytes there. This is a bug of the
+//!   caller that dropped the region too early; it corrupts data, but not memory safety. Therefore the
+//!   owner of a [`Region`] keeps it until all work on its memory has ended.
+//! - A component that lets a device access regions registers an [`UnmapListener`]. The place of a region
+//!   that cannot be unmapped from its device is never reused.
 
-mod adopted;
-mod lent;
+mod foreign;
+mod kernel_buffer;
 mod region;
-mod withdraw;
+mod unmap_listener;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -28,50 +27,52 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use base::{Memory, NoSuchMemory, RegionId, Segment};
+use tenmil_base::{InvalidSegment, Memory, RegionId, Segment};
 
-pub use self::adopted::{Adopted, FilePart, NotAdopted};
-use self::lent::Lent;
-pub use self::lent::{Lender, LentPart};
-pub use self::region::{NoRegion, Region};
-use self::withdraw::ExposedBy;
-pub use self::withdraw::Withdraw;
+pub use self::foreign::{FileRange, ForeignMapError, ForeignRegion};
+use self::kernel_buffer::KernelBuffers;
+pub use self::kernel_buffer::{KernelBufferSlice, KernelBufferSource};
+pub use self::region::{Region, RegionError};
+pub use self::unmap_listener::UnmapListener;
+use self::unmap_listener::UnmapListeners;
 use crate::mapping::{Backing, Mapping};
 
-/// A table of regions, shared by everyone who moves bytes. Cheap to clone.
+/// Table of memory regions, shared by everything that moves bytes. Cheap to clone.
 ///
-/// Looking a region up needs no lock and no count: two loads and a comparison.
+/// Resolving a region needs no lock and no reference count: two loads and a comparison.
 #[derive(Clone, Debug)]
-pub struct Regions {
-    table: Arc<Table>,
+pub struct RegionTable {
+    table: Arc<RegionSlots>,
 }
 
 #[derive(Debug)]
-struct Table {
-    slots: Box<[Slot]>,
-    /// By place: what has no address here.
-    lent: Box<[OnceLock<Lent>]>,
-    /// The lock is for adding and for letting go.
-    places: Mutex<Places>,
-    /// What regions are made of that come and go, unless these have to lie in rows.
+struct RegionSlots {
+    slots: Box<[RegionSlot]>,
+    /// By place: kernel buffers, which have no address in this process.
+    lent: Box<[OnceLock<KernelBuffers>]>,
+    /// Locked for adding and dropping regions.
+    places: Mutex<MappingTable>,
+    /// Backing of allocated regions, unless they have to be contiguous.
     backing: Backing,
     is_in_rows: AtomicBool,
-    /// Who lets devices reach them.
-    exposed_by: ExposedBy,
+    /// Registered unmap listeners.
+    exposed_by: UnmapListeners,
 }
 
-/// Which memory each place has.
+/// Mapping of each place.
 #[derive(Debug, Default)]
-struct Places {
+struct MappingTable {
     /// By place.
     mappings: Vec<Mapping>,
-    /// Those that places had before they needed longer ones. Held for as long as the table lives, as
-    /// all are.
+    /// Former mappings of places that needed longer ones. Like all mappings, they are kept as long as the
+    /// table exists.
     outgrown: Vec<Mapping>,
-    /// Places whose region has gone.
+    /// Places whose region was dropped.
     empty: Vec<u32>,
 }
 
+/// Region slot.
+///
 /// ```text
 ///   0       8                                16
 ///   | base  | generation : 20 | length : 44 |
@@ -79,87 +80,89 @@ struct Places {
 ///
 /// The second word is stored last and loaded first. A length of zero means that there is no region.
 #[derive(Debug)]
-struct Slot {
+struct RegionSlot {
     base: AtomicPtr<u8>,
     word: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Slot>() == 16);
+const _: () = assert!(size_of::<RegionSlot>() == 16);
 
-/// How much of a region's number is its place.
+/// Bits of a region number that are its place.
 const PLACE_BITS: u32 = 12;
-/// Places in the largest table.
+/// Maximum number of places in a table.
 const PLACES_MAX: usize = 1 << PLACE_BITS;
 const GENERATION_MAX: u32 = (1 << (32 - PLACE_BITS)) - 1;
-/// How much of the word of a slot is the length: 16 TiB.
+/// Bits of a slot word that are the length: 16 TiB.
 const LEN_BITS: u32 = 44;
 
 const _: () = assert!(LEN_BITS + (32 - PLACE_BITS) == 64, "a generation fits above the length");
 
-/// The table was made for fewer regions.
+/// Error: the region table is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableFull {
-    /// For how many it was made.
+    /// Maximum number of its regions.
     pub regions_max: usize,
 }
 
-impl Regions {
-    /// An empty table for at most `regions_max` regions at a time, of which there may be 4096.
+impl RegionTable {
+    /// Creates an empty table for at most `regions_max` regions at a time, up to 4096.
     pub fn new(regions_max: usize) -> Self {
         Self::of(regions_max, Backing::Private)
     }
 
-    /// The same, of which every region that is allocated can be shown to another process: by its
+    /// Creates a table whose allocated regions can be shared with another process through their
     /// [`descriptor`](Self::descriptor).
     pub fn shared(regions_max: usize) -> Self {
         Self::of(regions_max, Backing::Shared)
     }
 
     fn of(regions_max: usize, backing: Backing) -> Self {
-        let slot = || Slot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
+        let slot = || RegionSlot { base: AtomicPtr::default(), word: AtomicU64::new(0) };
         let places_max = regions_max.min(PLACES_MAX);
         let slots = (0..places_max).map(|_| slot()).collect();
         let lent = (0..places_max).map(|_| OnceLock::new()).collect();
-        let (places, exposed_by) = (Mutex::default(), ExposedBy::default());
+        let (places, exposed_by) = (Mutex::default(), UnmapListeners::default());
         let is_in_rows = AtomicBool::new(false);
-        Self { table: Arc::new(Table { slots, lent, places, backing, is_in_rows, exposed_by }) }
+        Self {
+            table: Arc::new(RegionSlots { slots, lent, places, backing, is_in_rows, exposed_by }),
+        }
     }
 
-    /// Whether regions that are allocated can be shown to another process.
+    /// Whether allocated regions can be shared with another process.
     pub fn is_shared(&self) -> bool {
         self.backing() == Backing::Shared
     }
 
-    /// From now on every region that is [allocated](Self::allocate) lies [in a row](Self::row) in the
-    /// machine and stays there: for a device that no IOMMU translates for. False if there are regions
-    /// already, which do not.
-    pub fn lay_rows(&self) -> bool {
+    /// Makes every region [allocated](Self::allocate) from now on [physically
+    /// contiguous](Self::physical_address) and pinned: for a device without IOMMU translation. Returns
+    /// false if the table already has regions that are not.
+    pub fn use_contiguous(&self) -> bool {
         let places = self.places();
-        let may = places.mappings.is_empty() || self.is_in_rows();
+        let may = places.mappings.is_empty() || self.is_contiguous();
         if may {
             self.table.is_in_rows.store(true, Ordering::Relaxed);
         }
         may
     }
 
-    /// Whether regions that are allocated lie in a row in the machine.
-    pub fn is_in_rows(&self) -> bool {
+    /// Whether allocated regions are physically contiguous.
+    pub fn is_contiguous(&self) -> bool {
         self.table.is_in_rows.load(Ordering::Relaxed)
     }
 
-    /// What regions are made of that are allocated.
+    /// Backing of allocated regions.
     fn backing(&self) -> Backing {
-        if self.is_in_rows() { Backing::Row } else { self.table.backing }
+        if self.is_contiguous() { Backing::Contiguous } else { self.table.backing }
     }
 
-    /// Where a region begins in the machine, if all of it lies in a row there and does not move.
-    pub fn row(&self, region: RegionId) -> Option<u64> {
+    /// Physical address of a region, if it is contiguous and pinned.
+    pub fn physical_address(&self, region: RegionId) -> Option<u64> {
         let places = self.places();
         let mapping = places.mappings.get(place_of(region) as usize);
         mapping.filter(|_| self.len_bytes(region) > 0)?.row()
     }
 
-    /// The file that a region is all of, from its first byte on; `None` if it is private.
+    /// File that contains the whole region from its first byte on; `None` if the region is private.
     pub fn descriptor(&self, region: RegionId) -> Option<OwnedFd> {
         let places = self.places();
         let mapping = places.mappings.get(place_of(region) as usize);
@@ -167,17 +170,17 @@ impl Regions {
         mapping.descriptor()?.try_clone_to_owned().ok()
     }
 
-    /// Adds a mapping, for as long as the table lives, and returns all of it as a segment, or as
-    /// much as a segment can name.
+    /// Adds a mapping for the lifetime of the table, and returns a segment of all of it, or of as much as
+    /// a segment can cover.
     pub fn add(&self, mapping: Mapping) -> Result<Segment, TableFull> {
         let len_bytes = mapping.len_bytes() as u64;
         self.add_part(&mut self.places(), mapping, len_bytes)
     }
 
-    /// Gives a mapping a new place, with a region of its first bytes.
+    /// Assigns a new place to a mapping, with a region of its first bytes.
     fn add_part(
         &self,
-        places: &mut Places,
+        places: &mut MappingTable,
         mapping: Mapping,
         len_bytes: u64,
     ) -> Result<Segment, TableFull> {
@@ -194,7 +197,7 @@ impl Regions {
         Ok(whole(region, len_bytes))
     }
 
-    fn places(&self) -> MutexGuard<'_, Places> {
+    fn places(&self) -> MutexGuard<'_, MappingTable> {
         self.table.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -203,28 +206,28 @@ impl Regions {
         Arc::ptr_eq(&self.table, &other.table)
     }
 
-    /// For how many regions the table was made.
+    /// Maximum number of regions.
     pub fn regions_max(&self) -> usize {
         self.table.slots.len()
     }
 
-    /// How long a region is. Zero if there is none of that number.
+    /// Length of a region; zero if it does not exist.
     #[inline]
     pub fn len_bytes(&self, region: RegionId) -> u64 {
         self.table.slots.get(place_of(region) as usize).map_or(0, |slot| slot.len_of(region))
     }
 
-    /// Whether `segment` lies in a region.
+    /// Whether `segment` is inside a region.
     #[inline]
     pub fn contains(&self, segment: Segment) -> bool {
         lies_inside(segment, self.len_bytes(segment.region))
     }
 
-    /// The address of a segment, for system calls that take one. Valid while a handle to this table
-    /// exists; nobody may form a reference to what lies there.
+    /// Address of a segment, for system calls. Valid while a handle to this table exists; no reference to
+    /// this memory may be formed.
     #[inline]
-    pub fn address(&self, segment: Segment) -> Result<NonNull<u8>, NoSuchMemory> {
-        let refuse = NoSuchMemory(segment);
+    pub fn address(&self, segment: Segment) -> Result<NonNull<u8>, InvalidSegment> {
+        let refuse = InvalidSegment(segment);
         let slot = self.table.slots.get(place_of(segment.region) as usize).ok_or(refuse)?;
         if !lies_inside(segment, slot.len_of(segment.region)) {
             return Err(refuse);
@@ -232,46 +235,46 @@ impl Regions {
         let base = NonNull::new(slot.base.load(Ordering::Relaxed)).ok_or(refuse)?;
         let offset = usize::try_from(segment.offset).map_err(|_| refuse)?;
         // SAFETY: `offset` plus the segment's length is at most the length of the region, as just
-        // checked, and whatever mapping of the place `base` is of has at least that length and is
-        // alive as long as the table.
+        // checked, and every mapping of the place that `base` may belong to has at least that length and
+        // lives as long as the table.
         Ok(unsafe { base.add(offset) })
     }
 
-    /// The word in the first four bytes of `segment`, which must be aligned to four.
-    fn shared_word(&self, segment: Segment) -> Result<&AtomicU32, NoSuchMemory> {
-        let word = segment.slice(0, 4).ok_or(NoSuchMemory(segment))?;
+    /// Word in the first four bytes of `segment`, which must be aligned to four.
+    fn shared_word(&self, segment: Segment) -> Result<&AtomicU32, InvalidSegment> {
+        let word = segment.slice(0, 4).ok_or(InvalidSegment(segment))?;
         let address = self.address(word)?.cast::<u32>();
         if !address.is_aligned() {
-            return Err(NoSuchMemory(segment));
+            return Err(InvalidSegment(segment));
         }
-        // SAFETY: aligned as just checked, inside a region that lives as long as `self`, and an
-        // atomic may be shared with whoever else accesses the word atomically.
+        // SAFETY: aligned as just checked, inside a region that lives as long as `self`, and an atomic
+        // may be shared with all other atomic accesses to the word.
         Ok(unsafe { AtomicU32::from_ptr(address.as_ptr()) })
     }
 
     /// Copies bytes from one segment to another of the same length; they may overlap.
     #[inline]
-    pub fn copy(&self, from: Segment, to: Segment) -> Result<(), NoSuchMemory> {
+    pub fn copy(&self, from: Segment, to: Segment) -> Result<(), InvalidSegment> {
         if from.len_bytes != to.len_bytes {
-            return Err(NoSuchMemory(to));
+            return Err(InvalidSegment(to));
         }
         let (source, target) = (self.address(from)?, self.address(to)?);
         // SAFETY: both ranges were resolved against their regions. Bytes have no invalid values, no
-        // reference exists into a region, and `copy` allows overlap.
+        // reference into a region exists, and `copy` permits overlap.
         unsafe { source.copy_to(target, from.len_bytes as usize) };
         Ok(())
     }
 
-    /// Whether two segments of the same length hold the same bytes.
-    pub fn equal(&self, left: Segment, right: Segment) -> Result<bool, NoSuchMemory> {
+    /// Whether two segments of the same length have equal contents.
+    pub fn equal(&self, left: Segment, right: Segment) -> Result<bool, InvalidSegment> {
         if left.len_bytes != right.len_bytes {
-            return Err(NoSuchMemory(right));
+            return Err(InvalidSegment(right));
         }
         let mut chunks = ([0_u8; 512], [0_u8; 512]);
         let mut done = 0;
         while done < left.len_bytes {
             let count = (left.len_bytes - done).min(512);
-            let part = |segment: Segment| segment.slice(done, count).ok_or(NoSuchMemory(segment));
+            let part = |segment: Segment| segment.slice(done, count).ok_or(InvalidSegment(segment));
             let (mine, yours) = (&mut chunks.0[..count as usize], &mut chunks.1[..count as usize]);
             self.load(part(left)?, mine)?;
             self.load(part(right)?, yours)?;
@@ -284,51 +287,51 @@ impl Regions {
     }
 }
 
-impl Memory for Regions {
+impl Memory for RegionTable {
     #[inline]
-    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
         let Ok(source) = self.address(segment) else { return self.load_lent(segment, into) };
         assert_eq!(into.len(), segment.len_bytes as usize, "the two lengths are the caller's");
-        // SAFETY: the source range was resolved, the target is a slice of that length, and the two
-        // cannot overlap because no reference into a region exists.
+        // SAFETY: the source range was resolved, the target is a slice of that length, and the two cannot
+        // overlap because no reference into a region exists.
         unsafe { source.as_ptr().copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     #[inline]
-    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
         let Ok(target) = self.address(segment) else { return self.store_lent(segment, from) };
         assert_eq!(from.len(), segment.len_bytes as usize, "the two lengths are the caller's");
-        // SAFETY: as in `load`, the other way round.
+        // SAFETY: as in `load`, in the opposite direction.
         unsafe { target.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         Ok(())
     }
 
-    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
         let target = self.address(segment)?;
         // SAFETY: the range was resolved; any byte is a valid byte.
         unsafe { target.as_ptr().write_bytes(byte, segment.len_bytes as usize) };
         Ok(())
     }
 
-    fn load_u32(&self, segment: Segment) -> Result<u32, NoSuchMemory> {
+    fn load_u32(&self, segment: Segment) -> Result<u32, InvalidSegment> {
         Ok(u32::from_le(self.shared_word(segment)?.load(Ordering::Acquire)))
     }
 
-    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), NoSuchMemory> {
+    fn store_u32(&self, segment: Segment, value: u32) -> Result<(), InvalidSegment> {
         self.shared_word(segment)?.store(value.to_le(), Ordering::Release);
         Ok(())
     }
 }
 
-impl Slot {
-    /// There is a region from now on.
+impl RegionSlot {
+    /// Publishes a region in the slot; a length of zero removes it.
     fn begin(&self, generation: u32, len_bytes: u64) {
-        // Pairs with the acquire in `len_of`: whoever sees the length sees the base.
+        // Pairs with the acquire load in `len_of`: a reader that sees the length sees the base.
         self.word.store(u64::from(generation) << LEN_BITS | len_bytes, Ordering::Release);
     }
 
-    /// How long the region of this number is; zero if it is not, or no more, the one in this slot.
+    /// Length of the region with this number; zero if it is not, or no longer, the one in this slot.
     #[inline]
     fn len_of(&self, region: RegionId) -> u64 {
         let word = self.word.load(Ordering::Acquire);
@@ -337,13 +340,13 @@ impl Slot {
     }
 }
 
-/// The place of a region in its table, which regions that come and go share.
+/// Place of a region in its table, which successive regions share.
 #[inline]
 pub(crate) const fn place_of(region: RegionId) -> u32 {
     region.0 & ((1 << PLACE_BITS) - 1)
 }
 
-/// All of a region, or as much as a segment can name.
+/// Segment of a whole region, or of as much as a segment can cover.
 fn whole(region: RegionId, len_bytes: u64) -> Segment {
     Segment { region, offset: 0, len_bytes: u32::try_from(len_bytes).unwrap_or(u32::MAX) }
 }
@@ -364,13 +367,13 @@ impl std::error::Error for TableFull {}
 
 #[cfg(test)]
 mod tests {
-    use base::{Memory, NoSuchMemory, RegionId, Segment};
+    use tenmil_base::{InvalidSegment, Memory, RegionId, Segment};
 
-    use super::Regions;
+    use super::RegionTable;
     use crate::{Backing, Mapping};
 
-    fn regions() -> (Regions, Segment) {
-        let regions = Regions::new(2);
+    fn regions() -> (RegionTable, Segment) {
+        let regions = RegionTable::new(2);
         let whole = regions.add(Mapping::new(8192, Backing::Private).unwrap()).unwrap();
         (regions, whole)
     }
@@ -419,7 +422,7 @@ mod tests {
             at(2, 0, 1),
             at(u32::MAX, 0, 0),
         ] {
-            assert_eq!(regions.fill(stray, 1), Err(NoSuchMemory(stray)), "{stray:?}");
+            assert_eq!(regions.fill(stray, 1), Err(InvalidSegment(stray)), "{stray:?}");
         }
         assert!(regions.contains(whole));
         assert!(regions.contains(at(0, 8192, 0)), "nothing at the very end");

@@ -1,20 +1,19 @@
-//! The driver's ends of the two rings.
+//! Driver side of submission and completion rings.
 //!
-//! The words of a completion are loaded as two 64-bit atomics: the one with the phase first, with
-//! acquire, then the other. A wide load would be faster to write down and is not a snapshot.
-//!
+//! A completion is loaded as two 64-bit atomics: first the one with the phase, then, after a load barrier,
+//! the other. A single wide load would be simpler, but is not atomic.
 
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 
-use base::{CompletionEntry, CompletionRing, Segment, SubmissionRing};
+use tenmil_base::{CompletionEntry, CompletionRing, Segment, SubmissionRing};
 
 use crate::barrier::{DeviceKind, prefetch_read, prefetch_write};
 use crate::command_store::CommandStore;
-use crate::order::{self, PHASE};
-use crate::regions::Regions;
+use crate::completion_order::{self, PHASE};
+use crate::regions::RegionTable;
 
-/// The driver's end of a submission ring.
+/// Driver side of a submission ring.
 #[derive(Debug)]
 pub struct HostSubmissionRing {
     entries: NonNull<u64>,
@@ -22,17 +21,17 @@ pub struct HostSubmissionRing {
     kind: DeviceKind,
     store: CommandStore,
     /// Keeps the memory mapped.
-    _regions: Regions,
+    _regions: RegionTable,
 }
 
-/// The driver's end of a completion ring.
+/// Driver side of a completion ring.
 #[derive(Debug)]
 pub struct HostCompletionRing {
     entries: NonNull<u64>,
     depth: u32,
     kind: DeviceKind,
     /// Keeps the memory mapped.
-    _regions: Regions,
+    _regions: RegionTable,
 }
 
 /// CC.IOSQES = 6.
@@ -41,18 +40,20 @@ const COMMAND_WORDS: usize = 8;
 const COMPLETION_WORDS: usize = 2;
 const COMPLETIONS_PER_LINE: u32 = 4;
 
-// SAFETY: the pointer is into a region that the handle beside it keeps mapped, whichever thread it
-// is on; `&mut self` on every store keeps the ring to one thread at a time.
+// SAFETY: the pointer is into a region that the handle beside it keeps mapped, on any thread; `&mut self`
+// on every store limits the ring to one thread at a time.
 unsafe impl Send for HostSubmissionRing {}
 // SAFETY: as above.
 unsafe impl Send for HostCompletionRing {}
 
 impl HostSubmissionRing {
+    /// Creates a ring in `memory`.
+    ///
     /// # Panics
     ///
-    /// If `memory` is not `depth` entries, aligned to 64 bytes: it comes from our own allocator.
+    /// `memory` is not `depth` entries, aligned to 64 bytes; it comes from this crate's allocator.
     pub(crate) fn new(
-        regions: Regions,
+        regions: RegionTable,
         memory: Segment,
         depth: u32,
         kind: DeviceKind,
@@ -62,7 +63,7 @@ impl HostSubmissionRing {
         Self { entries, depth, kind, store, _regions: regions }
     }
 
-    /// How it is written.
+    /// Store instruction in use.
     #[cfg(test)]
     pub(crate) fn store_way(&self) -> CommandStore {
         self.store
@@ -70,15 +71,17 @@ impl HostSubmissionRing {
 }
 
 impl HostCompletionRing {
+    /// Creates a ring in `memory`.
+    ///
     /// # Panics
     ///
-    /// If `memory` is not `depth` entries, aligned to 64 bytes: it comes from our own allocator.
-    pub(crate) fn new(regions: Regions, memory: Segment, depth: u32, kind: DeviceKind) -> Self {
+    /// `memory` is not `depth` entries, aligned to 64 bytes; it comes from this crate's allocator.
+    pub(crate) fn new(regions: RegionTable, memory: Segment, depth: u32, kind: DeviceKind) -> Self {
         let entries = resolve(&regions, memory, u64::from(depth) * 16);
         Self { entries, depth, kind, _regions: regions }
     }
 
-    /// Entry `index`, if it carries `wanted` at the place of the phase.
+    /// Entry `index`, if its phase tag is `wanted`.
     #[inline]
     fn fresh(&self, index: u32, wanted: u64) -> Option<CompletionEntry> {
         assert!(index < self.depth, "entry past the end of its ring");
@@ -88,7 +91,7 @@ impl HostCompletionRing {
         unsafe { self.fresh_at(first, wanted) }
     }
 
-    /// The entry at `first`, if it carries `wanted` at the place of the phase.
+    /// Entry at `first`, if its phase tag is `wanted`.
     ///
     /// # Safety
     ///
@@ -97,17 +100,16 @@ impl HostCompletionRing {
     unsafe fn fresh_at(&self, first: NonNull<u64>, wanted: u64) -> Option<CompletionEntry> {
         // SAFETY: the second word of the same entry.
         let second = unsafe { first.add(1) };
-        // SAFETY: aligned, mapped as long as `_regions` is held, and only ever accessed by atomics
-        // and by DMA.
+        // SAFETY: aligned, mapped as long as `_regions` is held, and only accessed by atomics and by DMA.
         let second = unsafe { AtomicU64::from_ptr(second.as_ptr()) };
         // SAFETY: as for the second word.
         let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) };
-        order::load(first, second, wanted, self.kind)
+        completion_order::load(first, second, wanted, self.kind)
     }
 }
 
 impl HostSubmissionRing {
-    /// [`store_each`](SubmissionRing::store_each), in the way of `store`.
+    /// [`store_each`](SubmissionRing::store_each) with the instruction `store`.
     #[inline(always)]
     fn store_each_by<T>(
         &mut self,
@@ -120,8 +122,8 @@ impl HostSubmissionRing {
         let mut at = first;
         for item in items {
             let Some(command) = make(item) else { break };
-            // SAFETY: `entries_from` vouches for as many entries as there are items; the rest is as
-            // in `store`, and `store` is the way that was checked when it was chosen.
+            // SAFETY: `entries_from` has checked that there is an entry for each item; the rest is as in
+            // `store`, and `store` was checked when it was selected.
             unsafe { store.store(at, &command) };
             // SAFETY: as above: an entry, or the end of the ring.
             at = unsafe { at.add(COMMAND_WORDS) };
@@ -140,7 +142,7 @@ impl HostSubmissionRing {
 }
 
 impl HostCompletionRing {
-    /// [`load_each`](CompletionRing::load_each), of entries that carry `WANTED`.
+    /// [`load_each`](CompletionRing::load_each) for entries with the phase tag `WANTED`.
     #[inline(always)]
     fn load_each_of<const WANTED: u64, T>(
         &self,
@@ -148,11 +150,11 @@ impl HostCompletionRing {
         places: &mut [T],
         mut take: impl FnMut(CompletionEntry, &mut T) -> bool,
     ) -> usize {
-        // SAFETY: `first` is an entry of the ring or its end, as the caller has asserted.
+        // SAFETY: `first` is an entry of the ring or its end, as asserted by the caller.
         let first = unsafe { self.entries.add(first as usize * COMPLETION_WORDS) };
         let mut at = first;
         for place in places {
-            // SAFETY: there are as many entries as places, as the caller has asserted.
+            // SAFETY: there are as many entries as places, as asserted by the caller.
             let entry = unsafe { self.fresh_at(at, WANTED) };
             if !entry.is_some_and(|entry| take(entry, place)) {
                 break;
@@ -170,8 +172,8 @@ impl SubmissionRing for HostSubmissionRing {
         assert!(index < self.depth, "entry past the end of its ring");
         // SAFETY: as just asserted, inside the memory resolved in `new`.
         let entry = unsafe { self.entries.add(index as usize * COMMAND_WORDS) };
-        // SAFETY: 64 bytes aligned to 64 because the ring is; mapped as long as `_regions` is held;
-        // no reference exists into a region; the way of storing was checked when it was chosen.
+        // SAFETY: 64 bytes aligned to 64 because the ring is; mapped as long as `_regions` is held; no
+        // reference into a region exists; the store instruction was checked when it was selected.
         unsafe { self.store.store(entry, command) };
     }
 
@@ -182,7 +184,7 @@ impl SubmissionRing for HostSubmissionRing {
         items: &[T],
         make: impl FnMut(&T) -> Option<[u64; 8]>,
     ) -> usize {
-        // Two loops, so that the one for an emulated SSD does not ask each time how to store.
+        // Two loops, so that the one for an emulated SSD does not select the instruction for each entry.
         match self.store {
             CommandStore::Plain => self.store_each_by(CommandStore::Plain, first, items, make),
             store => self.store_each_by(store, first, items, make),
@@ -217,7 +219,7 @@ impl CompletionRing for HostCompletionRing {
     ) -> usize {
         let is_inside = first <= self.depth && places.len() <= (self.depth - first) as usize;
         assert!(is_inside, "entries past the end of their ring");
-        // Two loops, so that neither has to remember which phase it wants.
+        // Two loops with a constant phase tag each.
         if phase {
             self.load_each_of::<PHASE, T>(first, places, take)
         } else {
@@ -250,7 +252,7 @@ const fn phase_word(phase: bool) -> u64 {
     if phase { PHASE } else { 0 }
 }
 
-pub(crate) fn resolve(regions: &Regions, memory: Segment, len_bytes: u64) -> NonNull<u64> {
+pub(crate) fn resolve(regions: &RegionTable, memory: Segment, len_bytes: u64) -> NonNull<u64> {
     assert!(len_bytes > 0 && len_bytes <= u64::from(memory.len_bytes), "a ring lies in its memory");
     let address = regions.address(memory).unwrap_or_else(|stray| panic!("{stray:?}")).cast::<u64>();
     assert!(address.as_ptr().align_offset(64) == 0, "a ring begins on a cache line");
@@ -259,17 +261,17 @@ pub(crate) fn resolve(regions: &Regions, memory: Segment, len_bytes: u64) -> Non
 
 #[cfg(test)]
 mod tests {
-    use base::{
+    use tenmil_base::{
         CompletionEntry, CompletionRing, Dma, HostEntries, HostMemory, SubmissionRing,
         entry_from_dwords,
     };
 
     use crate::{
-        Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions, SharedHostMemory,
+        Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable, SharedHostMemory,
     };
 
     fn pool(store: CommandStore) -> DevicePool {
-        let regions = Regions::new(1);
+        let regions = RegionTable::new(1);
         let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
         DevicePool::new(regions, memory, DeviceKind::Emulated, store)
     }
@@ -292,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Every first entry, every number of items and every item at which there is nothing more.
+    /// Every first entry, every number of items, and every item at which no more follow.
     #[test]
     fn a_run_of_commands_lies_where_it_was_said_to_and_nowhere_else() {
         for store in CommandStore::ALL.into_iter().filter(|store| store.is_supported()) {
@@ -320,8 +322,8 @@ mod tests {
         }
     }
 
-    /// Every first entry, every number of places, both phases, and every entry at which it is said
-    /// to be enough.
+    /// Every first entry, every number of entries, both phases, and every entry at which the callback
+    /// stops the run.
     #[test]
     fn a_run_of_completions_ends_with_the_phase_the_places_or_the_patience() {
         for (fresh, phase) in (0..=8_u32).flat_map(|fresh| [(fresh, true), (fresh, false)]) {
@@ -354,8 +356,8 @@ mod tests {
         entry_from_dwords([index, 0, 7, 1 << 16 | index])
     }
 
-    /// Every first entry and every number of fresh ones: the copy is exactly the fresh entries up to
-    /// the end of the line, and nothing of the lap before.
+    /// Every first entry and every number of new ones: the copy contains exactly the new entries up to
+    /// the end of the cache line, and none of the previous pass.
     #[test]
     fn a_line_is_copied_as_far_as_its_phase_goes() {
         for fresh in 0..=8_u32 {

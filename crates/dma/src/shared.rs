@@ -1,65 +1,67 @@
-//! The controller's end, for a controller emulated in this process: the host's memory is ours.
+//! Controller side of DMA memory, for a controller emulated in this process that shares the host's
+//! memory.
 //!
-//! An I/O virtual address names its region in its upper bits, so resolving one is a shift, a bounds
-//! check and nothing else.
+//! The upper bits of an I/O virtual address are its region, so resolving it takes a shift and a bounds
+//! check.
 
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use base::{
-    CompletionEntry, Fault, HostEntries, HostMemory, Memory, PLAIN_WORDS, Progress, Segment,
-    Ticket, Window,
+use tenmil_base::{
+    AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries, HostMemory, Memory,
+    SIMPLE_IO_WORDS, Segment, Window,
 };
 
 use crate::barrier::{prefetch_read, prefetch_write};
-use crate::order;
+use crate::completion_order;
 use crate::pool::DevicePool;
-use crate::regions::Regions;
+use crate::regions::RegionTable;
 
-/// The memory of a host in this process.
+/// Memory of a host in this process.
 #[derive(Clone, Debug)]
 pub struct SharedHostMemory {
     pool: DevicePool,
-    /// The cut that was seen last.
+    /// Last revocation seen.
     cut: u32,
 }
 
-/// A ring in it.
+/// Ring in host memory.
 #[derive(Debug)]
 pub struct SharedEntries {
     words: NonNull<u64>,
     iova: u64,
     len_bytes: u64,
     /// Keeps the memory mapped.
-    _regions: Regions,
+    _regions: RegionTable,
 }
 
-/// Words in a submission entry.
+/// Words of a submission entry.
 const COMMAND_WORDS: usize = 8;
-/// How many entries ahead of the one being taken are asked for: a line that another core has just
-/// written is as far away as some commands take.
+/// Prefetch distance in entries: fetching a line that another core has just written takes as long as
+/// several commands.
 const AHEAD: usize = 8;
 
-// SAFETY: the pointer is into a region that the handle beside it keeps mapped, whichever thread it
-// is on; all access is by atomics.
+// SAFETY: the pointer is into a region that the handle beside it keeps mapped, on any thread; all access
+// is by atomics.
 unsafe impl Send for SharedEntries {}
 
 impl SharedHostMemory {
-    /// The controller's view of what `pool` lets it reach.
+    /// Creates the controller's view of the memory accessible through `pool`.
     pub fn new(pool: &DevicePool) -> Self {
         Self { pool: pool.clone(), cut: 0 }
     }
 
     #[inline]
-    fn segment(&self, iova: u64, len_bytes: u32) -> Result<Segment, Fault> {
+    fn segment(&self, iova: u64, len_bytes: u32) -> Result<Segment, AccessFault> {
         let segment = self.pool.segment_at(iova, len_bytes).filter(|_| !self.pool.is_cut_off());
-        segment.ok_or(Fault { iova, len_bytes: u64::from(len_bytes) })
+        segment.ok_or(AccessFault { iova, len_bytes: u64::from(len_bytes) })
     }
 }
 
 impl SharedHostMemory {
-    /// What was [lent](Regions::lend) to the host and it names by `iova`, if its pool
-    /// [names](DevicePool::name_lent) such: memory that nothing else here finds.
+    /// Kernel buffer ([registered](RegionTable::register_kernel_buffers) memory) at `iova`, if the pool
+    /// [assigns IOVAs](DevicePool::allow_kernel_buffers) to such buffers. No other function here resolves
+    /// them.
     #[cold]
     pub fn lent(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
         self.pool.lent_at(iova, len_bytes).filter(|_| !self.pool.is_cut_off())
@@ -69,61 +71,71 @@ impl SharedHostMemory {
 impl HostMemory for SharedHostMemory {
     type Entries = SharedEntries;
 
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, Fault> {
-        let fault = Fault { iova, len_bytes };
+    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, AccessFault> {
+        let fault = AccessFault { iova, len_bytes };
         let len = u32::try_from(len_bytes).map_err(|_| fault)?;
-        let segment = self.pool.own_segment_at(iova, len).filter(|_| !self.pool.is_cut_off());
-        // A view lasts, and what else has been mapped may be taken away: rings lie in the pool.
+        let segment = self.pool.pool_segment_at(iova, len).filter(|_| !self.pool.is_cut_off());
+        // Rings must be in the pool: a view is long-lived, and other mapped regions may be unmapped.
         SharedEntries::new(self.pool.regions(), segment.ok_or(fault)?, iova).map(Some)
     }
 
     #[inline]
-    fn reach(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, Fault> {
+    fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.segment(iova, len_bytes).map(Some)
     }
 
     #[inline]
-    fn window(&mut self, len_bytes: u32) -> Option<Window> {
+    fn direct_window(&mut self, len_bytes: u32) -> Option<Window> {
         self.pool.window(len_bytes).filter(|_| !self.pool.is_cut_off())
     }
 
     #[inline]
-    fn is_cut_off(&mut self) -> bool {
+    fn is_revoked(&mut self) -> bool {
         let cut = self.pool.cut();
         self.cut = cut.unwrap_or(self.cut);
         cut.is_some()
     }
 
-    fn let_go(&mut self) {
+    fn ack_revocation(&mut self) {
         self.pool.let_go(self.cut);
     }
 
-    fn read(&mut self, _: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault> {
-        let fault = Fault { iova, len_bytes: into.len() as u64 };
+    fn read(
+        &mut self,
+        _: AccessId,
+        iova: u64,
+        into: &mut [u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: into.len() as u64 };
         let segment = self.segment(iova, u32::try_from(into.len()).map_err(|_| fault)?)?;
         self.pool.load(segment, into).map_err(|_| fault)?;
-        Ok(Progress::Done)
+        Ok(AccessProgress::Done)
     }
 
-    fn write(&mut self, _: Ticket, iova: u64, from: &[u8]) -> Result<Progress, Fault> {
-        let fault = Fault { iova, len_bytes: from.len() as u64 };
+    fn write(
+        &mut self,
+        _: AccessId,
+        iova: u64,
+        from: &[u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: from.len() as u64 };
         let segment = self.segment(iova, u32::try_from(from.len()).map_err(|_| fault)?)?;
         self.pool.store(segment, from).map_err(|_| fault)?;
-        Ok(Progress::Done)
+        Ok(AccessProgress::Done)
     }
 }
 
 impl SharedEntries {
-    /// A ring at `iova` for its host, which lies in `segment`.
+    /// Creates the view of a ring in `segment`, at `iova` for its host.
     ///
-    /// If the region goes, what is stored here reaches nobody, and what is loaded means nothing.
+    /// If the region is dropped, stores have no effect on the host, and loaded values are meaningless.
     ///
     /// # Errors
     ///
-    /// If there is no such memory, or it is not aligned to 8 bytes.
-    pub fn new(regions: &Regions, segment: Segment, iova: u64) -> Result<Self, Fault> {
+    /// The memory does not exist, or is not aligned to 8 bytes.
+    pub fn new(regions: &RegionTable, segment: Segment, iova: u64) -> Result<Self, AccessFault> {
         let len_bytes = u64::from(segment.len_bytes);
-        let fault = Fault { iova, len_bytes };
+        let fault = AccessFault { iova, len_bytes };
         let words = regions.address(segment).map_err(|_| fault)?.cast::<u64>();
         if !iova.is_multiple_of(8) || !words.is_aligned() {
             return Err(fault);
@@ -137,31 +149,34 @@ impl SharedEntries {
         self.len_bytes as usize / 8
     }
 
-    /// The address of 64-bit word `word`, if it is followed by `count` words of the ring.
+    /// Address of 64-bit word `word`, if the ring contains `count` words from there.
     #[inline]
-    fn words(&self, word: usize, count: usize) -> Result<NonNull<u64>, Fault> {
+    fn words(&self, word: usize, count: usize) -> Result<NonNull<u64>, AccessFault> {
         let end = (word + count) as u64 * 8;
         if end > self.len_bytes {
-            return Err(Fault { iova: self.iova + word as u64 * 8, len_bytes: count as u64 * 8 });
+            return Err(AccessFault {
+                iova: self.iova + word as u64 * 8,
+                len_bytes: count as u64 * 8,
+            });
         }
-        // SAFETY: `word + count` words lie in the memory resolved when this was made.
+        // SAFETY: `word + count` words are in the memory resolved at creation.
         Ok(unsafe { self.words.add(word) })
     }
 
     #[inline]
-    fn half_word(&self, index: u32) -> Result<&AtomicU32, Fault> {
+    fn half_word(&self, index: u32) -> Result<&AtomicU32, AccessFault> {
         let address = self.words(index as usize / 2, 1)?.cast::<u32>();
         // SAFETY: the first or the second half of a word inside the ring.
         let address = unsafe { address.add(index as usize % 2) };
         // SAFETY: aligned and inside, mapped as long as `self` holds `_regions`, and an atomic may be
-        // shared with whoever else accesses it atomically.
+        // shared with all other atomic accesses.
         Ok(unsafe { AtomicU32::from_ptr(address.as_ptr()) })
     }
 }
 
 impl HostEntries for SharedEntries {
     #[inline]
-    fn load_command(&self, index: u32) -> Result<[u64; 8], Fault> {
+    fn load_command(&self, index: u32) -> Result<[u64; 8], AccessFault> {
         let first = self.words(index as usize * 8, 8)?;
         let mut command = [0; 8];
         for (offset, word) in command.iter_mut().enumerate() {
@@ -179,24 +194,24 @@ impl HostEntries for SharedEntries {
         first: u32,
         count: u32,
         mut take: impl FnMut([u64; 4]) -> bool,
-    ) -> Result<(u32, Option<[u64; 8]>), Fault> {
+    ) -> Result<(u32, Option<[u64; 8]>), AccessFault> {
         let from = self.words(first as usize * COMMAND_WORDS, count as usize * COMMAND_WORDS)?;
         let start = self.words.as_ptr();
         let end = start.wrapping_add(self.len_words());
         let mut ahead = from.as_ptr().wrapping_add(AHEAD * COMMAND_WORDS);
         let mut entry = from;
         for taken in 0..count {
-            // SAFETY: `words` vouches for `count` entries, of which this is one.
-            let plain = PLAIN_WORDS.map(|word| unsafe { load(entry, word) });
+            // SAFETY: `words` has checked `count` entries, of which this is one.
+            let plain = SIMPLE_IO_WORDS.map(|word| unsafe { load(entry, word) });
             ahead = if ahead < end { ahead } else { start };
             prefetch_read(ahead.cast());
             ahead = ahead.wrapping_add(COMMAND_WORDS);
             if !take(plain) {
                 let mut command = [0; COMMAND_WORDS];
-                for (place, word) in PLAIN_WORDS.into_iter().zip(plain) {
+                for (place, word) in SIMPLE_IO_WORDS.into_iter().zip(plain) {
                     command[place] = word;
                 }
-                for word in (0..COMMAND_WORDS).filter(|word| !PLAIN_WORDS.contains(word)) {
+                for word in (0..COMMAND_WORDS).filter(|word| !SIMPLE_IO_WORDS.contains(word)) {
                     // SAFETY: a word of the same entry.
                     command[word] = unsafe { load(entry, word) };
                 }
@@ -209,7 +224,7 @@ impl HostEntries for SharedEntries {
     }
 
     #[inline]
-    fn store_completion(&mut self, index: u32, entry: CompletionEntry) -> Result<(), Fault> {
+    fn store_completion(&mut self, index: u32, entry: CompletionEntry) -> Result<(), AccessFault> {
         let first = self.words(index as usize * 2, 2)?;
         // SAFETY: the entry just checked, mapped as long as `self` holds `_regions`.
         unsafe { store(first, entry) };
@@ -222,14 +237,14 @@ impl HostEntries for SharedEntries {
         first: u32,
         items: &[T],
         mut make: impl FnMut(&T) -> Option<CompletionEntry>,
-    ) -> (usize, Result<(), Fault>) {
+    ) -> (usize, Result<(), AccessFault>) {
         let mut place = match self.words(first as usize * 2, items.len() * 2) {
             Ok(place) => place,
             Err(fault) => return (0, Err(fault)),
         };
         for (made, item) in items.iter().enumerate() {
             let Some(entry) = make(item) else { return (made, Ok(())) };
-            // SAFETY: `words` vouches for an entry for each item.
+            // SAFETY: `words` has checked that there is an entry for each item.
             unsafe { store(place, entry) };
             // SAFETY: as above: an entry, or the end of the last.
             place = unsafe { place.add(2) };
@@ -238,13 +253,13 @@ impl HostEntries for SharedEntries {
     }
 
     #[inline]
-    fn load_u32(&self, index: u32) -> Result<u32, Fault> {
+    fn load_u32(&self, index: u32) -> Result<u32, AccessFault> {
         // Pairs with the driver's barrier between its entries and its shadow doorbell.
         Ok(self.half_word(index)?.load(Ordering::Acquire))
     }
 
     #[inline]
-    fn store_u32(&mut self, index: u32, value: u32) -> Result<(), Fault> {
+    fn store_u32(&mut self, index: u32, value: u32) -> Result<(), AccessFault> {
         self.half_word(index)?.store(value, Ordering::Release);
         Ok(())
     }
@@ -260,16 +275,16 @@ impl HostEntries for SharedEntries {
     }
 }
 
-/// Loads word `word` of the entry that begins at `entry`.
+/// Loads word `word` of the entry at `entry`.
 ///
 /// # Safety
 ///
-/// The entry lies in a ring that is mapped, and that is only accessed by atomics and by DMA.
+/// The entry is in a ring that is mapped and only accessed by atomics and by DMA.
 #[inline(always)]
 unsafe fn load(entry: NonNull<u64>, word: usize) -> u64 {
-    // SAFETY: a word of the entry, as the caller vouches.
+    // SAFETY: a word of the entry, as promised by the caller.
     let address = unsafe { entry.add(word) };
-    // SAFETY: aligned, since rings are, and mapped and shared as the caller vouches.
+    // SAFETY: aligned, since rings are, and mapped and shared as promised by the caller.
     unsafe { AtomicU64::from_ptr(address.as_ptr()) }.load(Ordering::Relaxed)
 }
 
@@ -277,28 +292,28 @@ unsafe fn load(entry: NonNull<u64>, word: usize) -> u64 {
 ///
 /// # Safety
 ///
-/// An entry of a ring that is mapped begins there, and it is only accessed by atomics and by DMA.
+/// `first` is the start of an entry of a ring that is mapped and only accessed by atomics and by DMA.
 #[inline(always)]
 unsafe fn store(first: NonNull<u64>, entry: CompletionEntry) {
     // SAFETY: the second word of the entry.
     let second = unsafe { first.add(1) };
-    // SAFETY: aligned, since rings are, and mapped and shared as the caller vouches.
+    // SAFETY: aligned, since rings are, and mapped and shared as promised by the caller.
     let first = unsafe { AtomicU64::from_ptr(first.as_ptr()) };
     // SAFETY: as above.
     let second = unsafe { AtomicU64::from_ptr(second.as_ptr()) };
-    order::store(first, second, entry);
+    completion_order::store(first, second, entry);
 }
 
 #[cfg(test)]
 mod tests {
-    use base::{Dma, HostEntries, HostMemory, Memory, PLAIN_WORDS, Ticket};
+    use tenmil_base::{AccessId, Dma, HostEntries, HostMemory, Memory, SIMPLE_IO_WORDS};
 
     use crate::{
-        Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions, SharedHostMemory,
+        Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable, SharedHostMemory,
     };
 
     fn pool() -> DevicePool {
-        let regions = Regions::new(1);
+        let regions = RegionTable::new(1);
         let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
         DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain)
     }
@@ -309,11 +324,11 @@ mod tests {
         let segment = pool.allocate(8192).unwrap();
         let mut host = SharedHostMemory::new(&pool);
         let iova = pool.iova(segment).unwrap();
-        assert_eq!(host.reach(iova, 8192), Ok(Some(segment)));
+        assert_eq!(host.resolve(iova, 8192), Ok(Some(segment)));
 
         let mut bytes = [0; 5];
-        host.write(Ticket(0), iova + 8000, b"bytes").unwrap();
-        host.read(Ticket(0), iova + 8000, &mut bytes).unwrap();
+        host.write(AccessId(0), iova + 8000, b"bytes").unwrap();
+        host.read(AccessId(0), iova + 8000, &mut bytes).unwrap();
         assert_eq!(&bytes, b"bytes");
     }
 
@@ -323,15 +338,15 @@ mod tests {
         let iova = pool.iova(pool.allocate(4096).unwrap()).unwrap();
         let mut host = SharedHostMemory::new(&pool);
         for stray in [0, 1, iova - 1, iova + (1 << 16), iova << 1, u64::MAX, u64::MAX << 12] {
-            assert!(host.reach(stray, 1).is_err(), "{stray:#x}");
+            assert!(host.resolve(stray, 1).is_err(), "{stray:#x}");
             assert!(host.entries(stray, 64).is_err(), "{stray:#x}");
-            assert!(host.write(Ticket(0), stray, b"x").is_err(), "{stray:#x}");
+            assert!(host.write(AccessId(0), stray, b"x").is_err(), "{stray:#x}");
         }
-        assert!(host.reach(iova + (1 << 16) - 1, 2).is_err(), "half inside");
-        assert!(pool.cut_off(), "no thread has to be waited for");
-        assert!(host.reach(iova, 1).is_err());
-        pool.reconnect();
-        assert!(host.reach(iova, 1).is_ok());
+        assert!(host.resolve(iova + (1 << 16) - 1, 2).is_err(), "half inside");
+        assert!(pool.revoke_access(), "no thread has to be waited for");
+        assert!(host.resolve(iova, 1).is_err());
+        pool.restore_access();
+        assert!(host.resolve(iova, 1).is_ok());
     }
 
     #[test]
@@ -340,21 +355,21 @@ mod tests {
         let mut host = SharedHostMemory::new(&pool);
         let first = pool.iova(pool.allocate(1 << 16).unwrap()).unwrap();
         for len_bytes in [1, 512, 4096, 1 << 16] {
-            let window = host.window(len_bytes).unwrap();
+            let window = host.direct_window(len_bytes).unwrap();
             let last = first + (1 << 16) - u64::from(len_bytes);
             for iova in [first, first + 8, last, last.wrapping_sub(1)] {
-                assert_eq!(window.at(iova), host.reach(iova, len_bytes).ok().flatten());
+                assert_eq!(window.at(iova), host.resolve(iova, len_bytes).ok().flatten());
             }
             for stray in [first - 1, last + 1, first << 1, 0, u64::MAX] {
                 assert_eq!(window.at(stray), None, "{len_bytes} at {stray:#x}");
             }
         }
-        assert_eq!(host.window((1 << 16) + 1), None, "not one fits");
-        assert!(pool.cut_off());
-        assert_eq!(host.window(512), None);
+        assert_eq!(host.direct_window((1 << 16) + 1), None, "not one fits");
+        assert!(pool.revoke_access());
+        assert_eq!(host.direct_window(512), None);
     }
 
-    /// Every first entry, every number of them, and every entry that is refused.
+    /// Every first entry, every number of entries, and every entry that is rejected.
     #[test]
     fn a_run_of_commands_is_loaded_in_parts_and_the_refused_one_whole() {
         let pool = pool();
@@ -374,7 +389,7 @@ mod tests {
                 let refused = (good < count).then(|| whole(first + good));
                 assert_eq!(end, Ok((good, refused)), "{count} from {first}, {good} good");
                 for (plain, index) in taken.iter().zip(first..) {
-                    assert_eq!(*plain, PLAIN_WORDS.map(|word| whole(index)[word]));
+                    assert_eq!(*plain, SIMPLE_IO_WORDS.map(|word| whole(index)[word]));
                 }
             }
         }

@@ -1,87 +1,87 @@
-//! `cargo run -p tenmil-fuzz`: every fuzz target for a few seconds, from a seed.
+//! `cargo run -p tenmil-fuzz`: runs every fuzz target for a few seconds, from a seed.
 //!
-//! A target is a plain function of bytes, which lives beside the code that it feeds. Here they are
-//! run on stable, with a seeded mutator over a small corpus: not a search, but a net that is cast
-//! in every CI run and repeats from its seed. `fuzz/` holds the same targets for a
-//! coverage-guided search, for whoever has a toolchain for it.
+//! A target is a function of bytes that is defined beside the code it tests. Here targets run on
+//! stable Rust, with a seeded mutator over a small corpus: a reproducible smoke test for every CI
+//! run. `fuzz/` contains the same targets for a coverage-guided search, which needs a nightly
+//! toolchain.
 //!
-//! Exit codes: 0 if nothing was found, 1 if something was, 2 if what was asked for makes no sense.
+//! Exit codes: 0 if nothing was found, 1 if something was found, 2 for invalid arguments.
 
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "a program on the top floor: inputs are files")]
 
-mod feed;
 mod mutate;
+mod runner;
 mod seeds;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use base::{Random, Span};
 use clap::Parser;
-use feed::Target;
-use host::Clock;
+use runner::Target;
+use tenmil_base::{Random, Span};
+use tenmil_linux::Clock;
 
-/// Every fuzz target there is.
+/// All fuzz targets.
 const TARGETS: [Target; 16] = [
-    Target { name: "wire", feed: wire::fuzz::fuzz },
-    Target { name: "controller", feed: ctrl::controller::fuzz },
-    Target { name: "front", feed: ctrl::fuzz::front_end },
-    Target { name: "control", feed: control::fuzz::fuzz },
-    Target { name: "block", feed: block::fuzz::fuzz },
-    Target { name: "signatures", feed: block::fuzz::fuzz_ends },
-    Target { name: "nbd", feed: target::nbd::fuzz::fuzz },
-    Target { name: "tcp_host", feed: tcp::fuzz::host },
-    Target { name: "tcp_controller", feed: tcp::fuzz::controller },
-    Target { name: "tcp_service", feed: target::tcp::fuzz::fuzz },
-    Target { name: "volume", feed: volume::fuzz::fuzz },
-    Target { name: "volume_stream", feed: volume::fuzz::stream },
-    Target { name: "vfu_server", feed: vfu::fuzz::server },
-    Target { name: "vfu_client", feed: vfu::fuzz::client },
-    Target { name: "vhost_server", feed: vhost::fuzz::server },
-    Target { name: "vhost_ring", feed: vhost::fuzz::ring },
+    Target { name: "wire", feed: tenmil_wire::fuzz::fuzz },
+    Target { name: "controller", feed: tenmil_nvme_controller::controller::fuzz },
+    Target { name: "front", feed: tenmil_nvme_controller::fuzz::front_end },
+    Target { name: "control", feed: tenmil_rpc::fuzz::fuzz },
+    Target { name: "block", feed: tenmil_block::fuzz::fuzz },
+    Target { name: "signatures", feed: tenmil_block::fuzz::fuzz_ends },
+    Target { name: "nbd", feed: tenmil_serve::nbd::fuzz::fuzz },
+    Target { name: "tcp_host", feed: tenmil_nvme_tcp::fuzz::host },
+    Target { name: "tcp_controller", feed: tenmil_nvme_tcp::fuzz::controller },
+    Target { name: "tcp_service", feed: tenmil_serve::tcp::fuzz::fuzz },
+    Target { name: "volume", feed: tenmil_volume::fuzz::fuzz },
+    Target { name: "volume_stream", feed: tenmil_volume::fuzz::stream },
+    Target { name: "vfu_server", feed: tenmil_vfio_user::fuzz::server },
+    Target { name: "vfu_client", feed: tenmil_vfio_user::fuzz::client },
+    Target { name: "vhost_server", feed: tenmil_vhost_user::fuzz::server },
+    Target { name: "vhost_ring", feed: tenmil_vhost_user::fuzz::ring },
 ];
 
-/// Feeds every parser what nobody would send on purpose.
+/// Run the fuzz targets on mutated inputs
 #[derive(Debug, Parser)]
 struct Options {
-    /// Only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
+    /// Run only this target: wire, controller, front, control, block, signatures, nbd, tcp_host,
     /// tcp_controller, tcp_service, volume, volume_stream, vfu_server, vfu_client, vhost_server or
     /// vhost_ring
-    #[arg(long, value_name = "NAME", conflicts_with = "canary")]
+    #[arg(long, value_name = "NAME", conflicts_with = "injected_bugs")]
     target: Option<String>,
 
     /// Seconds for each target
     #[arg(long, value_name = "N", default_value_t = 5)]
     seconds: u64,
 
-    /// Stop a target after so many inputs, whatever the time
+    /// Stop a target after this many inputs, regardless of the time
     #[arg(long, value_name = "N")]
     count: Option<u64>,
 
-    /// What everything is drawn from; the same seed tries the same inputs in the same order
+    /// Seed; the same seed runs the same inputs in the same order
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
 
-    /// Where the corpus is: a folder of inputs for each target
+    /// Directory of the corpus, with one folder of inputs per target
     #[arg(long, value_name = "FOLDER", default_value = "fuzz/corpus")]
     corpus: PathBuf,
 
-    /// Where an input that was found is kept
+    /// Directory for inputs that were found
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     keep: PathBuf,
 
-    /// Run this one input and nothing else
+    /// Run this one input only
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 
-    /// Write the corpus again from the code that describes it, and run nothing
-    #[arg(long, conflicts_with_all = ["replay", "canary"])]
+    /// Regenerate the corpus from its source code, and run nothing
+    #[arg(long, conflicts_with_all = ["replay", "injected_bugs"])]
     make_corpus: bool,
 
-    /// Feed a target with a planted bug, which must be found
+    /// Run a target with an injected bug, which must be found
     #[arg(long)]
-    canary: bool,
+    injected_bugs: bool,
 }
 
 fn main() -> ExitCode {
@@ -94,12 +94,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what was asked for. What is found ends the process where it is found: see [`feed`].
+/// Runs what was requested. A finding ends the process where it occurs: see [`runner`].
 fn run(options: &Options) -> Result<(), String> {
     if options.make_corpus {
         return make_corpus(&options.corpus);
     }
-    feed::keep_findings(&options.keep);
+    runner::keep_findings(&options.keep);
     for target in chosen(options)? {
         match &options.replay {
             Some(file) => {
@@ -113,8 +113,8 @@ fn run(options: &Options) -> Result<(), String> {
 }
 
 fn chosen(options: &Options) -> Result<Vec<Target>, String> {
-    if options.canary {
-        return Ok(vec![feed::CANARY]);
+    if options.injected_bugs {
+        return Ok(vec![runner::CANARY]);
     }
     let Some(only) = &options.target else { return Ok(TARGETS.to_vec()) };
     let target = TARGETS.into_iter().find(|target| target.name == only);
@@ -128,7 +128,7 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     Ok(vec![target])
 }
 
-/// Runs one target for its time: first the corpus, then what is made from it.
+/// Runs one target for its time: first the corpus, then mutated inputs.
 fn cast(target: Target, options: &Options) -> Result<(), String> {
     let corpus = corpus_of(target, &options.corpus)?;
     let clock = Clock::start();
@@ -149,9 +149,9 @@ fn cast(target: Target, options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// The inputs in the target's folder, by name. The canary has none: it is found from nothing.
+/// Inputs of the target's folder, by name. The target with the injected bug has none.
 fn corpus_of(target: Target, corpus: &Path) -> Result<Vec<Vec<u8>>, String> {
-    if target == feed::CANARY {
+    if target == runner::CANARY {
         return Ok(Vec::new());
     }
     let folder = corpus.join(target.name);

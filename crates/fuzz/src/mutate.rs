@@ -1,15 +1,15 @@
-//! Changing bytes at random, in the ways that find mistakes.
+//! Random mutations of inputs.
 
-use base::Random;
+use tenmil_base::Random;
 
-/// Inputs are never longer than this.
+/// Maximum length of an input.
 pub(crate) const LEN_MAX: usize = 8192;
 
-/// Values at which arithmetic goes wrong.
+/// Values at which integer arithmetic tends to fail.
 const EDGES: [u64; 10] =
     [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
 
-/// An input made from one of `corpus`, or from nothing.
+/// Creates an input from one of `corpus`, or from nothing.
 pub(crate) fn input(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = match pick(random, corpus.len()) {
         Some(index) if random.chance(9, 10) => corpus[index].clone(),
@@ -56,7 +56,7 @@ fn pick(random: &mut Random, len: usize) -> Option<usize> {
 
 #[expect(clippy::cast_possible_truncation, reason = "eight bits are what is wanted")]
 fn byte(random: &mut Random) -> u8 {
-    random.draw() as u8
+    random.next_u64() as u8
 }
 
 #[cfg(test)]
@@ -75,7 +75,7 @@ mod tests {
         assert_ne!(inputs(1, &corpus), inputs(2, &corpus));
     }
 
-    /// A mistake of the kind that a length field makes.
+    /// A bug of the kind that a length field causes.
     #[test]
     fn a_planted_mistake_is_found() {
         let falls_over = |bytes: &[u8]| bytes.len() > 4 && bytes[0] == 0xff && bytes[4] == 4;

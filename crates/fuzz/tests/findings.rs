@@ -1,4 +1,4 @@
-//! What the program does with a finding: it keeps the input, says so, and finds it again.
+//! Handling of a finding: the input is saved, reported, and reproduced.
 
 #![expect(clippy::disallowed_methods, reason = "findings are files")]
 #![expect(clippy::unwrap_used, reason = "a test may")]
@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// All there are, in the order in which they are listed.
+/// All targets, in the order in which they are listed.
 const TARGETS: [&str; 16] = [
     "wire",
     "controller",
@@ -43,16 +43,16 @@ fn said(output: &Output) -> String {
 #[test]
 fn a_planted_bug_is_found_kept_and_found_again_from_the_file_and_from_the_seed() {
     let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let first = fuzz(one.path(), &["--canary", "--seed", "7"]);
+    let first = fuzz(one.path(), &["--injected-bugs", "--seed", "7"]);
     assert_eq!(first.status.code(), Some(1), "{}", said(&first));
     let file = one.path().join("fuzz-canary.input");
     assert!(said(&first).contains("the planted bug"), "{}", said(&first));
     assert!(said(&first).contains(&format!("--replay {}", file.display())), "{}", said(&first));
 
-    let again = fuzz(two.path(), &["--canary", "--replay", file.to_str().unwrap()]);
+    let again = fuzz(two.path(), &["--injected-bugs", "--replay", file.to_str().unwrap()]);
     assert_eq!(again.status.code(), Some(1), "{}", said(&again));
 
-    fuzz(two.path(), &["--canary", "--seed", "7"]);
+    fuzz(two.path(), &["--injected-bugs", "--seed", "7"]);
     let kept = std::fs::read(two.path().join("fuzz-canary.input")).unwrap();
     assert_eq!(kept, std::fs::read(&file).unwrap());
 }

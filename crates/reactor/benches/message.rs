@@ -1,21 +1,21 @@
-//! What a message between two polling reactors costs, beside what the machine asks for moving a
-//! cache line: `cargo bench -p tenmil-reactor --bench message`.
+//! Cost of a message between two polling reactors, compared with the cost of moving a cache line:
+//! `cargo bench -p tenmil-reactor --bench message`.
 //!
-//! The bare line and the messages are measured in rounds that take turns, between the same cores.
+//! The cache line and the messages are measured in alternating rounds, between the same cores.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 
-use base::{Instant, Span};
-use host::{Clock, Cores, Thread};
+use tenmil_base::{Instant, Span};
+use tenmil_linux::{Clock, CpuList, Thread};
 use tenmil_reactor::{
-    Context, Found, Handle, Message, PollMode, Poller, PollerId, ReactorOptions, Reactors,
-    Registration, ThreadPlan, WokenBy,
+    Context, Message, PollMode, PollResult, Poller, PollerBuilder, PollerId, PollerWake,
+    ReactorOptions, Reactors, ThreadBuilder, ThreadHandle,
 };
 
-/// A counter that shares its cache lines with nothing.
+/// Counter that shares its cache lines with nothing.
 #[derive(Default)]
 #[repr(align(128))]
 struct Counter(AtomicU64);
@@ -26,7 +26,7 @@ const MESSAGES: u64 = 1_000_000;
 const BATCH: usize = 128;
 
 fn main() {
-    let cores: Vec<u32> = Cores::allowed().iter().collect();
+    let cores: Vec<u32> = CpuList::allowed().iter().collect();
     let &[here, there, ..] = &cores[..] else {
         println!("message: two cores are wanted, this process may use {}", cores.len());
         return;
@@ -62,7 +62,7 @@ fn bare_line(here: u32, there: u32, clock: &Clock) -> Span {
     });
     let clock = *clock;
     let ask = Thread::spawn("ask", Some(here), move |_| {
-        // The first trip waits for the other thread to start.
+        // The first round trip waits for the other thread to start.
         trip(&lines, 1);
         let begun = clock.now();
         (2..=TRIPS).for_each(|count| trip(&lines, count));
@@ -83,10 +83,10 @@ fn await_count(line: &Counter, count: u64) {
     }
 }
 
-/// Whom to send to, once that is known.
-type Whom = Arc<OnceLock<Handle>>;
+/// The receiver, once it is known.
+type Whom = Arc<OnceLock<ThreadHandle>>;
 
-/// Asks, and takes the time from the first question to the last answer.
+/// Sends requests, and measures the time from the first request to the last reply.
 struct Ask {
     whom: Whom,
     left: u64,
@@ -95,7 +95,7 @@ struct Ask {
     tell: Sender<Span>,
 }
 
-/// Answers, or counts what comes one way and takes the time from the first to the last.
+/// Replies, or counts one-way messages and measures the time from the first to the last.
 struct Answer {
     whom: Whom,
     counted: u64,
@@ -104,9 +104,9 @@ struct Answer {
     tell: Sender<Span>,
 }
 
-/// Sends as many as there is room for.
+/// Sends as many messages as fit.
 struct Stream {
-    whom: Handle,
+    whom: ThreadHandle,
     left: u64,
     run: Vec<Message>,
 }
@@ -116,12 +116,12 @@ const QUESTION: u64 = 0;
 const STREAMED: u64 = 1;
 
 fn words(kind: u64) -> Message {
-    Message::Words { poller: ONLY, words: [kind, 0] }
+    Message::Data { poller: ONLY, words: [kind, 0] }
 }
 
 impl Poller for Ask {
-    fn poll(&mut self, _: &mut Context<'_>) -> Found {
-        Found::Nothing
+    fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
+        PollResult::Idle
     }
 
     fn message(&mut self, _: [u64; 2], _: &mut Context<'_>) {
@@ -139,8 +139,8 @@ impl Poller for Ask {
 }
 
 impl Poller for Answer {
-    fn poll(&mut self, _: &mut Context<'_>) -> Found {
-        Found::Nothing
+    fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
+        PollResult::Idle
     }
 
     fn message(&mut self, [kind, _]: [u64; 2], _: &mut Context<'_>) {
@@ -158,12 +158,12 @@ impl Poller for Answer {
 }
 
 impl Poller for Stream {
-    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+    fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         while self.run.len() < BATCH && self.left > 0 {
             self.run.push(words(STREAMED));
             self.left -= 1;
         }
-        Found::from_count(self.whom.send_many(&mut self.run))
+        PollResult::from_count(self.whom.send_many(&mut self.run))
     }
 
     fn is_busy(&self) -> Option<bool> {
@@ -176,23 +176,24 @@ fn send_one(whom: &Whom) {
     assert!(matches!(sent, Some(Ok(()))), "there is room for one");
 }
 
-/// The time for all round trips, and then for all messages one way.
+/// Total time of all round trips, and of all one-way messages.
 fn between_reactors(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
     let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
-    let cores: Cores = cores.iter().copied().collect();
+    let cores: CpuList = cores.iter().copied().collect();
     let reactors = Reactors::start(&cores, &options, clock).expect("two reactors");
     let places: Vec<_> = reactors.directory().reactors().collect();
-    let spawn = |name, place: usize, poller: Registration| {
-        let plan = ThreadPlan::new(name).on(places[place]).mailbox(4096).poller(poller);
+    let spawn = |name, place: usize, poller: PollerBuilder| {
+        let plan = ThreadBuilder::new(name).on(places[place]).mailbox(4096).poller(poller);
         reactors.spawn(plan).expect("a light thread")
     };
     let (tell, told) = channel();
     let (clock, begun) = (*clock, Instant::default());
     let (asker, answerer) = (Whom::default(), Whom::default());
     let ask = Ask { whom: Arc::clone(&answerer), left: TRIPS, begun, clock, tell: tell.clone() };
-    let asking = spawn("ask", 0, Registration::active("ask", WokenBy::Messages, ask));
+    let asking = spawn("ask", 0, PollerBuilder::active("ask", PollerWake::Messages, ask));
     let answer = Answer { whom: Arc::clone(&asker), counted: 0, begun, clock, tell };
-    let answering = spawn("answer", 1, Registration::active("answer", WokenBy::Messages, answer));
+    let answering =
+        spawn("answer", 1, PollerBuilder::active("answer", PollerWake::Messages, answer));
     let is_new = asker.set(asking.clone()).is_ok() && answerer.set(answering.clone()).is_ok();
     assert!(is_new && asking.send(words(QUESTION)).is_ok());
     let trips = told.recv().expect("answers");
@@ -200,7 +201,7 @@ fn between_reactors(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
     spawn(
         "stream",
         0,
-        Registration::active("stream", WokenBy::OnlyWhileBusy("it is all its own"), stream),
+        PollerBuilder::active("stream", PollerWake::OnlyWhileBusy("it is all its own"), stream),
     );
     let one_way = told.recv().expect("a count");
     reactors.stop();

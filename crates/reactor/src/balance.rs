@@ -1,82 +1,82 @@
-//! The scheduler at work: a poller that looks at the books once in a period, plans, and orders.
+//! Load balancer: a poller that samples loads once per period, plans, and migrates threads.
 //!
-//! It lives on a light thread of its own, which is idle and so gathers with the idle ones. As a timed
-//! poller it costs the turns between two looks nothing. What may block, the kernel's files about
-//! cpusets and frequencies, is the [`Ground`]'s business.
+//! It runs on a light thread of its own, which is idle and so is placed with the idle ones. As a
+//! timed poller it costs nothing in the iterations between. Blocking work, such as reading cpusets
+//! and writing frequencies, is left to the [`CpuPlatform`].
 //!
-//! [`start`] is all that a program needs; [`balancer`] leaves machine and thread to the caller.
+//! [`start`] is all that a program needs; [`balancer`] leaves platform and thread to the caller.
 
-mod ground;
+mod platform;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use base::{Instant, Span};
-use host::Cores;
-use host::frequency::{Frequency, Speed};
-use host::machine::Machine;
-use host::pool::Pool;
-use host::topology::Place;
+use tenmil_base::{Instant, Span};
+use tenmil_linux::CpuList;
+use tenmil_linux::frequency::{Frequency, FrequencyRequest};
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_linux::topology::CpuLocation;
 
 use crate::context::Context;
-use crate::directory::{Directory, Loads, ReactorTime, ThreadId, ThreadTime};
+use crate::error::ReactorError;
 use crate::event::Event;
 use crate::governor;
-use crate::message::Handle;
-use crate::poller::{Found, Poller, Registration};
-use crate::refused::Refused;
+use crate::message::ThreadHandle;
+use crate::poller::{PollResult, Poller, PollerBuilder};
+use crate::registry::{LoadSnapshot, ReactorUsage, Registry, ThreadId, ThreadUsage};
 use crate::schedule::{
-    Move, Options, OptionsError, Plan, ReactorLoad, Scheduler, Snapshot, ThreadLoad,
+    Migration, Options, OptionsError, Plan, ReactorLoad, Scheduler, Snapshot, ThreadLoad,
 };
-use crate::thread::ThreadPlan;
-pub use ground::{Ground, KernelGround};
+use crate::thread::ThreadBuilder;
+pub use platform::{CpuPlatform, LinuxPlatform};
 
-/// Balances threads over reactors, as a poller.
+/// Poller that balances threads over reactors.
 struct Balancer {
-    steering: Steering,
-    ground: Box<dyn Ground>,
-    /// Where the reactors' cores lie.
-    places: Vec<Place>,
-    last: Option<Loads>,
-    /// When each thread was first seen after its last move.
+    steering: SchedulerHandle,
+    ground: Box<dyn CpuPlatform>,
+    /// CPU locations of the reactors.
+    places: Vec<CpuLocation>,
+    last: Option<LoadSnapshot>,
+    /// First observation of each thread after its last migration.
     arrived: BTreeMap<ThreadId, Instant>,
-    /// How often it is polled: the period of the settings when it last looked at them.
+    /// Poll interval: the period of the options when they were last read.
     period: Span,
 }
 
-/// What others may ask of a balancer, at any time and from any thread.
+/// Handle to query and configure a balancer, from any thread.
 #[derive(Clone, Debug)]
-pub struct Steering(Arc<Mutex<Steered>>);
+pub struct SchedulerHandle(Arc<Mutex<ScheduledReactors>>);
 
 #[derive(Debug)]
-struct Steered {
+struct ScheduledReactors {
     scheduler: Scheduler,
     plan: Plan,
-    /// How fast each core is to run, by what was seen last; nothing where nobody governs.
-    speeds: Vec<(u32, Speed)>,
+    /// Frequency requests of the last period; empty without frequency control.
+    speeds: Vec<(u32, FrequencyRequest)>,
 }
 
-/// Why no balancer was started.
+/// A balancer was not started.
 #[derive(Debug)]
-pub enum NotBalanced {
-    /// Its settings do not go together.
+pub enum BalancerError {
+    /// The options are inconsistent.
     Options(OptionsError),
-    /// Its thread was refused.
-    Refused(Refused),
+    /// Its thread was rejected.
+    Refused(ReactorError),
 }
 
-/// A balancer for reactors whose cores lie at these places, to be added to a light thread; and what
-/// it is steered by.
+/// Creates a balancer for reactors at these CPU locations, to be added to a light thread, and its
+/// handle.
 pub fn balancer(
     options: Options,
-    places: Vec<Place>,
-    ground: impl Ground + 'static,
-) -> Result<(Registration, Steering), OptionsError> {
-    let cores: Cores = places.iter().map(|place| place.core).collect();
+    places: Vec<CpuLocation>,
+    ground: impl CpuPlatform + 'static,
+) -> Result<(PollerBuilder, SchedulerHandle), OptionsError> {
+    let cores: CpuList = places.iter().map(|place| place.core).collect();
     let period = options.period;
     let scheduler = Scheduler::new(options, cores)?;
-    let steering = Steering(Arc::new(Mutex::new(Steered {
+    let steering = SchedulerHandle(Arc::new(Mutex::new(ScheduledReactors {
         scheduler,
         plan: Plan::default(),
         speeds: Vec::new(),
@@ -89,39 +89,44 @@ pub fn balancer(
         arrived: BTreeMap::new(),
         period,
     };
-    Ok((Registration::timed("balancer", period, balancer), steering))
+    Ok((PollerBuilder::timed("balancer", period, balancer), steering))
 }
 
-/// Starts balancing the threads of these reactors, on a light thread of its own. Given a
-/// `frequency`, it also chooses how fast their cores run. What may block is done by `pool`.
+/// Starts balancing the threads of these reactors, on a light thread of its own. With a
+/// `frequency`, it also controls the CPU frequencies. Blocking work runs on `pool`.
 pub fn start(
-    directory: &Directory,
+    directory: &Registry,
     options: Options,
     frequency: Option<Frequency>,
-    pool: Arc<Pool>,
-) -> Result<(Handle, Steering), NotBalanced> {
+    pool: Arc<ThreadPool>,
+) -> Result<(ThreadHandle, SchedulerHandle), BalancerError> {
     let machine = Machine::this();
     let reactors = directory.sample(Instant::default()).reactors;
-    let cores: Cores = reactors.iter().map(|reactor| reactor.core).collect();
-    let places = Place::of(&machine, &cores);
-    let ground = KernelGround::new(machine, cores, frequency, pool);
-    let (balancer, steering) = balancer(options, places, ground).map_err(NotBalanced::Options)?;
-    let plan = ThreadPlan::new("balancer").poller(balancer);
-    let handle = directory.spawn(plan).map_err(|refused| NotBalanced::Refused(refused.why))?;
+    let cores: CpuList = reactors.iter().map(|reactor| reactor.core).collect();
+    let places = CpuLocation::of(&machine, &cores);
+    let ground = LinuxPlatform::new(machine, cores, frequency, pool);
+    let (balancer, steering) = balancer(options, places, ground).map_err(BalancerError::Options)?;
+    let plan = ThreadBuilder::new("balancer").poller(balancer);
+    let handle = directory.spawn(plan).map_err(|refused| BalancerError::Refused(refused.why))?;
     Ok((handle, steering))
 }
 
 impl Balancer {
-    /// Plans for the period between two looks at the books, and orders what was planned. Gives the
+    /// Plans for the period between two samples, and requests the planned migrations. Returns the
     /// length of the next period.
-    fn balance(&mut self, last: &Loads, loads: &Loads, directory: &Directory) -> Option<Span> {
+    fn balance(
+        &mut self,
+        last: &LoadSnapshot,
+        loads: &LoadSnapshot,
+        directory: &Registry,
+    ) -> Option<Span> {
         let now = loads.at;
         let snapshot = self.snapshot(last, loads);
         let steering = self.steering.clone();
         let mut steered = match steering.0.try_lock() {
             Ok(steered) => steered,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Somebody changes the settings. The next look is over two periods.
+            // The options are being changed. The next sample covers two periods.
             Err(TryLockError::WouldBlock) => return None,
         };
         let plan = steered.scheduler.plan(now, &snapshot);
@@ -130,22 +135,22 @@ impl Balancer {
             send(order, loads, directory);
         }
         for event in &plan.events {
-            directory.note(now, Event::Schedule(event.clone()));
+            directory.record_event(now, Event::Schedule(event.clone()));
         }
         steered.speeds = if self.ground.governs() { wishes.clone() } else { Vec::new() };
         for error in self.ground.run_at(wishes) {
-            directory.note(now, Event::Frequency(error));
+            directory.record_event(now, Event::Frequency(error));
         }
         steered.plan = plan;
         let Options { period, rest, .. } = *steered.scheduler.options();
-        // Nobody asks for earlier ones.
+        // Older entries have no effect.
         self.arrived.retain(|_, at| now.since(*at) < rest);
         Some(period)
     }
 
-    fn snapshot(&mut self, last: &Loads, loads: &Loads) -> Snapshot {
+    fn snapshot(&mut self, last: &LoadSnapshot, loads: &LoadSnapshot) -> Snapshot {
         let ours = self.ground.ours();
-        let reactor = |reactor: &ReactorTime| {
+        let reactor = |reactor: &ReactorUsage| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
             let place = self.places.iter().find(|place| place.core == reactor.core);
             ReactorLoad {
@@ -170,14 +175,14 @@ impl Balancer {
 
     fn load(
         &self,
-        thread: &ThreadTime,
-        before: Option<&ThreadTime>,
-        loads: &Loads,
+        thread: &ThreadUsage,
+        before: Option<&ThreadUsage>,
+        loads: &LoadSnapshot,
     ) -> Option<ThreadLoad> {
         let home = loads.reactors.iter().find(|reactor| reactor.id == thread.home)?;
-        // No plan is made for one that cannot go.
+        // A pinned thread is restricted to its current reactor.
         let mask = match thread.is_tied {
-            true => Some(Cores::from_iter([home.core])),
+            true => Some(CpuList::from_iter([home.core])),
             false => thread.mask.clone(),
         };
         Some(ThreadLoad {
@@ -187,61 +192,61 @@ impl Balancer {
             mask,
             node: thread.node,
             last_move: self.arrived.get(&thread.id).copied(),
-            // A second order before the first is carried out would take its place; the rest keeps
-            // the scheduler from giving one.
+            // A second request before the first is carried out would replace it; the rest time
+            // keeps the scheduler from making one.
             moving: false,
         })
     }
 }
 
 impl Poller for Balancer {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let loads = context.directory().loads(context.now());
         let Some(last) = self.last.take() else {
             self.last = Some(loads);
-            return Found::Work;
+            return PollResult::Busy;
         };
         let Some(period) = self.balance(&last, &loads, context.directory()) else {
             self.last = Some(last);
-            return Found::Work;
+            return PollResult::Busy;
         };
         self.last = Some(loads);
         if let Some(me) = context.poller().filter(|_| period != self.period) {
             self.period = period;
             context.set_period(me, period);
         }
-        Found::Work
+        PollResult::Busy
     }
 }
 
-impl Steering {
-    /// The settings in force.
+impl SchedulerHandle {
+    /// Current options.
     pub fn options(&self) -> Options {
         self.lock().scheduler.options().clone()
     }
 
-    /// Changes the settings, the policy among them, from the end of the running period on. Settings
-    /// that do not go together are refused and change nothing.
+    /// Changes the options, including the policy, from the end of the current period on.
+    /// Inconsistent options are rejected and change nothing.
     pub fn set_options(&self, options: Options) -> Result<(), OptionsError> {
         self.lock().scheduler.set_options(options)
     }
 
-    /// What was planned last.
+    /// Last plan.
     pub fn plan(&self) -> Plan {
         self.lock().plan.clone()
     }
 
-    /// How fast each core was last asked to run; empty where nobody governs frequencies.
-    pub fn speeds(&self) -> Vec<(u32, Speed)> {
+    /// Frequency requests of the last period; empty without frequency control.
+    pub fn speeds(&self) -> Vec<(u32, FrequencyRequest)> {
         self.lock().speeds.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Steered> {
+    fn lock(&self) -> MutexGuard<'_, ScheduledReactors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Display for NotBalanced {
+impl fmt::Display for BalancerError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Options(error) => write!(out, "{error}"),
@@ -250,16 +255,16 @@ impl fmt::Display for NotBalanced {
     }
 }
 
-impl std::error::Error for NotBalanced {}
+impl std::error::Error for BalancerError {}
 
-/// Has a thread moved. A reactor whose inbox is full is not told; if the
-/// reason stays, the next plan after the thread's rest says so again.
-fn send(order: &Move, loads: &Loads, directory: &Directory) {
+/// Requests a migration. If a reactor's inbox is full the request is dropped; if the reason
+/// persists, a later plan repeats it after the thread's rest time.
+fn send(order: &Migration, loads: &LoadSnapshot, directory: &Registry) {
     let on = |core| loads.reactors.iter().find(|reactor| reactor.core == core);
     let Some(to) = on(order.to) else { return };
     let Ok(thread) = u32::try_from(order.thread).map(ThreadId) else { return };
-    // Not by `Directory::move_thread`, which holds people to the mask: where no core of it is left,
-    // the scheduler has to leave it.
+    // Not by `Registry::move_thread`, which enforces the mask: where no core of the mask is left,
+    // the scheduler must violate it.
     let _ = directory.steer(thread, to.id);
 }
 

@@ -1,112 +1,112 @@
-//! Channels: what each light thread keeps of an object that many threads use.
+//! Channels: per-thread state of an object that many threads use.
 //!
 //! A queue pair of a controller, a connection, a cache: the object is shared, and each thread that
-//! uses it has a context of its own, so that nothing is locked on the way of an I/O. The first use on
-//! a thread opens it and the last one closes it.
+//! uses it has a channel of its own, so the I/O path takes no lock. The first use on a thread opens
+//! the channel and the last one closes it. (SPDK: io_device and io_channel.)
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::context::Context;
-use crate::directory::Directory;
-use crate::message::{Call, Handle, Message};
+use crate::message::{Message, MessageFn, ThreadHandle};
+use crate::registry::Registry;
 
-/// Something that many threads use, each through a channel of its own.
-pub trait Shared: Send + Sync + 'static {
-    /// What a thread keeps of it. It moves with its thread.
+/// Object used by many threads, each through a channel of its own.
+pub trait ChannelProvider: Send + Sync + 'static {
+    /// Per-thread state. It migrates with its thread.
     type Channel: Send + 'static;
-    /// Why no channel is opened.
+    /// Reason why a channel could not be opened.
     type Refusal;
 
-    /// Opens a channel, on the thread that is going to use it.
+    /// Opens a channel on the thread that will use it.
     fn open(&self) -> Result<Self::Channel, Self::Refusal>;
 
-    /// Closes a channel, on the thread that used it.
+    /// Closes a channel on the thread that used it.
     fn close(&self, channel: Self::Channel) {
         drop(channel);
     }
 }
 
-/// A shared object. Clones are the same object.
-pub struct Object<S: Shared>(Arc<Inner<S>>);
+/// Shared object. Clones refer to the same object.
+pub struct SharedProvider<S: ChannelProvider>(Arc<Inner<S>>);
 
 struct Inner<S> {
     shared: S,
-    /// The threads with a channel. Locked when one is opened or closed.
-    threads: Mutex<Vec<Handle>>,
+    /// Threads with a channel. Locked when a channel is opened or closed.
+    threads: Mutex<Vec<ThreadHandle>>,
 }
 
-/// One use of a thread's channel to an object. It is of use on that thread only.
+/// Use of a thread's channel to an object. Valid on that thread only.
 #[must_use = "the channel closes when its last use is dropped"]
-pub struct Channel<S: Shared> {
-    object: Object<S>,
+pub struct Channel<S: ChannelProvider> {
+    object: SharedProvider<S>,
     uses: Arc<()>,
 }
 
-/// The channels of one thread.
+/// Channels of one thread.
 #[derive(Default)]
-pub(crate) struct Channels(Vec<Open>);
+pub(crate) struct Channels(Vec<ErasedChannel>);
 
-/// One of them, whoever it leads to.
-pub(crate) struct Open {
+/// Open channel, type-erased.
+pub(crate) struct ErasedChannel {
     uses: Arc<()>,
-    held: Box<dyn Held>,
+    held: Box<dyn AnyChannel>,
 }
 
-struct OpenTo<S: Shared> {
-    object: Object<S>,
-    /// There until it is closed.
+struct OpenChannel<S: ChannelProvider> {
+    object: SharedProvider<S>,
+    /// Present until the channel is closed.
     channel: Option<S::Channel>,
-    me: Handle,
+    me: ThreadHandle,
 }
 
-/// An [`OpenTo`] some object, of whatever kind.
-trait Held: Send {
+/// Type-erased [`OpenChannel`].
+trait AnyChannel: Send {
     fn key(&self) -> usize;
     fn as_any(&mut self) -> &mut dyn Any;
     fn close(&mut self);
 }
 
-impl<S: Shared> Object<S> {
+impl<S: ChannelProvider> SharedProvider<S> {
     /// Shares an object.
     pub fn new(shared: S) -> Self {
         Self(Arc::new(Inner { shared, threads: Mutex::default() }))
     }
 
-    /// The object itself.
+    /// The object.
     pub fn get(&self) -> &S {
         &self.0.shared
     }
 
-    /// The threads that have a channel to it.
-    pub fn threads(&self) -> Vec<Handle> {
+    /// Threads that have a channel to it.
+    pub fn threads(&self) -> Vec<ThreadHandle> {
         self.0.threads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Unlike that of any other object that lives.
+    /// Key of the object, unique among living objects.
     fn key(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
 }
 
-impl<S: Shared> Clone for Object<S> {
+impl<S: ChannelProvider> Clone for SharedProvider<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<S: Shared> Channel<S> {
-    /// What it leads to.
-    pub fn object(&self) -> &Object<S> {
+impl<S: ChannelProvider> Channel<S> {
+    /// Object that the channel belongs to.
+    pub fn object(&self) -> &SharedProvider<S> {
         &self.object
     }
 }
 
 impl Channels {
-    pub(crate) fn open<S: Shared>(
+    pub(crate) fn open<S: ChannelProvider>(
         &mut self,
-        object: &Object<S>,
-        me: Handle,
+        object: &SharedProvider<S>,
+        me: ThreadHandle,
     ) -> Result<Channel<S>, S::Refusal> {
         let key = object.key();
         if let Some(open) = self.0.iter().find(|open| open.held.key() == key) {
@@ -115,30 +115,33 @@ impl Channels {
         let channel = Some(object.get().open()?);
         object.0.threads.lock().unwrap_or_else(PoisonError::into_inner).push(me.clone());
         let uses = Arc::new(());
-        let held = Box::new(OpenTo { object: object.clone(), channel, me });
-        self.0.push(Open { uses: Arc::clone(&uses), held });
+        let held = Box::new(OpenChannel { object: object.clone(), channel, me });
+        self.0.push(ErasedChannel { uses: Arc::clone(&uses), held });
         Ok(Channel { object: object.clone(), uses })
     }
 
     #[inline]
-    pub(crate) fn get<S: Shared>(&mut self, channel: &Channel<S>) -> Option<&mut S::Channel> {
-        let is_it = |open: &&mut Open| Arc::ptr_eq(&open.uses, &channel.uses);
+    pub(crate) fn get<S: ChannelProvider>(
+        &mut self,
+        channel: &Channel<S>,
+    ) -> Option<&mut S::Channel> {
+        let is_it = |open: &&mut ErasedChannel| Arc::ptr_eq(&open.uses, &channel.uses);
         self.0.iter_mut().find(is_it)?.channel::<S>()
     }
 
-    fn find<S: Shared>(&mut self, object: &Object<S>) -> Option<&mut S::Channel> {
+    fn find<S: ChannelProvider>(&mut self, object: &SharedProvider<S>) -> Option<&mut S::Channel> {
         let key = object.key();
         self.0.iter_mut().find(|open| open.held.key() == key)?.channel::<S>()
     }
 
-    /// Takes out a channel that nobody uses any more, to be closed.
-    pub(crate) fn take_unused(&mut self) -> Option<Open> {
+    /// Removes a channel that is no longer used, to be closed.
+    pub(crate) fn take_idle(&mut self) -> Option<ErasedChannel> {
         let index = self.0.iter().position(|open| Arc::strong_count(&open.uses) == 1)?;
         Some(self.0.swap_remove(index))
     }
 
-    /// Takes out any channel, to be closed: the thread ends.
-    pub(crate) fn take_any(&mut self) -> Option<Open> {
+    /// Removes any channel, to be closed when the thread ends.
+    pub(crate) fn take_any(&mut self) -> Option<ErasedChannel> {
         self.0.pop()
     }
 
@@ -147,18 +150,18 @@ impl Channels {
     }
 }
 
-impl Open {
-    /// Has the object close it.
+impl ErasedChannel {
+    /// Closes the channel through its object.
     pub(crate) fn close(mut self) {
         self.held.close();
     }
 
-    fn channel<S: Shared>(&mut self) -> Option<&mut S::Channel> {
-        self.held.as_any().downcast_mut::<OpenTo<S>>()?.channel.as_mut()
+    fn channel<S: ChannelProvider>(&mut self) -> Option<&mut S::Channel> {
+        self.held.as_any().downcast_mut::<OpenChannel<S>>()?.channel.as_mut()
     }
 }
 
-impl<S: Shared> Held for OpenTo<S> {
+impl<S: ChannelProvider> AnyChannel for OpenChannel<S> {
     fn key(&self) -> usize {
         self.object.key()
     }
@@ -179,44 +182,43 @@ impl<S: Shared> Held for OpenTo<S> {
     }
 }
 
-/// Someone who goes round all threads that have a channel, as a message, and reports back.
+/// Message that visits all threads with a channel, one after the other, and reports back.
 ///
-/// Should a thread end before it has let the visitor in, the message is dropped, and the visitor
-/// goes on from there: it is `Drop` that sends it on. Where there is no room just then, the reactor
-/// that has dropped it tries again.
-pub(crate) struct Visit<S: Shared>(Option<Round<S>>);
+/// If a thread ends before it has run the message, the message is dropped, and `Drop` sends it on
+/// to the next thread. If that has no room just then, the reactor that dropped it retries.
+pub(crate) struct ForEachChannel<S: ChannelProvider>(Option<ForEachState<S>>);
 
-struct Round<S: Shared> {
-    object: Object<S>,
-    to_go: Vec<Handle>,
-    origin: Handle,
-    directory: Weak<Directory>,
-    step: Step<S>,
-    done: Call,
+struct ForEachState<S: ChannelProvider> {
+    object: SharedProvider<S>,
+    to_go: Vec<ThreadHandle>,
+    origin: ThreadHandle,
+    directory: Weak<Registry>,
+    step: ChannelVisit<S>,
+    done: MessageFn,
 }
 
-type Step<S> = Box<dyn FnMut(&mut <S as Shared>::Channel) + Send>;
+type ChannelVisit<S> = Box<dyn FnMut(&mut <S as ChannelProvider>::Channel) + Send>;
 
-impl<S: Shared> Visit<S> {
+impl<S: ChannelProvider> ForEachChannel<S> {
     pub(crate) fn new(
-        object: &Object<S>,
+        object: &SharedProvider<S>,
         context: &Context<'_>,
-        step: Step<S>,
-        done: Call,
+        step: ChannelVisit<S>,
+        done: MessageFn,
     ) -> Self {
         let (to_go, origin) = (object.threads(), context.handle());
         let directory = Arc::downgrade(&context.local.directory);
-        Self(Some(Round { object: object.clone(), to_go, origin, directory, step, done }))
+        Self(Some(ForEachState { object: object.clone(), to_go, origin, directory, step, done }))
     }
 
-    /// Goes to the next thread, or home.
+    /// Sends itself to the next thread, or back to the origin.
     pub(crate) fn go_on(mut self, context: &mut Context<'_>) {
-        if let Some((to, message)) = self.0.take().map(Round::next) {
-            context.send_surely(to, message);
+        if let Some((to, message)) = self.0.take().map(ForEachState::next) {
+            context.send_reliable(to, message);
         }
     }
 
-    /// Arrives.
+    /// Runs on the visited thread.
     fn arrive(mut self, context: &mut Context<'_>) {
         if let Some(round) = &mut self.0
             && let Some(channel) = context.desk.channels.find(&round.object)
@@ -227,26 +229,26 @@ impl<S: Shared> Visit<S> {
     }
 }
 
-impl<S: Shared> Drop for Visit<S> {
+impl<S: ChannelProvider> Drop for ForEachChannel<S> {
     fn drop(&mut self) {
         let Some(round) = self.0.take() else { return };
         let directory = round.directory.clone();
         let (to, message) = round.next();
-        // To one that is gone it is refused and dropped, and tries the next one in doing so.
+        // A thread that is gone rejects the message, whose drop then tries the next one.
         if let Err(message) = to.send(message)
             && !to.is_gone()
             && let Some(directory) = directory.upgrade()
         {
-            directory.leave_stray(to, message);
+            directory.requeue_message(to, message);
         }
     }
 }
 
-impl<S: Shared> Round<S> {
-    fn next(mut self) -> (Handle, Message) {
+impl<S: ChannelProvider> ForEachState<S> {
+    fn next(mut self) -> (ThreadHandle, Message) {
         match self.to_go.pop() {
             Some(next) => {
-                let visit = Visit(Some(self));
+                let visit = ForEachChannel(Some(self));
                 (next, Message::Call(Box::new(move |context| visit.arrive(context))))
             }
             None => (self.origin, Message::Call(self.done)),

@@ -1,182 +1,187 @@
-//! What a poller or a message may do to the world: everything that is not its own.
+//! Context of a poller or message: access to its light thread and reactor.
 
-use base::{Instant, Span};
+use tenmil_base::{Instant, Span};
 
-use crate::channel::{Channel, Object, Shared, Visit};
-use crate::directory::{Directory, ReactorId, ThreadId};
-use crate::message::{Handle, Message};
-use crate::poller::{Found, Poller, PollerId, Registration};
-use crate::reactor::Local;
-use crate::refused::Refused;
-use crate::thread::{Change, Desk};
+use crate::channel::{Channel, ChannelProvider, ForEachChannel, SharedProvider};
+use crate::error::ReactorError;
+use crate::message::{Message, ThreadHandle};
+use crate::poller::{PollResult, Poller, PollerBuilder, PollerId};
+use crate::reactor::ReactorLocal;
+use crate::registry::{ReactorId, Registry, ThreadId};
+use crate::thread::{PollerCommand, ThreadState};
 
-/// The light thread that one runs on, and its reactor.
+/// Light thread that the caller runs on, and its reactor.
 ///
-/// Pollers that are added, removed, paused or resumed are so by the end of the turn at the latest,
-/// and before any message that is run later.
+/// Adding, removing, pausing and resuming a poller takes effect by the end of the iteration at the
+/// latest, and before any later message is run.
 pub struct Context<'a> {
     pub(crate) now: Instant,
-    pub(crate) desk: &'a mut Desk,
-    pub(crate) local: &'a mut Local,
+    pub(crate) desk: &'a mut ThreadState,
+    pub(crate) local: &'a mut ReactorLocal,
 }
 
-/// A poller that was not added.
+/// A poller was not added.
 #[derive(Debug)]
-pub struct NotAdded {
-    /// Why.
-    pub why: Refused,
-    /// What was to be added.
-    pub registration: Box<Registration>,
+pub struct AddPollerError {
+    /// Reason.
+    pub why: ReactorError,
+    /// The rejected poller.
+    pub registration: Box<PollerBuilder>,
 }
 
 impl Context<'_> {
-    /// When the turn began. The clock is read once for all.
+    /// Start of the iteration. The clock is read once per iteration.
     #[inline]
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// The thread's number.
+    /// Thread number.
     #[inline]
     pub fn thread(&self) -> ThreadId {
         self.desk.record.id
     }
 
-    /// The thread's name.
+    /// Thread name.
     pub fn name(&self) -> &str {
         &self.desk.record.name
     }
 
-    /// A handle to the thread.
-    pub fn handle(&self) -> Handle {
-        Handle(self.desk.record.clone())
+    /// Handle of the thread.
+    pub fn handle(&self) -> ThreadHandle {
+        ThreadHandle(self.desk.record.clone())
     }
 
-    /// The poller that is being polled, or is given a message; none in a closure.
+    /// Poller that is being polled, or receives a message; `None` in a closure.
     #[inline]
     pub fn poller(&self) -> Option<PollerId> {
         self.desk.current
     }
 
-    /// The reactor that runs this.
+    /// Reactor that runs this.
     pub fn reactor(&self) -> ReactorId {
         self.local.id
     }
 
-    /// Who else there is.
-    pub fn directory(&self) -> &Directory {
+    /// Registry of reactors and threads.
+    pub fn directory(&self) -> &Registry {
         &self.local.directory
     }
 
-    /// Adds a poller to the thread. Refused if nothing wakes it and the reactor sleeps.
-    pub fn add(&mut self, registration: Registration) -> Result<PollerId, NotAdded> {
-        let refuse = |why, registration| NotAdded { why, registration: Box::new(registration) };
+    /// Adds a poller to the thread. Rejected if nothing wakes it and the reactor sleeps.
+    pub fn add(&mut self, registration: PollerBuilder) -> Result<PollerId, AddPollerError> {
+        let refuse =
+            |why, registration| AddPollerError { why, registration: Box::new(registration) };
         if let Err(why) = registration.check(self.local.mode) {
             return Err(refuse(why, registration));
         }
         let Some(id) = self.desk.ids.take() else {
-            let why = Refused::TooManyPollers { poller: registration.name.clone() };
+            let why = ReactorError::TooManyPollers { poller: registration.name.clone() };
             return Err(refuse(why, registration));
         };
-        self.desk.changes.push_back(Change::Add(id, Box::new(registration)));
+        self.desk.changes.push_back(PollerCommand::Add(id, Box::new(registration)));
         Ok(id)
     }
 
-    /// Removes a poller of the thread, if it is still there; it may remove itself.
+    /// Removes a poller of the thread, if it still exists; a poller may remove itself.
     pub fn remove(&mut self, poller: PollerId) {
-        self.desk.changes.push_back(Change::Remove(poller));
+        self.desk.changes.push_back(PollerCommand::Remove(poller));
     }
 
-    /// Polls it no more until it is resumed. It still gets messages, and what it has in flight when
-    /// its thread leaves is polled for.
+    /// Pauses a poller. It still receives messages, and is polled for I/O in flight when its thread
+    /// leaves.
     pub fn pause(&mut self, poller: PollerId) {
-        self.desk.changes.push_back(Change::Pause(poller));
+        self.desk.changes.push_back(PollerCommand::Pause(poller));
     }
 
-    /// Polls it again. A timed poller is due one period from now.
+    /// Resumes a poller. A timed poller is due one period from now.
     pub fn resume(&mut self, poller: PollerId) {
-        self.desk.changes.push_back(Change::Resume(poller));
+        self.desk.changes.push_back(PollerCommand::Resume(poller));
     }
 
-    /// Polls a timed poller every `period` from now on, for the first time one period from now.
+    /// Sets the period of a timed poller, which is next due one period from now.
     pub fn set_period(&mut self, poller: PollerId, period: Span) {
-        self.desk.changes.push_back(Change::SetPeriod(poller, period));
+        self.desk.changes.push_back(PollerCommand::SetPeriod(poller, period));
     }
 
-    /// Runs `call` on this thread when `span` has passed, unless the poller that is returned is
-    /// removed before. Refused only if the thread has no numbers left.
+    /// Runs `call` on this thread when `span` has passed, unless the returned poller is removed
+    /// before. Rejected only if the thread has no poller number left.
     pub fn after(
         &mut self,
         span: Span,
         call: impl FnOnce(&mut Context<'_>) + Send + 'static,
-    ) -> Result<PollerId, NotAdded> {
-        self.add(Registration::timed("timer", span, Once(Some(call))))
+    ) -> Result<PollerId, AddPollerError> {
+        self.add(PollerBuilder::timed("timer", span, OneShot(Some(call))))
     }
 
-    /// Has the pollers of the thread flushed, in this turn or the next, even if nobody finds work in
-    /// it. Not needed by one that returns [`Found::Work`], nor at the beginning: a poller that has
-    /// been added, or has come with its thread, is flushed soon.
+    /// Requests a flush of the thread's pollers in this iteration or the next, even if it finds no
+    /// work. Not needed by a poller that returns [`PollResult::Busy`], nor initially: a poller that
+    /// was added, or arrived with its thread, is flushed soon.
     pub fn flush(&mut self) {
-        self.desk.changes.push_back(Change::Flush);
+        self.desk.changes.push_back(PollerCommand::Flush);
     }
 
-    /// Ends the thread, once its pollers have let go.
+    /// Ends the thread, once its pollers have detached.
     pub fn end(&mut self) {
-        self.desk.changes.push_back(Change::End);
+        self.desk.changes.push_back(PollerCommand::End);
     }
 
-    /// Opens this thread's channel to a shared object, or gives another use of it. The channel
-    /// closes a little after its last use was dropped.
-    pub fn open<S: Shared>(&mut self, object: &Object<S>) -> Result<Channel<S>, S::Refusal> {
+    /// Opens this thread's channel to a shared object, or adds a use of it. The channel closes some
+    /// time after its last use was dropped.
+    pub fn open<S: ChannelProvider>(
+        &mut self,
+        object: &SharedProvider<S>,
+    ) -> Result<Channel<S>, S::Refusal> {
         let me = self.handle();
         self.desk.channels.open(object, me)
     }
 
-    /// The channel of this thread; nothing if it was opened on another.
+    /// Channel of this thread; `None` if it was opened on another thread.
     #[inline]
-    pub fn channel<S: Shared>(&mut self, channel: &Channel<S>) -> Option<&mut S::Channel> {
+    pub fn channel<S: ChannelProvider>(&mut self, channel: &Channel<S>) -> Option<&mut S::Channel> {
         self.desk.channels.get(channel)
     }
 
-    /// Calls `step` with every thread's channel to `object`, each on its own thread and one after
-    /// another, and then `done` on this one. Channels that are opened meanwhile are not visited.
-    pub fn for_each_channel<S: Shared>(
+    /// Calls `step` with every thread's channel to `object`, one after the other on its own thread,
+    /// and then `done` on this thread. Channels opened meanwhile are not visited. (SPDK:
+    /// `spdk_for_each_channel`.)
+    pub fn for_each_channel<S: ChannelProvider>(
         &mut self,
-        object: &Object<S>,
+        object: &SharedProvider<S>,
         step: impl FnMut(&mut S::Channel) + Send + 'static,
         done: impl FnOnce(&mut Context<'_>) + Send + 'static,
     ) {
-        Visit::new(object, self, Box::new(step), Box::new(done)).go_on(self);
+        ForEachChannel::new(object, self, Box::new(step), Box::new(done)).go_on(self);
     }
 
-    /// Sends a message, if need be in a later turn: for the few that must not be lost and have
-    /// nobody to be given back to.
-    pub(crate) fn send_surely(&mut self, to: Handle, message: Message) {
+    /// Sends a message, in a later iteration if the mailbox is full: for messages that must not be
+    /// lost and whose sender cannot take them back.
+    pub(crate) fn send_reliable(&mut self, to: ThreadHandle, message: Message) {
         if let Err(message) = to.send(message) {
-            self.desk.changes.push_back(Change::Send(to, message));
+            self.desk.changes.push_back(PollerCommand::Send(to, message));
         }
     }
 }
 
-/// A timer: a timed poller that goes after its first poll.
-struct Once<C>(Option<C>);
+/// Timer: a timed poller that is removed after its first poll.
+struct OneShot<C>(Option<C>);
 
-impl<C: FnOnce(&mut Context<'_>) + Send> Poller for Once<C> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+impl<C: FnOnce(&mut Context<'_>) + Send> Poller for OneShot<C> {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         if let Some(me) = context.poller() {
             context.remove(me);
         }
         if let Some(call) = self.0.take() {
             call(context);
         }
-        Found::Work
+        PollResult::Busy
     }
 }
 
-impl std::fmt::Display for NotAdded {
+impl std::fmt::Display for AddPollerError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.why.fmt(out)
     }
 }
 
-impl std::error::Error for NotAdded {}
+impl std::error::Error for AddPollerError {}

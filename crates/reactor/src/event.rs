@@ -1,209 +1,210 @@
-//! What happened: a bounded list that everybody may read, in which the oldest make room.
+//! Event log: a bounded list of rare events, readable from any thread; the oldest entries are
+//! dropped.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use base::{Instant, Span};
-use host::frequency::FrequencyError;
+use tenmil_base::{Instant, Span};
+use tenmil_linux::frequency::FrequencyError;
 
-use crate::directory::{ReactorId, ThreadId};
-use crate::spell::PollMode;
+use crate::registry::{ReactorId, ThreadId};
+use crate::spin::PollMode;
 use crate::thread::WARY_MAX;
 
-/// Something that happened on a reactor, rare enough to be told.
+/// Event on a reactor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A thread began to live on a reactor.
+    /// A thread started on a reactor.
     ThreadStarted {
-        /// Which.
+        /// The thread.
         thread: ThreadId,
         /// Its name.
         name: String,
-        /// Where.
+        /// Its reactor.
         reactor: ReactorId,
     },
-    /// A thread came from another reactor.
+    /// A thread migrated from another reactor.
     ThreadMoved {
-        /// Which.
+        /// The thread.
         thread: ThreadId,
         /// Its name.
         name: String,
-        /// Whence.
+        /// Previous reactor.
         from: ReactorId,
-        /// Whither.
+        /// New reactor.
         to: ReactorId,
     },
-    /// A thread did not let go in time, and stays where it is.
-    MoveGivenUp {
-        /// Which.
+    /// A thread did not detach in time, and stays where it is.
+    MigrationTimeout {
+        /// The thread.
         thread: ThreadId,
         /// Its name.
         name: String,
-        /// The poller that still had something in flight.
+        /// The poller that still had I/O in flight.
         poller: String,
-        /// How long it was waited for.
+        /// Time limit that expired.
         after: Span,
     },
-    /// A thread is no more.
+    /// A thread ended.
     ThreadEnded {
-        /// Which.
+        /// The thread.
         thread: ThreadId,
         /// Its name.
         name: String,
-        /// The poller that was dropped although it still had something in flight.
+        /// A poller that was dropped with I/O in flight.
         cut_off: Option<String>,
     },
-    /// A poller panicked; it has been dropped.
+    /// A poller panicked and was dropped.
     PollerPanicked(PollerPanicked),
-    /// A message panicked; its thread goes on.
+    /// A message panicked; its thread continues.
     MessagePanicked {
-        /// Whose message.
+        /// The receiving thread.
         thread: ThreadId,
-        /// The thread's name.
+        /// Its name.
         name: String,
-        /// What the panic said.
+        /// Panic message.
         panic: String,
     },
-    /// A shared object panicked while it closed a thread's channel; the thread goes on.
+    /// A channel provider panicked while closing a thread's channel; the thread continues.
     ChannelPanicked {
-        /// Whose channel.
+        /// The thread.
         thread: ThreadId,
-        /// The thread's name.
+        /// Its name.
         name: String,
-        /// What the panic said.
+        /// Panic message.
         panic: String,
     },
-    /// A task panicked; its executor goes on.
+    /// A task panicked; its executor continues.
     TaskPanicked {
-        /// The thread of its executor.
+        /// Thread of the executor.
         thread: ThreadId,
-        /// The executor's name.
+        /// Name of the executor.
         executor: String,
-        /// What the panic said.
+        /// Panic message.
         panic: String,
     },
-    /// A turn took longer than it may.
-    TurnTooLong {
-        /// Whose.
+    /// An iteration exceeded its time limit.
+    SlowIteration {
+        /// The reactor.
         reactor: ReactorId,
-        /// How long.
+        /// Duration.
         took: Span,
-        /// What took the longest in it.
-        culprit: Culprit,
+        /// What took the most time in it.
+        culprit: Attribution,
     },
-    /// A turn has lasted for so long that it may have no end: nothing else on its reactor runs, and
-    /// whatever it serves stands still.
-    TurnWithoutEnd {
-        /// Whose.
+    /// An iteration has not returned for so long that it may never do: nothing else on its reactor
+    /// runs.
+    ReactorStalled {
+        /// The reactor.
         reactor: ReactorId,
-        /// How long somebody has seen it last.
+        /// Time since the watchdog first saw this iteration.
         lasts: Span,
-        /// The poller that runs, or the thread whose message does.
+        /// The running poller, or the thread whose message runs.
         running: Option<String>,
     },
-    /// A poller's descriptor could not be waited for; its reactor does not sleep.
-    NotWaitedFor {
-        /// Which poller.
+    /// The kernel refused to wait for a poller's descriptor; its reactor does not sleep.
+    WaitFailed {
+        /// The poller.
         poller: String,
         /// Its thread.
         thread: ThreadId,
-        /// What the kernel answered.
+        /// Error of the system call.
         error: String,
     },
-    /// A descriptor ended so many sleeps in a row at once, its poller found nothing, and it stays
-    /// readable. From now on it is heard when that changes, and else only now and then, until the
-    /// poller finds work again.
-    WokenInVain {
-        /// Which poller.
+    /// A descriptor ended many sleeps in a row at once, without work, and stays readable. From now
+    /// on it is edge-triggered, and level-triggered only now and then, until the poller finds work
+    /// again.
+    SpuriousWakeups {
+        /// The poller.
         poller: String,
         /// Its thread.
         thread: ThreadId,
-        /// The descriptor's number in this process.
+        /// File descriptor number.
         descriptor: i32,
-        /// How many sleeps.
+        /// Number of sleeps.
         times: u32,
     },
-    /// A reactor polls in another way now.
+    /// The poll mode of a reactor changed.
     PollModeChanged {
-        /// Which.
+        /// The reactor.
         reactor: ReactorId,
-        /// How.
+        /// New poll mode.
         mode: PollMode,
     },
-    /// A reactor's OS thread could not be bound to its core, and runs where the kernel likes.
+    /// A reactor's OS thread could not be pinned to its core.
     NotPinned {
-        /// Which.
+        /// The reactor.
         reactor: ReactorId,
-        /// Why.
+        /// Reason.
         error: String,
     },
-    /// The scheduler has something to tell.
+    /// Event of the scheduler.
     Schedule(crate::schedule::Event),
-    /// The frequency of a core could not be chosen.
+    /// The frequency of a core could not be set.
     Frequency(FrequencyError),
 }
 
-/// A poller that panicked. The object it served is gone with it.
+/// Poller that panicked. The object that it served is gone with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PollerPanicked {
-    /// Its name.
+    /// Name of the poller.
     pub poller: String,
     /// Its thread.
     pub thread: ThreadId,
-    /// What the panic said.
+    /// Panic message.
     pub panic: String,
 }
 
-/// Who took the time in a turn that was too long.
+/// What took the most time in a slow iteration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Culprit {
+pub enum Attribution {
     /// This poller.
     Poller(String),
     /// A message to this thread.
     Message(String),
-    /// It cannot be told: the kernel ran somebody else on the core between two of them, or several
-    /// shared a tick of its clock. Now and then each poller is timed for a while after this, so that
-    /// it can be named the next time.
+    /// Unknown: the kernel ran another process between two pollers, or several pollers shared one
+    /// clock tick. After this each poller is timed for a while, so that the next occurrence can be
+    /// attributed.
     Unknown,
 }
 
-/// An event with its place in the list.
+/// Event with its sequence number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Noted {
-    /// Counts up from 0; no number is left out or used twice.
+pub struct EventRecord {
+    /// Sequence number: counts up from 0 without gaps.
     pub sequence: u64,
-    /// When.
+    /// Time of the event.
     pub at: Instant,
-    /// What.
+    /// The event.
     pub event: Event,
 }
 
-/// A look at the list.
+/// Events since a sequence number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Events {
-    /// What happened, oldest first.
-    pub noted: Vec<Noted>,
-    /// How many of those asked for have made room already.
+pub struct EventBatch {
+    /// The events, oldest first.
+    pub noted: Vec<EventRecord>,
+    /// Number of requested events that were already dropped.
     pub missed: u64,
-    /// What to ask for next time.
+    /// Sequence number for the next query.
     pub next: u64,
 }
 
-/// The list itself. Its lock is taken when something happened, never by a turn in which nothing did.
+/// Bounded event log. Its lock is taken when an event occurs, never by an iteration without one.
 #[derive(Debug)]
-pub(crate) struct EventList {
+pub(crate) struct EventLog {
     capacity: usize,
-    kept: Mutex<Kept>,
+    kept: Mutex<EventBuffer>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    noted: VecDeque<Noted>,
+struct EventBuffer {
+    noted: VecDeque<EventRecord>,
     next: u64,
 }
 
-impl EventList {
+impl EventLog {
     pub(crate) fn new(capacity: usize) -> Self {
         Self { capacity, kept: Mutex::default() }
     }
@@ -212,41 +213,41 @@ impl EventList {
         let mut kept = self.kept();
         let sequence = kept.next;
         kept.next += 1;
-        kept.noted.push_back(Noted { sequence, at, event });
+        kept.noted.push_back(EventRecord { sequence, at, event });
         if kept.noted.len() > self.capacity {
             kept.noted.pop_front();
         }
     }
 
-    /// All that are kept from number `from` on.
-    pub(crate) fn since(&self, from: u64) -> Events {
+    /// All stored events from sequence number `from` on.
+    pub(crate) fn since(&self, from: u64) -> EventBatch {
         let kept = self.kept();
         let oldest = kept.next - kept.noted.len() as u64;
         let noted = kept.noted.iter().filter(|noted| noted.sequence >= from).cloned().collect();
-        Events { noted, missed: oldest.saturating_sub(from), next: kept.next }
+        EventBatch { noted, missed: oldest.saturating_sub(from), next: kept.next }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, EventBuffer> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Event {
-    /// One word for what happened, for filters and documentation.
+    /// Name of the kind of event, for filters and documentation.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::ThreadStarted { .. } => "thread-started",
-            Self::ThreadMoved { .. } => "thread-moved",
-            Self::MoveGivenUp { .. } => "move-given-up",
+            Self::ThreadMoved { .. } => "thread-migrated",
+            Self::MigrationTimeout { .. } => "migration-timeout",
             Self::ThreadEnded { .. } => "thread-ended",
             Self::PollerPanicked(_) => "poller-panicked",
             Self::MessagePanicked { .. } => "message-panicked",
             Self::ChannelPanicked { .. } => "channel-panicked",
             Self::TaskPanicked { .. } => "task-panicked",
-            Self::TurnTooLong { .. } => "turn-too-long",
-            Self::TurnWithoutEnd { .. } => "turn-without-end",
-            Self::NotWaitedFor { .. } => "not-waited-for",
-            Self::WokenInVain { .. } => "woken-in-vain",
+            Self::SlowIteration { .. } => "iteration-too-long",
+            Self::ReactorStalled { .. } => "reactor-stalled",
+            Self::WaitFailed { .. } => "wait-unsupported",
+            Self::SpuriousWakeups { .. } => "spurious-wakeups",
             Self::PollModeChanged { .. } => "poll-mode-changed",
             Self::NotPinned { .. } => "not-pinned",
             Self::Schedule(event) => event.kind(),
@@ -264,7 +265,7 @@ impl fmt::Display for Event {
             Self::ThreadMoved { thread, name, from, to } => {
                 write!(out, "thread {thread} '{name}' moved from reactor {from} to {to}")
             }
-            Self::MoveGivenUp { thread, name, poller, after } => write!(
+            Self::MigrationTimeout { thread, name, poller, after } => write!(
                 out,
                 "move thread {thread} '{name}': poller '{poller}' still had something in flight \
                  after {after}"
@@ -286,18 +287,18 @@ impl fmt::Display for Event {
             Self::TaskPanicked { thread, executor, panic } => {
                 write!(out, "a task of '{executor}' on thread {thread} panicked: {panic}")
             }
-            Self::TurnTooLong { reactor, took, culprit } => {
+            Self::SlowIteration { reactor, took, culprit } => {
                 write!(out, "a turn of reactor {reactor} took {took}: {culprit}")
             }
-            Self::TurnWithoutEnd { reactor, lasts, running } => write!(
+            Self::ReactorStalled { reactor, lasts, running } => write!(
                 out,
                 "a turn of reactor {reactor} lasts for more than {lasts} and may have no end: '{}' runs",
                 running.as_deref().unwrap_or("somebody unknown")
             ),
-            Self::NotWaitedFor { poller, thread, error } => {
+            Self::WaitFailed { poller, thread, error } => {
                 write!(out, "wait for poller '{poller}' of thread {thread}: {error}")
             }
-            Self::WokenInVain { poller, thread, descriptor, times } => write!(
+            Self::SpuriousWakeups { poller, thread, descriptor, times } => write!(
                 out,
                 "poller '{poller}' of thread {thread}: descriptor {descriptor} ended {times} sleeps \
                  in a row and there was no work, expected it to be readable only while there is \
@@ -322,7 +323,7 @@ impl fmt::Display for PollerPanicked {
 
 impl std::error::Error for PollerPanicked {}
 
-impl fmt::Display for Culprit {
+impl fmt::Display for Attribution {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Poller(name) => write!(out, "poller '{name}'"),
@@ -334,15 +335,15 @@ impl fmt::Display for Culprit {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
-    use super::{Event, EventList};
-    use crate::directory::ReactorId;
-    use crate::spell::PollMode;
+    use super::{Event, EventLog};
+    use crate::registry::ReactorId;
+    use crate::spin::PollMode;
 
     #[test]
     fn the_oldest_make_room_and_are_counted() {
-        let list = EventList::new(3);
+        let list = EventLog::new(3);
         let event = Event::PollModeChanged { reactor: ReactorId(0), mode: PollMode::Always };
         for ns in 0..5 {
             list.note(Instant { ns }, event.clone());

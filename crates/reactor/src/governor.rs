@@ -1,44 +1,44 @@
-//! How fast each core is to run: slowest where nobody works, fastest where somebody does.
+//! CPU frequency governor: lowest frequency for idle cores, highest for busy ones.
 //!
-//! Decided from the same loads as the plan, once in a period. Who carries it out, by the files of
-//! the kernel, is [`host::frequency`].
+//! Decided from the same loads as the plan, once per period. [`tenmil_linux::frequency`] applies the
+//! decision through the kernel's files.
 //!
-//! | a reactor that | runs |
+//! | state of the reactor | frequency |
 //! |---|---|
-//! | has lost its core | as fast as it was found: the core is no longer ours |
-//! | holds no thread, or threads that do nothing worth counting | as slowly as it may |
-//! | holds threads and is not idle | as fast as it may |
-//! | is where idle threads gather, while others are busy | as fast as it may: others wait for it |
-//! | is where idle threads gather, and works alone | a step faster above the core limit, a step slower below the load limit |
+//! | its core was taken away | as found: the core is no longer ours |
+//! | no thread, or only negligible load | lowest |
+//! | has threads and is not idle | highest |
+//! | collects idle threads, while others are busy | highest: others wait for it |
+//! | collects idle threads, and is the only busy one | up above the core limit, down below the load limit |
 //!
-//! In between a speed stays. A load grows when its core is made slower, and a rule without a gap
-//! would take that for a reason to make it faster again.
+//! Otherwise the frequency stays. Load rises when a core is slowed down, and without the gap
+//! between the limits that would immediately be a reason to speed it up again.
 
-use host::frequency::Speed;
+use tenmil_linux::frequency::FrequencyRequest;
 
 use crate::schedule::{Options, Plan, ReactorLoad, Snapshot};
 
-/// Below this a reactor sleeps nearly all the time, in parts of a thousand.
+/// Below this load, in parts per thousand, a reactor sleeps nearly all the time.
 const SLEEPS_BELOW: u64 = 10;
 
-/// What each core is to do after a period, given its loads and what was planned.
-pub fn decide(options: &Options, snapshot: &Snapshot, plan: &Plan) -> Vec<(u32, Speed)> {
+/// Frequency request per core after a period, from its loads and the plan.
+pub fn decide(options: &Options, snapshot: &Snapshot, plan: &Plan) -> Vec<(u32, FrequencyRequest)> {
     let wish = |reactor: &ReactorLoad| {
         let others = snapshot.reactors.iter().filter(|other| other.core != reactor.core);
         let load_limit = u64::from(options.load_limit) * 10;
         let others_busy = others.into_iter().any(|other| snapshot.permille(other) >= load_limit);
-        let load = Load {
+        let load = CoreLoad {
             permille: snapshot.permille(reactor),
             load_limit,
             core_limit: u64::from(options.core_limit) * 10,
         };
         let arrives = plan.moves.iter().any(|order| order.to == reactor.core);
         let speed = if reactor.taken {
-            Speed::Found
+            FrequencyRequest::Found
         } else if plan.empty.contains(reactor.core) {
-            Speed::Lowest
+            FrequencyRequest::Lowest
         } else if plan.gathering == Some(reactor.core) {
-            if others_busy { Speed::Highest } else { load.step() }
+            if others_busy { FrequencyRequest::Highest } else { load.step() }
         } else {
             load.speed(arrives)
         };
@@ -47,52 +47,56 @@ pub fn decide(options: &Options, snapshot: &Snapshot, plan: &Plan) -> Vec<(u32, 
     snapshot.reactors.iter().map(wish).collect()
 }
 
-struct Load {
+struct CoreLoad {
     permille: u64,
     load_limit: u64,
     core_limit: u64,
 }
 
-impl Load {
-    /// For a reactor that works for itself.
-    fn speed(&self, arrives: bool) -> Speed {
+impl CoreLoad {
+    /// Request for a reactor with work of its own.
+    fn speed(&self, arrives: bool) -> FrequencyRequest {
         if arrives || self.permille >= self.load_limit {
-            Speed::Highest
+            FrequencyRequest::Highest
         } else if self.permille < SLEEPS_BELOW {
-            Speed::Lowest
+            FrequencyRequest::Lowest
         } else {
-            Speed::Keep
+            FrequencyRequest::Keep
         }
     }
 
-    /// For the reactor where idle threads gather.
-    fn step(&self) -> Speed {
+    /// Request for the reactor that collects idle threads.
+    fn step(&self) -> FrequencyRequest {
         if self.permille > self.core_limit {
-            Speed::Up
+            FrequencyRequest::Up
         } else if self.permille < self.load_limit {
-            Speed::Down
+            FrequencyRequest::Down
         } else {
-            Speed::Keep
+            FrequencyRequest::Keep
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
-    use host::Cores;
-    use host::frequency::Speed::{self, Down, Found, Highest, Keep, Lowest, Up};
+    use tenmil_base::Instant;
+    use tenmil_linux::CpuList;
+    use tenmil_linux::frequency::FrequencyRequest::{self, Down, Found, Highest, Keep, Lowest, Up};
 
     use super::decide;
     use crate::schedule::{Options, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad};
 
-    /// Reactors with one thread each, of these loads in percent; `None` holds none.
-    fn speeds(policy: Policy, loads: &[Option<u64>], taken: Option<usize>) -> Vec<Speed> {
+    /// Reactors with one thread each, with these loads in percent; `None` has no thread.
+    fn speeds(
+        policy: Policy,
+        loads: &[Option<u64>],
+        taken: Option<usize>,
+    ) -> Vec<FrequencyRequest> {
         let mut snapshot = Snapshot { elapsed: 100, ..Snapshot::default() };
         for (core, load) in (0..).zip(loads) {
             let busy = load.unwrap_or_default();
             snapshot.reactors.push(ReactorLoad { core, busy, ..ReactorLoad::default() });
-            let mask = Some(Cores::from_iter([core]));
+            let mask = Some(CpuList::from_iter([core]));
             let thread =
                 ThreadLoad { id: u64::from(core), home: core, busy, mask, ..ThreadLoad::default() };
             snapshot.threads.extend(load.map(|_| thread));
@@ -127,7 +131,7 @@ mod tests {
     #[test]
     fn a_core_that_was_taken_is_left_as_it_was_found() {
         assert_eq!(speeds(Policy::Static, &[Some(50), Some(50)], Some(1))[1], Found);
-        // Its thread arrives on the other core, which nobody used before.
+        // Its thread arrives on the other core, which was unused before.
         let mut snapshot = Snapshot { elapsed: 100, ..Snapshot::default() };
         for core in 0..2 {
             let reactor = ReactorLoad { core, taken: core == 1, ..ReactorLoad::default() };

@@ -1,36 +1,36 @@
-//! How long what is in flight takes, without a stamp on any of it.
+//! Mean completion time of requests, without a timestamp per request.
 //!
-//! By Little's law the mean time that things are under way is the sum of how many there are at each
-//! moment, over time, divided by how many have ended: two numbers, whatever the depth.
+//! By Little's law the mean time in flight is the integral of the number in flight over time,
+//! divided by the number of completions: two counters, whatever the queue depth.
 
-use base::{Instant, Span};
+use tenmil_base::{Instant, Span};
 
-/// The mean time that requests of one owner take, for
+/// Mean completion time of one owner's requests, for
 /// [`Poller::expected_latency`](crate::Poller::expected_latency).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanLatency {
-    /// When it was told last how many were in flight.
+    /// Time of the last update.
     last: Instant,
-    /// Time in flight, summed over requests, and how many of them have ended, since the mean was
-    /// taken.
+    /// Time in flight summed over requests, and the number of completions, since the mean was last
+    /// computed.
     occupied_ns: u64,
     ended: u64,
     mean: Span,
 }
 
-/// So many have to end before a mean is taken.
+/// Completions per mean.
 const WINDOW: u64 = 64;
 
 impl MeanLatency {
-    /// Up to `now`, so many were in flight since this was said last.
+    /// Accounts that `in_flight` requests were in flight from the last call up to `now`.
     #[inline]
-    pub fn pass(&mut self, now: Instant, in_flight: usize) {
+    pub fn account(&mut self, now: Instant, in_flight: usize) {
         let passed = now.since(self.last).ns;
         self.last = now;
         self.occupied_ns = self.occupied_ns.saturating_add(passed.saturating_mul(in_flight as u64));
     }
 
-    /// So many have ended.
+    /// Counts completions.
     #[inline]
     pub fn end(&mut self, count: usize) {
         self.ended += count as u64;
@@ -40,7 +40,7 @@ impl MeanLatency {
         }
     }
 
-    /// What one of them took on average lately, if that is known.
+    /// Recent mean completion time, if known.
     pub fn mean(&self) -> Option<Span> {
         (self.mean.ns > 0).then_some(self.mean)
     }
@@ -50,7 +50,7 @@ impl MeanLatency {
 mod tests {
     use std::collections::VecDeque;
 
-    use base::{Instant, Random, Span};
+    use tenmil_base::{Instant, Random, Span};
 
     use super::MeanLatency;
 
@@ -64,23 +64,23 @@ mod tests {
             assert_eq!(latency.mean(), None);
             for _ in 0..100_000 {
                 now = now.after(Span { ns: random.below(500) });
-                latency.pass(now, ends.len());
+                latency.account(now, ends.len());
                 let before = ends.len();
                 while ends.front().is_some_and(|end| *end <= now) {
                     ends.pop_front();
                 }
                 latency.end(before - ends.len());
-                // Now and then there is nothing to do for long, which is no latency.
+                // Occasional idle time is no latency.
                 if ends.is_empty() && random.chance(1, 10) {
                     now = now.after(Span::from_ms(10));
-                    latency.pass(now, 0);
+                    latency.account(now, 0);
                 }
                 while (ends.len() as u64) < depth {
                     ends.push_back(now.after(Span::from_us(80)));
                 }
             }
             let mean = latency.mean().unwrap();
-            // It is seen to end a little later than it does.
+            // Its end is observed a little late.
             assert!((80_000..81_000).contains(&mean.ns), "depth {depth}: {mean}");
         }
     }

@@ -1,20 +1,20 @@
-//! Threads that turn: poll while busy, sleep while idle.
+//! Reactors: threads that poll while busy and sleep while idle.
 //!
-//! A *reactor* is an OS thread on a core of its own that turns for ever. On it live *light threads*:
-//! a name, a mailbox and some *pollers*, which are components that do a bounded amount of work when
-//! they are polled and never block. What belongs to a light thread is touched by nobody else, so
-//! nothing in it is locked; whoever wants something from it sends it a message. A light thread may be
-//! moved to another reactor between two turns, with its pollers, its mailbox and its channels.
+//! A *reactor* is an OS thread, pinned to a core, that iterates over its *light threads*. A light
+//! thread has a name, a mailbox and some *pollers*: components that do a bounded amount of work per
+//! poll and never block. The state of a light thread is accessed by no other thread, so it needs no
+//! locks; other threads send it messages. A light thread may migrate to another reactor between two
+//! iterations, with its pollers, its mailbox and its channels.
 //!
 //! ```
-//! use base::Span;
-//! use host::{Clock, Cores};
-//! use tenmil_reactor::{Context, Found, ReactorOptions, Reactors, Registration, ThreadPlan};
+//! use tenmil_base::Span;
+//! use tenmil_linux::{Clock, CpuList};
+//! use tenmil_reactor::{Context, PollResult, PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &Clock::start())?;
-//! let beat = Registration::timed("beat", Span::from_ms(10), |_: &mut Context<'_>| Found::Work);
-//! let thread = reactors.spawn(ThreadPlan::new("heart").poller(beat))?;
+//! let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &Clock::start())?;
+//! let beat = PollerBuilder::timed("beat", Span::from_ms(10), |_: &mut Context<'_>| PollResult::Busy);
+//! let thread = reactors.spawn(ThreadBuilder::new("heart").poller(beat))?;
 //! let (send, answer) = std::sync::mpsc::channel();
 //! thread.call(move |context| drop(send.send(context.name().to_owned()))).map_err(|_| "full")?;
 //! assert_eq!(answer.recv()?, "heart");
@@ -23,57 +23,57 @@
 //! # }
 //! ```
 //!
-//! | to | use |
+//! | task | items |
 //! |---|---|
-//! | write a component | [`Poller`], [`Registration`], [`WokenBy`], [`Context`] |
-//! | start threads and talk to them | [`Reactors`], [`ThreadPlan`], [`Handle`], [`Message`] |
+//! | write a component | [`Poller`], [`PollerBuilder`], [`PollerWake`], [`Context`] |
+//! | start light threads, and send | [`Reactors`], [`ThreadBuilder`], [`ThreadHandle`], [`Message`] |
 //! | write with async and await | [`task`] |
-//! | use one object from many threads | [`Object`], [`Shared`], [`Channel`] |
-//! | watch and steer | [`Directory`], [`Sample`], [`Event`], [`PollMode`] |
-//! | decide who lives where, and how fast | [`schedule`], [`governor`], [`balance`] |
-//! | run it all in simulated time | [`Assembly`], [`Stopwatch`], [`host::Turn`] |
-//! | look for work as patiently as a reactor | [`Spell`] |
+//! | use one object from many threads | [`SharedProvider`], [`ChannelProvider`], [`Channel`] |
+//! | monitor and control | [`Registry`], [`Sample`], [`Event`], [`PollMode`] |
+//! | place threads and set frequencies | [`schedule`], [`governor`], [`balance`] |
+//! | run everything in simulated time | [`ReactorSet`], [`TimeSource`], [`tenmil_linux::EventLoop`] |
+//! | spin adaptively, as a reactor does | [`AdaptiveSpin`] |
 //!
-//! Who sleeps, when, and why nothing is forgotten meanwhile is told in `reactor/idle.rs`.
+//! `reactor/idle.rs` describes when a reactor sleeps, and why no wake-up is lost.
 
 #![forbid(unsafe_code)]
 
+mod accounting;
 pub mod balance;
 mod channel;
 mod context;
-mod directory;
+mod error;
 mod event;
 pub mod governor;
 mod latency;
-mod lookout;
 mod message;
-mod panicked;
+mod panic_text;
 mod poller;
 mod reactor;
 mod reactors;
-mod refused;
+mod registry;
 pub mod schedule;
-mod spell;
+#[cfg(test)]
+mod simulation;
+mod spin;
 pub mod task;
 mod thread;
 mod timers;
-mod watch;
-#[cfg(test)]
-mod world;
+mod watchdog;
 
-pub use channel::{Channel, Object, Shared};
-pub use context::{Context, NotAdded};
-pub use directory::{
-    Directory, NotSpawned, PollerSample, ReactorId, ReactorSample, Sample, ThreadId, ThreadSample,
-};
-pub use event::{Culprit, Event, Events, Noted, PollerPanicked};
+pub use accounting::TimeSource;
+pub use channel::{Channel, ChannelProvider, SharedProvider};
+pub use context::{AddPollerError, Context};
+pub use error::ReactorError;
+pub use event::{Attribution, Event, EventBatch, EventRecord, PollerPanicked};
 pub use latency::MeanLatency;
-pub use lookout::{ENDLESS, Lookout};
-pub use message::{Call, Handle, Message};
-pub use poller::{Found, Parting, Poller, PollerId, Registration, WakeKind, WokenBy};
-pub use reactor::{Assembly, Reactor, ReactorOptions};
+pub use message::{Message, MessageFn, ThreadHandle};
+pub use poller::{DetachReason, PollResult, Poller, PollerBuilder, PollerId, PollerWake, WakeKind};
+pub use reactor::{Reactor, ReactorOptions, ReactorSet};
 pub use reactors::Reactors;
-pub use refused::Refused;
-pub use spell::{PollMode, REST_MAX, REST_MIN, SPELL_MAX, SPELL_MIN, Spell};
-pub use thread::ThreadPlan;
-pub use watch::Stopwatch;
+pub use registry::{
+    PollerSample, ReactorId, ReactorSample, Registry, Sample, SpawnError, ThreadId, ThreadSample,
+};
+pub use spin::{AdaptiveSpin, PAUSE_MAX, PAUSE_MIN, PollMode, SPIN_MAX, SPIN_MIN};
+pub use thread::ThreadBuilder;
+pub use watchdog::{STALL_THRESHOLD, Watchdog};

@@ -1,48 +1,47 @@
-//! Messages, and the handles they are sent by.
+//! Messages to light threads, and the handles that send them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::context::Context;
-use crate::directory::{ReactorId, ThreadId, ThreadRecord};
 use crate::poller::PollerId;
+use crate::registry::{ReactorId, ThreadCounters, ThreadId};
 
-/// What is sent to a light thread.
+/// Message to a light thread.
 ///
 /// ```text
 ///   0       4         8                    16                   24
 ///   | kind  | poller  | word 0             | word 1             |
-///   | kind  |         | closure: data      | its table          |
+///   | kind  |         | closure: data      | its vtable         |
 /// ```
 pub enum Message {
-    /// A closure that runs on the thread.
-    Call(Call),
-    /// Two words for a poller; nothing is allocated. Dropped if the poller is gone.
-    Words {
-        /// Whose [`Poller::message`](crate::Poller::message) takes them.
+    /// Closure that runs on the thread.
+    Call(MessageFn),
+    /// Two words for a poller, without an allocation. Dropped if the poller is gone.
+    Data {
+        /// Poller whose [`Poller::message`](crate::Poller::message) receives them.
         poller: PollerId,
         /// The words.
         words: [u64; 2],
     },
 }
 
-/// A closure that runs on a light thread.
-pub type Call = Box<dyn FnOnce(&mut Context<'_>) + Send>;
+/// Closure that runs on a light thread.
+pub type MessageFn = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 
-// With its number it fills half a cache line in a mailbox.
+// With its sequence number it fills half a cache line in a mailbox.
 const _: () = assert!(size_of::<Message>() == 24);
 
-/// A light thread, for those who send to it: other light threads and OS threads alike. Clones are
-/// the same thread.
+/// Handle of a light thread, for senders on other light threads and OS threads. Clones refer to the
+/// same thread.
 #[derive(Clone)]
-pub struct Handle(pub(crate) Arc<ThreadRecord>);
+pub struct ThreadHandle(pub(crate) Arc<ThreadCounters>);
 
-impl Handle {
-    /// Sends a message, or gives it back if the mailbox is full or the thread
-    /// [is gone](Self::is_gone). The messages of one sender arrive in their order, wherever the
-    /// thread goes meanwhile.
+impl ThreadHandle {
+    /// Sends a message, or returns it if the mailbox is full or the thread [is
+    /// gone](Self::is_gone). Messages of one sender arrive in order, even if the thread migrates.
     ///
-    /// No system call while the thread's reactor polls; one if it sleeps.
+    /// Makes no system call while the thread's reactor polls, and one if it sleeps.
     #[inline]
     pub fn send(&self, message: Message) -> Result<(), Message> {
         self.0.mail.send(message)?;
@@ -50,8 +49,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Sends as many as there is room for, from the front of `messages`, and says how many that
-    /// were. One bell for all of them.
+    /// Sends as many messages as fit, from the front of `messages`, and returns their number.
+    /// Notifies once for all of them.
     #[inline]
     pub fn send_many(&self, messages: &mut Vec<Message>) -> usize {
         let count = self.0.mail.send_many(messages);
@@ -69,35 +68,35 @@ impl Handle {
         self.send(Message::Call(Box::new(call)))
     }
 
-    /// Wakes the thread's reactor if it sleeps. To be called after a store that a poller of the
-    /// thread sees when it is polled or [armed](crate::Poller::arm).
+    /// Wakes the thread's reactor if it sleeps. Call after a store that a poller of the thread sees
+    /// when it is polled or [armed](crate::Poller::arm).
     #[inline]
     pub fn ring(&self) {
         self.0.ring();
     }
 
-    /// Whether the thread has ended. What was sent to it and had not been run is dropped.
+    /// Whether the thread has ended. Messages that it had not run are dropped.
     pub fn is_gone(&self) -> bool {
         self.0.mail.is_closed()
     }
 
-    /// The thread's number.
+    /// Thread number.
     pub fn id(&self) -> ThreadId {
         self.0.id
     }
 
-    /// The thread's name.
+    /// Thread name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Where the thread lives, or was going to when this was asked.
+    /// Reactor of the thread at the time of the call; it may migrate later.
     pub fn home(&self) -> ReactorId {
         self.0.home()
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for ThreadHandle {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Handle").field("id", &self.id()).field("name", &self.name()).finish()
     }
@@ -107,7 +106,7 @@ impl fmt::Debug for Message {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Call(_) => out.write_str("Call(..)"),
-            Self::Words { poller, words } => {
+            Self::Data { poller, words } => {
                 out.debug_struct("Words").field("poller", poller).field("words", words).finish()
             }
         }

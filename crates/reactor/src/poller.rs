@@ -1,157 +1,163 @@
-//! Pollers: what a light thread does, a bounded piece at a time.
+//! Pollers: bounded work of a light thread.
 
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use base::{Instant, Span, WakeSource};
+use tenmil_base::{Instant, Span, WakeSource};
 
 use crate::context::Context;
+use crate::error::ReactorError;
 use crate::event::PollerPanicked;
-use crate::refused::Refused;
-use crate::spell::PollMode;
+use crate::spin::PollMode;
 
-/// A component that is polled by its light thread, and by nobody else.
+/// Component that is polled by its light thread.
 ///
-/// It never blocks: each of its calls does a bounded amount of work and returns. All of them but
-/// [`poll`](Self::poll) have a default that suits a poller without sources of its own.
+/// It never blocks: each call does a bounded amount of work and returns. All methods but
+/// [`poll`](Self::poll) have a default for pollers without wake-up sources of their own.
 pub trait Poller: Send {
     /// Does a bounded amount of work.
-    fn poll(&mut self, context: &mut Context<'_>) -> Found;
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult;
 
-    /// Makes visible what was put together: doorbells, sockets. Called once at the end of a turn in
-    /// which the thread found work, or somebody asked for it with [`Context::flush`], and after the
+    /// Makes prepared work visible: doorbells, sockets. Called once at the end of an iteration in
+    /// which the thread found work or a flush was requested with [`Context::flush`], and after the
     /// poller was attached.
     fn flush(&mut self) {}
 
-    /// Takes two words that somebody sent with [`Message::Words`](crate::Message::Words).
+    /// Handles two words sent with [`Message::Data`](crate::Message::Data).
     fn message(&mut self, words: [u64; 2], context: &mut Context<'_>) {
         let _ = (words, context);
     }
 
-    /// Called when the reactor has announced that it will sleep. Makes the wake source ready to
-    /// signal, and then looks once more: [`Found::Work`] if there is work already, or may be some
-    /// that nothing would announce.
-    fn arm(&mut self) -> Found {
-        Found::Nothing
+    /// Arms the wake-up source, and then checks once more: [`PollResult::Busy`] if there may be
+    /// work that would not be signaled. Called after the reactor has announced its sleep.
+    fn arm(&mut self) -> PollResult {
+        PollResult::Idle
     }
 
-    /// Called when the sleep is over, or did not take place: the thread looks by itself again. May
-    /// come without an [`arm`](Self::arm) before it.
+    /// Disarms the wake-up source: the thread polls again. Called after a sleep or its omission,
+    /// possibly without a preceding [`arm`](Self::arm).
     fn disarm(&mut self) {}
 
-    /// Asked after [`arm`](Self::arm) has found nothing, and before: whether from now on nothing but its
-    /// descriptor, a [ring](crate::Handle::ring), a message or its [time](Self::wake_at) brings it
-    /// anything, whatever others on its reactor do meanwhile. If all pollers of a thread say so, the
-    /// thread may be left armed and not be looked at, while others are: it costs nothing until one of
-    /// these comes, and what comes while the reactor is busy with others may be seen a millisecond
-    /// later. By default it is polled whenever the reactor is awake.
-    fn may_doze(&self) -> bool {
+    /// Whether only its descriptor, a [notification](crate::ThreadHandle::ring), a message or its
+    /// [deadline](Self::wake_at) brings it work, regardless of other pollers on its reactor.
+    ///
+    /// Evaluated before and after an [`arm`](Self::arm) that found nothing. If all pollers of a
+    /// thread return true, the thread may be parked: it stays armed and is not polled while others
+    /// run. It then costs nothing until one of these events, and an event that occurs while the
+    /// reactor is busy may be seen a millisecond late. By default a poller is polled whenever its
+    /// reactor is awake.
+    fn may_park(&self) -> bool {
         false
     }
 
-    /// Asked when a sleep begins: whether what comes by its descriptor next may be seen as much as
-    /// [`host::LINGER`] later, together with what has come to others of whom that is true. Whoever is
-    /// one of a thousand that say now and then that they are there saves a wake-up for each.
-    fn may_linger(&self) -> bool {
+    /// Whether the next event of its descriptor may be handled up to [`tenmil_linux::COALESCE_DELAY`] late,
+    /// together with those of other such pollers. Evaluated when a sleep begins. Saves a wake-up
+    /// per connection where a thousand connections only send keep-alives.
+    fn may_coalesce_wakeups(&self) -> bool {
         false
     }
 
-    /// When it wants to be polled even if nothing happens. One that is woken by its deadline has to
-    /// say so: with the default it is refused.
+    /// Time at which it must be polled even if nothing happens. Required of pollers woken by
+    /// [`PollerWake::Deadline`]: with the default implementation they are rejected.
     fn wake_at(&self) -> Instant {
         UNSAID
     }
 
-    /// Whether it has work by itself, so that nobody may sleep. Asked of one that is woken by nothing
-    /// [but itself](WokenBy::OnlyWhileBusy), which has to say so: with the default it is refused.
+    /// Whether it has work of its own, so that the reactor must not sleep. Required of pollers
+    /// registered with [`PollerWake::OnlyWhileBusy`]: with the default implementation they are
+    /// rejected.
     fn is_busy(&self) -> Option<bool> {
         None
     }
 
-    /// How long, counted from the last turn that found work, what is in flight is likely to take;
-    /// nothing if nothing is. In hybrid mode the reactor rests for three quarters of it.
+    /// Expected completion time of its I/O in flight, counted from the last iteration that found
+    /// work; `None` if nothing is in flight. In hybrid mode the reactor pauses for three quarters
+    /// of it.
     fn expected_latency(&self) -> Option<Span> {
         None
     }
 
-    /// The thread is about to leave its OS thread: start nothing new, and let go of what the kernel
-    /// ties to an OS thread. False while something is still in flight; then it goes on being polled
-    /// and is asked again next turn. After true it is polled no more until
-    /// [`attach`](Self::attach).
-    fn detach(&mut self, parting: Parting) -> bool {
+    /// Prepares to leave the OS thread: starts nothing new, and releases what the kernel ties to an
+    /// OS thread.
+    ///
+    /// Returns false while I/O is in flight; then it is polled further and asked again in the next
+    /// iteration. After true it is not polled until [`attach`](Self::attach).
+    fn detach(&mut self, parting: DetachReason) -> bool {
         let _ = parting;
         true
     }
 
-    /// The thread has come to an OS thread: the first, another, or the old one after a move that was
-    /// given up. Then it is called whether or not [`detach`](Self::detach) has returned true.
+    /// Attaches it to an OS thread: the first one, another one, or the same one after a canceled
+    /// migration, in which case it is called whether or not [`detach`](Self::detach) has returned
+    /// true.
     fn attach(&mut self) {}
 }
 
-/// A closure is a poller that is polled, and nothing else.
-impl<F: FnMut(&mut Context<'_>) -> Found + Send> Poller for F {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+/// A closure is a poller without any other method.
+impl<F: FnMut(&mut Context<'_>) -> PollResult + Send> Poller for F {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         self(context)
     }
 }
 
-/// What a poller wants that does not say when: no deadline, and no other says the same.
+/// Default of `wake_at`, which marks it as not implemented: no deadline, and distinct from `NEVER`.
 const UNSAID: Instant = Instant { ns: Instant::NEVER.ns - 1 };
 
-/// Why a thread leaves its OS thread.
+/// Reason why a thread leaves its OS thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parting {
-    /// It goes on elsewhere, or here if that comes to nothing: whom it serves does not notice.
-    Moves,
-    /// It ends.
-    Ends,
+pub enum DetachReason {
+    /// The thread continues on another reactor, or on this one if the migration fails: its clients do not
+    /// notice.
+    Migrating,
+    /// The thread ends.
+    Exiting,
 }
 
-/// What a look for work came to.
+/// Result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// There was nothing to do.
-    Nothing,
-    /// Something was done, or is there to be done.
-    Work,
+pub enum PollResult {
+    /// No work was found.
+    Idle,
+    /// Work was done or is pending.
+    Busy,
 }
 
-impl Found {
-    /// `Work` if `count` things were found.
+impl PollResult {
+    /// `Busy` unless `count` is zero.
     #[inline]
     pub const fn from_count(count: usize) -> Self {
-        if count == 0 { Self::Nothing } else { Self::Work }
+        if count == 0 { Self::Idle } else { Self::Busy }
     }
 
-    /// Whether it is [`Found::Work`].
+    /// Whether it is [`PollResult::Busy`].
     #[inline]
     pub const fn is_work(self) -> bool {
-        matches!(self, Self::Work)
+        matches!(self, Self::Busy)
     }
 }
 
-/// What ends a sleep on behalf of a poller. Nobody can be registered without saying so.
+/// Event that ends a sleep on behalf of a poller. Every registration declares one.
 #[derive(Debug)]
-pub enum WokenBy {
-    /// This descriptor becomes readable once [`Poller::arm`] has been called, which takes away what
-    /// old signals have left: a descriptor that stays readable ends every sleep at once. If it goes
-    /// on like that and the poller finds nothing, an event says so, and the descriptor is listened to
-    /// only now and then: every 10 ms at the least. Two descriptors are one epoll instance.
+pub enum PollerWake {
+    /// This descriptor becomes readable after [`Poller::arm`], which consumes earlier signals: a
+    /// descriptor that stays readable ends every sleep at once. If that continues without work, an
+    /// event is recorded and the descriptor is examined only now and then: at least every 10 ms.
+    /// Several descriptors are combined in one epoll instance.
     Descriptor(OwnedFd),
-    /// Time does: [`Poller::wake_at`].
+    /// A deadline: [`Poller::wake_at`].
     Deadline,
-    /// Messages to its thread do, and nothing else brings work.
+    /// Messages to its thread; nothing else brings it work.
     Messages,
-    /// Nothing brings it work from outside while it has none, for this reason; while it has some,
-    /// [`Poller::is_busy`] says so and nobody sleeps.
+    /// No external event brings it work while it has none, for this reason; while it has some,
+    /// [`Poller::is_busy`] returns true and the reactor does not sleep.
     OnlyWhileBusy(&'static str),
-    /// Nothing does: it can live only where nobody ever sleeps. Refused unless the poll mode is
+    /// Nothing wakes it: it requires a reactor that never sleeps. Rejected unless the poll mode is
     /// [`PollMode::Always`].
-    Nothing,
+    Never,
 }
 
-/// The kind of a wake source, for showing.
+/// Kind of a wake-up source, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeKind {
     /// A descriptor.
@@ -160,17 +166,17 @@ pub enum WakeKind {
     Deadline,
     /// Messages to the thread.
     Messages,
-    /// None is needed, for this reason.
+    /// None needed, for this reason.
     OnlyWhileBusy(&'static str),
     /// None: the reactor never sleeps.
     Nothing,
 }
 
-impl WokenBy {
-    /// What wakes a thread that waits for a backend. Takes a descriptor of its own.
+impl PollerWake {
+    /// Wake-up source of an I/O channel. Duplicates its descriptor.
     pub fn of(source: WakeSource<'_>) -> io::Result<Self> {
         Ok(match source {
-            WakeSource::Nothing => Self::Nothing,
+            WakeSource::None => Self::Never,
             WakeSource::Deadline => Self::Deadline,
             WakeSource::Descriptor(descriptor) => {
                 Self::Descriptor(descriptor.try_clone_to_owned()?)
@@ -185,61 +191,62 @@ impl WokenBy {
             Self::Deadline => WakeKind::Deadline,
             Self::Messages => WakeKind::Messages,
             Self::OnlyWhileBusy(reason) => WakeKind::OnlyWhileBusy(reason),
-            Self::Nothing => WakeKind::Nothing,
+            Self::Never => WakeKind::Nothing,
         }
     }
 }
 
-/// What is done about a poller that panicked, on its own thread.
-pub(crate) type WhenPanicked = Box<dyn FnOnce(&mut Context<'_>, PollerPanicked) + Send>;
+/// Callback after a poller panicked, run on its own thread.
+pub(crate) type PanicHandler = Box<dyn FnOnce(&mut Context<'_>, PollerPanicked) + Send>;
 
-/// A poller and what its thread has to know about it.
-pub struct Registration {
+/// Poller with its registration options.
+pub struct PollerBuilder {
     pub(crate) name: String,
     pub(crate) poller: Box<dyn Poller>,
-    pub(crate) woken_by: WokenBy,
+    pub(crate) woken_by: PollerWake,
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
     pub(crate) sleeps_at_once: bool,
     pub(crate) tied: Option<&'static str>,
-    pub(crate) when_panicked: Option<WhenPanicked>,
+    pub(crate) when_panicked: Option<PanicHandler>,
 }
 
-impl Registration {
-    /// A poller that is polled every turn. What wakes it must be said: there is no default.
+impl PollerBuilder {
+    /// A poller that is polled in every iteration. Its wake-up source must be declared: there is no
+    /// default.
     ///
     /// ```compile_fail
     /// # use tenmil_reactor as reactor;
     /// # struct Idle;
-    /// # impl reactor::Poller for Idle {
-    /// #     fn poll(&mut self, _: &mut reactor::Context<'_>) -> reactor::Found {
-    /// #         reactor::Found::Nothing
+    /// # impl tenmil_reactor::Poller for Idle {
+    /// #     fn poll(&mut self, _: &mut tenmil_reactor::Context<'_>) -> tenmil_reactor::PollResult {
+    /// #         tenmil_reactor::PollResult::Idle
     /// #     }
     /// # }
-    /// reactor::Registration::active("idle", Idle);
+    /// tenmil_reactor::PollerBuilder::active("idle", Idle);
     /// ```
     ///
     /// ```
     /// # use tenmil_reactor as reactor;
     /// # struct Idle;
-    /// # impl reactor::Poller for Idle {
-    /// #     fn poll(&mut self, _: &mut reactor::Context<'_>) -> reactor::Found {
-    /// #         reactor::Found::Nothing
+    /// # impl tenmil_reactor::Poller for Idle {
+    /// #     fn poll(&mut self, _: &mut tenmil_reactor::Context<'_>) -> tenmil_reactor::PollResult {
+    /// #         tenmil_reactor::PollResult::Idle
     /// #     }
     /// # }
-    /// reactor::Registration::active("idle", reactor::WokenBy::Messages, Idle);
+    /// tenmil_reactor::PollerBuilder::active("idle", tenmil_reactor::PollerWake::Messages, Idle);
     /// ```
-    pub fn active(name: &str, woken_by: WokenBy, poller: impl Poller + 'static) -> Self {
+    pub fn active(name: &str, woken_by: PollerWake, poller: impl Poller + 'static) -> Self {
         Self::new(name, woken_by, None, Box::new(poller))
     }
 
-    /// A poller that is polled once every `period`, and wakes its reactor for that; never more than
-    /// once in a turn, however short the period is.
+    /// A poller that is polled once every `period` and wakes its reactor for that; at most once per
+    /// iteration, however short the period is.
     pub fn timed(name: &str, period: Span, poller: impl Poller + 'static) -> Self {
-        Self::new(name, WokenBy::Deadline, Some(period), Box::new(poller))
+        Self::new(name, PollerWake::Deadline, Some(period), Box::new(poller))
     }
 
-    fn new(name: &str, woken_by: WokenBy, every: Option<Span>, poller: Box<dyn Poller>) -> Self {
+    fn new(name: &str, woken_by: PollerWake, every: Option<Span>, poller: Box<dyn Poller>) -> Self {
         let name = name.to_owned();
         Self {
             name,
@@ -253,31 +260,31 @@ impl Registration {
         }
     }
 
-    /// It begins paused.
+    /// Starts it paused.
     #[must_use]
     pub fn paused(self) -> Self {
         Self { paused: true, ..self }
     }
 
-    /// Looking for what it waits for is of no use: the kernel of this machine brings it, on the same
-    /// processors. In adaptive mode a reactor sleeps as soon as there is nothing to do, rather than
-    /// after a spell, if all pollers that it polls every turn say so.
+    /// Declares that spinning does not help it: the local kernel does the work, on the same CPUs.
+    /// In adaptive mode a reactor sleeps at once instead of after the spin time if all its active
+    /// pollers declare this.
     #[must_use]
-    pub fn sleeps_at_once(self) -> Self {
+    pub fn no_spin(self) -> Self {
         Self { sleeps_at_once: true, ..self }
     }
 
-    /// It can live on the reactor where it begins and on no other, for this reason: the first half of
-    /// a sentence, such as "its socket belongs to a ring". Its thread is not moved: whoever wants
-    /// that is refused.
+    /// Pins it to its first reactor, for this reason: the first half of a sentence, such as "its
+    /// socket belongs to a ring". Its thread is not migrated; requests for that are rejected.
     #[must_use]
-    pub fn tied(self, reason: &'static str) -> Self {
+    pub fn pinned(self, reason: &'static str) -> Self {
         Self { tied: Some(reason), ..self }
     }
 
-    /// What is done if it panics, after it has been dropped: those it served are told.
+    /// Sets the callback that runs after it panicked and was dropped, for instance to inform its
+    /// clients.
     #[must_use]
-    pub fn when_panicked(
+    pub fn on_panic(
         self,
         tell: impl FnOnce(&mut Context<'_>, PollerPanicked) + Send + 'static,
     ) -> Self {
@@ -289,32 +296,36 @@ impl Registration {
         &self.name
     }
 
-    /// Whether a reactor of this mode can do with it.
-    pub(crate) fn check(&self, mode: PollMode) -> Result<(), Refused> {
+    /// Checks that a reactor in this poll mode can run it.
+    pub(crate) fn check(&self, mode: PollMode) -> Result<(), ReactorError> {
         let Self { name, poller, woken_by, every, .. } = self;
         let unsaid = match woken_by {
-            WokenBy::Nothing if mode != PollMode::Always => {
-                return Err(Refused::NoWakeSource { poller: name.clone(), mode });
+            PollerWake::Never if mode != PollMode::Always => {
+                return Err(ReactorError::NoWakeSource { poller: name.clone(), mode });
             }
-            WokenBy::Deadline if every.is_none() && poller.wake_at() == UNSAID => "wake_at",
-            WokenBy::OnlyWhileBusy(_) if poller.is_busy().is_none() => "is_busy",
+            PollerWake::Deadline if every.is_none() && poller.wake_at() == UNSAID => "wake_at",
+            PollerWake::OnlyWhileBusy(_) if poller.is_busy().is_none() => "is_busy",
             _ => return Ok(()),
         };
-        Err(Refused::NeverWoken { poller: name.clone(), woken_by: woken_by.kind(), unsaid })
+        Err(ReactorError::MissingWakeCall {
+            poller: name.clone(),
+            woken_by: woken_by.kind(),
+            unsaid,
+        })
     }
 }
 
-/// When a poller wants to be polled even if nothing happens.
+/// Time at which a poller must be polled even if nothing happens.
 pub(crate) fn wake_at(poller: &dyn Poller) -> Instant {
     Some(poller.wake_at()).filter(|at| *at != UNSAID).unwrap_or(Instant::NEVER)
 }
 
-/// A poller's number within its thread. Not used again soon after its poller is gone.
+/// Number of a poller within its thread. Not reused soon after the poller is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PollerId(u32);
 
 impl PollerId {
-    /// The number that the poller at `index` of a [`ThreadPlan`](crate::ThreadPlan) will have.
+    /// Number of the poller at `index` of a [`ThreadBuilder`](crate::ThreadBuilder).
     pub const fn planned(index: u16) -> Self {
         Self::new(index, 0)
     }
@@ -328,7 +339,7 @@ impl PollerId {
     }
 }
 
-impl fmt::Debug for Registration {
+impl fmt::Debug for PollerBuilder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, woken_by, every, paused, .. } = self;
         let mut out = out.debug_struct("Registration");

@@ -1,123 +1,123 @@
-//! A reactor: some light threads, and the turn that runs them.
+//! Reactor: its light threads, and the iteration that runs them.
 //!
 //! ```text
-//!   turn(now):  orders → those who come and go → of each thread that is not dozing: messages, active pollers,
-//!               timed pollers that are due, and if there was work a flush → again, or sleep
+//!   iterate(now):  commands → migrations → for each thread that is not parked: messages, active pollers,
+//!                  due timed pollers, and after work a flush → again, or sleep
 //! ```
 //!
-//! A turn neither reads the clock nor blocks; [`host::turn::run`] does both around it. A turn in which
-//! nothing happens takes no lock, allocates nothing and has no atomic read-modify-write.
+//! An iteration neither reads the clock nor blocks; [`tenmil_linux::event_loop::run`] does both around it.
+//! An idle iteration takes no lock, allocates nothing and executes no atomic read-modify-write.
 
-mod dozing;
 mod idle;
-mod travellers;
+mod migration;
+mod parking;
 
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
-use base::{Instant, Span};
-use host::{Bell, Receiver, Sleeper, Sources, Turn, Wait, mailbox};
+use tenmil_base::{Instant, Span};
+use tenmil_linux::{EventLoop, NextStep, Notifier, Receiver, Sleeper, WakeSources, mailbox};
 
-use crate::directory::{Directory, Order, ReactorId, ReactorRecord};
-use crate::event::{Culprit, Event, PollerPanicked};
-use crate::message::{Handle, Message};
-use crate::panicked::panic_text;
-use crate::refused::Refused;
-use crate::spell::{PollMode, Spell};
+use crate::accounting::{TimeAccounting, TimeSource};
+use crate::error::ReactorError;
+use crate::event::{Attribution, Event, PollerPanicked};
+use crate::message::{Message, ThreadHandle};
+use crate::panic_text::panic_text;
+use crate::registry::{ReactorCommand, ReactorCounters, ReactorId, Registry};
+use crate::spin::{AdaptiveSpin, PollMode};
 use crate::thread::LightThread;
-use crate::watch::{Stopwatch, Watch};
-use dozing::Dormitory;
+use parking::ParkedThreads;
 
-/// A reactor, to be turned by whoever has it: an OS thread of its own, or a simulation.
+/// Reactor, run by its owner: an OS thread of its own, or a simulation.
 pub struct Reactor {
-    local: Local,
-    inbox: Receiver<Order>,
-    /// Those who are looked at in every turn, and those who are not until there is something for them.
+    local: ReactorLocal,
+    inbox: Receiver<ReactorCommand>,
+    /// Threads polled in every iteration; parked threads are kept separately.
     threads: Vec<LightThread>,
-    dormitory: Dormitory,
-    spell: Spell,
-    /// When the last turn began.
+    dormitory: ParkedThreads,
+    spell: AdaptiveSpin,
+    /// Start of the last iteration.
     last: Instant,
     /// Whether it found work, and which thread did last.
     busy: bool,
     last_worker: usize,
-    /// Whether the time since then was spent resting or asleep.
+    /// Whether the time since then was spent in a pause or asleep.
     slept: bool,
-    /// When descriptors were asked for those who doze, unless that was at the end of a sleep since
-    /// which nobody has looked at the time.
+    /// Last poll of descriptors for parked threads, unless it was at the end of a sleep since which
+    /// the clock was not read.
     asked: Instant,
     busy_ns: u64,
     turns: u64,
-    /// Turns that found nothing, since it last thought of sleeping.
+    /// Idle iterations since the last attempt to sleep.
     looks: u32,
-    /// A turn longer than this has something to tell.
+    /// Iterations longer than this are recorded.
     notable: Span,
     turn_max: Span,
     publish_at: Instant,
-    /// The deadline of the sleep that was announced, and when it began.
+    /// Deadline of the announced sleep, and its start.
     promised: Instant,
     armed: Instant,
-    /// Threads that the inbox of their new reactor had no room for.
+    /// Threads for which the inbox of their new reactor was full.
     parting: Vec<(ReactorId, Box<LightThread>)>,
-    /// Messages that ended threads left behind and that had no room where they go.
-    strays: Vec<(Handle, Message)>,
+    /// Messages left by ended threads whose destination was full.
+    strays: Vec<(ThreadHandle, Message)>,
     stopping: bool,
-    /// Descriptors of those who doze are to be asked for.
+    /// The descriptors of parked threads are to be polled.
     looks_out: bool,
-    /// One of the two: what a turn has to do besides turning again.
+    /// `stopping` or `looks_out`: an iteration has more to do than to continue.
     has_aside: bool,
 }
 
-/// What a reactor lends to what runs on it.
-pub(crate) struct Local {
+/// Per-reactor state that is borrowed by its threads.
+pub(crate) struct ReactorLocal {
     pub(crate) id: ReactorId,
-    pub(crate) directory: Arc<Directory>,
-    pub(crate) sources: Sources,
-    pub(crate) bell: Bell,
+    pub(crate) directory: Arc<Registry>,
+    pub(crate) sources: WakeSources,
+    pub(crate) bell: Notifier,
     pub(crate) mode: PollMode,
-    pub(crate) watch: Watch,
+    pub(crate) watch: TimeAccounting,
     pub(crate) messages: u64,
-    /// When a timed poller is due, or the books are, at the earliest.
+    /// Earliest due time of a timed poller or of the statistics.
     pub(crate) due: Instant,
-    /// Whether somebody comes or goes.
+    /// Whether a thread arrives or leaves.
     pub(crate) attention: bool,
     pub(crate) drain_max: Span,
-    record: Arc<ReactorRecord>,
+    record: Arc<ReactorCounters>,
 }
 
-/// How reactors are made.
+/// Options of reactors.
 #[derive(Clone, Debug)]
 pub struct ReactorOptions {
-    /// How they poll.
+    /// Poll mode.
     pub poll: PollMode,
-    /// How long a turn may take before the watchdog notes it.
+    /// Iteration time beyond which an event is recorded.
     pub turn_max: Span,
-    /// How long a poller may hold on to a thread that is to leave.
+    /// Upper bound for the time a poller may delay the migration or exit of its thread.
     pub drain_max: Span,
-    /// Orders that a reactor has room for.
+    /// Capacity of the command inbox.
     pub inbox: usize,
-    /// Events that are kept.
+    /// Capacity of the event log.
     pub events: usize,
-    /// Whether OS threads are bound to their cores, where the kernel allows it.
+    /// Whether OS threads are pinned to their cores, where permitted.
     pub pin: bool,
 }
 
-/// Reactors that nobody turns yet.
-pub struct Assembly {
-    /// What they share.
-    pub directory: Arc<Directory>,
-    /// Each with what it sleeps by.
+/// Reactors that are not running yet.
+pub struct ReactorSet {
+    /// Registry shared by the reactors.
+    pub directory: Arc<Registry>,
+    /// The reactors, each with its sleeper.
     pub reactors: Vec<(Reactor, Sleeper)>,
 }
 
-/// How old the books may be that others see.
+/// Maximum age of published statistics.
 const PUBLISH: Span = Span::from_ms(1);
-/// So many turns that find nothing share a reading of the clock, which costs more than one of them:
-/// what is due is late by less than a tenth of a microsecond.
-const LOOKS_PER_READING: u32 = 4;
-/// How many orders a turn obeys.
+/// Idle iterations that share a clock reading, which costs more than one of them: timers are late
+/// by less than a tenth of a microsecond.
+const IDLE_POLLS_PER_CLOCK_READ: u32 = 4;
+/// Maximum number of commands per iteration.
 const ORDERS: usize = 8;
 
 impl Default for ReactorOptions {
@@ -133,37 +133,38 @@ impl Default for ReactorOptions {
     }
 }
 
-impl Assembly {
-    /// Makes a reactor for each core. `stopwatch` measures the same time as turns are called with,
-    /// of which `now` is the present. With simulated time, nothing but fences orders bells.
+impl ReactorSet {
+    /// Creates a reactor for each core. `stopwatch` measures the same time that iterations are
+    /// called with, of which `now` is the present. In simulated time, notifications are ordered by
+    /// fences only.
     pub fn new(
         cores: &[u32],
         options: &ReactorOptions,
-        stopwatch: &Stopwatch,
+        stopwatch: &TimeSource,
         now: Instant,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, ReactorError> {
         let mut parts = Vec::with_capacity(cores.len());
         let mut entries = Vec::with_capacity(cores.len());
         for core in cores {
             let sleeper = match stopwatch {
-                Stopwatch::Clock(_) => Sleeper::new(),
-                Stopwatch::Simulated(_) => Sleeper::with_fences(),
+                TimeSource::Clock(_) => Sleeper::new(),
+                TimeSource::Simulated(_) => Sleeper::with_fences(),
             };
-            let sleeper = sleeper.map_err(|error| Refused::machine("make a bell", &error))?;
-            let record = Arc::new(ReactorRecord::new(*core, options.poll, now));
+            let sleeper = sleeper.map_err(|error| ReactorError::machine("make a bell", &error))?;
+            let record = Arc::new(ReactorCounters::new(*core, options.poll, now));
             let (send, inbox) = mailbox(options.inbox);
             entries.push((Arc::clone(&record), send, sleeper.bell()));
             parts.push((record, inbox, sleeper));
         }
-        let directory = Arc::new(Directory::new(entries, options.events));
+        let directory = Arc::new(Registry::new(entries, options.events));
         let reactors = directory.reactors().zip(parts).map(|(id, (record, inbox, sleeper))| {
-            let local = Local {
+            let local = ReactorLocal {
                 id,
                 directory: Arc::clone(&directory),
                 sources: sleeper.sources(),
                 bell: sleeper.bell(),
                 mode: options.poll,
-                watch: Watch::new(Arc::clone(&record), stopwatch.clone(), now),
+                watch: TimeAccounting::new(Arc::clone(&record), stopwatch.clone(), now),
                 messages: 0,
                 due: now,
                 attention: false,
@@ -177,13 +178,18 @@ impl Assembly {
 }
 
 impl Reactor {
-    fn new(local: Local, inbox: Receiver<Order>, options: &ReactorOptions, now: Instant) -> Self {
+    fn new(
+        local: ReactorLocal,
+        inbox: Receiver<ReactorCommand>,
+        options: &ReactorOptions,
+        now: Instant,
+    ) -> Self {
         Self {
             local,
             inbox,
             threads: Vec::new(),
-            dormitory: Dormitory::default(),
-            spell: Spell::new(options.poll, now),
+            dormitory: ParkedThreads::default(),
+            spell: AdaptiveSpin::new(options.poll, now),
             last: now,
             busy: false,
             last_worker: 0,
@@ -205,22 +211,23 @@ impl Reactor {
         }
     }
 
-    /// Its number.
+    /// Reactor number.
     pub fn id(&self) -> ReactorId {
         self.local.id
     }
 
-    /// Whether there are orders that it has not looked at.
+    /// Whether commands are pending.
     #[cfg(test)]
     pub(crate) fn has_orders(&self) -> bool {
         !self.inbox.is_empty()
     }
 
-    /// Books the time since the last turn began.
+    /// Accounts the time since the start of the last iteration.
     #[inline]
     fn account(&mut self, now: Instant) {
         let took = now.since(self.last);
         self.last = now;
+        // Time asleep is neither busy time nor part of a slow iteration.
         if self.slept {
             self.slept = false;
         } else {
@@ -240,13 +247,13 @@ impl Reactor {
     #[inline]
     fn charge(&mut self, now: Instant, took: Span) {
         self.busy_ns += took.ns;
-        let rest = self.local.watch.look(now);
+        let rest = self.local.watch.account(now);
         if let Some(thread) = self.threads.get_mut(self.last_worker) {
             thread.charge(rest);
         }
     }
 
-    /// Notes a turn that was the longest, or longer than it may be.
+    /// Records an iteration that was the longest so far, or longer than permitted.
     #[cold]
     fn note_long(&mut self, now: Instant, took: Span) {
         let record = Arc::clone(&self.local.record);
@@ -259,7 +266,7 @@ impl Reactor {
             return;
         }
         record.turns_too_long.add(1);
-        self.local.watch.look(now);
+        self.local.watch.account(now);
         let number = self.local.watch.culprit(took, now);
         let culprit = self.name_of(number);
         if longest {
@@ -267,22 +274,22 @@ impl Reactor {
             *kept = Some(culprit.to_string());
         }
         let reactor = self.local.id;
-        self.local.directory.note(now, Event::TurnTooLong { reactor, took, culprit });
+        self.local.directory.record_event(now, Event::SlowIteration { reactor, took, culprit });
     }
 
-    fn name_of(&mut self, number: u64) -> Culprit {
+    fn name_of(&mut self, number: u64) -> Attribution {
         for thread in &mut self.threads {
             if thread.has_mailbox(number) {
-                return Culprit::Message(thread.record().name.clone());
+                return Attribution::Message(thread.record().name.clone());
             }
             if let Some(id) = thread.poller_numbered(number) {
-                return Culprit::Poller(thread.poller_name(id).unwrap_or_default());
+                return Attribution::Poller(thread.poller_name(id).unwrap_or_default());
             }
         }
-        Culprit::Unknown
+        Attribution::Unknown
     }
 
-    /// What a turn does. Returns whether it found work.
+    /// Body of an iteration. Returns whether it found work.
     #[inline]
     fn work(&mut self, now: Instant) -> bool {
         let mut found = false;
@@ -291,17 +298,18 @@ impl Reactor {
             found = true;
         }
         if self.local.attention {
-            found |= self.mind_travellers(now);
+            found |= self.poll_migrations(now);
         }
-        if self.local.bell.is_called() {
-            self.rouse_called(now);
+        // Unparked threads run in this iteration.
+        if self.local.bell.has_parked_notify() {
+            self.unpark_notified(now);
         }
         let due = now >= self.local.due;
         if due {
-            self.rouse_due(now);
+            self.unpark_due(now);
         }
         for (index, thread) in self.threads.iter_mut().enumerate() {
-            if thread.pass(now, due, &mut self.local) {
+            if thread.run_iteration(now, due, &mut self.local) {
                 found = true;
                 self.last_worker = index;
             }
@@ -315,10 +323,10 @@ impl Reactor {
     fn obey(&mut self, now: Instant) {
         for _ in 0..ORDERS {
             match self.inbox.receive() {
-                Some(Order::Adopt(thread)) => self.adopt(*thread, now),
-                Some(Order::Heed(thread)) => self.heed(thread, now),
-                Some(Order::SetPoll(mode)) => self.set_poll(mode, now),
-                Some(Order::Stop) => self.stop(now),
+                Some(ReactorCommand::AddThread(thread)) => self.adopt(*thread, now),
+                Some(ReactorCommand::RecheckThread(thread)) => self.recheck_thread(thread, now),
+                Some(ReactorCommand::SetPoll(mode)) => self.set_poll(mode, now),
+                Some(ReactorCommand::Stop) => self.stop(now),
                 None => return,
             }
         }
@@ -331,20 +339,20 @@ impl Reactor {
         self.local.mode = mode;
         self.local.record.set_mode(mode);
         self.spell.set_mode(mode, now);
-        if !Self::lets_doze(mode) {
-            self.rouse_all(now);
+        if !Self::allows_parking(mode) {
+            self.unpark_all(now);
         }
         let reactor = self.local.id;
-        self.local.directory.note(now, Event::PollModeChanged { reactor, mode });
+        self.local.directory.record_event(now, Event::PollModeChanged { reactor, mode });
     }
 
-    /// Publishes the books, at most once in a while, and finds out when something is due next.
+    /// Publishes statistics, at a limited rate, and determines the next due time.
     fn keep_house(&mut self, now: Instant) {
         if now >= self.publish_at {
             self.publish_at = now.after(PUBLISH);
             self.publish(now);
             self.local.watch.relax(now);
-            if self.wants_look(now) {
+            if self.wants_descriptor_poll(now) {
                 (self.looks_out, self.has_aside) = (true, true);
             }
         }
@@ -355,19 +363,18 @@ impl Reactor {
 
     fn publish(&mut self, now: Instant) {
         let local = &mut self.local;
-        self.threads.iter_mut().for_each(|thread| thread.keep_house(now, local));
+        self.threads.iter_mut().for_each(|thread| thread.run_housekeeping(now, local));
         self.local.record.busy_ns.set(self.busy_ns);
         self.local.record.messages.set(self.local.messages);
         let workers: usize = self.threads.iter().map(LightThread::workers).sum();
-        // One mailbox and one poller share a thread, and so an account.
+        // A single mailbox and a single poller share an account.
         self.local.watch.several = workers > 2;
     }
 
-    /// Runs `body`; if something in it panics, that is dropped and reported, and the reactor goes
-    /// on.
+    /// Runs `body`. A panic drops what panicked and is reported; the reactor continues.
     ///
-    /// The state is sound after a panic anywhere: all that is changed around a call to a poller or a
-    /// message is changed before or after it, an entry at a time.
+    /// The state is consistent after a panic at any point: everything changed around a call of a
+    /// poller or a message is changed before or after it, one entry at a time.
     fn guarded<T>(&mut self, now: Instant, body: impl FnOnce(&mut Self) -> T) -> Option<T> {
         match catch_unwind(AssertUnwindSafe(|| body(self))) {
             Ok(value) => Some(value),
@@ -387,67 +394,72 @@ impl Reactor {
             if let Some(poller) = thread.poller_numbered(number) {
                 let named = thread.poller_name(poller).unwrap_or_default();
                 let panicked = PollerPanicked { poller: named, thread: id, panic };
-                self.local.directory.note(now, Event::PollerPanicked(panicked.clone()));
-                thread.bury(poller, panicked, now, &mut self.local);
+                self.local.directory.record_event(now, Event::PollerPanicked(panicked.clone()));
+                thread.drop_panicked(poller, panicked, now, &mut self.local);
                 return;
             }
             if thread.has_mailbox(number) {
                 let event = Event::MessagePanicked { thread: id, name, panic };
-                self.local.directory.note(now, event);
+                self.local.directory.record_event(now, event);
                 return;
             }
         }
     }
 
-    /// What to do after a turn that found something.
+    /// Next step after an iteration that found work.
     #[inline]
-    fn next(&mut self) -> Wait {
-        if self.has_aside { self.step_aside() } else { Wait::Again }
+    fn next(&mut self) -> NextStep {
+        if self.has_aside { self.step_aside() } else { NextStep::Again }
     }
 
-    /// Ends, or asks for what those who doze are not asked for.
+    /// Handles a stop, or polls the descriptors of parked threads.
     #[cold]
-    fn step_aside(&mut self) -> Wait {
+    fn step_aside(&mut self) -> NextStep {
+        // Exit only when no thread, departing thread or undelivered message is left.
         let nobody_waits = || self.parting.is_empty() && self.strays.is_empty();
         let nobody_lives = || self.threads.is_empty() && self.dormitory.is_empty();
         if self.stopping && nobody_lives() && nobody_waits() && self.inbox.is_empty() {
-            // Whoever orders something from now on is told so.
+            // Later commands are rejected with `Stopped`.
             self.inbox = mailbox(1).1;
-            return Wait::Ended;
+            return NextStep::Exit;
         }
         self.has_aside = self.stopping;
-        if std::mem::take(&mut self.looks_out) { Wait::Look } else { Wait::Again }
+        if std::mem::take(&mut self.looks_out) {
+            NextStep::PollDescriptors
+        } else {
+            NextStep::Again
+        }
     }
 }
 
-impl Turn for Reactor {
+impl EventLoop for Reactor {
     #[inline]
-    fn turn(&mut self, now: Instant) -> Wait {
+    fn iterate(&mut self, now: Instant) -> NextStep {
         self.account(now);
-        // A turn in which something panicked counts as one that found work.
+        // An iteration in which something panicked counts as busy.
         self.busy = self.guarded(now, |reactor| reactor.work(now)).unwrap_or(true);
         self.local.watch.finish();
         if self.busy {
-            self.spell.work(now);
+            self.spell.record_work(now);
             return self.next();
         }
-        if self.spell.is_over(now) {
+        if self.spell.is_expired(now) {
             return self.idle(now);
         }
         self.looks = self.looks.wrapping_add(1);
-        Wait::Again
+        NextStep::Again
     }
 
     #[inline]
     fn wants_time(&self) -> bool {
-        self.busy || self.looks.is_multiple_of(LOOKS_PER_READING)
+        self.busy || self.looks.is_multiple_of(IDLE_POLLS_PER_CLOCK_READ)
     }
 
     fn arm(&mut self, now: Instant) -> bool {
         self.arm_all(now)
     }
 
-    fn is_wanted(&self) -> bool {
+    fn has_unnotified_work(&self) -> bool {
         self.has_messages()
     }
 
@@ -455,8 +467,8 @@ impl Turn for Reactor {
         self.disarm_all(ready);
     }
 
-    fn heard(&mut self, ready: &[u64]) {
-        self.overhear(ready);
+    fn descriptors_ready(&mut self, ready: &[u64]) {
+        self.unpark_polled(ready);
     }
 }
 
@@ -467,7 +479,7 @@ impl fmt::Debug for Reactor {
     }
 }
 
-impl fmt::Debug for Assembly {
+impl fmt::Debug for ReactorSet {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Assembly").field("reactors", &self.reactors.len()).finish()
     }

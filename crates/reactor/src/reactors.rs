@@ -1,91 +1,97 @@
-//! Reactors that turn by themselves: an OS thread for each core.
+//! Running reactors: an OS thread for each core.
 
 use std::sync::Arc;
 
-use host::{Clock, Cores, Thread, turn};
+use tenmil_linux::{Clock, CpuList, Thread, event_loop};
 
-use crate::directory::{Directory, NotSpawned, ReactorId, Sample};
+use crate::accounting::TimeSource;
+use crate::error::ReactorError;
 use crate::event::Event;
-use crate::message::Handle;
-use crate::reactor::{Assembly, ReactorOptions};
-use crate::refused::Refused;
-use crate::spell::PollMode;
-use crate::thread::ThreadPlan;
-use crate::watch::Stopwatch;
+use crate::message::ThreadHandle;
+use crate::reactor::{ReactorOptions, ReactorSet};
+use crate::registry::{ReactorId, Registry, Sample, SpawnError};
+use crate::spin::PollMode;
+use crate::thread::ThreadBuilder;
 
-/// Running reactors. Dropping them stops them: all threads end, once their pollers have let go or a
-/// while has passed.
+/// Running reactors. Dropping them stops them: all threads end, after their pollers have detached
+/// or a time limit.
 #[derive(Debug)]
 pub struct Reactors {
-    directory: Arc<Directory>,
+    directory: Arc<Registry>,
     threads: Vec<Thread<()>>,
     clock: Clock,
 }
 
 impl Reactors {
-    /// Starts a reactor for each of `cores`, all of which this process must be allowed to use, and
-    /// binds it there if it may. That it may not is an event.
-    pub fn start(cores: &Cores, options: &ReactorOptions, clock: &Clock) -> Result<Self, Refused> {
-        let allowed = Cores::allowed();
+    /// Starts a reactor for each of `cores`, all of which must be available to this process, and
+    /// pins it there if permitted. A failure to pin is recorded as an event.
+    pub fn start(
+        cores: &CpuList,
+        options: &ReactorOptions,
+        clock: &Clock,
+    ) -> Result<Self, ReactorError> {
+        let allowed = CpuList::allowed();
         if cores.is_empty() {
-            return Err(Refused::NoCores);
+            return Err(ReactorError::NoCores);
         }
         if let Some(core) = cores.iter().find(|core| !allowed.contains(*core)) {
-            return Err(Refused::UnknownCore { core, allowed });
+            return Err(ReactorError::UnknownCore { core, allowed });
         }
         let cores: Vec<u32> = cores.iter().collect();
-        let stopwatch = Stopwatch::Clock(*clock);
-        let assembly = Assembly::new(&cores, options, &stopwatch, clock.now())?;
-        let Assembly { directory, reactors } = assembly;
+        let stopwatch = TimeSource::Clock(*clock);
+        let assembly = ReactorSet::new(&cores, options, &stopwatch, clock.now())?;
+        let ReactorSet { directory, reactors } = assembly;
         let mut started = Self { directory, threads: Vec::new(), clock: *clock };
         for ((mut reactor, mut sleeper), core) in reactors.into_iter().zip(cores) {
             let clock = *clock;
             let name = format!("reactor-{}", reactor.id());
             let id = reactor.id();
-            let body = move |_: &host::Stop| turn::run(&mut reactor, &clock, &mut sleeper);
+            let body = move |_: &tenmil_linux::StopFlag| {
+                event_loop::run(&mut reactor, &clock, &mut sleeper)
+            };
             let thread = Thread::spawn(&name, options.pin.then_some(core), body)
-                .map_err(|error| Refused::machine("start a reactor", &error))?;
+                .map_err(|error| ReactorError::machine("start a reactor", &error))?;
             if let Err(error) = thread.pinned() {
                 let event = Event::NotPinned { reactor: id, error: error.to_string() };
-                started.directory.note(clock.now(), event);
+                started.directory.record_event(clock.now(), event);
             }
             started.threads.push(thread);
         }
         Ok(started)
     }
 
-    /// Who lives on them, and what can be asked of them.
-    pub fn directory(&self) -> &Arc<Directory> {
+    /// Registry of the reactors and threads.
+    pub fn directory(&self) -> &Arc<Registry> {
         &self.directory
     }
 
-    /// The clock that they turn by.
+    /// Clock of the reactors.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Starts a light thread: [`Directory::spawn`].
-    pub fn spawn(&self, plan: ThreadPlan) -> Result<Handle, NotSpawned> {
+    /// Starts a light thread: [`Registry::spawn`].
+    pub fn spawn(&self, plan: ThreadBuilder) -> Result<ThreadHandle, SpawnError> {
         self.directory.spawn(plan)
     }
 
-    /// Changes how all of them poll: [`Directory::set_poll_of_all`]. Refused if one could not be
-    /// told; the others have been.
-    pub fn set_poll(&self, mode: PollMode) -> Result<(), Refused> {
+    /// Changes the poll mode of all reactors: [`Registry::set_poll_of_all`]. Fails if one was not
+    /// reached; the others have changed.
+    pub fn set_poll(&self, mode: PollMode) -> Result<(), ReactorError> {
         let mut not_told = self.directory.set_poll_of_all(mode)?;
         not_told.pop().map_or(Ok(()), |(_, why)| Err(why))
     }
 
-    /// Looks at all books.
+    /// Samples all statistics.
     pub fn sample(&self) -> Sample {
         self.directory.sample(self.clock.now())
     }
 
-    /// Stops them: all threads end, once their pollers have let go or a while has passed.
+    /// Stops the reactors: all threads end, after their pollers have detached or a time limit.
     ///
     /// # Panics
     ///
-    /// If a reactor itself panicked, which no poller or message can make it do.
+    /// If a reactor itself panicked, which no poller or message can cause.
     pub fn stop(mut self) {
         self.order_stop();
         self.threads.drain(..).for_each(Thread::join);
@@ -94,14 +100,14 @@ impl Reactors {
     fn order_stop(&self) {
         for (reactor, thread) in self.directory.reactors().zip(&self.threads) {
             while self.is_deaf(reactor) && !thread.is_finished() {
-                host::thread::give_way();
+                tenmil_linux::thread::yield_now();
             }
         }
     }
 
-    /// Whether the reactor has no room for the order to stop.
+    /// Whether the reactor's inbox has no room for the stop command.
     fn is_deaf(&self, reactor: ReactorId) -> bool {
-        matches!(self.directory.stop(reactor), Err(Refused::InboxFull(_)))
+        matches!(self.directory.stop(reactor), Err(ReactorError::InboxFull(_)))
     }
 }
 
@@ -119,26 +125,28 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
-    use base::{Instant, Random, Span};
-    use host::{Clock, Cores, LINGER};
     use rustix::event::{EventfdFlags, eventfd};
+    use tenmil_base::{Instant, Random, Span};
+    use tenmil_linux::{COALESCE_DELAY, Clock, CpuList};
 
     use super::Reactors;
-    use crate::{Context, Found, Handle, PollMode, Poller, ReactorOptions, Refused};
-    use crate::{Registration, ThreadPlan, WokenBy};
+    use crate::{
+        Context, PollMode, PollResult, Poller, ReactorError, ReactorOptions, ThreadHandle,
+    };
+    use crate::{PollerBuilder, PollerWake, ThreadBuilder};
 
     /// Longer than anything here takes on the busiest machine.
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn start(poll: PollMode) -> Reactors {
-        let cores: Cores = Cores::allowed().iter().take(2).collect();
+        let cores: CpuList = CpuList::allowed().iter().take(2).collect();
         let options = ReactorOptions { poll, ..ReactorOptions::default() };
         Reactors::start(&cores, &options, &Clock::start()).unwrap()
     }
 
-    /// Runs something on a thread and waits for the answer.
+    /// Runs a closure on a thread and waits for its result.
     fn ask<T: Send + 'static>(
-        to: &Handle,
+        to: &ThreadHandle,
         question: impl FnOnce(&mut Context<'_>) -> T + Send + 'static,
     ) -> T {
         let (send, answer): (_, Receiver<T>) = channel();
@@ -150,17 +158,17 @@ mod tests {
     fn cores_that_are_not_ours_are_refused_by_name() {
         let clock = Clock::kernel();
         let options = ReactorOptions::default();
-        let refused = Reactors::start(&Cores::from_iter([1023]), &options, &clock).unwrap_err();
-        assert!(matches!(refused, Refused::UnknownCore { core: 1023, .. }), "{refused}");
-        let refused = Reactors::start(&Cores::default(), &options, &clock).unwrap_err();
-        assert_eq!(refused, Refused::NoCores);
+        let refused = Reactors::start(&CpuList::from_iter([1023]), &options, &clock).unwrap_err();
+        assert!(matches!(refused, ReactorError::UnknownCore { core: 1023, .. }), "{refused}");
+        let refused = Reactors::start(&CpuList::default(), &options, &clock).unwrap_err();
+        assert_eq!(refused, ReactorError::NoCores);
     }
 
     #[test]
     fn messages_reach_reactors_that_sleep_at_whatever_moment_they_come() {
         for poll in PollMode::ALL {
             let reactors = start(poll);
-            let thread = reactors.spawn(ThreadPlan::new("sleeper")).unwrap();
+            let thread = reactors.spawn(ThreadBuilder::new("sleeper")).unwrap();
             let mut random = Random::new(7);
             for _ in 0..200 {
                 let gap = Span { ns: 1 << random.below(20) };
@@ -177,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Waits for its bell, and says when it was heard.
+    /// Waits for notifications, and reports when they arrive.
     struct Bather {
         bell: Arc<OwnedFd>,
         heard: Sender<Instant>,
@@ -186,19 +194,19 @@ mod tests {
     }
 
     impl Poller for Bather {
-        fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
             let is_rung = rustix::io::read(&self.bell, &mut [0; 8]).is_ok();
             if is_rung {
                 self.heard.send(self.clock.now()).unwrap();
             }
-            Found::from_count(usize::from(is_rung))
+            PollResult::from_count(usize::from(is_rung))
         }
 
-        fn may_doze(&self) -> bool {
+        fn may_park(&self) -> bool {
             true
         }
 
-        fn may_linger(&self) -> bool {
+        fn may_coalesce_wakeups(&self) -> bool {
             self.lingers.load(Ordering::Relaxed)
         }
     }
@@ -213,32 +221,32 @@ mod tests {
             let bell: Arc<OwnedFd> = Arc::new(eventfd(0, flags).unwrap());
             let (heard, hears) = channel();
             let (lingers, clock) = (Arc::clone(&lingers), *reactors.clock());
-            let woken_by = WokenBy::Descriptor(bell.try_clone().unwrap());
+            let woken_by = PollerWake::Descriptor(bell.try_clone().unwrap());
             let bather = Bather { bell: Arc::clone(&bell), heard, lingers, clock };
-            let bather = Registration::active("bather", woken_by, bather);
-            reactors.spawn(ThreadPlan::new("bather").on(home).poller(bather)).unwrap();
+            let bather = PollerBuilder::active("bather", woken_by, bather);
+            reactors.spawn(ThreadBuilder::new("bather").on(home).poller(bather)).unwrap();
             (bell, hears)
         });
-        // How long it takes until the second is heard, soon after the first.
+        // Time until the second notification is seen, soon after the first.
         let late = || {
-            host::thread::rest(Span::from_ms(50));
+            tenmil_linux::thread::sleep(Span::from_ms(50));
             let mut took = Span::default();
             for (bell, hears) in &bathers {
                 let rung = reactors.clock().now();
                 rustix::io::write(bell, &1_u64.to_ne_bytes()).unwrap();
                 took = hears.recv_timeout(PATIENCE).unwrap().since(rung);
                 // It falls asleep.
-                host::thread::rest(Span::from_ms(3));
+                tenmil_linux::thread::sleep(Span::from_ms(3));
             }
             took
         };
         late();
         let longest = (0..10).map(|_| late()).max().unwrap();
-        assert!(longest.ns > LINGER.ns / 2, "{longest}: nobody lingers");
+        assert!(longest.ns > COALESCE_DELAY.ns / 2, "{longest}: nobody lingers");
         lingers.store(false, Ordering::Relaxed);
         late();
         let shortest = (0..10).map(|_| late()).min().unwrap();
-        assert!(shortest.ns < LINGER.ns / 2, "{shortest}: they linger for ever");
+        assert!(shortest.ns < COALESCE_DELAY.ns / 2, "{shortest}: they linger for ever");
         reactors.stop();
     }
 
@@ -246,15 +254,15 @@ mod tests {
     fn a_thread_goes_round_the_reactors_and_keeps_what_it_has() {
         struct Beat(u64);
         impl Poller for Beat {
-            fn poll(&mut self, _: &mut Context<'_>) -> Found {
+            fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
                 self.0 += 1;
-                Found::Nothing
+                PollResult::Idle
             }
         }
         let reactors = start(PollMode::Adaptive);
-        let plan = ThreadPlan::new("traveller")
-            .poller(Registration::active("beat", WokenBy::Messages, Beat(0)))
-            .poller(Registration::timed("tick", Span::from_ms(1), Beat(0)));
+        let plan = ThreadBuilder::new("traveller")
+            .poller(PollerBuilder::active("beat", PollerWake::Messages, Beat(0)))
+            .poller(PollerBuilder::timed("tick", Span::from_ms(1), Beat(0)));
         let thread = reactors.spawn(plan).unwrap();
         let homes: Vec<_> = reactors.directory().reactors().collect();
         for home in homes.iter().cycle().take(50) {
@@ -273,9 +281,9 @@ mod tests {
     fn a_reactor_survives_its_pollers() {
         let reactors = start(PollMode::Adaptive);
         let (send, told) = channel();
-        let plan = ThreadPlan::new("doomed").first(move |context| {
-            let doomed = Registration::active("doomed", WokenBy::Messages, Doomed);
-            let doomed = doomed.when_panicked(move |_, panicked| drop(send.send(panicked)));
+        let plan = ThreadBuilder::new("doomed").first(move |context| {
+            let doomed = PollerBuilder::active("doomed", PollerWake::Messages, Doomed);
+            let doomed = doomed.on_panic(move |_, panicked| drop(send.send(panicked)));
             context.add(doomed).unwrap();
         });
         let thread = reactors.spawn(plan).unwrap();
@@ -289,7 +297,7 @@ mod tests {
     struct Doomed;
 
     impl Poller for Doomed {
-        fn poll(&mut self, _: &mut Context<'_>) -> Found {
+        fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
             panic!("on purpose");
         }
     }

@@ -1,85 +1,85 @@
-//! Which light thread runs on which reactor.
+//! Scheduler: placement of light threads on reactors.
 //!
-//! Once in a period somebody collects a [`Snapshot`] of loads, and [`Scheduler::plan`] makes orders
-//! of it. Nothing here reads a clock, a file or a counter, so that thousands of schedules can be
-//! played through in a second.
+//! Once per period a balancer collects a [`Snapshot`] of loads, and [`Scheduler::plan`] computes
+//! migrations. Nothing here reads a clock, a file or a counter, so thousands of schedules can be
+//! simulated in a second.
 //!
-//! What a plan does, in this order:
+//! A plan consists of these steps, in this order:
 //!
-//! | step | policy | a thread moves when |
+//! | step | policy | a thread is migrated if |
 //! |---|---|---|
-//! | masks | both | its core was taken from us, or is not in its mask |
+//! | masks | both | its core was taken away, or is not in its mask |
 //! | idle | dynamic | it is idle and the scheduling core has room |
-//! | relief | dynamic | its reactor is over the limit, or more reactors are busy than the quota has processors |
-//! | emptying | dynamic | all that is on its reactor fits elsewhere, so that one more can sleep |
-//! | nearness | dynamic | its memory is on another node and there is room |
-//! | siblings | dynamic | both halves of its physical core are busy and another core is not in use |
+//! | relief | dynamic | its reactor is over the limit, or the CPU quota permits fewer busy reactors |
+//! | emptying | dynamic | all threads of its reactor fit elsewhere, so that one more reactor can sleep |
+//! | locality | dynamic | its memory is on another node and a reactor there has room |
+//! | siblings | dynamic | both hardware threads of its core are busy and another core is unused |
 //!
-//! The last three are made only while all limits are kept. What may be relied on:
+//! The last three are made only while all limits are kept. Guarantees:
 //!
-//! - A thread gets one order at most in a plan, and none within [`Options::rest`] of its last move.
-//!   That holds for every reason: a core that is taken and given back every second moves nothing
-//!   every second, since the kernel runs a reactor without a core wherever it can.
-//! - While loads hold still plans come to an end: no order undoes another.
-//! - Nothing is planned that would put a reactor over the limit to make another emptier, except
-//!   where all are over it, or where a quota or a mask leaves no choice.
+//! - A thread is migrated at most once per plan, and not within [`Options::rest`] of its last
+//!   migration. This holds for every reason: a core that is taken away and returned every second
+//!   does not cause a migration every second, since the kernel runs a reactor without a core
+//!   wherever it can.
+//! - With constant loads planning converges: no migration undoes another.
+//! - No migration puts a reactor over the limit in order to relieve another one, except where all
+//!   are over it, or where a quota or a mask leaves no choice.
 
+mod affinity;
 mod balance;
-mod board;
-mod layout;
+mod consolidate;
 mod options;
-mod required;
+mod placement;
+mod repack;
 mod setup;
 mod share;
 mod snapshot;
-mod tidy;
 
-use base::Instant;
-use host::Cores;
+use tenmil_base::Instant;
+use tenmil_linux::CpuList;
 
 pub use options::{Options, OptionsError, Policy};
-pub use snapshot::{Event, Move, Plan, ReactorLoad, Reason, Snapshot, ThreadLoad};
+pub use snapshot::{Event, Migration, MigrationReason, Plan, ReactorLoad, Snapshot, ThreadLoad};
 
-use board::Board;
-use setup::{Memory, Period};
+use placement::Placement;
+use setup::{History, SchedulingPeriod};
 
-/// Makes plans, and remembers what one plan has to know of those before.
+/// Scheduler: makes plans, with the state kept between them.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     options: Options,
-    reactors: Cores,
-    memory: Memory,
-    /// Where the next new thread goes: the first core from this one on.
+    reactors: CpuList,
+    memory: History,
+    /// Core from which the placement of the next new thread starts.
     next: u32,
 }
 
 impl Scheduler {
-    /// A scheduler for reactors on these cores.
-    pub fn new(options: Options, reactors: Cores) -> Result<Self, OptionsError> {
+    /// Creates a scheduler for reactors on these cores.
+    pub fn new(options: Options, reactors: CpuList) -> Result<Self, OptionsError> {
         options.check(&reactors)?;
-        Ok(Self { options, reactors, memory: Memory::default(), next: 0 })
+        Ok(Self { options, reactors, memory: History::default(), next: 0 })
     }
 
-    /// The settings in force.
+    /// Current options.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Changes the settings, the policy among them, from the next plan on. Settings that do not go
-    /// together are refused and change nothing. Threads stay where they are; what has moved rests
-    /// as long as the new settings say.
+    /// Changes the options, including the policy, from the next plan on. Inconsistent options are
+    /// rejected and change nothing. Threads stay where they are; rest times follow the new options.
     pub fn set_options(&mut self, options: Options) -> Result<(), OptionsError> {
         options.check(&self.reactors)?;
         self.options = options;
         Ok(())
     }
 
-    /// Orders for what happened in the period that ended now.
+    /// Plans for the period that ended at `now`.
     pub fn plan(&mut self, now: Instant, snapshot: &Snapshot) -> Plan {
         let mut events = Vec::new();
-        let period = Period { now, snapshot, options: &self.options };
+        let period = SchedulingPeriod { now, snapshot, options: &self.options };
         let mut board = self.memory.board(&period, &mut events);
-        board.honour_masks();
+        board.enforce_affinity();
         let gathers = self.options.policy == Policy::Dynamic && !board.rooms.is_empty();
         if gathers {
             balance(&mut board);
@@ -92,9 +92,9 @@ impl Scheduler {
         Plan { empty: empty.collect(), moves: board.moves, gathering, events }
     }
 
-    /// Where a new thread begins: the reactors its mask allows take turns. `None` if the mask has
-    /// no reactor's core that is ours.
-    pub fn place(&mut self, mask: Option<&Cores>, taken: &Cores) -> Option<u32> {
+    /// Core for a new thread: round-robin over the reactors permitted by its mask. `None` if the
+    /// mask has no available core with a reactor.
+    pub fn place(&mut self, mask: Option<&CpuList>, taken: &CpuList) -> Option<u32> {
         let isolated = |core: &u32| self.options.isolated.contains(*core);
         let open = self
             .reactors
@@ -108,12 +108,12 @@ impl Scheduler {
     }
 }
 
-fn balance(board: &mut Board) {
-    board.gather_idle();
-    board.relieve();
+fn balance(board: &mut Placement) {
+    board.consolidate_idle();
+    board.shed_overload();
     if board.is_within() {
-        board.empty_rooms();
-        board.go_near();
+        board.vacate_reactors();
+        board.improve_locality();
         board.spread_siblings();
     }
 }

@@ -1,21 +1,21 @@
-//! Async programs on a light thread.
+//! Async tasks on a light thread.
 //!
 //! ```text
-//!   Tasks (anywhere) ── spawn, sleep ──┐
-//!   a waker (anywhere) ── a bit, a bell ┴─▶ Executor: a poller of the thread
-//!   a waker (inside its executor) ─────────▶   the list of those that are ready
+//!   ExecutorHandle (anywhere) ── spawn, sleep ───────┐
+//!   a waker (anywhere) ── sets a bit, then notifies ─┴─▶ Executor: a poller of the thread
+//!   a waker (inside its executor) ─────────────────────▶   its list of ready tasks
 //! ```
 //!
-//! An [`Executor`] is a poller like any other: what its tasks wait for is found by other pollers or
-//! by time, and while no task is ready its reactor sleeps. All that a task may cost is taken when it
-//! is spawned: a place in a table, with a waker that is there from the start. Waking and polling it
-//! allocates nothing, and takes no lock.
+//! An [`Executor`] is a poller: what its tasks wait for is completed by other pollers or by time,
+//! and while no task is ready its reactor may sleep. Everything that a task needs is reserved when
+//! it is spawned: a slot in a table, with a preallocated waker. Waking and polling allocate nothing
+//! and take no lock.
 //!
-//! The thread may be moved to another reactor, so futures are `Send`; they are polled by nobody but
-//! the thread's reactor.
+//! The thread may migrate to another reactor, so futures are `Send`; they are polled only by the
+//! thread's reactor.
 
+mod current;
 mod executor;
-mod here;
 mod join;
 mod shared;
 mod sleep;
@@ -25,103 +25,106 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use base::Span;
+use tenmil_base::Span;
 
-use crate::message::{Handle, Message};
+use crate::message::{Message, ThreadHandle};
 
 pub use executor::Executor;
-pub use join::{Ended, JoinHandle};
+pub use join::{JoinError, JoinHandle};
 use shared::Shared;
 pub use sleep::Sleep;
 
-/// An executor, for those who give it something to do: from its own tasks, other light threads and
-/// OS threads alike. Clones are the same executor.
+/// Handle of an executor, for its own tasks, other light threads and OS threads. Clones refer to
+/// the same executor.
 #[derive(Clone)]
-pub struct Tasks(Arc<Shared>);
+pub struct ExecutorHandle(Arc<Shared>);
 
-/// A future that was not taken.
-pub struct NotTaken<F> {
-    /// Why.
-    pub why: Lack,
-    /// The future.
+/// A future was not accepted.
+pub struct SpawnTaskError<F> {
+    /// Reason.
+    pub why: SpawnTaskErrorKind,
+    /// The rejected future.
     pub future: F,
 }
 
-/// What an executor lacks to take a task.
+/// Reason why an executor did not accept a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lack {
-    /// Room: it has this many tasks.
+pub enum SpawnTaskErrorKind {
+    /// The task table is full.
     Room {
-        /// How many.
+        /// Maximum number of tasks.
         tasks_max: u32,
     },
-    /// Its thread: that has ended, or has no room for another poller.
+    /// The thread has ended, or cannot hold another poller.
     Thread,
 }
 
-impl Tasks {
-    /// Starts an executor on a thread, or gives the message back by which it was to go there. If the
-    /// thread has no numbers left for pollers, the executor is gone before it has begun.
-    pub fn start(thread: &Handle, name: &str, tasks_max: u32) -> Result<Self, Message> {
+impl ExecutorHandle {
+    /// Starts an executor on a thread, or returns the message that was not delivered. If the thread
+    /// has no poller number left, the executor is gone at once.
+    pub fn start(thread: &ThreadHandle, name: &str, tasks_max: u32) -> Result<Self, Message> {
         let (executor, tasks) = Executor::new(thread, name, tasks_max);
-        // What cannot be added is dropped, which is what being gone means.
+        // A rejected executor is dropped, which closes it.
         thread.call(move |context| drop(context.add(executor.registration())))?;
         Ok(tasks)
     }
 
-    /// Gives it a task, or the future back. The task is polled when the executor is next.
+    /// Spawns a task, or returns the future. The task is first polled when the executor is polled
+    /// next.
     ///
-    /// Dropping the handle drops the task; [`JoinHandle::detach`] lets it go on by itself.
-    pub fn spawn<F>(&self, future: F) -> Result<JoinHandle<F::Output>, NotTaken<F>>
+    /// Dropping the handle drops the task; [`JoinHandle::detach`] lets it continue.
+    pub fn spawn<F>(&self, future: F) -> Result<JoinHandle<F::Output>, SpawnTaskError<F>>
     where
         F: Future<Output: Send> + Send + 'static,
     {
         if let Err(why) = self.0.reserve() {
-            return Err(NotTaken { why, future });
+            return Err(SpawnTaskError { why, future });
         }
         let (promise, handle) = join::pair();
         self.0.admit(Box::pin(join::run(future, promise)));
         Ok(handle)
     }
 
-    /// A future that ends when `span` has passed since it was first polled. Dropped, it costs
-    /// nothing any more.
+    /// Future that completes when `span` has passed since its first poll. A dropped one costs
+    /// nothing further.
     pub fn sleep(&self, span: Span) -> Sleep {
         Sleep::new(&self.0, span)
     }
 
-    /// How many tasks it has.
+    /// Number of tasks.
     pub fn count(&self) -> u32 {
         self.0.count()
     }
 
-    /// Whether the executor is no more. All tasks that it had were dropped.
+    /// Whether the executor is gone. All of its tasks were dropped.
     pub fn is_gone(&self) -> bool {
         self.0.is_gone()
     }
 }
 
-impl fmt::Debug for Tasks {
+impl fmt::Debug for ExecutorHandle {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Tasks").field("count", &self.count()).finish_non_exhaustive()
     }
 }
 
-impl<F> fmt::Debug for NotTaken<F> {
+impl<F> fmt::Debug for SpawnTaskError<F> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("NotTaken").field("why", &self.why).finish_non_exhaustive()
     }
 }
 
-impl<F> fmt::Display for NotTaken<F> {
+impl<F> fmt::Display for SpawnTaskError<F> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.why {
-            Lack::Room { tasks_max } => {
+            SpawnTaskErrorKind::Room { tasks_max } => {
                 write!(out, "spawn a task: there are {tasks_max}, which is all there is room for")
             }
-            Lack::Thread => out.write_str("spawn a task: the executor's thread is gone"),
+            SpawnTaskErrorKind::Thread => {
+                out.write_str("spawn a task: the executor's thread is gone")
+            }
         }
     }
 }
 
-impl<F> std::error::Error for NotTaken<F> {}
+impl<F> std::error::Error for SpawnTaskError<F> {}

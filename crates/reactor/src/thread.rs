@@ -1,92 +1,92 @@
-//! Light threads: some pollers and a mailbox that live on one reactor and move together.
+//! Light threads: pollers and a mailbox that live on one reactor and migrate together.
 
-mod plan;
+mod builder;
+mod migration;
 mod slots;
-mod travel;
-mod trust;
+mod spurious;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use base::{Instant, Span};
-use host::{Bell, Receiver, mailbox};
+use tenmil_base::{Instant, Span};
+use tenmil_linux::{Notifier, Receiver, mailbox};
 
-use crate::channel::{Channels, Open};
+use crate::channel::{Channels, ErasedChannel};
 use crate::context::Context;
-use crate::directory::{Directory, ReactorId, ThreadId, ThreadRecord};
 use crate::event::{Event, PollerPanicked};
-use crate::message::{Call, Handle, Message};
-use crate::panicked::panic_text;
-use crate::poller::{PollerId, Registration, wake_at};
-use crate::reactor::Local;
-pub use plan::ThreadPlan;
-pub(crate) use slots::Ids;
+use crate::message::{Message, MessageFn, ThreadHandle};
+use crate::panic_text::panic_text;
+use crate::poller::{PollerBuilder, PollerId, wake_at};
+use crate::reactor::ReactorLocal;
+use crate::registry::{ReactorId, Registry, ThreadCounters, ThreadId};
+pub use builder::ThreadBuilder;
+pub(crate) use migration::DetachProgress;
+use migration::DetachRequest;
+pub(crate) use slots::PollerIds;
 use slots::{Slot, Slots};
-use travel::Leaving;
-pub(crate) use travel::Letting;
-use trust::Trust;
-pub(crate) use trust::WARY_MAX;
+use spurious::SpuriousWakeFilter;
+pub(crate) use spurious::WARY_MAX;
 
-/// A light thread. Whoever holds it may run it: it is on one reactor, or on its way to one.
+/// Light thread. Its owner may run it: it is on one reactor, or on its way to one.
 pub(crate) struct LightThread {
-    desk: Desk,
+    desk: ThreadState,
     slots: Slots,
-    /// What it is made from, until it has come to its first reactor.
-    plan: Option<ThreadPlan>,
-    leaving: Option<Leaving>,
+    /// Its builder, until it has arrived at its first reactor.
+    plan: Option<ThreadBuilder>,
+    leaving: Option<DetachRequest>,
     /// Some of its pollers are not attached yet.
     arriving: bool,
     /// The reactor it came from.
     from: ReactorId,
 }
 
-/// What the pollers of a thread may use of it.
-pub(crate) struct Desk {
-    pub(crate) record: Arc<ThreadRecord>,
+/// Thread state visible to its pollers.
+pub(crate) struct ThreadState {
+    pub(crate) record: Arc<ThreadCounters>,
     mail: Receiver<Message>,
-    /// The number of the mailbox, unlike that of any other mailbox or poller.
+    /// Number of the mailbox, unique among mailboxes and pollers.
     number: u64,
     pub(crate) current: Option<PollerId>,
-    pub(crate) changes: VecDeque<Change>,
-    pub(crate) ids: Ids,
+    pub(crate) changes: VecDeque<PollerCommand>,
+    pub(crate) ids: PollerIds,
     pub(crate) channels: Channels,
     pub(crate) busy_ns: u64,
     messages: u64,
 }
 
-/// What a poller asked for, to be done when none is being polled.
-pub(crate) enum Change {
-    Add(PollerId, Box<Registration>),
+/// Deferred change requested by a poller, applied when no poller is being polled.
+pub(crate) enum PollerCommand {
+    Add(PollerId, Box<PollerBuilder>),
     Remove(PollerId),
     Pause(PollerId),
     Resume(PollerId),
     SetPeriod(PollerId, Span),
-    Run(Call),
-    Send(Handle, Message),
+    Run(MessageFn),
+    Send(ThreadHandle, Message),
     Flush,
     End,
 }
 
-/// How many messages a thread runs in one turn.
+/// Maximum number of messages run per iteration.
 const MESSAGES: usize = 32;
 
 impl LightThread {
     pub(crate) fn new(
-        plan: ThreadPlan,
+        plan: ThreadBuilder,
         id: ThreadId,
         home: ReactorId,
-        bells: Arc<[Bell]>,
-        directory: &Directory,
+        bells: Arc<[Notifier]>,
+        directory: &Registry,
     ) -> Self {
         let (send, mail) = mailbox(plan.mailbox);
-        let desk = Desk {
-            record: Arc::new(ThreadRecord::new(id, &plan, send, home, bells)),
+        let desk = ThreadState {
+            record: Arc::new(ThreadCounters::new(id, &plan, send, home, bells)),
             mail,
             number: directory.number(),
             current: None,
             changes: VecDeque::new(),
-            ids: Ids::default(),
+            ids: PollerIds::default(),
             channels: Channels::default(),
             busy_ns: 0,
             messages: 0,
@@ -95,18 +95,23 @@ impl LightThread {
         Self { desk, slots, plan: Some(plan), leaving: None, arriving: true, from: home }
     }
 
-    /// What it was made from, if it has not come to a reactor yet.
-    pub(crate) fn into_plan(self) -> ThreadPlan {
-        self.plan.unwrap_or_else(|| ThreadPlan::new(&self.desk.record.name))
+    /// Returns its builder, if it has not arrived at a reactor yet.
+    pub(crate) fn into_plan(self) -> ThreadBuilder {
+        self.plan.unwrap_or_else(|| ThreadBuilder::new(&self.desk.record.name))
     }
 
-    pub(crate) fn record(&self) -> &Arc<ThreadRecord> {
+    pub(crate) fn record(&self) -> &Arc<ThreadCounters> {
         &self.desk.record
     }
 
-    /// Its part of a turn.
+    /// The thread's part of an iteration.
     #[inline]
-    pub(crate) fn pass(&mut self, now: Instant, due: bool, local: &mut Local) -> bool {
+    pub(crate) fn run_iteration(
+        &mut self,
+        now: Instant,
+        due: bool,
+        local: &mut ReactorLocal,
+    ) -> bool {
         let mut found = false;
         if !self.desk.mail.is_empty() {
             found |= self.run_messages(now, local);
@@ -127,7 +132,7 @@ impl LightThread {
         found
     }
 
-    fn run_messages(&mut self, now: Instant, local: &mut Local) -> bool {
+    fn run_messages(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut count = 0;
         while count < MESSAGES
             && let Some(message) = self.desk.mail.receive()
@@ -143,14 +148,14 @@ impl LightThread {
         count > 0
     }
 
-    fn run(&mut self, message: Message, now: Instant, local: &mut Local) {
+    fn run(&mut self, message: Message, now: Instant, local: &mut ReactorLocal) {
         match message {
             Message::Call(call) => {
                 local.watch.begin(self.desk.number);
                 self.desk.current = None;
                 call(&mut Context { now, desk: &mut self.desk, local });
             }
-            Message::Words { poller, words } => {
+            Message::Data { poller, words } => {
                 let Some(slot) = self.slots.get(poller) else { return };
                 local.watch.begin(slot.number);
                 self.desk.current = Some(poller);
@@ -160,8 +165,8 @@ impl LightThread {
         self.desk.busy_ns += local.watch.end(true);
     }
 
-    /// Polls the timed pollers whose time has come.
-    fn run_due(&mut self, now: Instant, local: &mut Local) -> bool {
+    /// Polls the timed pollers that are due.
+    fn run_due(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut found = false;
         while let Some((due, id)) = self.slots.timers.pop(now) {
             let Some(slot) = self.slots.get(id) else { continue };
@@ -174,7 +179,7 @@ impl LightThread {
         found
     }
 
-    fn flush(&mut self, local: &mut Local) {
+    fn flush(&mut self, local: &mut ReactorLocal) {
         for slot in self.slots.iter_mut() {
             local.watch.begin(slot.number);
             slot.poller.flush();
@@ -182,74 +187,84 @@ impl LightThread {
         }
     }
 
-    /// Does what pollers have asked for. What cannot be done yet stays. Returns whether there is
-    /// something to be made visible.
-    fn apply_changes(&mut self, now: Instant, local: &mut Local) -> bool {
+    /// Applies deferred changes. Those not yet possible stay. Returns whether a flush is needed.
+    fn apply_changes(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut flush = false;
+        // Bounded by the initial length, since a change may queue further ones.
         for _ in 0..self.desk.changes.len() {
             match self.desk.changes.pop_front() {
-                Some(Change::Add(id, registration)) => self.add(id, *registration, now, local),
-                Some(Change::Remove(id)) => self.remove(id, now, local),
-                Some(Change::Pause(id)) => self.set_paused(id, true, now, local),
-                Some(Change::Resume(id)) => self.set_paused(id, false, now, local),
-                Some(Change::SetPeriod(id, period)) => self.set_period(id, period, now, local),
-                Some(Change::Run(call)) => self.run(Message::Call(call), now, local),
-                Some(Change::Send(to, message)) => self.send_again(to, message),
-                Some(Change::Flush) => flush = true,
-                Some(Change::End) => self.leave(None, now, local),
+                Some(PollerCommand::Add(id, registration)) => {
+                    self.add(id, *registration, now, local)
+                }
+                Some(PollerCommand::Remove(id)) => self.remove(id, now, local),
+                Some(PollerCommand::Pause(id)) => self.set_paused(id, true, now, local),
+                Some(PollerCommand::Resume(id)) => self.set_paused(id, false, now, local),
+                Some(PollerCommand::SetPeriod(id, period)) => {
+                    self.set_period(id, period, now, local)
+                }
+                Some(PollerCommand::Run(call)) => self.run(Message::Call(call), now, local),
+                Some(PollerCommand::Send(to, message)) => self.send_again(to, message),
+                Some(PollerCommand::Flush) => flush = true,
+                Some(PollerCommand::End) => self.leave(None, now, local),
                 None => break,
             }
         }
         flush
     }
 
-    fn add(&mut self, id: PollerId, registration: Registration, now: Instant, local: &mut Local) {
+    fn add(
+        &mut self,
+        id: PollerId,
+        registration: PollerBuilder,
+        now: Instant,
+        local: &mut ReactorLocal,
+    ) {
         let slot = Slot::new(id, registration, local.directory.number());
         self.desk.record.pollers().push(Arc::clone(&slot.record));
         self.slots.put(slot);
         self.attach(now, local);
     }
 
-    pub(crate) fn remove(&mut self, id: PollerId, now: Instant, local: &mut Local) {
+    pub(crate) fn remove(&mut self, id: PollerId, now: Instant, local: &mut ReactorLocal) {
         let Some(slot) = self.slots.take(id) else { return };
         let record = Arc::clone(&slot.record);
         self.desk.ids.give_back(id);
         self.desk.record.pollers().retain(|poller| poller.number != record.number);
-        self.slots.sort_out(self.desk.record.id, now, local);
+        self.slots.rebuild_lists(self.desk.record.id, now, local);
         if let Some(panic) = slot.dispose(local) {
             let (poller, thread) = (record.name.clone(), self.desk.record.id);
             let panicked = PollerPanicked { poller, thread, panic };
-            local.directory.note(now, Event::PollerPanicked(panicked));
+            local.directory.record_event(now, Event::PollerPanicked(panicked));
         }
     }
 
-    fn set_paused(&mut self, id: PollerId, paused: bool, now: Instant, local: &mut Local) {
+    fn set_paused(&mut self, id: PollerId, paused: bool, now: Instant, local: &mut ReactorLocal) {
         let Some(slot) = self.slots.get(id) else { return };
         slot.paused = paused;
-        self.slots.sort_out(self.desk.record.id, now, local);
+        self.slots.rebuild_lists(self.desk.record.id, now, local);
     }
 
-    fn set_period(&mut self, id: PollerId, period: Span, now: Instant, local: &mut Local) {
+    fn set_period(&mut self, id: PollerId, period: Span, now: Instant, local: &mut ReactorLocal) {
         let Some(slot) = self.slots.get(id) else { return };
         slot.set_period(period);
-        self.slots.sort_out(self.desk.record.id, now, local);
+        self.slots.rebuild_lists(self.desk.record.id, now, local);
     }
 
-    fn send_again(&mut self, to: Handle, message: Message) {
+    fn send_again(&mut self, to: ThreadHandle, message: Message) {
         if let Err(message) = to.send(message)
             && !to.is_gone()
         {
-            self.desk.changes.push_back(Change::Send(to, message));
+            self.desk.changes.push_back(PollerCommand::Send(to, message));
         }
     }
 
-    /// Whether somebody wants something of it: a message, or what it left for later itself.
+    /// Whether a message or deferred work is pending.
     pub(crate) fn is_wanted(&self) -> bool {
         !self.desk.mail.is_empty() || !self.desk.changes.is_empty()
     }
 
-    /// Gets every poller ready to be slept for. True if one of them, or a message, has work.
-    pub(crate) fn arm(&mut self, local: &mut Local) -> bool {
+    /// Arms every poller before a sleep. True if one of them, or a message, has work.
+    pub(crate) fn arm(&mut self, local: &mut ReactorLocal) -> bool {
         if self.is_wanted() {
             return true;
         }
@@ -259,7 +274,7 @@ impl LightThread {
         })
     }
 
-    pub(crate) fn disarm(&mut self, local: &mut Local) {
+    pub(crate) fn disarm(&mut self, local: &mut ReactorLocal) {
         self.desk.record.doze.end();
         self.slots.any_active(|slot| {
             local.watch.begin(slot.number);
@@ -268,36 +283,36 @@ impl LightThread {
         });
     }
 
-    /// Whether nothing but a ring, a descriptor and the clock brings it anything: all of its pollers
-    /// say so, and it neither comes nor goes. One that has no poller which is polled in every turn
-    /// costs nothing as it is.
-    pub(crate) fn may_doze(&self, local: &mut Local) -> bool {
+    /// Whether only a notification, a descriptor and the clock bring it work: all of its pollers
+    /// permit parking, and it is not migrating. A thread without active pollers costs nothing
+    /// anyway.
+    pub(crate) fn may_doze(&self, local: &mut ReactorLocal) -> bool {
         let is_settled = !self.is_travelling() && !self.is_wanted() && !self.is_sleepless();
         let mut active = self.slots.active().peekable();
         is_settled
             && active.peek().is_some()
             && active.all(|slot| {
                 local.watch.begin(slot.number);
-                !slot.trust.is_wary() && slot.poller.may_doze()
+                !slot.trust.is_edge_triggered() && slot.poller.may_park()
             })
     }
 
-    /// Before a sleep: descriptors of its pollers linger or do not, as those say.
-    pub(crate) fn choose_ears(&mut self, local: &mut Local) {
+    /// Sets the wake mode of its pollers' descriptors before a sleep: coalesced or prompt.
+    pub(crate) fn update_wake_modes(&mut self, local: &mut ReactorLocal) {
         self.slots.any_active(|slot| {
             local.watch.begin(slot.number);
-            slot.choose_ear(local);
+            slot.update_wake_mode(local);
             false
         });
     }
 
-    /// The numbers of those of its pollers that have a descriptor.
-    pub(crate) fn ears(&self) -> impl Iterator<Item = u64> {
+    /// Numbers of its pollers with a descriptor.
+    pub(crate) fn wake_descriptors(&self) -> impl Iterator<Item = u64> {
         self.slots.active().filter(|slot| slot.has_descriptor()).map(|slot| slot.number)
     }
 
-    /// When it wants to be polled even if nothing happens.
-    pub(crate) fn wake_at(&mut self, now: Instant, local: &mut Local) -> Instant {
+    /// Time at which it must be polled even if nothing happens.
+    pub(crate) fn wake_at(&mut self, now: Instant, local: &mut ReactorLocal) -> Instant {
         self.reconcile(now, local);
         let mut earliest = self.slots.timers.next();
         for slot in self.slots.active() {
@@ -307,8 +322,8 @@ impl LightThread {
         earliest
     }
 
-    /// The least that any of its pollers expects what is in flight to take.
-    pub(crate) fn expected_latency(&self, local: &mut Local) -> Option<Span> {
+    /// Minimum of its pollers' expected completion times.
+    pub(crate) fn expected_latency(&self, local: &mut ReactorLocal) -> Option<Span> {
         let expects = |slot: &Slot| {
             local.watch.begin(slot.number);
             slot.poller.expected_latency()
@@ -316,14 +331,14 @@ impl LightThread {
         self.slots.active().filter_map(expects).min()
     }
 
-    /// When the earliest of its timed pollers is due.
+    /// Due time of its earliest timed poller.
     pub(crate) fn next_timer(&self) -> Instant {
         self.slots.timers.next()
     }
 
-    /// How many of its pollers are polled every turn, and for how many of them that is any use
-    /// before their work is announced.
-    pub(crate) fn looking(&self) -> (usize, usize) {
+    /// Number of active pollers, and the number of those for which spinning can find work before it
+    /// is announced.
+    pub(crate) fn spinning_pollers(&self) -> (usize, usize) {
         (self.slots.active.len(), self.slots.looking)
     }
 
@@ -332,19 +347,19 @@ impl LightThread {
         self.slots.sleepless > 0
     }
 
-    /// For how many the time has to be told apart.
+    /// Number of accounts among which its time is divided.
     pub(crate) fn workers(&self) -> usize {
         1 + self.slots.iter().count()
     }
 
-    /// Closes channels that nobody uses any more, and publishes the books.
-    pub(crate) fn keep_house(&mut self, now: Instant, local: &mut Local) {
-        while let Some(unused) = self.desk.channels.take_unused() {
+    /// Closes unused channels and publishes statistics.
+    pub(crate) fn run_housekeeping(&mut self, now: Instant, local: &mut ReactorLocal) {
+        while let Some(unused) = self.desk.channels.take_idle() {
             self.close_channel(unused, now, local);
         }
         if self.slots.has_unlisted() {
-            // What the kernel refused may have been for want of room.
-            self.slots.sort_out(self.desk.record.id, now, local);
+            // A descriptor that the kernel refused earlier is tried again.
+            self.slots.rebuild_lists(self.desk.record.id, now, local);
         }
         let record = &self.desk.record;
         record.busy_ns.set(self.desk.busy_ns);
@@ -353,17 +368,17 @@ impl LightThread {
         self.slots.iter().for_each(Slot::publish);
     }
 
-    /// Closes a channel. Should that panic, the channel is gone all the same.
-    fn close_channel(&mut self, open: Open, now: Instant, local: &mut Local) {
+    /// Closes a channel. If that panics, the channel is gone nevertheless.
+    fn close_channel(&mut self, open: ErasedChannel, now: Instant, local: &mut ReactorLocal) {
         local.watch.begin(self.desk.number);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| open.close())) {
             let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
             let panic = panic_text(&*panic);
-            local.directory.note(now, Event::ChannelPanicked { thread, name, panic });
+            local.directory.record_event(now, Event::ChannelPanicked { thread, name, panic });
         }
     }
 
-    /// The time since the last look belongs to it.
+    /// Charges the time since the last account to it.
     pub(crate) fn charge(&mut self, span: Span) {
         self.desk.busy_ns += span.ns;
     }
@@ -381,19 +396,19 @@ impl LightThread {
         self.desk.number == number
     }
 
-    /// Drops a poller that panicked, and lets those it served be told.
-    pub(crate) fn bury(
+    /// Drops a poller that panicked, and runs its panic handler.
+    pub(crate) fn drop_panicked(
         &mut self,
         id: PollerId,
         panicked: PollerPanicked,
         now: Instant,
-        local: &mut Local,
+        local: &mut ReactorLocal,
     ) {
         let tell = self.slots.get(id).and_then(|slot| slot.when_panicked.take());
         self.remove(id, now, local);
         if let Some(tell) = tell {
-            let tell: Call = Box::new(move |context| tell(context, panicked));
-            self.desk.changes.push_back(Change::Run(tell));
+            let tell: MessageFn = Box::new(move |context| tell(context, panicked));
+            self.desk.changes.push_back(PollerCommand::Run(tell));
         }
     }
 }

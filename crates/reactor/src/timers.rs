@@ -1,15 +1,15 @@
-//! When timed pollers are due: a heap, and its top kept at hand, so that a turn asks for the price
-//! of one comparison however many there are.
+//! Due times of timed pollers: a heap with a cached minimum, so that an iteration costs one
+//! comparison regardless of their number.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use base::Instant;
+use tenmil_base::Instant;
 
 use crate::poller::PollerId;
 
-/// Moments, each with the poller that is due then. The same poller may be in it several times: who
-/// takes an entry out compares it with the moment the poller itself remembers.
+/// Due times with their pollers. A poller may occur several times: a popped entry is compared with
+/// the due time stored in the poller.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, PollerId)>>,
@@ -20,12 +20,12 @@ impl Timers {
         self.heap.push(Reverse((due, poller)));
     }
 
-    /// The earliest moment.
+    /// Earliest due time.
     pub(crate) fn next(&self) -> Instant {
         self.heap.peek().map_or(Instant::NEVER, |Reverse((due, _))| *due)
     }
 
-    /// Takes out the earliest entry if its moment has come.
+    /// Pops the earliest entry if it is due.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<(Instant, PollerId)> {
         let Reverse((due, _)) = self.heap.peek()?;
         if *due > now {
@@ -37,7 +37,7 @@ impl Timers {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
     use super::Timers;
     use crate::poller::PollerId;

@@ -1,51 +1,51 @@
-//! Simulated time: it stands still while anything moves, and then jumps to the next wake-up.
+//! Simulated time. It stands still while there is progress, and then jumps to the next wake-up.
 
-use base::Instant;
+use tenmil_base::Instant;
 
-/// The clock of one world.
+/// Clock of one world.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     now: Instant,
 }
 
-/// The earliest of many wake-ups.
+/// Minimum of several wake-up times.
 #[derive(Clone, Copy, Debug)]
-pub struct Earliest(Instant);
+pub struct NextWakeup(Instant);
 
 impl Default for Clock {
-    /// Worlds do not begin at zero, so that nobody takes zero for a time.
+    /// Does not start at zero, so that zero is not a valid time.
     fn default() -> Self {
         Self { now: Instant { ns: 1_000_000 } }
     }
 }
 
 impl Clock {
-    /// What time it is.
+    /// Current time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// Jumps ahead. A wake-up that lies in the past is one that is due: time moves by the smallest
-    /// step, so that it never stands still for ever.
+    /// Jumps ahead. A target in the past advances the time by the smallest step, so time never
+    /// stands still for ever.
     pub fn jump(&mut self, to: Instant) {
         self.now = to.max(Instant { ns: self.now.ns + 1 });
     }
 }
 
-impl Default for Earliest {
+impl Default for NextWakeup {
     fn default() -> Self {
         Self(Instant::NEVER)
     }
 }
 
-impl Earliest {
-    /// Takes one more wake-up into account.
+impl NextWakeup {
+    /// Adds a wake-up time.
     #[must_use]
     pub fn or(self, other: Instant) -> Self {
         Self(self.0.min(other))
     }
 
-    /// When that is; `None` if nobody wants to be woken.
+    /// Earliest wake-up time. `None` if there is none.
     pub fn wake(self) -> Option<Instant> {
         (self.0 != Instant::NEVER).then_some(self.0)
     }
@@ -53,9 +53,9 @@ impl Earliest {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
-    use super::{Clock, Earliest};
+    use super::{Clock, NextWakeup};
 
     #[test]
     fn time_jumps_ahead_and_never_stands_still() {
@@ -69,8 +69,8 @@ mod tests {
 
     #[test]
     fn the_earliest_of_nothing_is_no_wake_up() {
-        assert_eq!(Earliest::default().or(Instant::NEVER).wake(), None);
-        let both = Earliest::default().or(Instant { ns: 9 }).or(Instant { ns: 4 });
+        assert_eq!(NextWakeup::default().or(Instant::NEVER).wake(), None);
+        let both = NextWakeup::default().or(Instant { ns: 9 }).or(Instant { ns: 4 });
         assert_eq!(both.wake(), Some(Instant { ns: 4 }));
     }
 }

@@ -1,60 +1,60 @@
-//! The PCI device: registers with a wrapper in front of them, a bus that posts writes, and a
-//! controller behind it that is turned when it has something to do.
+//! The PCI device: registers behind the fault injector, posted writes, and a controller that is
+//! polled when it has work.
 //!
 //! ```text
-//!   SimMmio --read-->  flushes what is posted, Function::read, Evil::on_read --> value
-//!           --write--> posted --latency--> Function::write
-//!   SimDoorbell ring-> posted --latency--> translated by the wrapper --> Function::ring
+//!   SimMmio --read-->   deliver posted writes, Function::read, fault injector --> value
+//!           --write-->  posted --latency--> Function::write
+//!   SimDoorbell ring--> posted --latency--> head translation --> Function::ring
 //! ```
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Doorbell, Instant, Mmio, Random, Span};
-use wire::register::offset;
-use wire::register::{Capabilities, Configuration, ControllerStatus, SUBSYSTEM_RESET};
+use tenmil_base::{Doorbell, Instant, Mmio, Random, Span};
+use tenmil_wire::register::offset;
+use tenmil_wire::register::{Capabilities, Configuration, ControllerStatus, SUBSYSTEM_RESET};
 
 use crate::bus::Bus;
-use crate::clock::Earliest;
+use crate::clock::NextWakeup;
 use crate::medium::SimMedium;
 use crate::trace::Kind;
 
-/// What is behind the registers.
+/// Controller behind the registers.
 pub trait Function: Send {
-    /// Loads a register of 4 or 8 bytes.
+    /// Reads a register of 4 or 8 bytes.
     fn read(&mut self, now: Instant, offset: u32, is_wide: bool) -> u64;
-    /// Stores to a register.
+    /// Writes a register.
     fn write(&mut self, now: Instant, offset: u32, value: u64, is_wide: bool);
-    /// Rings doorbell `index`: twice the queue identifier, plus one for a completion queue.
+    /// Writes doorbell `index`: twice the queue identifier, plus one for a completion queue.
     fn ring(&mut self, now: Instant, index: u32, value: u32);
-    /// Does what there is to do.
+    /// Performs pending work.
     fn turn(&mut self, now: Instant);
-    /// When to be turned even if nothing happens.
+    /// Time at which it must be polled without an event.
     fn wake_at(&self, now: Instant) -> Instant;
 }
 
-/// A device. A handle, cheap to clone.
+/// The device. Clones are cheap and refer to the same device.
 #[derive(Clone)]
 pub struct Device {
     bus: Bus,
     shared: Arc<Mutex<Shared>>,
 }
 
-/// How long things take on the bus.
+/// Timing of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// The shortest and the longest time from a store to its arrival.
+    /// Shortest and longest time from a write to its arrival.
     pub posting: (Span, Span),
-    /// How long the device does nothing at all after CC was written.
+    /// Time without any activity of the device after a write to CC.
     pub configuration_lag: Span,
 }
 
-/// The device's registers, for a driver.
+/// Register access for a driver.
 pub struct SimMmio {
     device: Device,
 }
 
-/// One of its doorbells.
+/// One doorbell register.
 pub struct SimDoorbell {
     device: Device,
     at: u32,
@@ -64,29 +64,29 @@ struct Shared {
     function: Option<Box<dyn Function>>,
     options: DeviceOptions,
     random: Random,
-    posted: VecDeque<Posted>,
-    /// It does nothing before this.
+    posted: VecDeque<PostedWrite>,
+    /// The device is inactive until this time.
     asleep_until: Instant,
-    /// CC, ASQ and ACQ as the host has written them.
+    /// CC, ASQ and ACQ as written by the host.
     configuration: u32,
     admin_submission: u64,
     admin_completion: u64,
-    /// CAP.DSTRD as the host has seen it.
+    /// CAP.DSTRD as read by the host.
     stride_seen: u8,
     medium: SimMedium,
     is_powered: bool,
     accesses: u64,
 }
 
-/// A store on its way to the device.
+/// A posted write in flight.
 #[derive(Clone, Copy, Debug)]
-struct Posted {
+struct PostedWrite {
     due: Instant,
-    store: Store,
+    store: MmioStore,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Store {
+enum MmioStore {
     Register { offset: u32, value: u64, is_wide: bool },
     Doorbell { offset: u32, value: u32 },
 }
@@ -112,7 +112,7 @@ const _: () = assert!(NSSR as usize == offset::NSSR);
 const _: () = assert!(ASQ as usize == offset::ASQ && ACQ as usize == offset::ACQ);
 
 impl Device {
-    /// A device with `function` behind its registers, over `medium`.
+    /// Creates a device with the controller `function` and its `medium`.
     pub fn new(
         bus: &Bus,
         function: Box<dyn Function>,
@@ -137,17 +137,17 @@ impl Device {
         Self { bus: bus.clone(), shared: Arc::new(Mutex::new(shared)) }
     }
 
-    /// The registers, for one driver.
+    /// Register access for one driver.
     pub fn registers(&self) -> SimMmio {
         SimMmio { device: self.clone() }
     }
 
-    /// Whether it has power.
+    /// Whether the device has power.
     pub fn is_powered(&self) -> bool {
         self.lock().is_powered
     }
 
-    /// Power is back, and with it a function that knows nothing of what was before.
+    /// Restores the power with a new controller without state.
     pub fn restore_power(&self, function: Box<dyn Function>) {
         let mut shared = self.lock();
         shared.function = Some(function);
@@ -156,13 +156,13 @@ impl Device {
         shared.is_powered = true;
     }
 
-    /// Ends the device: its function, with all its channels, goes first.
+    /// Drops the controller with all its channels.
     pub fn dismantle(&self) {
         let function = self.lock().function.take();
         drop(function);
     }
 
-    /// Does what there is to do.
+    /// Performs pending work.
     pub fn turn(&self) {
         let now = self.bus.now();
         let mut shared = self.lock();
@@ -185,16 +185,16 @@ impl Device {
         }
     }
 
-    /// When to be turned even if nothing happens.
-    pub fn wake_at(&self) -> Earliest {
+    /// Time at which the device must be polled without an event.
+    pub fn wake_at(&self) -> NextWakeup {
         let now = self.bus.now();
         let shared = self.lock();
         if !shared.is_powered || self.bus.with(|state| state.evil.is_gone()) {
-            return Earliest::default();
+            return NextWakeup::default();
         }
         let posted = shared.posted.iter().map(|posted| posted.due).min();
         let function = shared.function.as_ref().map_or(Instant::NEVER, |one| one.wake_at(now));
-        Earliest::default()
+        NextWakeup::default()
             .or(posted.unwrap_or(Instant::NEVER))
             .or(function.min(self.bus.with(|state| state.late_wake_at())).max(shared.asleep_until))
             .or(self.bus.with(|state| state.evil.wake_at()))
@@ -211,17 +211,19 @@ impl Device {
         self.bus.record(Kind::Harness, [HARNESS_POWER_LOST, 0, 0]);
     }
 
-    /// Delivers what has arrived by `until`, in the order in which it was stored.
+    /// Delivers the writes that have arrived by `until`, in the order of posting.
     fn deliver(&self, shared: &mut Shared, until: Instant) {
         while let Some(posted) = shared.posted.front().copied()
             && posted.due <= until
         {
             shared.posted.pop_front();
             match posted.store {
-                Store::Register { offset, value, is_wide } => {
+                MmioStore::Register { offset, value, is_wide } => {
                     self.deliver_register(shared, offset, value, is_wide);
                 }
-                Store::Doorbell { offset, value } => self.deliver_doorbell(shared, offset, value),
+                MmioStore::Doorbell { offset, value } => {
+                    self.deliver_doorbell(shared, offset, value)
+                }
             }
         }
     }
@@ -257,9 +259,9 @@ impl Device {
         if shared.is_powered && !shared.medium.is_powered() {
             self.lose_power(&mut shared);
         }
-        // A load pushes everything before it that was posted.
+        // A read pushes all earlier posted writes ahead of it (PCIe ordering rules).
         self.deliver(&mut shared, Instant::NEVER);
-        // Without power there is no function.
+        // Without power there is no controller.
         let held = match &mut shared.function {
             Some(function) => function.read(now, offset, is_wide),
             None => all_ones,
@@ -273,7 +275,7 @@ impl Device {
         seen
     }
 
-    /// What the host can conclude from what it has seen.
+    /// Updates the conclusions that the host may draw from the value it has read.
     fn note_read(&self, shared: &mut Shared, offset: u32, held: u64, seen: u64) {
         if offset == CAP {
             shared.stride_seen = Capabilities(seen).dstrd();
@@ -282,7 +284,8 @@ impl Device {
         if offset == CSTS && !Configuration(shared.configuration).en() && !is_ready(seen) {
             self.bus.with(|state| {
                 if is_ready(held) {
-                    // It says that it is disabled and is not: nobody can know what it still does.
+                    // RDY reads as 0 although the controller is enabled: the device may still
+                    // access any buffer.
                     state.ledger.taint_all();
                 }
                 state.ledger.stopped();
@@ -299,6 +302,7 @@ impl Device {
         if !shared.is_powered {
             return;
         }
+        // A lost write leaves the device in a state that the host does not know.
         if !self.bus.with(|state| state.evil.on_write(now)) {
             self.bus.with(|state| state.is_misled = true);
             return;
@@ -312,18 +316,20 @@ impl Device {
                 let before = core::mem::replace(&mut shared.configuration, 0);
                 self.note_configuration(&shared, before);
             }
+            // A 32-bit write changes the low half only.
             ASQ | ACQ => {
                 let kept = if is_wide { 0 } else { u64::MAX << 32 };
                 let base = shared.admin_base(offset);
                 *base = *base & kept | value;
             }
+            // High halves of ASQ and ACQ.
             0x2c | 0x34 => {
                 let base = shared.admin_base(offset - 4);
                 *base = *base & u64::from(u32::MAX) | value << 32;
             }
             _ => {}
         }
-        self.post(&mut shared, now, Store::Register { offset, value, is_wide });
+        self.post(&mut shared, now, MmioStore::Register { offset, value, is_wide });
     }
 
     fn note_configuration(&self, shared: &Shared, before: u32) {
@@ -341,13 +347,13 @@ impl Device {
         });
     }
 
-    fn post(&self, shared: &mut Shared, now: Instant, store: Store) {
+    fn post(&self, shared: &mut Shared, now: Instant, store: MmioStore) {
         let (shortest, longest) = shared.options.posting;
         let spread = shared.random.below(longest.ns.saturating_sub(shortest.ns) + 1);
         let due = now.after(Span { ns: shortest.ns + spread });
-        // Stores arrive in their order.
+        // Posted writes arrive in order.
         let due = shared.posted.back().map_or(due, |last| last.due.max(due));
-        shared.posted.push_back(Posted { due, store });
+        shared.posted.push_back(PostedWrite { due, store });
     }
 }
 
@@ -357,7 +363,7 @@ impl Shared {
     }
 }
 
-/// What the harness has done, in records of [`Kind::Harness`].
+/// Detail codes of [`Kind::Harness`] records.
 const HARNESS_POWER_LOST: u64 = 1;
 
 impl Mmio for SimMmio {
@@ -390,7 +396,7 @@ impl Doorbell for SimDoorbell {
         let now = device.bus.now();
         let mut shared = device.lock();
         if device.bus.with(|state| state.evil.on_write(now)) && shared.is_powered {
-            device.post(&mut shared, now, Store::Doorbell { offset: self.at, value });
+            device.post(&mut shared, now, MmioStore::Doorbell { offset: self.at, value });
         }
     }
 }
@@ -404,14 +410,14 @@ const fn low(value: u64) -> u32 {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use base::{Doorbell, Instant, Mmio, Random};
+    use tenmil_base::{Doorbell, Instant, Mmio, Random};
 
     use super::{Device, DeviceOptions, Function};
     use crate::bus::Bus;
-    use crate::evil::{Evil, Fault, Mischief, lies};
+    use crate::fault_injector::{Fault, FaultInjector, PlannedFault, lies};
     use crate::medium::{MediumOptions, SimMedium};
 
-    /// Registers that hold what was written, and a log.
+    /// Registers that store what is written, with a log.
     #[derive(Default)]
     struct Plain {
         log: Log,
@@ -447,8 +453,8 @@ mod tests {
 
     type Log = Arc<Mutex<Vec<(u32, u64)>>>;
 
-    fn device(plan: &[Mischief]) -> (Bus, Device, Log) {
-        let bus = Bus::new(1 << 16, 1 << 12, Evil::new(plan, Random::new(1))).unwrap();
+    fn device(plan: &[PlannedFault]) -> (Bus, Device, Log) {
+        let bus = Bus::new(1 << 16, 1 << 12, FaultInjector::new(plan, Random::new(1))).unwrap();
         let medium = SimMedium::new(&bus, MediumOptions::default(), Random::new(2));
         let plain = Plain::default();
         let log = Arc::clone(&plain.log);
@@ -475,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_host_that_sees_rdy_0_after_clearing_en_has_stopped_the_device() {
-        for plan in [vec![], vec![Mischief::always(lies::NEVER_READY)]] {
+        for plan in [vec![], vec![PlannedFault::always(lies::NEVER_READY)]] {
             let (bus, device, _) = device(&plan);
             let mut registers = device.registers();
             registers.write64(0x28, 0x4000);
@@ -494,7 +500,7 @@ mod tests {
 
     #[test]
     fn an_unplugged_device_reads_as_all_ones_and_hears_nothing() {
-        let (_, device, log) = device(&[Mischief::always(Fault::Gone).skip(1)]);
+        let (_, device, log) = device(&[PlannedFault::always(Fault::Gone).skip(1)]);
         let mut registers = device.registers();
         assert_eq!(registers.read32(0x1c), 0);
         assert_eq!(registers.read32(0x1c), u32::MAX);

@@ -1,34 +1,34 @@
-//! The device's end of memory: every access of the controller and of its medium is checked when it
-//! is made, and may be made late.
+//! Device side of memory: every access of the controller and its medium is checked when it is
+//! performed, and may be delayed.
 
 use std::collections::BTreeMap;
 
-use base::{
-    Ended, Fault, HostEntries, HostMemory, Instant, Memory, NoSuchMemory, Progress, Segment, Span,
-    Ticket,
+use tenmil_base::{
+    AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Instant,
+    InvalidSegment, Memory, Segment, Span,
 };
-use dma::SharedEntries;
+use tenmil_dma::SharedEntries;
 
-use crate::bus::{Actor, Bus};
+use crate::bus::{Accessor, Bus};
 use crate::trace::Kind;
 
-/// How the device reaches data in host memory.
+/// How the device accesses data in host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// Its medium moves bytes straight to and from host memory.
+pub enum DataAccess {
+    /// The medium transfers data directly to and from host memory.
     Direct,
-    /// It copies, at once.
+    /// The controller copies data at once.
     Copied,
-    /// It copies, and each copy takes up to so long.
+    /// The controller copies data with a delay of up to this time.
     Late(Span),
 }
 
-/// A controller's view of its host's memory. A clone is another channel to the same memory, with
-/// tickets of its own.
+/// Host memory as seen by the controller. A clone is another channel to the same memory with its
+/// own tickets.
 pub struct DeviceMemory {
     bus: Bus,
-    reach: Reach,
-    open: BTreeMap<u32, Open>,
+    reach: DataAccess,
+    open: BTreeMap<u32, PendingAccess>,
     arrived: BTreeMap<u32, Vec<u8>>,
 }
 
@@ -40,14 +40,14 @@ pub struct DeviceEntries {
     len_bytes: u64,
 }
 
-/// What a medium reaches: host memory as the IOMMU lets it, and the device's own.
+/// Memory accessible to the medium: mapped host memory and device memory.
 #[derive(Clone)]
 pub struct MediumMemory {
     bus: Bus,
 }
 
-/// An access that has been asked for and not made.
-struct Open {
+/// An access that was requested and not performed yet.
+struct PendingAccess {
     due: Instant,
     iova: u64,
     access: Access,
@@ -63,77 +63,87 @@ const COMPLETION_BYTES: u64 = 16;
 const WORD_BYTES: u64 = 4;
 
 impl DeviceMemory {
-    /// A view over `bus`.
-    pub fn new(bus: &Bus, reach: Reach) -> Self {
+    /// Creates a view over `bus`.
+    pub fn new(bus: &Bus, reach: DataAccess) -> Self {
         Self { bus: bus.clone(), reach, open: BTreeMap::new(), arrived: BTreeMap::new() }
     }
 
-    fn defer(&mut self, ticket: Ticket, iova: u64, access: Access) -> Progress {
-        let Reach::Late(longest) = self.reach else { return Progress::Done };
+    fn defer(&mut self, ticket: AccessId, iova: u64, access: Access) -> AccessProgress {
+        let DataAccess::Late(longest) = self.reach else { return AccessProgress::Done };
         let due = self.bus.with(|state| state.defer(longest));
-        let before = self.open.insert(ticket.0, Open { due, iova, access });
+        let before = self.open.insert(ticket.0, PendingAccess { due, iova, access });
         debug_assert!(before.is_none(), "ticket {ticket:?} is open already");
-        Progress::Later
+        AccessProgress::Pending
     }
 
-    fn write_now(&self, iova: u64, from: &[u8]) -> Result<(), Fault> {
+    fn write_now(&self, iova: u64, from: &[u8]) -> Result<(), AccessFault> {
         let mut bytes = from.to_vec();
         self.bus.falsify(iova, &mut bytes);
-        self.bus.device_write(Actor::Device, iova, &bytes)
+        self.bus.device_write(Accessor::Device, iova, &bytes)
     }
 }
 
 impl HostMemory for DeviceMemory {
     type Entries = DeviceEntries;
 
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<DeviceEntries>, Fault> {
+    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<DeviceEntries>, AccessFault> {
         let inner = self.bus.entries(iova, len_bytes)?;
         Ok(Some(DeviceEntries { bus: self.bus.clone(), inner, iova, len_bytes }))
     }
 
-    fn reach(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, Fault> {
-        let segment = self.bus.check(Actor::Device, iova, len_bytes as usize, false)?;
-        Ok((self.reach == Reach::Direct).then_some(segment))
+    fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
+        let segment = self.bus.check(Accessor::Device, iova, len_bytes as usize, false)?;
+        Ok((self.reach == DataAccess::Direct).then_some(segment))
     }
 
-    fn read(&mut self, ticket: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault> {
-        if matches!(self.reach, Reach::Late(_)) {
+    fn read(
+        &mut self,
+        ticket: AccessId,
+        iova: u64,
+        into: &mut [u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        if matches!(self.reach, DataAccess::Late(_)) {
             return Ok(self.defer(ticket, iova, Access::Read { len_bytes: into.len() }));
         }
-        self.bus.device_read(Actor::Device, iova, into)?;
-        Ok(Progress::Done)
+        self.bus.device_read(Accessor::Device, iova, into)?;
+        Ok(AccessProgress::Done)
     }
 
-    fn write(&mut self, ticket: Ticket, iova: u64, from: &[u8]) -> Result<Progress, Fault> {
-        if matches!(self.reach, Reach::Late(_)) {
+    fn write(
+        &mut self,
+        ticket: AccessId,
+        iova: u64,
+        from: &[u8],
+    ) -> Result<AccessProgress, AccessFault> {
+        if matches!(self.reach, DataAccess::Late(_)) {
             return Ok(self.defer(ticket, iova, Access::Write { bytes: from.to_vec() }));
         }
         self.write_now(iova, from)?;
-        Ok(Progress::Done)
+        Ok(AccessProgress::Done)
     }
 
-    fn poll(&mut self) -> Option<Ended> {
+    fn poll(&mut self) -> Option<AccessCompletion> {
         let now = self.bus.now();
         let (&number, _) = self
             .open
             .iter()
             .filter(|(_, open)| open.due <= now)
             .min_by_key(|(_, open)| open.due)?;
-        let Open { iova, access, due } = self.open.remove(&number)?;
+        let PendingAccess { iova, access, due } = self.open.remove(&number)?;
         self.bus.with(|state| state.arrived(due));
         let result = match access {
             Access::Read { len_bytes } => {
                 let mut bytes = vec![0; len_bytes];
-                let result = self.bus.device_read(Actor::Device, iova, &mut bytes);
+                let result = self.bus.device_read(Accessor::Device, iova, &mut bytes);
                 self.arrived.insert(number, bytes);
                 result
             }
             Access::Write { bytes } => self.write_now(iova, &bytes),
         };
-        Some(Ended { ticket: Ticket(number), result })
+        Some(AccessCompletion { ticket: AccessId(number), result })
     }
 
-    fn collect(&mut self, ticket: Ticket, into: &mut [u8]) {
+    fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {
         if let Some(bytes) = self.arrived.remove(&ticket.0) {
             into.copy_from_slice(&bytes);
         }
@@ -147,7 +157,7 @@ impl Clone for DeviceMemory {
 }
 
 impl Drop for DeviceMemory {
-    /// Nobody waits for what was under way.
+    /// Cancels the accesses in flight.
     fn drop(&mut self) {
         for open in self.open.values() {
             self.bus.with(|state| state.arrived(open.due));
@@ -156,16 +166,16 @@ impl Drop for DeviceMemory {
 }
 
 impl DeviceEntries {
-    fn check(&self, index: u32, entry_bytes: u64, is_write: bool) -> Result<u64, Fault> {
+    fn check(&self, index: u32, entry_bytes: u64, is_write: bool) -> Result<u64, AccessFault> {
         let at = self.iova + u64::from(index) * entry_bytes;
         let len_bytes = usize::try_from(entry_bytes).unwrap_or(usize::MAX);
-        self.bus.check(Actor::Device, at, len_bytes, is_write)?;
+        self.bus.check(Accessor::Device, at, len_bytes, is_write)?;
         Ok(at)
     }
 }
 
 impl HostEntries for DeviceEntries {
-    fn load_command(&self, index: u32) -> Result<[u64; 8], Fault> {
+    fn load_command(&self, index: u32) -> Result<[u64; 8], AccessFault> {
         self.check(index, COMMAND_BYTES, false)?;
         let command = self.inner.load_command(index)?;
         self.bus.with(|state| {
@@ -175,18 +185,22 @@ impl HostEntries for DeviceEntries {
         Ok(command)
     }
 
-    fn store_completion(&mut self, index: u32, entry: base::CompletionEntry) -> Result<(), Fault> {
+    fn store_completion(
+        &mut self,
+        index: u32,
+        entry: tenmil_base::CompletionEntry,
+    ) -> Result<(), AccessFault> {
         let depth = u32::try_from(self.len_bytes / COMPLETION_BYTES).unwrap_or(u32::MAX);
-        self.bus.post(self.iova, depth, index, base::entry_to_dwords(entry))
+        self.bus.post(self.iova, depth, index, tenmil_base::entry_to_dwords(entry))
     }
 
-    fn load_u32(&self, index: u32) -> Result<u32, Fault> {
+    fn load_u32(&self, index: u32) -> Result<u32, AccessFault> {
         let at = self.check(index, WORD_BYTES, false)?;
         let word = self.inner.load_u32(index)?;
         Ok(self.bus.with(|state| state.translate_shadow(at, word)))
     }
 
-    fn store_u32(&mut self, index: u32, value: u32) -> Result<(), Fault> {
+    fn store_u32(&mut self, index: u32, value: u32) -> Result<(), AccessFault> {
         let at = self.check(index, WORD_BYTES, true)?;
         let value = self.bus.with(|state| state.translate_event_index(at, value));
         self.bus.record(Kind::DeviceWrite, [at, WORD_BYTES, value.into()]);
@@ -195,47 +209,49 @@ impl HostEntries for DeviceEntries {
 }
 
 impl MediumMemory {
-    /// What a medium behind `bus` reaches.
+    /// Memory accessible to a medium behind `bus`.
     pub fn new(bus: &Bus) -> Self {
         Self { bus: bus.clone() }
     }
 }
 
 impl Memory for MediumMemory {
-    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
         match self.bus.address(segment) {
-            Some(iova) => {
-                self.bus.device_read(Actor::Device, iova, into).map_err(|_| NoSuchMemory(segment))
-            }
+            Some(iova) => self
+                .bus
+                .device_read(Accessor::Device, iova, into)
+                .map_err(|_| InvalidSegment(segment)),
             None => self.bus.pool().regions().load(segment, into),
         }
     }
 
-    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
         match self.bus.address(segment) {
-            Some(iova) => {
-                self.bus.device_write(Actor::Device, iova, from).map_err(|_| NoSuchMemory(segment))
-            }
+            Some(iova) => self
+                .bus
+                .device_write(Accessor::Device, iova, from)
+                .map_err(|_| InvalidSegment(segment)),
             None => self.bus.pool().regions().store(segment, from),
         }
     }
 
-    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
         self.store(segment, &vec![byte; segment.len_bytes as usize])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::{Dma, HostMemory, Memory, Progress, Random, Span, Ticket};
+    use tenmil_base::{AccessId, AccessProgress, Dma, HostMemory, Memory, Random, Span};
 
-    use super::{DeviceMemory, MediumMemory, Reach};
+    use super::{DataAccess, DeviceMemory, MediumMemory};
     use crate::bus::Bus;
-    use crate::evil::Evil;
+    use crate::fault_injector::FaultInjector;
     use crate::host_memory::SimDma;
 
     fn bus() -> Bus {
-        Bus::new(1 << 16, 1 << 12, Evil::new(&[], Random::new(1))).unwrap()
+        Bus::new(1 << 16, 1 << 12, FaultInjector::new(&[], Random::new(1))).unwrap()
     }
 
     fn jump(bus: &Bus) {
@@ -248,17 +264,17 @@ mod tests {
         let dma = SimDma::new(&bus);
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
-        let reach = Reach::Late(Span::from_us(50));
+        let reach = DataAccess::Late(Span::from_us(50));
         let mut device = DeviceMemory::new(&bus, reach);
-        assert_eq!(device.write(Ticket(1), iova, b"late"), Ok(Progress::Later));
+        assert_eq!(device.write(AccessId(1), iova, b"late"), Ok(AccessProgress::Pending));
         assert_eq!(device.poll(), None);
         jump(&bus);
         assert_eq!(device.poll().unwrap().result, Ok(()));
-        assert_eq!(device.read(Ticket(2), iova, &mut [0; 4]), Ok(Progress::Later));
+        assert_eq!(device.read(AccessId(2), iova, &mut [0; 4]), Ok(AccessProgress::Pending));
         jump(&bus);
-        assert_eq!(device.poll().unwrap().ticket, Ticket(2));
+        assert_eq!(device.poll().unwrap().ticket, AccessId(2));
         let mut bytes = [0; 4];
-        device.collect(Ticket(2), &mut bytes);
+        device.take_data(AccessId(2), &mut bytes);
         assert_eq!(&bytes, b"late");
     }
 
@@ -268,9 +284,9 @@ mod tests {
         let dma = SimDma::new(&bus);
         let segment = dma.allocate(4096).unwrap();
         let iova = dma.iova(segment).unwrap();
-        let reach = Reach::Late(Span::from_us(50));
+        let reach = DataAccess::Late(Span::from_us(50));
         let mut device = DeviceMemory::new(&bus, reach);
-        device.write(Ticket(1), iova, b"late").unwrap();
+        device.write(AccessId(1), iova, b"late").unwrap();
         dma.release(segment);
         jump(&bus);
         assert!(device.poll().unwrap().result.is_err());

@@ -1,32 +1,38 @@
-//! Small spaces, walked through from end to end: every register load at which a device may vanish,
-//! every completion that may be lost, every operation of a medium at which the power may fail, every
-//! request at which a process may end.
+//! Exhaustive enumeration of small spaces: every register read at which a device may be removed,
+//! every completion that may be lost, every medium operation after which the power may fail, and
+//! every request after which a process may end.
 //!
-//! How large each space is, an honest run tells.
+//! A run without faults determines the size of each space.
 
-use base::Durability;
+use tenmil_base::Durability;
 
-use crate::course::{Step, Wish};
-use crate::evil::{Fault, Gate, Mischief, QueueKind, Target};
-use crate::scenario::{Must, Scenario};
+use crate::fault_injector::{Fault, FaultTrigger, PlannedFault, QueueKind, Target};
+use crate::scenario::{Scenario, ScenarioCheck};
+use crate::test_run::{CourseStep, OwnerAction};
 use crate::workload::Mix;
 use crate::world::WorldOptions;
 
-/// All of them, in a fixed order.
+/// All scenarios in a fixed order.
 pub fn all() -> Vec<Scenario> {
     [vanishing(), lost_completions(), power_cuts(), crashes()].concat()
 }
 
-/// A session with a reset in its midst and a shutdown at its end, faults on all the way.
-const WHOLE: &[Step] = &[
-    Step::Attach,
-    Step::WorkSome(20),
-    Step::Ask(Wish::Reset),
-    Step::Work,
-    Step::Ask(Wish::ShutDown),
-    Step::AwaitEnd,
+/// A session with a reset and a shutdown, with faults on throughout.
+const WHOLE: &[CourseStep] = &[
+    CourseStep::Attach,
+    CourseStep::WorkSome(20),
+    CourseStep::Ask(OwnerAction::Reset),
+    CourseStep::Work,
+    CourseStep::Ask(OwnerAction::ShutDown),
+    CourseStep::AwaitEnd,
 ];
-const HEALED: &[Step] = &[Step::Repent, Step::Recover, Step::Review, Step::Again, Step::ShutDown];
+const HEALED: &[CourseStep] = &[
+    CourseStep::StopFaults,
+    CourseStep::Recover,
+    CourseStep::ReadBack,
+    CourseStep::Again,
+    CourseStep::ShutDown,
+];
 
 fn base() -> Scenario {
     Scenario::session("enumeration/base", &[]).world(|options| {
@@ -35,24 +41,31 @@ fn base() -> Scenario {
     })
 }
 
-/// The device vanishes for good, or is out of sight for a moment, at each register load of a whole
-/// life.
+/// Removes the device, permanently or for a moment, at each register read of a session.
 fn vanishing() -> Vec<Scenario> {
     let honest = base().steps(WHOLE).run();
     let steps = [WHOLE, HEALED].concat();
     let mut table = Vec::new();
     for read in 0..honest.counters.reads {
-        let gone = Mischief::always(Fault::Gone).skip(read);
+        let gone = PlannedFault::always(Fault::Gone).skip(read);
         table.push(named(format!("vanish/read-{read}")).plan(&[gone]).steps(&steps));
-        let masked = Mischief::always(Fault::Masked).skip(2 * read).times(1);
+        let masked = PlannedFault::always(Fault::Masked).skip(2 * read).times(1);
         table.push(named(format!("mask/access-{}", 2 * read)).plan(&[masked]).steps(&steps));
     }
     for (name, gates) in [
-        ("io", (1..=honest.counters.io_completions).map(Gate::IoCompletions).collect::<Vec<_>>()),
-        ("admin", (1..=honest.counters.admin_completions).map(Gate::AdminCompletions).collect()),
+        (
+            "io",
+            (1..=honest.counters.io_completions)
+                .map(FaultTrigger::IoCompletions)
+                .collect::<Vec<_>>(),
+        ),
+        (
+            "admin",
+            (1..=honest.counters.admin_completions).map(FaultTrigger::AdminCompletions).collect(),
+        ),
     ] {
         for (number, gate) in (1..).zip(gates) {
-            let gone = Mischief::always(Fault::Gone).gate(gate);
+            let gone = PlannedFault::always(Fault::Gone).gate(gate);
             let name = format!("vanish/{name}-completion-{number}");
             table.push(named(name).plan(&[gone]).steps(&steps));
         }
@@ -60,7 +73,7 @@ fn vanishing() -> Vec<Scenario> {
     table
 }
 
-/// Each completion of a whole life is swallowed, one at a time.
+/// Drops each completion of a session, one at a time.
 fn lost_completions() -> Vec<Scenario> {
     let honest = base().steps(WHOLE).run();
     let steps = [WHOLE, HEALED].concat();
@@ -70,9 +83,9 @@ fn lost_completions() -> Vec<Scenario> {
         ("admin", QueueKind::Admin, honest.counters.admin_completions),
     ] {
         for number in 0..count {
-            let lost = Mischief {
+            let lost = PlannedFault {
                 target: Target { queue, opcode: None },
-                ..Mischief::always(Fault::Swallow).skip(number).times(1)
+                ..PlannedFault::always(Fault::Drop).skip(number).times(1)
             };
             let name = format!("lost/{name}-completion-{number}");
             table.push(named(name).plan(&[lost]).steps(&steps));
@@ -81,42 +94,45 @@ fn lost_completions() -> Vec<Scenario> {
     table
 }
 
-/// The power fails after each operation of a medium in a session of writes and flushes; what was
-/// flushed is there when it is back.
+/// Cuts the power after each medium operation of a session of writes and flushes. Flushed data must
+/// survive.
 fn power_cuts() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (name, durability) in
-        [("volatile", Durability::VolatileCache), ("stable", Durability::Stable)]
+        [("volatile", Durability::VolatileCache), ("stable", Durability::Persistent)]
     {
         let change = |options: &mut WorldOptions| {
             options.medium.durability = durability;
             options.profile.mix = Mix::Flushes;
             options.profile.span = 24;
         };
-        let honest = base().world(change).steps(&[Step::Attach, Step::Work]).run();
+        let honest = base().world(change).steps(&[CourseStep::Attach, CourseStep::Work]).run();
         for done in 0..honest.medium_done {
             let steps = [
-                Step::Attach,
-                Step::CutPowerAfter(done),
-                Step::Work,
-                Step::CutPower,
-                Step::RestorePower,
-                Step::Recover,
-                Step::Review,
-                Step::Again,
-                Step::ShutDown,
+                CourseStep::Attach,
+                CourseStep::CutPowerAfter(done),
+                CourseStep::Work,
+                CourseStep::CutPower,
+                CourseStep::RestorePower,
+                CourseStep::Recover,
+                CourseStep::ReadBack,
+                CourseStep::Again,
+                CourseStep::ShutDown,
             ];
             let scenario = named(format!("power/{name}/after-{done}")).world(change).steps(&steps);
-            table.push(Scenario { musts: vec![Must::Attach, Must::Reattach], ..scenario });
+            table.push(Scenario {
+                musts: vec![ScenarioCheck::Attach, ScenarioCheck::Reattach],
+                ..scenario
+            });
         }
     }
     table
 }
 
-/// The process ends after each request of a session.
+/// Ends the process after each request of a session.
 fn crashes() -> Vec<Scenario> {
     let scenario = |submitted| {
-        let steps = [Step::Attach, Step::WorkSome(submitted), Step::Crash];
+        let steps = [CourseStep::Attach, CourseStep::WorkSome(submitted), CourseStep::Crash];
         named(format!("crash/after-{submitted}")).steps(&[&steps[..], HEALED].concat())
     };
     (0..40).map(scenario).collect()

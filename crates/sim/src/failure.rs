@@ -1,129 +1,128 @@
-//! What a run is failed for. Each names who did what, and when.
+//! Violations found by the harness.
 
 use core::fmt;
 
-use base::Instant;
+use tenmil_base::Instant;
 
-use crate::oracle::Complaint;
+use crate::oracle::DataMismatch;
 
-/// A promise that was broken.
+/// A violation of an invariant, with its circumstances.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The device reached for memory that is not mapped for it, and nobody had made it misbehave.
+pub enum Violation {
+    /// The conforming device accessed memory that is not mapped for it.
     Stray {
         /// First byte of the access.
         iova: u64,
-        /// Its length.
+        /// Length of the access.
         len_bytes: u64,
-        /// Whether it wrote.
+        /// Whether it was a write.
         is_write: bool,
-        /// Who unmapped the memory, if it was ever mapped.
-        unmapped: Option<Unmapped>,
-        /// When it was used.
+        /// When the memory was unmapped, if it was ever mapped.
+        unmapped: Option<UnmapRecord>,
+        /// Time of the access.
         at: Instant,
     },
-    /// The driver touched memory that it had given back to the pool, or never had.
+    /// The driver accessed memory that it had released or never allocated.
     HostStray {
-        /// What it did.
+        /// Action of the driver.
         doing: &'static str,
         /// First byte.
         iova: u64,
-        /// Its length.
+        /// Length.
         len_bytes: u64,
-        /// Who unmapped it.
-        unmapped: Option<Unmapped>,
+        /// When the memory was unmapped.
+        unmapped: Option<UnmapRecord>,
     },
-    /// A request was answered while one of its commands was still with a device that could reach
-    /// memory.
-    HandedBackEarly {
-        /// The request.
+    /// A request completed while one of its commands was still in a device with DMA access.
+    CompletedEarly {
+        /// Token of the request.
         token: u64,
-        /// Its command.
+        /// Identifier of the command.
         cid: u16,
-        /// The opcode of that command.
+        /// Opcode of the command.
         opcode: u8,
-        /// When the command was stored into its ring.
+        /// Time at which the command was stored in its ring.
         stored_at: Instant,
-        /// When the answer came.
+        /// Time of the completion.
         at: Instant,
     },
-    /// The device touched a buffer after its request had been answered.
-    TouchedAfterReturn {
-        /// The request.
+    /// The device accessed a buffer after the request had completed.
+    AccessAfterCompletion {
+        /// Token of the request.
         token: u64,
-        /// When it was answered.
+        /// Time of the completion.
         returned_at: Instant,
-        /// The access.
+        /// Address of the access.
         iova: u64,
-        /// Whether it wrote.
+        /// Whether it was a write.
         is_write: bool,
-        /// When.
+        /// Time of the access.
         at: Instant,
     },
-    /// The device wrote into a buffer that it was given to read.
+    /// The device wrote to the source buffer of a write request.
     WroteSource {
-        /// The request.
+        /// Token of the request.
         token: u64,
-        /// The access.
+        /// Address of the access.
         iova: u64,
     },
-    /// An answer for a token that is not outstanding.
+    /// A completion for a token that is not outstanding.
     AnsweredTwice {
-        /// The token.
+        /// Token.
         token: u64,
     },
-    /// Requests that nobody answered within their bound.
+    /// Requests did not complete within the time limit.
     NeverAnswered {
-        /// The oldest of them.
+        /// Token of the oldest one.
         token: u64,
-        /// How many.
+        /// Number of requests.
         count: usize,
-        /// When the run gave up.
+        /// Time at which the run failed.
         at: Instant,
     },
-    /// The same instant went on and on.
+    /// Progress without end at the same instant.
     Spinning {
-        /// The instant.
+        /// Instant.
         at: Instant,
-        /// Turns taken in it.
+        /// Number of iterations.
         turns: u32,
     },
-    /// Somebody wants to be called at once, again and again, and nothing comes of it.
+    /// A component wants to be polled at once for too long without progress.
     Restless {
-        /// Who.
+        /// Component.
         who: &'static str,
-        /// Since when nothing has moved.
+        /// Time of the last progress.
         since: Instant,
-        /// Until when.
+        /// Time at which the run failed.
         at: Instant,
     },
-    /// A read brought what it must not.
+    /// A read returned wrong data.
     Data {
-        /// The read.
+        /// Token of the read.
         token: u64,
-        /// What is wrong with it.
-        complaint: Complaint,
+        /// Mismatch.
+        complaint: DataMismatch,
     },
-    /// Something was not given back.
+    /// A resource was not returned.
     Leak {
-        /// What.
+        /// Resource.
         what: &'static str,
-        /// How much there is.
+        /// Amount found.
         found: u64,
-        /// How much there should be.
+        /// Amount expected.
         expected: u64,
     },
-    /// A channel to the medium was dropped with requests in it, which may touch memory yet.
+    /// A channel of the medium was dropped with requests in flight, which may still access memory.
     DroppedChannel {
-        /// How many.
+        /// Number of requests.
         requests: usize,
     },
-    /// The code under test panicked.
+    /// Panic in the code under test.
     Panic {
-        /// With these words.
+        /// Panic message.
         message: String,
     },
-    /// What a scenario says must hold did not.
+    /// An expectation of a scenario was not met.
     Expectation {
         /// What was expected.
         expected: String,
@@ -132,16 +131,16 @@ pub enum Failure {
     },
 }
 
-/// How some memory stopped being mapped.
+/// Record of an unmapped page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unmapped {
-    /// Which allocation it was, counted from the start of the run.
+pub struct UnmapRecord {
+    /// Number of the allocation since the start of the run.
     pub allocation: u64,
-    /// When it was released.
+    /// Time of the release.
     pub at: Instant,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for Violation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stray { iova, len_bytes, is_write, unmapped, at } => {
@@ -153,12 +152,12 @@ impl fmt::Display for Failure {
                 write!(out, "stray access: the driver was {doing} {iova:#x}+{len_bytes}")?;
                 tell_unmapped(*unmapped, out)
             }
-            Self::HandedBackEarly { token, cid, opcode, stored_at, at } => write!(
+            Self::CompletedEarly { token, cid, opcode, stored_at, at } => write!(
                 out,
                 "token {token:#x} handed back at {at:?} while its command {cid} (opcode \
                  {opcode:#04x}, stored at {stored_at:?}) is with a device that can reach memory"
             ),
-            Self::TouchedAfterReturn { token, returned_at, iova, is_write, at } => write!(
+            Self::AccessAfterCompletion { token, returned_at, iova, is_write, at } => write!(
                 out,
                 "the device {} {iova:#x} at {at:?}, the buffer of token {token:#x}, which was \
                  handed back at {returned_at:?}",
@@ -198,9 +197,9 @@ fn verb(is_write: bool) -> &'static str {
     if is_write { "wrote" } else { "read" }
 }
 
-fn tell_unmapped(unmapped: Option<Unmapped>, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn tell_unmapped(unmapped: Option<UnmapRecord>, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     match unmapped {
-        Some(Unmapped { allocation, at }) => {
+        Some(UnmapRecord { allocation, at }) => {
             write!(out, "; it was allocation {allocation}, released at {at:?}")
         }
         None => write!(out, "; it was never mapped"),

@@ -1,55 +1,57 @@
-//! The controller behind the registers: `ctrl` itself, which knows nothing of the wrapper.
+//! The conforming controller behind the registers: the production crate `ctrl`, unaware of the
+//! fault injector.
 
 use std::sync::Arc;
 
-use base::{Instant, Interrupts, Medium, Segment, Span};
-use ctrl::Buffers;
-use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig, Transport};
-use ctrl::front::{FrontEndConfig, MemoryFrontEnd, Wait};
+use tenmil_base::{BlockDevice, Instant, Interrupts, Segment, Span};
+use tenmil_nvme_controller::BouncePool;
+use tenmil_nvme_controller::controller::{
+    ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig, TransportModel,
+};
+use tenmil_nvme_controller::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
 
 use crate::bus::Bus;
 use crate::device::Function;
-use crate::device_memory::{DeviceMemory, MediumMemory, Reach};
+use crate::device_memory::{DataAccess, DeviceMemory, MediumMemory};
 use crate::medium::SimMedium;
 
-/// What the controller is like.
+/// Properties of the controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionOptions {
-    /// How it reaches data in host memory.
-    pub reach: Reach,
-    /// Bytes in the largest transfer (MDTS).
+    /// How it accesses data in host memory.
+    pub reach: DataAccess,
+    /// Maximum data transfer size in bytes (MDTS).
     pub transfer_bytes_max: u32,
-    /// I/O queues that a host may have.
+    /// Maximum number of I/O queues.
     pub io_queues_max: u16,
-    /// Entries in the largest queue.
+    /// Maximum queue size in entries.
     pub queue_entries_max: u32,
-    /// Whether it takes SGLs.
+    /// Whether it supports SGLs.
     pub sgls: bool,
     /// CAP.TO.
     pub ready_timeout: Span,
 }
 
-/// `ctrl` on a bus.
+/// The controller of `ctrl` on a simulated bus.
 pub struct ControllerFunction {
-    front: MemoryFrontEnd<DeviceMemory, SimInterrupts>,
-    wait: Wait,
+    front: MemoryTransport<DeviceMemory, SimInterrupts>,
+    wait: NextPoll,
 }
 
-/// Vectors that end on the bus.
+/// Interrupt vectors that are signaled on the bus.
 struct SimInterrupts {
     bus: Bus,
 }
 
-/// Bytes of a bounce buffer.
+/// Size of a bounce buffer.
 const BUFFER_BYTES: u32 = 16 << 10;
-/// A controller that owes an answer looks around this often, even if neither its medium nor its host
-/// has answered.
+/// Poll interval of a controller with outstanding work whose medium and host announce no event.
 const PENDING_STEP: Span = Span::from_us(100);
 
 impl Default for FunctionOptions {
     fn default() -> Self {
         Self {
-            reach: Reach::Direct,
+            reach: DataAccess::Direct,
             transfer_bytes_max: 64 << 10,
             io_queues_max: 4,
             queue_entries_max: 256,
@@ -60,13 +62,13 @@ impl Default for FunctionOptions {
 }
 
 impl ControllerFunction {
-    /// A controller with one namespace, over `medium`.
+    /// Creates a controller with one namespace on `medium`.
     ///
     /// # Errors
     ///
-    /// If the options make no sense.
+    /// If the options are invalid.
     pub fn new(bus: &Bus, medium: &SimMedium, options: &FunctionOptions) -> Result<Self, String> {
-        let namespace = NamespaceConfig::new(Arc::new(medium.clone()) as Arc<dyn Medium>);
+        let namespace = NamespaceConfig::new(Arc::new(medium.clone()) as Arc<dyn BlockDevice>);
         let subsystem = Subsystem::new(SubsystemConfig::new("SIM", vec![namespace]))?;
         let config = ControllerConfig {
             queue_entries_max: options.queue_entries_max,
@@ -74,26 +76,27 @@ impl ControllerFunction {
             io_queues_max: options.io_queues_max,
             vectors: options.io_queues_max + 1,
             sgls: u32::from(options.sgls),
-            transport: Transport::Memory { doorbell_buffers: true },
+            transport: TransportModel::Memory { doorbell_buffers: true },
             ..ControllerConfig::default()
         };
         let controller = subsystem.controller(bus.now(), config)?;
-        let buffers = Buffers::new(Arc::new(MediumMemory::new(bus)), bounce_buffers(bus.private()));
-        let front_config = FrontEndConfig {
+        let buffers =
+            BouncePool::new(Arc::new(MediumMemory::new(bus)), bounce_buffers(bus.private()));
+        let front_config = MemoryTransportConfig {
             in_flight_max: 64,
             areas: 16,
             burst: 16,
             ready_timeout: options.ready_timeout,
             vectors_armed: true,
         };
-        let front = MemoryFrontEnd::new(
+        let front = MemoryTransport::new(
             controller,
             DeviceMemory::new(bus, options.reach),
             SimInterrupts { bus: bus.clone() },
             buffers,
             front_config,
         );
-        Ok(Self { front, wait: Wait::Busy })
+        Ok(Self { front, wait: NextPoll::Busy })
     }
 }
 
@@ -104,12 +107,12 @@ impl Function for ControllerFunction {
 
     fn write(&mut self, now: Instant, offset: u32, value: u64, is_wide: bool) {
         self.front.write(now, offset, bytes_of(is_wide), value);
-        self.wait = Wait::Busy;
+        self.wait = NextPoll::Busy;
     }
 
     fn ring(&mut self, now: Instant, index: u32, value: u32) {
         self.front.ring(now, index, value);
-        self.wait = Wait::Busy;
+        self.wait = NextPoll::Busy;
     }
 
     fn turn(&mut self, now: Instant) {
@@ -118,10 +121,10 @@ impl Function for ControllerFunction {
 
     fn wake_at(&self, now: Instant) -> Instant {
         match self.wait {
-            // At once. The world sees to it that time moves all the same.
-            Wait::Busy => now,
-            Wait::Pending(until) => until.min(now.after(PENDING_STEP)),
-            Wait::Idle(until) => until,
+            // At once. The world advances the time nevertheless.
+            NextPoll::Busy => now,
+            NextPoll::Pending(until) => until.min(now.after(PENDING_STEP)),
+            NextPoll::Idle(until) => until,
         }
     }
 }

@@ -1,65 +1,65 @@
-//! The host's stack: one controller, its queue pairs, and a workload that runs over them.
+//! Host side: one controller, its queue pairs, and the workload that runs on them.
 
-use base::{Backend, Dma, Durability, Instant, Span};
-use nvme::{
-    Armed, Controller, ControllerError, ControllerOptions, Event, NamespaceQueue, QueuePairOptions,
-    QueueSizes, State, Techniques, arm,
+use tenmil_base::{Dma, Durability, Instant, IoChannel, Span};
+use tenmil_nvme_host::{
+    ArmResult, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
+    NamespaceQueue, QueuePairOptions, QueueSizes, State, arm,
 };
 
 use crate::bus::Bus;
-use crate::clock::Earliest;
+use crate::clock::NextWakeup;
 use crate::device::{Device, SimDoorbell, SimMmio};
 use crate::host_memory::SimDma;
-use crate::planted::{Planted, Saboteur};
+use crate::injected_bug::{BugInjector, InjectedBug};
 use crate::trace::{Kind, digest};
 use crate::workload::Workload;
 
-/// The driver under test, over simulated registers and memory.
+/// Driver under test with simulated registers and memory.
 pub type SimController = Controller<SimMmio, SimDma>;
 
-/// A host.
+/// A simulated host.
 pub struct Host {
     bus: Bus,
     dma: SimDma,
     options: HostOptions,
     controller: SimController,
-    lanes: Vec<Lane>,
+    lanes: Vec<HostQueue>,
     told: Vec<Event>,
     turns: usize,
-    /// Queue pairs that were asked for, and those about which there was a verdict.
+    /// Number of queue pairs requested, and number created or failed.
     asked: usize,
     judged: usize,
-    saboteur: Saboteur,
+    saboteur: BugInjector,
 }
 
-/// How a host goes about it.
+/// Options of a host.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// What the driver is told.
+    /// Options of the driver.
     pub controller: ControllerOptions,
-    /// Queue pairs to be made.
+    /// Number of queue pairs to create.
     pub queue_pairs: u16,
-    /// Entries of each.
+    /// Entries of each queue.
     pub queue_depth: u32,
-    /// What makes them fast.
-    pub techniques: Techniques,
-    /// Sleep until an interrupt or a deadline, and do not poll.
+    /// Driver options.
+    pub techniques: FastPathOptions,
+    /// Sleep until an interrupt or a deadline, rather than poll.
     pub interrupts: bool,
 }
 
-/// A queue pair and the namespace that is served over it.
-struct Lane {
+/// A queue pair and its namespace.
+struct HostQueue {
     id: u16,
     queue: NamespaceQueue<SimDma, SimDoorbell>,
-    /// Nothing to do until its vector is signalled.
+    /// Sleeping until its interrupt vector is signaled.
     is_asleep: bool,
-    /// Its queue pair is gone from the device: it takes nothing more.
+    /// The queue pair is deleted: no new requests are submitted.
     is_leaving: bool,
 }
 
-/// The namespace that the workload runs on.
+/// Namespace of the workload.
 pub const NSID: u32 = 1;
-/// Events taken from the controller in one turn.
+/// Maximum number of controller events per iteration.
 const EVENTS_MAX: usize = 16;
 
 impl Default for HostOptions {
@@ -79,19 +79,19 @@ impl Default for HostOptions {
             },
             queue_pairs: 1,
             queue_depth: 32,
-            techniques: Techniques::default(),
+            techniques: FastPathOptions::default(),
             interrupts: false,
         }
     }
 }
 
 impl Host {
-    /// A host that has found `device` on its bus.
+    /// Creates a host that has found `device` on its bus.
     pub fn new(
         bus: &Bus,
         device: &Device,
         options: HostOptions,
-        planted: Option<Planted>,
+        planted: Option<InjectedBug>,
     ) -> Result<Self, ControllerError> {
         let dma = SimDma::new(bus);
         let controller_options =
@@ -107,7 +107,7 @@ impl Host {
             turns: 0,
             asked: 0,
             judged: 0,
-            saboteur: Saboteur::new(bus, planted),
+            saboteur: BugInjector::new(bus, planted),
         })
     }
 
@@ -116,50 +116,50 @@ impl Host {
         &mut self.controller
     }
 
-    /// How far the driver is.
+    /// State of the driver.
     pub fn state(&self) -> State {
         self.controller.state()
     }
 
-    /// Everything that the driver has told so far.
+    /// All events of the driver so far.
     pub fn told(&self) -> &[Event] {
         &self.told
     }
 
-    /// Queue pairs that are in use.
+    /// Number of queue pairs in use.
     pub fn lanes(&self) -> usize {
         self.lanes.iter().filter(|lane| !lane.is_leaving).count()
     }
 
-    /// Whether a queue has still to fail a flush for writes that may be lost with the controller's cache.
+    /// Whether a queue has yet to fail a flush for writes that may have been lost with the volatile
+    /// cache.
     pub fn owes_losses(&self) -> bool {
-        let has_cache = |lane: &&Lane| {
+        let has_cache = |lane: &&HostQueue| {
             !lane.is_leaving && lane.queue.limits().durability == Durability::VolatileCache
         };
         self.lanes.iter().filter(has_cache).any(|lane| lane.queue.queue().has_lost_writes())
     }
 
-    /// Makes the queue pairs again that there were, if there are none left.
+    /// Creates the queue pairs again if none is left.
     pub fn reopen(&mut self, now: Instant) {
         if self.lanes() == 0 && self.state() == State::Ready {
             self.create_queue_pairs(now);
         }
     }
 
-    /// Commands in flight or parked.
+    /// Commands in flight, including those frozen by a reset.
     pub fn in_flight(&self) -> u32 {
         self.lanes.iter().map(|lane| lane.queue.queue().in_flight()).sum()
     }
 
-    /// Whether it has everything that it is going to have: the workload can run, if there is
-    /// anything to run it on.
+    /// Whether the controller is ready and all queue pair requests have been answered.
     pub fn is_up(&self) -> bool {
         let is_started = self.told.contains(&Event::Ready);
         is_started && self.state() == State::Ready && self.judged >= self.asked
     }
 
-    /// One turn of the thread that does everything.
-    pub fn turn(&mut self, now: Instant, workload: &mut Workload, work: Work) {
+    /// One iteration of the host thread.
+    pub fn turn(&mut self, now: Instant, workload: &mut Workload, work: WorkloadPhase) {
         self.turns += 1;
         self.saboteur.turn();
         for _ in 0..EVENTS_MAX {
@@ -175,7 +175,7 @@ impl Host {
         }
         self.lanes.retain(|lane| !lane.is_leaving || lane.has_work());
         let count = self.lanes.len();
-        if let (Some(at), Work::Submit) = (self.turns.checked_rem(count), work)
+        if let (Some(at), WorkloadPhase::Submit) = (self.turns.checked_rem(count), work)
             && let Some(lane) = self.lanes.get_mut(at).filter(|lane| !lane.is_leaving)
         {
             lane.is_asleep = false;
@@ -184,19 +184,19 @@ impl Host {
         self.sleep_lanes();
     }
 
-    /// When the next turn is due even if nothing happens.
-    pub fn wake_at(&self) -> Earliest {
+    /// Time of the next iteration without an event.
+    pub fn wake_at(&self) -> NextWakeup {
         if self.saboteur.oversleeps() {
-            return Earliest::default();
+            return NextWakeup::default();
         }
         let lanes = self
             .lanes
             .iter()
-            .fold(Earliest::default(), |earliest, lane| earliest.or(lane.queue.wake_at()));
+            .fold(NextWakeup::default(), |earliest, lane| earliest.or(lane.queue.wake_at()));
         lanes.or(self.controller.wake_at())
     }
 
-    /// Lets go of the queue pairs.
+    /// Drops the queue pairs.
     pub fn drop_lanes(&mut self) {
         self.lanes.clear();
     }
@@ -212,7 +212,7 @@ impl Host {
             }
             Event::QueuePairRefused { id, .. } | Event::QueuePairDeleted { id } => {
                 self.judged += usize::from(matches!(event, Event::QueuePairRefused { .. }));
-                let of = |lane: &&mut Lane| lane.id == *id;
+                let of = |lane: &&mut HostQueue| lane.id == *id;
                 self.lanes.iter_mut().filter(of).for_each(|lane| lane.is_leaving = true);
             }
             Event::NamespaceResized { id: NSID, to_blocks, .. } => {
@@ -231,7 +231,7 @@ impl Host {
                 vector: self.options.interrupts.then_some(number),
                 techniques: self.options.techniques,
             };
-            // Fewer than were wanted are good enough.
+            // Fewer queue pairs than requested are acceptable.
             let begun = self.controller.create_queue_pair(now, options);
             self.asked += usize::from(begun.is_ok());
         }
@@ -248,11 +248,11 @@ impl Host {
         let sizes = QueueSizes::default();
         if let Some(queue) = NamespaceQueue::new(&self.dma, pair, view, sizes) {
             workload.set_limits(queue.limits());
-            self.lanes.push(Lane { id, queue, is_asleep: false, is_leaving: false });
+            self.lanes.push(HostQueue { id, queue, is_asleep: false, is_leaving: false });
         }
     }
 
-    /// Whose vector was signalled has something to do.
+    /// Wakes the queue pairs whose vector was signaled.
     fn wake_lanes(&mut self) {
         if !self.options.interrupts {
             return;
@@ -270,22 +270,22 @@ impl Host {
         for lane in &mut self.lanes {
             let (bus, bit) = (&self.bus, 1_u64 << lane.id);
             let armed = arm(lane.queue.queue_mut(), || bus.with(|state| state.interrupts &= !bit));
-            lane.is_asleep = armed == Armed::Armed;
+            lane.is_asleep = armed == ArmResult::Armed;
         }
     }
 }
 
-impl Lane {
+impl HostQueue {
     fn has_work(&self) -> bool {
         self.queue.queue().in_flight() > 0 || self.queue.wake_at() != Instant::NEVER
     }
 }
 
-/// What a host does with its workload in a turn.
+/// Phase of the workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// Takes answers and submits more.
+pub enum WorkloadPhase {
+    /// Reap completions and submit requests.
     Submit,
-    /// Only takes answers.
+    /// Reap completions only.
     Drain,
 }

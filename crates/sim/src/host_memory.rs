@@ -1,28 +1,28 @@
-//! The driver's end of memory: what it allocates is mapped, what it releases is unmapped, and every
-//! command it stores is noted in the ledger.
+//! Host side of memory: allocations are mapped, releases are unmapped, and every stored command is
+//! recorded in the ownership table.
 
-use base::{CompletionRing, Dma, Memory, NoSuchMemory, Segment, SubmissionRing};
-use dma::{HostCompletionRing, HostSubmissionRing};
+use tenmil_base::{CompletionRing, Dma, InvalidSegment, Memory, Segment, SubmissionRing};
+use tenmil_dma::{HostCompletionRing, HostSubmissionRing};
 
 use crate::bus::{Bus, State};
-use crate::failure::Failure;
-use crate::iommu::Refusal;
+use crate::failure::Violation;
+use crate::iommu::AccessDenied;
 use crate::trace::Kind;
 
-/// The driver's view of memory.
+/// Memory as seen by the driver.
 #[derive(Clone)]
 pub struct SimDma {
     bus: Bus,
 }
 
-/// The driver's end of a submission ring.
+/// Host side of a submission ring.
 pub struct SimSubmissionRing {
     bus: Bus,
     inner: HostSubmissionRing,
     memory: Segment,
 }
 
-/// The driver's end of a completion ring.
+/// Host side of a completion ring.
 pub struct SimCompletionRing {
     bus: Bus,
     inner: HostCompletionRing,
@@ -34,11 +34,11 @@ const COMMAND_BYTES: u64 = 64;
 const SGL_DATA_BLOCK: u8 = 0x0;
 const SGL_SEGMENT: u8 = 0x2;
 const SGL_LAST_SEGMENT: u8 = 0x3;
-/// Descriptors of an SGL that are looked at: the first tells whose buffer it is.
+/// Maximum number of SGL descriptors examined. The first one identifies the buffer.
 const SGL_LOOK: usize = 4;
 
 impl SimDma {
-    /// A view over the bus's pool.
+    /// Creates a view over the pool of the bus.
     pub fn new(bus: &Bus) -> Self {
         Self { bus: bus.clone() }
     }
@@ -71,7 +71,7 @@ impl Dma for SimDma {
                 state.ledger.forget(iova, len_bytes);
                 if !state.iommu.unmap(now, iova, len_bytes) {
                     let doing = "releasing";
-                    let stray = Failure::HostStray { doing, iova, len_bytes, unmapped: None };
+                    let stray = Violation::HostStray { doing, iova, len_bytes, unmapped: None };
                     state.failures.push(stray);
                 }
             });
@@ -93,11 +93,11 @@ impl Dma for SimDma {
         SimCompletionRing { bus: self.bus.clone(), inner, memory }
     }
 
-    fn cut_off(&self) -> bool {
+    fn revoke_access(&self) -> bool {
         self.bus.with(State::cut_off)
     }
 
-    fn reconnect(&self) {
+    fn restore_access(&self) {
         self.bus.with(|state| {
             state.reconnect();
             state.record(Kind::Reconnected, [0; 3]);
@@ -106,17 +106,17 @@ impl Dma for SimDma {
 }
 
 impl Memory for SimDma {
-    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), NoSuchMemory> {
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
         self.check("loading", segment);
         self.bus.pool().load(segment, into)
     }
 
-    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), NoSuchMemory> {
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
         self.check("storing", segment);
         self.bus.pool().store(segment, from)
     }
 
-    fn fill(&self, segment: Segment, byte: u8) -> Result<(), NoSuchMemory> {
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
         self.check("filling", segment);
         self.bus.pool().fill(segment, byte)
     }
@@ -146,12 +146,17 @@ impl SubmissionRing for SimSubmissionRing {
 }
 
 impl CompletionRing for SimCompletionRing {
-    fn load(&self, index: u32, phase: bool) -> Option<base::CompletionEntry> {
+    fn load(&self, index: u32, phase: bool) -> Option<tenmil_base::CompletionEntry> {
         check(&self.bus, "looking at completions in", self.memory);
         self.inner.load(index, phase)
     }
 
-    fn load_line(&self, index: u32, phase: bool, into: &mut [base::CompletionEntry; 4]) -> usize {
+    fn load_line(
+        &self,
+        index: u32,
+        phase: bool,
+        into: &mut [tenmil_base::CompletionEntry; 4],
+    ) -> usize {
         check(&self.bus, "looking at completions in", self.memory);
         self.inner.load_line(index, phase, into)
     }
@@ -165,13 +170,13 @@ fn check(bus: &Bus, doing: &'static str, segment: Segment) {
     let Some(iova) = bus.address(segment) else { return };
     let len_bytes = u64::from(segment.len_bytes);
     bus.with(|state| {
-        if let Err(Refusal::Stray(unmapped)) = state.iommu.check_mapped(iova, len_bytes) {
-            state.failures.push(Failure::HostStray { doing, iova, len_bytes, unmapped });
+        if let Err(AccessDenied::Stray(unmapped)) = state.iommu.check_mapped(iova, len_bytes) {
+            state.failures.push(Violation::HostStray { doing, iova, len_bytes, unmapped });
         }
     });
 }
 
-/// Where the data of a command begins, by PRP or SGL (Base 2.1 §4.1, figure 91).
+/// Data addresses of a command, from its PRPs or SGL (Base 2.1 §4.1, figure 91).
 fn data_addresses(bus: &Bus, command: &[u64; 8]) -> Vec<u64> {
     let [_, flags, ..] = command[0].to_le_bytes();
     let (address, second) = (command[3], command[4]);
@@ -195,7 +200,7 @@ fn data_addresses(bus: &Bus, command: &[u64; 8]) -> Vec<u64> {
     }
 }
 
-/// The type in the last byte of a descriptor.
+/// Descriptor type in the last byte.
 fn kind_of(second: u64) -> u8 {
     second.to_le_bytes()[7] >> 4
 }
@@ -208,16 +213,16 @@ fn load_at(bus: &Bus, iova: u64, into: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use base::{CompletionRing, Dma, Memory, Random, SubmissionRing};
+    use tenmil_base::{CompletionRing, Dma, Memory, Random, SubmissionRing};
 
     use super::SimDma;
     use crate::bus::Bus;
-    use crate::evil::Evil;
-    use crate::failure::Failure;
-    use crate::ledger::Direction;
+    use crate::failure::Violation;
+    use crate::fault_injector::FaultInjector;
+    use crate::ownership::Direction;
 
     fn bus() -> Bus {
-        Bus::new(1 << 16, 1 << 12, Evil::new(&[], Random::new(1))).unwrap()
+        Bus::new(1 << 16, 1 << 12, FaultInjector::new(&[], Random::new(1))).unwrap()
     }
 
     #[test]
@@ -235,8 +240,8 @@ mod tests {
         assert!(matches!(
             failures[..],
             [
-                Failure::HostStray { doing: "looking at completions in", .. },
-                Failure::HostStray { doing: "filling", .. }
+                Violation::HostStray { doing: "looking at completions in", .. },
+                Violation::HostStray { doing: "filling", .. }
             ]
         ));
     }
@@ -260,13 +265,13 @@ mod tests {
         for (token, command) in (1..).zip(cases) {
             let mut ring = dma.submission_ring(ring_memory, 8);
             bus.with(|state| {
-                state.ledger.lend(token, &[(at, 8192)], Direction::FromDevice);
+                state.ledger.hand_to_device(token, &[(at, 8192)], Direction::FromDevice);
             });
             ring.store(0, &command);
             let now = bus.now();
-            let early = bus.with(|state| state.ledger.hand_back(token, now));
-            assert!(matches!(early, Err(Failure::HandedBackEarly { .. })), "{command:x?}");
-            assert!(dma.cut_off());
+            let early = bus.with(|state| state.ledger.return_to_host(token, now));
+            assert!(matches!(early, Err(Violation::CompletedEarly { .. })), "{command:x?}");
+            assert!(dma.revoke_access());
         }
     }
 }

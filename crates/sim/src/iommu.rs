@@ -1,39 +1,39 @@
-//! What is mapped for the device, and who unmapped what is not.
+//! IOMMU mappings of the device, and a record of unmapped pages.
 //!
-//! Real pools stay mapped for as long as a device is open. This map is stricter on purpose: what
-//! the driver allocates is mapped, and what it releases is unmapped at that moment, so an access to
-//! memory that was given back is seen even if nothing else lies there yet.
+//! Real pools stay mapped while a device is open. This map is deliberately stricter: allocations
+//! are mapped and releases are unmapped at once, so an access to released memory is detected even
+//! before the memory is reused.
 
 use core::ops::RangeInclusive;
 use std::collections::BTreeMap;
 
-use base::Instant;
+use tenmil_base::Instant;
 
-use crate::failure::Unmapped;
+use crate::failure::UnmapRecord;
 
-/// The map of one device.
+/// Mappings of one device.
 #[derive(Debug, Default)]
 pub struct Iommu {
     /// By page number.
-    mapped: BTreeMap<u64, Mapped>,
-    unmapped: BTreeMap<u64, Unmapped>,
+    mapped: BTreeMap<u64, IommuMapping>,
+    unmapped: BTreeMap<u64, UnmapRecord>,
     allocations: u64,
     cut_off: bool,
-    /// Accesses turned away, for whatever reason.
+    /// Number of rejected accesses.
     pub blocked: u64,
 }
 
-/// Why an access is turned away.
+/// Why an access is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The device is cut off from all memory.
+pub enum AccessDenied {
+    /// The DMA access of the device is revoked.
     CutOff,
-    /// Some of the memory is not mapped.
-    Stray(Option<Unmapped>),
+    /// Part of the memory is not mapped.
+    Stray(Option<UnmapRecord>),
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Mapped {
+struct IommuMapping {
     allocation: u64,
 }
 
@@ -44,52 +44,52 @@ impl Iommu {
     pub fn map(&mut self, iova: u64, len_bytes: u64) {
         self.allocations += 1;
         for page in pages(iova, len_bytes) {
-            self.mapped.insert(page, Mapped { allocation: self.allocations });
+            self.mapped.insert(page, IommuMapping { allocation: self.allocations });
             self.unmapped.remove(&page);
         }
     }
 
-    /// Unmaps memory. False if some of it was not mapped.
+    /// Unmaps memory. Returns false if part of it was not mapped.
     #[must_use]
     pub fn unmap(&mut self, at: Instant, iova: u64, len_bytes: u64) -> bool {
         pages(iova, len_bytes).fold(true, |all, page| {
-            let Some(Mapped { allocation }) = self.mapped.remove(&page) else { return false };
-            self.unmapped.insert(page, Unmapped { allocation, at });
+            let Some(IommuMapping { allocation }) = self.mapped.remove(&page) else { return false };
+            self.unmapped.insert(page, UnmapRecord { allocation, at });
             all
         })
     }
 
-    /// Cuts the device off from all memory, or lets it back.
+    /// Revokes or restores the access of the device to all memory.
     pub fn cut_off(&mut self, cut_off: bool) {
         self.cut_off = cut_off;
     }
 
-    /// Whether the device is cut off.
+    /// Whether the access is revoked.
     pub fn is_cut_off(&self) -> bool {
         self.cut_off
     }
 
-    /// Whether the device may touch this memory.
-    pub fn check(&self, iova: u64, len_bytes: u64) -> Result<(), Refusal> {
-        if self.cut_off { Err(Refusal::CutOff) } else { self.check_mapped(iova, len_bytes) }
+    /// Checks whether the device may access this memory.
+    pub fn check(&self, iova: u64, len_bytes: u64) -> Result<(), AccessDenied> {
+        if self.cut_off { Err(AccessDenied::CutOff) } else { self.check_mapped(iova, len_bytes) }
     }
 
-    /// Whether this memory belongs to an allocation, whoever asks.
-    pub fn check_mapped(&self, iova: u64, len_bytes: u64) -> Result<(), Refusal> {
+    /// Checks whether this memory is allocated, regardless of a revocation.
+    pub fn check_mapped(&self, iova: u64, len_bytes: u64) -> Result<(), AccessDenied> {
         match pages(iova, len_bytes).find(|page| !self.mapped.contains_key(page)) {
             None => Ok(()),
-            Some(page) => Err(Refusal::Stray(self.unmapped.get(&page).copied())),
+            Some(page) => Err(AccessDenied::Stray(self.unmapped.get(&page).copied())),
         }
     }
 
-    /// Pages that are mapped.
+    /// Number of mapped pages.
     pub fn pages_mapped(&self) -> u64 {
         self.mapped.len() as u64
     }
 }
 
-/// The numbers of the pages that `len_bytes` at `iova` touch: at least one, and few even if the
-/// length is absurd, since the first unmapped one ends the search.
+/// Page numbers of `len_bytes` at `iova`. At least one. The search in a huge range is short, since
+/// it stops at the first unmapped page.
 pub(crate) fn pages(iova: u64, len_bytes: u64) -> RangeInclusive<u64> {
     let last = iova.saturating_add(len_bytes.max(1) - 1);
     iova >> PAGE_SHIFT..=last >> PAGE_SHIFT
@@ -97,10 +97,10 @@ pub(crate) fn pages(iova: u64, len_bytes: u64) -> RangeInclusive<u64> {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
-    use super::{Iommu, Refusal};
-    use crate::failure::Unmapped;
+    use super::{AccessDenied, Iommu};
+    use crate::failure::UnmapRecord;
 
     const AT: Instant = Instant { ns: 5 };
 
@@ -110,11 +110,11 @@ mod tests {
         iommu.map(0x10000, 0x1000);
         iommu.map(0x11000, 0x2000);
         assert_eq!(iommu.check(0x10ff8, 16), Ok(()), "across two allocations");
-        assert_eq!(iommu.check(0x12fff, 2), Err(Refusal::Stray(None)), "one byte outside");
-        assert_eq!(iommu.check(0x9_0000, u64::MAX), Err(Refusal::Stray(None)));
+        assert_eq!(iommu.check(0x12fff, 2), Err(AccessDenied::Stray(None)), "one byte outside");
+        assert_eq!(iommu.check(0x9_0000, u64::MAX), Err(AccessDenied::Stray(None)));
         assert!(iommu.unmap(AT, 0x11000, 0x2000));
-        let unmapped = Unmapped { allocation: 2, at: AT };
-        assert_eq!(iommu.check(0x10ff8, 16), Err(Refusal::Stray(Some(unmapped))));
+        let unmapped = UnmapRecord { allocation: 2, at: AT };
+        assert_eq!(iommu.check(0x10ff8, 16), Err(AccessDenied::Stray(Some(unmapped))));
         assert_eq!(iommu.pages_mapped(), 1);
         assert!(!iommu.unmap(AT, 0x11000, 0x1000), "unmapped twice");
     }
@@ -124,7 +124,7 @@ mod tests {
         let mut iommu = Iommu::default();
         iommu.map(0x10000, 0x1000);
         iommu.cut_off(true);
-        assert_eq!(iommu.check(0x10000, 1), Err(Refusal::CutOff));
+        assert_eq!(iommu.check(0x10000, 1), Err(AccessDenied::CutOff));
         assert_eq!(iommu.check_mapped(0x10000, 1), Ok(()), "the host still can");
         iommu.cut_off(false);
         assert_eq!(iommu.check(0x10000, 1), Ok(()));

@@ -1,14 +1,15 @@
-//! A block medium that answers late and out of order, forgets what was not flushed when its power
-//! fails, and does what bad media do.
+//! Simulated block device that completes late and out of order, loses unflushed data on power
+//! failure, and injects media faults.
 //!
 //! ```text
-//!   channel --submit--> under way --due--> cache --flush--> stable
-//!                            \________________ power cut _____/
-//!                              a random subset of what is to the left of "stable" survives
+//!   channel --submit--> in flight --due--> cache --flush--> stable
+//!                            \_______________ power cut _____/
+//!                              a random subset of the data left of "stable" survives
 //! ```
 //!
-//! Its channels share the blocks. Bytes move when a request is carried out, which is when it is
-//! answered: until then the medium may touch the memory, and it looks again at that moment.
+//! All channels share the blocks. Data are transferred when a request is executed, which is when it
+//! completes. Until then the medium may access the memory, and it checks the memory again at that
+//! moment.
 
 mod blocks;
 mod fault;
@@ -16,46 +17,46 @@ mod fault;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{
-    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Memory, Operation,
-    Outcome, Random, Request, Segment, Span, Support,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment, Span,
 };
 
 use crate::bus::Bus;
 use crate::device_memory::MediumMemory;
-use crate::failure::Failure;
+use crate::failure::Violation;
 use crate::trace::Kind;
 use blocks::Blocks;
-pub use fault::{MediumFault, MediumMischief};
+pub use fault::{MediumFault, PlannedMediumFault};
 
-/// A medium. A handle: clones share the blocks.
+/// A simulated block device. Clones refer to the same blocks.
 #[derive(Clone)]
 pub struct SimMedium {
     state: Arc<Mutex<State>>,
     limits: Limits,
 }
 
-/// What a medium is like.
+/// Properties of the medium.
 #[derive(Clone, Debug)]
 pub struct MediumOptions {
-    /// Bytes in a block.
+    /// Block size in bytes.
     pub block_size: u32,
-    /// How many blocks.
+    /// Number of blocks.
     pub block_count: u64,
-    /// What an answered write is worth.
+    /// Durability of a completed write.
     pub durability: Durability,
-    /// The shortest and the longest time a request takes.
+    /// Shortest and longest time of a request.
     pub latency: (Span, Span),
-    /// Requests of one channel that may be under way.
+    /// Queue depth of a channel.
     pub depth: u32,
-    /// Blocks in the largest request.
+    /// Maximum number of blocks per request.
     pub request_blocks_max: u32,
-    /// Requests should not cross multiples of this many blocks; zero means no such boundary.
+    /// Requests should not cross multiples of this number of blocks. Zero means no boundary.
     pub optimal_boundary_blocks: u32,
-    /// A power cut may tear a block into its 512-byte parts.
+    /// Whether a power cut may tear a block into its 512-byte parts.
     pub tears: bool,
-    /// What goes wrong.
-    pub mischief: Vec<MediumMischief>,
+    /// Planned faults.
+    pub mischief: Vec<PlannedMediumFault>,
 }
 
 struct State {
@@ -65,12 +66,12 @@ struct State {
     limits: Limits,
     random: Random,
     blocks: Blocks,
-    under_way: Vec<UnderWay>,
-    /// Requests taken so far.
+    under_way: Vec<PendingRequest>,
+    /// Number of accepted requests.
     taken: u64,
-    /// Requests carried out so far.
+    /// Number of executed requests.
     done: u64,
-    /// Cut the power when so many have been carried out.
+    /// Number of executed requests after which the power fails.
     cut_after: Option<u64>,
     is_powered: bool,
     is_dismantled: bool,
@@ -78,9 +79,9 @@ struct State {
     faults: BTreeMap<usize, (u32, u32)>,
 }
 
-/// A request that has been taken.
+/// An accepted request.
 #[derive(Clone, Debug)]
-struct UnderWay {
+struct PendingRequest {
     channel: u32,
     number: u64,
     due: Instant,
@@ -88,8 +89,8 @@ struct UnderWay {
     segments: Vec<Segment>,
 }
 
-/// One thread's way to a medium.
-struct Channel {
+/// I/O channel of one thread.
+struct SimChannel {
     state: Arc<Mutex<State>>,
     limits: Limits,
     number: u32,
@@ -112,7 +113,7 @@ impl Default for MediumOptions {
 }
 
 impl SimMedium {
-    /// An empty medium behind `bus`.
+    /// Creates an empty medium behind `bus`.
     pub fn new(bus: &Bus, options: MediumOptions, random: Random) -> Self {
         let limits = limits_of(&options);
         let state = State {
@@ -134,17 +135,17 @@ impl SimMedium {
         Self { state: Arc::new(Mutex::new(state)), limits }
     }
 
-    /// Requests carried out so far.
+    /// Number of executed requests.
     pub fn done(&self) -> u64 {
         self.lock().done
     }
 
-    /// Requests under way.
+    /// Number of requests in flight.
     pub fn under_way(&self) -> usize {
         self.lock().under_way.len()
     }
 
-    /// Will fail the power once so many requests have been carried out.
+    /// Cuts the power after a number of executed requests.
     pub fn cut_power_after(&self, done: u64) {
         self.lock().cut_after = Some(done);
     }
@@ -154,19 +155,19 @@ impl SimMedium {
         self.lock().is_powered
     }
 
-    /// The power fails now.
+    /// Cuts the power now.
     pub fn cut_power(&self) {
         self.lock().cut_power();
     }
 
-    /// The power comes back: the blocks are what survived.
+    /// Restores the power with the data that survived.
     pub fn restore_power(&self) {
         let mut state = self.lock();
         state.is_powered = true;
         state.cut_after = None;
     }
 
-    /// Ends all misbehaviour. What was lost stays lost; what was stalled is carried out.
+    /// Stops all faults. Lost data stay lost; stalled requests are executed.
     pub fn repent(&self) {
         let mut state = self.lock();
         state.options.mischief.clear();
@@ -178,20 +179,19 @@ impl SimMedium {
         }
     }
 
-    /// The next request under way that will ever be carried out: for a world that has to know when
-    /// anything happens next.
+    /// Due time of the next request in flight.
     pub fn wake_at(&self) -> Instant {
         self.lock().under_way.iter().map(|one| one.due).min().unwrap_or(Instant::NEVER)
     }
 
-    /// The world ends: whatever is under way is nobody's any more.
+    /// Discards all requests in flight, at the end of a run.
     pub fn dismantle(&self) {
         let mut state = self.lock();
         state.is_dismantled = true;
         state.under_way.clear();
     }
 
-    /// Reads a block as it is, past all queues.
+    /// Reads a block directly, without a request.
     pub fn peek(&self, lba: u64) -> Vec<u8> {
         self.lock().blocks.read(lba)
     }
@@ -201,26 +201,26 @@ impl SimMedium {
     }
 }
 
-impl Medium for SimMedium {
+impl BlockDevice for SimMedium {
     fn limits(&self) -> Limits {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         let mut state = self.lock();
         state.channels += 1;
         let (number, limits) = (state.channels, self.limits.clone());
-        Ok(Box::new(Channel { state: Arc::clone(&self.state), limits, number }))
+        Ok(Box::new(SimChannel { state: Arc::clone(&self.state), limits, number }))
     }
 }
 
-impl Channel {
+impl SimChannel {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Backend for Channel {
+impl IoChannel for SimChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -242,10 +242,10 @@ impl Backend for Channel {
         taken
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut state = self.lock();
         let mut count = 0;
-        while answers.room() > 0 {
+        while answers.remaining() > 0 {
             let Some(answer) = state.carry_out_next(now, self.number) else { break };
             answers.push(answer);
             count += 1;
@@ -260,12 +260,12 @@ impl Backend for Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for SimChannel {
     fn drop(&mut self) {
         let state = self.lock();
         let requests = state.under_way.iter().filter(|one| one.channel == self.number).count();
         if requests > 0 && state.is_powered && !state.is_dismantled {
-            state.bus.fail(Failure::DroppedChannel { requests });
+            state.bus.fail(Violation::DroppedChannel { requests });
         }
     }
 }
@@ -284,15 +284,15 @@ impl State {
             Some(MediumFault::Delay(delay)) => due = due.after(delay),
             _ => {}
         }
-        self.under_way.push(UnderWay { channel, number, due, request, segments });
+        self.under_way.push(PendingRequest { channel, number, due, request, segments });
     }
 
-    /// Carries out the request of `channel` that is due first.
-    fn carry_out_next(&mut self, now: Instant, channel: u32) -> Option<Answer> {
-        let due = |one: &UnderWay| one.channel == channel && one.due <= now;
+    /// Executes the request of `channel` that is due first.
+    fn carry_out_next(&mut self, now: Instant, channel: u32) -> Option<IoCompletion> {
+        let due = |one: &PendingRequest| one.channel == channel && one.due <= now;
         let next = self.under_way.iter().enumerate().filter(|(_, one)| due(one));
         let (index, _) = next.min_by_key(|(_, one)| (one.due, one.number))?;
-        let UnderWay { request, segments, .. } = self.under_way.swap_remove(index);
+        let PendingRequest { request, segments, .. } = self.under_way.swap_remove(index);
         let outcome = self.carry_out(&request, &segments);
         let range = request.lba << 16 | u64::from(request.blocks);
         self.bus.record(Kind::Medium, [request.operation as u64, range, outcome.0.into()]);
@@ -301,14 +301,14 @@ impl State {
             self.cut_power();
             return None;
         }
-        Some(Answer { token: request.token, outcome, result: 0 })
+        Some(IoCompletion { token: request.token, outcome, result: 0 })
     }
 
-    fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> Outcome {
+    fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> IoStatus {
         let Request { operation, lba, blocks, .. } = *request;
         let end = lba.checked_add(u64::from(blocks));
         if operation != Operation::Flush && end.is_none_or(|end| end > self.limits.block_count) {
-            return Outcome::LBA_OUT_OF_RANGE;
+            return IoStatus::LBA_OUT_OF_RANGE;
         }
         let struck = self.strike(operation, |fault| {
             !matches!(fault, MediumFault::Stall | MediumFault::Delay(_))
@@ -317,7 +317,7 @@ impl State {
             return outcome;
         }
         let outcome = self.apply(request, segments, struck);
-        let forced = request.flags.has(Flags::FUA) && outcome.is_success();
+        let forced = request.flags.has(RequestFlags::FUA) && outcome.is_success();
         if forced && struck != Some(MediumFault::ForgetFlush) {
             self.blocks.flush_range(lba..lba + u64::from(blocks));
         }
@@ -329,29 +329,29 @@ impl State {
         request: &Request,
         segments: &[Segment],
         struck: Option<MediumFault>,
-    ) -> Outcome {
+    ) -> IoStatus {
         let Request { operation, lba, blocks, operand, .. } = *request;
         let range = lba..lba + u64::from(blocks);
         match operation {
             Operation::Read => match self.blocks.read_range(range) {
                 Some(bytes) => self.scatter(segments, &bytes),
-                None => Outcome::UNRECOVERED_READ,
+                None => IoStatus::UNRECOVERED_READ,
             },
             Operation::Write => match self.gather(segments, blocks) {
                 Some(bytes) => self.write(lba, &bytes, struck),
-                None => Outcome::DATA_TRANSFER_ERROR,
+                None => IoStatus::DATA_TRANSFER_ERROR,
             },
             Operation::Compare => {
                 match (self.gather(segments, blocks), self.blocks.read_range(range)) {
-                    (None, _) => Outcome::DATA_TRANSFER_ERROR,
-                    (_, None) => Outcome::UNRECOVERED_READ,
-                    (Some(there), Some(here)) if here == there => Outcome::SUCCESS,
-                    _ => Outcome::COMPARE_FAILURE,
+                    (None, _) => IoStatus::DATA_TRANSFER_ERROR,
+                    (_, None) => IoStatus::UNRECOVERED_READ,
+                    (Some(there), Some(here)) if here == there => IoStatus::SUCCESS,
+                    _ => IoStatus::COMPARE_FAILURE,
                 }
             }
             Operation::Verify => match self.blocks.read_range(range) {
-                Some(_) => Outcome::SUCCESS,
-                None => Outcome::UNRECOVERED_READ,
+                Some(_) => IoStatus::SUCCESS,
+                None => IoStatus::UNRECOVERED_READ,
             },
             Operation::WriteZeroes | Operation::Deallocate => {
                 let bytes = vec![0; blocks as usize * self.options.block_size as usize];
@@ -359,37 +359,37 @@ impl State {
             }
             Operation::WriteUncorrectable => {
                 self.blocks.spoil(range);
-                Outcome::SUCCESS
+                IoStatus::SUCCESS
             }
             Operation::Copy => match self.blocks.read_range(operand..operand + u64::from(blocks)) {
                 Some(bytes) => self.write(lba, &bytes, struck),
-                None => Outcome::UNRECOVERED_READ,
+                None => IoStatus::UNRECOVERED_READ,
             },
             Operation::CompareAndWrite => {
                 let both = self.gather(segments, 2 * blocks);
                 let both = both.as_deref().map(|bytes| bytes.split_at(bytes.len() / 2));
                 match (both, self.blocks.read_range(range)) {
-                    (None, _) => Outcome::DATA_TRANSFER_ERROR,
-                    (_, None) => Outcome::UNRECOVERED_READ,
+                    (None, _) => IoStatus::DATA_TRANSFER_ERROR,
+                    (_, None) => IoStatus::UNRECOVERED_READ,
                     (Some((expected, new)), Some(here)) if expected == here => {
                         self.write(lba, new, struck)
                     }
-                    _ => Outcome::COMPARE_FAILURE,
+                    _ => IoStatus::COMPARE_FAILURE,
                 }
             }
             Operation::Flush => {
                 if struck != Some(MediumFault::ForgetFlush) {
                     self.blocks.flush();
                 }
-                Outcome::SUCCESS
+                IoStatus::SUCCESS
             }
         }
     }
 
-    fn write(&mut self, lba: u64, bytes: &[u8], struck: Option<MediumFault>) -> Outcome {
+    fn write(&mut self, lba: u64, bytes: &[u8], struck: Option<MediumFault>) -> IoStatus {
         let blocks = bytes.len() as u64 / u64::from(self.options.block_size);
         match struck {
-            Some(MediumFault::Lose) => {}
+            Some(MediumFault::LostWrite) => {}
             Some(MediumFault::Misdirect { by }) => {
                 let last = self.limits.block_count - blocks;
                 self.blocks.write(((lba + by) % self.limits.block_count).min(last), bytes);
@@ -402,10 +402,10 @@ impl State {
             }
             _ => self.blocks.write(lba, bytes),
         }
-        if self.options.durability == Durability::Stable {
+        if self.options.durability == Durability::Persistent {
             self.blocks.flush();
         }
-        Outcome::SUCCESS
+        IoStatus::SUCCESS
     }
 
     fn gather(&self, segments: &[Segment], blocks: u32) -> Option<Vec<u8>> {
@@ -419,24 +419,24 @@ impl State {
         rest.is_empty().then_some(bytes)
     }
 
-    fn scatter(&self, segments: &[Segment], bytes: &[u8]) -> Outcome {
+    fn scatter(&self, segments: &[Segment], bytes: &[u8]) -> IoStatus {
         let mut rest = bytes;
         for segment in segments {
             let Some((part, left)) = rest.split_at_checked(segment.len_bytes as usize) else {
-                return Outcome::DATA_TRANSFER_ERROR;
+                return IoStatus::DATA_TRANSFER_ERROR;
             };
             if self.memory.store(*segment, part).is_err() {
-                return Outcome::DATA_TRANSFER_ERROR;
+                return IoStatus::DATA_TRANSFER_ERROR;
             }
             rest = left;
         }
-        if rest.is_empty() { Outcome::SUCCESS } else { Outcome::DATA_TRANSFER_ERROR }
+        if rest.is_empty() { IoStatus::SUCCESS } else { IoStatus::DATA_TRANSFER_ERROR }
     }
 
     fn cut_power(&mut self) {
         self.is_powered = false;
         for one in std::mem::take(&mut self.under_way) {
-            // A write that was under way may have got as far as the cache.
+            // A write in flight may have reached the cache partially.
             if one.request.operation == Operation::Write && self.random.chance(1, 2) {
                 self.write_some(&one);
             }
@@ -445,7 +445,7 @@ impl State {
     }
 
     /// Writes a random subset of the blocks of a request.
-    fn write_some(&mut self, one: &UnderWay) {
+    fn write_some(&mut self, one: &PendingRequest) {
         let Some(bytes) = self.gather(&one.segments, one.request.blocks) else { return };
         let blocks = bytes.chunks_exact(self.options.block_size as usize);
         for (lba, block) in (one.request.lba..self.limits.block_count).zip(blocks) {
@@ -487,7 +487,7 @@ fn limits_of(options: &MediumOptions) -> Limits {
         atomic_write_blocks: 1,
         depth_max: options.depth,
         durability: options.durability,
-        support: Support::of(&Operation::ALL),
+        support: OperationSet::of(&Operation::ALL),
     }
 }
 

@@ -1,84 +1,85 @@
-//! A network between two ends, in memory and in simulated time, that does what networks do.
+//! Simulated network between two ends, in memory and in simulated time.
 //!
 //! ```text
-//!   End ── send ─▶ line ─ splits, delays, faults at a byte ─▶ receive ── End
-//!   End ◀ receive ─ line ◀──────────────────────────────────── send ──── End
-//!                          Network: the time, and faults from outside
+//!   End ── send ─▶ link ─ splits, delays, faults at a byte ─▶ receive ── End
+//!   End ◀ receive ─ link ◀──────────────────────────────────── send ──── End
+//!                          Network: time, and faults on demand
 //! ```
 //!
-//! Both ends are [`base::Stream`]s. Memory that an end is given to send is read as late as can be:
-//! when the other end receives it; and it is [`released`](base::Stream::released) no earlier. So
-//! whoever uses memory again too early sends something else, and a test that looks at what arrives
-//! notices. What has arrived, or was thrown away, may leave once more before it is released, to where
-//! nobody looks: [`Network::strays`] tells of that.
+//! Both ends are [`tenmil_base::Stream`]s. Memory passed to a send is read as late as possible, which is
+//! when the other end receives it, and it is [`released`](tenmil_base::Stream::released_bytes) no earlier.
+//! Memory that is reused too early therefore arrives with other contents, which a test of the
+//! received data detects. Data that have arrived or were discarded may be read once more before
+//! they are released, like a retransmission: [`Network::strays`] reports contents that have
+//! changed.
 
 pub mod conformance;
 mod end;
-mod line;
+mod link;
 mod unreleased;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Instant, Memory, Random, Span};
+use tenmil_base::{Instant, Memory, Random, Span};
 
 pub use end::End;
-pub use line::{Arrival, Fault, Faults, Line, LineOptions};
-use unreleased::Unreleased;
+pub use link::{Arrival, Fault, Faults, LinkDirection, LinkOptions};
+use unreleased::ZeroCopyTracker;
 
-/// What a network is like.
+/// Configuration of a network.
 #[derive(Clone, Debug)]
 pub struct NetworkOptions {
-    /// Everything that is drawn comes from here.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// From the first end to the second.
-    pub there: LineOptions,
+    pub there: LinkOptions,
     /// From the second end to the first.
-    pub back: LineOptions,
-    /// How much an end takes out of the network before it is consumed.
+    pub back: LinkOptions,
+    /// Receive buffer of an end, in bytes.
     pub inbox_bytes: usize,
-    /// How long memory is held that has arrived or was thrown away.
+    /// Minimum time from the arrival of data, or their loss, to the release of their memory.
     pub release_lag: Span,
-    /// By up to so much longer each piece of it is held.
+    /// Maximum additional time until the release.
     pub release_jitter: Span,
-    /// Shorter pieces of memory are copied when they are sent.
+    /// Shorter segments are copied when they are sent.
     pub copied_below: u32,
 }
 
-/// The network between two ends: moves time on, and does harm. Cheap to clone.
+/// Control of the network between two ends: advances the time and injects faults. Cheap to clone.
 #[derive(Clone)]
 pub struct Network {
-    shared: Arc<Mutex<Cables>>,
+    shared: Arc<Mutex<DuplexLink>>,
 }
 
-/// One of the two directions.
+/// Direction of transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the first end to the second.
-    There,
+    Upstream,
     /// From the second end to the first.
-    Back,
+    Downstream,
 }
 
-/// Both directions, and what time it is.
-struct Cables {
+/// State of both directions, and the time.
+struct DuplexLink {
     now: Instant,
-    lines: [Line; 2],
-    /// What was sent there and is not released.
-    unreleased: [Unreleased; 2],
-    /// Whether both directions are broken, and by what.
+    lines: [LinkDirection; 2],
+    /// Sent memory that is not released, by direction.
+    unreleased: [ZeroCopyTracker; 2],
+    /// Why the connection is broken, if it is.
     cut: Option<&'static str>,
-    /// Which ends have been dropped, by what they send.
+    /// Whether the sender of each direction was dropped.
     gone: [bool; 2],
 }
 
 impl Default for NetworkOptions {
-    /// No splits, no delays and no faults; room for 1 MiB in each direction.
+    /// No splits, no delays and no faults, with a capacity of 1 MiB in each direction.
     fn default() -> Self {
         Self {
             seed: 0,
-            there: LineOptions::default(),
-            back: LineOptions::default(),
+            there: LinkOptions::default(),
+            back: LinkOptions::default(),
             inbox_bytes: 256 << 10,
             release_lag: Span::default(),
             release_jitter: Span::default(),
@@ -88,15 +89,14 @@ impl Default for NetworkOptions {
 }
 
 impl NetworkOptions {
-    /// A network whose every receive and send moves an arbitrary number of bytes.
+    /// Network on which every receive and send transfers a random number of bytes.
     pub fn splitting(seed: u64) -> Self {
-        let line = LineOptions { splits: true, ..LineOptions::default() };
+        let line = LinkOptions { splits: true, ..LinkOptions::default() };
         Self { seed, there: line.clone(), back: line, ..Self::default() }
     }
 }
 
-/// Two ends with a network between them. What each sends lies in the memory of its own that it is
-/// given here.
+/// Creates two ends with a network between them. Each end sends from the memory passed for it.
 pub fn pair(
     options: NetworkOptions,
     first: Arc<dyn Memory>,
@@ -104,68 +104,67 @@ pub fn pair(
 ) -> (End, End, Network) {
     let NetworkOptions { seed, there, back, release_lag, release_jitter, .. } = options;
     let mut random = Random::new(seed);
-    let lines = [Line::new(there, random.fork()), Line::new(back, random.fork())];
-    let mut unreleased = || Unreleased::new(release_lag, release_jitter, random.fork());
+    let lines = [LinkDirection::new(there, random.fork()), LinkDirection::new(back, random.fork())];
+    let mut unreleased = || ZeroCopyTracker::new(release_lag, release_jitter, random.fork());
     let unreleased = [unreleased(), unreleased()];
     let now = Instant { ns: 1_000_000 };
-    let cables = Cables { now, lines, unreleased, cut: None, gone: [false; 2] };
+    let cables = DuplexLink { now, lines, unreleased, cut: None, gone: [false; 2] };
     let network = Network { shared: Arc::new(Mutex::new(cables)) };
     let (inbox_bytes, copied_below) = (options.inbox_bytes, options.copied_below);
     let end = |sends, memory| End::new(network.clone(), sends, memory, inbox_bytes, copied_below);
-    let ends = (end(Direction::There, first), end(Direction::Back, second));
+    let ends = (end(Direction::Upstream, first), end(Direction::Downstream, second));
     (ends.0, ends.1, network)
 }
 
 impl Network {
-    /// What time it is in the network.
+    /// Current time of the network.
     pub fn now(&self) -> Instant {
         self.cables().now
     }
 
-    /// Moves time on. It never goes back.
+    /// Advances the time. It never goes back.
     pub fn advance(&self, now: Instant) {
         let mut cables = self.cables();
         cables.now = cables.now.max(now);
-        cables.released(Direction::There);
-        cables.released(Direction::Back);
+        cables.released(Direction::Upstream);
+        cables.released(Direction::Downstream);
     }
 
-    /// When something arrives that is under way, if something is.
+    /// Time of the next arrival or release.
     pub fn wake_at(&self) -> Instant {
         let cables = self.cables();
         let [there, back] = &cables.lines;
         there.wake_at(cables.now).min(back.wake_at(cables.now))
     }
 
-    /// Breaks the connection now: what has not arrived never will.
+    /// Breaks the connection now. Data in flight never arrive.
     pub fn cut(&self) {
         self.cables().cut("the network was cut");
     }
 
-    /// Does `fault` in one direction as soon as the next byte would arrive.
+    /// Injects `fault` in one direction before the next byte arrives.
     pub fn harm(&self, direction: Direction, fault: Fault) {
         self.cables().lines[direction as usize].harm(fault);
     }
 
-    /// How many bytes have arrived.
+    /// Number of bytes that have arrived.
     pub fn arrived(&self, direction: Direction) -> u64 {
         self.cables().lines[direction as usize].given()
     }
 
-    /// What has left this network after its arrival, or after the end of the connection, and was not
-    /// what had been sent: memory that was given to somebody else before it was
-    /// [`released`](base::Stream::released).
+    /// Segments whose contents changed after they had arrived, or after the end of the connection:
+    /// memory that was reused before it was [`released`](tenmil_base::Stream::released_bytes).
     pub fn strays(&self) -> Vec<String> {
         let cables = self.cables();
-        cables.unreleased.iter().flat_map(Unreleased::strays).cloned().collect()
+        cables.unreleased.iter().flat_map(ZeroCopyTracker::strays).cloned().collect()
     }
 
-    fn cables(&self) -> MutexGuard<'_, Cables> {
+    fn cables(&self) -> MutexGuard<'_, DuplexLink> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Cables {
+impl DuplexLink {
     fn cut(&mut self, by: &'static str) {
         self.cut.get_or_insert(by);
         for line in &mut self.lines {
@@ -173,10 +172,10 @@ impl Cables {
         }
     }
 
-    /// So many bytes of what was sent there are released.
+    /// Number of released bytes in a direction.
     fn released(&mut self, direction: Direction) -> u64 {
         let given = self.lines[direction as usize].given();
-        self.unreleased[direction as usize].settle(self.now, given)
+        self.unreleased[direction as usize].release(self.now, given)
     }
 }
 
@@ -192,12 +191,12 @@ impl fmt::Debug for Network {
 }
 
 impl Direction {
-    /// The other one.
+    /// Opposite direction.
     #[must_use]
     pub fn reverse(self) -> Self {
         match self {
-            Self::There => Self::Back,
-            Self::Back => Self::There,
+            Self::Upstream => Self::Downstream,
+            Self::Downstream => Self::Upstream,
         }
     }
 }

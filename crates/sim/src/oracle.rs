@@ -1,18 +1,18 @@
-//! What every block may hold now, told from what was asked and what was answered.
+//! Model of the valid contents of every block, derived from requests and completions.
 //!
-//! Per block there is a list of versions, oldest first:
+//! Each block has a list of versions, oldest first:
 //!
 //! ```text
-//!   floor             newest answered or seen
+//!   floor             newest completed or read
 //!   |                 |
 //!   v1      v2        v3        v4
 //!   '---- after a power cut ----'
-//!                     '- now ---'           v4: its write is pending, or failed
+//!                     '- now ---'           v4: its write is pending, or has failed
 //! ```
 //!
-//! A read may bring any version from the newest that was answered (or read before) onwards. After a
-//! power cut it may bring any version from the floor onwards; the floor is the newest version that
-//! a later flush, or FUA, or a medium without a volatile cache, has made stable.
+//! A read may return any version from the newest one that was completed or read before it. After a
+//! power cut it may return any version from the floor on. The floor is the newest version that a
+//! later flush, FUA, or a medium without a volatile cache has made persistent.
 
 use core::fmt;
 use core::ops::Range;
@@ -20,60 +20,60 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::stamp::{Content, Stamp};
 
-/// Everything that was ever asked of the blocks.
+/// Expected contents of all blocks.
 #[derive(Debug)]
 pub struct Oracle {
     seed: u64,
     block_size: usize,
-    /// Answers so far: the order in which writes and flushes happened.
+    /// Number of completions so far, which orders writes and flushes.
     sequence: u64,
-    /// Answered writes may be lost until a flush.
+    /// Completed writes may be lost until a flush.
     is_volatile: bool,
     blocks: BTreeMap<u64, History>,
     writes: BTreeMap<u64, Write>,
-    /// Flushes under way: the sequence at which they were submitted.
+    /// Flushes in flight, with the sequence number at their submission.
     flushes: BTreeMap<u64, u64>,
-    /// Reads under way: for each block, the version from which on it may see.
+    /// Reads in flight, with the oldest version that each block may return.
     reads: BTreeMap<u64, Read>,
     distrusted: BTreeSet<u64>,
 }
 
-/// What is wrong with a block that was read.
+/// Wrong contents of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Complaint {
-    /// An older version than the one that was answered, or than one that was read before.
+pub enum DataMismatch {
+    /// An older version than one that was completed or read before.
     Stale {
-        /// Which block.
+        /// Block.
         lba: u64,
-        /// The version that was found; zero if the block was empty.
+        /// Version found. Zero if the block was empty.
         found: u64,
-        /// The oldest that was allowed.
+        /// Oldest valid version.
         oldest: u64,
     },
-    /// The content of another block.
+    /// Contents of another block.
     Misplaced {
-        /// Which block.
+        /// Block.
         lba: u64,
-        /// What lay there.
+        /// Stamp found.
         found: Stamp,
     },
-    /// Parts of different writes.
+    /// Contents of more than one write.
     Torn {
-        /// Which block.
+        /// Block.
         lba: u64,
     },
-    /// Bytes that nobody ever wrote as a block.
+    /// Bytes that are not a stamp.
     Garbage {
-        /// Which block.
+        /// Block.
         lba: u64,
-        /// The first part that makes no sense.
+        /// First invalid part.
         part: usize,
     },
-    /// A version that was never written, or one of another world.
-    Unheard {
-        /// Which block.
+    /// A version that was never written, or one of another run.
+    UnknownVersion {
+        /// Block.
         lba: u64,
-        /// What lay there.
+        /// Stamp found.
         found: Stamp,
     },
 }
@@ -87,42 +87,42 @@ struct Write {
 #[derive(Debug)]
 struct Read {
     first: u64,
-    /// Version numbers, one for each block.
+    /// Oldest valid version of each block.
     oldest: Vec<u64>,
 }
 
-/// What a write leaves on its blocks.
+/// Effect of a write on its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leaves {
-    /// A stamp for each block.
+pub enum WriteEffect {
+    /// A stamp in each block.
     Stamps,
     /// Zeroes.
     Zeroes,
-    /// Zeroes, or what was there before.
+    /// Zeroes or the previous contents.
     Anything,
 }
 
 #[derive(Debug)]
 struct History {
-    /// All there ever were, oldest first: a read that began long ago may still bring any.
-    versions: Vec<Version>,
-    /// The number of the oldest version that a power cut can bring back.
+    /// All versions, oldest first. A read that was submitted long ago may return any of them.
+    versions: Vec<BlockVersion>,
+    /// Oldest version that may remain after a power cut.
     floor: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Version {
+struct BlockVersion {
     number: u64,
     token: u64,
-    leaves: Leaves,
-    /// The sequence at which its write was answered with success.
+    leaves: WriteEffect,
+    /// Sequence number of the successful completion of its write.
     answered: Option<u64>,
-    /// Reads may not go behind it.
+    /// It was read, so later reads must not return an older version.
     is_seen: bool,
 }
 
 impl Oracle {
-    /// A world of empty blocks.
+    /// Creates the model of an empty medium.
     pub fn new(seed: u64, block_size: usize, is_volatile: bool) -> Self {
         Self {
             seed,
@@ -137,26 +137,26 @@ impl Oracle {
         }
     }
 
-    /// Whether a write under way touches any of `blocks`. The harness never writes the same block
-    /// twice at a time, so that the order of versions is known.
+    /// Whether a write in flight overlaps `blocks`. The workload never has two writes to the same
+    /// block in flight, so that the order of versions is known.
     pub fn is_being_written(&self, blocks: &Range<u64>) -> bool {
         self.writes
             .values()
             .any(|write| write.blocks.start < blocks.end && blocks.start < write.blocks.end)
     }
 
-    /// A write is submitted. If it leaves stamps, [`stamp`](Self::stamp) fills its buffer.
+    /// Records a submitted write. If it writes stamps, [`stamp`](Self::stamp) fills its buffer.
     pub fn write_submitted(
         &mut self,
         token: u64,
         blocks: Range<u64>,
-        leaves: Leaves,
+        leaves: WriteEffect,
         force_unit_access: bool,
     ) {
         for lba in blocks.clone() {
             let versions = &mut self.blocks.entry(lba).or_default().versions;
             let number = versions.last().map_or(0, |last| last.number) + 1;
-            versions.push(Version { number, token, leaves, answered: None, is_seen: false });
+            versions.push(BlockVersion { number, token, leaves, answered: None, is_seen: false });
         }
         let is_durable = force_unit_access || !self.is_volatile;
         self.writes.insert(token, Write { blocks, is_durable });
@@ -172,7 +172,7 @@ impl Oracle {
         }
     }
 
-    /// A write is answered.
+    /// Records a completed write.
     pub fn write_ended(&mut self, token: u64, is_success: bool) {
         let Some(write) = self.writes.remove(&token) else { return };
         if !is_success {
@@ -183,8 +183,8 @@ impl Oracle {
             let Some(history) = self.blocks.get_mut(&lba) else { continue };
             for version in history.versions.iter_mut().filter(|version| version.token == token) {
                 version.answered = Some(self.sequence);
-                // What may be anything leaves what was seen before as it is.
-                version.is_seen = version.leaves != Leaves::Anything;
+                // A write whose effect is undefined does not make earlier versions invalid.
+                version.is_seen = version.leaves != WriteEffect::Anything;
             }
             if write.is_durable {
                 history.raise_floor(self.sequence);
@@ -192,12 +192,12 @@ impl Oracle {
         }
     }
 
-    /// A flush is submitted.
+    /// Records a submitted flush.
     pub fn flush_submitted(&mut self, token: u64) {
         self.flushes.insert(token, self.sequence);
     }
 
-    /// A flush is answered.
+    /// Records a completed flush.
     pub fn flush_ended(&mut self, token: u64, is_success: bool) {
         let Some(sequence) = self.flushes.remove(&token) else { return };
         if is_success {
@@ -205,15 +205,15 @@ impl Oracle {
         }
     }
 
-    /// A read is submitted.
+    /// Records a submitted read.
     pub fn read_submitted(&mut self, token: u64, blocks: Range<u64>) {
         let oldest = |lba| self.blocks.get(&lba).map_or(0, History::oldest_allowed);
         let read = Read { first: blocks.start, oldest: blocks.map(oldest).collect() };
         self.reads.insert(token, read);
     }
 
-    /// A read is answered, with these bytes; `None` if it failed.
-    pub fn read_ended(&mut self, token: u64, bytes: Option<&[u8]>) -> Result<(), Complaint> {
+    /// Verifies the data of a completed read. `None` if it failed.
+    pub fn read_ended(&mut self, token: u64, bytes: Option<&[u8]>) -> Result<(), DataMismatch> {
         let Some(read) = self.reads.remove(&token) else { return Ok(()) };
         let Some(bytes) = bytes else { return Ok(()) };
         let blocks = bytes.chunks_exact(self.block_size);
@@ -223,8 +223,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// The power fails: what is under way is never answered, and what was answered and not flushed
-    /// may be lost.
+    /// Records a power cut: requests in flight never complete, and completed writes that were not
+    /// flushed may be lost.
     pub fn power_cut(&mut self) {
         self.writes.clear();
         self.flushes.clear();
@@ -239,7 +239,7 @@ impl Oracle {
         }
     }
 
-    /// A write or a read was not taken after all.
+    /// Removes a write or read that was not accepted.
     pub fn withdraw(&mut self, token: u64, is_read: bool) {
         if is_read {
             self.reads.remove(&token);
@@ -253,14 +253,15 @@ impl Oracle {
         }
     }
 
-    /// Nobody will hear the answer to a request: its write may show or not.
+    /// Removes a request whose completion will never be delivered. Its write may or may not take
+    /// effect.
     pub fn withdraw_unsure(&mut self, token: u64) {
         self.writes.remove(&token);
         self.flushes.remove(&token);
         self.reads.remove(&token);
     }
 
-    /// Nothing can be told of these blocks any more, because the device has lied about `token`.
+    /// Stops checking these blocks, because a fault has falsified the completion of `token`.
     pub fn distrust(&mut self, token: u64, blocks: Range<u64>) {
         self.writes.remove(&token);
         self.reads.remove(&token);
@@ -271,24 +272,24 @@ impl Oracle {
         }
     }
 
-    /// The blocks that were ever written and of which something can be told.
+    /// Blocks that were ever written and are still checked.
     pub fn blocks_written(&self) -> impl Iterator<Item = u64> + '_ {
         self.blocks.keys().copied().filter(|lba| !self.distrusted.contains(lba))
     }
 
-    fn look(&mut self, lba: u64, oldest: u64, block: &[u8]) -> Result<(), Complaint> {
+    fn look(&mut self, lba: u64, oldest: u64, block: &[u8]) -> Result<(), DataMismatch> {
         if self.distrusted.contains(&lba) {
             return Ok(());
         }
         let content = Stamp::read(block);
         let found = match content {
-            Content::Garbage { part } => return Err(Complaint::Garbage { lba, part }),
-            Content::Torn { .. } => return Err(Complaint::Torn { lba }),
+            Content::Garbage { part } => return Err(DataMismatch::Garbage { lba, part }),
+            Content::Torn { .. } => return Err(DataMismatch::Torn { lba }),
             Content::Stamped(found) if found.lba != lba => {
-                return Err(Complaint::Misplaced { lba, found });
+                return Err(DataMismatch::Misplaced { lba, found });
             }
             Content::Stamped(found) if found.seed != self.seed => {
-                return Err(Complaint::Unheard { lba, found });
+                return Err(DataMismatch::UnknownVersion { lba, found });
             }
             Content::Stamped(found) => Some(found),
             Content::Zeroes => None,
@@ -301,10 +302,10 @@ impl Oracle {
 impl Default for History {
     /// A block that was never written: version 0, zeroes.
     fn default() -> Self {
-        let empty = Version {
+        let empty = BlockVersion {
             number: 0,
             token: 0,
-            leaves: Leaves::Zeroes,
+            leaves: WriteEffect::Zeroes,
             answered: Some(0),
             is_seen: true,
         };
@@ -313,16 +314,16 @@ impl Default for History {
 }
 
 impl History {
-    /// The number of the oldest version that a read may bring now.
+    /// Oldest version that a read may return now.
     fn oldest_allowed(&self) -> u64 {
         let seen = self.versions.iter().rev().find(|version| version.is_seen);
         seen.map_or(self.floor, |version| version.number.max(self.floor))
     }
 
-    /// The newest version that was answered by `sequence` is stable.
+    /// Makes the newest version that was completed by `sequence` persistent.
     fn raise_floor(&mut self, sequence: u64) {
-        let is_stable = |version: &Version| {
-            version.leaves != Leaves::Anything
+        let is_stable = |version: &BlockVersion| {
+            version.leaves != WriteEffect::Anything
                 && version.answered.is_some_and(|answered| answered <= sequence)
         };
         if let Some(stable) = self.versions.iter().rev().find(|version| is_stable(version)) {
@@ -330,13 +331,12 @@ impl History {
         }
     }
 
-    /// Takes note of a version that was read, or says what is wrong with it. `found` is `None` for
-    /// zeroes.
-    fn accept(&mut self, lba: u64, oldest: u64, found: Option<Stamp>) -> Result<(), Complaint> {
-        let matches = |version: &Version| match found {
-            None => version.leaves != Leaves::Stamps,
+    /// Accepts a version that was read, or returns the mismatch. `found` is `None` for zeroes.
+    fn accept(&mut self, lba: u64, oldest: u64, found: Option<Stamp>) -> Result<(), DataMismatch> {
+        let matches = |version: &BlockVersion| match found {
+            None => version.leaves != WriteEffect::Stamps,
             Some(stamp) => {
-                version.leaves == Leaves::Stamps
+                version.leaves == WriteEffect::Stamps
                     && (version.number, version.token) == (stamp.version, stamp.token)
             }
         };
@@ -345,19 +345,19 @@ impl History {
                 version.is_seen = true;
                 Ok(())
             }
-            Some(version) => Err(Complaint::Stale { lba, found: version.number, oldest }),
+            Some(version) => Err(DataMismatch::Stale { lba, found: version.number, oldest }),
             None => match found {
                 Some(stamp) if stamp.version >= oldest => {
-                    Err(Complaint::Unheard { lba, found: stamp })
+                    Err(DataMismatch::UnknownVersion { lba, found: stamp })
                 }
-                Some(stamp) => Err(Complaint::Stale { lba, found: stamp.version, oldest }),
-                None => Err(Complaint::Stale { lba, found: 0, oldest }),
+                Some(stamp) => Err(DataMismatch::Stale { lba, found: stamp.version, oldest }),
+                None => Err(DataMismatch::Stale { lba, found: 0, oldest }),
             },
         }
     }
 }
 
-impl fmt::Display for Complaint {
+impl fmt::Display for DataMismatch {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stale { lba, found, oldest } => {
@@ -370,7 +370,7 @@ impl fmt::Display for Complaint {
             Self::Garbage { lba, part } => {
                 write!(out, "block {lba} is garbage from part {part} on")
             }
-            Self::Unheard { lba, found } => {
+            Self::UnknownVersion { lba, found } => {
                 write!(out, "block {lba} holds what was never written: {found:?}")
             }
         }
@@ -379,7 +379,7 @@ impl fmt::Display for Complaint {
 
 #[cfg(test)]
 mod tests {
-    use super::{Complaint, Leaves, Oracle};
+    use super::{DataMismatch, Oracle, WriteEffect};
     use crate::stamp::{PART, Stamp};
 
     const SEED: u64 = 9;
@@ -388,9 +388,9 @@ mod tests {
         Oracle::new(SEED, PART, is_volatile)
     }
 
-    /// Writes block 7 and returns what was written.
+    /// Writes block 7 and returns its contents.
     fn write(oracle: &mut Oracle, token: u64, answer: Option<bool>) -> Vec<u8> {
-        oracle.write_submitted(token, 7..8, Leaves::Stamps, false);
+        oracle.write_submitted(token, 7..8, WriteEffect::Stamps, false);
         let mut bytes = vec![0; PART];
         oracle.stamp(token, &mut bytes);
         if let Some(is_success) = answer {
@@ -399,7 +399,7 @@ mod tests {
         bytes
     }
 
-    fn read(oracle: &mut Oracle, bytes: &[u8]) -> Result<(), Complaint> {
+    fn read(oracle: &mut Oracle, bytes: &[u8]) -> Result<(), DataMismatch> {
         oracle.read_submitted(0, 7..8);
         oracle.read_ended(0, Some(bytes))
     }
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(read(&mut oracle, &[0; PART]), Ok(()));
         let first = write(&mut oracle, 1, Some(true));
         let second = write(&mut oracle, 2, Some(true));
-        let stale = |found| Err(Complaint::Stale { lba: 7, found, oldest: 2 });
+        let stale = |found| Err(DataMismatch::Stale { lba: 7, found, oldest: 2 });
         assert_eq!(read(&mut oracle, &[0; PART]), stale(0));
         assert_eq!(read(&mut oracle, &first), stale(1));
         assert_eq!(read(&mut oracle, &second), Ok(()));
@@ -465,16 +465,16 @@ mod tests {
     #[test]
     fn torn_misplaced_foreign_and_senseless_blocks_are_told_apart() {
         let mut oracle = Oracle::new(SEED, 2 * PART, true);
-        oracle.write_submitted(1, 7..8, Leaves::Stamps, false);
+        oracle.write_submitted(1, 7..8, WriteEffect::Stamps, false);
         let mut whole = vec![0; 2 * PART];
         oracle.stamp(1, &mut whole);
         oracle.write_ended(1, true);
         let mut torn = whole.clone();
         torn[PART..].fill(0);
-        assert_eq!(read(&mut oracle, &torn), Err(Complaint::Torn { lba: 7 }));
+        assert_eq!(read(&mut oracle, &torn), Err(DataMismatch::Torn { lba: 7 }));
         let mut garbage = whole.clone();
         garbage[700] ^= 1;
-        assert_eq!(read(&mut oracle, &garbage), Err(Complaint::Garbage { lba: 7, part: 1 }));
+        assert_eq!(read(&mut oracle, &garbage), Err(DataMismatch::Garbage { lba: 7, part: 1 }));
         for (stamp, is_misplaced) in [
             (Stamp { seed: SEED, lba: 8, token: 1, version: 1 }, true),
             (Stamp { seed: SEED, lba: 7, token: 3, version: 1 }, false),
@@ -482,9 +482,9 @@ mod tests {
         ] {
             stamp.write(&mut whole);
             let expected = if is_misplaced {
-                Complaint::Misplaced { lba: 7, found: stamp }
+                DataMismatch::Misplaced { lba: 7, found: stamp }
             } else {
-                Complaint::Unheard { lba: 7, found: stamp }
+                DataMismatch::UnknownVersion { lba: 7, found: stamp }
             };
             assert_eq!(read(&mut oracle, &whole), Err(expected));
         }
@@ -494,7 +494,7 @@ mod tests {
     fn deallocated_blocks_read_as_before_or_as_zeroes() {
         let mut oracle = oracle(true);
         let first = write(&mut oracle, 1, Some(true));
-        oracle.write_submitted(2, 7..8, Leaves::Anything, false);
+        oracle.write_submitted(2, 7..8, WriteEffect::Anything, false);
         oracle.write_ended(2, true);
         assert_eq!(read(&mut oracle, &first), Ok(()));
         assert_eq!(read(&mut oracle, &[0; PART]), Ok(()));

@@ -1,65 +1,65 @@
-//! One scripted run: a world, a course through it, and what must have shown.
+//! Scripted test run: a world, the steps, and the expected result.
 
 use core::fmt;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use nvme::State;
+use tenmil_nvme_host::State;
 
-use crate::course::{Course, Record, SESSION, Step};
-use crate::evil::Mischief;
-use crate::failure::Failure;
-use crate::world::{World, WorldOptions};
+use crate::failure::Violation;
+use crate::fault_injector::PlannedFault;
+use crate::test_run::{CourseStep, RunRecord, SESSION, TestRun};
+use crate::world::{Simulation, WorldOptions};
 
-/// A scripted run.
+/// A scripted test run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What it is called: `table/fault/moment/…`.
+    /// Name: `table/fault/moment/…`.
     pub name: String,
-    /// The world.
+    /// Configuration of the world.
     pub options: WorldOptions,
-    /// The course.
-    pub steps: Vec<Step>,
-    /// What must show, beside that no promise is broken.
-    pub musts: Vec<Must>,
+    /// Steps.
+    pub steps: Vec<CourseStep>,
+    /// Expectations, besides the absence of violations.
+    pub musts: Vec<ScenarioCheck>,
 }
 
-/// Something that must show in the record of a run.
+/// An expectation on the result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Must {
-    /// The first host brings the controller up.
+pub enum ScenarioCheck {
+    /// The first host attaches the controller.
     Attach,
-    /// It does not, and says why in these words.
+    /// The first host does not attach it, with this text in the error.
     Refuse(&'static str),
-    /// The driver tells of this.
-    Tell(&'static str),
-    /// The driver does not tell of this.
-    Hush(&'static str),
-    /// Every request succeeds, faults or not.
+    /// The driver reports this event.
+    ReportsEvent(&'static str),
+    /// The driver does not report this event.
+    NoEvent(&'static str),
+    /// Every request succeeds, with or without faults.
     Succeed,
-    /// Some requests fail with what the device said.
+    /// Some requests fail with an error status of the device.
     Fail,
-    /// Some requests are given up by the host.
+    /// Some requests are aborted by the host.
     Abort,
-    /// When the faults end, the driver is so far.
-    Stand(State),
-    /// No queue pair comes into use.
+    /// State of the driver when the faults stop.
+    EndState(State),
+    /// No queue pair is in use.
     NoLanes,
-    /// The IOMMU turns something away.
+    /// The IOMMU rejects an access.
     Block,
-    /// The fault strikes at least so often.
+    /// Faults are injected at least this many times.
     Strike(u64),
-    /// A new host has to be brought in.
+    /// A new host is needed.
     Reattach,
-    /// No new host has to be brought in.
+    /// No new host is needed.
     Survive,
-    /// The harness finds this: the fault is one that no driver can defend against.
+    /// The harness reports this violation: no driver can defend against the fault.
     Find(&'static str),
 }
 
 impl Scenario {
-    /// The ordinary session in a default world.
-    pub fn session(name: impl Into<String>, musts: &[Must]) -> Self {
+    /// Default session in a default world.
+    pub fn session(name: impl Into<String>, musts: &[ScenarioCheck]) -> Self {
         Self {
             name: name.into(),
             options: WorldOptions::default(),
@@ -68,54 +68,55 @@ impl Scenario {
         }
     }
 
-    /// With these faults of the device.
+    /// Sets the planned faults.
     #[must_use]
-    pub fn plan(mut self, plan: &[Mischief]) -> Self {
+    pub fn plan(mut self, plan: &[PlannedFault]) -> Self {
         self.options.plan = plan.to_vec();
         self
     }
 
-    /// With another course.
+    /// Sets the steps.
     #[must_use]
-    pub fn steps(mut self, steps: &[Step]) -> Self {
+    pub fn steps(mut self, steps: &[CourseStep]) -> Self {
         self.steps = steps.to_vec();
         self
     }
 
-    /// With another world.
+    /// Changes the configuration of the world.
     #[must_use]
     pub fn world(mut self, change: impl FnOnce(&mut WorldOptions)) -> Self {
         change(&mut self.options);
         self
     }
 
-    /// Runs it. A panic of the code under test ends it as a failure, where panics unwind.
-    pub fn run(&self) -> Record {
-        let ran = catch_unwind(AssertUnwindSafe(|| match World::new(&self.options) {
-            Ok(world) => Course::new(world).run(&self.steps),
+    /// Executes the run. A panic of the code under test becomes a violation, if panics unwind.
+    pub fn run(&self) -> RunRecord {
+        let ran = catch_unwind(AssertUnwindSafe(|| match Simulation::new(&self.options) {
+            Ok(world) => TestRun::new(world).run(&self.steps),
             Err(message) => {
-                Record { failure: Some(Failure::Panic { message }), ..Record::default() }
+                RunRecord { failure: Some(Violation::Panic { message }), ..RunRecord::default() }
             }
         }));
         let mut record = ran.unwrap_or_else(|cause| {
-            let failure = Some(Failure::Panic { message: message_of(&*cause) });
-            Record { failure, ..Record::default() }
+            let failure = Some(Violation::Panic { message: message_of(&*cause) });
+            RunRecord { failure, ..RunRecord::default() }
         });
         self.hold_to_musts(&mut record);
         record
     }
 
-    /// Turns what is missing into a failure, and a failure that must be found into none.
-    fn hold_to_musts(&self, record: &mut Record) {
+    /// Turns an expectation that was not met into a violation, and removes a violation that was
+    /// expected.
+    fn hold_to_musts(&self, record: &mut RunRecord) {
         let finds = self.musts.iter().find_map(|must| match must {
-            Must::Find(words) => Some(*words),
+            ScenarioCheck::Find(words) => Some(*words),
             _ => None,
         });
         if let Some(words) = finds {
             let found = record.failure.take().map_or("nothing".to_owned(), |one| one.to_string());
             if !found.contains(words) {
                 let expected = format!("the harness finds `{words}`");
-                record.failure = Some(Failure::Expectation { expected, found });
+                record.failure = Some(Violation::Expectation { expected, found });
             }
             return;
         }
@@ -123,24 +124,24 @@ impl Scenario {
             && let Some(must) = self.musts.iter().find(|must| !must.holds(record))
         {
             let found = format!("{}", Summary(record));
-            record.failure = Some(Failure::Expectation { expected: must.to_string(), found });
+            record.failure = Some(Violation::Expectation { expected: must.to_string(), found });
         }
     }
 }
 
-impl Must {
-    fn holds(&self, record: &Record) -> bool {
+impl ScenarioCheck {
+    fn holds(&self, record: &RunRecord) -> bool {
         let counts = record.counts;
         let tells = |words: &str| record.told.iter().any(|told| told.contains(words));
         match *self {
             Self::Attach => record.refused.is_none(),
             Self::Refuse(words) => record.refused.as_ref().is_some_and(|why| why.contains(words)),
-            Self::Tell(words) => tells(words),
-            Self::Hush(words) => !tells(words),
+            Self::ReportsEvent(words) => tells(words),
+            Self::NoEvent(words) => !tells(words),
             Self::Succeed => counts.submitted > 0 && counts.succeeded == counts.submitted,
             Self::Fail => counts.failed > 0,
             Self::Abort => counts.aborted > 0,
-            Self::Stand(state) => record.state == Some(state),
+            Self::EndState(state) => record.state == Some(state),
             Self::NoLanes => record.lanes == 0,
             Self::Block => record.blocked > 0,
             Self::Strike(times) => record.deeds >= times,
@@ -151,17 +152,17 @@ impl Must {
     }
 }
 
-impl fmt::Display for Must {
+impl fmt::Display for ScenarioCheck {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Attach => write!(out, "the first host attaches"),
             Self::Refuse(words) => write!(out, "the attach is refused with `{words}`"),
-            Self::Tell(words) => write!(out, "an event `{words}`"),
-            Self::Hush(words) => write!(out, "no event `{words}`"),
+            Self::ReportsEvent(words) => write!(out, "an event `{words}`"),
+            Self::NoEvent(words) => write!(out, "no event `{words}`"),
             Self::Succeed => write!(out, "all requests succeed"),
             Self::Fail => write!(out, "some requests fail"),
             Self::Abort => write!(out, "some requests are given up by the host"),
-            Self::Stand(state) => write!(out, "the driver is {state:?} when faults end"),
+            Self::EndState(state) => write!(out, "the driver is {state:?} when faults end"),
             Self::NoLanes => write!(out, "no queue pair in use"),
             Self::Block => write!(out, "an access is turned away"),
             Self::Strike(times) => write!(out, "the fault strikes {times} times"),
@@ -172,12 +173,13 @@ impl fmt::Display for Must {
     }
 }
 
-/// A record in a line.
-struct Summary<'a>(&'a Record);
+/// One-line summary of a result.
+struct Summary<'a>(&'a RunRecord);
 
 impl fmt::Display for Summary<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Record { refused, told, counts, state, lanes, blocked, deeds, reattached, .. } = self.0;
+        let RunRecord { refused, told, counts, state, lanes, blocked, deeds, reattached, .. } =
+            self.0;
         write!(
             out,
             "refused {refused:?}, {state:?} with {lanes} lanes, {counts:?}, {blocked} blocked, \

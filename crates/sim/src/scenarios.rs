@@ -1,30 +1,30 @@
-//! All scripted runs, by table. Each table crosses what can go wrong with when it does and with what
-//! is going on meanwhile, and says for each row what must show.
+//! All scripted test runs, in tables. Each table combines faults with triggers and workloads, and
+//! states the expected result for each row.
 
 mod aborts;
 mod admin;
-mod canary;
 mod completions;
 mod events;
-mod honest;
 mod identify;
+mod injected_bugs;
 mod medium;
 mod memory;
+mod no_faults;
 mod owner;
 mod power;
 mod registers;
 mod removal;
 
-use base::Span;
+use tenmil_base::Span;
 
 use crate::scenario::Scenario;
 use crate::workload::{Mix, Profile};
 use crate::world::WorldOptions;
 
-/// Every scenario there is, in a fixed order.
+/// All scenarios in a fixed order.
 pub fn all() -> Vec<Scenario> {
     [
-        honest::table(),
+        no_faults::table(),
         registers::table(),
         removal::table(),
         completions::table(),
@@ -36,17 +36,17 @@ pub fn all() -> Vec<Scenario> {
         memory::table(),
         owner::table(),
         power::table(),
-        canary::table(),
+        injected_bugs::table(),
     ]
     .concat()
 }
 
-/// A medium so slow that the driver looks at its registers many times while requests are under way.
+/// A slow medium: the driver polls its registers many times while requests are in flight.
 fn slow(options: &mut WorldOptions) {
     options.medium.latency = (Span::from_ms(2), Span::from_ms(30));
 }
 
-/// The kinds of work that the tables cross with.
+/// Workloads that the tables are combined with.
 const WORK: [(&str, Mix, (u32, u32)); 4] = [
     ("reads", Mix::Reads, (1, 8)),
     ("writes", Mix::Writes, (1, 8)),
@@ -66,8 +66,7 @@ mod tests {
 
     use super::all;
 
-    /// Every promise is kept in every scripted run, everything that must show does, and a second
-    /// run is the first one bit for bit.
+    /// No scripted run has a violation, all expectations are met, and a second run is identical.
     #[test]
     fn every_scenario_holds_and_repeats() {
         let mut broken = Vec::new();

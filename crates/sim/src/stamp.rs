@@ -1,51 +1,52 @@
-//! What is written on a block, so that a read tells by itself what it is.
+//! Stamps: self-describing block contents for verification.
 //!
-//! Every 512-byte part of a block carries the same fields, and the rest of the part is filled from
-//! them, so a part is either whole or garbage:
+//! Every 512-byte part of a block has the same fields, and the rest of the part is derived from
+//! them, so a part is either intact or garbage:
 //!
 //! ```text
 //!   0       8      16     24       32        40              48       56          512
 //!   | magic | seed | lba  | token  | version | part of parts | check  | filling … |
 //! ```
 //!
-//! A block whose parts carry different versions is torn; one that carries another block's number
-//! is misplaced; one of an older version is stale, which only the [`oracle`](crate::oracle) knows.
+//! A block with parts of different versions is torn; a block with the number of another block is
+//! misplaced; a block of an older version is stale, which only the [`oracle`](crate::oracle) can
+//! detect.
 
-/// What was written where, by which request.
+/// Identity of a written block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
-    /// Of the world that wrote it.
+    /// Seed of the run that wrote it.
     pub seed: u64,
-    /// The block it was meant for.
+    /// Block it was written to.
     pub lba: u64,
-    /// The request that wrote it.
+    /// Token of the request that wrote it.
     pub token: u64,
-    /// Counts the writes of this block.
+    /// Number of writes of this block so far.
     pub version: u64,
 }
 
-/// What a block turns out to hold.
+/// Contents of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Nothing was ever written, or zeroes were.
+    /// Zeroes: never written, or zeroed.
     Zeroes,
-    /// One whole stamp.
+    /// One stamp in all parts.
     Stamped(Stamp),
     /// Parts of different writes.
     Torn {
-        /// What the first part holds, if it is stamped.
+        /// Stamp of the first part, if it has one.
         first: Option<Stamp>,
-        /// What the first part that differs holds, if it is stamped.
+        /// Stamp of the first part that differs, if it has one.
         other: Option<Stamp>,
     },
-    /// No stamp and not zeroes: what lies here was never written by a request.
+    /// Neither a stamp nor zeroes: not written by a request.
     Garbage {
-        /// The first part that makes no sense.
+        /// First invalid part.
         part: usize,
     },
 }
 
-/// Bytes that are written all or not at all even by a medium that tears.
+/// Bytes that are written atomically even by a medium with torn writes.
 pub const PART: usize = 512;
 
 const MAGIC: u64 = 0x7465_6e6d_696c_2121;
@@ -53,11 +54,11 @@ const WORDS: usize = PART / 8;
 const FIELDS: usize = 7;
 
 impl Stamp {
-    /// Fills a block.
+    /// Fills a block with the stamp.
     ///
     /// # Panics
     ///
-    /// If a block is not a whole number of parts.
+    /// If the length of the block is no multiple of the part size.
     pub fn write(&self, block: &mut [u8]) {
         assert!(block.len().is_multiple_of(PART), "a block is made of parts");
         let parts = block.len() / PART;
@@ -69,7 +70,7 @@ impl Stamp {
         }
     }
 
-    /// Reads a block.
+    /// Decodes a block.
     pub fn read(block: &[u8]) -> Content {
         let parts = block.len() / PART;
         let mut first = None;
@@ -102,7 +103,7 @@ impl Stamp {
     }
 }
 
-/// `Ok(None)` for a part that is all zeroes; an error for one that is neither that nor stamped.
+/// Decodes a part: `Ok(None)` for zeroes, an error for neither zeroes nor a stamp.
 fn read_part(bytes: &[u8], part: usize, parts: usize) -> Result<Option<Stamp>, ()> {
     let mut words = [0_u64; WORDS];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {

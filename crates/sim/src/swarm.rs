@@ -1,23 +1,23 @@
-//! Runs that nobody wrote: everything about them is drawn from a seed, and a seed that breaks
-//! something breaks it again.
+//! Random test runs: everything is drawn from a seed, so a failing seed fails again.
 
-use base::{Durability, Operation, Outcome, Random, Span};
-use nvme::{CompletionCopy, CompletionDoorbell, Techniques};
-use wire::AdminOpcode;
+use tenmil_base::{Durability, IoStatus, Operation, Random, Span};
+use tenmil_nvme_host::{CompletionCopy, CompletionDoorbell, FastPathOptions};
+use tenmil_wire::AdminOpcode;
 
-use crate::course::{Step, Wish};
-use crate::device_memory::Reach;
-use crate::evil::{
-    DmaFault, Fault, Forgery, Gate, How, Invented, Mischief, QueueKind, Release, Target, lies,
+use crate::device_memory::DataAccess;
+use crate::fault_injector::{
+    BogusCid, CorruptionMethod, DataCorruption, DmaFault, Fault, FaultTrigger, PlannedFault,
+    QueueKind, Release, Target, lies,
 };
-use crate::medium::{MediumFault, MediumMischief};
+use crate::medium::{MediumFault, PlannedMediumFault};
 use crate::scenario::Scenario;
-use crate::workload::{Mix, Pieces, Profile};
+use crate::test_run::{CourseStep, OwnerAction};
+use crate::workload::{DataLayout, Mix, Profile};
 use crate::world::WorldOptions;
 
-/// The run of this seed.
+/// Test run of this seed.
 pub fn scenario(seed: u64) -> Scenario {
-    let mut draw = Draw(Random::new(seed ^ 0x5eed_0000_0000_0000));
+    let mut draw = RandomDraw(Random::new(seed ^ 0x5eed_0000_0000_0000));
     let mut options = WorldOptions { seed, ..WorldOptions::default() };
     draw.host(&mut options);
     draw.device(&mut options);
@@ -30,9 +30,9 @@ pub fn scenario(seed: u64) -> Scenario {
     Scenario { name: format!("swarm/{seed}"), options, steps, musts: Vec::new() }
 }
 
-struct Draw(Random);
+struct RandomDraw(Random);
 
-impl Draw {
+impl RandomDraw {
     fn below(&mut self, bound: u32) -> u32 {
         u32::try_from(self.0.below(bound.into())).unwrap_or(0)
     }
@@ -53,7 +53,7 @@ impl Draw {
         host.interrupts = self.chance(3);
         host.controller.shadow_doorbells = self.chance(4);
         host.controller.resets_max = self.pick(&[0, 1, 4]);
-        host.techniques = Techniques {
+        host.techniques = FastPathOptions {
             doorbell_batching: !self.chance(4),
             completion_doorbell: self.pick(&[
                 CompletionDoorbell::Each,
@@ -70,9 +70,9 @@ impl Draw {
     fn device(&mut self, options: &mut WorldOptions) {
         let function = &mut options.function;
         function.reach = match self.below(4) {
-            0 => Reach::Copied,
-            1 => Reach::Late(Span::from_us(self.0.below(200))),
-            _ => Reach::Direct,
+            0 => DataAccess::Copied,
+            1 => DataAccess::Late(Span::from_us(self.0.below(200))),
+            _ => DataAccess::Direct,
         };
         function.transfer_bytes_max = self.pick(&[8 << 10, 16 << 10, 64 << 10]);
         function.io_queues_max = self.pick(&[1, 2, 4]);
@@ -85,8 +85,8 @@ impl Draw {
     fn medium(&mut self, options: &mut WorldOptions) {
         let medium = &mut options.medium;
         medium.block_size = self.pick(&[512, 512, 1024, 4096]);
-        medium.durability = self.pick(&[Durability::VolatileCache, Durability::Stable]);
-        // What takes one request at a time must be quick, or no deadline could be kept.
+        medium.durability = self.pick(&[Durability::VolatileCache, Durability::Persistent]);
+        // A medium with a small depth must be fast, or no timeout could be met.
         (medium.depth, medium.latency.1) = match self.below(4) {
             0 => (1, Span::from_us(2 + self.0.below(100))),
             1 => (4, Span::from_us(2 + self.0.below(400))),
@@ -100,9 +100,9 @@ impl Draw {
                 0 => MediumFault::Stall,
                 1 => MediumFault::Delay(Span::from_ms(self.0.below(2_000))),
                 _ => MediumFault::Fail(self.pick(&[
-                    Outcome::UNRECOVERED_READ,
-                    Outcome::WRITE_FAULT,
-                    Outcome::INTERNAL_ERROR,
+                    IoStatus::UNRECOVERED_READ,
+                    IoStatus::WRITE_FAULT,
+                    IoStatus::INTERNAL_ERROR,
                 ])),
             };
             let operation = self.pick(&[
@@ -112,7 +112,7 @@ impl Draw {
                 Some(Operation::Flush),
             ]);
             let (skip, times) = (self.below(40), 1 + self.below(3));
-            medium.mischief.push(MediumMischief { fault, operation, skip, times });
+            medium.mischief.push(PlannedMediumFault { fault, operation, skip, times });
         }
     }
 
@@ -130,46 +130,46 @@ impl Draw {
             ]),
             blocks: (1, most),
             span: u64::from(most) * 2 + self.0.below(100),
-            pieces: self.pick(&[Pieces::Whole, Pieces::Offset, Pieces::Pages]),
+            pieces: self.pick(&[DataLayout::Whole, DataLayout::Offset, DataLayout::Pages]),
         };
     }
 
-    fn mischief(&mut self) -> Mischief {
+    fn mischief(&mut self) -> PlannedFault {
         let fault = self.fault();
         let queue = self.pick(&[QueueKind::Any, QueueKind::Io, QueueKind::Admin]);
         let opcode = match fault {
             Fault::Event { .. } => Some(AdminOpcode::AsynchronousEventRequest.code()),
-            Fault::Forge(_) => Some(self.pick(&[0x06, 0x02])),
+            Fault::CorruptData(_) => Some(self.pick(&[0x06, 0x02])),
             _ => None,
         };
         let count = self.below(30);
         let gate = self.pick(&[
-            Gate::Always,
-            Gate::Disables(1),
-            Gate::Enables(2),
-            Gate::Shutdowns(1),
-            Gate::IoCompletions(count),
-            Gate::AdminCompletions(count),
+            FaultTrigger::Always,
+            FaultTrigger::Disables(1),
+            FaultTrigger::Enables(2),
+            FaultTrigger::Shutdowns(1),
+            FaultTrigger::IoCompletions(count),
+            FaultTrigger::AdminCompletions(count),
         ]);
         let (skip, times) = (self.below(20), self.pick(&[1, 1, 2, 5, 50]));
         let target = Target { queue, opcode };
-        Mischief { fault, target, gate, skip, times }
+        PlannedFault { fault, target, gate, skip, times }
     }
 
     fn fault(&mut self) -> Fault {
         let release = Release::After(Span::from_ms(self.0.below(500)));
-        let bits = self.0.draw();
-        let drawn = self.0.draw().to_le_bytes();
+        let bits = self.0.next_u64();
+        let drawn = self.0.next_u64().to_le_bytes();
         let offset = self.pick(&[0x00, 0x08, 0x14, 0x1c, 0x68]);
         match self.below(26) {
             0 => Fault::Gone,
             1 => Fault::Masked,
             2 => Fault::Duplicate,
-            3 => Fault::Invent(Invented::Outside),
-            4 => Fault::Invent(Invented::Ended),
-            5 => Fault::Invent(Invented::InFlight),
+            3 => Fault::Bogus(BogusCid::Outside),
+            4 => Fault::Bogus(BogusCid::Ended),
+            5 => Fault::Bogus(BogusCid::InFlight),
             6 => Fault::WrongPhase,
-            7 => Fault::Swallow,
+            7 => Fault::Drop,
             8 => Fault::Hold(release),
             9 => Fault::Hold(Release::Aborted),
             10 => Fault::Hold(Release::Reset),
@@ -192,32 +192,45 @@ impl Draw {
             24 => {
                 let offset = u16::from_le_bytes([drawn[0], drawn[1] & 0x0f]);
                 let mask = 0xff_u64 << (drawn[2] & 0x38);
-                Fault::Forge(Forgery { page: None, how: How::Poke { offset, mask, bits } })
+                Fault::CorruptData(DataCorruption {
+                    page: None,
+                    how: CorruptionMethod::Poke { offset, mask, bits },
+                })
             }
-            _ => Fault::Forge(Forgery { page: Some(drawn[0] & 7), how: How::Random }),
+            _ => Fault::CorruptData(DataCorruption {
+                page: Some(drawn[0] & 7),
+                how: CorruptionMethod::Random,
+            }),
         }
     }
 
-    fn steps(&mut self, options: &mut WorldOptions) -> Vec<Step> {
-        let mut steps = vec![Step::Attach, Step::WorkSome(self.0.below(30))];
+    fn steps(&mut self, options: &mut WorldOptions) -> Vec<CourseStep> {
+        let mut steps = vec![CourseStep::Attach, CourseStep::WorkSome(self.0.below(30))];
         match self.below(8) {
-            0 => steps.push(Step::Ask(Wish::Reset)),
-            1 => steps.push(Step::Ask(Wish::ResetSubsystem)),
-            2 => steps.push(Step::Ask(Wish::DeleteQueuePair)),
-            3 => steps.push(Step::Ask(Wish::ShutDown)),
-            4 => steps.push(Step::Ask(Wish::ShutDownAbruptly)),
-            5 => steps.push(Step::Crash),
-            6 => steps.extend([Step::CutPowerAfter(self.0.below(20))]),
+            0 => steps.push(CourseStep::Ask(OwnerAction::Reset)),
+            1 => steps.push(CourseStep::Ask(OwnerAction::ResetSubsystem)),
+            2 => steps.push(CourseStep::Ask(OwnerAction::DeleteQueuePair)),
+            3 => steps.push(CourseStep::Ask(OwnerAction::ShutDown)),
+            4 => steps.push(CourseStep::Ask(OwnerAction::ShutDownAbruptly)),
+            5 => steps.push(CourseStep::Crash),
+            6 => steps.extend([CourseStep::CutPowerAfter(self.0.below(20))]),
             _ => {}
         }
-        let cuts_power = matches!(steps.last(), Some(Step::CutPowerAfter(_)));
-        steps.push(Step::Work);
+        let cuts_power = matches!(steps.last(), Some(CourseStep::CutPowerAfter(_)));
+        steps.push(CourseStep::Work);
         if cuts_power {
-            steps.extend([Step::CutPower, Step::RestorePower]);
+            steps.extend([CourseStep::CutPower, CourseStep::RestorePower]);
         }
-        // What a liar has said about itself is believed until a new host asks again.
-        steps.extend([Step::Repent, Step::Renew, Step::Review, Step::Again, Step::ShutDown]);
-        // What copies leave cannot be predicted, and media that tear are found by design.
+        // A host trusts Identify data until the controller is initialized again, so a new host is
+        // needed after a corruption.
+        steps.extend([
+            CourseStep::StopFaults,
+            CourseStep::Renew,
+            CourseStep::ReadBack,
+            CourseStep::Again,
+            CourseStep::ShutDown,
+        ]);
+        // The effect of copies cannot be predicted, and torn writes are detected by design.
         options.medium.tears = false;
         steps
     }
@@ -227,7 +240,7 @@ impl Draw {
 mod tests {
     use super::scenario;
 
-    /// Each seed twice: no promise is broken, and the second run is the first bit for bit.
+    /// Runs each seed twice: there is no violation, and both runs are identical.
     #[test]
     fn a_swarm_of_seeds_breaks_nothing_and_repeats() {
         let mut broken = Vec::new();

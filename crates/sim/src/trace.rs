@@ -1,14 +1,14 @@
-//! Everything observable that happens, as a running hash and a tail of records.
+//! Trace of all observable events: a running hash, and the last records.
 //!
-//! Two runs are the same run if their traces have the same hash: every register access, every
-//! access of the device to memory, every submission and every answer goes in, with its time.
+//! Two runs are identical if their traces have the same hash: every register access, every memory
+//! access of the device, every submission and every completion is included with its time.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-use base::Instant;
+use tenmil_base::Instant;
 
-/// A running hash of records, and the last few of them.
+/// Running hash of all records, and the last of them.
 #[derive(Debug)]
 pub struct Trace {
     hash: u64,
@@ -17,64 +17,64 @@ pub struct Trace {
     tail: VecDeque<Record>,
 }
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When.
+    /// Time.
     pub at: Instant,
-    /// What.
+    /// Kind.
     pub kind: Kind,
-    /// The three numbers that say more; their meaning depends on the kind.
+    /// Three numbers whose meaning depends on the kind.
     pub detail: [u64; 3],
 }
 
-/// Kinds of records. The comment is what the three numbers are.
+/// Kinds of records, each with the meaning of the three numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
-    /// The host loads a register: offset, value, access number.
+    /// The host reads a register: offset, value, access number.
     RegisterRead,
-    /// The host stores to a register: offset, value, access number.
+    /// The host writes a register: offset, value, access number.
     RegisterWrite,
-    /// A doorbell arrives at the device: offset, value as rung, value as delivered.
+    /// A doorbell write arrives at the device: offset, value as written, value as delivered.
     Doorbell,
-    /// The host stores a command into a ring: address of the entry, dword 0, data pointer.
+    /// The host stores a command in a ring: address of the entry, dword 0, data pointer.
     CommandStored,
     /// The device fetches a command: address of the ring, index, dword 0.
     CommandFetched,
-    /// A completion becomes visible: address of the entry, result and head, identifier and status.
+    /// A completion becomes visible: address of the entry, result and SQHD, identifier and status.
     CompletionStored,
-    /// The device reads host memory: address, length, digest of the bytes.
+    /// The device reads host memory: address, length, digest of the data.
     DeviceRead,
-    /// The device writes host memory: address, length, digest of the bytes.
+    /// The device writes host memory: address, length, digest of the data.
     DeviceWrite,
-    /// The IOMMU turns an access away: address, length, 1 for a write.
+    /// The IOMMU rejects an access: address, length, 1 for a write.
     Blocked,
     /// Memory is mapped: address, length.
     Mapped,
     /// Memory is unmapped: address, length.
     Unmapped,
-    /// The host cuts the device off from all memory.
+    /// The host revokes the DMA access of the device.
     CutOff,
-    /// The host lets the device reach memory again.
+    /// The host restores the DMA access of the device.
     Reconnected,
-    /// A request goes down: token, operation, first block and count.
+    /// A request is submitted: token, operation, first block and count.
     Submitted,
-    /// An answer comes up: token, outcome, result.
+    /// A request completes: token, status, result.
     Answered,
-    /// The driver reports something: a digest of it.
+    /// The driver reports an event: digest of it.
     Reported,
-    /// The device misbehaves: number of the fault, two numbers of its own.
+    /// A fault is injected: number of the fault, two numbers of its own.
     Mischief,
-    /// The medium carries something out: operation, first block and count, outcome.
+    /// The medium executes a request: operation, first block and count, status.
     Medium,
-    /// The device signals a vector: the vector.
+    /// The device signals an interrupt: vector.
     Interrupt,
-    /// The harness does something: a number for what, two of its own.
+    /// An action of the harness: code, two numbers of its own.
     Harness,
 }
 
-/// Records kept to be printed.
+/// Number of records kept for printing.
 const TAIL_LEN: usize = 4096;
 
 impl Default for Trace {
@@ -90,7 +90,7 @@ impl Trace {
             self.hash = mix(self.hash, word);
         }
         self.count += 1;
-        // Looking at a register changes nothing, and being turned away neither.
+        // A register read and a rejected access change nothing.
         if !matches!(kind, Kind::RegisterRead | Kind::Blocked) {
             self.progress += 1;
         }
@@ -100,22 +100,22 @@ impl Trace {
         self.tail.push_back(Record { at, kind, detail });
     }
 
-    /// The hash of everything so far.
+    /// Hash of all records so far.
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// How many records there were.
+    /// Number of records.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// How many of them changed something. While this stands still, so does the world.
+    /// Number of records that changed some state. Without a change there was no progress.
     pub fn progress(&self) -> u64 {
         self.progress
     }
 
-    /// The last `count` records, oldest first, one to a line.
+    /// Last `count` records, oldest first, one per line.
     pub fn tail(&self, count: usize) -> Vec<String> {
         let skip = self.tail.len().saturating_sub(count);
         self.tail.iter().skip(skip).map(Record::to_string).collect()
@@ -129,7 +129,7 @@ impl fmt::Display for Record {
     }
 }
 
-/// A digest of some bytes, for the detail of a record.
+/// Digest of some bytes, for a record.
 pub fn digest(bytes: &[u8]) -> u64 {
     let mut hash = mix(HASH_START, bytes.len() as u64);
     let mut chunks = bytes.chunks_exact(8);
@@ -144,7 +144,7 @@ pub fn digest(bytes: &[u8]) -> u64 {
 
 const HASH_START: u64 = 0x7e9c_0a5e_ed5e_edf0;
 
-/// One round of `wyhash`: a wide multiply, folded.
+/// One round of `wyhash`: a wide multiplication, folded.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
 const fn mix(hash: u64, word: u64) -> u64 {
@@ -154,7 +154,7 @@ const fn mix(hash: u64, word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
     use super::{Kind, Trace, digest};
 

@@ -1,59 +1,60 @@
-//! What is asked of the blocks: requests drawn from a seed, their buffers lent and taken back, every
-//! answer checked.
+//! Workload: requests drawn from a seed, with ownership of their buffers tracked and every
+//! completion verified.
 
 use core::ops::Range;
 use std::collections::{BTreeMap, VecDeque};
 
-use base::{
-    Answer, Answers, Backend, Dma, Flags, Instant, Limits, Memory, Operation, Outcome, Random,
-    Request, Segment, Span,
+use tenmil_base::{
+    CompletionBatch, Dma, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation,
+    Random, Request, RequestFlags, Segment, Span,
 };
 
 use crate::bus::Bus;
-use crate::failure::Failure;
+use crate::failure::Violation;
 use crate::host_memory::SimDma;
-use crate::ledger::Direction;
-use crate::oracle::{Leaves, Oracle};
+use crate::oracle::{Oracle, WriteEffect};
+use crate::ownership::Direction;
 use crate::trace::Kind;
 
-/// A stream of requests and everything that is known about them.
+/// Generator and verifier of requests.
 pub struct Workload {
     bus: Bus,
     dma: SimDma,
     profile: Profile,
     random: Random,
-    /// What the blocks may hold.
+    /// Model of the block contents.
     pub oracle: Oracle,
     block_size: u32,
-    outstanding: BTreeMap<u64, Flight>,
+    outstanding: BTreeMap<u64, InflightRequest>,
     next_token: u64,
     left: u64,
-    answers: Answers,
-    /// Buffers that may be lent again, by their size.
+    answers: CompletionBatch,
+    /// Reusable buffers by size.
     free: BTreeMap<u32, Vec<Segment>>,
-    /// Buffers about which the device has lied: it may touch them yet.
+    /// Buffers that the device may still access because a fault completed their command early.
     tainted: Vec<Segment>,
     counts: Counts,
-    /// Blocks that are still to be read back.
+    /// Blocks that remain to be read back.
     to_review: VecDeque<u64>,
     longest_answer: Span,
 }
 
-/// What is asked.
+/// Parameters of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// How many requests.
+    /// Number of requests.
     pub count: u64,
-    /// How many at a time.
+    /// Queue depth.
     pub depth: u32,
-    /// What they are.
+    /// Kinds of requests.
     pub mix: Mix,
-    /// Blocks of the smallest and the largest that moves data.
+    /// Minimum and maximum number of blocks of a request that transfers data.
     pub blocks: (u32, u32),
-    /// The blocks that are used: from 0 to here. As many again are for what cannot be predicted.
+    /// Number of blocks in use, from block 0 on. As many again are used for operations with an
+    /// unpredictable effect.
     pub span: u64,
-    /// How the data lie in memory.
-    pub pieces: Pieces,
+    /// Data layout in memory.
+    pub pieces: DataLayout,
 }
 
 /// Kinds of requests.
@@ -65,47 +66,47 @@ pub enum Mix {
     Writes,
     /// Reads and writes.
     ReadsAndWrites,
-    /// Writes, a flush now and then, reads.
+    /// Writes and reads with occasional flushes.
     Flushes,
-    /// Everything there is.
+    /// All operations.
     Everything,
 }
 
-/// How the data of a request lie in memory.
+/// Layout of the data of a request in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pieces {
-    /// In one segment that begins on a page.
+pub enum DataLayout {
+    /// One page-aligned segment.
     Whole,
-    /// In one segment that begins somewhere in a page.
+    /// One segment with an offset in its page.
     Offset,
-    /// In segments that meet at page boundaries.
+    /// Several segments that end at page boundaries.
     Pages,
 }
 
-/// What came of it.
+/// Counts of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests that were taken.
+    /// Accepted requests.
     pub submitted: u64,
-    /// Answers that said that it was done.
+    /// Successful completions.
     pub succeeded: u64,
-    /// Answers that said that it was given up by the host.
+    /// Completions with the status Command Aborted By Host.
     pub aborted: u64,
-    /// Other answers.
+    /// Other completions.
     pub failed: u64,
-    /// Reads whose data was looked at.
+    /// Reads with verified data.
     pub verified: u64,
 }
 
 #[derive(Debug)]
-struct Flight {
+struct InflightRequest {
     operation: Operation,
     blocks: Range<u64>,
     submitted_at: Instant,
     buffer: Option<Buffer>,
 }
 
-/// Some pages, and the part of them that holds data.
+/// Pages of a buffer, and the part of them that holds the data.
 #[derive(Clone, Copy, Debug)]
 struct Buffer {
     pages: Segment,
@@ -113,15 +114,15 @@ struct Buffer {
 }
 
 const PAGE: u32 = 4096;
-/// Offsets of data in a page are multiples of this: PRP and SGL both want dwords.
+/// Offsets of data in a page are multiples of this. PRPs and SGLs require dword alignment.
 const OFFSET_UNIT: u64 = 64;
 const ANSWERS_MAX: usize = 64;
 const BLOCK_SIZE_MAX: u32 = 4096;
-/// Buffers of each size that are kept.
+/// Number of reusable buffers per size.
 const KEPT_MAX: usize = 2;
 
 impl Workload {
-    /// A stream over blocks of `block_size` bytes.
+    /// Creates a workload over blocks of `block_size` bytes.
     pub fn new(
         bus: &Bus,
         profile: Profile,
@@ -139,7 +140,7 @@ impl Workload {
             outstanding: BTreeMap::new(),
             next_token: 0x1_0000,
             left: profile.count,
-            answers: Answers::with_capacity(ANSWERS_MAX),
+            answers: CompletionBatch::with_capacity(ANSWERS_MAX),
             free: BTreeMap::new(),
             tainted: Vec::new(),
             counts: Counts::default(),
@@ -148,51 +149,51 @@ impl Workload {
         }
     }
 
-    /// What came of it so far.
+    /// Counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Whether every request was submitted and answered.
+    /// Whether every request was submitted and has completed.
     pub fn is_done(&self) -> bool {
         self.left == 0 && self.to_review.is_empty() && self.outstanding.is_empty()
     }
 
-    /// The longest time from a request to its answer.
+    /// Longest time from a request to its completion.
     pub fn longest_answer(&self) -> Span {
         self.longest_answer
     }
 
-    /// Requests that are not answered.
+    /// Number of outstanding requests.
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// The request that has waited longest.
+    /// Oldest outstanding request.
     pub fn oldest(&self) -> Option<(u64, Instant)> {
         let oldest = self.outstanding.iter().min_by_key(|(_, flight)| flight.submitted_at);
         oldest.map(|(token, flight)| (*token, flight.submitted_at))
     }
 
-    /// A queue says what its namespace is like. If that is not what was agreed, what reads bring
-    /// proves nothing.
+    /// Sets the limits reported by a queue. If they differ from those of the medium, data are no
+    /// longer verified.
     pub fn set_limits(&mut self, limits: &Limits) {
         let is_as_agreed =
             limits.block_size == self.block_size && limits.block_count >= 2 * self.profile.span;
         if !is_as_agreed {
             self.bus.with(|state| state.is_scribbled = true);
-            // What is larger than a request of ours is better left alone.
+            // Larger blocks than that exceed the buffers of the workload.
             self.block_size = limits.block_size.min(BLOCK_SIZE_MAX);
         }
     }
 
-    /// Begins again with another profile.
+    /// Starts again with other parameters.
     pub fn restart(&mut self, profile: Profile) {
         (self.profile, self.left) = (profile, profile.count);
     }
 
-    /// Submits as much as there is room for.
-    pub fn submit(&mut self, backend: &mut dyn Backend) {
+    /// Submits requests up to the queue depth.
+    pub fn submit(&mut self, backend: &mut dyn IoChannel) {
         while self.outstanding.len() < self.profile.depth as usize {
             if let Some(lba) = self.to_review.front().copied() {
                 if !self.submit_one(backend, Operation::Read, lba..lba + 1) {
@@ -213,18 +214,18 @@ impl Workload {
         backend.flush();
     }
 
-    /// From now on submits reads of every block that was ever written, and then nothing more.
+    /// Switches to reads of every block that was ever written, and nothing after them.
     pub fn review(&mut self) {
         self.left = 0;
         self.to_review = self.oracle.blocks_written().collect();
     }
 
-    /// The host is gone, and with it everything it waited for. It has cut the device off.
+    /// Discards all outstanding requests after the host has gone. The DMA access has been revoked.
     pub fn abandon(&mut self) {
         self.left = 0;
         for (token, flight) in core::mem::take(&mut self.outstanding) {
             let now = self.bus.now();
-            let returned = self.bus.with(|state| state.ledger.hand_back(token, now));
+            let returned = self.bus.with(|state| state.ledger.return_to_host(token, now));
             if let Err(failure) = returned {
                 self.bus.fail(failure);
             }
@@ -235,9 +236,9 @@ impl Workload {
         }
     }
 
-    /// Takes answers, checks each, and takes the buffers back.
-    pub fn poll(&mut self, now: Instant, backend: &mut dyn Backend) -> usize {
-        let mut answers = core::mem::replace(&mut self.answers, Answers::with_capacity(0));
+    /// Reaps completions, verifies each, and returns the buffers.
+    pub fn poll(&mut self, now: Instant, backend: &mut dyn IoChannel) -> usize {
+        let mut answers = core::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
         backend.poll(now, &mut answers);
         let count = answers.as_slice().len();
         answers.drain().for_each(|answer| self.end(now, answer));
@@ -245,20 +246,20 @@ impl Workload {
         count
     }
 
-    /// The power has failed, and with it everything that was under way.
+    /// Discards all outstanding requests after a power cut.
     pub fn power_cut(&mut self) {
         self.oracle.power_cut();
         self.bus.with(|state| state.ledger.stopped());
         for (token, flight) in core::mem::take(&mut self.outstanding) {
             let now = self.bus.now();
-            let _ = self.bus.with(|state| state.ledger.hand_back(token, now));
+            let _ = self.bus.with(|state| state.ledger.return_to_host(token, now));
             if let Some(buffer) = flight.buffer {
                 self.give_back(buffer);
             }
         }
     }
 
-    /// Gives all memory back to the pool. Nothing may be outstanding.
+    /// Releases all memory. No request may be outstanding.
     pub fn release(&mut self) {
         let free = core::mem::take(&mut self.free).into_values().flatten();
         let tainted = core::mem::take(&mut self.tainted);
@@ -273,13 +274,14 @@ impl Workload {
         let first = self.random.below(span - count + 1);
         let blocks = match operation {
             Operation::Flush => 0..0,
-            // What a copy or an uncorrectable write leaves, no stamp can tell.
+            // The effect of copies and of write uncorrectable is not predictable, so they use other
+            // blocks.
             Operation::Copy | Operation::WriteUncorrectable => span + first..span + first + count,
             _ => first..first + count,
         };
         let is_write = leaves(operation).is_some();
-        // An overlap with a write under way is not drawn again: the stream must not depend on how
-        // often that happens more than it has to.
+        // On overlap with a write in flight nothing else is drawn, so that the random sequence
+        // depends on timing as little as possible.
         if is_write && self.oracle.is_being_written(&blocks) {
             return self.outstanding.is_empty().then_some((Operation::Flush, 0..0));
         }
@@ -288,7 +290,7 @@ impl Workload {
 
     fn submit_one(
         &mut self,
-        backend: &mut dyn Backend,
+        backend: &mut dyn IoChannel,
         operation: Operation,
         blocks: Range<u64>,
     ) -> bool {
@@ -304,6 +306,7 @@ impl Workload {
                 some => some,
             },
         };
+        // Recorded before the submission, since the device may access the buffer from then on.
         self.tell_oracle(token, operation, &blocks);
         let mut segments = Vec::new();
         if let (Some(buffer), Some(direction)) = (buffer, direction) {
@@ -334,16 +337,17 @@ impl Workload {
         self.counts.submitted += 1;
         let range = blocks.start << 16 | count;
         self.bus.record(Kind::Submitted, [token, operation as u64, range]);
-        self.outstanding.insert(token, Flight { operation, blocks, submitted_at: now, buffer });
+        self.outstanding
+            .insert(token, InflightRequest { operation, blocks, submitted_at: now, buffer });
         true
     }
 
-    fn flags(&mut self, operation: Operation) -> Flags {
-        // Which writes are forced is decided by their token, so that the oracle can be told before.
+    fn flags(&mut self, operation: Operation) -> RequestFlags {
+        // FUA is derived from the token, so that the model knows it before the submission.
         match operation {
-            Operation::Write if self.is_forced(self.next_token) => Flags::FUA,
-            Operation::WriteZeroes if self.next_token.is_multiple_of(3) => Flags::DEALLOCATE,
-            _ => Flags::NONE,
+            Operation::Write if self.is_forced(self.next_token) => RequestFlags::FUA,
+            Operation::WriteZeroes if self.next_token.is_multiple_of(3) => RequestFlags::DEALLOCATE,
+            _ => RequestFlags::NONE,
         }
     }
 
@@ -363,11 +367,12 @@ impl Workload {
         }
     }
 
-    /// A request was refused: nothing of it may have been stored.
+    /// Undoes the preparation of a request that was rejected. None of its commands may have been
+    /// stored.
     fn take_back(&mut self, token: u64, operation: Operation, buffer: Option<Buffer>) {
         self.oracle.withdraw(token, operation == Operation::Read);
         let now = self.bus.now();
-        let returned = self.bus.with(|state| state.ledger.hand_back(token, now));
+        let returned = self.bus.with(|state| state.ledger.return_to_host(token, now));
         if let Err(failure) = returned {
             self.bus.fail(failure);
         }
@@ -379,17 +384,18 @@ impl Workload {
     fn lend(&self, token: u64, buffer: Buffer, direction: Direction) {
         if let Some(iova) = self.bus.address(buffer.pages) {
             let len_bytes = u64::from(buffer.pages.len_bytes);
-            self.bus.with(|state| state.ledger.lend(token, &[(iova, len_bytes)], direction));
+            self.bus
+                .with(|state| state.ledger.hand_to_device(token, &[(iova, len_bytes)], direction));
         }
     }
 
     fn take_buffer(&mut self, len_bytes: u32) -> Option<Buffer> {
         let offset = match self.profile.pieces {
-            Pieces::Offset => {
+            DataLayout::Offset => {
                 let drawn = self.random.below(u64::from(PAGE) / OFFSET_UNIT) * OFFSET_UNIT;
                 u32::try_from(drawn).unwrap_or(0)
             }
-            Pieces::Whole | Pieces::Pages => 0,
+            DataLayout::Whole | DataLayout::Pages => 0,
         };
         let needed = (offset + len_bytes).next_multiple_of(PAGE);
         let free = self.free.entry(needed).or_default().pop();
@@ -403,37 +409,38 @@ impl Workload {
         if operation == Operation::Write {
             self.oracle.stamp(token, &mut bytes);
         }
-        // Cannot fail for memory that was just allocated.
+        // Cannot fail: the memory was just allocated.
         let _ = self.dma.store(buffer.data, &bytes);
     }
 
     fn cut(&self, data: Segment) -> Vec<Segment> {
-        if self.profile.pieces != Pieces::Pages {
+        if self.profile.pieces != DataLayout::Pages {
             return vec![data];
         }
         let pages = (0..data.len_bytes).step_by(PAGE as usize);
         pages.filter_map(|at| data.slice(at, PAGE.min(data.len_bytes - at))).collect()
     }
 
-    fn end(&mut self, now: Instant, answer: Answer) {
-        let Answer { token, outcome, result } = answer;
+    fn end(&mut self, now: Instant, answer: IoCompletion) {
+        let IoCompletion { token, outcome, result } = answer;
         self.bus.record(Kind::Answered, [token, outcome.0.into(), result.into()]);
         let Some(flight) = self.outstanding.remove(&token) else {
-            return self.bus.fail(Failure::AnsweredTwice { token });
+            return self.bus.fail(Violation::AnsweredTwice { token });
         };
         self.longest_answer = self.longest_answer.max(now.since(flight.submitted_at));
         match outcome {
-            Outcome::SUCCESS => self.counts.succeeded += 1,
-            Outcome::ABORTED_BY_HOST => self.counts.aborted += 1,
+            IoStatus::SUCCESS => self.counts.succeeded += 1,
+            IoStatus::ABORTED_BY_HOST => self.counts.aborted += 1,
             _ => self.counts.failed += 1,
         }
-        let returned = self.bus.with(|state| state.ledger.hand_back(token, now));
+        let returned = self.bus.with(|state| state.ledger.return_to_host(token, now));
         let is_tainted = match returned {
             Ok(is_tainted) => is_tainted,
             Err(failure) => return self.bus.fail(failure),
         };
         if is_tainted {
-            // Whatever the device does with it yet, and when, nothing can be told of these blocks.
+            // The device may still change these blocks at any time, so they are not verified any
+            // more.
             self.oracle.distrust(token, flight.blocks.clone());
         } else if let Err(failure) = self.check(token, &flight, outcome) {
             self.bus.fail(failure);
@@ -445,7 +452,12 @@ impl Workload {
         }
     }
 
-    fn check(&mut self, token: u64, flight: &Flight, outcome: Outcome) -> Result<(), Failure> {
+    fn check(
+        &mut self,
+        token: u64,
+        flight: &InflightRequest,
+        outcome: IoStatus,
+    ) -> Result<(), Violation> {
         let is_success = outcome.is_success();
         match (flight.operation, flight.buffer) {
             (Operation::Read, Some(buffer)) => {
@@ -455,7 +467,7 @@ impl Workload {
                 self.counts.verified += u64::from(is_evidence);
                 let bytes = is_evidence.then_some(&bytes[..]);
                 let looked = self.oracle.read_ended(token, bytes);
-                looked.map_err(|complaint| Failure::Data { token, complaint })
+                looked.map_err(|complaint| Violation::Data { token, complaint })
             }
             (Operation::Flush, _) => {
                 self.oracle.flush_ended(token, is_success);
@@ -468,8 +480,8 @@ impl Workload {
         }
     }
 
-    /// Some buffers are kept for the next request of their size; the others go back to the pool, so
-    /// that whoever touches them yet touches what is not mapped.
+    /// Keeps some buffers for the next request of the same size and releases the others, so that a
+    /// late access hits unmapped memory.
     fn give_back(&mut self, buffer: Buffer) {
         let kept = self.free.entry(buffer.pages.len_bytes).or_default();
         if kept.len() < KEPT_MAX { kept.push(buffer.pages) } else { self.dma.release(buffer.pages) }
@@ -505,13 +517,13 @@ impl Mix {
     }
 }
 
-/// What an operation leaves on its blocks; `None` if nothing.
-fn leaves(operation: Operation) -> Option<Leaves> {
+/// Effect of an operation on its blocks. `None` if it changes nothing.
+fn leaves(operation: Operation) -> Option<WriteEffect> {
     match operation {
-        Operation::Write | Operation::CompareAndWrite => Some(Leaves::Stamps),
-        Operation::WriteZeroes => Some(Leaves::Zeroes),
+        Operation::Write | Operation::CompareAndWrite => Some(WriteEffect::Stamps),
+        Operation::WriteZeroes => Some(WriteEffect::Zeroes),
         Operation::Deallocate | Operation::Copy | Operation::WriteUncorrectable => {
-            Some(Leaves::Anything)
+            Some(WriteEffect::Anything)
         }
         Operation::Read | Operation::Flush | Operation::Compare | Operation::Verify => None,
     }

@@ -1,88 +1,89 @@
-//! Everything together: a host, a bus, a device and its medium, on one clock and one seed.
+//! A simulated world: a host, a bus, a device and its medium, on one clock and one seed.
 //!
 //! ```text
-//!   loop:  device turns, host turns          while anything moves, time stands still
-//!          nothing moved: jump               to the earliest wake-up of anybody
-//!          nobody wants to be woken          something is outstanding and never will be answered
+//!   loop:  poll device, poll host            time stands still while there is progress
+//!          no progress: jump                 to the earliest wake-up
+//!          no wake-up                        a request is outstanding and will never complete
 //! ```
 
-use base::{Durability, Instant, Random, Span};
-use nvme::{ControllerError, State};
+use tenmil_base::{Durability, Instant, Random, Span};
+use tenmil_nvme_host::{ControllerError, State};
 
 use crate::bus::Bus;
 use crate::device::{Device, DeviceOptions};
-use crate::evil::{Evil, Mischief};
-use crate::failure::Failure;
+use crate::failure::Violation;
+use crate::fault_injector::{FaultInjector, PlannedFault};
 use crate::function::{ControllerFunction, FunctionOptions};
-use crate::host::{Host, HostOptions, Work};
+use crate::host::{Host, HostOptions, WorkloadPhase};
+use crate::injected_bug::InjectedBug;
 use crate::medium::{MediumOptions, SimMedium};
 use crate::oracle::Oracle;
-use crate::planted::Planted;
 use crate::trace::Kind;
-use crate::workload::{Mix, Pieces, Profile, Workload};
+use crate::workload::{DataLayout, Mix, Profile, Workload};
 
-/// What a world is made of. Together with the seed it says everything.
+/// Configuration of a world. Together with the seed it determines the run completely.
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
-    /// Where all random numbers come from.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// The driver's side.
+    /// Options of the host.
     pub host: HostOptions,
-    /// The bus.
+    /// Options of the bus and the registers.
     pub device: DeviceOptions,
-    /// The controller.
+    /// Options of the controller.
     pub function: FunctionOptions,
-    /// The medium.
+    /// Options of the medium.
     pub medium: MediumOptions,
-    /// What the device does wrong.
-    pub plan: Vec<Mischief>,
-    /// What is asked of it.
+    /// Faults of the device to inject.
+    pub plan: Vec<PlannedFault>,
+    /// Workload.
     pub profile: Profile,
-    /// Bytes of host memory that the device could be given.
+    /// Bytes of host memory that can be mapped for the device.
     pub pool_bytes: usize,
-    /// How long it takes to cut the device off from memory.
+    /// Time that revoking the DMA access takes.
     pub cut_off_lag: Span,
-    /// A mistake in the host or the harness, made on purpose to see whether it is found.
-    pub planted: Option<Planted>,
+    /// Deliberate bug in the host or the harness, which the checks must find.
+    pub planted: Option<InjectedBug>,
 }
 
-/// A world.
-pub struct World {
-    /// What lies between host and device.
+/// A simulated world.
+pub struct Simulation {
+    /// Bus between host and device.
     pub bus: Bus,
-    /// The device.
+    /// Device.
     pub device: Device,
-    /// Its medium.
+    /// Medium of the device.
     pub medium: SimMedium,
-    /// The host, once it has found the device.
+    /// Host, after it has attached the device.
     pub host: Option<Host>,
-    /// What is asked.
+    /// Workload.
     pub workload: Workload,
     options: WorldOptions,
 }
 
-/// How long things may take, whatever the device does. Each is the sum of the deadlines that the
-/// driver has been given.
+/// Time limits that the driver must meet whatever the device does. Each is the sum of the timeouts
+/// that the driver is configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// From the first look at the registers to a verdict.
+pub struct TimeBounds {
+    /// From the first register access to success or failure of the initialization.
     pub attach: Span,
-    /// From a request to its answer.
+    /// From a request to its completion.
     pub answer: Span,
-    /// From a fault to a working or a dead controller.
+    /// From a fault to a working or dead controller.
     pub recovery: Span,
-    /// From the wish to shut down to its end.
+    /// From a shutdown request to its end.
     pub shutdown: Span,
 }
 
-/// The device's own memory: bounce buffers.
+/// Bytes of device memory, used as bounce buffers.
 const PRIVATE_BYTES: usize = 256 << 10;
-/// Turns in one instant after which the world gives up.
+/// Iterations at one instant after which the run fails.
 const TURNS_MAX: u32 = 20_000;
-/// Who wants to be called at once, again and again, is called this often, and less and less.
+/// Shortest and longest simulated step for a component that always wants to be polled at once. The
+/// step doubles each time.
 const SPIN_MIN: Span = Span { ns: 500 };
 const SPIN_MAX: Span = Span::from_us(50);
-/// Nobody may want to be called at once for so long while nothing moves.
+/// Longest time that a component may want to be polled at once without progress.
 const RESTLESS_MAX: Span = Span::from_ms(50);
 
 impl Default for WorldOptions {
@@ -100,7 +101,7 @@ impl Default for WorldOptions {
                 mix: Mix::Flushes,
                 blocks: (1, 8),
                 span: 128,
-                pieces: Pieces::Whole,
+                pieces: DataLayout::Whole,
             },
             pool_bytes: 64 << 20,
             cut_off_lag: Span::default(),
@@ -109,20 +110,20 @@ impl Default for WorldOptions {
     }
 }
 
-impl World {
-    /// A world at its first moment: nobody has looked at the device yet.
+impl Simulation {
+    /// Creates a world in which no host has attached the device yet.
     ///
     /// # Errors
     ///
-    /// If the options make no sense, or the machine has no memory.
+    /// If the options are invalid, or the memory cannot be mapped.
     pub fn new(options: &WorldOptions) -> Result<Self, String> {
         let mut random = Random::new(options.seed);
-        let evil = Evil::new(&options.plan, random.fork());
+        let evil = FaultInjector::new(&options.plan, random.fork());
         let bus = Bus::new(options.pool_bytes, PRIVATE_BYTES, evil)?;
         bus.with(|state| {
             state.cut_off_lag = options.cut_off_lag;
-            state.ignores_cut_off = options.planted == Some(Planted::CutOffIgnored);
-            state.hastens_cut_off = options.planted == Some(Planted::CutOffNotAwaited);
+            state.ignores_cut_off = options.planted == Some(InjectedBug::CutOffIgnored);
+            state.hastens_cut_off = options.planted == Some(InjectedBug::CutOffNotAwaited);
         });
         let medium = SimMedium::new(&bus, options.medium.clone(), random.fork());
         let function = ControllerFunction::new(&bus, &medium, &options.function)?;
@@ -135,12 +136,12 @@ impl World {
         Ok(Self { bus, device, medium, host: None, workload, options: options.clone() })
     }
 
-    /// What it was made of.
+    /// Configuration of this world.
     pub fn options(&self) -> &WorldOptions {
         &self.options
     }
 
-    /// A host finds the device.
+    /// Lets a new host attach the device.
     pub fn attach(&mut self) -> Result<(), ControllerError> {
         self.host = None;
         let WorldOptions { host, planted, .. } = self.options.clone();
@@ -148,30 +149,33 @@ impl World {
         Ok(())
     }
 
-    /// How far the driver is; `None` without one.
+    /// State of the driver. `None` without a host.
     pub fn state(&self) -> Option<State> {
         self.host.as_ref().map(Host::state)
     }
 
-    /// Whether the driver has given up, or was told to end.
+    /// Whether the driver has given up the controller or has shut it down.
     pub fn has_ended(&self) -> bool {
         matches!(self.state(), None | Some(State::Dead | State::Removed | State::ShutDown))
     }
 
-    /// Turns the world until `is_done`, for at most `bound`. True if it was done in time.
+    /// Runs the world until `is_done`, for at most `bound`. Returns whether it was done in time.
     ///
     /// # Errors
     ///
-    /// The first promise that is broken on the way.
+    /// The first violation found.
     pub fn run(
         &mut self,
-        work: Work,
+        work: WorkloadPhase,
         bound: Span,
         is_done: impl Fn(&Self) -> bool,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, Violation> {
         let deadline = self.bus.now().after(bound);
         let mut turns = 0;
         let (mut spin, mut restless_since) = (SPIN_MIN, None);
+        // Order: check for violations and the goal after every iteration, since time does not
+        // advance while there is progress. Only an iteration without progress jumps to the next
+        // wake-up.
         loop {
             let before = self.progress();
             self.turn(work);
@@ -185,7 +189,7 @@ impl World {
             if self.progress() != before {
                 (turns, spin, restless_since) = (turns + 1, SPIN_MIN, None);
                 if turns > TURNS_MAX {
-                    return Err(Failure::Spinning { at: now, turns });
+                    return Err(Violation::Spinning { at: now, turns });
                 }
                 continue;
             }
@@ -196,7 +200,7 @@ impl World {
             } else {
                 let since = *restless_since.get_or_insert(now);
                 if now.since(since) > RESTLESS_MAX {
-                    return Err(Failure::Restless { who: self.restless(), since, at: now });
+                    return Err(Violation::Restless { who: self.restless(), since, at: now });
                 }
                 spin = Span { ns: (spin.ns * 2).min(SPIN_MAX.ns) };
                 now.after(spin)
@@ -211,32 +215,33 @@ impl World {
         }
     }
 
-    /// How long things may take.
-    pub fn bounds(&self) -> Bounds {
+    /// Time limits for this configuration.
+    pub fn bounds(&self) -> TimeBounds {
         let host = &self.options.host.controller;
-        // A register that lies about CAP.TO can say at most 255 units.
+        // A CAP register with an injected fault can report a timeout of at most 255 units.
         let ready = self.options.function.ready_timeout;
         let plus = |spans: &[Span]| Span { ns: spans.iter().map(|span| span.ns).sum() };
         let times = |span: Span, count: u64| Span { ns: span.ns * count };
-        // Waiting for RDY=1 before clearing EN, for RDY=0, for RDY=1.
+        // Waits for RDY=1 before clearing EN, for RDY=0, and for RDY=1 (Base 2.1 §3.5.1).
         let walk = times(ready, 3);
-        // A command is found overdue up to an eighth late, is aborted, and gets its time once more.
+        // A timeout is detected up to an eighth late, then the command is aborted and gets its
+        // timeout again.
         let admin = times(host.admin_timeout, 3);
         let io = times(host.io_timeout, 3);
-        // The walk, and one admin command that fails.
+        // The enable sequence, and one admin command that fails.
         let attach = plus(&[walk, admin, host.status_interval, SLACK]);
         let reset = plus(&[io, attach]);
         let recovery = times(reset, u64::from(host.resets_max) + 1);
         let shutdown =
             plus(&[host.quiesce_timeout, host.shutdown_timeout, times(admin, 2), walk, SLACK]);
-        Bounds { attach, answer: recovery, recovery, shutdown }
+        TimeBounds { attach, answer: recovery, recovery, shutdown }
     }
 
     fn progress(&self) -> u64 {
         self.bus.with(|state| state.trace.progress())
     }
 
-    fn turn(&mut self, work: Work) {
+    fn turn(&mut self, work: WorkloadPhase) {
         self.device.turn();
         let now = self.bus.now();
         if let Some(host) = &mut self.host {
@@ -244,7 +249,7 @@ impl World {
         }
     }
 
-    /// Who wants to be called at once.
+    /// Component that wants to be polled at once.
     fn restless(&self) -> &'static str {
         let is_due = |wake: Option<Instant>| wake.is_some_and(|wake| wake <= self.bus.now());
         if is_due(self.device.wake_at().wake()) { "the device" } else { "the driver" }
@@ -257,20 +262,20 @@ impl World {
         earliest.filter(|wake| *wake != Instant::NEVER)
     }
 
-    /// No request may wait longer than its bound.
-    fn check_patience(&self, now: Instant) -> Result<(), Failure> {
+    /// Checks that no request is older than its time limit.
+    fn check_patience(&self, now: Instant) -> Result<(), Violation> {
         let Some((token, since)) = self.workload.oldest() else { return Ok(()) };
         if self.host.is_some() && now.since(since) > self.bounds().answer {
             let count = self.workload.outstanding();
-            return Err(Failure::NeverAnswered { token, count, at: now });
+            return Err(Violation::NeverAnswered { token, count, at: now });
         }
         Ok(())
     }
 }
 
-impl Drop for World {
-    /// The host goes first, then the device with its channels; what is under way in the medium then
-    /// is nobody's.
+impl Drop for Simulation {
+    /// The host is dropped first, then the device with its channels. Requests left in the medium
+    /// are discarded.
     fn drop(&mut self) {
         self.bus.record(Kind::Harness, [0, 0, 0]);
         self.medium.dismantle();
@@ -279,26 +284,31 @@ impl Drop for World {
     }
 }
 
-/// What turning the handle takes by itself: a start-up is about twenty commands of some
-/// microseconds each.
+/// Time of the harness itself: initialization takes about twenty commands of some microseconds
+/// each.
 const SLACK: Span = Span::from_ms(100);
 
 #[cfg(test)]
 mod tests {
-    use nvme::{Event, ShutdownNotification, State};
+    use tenmil_nvme_host::{Event, ShutdownNotification, State};
 
-    use super::{World, WorldOptions};
-    use crate::host::{Host, Work};
+    use super::{Simulation, WorldOptions};
+    use crate::host::{Host, WorkloadPhase};
 
-    fn session(options: &WorldOptions) -> (World, u64) {
-        let mut world = World::new(options).unwrap();
+    fn session(options: &WorldOptions) -> (Simulation, u64) {
+        let mut world = Simulation::new(options).unwrap();
         let bounds = world.bounds();
         world.attach().unwrap();
-        let is_up = |world: &World| world.host.as_ref().is_some_and(Host::is_up);
-        assert_eq!(world.run(Work::Drain, bounds.attach, is_up), Ok(true), "{:#?}", tail(&world));
-        let is_done = |world: &World| world.workload.is_done();
+        let is_up = |world: &Simulation| world.host.as_ref().is_some_and(Host::is_up);
         assert_eq!(
-            world.run(Work::Submit, bounds.answer, is_done),
+            world.run(WorkloadPhase::Drain, bounds.attach, is_up),
+            Ok(true),
+            "{:#?}",
+            tail(&world)
+        );
+        let is_done = |world: &Simulation| world.workload.is_done();
+        assert_eq!(
+            world.run(WorkloadPhase::Submit, bounds.answer, is_done),
             Ok(true),
             "{:#?}",
             tail(&world)
@@ -306,9 +316,9 @@ mod tests {
         let now = world.bus.now();
         let host = world.host.as_mut().unwrap();
         host.controller().shut_down(now, ShutdownNotification::Normal).unwrap();
-        let is_down = |world: &World| world.state() == Some(State::ShutDown);
+        let is_down = |world: &Simulation| world.state() == Some(State::ShutDown);
         assert_eq!(
-            world.run(Work::Drain, bounds.shutdown, is_down),
+            world.run(WorkloadPhase::Drain, bounds.shutdown, is_down),
             Ok(true),
             "{:#?}",
             tail(&world)
@@ -319,7 +329,7 @@ mod tests {
         (world, hash)
     }
 
-    fn tail(world: &World) -> Vec<String> {
+    fn tail(world: &Simulation) -> Vec<String> {
         world.bus.with(|state| state.trace.tail(60))
     }
 

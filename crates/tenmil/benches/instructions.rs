@@ -9,16 +9,16 @@
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use tenmil::perf::engine::ByHand;
-use wire::io::Read;
-use wire::{Command, Typed};
+use tenmil::perf::engine::SingleStep;
+use tenmil_wire::io::Read;
+use tenmil_wire::{Command, TypedCommand};
 
 /// A lane with `depth` reads answered and waiting, warmed by a few turns.
-fn answered(depth: u32) -> Box<ByHand> {
-    warmed(ByHand::new(depth).expect("an SSD in memory comes up"))
+fn answered(depth: u32) -> Box<SingleStep> {
+    warmed(SingleStep::new(depth).expect("an SSD in memory comes up"))
 }
 
-fn warmed(pair: ByHand) -> Box<ByHand> {
+fn warmed(pair: SingleStep) -> Box<SingleStep> {
     // In a box, so that handing it back is no copy that would be counted.
     let mut pair = Box::new(pair);
     for _ in 0..8 {
@@ -30,12 +30,12 @@ fn warmed(pair: ByHand) -> Box<ByHand> {
 }
 
 /// The same, with data that do not lie beside the queues.
-fn answered_elsewhere(depth: u32) -> Box<ByHand> {
-    warmed(ByHand::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
+fn answered_elsewhere(depth: u32) -> Box<SingleStep> {
+    warmed(SingleStep::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
 }
 
 /// A device with `depth` reads submitted and waiting.
-fn submitted(depth: u32) -> Box<ByHand> {
+fn submitted(depth: u32) -> Box<SingleStep> {
     let mut pair = answered(depth);
     pair.turn_lane();
     pair
@@ -45,7 +45,7 @@ fn submitted(depth: u32) -> Box<ByHand> {
 #[library_benchmark(setup = answered)]
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
-fn host(mut pair: Box<ByHand>) -> Box<ByHand> {
+fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {
     black_box(pair.turn_lane());
     pair
 }
@@ -53,7 +53,7 @@ fn host(mut pair: Box<ByHand>) -> Box<ByHand> {
 // The same over memory of somebody else's, as a device on the bus or of another process has it.
 #[library_benchmark(setup = answered_elsewhere)]
 #[bench::depth_128(128)]
-fn elsewhere(mut pair: Box<ByHand>) -> Box<ByHand> {
+fn elsewhere(mut pair: Box<SingleStep>) -> Box<SingleStep> {
     black_box(pair.turn_lane());
     pair
 }
@@ -61,7 +61,7 @@ fn elsewhere(mut pair: Box<ByHand>) -> Box<ByHand> {
 // The driver and `perf` when nothing has completed.
 #[library_benchmark(setup = submitted)]
 #[bench::depth_1(1)]
-fn idle(mut pair: Box<ByHand>) -> Box<ByHand> {
+fn idle(mut pair: Box<SingleStep>) -> Box<SingleStep> {
     black_box(pair.turn_lane());
     pair
 }
@@ -70,7 +70,7 @@ fn idle(mut pair: Box<ByHand>) -> Box<ByHand> {
 #[library_benchmark(setup = submitted)]
 #[bench::depth_1(1)]
 #[bench::depth_128(128)]
-fn device(mut pair: Box<ByHand>) -> Box<ByHand> {
+fn device(mut pair: Box<SingleStep>) -> Box<SingleStep> {
     pair.turn_device();
     pair
 }

@@ -1,25 +1,26 @@
-//! One block, written and read back: all that there is to using a device.
+//! Writes one block and reads it back: the smallest complete program.
 
 use std::error::Error;
 
-use host::{Clock, Cores};
-use reactor::{ReactorOptions, Reactors, ThreadPlan};
 use smol::block_on;
 use tenmil::aio::{Claim, Opener};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
-    // One thread on each core. They poll while there is work, and sleep while there is none.
+    // One reactor thread per core. Reactors poll while there is work and sleep otherwise.
     let clock = Clock::start();
-    let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
-    // On one of them the device lives.
-    let storage = reactors.spawn(ThreadPlan::new("storage"))?;
+    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
+    // Lightweight thread on which the device lives.
+    let storage = reactors.spawn(ThreadBuilder::new("storage"))?;
 
-    // An SSD that is emulated, which needs no hardware. A file, an SSD behind a network or one on the
-    // bus is opened by its name, too: `file:/var/tmp/disk`, `tcp://…`, `pcie:…`.
+    // An emulated SSD, which needs no hardware. Other devices are opened by URI as well, such as
+    // `file:/var/tmp/disk`, `tcp://…` or `pcie:…`.
     let name = "emu:ram".parse()?;
     let device = Opener::new(&clock)?.open(&name, Claim::WriteOnce, &storage).wait()?;
 
-    // A buffer goes with the operation, and comes back with the answer: meanwhile the SSD has it.
+    // The buffer moves into the operation and comes back with the result; meanwhile the SSD owns
+    // it.
     let mut buffer = device.buffer(device.limits().block_size).ok_or("no memory for a buffer")?;
     buffer.store(0, b"ten million");
     let buffer = block_on(device.write(7, buffer))?;

@@ -1,17 +1,17 @@
-//! A file as a block device, used from tokio: the reactor has threads of its own, and the handle goes
-//! anywhere.
+//! A file as a block device, used from tokio. The reactors have threads of their own, and the
+//! handle works on any thread.
 
 use std::error::Error;
 
-use host::{Clock, Cores};
-use reactor::{ReactorOptions, Reactors, ThreadPlan};
-use tenmil::aio::{Claim, Device, NotDone, Opener};
+use tenmil::aio::{Claim, Device, IoError, Opener};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
-async fn write_and_read_back(device: Device, lba: u64) -> Result<bool, NotDone> {
+async fn write_and_read_back(device: Device, lba: u64) -> Result<bool, IoError> {
     let mut written = device.buffer(4096).expect("memory for a buffer");
     let empty = device.buffer(4096).expect("memory for another");
     written.store(0, format!("block {lba}").as_bytes());
-    // Forced unit access: it survives a power cut once this has ended.
+    // Force Unit Access: the block is persistent when the write completes.
     let written = device.write_fua(lba, written).await?;
     let read = device.read(lba, empty).await?;
     Ok(read.to_vec() == written.to_vec())
@@ -20,8 +20,8 @@ async fn write_and_read_back(device: Device, lba: u64) -> Result<bool, NotDone> 
 #[tokio::main(flavor = "current_thread")]
 pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
-    let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
-    let thread = reactors.spawn(ThreadPlan::new("storage"))?;
+    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
+    let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
     let directory = tempfile::tempdir()?;
     let uri = format!("file:{}?size=1m&block=4k", directory.path().join("disk").display());
     let device = Opener::new(&clock)?.open(&uri.parse()?, Claim::WriteOnce, &thread).await?;

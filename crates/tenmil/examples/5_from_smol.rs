@@ -1,15 +1,16 @@
-//! An SSD of ours, used from smol: a write that nobody waits for any more, and one that counts.
+//! An emulated SSD, used from smol: one write is abandoned, another one completes.
 
 use std::error::Error;
 
-use host::{Clock, Cores};
-use reactor::{ReactorOptions, Reactors, ThreadPlan};
 use smol::future;
 use tenmil::aio::{Claim, Device, Opener};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
 async fn write_and_read_back(device: &Device) -> Result<bool, Box<dyn Error>> {
     let abandoned = device.buffer(4096).ok_or("no memory for a buffer")?;
-    // One poll, and the future is gone. Its buffer stays where it is until the SSD has answered.
+    // Polls once and drops the future. The buffer stays allocated until the SSD has completed the
+    // write.
     future::poll_once(device.write(0, abandoned)).await;
 
     let mut written = device.buffer(4096).ok_or("no memory for a buffer")?;
@@ -21,14 +22,15 @@ async fn write_and_read_back(device: &Device) -> Result<bool, Box<dyn Error>> {
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
-    let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
-    let thread = reactors.spawn(ThreadPlan::new("storage"))?;
+    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
+    let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
     let opener = Opener::new(&clock)?;
 
     let same = smol::block_on(async {
         let device = opener.open(&"emu:ram".parse()?, Claim::WriteOnce, &thread).await?;
         let same = write_and_read_back(&device).await?;
-        // Not needed: it is closed once the last handle has gone. Here one waits until it is.
+        // Optional: the device is closed after the last handle is dropped. This waits for the
+        // close.
         device.close().await;
         Ok::<_, Box<dyn Error>>(same)
     })?;

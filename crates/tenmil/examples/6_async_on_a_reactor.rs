@@ -1,14 +1,14 @@
-//! A storage application as an async task, on the reactor that also polls the SSD. It opens the SSD
-//! itself: what takes its time then is done elsewhere, and the reactor goes on.
+//! A storage application as an async task on the reactor that also polls the SSD. The task opens
+//! the SSD itself; the blocking part of that runs on another thread while the reactor continues.
 
 use std::error::Error;
 
-use host::{Clock, Cores};
-use reactor::task::Tasks;
-use reactor::{ReactorOptions, Reactors, ThreadPlan};
-use tenmil::aio::{Claim, Device, NotDone, Opener};
+use tenmil::aio::{Claim, Device, IoError, Opener};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::task::ExecutorHandle;
+use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
-async fn write_and_read_back(device: Device) -> Result<bool, NotDone> {
+async fn write_and_read_back(device: Device) -> Result<bool, IoError> {
     let mut written = device.buffer(4096).expect("memory for a buffer");
     let empty = device.buffer(4096).expect("memory for another");
     written.store(0, b"ten million");
@@ -20,9 +20,10 @@ async fn write_and_read_back(device: Device) -> Result<bool, NotDone> {
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
-    let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
-    let thread = reactors.spawn(ThreadPlan::new("storage"))?;
-    let tasks = Tasks::start(&thread, "tasks", 64).map_err(|_| "the thread takes no messages")?;
+    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
+    let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
+    let tasks =
+        ExecutorHandle::start(&thread, "tasks", 64).map_err(|_| "the thread takes no messages")?;
 
     let (opener, home) = (Opener::new(&clock)?, thread.clone());
     let uri = "emu:ram".parse()?;

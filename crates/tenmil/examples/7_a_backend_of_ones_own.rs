@@ -1,31 +1,30 @@
-//! A backend of one's own: a disk whose every block holds its own number, and that cannot be written.
-//! What is under [`Numbers`] is all that a device has to be; everything else that the project has
-//! stands on that.
+//! A block device of your own: a read-only disk whose blocks contain their own number. The trait
+//! implementation of [`Numbers`] is all that a device needs; every other layer works on top of it.
 
 use std::error::Error;
 
-use base::{
-    Answer, Answers, Backend, Durability, Instant, Limits, Memory, Operation, Outcome, Request,
-    Segment, Support, WakeSource,
+use tenmil::aio::{BufferPool, Device};
+use tenmil_base::{
+    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
+    Operation, OperationSet, Request, Segment, WakeSource,
 };
-use dma::{CommandStore, DeviceKind, DevicePool, Regions};
-use host::{Clock, Cores};
-use reactor::{ReactorOptions, Reactors, ThreadPlan};
-use tenmil::aio::{Buffers, Device};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, RegionTable};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
 const BLOCK: u32 = 512;
 const DEPTH: u32 = 64;
 
-/// Blocks that are numbers.
+/// Disk whose blocks contain their number.
 struct Numbers {
-    regions: Regions,
+    regions: RegionTable,
     limits: Limits,
-    /// What has been answered, and not yet been asked for.
-    ready: Vec<Answer>,
+    /// Completions that have not been polled yet.
+    ready: Vec<IoCompletion>,
 }
 
 impl Numbers {
-    fn new(regions: Regions, block_count: u64) -> Self {
+    fn new(regions: RegionTable, block_count: u64) -> Self {
         let limits = Limits {
             block_size: BLOCK,
             metadata_size: 0,
@@ -35,38 +34,38 @@ impl Numbers {
             optimal_boundary_blocks: 0,
             atomic_write_blocks: 1,
             depth_max: DEPTH,
-            durability: Durability::Stable,
-            support: Support::of(&[Operation::Read, Operation::Flush]),
+            durability: Durability::Persistent,
+            support: OperationSet::of(&[Operation::Read, Operation::Flush]),
         };
         Self { regions, limits, ready: Vec::with_capacity(DEPTH as usize) }
     }
 
-    /// Does what is asked. Whoever calls has kept to the limits, or learns that it has not.
-    fn answer(&self, request: &Request, segments: &[Segment]) -> Outcome {
+    /// Executes a request. A request outside the limits completes with an error status.
+    fn answer(&self, request: &Request, segments: &[Segment]) -> IoStatus {
         let blocks = request.lba..request.lba.saturating_add(request.blocks.into());
         match request.operation {
-            Operation::Flush => return Outcome::SUCCESS,
+            Operation::Flush => return IoStatus::SUCCESS,
             Operation::Read if blocks.end <= self.limits.block_count => {}
-            Operation::Read => return Outcome::LBA_OUT_OF_RANGE,
-            _ => return Outcome::INVALID_OPCODE,
+            Operation::Read => return IoStatus::LBA_OUT_OF_RANGE,
+            _ => return IoStatus::INVALID_OPCODE,
         }
-        // Numbers that come from elsewhere are looked at before they are used.
+        // The segment index comes from the caller and is checked before use.
         let Some(into) = segments.get(request.segment_first as usize) else {
-            return Outcome::DATA_TRANSFER_ERROR;
+            return IoStatus::DATA_TRANSFER_ERROR;
         };
         for (skip, number) in (0..).step_by(BLOCK as usize).zip(blocks) {
             let mut block = [0; BLOCK as usize];
             block[..8].copy_from_slice(&number.to_le_bytes());
             let part = into.slice(skip, BLOCK);
             if part.is_none_or(|part| self.regions.store(part, &block).is_err()) {
-                return Outcome::DATA_TRANSFER_ERROR;
+                return IoStatus::DATA_TRANSFER_ERROR;
             }
         }
-        Outcome::SUCCESS
+        IoStatus::SUCCESS
     }
 }
 
-impl Backend for Numbers {
+impl IoChannel for Numbers {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -75,18 +74,18 @@ impl Backend for Numbers {
         let taken = requests.len().min(DEPTH as usize - self.ready.len());
         for request in &requests[..taken] {
             let outcome = self.answer(request, segments);
-            self.ready.push(Answer { token: request.token, outcome, result: 0 });
+            self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
         }
         taken
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
-        let count = answers.room().min(self.ready.len());
+    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+        let count = answers.remaining().min(self.ready.len());
         self.ready.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
 
-    // Three lines by which its thread may sleep: nothing from outside ever wakes this device.
+    // These three functions let the thread sleep: no external event ever wakes this device.
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Deadline
     }
@@ -102,15 +101,15 @@ impl Backend for Numbers {
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
-    let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
-    let storage = reactors.spawn(ThreadPlan::new("storage"))?;
-    let regions = Regions::new(16);
+    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
+    let storage = reactors.spawn(ThreadBuilder::new("storage"))?;
+    let regions = RegionTable::new(16);
     let memory = regions.allocate(1 << 20)?;
     let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
     let pool = DevicePool::new(regions.clone(), memory.segment(), kind, store);
 
     let numbers = Box::new(Numbers::new(regions, 1_000_000));
-    let device = Device::on(&storage, "numbers", numbers, &Buffers::new(pool))?;
+    let device = Device::on(&storage, "numbers", numbers, &BufferPool::new(pool))?;
     let buffer = device.buffer(2 * BLOCK).ok_or("no memory for a buffer")?;
     let buffer = smol::block_on(device.read(4711, buffer))?;
     let mut number = [0; 8];

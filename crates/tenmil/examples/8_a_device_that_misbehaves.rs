@@ -1,17 +1,17 @@
-//! A simulated SSD that breaks its promises, and the driver that has to live with it: in simulated
-//! time, out of one number, so that whatever happened happens again.
+//! A simulated SSD that violates the specification, and the driver on top of it. The simulation
+//! runs in simulated time from a single seed, so every run can be repeated exactly.
 
 use std::error::Error;
 
-use sim::swarm;
+use tenmil_sim::swarm;
 
 const SEED: u64 = 4711;
 
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let scenario = swarm::scenario(SEED);
     let run = scenario.run();
-    // A broken promise of the driver would be one of these: an answer that came twice or never, a
-    // buffer given back too early, data that are not what was written.
+    // A violation by the driver would be a completion that is delivered twice or never, a buffer
+    // released too early, or wrong data.
     if let Some(failure) = &run.failure {
         return Err(format!("seed {SEED}: {failure}").into());
     }

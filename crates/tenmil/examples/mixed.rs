@@ -1,5 +1,5 @@
-//! Small reads beside large writes on one thread: 16 readers of 4 KiB, one at a time each, alone for a
-//! while, and then beside a writer of 1 MiB, 32 at a time. What the readers lose is told.
+//! Small reads beside large writes on one thread: 16 readers of 4 KiB at depth 1 each, first alone
+//! and then beside a writer of 1 MiB at depth 32. Prints how much the readers slow down.
 //!
 //! ```text
 //! cargo run --release --example mixed -- 'tcp://HOST:PORT/NQN' 5
@@ -10,19 +10,19 @@ use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::{Histogram, Instant, Random, Span};
-use host::{Clock, Cores};
-use reactor::task::Tasks;
-use reactor::{ReactorOptions, Reactors, ThreadPlan};
-use tenmil::aio::{Claim, Device, NotDone, Opener};
+use tenmil::aio::{Claim, Device, IoError, Opener};
+use tenmil_base::{Histogram, Instant, Random, Span};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::task::ExecutorHandle;
+use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
 const READERS: u64 = 16;
 const READ_BYTES: u32 = 4 << 10;
 const WRITES: u64 = 32;
 const WRITE_BYTES: u32 = 1 << 20;
 
-/// Reads somewhere until `end`, one after the other.
-async fn read(device: Device, clock: Clock, seed: u64, end: Instant) -> Result<Histogram, NotDone> {
+/// Reads at random addresses until `end`, one at a time.
+async fn read(device: Device, clock: Clock, seed: u64, end: Instant) -> Result<Histogram, IoError> {
     let (mut times, mut random) = (Histogram::new(), Random::new(seed));
     let mut buffer = device.buffer(READ_BYTES).expect("memory for a buffer");
     let (block_size, block_count) = (device.limits().block_size, device.limits().block_count);
@@ -35,13 +35,13 @@ async fn read(device: Device, clock: Clock, seed: u64, end: Instant) -> Result<H
     Ok(times)
 }
 
-/// Writes from one end to the other until `end`, in company.
+/// Writes sequentially until `end`, together with the other writers.
 async fn write(
     device: Device,
     clock: Clock,
     next: Arc<AtomicU64>,
     end: Instant,
-) -> Result<Histogram, NotDone> {
+) -> Result<Histogram, IoError> {
     let mut times = Histogram::new();
     let mut buffer = device.buffer(WRITE_BYTES).expect("memory for a buffer");
     let (block_size, block_count) = (device.limits().block_size, device.limits().block_count);
@@ -55,9 +55,9 @@ async fn write(
     Ok(times)
 }
 
-/// One part of the test: what the readers and the writer took.
+/// Runs one part of the test and returns the latencies of readers and writer.
 fn part(
-    tasks: &Tasks,
+    tasks: &ExecutorHandle,
     device: &Device,
     clock: Clock,
     time: Span,
@@ -80,12 +80,13 @@ fn part(
     Ok(times)
 }
 
-/// Both parts, over the device that `uri` names.
+/// Runs both parts on the device that `uri` names.
 pub(crate) fn run(uri: &str, time: Span) -> Result<(), Box<dyn Error>> {
     let clock = Clock::start();
-    let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
-    let thread = reactors.spawn(ThreadPlan::new("storage"))?;
-    let tasks = Tasks::start(&thread, "tasks", 64).map_err(|_| "the thread takes no messages")?;
+    let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
+    let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
+    let tasks =
+        ExecutorHandle::start(&thread, "tasks", 64).map_err(|_| "the thread takes no messages")?;
     let opener = Opener::with_buffers(&clock, 40 << 20)?;
     let device = opener.open(&uri.parse()?, Claim::WriteOnce, &thread).wait()?;
     let alone = part(&tasks, &device, clock, time, 0)?;

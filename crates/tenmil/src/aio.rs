@@ -1,40 +1,42 @@
-//! Block devices for programs written with async and await.
+//! Block devices for `async`/`await` programs, independent of the executor.
 //!
 //! ```text
-//!   a task on the same light thread ─┐
-//!   a task of tokio or smol ─────────┼─ Device ── a place in a table, a number in a mailbox ─┐
-//!   any OS thread ───────────────────┘    ▲                                                 ▼
-//!                                         └── the waker of the place ── the device's poller: Backend
+//!   task on the same lightweight thread ─┐
+//!   task of tokio or smol ───────────────┼─ Device ── slot of a table, its index in a mailbox ─┐
+//!   any OS thread ───────────────────────┘    ▲                                               ▼
+//!                                             └── waker of the slot ── poller of the device: I/O channel
 //! ```
 //!
-//! An [`Opener`] opens whatever has a name, and waits where others may. A [`Device`] stands for a
-//! backend that lives on a light thread. It is the same handle everywhere:
-//! it knows no runtime, only [`core::future`]. What an operation needs lies in a table that is made
-//! when the device is attached; its index is the token of the request. An operation costs no
-//! allocation, and a system call only if the light thread sleeps.
+//! An [`Opener`] opens a device by URI and does the blocking work on its own threads. A [`Device`]
+//! is a handle of an I/O channel that lives on a lightweight thread. The handle depends on
+//! [`core::future`] alone, so it works under any executor. The state of an operation lies in a slot
+//! of a table that is allocated when the device is attached; the index of the slot is the token of
+//! the request. An operation allocates nothing, and costs a system call only if the reactor of the
+//! thread sleeps.
 //!
-//! Memory is owned by a [`Buffer`], which goes into an operation and comes out with its result. A
-//! future may be dropped at any time: the buffer then stays in the table until the device has
-//! answered, and goes back to its pool after that. What was asked for may happen or not.
+//! A [`Buffer`] owns its memory. It moves into an operation and comes back with the result. A
+//! future may be dropped at any time: the buffer then stays in its slot until the device has
+//! completed the request, and returns to its pool afterwards. Whether a dropped operation takes
+//! effect is not defined.
 //!
-//! If more operations are begun than there are places, futures wait in the order in which they came.
+//! If all slots are in use, further operations wait in the order in which they were first polled.
 
 mod buffer;
 mod device;
+mod error;
 mod io;
-mod later;
-mod line;
+mod oneshot;
 mod open;
-mod place;
+mod open_devices;
 mod poller;
-mod refused;
-mod shelf;
+mod slot;
 #[cfg(test)]
 mod tests;
+mod wait_queue;
 
-pub use block::Claim;
-pub use block::uri::Uri;
-pub use buffer::{Buffer, Buffers};
-pub use device::{Closing, Device};
-pub use open::{Opener, Opening};
-pub use refused::{NotDone, Why};
+pub use buffer::{Buffer, BufferPool};
+pub use device::{CloseFuture, Device};
+pub use error::{IoError, IoErrorKind};
+pub use open::{OpenFuture, Opener};
+pub use tenmil_block::Claim;
+pub use tenmil_block::uri::Uri;

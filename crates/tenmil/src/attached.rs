@@ -1,13 +1,13 @@
-//! A controller that the driver reaches over some bus, and the thread that tends it.
+//! A controller attached over PCIe or vfio-user, and its admin thread.
 //!
 //! ```text
-//!   AttachedMedium, AttachedChannel, … ─▶ Attached ── nvme::Controller (locked to make a queue, or to tend)
-//!                                           └── a thread that tends: what the bus says, time-outs, removal
+//!   AttachedDevice, AttachedChannel, … ─▶ AttachedController ── nvme controller (under a lock)
+//!                                           └── admin thread: bus messages, command timeouts, removal
 //! ```
 
-mod ask;
 mod channel;
-mod reach;
+mod dma;
+mod identify;
 #[cfg(test)]
 mod tests;
 
@@ -16,162 +16,170 @@ use std::os::fd::BorrowedFd;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{
-    Answer, BarPart, Doorbell, Instant, Interrupts, Mmio, NoDeviceMemory, RegionId, Segment, Span,
-    Vector,
+use ::tenmil_dma::{DeviceKind, Region, RegionError, RegionTable};
+use tenmil_base::{
+    BarMapError, BarRange, Doorbell, Instant, InterruptVector, Interrupts, IoCompletion, Mmio,
+    RegionId, Segment, Span,
 };
-use block::uri::{Fields, Uri, UriError};
-use block::{Existing, MediumError, Opened};
-use dma::{DeviceKind, NoRegion, Region, Regions};
-use host::{Bell, Clock, EventVectors, Sleeper, Steps, Stop, Thread, Turn, Wait};
-use nvme::{
-    Controller, ControllerError, ControllerOptions, Event, MemoryBufferUse, NamespaceQueue,
-    QueuePair, QueuePairOptions, QueueSizes, Refusal, ShutdownNotification, State, Techniques,
+use tenmil_block::uri::{Fields, Uri, UriError};
+use tenmil_block::{DeviceError, ExistingData, OpenedDevice};
+use tenmil_linux::{
+    Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StepTimer, StopFlag, Thread,
+};
+use tenmil_nvme_host::{
+    CmbMode, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
+    NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes, RequestError, ShutdownNotification,
+    State,
 };
 
-use self::channel::AttachedMedium;
-use self::reach::{Home, Reach};
-use crate::Refused;
-use crate::growth::Growth;
+use self::channel::AttachedDevice;
+use self::dma::{MappedDma, QueueMemory};
+use crate::CommandError;
+use crate::size_watch::SizeWatch;
 
-pub(crate) use self::ask::with_controller;
+pub(crate) use self::identify::with_controller;
 
-/// What a controller is reached by. Cheap to clone; every clone is the same way.
-pub(crate) trait Bus: Clone + Send + Sync + 'static {
-    /// Its registers.
+/// Access to a controller over some bus. Clones are cheap and refer to the same connection.
+pub(crate) trait ControllerBus: Clone + Send + Sync + 'static {
+    /// Register access.
     type Registers: Mmio<Doorbell = Self::Doorbell> + Send + 'static;
-    /// One of its doorbells.
+    /// One doorbell register.
     type Doorbell: Doorbell + Send + 'static;
 
-    /// How it looks at memory.
+    /// Kind of device, which determines how it accesses memory.
     const KIND: DeviceKind;
 
-    /// What the device is called.
+    /// Name of the device.
     fn name(&self) -> &str;
 
-    /// What it is, in a line.
-    fn what(&self) -> &'static str;
+    /// One-line description.
+    fn describe(&self) -> &'static str;
 
-    /// Its registers, once.
+    /// Register access. Called once.
     fn registers(&self) -> Self::Registers;
 
-    /// What becomes readable when [`carry`](Self::carry) has something to do.
+    /// Descriptor that becomes readable when [`process_messages`](Self::process_messages) has work.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Takes what has come.
-    fn carry(&self);
+    /// Handles incoming bus messages.
+    fn process_messages(&self);
 
-    /// Why it is over, if it is.
+    /// Why the controller is lost, if it is.
     fn lost(&self) -> Option<String>;
 
-    /// Ends it.
-    fn lose(&self, why: &str);
+    /// Marks the controller as lost.
+    fn mark_lost(&self, why: &str);
 
-    /// Memory that it can be shown, for its queues.
-    fn allocate(&self, regions: &Regions, len_bytes: usize) -> Result<Region, NoRegion> {
+    /// Allocates memory for its queues that can be mapped for the device.
+    fn allocate(&self, regions: &RegionTable, len_bytes: usize) -> Result<Region, RegionError> {
         regions.allocate_shared(len_bytes)
     }
 
-    /// Lets the device reach a region, if it does not yet, and says where it finds it.
-    fn show(&self, region: RegionId) -> Result<u64, Refused>;
+    /// Maps a region for the device, if it is not mapped yet, and returns its IOVA.
+    fn map(&self, region: RegionId) -> Result<u64, CommandError>;
 
-    /// Takes a region away. True once the device does not reach it.
-    fn hide(&self, region: RegionId) -> bool;
+    /// Unmaps a region. True once the device cannot access it any more.
+    fn unmap(&self, region: RegionId) -> bool;
 
-    /// Keeps the device from all memory. True once it reaches none. If it was [lost](Self::lose)
-    /// before, it is let go of, too.
+    /// Revokes the access to all memory. True once the device can access none. If the controller
+    /// was [marked lost](Self::mark_lost) before, its function or connection is released too.
     fn cut_off(&self) -> bool;
 
-    /// Lets it reach again what it was kept from.
+    /// Restores the mappings that [`cut_off`](Self::cut_off) revoked.
     fn reconnect(&self);
 
-    /// Maps a part of one of its BARs, in which it has memory of its own, once. Also the address at
-    /// which it lies for the device.
-    fn device_memory(&self, part: BarPart) -> Result<(Segment, u64), NoDeviceMemory> {
+    /// Maps a part of a BAR that holds controller memory. Called once. Returns the segment and the
+    /// address at which the device sees it.
+    fn device_memory(&self, part: BarRange) -> Result<(Segment, u64), BarMapError> {
         let _ = part;
-        Err(NoDeviceMemory::Unusable { why: "it is not on the PCI bus" })
+        Err(BarMapError::Unusable { why: "it is not on the PCI bus" })
     }
 
-    /// Whether its doorbells are memory that the device looks at by itself: ringing one there is a
-    /// store, and a shadow beside it would only cost a barrier.
+    /// Whether the doorbells are mapped memory that the device polls: a doorbell write is then a
+    /// plain store, and a shadow doorbell would only add a barrier.
     fn maps_doorbells(&self) -> bool {
         false
     }
 
-    /// How many vectors there are that can be slept on.
+    /// Number of interrupt vectors that support sleeping.
     fn vectors(&self) -> u32;
 
-    /// Vector `number`, and what wakes whoever sleeps on it.
-    fn vector(&self, number: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String>;
+    /// Interrupt vector `number`, and the handle that wakes its sleeper.
+    fn vector(
+        &self,
+        number: u16,
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String>;
 }
 
-/// What is wanted of a controller.
+/// Options for attaching a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// The namespace.
+pub struct AttachOptions {
+    /// Namespace identifier.
     pub namespace: u32,
-    /// Commands in flight on each queue.
+    /// Queue depth: commands in flight on each queue.
     pub depth: u32,
-    /// I/O queues that the controller is asked for.
+    /// Number of I/O queues requested from the controller.
     pub queues: u16,
-    /// Whether doorbells are rung in memory, if the controller can.
+    /// Whether to use shadow doorbells (Doorbell Buffer Config), if the controller supports them.
     pub shadow_doorbells: bool,
-    /// Whether submission queues lie in the controller memory buffer, as far as it has room.
+    /// Whether to place submission queues in the Controller Memory Buffer, as far as they fit.
     pub queues_in_cmb: bool,
-    /// How long it may take to answer, and all that it takes to be ready.
+    /// Command timeout, which also limits the time until the controller is ready.
     pub patience: Span,
 }
 
-/// A queue pair of it.
-type Queue<B> = NamespaceQueue<Reach<B>, <B as Bus>::Doorbell>;
+/// Queue pair of the controller, bound to its namespace.
+type Queue<B> = NamespaceQueue<MappedDma<B>, <B as ControllerBus>::Doorbell>;
 
-/// A controller and the thread that tends it. It goes with the last medium and channel.
-pub(crate) struct Attached<B: Bus> {
+/// An attached controller and its admin thread. Dropped with the last device and channel.
+pub(crate) struct AttachedController<B: ControllerBus> {
     shared: Arc<Shared<B>>,
-    /// Ends before the controller is shut down.
+    /// Stopped before the controller is shut down.
     tender: Option<Thread<()>>,
-    bell: Bell,
+    bell: Notifier,
     clock: Clock,
-    wanted: Wanted,
-    home: Home<B>,
-    growth: Arc<Growth>,
+    wanted: AttachOptions,
+    home: QueueMemory<B>,
+    growth: Arc<SizeWatch>,
 }
 
-struct Shared<B: Bus> {
-    kept: Mutex<Kept<B>>,
+struct Shared<B: ControllerBus> {
+    kept: Mutex<AttachedState<B>>,
     bus: B,
 }
 
-/// What the lock is around.
-struct Kept<B: Bus> {
-    /// None once it is lost and reaches no memory: then its queue pairs have been told.
-    controller: Option<Controller<B::Registers, Reach<B>>>,
-    /// Answers of admin commands that somebody waits for.
-    answers: Vec<Answer>,
-    /// Why it is not there any more.
-    lost: Option<Refused>,
-    /// Vectors that no queue pair has, the next one to be given away last.
+/// State behind the lock.
+struct AttachedState<B: ControllerBus> {
+    /// None once the controller is lost and can access no memory. Its queue pairs have been
+    /// notified then.
+    controller: Option<Controller<B::Registers, MappedDma<B>>>,
+    /// Completions of admin commands that a caller waits for.
+    answers: Vec<IoCompletion>,
+    /// Why the controller is lost.
+    lost: Option<CommandError>,
+    /// Unused interrupt vectors; the last one is used next.
     vectors_free: Vec<u16>,
-    /// What the others are slept on by.
+    /// Wake handles of the vectors in use.
     vectors_used: BTreeMap<u16, EventVectors>,
-    /// Queue pairs that were asked for and are nobody's yet.
-    asked_for: BTreeMap<u16, AskedFor>,
+    /// Queue pairs that were requested and not taken yet, by queue identifier.
+    asked_for: BTreeMap<u16, QueueRequestState>,
     namespace: u32,
-    growth: Arc<Growth>,
+    growth: Arc<SizeWatch>,
 }
 
-/// What becomes of a queue pair that was asked for.
-enum AskedFor {
-    /// Somebody waits for it.
-    Wanted,
-    /// It will not be, for this reason, which whoever waits has not seen yet.
-    Over(String),
-    /// Nobody waits any more: it is deleted once it is there, and only then is its vector free.
-    Unwanted { vector: Option<u16> },
+/// State of a requested queue pair.
+enum QueueRequestState {
+    /// A caller waits for it.
+    Pending,
+    /// Creation failed for this reason, which the caller has not seen yet.
+    Failed(String),
+    /// The caller has given up: the queue pair is deleted once it exists, and only then is its
+    /// vector free.
+    Abandoned { vector: Option<u16> },
 }
 
-/// A queue pair, and which vector it has.
-struct Lent<B: Bus> {
+/// A queue pair and its interrupt vector.
+struct QueueLease<B: ControllerBus> {
     queue: Queue<B>,
     vector: Option<u16>,
 }
@@ -181,32 +189,32 @@ const DEPTH: u64 = 255;
 const DEPTH_MAX: u64 = 4095;
 const QUEUES: u64 = 16;
 const QUEUES_MAX: u64 = 1024;
-const PATIENCE: Span = Span::from_secs(5);
-/// Entries in the admin queue.
+const DEFAULT_TIMEOUT: Span = Span::from_secs(5);
+/// Entries of the admin queue.
 const ADMIN_DEPTH: u32 = 64;
-/// Memory for the admin queue, its lists and answers to questions.
+/// Memory for the admin queue, PRP lists and admin data.
 const ADMIN_BYTES: u64 = 2 << 20;
 const PAGE: u64 = 4096;
-/// How long the thread sleeps at most.
-const TENDED: Span = Span::from_ms(100);
-/// Between two looks while nobody has anything else to do.
+/// Longest sleep of the admin thread.
+const ADMIN_POLL_MAX: Span = Span::from_ms(100);
+/// Poll interval while the caller has nothing else to do.
 const PAUSE: Span = Span::from_us(50);
-/// How long a shutdown is waited for.
+/// Timeout of a shutdown.
 const SHUTDOWN: Span = Span::from_secs(2);
-/// What to do about a buffer that cannot be as its registers say.
+/// Hint for a controller memory buffer whose registers are invalid.
 const WITHOUT_CMB: &str = "without `cmb=queues` in its name its memory buffer is not used.";
-/// The token of the socket among what the thread sleeps on.
+/// Token of the bus descriptor in the wait set of the admin thread.
 const SOCKET: u64 = 1;
 
-impl Wanted {
-    /// Takes what of it stands in a URI.
+impl AttachOptions {
+    /// Parses the options of a URI.
     pub(crate) fn of(fields: &mut Fields<'_>) -> Result<Self, UriError> {
         let small = |number: u64| u32::try_from(number).unwrap_or(1);
         let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?.unwrap_or(1);
         let depth = fields.number("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
         let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
         let shadow_doorbells = fields.choice("shadow-doorbells", &YES_OR_NO)?.unwrap_or(true);
-        let patience = fields.time("patience")?.unwrap_or(PATIENCE);
+        let patience = fields.time("command-timeout")?.unwrap_or(DEFAULT_TIMEOUT);
         Ok(Self {
             namespace: small(namespace),
             depth: small(depth),
@@ -218,34 +226,34 @@ impl Wanted {
     }
 }
 
-impl<B: Bus> Attached<B> {
-    /// Brings the controller at the other end of `bus` up, and notes each step. What it is given or
-    /// asked for lies in `regions`.
-    pub(crate) fn call(
+impl<B: ControllerBus> AttachedController<B> {
+    /// Attaches the controller behind `bus` and records each step. Its queues and admin data are
+    /// allocated in `regions`.
+    pub(crate) fn attach(
         bus: &B,
-        wanted: &Wanted,
-        regions: &Regions,
-        steps: &mut Steps,
-    ) -> Result<Self, Refused> {
+        wanted: &AttachOptions,
+        regions: &RegionTable,
+        steps: &mut StepTimer,
+    ) -> Result<Self, CommandError> {
         let (shown, clock) = (bus.name(), steps.clock());
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            Refused::machine(format!("attach {shown}: {what}: {error}"))
+            CommandError::machine(format!("attach {shown}: {what}: {error}"))
         };
         let bytes = usize::try_from(pool_bytes(wanted)).unwrap_or(usize::MAX);
         let memory = bus.allocate(regions, bytes);
         let memory = memory.map_err(|error| machine("memory for its queues", &error))?;
-        let home = Home::new(memory, regions, bus.clone()).map_err(|refused| Refused {
-            text: format!("attach {shown}: {}", refused.text),
-            ..refused
+        let home = QueueMemory::new(memory, regions, bus.clone()).map_err(|refused| {
+            CommandError { text: format!("attach {shown}: {}", refused.text), ..refused }
         })?;
         steps.done("show it the memory of its queues");
         let controller = bring_up(bus, wanted, home.reach(), steps)?;
         let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
         let added = sleeper.sources().add(bus.descriptor(), SOCKET);
         added.map_err(|error| machine("a descriptor to wait for", &error))?;
+        // Vector 0 belongs to the admin queue, which is polled.
         let most = bus.vectors().saturating_sub(1).min(controller.queue_pairs_max().into());
-        let growth = Arc::new(Growth::default());
-        let kept = Kept {
+        let growth = Arc::new(SizeWatch::default());
+        let kept = AttachedState {
             controller: Some(controller),
             answers: Vec::new(),
             lost: None,
@@ -257,28 +265,32 @@ impl<B: Bus> Attached<B> {
         };
         let shared = Arc::new(Shared { kept: Mutex::new(kept), bus: bus.clone() });
         let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
-        let body = move |stop: &Stop| {
-            let mut tender = Tender { shared: tended, stop: stop.clone() };
-            host::turn::run(&mut tender, &clock, &mut sleeper);
+        // The admin thread starts after the initialization, which therefore needs no lock.
+        let body = move |stop: &StopFlag| {
+            let mut tender = AttachedAdminLoop { shared: tended, stop: stop.clone() };
+            tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
         };
         let tender = Thread::spawn("tend", None, body);
         let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
         Ok(Self { shared, tender, bell, clock, wanted: wanted.clone(), home, growth })
     }
 
-    /// Its namespace, as a device that was there before whoever opens it.
-    pub(crate) fn open(self, uri: &Uri) -> Result<Opened, MediumError> {
-        let what = self.shared.bus.what();
-        let medium = AttachedMedium::new(self)?;
-        let limits = base::Medium::limits(&medium);
+    /// Opens its namespace as an existing device.
+    pub(crate) fn open(self, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+        let what = self.shared.bus.describe();
+        let medium = AttachedDevice::new(self)?;
+        let limits = tenmil_base::BlockDevice::limits(&medium);
         let bytes = limits.block_count.saturating_mul(u64::from(limits.block_size));
-        let existing =
-            vec![Existing { name: uri.to_string(), found: format!("{bytes} bytes"), path: None }];
-        Ok(Opened { existing, ..Opened::fresh(Arc::new(medium), what) })
+        let existing = vec![ExistingData {
+            name: uri.to_string(),
+            found: format!("{bytes} bytes"),
+            path: None,
+        }];
+        Ok(OpenedDevice { existing, ..OpenedDevice::fresh(Arc::new(medium), what) })
     }
 
-    /// A queue pair.
-    fn queue(&self) -> Result<Lent<B>, Refused> {
+    /// Creates a queue pair, with an interrupt vector if one is free.
+    fn queue(&self) -> Result<QueueLease<B>, CommandError> {
         let end = self.clock.now().after(self.wanted.patience);
         let number = self.shared.lock().vectors_free.pop();
         let lent = self.queue_with(number, end);
@@ -288,7 +300,7 @@ impl<B: Bus> Attached<B> {
         lent
     }
 
-    fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<Lent<B>, Refused> {
+    fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<QueueLease<B>, CommandError> {
         let vector = number.map(|number| self.shared.bus.vector(number));
         let vector = vector.transpose().map_err(|why| self.peer(&why))?;
         let vector = vector.map(|(vector, event)| {
@@ -298,11 +310,14 @@ impl<B: Bus> Attached<B> {
             vector
         });
         let id = self.create(number, end)?;
+        // The queue pair is created asynchronously: poll the controller until it appears, fails, or
+        // the timeout passes. After the timeout the vector stays reserved until the late queue pair
+        // is deleted.
         loop {
             let mut kept = self.shared.lock();
-            kept.look_after(&self.shared.bus, self.clock.now());
+            kept.poll(&self.shared.bus, self.clock.now());
             kept.controller()?;
-            if let Some(AskedFor::Over(why)) = kept.asked_for.get(&id) {
+            if let Some(QueueRequestState::Failed(why)) = kept.asked_for.get(&id) {
                 let refused = self.peer(why);
                 kept.asked_for.remove(&id);
                 return Err(refused);
@@ -315,23 +330,23 @@ impl<B: Bus> Attached<B> {
                     Some(vector) => queue.with_vector(vector),
                     None => queue,
                 };
-                return Ok(Lent { queue, vector: number });
+                return Ok(QueueLease { queue, vector: number });
             }
             if self.clock.now() >= end {
-                kept.asked_for.insert(id, AskedFor::Unwanted { vector: number });
+                kept.asked_for.insert(id, QueueRequestState::Abandoned { vector: number });
                 return Err(self.peer("a queue pair was not created in time"));
             }
             drop(kept);
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
     }
 
-    /// A queue pair as one of the namespace. If it cannot be, dropping it has it deleted.
+    /// Binds a queue pair to the namespace. On failure the queue pair is dropped, which deletes it.
     fn of_namespace(
         &self,
-        controller: &Controller<B::Registers, Reach<B>>,
-        pair: QueuePair<Reach<B>, B::Doorbell>,
-    ) -> Result<Queue<B>, Refused> {
+        controller: &Controller<B::Registers, MappedDma<B>>,
+        pair: QueuePair<MappedDma<B>, B::Doorbell>,
+    ) -> Result<Queue<B>, CommandError> {
         let limits = controller.identity().map(|identity| identity.limits);
         let namespace = controller.namespace(self.wanted.namespace);
         let Some((namespace, limits)) = namespace.zip(limits) else {
@@ -341,15 +356,15 @@ impl<B: Bus> Attached<B> {
         let queue = NamespaceQueue::new(reach, pair, view, QueueSizes::default());
         queue.ok_or_else(|| {
             let text = format!("{}: no memory is left for lists", self.shared.bus.name());
-            Refused::machine(text)
+            CommandError::machine(text)
         })
     }
 
-    fn create(&self, vector: Option<u16>, end: Instant) -> Result<u16, Refused> {
+    fn create(&self, vector: Option<u16>, end: Instant) -> Result<u16, CommandError> {
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
-            kept.look_after(&self.shared.bus, now);
+            kept.poll(&self.shared.bus, now);
             let controller = kept.controller()?;
             if controller.namespace(self.wanted.namespace).is_none() {
                 let ids: Vec<String> =
@@ -357,41 +372,42 @@ impl<B: Bus> Attached<B> {
                 let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
                 let (name, number) = (self.shared.bus.name(), self.wanted.namespace);
                 let text = format!("{name}: no namespace {number}, expected one of: {ids}");
-                return Err(Refused::caller(text));
+                return Err(CommandError::caller(text));
             }
             let most = controller.capabilities().map_or(2, |known| known.depth_max);
             let depth = (self.wanted.depth + 1).clamp(2, most);
-            let options = QueuePairOptions { depth, vector, techniques: Techniques::default() };
+            let options =
+                QueuePairOptions { depth, vector, techniques: FastPathOptions::default() };
             match controller.create_queue_pair(now, options) {
                 Ok(id) => {
-                    kept.asked_for.insert(id, AskedFor::Wanted);
+                    kept.asked_for.insert(id, QueueRequestState::Pending);
                     return Ok(id);
                 }
-                // One whose deletion is under way makes room.
-                Err(Refusal::NoQueueLeft { .. } | Refusal::NotReady) if now < end => {}
+                // A queue pair that is being deleted frees its identifier soon.
+                Err(RequestError::QueueLimit { .. } | RequestError::NotReady) if now < end => {}
                 Err(refusal) => return Err(self.peer(&refusal.to_string())),
             }
             drop(kept);
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
     }
 
-    /// A queue pair is gone, and its vector is free, unless one has it that nobody waits for.
+    /// Frees the vector of a dropped queue pair, unless an abandoned request still owns it.
     fn release_vector(&self, vector: u16) {
         let mut kept = self.shared.lock();
-        let has_it = |asked: &AskedFor| matches!(asked, AskedFor::Unwanted { vector: Some(other) } if *other == vector);
+        let has_it = |asked: &QueueRequestState| matches!(asked, QueueRequestState::Abandoned { vector: Some(other) } if *other == vector);
         if !kept.asked_for.values().any(has_it) {
             kept.free_vector(vector);
         }
     }
 
-    /// How many queue pairs it has.
+    /// Maximum number of I/O queue pairs.
     fn queues_max(&self) -> u32 {
         let mut kept = self.shared.lock();
         kept.controller().map_or(0, |controller| controller.queue_pairs_max().into())
     }
 
-    /// The world-wide name of its namespace, if that is there and has one.
+    /// World-wide name of the namespace, if the namespace exists and has one.
     fn identity(&self) -> Option<String> {
         let mut kept = self.shared.lock();
         let controller = kept.controller().ok()?;
@@ -399,35 +415,36 @@ impl<B: Bus> Attached<B> {
         namespace.world_wide_name(controller.identity()?)
     }
 
-    /// Why it is of no use any more: it is not there, or was never let reach any data.
+    /// Why the device is unusable: the controller is lost, or its first data mappings were
+    /// rejected.
     fn lost(&self) -> Option<String> {
         if let Some(refused) = &self.shared.lock().lost {
             return Some(refused.text.clone());
         }
-        let Refused { text, hint, .. } = self.home.reach().complaint()?;
+        let CommandError { text, hint, .. } = self.home.reach().mapping_error()?;
         let hint = hint.map_or_else(String::new, |hint| format!(". {hint}"));
         Some(format!("{}: {text}{hint}", self.shared.bus.name()))
     }
 
-    /// Does something with the controller.
+    /// Runs `work` on the controller, under the lock.
     fn with<T>(
         &self,
-        work: impl FnOnce(&mut Controller<B::Registers, Reach<B>>) -> T,
-    ) -> Result<T, Refused> {
+        work: impl FnOnce(&mut Controller<B::Registers, MappedDma<B>>) -> T,
+    ) -> Result<T, CommandError> {
         let mut kept = self.shared.lock();
         let result = work(kept.controller()?);
         drop(kept);
-        self.bell.ring();
+        self.bell.notify();
         Ok(result)
     }
 
-    /// The answer to the owner's admin command with this token.
-    fn await_answer(&self, token: u64) -> Result<Answer, Refused> {
+    /// Waits for the completion of the admin command with this token.
+    fn await_answer(&self, token: u64) -> Result<IoCompletion, CommandError> {
         let end = self.clock.now().after(Span::from_secs(60));
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
-            kept.look_after(&self.shared.bus, now);
+            kept.poll(&self.shared.bus, now);
             let found = kept.answers.iter().position(|answer| answer.token == token);
             if let Some(at) = found {
                 return Ok(kept.answers.swap_remove(at));
@@ -437,80 +454,81 @@ impl<B: Bus> Attached<B> {
             if now >= end {
                 return Err(self.peer("an admin command was not answered"));
             }
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
     }
 
-    fn peer(&self, problem: &str) -> Refused {
-        Refused::peer(format!("{}: {problem}", self.shared.bus.name()))
+    fn peer(&self, problem: &str) -> CommandError {
+        CommandError::peer(format!("{}: {problem}", self.shared.bus.name()))
     }
 }
 
-impl<B: Bus> Drop for Attached<B> {
+impl<B: ControllerBus> Drop for AttachedController<B> {
     fn drop(&mut self) {
         if let Some(tender) = self.tender.take() {
             tender.stop_flag().stop();
-            self.bell.ring();
-            // Its own drop waits for the end.
+            self.bell.notify();
+            // Joins the thread.
             drop(tender);
         }
         let end = self.clock.now().after(SHUTDOWN);
         let mut kept = self.shared.lock();
         if let Ok(controller) = kept.controller() {
-            // One that cannot be shut down is dropped, and thereby cut off.
+            // A controller that cannot be shut down is dropped, which revokes its DMA access.
             let _ = controller.shut_down(self.clock.now(), ShutdownNotification::Normal);
         }
-        let is_going = |kept: &Kept<B>| {
+        let is_going = |kept: &AttachedState<B>| {
             let state = kept.controller.as_ref().map(Controller::state);
             state == Some(State::ShuttingDown)
         };
         while is_going(&kept) && self.clock.now() < end {
-            kept.look_after(&self.shared.bus, self.clock.now());
-            host::thread::give_way();
+            kept.poll(&self.shared.bus, self.clock.now());
+            tenmil_linux::thread::yield_now();
         }
     }
 }
 
-impl<B: Bus> Shared<B> {
-    fn lock(&self) -> MutexGuard<'_, Kept<B>> {
+impl<B: ControllerBus> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, AttachedState<B>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<B: Bus> Kept<B> {
-    fn controller(&mut self) -> Result<&mut Controller<B::Registers, Reach<B>>, Refused> {
+impl<B: ControllerBus> AttachedState<B> {
+    fn controller(&mut self) -> Result<&mut Controller<B::Registers, MappedDma<B>>, CommandError> {
         match (&self.lost, &mut self.controller) {
             (None, Some(controller)) => Ok(controller),
             (Some(lost), _) => Err(lost.clone()),
-            (None, None) => Err(Refused::peer("the controller is gone")),
+            (None, None) => Err(CommandError::peer("the controller is gone")),
         }
     }
 
-    fn look_after(&mut self, bus: &B, now: Instant) {
-        bus.carry();
+    fn poll(&mut self, bus: &B, now: Instant) {
+        bus.process_messages();
         if self.lost.is_some() {
-            return self.let_go(bus);
+            return self.drop_controller(bus);
         }
+        // A lost bus is checked before the controller is polled: its registers read as all ones.
         if let Some(why) = bus.lost() {
-            return self.lose(bus, &why);
+            return self.mark_lost(bus, &why);
         }
         while let Some(event) = self.controller.as_mut().and_then(|known| known.poll(now)) {
             match event {
                 Event::AdminCompleted(answer) => self.answers.push(answer),
-                Event::Dead(error) => return self.lose(bus, &error.to_string()),
-                Event::Removed => return self.lose(bus, "the controller is gone"),
+                Event::Dead(error) => return self.mark_lost(bus, &error.to_string()),
+                Event::Removed => return self.mark_lost(bus, "the controller is gone"),
                 Event::RingInHostMemory { id, why } => {
                     let name = bus.name();
                     tracing::info!(cause = %name, "{name}: queue {id} lies in the host's memory: {why}");
                 }
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
-                    self.growth.has_now(to_blocks);
+                    self.growth.set_size(to_blocks);
                 }
                 Event::QueuePairRefused { id, status } => {
-                    self.will_not_be(id, || format!("a queue pair was refused: {status}"));
+                    self.queue_failed(id, || format!("a queue pair was refused: {status}"));
                 }
                 Event::QueuePairDeleted { id } => {
-                    self.will_not_be(id, || "a queue pair is gone before it was taken".to_owned());
+                    self.queue_failed(id, || "a queue pair is gone before it was taken".to_owned());
                 }
                 _ => {}
             }
@@ -518,21 +536,22 @@ impl<B: Bus> Kept<B> {
         self.drop_unwanted();
     }
 
-    /// There is no such queue pair, nor is there going to be.
-    fn will_not_be(&mut self, id: u16, why: impl FnOnce() -> String) {
+    /// Records that a queue pair does not exist and will not be created.
+    fn queue_failed(&mut self, id: u16, why: impl FnOnce() -> String) {
         match self.asked_for.remove(&id) {
-            Some(AskedFor::Wanted) => {
-                self.asked_for.insert(id, AskedFor::Over(why()));
+            Some(QueueRequestState::Pending) => {
+                self.asked_for.insert(id, QueueRequestState::Failed(why()));
             }
-            Some(AskedFor::Unwanted { vector: Some(vector) }) => self.free_vector(vector),
+            Some(QueueRequestState::Abandoned { vector: Some(vector) }) => self.free_vector(vector),
             _ => {}
         }
     }
 
-    /// Takes queue pairs that came too late and drops them, which has the controller delete them.
+    /// Takes queue pairs that were created too late and drops them, which deletes them.
     fn drop_unwanted(&mut self) {
         let Self { asked_for, controller: Some(controller), .. } = self else { return };
-        let unwanted = |asked: &AskedFor| matches!(asked, AskedFor::Unwanted { .. });
+        let unwanted =
+            |asked: &QueueRequestState| matches!(asked, QueueRequestState::Abandoned { .. });
         for (id, _) in asked_for.iter().filter(|(_, asked)| unwanted(asked)) {
             drop(controller.take_queue_pair(*id));
         }
@@ -543,16 +562,16 @@ impl<B: Bus> Kept<B> {
         self.vectors_free.push(vector);
     }
 
-    /// It is not there any more, whoever asks.
-    fn lose(&mut self, bus: &B, why: &str) {
-        bus.lose(why);
-        self.lost.get_or_insert_with(|| Refused::peer(format!("{}: {why}", bus.name())));
-        self.let_go(bus);
+    /// Marks the controller as lost for all users.
+    fn mark_lost(&mut self, bus: &B, why: &str) {
+        bus.mark_lost(why);
+        self.lost.get_or_insert_with(|| CommandError::peer(format!("{}: {why}", bus.name())));
+        self.drop_controller(bus);
     }
 
-    /// Once it reaches no memory its queue pairs are told, and answer everything so. Whoever sleeps
-    /// on one is woken for it. Until then no buffer is given back.
-    fn let_go(&mut self, bus: &B) {
+    /// Drops the controller once it can access no memory. Its queue pairs then complete all
+    /// requests with an error, and their sleepers are woken. Until then no buffer is returned.
+    fn drop_controller(&mut self, bus: &B) {
         if self.controller.is_some() && bus.cut_off() {
             self.controller = None;
             self.vectors_used.values_mut().for_each(|event| event.raise(0));
@@ -560,23 +579,25 @@ impl<B: Bus> Kept<B> {
     }
 }
 
-/// What the thread does.
-struct Tender<B: Bus> {
+/// Loop of the admin thread.
+struct AttachedAdminLoop<B: ControllerBus> {
     shared: Arc<Shared<B>>,
-    stop: Stop,
+    stop: StopFlag,
 }
 
-impl<B: Bus> Turn for Tender<B> {
-    fn turn(&mut self, now: Instant) -> Wait {
+impl<B: ControllerBus> EventLoop for AttachedAdminLoop<B> {
+    fn iterate(&mut self, now: Instant) -> NextStep {
         if self.stop.is_stopped() {
-            return Wait::Ended;
+            return NextStep::Exit;
         }
         let mut kept = self.shared.lock();
-        kept.look_after(&self.shared.bus, now);
+        kept.poll(&self.shared.bus, now);
         match &kept.controller {
-            None => Wait::Ended,
-            Some(_) if kept.lost.is_some() => Wait::Until(now.after(TENDED)),
-            Some(controller) => Wait::Until(controller.wake_at().min(now.after(TENDED))),
+            None => NextStep::Exit,
+            Some(_) if kept.lost.is_some() => NextStep::Until(now.after(ADMIN_POLL_MAX)),
+            Some(controller) => {
+                NextStep::Until(controller.wake_at().min(now.after(ADMIN_POLL_MAX)))
+            }
         }
     }
 
@@ -587,32 +608,33 @@ impl<B: Bus> Turn for Tender<B> {
     fn woken(&mut self, _: &[u64]) {}
 }
 
-/// Waits until the controller is ready. Every wait on the way has an end.
-fn bring_up<B: Bus>(
+/// Polls until the controller is ready. Every state has a timeout.
+fn bring_up<B: ControllerBus>(
     bus: &B,
-    wanted: &Wanted,
-    reach: &Reach<B>,
-    steps: &mut Steps,
-) -> Result<Controller<B::Registers, Reach<B>>, Refused> {
-    let refuse = |why: String| Refused::peer(format!("attach {}: {why}", bus.name()));
+    wanted: &AttachOptions,
+    reach: &MappedDma<B>,
+    steps: &mut StepTimer,
+) -> Result<Controller<B::Registers, MappedDma<B>>, CommandError> {
+    let refuse = |why: String| CommandError::peer(format!("attach {}: {why}", bus.name()));
     let options = ControllerOptions {
         admin_depth: ADMIN_DEPTH,
         queue_pairs: wanted.queues,
         shadow_doorbells: wanted.shadow_doorbells && !bus.maps_doorbells(),
         memory_buffer: match (B::KIND, wanted.queues_in_cmb) {
-            (_, true) => MemoryBufferUse::Queues,
-            (DeviceKind::Pcie, false) => MemoryBufferUse::Shown,
-            (DeviceKind::Emulated, false) => MemoryBufferUse::Ignored,
+            (_, true) => CmbMode::SubmissionQueues,
+            (DeviceKind::Pcie, false) => CmbMode::Enabled,
+            (DeviceKind::Emulated, false) => CmbMode::Ignored,
         },
         ..ControllerOptions::default()
     };
-    // What is lost reads as ones, and so looks like something else.
+    // A lost device reads as all ones, which the driver reports as another error; the bus knows the
+    // cause.
     let why = |found: String| refuse(bus.lost().unwrap_or(found));
     let mut controller = Controller::new(bus.registers(), reach.clone(), options)
         .map_err(|error| why(error.to_string()))?;
     let mut is_enabled = false;
     loop {
-        bus.carry();
+        bus.process_messages();
         if let Some(why) = bus.lost() {
             return Err(refuse(why));
         }
@@ -633,13 +655,13 @@ fn bring_up<B: Bus>(
             }
             Some(Event::Removed) => return Err(why("the controller is gone".to_owned())),
             Some(_) => {}
-            None => host::thread::rest(PAUSE),
+            None => tenmil_linux::thread::sleep(PAUSE),
         }
     }
 }
 
-/// Memory for the queues and lists of one controller; what is not used is not there.
-fn pool_bytes(wanted: &Wanted) -> u64 {
+/// Size of the memory for the queues and lists of one controller. Unused pages are not backed.
+fn pool_bytes(wanted: &AttachOptions) -> u64 {
     let entries = u64::from(wanted.depth) + 1;
     let queue = entries * (64 + 16 + PAGE) + 4 * PAGE;
     (ADMIN_BYTES + u64::from(wanted.queues) * queue).min(u64::from(u32::MAX) & !(PAGE - 1))

@@ -1,54 +1,54 @@
-//! What spreads the threads of a program over its reactors, and chooses how fast their cores run
-//! where that was asked for.
+//! Load balancing of lightweight threads over the reactors of a program, and frequency scaling of
+//! their cores if requested.
 
 mod rules;
 
 use std::sync::Arc;
 
-use host::Cores;
-use host::frequency::{Frequency, FrequencyError, recover};
-use host::machine::Machine;
-use host::pool::Pool;
-use host::runtime_directory::RuntimeDirectory;
-use reactor::balance::{NotBalanced, Steering, start};
-use reactor::schedule::Options;
-use reactor::{Directory, Reactors};
+use tenmil_linux::CpuList;
+use tenmil_linux::frequency::{Frequency, FrequencyError, recover};
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_reactor::balance::{BalancerError, SchedulerHandle, start};
+use tenmil_reactor::schedule::Options;
+use tenmil_reactor::{Reactors, Registry};
 
-use crate::Refused;
+use crate::CommandError;
 pub(crate) use rules::{check_cores, check_rules, parse_rules};
 
-/// Keeps what a balancer works with. To be dropped when its reactors have stopped: then frequencies
-/// have been put back.
-pub(crate) struct Balance {
-    _pool: Arc<Pool>,
-    steering: Steering,
-    /// What became of the frequency of cores, in words.
+/// Owner of a running balancer. Must be dropped after its reactors have stopped. Restores the core
+/// frequencies on drop.
+pub(crate) struct BalancerGuard {
+    _pool: Arc<ThreadPool>,
+    steering: SchedulerHandle,
+    /// Description of the frequency scaling.
     frequency_scaling: String,
 }
 
-/// Where a note goes that the user should read.
-pub(crate) type Tell<'a> = &'a dyn Fn(String);
+/// Callback for notes that the user should read.
+pub(crate) type NoteFn<'a> = &'a dyn Fn(String);
 
-/// Reactors and what balances them.
-pub(crate) struct Balanced {
+/// Reactors and their balancer.
+pub(crate) struct BalancedReactors {
     pub(crate) reactors: Reactors,
-    pub(crate) balance: Balance,
+    pub(crate) balance: BalancerGuard,
 }
 
-/// Once in a period there is one job, and the next is refused while it waits.
+/// The balancer submits one job per period. A second one is rejected while the first waits.
 const JOBS_WAITING_MAX: usize = 1;
 
-impl Balance {
-    /// Starts balancing the threads of `directory` by these rules, on a light thread of its own; with
-    /// a governor, it also chooses how fast `cores` run.
+impl BalancerGuard {
+    /// Starts balancing the threads of `directory` by `rules`, on a lightweight thread of its own.
+    /// With a governor, it also sets the frequency of `cores`.
     pub(crate) fn start(
         rules: &Options,
         has_governor: bool,
-        directory: &Directory,
-        cores: &Cores,
-        tell: Tell<'_>,
-    ) -> Result<Self, Refused> {
-        let pool = Arc::new(Pool::new(1, JOBS_WAITING_MAX));
+        directory: &Registry,
+        cores: &CpuList,
+        tell: NoteFn<'_>,
+    ) -> Result<Self, CommandError> {
+        let pool = Arc::new(ThreadPool::new(1, JOBS_WAITING_MAX));
         let frequency = frequency(has_governor, cores, tell);
         let frequency_scaling = words(has_governor, frequency.as_ref());
         let started = start(directory, rules.clone(), frequency, Arc::clone(&pool));
@@ -56,29 +56,29 @@ impl Balance {
         Ok(Self { _pool: pool, steering, frequency_scaling })
     }
 
-    /// What it is steered by.
-    pub(crate) fn steering(&self) -> &Steering {
+    /// Run-time control of the balancer.
+    pub(crate) fn steering(&self) -> &SchedulerHandle {
         &self.steering
     }
 
-    /// Ends it, and says what became of the frequency of cores.
+    /// Ends the balancer and returns the description of the frequency scaling.
     pub(crate) fn into_frequency_scaling(self) -> String {
         self.frequency_scaling
     }
 }
 
-impl Balanced {
-    /// Stops the reactors, and puts back what they had changed.
+impl BalancedReactors {
+    /// Stops the reactors, then restores the frequencies.
     pub(crate) fn stop(self) {
         self.reactors.stop();
         drop(self.balance);
     }
 }
 
-/// What is done about the frequency of cores.
+/// Description of the frequency scaling of the cores.
 fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
     let cores = |frequency: &Frequency| {
-        frequency.domains().iter().flat_map(|domain| domain.cores().iter()).collect::<Cores>()
+        frequency.domains().iter().flat_map(|domain| domain.cores().iter()).collect::<CpuList>()
     };
     match frequency.map(cores).filter(|cores| !cores.is_empty()) {
         Some(cores) => format!("lowest asleep, highest loaded, on cores {cores}"),
@@ -87,20 +87,20 @@ fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
     }
 }
 
-/// Puts back what a process that was killed had in charge, if there is any, and tells what could not
-/// be. For every start of whatever runs for a while.
+/// Restores the frequencies that a killed process left changed, and notes what could not be
+/// restored. Called at the start of every long-running command.
 pub(crate) fn put_back_frequencies(
     machine: &Machine,
     directory: &RuntimeDirectory,
-    tell: Tell<'_>,
+    tell: NoteFn<'_>,
 ) {
     let recovered = recover(machine, directory);
     recovered.errors.iter().for_each(|error| tell(error.to_string()));
 }
 
-/// If that is wanted, the frequency of these cores, in our charge. What is in the way is noted, and
-/// the program goes on without.
-fn frequency(is_wanted: bool, cores: &Cores, tell: Tell<'_>) -> Option<Frequency> {
+/// Takes control of the frequency of these cores, if requested. Obstacles are noted, and the
+/// program continues without frequency scaling.
+fn frequency(is_wanted: bool, cores: &CpuList, tell: NoteFn<'_>) -> Option<Frequency> {
     if !is_wanted {
         return None;
     }
@@ -119,9 +119,9 @@ fn frequency(is_wanted: bool, cores: &Cores, tell: Tell<'_>) -> Option<Frequency
 
 fn take_charge(
     machine: Machine,
-    cores: &Cores,
+    cores: &CpuList,
     directory: &RuntimeDirectory,
-    tell: Tell<'_>,
+    tell: NoteFn<'_>,
 ) -> Option<Frequency> {
     let note = |error: &FrequencyError| tell(error.to_string());
     let opened = Frequency::open(machine, cores, directory);
@@ -132,10 +132,10 @@ fn take_charge(
     opened.ok()
 }
 
-fn refused(why: NotBalanced) -> Refused {
+fn refused(why: BalancerError) -> CommandError {
     match why {
-        NotBalanced::Options(error) => Refused::caller(error.to_string()),
-        NotBalanced::Refused(why) => Refused::of(why.blame(), why.to_string()),
+        BalancerError::Options(error) => CommandError::caller(error.to_string()),
+        BalancerError::Refused(why) => CommandError::of(why.blame(), why.to_string()),
     }
 }
 
@@ -144,17 +144,17 @@ mod tests {
     use std::cell::RefCell;
     use std::path::Path;
 
-    use host::frequency::{Frequency, Speed};
-    use host::machine::Machine;
-    use host::runtime_directory::RuntimeDirectory;
+    use tenmil_linux::frequency::{Frequency, FrequencyRequest};
+    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::runtime_directory::RuntimeDirectory;
 
     use super::{put_back_frequencies, take_charge, words};
 
-    /// What was told.
+    /// Recorded notes.
     #[derive(Default)]
-    struct Told(RefCell<Vec<String>>);
+    struct RecordingNotes(RefCell<Vec<String>>);
 
-    impl Told {
+    impl RecordingNotes {
         fn tell(&self, text: String) {
             self.0.borrow_mut().push(text);
         }
@@ -173,7 +173,7 @@ mod tests {
     fn a_machine_without_frequencies_is_told_of_in_one_line() {
         let root = tempfile::tempdir().unwrap();
         let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
-        let told = Told::default();
+        let told = RecordingNotes::default();
         let cores = [0, 1].into_iter().collect();
         let machine = Machine::under(root.path());
         assert!(take_charge(machine, &cores, &directory, &|text| told.tell(text)).is_none());
@@ -186,7 +186,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let machine = machine_with_one_core(root.path());
         let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
-        let told = Told::default();
+        let told = RecordingNotes::default();
         let tell = |text| told.tell(text);
         let cores = [0].into_iter().collect();
         let held = take_charge(machine.clone(), &cores, &directory, &tell).unwrap();
@@ -209,13 +209,13 @@ mod tests {
         let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
         let cores = [0].into_iter().collect();
         let mut killed = Frequency::open(machine.clone(), &cores, &directory).unwrap();
-        killed.apply(&[(0, Speed::Lowest)]);
+        killed.apply(&[(0, FrequencyRequest::Lowest)]);
         let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
         let left = std::fs::read(&journal).unwrap();
         drop(killed);
         std::fs::write(&journal, left).unwrap();
         machine.write(MAX, "800000").unwrap();
-        let told = Told::default();
+        let told = RecordingNotes::default();
         put_back_frequencies(&machine, &directory, &|text| told.tell(text));
         assert_eq!(machine.text(MAX).as_deref(), Some("3600000"));
         assert!(told.0.borrow().is_empty() && !journal.exists());

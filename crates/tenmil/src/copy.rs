@@ -1,78 +1,78 @@
-//! A whole device to another.
+//! Copy of one block device to another.
 //!
 //! ```text
-//!   source ──extents──> holes ───────────────────> zeroes on the target, or nothing
+//!   source ──extents──> holes ───────────────────> holes of the target, or WriteZeroes
 //!      └────read──────> data, several requests ──> write
 //!                                 │
-//!                   now and then: flush ──> record, from which another run goes on
+//!                    periodically: flush ──> checkpoint, from which a later run resumes
 //! ```
 //!
-//! Everything here turns on the caller's thread: extents may be asked of a disk, which nobody but
-//! this copy waits for. Memory is bounded by the depth, and no request is larger than both sides
-//! take.
+//! Everything runs on the caller's thread: an extent query may block on the device, and only this copy
+//! waits for it. Memory is bounded by the queue depth, and requests do not exceed the transfer limits
+//! of either device.
 
 mod check;
+mod checkpoint;
 mod drive;
+mod engine;
 mod geometry;
 mod identity;
 mod outcome;
-mod pass;
-mod record;
 mod side;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use base::Medium;
-use dma::Regions;
-use host::Clock;
+use tenmil_base::BlockDevice;
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
 
-pub use self::drive::Watch;
+pub use self::checkpoint::{Checkpoint, default_path};
+pub use self::drive::CopyProgressFn;
+pub use self::engine::CheckpointSink;
 pub use self::identity::{Identity, files_of};
-pub use self::outcome::{Comparison, Ending, Tally, Which};
-pub use self::pass::Keep;
-pub use self::record::{Record, usual_path};
+pub use self::outcome::{CompareResult, CopyAbort, CopySide, CopyStats};
 
 use self::check::Check;
+use self::engine::CopyEngine;
 use self::geometry::Geometry;
-use self::pass::Pass;
-use crate::Refused;
+use crate::CommandError;
 
-/// How to copy.
+/// Copy parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyOptions {
     /// Requests in flight.
     pub depth: u32,
-    /// Bytes in each of them, if both sides take as many.
+    /// Bytes per request, limited to the maximum transfer of both devices.
     pub request_bytes: u64,
-    /// Whether zeroes that the source holds as data become holes of the target.
+    /// Whether zeroes in the source become holes of the target.
     pub sparse: bool,
-    /// What to do about blocks that cannot be read.
+    /// Action on unreadable blocks.
     pub on_error: OnError,
 }
 
-/// What to do about blocks that cannot be read.
+/// Action on unreadable blocks of the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
-    /// End, and name them.
+    /// Stop, and report the range.
     #[default]
     Stop,
-    /// Write zeroes in their place, and count them.
+    /// Write zeroes instead, and count them.
     Skip,
 }
 
-/// Both sides, and the memory between them.
+/// Source and target of a copy, and the region table for its buffers.
 pub struct Devices {
-    /// What is read.
-    pub source: Arc<dyn Medium>,
-    /// What is written.
-    pub target: Arc<dyn Medium>,
-    /// The table in which the memory of requests is: that of both devices.
-    pub regions: Regions,
+    /// Source device.
+    pub source: Arc<dyn BlockDevice>,
+    /// Target device.
+    pub target: Arc<dyn BlockDevice>,
+    /// DMA region table for the buffers, shared with both devices.
+    pub regions: RegionTable,
 }
 
-/// A copy that fits its devices.
+/// Validated copy.
 pub struct Copy {
     devices: Devices,
     options: CopyOptions,
@@ -87,67 +87,67 @@ impl Default for CopyOptions {
 }
 
 impl Copy {
-    /// A copy between devices that are called so.
+    /// Creates a copy between two devices, with their names for errors.
     ///
     /// # Errors
     ///
-    /// If the target is smaller than the source, or one of them cannot do its part.
+    /// If the target is smaller than the source, or a device lacks a required operation.
     pub fn new(
         devices: Devices,
         options: CopyOptions,
         (source, target): (&str, &str),
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, CommandError> {
         let limits = (devices.source.limits(), devices.target.limits());
         let geometry = Geometry::of((source, &limits.0), (target, &limits.1), &options)?;
         Ok(Self { devices, options, geometry })
     }
 
-    /// How long the source is, in bytes.
+    /// Size of the source in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.geometry.size
     }
 
-    /// Bytes that go at once.
+    /// Bytes per request.
     pub fn chunk_bytes(&self) -> u64 {
         self.geometry.chunk
     }
 
-    /// Copies what `from` does not say is done. When this returns nothing is in flight, and
-    /// everything up to [`Tally::until`] is surely on the target.
+    /// Copies everything that `from` does not record as done. On return no request is in flight, and
+    /// everything up to [`CopyStats::until`] is durable on the target.
     pub fn run(
         &self,
-        from: Tally,
+        from: CopyStats,
         clock: &Clock,
-        keep: &mut dyn Keep,
-        watch: &mut Watch<'_>,
-    ) -> (Tally, Option<Ending>) {
+        keep: &mut dyn CheckpointSink,
+        watch: &mut CopyProgressFn<'_>,
+    ) -> (CopyStats, Option<CopyAbort>) {
         let began = from.clone();
-        let pass = Pass::new(&self.devices, &self.options, self.geometry, from, keep);
+        let pass = CopyEngine::new(&self.devices, &self.options, self.geometry, from, keep);
         let driven = pass.and_then(|mut pass| {
             drive::drive(&mut pass, clock, &mut *watch)?;
             Ok(pass.end())
         });
-        driven.unwrap_or_else(|text| (began, Some(Ending::Machine(text))))
+        driven.unwrap_or_else(|text| (began, Some(CopyAbort::Machine(text))))
     }
 
-    /// Reads both sides and compares them, without what `tally` says could not be read.
+    /// Reads and compares both devices, except the ranges that `tally` records as unreadable.
     pub fn compare(
         &self,
-        tally: &Tally,
+        tally: &CopyStats,
         clock: &Clock,
-        watch: &mut Watch<'_>,
-    ) -> (Comparison, Option<Ending>) {
+        watch: &mut CopyProgressFn<'_>,
+    ) -> (CompareResult, Option<CopyAbort>) {
         let check = Check::new(&self.devices, self.geometry, tally);
         let driven = check.and_then(|mut check| {
             drive::drive(&mut check, clock, &mut *watch)?;
             Ok(check.end())
         });
-        driven.unwrap_or_else(|text| (Comparison::default(), Some(Ending::Machine(text))))
+        driven.unwrap_or_else(|text| (CompareResult::default(), Some(CopyAbort::Machine(text))))
     }
 }
 
-/// Keeps nothing: for copies that begin anew if they are not finished.
-impl Keep for () {
+/// Stores nothing: for copies that cannot be resumed.
+impl CheckpointSink for () {
     fn keep(&mut self, _until: u64, _lost: &[std::ops::Range<u64>]) -> Result<(), String> {
         Ok(())
     }

@@ -1,139 +1,144 @@
-//! Emulated SSDs: controllers in this process, on threads of their own.
+//! Emulated SSDs: NVMe controllers in this process, on device threads of their own.
 //!
 //! ```text
-//!   this side                                     the device's threads
-//!   nvme::Controller ── HostBar ─────┐       ┌─ MemoryFrontEnd ── Medium
-//!   NamespaceQueue ── rings, doorbells ──────┘     (turned while there is work)
-//!                          └── a pool of pages, which both sides reach
+//!   host side                                     device threads
+//!   tenmil_nvme_host::Controller ── HostBar ─────┐       ┌─ MemoryFrontEnd ── block device
+//!   NamespaceQueue ── rings, doorbells ──────┘     (polled while there is work)
+//!                          └── a pool of pages that both sides access
 //! ```
 //!
-//! The driver cannot tell one from a device: the same registers, rings and bring-up. All SSDs of a
-//! run share one stretch of memory, cut into a pool for each, packed closely: pools that begin at
-//! the same offset of a huge page would put all rings into the same sets of the cache.
+//! The driver runs the same code as for a real SSD: registers, rings and initialization. All SSDs
+//! of a run share one mapping that is divided into adjacent pools, one for each. Pools that started
+//! at the same offset of a huge page would place all rings in the same cache sets.
 
-mod ask;
 mod device;
-mod fleet;
+mod device_set;
+mod device_thread;
+mod identify;
 mod kind;
 mod medium;
-mod posted;
-mod shift;
+mod posted_write;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 
-use base::{Backend, Dma, Doorbell, Durability, Instant, Mmio, Segment, Span, Vector};
-use block::Existing;
-use ctrl::front::HostBar;
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Region, Regions};
-use host::{Bell, Clock, EventVectors};
-use nvme::{
+use tenmil_base::{
+    Dma, Doorbell, Durability, Instant, InterruptVector, IoChannel, Mmio, Segment, Span,
+};
+use tenmil_block::ExistingData;
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Region, RegionTable};
+use tenmil_linux::{Clock, EventVectors, Notifier};
+use tenmil_nvme_controller::transport::HostBar;
+use tenmil_nvme_host::{
     Controller, ControllerOptions, Event, NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes,
-    Refusal, State,
+    RequestError, State,
 };
 
 use crate::perf::options::{self, Techniques};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{EmuSpec, Refused};
-pub(crate) use ask::with_controller;
+use crate::{CommandError, EmuSpec};
 pub(crate) use device::EmulatedSsd;
-pub(crate) use fleet::Fleet;
+pub(crate) use device_set::EmulatedDevices;
+use device_thread::{DeviceThread, DeviceThreadBuilder};
+pub(crate) use identify::with_controller;
 pub use kind::Kind;
-use posted::{Bus, PostedWrite};
-use shift::{DeviceThread, Shift};
+use posted_write::{PostedWrite, PostedWriteCost};
 
-/// Some emulated SSDs, brought up.
+/// A set of emulated SSDs with initialized controllers.
 pub struct Emulated {
     ssds: Vec<Ssd>,
-    /// They answer the controllers to the end of a shutdown.
+    /// Stopped after the controllers have shut down.
     devices: Vec<DeviceThread>,
-    regions: Regions,
+    regions: RegionTable,
     memory_backing: String,
-    existing: Vec<Existing>,
-    /// Kept while anything of the above is there, and by whoever has queue pairs for longer.
+    existing: Vec<ExistingData>,
+    /// Memory of rings and lists. Shared with channels, whose queue pairs may outlive the SSDs.
     memory: Option<Arc<Region>>,
 }
 
-/// What to bring up, and for whom.
+/// Configuration of a set of emulated SSDs.
 pub struct EmuPlan<'a> {
-    /// The SSDs, in order; each may stand for several.
+    /// SSDs, in order. Each entry may describe several.
     pub specs: &'a [EmuSpec],
-    /// I/O queue pairs that each will be asked for.
+    /// I/O queue pairs requested from each controller.
     pub queue_pairs: u16,
-    /// The deepest of them: commands in flight.
+    /// Depth of the deepest queue pair: commands in flight.
     pub depth: u32,
-    /// Bytes of data buffers for each SSD. Where there are some, all memory is at hand from the
-    /// start; without, it is when queue pairs are made.
+    /// Bytes of data buffers for each SSD. If not zero, all memory is backed in advance; if zero,
+    /// memory is backed when queue pairs are created.
     pub buffer_bytes: u64,
-    /// What is switched on and off on the fast path.
+    /// Driver options.
     pub techniques: &'a Techniques,
-    /// Where the device's threads run: one for each.
+    /// CPUs of the device threads, one entry for each thread.
     pub device_cores: &'a [Option<u32>],
-    /// Whether the two sides share a processor.
+    /// Whether host and device share a CPU, so that the device thread must yield.
     pub gives_way: bool,
-    /// Whether threads may sleep on the queue pairs: each then takes a descriptor, and costs the
-    /// device a load per batch.
+    /// Whether threads may sleep on the queue pairs. Each queue pair then uses a descriptor and
+    /// costs the device one load per batch.
     pub interrupts: bool,
-    /// Whether every block of an SSD in memory is written before it is there, so that a read of it
-    /// moves bytes.
+    /// Whether every block of a RAM device is written at the start, so that reads transfer data.
     pub fills: bool,
-    /// What random numbers of models are made from.
+    /// Seed of the random numbers of device models.
     pub seed: u64,
 }
 
-/// One SSD, from the host's side.
+/// Host side of one emulated SSD.
 struct Ssd {
     name: String,
-    controller: Controller<HostBar<Bell>, DevicePool>,
+    controller: Controller<HostBar<Notifier>, DevicePool>,
     pool: DevicePool,
-    /// The vectors of its queue pairs, if they are to be slept on.
+    /// Interrupt vectors of its queue pairs, if interrupts are enabled.
     vectors: EventVectors,
-    /// What the medium behind it promises; a controller has no word for memory.
+    /// Durability of the block device behind it. NVMe has no field for volatile memory.
     durability: Durability,
-    /// Vectors that no queue pair has, the next one to be given away last.
+    /// Unused interrupt vectors; the last one is used next.
     vectors_free: Vec<u16>,
-    /// What doorbells lie behind, if that is modelled.
-    bus: Option<Bus>,
+    /// Cost of a doorbell write, if it is modeled.
+    bus: Option<PostedWriteCost>,
 }
 
 /// A doorbell register of an emulated SSD.
-type Register = <HostBar<Bell> as Mmio>::Doorbell;
+type Register = <HostBar<Notifier> as Mmio>::Doorbell;
 
-/// A queue pair of an emulated SSD, as a block device. Each kind is a type of its own, so that an
-/// ordinary doorbell is not asked whether it is one.
+/// Queue pair of an emulated SSD as an I/O channel. The variants have different types, so that a
+/// plain doorbell pays no test for the model.
 pub(crate) enum SsdQueue {
     Direct(NamespaceQueue<DevicePool, Register>),
-    Posted(NamespaceQueue<DevicePool, PostedWrite<Register>>),
+    WithPostedDoorbell(NamespaceQueue<DevicePool, PostedWrite<Register>>),
 }
 
-/// The one namespace that an emulated SSD has.
+/// Identifier of the only namespace of an emulated SSD.
 const NSID: u32 = 1;
 
-/// Entries in the admin queue.
+/// Entries of the admin queue.
 const ADMIN_DEPTH: u32 = 64;
 
-/// How long a queue pair, or a shutdown, is waited for.
+/// Timeout for the creation of a queue pair, and for a shutdown.
 const PATIENCE: Span = Span::from_secs(10);
 
 const PAGE: u64 = 4096;
 
 impl Emulated {
-    /// Starts the SSDs and brings them all up at once, with a table of regions of their own.
-    pub fn start(plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, Refused> {
-        let regions = Regions::new(1 + plan.count() * medium::REGIONS_MAX);
+    /// Starts the SSDs and initializes them concurrently, with a region table of their own.
+    pub fn start(plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, CommandError> {
+        let regions = RegionTable::new(1 + plan.count() * medium::REGIONS_MAX);
         Self::start_in(&regions, plan, clock)
     }
 
-    /// The same, with memory that is entered in `regions`.
-    pub fn start_in(regions: &Regions, plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, Refused> {
+    /// Like [`start`](Self::start), with memory registered in `regions`.
+    pub fn start_in(
+        regions: &RegionTable,
+        plan: &EmuPlan<'_>,
+        clock: &Clock,
+    ) -> Result<Self, CommandError> {
         let count = plan.count();
         let pool_bytes = plan.pool_bytes()?;
         let Memory { whole: memory, backing: memory_backing, region } =
             Memory::of(regions, pool_bytes * count as u64, plan)?;
         let (mut ssds, mut existing) = (Vec::with_capacity(count), Vec::new());
         let shifts: Result<Vec<_>, _> =
-            (0..plan.device_cores.len().max(1)).map(|_| Shift::new()).collect();
+            (0..plan.device_cores.len().max(1)).map(|_| DeviceThreadBuilder::new()).collect();
         let mut shifts = shifts?;
         for (index, (spec, number)) in each_of(plan.specs).enumerate() {
             let pool = pool(regions, memory, index as u64 * pool_bytes, pool_bytes, plan)?;
@@ -146,24 +151,27 @@ impl Emulated {
             let vectors_free = vectors_free.collect();
             let mut device =
                 EmulatedSsd::new(spec, index, opened.medium, &pool, vectors.clone(), clock.now())
-                    .map_err(|error| Refused::machine(format!("{name}: {error}")))?;
+                    .map_err(|error| CommandError::machine(format!("{name}: {error}")))?;
             let options = ControllerOptions {
                 admin_depth: ADMIN_DEPTH,
                 queue_pairs: plan.queue_pairs,
                 shadow_doorbells: plan.techniques.shadow_doorbells,
                 ..ControllerOptions::default()
             };
+            // SSDs are distributed over the device threads round-robin.
             let lane = index % shifts.len();
             let bar = device.host_bar(shifts[lane].bell());
+            // The pool must know the device thread: revoking its DMA access waits for that thread.
             device.attach(&pool, shifts[lane].bell());
             shifts[lane].push(device);
             let controller =
                 Controller::new(bar, pool.clone(), options).map_err(|error| peer(&name, &error))?;
             let cost = Span { ns: spec.doorbell_ns.into() };
-            let bus = (spec.doorbell_ns > 0).then(|| Bus::of(cost, clock));
+            let bus = (spec.doorbell_ns > 0).then(|| PostedWriteCost::of(cost, clock));
             ssds.push(Ssd { name, controller, pool, vectors, durability, vectors_free, bus });
         }
-        let start = |(index, shift): (usize, Shift)| {
+        // The threads start after every SSD has been added to one.
+        let start = |(index, shift): (usize, DeviceThreadBuilder)| {
             let core = plan.device_cores.get(index).copied().flatten();
             shift.start(index, core, plan.gives_way, *clock)
         };
@@ -175,9 +183,9 @@ impl Emulated {
         Ok(emulated)
     }
 
-    /// Polls all controllers until each is ready, or one is not going to be. Every wait in a
-    /// controller is bounded, so this is.
-    fn await_ready(&mut self, clock: &Clock) -> Result<(), Refused> {
+    /// Polls all controllers until each is ready or one has failed. Every controller state has a
+    /// timeout, so this terminates.
+    fn await_ready(&mut self, clock: &Clock) -> Result<(), CommandError> {
         let mut waiting: Vec<usize> = (0..self.ssds.len()).collect();
         while !waiting.is_empty() {
             let mut failed = None;
@@ -194,110 +202,111 @@ impl Emulated {
             if let Some(refused) = failed {
                 return Err(refused);
             }
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
         Ok(())
     }
 
-    /// How many SSDs there are.
+    /// Number of SSDs.
     pub fn count(&self) -> usize {
         self.ssds.len()
     }
 
-    /// The table that resolves every segment of the run.
-    pub fn regions(&self) -> &Regions {
+    /// Region table of all segments.
+    pub fn regions(&self) -> &RegionTable {
         &self.regions
     }
 
-    /// What rings and buffers are made of, in words.
+    /// Description of the pages behind rings and buffers.
     pub fn memory_backing(&self) -> String {
         self.memory_backing.clone()
     }
 
-    /// What lies on them that this run did not create.
-    pub fn existing(&self) -> &[Existing] {
+    /// Existing data on the block devices behind the SSDs.
+    pub fn existing(&self) -> &[ExistingData] {
         &self.existing
     }
 
-    /// A buffer that SSD `index` can reach.
+    /// Allocates a buffer that SSD `index` can access.
     pub fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
         self.ssds[index].pool.allocate(len_bytes)
     }
 
-    /// The SSDs, before anything has happened to them.
+    /// Descriptions of the SSDs, with zero counters.
     pub fn descriptions(&self) -> Vec<DeviceOutcome> {
         self.ssds.iter().map(Ssd::describe).collect()
     }
 
-    /// The controller of SSD `index`.
-    pub fn controller(&mut self, index: usize) -> &mut Controller<HostBar<Bell>, DevicePool> {
+    /// Controller of SSD `index`.
+    pub fn controller(&mut self, index: usize) -> &mut Controller<HostBar<Notifier>, DevicePool> {
         &mut self.ssds[index].controller
     }
 
-    /// A queue pair of SSD `index` with `depth` commands in flight, as a block device.
+    /// Creates a queue pair of SSD `index` for `depth` commands in flight.
     pub fn queue(
         &mut self,
         index: usize,
         depth: u32,
         techniques: &Techniques,
         clock: &Clock,
-    ) -> Result<Box<dyn Backend>, Refused> {
+    ) -> Result<Box<dyn IoChannel>, CommandError> {
         let (queue, _) = self.ssds[index].queue(depth, techniques, clock)?;
         Ok(match queue {
             SsdQueue::Direct(queue) => Box::new(queue),
-            SsdQueue::Posted(queue) => Box::new(queue),
+            SsdQueue::WithPostedDoorbell(queue) => Box::new(queue),
         })
     }
 
-    /// The same as what it is, with the number of its vector, if it has one: to be
-    /// [given back](Self::release_vector) once the queue pair is gone.
+    /// Like [`queue`](Self::queue), with the concrete type and the interrupt vector, if it has one.
+    /// The vector must be [released](Self::release_vector) after the queue pair has been dropped.
     pub(crate) fn ssd_queue(
         &mut self,
         index: usize,
         depth: u32,
         techniques: &Techniques,
         clock: &Clock,
-    ) -> Result<(SsdQueue, Option<u16>), Refused> {
+    ) -> Result<(SsdQueue, Option<u16>), CommandError> {
         self.ssds[index].queue(depth, techniques, clock)
     }
 
-    /// Takes the vector of a queue pair of SSD `index` back.
+    /// Returns the vector of a dropped queue pair to SSD `index`.
     pub(crate) fn release_vector(&mut self, index: usize, vector: u16) {
         self.ssds[index].vectors_free.push(vector);
     }
 
-    /// The vectors of every SSD.
+    /// Interrupt vectors of all SSDs.
     pub(crate) fn vectors(&self) -> Vec<EventVectors> {
         self.ssds.iter().map(|ssd| ssd.vectors.clone()).collect()
     }
 
-    /// The memory of their rings and lists, where it goes when nobody keeps it.
+    /// Memory of rings and lists, if it is not held by the region table for ever.
     pub(crate) fn memory(&self) -> Option<Arc<Region>> {
         self.memory.clone()
     }
 
-    /// Lets the host name any region of the table in requests to any of the SSDs.
+    /// Allows requests to any of the SSDs to refer to any region of the table, which is mapped on
+    /// first use.
     pub(crate) fn map_on_use(&self) {
-        self.ssds.iter().for_each(|ssd| ssd.pool.map_on_use());
+        self.ssds.iter().for_each(|ssd| ssd.pool.map_on_demand());
     }
 
-    /// Lets the controllers look after themselves. Fails once one of them is dead or gone.
-    pub fn look_after(&mut self, now: Instant) -> Result<(), Refused> {
+    /// Polls all controllers. Fails once one of them is dead or removed.
+    pub fn poll_controllers(&mut self, now: Instant) -> Result<(), CommandError> {
         self.ssds.iter_mut().try_for_each(|ssd| ssd.heed(now))
     }
 
-    /// When a controller wants to be looked after next.
+    /// Time at which a controller must be polled next.
     pub fn wake_at(&self) -> Instant {
         let wakes = self.ssds.iter().map(|ssd| ssd.controller.wake_at());
         wakes.min().unwrap_or(Instant::NEVER)
     }
 
-    /// Shuts the controllers down in order and stops the device's threads.
+    /// Shuts down the controllers in order and stops the device threads.
     pub fn shut_down(mut self, clock: &Clock) {
         let now = clock.now();
         for ssd in &mut self.ssds {
-            // One that cannot be shut down is dropped, and thereby cut off.
-            let _ = ssd.controller.shut_down(now, nvme::ShutdownNotification::Normal);
+            // A controller that cannot be shut down is dropped, which revokes its DMA access.
+            let _ = ssd.controller.shut_down(now, tenmil_nvme_host::ShutdownNotification::Normal);
         }
         let end = now.after(PATIENCE);
         while clock.now() < end
@@ -305,14 +314,14 @@ impl Emulated {
         {
             let now = clock.now();
             self.ssds.iter_mut().for_each(|ssd| while ssd.controller.poll(now).is_some() {});
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
     }
 }
 
 impl Drop for Emulated {
-    /// The threads end first. Then the SSDs touch nothing, so their controllers are cut off at once
-    /// and every queue pair is told.
+    /// The threads stop first. The SSDs then access no memory, so dropping the controllers revokes
+    /// their access at once and notifies every queue pair.
     fn drop(&mut self) {
         self.devices.clear();
         self.ssds.clear();
@@ -320,13 +329,13 @@ impl Drop for Emulated {
 }
 
 impl EmuPlan<'_> {
-    /// How many SSDs there will be.
+    /// Number of SSDs.
     fn count(&self) -> usize {
         self.specs.iter().map(|spec| spec.count as usize).sum()
     }
 
-    /// Memory for one SSD: its queues and their lists, its buffers, and some pages for the rest.
-    fn pool_bytes(&self) -> Result<u64, Refused> {
+    /// Memory of one SSD: queues and their lists, buffers, and some spare pages.
+    fn pool_bytes(&self) -> Result<u64, CommandError> {
         let entries = u64::from(ring_entries(self.depth));
         let queues = u64::from(self.queue_pairs);
         let lists = entries * PAGE;
@@ -334,7 +343,7 @@ impl EmuPlan<'_> {
         let buffers = self.buffer_bytes.next_multiple_of(PAGE) + u64::from(self.depth) * PAGE;
         let bytes = 64 * PAGE + device::DEVICE_BYTES + queues * (lists + rings) + buffers;
         if bytes > u64::from(u32::MAX) {
-            return Err(Refused::caller(format!(
+            return Err(CommandError::caller(format!(
                 "{bytes} bytes of queues and buffers for one SSD, expected less than 4 GiB: lower \
                  -q or -o"
             )));
@@ -344,13 +353,16 @@ impl EmuPlan<'_> {
 }
 
 impl Ssd {
-    /// Polls the controller and deals with what it has to say.
-    fn heed(&mut self, now: Instant) -> Result<(), Refused> {
+    /// Polls the controller and handles its events.
+    fn heed(&mut self, now: Instant) -> Result<(), CommandError> {
         while let Some(event) = self.controller.poll(now) {
             match event {
                 Event::Dead(error) => return Err(peer(&self.name, &error)),
                 Event::Removed => {
-                    return Err(Refused::peer(format!("{}: the controller is gone", self.name)));
+                    return Err(CommandError::peer(format!(
+                        "{}: the controller is gone",
+                        self.name
+                    )));
                 }
                 _ => {}
             }
@@ -363,7 +375,7 @@ impl Ssd {
         depth: u32,
         techniques: &Techniques,
         clock: &Clock,
-    ) -> Result<(SsdQueue, Option<u16>), Refused> {
+    ) -> Result<(SsdQueue, Option<u16>), CommandError> {
         let number = self.vectors_free.pop();
         let vector = number.and_then(|number| self.vectors.vector(number));
         let options = QueuePairOptions {
@@ -379,38 +391,41 @@ impl Ssd {
                 break pair;
             }
             if clock.now() >= end {
-                return Err(Refused::peer(format!(
+                return Err(CommandError::peer(format!(
                     "{}: queue pair {id} was not created within {PATIENCE}",
                     self.name
                 )));
             }
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         };
         let queue = match self.bus {
             None => SsdQueue::Direct(self.serve(pair, vector)?),
             Some(bus) => {
                 let pair = pair.map_registers(|register| bus.before(register));
-                SsdQueue::Posted(self.serve(pair, vector)?)
+                SsdQueue::WithPostedDoorbell(self.serve(pair, vector)?)
             }
         };
         Ok((queue, number))
     }
 
-    /// The SSD's namespace behind a queue pair.
+    /// Binds a queue pair to the namespace.
     fn serve<B: Doorbell>(
         &self,
         pair: QueuePair<DevicePool, B>,
-        vector: Option<impl Vector + 'static>,
-    ) -> Result<NamespaceQueue<DevicePool, B>, Refused> {
+        vector: Option<impl InterruptVector + 'static>,
+    ) -> Result<NamespaceQueue<DevicePool, B>, CommandError> {
         let limits = self.controller.identity().map(|identity| identity.limits);
         let view = self.controller.namespace(NSID).zip(limits);
         let Some((namespace, limits)) = view else {
-            return Err(Refused::peer(format!("{}: namespace {NSID} is not there", self.name)));
+            return Err(CommandError::peer(format!(
+                "{}: namespace {NSID} is not there",
+                self.name
+            )));
         };
         let view = namespace.view(&limits);
         let queue = NamespaceQueue::new(&self.pool, pair, view, QueueSizes::default());
         let queue = queue.ok_or_else(|| {
-            Refused::machine(format!("{}: no memory is left for its lists", self.name))
+            CommandError::machine(format!("{}: no memory is left for its lists", self.name))
         })?;
         Ok(match vector {
             Some(vector) => queue.with_vector(Box::new(vector)),
@@ -418,22 +433,24 @@ impl Ssd {
         })
     }
 
-    /// Asks for a queue pair; one whose deletion is under way makes room until `end`.
+    /// Requests a queue pair. Retries until `end` while another one is being deleted.
     fn create(
         &mut self,
         options: QueuePairOptions,
         clock: &Clock,
         end: Instant,
-    ) -> Result<u16, Refused> {
+    ) -> Result<u16, CommandError> {
         loop {
             let now = clock.now();
             match self.controller.create_queue_pair(now, options) {
                 Ok(id) => return Ok(id),
-                Err(Refusal::NoQueueLeft { .. }) if now < end => {
+                Err(RequestError::QueueLimit { .. }) if now < end => {
                     self.heed(now)?;
-                    host::thread::give_way();
+                    tenmil_linux::thread::yield_now();
                 }
-                Err(refusal) => return Err(Refused::peer(format!("{}: {refusal}", self.name))),
+                Err(refusal) => {
+                    return Err(CommandError::peer(format!("{}: {refusal}", self.name)));
+                }
             }
         }
     }
@@ -448,29 +465,29 @@ impl Ssd {
             size_bytes: namespace.map_or(0, |known| size(known.block_count, known.block_size)),
             block_size: namespace.map_or(0, |known| known.block_size),
             counts: Counts::default(),
-            latency: base::Histogram::new(),
+            latency: tenmil_base::Histogram::new(),
         }
     }
 }
 
-/// How commands are stored into the rings of emulated SSDs, with `auto` resolved.
+/// Command store of the rings of emulated SSDs, with `auto` resolved.
 pub fn command_store(techniques: &Techniques) -> CommandStore {
     techniques.command_store.unwrap_or(CommandStore::for_device(DeviceKind::Emulated))
 }
 
-/// The driver's names for what was switched.
-pub(crate) fn driver_techniques(techniques: &Techniques) -> nvme::Techniques {
+/// Converts the options of `perf` to those of the driver.
+pub(crate) fn driver_techniques(techniques: &Techniques) -> tenmil_nvme_host::FastPathOptions {
     use options::{CompletionCopy, CompletionDoorbell};
-    nvme::Techniques {
+    tenmil_nvme_host::FastPathOptions {
         doorbell_batching: techniques.doorbell_batching,
         completion_doorbell: match techniques.completion_doorbell {
-            CompletionDoorbell::Each => nvme::CompletionDoorbell::Each,
-            CompletionDoorbell::Poll => nvme::CompletionDoorbell::Poll,
-            CompletionDoorbell::Deferred => nvme::CompletionDoorbell::Deferred,
+            CompletionDoorbell::Each => tenmil_nvme_host::CompletionDoorbell::Each,
+            CompletionDoorbell::Poll => tenmil_nvme_host::CompletionDoorbell::Poll,
+            CompletionDoorbell::Deferred => tenmil_nvme_host::CompletionDoorbell::Deferred,
         },
         completion_copy: match techniques.completion_copy {
-            CompletionCopy::Line => nvme::CompletionCopy::Line,
-            CompletionCopy::One => nvme::CompletionCopy::Each,
+            CompletionCopy::Line => tenmil_nvme_host::CompletionCopy::Line,
+            CompletionCopy::One => tenmil_nvme_host::CompletionCopy::Each,
         },
         slot_lookahead: techniques.prefetch.slots,
         submission_prefetch: if techniques.prefetch.ring { RING_AHEAD } else { 0 },
@@ -478,27 +495,27 @@ pub(crate) fn driver_techniques(techniques: &Techniques) -> nvme::Techniques {
     }
 }
 
-/// How many entries ahead the submission ring is asked for.
+/// Prefetch distance in the submission ring, in entries.
 const RING_AHEAD: u32 = 8;
 
-/// Entries of a ring for `depth` commands in flight: one is never used, and a power of two is what
-/// devices like best.
+/// Ring size for `depth` commands in flight: one entry is always empty, and the size is a power of
+/// two.
 fn ring_entries(depth: u32) -> u32 {
     (depth + 1).next_power_of_two().max(4)
 }
 
-/// The memory of all pools.
+/// Memory of all pools.
 struct Memory {
     whole: Segment,
-    /// What it is made of, in words.
+    /// Description of its pages.
     backing: String,
-    /// What gives it back, where it is not there for as long as the table is.
+    /// Owner of the memory, unless the region table holds it for ever.
     region: Option<Arc<Region>>,
 }
 
 impl Memory {
-    fn of(regions: &Regions, bytes: u64, plan: &EmuPlan<'_>) -> Result<Self, Refused> {
-        let refuse = |error: &dyn std::fmt::Display| Refused::machine(format!("{error}"));
+    fn of(regions: &RegionTable, bytes: u64, plan: &EmuPlan<'_>) -> Result<Self, CommandError> {
+        let refuse = |error: &dyn std::fmt::Display| CommandError::machine(format!("{error}"));
         let len = usize::try_from(bytes).map_err(|error| refuse(&error))?;
         if plan.buffer_bytes == 0 {
             let region = regions.allocate(len).map_err(|error| refuse(&error))?;
@@ -506,7 +523,8 @@ impl Memory {
             return Ok(Self { whole, backing, region: Some(Arc::new(region)) });
         }
         let mapping = if plan.techniques.huge_pages {
-            // Explicit huge pages where somebody has reserved enough of them.
+            // Explicit huge pages need a reservation (`vm.nr_hugepages`); otherwise fall back to
+            // normal pages.
             Mapping::new(len, Backing::SharedHuge).or_else(|_| Mapping::new(len, Backing::Private))
         } else {
             Mapping::with_small_pages(len)
@@ -525,39 +543,40 @@ impl Memory {
     }
 }
 
-/// The vectors of one SSD: that of the admin queue, which is polled, and one for each queue pair.
-fn vectors(name: &str, plan: &EmuPlan<'_>) -> Result<EventVectors, Refused> {
+/// Interrupt vectors of one SSD: one for the admin queue, which is polled, and one for each queue
+/// pair.
+fn vectors(name: &str, plan: &EmuPlan<'_>) -> Result<EventVectors, CommandError> {
     let count = if plan.interrupts { plan.queue_pairs.saturating_add(1) } else { 0 };
     EventVectors::new(count)
-        .map_err(|error| Refused::machine(format!("{name}: make {count} vectors: {error}")))
+        .map_err(|error| CommandError::machine(format!("{name}: make {count} vectors: {error}")))
 }
 
-/// The pool of one SSD, at its place in the memory of all.
+/// Pool of one SSD at its offset in the shared memory.
 fn pool(
-    regions: &Regions,
+    regions: &RegionTable,
     memory: Segment,
     offset: u64,
     bytes: u64,
     plan: &EmuPlan<'_>,
-) -> Result<DevicePool, Refused> {
+) -> Result<DevicePool, CommandError> {
     let store = command_store(plan.techniques)
         .checked()
-        .map_err(|missing| Refused::caller(format!("--command-store: {missing}")))?;
+        .map_err(|missing| CommandError::caller(format!("--command-store: {missing}")))?;
     let len_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     let part = Segment { region: memory.region, offset, len_bytes };
     Ok(DevicePool::new(regions.clone(), part, DeviceKind::Emulated, store))
 }
 
-/// Every SSD that `specs` name, with its number within its name.
+/// Expands `specs` to single SSDs, each with its number within the entry.
 fn each_of(specs: &[EmuSpec]) -> impl Iterator<Item = (&EmuSpec, u32)> {
     specs.iter().flat_map(|spec| (0..spec.count).map(move |number| (spec, number)))
 }
 
-/// The URI, with a number if it names several.
+/// URI of the SSD, with its number if the entry describes several.
 fn name_of(spec: &EmuSpec, number: u32) -> String {
     if spec.count == 1 { spec.to_string() } else { format!("{spec}#{number}") }
 }
 
-fn peer(name: &str, error: &nvme::ControllerError) -> Refused {
-    Refused::of(error.blame(), format!("{name}: {error}"))
+fn peer(name: &str, error: &tenmil_nvme_host::ControllerError) -> CommandError {
+    CommandError::of(error.blame(), format!("{name}: {error}"))
 }

@@ -1,20 +1,20 @@
-//! A user-space NVMe storage stack: the face.
+//! User-space NVMe storage stack: the library and the command-line program.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
 //! | [`aio`] | block devices for programs written with async and await |
-//! | [`cli`] | the command line of the one executable |
-//! | [`copy`] | a whole device to another |
-//! | [`perf`] | load SSDs and say what they, and the driver, can do |
-//! | [`emu`] | emulated SSDs, on threads of their own |
-//! | [`identify`] | ask a controller what it is, and decode all it answers |
-//! | [`pcie`] | SSDs on the PCI bus, over VFIO |
-//! | [`tcp`] | SSDs behind a network, over NVMe/TCP |
+//! | [`cli`] | command-line interface of the program `tenmil` |
+//! | [`copy`] | copy of one block device to another |
+//! | [`perf`] | I/O workloads and their measurement |
+//! | [`emu`] | emulated SSDs, each set on device threads of its own |
+//! | [`identify`] | registers, Identify data, log pages and features of a controller, decoded |
+//! | [`pcie`] | NVMe SSDs on the PCI bus, over VFIO |
+//! | [`proxy`] | TCP proxy with fault injection |
+//! | [`tcp`] | remote NVMe controllers, over NVMe/TCP |
 //! | [`vfu`] | NVMe controllers of other processes, over vfio-user |
-//! | [`simulation`] | what the simulator is asked to do |
+//! | [`simulation`] | runs of the simulator |
 //!
-//! A device is named by a [`Uri`]; why something was not done, and whose move it is, is a
-//! [`Refused`].
+//! A device is named by a [`Uri`]; a failure is a [`CommandError`] with a category.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -25,8 +25,7 @@ mod balance;
 pub mod cli;
 pub mod copy;
 pub mod emu;
-mod evidence;
-mod growth;
+mod error;
 pub mod identify;
 mod log;
 #[cfg(not(feature = "crypt"))]
@@ -34,25 +33,26 @@ mod no_crypt;
 pub mod pcie;
 pub mod perf;
 pub mod proxy;
-mod refused;
+mod reproduce;
 pub mod simulation;
+mod size_watch;
 pub mod tcp;
 mod top;
 mod uri;
 pub mod vfu;
 
-// What programs that live on reactors need beside this.
-pub use {base, host, reactor};
+// Dependencies that a program on reactors also needs.
+pub use {tenmil_base as base, tenmil_linux as linux, tenmil_reactor as reactor};
 
-pub use attached::Wanted;
+pub use attached::AttachOptions;
+pub use error::CommandError;
 pub use pcie::PcieName;
-pub use refused::Refused;
 pub use tcp::TcpName;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 pub use vfu::VfuName;
 
-/// Kinds of block devices that the block layer does not know by itself: what to open a device with.
-pub const KINDS: &[(&str, &dyn block::Kind)] = &[
+/// Block device kinds beyond those of the block layer, for opening devices.
+pub const KINDS: &[(&str, &dyn tenmil_block::DeviceType)] = &[
     (EmuSpec::SCHEME, &emu::Kind { fills: false }),
     (TcpName::SCHEME, &tcp::Kind),
     (VfuName::SCHEME, &vfu::Kind),
@@ -60,10 +60,10 @@ pub const KINDS: &[(&str, &dyn block::Kind)] = &[
     ("crypt", CRYPT),
 ];
 
-/// The same for who measures: what is in memory was written before it is there, since a read of what
-/// was never written moves no bytes from anywhere.
-pub(crate) const FILLED_KINDS: &[(&str, &dyn block::Kind)] = &[
-    ("ram", &block::open_ram_filled),
+/// The same kinds with RAM devices filled at open, for measurements: a read of memory that was never
+/// written moves no data.
+pub(crate) const FILLED_KINDS: &[(&str, &dyn tenmil_block::DeviceType)] = &[
+    ("ram", &tenmil_block::open_ram_filled),
     (EmuSpec::SCHEME, &emu::Kind { fills: true }),
     (TcpName::SCHEME, &tcp::Kind),
     (VfuName::SCHEME, &vfu::Kind),
@@ -72,11 +72,11 @@ pub(crate) const FILLED_KINDS: &[(&str, &dyn block::Kind)] = &[
 ];
 
 #[cfg(feature = "crypt")]
-const CRYPT: &dyn block::Kind = &crypt::open;
+const CRYPT: &dyn tenmil_block::DeviceType = &tenmil_crypt::open;
 #[cfg(not(feature = "crypt"))]
-const CRYPT: &dyn block::Kind = &no_crypt::open;
+const CRYPT: &dyn tenmil_block::DeviceType = &no_crypt::open;
 
-/// The examples of the first page, compiled and run with the tests.
+/// Compiles and runs the examples of README.md as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct FirstPage;

@@ -1,26 +1,26 @@
-//! The log of this process: `tracing` events as lines on standard error.
+//! Process log: `tracing` events as lines on standard error.
 //!
 //! ```text
 //!   tracing::info!(cause = %uri, "{uri} was removed")  ->  note: disk0 was removed
 //! ```
 //!
-//! A line is limited by its place in the program and its `cause`, so `cause` names something that
-//! the operator chose, such as a device, and nothing that a peer sent.
+//! Lines are rate-limited by source location and `cause`. So `cause` names an object that the operator
+//! configured, such as a device, and nothing that a peer sent.
 
 use std::fmt::{self, Write};
 use std::sync::OnceLock;
 
-use base::Span;
-use host::Clock;
-use host::log::{Log, LogRecord, StandardError};
+use tenmil_base::Span;
+use tenmil_linux::Clock;
+use tenmil_linux::log::{Log, LogRecord, StandardError};
 use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Turns events into lines.
+/// Subscriber that writes events as lines.
 struct LineSubscriber(Log);
 
-/// The parts of an event.
+/// Fields of an event.
 #[derive(Default)]
 struct Parts {
     message: String,
@@ -31,26 +31,26 @@ struct Parts {
 
 static LOG: OnceLock<Log> = OnceLock::new();
 
-/// How long lines at the end of the process may take.
+/// Time limit for writing pending lines at process exit.
 const DRAIN_MAX: Span = Span::from_ms(250);
 
-/// Starts the log of this process, once. Without a thread for it nothing is logged.
+/// Starts the process log once. If its thread cannot be started, nothing is logged.
 pub(crate) fn start() {
     if LOG.get().is_none()
         && let Ok(log) = Log::start(StandardError, Clock::start())
         && LOG.set(log.clone()).is_ok()
     {
-        // A program around this one may have a subscriber of its own: then that gets the events.
+        // An embedding program may have set a subscriber, which then receives the events instead.
         let _ = tracing::subscriber::set_global_default(LineSubscriber(log));
     }
 }
 
-/// The log of this process, if it was started.
+/// The process log, if it was started.
 pub(crate) fn of_process() -> Option<&'static Log> {
     LOG.get()
 }
 
-/// Waits until the lines so far are written, unless standard error does not take them.
+/// Waits until pending lines are written, for a limited time if standard error is blocked.
 pub(crate) fn drain() {
     if let Some(log) = LOG.get() {
         log.drain(DRAIN_MAX);
@@ -87,8 +87,11 @@ fn record_of(event: &Event<'_>) -> LogRecord {
     let place = (metadata.file().unwrap_or_default(), metadata.line().unwrap_or_default());
     LogRecord {
         cause: format!("{}:{} {cause}", place.0, place.1),
-        // Parts of it may come from a peer.
-        text: base::text::plain(&format!("{}: {message}{fields}", prefix(*metadata.level()))),
+        // The text may contain data from a peer, so control characters are escaped.
+        text: tenmil_base::text::plain(&format!(
+            "{}: {message}{fields}",
+            prefix(*metadata.level())
+        )),
     }
 }
 
@@ -115,7 +118,7 @@ impl Visit for Parts {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use host::log::LogRecord;
+    use tenmil_linux::log::LogRecord;
     use tracing::{Event, Metadata, Subscriber, span};
 
     use super::record_of;

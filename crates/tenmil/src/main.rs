@@ -1,8 +1,8 @@
-//! The one executable.
+//! The program `tenmil`.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    host::descriptors::make_room();
+    tenmil_linux::fd_table::reserve_fds();
     tenmil::cli::run(std::env::args_os(), &tenmil::cli::Engines::real())
 }

@@ -1,13 +1,13 @@
-//! SSDs on the PCI bus, by Linux's VFIO: `pcie:0000:5e:00.0` names one.
+//! SSDs on the PCI bus through Linux VFIO, named `pcie:0000:5e:00.0`.
 //!
 //! ```text
-//!   Attached ─▶ PcieBus ── vfio::Function: BAR 0, vectors, reset
-//!                  ├ rings and data: memory that the IOMMU maps for it
-//!                  └ doorbells: words of BAR 0
+//!   AttachedController ─▶ PcieBus ── tenmil_pci::Function: BAR 0, interrupt vectors, reset
+//!                            ├ rings and data: memory mapped through the IOMMU
+//!                            └ doorbells: words of BAR 0
 //! ```
 //!
-//! Where there is no IOMMU, and whoever calls says that he knows, such memory lies in a row in the
-//! machine, since nothing translates addresses: see [`Regions::lay_rows`].
+//! Without an IOMMU, which the user must accept explicitly, all such memory is physically
+//! contiguous, since addresses are not translated: see [`RegionTable::use_contiguous`].
 
 mod bus;
 mod kind;
@@ -15,64 +15,64 @@ mod name;
 mod registers;
 mod vector;
 
-use block::uri::Uri;
-use dma::Regions;
-use host::{Clock, Steps, Took};
-use vfio::Isolation;
+use tenmil_block::uri::Uri;
+use tenmil_dma::RegionTable;
+use tenmil_linux::{Clock, StepTimer, StepTiming};
+use tenmil_pci::IommuMode;
 
 use self::bus::PcieBus;
 pub use self::kind::Kind;
 pub use self::name::PcieName;
-use crate::Refused;
-use crate::attached::{self, Attached};
-use crate::identify::Ask;
+use crate::CommandError;
+use crate::attached::{self, AttachedController};
+use crate::identify::ControllerFn;
 
-/// Takes the function from VFIO, and brings it up.
+/// Opens the function through VFIO and initializes the controller.
 fn attach(
     name: &PcieName,
-    regions: &Regions,
-    steps: &mut Steps,
-) -> Result<Attached<PcieBus>, Refused> {
+    regions: &RegionTable,
+    steps: &mut StepTimer,
+) -> Result<AttachedController<PcieBus>, CommandError> {
     let bus = PcieBus::open(name, regions, steps)?;
-    Attached::call(&bus, &name.wanted, regions, steps)
+    AttachedController::attach(&bus, &name.wanted, regions, steps)
 }
 
-/// Whether it is, or stands on, an SSD that no IOMMU keeps from any memory.
+/// Whether the device is, or is stacked on, an SSD without an IOMMU.
 pub(crate) fn lacks_iommu(uri: &Uri) -> bool {
-    let is_one = |name: PcieName| name.isolation == Isolation::None;
+    let is_one = |name: PcieName| name.isolation == IommuMode::None;
     let itself = uri.scheme() == PcieName::SCHEME && PcieName::of(uri).is_ok_and(is_one);
     itself || uri.children().iter().any(lacks_iommu)
 }
 
-/// An empty table of regions for what will be moved to and from these devices.
-pub(crate) fn regions_for<'a>(uris: impl IntoIterator<Item = &'a Uri>, most: usize) -> Regions {
-    let regions = Regions::new(most);
+/// Empty region table for data that is transferred to and from these devices.
+pub(crate) fn regions_for<'a>(uris: impl IntoIterator<Item = &'a Uri>, most: usize) -> RegionTable {
+    let regions = RegionTable::new(most);
     if uris.into_iter().any(lacks_iommu) {
-        // There is nothing in it that could lie elsewhere.
-        regions.lay_rows();
+        // The table is empty, so no region can be discontiguous.
+        regions.use_contiguous();
     }
     regions
 }
 
-/// Lets `ask` ask the controller that `name` names.
-pub(crate) fn with_controller(name: &PcieName, ask: Ask<'_>) -> Result<(), Refused> {
-    let mut steps = Steps::begin(Clock::start());
-    attached::with_controller(attach(name, &Regions::new(8), &mut steps)?, ask)
+/// Runs `ask` with admin access to the controller that `name` names.
+pub(crate) fn with_controller(name: &PcieName, ask: ControllerFn<'_>) -> Result<(), CommandError> {
+    let mut steps = StepTimer::begin(Clock::start());
+    attached::with_controller(attach(name, &RegionTable::new(8), &mut steps)?, ask)
 }
 
-/// Brings the controller up and reads its first block: how long each step took.
-pub(crate) fn try_out(name: &PcieName) -> Result<Vec<Took>, Refused> {
-    let (mut steps, regions) = (Steps::begin(Clock::start()), Regions::new(8));
+/// Initializes the controller and reads its first block. Returns the duration of each step.
+pub(crate) fn try_out(name: &PcieName) -> Result<Vec<StepTiming>, CommandError> {
+    let (mut steps, regions) = (StepTimer::begin(Clock::start()), RegionTable::new(8));
     attach(name, &regions, &mut steps)?.read_first(&regions, &mut steps)?;
     Ok(steps.took())
 }
 
 #[cfg(test)]
 mod tests {
-    use block::uri::Uri;
+    use tenmil_block::uri::Uri;
 
-    use dma::Regions;
-    use host::{Clock, Steps};
+    use tenmil_dma::RegionTable;
+    use tenmil_linux::{Clock, StepTimer};
 
     use super::{PcieBus, PcieName, lacks_iommu, regions_for};
 
@@ -90,20 +90,20 @@ mod tests {
         ] {
             assert_eq!(lacks_iommu(&uri(text)), expected, "{text}");
             let among = [uri("ram:1m"), uri(text)];
-            assert_eq!(regions_for(&among, 4).is_in_rows(), expected, "{text}");
+            assert_eq!(regions_for(&among, 4).is_contiguous(), expected, "{text}");
         }
     }
 
     #[test]
     fn memory_that_was_handed_out_before_is_refused_with_the_remedy() {
         let uri = "pcie:5e:00.0?unsafe-no-iommu=yes".parse().unwrap();
-        let (name, regions) = (PcieName::of(&uri).unwrap(), Regions::new(2));
+        let (name, regions) = (PcieName::of(&uri).unwrap(), RegionTable::new(2));
         let _ram = regions.allocate(4096).unwrap();
-        let mut steps = Steps::begin(Clock::kernel());
+        let mut steps = StepTimer::begin(Clock::kernel());
         let refused = PcieBus::open(&name, &regions, &mut steps).err().unwrap();
         assert!(refused.text.contains("unsafe-no-iommu: memory was handed out"), "{refused:?}");
         assert!(refused.hint.unwrap().contains("Name it on the command line"));
-        let refused = PcieBus::open(&name, &Regions::new(2), &mut steps).err().unwrap();
+        let refused = PcieBus::open(&name, &RegionTable::new(2), &mut steps).err().unwrap();
         assert!(refused.text.contains("no PCI function is there"), "{refused:?}");
     }
 }

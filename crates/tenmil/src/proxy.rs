@@ -1,90 +1,90 @@
-//! A proxy that does to TCP connections what networks do: splits, delays, freezes and cuts them.
+//! TCP proxy with fault injection: fragments, delays, freezes and cuts connections.
 //!
 //! ```text
-//!   whoever connects ◀─ stream ─▶ Link ◀─ stream ─▶ target
-//!                                  │ a line each way: the fault code of `sim`
+//!   client ◀─ stream ─▶ ProxiedConnection ◀─ stream ─▶ target
+//!                          │ one fault line per direction, from the crate `sim`
 //! ```
 //!
-//! One thread for all connections. It sleeps while nothing comes and nothing is due.
+//! One thread serves all connections. It sleeps while no bytes arrive and no timer is due.
 
 mod link;
 
 use std::io;
 use std::net::SocketAddr;
 
-use base::{Instant, Random, Span};
-use dma::Regions;
-use host::pool::Pool;
-use host::socket::{Address, Door, SocketOptions, Sockets};
-use host::watch::{Interest, Watch};
-use sim::network::LineOptions;
+use tenmil_base::{Instant, Random, Span};
+use tenmil_dma::RegionTable;
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_linux::socket::{Address, SocketFactory, SocketOptions, StreamListener};
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_sim::network::LinkOptions;
 
-use crate::Refused;
-use link::Link;
+use crate::CommandError;
+use link::ProxiedConnection;
 
-/// What a proxy does.
+/// Configuration of a proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyPlan {
-    /// Where it listens; port 0 is any that is free.
+    /// Listen address; port 0 picks a free port.
     pub listen: SocketAddr,
-    /// Where it connects to: `HOST:PORT`.
+    /// Address to connect to: `HOST:PORT`.
     pub target: String,
-    /// Towards the target.
-    pub there: LineOptions,
-    /// Towards whoever connected.
-    pub back: LineOptions,
-    /// Everything that is drawn comes from here. Each connection draws for itself.
+    /// Faults of the direction towards the target.
+    pub there: LinkOptions,
+    /// Faults of the direction towards the client.
+    pub back: LinkOptions,
+    /// Seed of all random numbers. Each connection has a generator of its own.
     pub seed: u64,
 }
 
-/// A proxy and its connections.
+/// Proxy with its connections.
 pub struct Proxy {
     plan: ProxyPlan,
-    door: Door,
-    pool: Pool,
-    sockets: Sockets,
+    door: StreamListener,
+    pool: ThreadPool,
+    sockets: SocketFactory,
     random: Random,
-    links: Vec<Link>,
-    /// How many came so far.
+    links: Vec<ProxiedConnection>,
+    /// Number of connections accepted so far.
     count: u64,
 }
 
-/// How long a target may take to answer.
+/// Time limit for connecting to the target.
 const CONNECT_MAX: Span = Span::from_secs(10);
-/// Names that are looked up at once, and that wait for it.
+/// Name lookups in progress, and waiting, at a time.
 const LOOK_UPS_MAX: usize = 4;
 const WAITING_MAX: usize = 1024;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
 impl Proxy {
-    /// Listens.
+    /// Binds the listen address.
     ///
     /// # Errors
     ///
-    /// If it cannot.
-    pub fn new(plan: ProxyPlan) -> Result<Self, Refused> {
-        let door = Door::open(&Address::Tcp(plan.listen)).map_err(|error| {
+    /// If the address cannot be bound.
+    pub fn new(plan: ProxyPlan) -> Result<Self, CommandError> {
+        let door = StreamListener::open(&Address::Tcp(plan.listen)).map_err(|error| {
             let text = format!("listen on {}: {error}", plan.listen);
-            Refused::machine(text).with_hint("port 0 is any that is free: see what is printed")
+            CommandError::machine(text).with_hint("port 0 is any that is free: see what is printed")
         })?;
-        let sockets = Sockets::new(Regions::new(1), SocketOptions::default());
-        let pool = Pool::new(LOOK_UPS_MAX, WAITING_MAX);
+        let sockets = SocketFactory::new(RegionTable::new(1), SocketOptions::default());
+        let pool = ThreadPool::new(LOOK_UPS_MAX, WAITING_MAX);
         let random = Random::new(plan.seed);
         Ok(Self { plan, door, pool, sockets, random, links: Vec::new(), count: 0 })
     }
 
-    /// Where it listens, with the port that was picked.
+    /// Bound address, with the port that was picked.
     pub fn address(&self) -> &Address {
         self.door.address()
     }
 
-    /// How many connections it has now.
+    /// Number of open connections.
     pub fn connections(&self) -> usize {
         self.links.len()
     }
 
-    /// Takes who comes, and moves what has come. Tells what begins and ends. Returns whether
-    /// anything happened.
+    /// Accepts a connection and forwards pending bytes. Reports connections that begin or end through
+    /// `tell`. Returns whether anything was done.
     pub fn turn(&mut self, now: Instant, tell: &mut dyn FnMut(String)) -> bool {
         let mut moved = self.accept(now, tell);
         for link in &mut self.links {
@@ -94,13 +94,13 @@ impl Proxy {
         moved
     }
 
-    /// Sleeps until something comes or is due, for a while at most.
+    /// Sleeps until a socket is ready or a timer is due, at most for `longest`.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// If the kernel rejects the epoll operations.
     pub fn sleep(&mut self, now: Instant, longest: Span) -> io::Result<()> {
-        let watch = Watch::new()?;
+        let watch = PollSet::new()?;
         watch.add(&self.door, 0, READABLE)?;
         let mut until = now.after(longest);
         let mut stays_awake = false;
@@ -128,11 +128,11 @@ impl Proxy {
         };
         self.count += 1;
         let (plan, until) = (&self.plan, now.after(CONNECT_MAX));
-        let dial = host::socket::Dial::start(&plan.target, &self.pool, now, until);
+        let dial = tenmil_linux::socket::ConnectOp::start(&plan.target, &self.pool, now, until);
         let link = dial.map_err(|error| error.to_string()).and_then(|dial| {
             let options = (plan.there.clone(), plan.back.clone());
             let random = self.random.fork();
-            Link::new(self.count, socket, dial, &self.sockets, options, random)
+            ProxiedConnection::new(self.count, socket, dial, &self.sockets, options, random)
         });
         match link {
             Ok(link) => {

@@ -1,51 +1,51 @@
-//! `tenmil sim`: the driver against controllers that break their promises.
+//! `tenmil sim`: the driver against controllers that violate their contract.
 //!
-//! What can go wrong, and how it shows, is in the `sim` crate; here runs are chosen, counted and
-//! told. Runs of several hosts and targets are in the `cluster` crate.
+//! Faults and invariants are in the crate `sim`; this module selects, counts and reports the runs. Runs
+//! with several hosts and targets are in the crate `cluster`.
 
 mod clusters;
 
 use std::io::{self, Write};
 
-use host::Clock;
-use sim::course::Record;
-use sim::scenario::Scenario;
-use sim::{enumeration, scenarios, swarm};
+use tenmil_linux::Clock;
+use tenmil_sim::scenario::Scenario;
+use tenmil_sim::test_run::RunRecord;
+use tenmil_sim::{enumeration, scenarios, swarm};
 
-use crate::Refused;
+use crate::CommandError;
 
-/// What `tenmil sim` is asked to do.
+/// Options of `tenmil sim`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SimOptions {
-    /// How many seeds to run after the scripted scenarios.
+    /// Number of seeds to run after the scripted scenarios.
     pub seeds: u64,
-    /// Run this seed alone.
+    /// Run this seed only.
     pub seed: Option<u64>,
     /// Run only scenarios whose name contains this, and no seeds.
     pub scenario: Option<String>,
-    /// Name the scenarios and run none.
+    /// List the scenarios and run none.
     pub list: bool,
-    /// Plant a bug that must be found.
+    /// Inject driver bugs, each of which must be found.
     pub canary: bool,
     /// Run hosts against target processes instead of the driver against a controller.
     pub cluster: bool,
-    /// Put known bugs of a cluster back, each of which must be found.
+    /// Reintroduce known cluster bugs, each of which must be found.
     pub injected_bugs: bool,
 }
 
-/// Runs what `options` ask for and says how it went. Fails if any promise was broken.
-pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refused> {
+/// Runs the selected scenarios and seeds and reports the result. Fails if any invariant was violated.
+pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), CommandError> {
     if options.cluster {
         return clusters::run(options, out);
     }
-    let told = |error: io::Error| Refused::machine(format!("write the report: {error}"));
+    let told = |error: io::Error| CommandError::machine(format!("write the report: {error}"));
     let scripted = chosen(options);
     if options.list {
         return scripted.iter().try_for_each(|one| writeln!(out, "{}", one.name)).map_err(told);
     }
     if scripted.is_empty() {
         let text = options.scenario.as_deref().unwrap_or_default();
-        return Err(Refused::caller(format!(
+        return Err(CommandError::caller(format!(
             "--scenario {text}: no scenario is called that, expected a part of one that --list shows"
         )));
     }
@@ -80,11 +80,11 @@ pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refused> {
     told_all.map_err(told)?;
     match failed {
         0 => Ok(()),
-        _ => Err(Refused::peer(format!("{failed} simulated runs broke a promise"))),
+        _ => Err(CommandError::peer(format!("{failed} simulated runs broke a promise"))),
     }
 }
 
-/// The scripted runs that `options` name, in their fixed order.
+/// The selected scripted scenarios, in a fixed order.
 fn chosen(options: &SimOptions) -> Vec<Scenario> {
     let part = if options.canary { Some("canary/") } else { options.scenario.as_deref() };
     let mut all = [scenarios::all(), enumeration::all()].concat();
@@ -92,13 +92,13 @@ fn chosen(options: &SimOptions) -> Vec<Scenario> {
     all
 }
 
-/// Runs a scenario. False, and said why, if it did not go as it must.
+/// Runs a scenario; returns false and reports the reason if it failed.
 fn holds(scenario: &Scenario, out: &mut dyn Write) -> io::Result<bool> {
     has_held(scenario, &scenario.run(), out)
 }
 
-/// False, and said why, if a run did not go as it must.
-fn has_held(scenario: &Scenario, record: &Record, out: &mut dyn Write) -> io::Result<bool> {
+/// Checks the record of a run; returns false and reports the reason if it failed.
+fn has_held(scenario: &Scenario, record: &RunRecord, out: &mut dyn Write) -> io::Result<bool> {
     let Some(failure) = &record.failure else { return Ok(true) };
     writeln!(out, "{}: {failure}", scenario.name)?;
     record.tail.iter().try_for_each(|line| writeln!(out, "    {line}"))?;
@@ -109,7 +109,8 @@ fn has_held(scenario: &Scenario, record: &Record, out: &mut dyn Write) -> io::Re
     Ok(false)
 }
 
-/// Runs a seed twice. False, and said why, if it broke a promise or was not the same both times.
+/// Runs a seed twice; returns false and reports the reason if it violated an invariant or the two runs
+/// differ.
 fn repeats(seed: u64, out: &mut dyn Write) -> io::Result<bool> {
     let scenario = swarm::scenario(seed);
     let first = scenario.run();

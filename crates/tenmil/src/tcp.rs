@@ -1,35 +1,37 @@
-//! SSDs behind a network: `tcp://` names one, and whatever takes a device takes it.
+//! SSDs over NVMe/TCP, named by `tcp://` URIs wherever a device is expected.
 //!
 //! ```text
-//!   RemoteMedium, RemoteChannel, … ─▶ Attached ── remote::Remote (locked to make a queue, or to tend)
-//!                                        └── a thread that tends: connections, time-outs, events
+//!   RemoteDevice, RemoteChannel, … ─▶ Attached ── remote controller (under a lock: queue creation, admin)
+//!                                        └── admin thread: connections, timeouts, events
 //! ```
 //!
-//! A channel has a connection of its own, which is read and written by the thread of the channel.
+//! Each channel has a connection of its own, which the thread of the channel reads and writes.
 
+mod admin_thread;
 mod ask;
 mod attached;
 mod channel;
-mod dial;
+mod connector;
 mod discover;
 mod kind;
-mod maps;
 mod name;
 mod opening;
+mod path_notifier;
 mod paths;
+mod queue_map;
 mod reservations;
-mod sleep;
 pub(crate) mod sockets;
-mod teller;
-mod tending;
 #[cfg(test)]
 mod tests;
+mod wait_set;
 mod wanted;
 
 pub(crate) use ask::with_controller;
-pub(crate) use discover::{Change, Discovered, Watch, discover, service as discovery_service};
+pub(crate) use discover::{
+    DiscoveryChange, DiscoveryLog, DiscoveryWatch, discover, service as discovery_service,
+};
 pub use kind::Kind;
-pub use maps::Maps;
 pub use name::TcpName;
 pub(crate) use name::{discovery_name, policy_of};
-pub(crate) use teller::paths_of_all;
+pub(crate) use path_notifier::paths_of_all;
+pub use queue_map::QueueMapOptions;

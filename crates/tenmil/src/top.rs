@@ -1,25 +1,28 @@
-//! `top`: what the reactors, threads and pollers of a running process do, second by second.
+//! `tenmil top`: live view of the reactors, threads and pollers of a running process.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | `link`, `ask` | a thread that asks the process over its socket, and what it asks |
-//! | `sample`, `rates`, `minute` | what it answers; what happened between two answers; the last minute |
-//! | `state`, `order`, `keys` | what is on the screen, in what order, and what keys do to it |
-//! | `draw`, `header`, `tables`, `grid`, `words` | the picture: a state in, cells of a terminal out |
-//! | `screen` | the terminal itself |
+//! | `link`, `query` | sampling thread on the control socket, and its queries |
+//! | `sample`, `rates`, `history` | samples, rates between two samples, busy share of the last minute |
+//! | `state`, `order`, `keys` | application state, order of the rows, key bindings |
+//! | `draw`, `header`, `tables`, `grid`, `format` | rendering of the state into terminal cells |
+//! | `screen` | the terminal |
 //! | `print` | one sample as text and as JSON |
 //!
-//! Only `link` and `screen` touch the world; everything else is plain values.
+//! Only `link` and `screen` do I/O; all other modules work on plain values.
 
-mod ask;
 mod draw;
+mod format;
 mod grid;
 mod header;
+mod history;
+#[cfg(test)]
+mod json_schema;
 mod keys;
 mod link;
-mod minute;
 mod order;
 mod print;
+mod query;
 mod rates;
 mod sample;
 mod screen;
@@ -27,35 +30,32 @@ mod screen;
 #[allow(dead_code, reason = "the tests of the program use all of it")]
 #[path = "../tests/seat/mod.rs"]
 mod seat;
-#[cfg(test)]
-mod shape;
 mod state;
 mod tables;
-mod words;
 
-use base::Span;
-use control::Client;
-use host::runtime_directory::RuntimeDirectory;
+use tenmil_base::Span;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_rpc::Client;
 
-use crate::Refused;
+use crate::CommandError;
 
-/// Watches process `pid`, or whoever runs, on this terminal until somebody has seen enough.
+/// Watches process `pid`, or the only running one, on this terminal until the user quits.
 pub(crate) fn watch(
     directory: RuntimeDirectory,
     pid: Option<u32>,
     interval: Span,
     is_coloured: bool,
-) -> Result<(), Refused> {
-    let link = link::Link::start(directory, pid, interval)?;
+) -> Result<(), CommandError> {
+    let link = link::SamplerHandle::start(directory, pid, interval)?;
     screen::run(&link, draw::Theme { is_coloured })
 }
 
-/// The tables of two looks, `interval` apart, as plain text.
-pub(crate) fn once(client: &mut Client, interval: Span) -> Result<String, Refused> {
-    Ok(print::text(&print::look(client, interval)?))
+/// The tables of two samples, `interval` apart, as plain text.
+pub(crate) fn once(client: &mut Client, interval: Span) -> Result<String, CommandError> {
+    Ok(print::text(&print::sample_twice(client, interval)?))
 }
 
-/// The same for programs.
-pub(crate) fn json(client: &mut Client, interval: Span) -> Result<String, Refused> {
-    Ok(format!("{:#}\n", print::json(&print::look(client, interval)?)))
+/// The same as JSON.
+pub(crate) fn json(client: &mut Client, interval: Span) -> Result<String, CommandError> {
+    Ok(format!("{:#}\n", print::json(&print::sample_twice(client, interval)?)))
 }

@@ -1,5 +1,4 @@
-//! What a device is called on the command line: an emulated SSD with its driver, or whatever the
-//! block layer knows.
+//! Device URIs of the command line: emulated SSDs with their driver, or a device of the block layer.
 
 mod emu;
 
@@ -7,19 +6,19 @@ use core::fmt;
 use core::str::FromStr;
 
 pub use self::emu::{COUNT_MAX, EmuMedium, EmuSpec, MODELS};
-use crate::{Refused, VfuName};
+use crate::{CommandError, VfuName};
 
-/// A device, or several of one kind.
+/// Device URI, which may name several devices of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uri {
-    /// Emulated SSDs.
+    /// Emulated SSDs, accessed through the NVMe driver.
     Emu(EmuSpec),
     /// Any other block device.
-    Block(block::uri::Uri),
+    Block(tenmil_block::uri::Uri),
 }
 
 impl Uri {
-    /// How many devices this names.
+    /// Number of devices named.
     pub fn count(&self) -> u32 {
         match self {
             Self::Emu(spec) => spec.count,
@@ -27,7 +26,7 @@ impl Uri {
         }
     }
 
-    /// The emulated SSDs, if it names some.
+    /// The emulated SSDs, if it names any.
     pub fn emulated(&self) -> Option<&EmuSpec> {
         match self {
             Self::Emu(spec) => Some(spec),
@@ -35,7 +34,7 @@ impl Uri {
         }
     }
 
-    /// Whether some of it is a controller of another process, which maps the memory of requests.
+    /// Whether it includes a controller of another process, which maps the memory of requests.
     pub fn is_in_another_process(&self) -> bool {
         match self {
             Self::Emu(_) => false,
@@ -43,7 +42,7 @@ impl Uri {
         }
     }
 
-    /// Whether some of it is an SSD that no IOMMU keeps from any memory.
+    /// Whether it includes an SSD without an IOMMU, which can access all memory.
     pub fn lacks_iommu(&self) -> bool {
         match self {
             Self::Emu(_) => false,
@@ -51,7 +50,7 @@ impl Uri {
         }
     }
 
-    /// Whether reads return what was written: no block of it lies on a device that only answers.
+    /// Whether reads return the data written: no block lies on a device that discards data.
     pub fn keeps_data(&self) -> bool {
         match self {
             Self::Emu(spec) => spec.keeps_data(),
@@ -60,11 +59,11 @@ impl Uri {
     }
 }
 
-fn names_another_process(uri: &block::uri::Uri) -> bool {
+fn names_another_process(uri: &tenmil_block::uri::Uri) -> bool {
     uri.scheme() == VfuName::SCHEME || uri.children().iter().any(names_another_process)
 }
 
-fn keeps_data(uri: &block::uri::Uri) -> bool {
+fn keeps_data(uri: &tenmil_block::uri::Uri) -> bool {
     match uri.scheme() {
         "null" => false,
         EmuSpec::SCHEME => EmuSpec::of(uri).is_ok_and(|spec| spec.keeps_data()),
@@ -73,10 +72,10 @@ fn keeps_data(uri: &block::uri::Uri) -> bool {
 }
 
 impl FromStr for Uri {
-    type Err = Refused;
+    type Err = CommandError;
 
-    fn from_str(text: &str) -> Result<Self, Refused> {
-        let uri: block::uri::Uri = text.parse()?;
+    fn from_str(text: &str) -> Result<Self, CommandError> {
+        let uri: tenmil_block::uri::Uri = text.parse()?;
         Ok(if uri.scheme() == EmuSpec::SCHEME {
             Self::Emu(EmuSpec::of(&uri)?)
         } else {

@@ -1,13 +1,13 @@
-//! NVMe controllers of other processes, over vfio-user: `vfio-user:PATH` names one.
+//! NVMe controllers of other processes over vfio-user, named `vfio-user:PATH`.
 //!
 //! ```text
-//!   Attached ─▶ VfuBus ── Link: the connection, and what is asked over it
-//!                  ├ rings and data: memory that the other process maps
-//!                  └ doorbells: a page that it lets us map, or messages        (registers.rs)
+//!   AttachedController ─▶ VfuBus ── ConnectionHandle: the connection and its requests
+//!                           ├ rings and data: memory that the server maps
+//!                           └ doorbells: a page mapped from the server, or messages      (registers.rs)
 //! ```
 //!
-//! The driver is the one of every SSD. Data that lie in memory which cannot be shown to another
-//! process are sent and fetched by message: right, and slow.
+//! The driver is the same as for every SSD. Data in memory that cannot be shared with another
+//! process are transferred by messages, which is correct but slow.
 
 mod bus;
 mod kind;
@@ -18,24 +18,28 @@ mod registers;
 mod tests;
 mod vector;
 
-use dma::Regions;
-use host::{Clock, Steps};
+use tenmil_dma::RegionTable;
+use tenmil_linux::{Clock, StepTimer};
 
 use self::bus::VfuBus;
-use crate::Refused;
-use crate::attached::{self, Attached};
-use crate::identify::Ask;
+use crate::CommandError;
+use crate::attached::{self, AttachedController};
+use crate::identify::ControllerFn;
 
 pub use kind::Kind;
 pub use name::VfuName;
 
-/// Connects to whoever serves the controller, and brings it up.
-fn attach(name: &VfuName, regions: &Regions, clock: Clock) -> Result<Attached<VfuBus>, Refused> {
+/// Connects to the server and initializes the controller.
+fn attach(
+    name: &VfuName,
+    regions: &RegionTable,
+    clock: Clock,
+) -> Result<AttachedController<VfuBus>, CommandError> {
     let bus = VfuBus::connect(name, regions, clock)?;
-    Attached::call(&bus, &name.wanted, regions, &mut Steps::begin(clock))
+    AttachedController::attach(&bus, &name.wanted, regions, &mut StepTimer::begin(clock))
 }
 
-/// Lets `ask` ask the controller that `name` names.
-pub(crate) fn with_controller(name: &VfuName, ask: Ask<'_>) -> Result<(), Refused> {
-    attached::with_controller(attach(name, &Regions::new(4), Clock::start())?, ask)
+/// Runs `ask` with admin access to the controller that `name` names.
+pub(crate) fn with_controller(name: &VfuName, ask: ControllerFn<'_>) -> Result<(), CommandError> {
+    attached::with_controller(attach(name, &RegionTable::new(4), Clock::start())?, ask)
 }

@@ -8,9 +8,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use control::{Event, EventKind, Process, Server, State, TABLE, announcements};
-use host::runtime_directory::RuntimeDirectory;
 use serde_json::Value;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_rpc::{Event, EventKind, Process, Server, ServerState, TABLE, announcements};
 
 /// A runtime directory of our own, as `XDG_RUNTIME_DIR` names it.
 struct World {
@@ -27,7 +27,7 @@ impl World {
 
     fn serve(&self, pid: u32) -> Server {
         let (_announcer, announced) = announcements().unwrap();
-        let state = State::new().with(Process { version: "9.9.9", log: None });
+        let state = ServerState::new().with(Process { version: "9.9.9", log: None });
         Server::start(&self.directory, pid, &TABLE, state, announced).unwrap()
     }
 
@@ -115,7 +115,7 @@ fn what_is_mistyped_is_told_without_a_process() {
     assert!(world.refused("get proces").contains("hint: did you mean `process`?"));
     let listed = world.told("get");
     assert!(listed.contains("tenmil get process") && listed.contains("tenmil events"), "{listed}");
-    assert!(world.told("get --markdown").starts_with("# Talking to a running tenmil"));
+    assert!(world.told("get --markdown").starts_with("# Control interface"));
 }
 
 #[test]
@@ -144,12 +144,13 @@ fn events_are_printed_until_there_were_enough() {
     const BELL: EventKind = EventKind { name: "bell", help: "somebody rang" };
     let world = World::new();
     let (announcer, announced) = announcements().unwrap();
-    let _server = Server::start(&world.directory, 7, &TABLE, State::new(), announced).unwrap();
+    let _server =
+        Server::start(&world.directory, 7, &TABLE, ServerState::new(), announced).unwrap();
     let mut follower = Follower::start(&mut world.command("events --json --count 1"));
     // It follows from some moment on, so somebody rings until it has heard.
     let line = (0..6_000).find_map(|_| {
         let about = serde_json::json!({});
-        announcer.announce(Event { kind: BELL, text: "ding".into(), about });
+        announcer.emit(Event { kind: BELL, text: "ding".into(), about });
         follower.lines.recv_timeout(Duration::from_millis(10)).ok()
     });
     let event: Value = serde_json::from_str(&line.expect("it hears")).unwrap();
@@ -214,7 +215,7 @@ struct Follower {
     child: Child,
     lines: Receiver<String>,
     /// It ends when the program does.
-    _reader: host::Thread<()>,
+    _reader: tenmil_linux::Thread<()>,
 }
 
 impl Follower {
@@ -222,10 +223,10 @@ impl Follower {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         let (send, lines) = channel();
-        let read = move |_: &host::Stop| {
+        let read = move |_: &tenmil_linux::StopFlag| {
             output.lines().map_while(Result::ok).try_for_each(|line| send.send(line)).ok();
         };
-        let reader = host::Thread::spawn("reader", None, read).unwrap();
+        let reader = tenmil_linux::Thread::spawn("reader", None, read).unwrap();
         Self { child, lines, _reader: reader }
     }
 }

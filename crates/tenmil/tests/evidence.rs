@@ -1,4 +1,4 @@
-//! `tenmil evidence` from end to end, as somebody types it.
+//! `tenmil reproduce` from end to end, as somebody types it.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 fn evidence(out: &Path, more: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
-    command.arg("evidence").args(more).arg("--out").arg(out).env("XDG_RUNTIME_DIR", out);
+    command.arg("reproduce").args(more).arg("--out").arg(out).env("XDG_RUNTIME_DIR", out);
     command.output().unwrap()
 }
 
@@ -49,7 +49,7 @@ fn two_experiments_make_a_page_and_are_not_run_twice() {
     let is_settled = |experiment: &Value| {
         let questions = experiment["questions"].as_array().unwrap();
         questions.iter().all(|question| {
-            let has_answer = question["verdict"] != "not-conclusive";
+            let has_answer = question["verdict"] != "inconclusive";
             has_answer || !question["values"].is_null() && question["disturbed_rounds"] == 0
         })
     };

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use host::Thread;
+use tenmil_linux::Thread;
 
 /// Far longer than any of them takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,7 +46,9 @@ mod mixed;
 /// Runs an example on a thread of its own, and gives it up if it does not end.
 fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
     let (send, ended) = mpsc::channel();
-    let run = move |_: &host::Stop| drop(send.send(example().map_err(|error| error.to_string())));
+    let run = move |_: &tenmil_linux::StopFlag| {
+        drop(send.send(example().map_err(|error| error.to_string())))
+    };
     let thread = Thread::spawn(name, None, run).expect("a thread");
     match ended.recv_timeout(PATIENCE) {
         Ok(result) => assert_eq!(result, Ok(()), "{name}"),
@@ -63,7 +65,7 @@ fn ends_well(name: &str, example: fn() -> Result<(), Box<dyn Error>>) {
 
 #[test]
 fn mixed_reads_beside_writes() {
-    ends_well("mixed", || mixed::run("ram:64m", base::Span::from_ms(50)));
+    ends_well("mixed", || mixed::run("ram:64m", tenmil_base::Span::from_ms(50)));
 }
 
 /// An example that nobody runs is soon one that does not run.

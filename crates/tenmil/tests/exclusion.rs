@@ -10,19 +10,21 @@ mod served;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use base::{Answers, Backend, Instant, Memory, Operation, Outcome, Request, Segment, Span};
-use block::store::{self, Place, hear_of_stops};
-use block::uri::Uri;
-use block::{Kind, Opened, Opener, mirror};
-use dma::Regions;
-use host::Clock;
 use served::{Served, run};
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request, Segment, Span,
+};
+use tenmil_block::pool::{self, VolumeRef, hear_of_stops};
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceType, OpenedDevice, Opener, mirror};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 const BLOCK: u32 = 4096;
 const PATIENCE: Duration = Duration::from_secs(60);
-const TCP: &[(&str, &dyn Kind)] = &[("tcp", &tenmil::tcp::Kind)];
+const TCP: &[(&str, &dyn DeviceType)] = &[("tcp", &tenmil::tcp::Kind)];
 
 /// A target with a file, and its address.
 struct Target {
@@ -33,7 +35,7 @@ struct Target {
 
 /// A host with memory of its own.
 struct Host {
-    regions: Regions,
+    regions: RegionTable,
     clock: Clock,
     name: &'static str,
 }
@@ -49,25 +51,25 @@ impl Target {
     }
 
     fn uri(&self, host: &str) -> String {
-        format!("{}/{NQN}?host=nqn.2026-01.example:{host}", self.address)
+        format!("{}/{NQN}?hostnqn=nqn.2026-01.example:{host}", self.address)
     }
 }
 
 impl Host {
     fn new(name: &'static str) -> Self {
-        Self { regions: Regions::new(200), clock: Clock::start(), name }
+        Self { regions: RegionTable::new(200), clock: Clock::start(), name }
     }
 
     fn opener(&self) -> Opener<'_> {
         Opener { regions: &self.regions, clock: self.clock, seed: 1, more: TCP }
     }
 
-    fn open(&self, uri: &str) -> Result<Opened, String> {
+    fn open(&self, uri: &str) -> Result<OpenedDevice, String> {
         self.opener().open(&uri.parse().unwrap()).map_err(|error| error.to_string())
     }
 
-    fn pool(&self, target: &Target) -> Place {
-        Place::on(&target.uri(self.name).parse::<Uri>().unwrap())
+    fn pool(&self, target: &Target) -> VolumeRef {
+        VolumeRef::on(&target.uri(self.name).parse::<Uri>().unwrap())
     }
 
     fn volume(&self, target: &Target) -> String {
@@ -75,16 +77,16 @@ impl Host {
     }
 
     fn take_over(&self, target: &Target) -> Result<Option<String>, String> {
-        store::take_over(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
+        pool::take_over(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
     }
 
     fn io(
         &self,
-        channel: &mut dyn Backend,
+        channel: &mut dyn IoChannel,
         operation: Operation,
         lba: u64,
         byte: u8,
-    ) -> (Outcome, u8) {
+    ) -> (IoStatus, u8) {
         let memory = self.regions.allocate(BLOCK as usize).unwrap();
         let segment = Segment { len_bytes: BLOCK, ..memory.segment() };
         self.regions.store(segment, &[byte; BLOCK as usize]).unwrap();
@@ -98,7 +100,7 @@ impl Host {
             ..Request::NOTHING
         };
         let segments = [segment];
-        let mut answers = Answers::with_capacity(1);
+        let mut answers = CompletionBatch::with_capacity(1);
         let (mut is_taken, end) = (false, self.now().after(Span::from_secs(60)));
         while answers.as_slice().is_empty() {
             let now = self.now();
@@ -106,7 +108,7 @@ impl Host {
             is_taken = is_taken || channel.submit(now, &[request], &segments) == 1;
             channel.flush();
             channel.poll(now, &mut answers);
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
         let mut bytes = [0; BLOCK as usize];
         self.regions.load(segment, &mut bytes).unwrap();
@@ -117,32 +119,32 @@ impl Host {
         self.clock.now()
     }
 
-    fn write(&self, channel: &mut dyn Backend, lba: u64, byte: u8) -> Outcome {
+    fn write(&self, channel: &mut dyn IoChannel, lba: u64, byte: u8) -> IoStatus {
         self.io(channel, Operation::Write, lba, byte).0
     }
 
-    fn flush(&self, channel: &mut dyn Backend) {
-        assert_eq!(self.io(channel, Operation::Flush, 0, 0).0, Outcome::SUCCESS);
+    fn flush(&self, channel: &mut dyn IoChannel) {
+        assert_eq!(self.io(channel, Operation::Flush, 0, 0).0, IoStatus::SUCCESS);
     }
 
-    fn read(&self, channel: &mut dyn Backend, lba: u64) -> u8 {
+    fn read(&self, channel: &mut dyn IoChannel, lba: u64) -> u8 {
         let (outcome, byte) = self.io(channel, Operation::Read, lba, 0);
-        assert_eq!(outcome, Outcome::SUCCESS);
+        assert_eq!(outcome, IoStatus::SUCCESS);
         byte
     }
 }
 
 /// A target with a pool and a volume in it, of a host that has flushed twice and goes on to write in place.
-fn written(host: &Host) -> (Target, Opened, Box<dyn Backend>) {
+fn written(host: &Host) -> (Target, OpenedDevice, Box<dyn IoChannel>) {
     let target = Target::new();
-    run(TENMIL, &["store", "create", "--overwrite", &target.uri(host.name)]);
+    run(TENMIL, &["pool", "create", "--overwrite", &target.uri(host.name)]);
     // What another host has closed, this one opens.
     let other = Host::new("other");
     run(TENMIL, &["volume", "create", &other.volume(&target), "--size", "4m"]);
     let opened = host.open(&host.volume(&target)).unwrap();
     let mut channel = opened.medium.channel().unwrap();
     for byte in [1, 2] {
-        (0..8).for_each(|lba| assert_eq!(host.write(&mut *channel, lba, byte), Outcome::SUCCESS));
+        (0..8).for_each(|lba| assert_eq!(host.write(&mut *channel, lba, byte), IoStatus::SUCCESS));
         host.flush(&mut *channel);
     }
     (target, opened, channel)
@@ -188,7 +190,7 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
         assert!(outcome.is_conflict(), "{outcome:?}");
     }
     (0..8).for_each(|lba| assert_eq!(two.read(&mut *new, lba), 2, "block {lba}"));
-    assert_eq!(two.write(&mut *new, 0, 5), Outcome::SUCCESS);
+    assert_eq!(two.write(&mut *new, 0, 5), IoStatus::SUCCESS);
     two.flush(&mut *new);
     drop((new, taken));
 
@@ -218,9 +220,9 @@ fn a_pool_whose_owner_does_not_write_through_a_reservation_needs_force() {
     assert_eq!(reservations.holder(), Ok(None));
     let refused = two.take_over(&target).unwrap_err();
     assert!(refused.contains("do not exclude") && refused.contains("not reserved"), "{refused}");
-    assert_eq!(one.write(&mut *old, 0, 3), Outcome::SUCCESS, "nothing has changed");
-    let place = Place { force: true, ..two.pool(&target) };
-    assert!(store::take_over(&two.opener(), &place).unwrap().is_some());
+    assert_eq!(one.write(&mut *old, 0, 3), IoStatus::SUCCESS, "nothing has changed");
+    let place = VolumeRef { force: true, ..two.pool(&target) };
+    assert!(pool::take_over(&two.opener(), &place).unwrap().is_some());
     // By force it is excluded, too, from then on.
     assert!(one.write(&mut *old, 0, 4).is_conflict());
 }
@@ -236,7 +238,7 @@ fn no_write_of_a_former_owner_lands_in_a_mirror_that_was_taken_over_without_forc
     run(TENMIL, &["mirror", "create", "--overwrite", &legs[0], &legs[1]]);
     let opened = one.open(&uri(&one)).unwrap();
     let (mut old, mut idle) = (opened.medium.channel().unwrap(), opened.medium.channel().unwrap());
-    (0..8).for_each(|lba| assert_eq!(one.write(&mut *old, lba, 2), Outcome::SUCCESS));
+    (0..8).for_each(|lba| assert_eq!(one.write(&mut *old, lba, 2), IoStatus::SUCCESS));
     one.flush(&mut *old);
     let refused = two.open(&uri(&two)).err().unwrap();
     assert!(refused.contains("has it open for writing"), "{refused}");
@@ -256,7 +258,7 @@ fn no_write_of_a_former_owner_lands_in_a_mirror_that_was_taken_over_without_forc
         assert!(one.now() < end, "the former owner still reads");
     }
     assert!(one.write(&mut *idle, 1, 4).is_conflict());
-    assert_eq!(two.write(&mut *new, 1, 5), Outcome::SUCCESS);
+    assert_eq!(two.write(&mut *new, 1, 5), IoStatus::SUCCESS);
     two.flush(&mut *new);
     drop((new, taken));
     let refused = one.open(&uri(&one)).err().unwrap();

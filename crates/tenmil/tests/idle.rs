@@ -1,12 +1,12 @@
 //! What emulated SSDs cost while nobody wants anything of them. In a process of its own: it is the
 //! process's time that is measured.
 
-use base::Span;
-use host::process::Usage;
-use host::{Clock, Sleeper};
 use tenmil::EmuSpec;
 use tenmil::emu::{EmuPlan, Emulated};
 use tenmil::perf::options::Techniques;
+use tenmil_base::Span;
+use tenmil_linux::process::ProcessStats;
+use tenmil_linux::{Clock, Sleeper};
 
 /// How long nothing happens. A part of it is what falling asleep costs.
 const IDLE: Span = Span::from_ms(1500);
@@ -35,14 +35,14 @@ fn idle_ssds_use_less_than_a_hundredth_of_a_processor() {
         (0..5).map(|ssd| emulated.queue(ssd, 8, &techniques, &clock).unwrap()).collect();
     // The commands of the bring-up have been answered; who is still awake falls asleep soon.
     let mut sleeper = Sleeper::new().unwrap();
-    let (before, begun) = (Usage::read().processor_time, clock.now());
+    let (before, begun) = (ProcessStats::read().processor_time, clock.now());
     while clock.now().since(begun) < IDLE {
         // The host looks after its controllers when they want it, and otherwise sleeps.
-        emulated.look_after(clock.now()).unwrap();
+        emulated.poll_controllers(clock.now()).unwrap();
         let until = emulated.wake_at().min(begun.after(IDLE));
         sleeper.block(until.since(clock.now()), &mut Vec::new());
     }
-    let used = Span { ns: Usage::read().processor_time.ns - before.ns };
+    let used = Span { ns: ProcessStats::read().processor_time.ns - before.ns };
     println!("5 SSDs on 2 threads used {used} in {IDLE}");
     assert!(used.ns < IDLE.ns / 100, "{used} in {IDLE}");
     drop(queues);

@@ -49,7 +49,7 @@ fn it_says_when_it_listens_and_ends_in_order() {
 
 #[test]
 fn a_program_reads_where_to_connect() {
-    let served = Served::start("ram:1m", &["--json", "--read-only", "--name", "disk"]);
+    let served = Served::start("ram:1m", &["--json", "--read-only", "--export-name", "disk"]);
     let ready: Value = serde_json::from_str(&served.ready).unwrap();
     assert_eq!(ready["ready"], true);
     assert_eq!(ready["connect"][0], served.uri());
@@ -123,7 +123,8 @@ fn whoever_reaches_a_listener_beyond_loopback_may_write_only_where_that_was_aske
 fn a_device_that_does_not_answer_keeps_no_process_after_it_was_told_to_end() {
     // A target that takes the connection and answers nothing.
     let target = TcpListener::bind("127.0.0.1:0").unwrap();
-    let uri = format!("tcp://{}/nqn.2024-01.example:x?connect=60s", target.local_addr().unwrap());
+    let uri =
+        format!("tcp://{}/nqn.2024-01.example:x?connect-timeout=60s", target.local_addr().unwrap());
     let child = Command::new(env!("CARGO_BIN_EXE_tenmil"))
         .args(["serve", &uri, "--listen", "nbd://127.0.0.1:0"])
         .stderr(Stdio::piped())
@@ -155,7 +156,7 @@ fn a_process_that_serves_can_be_asked_what_it_does() {
 
 #[test]
 fn what_is_served_and_who_is_there_can_be_asked_and_changed() {
-    let served = Served::start("ram:1m", &["--name", "disk", "--limit-iops", "5000"]);
+    let served = Served::start("ram:1m", &["--export-name", "disk", "--limit-iops", "5000"]);
     let asked = |line: &str| serde_json::from_str::<Value>(&served.ask(line)).unwrap();
     let export = &asked("get exports --json")[0];
     assert_eq!((&export["name"], &export["uri"]), (&"disk".into(), &"ram:1m".into()));
@@ -294,7 +295,7 @@ fn nbdinfo_is_told_what_there_is_and_what_is_where() {
     if !tools(&["nbdinfo"]) {
         return;
     }
-    let served = Served::start("ram:8m", &["--name", "disk"]);
+    let served = Served::start("ram:8m", &["--export-name", "disk"]);
     let uri = served.uri();
     let told: Value = serde_json::from_str(&run("nbdinfo", &["--json", &uri])).unwrap();
     assert_eq!(told["protocol"], "newstyle-fixed");

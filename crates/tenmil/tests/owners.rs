@@ -98,7 +98,7 @@ fn a_pool_has_one_owner_whatever_its_namespace_is_called_and_a_dead_one_is_none(
     let place = Place::new();
     let (_target, port) = place.target("disk");
     let [one, two] = spellings(port);
-    place.done(&["store", "create", "--overwrite", &one]);
+    place.done(&["pool", "create", "--overwrite", &one]);
     let volumes = [one, two].map(|uri| format!("volume:[{uri}]/v"));
     place.done(&["volume", "create", &volumes[0], "--size", "8m"]);
     one_after_the_other(&place, [&volumes[0], &volumes[1]]);

@@ -6,19 +6,19 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use base::{Blame, Durability, Span};
-use block::QueueMap;
-use host::Cores;
-use host::machine::Machine;
-use reactor::{PollMode, SPELL_MAX};
 use tenmil::perf::engine;
 use tenmil::perf::options::{
-    ArrivalLaw, Layer, LayerOptions, OpenLoop, Pattern, PerfOptions, SizeMix, Supplies,
+    ArrivalProcess, Layer, LayerOptions, MachineResources, OpenLoop, Pattern, PerfOptions, SizeMix,
 };
-use tenmil::perf::outcome::{Counts, Ended, PerfOutcome};
+use tenmil::perf::outcome::{Counts, PerfOutcome, RunEnd};
 use tenmil::perf::progress::Progress;
 use tenmil::perf::report::text;
-use tenmil::{Refused, Uri};
+use tenmil::{CommandError, Uri};
+use tenmil_base::{Durability, ErrorCategory, Span};
+use tenmil_block::QueueMap;
+use tenmil_linux::CpuList;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_reactor::{PollMode, SPIN_MAX};
 
 fn run(options: &PerfOptions) -> PerfOutcome {
     let progress = Arc::new(Progress::new(options.thread_count() as usize));
@@ -40,7 +40,7 @@ fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
             ..over(&["emu:null", "emu:ram?size=1m"])
         };
         let outcome = run(&options);
-        assert_eq!(outcome.ended, Ended::Count);
+        assert_eq!(outcome.ended, RunEnd::Count);
         for device in &outcome.devices {
             assert_eq!(device.counts.ios, 1_001, "{} {poll}", device.name);
             assert_eq!(device.latency.count(), 1_001);
@@ -56,7 +56,7 @@ fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
 fn what_is_measured_lasts_as_long_as_was_asked_and_adds_up() {
     let options = PerfOptions { time: Span::from_ms(350), ..over(&["emu:null?count=2"]) };
     let outcome = run(&options);
-    assert_eq!(outcome.ended, Ended::Time);
+    assert_eq!(outcome.ended, RunEnd::Time);
     assert!(outcome.elapsed >= options.time, "{}", outcome.elapsed);
     assert!(outcome.series.ios.len() >= 3, "a point for each tenth of a second");
     let (ios, sum) = (outcome.totals.ios, outcome.series.ios.iter().sum::<u64>());
@@ -72,7 +72,7 @@ fn what_is_measured_lasts_as_long_as_was_asked_and_adds_up() {
 #[test]
 fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
     for poll in [PollMode::Adaptive, PollMode::Hybrid] {
-        let rate = OpenLoop { per_second: 20, arrivals: ArrivalLaw::Uniform };
+        let rate = OpenLoop { per_second: 20, arrivals: ArrivalProcess::Uniform };
         let options = PerfOptions {
             rate: Some(rate),
             poll,
@@ -86,7 +86,7 @@ fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
         for device in &outcome.devices {
             let [least, median] = [1, 500_000].map(|part| device.latency.percentile(part));
             let median = Span { ns: median };
-            assert!(least > SPELL_MAX.ns, "{least} ns are met awake");
+            assert!(least > SPIN_MAX.ns, "{least} ns are met awake");
             assert!(device.counts.ios >= 8, "{} I/Os of 10", device.counts.ios);
             assert!(median < Span::from_ms(20), "{} in mode {poll}: {median}", device.name);
         }
@@ -103,12 +103,12 @@ fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
         }
     });
     let outcome = outcome.unwrap();
-    assert_eq!(outcome.ended, Ended::Interrupt);
+    assert_eq!(outcome.ended, RunEnd::Interrupt);
     assert!(outcome.totals.ios > 0 && outcome.elapsed < Span::from_secs(60));
 }
 
 /// Why a run over `uris` is not to be.
-fn refusal(options: &PerfOptions) -> Refused {
+fn refusal(options: &PerfOptions) -> CommandError {
     let progress = Arc::new(Progress::new(options.thread_count() as usize));
     let options = PerfOptions { depth_may_be_less: false, ..options.clone() };
     engine::run(&options, &progress, &mut |_| {}).err().unwrap()
@@ -122,7 +122,7 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     let pattern = Pattern::RandRw;
     let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..over(&uris) };
     let outcome = run(&options);
-    assert_eq!((outcome.ended, outcome.totals.errors), (Ended::Count, 0));
+    assert_eq!((outcome.ended, outcome.totals.errors), (RunEnd::Count, 0));
     let said = ["no data moves", "nothing survives", "by threads", "a model of an Intel", "tenmil"];
     for ((device, uri), said) in outcome.devices.iter().zip(uris).zip(said) {
         assert_eq!((device.counts.ios, device.name.as_str()), (501, uri));
@@ -130,7 +130,7 @@ fn any_block_device_is_loaded_and_named_with_what_it_is() {
     }
     let durability: Vec<_> = outcome.devices.iter().map(|device| device.durability).collect();
     assert_eq!(durability[2], Durability::VolatileCache);
-    assert_eq!(durability[4], Durability::None, "an SSD over memory is not called stable");
+    assert_eq!(durability[4], Durability::NonPersistent, "an SSD over memory is not called stable");
     let text = text::render(&outcome, &[]);
     assert!(text.starts_with("5 devices, random reads and writes"), "{text}");
     assert!(text.contains("`model:p4800x?size=1m`: a model of an Intel"), "{text}");
@@ -163,7 +163,7 @@ fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
             ..over(&[&uri, "null:"])
         };
         let refused = refusal(&writing(false));
-        assert_eq!(refused.blame, Blame::Caller);
+        assert_eq!(refused.blame, ErrorCategory::Usage);
         let there = format!("{} ({size} bytes; ", path.display());
         assert!(refused.text.contains(&there), "{refused}");
         assert!(refused.hint.unwrap().contains("--overwrite"));
@@ -181,7 +181,7 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
         let mut options = over(&[uri]);
         change(&mut options);
         let refused = refusal(&options);
-        assert_eq!(refused.blame, Blame::Caller, "{refused}");
+        assert_eq!(refused.blame, ErrorCategory::Usage, "{refused}");
         refused.text
     };
     assert_eq!(
@@ -262,7 +262,7 @@ fn a_limit_holds_and_a_scheduler_loses_nothing() {
 #[test]
 fn what_needs_a_layer_is_refused_where_there_is_none() {
     let refused = |uri: &str, layer: LayerOptions| {
-        let supplies = Supplies::look(&Machine::this());
+        let supplies = MachineResources::probe_machine(&Machine::this());
         PerfOptions { layer, ..over(&[uri]) }.check(&supplies).unwrap_err().text
     };
     let map = LayerOptions { map: Some(QueueMap::of(2)), ..LayerOptions::default() };
@@ -285,7 +285,7 @@ fn modes_are_compared_over_a_null_device_with_one_thread_and_more() {
     let compared = run(&options).null_blk.unwrap();
     let modes: Vec<&str> = compared.rows.iter().map(|row| row.mode).collect();
     assert_eq!(modes[..3], ["single", "bypass", "mq"]);
-    let threads = Cores::allowed().len();
+    let threads = CpuList::allowed().len();
     for row in &compared.rows {
         assert_eq!(row.points.len(), threads, "{}", row.words());
         for point in &row.points {

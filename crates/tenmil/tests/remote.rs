@@ -9,10 +9,10 @@ mod served;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
-use base::Span;
-use host::Thread;
 use serde_json::Value;
 use served::{Served, run};
+use tenmil_base::Span;
+use tenmil_linux::Thread;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
@@ -94,7 +94,7 @@ fn a_load_goes_over_two_paths_and_outlives_one_of_them() {
     let (_served, address) = serve("ram:16m");
     for spread in ["active-passive", "round-robin", "queue-depth"] {
         let ((first, one), (_second, two)) = (proxy(&address), proxy(&address));
-        let remote = format!("tcp://{one},{two}/{NQN}?spread={spread}&detect=500ms");
+        let remote = format!("tcp://{one},{two}/{NQN}?iopolicy={spread}&keep-alive-timeout=500ms");
         let mut load = Command::new(TENMIL);
         load.args([
             "perf",
@@ -128,23 +128,23 @@ fn a_load_goes_over_two_paths_and_outlives_one_of_them() {
 fn people_are_told_that_the_only_path_is_away_and_that_it_is_there_again() {
     let (_served, address) = serve("ram:16m");
     let (first, one) = proxy(&address);
-    let remote = format!("tcp://{one}/{NQN}?detect=1s&retry=100ms");
+    let remote = format!("tcp://{one}/{NQN}?keep-alive-timeout=1s&reconnect-delay=100ms");
     let mut load = Command::new(TENMIL);
     load.args(["perf", &remote, "-w", "randread", "-t", "4", "--json"]);
     let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    host::thread::rest(Span::from_secs(2));
+    tenmil_linux::thread::sleep(Span::from_secs(2));
     drop(first);
-    host::thread::rest(Span::from_ms(500));
+    tenmil_linux::thread::sleep(Span::from_ms(500));
     let _second = proxy_at(&one, &address);
     let output = load.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{said}");
     let (away, back) =
-        (format!("note: tcp://{one}/{NQN}: it is away: "), "it is there again, after ");
+        (format!("note: tcp://{one}/{NQN}: connection lost ("), "it is there again, after ");
     let lines: Vec<&str> = said.lines().filter(|line| line.contains(NQN)).collect();
     assert!(
         matches!(lines[..], [first, second] if first.starts_with(&away)
-        && first.ends_with("called again every 100 ms for 600 s, and what waits for it fails after 30 s")
+        && first.ends_with("reconnecting every 100 ms for up to 600 s, and what waits for it fails after 30 s")
         && second.contains(back)),
         "{said}"
     );
@@ -170,7 +170,7 @@ fn follow(served: &Served) -> (Child, BufReader<std::process::ChildStdout>) {
 fn what_happens_to_paths_is_listed_and_told_to_whoever_asks_the_process() {
     let (_served, address) = serve("ram:16m");
     let ((first, one), (_second, two)) = (proxy(&address), proxy(&address));
-    let remote = format!("tcp://{one},{two}/{NQN}?detect=500ms");
+    let remote = format!("tcp://{one},{two}/{NQN}?keep-alive-timeout=500ms");
     let user = Served::start(&remote, &[]);
     let paths = || -> Vec<Value> { serde_json::from_str(&user.ask("get paths --json")).unwrap() };
     let is_up = |row: &Value| row["state"] == "up" && row["access"] == "optimized";
@@ -190,7 +190,7 @@ fn what_happens_to_paths_is_listed_and_told_to_whoever_asks_the_process() {
     let lost = next("path-lost");
     assert_eq!((&lost["about"]["address"], &lost["about"]["path"]), (&one.into(), &0.into()));
     assert!(lost["about"]["why"].as_str().is_some_and(|why| !why.is_empty()), "{lost}");
-    assert_eq!(next("path-taken")["about"]["address"], two.as_str());
+    assert_eq!(next("path-selected")["about"]["address"], two.as_str());
     let (lost, taken) = (&paths()[0], &paths()[1]);
     assert_eq!((&lost["state"], &lost["losses"]), (&"lost".into(), &1.into()), "{lost}");
     assert_eq!((&taken["state"], &taken["best"]), (&"up".into(), &true.into()), "{taken}");

@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use host::Thread;
 use serde_json::Value;
 use served::{Served, run};
+use tenmil_linux::Thread;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disks";
@@ -43,7 +43,7 @@ impl World {
 
     /// What `host` calls a namespace that it reaches by a listener.
     fn uri(&self, listener: usize, nsid: u32, host: &str) -> String {
-        format!("tcp://{}/{NQN}?ns={nsid}&host={host}", self.addresses[listener])
+        format!("tcp://{}/{NQN}?ns={nsid}&hostnqn={host}", self.addresses[listener])
     }
 
     fn hang_up(&self) {
@@ -83,7 +83,7 @@ fn size_of(uri: &str) -> Result<u64, String> {
 
 /// Who is connected, as a process says.
 fn queues(served: &Served, of: &str) -> Vec<Value> {
-    let said = served.ask(&format!("get queues {of}--json"));
+    let said = served.ask(&format!("get nvme_connections {of}--json"));
     serde_json::from_str::<Value>(&said).unwrap().as_array().unwrap().clone()
 }
 
@@ -148,7 +148,7 @@ impl Drop for Follower {
 }
 
 const WHOLE: &str = r#"
-memory = "64m"
+buffer-memory = "64m"
 
 [[listener]]
 address = "127.0.0.1:0"
@@ -158,14 +158,14 @@ address = "127.0.0.2:0"
 
 [[subsystem]]
 nqn = "nqn.2026-01.org.tenmil:disks"
-hosts = ["nqn.2026-01.org.tenmil:one", "nqn.2026-01.org.tenmil:two"]
+allowed-hosts = ["nqn.2026-01.org.tenmil:one", "nqn.2026-01.org.tenmil:two"]
 
 [[subsystem.namespace]]
 uri = "ram:16m"
 
 [[subsystem.namespace]]
 uri = "ram:8m"
-hosts = ["nqn.2026-01.org.tenmil:two"]
+allowed-hosts = ["nqn.2026-01.org.tenmil:two"]
 
 [[subsystem.namespace]]
 uri = "ram:4m"
@@ -174,7 +174,7 @@ ana-group = 2
 [[subsystem.path]]
 listener = "127.0.0.2:0"
 ana-group = 2
-access = "inaccessible"
+ana-state = "inaccessible"
 "#;
 
 #[test]
@@ -193,7 +193,7 @@ fn a_file_says_who_sees_what_and_by_which_way() {
     assert!(identify(TWO).status.success());
     let masked = String::from_utf8(identify(ONE).stderr).unwrap();
     let expected = "no namespace 2 is shown to this host, expected one of: 1, 3";
-    assert!(masked.contains(expected) && masked.contains("`hosts`"), "{masked}");
+    assert!(masked.contains(expected) && masked.contains("`allowed-hosts`"), "{masked}");
     // It is not named.
     let said = size_of(&world.uri(0, 1, "nqn.2026-01.org.tenmil:three")).unwrap_err();
     assert!(said.contains("this host may not connect"), "{said}");
@@ -270,7 +270,7 @@ fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
     let mut change = |text: &str| world.change(text, &mut events);
     let said = change(&WHOLE.replace("64m", "32m"));
     assert!(
-        said.starts_with("line 2, `memory`: it is 33554432 bytes, expected 67108864"),
+        said.starts_with("line 2, `buffer-memory`: it is 33554432 bytes, expected 67108864"),
         "{said}"
     );
     let said = change(&WHOLE.replace("ram:4m", "file:/nowhere/at/all"));
@@ -294,7 +294,7 @@ fn a_changed_file_is_served_and_a_wrong_one_changes_nothing() {
     let said = change(&format!("{WHOLE}{more}"));
     assert_eq!(said, format!("adds namespace 4 to {NQN}: ram:2m"));
     assert_eq!(size_of(&world.uri(0, 4, ONE)), Ok(2 << 20));
-    let open = WHOLE.replace("hosts = [\"nqn.2026-01.org.tenmil:two\"]\n", "");
+    let open = WHOLE.replace("allowed-hosts = [\"nqn.2026-01.org.tenmil:two\"]\n", "");
     let said = change(&open);
     assert!(
         said.contains("removes namespace 4 of") && said.contains("changes hosts, masks"),
@@ -354,13 +354,13 @@ fn a_refused_change_makes_and_grows_no_file() {
 #[test]
 fn whoever_watches_discovery_is_told_what_comes_and_goes_though_the_connection_is_lost() {
     let world = World::new(WHOLE);
-    let proxy = format!("{TENMIL} proxy 127.0.0.1:0 {} --back 60k=cut", world.addresses[0]);
+    let proxy = format!("{TENMIL} proxy 127.0.0.1:0 {} --to-client 60k=cut", world.addresses[0]);
     let proxy = Served::of(&proxy);
     let ready = proxy.ready.trim().strip_prefix("ready ").unwrap();
     let address = ready.split_whitespace().next().unwrap().trim_start_matches("tcp://");
     let mut watch = Command::new("timeout")
         .args(["-k", "5", "120", TENMIL, "discover", "--watch", "--json"])
-        .arg(format!("tcp://{address}?host={ONE}&retry=100ms"))
+        .arg(format!("tcp://{address}?hostnqn={ONE}&reconnect-delay=100ms"))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -405,7 +405,9 @@ fn a_medium_that_never_answers_does_not_keep_the_process() {
     let hangs = "fault:[ram:16m]?rule=hang:read+10";
     let served = Served::of(&format!("{TENMIL} serve '{hangs}' --listen tcp://127.0.0.1:0"));
     let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
-    let uri = format!("{address}/nqn.2026-01.org.tenmil:disk?fail-fast=200ms&give-up=200ms");
+    let uri = format!(
+        "{address}/nqn.2026-01.org.tenmil:disk?fast-io-fail-timeout=200ms&ctrl-loss-timeout=200ms"
+    );
     let mut load = Command::new(TENMIL)
         .args(["perf", &uri, "-t", "30", "-q", "16"])
         .stdout(Stdio::null())
@@ -421,7 +423,7 @@ fn a_medium_that_never_answers_does_not_keep_the_process() {
 
 #[test]
 fn whoever_is_told_so_ends_with_the_process_that_started_it() {
-    let serve = format!("{TENMIL} serve null: --listen tcp://127.0.0.1:0 --with-parent");
+    let serve = format!("{TENMIL} serve null: --listen tcp://127.0.0.1:0 --exit-with-parent");
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{serve} & echo $!; wait")]).stdout(Stdio::piped());
     let mut shell = shell.spawn().unwrap();
@@ -432,11 +434,11 @@ fn whoever_is_told_so_ends_with_the_process_that_started_it() {
         line.starts_with("ready ")
     }) {}
     let pid = pid.unwrap();
-    assert!(!host::process::has_ended(pid));
+    assert!(!tenmil_linux::process::has_ended(pid));
     shell.kill().unwrap();
     shell.wait().unwrap();
     let begun = std::time::Instant::now();
-    while !host::process::has_ended(pid) {
+    while !tenmil_linux::process::has_ended(pid) {
         assert!(begun.elapsed() < Duration::from_secs(5), "{pid} goes on");
         std::thread::yield_now();
     }

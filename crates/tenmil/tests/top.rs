@@ -7,20 +7,20 @@ mod seat;
 
 use std::process::{Child, Command, Output};
 
-use base::Span;
-use control::{Process, Reactors, Running, Server, State, TABLE, announcements};
-use host::runtime_directory::RuntimeDirectory;
-use host::{Clock, Cores};
-use reactor::{Context, Found, Poller, ReactorOptions, Registration, ThreadPlan};
 use seat::{Seat, await_exit};
 use serde_json::Value;
+use tenmil_base::Span;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{Context, PollResult, Poller, PollerBuilder, ReactorOptions, ThreadBuilder};
+use tenmil_rpc::{Process, ReactorSet, Reactors, Server, ServerState, TABLE, announcements};
 
 /// A poller that finds work every time.
 struct Beat;
 
 impl Poller for Beat {
-    fn poll(&mut self, _: &mut Context<'_>) -> Found {
-        Found::Work
+    fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
+        PollResult::Busy
     }
 }
 
@@ -28,7 +28,7 @@ impl Poller for Beat {
 struct World {
     root: tempfile::TempDir,
     directory: RuntimeDirectory,
-    _reactors: reactor::Reactors,
+    _reactors: tenmil_reactor::Reactors,
     _server: Server,
 }
 
@@ -36,15 +36,16 @@ impl World {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let directory = RuntimeDirectory::at(root.path().join("tenmil")).unwrap();
-        let cores: Cores = Cores::allowed().iter().take(1).collect();
+        let cores: CpuList = CpuList::allowed().iter().take(1).collect();
         let options = ReactorOptions::default();
-        let reactors = reactor::Reactors::start(&cores, &options, &Clock::kernel()).unwrap();
+        let reactors = tenmil_reactor::Reactors::start(&cores, &options, &Clock::kernel()).unwrap();
         for name in ["heart", "\u{1b}[2Jlung"] {
-            let beat = Registration::timed("beat", Span::from_ms(5), Beat);
-            reactors.spawn(ThreadPlan::new(name).poller(beat)).unwrap();
+            let beat = PollerBuilder::timed("beat", Span::from_ms(5), Beat);
+            reactors.spawn(ThreadBuilder::new(name).poller(beat)).unwrap();
         }
-        let running = Running { directory: reactors.directory().clone(), clock: *reactors.clock() };
-        let state = State::new()
+        let running =
+            ReactorSet { directory: reactors.directory().clone(), clock: *reactors.clock() };
+        let state = ServerState::new()
             .with(Process { version: "9.9.9", log: None })
             .with(Reactors::new(move || Some(running.clone())));
         let (_announcer, announced) = announcements().unwrap();

@@ -73,21 +73,21 @@ fn refused_command_leaves_every_file_as_it_was() {
         text(&["copy", &file("data"), &sized("small", "8m")]),
         text(&["copy", &sized("data", "8m"), &file("new")]),
         text(&["copy", &file("data"), &sized("new", "1m")]),
-        text(&["store", "create", &sized("new", "1m")]),
-        text(&["store", "create", &grown]),
-        text(&["store", "create", &new, &grown]),
-        text(&["store", "create", &new, &sized("other", "4k")]),
-        text(&["store", "open", &new]),
-        text(&["store", "open", &grown]),
-        text(&["store", "list", &store, &new]),
-        text(&["store", "check", &grown]),
-        text(&["store", "scrub", &new]),
-        text(&["store", "grow", &store, "--add", &grown]),
-        text(&["store", "grow", &store, "--add", &sized("new", "4k")]),
-        text(&["store", "grow", &grown]),
-        text(&["store", "set", &grown, "--thresholds", "70"]),
-        text(&["store", "rescue", &new, &sized("other", "8m")]),
-        text(&["store", "rescue", &store, &new]),
+        text(&["pool", "create", &sized("new", "1m")]),
+        text(&["pool", "create", &grown]),
+        text(&["pool", "create", &new, &grown]),
+        text(&["pool", "create", &new, &sized("other", "4k")]),
+        text(&["pool", "open", &new]),
+        text(&["pool", "open", &grown]),
+        text(&["pool", "list", &store, &new]),
+        text(&["pool", "check", &grown]),
+        text(&["pool", "scrub", &new]),
+        text(&["pool", "grow", &store, "--add", &grown]),
+        text(&["pool", "grow", &store, "--add", &sized("new", "4k")]),
+        text(&["pool", "grow", &grown]),
+        text(&["pool", "set", &grown, "--thresholds", "70"]),
+        text(&["pool", "rescue", &new, &sized("other", "8m")]),
+        text(&["pool", "rescue", &store, &new]),
         text(&["mirror", "create", &new, &sized("other", "4k")]),
         text(&["mirror", "create", &new, &grown]),
         text(&["mirror", "create", &new, &format!("{}&block=4k", sized("other", "8m"))]),
@@ -145,12 +145,12 @@ fn store_is_made_where_an_earlier_command_left_zeroes() {
         if zeroes {
             std::fs::write(pool.path(name), vec![0; 8 * MIB]).unwrap();
         }
-        pool.done(&["store", "create", &pool.file(name)]);
+        pool.done(&["pool", "create", &pool.file(name)]);
     }
     let mut middle = vec![0; 8 * MIB];
     middle[4 * MIB] = 1;
     std::fs::write(pool.path("middle"), middle).unwrap();
-    let (_, error) = pool.refused(&["store", "create", &pool.file("middle")]);
+    let (_, error) = pool.refused(&["pool", "create", &pool.file("middle")]);
     assert!(error.contains("would destroy what is there"), "{error}");
 }
 
@@ -175,8 +175,8 @@ fn takeover_refuses_a_file_that_is_not_as_long_as_its_name_says() {
     let both = legs.each_ref().map(|leg| format!("{leg}?size=1g"));
     let new = format!("{}?size=8m", pool.file("new"));
     for (command, uri, name) in [
-        ("store", &store, "pool"),
-        ("store", &new, "new"),
+        ("pool", &store, "pool"),
+        ("pool", &new, "new"),
         ("mirror", &mirror(&both[0], &both[1]), "one"),
         ("mirror", &mirror(&legs[0], &both[1]), "two"),
         ("mirror", &mirror(&legs[0], &new), "new"),
@@ -191,7 +191,7 @@ fn takeover_refuses_a_file_that_is_not_as_long_as_its_name_says() {
         }
     }
     pool.done(&["mirror", "takeover", "--force", &mirror(&made[0], &made[1])]);
-    pool.done(&["store", "takeover", "--force", &format!("{}?size=16m", pool.device())]);
+    pool.done(&["pool", "takeover", "--force", &format!("{}?size=16m", pool.device())]);
 }
 
 #[test]

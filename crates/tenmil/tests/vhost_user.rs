@@ -4,7 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "it makes files, and looks into /proc")]
 
 #[expect(dead_code, reason = "this test uses a part of it")]
-#[path = "../../target/src/vhost/tests/driver.rs"]
+#[path = "../../serve/src/vhost/tests/driver.rs"]
 mod driver;
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
@@ -16,9 +16,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dma::{Region, Regions};
 use driver::{Driver, GUEST, MEMORY_BYTES, SIZE, USER, addresses, flush, read, write};
 use served::Served;
+use tenmil_dma::{Region, RegionTable};
 use vhost_front::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
 };
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A machine: its memory, and what a server has to find again.
 struct Machine {
-    regions: Regions,
+    regions: RegionTable,
     memory: Region,
     inflight: Option<(VhostUserInflight, File)>,
 }
@@ -52,7 +52,7 @@ fn serve(uri: &str, socket: &Path) -> Served {
 
 impl Machine {
     fn new() -> Self {
-        let regions = Regions::shared(1);
+        let regions = RegionTable::shared(1);
         let memory = regions.allocate(usize::try_from(MEMORY_BYTES).unwrap()).unwrap();
         Self { regions, memory, inflight: None }
     }
@@ -61,7 +61,7 @@ impl Machine {
         self.regions.descriptor(self.memory.id()).unwrap()
     }
 
-    fn driver(&self, queue: u64) -> Driver<Regions> {
+    fn driver(&self, queue: u64) -> Driver<RegionTable> {
         Driver::new(self.regions.clone(), self.memory.id(), queue)
     }
 
@@ -135,7 +135,7 @@ impl Connection {
     }
 }
 
-fn await_used(driver: &mut Driver<Regions>) -> u16 {
+fn await_used(driver: &mut Driver<RegionTable>) -> u16 {
     let end = Instant::now() + PATIENCE;
     loop {
         if let Some((head, _)) = driver.take() {
@@ -216,7 +216,7 @@ fn a_front_end_of_others_hears_of_a_volume_that_grows() {
     let socket = directory.path().join("socket");
     let pool = format!("file:{}", directory.path().join("pool").display());
     let volume = format!("volume:[{pool}]/db");
-    served::run(TENMIL, &["store", "create", &format!("{pool}?size=64m")]);
+    served::run(TENMIL, &["pool", "create", &format!("{pool}?size=64m")]);
     served::run(TENMIL, &["volume", "create", &volume, "--size", "4m"]);
     let served = serve(&volume, &socket);
     let mut machine = Machine::new();

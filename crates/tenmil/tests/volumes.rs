@@ -1,4 +1,4 @@
-//! `tenmil store` and `tenmil volume`, as somebody at a shell sees them.
+//! `tenmil pool` and `tenmil volume`, as somebody at a shell sees them.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it makes the files that are copied")]
@@ -105,7 +105,7 @@ fn volumes_are_rescued_from_a_store_without_superblocks() {
     assert!(error.contains("no superblock can be read"), "{error}");
 
     for was_there in [false, true] {
-        let output = other.run(&["store", "rescue", &pool.device(), &other.device(), "--json"]);
+        let output = other.run(&["pool", "rescue", &pool.device(), &other.device(), "--json"]);
         assert_eq!(output.status.code(), Some(3), "four superblocks are lost");
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(json["damaged"].as_array().unwrap().len(), 4);
@@ -189,7 +189,7 @@ fn a_store_that_fills_says_so_and_one_that_is_full_loses_nothing() {
     let output = pool.run(&["copy", &pool.file("first"), &pool.volume("db")]);
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{told}");
-    assert_eq!(told.matches("note: store `store` on file:").count(), 1, "{told}");
+    assert_eq!(told.matches("note: pool `pool` on file:").count(), 1, "{told}");
     assert!(told.contains("80 % of its room are taken"), "{told}");
 
     let (code, error) = pool.refused(&["copy", &pool.file("second"), &pool.volume("other")]);
@@ -215,18 +215,18 @@ fn whoever_follows_events_hears_that_a_store_fills() {
         let mut events = events.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let lines = BufReader::new(events.stdout.take().unwrap()).lines();
         let mut told = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-        let found = told.find(|event| event["kind"] == "store-filling");
+        let found = told.find(|event| event["kind"] == "pool-low-space");
         // It may have ended by itself, if nobody could be asked yet.
         let _ = events.kill();
         events.wait().unwrap();
         if let Some(event) = found {
             break event;
         }
-        assert!(Instant::now() < until, "nobody says that the store fills");
+        assert!(Instant::now() < until, "nobody says that the pool fills");
         std::thread::sleep(Duration::from_millis(50));
     };
     perf.kill().unwrap();
     perf.wait().unwrap();
-    assert_eq!(event["about"]["store"], "store");
+    assert_eq!(event["about"]["pool"], "pool");
     assert_eq!(event["about"]["threshold_percent"], 80);
 }

@@ -6,17 +6,17 @@
 use std::path::{Path, PathBuf};
 
 /// Crates whose messages only developers read: simulators, fuzzers and tools.
-const NOT_FOR_USERS: [&str; 5] = ["sim", "cluster", "fuzz", "xtask", "evidence"];
+const NOT_FOR_USERS: [&str; 5] = ["sim", "cluster", "fuzz", "xtask", "bench"];
 
 /// Debug text that may stand there: what it prints of, and why.
 const ALLOWED: [(&str, &str); 11] = [
     ("dma/src/ring.rs", "a panic about a bug of our own"),
-    ("host/src/socket/", "memory that is in no region is a bug of our own"),
-    ("host/src/stream.rs", "the same"),
-    ("nvme/src/fake.rs", "a device of tests"),
-    ("target/src/tcp/memory/buffer.rs", "it is Debug itself"),
+    ("linux/src/socket/", "memory that is in no region is a bug of our own"),
+    ("linux/src/stream.rs", "the same"),
+    ("nvme-host/src/fake.rs", "a device of tests"),
+    ("serve/src/tcp/memory/buffer.rs", "it is Debug itself"),
     ("tenmil/src/log.rs", "the writer of tracing fields, whose values are text"),
-    ("tenmil/src/evidence/store.rs", "a key that is compared and not read"),
+    ("tenmil/src/reproduce/store.rs", "a key that is compared and not read"),
     ("wire/src/command.rs", "it is Debug itself"),
     ("wire/src/element.rs", "it is Debug itself"),
     ("wire/src/layout.rs", "text in quotes"),
@@ -31,9 +31,12 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         let is_tests = name.starts_with("tests") || name.ends_with("_tests.rs");
-        if path.is_dir() && !["tests", "conformance", "world", "fuzz"].contains(&name) {
+        if path.is_dir() && !["tests", "conformance", "simulation", "fuzz"].contains(&name) {
             files(&path, found);
-        } else if name.ends_with(".rs") && !is_tests && !["world.rs", "fuzz.rs"].contains(&name) {
+        } else if name.ends_with(".rs")
+            && !is_tests
+            && !["simulation.rs", "fuzz.rs"].contains(&name)
+        {
             found.push(path);
         }
     }

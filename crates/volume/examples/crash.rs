@@ -1,15 +1,15 @@
-//! Works on a store at random, cuts the power at every step, and looks at what comes back:
+//! Crash test: random work on a pool, a power loss at every step, and checks of the resulting state:
 //!
 //! ```text
 //! cargo run --release -p tenmil-volume --example crash -- SEED [OPERATIONS [BLOCKS]]
 //! ```
 //!
-//! After each read, write and flush of the device, what is on the medium is drawn anew: all that was
-//! completed, nothing that was not flushed, or (two times in three) a random subset of it in a random
-//! order with torn sectors of 512 bytes. The store must open, a check must find nothing, every block
-//! must hold what was flushed or something newer, every change that was answered must be there, and
-//! the store must take new writes. Meanwhile the store grows from BLOCKS to three times as many, over up
-//! to four devices, each of which loses what it has not flushed by itself. A seed repeats its run.
+//! After each read, write and flush of the device, the contents of the medium are drawn anew: all
+//! completed writes, no unflushed write, or (two times in three) a random subset of them in random order
+//! with torn sectors of 512 bytes. The pool must open, a check must find no error, every block must
+//! contain what was flushed or something newer, every completed change must be present, and the pool must
+//! accept new writes. In the meantime, the pool grows from BLOCKS to three times as many, over up to four
+//! devices, each of which loses its own unflushed writes. A seed repeats its run.
 
 #![expect(clippy::unwrap_used, reason = "it ends where something is wrong")]
 

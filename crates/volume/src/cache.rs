@@ -1,29 +1,29 @@
-//! Blocks of metadata that were read, as many as the budget allows; the least recently used go, but
-//! none that was used since something was last done: whoever looks for more pages than there is room
-//! for would never have them together.
+//! Cache of metadata blocks within a memory budget, with least-recently-used eviction. Pages used since
+//! the last completed step are not evicted: otherwise a step that needs more pages than fit would never
+//! have them all at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::format::{BLOCK_BYTES, Page};
 
-/// The cache. Whoever uses a page holds it, so that nothing is lost when it goes.
+/// Metadata cache. Users hold references to pages, so evicting a page loses nothing.
 #[derive(Debug)]
 pub(crate) struct Cache {
     pages: BTreeMap<u64, (Arc<Page>, u64)>,
     /// Last use to address.
     uses: BTreeMap<u64, u64>,
     clock: u64,
-    /// When something was last done.
+    /// Clock value of the last completed step.
     done: u64,
     pages_max: usize,
 }
 
-/// The fewest pages that a cache may hold: all that one change and its commit touch at a time.
+/// Minimum capacity in pages: all that one change and its commit use at a time.
 const PAGES_MIN: usize = 128;
 
 impl Cache {
-    /// One that takes about so many bytes.
+    /// Creates a cache of about `budget_bytes`.
     pub(crate) fn new(budget_bytes: usize) -> Self {
         let pages_max = (budget_bytes / BLOCK_BYTES).max(PAGES_MIN);
         Self { pages: BTreeMap::new(), uses: BTreeMap::new(), clock: 0, done: 0, pages_max }
@@ -47,8 +47,8 @@ impl Cache {
         self.shrink();
     }
 
-    /// Something has been done: what it used may go.
-    pub(crate) fn settle(&mut self) {
+    /// Completes a step: the pages it used may be evicted.
+    pub(crate) fn evict(&mut self) {
         self.done = self.clock;
         self.shrink();
     }
@@ -68,13 +68,13 @@ impl Cache {
         }
     }
 
-    /// Nothing of it is known to be so any more.
+    /// Drops all pages, whose contents may be outdated.
     pub(crate) fn clear(&mut self) {
         self.pages.clear();
         self.uses.clear();
     }
 
-    /// How many pages it holds.
+    /// Number of cached pages.
     pub(crate) fn len(&self) -> usize {
         self.pages.len()
     }

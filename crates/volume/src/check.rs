@@ -1,133 +1,133 @@
-//! Walks a whole store and compares everything with everything. It changes nothing.
+//! Consistency check: reads all metadata of a pool and compares all redundant information. Read-only.
 //!
-//! Every block of metadata is read once, however many trees it belongs to. Memory grows with the
-//! metadata: an entry for each block of it and each run of data.
+//! Every metadata block is read once, in however many trees it is. Memory use grows with the metadata:
+//! one entry for each metadata block and for each run of data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
-use base::Outcome;
+use tenmil_base::IoStatus;
 
-use crate::account::{Account, Own, uses};
-use crate::error::{Damage, Flaw};
+use crate::error::{Corruption, CorruptionKind};
 use crate::format::{
-    Block, Body, Kind, Page, Pointer, Record, Superblock, VolumeBody, features, flags, hash,
+    Block, Kind, Page, PageBody, Pointer, Record, Superblock, VolumeBody, features, flags, hash,
     unpadded,
 };
-use crate::ranges::{Deltas, Place, RangeSet};
-use crate::store::Store;
+use crate::pool::Pool;
+use crate::ranges::{CountDeltas, RangeLookup, RangeSet};
 use crate::tree::{ALL, Tree, child_bounds};
+use crate::usage::{ExclusiveUsage, SpaceUsage, uses};
 
-/// A check under way. None of the store's metadata may be written over meanwhile.
+/// Check in progress. No metadata of the pool may be overwritten meanwhile.
 #[derive(Debug)]
 pub struct Check {
     store: u128,
     superblock: Superblock,
-    to_visit: Vec<Visit>,
-    /// Every block of metadata, and how often it is pointed to.
+    to_visit: Vec<PendingNode>,
+    /// Every metadata block, with the number of references to it.
     references: BTreeMap<u64, i64>,
-    /// How often each unit of data is used.
-    data: Deltas,
-    /// What the space map says.
+    /// Number of references to each data cluster.
+    data: CountDeltas,
+    /// Contents of the space map.
     recorded: Vec<Record>,
-    /// Nodes of volumes' trees, by address.
+    /// Nodes of the volumes' trees, by address.
     nodes: BTreeMap<u64, Node>,
-    /// Volumes that are to be cut.
+    /// Volumes with a pending truncation.
     cuts: BTreeSet<u64>,
     volumes: BTreeMap<u64, VolumeBody>,
     names: BTreeMap<u64, u64>,
     findings: Vec<Finding>,
-    /// Whether some map has holes.
+    /// Whether a map has holes.
     has_holes: bool,
 }
 
-/// What a check has found to be wrong.
+/// Inconsistency found by a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A block of metadata; what is under it has not been seen, so counts are not compared.
-    Damaged(Damage),
-    /// Blocks are counted otherwise than they are used.
+    /// Damaged metadata block. The blocks below it were not read, so counts are not compared.
+    Damaged(Corruption),
+    /// Reference counts differ from the references.
     Count {
-        /// The first of them.
+        /// First block.
         first: u64,
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
-        /// How much too high the count is; below zero, how much too low.
+        /// Excess of the count; negative if it is too low.
         excess: i64,
     },
-    /// A block of metadata lies where data lie.
+    /// A metadata block is also used for data.
     Overlap(u64),
-    /// A map sends blocks to places that are not in step with the volume's units, or parts a unit.
+    /// A map refers to blocks that are not aligned to the volume's clusters, or splits a cluster.
     Alignment {
-        /// The volume.
+        /// Volume number.
         volume: u64,
-        /// The first block of the run, or of the part.
+        /// First block of the run, or of the part.
         block: u64,
     },
-    /// A number is not what it should be.
+    /// A stored number is wrong.
     Number {
-        /// Which one.
+        /// Name of the number.
         what: &'static str,
-        /// The volume; zero if it is a number of the store.
+        /// Volume number; zero for a number of the pool.
         volume: u64,
-        /// What is written down.
+        /// Stored value.
         recorded: u64,
-        /// What was counted.
+        /// Counted value.
         counted: u64,
     },
-    /// A name leads to no volume of that name, or a volume is not found by its name.
+    /// A name refers to no volume with that name, or a volume is missing under its name.
     Name(u64),
 }
 
-/// What a check has seen.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What is wrong.
+    /// Inconsistencies.
     pub findings: Vec<Finding>,
-    /// Volumes, snapshots included.
+    /// Number of volumes, including snapshots.
     pub volumes: u64,
-    /// Blocks of metadata, superblocks not included.
+    /// Number of metadata blocks, without superblocks.
     pub metadata: u64,
-    /// Blocks with a count, superblocks not included.
+    /// Number of blocks with a reference count, without superblocks.
     pub used: u64,
-    /// The room of each volume, in the order in which they were made; none if there is damage.
-    pub accounts: Vec<Counted>,
+    /// Space usage of each volume, in the order of their creation; empty if metadata is damaged.
+    pub accounts: Vec<CountedUsage>,
 }
 
-/// The room of a volume, as a check has counted it.
+/// Space usage of a volume, as counted by a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counted {
-    /// Its number.
+pub struct CountedUsage {
+    /// Volume number.
     pub volume: u64,
-    /// Its name.
+    /// Volume name.
     pub name: String,
-    /// Its room.
-    pub account: Account,
+    /// Space usage.
+    pub account: SpaceUsage,
 }
 
-/// What is mapped under a node.
+/// Blocks mapped below a node.
 #[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    /// Blocks that are written.
+struct SubtreeSum {
+    /// Written blocks.
     mapped: u64,
-    /// Blocks that are spare.
+    /// Unwritten blocks.
     spare: u64,
-    /// Where the last run ends.
+    /// End of the last run.
     end: u64,
 }
 
-/// A node of a volume's tree.
+/// Node of a volume's tree.
 #[derive(Debug)]
 struct Node {
-    /// A leaf of a map, with its runs.
+    /// Leaf of a map, with its runs.
     leaf: Option<Page>,
     children: Vec<u64>,
 }
 
-/// A block that is to be read.
+/// Block still to be read.
 #[derive(Clone, Debug)]
-struct Visit {
+struct PendingNode {
     at: Pointer,
     tree: Tree,
     level: Option<u8>,
@@ -135,15 +135,15 @@ struct Visit {
 }
 
 impl Check {
-    /// A check of what the last durable superblock of a store leads to.
-    pub fn of(store: &Store) -> Self {
+    /// Starts a check of everything reachable from the last durable superblock of a pool.
+    pub fn of(store: &Pool) -> Self {
         let (id, superblock) = store.durable();
         let mut check = Self {
             store: id,
             superblock,
             to_visit: Vec::new(),
             references: BTreeMap::new(),
-            data: Deltas::default(),
+            data: CountDeltas::default(),
             recorded: Vec::new(),
             nodes: BTreeMap::new(),
             cuts: BTreeSet::new(),
@@ -153,53 +153,53 @@ impl Check {
             has_holes: false,
         };
         let roots = [
-            (Kind::Space, superblock.space),
+            (Kind::SpaceMap, superblock.space),
             (Kind::Names, superblock.names),
-            (Kind::Work, superblock.work),
-            (Kind::Catalogue, superblock.catalogue),
+            (Kind::DeferredFrees, superblock.work),
+            (Kind::Catalog, superblock.catalogue),
         ];
         for (kind, at) in roots {
-            check.visit(Visit { at, tree: Tree::of_store(kind), level: None, bounds: ALL });
+            check.visit(PendingNode { at, tree: Tree::of_store(kind), level: None, bounds: ALL });
         }
         check
     }
 
-    /// How many blocks are known to be left to be read.
+    /// Number of blocks known to be still unread.
     pub fn left(&self) -> usize {
         self.to_visit.len()
     }
 
-    /// The next block that has to be read; `None` once that was all.
+    /// Next block to read; `None` when the check is complete.
     pub fn next_read(&self) -> Option<u64> {
         self.to_visit.last().map(|visit| visit.at.address)
     }
 
-    /// The block that was to be read has been, or not.
-    pub fn handle_read(&mut self, bytes: Result<&Block, Outcome>) {
+    /// Handles the result of the read.
+    pub fn handle_read(&mut self, bytes: Result<&Block, IoStatus>) {
         let Some(visit) = self.to_visit.pop() else { return };
         let address = visit.at.address;
         let page = bytes
-            .map_err(|outcome| Damage::at(address, Flaw::Unread(outcome)))
+            .map_err(|outcome| Corruption::at(address, CorruptionKind::ReadError(outcome)))
             .and_then(|bytes| Page::decode(bytes, self.store, address))
             .and_then(|page| visit.check(page));
         match page {
             Ok(page) => self.take_in(&visit, &page),
             Err(damage) => {
                 let (kind, owner) = (Some(visit.tree.kind), visit.tree.owner);
-                self.findings.push(Finding::Damaged(Damage { kind, owner, ..damage }));
+                self.findings.push(Finding::Damaged(Corruption { kind, owner, ..damage }));
             }
         }
     }
 
-    /// Notes one more reference to a block, and has it read if that is the first one.
-    fn visit(&mut self, visit: Visit) {
+    /// Counts a reference to a block, and schedules the block for reading at the first one.
+    fn visit(&mut self, visit: PendingNode) {
         let address = visit.at.address;
         if visit.at.is_none() {
             return;
         }
         if !self.superblock.room().contains(&address) {
             let (kind, owner) = (Some(visit.tree.kind), visit.tree.owner);
-            let damage = Damage { address, kind, owner, flaw: Flaw::Bounds };
+            let damage = Corruption { address, kind, owner, flaw: CorruptionKind::Bounds };
             return self.findings.push(Finding::Damaged(damage));
         }
         let references = self.references.entry(address).or_default();
@@ -209,9 +209,9 @@ impl Check {
         }
     }
 
-    fn take_in(&mut self, visit: &Visit, page: &Page) {
-        let Body::Node { level, records } = &page.body else {
-            if let Body::Volume(body) = &page.body {
+    fn take_in(&mut self, visit: &PendingNode, page: &Page) {
+        let PageBody::Node { level, records } = &page.body else {
+            if let PageBody::Volume(body) = &page.body {
                 self.take_in_volume(visit, body);
             }
             return;
@@ -231,16 +231,16 @@ impl Check {
                 }
                 let bounds = child_bounds(records, index, &visit.bounds);
                 let level = Some(level - 1);
-                self.visit(Visit { at: record.child(), tree: visit.tree, level, bounds });
+                self.visit(PendingNode { at: record.child(), tree: visit.tree, level, bounds });
             } else {
                 self.take_in_line(visit, record);
             }
         }
     }
 
-    fn take_in_line(&mut self, visit: &Visit, line: &Record) {
+    fn take_in_line(&mut self, visit: &PendingNode, line: &Record) {
         match visit.tree.kind {
-            Kind::Space => self.recorded.push(*line),
+            Kind::SpaceMap => self.recorded.push(*line),
             Kind::Map => {
                 let units = visit.tree.units_of(line);
                 let room = self.superblock.room();
@@ -254,29 +254,30 @@ impl Check {
                 self.data.add(units, 1);
             }
             Kind::Names => drop(self.names.insert(line.key, line.value)),
-            Kind::Sums => {}
-            Kind::Work if line.value == 0 => drop(self.cuts.insert(line.key)),
+            Kind::Checksums => {}
+            Kind::DeferredFrees if line.value == 0 => drop(self.cuts.insert(line.key)),
             _ => {
                 let tree = Tree { owner: line.key, ..Tree::of_store(Kind::Volume) };
-                self.visit(Visit { at: line.child(), tree, level: None, bounds: ALL });
+                self.visit(PendingNode { at: line.child(), tree, level: None, bounds: ALL });
             }
         }
     }
 
-    fn take_in_volume(&mut self, visit: &Visit, body: &VolumeBody) {
+    fn take_in_volume(&mut self, visit: &PendingNode, body: &VolumeBody) {
         if body.id != visit.tree.owner {
             let (address, kind) = (visit.at.address, Some(Kind::Volume));
-            let damage = Damage { address, kind, owner: visit.tree.owner, flaw: Flaw::Bounds };
+            let damage =
+                Corruption { address, kind, owner: visit.tree.owner, flaw: CorruptionKind::Bounds };
             return self.findings.push(Finding::Damaged(damage));
         }
         self.volumes.insert(body.id, *body);
-        self.visit(Visit { at: body.map, tree: body.tree(), level: None, bounds: ALL });
-        self.visit(Visit { at: body.sums, tree: body.sums_tree(), level: None, bounds: ALL });
+        self.visit(PendingNode { at: body.map, tree: body.tree(), level: None, bounds: ALL });
+        self.visit(PendingNode { at: body.sums, tree: body.sums_tree(), level: None, bounds: ALL });
         let tree = Tree { owner: body.id, ..Tree::of_store(Kind::Parent) };
-        self.visit(Visit { at: body.parent, tree, level: None, bounds: ALL });
+        self.visit(PendingNode { at: body.parent, tree, level: None, bounds: ALL });
     }
 
-    /// What was found, once everything was read.
+    /// Result of the check, after everything was read.
     pub fn finish(mut self) -> Report {
         let is_whole = self.findings.is_empty();
         let used = self.recorded.iter().map(|run| run.extra).sum();
@@ -297,10 +298,10 @@ impl Check {
         Report { findings: self.findings, volumes: live, metadata, used, accounts }
     }
 
-    /// The room of every volume, from what all of them refer to.
-    fn accounts(&self) -> Vec<Counted> {
+    /// Space usage of every volume, from the references of all volumes.
+    fn accounts(&self) -> Vec<CountedUsage> {
         let live = self.volumes.values().filter(|body| !body.has(flags::DOOMED));
-        let counted = |body: &VolumeBody| Counted {
+        let counted = |body: &VolumeBody| CountedUsage {
             volume: body.id,
             name: unpadded(&body.name),
             account: self.account(body),
@@ -308,10 +309,10 @@ impl Check {
         live.map(counted).collect()
     }
 
-    fn account(&self, body: &VolumeBody) -> Account {
+    fn account(&self, body: &VolumeBody) -> SpaceUsage {
         let is_one = |count: &i64| *count == 1;
         let own_parent = self.references.get(&body.parent.address).is_some_and(is_one);
-        let (mut unique, mut own) = (1 + u64::from(own_parent), Own::default());
+        let (mut unique, mut own) = (1 + u64::from(own_parent), ExclusiveUsage::default());
         let mut left = vec![body.map.address, body.sums.address];
         while let Some(address) = left.pop() {
             let Some(node) = self.nodes.get(&address) else { continue };
@@ -328,13 +329,13 @@ impl Check {
         own.account(body, unique)
     }
 
-    /// Units that are referred to by what this says, and by nothing else.
-    fn own_units(&self, uses: &Deltas) -> RangeSet {
+    /// Clusters referenced by `uses` and by nothing else.
+    fn own_units(&self, uses: &CountDeltas) -> RangeSet {
         let mut own = RangeSet::default();
         for (range, uses) in uses.iter() {
             let mut at = range.start;
             while at < range.end {
-                let Place::Taken(end) = self.data.look(at) else { break };
+                let RangeLookup::Taken(end) = self.data.get(at) else { break };
                 if self.data.at(at) == uses {
                     own.insert(at..end.min(range.end));
                 }
@@ -367,13 +368,13 @@ impl Check {
         }
     }
 
-    /// Adds up what is mapped under each root; a node that several trees share is added up once.
+    /// Compares the mapped blocks of each root; a node shared by several trees is summed once.
     fn compare_mapped(&mut self) {
-        let mut sums: BTreeMap<u64, Sum> = BTreeMap::new();
+        let mut sums: BTreeMap<u64, SubtreeSum> = BTreeMap::new();
         let volumes: Vec<VolumeBody> = self.volumes.values().copied().collect();
         for body in volumes.iter().filter(|body| !body.has(flags::DOOMED)) {
-            let Sum { mapped, spare, end } = match body.map.is_none() {
-                true => Sum::default(),
+            let SubtreeSum { mapped, spare, end } = match body.map.is_none() {
+                true => SubtreeSum::default(),
                 false => self.sum(body.map.address, &mut sums),
             };
             self.compare("mapped blocks", body.id, body.mapped, mapped);
@@ -383,7 +384,7 @@ impl Check {
             }
             let is_cut = u64::from(body.cut != u64::MAX);
             let on_list = u64::from(self.cuts.contains(&body.id));
-            // A line that is left over is taken away when it is come upon.
+            // A superfluous entry is removed when deferred freeing finds it.
             if is_cut > on_list {
                 self.compare("lines of the work list", body.id, on_list, is_cut);
             }
@@ -393,22 +394,26 @@ impl Check {
         }
     }
 
-    /// What is mapped under a node. The recursion goes as deep as the tree is high: every level is one
-    /// less than the one above.
-    fn sum(&self, address: u64, sums: &mut BTreeMap<u64, Sum>) -> Sum {
+    /// Blocks mapped below a node. The recursion depth is the height of the tree: every level is one less
+    /// than the one above.
+    fn sum(&self, address: u64, sums: &mut BTreeMap<u64, SubtreeSum>) -> SubtreeSum {
         if let Some(sum) = sums.get(&address) {
             return *sum;
         }
-        let Some(Node { leaf, children }) = self.nodes.get(&address) else { return Sum::default() };
+        let Some(Node { leaf, children }) = self.nodes.get(&address) else {
+            return SubtreeSum::default();
+        };
         let runs = leaf.as_ref().map_or(&[][..], Page::records);
-        let mut sum =
-            Sum { end: runs.last().map_or(0, |run| run.key + run.extra), ..Sum::default() };
+        let mut sum = SubtreeSum {
+            end: runs.last().map_or(0, |run| run.key + run.extra),
+            ..SubtreeSum::default()
+        };
         for run in runs.iter().filter(|run| !run.is_hole()) {
-            *(if run.is_spare() { &mut sum.spare } else { &mut sum.mapped }) += run.extra;
+            *(if run.is_unwritten() { &mut sum.spare } else { &mut sum.mapped }) += run.extra;
         }
         for child in children {
-            let Sum { mapped, spare, end } = self.sum(*child, sums);
-            // A crafted store may have a child so often that no number holds the sum.
+            let SubtreeSum { mapped, spare, end } = self.sum(*child, sums);
+            // A crafted pool may repeat a child so often that the sum overflows.
             sum.mapped = sum.mapped.saturating_add(mapped);
             sum.spare = sum.spare.saturating_add(spare);
             sum.end = sum.end.max(end);
@@ -417,15 +422,15 @@ impl Check {
         sum
     }
 
-    /// Adds up what is kept for thick volumes, and looks whether who does not know of spare runs, or of
-    /// parents, is kept out.
+    /// Compares the reservation for thick volumes, and checks that the feature bits for unwritten runs
+    /// and parents keep programs out that do not support them.
     fn compare_promises(&mut self) {
         let promised = self.volumes.values().map(VolumeBody::promise);
         let promised = promised.fold(0, u64::saturating_add);
         self.compare("promised blocks", 0, self.superblock.promised, promised);
         let is_thick = |body: &&VolumeBody| body.spare > 0 || body.has(flags::THICK);
         let has_spare = u64::from(self.volumes.values().filter(is_thick).count() > 0);
-        let is_said = u64::from(self.superblock.incompatible & features::SPARE != 0);
+        let is_said = u64::from(self.superblock.incompatible & features::UNWRITTEN != 0);
         if has_spare > is_said {
             self.compare("bit of spare runs", 0, is_said, has_spare);
         }
@@ -448,16 +453,16 @@ impl Check {
     }
 }
 
-impl Visit {
-    /// Compares a block with what points to it.
-    fn check(&self, page: Page) -> Result<Page, Damage> {
-        let damage = |flaw| Damage::at(self.at.address, flaw);
+impl PendingNode {
+    /// Compares a block with the reference to it.
+    fn check(&self, page: Page) -> Result<Page, Corruption> {
+        let damage = |flaw| Corruption::at(self.at.address, flaw);
         let (found, expected) = (page.generation, self.at.generation);
         if page.kind != self.tree.kind || self.level.is_some_and(|level| level != page.level()) {
-            return Err(damage(Flaw::Kind { found: page.kind, level: page.level() }));
+            return Err(damage(CorruptionKind::Kind { found: page.kind, level: page.level() }));
         }
         if found != expected {
-            return Err(damage(Flaw::Generation { found, expected }));
+            return Err(damage(CorruptionKind::Generation { found, expected }));
         }
         let end = |record: &Record| match page.level() {
             0 => self.tree.kind.end(record).unwrap_or(u64::MAX),
@@ -466,7 +471,7 @@ impl Visit {
         let records = page.records();
         let begins = records.first().is_none_or(|record| record.key >= self.bounds.start);
         let ends = records.last().is_none_or(|record| end(record) <= self.bounds.end);
-        if begins && ends { Ok(page) } else { Err(damage(Flaw::Bounds)) }
+        if begins && ends { Ok(page) } else { Err(damage(CorruptionKind::Bounds)) }
     }
 }
 

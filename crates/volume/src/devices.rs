@@ -1,102 +1,102 @@
-//! The devices that a store lies on, and which of its blocks lie where.
+//! Devices of a pool, and the location of its blocks on them.
 //!
 //! ```text
-//!   blocks of the store:  0                 first
+//!   blocks of the pool:   0                 first
 //!                         | the first device | span: device 1   | span: device 2   | span: device 1  |
 //!
 //!   device 1:             | label | its first span              | its second span, where it grew      |
 //! ```
 //!
-//! All superblocks lie on the first device, and each of them has the whole table; so the first device
-//! tells which others there are, and whether one is missing. The others begin with a label that says
-//! whose they are. It is written once, before a superblock counts the device, and never again.
+//! All superblocks are on the first device, and each of them has the complete table. The first device
+//! therefore identifies the others, and shows whether one is missing. The others begin with a label that
+//! identifies their pool. It is written once, before a superblock includes the device, and never again.
 
 use std::ops::Range;
 
-use crate::error::{Flaw, StoreError};
+use crate::error::{CorruptionKind, PoolError};
 use crate::format::{
-    BLOCK_BYTES, BLOCKS_MAX, Block, Body, DeviceRecord, Header, Kind, LabelBody, Page,
+    BLOCK_BYTES, BLOCKS_MAX, Block, DeviceRecord, Header, Kind, LabelBody, Page, PageBody,
     STORE_BLOCKS_MIN, SpanRecord, Superblock, URI_BYTES_MAX, padded, unpadded,
 };
 use crate::layout::Layout;
 use crate::parent::is_name;
 
-/// The devices of a store.
+/// Devices of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Devices {
-    /// Blocks of the store that come first; they lie at the start of the first device.
+    /// Initial blocks of the pool, at the start of the first device.
     pub first: u64,
-    /// What lies behind them, in order.
+    /// Spans after them, in order.
     pub spans: Vec<Span>,
     /// All devices but the first; device 1 is the first of these.
-    pub others: Vec<Other>,
+    pub others: Vec<SecondaryDevice>,
 }
 
-/// Blocks of a store that lie together on one device.
+/// Contiguous blocks of a pool on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The number of the device; zero is the first.
+    /// Device number; zero is the first.
     pub device: u32,
-    /// Where the first of them lies on it, in blocks of 4 KiB.
+    /// Offset on the device, in blocks of 4 KiB.
     pub at: u64,
-    /// How many there are.
+    /// Number of blocks.
     pub blocks: u64,
 }
 
-/// A device that is not the first.
+/// Device other than the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Other {
-    /// Drawn when it was added.
+pub struct SecondaryDevice {
+    /// Random UUID, drawn when it was added.
     pub uuid: u128,
-    /// What it was called when it was last said where it is.
+    /// URI under which it was last given.
     pub uri: String,
 }
 
-/// What every device but the first begins with.
+/// Label at the start of every device but the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// The store that it belongs to.
+    /// UUID of the pool.
     pub store: u128,
-    /// What the store is called, as the first device said when it was added.
+    /// Name of the pool when the device was added.
     pub name: String,
-    /// The number of the device in the store.
+    /// Number of the device in the pool.
     pub number: u32,
-    /// Drawn when it was added.
+    /// Random UUID, drawn when it was added.
     pub uuid: u128,
-    /// The transaction that was open then.
+    /// Generation of the transaction that was open then.
     pub generation: u64,
-    /// The block of the store that lies behind the label.
+    /// First block of the pool after the label.
     pub begin: u64,
-    /// What the first device was called then.
+    /// URI of the first device then.
     pub first_uri: String,
 }
 
-/// Devices in the largest table, the first one included.
+/// Maximum number of devices, including the first.
 pub const DEVICES_MAX: usize = 32;
-/// Runs in the largest table.
+/// Maximum number of spans.
 pub const SPANS_MAX: usize = 63;
-/// Blocks in front of the first span on each device but the first.
+/// Blocks before the first span on each device but the first.
 pub const LABEL_BLOCKS: u64 = 1;
-/// Bytes of a superblock's block behind the superblock.
+/// Bytes after the superblock in its block.
 pub(crate) const TABLE_BYTES: usize = BLOCK_BYTES - Header::BYTES - Superblock::BYTES;
 
 impl Devices {
-    /// One device, that has all blocks.
+    /// A single device with all blocks.
     pub const fn one(blocks: u64) -> Self {
         Self { first: blocks, spans: Vec::new(), others: Vec::new() }
     }
 
-    /// Blocks on all of them.
+    /// Number of blocks on all devices.
     pub fn blocks(&self) -> u64 {
         self.spans.iter().fold(self.first, |sum, span| sum.saturating_add(span.blocks))
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     pub const fn count(&self) -> usize {
         1 + self.others.len()
     }
 
-    /// Every run of blocks that lie together, with the block of the store at which it begins.
+    /// All contiguous runs, each with its first block in the pool.
     pub fn runs(&self) -> impl Iterator<Item = (u64, Span)> + '_ {
         let first = Span { device: 0, at: 0, blocks: self.first };
         [first].into_iter().chain(self.spans.iter().copied()).scan(0, |begin, span| {
@@ -106,25 +106,25 @@ impl Devices {
         })
     }
 
-    /// How many blocks a device must have at least.
+    /// Minimum size of a device in blocks.
     pub fn needs(&self, device: u32) -> u64 {
         let own = self.runs().filter(|(_, span)| span.device == device);
         own.map(|(_, span)| span.at + span.blocks).max().unwrap_or(0)
     }
 
-    /// How many blocks of the store a device has.
+    /// Number of pool blocks on a device.
     pub fn gives(&self, device: u32) -> u64 {
         self.runs().filter(|(_, span)| span.device == device).map(|(_, span)| span.blocks).sum()
     }
 
-    /// The block of the store that lies behind the label of a device.
+    /// First block of the pool after the label of a device.
     pub fn begin(&self, device: u32) -> u64 {
         let begin = self.runs().find(|(_, span)| span.device == device);
         begin.map_or(0, |(begin, _)| begin)
     }
 
-    /// A device has so many blocks now: what it has gained is the store's, behind all others. Nothing
-    /// if it has no more than before.
+    /// Extends a device to `blocks` blocks: the gained blocks are appended to the pool. No effect if it
+    /// has not grown.
     pub fn gain(&mut self, device: u32, blocks: u64) {
         let Some(gained @ 1..) = blocks.checked_sub(self.needs(device)) else { return };
         let at = blocks - gained;
@@ -135,8 +135,8 @@ impl Devices {
         }
     }
 
-    /// One more device, of so many blocks, its label included. Returns its number.
-    pub fn add(&mut self, other: Other, blocks: u64) -> u32 {
+    /// Adds a device with `blocks` blocks, including its label. Returns its number.
+    pub fn add(&mut self, other: SecondaryDevice, blocks: u64) -> u32 {
         self.others.push(other);
         let device = u32::try_from(self.others.len()).unwrap_or(u32::MAX);
         let blocks = blocks.saturating_sub(LABEL_BLOCKS);
@@ -144,24 +144,24 @@ impl Devices {
         device
     }
 
-    /// Whether it is one that a superblock has room for, and everything in it is within the limits.
+    /// Checks that the table fits in a superblock and is within all limits.
     ///
     /// # Errors
     ///
-    /// What is wrong.
-    pub fn check(&self) -> Result<(), StoreError> {
+    /// The violated limit.
+    pub fn check(&self) -> Result<(), PoolError> {
         let blocks = self.blocks();
         if blocks > BLOCKS_MAX {
-            return Err(StoreError::DeviceTooLarge { blocks });
+            return Err(PoolError::DeviceTooLarge { blocks });
         }
         let bytes = self.table_bytes();
         let is_few = self.count() <= DEVICES_MAX && self.spans.len() <= SPANS_MAX;
         if !is_few || bytes > TABLE_BYTES {
             let (devices, runs) = (self.count(), self.spans.len() + 1);
-            return Err(StoreError::TooManyDevices { devices, runs, bytes });
+            return Err(PoolError::TooManyDevices { devices, runs, bytes });
         }
         match self.others.iter().find(|other| !is_name(&other.uri)) {
-            Some(other) => Err(StoreError::BadDevice { uri: other.uri.clone() }),
+            Some(other) => Err(PoolError::BadDevice { uri: other.uri.clone() }),
             None => Ok(()),
         }
     }
@@ -171,8 +171,7 @@ impl Devices {
         self.others.len() * DeviceRecord::BYTES + self.spans.len() * SpanRecord::BYTES + names
     }
 
-    /// Whether every run lies behind those before it on its device, behind the label, and every device
-    /// has one.
+    /// Whether the spans of each device are in order and after its label, and every device has one.
     fn is_in_order(&self) -> bool {
         let mut ends: Vec<u64> = vec![LABEL_BLOCKS; self.count()];
         ends[0] = self.first;
@@ -185,7 +184,7 @@ impl Devices {
         follows && ends[1..].iter().all(|end| *end > LABEL_BLOCKS)
     }
 
-    /// Puts the table behind a superblock, in bytes that begin there.
+    /// Encodes the table after a superblock; `bytes` begin there.
     pub(crate) fn encode(&self, bytes: &mut [u8]) {
         if self.spans.is_empty() {
             return;
@@ -206,14 +205,14 @@ impl Devices {
         }
     }
 
-    /// The table of a superblock, from bytes that begin behind it. Nothing in it is believed.
-    pub(crate) fn decode(superblock: &Superblock, bytes: &[u8]) -> Result<Self, Flaw> {
+    /// Decodes and checks the table of a superblock; `bytes` begin after it.
+    pub(crate) fn decode(superblock: &Superblock, bytes: &[u8]) -> Result<Self, CorruptionKind> {
         if superblock.is_unknown() || superblock.first == 0 {
             return Ok(Self::one(superblock.blocks));
         }
         let (devices, spans) = (superblock.devices as usize, superblock.spans as usize);
         if devices >= DEVICES_MAX || spans > SPANS_MAX {
-            return Err(Flaw::Contents);
+            return Err(CorruptionKind::Contents);
         }
         let (records, rest) = bytes.split_at(devices * DeviceRecord::BYTES);
         let (lines, mut names) = rest.split_at(spans * SpanRecord::BYTES);
@@ -221,9 +220,9 @@ impl Devices {
         for record in records.chunks_exact(DeviceRecord::BYTES) {
             let DeviceRecord { uuid, uri_bytes, .. } = DeviceRecord::decode(record);
             let (name, behind) =
-                names.split_at_checked(uri_bytes as usize).ok_or(Flaw::Contents)?;
-            let uri = str::from_utf8(name).map_err(|_| Flaw::Contents)?.to_owned();
-            others.push(Other { uuid, uri });
+                names.split_at_checked(uri_bytes as usize).ok_or(CorruptionKind::Contents)?;
+            let uri = str::from_utf8(name).map_err(|_| CorruptionKind::Contents)?.to_owned();
+            others.push(SecondaryDevice { uuid, uri });
             names = behind;
         }
         let span = |record: &[u8]| {
@@ -233,10 +232,10 @@ impl Devices {
         let spans = lines.chunks_exact(SpanRecord::BYTES).map(span).collect();
         let table = Self { first: superblock.first, spans, others };
         let is_whole = table.is_in_order() && table.blocks() == superblock.blocks;
-        if is_whole && table.check().is_ok() { Ok(table) } else { Err(Flaw::Contents) }
+        if is_whole && table.check().is_ok() { Ok(table) } else { Err(CorruptionKind::Contents) }
     }
 
-    /// What a superblock says of them.
+    /// Sets the fields of a superblock that describe the table.
     pub(crate) fn note(&self, superblock: &mut Superblock) {
         let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         superblock.blocks = self.blocks();
@@ -248,9 +247,9 @@ impl Devices {
         }
     }
 
-    /// Whether these are those of `before` with more behind them: what lay somewhere lies there still.
+    /// Whether this table extends `before`: all previous blocks are where they were.
     pub(crate) fn follow(&self, before: &Self) -> bool {
-        let is_known = |(other, now): (&Other, &Other)| other.uuid == now.uuid;
+        let is_known = |(other, now): (&SecondaryDevice, &SecondaryDevice)| other.uuid == now.uuid;
         let keeps = before.others.len() <= self.others.len()
             && before.others.iter().zip(&self.others).all(is_known);
         let mut now = self.runs();
@@ -265,34 +264,34 @@ impl Devices {
 }
 
 impl Label {
-    /// The block, as it lies at the start of the device.
+    /// Encodes the label block for the start of the device.
     ///
     /// # Errors
     ///
-    /// If the first device cannot be called so.
-    pub fn encode(&self) -> Result<Box<Block>, StoreError> {
-        let refused = || StoreError::BadDevice { uri: self.first_uri.clone() };
+    /// The URI of the first device or the pool's name is invalid.
+    pub fn encode(&self) -> Result<Box<Block>, PoolError> {
+        let refused = || PoolError::BadDevice { uri: self.first_uri.clone() };
         let mut uri = [0; URI_BYTES_MAX];
         let room = uri.get_mut(..self.first_uri.len()).filter(|_| is_name(&self.first_uri));
         room.ok_or_else(refused)?.copy_from_slice(self.first_uri.as_bytes());
-        let name = padded(&self.name).ok_or_else(|| StoreError::BadName(self.name.clone()))?;
+        let name = padded(&self.name).ok_or_else(|| PoolError::BadName(self.name.clone()))?;
         let Self { uuid, number, begin, generation, .. } = *self;
         let uri_bytes = u32::try_from(self.first_uri.len()).map_err(|_| refused())?;
         let body = LabelBody { uuid, number, uri_bytes, begin, name, reserved: [0; 96], uri };
         let page =
-            Page { kind: Kind::Label, generation, owner: 0, body: Body::Label(Box::new(body)) };
+            Page { kind: Kind::Label, generation, owner: 0, body: PageBody::Label(Box::new(body)) };
         Ok(page.encode(self.store, 0))
     }
 
-    /// The label in the first block of a device, whatever the store.
+    /// Decodes the label in the first block of a device, of any pool.
     ///
     /// # Errors
     ///
-    /// What is wrong with the block.
-    pub fn decode(bytes: &Block) -> Result<Self, Flaw> {
+    /// The corruption of the block.
+    pub fn decode(bytes: &Block) -> Result<Self, CorruptionKind> {
         let store = Header::decode(&bytes[..]).store;
         let page = Page::decode(bytes, store, 0).map_err(|damage| damage.flaw)?;
-        let Body::Label(body) = page.body else { return Err(Flaw::Contents) };
+        let PageBody::Label(body) = page.body else { return Err(CorruptionKind::Contents) };
         let LabelBody { uuid, number, begin, name, .. } = *body;
         let first_uri = body.name().unwrap_or_default().to_owned();
         let (name, generation) = (unpadded(&name), page.generation);
@@ -301,11 +300,15 @@ impl Label {
 }
 
 impl LabelBody {
-    /// What must hold of one whose checksum is right; else what is wrong.
-    pub(crate) fn check(&self) -> Result<(), Flaw> {
+    /// Checks a label whose checksum is right.
+    pub(crate) fn check(&self) -> Result<(), CorruptionKind> {
         let is_other = (1..DEVICES_MAX as u64).contains(&u64::from(self.number));
         let begins = (STORE_BLOCKS_MIN..BLOCKS_MAX).contains(&self.begin);
-        if is_other && begins && self.name().is_some() { Ok(()) } else { Err(Flaw::Contents) }
+        if is_other && begins && self.name().is_some() {
+            Ok(())
+        } else {
+            Err(CorruptionKind::Contents)
+        }
     }
 
     fn name(&self) -> Option<&str> {
@@ -314,24 +317,24 @@ impl LabelBody {
     }
 }
 
-/// Where metadata and data may lie: all blocks of a store but the superblocks.
+/// Usable block range of a pool for metadata and data: all blocks except the superblocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// From this block on.
+pub struct DataArea {
+    /// First block.
     pub start: u64,
-    /// Up to this one.
+    /// End.
     pub end: u64,
     /// Superblocks in between: those at the end of the first device, if others follow.
     pub slots: Range<u64>,
 }
 
-impl Room {
-    /// Whether a block is in it.
+impl DataArea {
+    /// Whether a block is in the area.
     pub fn contains(&self, block: &u64) -> bool {
         (self.start..self.end).contains(block) && !self.slots.contains(block)
     }
 
-    /// Whether so many blocks from one on are in it.
+    /// Whether all `blocks` blocks from `first` on are in the area.
     pub(crate) fn holds(&self, first: u64, blocks: u64) -> bool {
         let end = first.saturating_add(blocks);
         let meets = first < self.slots.end && self.slots.start < end;
@@ -341,21 +344,21 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
-    use super::{DEVICES_MAX, Devices, Label, Other, Span};
-    use crate::error::{Flaw, StoreError};
+    use super::{DEVICES_MAX, Devices, Label, SecondaryDevice, Span};
+    use crate::error::{CorruptionKind, PoolError};
     use crate::format::{Superblock, features};
     use crate::layout::Layout;
 
-    fn other(uuid: u128) -> Other {
-        Other { uuid, uri: format!("file:/disk/{uuid}") }
+    fn other(uuid: u128) -> SecondaryDevice {
+        SecondaryDevice { uuid, uri: format!("file:/disk/{uuid}") }
     }
 
     fn superblock() -> Superblock {
         Superblock { version: 1, ..Superblock::decode(&[0; Superblock::BYTES]) }
     }
 
-    /// What comes of a table that is written and read.
-    fn there_and_back(devices: &Devices) -> Result<Devices, Flaw> {
+    /// Encodes and decodes a device table.
+    fn there_and_back(devices: &Devices) -> Result<Devices, CorruptionKind> {
         let (mut superblock, mut bytes) = (superblock(), [0; super::TABLE_BYTES]);
         devices.note(&mut superblock);
         devices.encode(&mut bytes);
@@ -410,7 +413,7 @@ mod tests {
         for (index, break_it) in breaks.into_iter().enumerate() {
             let mut devices = good.clone();
             break_it(&mut devices);
-            assert_eq!(there_and_back(&devices), Err(Flaw::Contents), "{index}");
+            assert_eq!(there_and_back(&devices), Err(CorruptionKind::Contents), "{index}");
         }
         let (mut superblock, mut bytes) = (superblock(), [0; super::TABLE_BYTES]);
         good.note(&mut superblock);
@@ -422,7 +425,7 @@ mod tests {
             Superblock { devices: 32, ..superblock },
             Superblock { spans: 64, ..superblock },
         ] {
-            assert_eq!(Devices::decode(&broken, &bytes), Err(Flaw::Contents));
+            assert_eq!(Devices::decode(&broken, &bytes), Err(CorruptionKind::Contents));
         }
     }
 
@@ -435,13 +438,13 @@ mod tests {
         assert_eq!(devices.check(), Ok(()));
         assert_eq!(there_and_back(&devices), Ok(devices.clone()));
         devices.add(other(99), 101);
-        assert!(matches!(devices.check(), Err(StoreError::TooManyDevices { devices: 33, .. })));
+        assert!(matches!(devices.check(), Err(PoolError::TooManyDevices { devices: 33, .. })));
         let mut devices = Devices::one(1000);
-        let long = |uuid| Other { uuid, uri: format!("file:/{}", "x".repeat(2000)) };
+        let long = |uuid| SecondaryDevice { uuid, uri: format!("file:/{}", "x".repeat(2000)) };
         devices.add(long(1), 101);
         assert_eq!(there_and_back(&devices), Ok(devices.clone()));
         devices.add(long(2), 101);
-        assert!(matches!(devices.check(), Err(StoreError::TooManyDevices { bytes: 4124, .. })));
+        assert!(matches!(devices.check(), Err(PoolError::TooManyDevices { bytes: 4124, .. })));
     }
 
     #[test]
@@ -463,9 +466,9 @@ mod tests {
             bytes[at] ^= 4;
         }
         let nameless = Label { first_uri: String::new(), ..label.clone() };
-        assert!(matches!(nameless.encode(), Err(StoreError::BadDevice { .. })));
+        assert!(matches!(nameless.encode(), Err(PoolError::BadDevice { .. })));
         for broken in [Label { number: 0, ..label.clone() }, Label { begin: 5, ..label }] {
-            assert_eq!(Label::decode(&broken.encode().unwrap()), Err(Flaw::Contents));
+            assert_eq!(Label::decode(&broken.encode().unwrap()), Err(CorruptionKind::Contents));
         }
     }
 }

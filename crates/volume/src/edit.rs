@@ -1,46 +1,45 @@
-//! Copy-on-write trees of runs: changing them, a leaf at a time.
+//! Editing of copy-on-write trees of runs, one leaf at a time.
 //!
-//! On the way down every node is made the tree's own and, if it is nearly full, split, so that
-//! nothing has to be carried up again. A node that becomes empty goes, and so does a root with one
-//! child.
+//! On the way down, every node is made exclusive to the tree and, if it is nearly full, split, so that no
+//! split propagates upward. An empty node is removed, and so is a root with a single child.
 
 mod hole;
-mod spare;
+mod unwritten;
 
 use std::ops::Range;
 
-use crate::books::{Books, Stop};
-use crate::error::{Damage, Flaw};
-use crate::format::{Body, Kind, LEVEL_MAX, Page, Pointer, RECORDS_MAX, Record};
-use crate::ranges::{Deltas, RangeSet};
+use crate::error::{Corruption, CorruptionKind};
+use crate::format::{Kind, LEVEL_MAX, Page, PageBody, Pointer, RECORDS_MAX, Record};
+use crate::metadata::{Metadata, TxnStop};
+use crate::ranges::{CountDeltas, RangeSet};
 use crate::tree::{ALL, Tree, child_bounds, child_index};
-pub(crate) use spare::Gain;
-use spare::gain;
+pub(crate) use unwritten::MapDelta;
+use unwritten::gain;
 
-/// A leaf gains two records at most with one change, and one more when it is split.
+/// Split threshold: one change adds at most two records to a leaf, and one more when it is split.
 pub(crate) const FULL: usize = RECORDS_MAX - 3;
 
-/// How far a change went, and what it has brought.
-pub(crate) type Changed = (u64, Gain);
+/// Progress and space delta of an edit.
+pub(crate) type EditResult = (u64, MapDelta);
 
-/// What was done to the lines of a leaf.
-struct Edited {
-    /// Where it stopped.
+/// Result of editing the records of a leaf.
+struct LeafEdit {
+    /// Key up to which it was edited.
     end: u64,
     removed: Vec<Record>,
     added: Vec<Record>,
 }
 
-impl Books {
-    /// Replaces what a range of keys holds, as far as one leaf goes: by `line`, cut to fit, or by
-    /// nothing. Returns where it stopped.
+impl Metadata {
+    /// Replaces the contents of a key range within one leaf: by `line`, cut to fit, or by nothing.
+    /// Returns the key reached.
     pub(crate) fn splice(
         &mut self,
         tree: &Tree,
         root: &mut Pointer,
         range: Range<u64>,
         line: Option<Record>,
-    ) -> Result<Changed, Stop> {
+    ) -> Result<EditResult, TxnStop> {
         if root.is_none() {
             return self.plant(tree, root, range, line);
         }
@@ -51,21 +50,21 @@ impl Books {
         let mut edit = |lines: &mut Vec<Record>, end: u64| {
             let range = range.start..range.end.min(end);
             let (removed, added) = replace(lines, tree.kind, &range, line);
-            Edited { end: range.end, removed, added }
+            LeafEdit { end: range.end, removed, added }
         };
         let changed = self.splice_in(tree, *root, &ALL, range.start, &mut edit)?;
         self.tidy(tree, root)?;
         Ok(changed)
     }
 
-    /// Puts lines of ascending keys, which need not follow one another, as many as one leaf takes: one
-    /// at least. Returns how many that were. For trees whose lines are no runs.
+    /// Inserts records with ascending keys, not necessarily adjacent, as many as fit into one leaf, at
+    /// least one. Returns their number. For trees whose records are not runs.
     pub(crate) fn put_lines(
         &mut self,
         tree: &Tree,
         root: &mut Pointer,
         lines: &[Record],
-    ) -> Result<usize, Stop> {
+    ) -> Result<usize, TxnStop> {
         let Some(first) = lines.first() else { return Ok(0) };
         if root.is_none() {
             self.plant(tree, root, first.key..first.key + 1, Some(*first))?;
@@ -82,6 +81,7 @@ impl Books {
                 let is_there = records.get(at).is_some_and(|record| record.key == line.key);
                 if is_there {
                     records[at] = *line;
+                // The first record always fits: a node has space for it above the split limit.
                 } else if records.len() > full && done > 0 {
                     break;
                 } else {
@@ -89,37 +89,37 @@ impl Books {
                 }
                 done += 1;
             }
-            Edited { end, removed: Vec::new(), added: Vec::new() }
+            LeafEdit { end, removed: Vec::new(), added: Vec::new() }
         };
         self.splice_in(tree, *root, &ALL, first.key, &mut edit)?;
         Ok(done)
     }
 
-    /// The first leaf of an empty tree.
+    /// Creates the first leaf of an empty tree.
     fn plant(
         &mut self,
         tree: &Tree,
         root: &mut Pointer,
         range: Range<u64>,
         line: Option<Record>,
-    ) -> Result<Changed, Stop> {
-        let Some(line) = line else { return Ok((range.end, Gain::default())) };
+    ) -> Result<EditResult, TxnStop> {
+        let Some(line) = line else { return Ok((range.end, MapDelta::default())) };
         let mut records = Vec::new();
         let (removed, added) = replace(&mut records, tree.kind, &range, Some(line));
         let gain = self.recount(tree, &removed, &added);
-        *root = self.put_new(tree.kind, tree.owner, Body::Node { level: 0, records })?;
+        *root = self.put_new(tree.kind, tree.owner, PageBody::Node { level: 0, records })?;
         Ok((range.end, gain))
     }
 
-    /// Puts a new root over one that is full.
-    fn grow(&mut self, tree: &Tree, root: &mut Pointer) -> Result<(), Stop> {
+    /// Puts a new root above a full one.
+    fn grow(&mut self, tree: &Tree, root: &mut Pointer) -> Result<(), TxnStop> {
         let page = self.node(tree, *root, None, &ALL)?;
         let level = page.level() + 1;
         if level > LEVEL_MAX {
-            return Err(damaged(tree, *root, Flaw::Contents));
+            return Err(damaged(tree, *root, CorruptionKind::Contents));
         }
         let records = vec![line_to(0, *root)];
-        let above = self.put_new(tree.kind, tree.owner, Body::Node { level, records })?;
+        let above = self.put_new(tree.kind, tree.owner, PageBody::Node { level, records })?;
         self.split_child(tree, above, 0)?;
         *root = above;
         Ok(())
@@ -131,11 +131,11 @@ impl Books {
         pointer: Pointer,
         bounds: &Range<u64>,
         at: u64,
-        edit: &mut dyn FnMut(&mut Vec<Record>, u64) -> Edited,
-    ) -> Result<Changed, Stop> {
+        edit: &mut dyn FnMut(&mut Vec<Record>, u64) -> LeafEdit,
+    ) -> Result<EditResult, TxnStop> {
         let page = self.node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
-            let Edited { end, removed, added } = edit(self.lines(pointer)?, bounds.end);
+            let LeafEdit { end, removed, added } = edit(self.lines(pointer)?, bounds.end);
             return Ok((end, self.recount(tree, &removed, &added)));
         }
         let (index, inner) = self.own_way(tree, pointer, bounds, at)?;
@@ -145,23 +145,23 @@ impl Books {
         Ok(changed)
     }
 
-    /// Takes out what a range holds, as far as one leaf goes. If the `whole` tree is given up, it
-    /// may also go as far as a subtree that others keep; then nobody counts what was mapped.
+    /// Removes the contents of a range within one leaf. If the `whole` tree is freed, it may also release
+    /// a shared subtree at once; the mapped blocks are then not counted.
     pub(crate) fn clear(
         &mut self,
         tree: &Tree,
         root: &mut Pointer,
         range: &Range<u64>,
         whole: bool,
-    ) -> Result<Changed, Stop> {
+    ) -> Result<EditResult, TxnStop> {
         let first = self.next_run(tree, *root, range.start)?;
         let Some(first) = first.filter(|run| run.key < range.end) else {
-            return Ok((range.end, Gain::default()));
+            return Ok((range.end, MapDelta::default()));
         };
         if whole && self.count(root.address)? > 1 {
             self.leave(root.address..root.address + 1);
             *root = Pointer::NONE;
-            return Ok((range.end, Gain::default()));
+            return Ok((range.end, MapDelta::default()));
         }
         *root = self.shadow(tree, *root, None, &ALL)?;
         if self.records(*root)?.len() > self.full {
@@ -181,7 +181,7 @@ impl Books {
         range: &Range<u64>,
         at: u64,
         whole: bool,
-    ) -> Result<Changed, Stop> {
+    ) -> Result<EditResult, TxnStop> {
         let page = self.node(tree, pointer, None, bounds)?;
         if page.level() == 0 {
             let range = range.start.max(bounds.start)..range.end.min(bounds.end);
@@ -208,18 +208,18 @@ impl Books {
         Ok(changed)
     }
 
-    /// Whether a leaf may be given up as a whole.
+    /// Whether a leaf may be released as a whole.
     fn is_one_step(
         &mut self,
         tree: &Tree,
         leaf: Pointer,
         bounds: &Range<u64>,
-    ) -> Result<bool, Stop> {
+    ) -> Result<bool, TxnStop> {
         let leaf = self.node(tree, leaf, Some(0), bounds)?;
         Ok(step_end(tree, leaf.records(), bounds, self.step_blocks) == bounds.end)
     }
 
-    /// Gives up a child with all that is under it: a shared one, or a leaf.
+    /// Releases a child with everything below it: a shared one, or a leaf.
     fn drop_child(
         &mut self,
         tree: &Tree,
@@ -227,11 +227,11 @@ impl Books {
         index: usize,
         is_shared: bool,
         bounds: &Range<u64>,
-    ) -> Result<Gain, Stop> {
+    ) -> Result<MapDelta, TxnStop> {
         let child = parent.records()[index].child();
         if parent.level() > 1 {
             self.leave(child.address..child.address + 1);
-            return Ok(Gain::default());
+            return Ok(MapDelta::default());
         }
         let leaf = self.node(tree, child, Some(0), bounds)?;
         if is_shared {
@@ -243,27 +243,27 @@ impl Books {
         Ok(gain(tree, leaf.records(), &[]))
     }
 
-    /// Makes a node the tree's own: unshared, and of this transaction.
+    /// Makes a node exclusive to the tree: unshared, and of this transaction.
     fn shadow(
         &mut self,
         tree: &Tree,
         pointer: Pointer,
         level: Option<u8>,
         bounds: &Range<u64>,
-    ) -> Result<Pointer, Stop> {
+    ) -> Result<Pointer, TxnStop> {
         let page = self.node(tree, pointer, level, bounds)?;
         let count = if tree.may_share() { self.count(pointer.address)? } else { 1 };
         match count {
-            0 => Err(damaged(tree, pointer, Flaw::Count)),
+            0 => Err(damaged(tree, pointer, CorruptionKind::Count)),
             1 if page.generation == self.generation => Ok(pointer),
             1 => {
                 let copy = self.put_new(tree.kind, tree.owner, page.body.clone())?;
                 self.drop_page(pointer.address);
                 if self.space.is_lowered(pointer.address) {
-                    // What another tree may get back with this node is under the copy as well.
+                    // Blocks that another tree frees with this node are referenced by the copy as well.
                     let children = page.records().iter();
                     children.for_each(|line| {
-                        self.space.lower(self.generation, under(tree, &page, line))
+                        self.space.note_dereference(self.generation, under(tree, &page, line))
                     });
                 }
                 Ok(copy)
@@ -277,26 +277,26 @@ impl Books {
         }
     }
 
-    /// One node more refers to all that this one refers to.
+    /// Increments the counts of everything referenced by a node that was copied.
     fn share_children(&mut self, tree: &Tree, page: &Page) {
         page.records().iter().for_each(|line| self.add(under(tree, page, line), 1));
     }
 
-    /// A tree ceases to refer to blocks.
+    /// Drops a tree's reference to blocks.
     fn leave(&mut self, range: Range<u64>) {
-        self.space.lower(self.generation, range.clone());
+        self.space.note_dereference(self.generation, range.clone());
         self.add(range, -1);
     }
 
-    /// Makes the child that has a key the tree's own, and splits it if it is nearly full: a run may
-    /// become two. Returns which child has the key then, and its bounds.
+    /// Makes the child that contains a key exclusive to the tree, and splits it if it is nearly full,
+    /// because a run may become two. Returns the child that contains the key then, and its bounds.
     fn own_way(
         &mut self,
         tree: &Tree,
         parent: Pointer,
         bounds: &Range<u64>,
         key: u64,
-    ) -> Result<(usize, Range<u64>), Stop> {
+    ) -> Result<(usize, Range<u64>), TxnStop> {
         let index = child_index(self.records(parent)?, key);
         self.own_child(tree, parent, index, bounds)?;
         let child = self.records(parent)?[index].child();
@@ -314,7 +314,7 @@ impl Books {
         parent: Pointer,
         index: usize,
         bounds: &Range<u64>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), TxnStop> {
         let page = self.node(tree, parent, None, bounds)?;
         let Record { key, .. } = page.records()[index];
         let child = page.records()[index].child();
@@ -326,8 +326,8 @@ impl Books {
         Ok(())
     }
 
-    /// Splits a child that is the tree's own in two.
-    fn split_child(&mut self, tree: &Tree, parent: Pointer, index: usize) -> Result<(), Stop> {
+    /// Splits an exclusive child in two.
+    fn split_child(&mut self, tree: &Tree, parent: Pointer, index: usize) -> Result<(), TxnStop> {
         let child = self.records(parent)?[index].child();
         let page = self.page(child, tree.kind, None)?;
         let (level, records) = (page.level(), page.records());
@@ -335,7 +335,7 @@ impl Books {
         let parting = if level == 0 { middle / tree.unit * tree.unit } else { middle };
         let at = records.partition_point(|record| record.key < parting);
         if at == 0 {
-            // All of it is in one unit, which has fewer blocks than a leaf has room for records.
+            // The whole leaf is in one cluster, which has fewer blocks than a leaf has records.
             return Ok(());
         }
         let (mut left, mut right) = (records[..at].to_vec(), records[at..].to_vec());
@@ -345,9 +345,9 @@ impl Books {
             right.insert(0, from(tree.kind, last, parting));
             last.extra = parting - last.key;
         }
-        // The first child also has what is below the key that it was found by.
+        // The first child also contains keys below the one in its parent.
         let first = left.first().map_or(0, |record| record.key);
-        let body = Body::Node { level, records: right };
+        let body = PageBody::Node { level, records: right };
         let right = self.put_new(tree.kind, tree.owner, body)?;
         *self.lines(child)? = left;
         let lines = self.lines(parent)?;
@@ -356,7 +356,7 @@ impl Books {
         Ok(())
     }
 
-    fn drop_if_empty(&mut self, parent: Pointer, index: usize) -> Result<(), Stop> {
+    fn drop_if_empty(&mut self, parent: Pointer, index: usize) -> Result<(), TxnStop> {
         let child = self.records(parent)?[index].child();
         if self.records(child)?.is_empty() {
             self.drop_page(child.address);
@@ -365,8 +365,8 @@ impl Books {
         Ok(())
     }
 
-    /// Gives up a root that is empty, or has one child, which then is the root.
-    fn tidy(&mut self, tree: &Tree, root: &mut Pointer) -> Result<(), Stop> {
+    /// Removes an empty root, or replaces a root by its single child.
+    fn tidy(&mut self, tree: &Tree, root: &mut Pointer) -> Result<(), TxnStop> {
         let page = self.page(*root, tree.kind, None)?;
         let below = match page.records() {
             [] => Pointer::NONE,
@@ -378,18 +378,18 @@ impl Books {
         Ok(())
     }
 
-    /// Counts blocks of data as a change of a leaf wants it. Returns what the map has gained.
-    fn recount(&mut self, tree: &Tree, removed: &[Record], added: &[Record]) -> Gain {
+    /// Updates data block counts after an edit of a leaf. Returns the map's delta.
+    fn recount(&mut self, tree: &Tree, removed: &[Record], added: &[Record]) -> MapDelta {
         if tree.kind != Kind::Map {
-            return Gain::default();
+            return MapDelta::default();
         }
-        let mut deltas = Deltas::default();
+        let mut deltas = CountDeltas::default();
         removed.iter().for_each(|run| deltas.add(tree.units_of(run), -1));
         added.iter().for_each(|run| deltas.add(tree.units_of(run), 1));
         let changes = deltas.iter().filter(|(_, delta)| *delta != 0);
         changes.for_each(|(range, delta)| self.add(range, delta));
         for left in units_left(tree, removed, added) {
-            self.space.lower(self.generation, left);
+            self.space.note_dereference(self.generation, left);
         }
         if tree.keeps {
             let mut left = RangeSet::default();
@@ -397,31 +397,40 @@ impl Books {
             let place = |run: &Record| run.value..run.value + run.extra;
             removed.iter().filter(lies).for_each(|run| left.insert(place(run)));
             added.iter().filter(lies).for_each(|run| left.remove(place(run)));
-            left.iter().for_each(|range| self.space.vacate(self.generation, range));
+            left.iter().for_each(|range| self.space.note_unmapped(self.generation, range));
         }
         gain(tree, removed, added)
     }
 
-    /// The records of a page that this transaction has made.
-    fn records(&self, pointer: Pointer) -> Result<&[Record], Stop> {
-        let damage = Damage { address: pointer.address, kind: None, owner: 0, flaw: Flaw::Bounds };
+    /// Records of a page created by this transaction.
+    fn records(&self, pointer: Pointer) -> Result<&[Record], TxnStop> {
+        let damage = Corruption {
+            address: pointer.address,
+            kind: None,
+            owner: 0,
+            flaw: CorruptionKind::Bounds,
+        };
         Ok(self.dirty.get(&pointer.address).ok_or(damage)?.records())
     }
 
-    /// The same, to be changed.
-    fn lines(&mut self, pointer: Pointer) -> Result<&mut Vec<Record>, Stop> {
+    /// Same, mutable.
+    fn lines(&mut self, pointer: Pointer) -> Result<&mut Vec<Record>, TxnStop> {
         let address = pointer.address;
         match &mut self.edit(address)?.body {
-            Body::Node { records, .. } => Ok(records),
-            Body::Superblock(..) | Body::Volume(_) | Body::Parent(_) | Body::Label(_) => {
-                Err(Damage { address, kind: None, owner: 0, flaw: Flaw::Contents }.into())
+            PageBody::Node { records, .. } => Ok(records),
+            PageBody::Superblock(..)
+            | PageBody::Volume(_)
+            | PageBody::Parent(_)
+            | PageBody::Label(_) => {
+                Err(Corruption { address, kind: None, owner: 0, flaw: CorruptionKind::Contents }
+                    .into())
             }
         }
     }
 }
 
-/// Replaces what a range holds in a leaf, and joins what then fits together. Returns the records that
-/// went and those that came.
+/// Replaces the contents of a range in a leaf, and joins adjacent runs. Returns the records removed and
+/// added.
 fn replace(
     records: &mut Vec<Record>,
     kind: Kind,
@@ -429,6 +438,8 @@ fn replace(
     line: Option<Record>,
 ) -> (Vec<Record>, Vec<Record>) {
     let end = |record: &Record| kind.end(record).unwrap_or(u64::MAX);
+    // The records that overlap the range are replaced: by their parts outside of it, and by the new
+    // record.
     let mut first = records.partition_point(|record| end(record) <= range.start);
     let mut last = records.partition_point(|record| record.key < range.end).max(first);
     let mut fresh = Vec::with_capacity(5);
@@ -442,6 +453,7 @@ fn replace(
     if let Some(right) = records[first..last].last().filter(|right| end(right) > range.end) {
         fresh.push(from(kind, right, range.end));
     }
+    // Neighbors that continue the replacement are included, so that they merge with it.
     if let (Some(before), Some(head)) = (first.checked_sub(1), fresh.first())
         && join(kind, &records[before], head).is_some()
     {
@@ -464,7 +476,7 @@ fn replace(
     (records.splice(first..last, joined.iter().copied()).collect(), joined)
 }
 
-/// Where so many blocks of a range have been given back.
+/// Key in a range up to which `blocks` blocks are freed.
 fn step_end(tree: &Tree, records: &[Record], range: &Range<u64>, blocks: u64) -> u64 {
     if tree.kind != Kind::Map {
         return range.end;
@@ -481,7 +493,7 @@ fn step_end(tree: &Tree, records: &[Record], range: &Range<u64>, blocks: u64) ->
     range.end
 }
 
-/// The one run that two make, if they do.
+/// Joins two runs, if they are contiguous.
 fn join(kind: Kind, left: &Record, right: &Record) -> Option<Record> {
     let follows = kind.has_runs() && left.key + left.extra == right.key;
     let fits = match kind {
@@ -491,14 +503,14 @@ fn join(kind: Kind, left: &Record, right: &Record) -> Option<Record> {
     (follows && fits).then(|| Record { extra: left.extra + right.extra, ..*left })
 }
 
-/// What is left of a run from `key` on.
+/// Remainder of a run from `key` on.
 pub(crate) fn from(kind: Kind, run: &Record, key: u64) -> Record {
     let off = key - run.key;
     let value = if kind == Kind::Map { run.value + off } else { run.value };
     Record { key, value, extra: run.extra - off }
 }
 
-/// What a line of a node refers to.
+/// Blocks referenced by a record of a node.
 fn under(tree: &Tree, page: &Page, line: &Record) -> Range<u64> {
     match (page.level(), tree.kind) {
         (0, Kind::Map) => tree.units_of(line),
@@ -507,7 +519,7 @@ fn under(tree: &Tree, page: &Page, line: &Record) -> Range<u64> {
     }
 }
 
-/// Units to which records referred that went, and none does that came.
+/// Clusters referenced by removed records and by no added one.
 fn units_left(tree: &Tree, removed: &[Record], added: &[Record]) -> Vec<Range<u64>> {
     let mut left = RangeSet::default();
     removed.iter().for_each(|run| left.insert(tree.units_of(run)));
@@ -519,7 +531,7 @@ const fn line_to(key: u64, child: Pointer) -> Record {
     Record { key, value: child.address, extra: child.generation }
 }
 
-fn damaged(tree: &Tree, pointer: Pointer, flaw: Flaw) -> Stop {
+fn damaged(tree: &Tree, pointer: Pointer, flaw: CorruptionKind) -> TxnStop {
     let (address, owner) = (pointer.address, tree.owner);
-    Damage { address, kind: Some(tree.kind), owner, flaw }.into()
+    Corruption { address, kind: Some(tree.kind), owner, flaw }.into()
 }

@@ -1,220 +1,220 @@
-//! What can go wrong, worded for whoever reads it.
+//! Errors of a pool and their texts.
 
 use core::fmt;
 
-use base::{Blame, Outcome};
+use tenmil_base::{ErrorCategory, IoStatus};
 
 use crate::devices::{DEVICES_MAX, Label, SPANS_MAX, TABLE_BYTES};
 use crate::fence::Owner;
 use crate::format::{Kind, VERSION};
 use crate::volumes::VOLUMES_MAX;
 
-/// A block of metadata that is not what it should be.
+/// Damaged metadata block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damage {
-    /// Where it lies, in blocks of 4 KiB.
+pub struct Corruption {
+    /// Address in blocks of 4 KiB.
     pub address: u64,
-    /// What it should be, if that is known.
+    /// Expected kind, if known.
     pub kind: Option<Kind>,
-    /// The volume that it belongs to; zero if it serves all, or nobody knows.
+    /// Owning volume; zero if it belongs to the pool or is unknown.
     pub owner: u64,
-    /// What is wrong with it.
-    pub flaw: Flaw,
+    /// Kind of damage.
+    pub flaw: CorruptionKind,
 }
 
-/// What is wrong with a block of metadata.
+/// Kind of damage of a metadata block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Flaw {
-    /// The device has not given it.
-    Unread(Outcome),
-    /// It does not begin like metadata.
+pub enum CorruptionKind {
+    /// The device did not return it.
+    ReadError(IoStatus),
+    /// The header has no magic number.
     Magic,
-    /// Its checksum.
+    /// Wrong checksum.
     Checksum {
-        /// What it says.
+        /// Stored checksum.
         found: u32,
-        /// What its bytes give.
+        /// Computed checksum.
         expected: u32,
     },
-    /// It says that it lies elsewhere: a write went astray.
+    /// It has another address in its header: a misdirected write.
     Address {
-        /// Where it says.
+        /// Address in the header.
         found: u64,
     },
-    /// It belongs to another store.
+    /// It belongs to another pool.
     Store {
-        /// Which one.
+        /// UUID of that pool.
         found: u128,
     },
-    /// It is of another kind, or another level, than what points to it says.
+    /// Its kind or level is not that of the reference to it.
     Kind {
-        /// What it says it is.
+        /// Kind found.
         found: Kind,
-        /// The level it says.
+        /// Level found.
         level: u8,
     },
-    /// It is of another generation than what points to it says: a write was lost.
+    /// Its generation is not that of the reference to it: a lost write.
     Generation {
-        /// What it says.
+        /// Generation found.
         found: u64,
-        /// What points to it says.
+        /// Generation in the reference.
         expected: u64,
     },
-    /// What is in it is beyond the format's limits.
+    /// Its contents exceed the limits of the format.
     Contents,
-    /// Its records are out of order, overlap, or are beyond the format's limits.
+    /// Its records are not in order, overlap, or exceed the limits of the format.
     Records,
-    /// Its keys are not those that its parent says, or it points out of the store.
+    /// Its keys are outside the range of its parent, or it refers to blocks outside the pool.
     Bounds,
-    /// The count of a block would fall below zero.
+    /// A reference count would become negative.
     Count,
 }
 
-/// Why something that was asked of a store has not been done.
+/// Reason why a request to a pool failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum StoreError {
-    /// A block of metadata is damaged.
-    Damaged(Damage),
-    /// None of the superblocks can be read: here is what is wrong with each.
-    NoStore(Vec<Damage>),
-    /// The superblocks tell of different stores.
-    TwoStores {
-        /// One.
+pub enum PoolError {
+    /// A metadata block is damaged.
+    Damaged(Corruption),
+    /// No superblock is valid; each with its damage.
+    NotAPool(Vec<Corruption>),
+    /// The superblocks belong to different pools.
+    MixedSuperblocks {
+        /// One pool.
         first: u128,
-        /// Another.
+        /// Another pool.
         second: u128,
     },
-    /// The store has a format or features that this program does not know.
-    Newer {
-        /// Its version.
+    /// The pool has an unsupported format version or feature.
+    UnsupportedVersion {
+        /// Version found.
         version: u32,
-        /// The bits that are not known.
+        /// Unsupported feature bits.
         features: u64,
     },
-    /// The device is shorter than the store.
+    /// The device is smaller than the pool.
     DeviceTooSmall {
         /// Blocks of the device.
         blocks: u64,
-        /// Blocks that are needed.
+        /// Blocks needed.
         needed: u64,
     },
-    /// The device is larger than any store.
+    /// The device exceeds the maximum size of a pool.
     DeviceTooLarge {
         /// Blocks of the device.
         blocks: u64,
     },
-    /// The device is not the first one of its store.
+    /// The device is not the first one of its pool.
     NotFirst(Box<Label>),
-    /// More devices, or longer names of them, than a superblock has room for.
+    /// The device table does not fit in a superblock.
     TooManyDevices {
-        /// How many devices.
+        /// Number of devices.
         devices: usize,
-        /// In how many runs the blocks lie on them.
+        /// Number of runs on them.
         runs: usize,
-        /// Bytes that all but the first one take, names included.
+        /// Bytes of the table, including names.
         bytes: usize,
     },
-    /// Nothing that a device of a store may be called.
+    /// Invalid device name.
     BadDevice {
-        /// What it was called.
+        /// URI given.
         uri: String,
     },
-    /// Devices that do not have every block of the store where it lies.
+    /// The devices do not have every block of the pool at its place.
     NotGrown {
-        /// Blocks in the store.
+        /// Blocks of the pool.
         blocks: u64,
         /// Blocks on the devices.
         found: u64,
     },
-    /// A volume of this name exists.
-    NameTaken(String),
-    /// The store has as many volumes as it can.
+    /// A volume with this name exists.
+    NameExists(String),
+    /// The pool has the maximum number of volumes.
     TooManyVolumes,
-    /// No volume may have this name.
+    /// Invalid volume name.
     BadName(String),
-    /// There is no such volume.
+    /// The volume does not exist.
     NoVolume(String),
-    /// A size beyond the limits, or that does not fit.
+    /// Invalid volume size.
     BadSize {
-        /// The volume.
+        /// Volume name.
         name: String,
-        /// What was asked for, in blocks of 4 KiB.
+        /// Size given, in blocks of 4 KiB.
         blocks: u64,
     },
-    /// A unit of allocation beyond the limits.
+    /// Invalid cluster size.
     BadUnit(u64),
-    /// Thresholds, in per cent, that are none.
+    /// Invalid thresholds in percent.
     BadThresholds([u8; 2]),
-    /// Blocks behind the end of the volume.
+    /// Blocks beyond the end of the volume.
     OutOfRange {
-        /// The volume.
+        /// Volume name.
         name: String,
-        /// The first block that was asked for.
+        /// First block requested.
         block: u64,
-        /// How many.
+        /// Number of blocks requested.
         count: u64,
-        /// How many the volume has.
+        /// Blocks of the volume.
         blocks: u64,
     },
-    /// Nothing can be written to a snapshot.
+    /// The volume is a read-only snapshot.
     ReadOnly(String),
-    /// Only a snapshot of the volume can be gone back to.
-    NotASnapshotOf {
-        /// What was named.
+    /// A volume can be rolled back only to its own snapshot.
+    NotOwnSnapshot {
+        /// Snapshot given.
         snapshot: String,
-        /// The volume.
+        /// Volume name.
         volume: String,
     },
-    /// Volumes were made from this snapshot.
+    /// Clones of this snapshot exist.
     HasChildren {
-        /// The snapshot.
+        /// Snapshot name.
         name: String,
-        /// How many.
+        /// Number of clones.
         children: u64,
     },
-    /// There is no room.
+    /// The pool is full.
     NoSpace {
-        /// Blocks that are free.
+        /// Free blocks.
         free: u64,
-        /// Blocks of them that are kept for deletions, commits and thick volumes.
+        /// Free blocks reserved for deletions, commits and thick volumes.
         kept: u64,
     },
-    /// There is not as much room as a thick volume is to be promised.
-    NoRoomForThick {
-        /// The volume.
+    /// There is not enough space to reserve for a thick volume.
+    NoSpaceForThick {
+        /// Volume name.
         name: String,
-        /// Blocks that are wanted.
+        /// Blocks needed.
         wanted: u64,
-        /// Blocks that are there to be promised.
+        /// Blocks available for reservation.
         free: u64,
     },
-    /// Nothing that a parent may be called, or be.
+    /// Invalid parent.
     BadParent {
-        /// What it was called.
+        /// URI given.
         uri: String,
     },
-    /// Blocks of a volume are its parent's, and a thick one has all of its own.
+    /// The volume still reads blocks from its parent, and a thick volume must own all its blocks.
     HasParent(String),
     /// A volume with checksums cannot be thick.
     ThickChecksums(String),
-    /// Blocks of a volume are not what was written to them.
+    /// The checksums of blocks do not match.
     Corrupt {
-        /// The volume.
+        /// Volume name.
         name: String,
-        /// The first block.
+        /// First block.
         block: u64,
-        /// How many that follow one another.
+        /// Number of adjacent blocks.
         blocks: u64,
-        /// The block of the store in which the first one lies.
+        /// Pool block of the first one.
         at: u64,
     },
-    /// The device has not done what it was told.
+    /// A device operation failed.
     Device {
-        /// What it was told.
+        /// Operation.
         what: &'static str,
-        /// Its answer.
-        outcome: Outcome,
+        /// Status.
+        outcome: IoStatus,
     },
     /// The device has lost completed writes, and what is durable cannot be read again.
     NotReread {
@@ -223,84 +223,88 @@ pub enum StoreError {
     },
     /// Somebody else has the store open for writing, and may still be there.
     Owned {
-        /// Who.
+        /// Its owner record.
         by: Box<Owner>,
     },
-    /// Somebody else owns the store by now, or has made another one in its place: nothing is written to
-    /// it any more, nor read from it.
+    /// Another process owns the pool by now, or has created another pool in its place: the pool is
+    /// neither written nor read anymore.
     TakenOver {
-        /// Who, if that is known.
+        /// New owner, if known.
         by: Option<Box<Owner>>,
     },
-    /// What was flushed is not on the device any more.
+    /// Flushed data are missing on the device.
     WentBack {
-        /// The newest generation that is there.
+        /// Newest generation found.
         found: u64,
-        /// The one that was made durable.
+        /// Generation that was made durable.
         expected: u64,
     },
-    /// A write of metadata went wrong earlier; the store takes no changes until it is opened anew.
-    Stopped,
+    /// A metadata write failed earlier; the pool accepts no changes until it is reopened.
+    ReadOnlyAfterError,
 }
 
-impl Damage {
-    /// Damage of a block of which nothing else is known.
-    pub(crate) const fn at(address: u64, flaw: Flaw) -> Self {
+impl Corruption {
+    /// Damage of a block without further information.
+    pub(crate) const fn at(address: u64, flaw: CorruptionKind) -> Self {
         Self { address, kind: None, owner: 0, flaw }
     }
 }
 
-impl From<Damage> for StoreError {
-    fn from(damage: Damage) -> Self {
+impl From<Corruption> for PoolError {
+    fn from(damage: Corruption) -> Self {
         Self::Damaged(damage)
     }
 }
 
-impl StoreError {
-    /// Whose move it is.
-    pub const fn blame(&self) -> Blame {
+impl PoolError {
+    /// Error category.
+    pub const fn blame(&self) -> ErrorCategory {
         match self {
             Self::Damaged(_)
             | Self::Corrupt { .. }
             | Self::Device { .. }
             | Self::NotReread { .. }
             | Self::WentBack { .. }
-            | Self::Stopped => Blame::Peer,
+            | Self::ReadOnlyAfterError => ErrorCategory::Remote,
             Self::NoSpace { .. }
-            | Self::NoRoomForThick { .. }
-            | Self::TwoStores { .. }
+            | Self::NoSpaceForThick { .. }
+            | Self::MixedSuperblocks { .. }
             | Self::Owned { .. }
-            | Self::TakenOver { .. } => Blame::Machine,
-            _ => Blame::Caller,
+            | Self::TakenOver { .. } => ErrorCategory::Environment,
+            _ => ErrorCategory::Usage,
         }
     }
 
-    /// What a request for blocks is answered with.
-    pub const fn outcome(&self) -> Outcome {
+    /// Status of an I/O request that fails with this error.
+    pub const fn outcome(&self) -> IoStatus {
         match self {
-            Self::Damaged(_) | Self::Corrupt { .. } => Outcome::UNRECOVERED_READ,
-            Self::NoSpace { .. } | Self::NoRoomForThick { .. } => Outcome::CAPACITY_EXCEEDED,
-            Self::OutOfRange { .. } => Outcome::LBA_OUT_OF_RANGE,
-            Self::ReadOnly(_) => Outcome::WRITE_PROTECTED,
+            Self::Damaged(_) | Self::Corrupt { .. } => IoStatus::UNRECOVERED_READ,
+            Self::NoSpace { .. } | Self::NoSpaceForThick { .. } => IoStatus::CAPACITY_EXCEEDED,
+            Self::OutOfRange { .. } => IoStatus::LBA_OUT_OF_RANGE,
+            Self::ReadOnly(_) => IoStatus::WRITE_PROTECTED,
             Self::Device { outcome, .. } => *outcome,
-            Self::Stopped | Self::WentBack { .. } | Self::NotReread { .. } => Outcome::WRITE_FAULT,
-            Self::Owned { .. } | Self::TakenOver { .. } => Outcome::RESERVATION_CONFLICT,
-            _ => Outcome::INTERNAL_ERROR,
+            Self::ReadOnlyAfterError | Self::WentBack { .. } | Self::NotReread { .. } => {
+                IoStatus::WRITE_FAULT
+            }
+            Self::Owned { .. } | Self::TakenOver { .. } => IoStatus::RESERVATION_CONFLICT,
+            _ => IoStatus::INTERNAL_ERROR,
         }
     }
 
-    /// What can be done about it, if there is something.
+    /// Suggested remedy, if there is one.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::Damaged(_) => "what this block describes is lost; check the whole store.",
-            Self::NoStore(_) => "name a device that a store was made on, or make one.",
-            Self::TwoStores { .. } => "two stores claim the device; wipe the end of the older one.",
-            Self::Newer { .. } => "open it with a newer tenmil.",
+            Self::Damaged(_) => "what this block describes is lost; check the whole pool.",
+            Self::NotAPool(_) => "name a device that a pool was made on, or make one.",
+            Self::MixedSuperblocks { .. } => {
+                "two pools claim the device; wipe the end of the older one."
+            }
+            Self::UnsupportedVersion { .. } => "open it with a newer tenmil.",
             Self::NotFirst(label) => {
                 return Some(format!("name the first one: it was {} then.", label.first_uri));
             }
             Self::TooManyDevices { .. } => "give it fewer and larger devices, or shorter names.",
-            Self::NameTaken(_) => "choose another name, or delete that volume first.",
+            Self::NameExists(_) => "choose another name, or delete that volume first.",
             Self::TooManyVolumes => "delete volumes or snapshots that nobody needs.",
             Self::BadName(_) => "a name has 1 to 128 bytes and no control or format characters.",
             Self::BadSize { .. } => {
@@ -314,8 +318,8 @@ impl StoreError {
             Self::NoSpace { .. } => {
                 "delete volumes or trim them; nothing that was written is lost."
             }
-            Self::NoRoomForThick { .. } => {
-                "delete or trim other volumes, or give the device more room and say `tenmil store grow`; nothing was taken."
+            Self::NoSpaceForThick { .. } => {
+                "delete or trim other volumes, or give the device more room and say `tenmil pool grow`; nothing was taken."
             }
             Self::BadParent { .. } => {
                 "name a device of 4 KiB at least by 2048 bytes at most, without control characters."
@@ -327,19 +331,21 @@ impl StoreError {
                 "have it thick or with checksums: a block with a checksum moves whenever it is written."
             }
             Self::Corrupt { .. } => {
-                "write these blocks anew from a copy; `tenmil store scrub` looks for others."
+                "write these blocks anew from a copy; `tenmil pool scrub` looks for others."
             }
-            Self::Stopped => "see to the device; the store goes on by itself once it can be read.",
+            Self::ReadOnlyAfterError => {
+                "see to the device; the pool goes on by itself once it can be read."
+            }
             Self::WentBack { .. } => {
-                "the device has lost flushed writes; check the store, and restore what it lacks."
+                "the device has lost flushed writes; check the pool, and restore what it lacks."
             }
             Self::Owned { .. } => {
-                "end that process, or take the store over: `tenmil store takeover DEVICE`, which needs NVMe \
-                 reservations; if it or its machine is gone for certain: `tenmil store takeover DEVICE \
+                "end that process, or take the pool over: `tenmil pool takeover DEVICE`, which needs NVMe \
+                 reservations; if it or its machine is gone for certain: `tenmil pool takeover DEVICE \
                  --force`."
             }
             Self::TakenOver { .. } => {
-                "what was not flushed before is not in the store; end what uses it here, and use it where \
+                "what was not flushed before is not in the pool; end what uses it here, and use it where \
                  it is open now."
             }
             _ => return None,
@@ -348,7 +354,7 @@ impl StoreError {
     }
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for Corruption {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = self.kind.map_or("block of metadata", Kind::name);
         write!(out, "{what} at block {}", self.address)?;
@@ -359,16 +365,16 @@ impl fmt::Display for Damage {
     }
 }
 
-impl fmt::Display for Flaw {
+impl fmt::Display for CorruptionKind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unread(outcome) => write!(out, "the device answered {outcome}"),
-            Self::Magic => write!(out, "it does not begin like metadata of a store"),
+            Self::ReadError(outcome) => write!(out, "the device answered {outcome}"),
+            Self::Magic => write!(out, "it does not begin like metadata of a pool"),
             Self::Checksum { found, expected } => {
                 write!(out, "its checksum is {found:#010x}, expected {expected:#010x}")
             }
             Self::Address { found } => write!(out, "it says that it lies at block {found}"),
-            Self::Store { found } => write!(out, "it belongs to store {found:032x}"),
+            Self::Store { found } => write!(out, "it belongs to pool {found:032x}"),
             Self::Kind { found, level } => {
                 write!(out, "it says that it is a {} of level {level}", found.name())
             }
@@ -383,20 +389,20 @@ impl fmt::Display for Flaw {
     }
 }
 
-impl fmt::Display for StoreError {
+impl fmt::Display for PoolError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Damaged(damage) => write!(out, "{damage}"),
-            Self::NoStore(found) => {
-                write!(out, "open the store: no superblock can be read")?;
+            Self::NotAPool(found) => {
+                write!(out, "open the pool: no superblock can be read")?;
                 found.iter().try_for_each(|damage| write!(out, "; {damage}"))
             }
-            Self::TwoStores { first, second } => {
-                write!(out, "open the store: found both {first:032x} and {second:032x}")
+            Self::MixedSuperblocks { first, second } => {
+                write!(out, "open the pool: found both {first:032x} and {second:032x}")
             }
-            Self::Newer { version, features } => write!(
+            Self::UnsupportedVersion { version, features } => write!(
                 out,
-                "open the store: version {version} with unknown features {features:#x}, expected version {VERSION} and none"
+                "open the pool: version {version} with unknown features {features:#x}, expected version {VERSION} and none"
             ),
             Self::DeviceTooSmall { blocks, needed } => {
                 write!(out, "the device has {blocks} blocks of 4 KiB, expected {needed} at least")
@@ -408,7 +414,7 @@ impl fmt::Display for StoreError {
                 let Label { store, name, number, .. } = &**label;
                 write!(
                     out,
-                    "open the store: it is device {number} of store `{name}` ({store:032x}), expected the \
+                    "open the pool: it is device {number} of pool `{name}` ({store:032x}), expected the \
                      first one, which is device 0"
                 )
             }
@@ -423,14 +429,14 @@ impl fmt::Display for StoreError {
             }
             Self::NotGrown { blocks, found } => write!(
                 out,
-                "devices with {found} blocks of 4 KiB that do not have the {blocks} of the store as they \
+                "devices with {found} blocks of 4 KiB that do not have the {blocks} of the pool as they \
                  lie, expected these and more behind them"
             ),
-            Self::NameTaken(name) => write!(out, "volume `{name}`: the name is in use"),
+            Self::NameExists(name) => write!(out, "volume `{name}`: the name is in use"),
             Self::TooManyVolumes => {
                 write!(
                     out,
-                    "the store has {VOLUMES_MAX} volumes and snapshots, and no room for more"
+                    "the pool has {VOLUMES_MAX} volumes and snapshots, and no room for more"
                 )
             }
             Self::BadName(name) => write!(out, "volume `{}`: not a name", name.escape_debug()),
@@ -448,7 +454,7 @@ impl fmt::Display for StoreError {
                 "volume `{name}`: {count} blocks from block {block} on, expected an end at {blocks} at most"
             ),
             Self::ReadOnly(name) => write!(out, "volume `{name}`: it is a snapshot"),
-            Self::NotASnapshotOf { snapshot, volume } => {
+            Self::NotOwnSnapshot { snapshot, volume } => {
                 write!(out, "volume `{volume}`: `{snapshot}` is not a snapshot of it")
             }
             Self::HasChildren { name, children } => {
@@ -456,15 +462,15 @@ impl fmt::Display for StoreError {
             }
             Self::NoSpace { free, kept } if free > kept => write!(
                 out,
-                "the store is full: {free} blocks of 4 KiB are free, {kept} of them kept for deletions \
+                "the pool is full: {free} blocks of 4 KiB are free, {kept} of them kept for deletions \
                  and thick volumes, but not as many in one piece as a unit has"
             ),
             Self::NoSpace { free, kept } => write!(
                 out,
-                "the store is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions \
+                "the pool is full: {free} blocks of 4 KiB are free, and {kept} are kept for deletions \
                  and thick volumes"
             ),
-            Self::NoRoomForThick { name, wanted, free } => write!(
+            Self::NoSpaceForThick { name, wanted, free } => write!(
                 out,
                 "volume `{name}`: to be thick it wants {wanted} blocks of 4 KiB more, found {free} that \
                  are free and not kept for others"
@@ -480,7 +486,7 @@ impl fmt::Display for StoreError {
             }
             Self::Corrupt { name, block, blocks, at } => write!(
                 out,
-                "volume `{name}`: {blocks} blocks from block {block} on, at block {at} of the store: \
+                "volume `{name}`: {blocks} blocks from block {block} on, at block {at} of the pool: \
                  what is there does not have the checksum on record"
             ),
             Self::Device { what, outcome } => {
@@ -489,26 +495,28 @@ impl fmt::Display for StoreError {
             Self::NotReread { why } => {
                 write!(
                     out,
-                    "the device lost completed writes, and the store is not recovered: {why}"
+                    "the device lost completed writes, and the pool is not recovered: {why}"
                 )
             }
             Self::Owned { by } => {
-                write!(out, "open the store for writing: {by} has it open, expected nobody")
+                write!(out, "open the pool for writing: {by} has it open, expected nobody")
             }
             Self::TakenOver { by: Some(by) } => {
-                write!(out, "the store was taken over by {by}: it is not used here any more")
+                write!(out, "the pool was taken over by {by}: it is not used here any more")
             }
             Self::TakenOver { by: None } => write!(
                 out,
-                "the store was taken over or made anew by somebody else: it is not used here any more"
+                "the pool was taken over or made anew by somebody else: it is not used here any more"
             ),
             Self::WentBack { found, expected } => write!(
                 out,
-                "the device has generation {found} of the store, expected {expected}, which was flushed"
+                "the device has generation {found} of the pool, expected {expected}, which was flushed"
             ),
-            Self::Stopped => write!(out, "the store takes no changes since a write went wrong"),
+            Self::ReadOnlyAfterError => {
+                write!(out, "the pool takes no changes since a write went wrong")
+            }
         }
     }
 }
 
-impl core::error::Error for StoreError {}
+impl core::error::Error for PoolError {}

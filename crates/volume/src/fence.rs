@@ -1,82 +1,83 @@
-//! Who has a pool open for writing, as its superblocks say.
+//! Ownership of a pool that is open for writing, recorded in its superblocks.
 //!
 //! ```text
-//!   open      read the superblocks: who owns it?          refused if that is another one
-//!   claim     read them again | write the newest as it is | flush | the next one, with the new owner | flush
-//!             | read them again: are they still ours?
-//!   commit    read the two at the start: still ours? | pages | flush | superblocks, with the owner | flush
+//!   open      read the superblocks: owner?                rejected if it is another one
+//!   claim     read them again | rewrite the newest | flush | write the next one, with the new owner
+//!             | flush | read them again: still owned?
+//!   commit    read the two at the start: still owned? | pages | flush | superblocks, with the owner
+//!             | flush
 //!   release   a commit whose superblock has no owner
 //! ```
 //!
-//! The claim is the superblock itself: whoever takes a pool over writes a superblock of a later generation
-//! with another owner, so it needs no place of its own, and the loss of power in the middle leaves a pool as
-//! it was or as it was to become. A former owner finds it before its next commit and writes nothing more.
-//! Between that read and the writes lies a window in which a device without reservations cannot refuse
-//! the former owner; so a pool is only taken over if its owner is known to be gone, or by force. By force,
-//! generations go on far behind those that the former owner may still write, in both slots, so that none of
-//! its superblocks is ever the newest.
+//! The claim is the superblock itself: a takeover writes a superblock of a later generation with another
+//! owner, so it needs no separate block, and a power loss in between leaves the pool in the old or in the
+//! new state. A former owner finds the claim before its next commit and writes nothing more. Between that
+//! read and the writes there is a window in which a device without reservations cannot reject the former
+//! owner. Therefore a pool is only taken over if its owner is known to be gone, or by force. A forced
+//! takeover advances the generation far beyond those that the former owner may still write, in both
+//! slots, so that none of its superblocks is ever the newest.
 
 use std::fmt;
 
-use crate::error::StoreError;
+use crate::error::PoolError;
 use crate::format::{
     BLOCK_BYTES, Block, OwnerRecord, Superblock, decode_owner, decode_superblock, unpadded,
 };
 use crate::layout::Layout;
 
-/// Who has a pool open for writing.
+/// Owner of a pool that is open for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Drawn when the pool was opened.
+    /// Random identifier, drawn when the pool was opened.
     pub id: u128,
-    /// The process, its machine, and since when. All zeroes if the superblock has no room for it.
+    /// Process, host and time of opening. All zeroes if the superblock has no space for it.
     pub record: OwnerRecord,
 }
 
-/// How a pool may be claimed.
+/// Condition for claiming a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// If nobody owns it.
+    /// It has no owner.
     Free,
-    /// Even if this one does, which is known to be gone.
+    /// It has no owner, or this one, which is known to be gone.
     Over(u128),
-    /// Whoever owns it.
+    /// Any owner.
     Force,
 }
 
-/// Bugs that are put back on purpose, to see whether a test finds them.
+/// Bugs injected on purpose, to verify that a test finds them.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InjectedBugs {
-    /// The pool is claimed whoever owns it, and commits do not look who does.
+    /// The pool is claimed regardless of its owner, and commits do not check the owner.
     pub ignore_fence: bool,
 }
 
 /// The two superblocks at the start of a pool.
 pub type Slots = [Block; 2];
 
-/// How far generations go on when a pool is taken over by force: further than its former owner commits in
-/// the time between a look at the superblocks and the write behind it. Even, so that the slot stays the same.
+/// Generation increment of a forced takeover: more than the former owner can commit between its check of
+/// the superblocks and the following write. Even, so that the slot stays the same.
 pub(crate) const TAKEOVER_GENERATIONS: u64 = 1 << 20;
 
 const _: () = assert!(TAKEOVER_GENERATIONS.is_multiple_of(2), "the slot stays the same");
 const _: () = assert!(size_of::<Slots>() == 2 * BLOCK_BYTES, "what is read before a commit");
 
 impl Owner {
-    /// The one that a superblock names, in its block.
+    /// Owner named in a superblock.
     pub(crate) fn of(superblock: &Superblock, record: OwnerRecord) -> Option<Self> {
         (superblock.owner != 0).then_some(Self { id: superblock.owner, record })
     }
 }
 
-/// Looks whether the superblocks at the start are as this generation left them: none is newer, none of the
-/// same generation has another owner, and none is of another pool. One that cannot be read says nothing, and if
-/// neither can be, something else has been written over the pool.
+/// Checks that the superblocks at the start are as this generation left them: none is newer, none of the
+/// same generation has another owner, and none belongs to another pool. An unreadable one is ignored; if
+/// neither can be read, the pool was overwritten.
 pub(crate) fn look(
     slots: &Slots,
     store: u128,
     (generation, owner): (u64, u128),
-) -> Result<(), StoreError> {
+) -> Result<(), PoolError> {
     let mut are_lost = true;
     for (at, block) in (0..).zip(slots) {
         let Ok((other, found, superblock, _)) = decode_superblock(block, at) else { continue };
@@ -84,10 +85,10 @@ pub(crate) fn look(
         let is_same = found == generation && superblock.owner == owner;
         if other != store || !(is_same || found < generation) {
             let by = Owner::of(&superblock, decode_owner(block)).filter(|_| other == store);
-            return Err(StoreError::TakenOver { by: by.map(Box::new) });
+            return Err(PoolError::TakenOver { by: by.map(Box::new) });
         }
     }
-    if are_lost { Err(StoreError::TakenOver { by: None }) } else { Ok(()) }
+    if are_lost { Err(PoolError::TakenOver { by: None }) } else { Ok(()) }
 }
 
 impl fmt::Display for Owner {
@@ -101,7 +102,7 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Seconds since 1970 as RFC 3339 has them, in UTC.
+/// Formats seconds since 1970 as RFC 3339, in UTC.
 fn write_time(out: &mut fmt::Formatter<'_>, seconds: u64) -> fmt::Result {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     // Days are counted from March 1st of year 0, in eras of 400 years.
@@ -118,7 +119,7 @@ fn write_time(out: &mut fmt::Formatter<'_>, seconds: u64) -> fmt::Result {
 }
 
 impl OwnerRecord {
-    /// Nothing is known.
+    /// No information.
     pub const NONE: Self = Self {
         boot: 0,
         machine: 0,

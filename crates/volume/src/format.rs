@@ -1,45 +1,46 @@
-//! What lies on the device, block by block; docs/volume-format.md is this file drawn.
+//! On-disk format of a pool; docs/volume-format.md has the drawings.
 //!
 //! ```text
-//!   store:  0    1    2                                            n-2    n-1     blocks of 4 KiB
-//!           | S0 | S1 | metadata and data, wherever there was room | S0' | S1' |  metadata and data on
+//!   pool:   0    1    2                                            n-2    n-1     blocks of 4 KiB
+//!           | S0 | S1 | metadata and data, at any free block       | S0' | S1' |  metadata and data on
 //!           |<---------------------- the first device ---------------------->|  others, if there are
 //!
 //!   block:  0                64                                              4096
 //!           | Header         | Superblock and devices, VolumeBody, …, Records |
 //! ```
 //!
-//! A superblock of an even generation lies in S0 and S0', one of an odd generation in S1 and S1'.
-//! So the one before is whole while one is written, and one block that is destroyed takes neither.
+//! A superblock of an even generation is in S0 and S0', one of an odd generation in S1 and S1'. The
+//! previous one is therefore intact while a new one is written, and a single destroyed block loses
+//! neither.
 
 mod page;
 
-use crate::devices::Room;
-use crate::error::Flaw;
+use crate::devices::DataArea;
+use crate::error::CorruptionKind;
 use crate::layout::{Layout, layout};
 pub(crate) use page::reseal;
-pub use page::{Body, Page, decode_owner, decode_superblock};
+pub use page::{Page, PageBody, decode_owner, decode_superblock};
 
 layout! {
-    /// What every block of metadata begins with.
+    /// Header of every metadata block.
     pub struct Header[64] {
-        /// CRC-32C of all that follows, to the end of the block.
+        /// CRC-32C of everything that follows, to the end of the block.
         checksum: u32,
-        /// What the block is: a [`Kind`].
+        /// Kind of the block: a [`Kind`].
         kind: u8,
-        /// Height of a node above its leaves; zero for whatever else.
+        /// Height of a node above its leaves; zero for other kinds.
         level: u8,
-        /// Records in a node; zero for whatever else.
+        /// Number of records of a node; zero for other kinds.
         count: u16,
         /// [`MAGIC`].
         magic: [u8; 8],
-        /// Whose block it is.
+        /// UUID of the pool.
         store: u128,
-        /// Where it lies.
+        /// Address of the block.
         address: u64,
-        /// The transaction that wrote it.
+        /// Generation of the transaction that wrote it.
         generation: u64,
-        /// The volume that it was written for; zero if it serves all.
+        /// Volume for which it was written; zero if it belongs to the pool.
         owner: u64,
         /// Zero.
         reserved: u64,
@@ -47,62 +48,62 @@ layout! {
 }
 
 layout! {
-    /// Where a block is, and of which generation it must be. All zeroes is none.
+    /// Address and expected generation of a block. All zeroes means none.
     #[derive(Default)]
     pub struct Pointer[16] {
-        /// Its address, in blocks.
+        /// Address in blocks.
         address: u64,
-        /// The generation that its header has.
+        /// Generation in its header.
         generation: u64,
     }
 }
 
 layout! {
-    /// What stands behind the header of a superblock.
+    /// Superblock, after the header.
     pub struct Superblock[256] {
         /// [`VERSION`].
         version: u32,
-        /// Bytes in a block, as a power of two: 12.
+        /// Block size in bytes, as a power of two: 12.
         block_shift: u32,
-        /// Who does not know one of these bits must not open the store.
+        /// Features without which a program must not open the pool.
         incompatible: u64,
-        /// Who does not know one of these bits must not write to the store.
+        /// Features without which a program must not write to the pool.
         read_only_compatible: u64,
-        /// Who does not know one of these bits may ignore it.
+        /// Features that a program may ignore.
         compatible: u64,
-        /// Blocks in the store, superblocks included.
+        /// Blocks of the pool, including superblocks.
         blocks: u64,
-        /// Blocks with a count, superblocks not included.
+        /// Blocks with a reference count, without superblocks.
         used: u64,
-        /// How many volumes there are, snapshots included.
+        /// Number of volumes, including snapshots.
         volumes: u64,
-        /// The number that the next volume gets.
+        /// Number of the next volume.
         next_volume: u64,
-        /// Tree: number of a volume to its block.
+        /// Tree: volume number to volume block.
         catalogue: Pointer,
-        /// Tree: hash of a name to the number of the volume.
+        /// Tree: hash of a name to volume number.
         names: Pointer,
-        /// Tree: volumes with blocks that are to be given back.
+        /// Tree: volumes with blocks to be freed.
         work: Pointer,
-        /// Tree: runs of blocks to their counts.
+        /// Tree: runs of blocks to their reference counts.
         space: Pointer,
-        /// The store's name, UTF-8, padded with zeroes.
+        /// Pool name, UTF-8, padded with zeroes.
         name: [u8; 64],
-        /// Per cent of the room for data at which it is told that so much is taken; zero is none.
+        /// Capacity thresholds in percent; zero disables one.
         thresholds: [u8; 2],
         /// Zero.
         gap: [u8; 6],
-        /// Blocks kept for thick volumes: the sum of what each of them is promised beyond what it has.
+        /// Blocks reserved for thick volumes: the sum of what each of them has not yet allocated.
         promised: u64,
-        /// Blocks on the first device that come before the first span; zero if there is none.
+        /// Blocks on the first device before the first span; zero if there is no span.
         first: u64,
-        /// Devices behind the first one: so many of [`DeviceRecord`] follow.
+        /// Number of devices other than the first: this many [`DeviceRecord`]s follow.
         devices: u32,
-        /// Runs of blocks behind those: so many of [`SpanRecord`] follow.
+        /// Number of spans: this many [`SpanRecord`]s follow the devices.
         spans: u32,
-        /// How often the store was claimed by somebody who writes to it.
+        /// Number of times the pool was claimed for writing.
         epoch: u64,
-        /// Who has it open for writing: drawn when it was opened. Zero if nobody has.
+        /// Owner that has it open for writing: a random number drawn at opening. Zero if none.
         owner: u128,
         /// Zero.
         reserved: [u8; 8],
@@ -110,33 +111,33 @@ layout! {
 }
 
 layout! {
-    /// What the last bytes of a superblock's block say of the owner, if the devices leave room for it.
+    /// Owner record in the last bytes of a superblock's block, if the device table leaves space for it.
     pub struct OwnerRecord[128] {
-        /// Drawn by the kernel when the machine was started.
+        /// Boot identifier of the kernel.
         boot: u128,
-        /// The machine's own number (machine-id(5)); zero if it has none.
+        /// Machine identifier (machine-id(5)); zero if there is none.
         machine: u128,
-        /// The number of the process namespace in which `pid` is one.
+        /// Number of the PID namespace of `pid`.
         pid_space: u64,
-        /// When the process was started, in ticks after the machine was.
+        /// Start time of the process, in clock ticks after boot.
         started: u64,
-        /// When it opened the store, in seconds after 1970.
+        /// Time of opening, in seconds since 1970.
         since: u64,
-        /// The process.
+        /// Process identifier.
         pid: u32,
         /// Zero.
         gap: u32,
-        /// What the machine is called, UTF-8, padded with zeroes.
+        /// Host name, UTF-8, padded with zeroes.
         host: [u8; 64],
     }
 }
 
 layout! {
-    /// A device of a store, but for the first. All of them stand behind the superblock.
+    /// Device of a pool other than the first. The records follow the superblock.
     pub struct DeviceRecord[32] {
-        /// Drawn when it was added; its label has it, too.
+        /// Random UUID, drawn when it was added; also in its label.
         uuid: u128,
-        /// How many bytes its name has. The names stand behind the spans, in the same order.
+        /// Length of its URI. The URIs follow the spans, in the same order.
         uri_bytes: u32,
         /// Zero.
         reserved: [u8; 12],
@@ -144,76 +145,77 @@ layout! {
 }
 
 layout! {
-    /// Blocks of the store that follow those before and lie together on one device. All of them stand
-    /// behind the devices.
+    /// Next blocks of the pool that are contiguous on one device. The records follow the devices.
     pub struct SpanRecord[24] {
-        /// The number of the device: zero is the first one, 1 that of the first [`DeviceRecord`].
+        /// Device number: zero is the first one, 1 that of the first [`DeviceRecord`].
         device: u32,
         /// Zero.
         reserved: u32,
-        /// Where the first of them lies on the device.
+        /// Offset on the device.
         at: u64,
-        /// How many there are.
+        /// Number of blocks.
         blocks: u64,
     }
 }
 
 layout! {
-    /// What stands behind the header of the first block of every device but the first.
+    /// Label in the first block of every device but the first, after the header.
     pub struct LabelBody[2240] {
-        /// Drawn when the device was added.
+        /// Random UUID, drawn when the device was added.
         uuid: u128,
-        /// Its number in the store.
+        /// Device number in the pool.
         number: u32,
-        /// How many bytes of `uri` are a name.
+        /// Length of `uri`.
         uri_bytes: u32,
-        /// The block of the store that lies behind the label.
+        /// First block of the pool after the label.
         begin: u64,
-        /// The store's name then, UTF-8, padded with zeroes.
+        /// Pool name at that time, UTF-8, padded with zeroes.
         name: [u8; 64],
         /// Zero.
         reserved: [u8; 96],
-        /// What the first device was called then: how a device is named, UTF-8, padded with zeroes.
+        /// URI of the first device at that time, UTF-8, padded with zeroes.
         uri: [u8; 2048],
     }
 }
 
 layout! {
-    /// What stands behind the header of a volume's block.
+    /// Volume block, after the header.
     pub struct VolumeBody[320] {
-        /// Its number.
+        /// Volume number.
         id: u64,
-        /// The volume or snapshot that it was made from; zero if it was made empty, or was decoupled.
+        /// Volume or snapshot from which it was created; zero if it was created empty, or was decoupled.
         origin: u64,
         /// [`flags`].
         flags: u32,
-        /// Blocks in its unit of allocation, as a power of two.
+        /// Cluster size in blocks, as a power of two.
         unit_shift: u32,
-        /// How many blocks it has.
+        /// Size in blocks.
         blocks: u64,
-        /// How many of them are mapped.
+        /// Number of written blocks.
         mapped: u64,
-        /// What is mapped from this block on is to be given back. [`u64::MAX`] if nothing is.
+        /// Blocks mapped from this one on are to be freed. [`u64::MAX`] if none are.
         cut: u64,
-        /// How many volumes say that it is their origin.
+        /// Number of volumes that have it as their origin.
         children: u64,
-        /// The generation in which it was made.
+        /// Generation in which it was created.
         born: u64,
-        /// Tree: block of the volume to block of the store.
+        /// Tree: block of the volume to block of the pool.
         map: Pointer,
-        /// Drawn when it was made.
+        /// Random UUID, drawn when it was created.
         uuid: u128,
-        /// Its name, UTF-8, padded with zeroes.
+        /// Name, UTF-8, padded with zeroes.
         name: [u8; 128],
         /// Tree: group of blocks of the volume to their checksums; none if it has no checksums.
         sums: Pointer,
-        /// How many of its blocks are spare.
+        /// Number of unwritten blocks.
         spare: u64,
-        /// Blocks that a thick volume has still to be given before it has all its units.
+        /// Blocks that a thick volume has not yet allocated.
         owed: u64,
-        /// The block that says what is read where nothing is mapped; none if that reads as zeroes.
+        /// Block that describes the parent, read where nothing is mapped; none if such blocks read as
+        /// zeroes.
         parent: Pointer,
-        /// Blocks from the first one on of which that is true; behind them nothing is read.
+        /// Overlap: leading blocks for which the parent is read; after them, unmapped blocks read as
+        /// zeroes.
         reach: u64,
         /// Zero.
         reserved: [u8; 40],
@@ -221,131 +223,130 @@ layout! {
 }
 
 layout! {
-    /// What stands behind the header of a parent's block.
+    /// Parent block, after the header.
     pub struct ParentBody[2208] {
-        /// How many blocks of 4 KiB it had when the first volume was made over it.
+        /// Size of the parent in blocks of 4 KiB when the first volume was created on it.
         blocks: u64,
-        /// Bytes in a block of its own.
+        /// Block size of the parent in bytes.
         block_bytes: u32,
-        /// How many bytes of `uri` are its name.
+        /// Length of `uri`.
         uri_bytes: u32,
-        /// What it was known by, if it was a snapshot of another store; else zero.
+        /// UUID if it is a snapshot of another pool; otherwise zero.
         uuid: u128,
-        /// Checksums of some of its blocks: at its ends (low half), and all over it (high half).
+        /// Checksums of samples: of its ends (low half), and of blocks spread over it (high half).
         print: u64,
         /// Zero.
         reserved: [u8; 120],
-        /// What it is called: how a device is named, UTF-8, padded with zeroes.
+        /// URI of the parent device, UTF-8, padded with zeroes.
         uri: [u8; 2048],
     }
 }
 
 layout! {
-    /// A line of a tree. In an inner node: first key, address and generation of a child.
+    /// Record of a tree node. In an inner node: first key, address and generation of a child.
     pub struct Record[24] {
-        /// What is looked up: the first of a run, where the tree is one of runs.
+        /// Key: the first of a run, if the tree has runs.
         key: u64,
-        /// What is found: see [`Kind`].
+        /// Value: see [`Kind`].
         value: u64,
-        /// What else is found, or the length of the run.
+        /// Second value, or the length of the run.
         extra: u64,
     }
 }
 
 /// Bits of [`VolumeBody::flags`].
 pub mod flags {
-    /// Nothing is written to it: a snapshot.
+    /// Read-only: a snapshot.
     pub const READ_ONLY: u32 = 1;
-    /// It has been deleted, and its blocks are being given back.
+    /// Deleted, with its blocks being freed.
     pub const DOOMED: u32 = 2;
     /// Its data have checksums.
     pub const CHECKSUMS: u32 = 4;
-    /// It is thick: room is kept for all of its blocks.
+    /// Thick: space is reserved for all of its blocks.
     pub const THICK: u32 = 8;
-    /// Those that this program knows.
+    /// Supported flags.
     pub(crate) const KNOWN: u32 = READ_ONLY | DOOMED | CHECKSUMS | THICK;
 }
 
-/// The bit of a map's [`Record::value`] that says that the run is spare: its room is
-/// the volume's, and it reads as zeroes.
-pub const SPARE: u64 = 1 << 63;
+/// Bit of a map's [`Record::value`]: the run is unwritten; it is allocated and reads as zeroes.
+pub const UNWRITTEN: u64 = 1 << 63;
 
-/// The bit of a map's [`Record::value`] that says that the run is a hole: it has no room,
-/// and it reads as zeroes whatever the volume's parent has there. The other bits are the run's key.
+/// Bit of a map's [`Record::value`]: the run is a hole; it is not allocated and reads as zeroes, whatever
+/// the volume's parent has there. The other bits are the run's key.
 pub const HOLE: u64 = 1 << 62;
 
 /// Bits of [`Superblock::incompatible`] and [`Superblock::compatible`].
 pub mod features {
-    /// There are volumes whose data have checksums, or there were.
+    /// Volumes with data checksums exist, or have existed.
     pub const CHECKSUMS: u64 = 1;
-    /// There are spare runs in maps, or there were.
-    pub const SPARE: u64 = 2;
-    /// There are volumes with parents and holes in maps, or there were.
+    /// Unwritten runs in maps exist, or have existed.
+    pub const UNWRITTEN: u64 = 2;
+    /// Volumes with parents and holes in maps exist, or have existed.
     pub const PARENTS: u64 = 4;
-    /// There are blocks on other devices than the first.
+    /// Other devices than the first exist.
     pub const DEVICES: u64 = 8;
-    /// Those of `incompatible` that this program knows.
-    pub const KNOWN: u64 = CHECKSUMS | SPARE | PARENTS | DEVICES;
-    /// Superblocks say who has the store open, and nobody else writes to it: a bit of
-    /// `read_only_compatible`, set when it is opened for writing for the first time.
+    /// Supported bits of `incompatible`.
+    pub const KNOWN: u64 = CHECKSUMS | UNWRITTEN | PARENTS | DEVICES;
+    /// Superblocks name the owner, and no other program writes to the pool: a bit of
+    /// `read_only_compatible`, set when the pool is first opened for writing.
     pub const OWNED: u64 = 1;
-    /// The store has thresholds of its own: a bit of `compatible`.
+    /// The pool has its own thresholds: a bit of `compatible`.
     pub const THRESHOLDS: u64 = 1;
 }
 
-/// What a block of metadata is.
+/// Kind of a metadata block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A superblock.
+    /// Superblock.
     Superblock,
-    /// A node of the catalogue: a volume's number to address and generation of its block.
-    Catalogue,
-    /// A node of the names: hash of a name to a volume's number; extra is one.
+    /// Node of the catalog: volume number to address and generation of the volume block.
+    Catalog,
+    /// Node of the names tree: hash of a name to volume number; extra is one.
     Names,
-    /// A node of the work to be done: a volume's number to address and generation of its block if
-    /// it has been deleted, to zeroes if it is in the catalogue and is to be cut.
-    Work,
-    /// A node of the space map: first block of a run to its count; extra is the run's length.
-    Space,
-    /// A node of a volume's map: first block of a run to where it lies, with [`SPARE`] if it is spare,
-    /// or [`HOLE`] and that block if it lies nowhere; extra is its length.
+    /// Node of the deferred frees: volume number to address and generation of its block if it was
+    /// deleted, or to zeroes if it is in the catalog and has a pending truncation.
+    DeferredFrees,
+    /// Node of the space map: first block of a run to its count; extra is the length of the run.
+    SpaceMap,
+    /// Node of a volume's map: first block of a run to its address, with [`UNWRITTEN`] if it is
+    /// unwritten, or [`HOLE`] and the key if it is a hole; extra is its length.
     Map,
-    /// A volume's block.
+    /// Volume block.
     Volume,
-    /// A node of a volume's checksums: number of a group of blocks to the checksums of each.
-    Sums,
-    /// What a volume is read from where nothing is mapped.
+    /// Node of a volume's checksums: number of a group of blocks to their checksums.
+    Checksums,
+    /// Parent block of a volume.
     Parent,
-    /// The first block of a device that is not the first of its store.
+    /// Label of a device other than the first of its pool.
     Label,
 }
 
-/// Eight bytes that every block of metadata has.
+/// Magic number of every metadata block.
 pub const MAGIC: [u8; 8] = *b"tenmilVS";
-/// The version of this format.
+/// Version of this format.
 pub const VERSION: u32 = 1;
-/// Bytes in a block, as a power of two.
+/// Block size in bytes, as a power of two.
 pub const BLOCK_SHIFT: u32 = 12;
-/// Bytes in a block.
+/// Block size in bytes.
 pub const BLOCK_BYTES: usize = 1 << BLOCK_SHIFT;
-/// Records in the fullest node.
+/// Maximum records of a node.
 pub const RECORDS_MAX: usize = (BLOCK_BYTES - Header::BYTES) / Record::BYTES;
-/// The highest level of a node: no tree of more blocks than there can be is higher.
+/// Maximum level of a node: no tree within the maximum number of blocks is higher.
 pub const LEVEL_MAX: u8 = 12;
-/// Superblocks at either end of a store, or of its part on the first device.
+/// Superblocks at each end of a pool, or of its part on the first device.
 pub const SLOTS: u64 = 2;
-/// Blocks in the smallest store.
+/// Minimum blocks of a pool.
 pub const STORE_BLOCKS_MIN: u64 = 512;
-/// Blocks in the largest store, and in the largest volume: 2^60 bytes.
+/// Maximum blocks of a pool and of a volume: 2^60 bytes.
 pub const BLOCKS_MAX: u64 = 1 << 48;
-/// Generations, numbers of volumes and counts of them are below this.
+/// Upper limit of generations, volume numbers and reference counts.
 pub const NUMBER_MAX: u64 = 1 << 56;
-/// The generation of a superblock, and the number that it has for the next volume, are below this: so
-/// that, whatever was found, nobody ever counts up to the limit.
+/// Upper limit of a superblock's generation and next volume number, so that counting on from any accepted
+/// value never reaches [`NUMBER_MAX`].
 pub const SUPERBLOCK_MAX: u64 = 1 << 55;
-/// The largest unit of allocation: 64 KiB, so that all runs of a unit have room in one leaf.
+/// Maximum cluster size: 64 KiB, so that all runs of a cluster fit in one leaf.
 pub const UNIT_SHIFT_MAX: u32 = 4;
-/// Bytes in the longest name of a parent, or of a device.
+/// Maximum length of the URI of a parent or a device.
 pub const URI_BYTES_MAX: usize = 2048;
 
 const _: () = assert!(RECORDS_MAX == 168, "as drawn");
@@ -356,45 +357,45 @@ const _: () = assert!(Header::BYTES + ParentBody::BYTES <= BLOCK_BYTES, "it has 
 const _: () = assert!(Header::BYTES + LabelBody::BYTES <= BLOCK_BYTES, "it has room");
 const _: () = assert!(RECORDS_MAX / 4 > 1 << UNIT_SHIFT_MAX, "a leaf can be split between units");
 
-/// The bytes of one block.
+/// Bytes of one block.
 pub type Block = [u8; BLOCK_BYTES];
 
 impl Kind {
-    /// Every kind, in the order of their codes.
+    /// All kinds, in the order of their codes.
     pub const ALL: [Self; 10] = [
         Self::Superblock,
-        Self::Catalogue,
+        Self::Catalog,
         Self::Names,
-        Self::Work,
-        Self::Space,
+        Self::DeferredFrees,
+        Self::SpaceMap,
         Self::Map,
         Self::Volume,
-        Self::Sums,
+        Self::Checksums,
         Self::Parent,
         Self::Label,
     ];
 
-    /// What stands in a header.
+    /// Code in a header.
     pub const fn code(self) -> u8 {
         self as u8 + 1
     }
 
-    /// What a header means by a code.
+    /// Kind with a code.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 
-    /// What messages call it.
+    /// Name for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Superblock => "superblock",
-            Self::Catalogue => "node of the catalogue",
+            Self::Catalog => "node of the catalogue",
             Self::Names => "node of the names",
-            Self::Work => "node of the work list",
-            Self::Space => "node of the space map",
+            Self::DeferredFrees => "node of the work list",
+            Self::SpaceMap => "node of the space map",
             Self::Map => "node of a volume's map",
             Self::Volume => "volume's block",
-            Self::Sums => "node of a volume's checksums",
+            Self::Checksums => "node of a volume's checksums",
             Self::Parent => "parent's block",
             Self::Label => "label of a device",
         }
@@ -402,78 +403,77 @@ impl Kind {
 }
 
 impl Pointer {
-    /// Points to nothing.
+    /// The null pointer.
     pub const NONE: Self = Self { address: 0, generation: 0 };
 
-    /// Whether it points to nothing.
+    /// Whether it is null.
     pub const fn is_none(self) -> bool {
         self.address == 0
     }
 }
 
 impl Record {
-    /// The child that this line of an inner node points to.
+    /// Child to which this record of an inner node points.
     pub const fn child(&self) -> Pointer {
         Pointer { address: self.value, generation: self.extra }
     }
 
-    /// Where the first block of this run of a map lies.
+    /// Address of the first block of this map run.
     pub const fn place(&self) -> u64 {
-        self.value & !(SPARE | HOLE)
+        self.value & !(UNWRITTEN | HOLE)
     }
 
-    /// Whether this run of a map is spare.
-    pub const fn is_spare(&self) -> bool {
-        self.value & SPARE != 0
+    /// Whether this map run is unwritten.
+    pub const fn is_unwritten(&self) -> bool {
+        self.value & UNWRITTEN != 0
     }
 
-    /// Whether this run of a map is a hole.
+    /// Whether this map run is a hole.
     pub const fn is_hole(&self) -> bool {
         self.value & HOLE != 0
     }
 
-    /// Whether this run of a map was written: it lies somewhere, and what lies there is read.
+    /// Whether this map run is written: it has an address, from which it is read.
     pub const fn is_written(&self) -> bool {
-        self.value & (SPARE | HOLE) == 0
+        self.value & (UNWRITTEN | HOLE) == 0
     }
 }
 
 impl Superblock {
-    /// Where the superblocks of a generation lie in a store that has so many blocks on its first device,
-    /// before any other begins.
+    /// Addresses of the superblocks of a generation in a pool with `front` blocks on its first device
+    /// before the first span.
     pub const fn places(generation: u64, front: u64) -> [u64; 2] {
         let slot = generation % SLOTS;
         [slot, front - SLOTS + slot]
     }
 
-    /// Blocks on the first device, before any other begins.
+    /// Blocks on the first device before the first span.
     pub const fn front(&self) -> u64 {
         if self.first == 0 { self.blocks } else { self.first }
     }
 
-    /// The blocks in which metadata and data lie.
-    pub const fn room(&self) -> Room {
+    /// Blocks available for metadata and data.
+    pub const fn room(&self) -> DataArea {
         let slots = self.front() - SLOTS..self.front();
         if self.first == 0 {
-            return Room { start: SLOTS, end: slots.start, slots: 0..0 };
+            return DataArea { start: SLOTS, end: slots.start, slots: 0..0 };
         }
-        Room { start: SLOTS, end: self.blocks, slots }
+        DataArea { start: SLOTS, end: self.blocks, slots }
     }
 
-    /// Bits of features that this program does not know, and without which nobody may open the store,
-    /// or write to it.
+    /// Unsupported feature bits that prevent opening the pool, or writing to it.
     pub(crate) const fn unknown_features(&self) -> u64 {
         (self.incompatible & !features::KNOWN) | (self.read_only_compatible & !features::OWNED)
     }
 
-    /// Whether it is of another version or has features that are not known.
+    /// Whether it has another version or unsupported features.
     pub(crate) const fn is_unknown(&self) -> bool {
         self.version != VERSION || self.unknown_features() != 0
     }
 
-    /// What must hold of one whose checksum is right; else what is wrong. What the numbers of an
-    /// unknown one mean is not known either.
-    pub fn check(&self) -> Result<(), Flaw> {
+    /// Checks a superblock whose checksum is right. One of an unsupported version is accepted, because
+    /// the meaning of its fields is unknown.
+    pub fn check(&self) -> Result<(), CorruptionKind> {
         if self.is_unknown() {
             return Ok(());
         }
@@ -485,12 +485,12 @@ impl Superblock {
         let spans = (STORE_BLOCKS_MIN..self.blocks).contains(&self.first) && self.spans > 0;
         let lies = is_alone || spans && self.incompatible & features::DEVICES != 0;
         let is_right = self.block_shift == BLOCK_SHIFT && counted && numbered && lies;
-        if is_right { Ok(()) } else { Err(Flaw::Contents) }
+        if is_right { Ok(()) } else { Err(CorruptionKind::Contents) }
     }
 }
 
 impl VolumeBody {
-    /// Blocks in its unit of allocation.
+    /// Cluster size in blocks.
     pub const fn unit(&self) -> u64 {
         1 << self.unit_shift
     }
@@ -500,8 +500,8 @@ impl VolumeBody {
         self.flags & flag != 0
     }
 
-    /// What must hold of one whose checksum is right; else what is wrong.
-    pub(crate) fn check(&self) -> Result<(), Flaw> {
+    /// Checks a volume block whose checksum is right.
+    pub(crate) fn check(&self) -> Result<(), CorruptionKind> {
         let sized = self.blocks <= BLOCKS_MAX && self.unit_shift <= UNIT_SHIFT_MAX;
         let known = self.flags & !flags::KNOWN == 0;
         let summed = self.has(flags::CHECKSUMS) || self.sums.is_none();
@@ -511,11 +511,11 @@ impl VolumeBody {
         let numbered = (1..NUMBER_MAX).contains(&self.id) && self.children < NUMBER_MAX;
         let over = self.parent.is_none() == (self.reach == 0) && self.reach <= self.blocks;
         let is_right = sized && known && summed && thick && owing && numbered && over;
-        if is_right { Ok(()) } else { Err(Flaw::Contents) }
+        if is_right { Ok(()) } else { Err(CorruptionKind::Contents) }
     }
 }
 
-/// A name as it stands on disk; `None` if it is empty, too long, or has control characters.
+/// Encodes a name; `None` if it is empty, too long, or has control characters.
 pub fn padded<const N: usize>(name: &str) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let fits = !name.is_empty() && name.len() <= N && !name.contains(char::is_control);
@@ -523,38 +523,37 @@ pub fn padded<const N: usize>(name: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The name that stands on disk; what is not UTF-8 is replaced.
+/// Decodes a name; invalid UTF-8 is replaced.
 pub fn unpadded(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
-/// The key of a name in the tree of names: FNV-1a, 64 bits.
+/// Key of a name in the names tree: FNV-1a, 64 bits.
 pub fn hash(name: &[u8]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-    // One less than the greatest, for the end of a run must be a number too.
+    // At most one less than the maximum, because the end of a run must be representable, too.
     name.iter().fold(0xcbf2_9ce4_8422_2325, step).min(u64::MAX - 1)
 }
 
 impl Kind {
-    /// The key behind the last one that a line of a leaf stands for; `None` if there is no such
-    /// number.
+    /// Key after the last one covered by a leaf record; `None` if it is not representable.
     pub(crate) fn end(self, record: &Record) -> Option<u64> {
         let len = if self.has_runs() { record.extra } else { 1 };
         record.key.checked_add(len).filter(|_| len > 0)
     }
 
-    /// Whether the lines of its leaves stand for runs of keys.
+    /// Whether the records of its leaves are runs of keys.
     pub(crate) const fn has_runs(self) -> bool {
-        matches!(self, Self::Space | Self::Map)
+        matches!(self, Self::SpaceMap | Self::Map)
     }
 
-    /// Whether the numbers in a line of a leaf are within the limits.
+    /// Whether the numbers in a leaf record are within the limits.
     pub(crate) fn holds(self, record: &Record) -> bool {
         let within =
             |start: u64| start.checked_add(record.extra).is_some_and(|end| end <= BLOCKS_MAX);
         match self {
-            Self::Space => (1..NUMBER_MAX).contains(&record.value) && within(record.key),
+            Self::SpaceMap => (1..NUMBER_MAX).contains(&record.value) && within(record.key),
             Self::Map if record.is_hole() => {
                 record.value == HOLE | record.key && within(record.key)
             }

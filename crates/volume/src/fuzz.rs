@@ -1,27 +1,28 @@
-//! Gives any bytes to every decoder, and whole stores that were tampered with to the code that walks
-//! them. It must never panic, and never ask for more than there is.
+//! Fuzz target: gives arbitrary bytes to every decoder, and corrupted pools to the code that traverses
+//! them. Nothing may panic, and no allocation may exceed the limits.
 
 use crate::check::Check;
-use crate::devices::{Devices, Label, Other};
+use crate::checksums::checksum;
+use crate::devices::{Devices, Label, SecondaryDevice};
 use crate::format::{
-    BLOCK_BYTES, Block, Body, HOLE, Header, Kind, Page, Record, SPARE, decode_superblock, reseal,
+    BLOCK_BYTES, Block, HOLE, Header, Kind, Page, PageBody, Record, UNWRITTEN, decode_superblock,
+    reseal,
 };
 use crate::layout::Layout;
-use crate::open::{NewStore, Opening, Step};
-use crate::parent::Parent;
-use crate::store::{Action, Answer, Ask, End, Store};
-use crate::stream::{self, Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender};
-use crate::sums::checksum;
-use crate::volumes::Change;
+use crate::open::{Opening, PoolConfig, Step};
+use crate::parent::ParentInfo;
+use crate::pool::{ActionResult, DeviceAction, Pool, PoolRequest, PoolResponse};
+use crate::stream::{self, DATA_BLOCKS_MAX, Event, Receiver, Sender, StreamInfo};
+use crate::volumes::VolumeOp;
 
-/// Blocks of the store that is tampered with, and how many of them lie on its first device.
+/// Blocks of the corrupted pool, and number of them on its first device.
 const BLOCKS: u64 = 600;
 const FIRST_BLOCKS: u64 = 540;
-/// More actions than any question needs in a store that small.
+/// Action limit, above the need of any request in such a small pool.
 const ACTIONS_MAX: usize = 100_000;
-/// Bytes of a patch: block, place, length and value.
+/// Bytes of a patch: block, offset, length and value.
 const PATCH_BYTES: usize = 6;
-/// Bytes behind one record of a stream at most.
+/// Maximum bytes after one record of a stream.
 #[expect(clippy::cast_possible_truncation, reason = "a megabyte")]
 const DATA_MAX: usize = DATA_BLOCKS_MAX as usize * BLOCK_BYTES;
 
@@ -29,7 +30,7 @@ const DATA_MAX: usize = DATA_BLOCKS_MAX as usize * BLOCK_BYTES;
 ///
 /// # Panics
 ///
-/// If something does not hold that must: a mistake in this crate, never in the bytes.
+/// An invariant is violated: a bug in this crate, never in the bytes.
 pub fn fuzz(bytes: &[u8]) {
     one_block(bytes);
     if let Some((how, patches)) = bytes.split_first() {
@@ -37,12 +38,11 @@ pub fn fuzz(bytes: &[u8]) {
     }
 }
 
-/// Gives `bytes` to a receiver of streams: as they are, and with the checksums of the head and of the
-/// records made right.
+/// Gives `bytes` to a stream receiver: unchanged, and with corrected checksums of header and records.
 ///
 /// # Panics
 ///
-/// If something does not hold that must: a mistake in this crate, never in the bytes.
+/// An invariant is violated: a bug in this crate, never in the bytes.
 pub fn stream(bytes: &[u8]) {
     receive(bytes);
     let mut sealed = bytes.to_vec();
@@ -64,7 +64,7 @@ fn receive(mut rest: &[u8]) {
     }
 }
 
-/// A block with these bytes, made whole in all that a decoder checks first.
+/// Decodes a block with these bytes, after correcting everything that a decoder checks first.
 fn one_block(bytes: &[u8]) {
     let mut block = [0; BLOCK_BYTES];
     let len = bytes.len().min(BLOCK_BYTES);
@@ -80,7 +80,7 @@ fn one_block(bytes: &[u8]) {
     }
 }
 
-/// A store with volumes, changed here and there with all checksums made right again.
+/// Checks and uses a pool with volumes that was changed at some places, with all checksums corrected.
 fn whole_store(how: u8, patches: &[u8]) {
     let mut image = sample();
     for patch in patches.chunks_exact(PATCH_BYTES).take(64) {
@@ -103,38 +103,39 @@ fn whole_store(how: u8, patches: &[u8]) {
     work(&mut store, &mut image);
 }
 
-/// Asks all there is to ask.
-fn work(store: &mut Store, image: &mut [u8]) {
-    let Some(Answer::Volumes(volumes)) = ask(store, image, Ask::List) else { return };
+/// Sends every kind of request.
+fn work(store: &mut Pool, image: &mut [u8]) {
+    let Some(PoolResponse::Volumes(volumes)) = ask(store, image, PoolRequest::List) else { return };
     for info in volumes.iter().take(8) {
         let (volume, blocks) = (info.id, info.blocks.min(64));
-        ask(store, image, Ask::Read { volume, block: 0, blocks });
-        ask(store, image, Ask::Write { volume, block: blocks / 2, blocks: blocks.min(3) });
-        ask(store, image, Ask::Trim { volume, block: 0, blocks: blocks.min(2) });
-        ask(store, image, Ask::Account(info.name.clone()));
-        ask(store, image, Ask::Difference { volume, base: info.origin, block: 0 });
-        ask(store, image, Ask::Thicken(info.name.clone()));
-        ask(store, image, Ask::Own { volume, block: 0, blocks: 32 });
-        ask(store, image, Ask::Own { volume, block: blocks, blocks: 16 });
-        ask(store, image, Ask::Parent { volume });
-        ask(store, image, Ask::Fill { volume, blocks: 5 });
-        ask(store, image, Ask::Trim { volume, block: blocks / 3, blocks: blocks.min(4) });
+        ask(store, image, PoolRequest::Read { volume, block: 0, blocks });
+        ask(store, image, PoolRequest::Write { volume, block: blocks / 2, blocks: blocks.min(3) });
+        ask(store, image, PoolRequest::Trim { volume, block: 0, blocks: blocks.min(2) });
+        ask(store, image, PoolRequest::SpaceUsage(info.name.clone()));
+        ask(store, image, PoolRequest::Difference { volume, base: info.origin, block: 0 });
+        ask(store, image, PoolRequest::ReserveThick(info.name.clone()));
+        ask(store, image, PoolRequest::MakeExclusive { volume, block: 0, blocks: 32 });
+        ask(store, image, PoolRequest::MakeExclusive { volume, block: blocks, blocks: 16 });
+        ask(store, image, PoolRequest::Parent { volume });
+        ask(store, image, PoolRequest::CopyFromParent { volume, blocks: 5 });
+        ask(store, image, PoolRequest::Trim { volume, block: blocks / 3, blocks: blocks.min(4) });
     }
     for info in volumes.into_iter().take(4) {
         let name = info.name;
-        let snapshot = Change::Snapshot { volume: name.clone(), name: format!("{name}s"), uuid: 1 };
-        ask(store, image, Ask::Change(snapshot));
-        ask(store, image, Ask::Change(Change::Decouple { name: name.clone() }));
-        ask(store, image, Ask::Change(Change::Resize { name: name.clone(), blocks: 7 }));
-        ask(store, image, Ask::Change(Change::Delete { name, orphan: true }));
+        let snapshot =
+            VolumeOp::Snapshot { volume: name.clone(), name: format!("{name}s"), uuid: 1 };
+        ask(store, image, PoolRequest::Change(snapshot));
+        ask(store, image, PoolRequest::Change(VolumeOp::Decouple { name: name.clone() }));
+        ask(store, image, PoolRequest::Change(VolumeOp::Resize { name: name.clone(), blocks: 7 }));
+        ask(store, image, PoolRequest::Change(VolumeOp::Delete { name, orphan: true }));
     }
     let mut devices = store.devices().clone();
-    devices.add(Other { uuid: 9, uri: "ram:2m".into() }, 40);
-    ask(store, image, Ask::Grow(devices));
-    ask(store, image, Ask::Flush);
+    devices.add(SecondaryDevice { uuid: 9, uri: "ram:2m".into() }, 40);
+    ask(store, image, PoolRequest::Grow(devices));
+    ask(store, image, PoolRequest::Flush);
 }
 
-fn ask(store: &mut Store, image: &mut [u8], ask: Ask) -> Option<Answer> {
+fn ask(store: &mut Pool, image: &mut [u8], ask: PoolRequest) -> Option<PoolResponse> {
     store.submit(0, ask);
     for _ in 0..ACTIONS_MAX {
         let Some(action) = store.next_action() else {
@@ -146,42 +147,44 @@ fn ask(store: &mut Store, image: &mut [u8], ask: Ask) -> Option<Answer> {
     panic!("a question never ends");
 }
 
-fn carry_out(store: &mut Store, image: &mut [u8], action: Action) {
+fn carry_out(store: &mut Pool, image: &mut [u8], action: DeviceAction) {
     match action {
-        Action::ReadPage { io, at } => store.complete(io, End::Read(block_at(image, at))),
-        Action::ReadSlots { io } => {
-            let slots = [*block_at(image, 0), *block_at(image, 1)];
-            store.complete(io, End::Slots(&slots));
+        DeviceAction::ReadPage { io, at } => {
+            store.complete(io, ActionResult::Read(block_at(image, at)))
         }
-        Action::WritePages { io, at, bytes } => {
+        DeviceAction::ReadSlots { io } => {
+            let slots = [*block_at(image, 0), *block_at(image, 1)];
+            store.complete(io, ActionResult::Slots(&slots));
+        }
+        DeviceAction::WritePages { io, at, bytes } => {
             for (at, block) in (at..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-                assert!(at < store.reach(), "metadata stay within the store");
+                assert!(at < store.end_of_pool(), "metadata stay within the pool");
                 let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
-                // What lies behind the image is lost, and turns out to be.
+                // Writes after the image are lost, which is detected later.
                 if let Some(room) = image.get_mut(from..from.saturating_add(BLOCK_BYTES)) {
                     room.copy_from_slice(block);
                 }
             }
-            store.complete(io, End::Done);
+            store.complete(io, ActionResult::Done);
         }
-        Action::ReadData { io, at, blocks, is_summed: true, .. } => {
+        DeviceAction::ReadData { io, at, blocks, is_summed: true, .. } => {
             let sums: Vec<u32> =
                 (at..at + blocks).map(|at| checksum(block_at(image, at))).collect();
-            store.complete(io, End::Sums(&sums));
+            store.complete(io, ActionResult::Sums(&sums));
         }
-        Action::WriteData { io, blocks, is_summed: true, .. } => {
+        DeviceAction::WriteData { io, blocks, is_summed: true, .. } => {
             let sums = vec![1; usize::try_from(blocks).unwrap_or(0)];
-            store.complete(io, End::Sums(&sums));
+            store.complete(io, ActionResult::Sums(&sums));
         }
-        Action::ReadData { io, .. }
-        | Action::ReadParent { io, .. }
-        | Action::WriteData { io, .. }
-        | Action::Flush { io } => store.complete(io, End::Done),
-        Action::Zero { .. } => {}
+        DeviceAction::ReadData { io, .. }
+        | DeviceAction::ReadParent { io, .. }
+        | DeviceAction::WriteData { io, .. }
+        | DeviceAction::Flush { io } => store.complete(io, ActionResult::Done),
+        DeviceAction::Zero { .. } => {}
     }
 }
 
-fn open(image: &[u8]) -> Option<Store> {
+fn open(image: &[u8]) -> Option<Pool> {
     let mut opening = Opening::new(FIRST_BLOCKS, 0);
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(block_at(image, at)));
@@ -189,75 +192,76 @@ fn open(image: &[u8]) -> Option<Store> {
     opening.finish().ok().map(|opened| opened.store.with_fanout(6))
 }
 
-/// A block of a store; behind the image, where a store may have been made to believe that there are
-/// devices, nothing was ever written.
+/// Block of a pool. Behind the image, where a pool may have been made to believe in devices, nothing was
+/// ever written.
 fn block_at(image: &[u8], at: u64) -> &Block {
     let from = usize::try_from(at).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
     image.get(from..).and_then(|bytes| bytes.first_chunk()).unwrap_or(&[0; BLOCK_BYTES])
 }
 
-/// A store over two devices with a volume, a snapshot of it and a clone, one with checksums, a thick one, and one over a
-/// parent.
+/// A pool on two devices with a volume, its snapshot and a clone, a volume with checksums, a thick one,
+/// and one with a parent.
 fn sample() -> Vec<u8> {
     let mut image = vec![0; usize::try_from(BLOCKS).unwrap_or(0) * BLOCK_BYTES];
-    let new = NewStore { name: "fuzz".into(), uuid: 1, blocks: FIRST_BLOCKS };
-    for step in new.steps().expect("a store that may be") {
+    let new = PoolConfig { name: "fuzz".into(), uuid: 1, blocks: FIRST_BLOCKS };
+    for step in new.steps().expect("a pool that may be") {
         if let Step::Write { at, bytes } = step {
             let from = usize::try_from(at).unwrap_or(0) * BLOCK_BYTES;
             image[from..from + BLOCK_BYTES].copy_from_slice(&bytes[..]);
         }
     }
-    let mut store = open(&image).expect("a store that was just made");
+    let mut store = open(&image).expect("a pool that was just made");
     let mut devices = Devices::one(FIRST_BLOCKS);
-    devices.add(Other { uuid: 8, uri: "ram:1m".into() }, BLOCKS - FIRST_BLOCKS + 1);
-    ask(&mut store, &mut image, Ask::Grow(devices));
+    devices.add(SecondaryDevice { uuid: 8, uri: "ram:1m".into() }, BLOCKS - FIRST_BLOCKS + 1);
+    ask(&mut store, &mut image, PoolRequest::Grow(devices));
     let create =
-        Change::Create { name: "a".into(), blocks: 64, unit: 4, uuid: 1, checksums: false };
-    ask(&mut store, &mut image, Ask::Change(create));
+        VolumeOp::Create { name: "a".into(), blocks: 64, unit: 4, uuid: 1, checksums: false };
+    ask(&mut store, &mut image, PoolRequest::Change(create));
     for block in [0, 9, 22, 35, 41, 50] {
-        ask(&mut store, &mut image, Ask::Write { volume: 1, block, blocks: 3 });
+        ask(&mut store, &mut image, PoolRequest::Write { volume: 1, block, blocks: 3 });
     }
-    let snapshot = Change::Snapshot { volume: "a".into(), name: "b".into(), uuid: 2 };
-    ask(&mut store, &mut image, Ask::Change(snapshot));
-    ask(&mut store, &mut image, Ask::Write { volume: 1, block: 10, blocks: 30 });
-    let clone = Change::Clone { from: "b".into(), name: "c".into(), uuid: 3 };
-    ask(&mut store, &mut image, Ask::Change(clone));
+    let snapshot = VolumeOp::Snapshot { volume: "a".into(), name: "b".into(), uuid: 2 };
+    ask(&mut store, &mut image, PoolRequest::Change(snapshot));
+    ask(&mut store, &mut image, PoolRequest::Write { volume: 1, block: 10, blocks: 30 });
+    let clone = VolumeOp::Clone { from: "b".into(), name: "c".into(), uuid: 3 };
+    ask(&mut store, &mut image, PoolRequest::Change(clone));
     let name = || "d".to_owned();
-    let create = Change::Create { name: name(), blocks: 64, unit: 4, uuid: 4, checksums: true };
-    ask(&mut store, &mut image, Ask::Change(create));
+    let create = VolumeOp::Create { name: name(), blocks: 64, unit: 4, uuid: 4, checksums: true };
+    ask(&mut store, &mut image, PoolRequest::Change(create));
     for block in [0, 9, 22, 35, 41, 50] {
-        ask(&mut store, &mut image, Ask::Write { volume: 4, block, blocks: 3 });
+        ask(&mut store, &mut image, PoolRequest::Write { volume: 4, block, blocks: 3 });
     }
-    let create = Change::CreateThick { name: "e".into(), blocks: 40, unit: 4, uuid: 5 };
-    ask(&mut store, &mut image, Ask::Change(create));
-    ask(&mut store, &mut image, Ask::Own { volume: 5, block: 0, blocks: 16 });
-    ask(&mut store, &mut image, Ask::Write { volume: 5, block: 7, blocks: 3 });
+    let create = VolumeOp::CreateThick { name: "e".into(), blocks: 40, unit: 4, uuid: 5 };
+    ask(&mut store, &mut image, PoolRequest::Change(create));
+    ask(&mut store, &mut image, PoolRequest::MakeExclusive { volume: 5, block: 0, blocks: 16 });
+    ask(&mut store, &mut image, PoolRequest::Write { volume: 5, block: 7, blocks: 3 });
     let (name, parent) = ("f".into(), parent());
-    let over = Change::CreateOver { name, blocks: 60, unit: 4, uuid: 6, checksums: false, parent };
-    ask(&mut store, &mut image, Ask::Change(over));
-    ask(&mut store, &mut image, Ask::Trim { volume: 6, block: 3, blocks: 20 });
-    ask(&mut store, &mut image, Ask::Write { volume: 6, block: 7, blocks: 3 });
-    ask(&mut store, &mut image, Ask::Flush);
+    let over =
+        VolumeOp::CreateOver { name, blocks: 60, unit: 4, uuid: 6, checksums: false, parent };
+    ask(&mut store, &mut image, PoolRequest::Change(over));
+    ask(&mut store, &mut image, PoolRequest::Trim { volume: 6, block: 3, blocks: 20 });
+    ask(&mut store, &mut image, PoolRequest::Write { volume: 6, block: 7, blocks: 3 });
+    ask(&mut store, &mut image, PoolRequest::Flush);
     image
 }
 
-fn parent() -> Parent {
-    Parent { uri: "ram:1m".into(), blocks: 40, block_bytes: 512, uuid: 7, print: 8 }
+fn parent() -> ParentInfo {
+    ParentInfo { uri: "ram:1m".into(), blocks: 40, block_bytes: 512, uuid: 7, print: 8 }
 }
 
-/// Inputs that come far, for the mutator to start from.
+/// Seed inputs for the mutator that reach deep code.
 #[must_use]
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let record = |key, value, extra| Record { key, value, extra };
-    let spare = record(16, 100 | SPARE, 3);
+    let spare = record(16, 100 | UNWRITTEN, 3);
     let node = |kind, level, records| Page {
         kind,
         generation: 3,
         owner: 1,
-        body: Body::Node { level, records },
+        body: PageBody::Node { level, records },
     };
     let map = node(Kind::Map, 0, vec![record(0, 64, 8), spare, record(30, HOLE | 30, 4)]);
-    let body = Body::Parent(Box::new(parent().body().expect("a parent that may be")));
+    let body = PageBody::Parent(Box::new(parent().body().expect("a parent that may be")));
     let above = Page { kind: Kind::Parent, generation: 3, owner: 1, body };
     let label = Label {
         store: 1,
@@ -269,7 +273,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         first_uri: "ram:1m".into(),
     };
     let label = label.encode().expect("a label that may be");
-    let inner = node(Kind::Space, 1, vec![record(0, 7, 3), record(90, 8, 2)]);
+    let inner = node(Kind::SpaceMap, 1, vec![record(0, 7, 3), record(90, 8, 2)]);
     let patch = |block: u8, from: u16, len: u8, value: u8| {
         let [low, high] = from.to_le_bytes();
         [block, low, high, len, value, 0]
@@ -286,10 +290,10 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Streams that come far.
+/// Seed streams.
 #[must_use]
 pub fn stream_seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let contents = |base| Contents {
+    let contents = |base| StreamInfo {
         store: 1,
         uuid: 2,
         name: "s".into(),
@@ -315,7 +319,7 @@ pub fn stream_seeds() -> Vec<(&'static str, Vec<u8>)> {
 #[cfg(test)]
 mod tests {
     use super::{PATCH_BYTES, fuzz, seeds, stream, stream_seeds};
-    use base::Random;
+    use tenmil_base::Random;
 
     #[test]
     fn any_bytes_and_any_tampering_end_in_answers() {
@@ -325,7 +329,7 @@ mod tests {
             let mut bytes = vec![u8::from(random.chance(1, 2))];
             for _ in 0..=random.below(6) {
                 let block = random.below(60).to_le_bytes()[0];
-                // Mostly where something stands: headers, and the first records.
+                // Mostly at used positions: headers, and the first records.
                 let most = if random.chance(3, 4) { 200 } else { 4096 };
                 let from = random.below(most).to_le_bytes();
                 let most = if random.chance(1, 2) { 8 } else { 256 };
@@ -347,7 +351,7 @@ mod tests {
                 for _ in 0..=random.below(4) {
                     let most = if random.chance(3, 4) { 450 } else { bytes.len() as u64 };
                     let at = usize::try_from(random.below(most)).unwrap();
-                    bytes[at] = random.draw().to_le_bytes()[0];
+                    bytes[at] = random.next_u64().to_le_bytes()[0];
                 }
                 stream(&bytes);
             }

@@ -1,34 +1,34 @@
-//! Structures on disk: one declaration gives the fields, their offsets, and bytes to and fro.
+//! On-disk structures: one declaration provides fields, offsets, encoding and decoding.
 //!
-//! Fields lie in the order of declaration, little-endian, without gaps, so an offset is never
-//! written down: it is the sum of what lies before it. Under each declaration a `const` assertion
-//! compares the sum of all with the length that the declaration states.
+//! Fields are in declaration order, little-endian, without gaps, so an offset is never written
+//! explicitly: it is the sum of the preceding lengths. For each declaration, a `const` assertion compares
+//! the total with the declared length.
 
-/// A structure that is declared with `layout!`.
+/// Structure declared with `layout!`.
 pub trait Layout: Sized {
-    /// Its name, as docs/volume-format.md calls it.
+    /// Name, as in docs/volume-format.md.
     const NAME: &'static str;
-    /// Its length on disk.
+    /// Length on disk.
     const BYTES: usize;
-    /// The names of its fields, and how many bytes each takes.
+    /// Names and lengths in bytes of its fields.
     const FIELDS: &'static [(&'static str, usize)];
 
-    /// Takes it out of the first [`Self::BYTES`] bytes, which must be there.
+    /// Decodes it from the first [`Self::BYTES`] bytes, which must exist.
     fn decode(bytes: &[u8]) -> Self;
 
-    /// Puts it into the first [`Self::BYTES`] bytes, which must be there.
+    /// Encodes it into the first [`Self::BYTES`] bytes, which must exist.
     fn encode(&self, bytes: &mut [u8]);
 }
 
-/// What a field may hold.
+/// Type of a field.
 pub(crate) trait Scalar: Sized {
-    /// How many bytes it takes.
+    /// Length in bytes.
     const WIDTH: usize;
 
-    /// Takes it out of bytes of just that length.
+    /// Decodes it from bytes of exactly that length.
     fn load(bytes: &[u8]) -> Self;
 
-    /// Puts it into bytes of just that length.
+    /// Encodes it into bytes of exactly that length.
     fn store(&self, bytes: &mut [u8]);
 }
 
@@ -141,19 +141,19 @@ mod tests {
     use super::Layout;
 
     layout! {
-        /// A made-up structure.
+        /// Example structure.
         pub struct Inner[3] {
-            /// A byte.
+            /// One byte.
             small: u8,
-            /// Two.
+            /// Two bytes.
             wide: u16,
         }
     }
 
     layout! {
-        /// One that holds another.
+        /// Structure that contains another.
         pub struct Outer[11] {
-            /// The other.
+            /// The other one.
             inner: Inner,
             /// A number.
             number: u64,

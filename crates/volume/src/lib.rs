@@ -1,50 +1,51 @@
-//! Logical volumes: a store that always opens, volumes thin and thick, snapshots and clones. No I/O.
+//! Logical volume engine without I/O: a pool that always opens, thin and thick volumes, snapshots and
+//! clones.
 //!
-//! [`NewStore`] says what makes a store, [`Opening`] which blocks have to be read to open one. An
-//! open [`Store`] is asked things and says what the device is to do; [`Check`] walks a whole store.
-//! What lies where on the device is drawn in docs/volume-format.md.
+//! [`PoolConfig`] describes a new pool, [`Opening`] the blocks to read to open one. An open [`Pool`]
+//! receives requests and returns the I/O that the device has to do; [`Check`] verifies a whole pool. The
+//! on-disk format is drawn in docs/volume-format.md.
 //!
-//! Nothing that was read from a device is believed. Every block of metadata says what it is, where
-//! it lies, whose it is and which transaction wrote it, and whatever points to it says so too; a
-//! block for which that does not hold is a [`Damage`] that names it.
+//! Everything read from a device is checked. Every metadata block contains its kind, address, owner and
+//! transaction, and so does every reference to it; a block that does not match is reported as a
+//! [`Corruption`] that identifies it.
 
 #![forbid(unsafe_code)]
 
-mod account;
-mod books;
 mod cache;
+mod capacity;
 mod check;
-mod cost;
+mod checksums;
+mod commit_cost;
 pub mod devices;
-mod difference;
+mod diff;
 mod edit;
 mod error;
 mod fence;
 pub mod format;
 pub mod fuzz;
 mod layout;
-mod level;
+mod mapping;
+mod metadata;
 mod open;
 mod parent;
-mod plan;
+mod pool;
 mod ranges;
 pub mod rescue;
-mod space;
-mod store;
+mod space_map;
 pub mod stream;
-mod sums;
 mod thick;
 mod tree;
+mod usage;
 mod volumes;
 
-pub use account::Account;
-pub use check::{Check, Counted, Finding, Report};
-pub use error::{Damage, Flaw, StoreError};
+pub use capacity::{CapacityNotice, CapacityState, THRESHOLDS};
+pub use check::{Check, CountedUsage, Finding, Report};
+pub use checksums::checksum;
+pub use error::{Corruption, CorruptionKind, PoolError};
 pub use fence::{Claim, InjectedBugs, Owner, Slots};
 pub use layout::Layout;
-pub use level::{Fill, Notice, THRESHOLDS};
-pub use open::{NewStore, Opened, Opening, Step};
-pub use parent::Parent;
-pub use store::{Action, Answer, Ask, End, Run, Store, Usage};
-pub use sums::checksum;
-pub use volumes::{Change, VOLUMES_MAX, VolumeInfo};
+pub use open::{Opened, Opening, PoolConfig, Step};
+pub use parent::ParentInfo;
+pub use pool::{ActionResult, DeviceAction, Pool, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
+pub use usage::SpaceUsage;
+pub use volumes::{VOLUMES_MAX, VolumeInfo, VolumeOp};

@@ -1,51 +1,56 @@
-//! What lies below a volume outside its store: a read-only image, a snapshot of another store, whatever
-//! has blocks.
+//! Parent of a volume: a block source outside the pool, such as a read-only image or a snapshot of
+//! another pool.
 //!
 //! ```text
-//!   block of the volume:   0            reach          blocks
-//!     mapped                where the map says
-//!     a hole, or spare      zeroes
+//!   block of the volume:   0          overlap          blocks
+//!     mapped                according to the map
+//!     hole, or unwritten    zeroes
 //!     neither               the parent  |  zeroes
 //! ```
 //!
-//! What the parent is stands in a block of its own, which the volume's snapshots and clones share. The
-//! reach only ever becomes less: with the size, and as what the parent has is copied, from the end on.
-//! Where it is nothing the parent is needed no more, and forgotten in the same commit.
+//! The description of the parent is in a block of its own, which the volume's snapshots and clones share.
+//! The overlap only shrinks: with the size, and as blocks are copied from the parent, from the end on.
+//! Once it is zero, the parent is no longer needed, and is removed in the same commit.
 
-use crate::books::{Books, Stop};
-use crate::error::{Damage, Flaw, StoreError};
+use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{
-    BLOCK_BYTES, BLOCKS_MAX, Body, Kind, ParentBody, Pointer, URI_BYTES_MAX, VolumeBody, features,
-    unpadded,
+    BLOCK_BYTES, BLOCKS_MAX, Kind, PageBody, ParentBody, Pointer, URI_BYTES_MAX, VolumeBody,
+    features, unpadded,
 };
-use crate::plan::Source;
-use crate::volumes::Progress;
+use crate::mapping::ReadSource;
+use crate::metadata::{Metadata, TxnStop};
+use crate::volumes::ChangeProgress;
 
-/// What a volume is read from where nothing is mapped.
+/// Description of a volume's parent, read where nothing is mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parent {
-    /// What it is called.
+pub struct ParentInfo {
+    /// Its URI.
     pub uri: String,
-    /// How many blocks of 4 KiB it has.
+    /// Number of 4 KiB blocks.
     pub blocks: u64,
-    /// Bytes in a block of its own.
+    /// Bytes per block of its own.
     pub block_bytes: u32,
-    /// What it is known by, if it is a snapshot of another store; else zero.
+    /// Its UUID if it is a snapshot of another pool, otherwise zero.
     pub uuid: u128,
-    /// Checksums of some of its blocks: at its ends (low half), and all over it (high half).
+    /// Checksums of some of its blocks: those at its ends (low half), and those spread over it (high
+    /// half).
     pub print: u64,
 }
 
-/// Blocks that are looked through at once for one that is the parent's.
+/// Blocks searched at once for one that still belongs to the parent.
 const WINDOW_BLOCKS: u64 = 4096;
 
 impl ParentBody {
-    /// What must hold of one whose checksum is right; else what is wrong.
-    pub(crate) fn check(&self) -> Result<(), Flaw> {
+    /// Checks the invariants of a parent block with a correct checksum.
+    pub(crate) fn check(&self) -> Result<(), CorruptionKind> {
         let sized = (1..=BLOCKS_MAX).contains(&self.blocks);
         let block = self.block_bytes as usize;
         let is_block = block.is_power_of_two() && block <= BLOCK_BYTES;
-        if sized && is_block && self.name().is_some() { Ok(()) } else { Err(Flaw::Contents) }
+        if sized && is_block && self.name().is_some() {
+            Ok(())
+        } else {
+            Err(CorruptionKind::Contents)
+        }
     }
 
     fn name(&self) -> Option<&str> {
@@ -54,15 +59,15 @@ impl ParentBody {
     }
 }
 
-/// Whether a parent, or a device, may be called so.
+/// Whether a string is a valid name of a parent or of a device.
 pub(crate) fn is_name(uri: &str) -> bool {
     !uri.is_empty() && uri.len() <= URI_BYTES_MAX && !uri.contains(char::is_control)
 }
 
-impl Parent {
-    /// As it stands on disk.
-    pub(crate) fn body(&self) -> Result<ParentBody, StoreError> {
-        let refused = || StoreError::BadParent { uri: self.uri.clone() };
+impl ParentInfo {
+    /// Its on-disk form.
+    pub(crate) fn body(&self) -> Result<ParentBody, PoolError> {
+        let refused = || PoolError::BadParent { uri: self.uri.clone() };
         let mut uri = [0; URI_BYTES_MAX];
         let room = uri.get_mut(..self.uri.len()).filter(|_| is_name(&self.uri));
         room.ok_or_else(refused)?.copy_from_slice(self.uri.as_bytes());
@@ -80,63 +85,63 @@ impl Parent {
     }
 }
 
-impl Books {
-    /// Makes an empty volume over a parent.
+impl Metadata {
+    /// Creates an empty volume over a parent.
     pub(crate) fn create_over(
         &mut self,
         mut body: VolumeBody,
-        parent: &Parent,
-    ) -> Result<Progress, Stop> {
-        let page = Body::Parent(Box::new(parent.body()?));
+        parent: &ParentInfo,
+    ) -> Result<ChangeProgress, TxnStop> {
+        let page = PageBody::Parent(Box::new(parent.body()?));
         self.superblock.incompatible |= features::PARENTS;
         body.parent = self.put_new(Kind::Parent, body.id, page)?;
         body.reach = body.blocks.min(parent.blocks);
-        self.enter(body)
+        self.insert(body)
     }
 
-    /// What a volume is read from where nothing is mapped, if that is anything.
-    pub(crate) fn parent(&mut self, body: &VolumeBody) -> Result<Option<Parent>, Stop> {
+    /// The parent of a volume, if it has one.
+    pub(crate) fn parent(&mut self, body: &VolumeBody) -> Result<Option<ParentInfo>, TxnStop> {
         if body.parent.is_none() {
             return Ok(None);
         }
         match &self.page(body.parent, Kind::Parent, None)?.body {
-            Body::Parent(parent) => Ok(Some(Parent::of(parent))),
-            _ => Err(damaged(body, Flaw::Contents)),
+            PageBody::Parent(parent) => Ok(Some(ParentInfo::of(parent))),
+            _ => Err(damaged(body, CorruptionKind::Contents)),
         }
     }
 
-    /// One volume less has this parent.
-    pub(crate) fn leave_parent(&mut self, body: &VolumeBody) -> Result<(), Stop> {
+    /// Drops a volume's reference to its parent.
+    pub(crate) fn leave_parent(&mut self, body: &VolumeBody) -> Result<(), TxnStop> {
         let address = body.parent.address;
         if body.parent.is_none() {
             return Ok(());
         }
         match self.count(address)? {
-            0 => return Err(damaged(body, Flaw::Count)),
+            0 => return Err(damaged(body, CorruptionKind::Count)),
             1 => self.drop_page(address),
             _ => self.add(address..address + 1, -1),
         }
         Ok(())
     }
 
-    /// The last blocks of a volume that are its parent's, so many at most; or, if there are none from
-    /// some block on, that block.
-    pub(crate) fn last_of_parent(
+    /// The last run of at most `blocks` blocks that the volume still reads from its parent. If the window
+    /// before the end of the overlap contains none, an empty range at the start of the window.
+    pub(crate) fn last_parent_run(
         &mut self,
         body: &VolumeBody,
         blocks: u64,
-    ) -> Result<std::ops::Range<u64>, Stop> {
+    ) -> Result<std::ops::Range<u64>, TxnStop> {
         let window = body.reach.saturating_sub(WINDOW_BLOCKS)..body.reach;
         let pieces = self.plan_read(body, window.clone())?;
-        let Some(last) = pieces.iter().rfind(|piece| piece.from == Source::Parent) else {
+        let Some(last) = pieces.iter().rfind(|piece| piece.from == ReadSource::Parent) else {
             return Ok(window.start..window.start);
         };
         let end = last.block + last.blocks;
         Ok(last.block.max(end.saturating_sub(blocks))..end)
     }
 
-    /// A volume needs its parent only for what lies before a block. Returns how far it reaches now.
-    pub(crate) fn lower_reach(&mut self, id: u64, to: u64) -> Result<u64, Stop> {
+    /// Shrinks the overlap with the parent to a block. Returns the overlap.
+    pub(crate) fn shrink_overlap(&mut self, id: u64, to: u64) -> Result<u64, TxnStop> {
         let mut body = self.expect_volume(id)?;
         if body.reach > to {
             body.reach = to;
@@ -151,16 +156,16 @@ impl Books {
 }
 
 impl VolumeBody {
-    /// Whether it needs no parent; else what is asked of it cannot be done.
-    pub(crate) fn expect_no_parent(&self) -> Result<(), StoreError> {
+    /// Fails if the volume needs a parent, for operations that do not support one.
+    pub(crate) fn expect_no_parent(&self) -> Result<(), PoolError> {
         match self.reach {
             0 => Ok(()),
-            _ => Err(StoreError::HasParent(unpadded(&self.name))),
+            _ => Err(PoolError::HasParent(unpadded(&self.name))),
         }
     }
 }
 
-fn damaged(body: &VolumeBody, flaw: Flaw) -> Stop {
+fn damaged(body: &VolumeBody, flaw: CorruptionKind) -> TxnStop {
     let (address, kind) = (body.parent.address, Some(Kind::Parent));
-    Damage { address, kind, owner: body.id, flaw }.into()
+    Corruption { address, kind, owner: body.id, flaw }.into()
 }

@@ -1,39 +1,39 @@
-//! Ranges of blocks in memory: sets of them, and what is to be added to their counts.
+//! Ranges of blocks in memory: sets, and pending changes of reference counts.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set of blocks, kept as ranges that neither touch nor overlap.
+/// Set of blocks, stored as ranges that neither touch nor overlap.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RangeSet {
-    /// First block to the one behind the last.
+    /// Maps the first block to the one after the last.
     ranges: BTreeMap<u64, u64>,
     blocks: u64,
 }
 
-/// What is to be added to counts: ranges that do not overlap, each with a number, which may be zero.
+/// Pending changes of reference counts: ranges that do not overlap, each with a delta, which may be zero.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Deltas {
+pub(crate) struct CountDeltas {
     ranges: BTreeMap<u64, (u64, i64)>,
     blocks: u64,
 }
 
-/// What a look at one place of a set finds.
+/// State of a block in a set, with the extent of that state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum RangeLookup {
     /// It is in a range that ends here.
     Taken(u64),
-    /// It is not, and the next range begins here.
+    /// It is in no range, and the next one begins here.
     Free(u64),
 }
 
 impl RangeSet {
-    /// How many blocks there are in it.
+    /// Number of blocks in the set.
     pub(crate) const fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Puts blocks in; those that are in already stay.
+    /// Inserts blocks; those already present remain.
     pub(crate) fn insert(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -51,7 +51,7 @@ impl RangeSet {
         self.blocks += end - start;
     }
 
-    /// Takes blocks out, as far as they are in.
+    /// Removes the blocks that are present.
     pub(crate) fn remove(&mut self, range: Range<u64>) {
         while let Some((&first, &last)) = self.ranges.range(..range.end).next_back() {
             if last <= range.start || range.is_empty() {
@@ -74,22 +74,22 @@ impl RangeSet {
         }
     }
 
-    /// How many blocks of a range there are in it.
+    /// Number of blocks of a range that are in the set.
     pub(crate) fn blocks_in(&self, range: &Range<u64>) -> u64 {
         let (mut at, mut blocks) = (range.start, 0);
         while at < range.end {
-            match self.look(at) {
-                Place::Taken(end) => {
+            match self.get(at) {
+                RangeLookup::Taken(end) => {
                     blocks += end.min(range.end) - at;
                     at = end;
                 }
-                Place::Free(next) => at = next,
+                RangeLookup::Free(next) => at = next,
             }
         }
         blocks
     }
 
-    /// The parts of a range that are in it.
+    /// Parts of a range that are in the set.
     pub(crate) fn parts_in(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let Range { start, end } = *range;
         let first = self.ranges.range(..=start).next_back().map_or(start, |(&first, _)| first);
@@ -97,35 +97,37 @@ impl RangeSet {
         parts.filter(|part| !part.is_empty())
     }
 
-    /// Every range.
+    /// All ranges.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
     }
 
-    /// Takes the first block out.
+    /// Removes and returns the first block.
     pub(crate) fn take_first(&mut self) -> Option<u64> {
         let first = *self.ranges.first_key_value()?.0;
         self.remove(first..first + 1);
         Some(first)
     }
 
-    /// What is at a block.
-    pub(crate) fn look(&self, at: u64) -> Place {
+    /// State of a block.
+    pub(crate) fn get(&self, at: u64) -> RangeLookup {
         match self.ranges.range(..=at).next_back() {
-            Some((_, &end)) if end > at => Place::Taken(end),
-            _ => Place::Free(self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start)),
+            Some((_, &end)) if end > at => RangeLookup::Taken(end),
+            _ => RangeLookup::Free(
+                self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start),
+            ),
         }
     }
 }
 
-impl Deltas {
+impl CountDeltas {
     /// Adds to every block of a range.
     pub(crate) fn add(&mut self, range: Range<u64>, delta: i64) {
-        drop(self.enter(range, delta));
+        drop(self.accumulate(range, delta));
     }
 
-    /// Adds to every block of a range. Returns what of it was not there before.
-    pub(crate) fn enter(&mut self, range: Range<u64>, delta: i64) -> Vec<Range<u64>> {
+    /// Adds to every block of a range. Returns the subranges that had no entry before.
+    pub(crate) fn accumulate(&mut self, range: Range<u64>, delta: i64) -> Vec<Range<u64>> {
         if range.is_empty() {
             return Vec::new();
         }
@@ -147,7 +149,7 @@ impl Deltas {
         gaps
     }
 
-    /// Takes back what was added, and what was not there before.
+    /// Undoes an addition, and removes the subranges that had no entry before it.
     pub(crate) fn take_back(&mut self, range: Range<u64>, delta: i64, gaps: Vec<Range<u64>>) {
         self.add(range, -delta);
         for gap in gaps {
@@ -162,9 +164,9 @@ impl Deltas {
         }
     }
 
-    /// `delta` has been added to the counts of a range: what remains to be added, if anything does,
-    /// stays.
-    pub(crate) fn settle(&mut self, range: Range<u64>, delta: i64) {
+    /// Subtracts a `delta` that has been applied to the counts of a range. Only entries that are not zero
+    /// remain.
+    pub(crate) fn retain_positive(&mut self, range: Range<u64>, delta: i64) {
         self.add(range.clone(), -delta);
         let settled = |(&start, &(_, left)): (&u64, &(u64, i64))| (left == 0).then_some(start);
         let settled: Vec<u64> = self.ranges.range(range).filter_map(settled).collect();
@@ -185,12 +187,12 @@ impl Deltas {
         }
     }
 
-    /// The first range and what is to be added to it.
+    /// The first range and its delta.
     pub(crate) fn first(&self) -> Option<(Range<u64>, i64)> {
         self.ranges.first_key_value().map(|(&start, &(end, delta))| (start..end, delta))
     }
 
-    /// What is to be added to a block.
+    /// Delta of a block.
     pub(crate) fn at(&self, block: u64) -> i64 {
         match self.ranges.range(..=block).next_back() {
             Some((_, &(end, delta))) if end > block => delta,
@@ -198,25 +200,27 @@ impl Deltas {
         }
     }
 
-    /// What is at a block.
-    pub(crate) fn look(&self, at: u64) -> Place {
+    /// State of a block.
+    pub(crate) fn get(&self, at: u64) -> RangeLookup {
         match self.ranges.range(..=at).next_back() {
-            Some((_, &(end, _))) if end > at => Place::Taken(end),
-            _ => Place::Free(self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start)),
+            Some((_, &(end, _))) if end > at => RangeLookup::Taken(end),
+            _ => RangeLookup::Free(
+                self.ranges.range(at..).next().map_or(u64::MAX, |(&start, _)| start),
+            ),
         }
     }
 
-    /// How many blocks there are in its ranges.
+    /// Number of blocks in all ranges.
     pub(crate) const fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// How many ranges there are.
+    /// Number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Every range with what is to be added to it.
+    /// All ranges with their deltas.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Range<u64>, i64)> + '_ {
         self.ranges.iter().map(|(&start, &(end, delta))| (start..end, delta))
     }
@@ -224,8 +228,8 @@ impl Deltas {
 
 #[cfg(test)]
 mod tests {
-    use super::{Deltas, Place, RangeSet};
-    use base::Random;
+    use super::{CountDeltas, RangeLookup, RangeSet};
+    use tenmil_base::Random;
 
     #[test]
     fn a_set_of_ranges_is_a_set_of_blocks() {
@@ -242,7 +246,7 @@ mod tests {
             }
             (start..end).for_each(|at| plain[usize::try_from(at).unwrap()] = insert);
             for at in 0..64 {
-                let taken = matches!(set.look(at), Place::Taken(end) if end > at);
+                let taken = matches!(set.get(at), RangeLookup::Taken(end) if end > at);
                 assert_eq!(taken, plain[usize::try_from(at).unwrap()], "{at} in {set:?}");
             }
             let count = |plain: &[bool]| plain.iter().filter(|taken| **taken).count() as u64;
@@ -262,7 +266,7 @@ mod tests {
     #[test]
     fn what_is_taken_back_was_never_added() {
         let mut random = Random::new(5);
-        let mut deltas = Deltas::default();
+        let mut deltas = CountDeltas::default();
         for _ in 0..2_000 {
             let before: Vec<bool> = (0..64).map(|at| is_in(&deltas, at)).collect();
             let mut steps = Vec::new();
@@ -270,7 +274,7 @@ mod tests {
                 let start = random.below(64);
                 let range = start..start + random.below(65 - start);
                 let delta = if random.chance(1, 2) { 1 } else { -1 };
-                let gaps = deltas.enter(range.clone(), delta);
+                let gaps = deltas.accumulate(range.clone(), delta);
                 steps.push((range, delta, gaps));
             }
             while let Some((range, delta, gaps)) = steps.pop() {
@@ -282,26 +286,26 @@ mod tests {
             let start = random.below(60);
             deltas.add(start..start + random.below(4), 1);
             if let Some((range, delta)) = deltas.first().filter(|_| random.chance(1, 2)) {
-                deltas.settle(range, delta);
+                deltas.retain_positive(range, delta);
             }
         }
     }
 
-    fn is_in(deltas: &Deltas, at: u64) -> bool {
-        matches!(deltas.look(at), Place::Taken(_))
+    fn is_in(deltas: &CountDeltas, at: u64) -> bool {
+        matches!(deltas.get(at), RangeLookup::Taken(_))
     }
 
     #[test]
     fn sums_are_those_of_every_block() {
         let mut random = Random::new(4);
-        let (mut deltas, mut plain) = (Deltas::default(), [0_i64; 64]);
+        let (mut deltas, mut plain) = (CountDeltas::default(), [0_i64; 64]);
         for _ in 0..5_000 {
             let start = random.below(64);
             let end = start + random.below(65 - start);
             if random.chance(1, 8) {
                 let Some((range, delta)) = deltas.first() else { continue };
                 range.clone().for_each(|at| plain[usize::try_from(at).unwrap()] -= delta);
-                deltas.settle(range.clone(), delta);
+                deltas.retain_positive(range.clone(), delta);
                 assert_ne!(deltas.first().map(|(range, _)| range.start), Some(range.start));
             } else {
                 let delta = if random.chance(1, 2) { 1 } else { -1 };

@@ -1,133 +1,136 @@
-//! Volumes of a store of which metadata are destroyed: as many as can be found. It changes nothing.
+//! Read-only rescue of the volumes of a pool with destroyed metadata: as many as can be found.
 //!
 //! ```text
-//!   superblocks ──> catalogue ──> volumes ──> their maps
-//!                       │ destroyed in part, or no superblock is left
-//!                       └──> every block of the device is looked at; what is a volume's block, is in
-//!                            use, and goes by the name that the names have for it, is a volume
+//!   superblocks ──> catalog ──> volumes ──> their maps
+//!                      │ destroyed in part, or no superblock is left
+//!                      └──> scan of every block of the device: a volume's block that is in use, and
+//!                           whose name is in the name tree, is a volume
 //! ```
 //!
-//! Names and counts are only looked at to tell volumes from what earlier transactions have left.
+//! Names and counts are only read to distinguish volumes from remains of earlier transactions.
 
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use base::Outcome;
+use tenmil_base::IoStatus;
 
-pub use self::walk::{Lost, Walk};
-use crate::devices::Room;
-use crate::error::{Damage, Flaw, StoreError};
+pub use self::walk::{LostRange, TreeWalk};
+use crate::checksums::{GROUP_BLOCKS, in_record};
+use crate::devices::DataArea;
+use crate::error::{Corruption, CorruptionKind, PoolError};
 use crate::format::{
-    BLOCKS_MAX, Block, Body, HOLE, Header, Kind, Page, Pointer, Record, SLOTS, Superblock,
+    BLOCKS_MAX, Block, HOLE, Header, Kind, Page, PageBody, Pointer, Record, SLOTS, Superblock,
     VolumeBody, flags, hash, unpadded,
 };
 use crate::layout::Layout;
 use crate::open::Opening;
-use crate::parent::Parent;
-use crate::ranges::{Place, RangeSet};
-use crate::sums::{GROUP_BLOCKS, in_record};
+use crate::parent::ParentInfo;
+use crate::ranges::{RangeLookup, RangeSet};
 use crate::tree::Tree;
 use crate::volumes::{CATALOGUE, NAMES, VolumeInfo};
 
-/// A rescue under way.
+/// Rescue in progress.
 #[derive(Debug)]
 pub struct Rescue {
-    /// Where there are blocks to be looked at.
+    /// Blocks that are available for reading.
     present: RangeSet,
-    stage: Stage,
+    stage: RescueStage,
     store: u128,
     superblock: Option<Superblock>,
     generation: u64,
-    /// Volumes of the catalogue that have still to be read.
+    /// Volumes of the catalog that remain to be read.
     to_read: Vec<(u64, Pointer)>,
     volumes: BTreeMap<u64, VolumeBody>,
-    /// Numbers of volumes that the catalogue does not tell.
+    /// Ranges of volume numbers that are missing from the readable part of the catalog.
     untold: Vec<Range<u64>>,
     names: Option<BTreeMap<u64, u64>>,
     counted: Option<RangeSet>,
-    /// Volumes' blocks that the scan has found, by store, number and generation.
+    /// Volume blocks found by the scan, by pool, number and generation.
     found: BTreeMap<(u128, u64, u64), VolumeBody>,
-    damaged: Vec<Damage>,
+    damaged: Vec<Corruption>,
 }
 
-/// What is read.
+/// The structure being read.
 #[derive(Debug)]
-enum Stage {
+enum RescueStage {
     Superblocks(Box<Opening>),
-    Catalogue(Walk),
-    Names(Walk),
-    Space(Walk),
+    Catalogue(TreeWalk),
+    Names(TreeWalk),
+    Space(TreeWalk),
     Volumes,
     /// All blocks; this one is the next.
     Scan(u64),
     Done,
 }
 
-/// What a rescue has found.
+/// Result of a rescue.
 #[derive(Debug)]
-pub struct Rescued {
-    /// Which store it is.
+pub struct RescueResult {
+    /// UUID of the pool.
     pub store: u128,
-    /// The store's name; nothing if no superblock is left.
+    /// Name of the pool; empty if no superblock is left.
     pub name: String,
-    /// Volumes and snapshots, by their numbers. If no superblock is left, they may be as they were
-    /// before the last changes, and some may have been deleted.
-    pub volumes: Vec<Found>,
-    /// What is damaged of what leads to them.
-    pub damaged: Vec<Damage>,
-    /// Whether the whole device was looked at.
+    /// Volumes and snapshots, by number. If no superblock is left, they may lack the last changes, and
+    /// some may have been deleted.
+    pub volumes: Vec<FoundVolume>,
+    /// Corruption on the paths to them.
+    pub damaged: Vec<Corruption>,
+    /// Whether the whole device was scanned.
     pub was_scanned: bool,
 }
 
-/// A volume that was found.
+/// Volume that was found.
 #[derive(Clone, Debug)]
-pub struct Found {
-    /// What is known of it.
+pub struct FoundVolume {
+    /// Information about it.
     pub info: VolumeInfo,
     body: VolumeBody,
     store: u128,
-    room: Room,
+    room: DataArea,
 }
 
-impl Found {
-    /// Looks for where its blocks lie: keys of what is found and lost are blocks of the volume.
-    pub fn walk(&self) -> Walk {
-        Walk::new(self.store, &self.room, self.body.tree(), self.body.map)
+impl FoundVolume {
+    /// Walks its map: the keys of runs and lost ranges are blocks of the volume.
+    pub fn walk(&self) -> TreeWalk {
+        TreeWalk::new(self.store, &self.room, self.body.tree(), self.body.map)
     }
 
-    /// The block that says what it is read from where nothing is mapped; none if it has no parent.
+    /// Block with the description of its parent, or `None` if it has no parent.
     pub fn parent_at(&self) -> Option<u64> {
         Some(self.body.parent.address).filter(|_| !self.body.parent.is_none())
     }
 
-    /// The parent, from what was read there.
+    /// The parent, from the contents of that block.
     ///
     /// # Errors
     ///
-    /// What is wrong with the block.
-    pub fn parent(&self, bytes: Result<&Block, Outcome>) -> Result<Parent, Damage> {
+    /// The corruption of the block.
+    pub fn parent(&self, bytes: Result<&Block, IoStatus>) -> Result<ParentInfo, Corruption> {
         let Pointer { address, generation } = self.body.parent;
         let damage = |flaw| {
             let kind = Some(Kind::Parent);
-            Damage { address, kind, owner: self.body.id, flaw }
+            Corruption { address, kind, owner: self.body.id, flaw }
         };
         let page = bytes
-            .map_err(|outcome| damage(Flaw::Unread(outcome)))
+            .map_err(|outcome| damage(CorruptionKind::ReadError(outcome)))
             .and_then(|bytes| Page::decode(bytes, self.store, address))
             .map_err(|found| damage(found.flaw))?;
         match page.body {
-            Body::Parent(_) if page.generation != generation => {
-                Err(damage(Flaw::Generation { found: page.generation, expected: generation }))
+            PageBody::Parent(_) if page.generation != generation => {
+                Err(damage(CorruptionKind::Generation {
+                    found: page.generation,
+                    expected: generation,
+                }))
             }
-            Body::Parent(parent) => Ok(Parent::of(&parent)),
-            _ => Err(damage(Flaw::Kind { found: page.kind, level: page.level() })),
+            PageBody::Parent(parent) => Ok(ParentInfo::of(&parent)),
+            _ => Err(damage(CorruptionKind::Kind { found: page.kind, level: page.level() })),
         }
     }
 
-    /// Whether a clone of another volume can become this one: what nothing is mapped to here, and the
-    /// parent has, must not be mapped there. Both lists are what a [`Walk`] has found.
+    /// Whether a clone of another volume can become this one: blocks that are unmapped here, and present
+    /// in the parent, must not be mapped there. Both lists come from a [`TreeWalk`].
     pub fn can_follow(&self, base: &Self, theirs: &[Record], own: &[Record]) -> bool {
         let reach = self.body.reach;
         let has = |record: &&Record| record.key < reach;
@@ -146,13 +149,13 @@ impl Found {
         is_same && theirs.iter().filter(has).all(covered)
     }
 
-    /// Looks for its checksums, for [`checksum_of`]: keys of what is lost are groups of four blocks.
-    pub fn walk_checksums(&self) -> Walk {
-        Walk::new(self.store, &self.room, self.body.sums_tree(), self.body.sums)
+    /// Walks its checksums, for [`checksum_of`]: the keys of lost ranges are groups of four blocks.
+    pub fn walk_checksums(&self) -> TreeWalk {
+        TreeWalk::new(self.store, &self.room, self.body.sums_tree(), self.body.sums)
     }
 }
 
-/// The checksum of a block of a volume, in what a [walk](Found::walk_checksums) has found.
+/// Checksum of a block of a volume, from the result of a [walk](FoundVolume::walk_checksums).
 pub fn checksum_of(records: &[Record], block: u64) -> Option<u32> {
     let (group, index) = (block / GROUP_BLOCKS, usize::try_from(block % GROUP_BLOCKS));
     let at = records.binary_search_by_key(&group, |record| record.key).ok()?;
@@ -160,15 +163,14 @@ pub fn checksum_of(records: &[Record], block: u64) -> Option<u32> {
     sums.get(index.ok()?).copied().filter(|sum| *sum != 0)
 }
 
-/// Blocks of a volume that lie elsewhere than those of another, by ascending blocks: the first one, how
-/// many, and where they lie; `None` for those that read as zeroes. Both lists are what a [`Walk`] has
-/// found.
-pub fn differences(base: &[Record], records: &[Record], blocks: u64) -> Vec<Moved> {
-    let (mut at, mut moved): (u64, Vec<Moved>) = (0, Vec::new());
+/// Blocks of a volume whose place differs from those of another one, in ascending order: first block,
+/// number of blocks, and place, or `None` if they read as zeroes. Both lists come from a [`TreeWalk`].
+pub fn differences(base: &[Record], records: &[Record], blocks: u64) -> Vec<FileExtent> {
+    let (mut at, mut moved): (u64, Vec<FileExtent>) = (0, Vec::new());
     let place = |runs: &[Record], at: u64| match runs
         .get(runs.partition_point(|run| run.key + run.extra <= at))
     {
-        // A hole has no place, and is told from what nothing is mapped to by its value.
+        // A hole has no place; its value distinguishes it from unmapped blocks.
         Some(run) if run.key <= at => (Some(run.value + (at - run.key)), run.key + run.extra),
         Some(run) => (None, run.key),
         None => (None, u64::MAX),
@@ -178,32 +180,32 @@ pub fn differences(base: &[Record], records: &[Record], blocks: u64) -> Vec<Move
         let end = old_end.min(new_end).min(blocks);
         if old != new {
             let at_place = new.filter(|place| place & HOLE == 0);
-            moved.push(Moved { block: at, blocks: end - at, at: at_place });
+            moved.push(FileExtent { block: at, blocks: end - at, at: at_place });
         }
         at = end;
     }
     moved
 }
 
-/// Blocks of a volume, and where they lie.
+/// Blocks of a volume, and their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moved {
-    /// The first one.
+pub struct FileExtent {
+    /// First block.
     pub block: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Where the first one lies; `None` if they read as zeroes.
+    /// Place of the first one; `None` if they read as zeroes.
     pub at: Option<u64>,
 }
 
 impl Rescue {
-    /// A rescue from a device of so many blocks, the first one of its store.
+    /// Rescue from a device of this number of blocks, the first one of its pool.
     pub fn new(blocks: u64) -> Self {
         let mut present = RangeSet::default();
         present.insert(0..blocks);
         Self {
             present,
-            stage: Stage::Superblocks(Box::new(Opening::new(blocks, 0).to_rescue())),
+            stage: RescueStage::Superblocks(Box::new(Opening::new(blocks, 0).to_rescue())),
             store: 0,
             superblock: None,
             generation: u64::MAX,
@@ -217,8 +219,8 @@ impl Rescue {
         }
     }
 
-    /// There are these blocks of the store, and no others: not all of its devices are there, or what
-    /// says which there are is destroyed.
+    /// Restricts the rescue to these blocks of the pool: some devices are missing, or the list of devices
+    /// is destroyed.
     #[must_use]
     pub fn over(mut self, present: impl Iterator<Item = Range<u64>>) -> Self {
         self.present = RangeSet::default();
@@ -226,50 +228,50 @@ impl Rescue {
         self
     }
 
-    /// The blocks in which metadata and data may lie: some of them where there is no device any more.
-    fn whole_room(&self) -> Room {
-        let room = Room { start: SLOTS, end: BLOCKS_MAX, slots: 0..0 };
+    /// Blocks that may contain metadata and data, including those on missing devices.
+    fn whole_room(&self) -> DataArea {
+        let room = DataArea { start: SLOTS, end: BLOCKS_MAX, slots: 0..0 };
         self.superblock.map_or(room, |superblock| superblock.room())
     }
 
-    /// The blocks that a scan looks at.
-    fn room(&self) -> Room {
+    /// Blocks that a scan reads.
+    fn room(&self) -> DataArea {
         let end = self.present.iter().last().map_or(SLOTS, |range| range.end.max(SLOTS));
-        let room = Room { start: SLOTS, end, slots: 0..0 };
+        let room = DataArea { start: SLOTS, end, slots: 0..0 };
         self.superblock.map_or(room, |superblock| superblock.room())
     }
 
-    /// The first block from one on that a scan looks at.
+    /// First block at or after `at` that a scan reads.
     fn next_scanned(&self, mut at: u64) -> Option<u64> {
         let room = self.room();
         while at < room.end {
-            match self.present.look(at) {
-                Place::Taken(_) if room.contains(&at) => return Some(at),
-                Place::Taken(_) => at += 1,
-                Place::Free(next) => at = next,
+            match self.present.get(at) {
+                RangeLookup::Taken(_) if room.contains(&at) => return Some(at),
+                RangeLookup::Taken(_) => at += 1,
+                RangeLookup::Free(next) => at = next,
             }
         }
         None
     }
 
-    /// The next block that has to be read; `None` once that was all.
+    /// The next block to read, or `None` once all have been read.
     ///
     /// # Errors
     ///
-    /// If what is there is of a newer version, or two stores claim the device.
-    pub fn next_read(&mut self) -> Result<Option<u64>, StoreError> {
+    /// If the contents have a newer version, or two pools claim the device.
+    pub fn next_read(&mut self) -> Result<Option<u64>, PoolError> {
         loop {
             let next = match &self.stage {
-                Stage::Superblocks(opening) => opening.next_read(),
-                Stage::Catalogue(walk) | Stage::Names(walk) | Stage::Space(walk) => {
-                    walk.next_read()
-                }
-                Stage::Volumes => self.to_read.last().map(|(_, at)| at.address),
-                Stage::Scan(at) => self.next_scanned(*at),
-                Stage::Done => return Ok(None),
+                RescueStage::Superblocks(opening) => opening.next_read(),
+                RescueStage::Catalogue(walk)
+                | RescueStage::Names(walk)
+                | RescueStage::Space(walk) => walk.next_read(),
+                RescueStage::Volumes => self.to_read.last().map(|(_, at)| at.address),
+                RescueStage::Scan(at) => self.next_scanned(*at),
+                RescueStage::Done => return Ok(None),
             };
             if let Some(next) = next {
-                if let Stage::Scan(at) = &mut self.stage {
+                if let RescueStage::Scan(at) = &mut self.stage {
                     *at = next;
                 }
                 return Ok(Some(next));
@@ -278,74 +280,76 @@ impl Rescue {
         }
     }
 
-    /// How many blocks of how many a scan has looked at, if there is one.
+    /// Number of blocks scanned and in total, during a scan.
     pub fn scanned(&self) -> Option<(u64, u64)> {
         let room = self.room();
         match &self.stage {
-            Stage::Scan(at) => Some((at - room.start, room.end - room.start)),
+            RescueStage::Scan(at) => Some((at - room.start, room.end - room.start)),
             _ => None,
         }
     }
 
-    /// The block that was to be read has been, or not.
-    pub fn handle_read(&mut self, bytes: Result<&Block, Outcome>) {
+    /// Handles the result of the requested read.
+    pub fn handle_read(&mut self, bytes: Result<&Block, IoStatus>) {
         match &mut self.stage {
-            Stage::Superblocks(opening) => opening.handle_read(bytes),
-            Stage::Catalogue(walk) | Stage::Names(walk) | Stage::Space(walk) => {
+            RescueStage::Superblocks(opening) => opening.handle_read(bytes),
+            RescueStage::Catalogue(walk) | RescueStage::Names(walk) | RescueStage::Space(walk) => {
                 walk.handle_read(bytes);
             }
-            Stage::Volumes => self.take_volume(bytes),
-            Stage::Scan(at) => {
+            RescueStage::Volumes => self.take_volume(bytes),
+            RescueStage::Scan(at) => {
                 let address = *at;
                 *at += 1;
                 if let Ok(bytes) = bytes {
                     self.look_at(address, bytes);
                 }
             }
-            Stage::Done => {}
+            RescueStage::Done => {}
         }
     }
 
-    /// A stage is over.
-    fn advance(&mut self) -> Result<(), StoreError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Done);
+    /// Begins the next stage.
+    fn advance(&mut self) -> Result<(), PoolError> {
+        let stage = std::mem::replace(&mut self.stage, RescueStage::Done);
         self.stage = match stage {
-            Stage::Superblocks(opening) => self.take_superblock(*opening)?,
-            Stage::Catalogue(walk) => {
+            RescueStage::Superblocks(opening) => self.take_superblock(*opening)?,
+            RescueStage::Catalogue(walk) => {
                 let (records, lost) = walk.finish();
                 self.to_read = records.iter().rev().map(|line| (line.key, line.child())).collect();
                 self.untold = lost.iter().map(|lost| lost.keys.clone()).collect();
                 self.damaged.extend(lost.into_iter().map(|lost| lost.damage));
-                Stage::Volumes
+                RescueStage::Volumes
             }
-            Stage::Volumes if self.untold.is_empty() => Stage::Done,
-            Stage::Volumes => self.walk(NAMES).map_or(Stage::Scan(SLOTS), Stage::Names),
-            Stage::Names(walk) => {
+            RescueStage::Volumes if self.untold.is_empty() => RescueStage::Done,
+            RescueStage::Volumes => {
+                self.walk(NAMES).map_or(RescueStage::Scan(SLOTS), RescueStage::Names)
+            }
+            RescueStage::Names(walk) => {
                 let (records, lost) = walk.finish();
                 let names = || records.iter().map(|line| (line.key, line.value)).collect();
                 self.names = lost.is_empty().then(names);
                 self.damaged.extend(lost.into_iter().map(|lost| lost.damage));
-                let space = Tree::of_store(Kind::Space);
-                self.walk(space).map_or(Stage::Scan(SLOTS), Stage::Space)
+                let space = Tree::of_store(Kind::SpaceMap);
+                self.walk(space).map_or(RescueStage::Scan(SLOTS), RescueStage::Space)
             }
-            Stage::Space(walk) => {
+            RescueStage::Space(walk) => {
                 let (records, lost) = walk.finish();
                 let mut counted = RangeSet::default();
                 records.iter().for_each(|run| counted.insert(run.key..run.key + run.extra));
                 self.counted = lost.is_empty().then_some(counted);
                 self.damaged.extend(lost.into_iter().map(|lost| lost.damage));
-                Stage::Scan(SLOTS)
+                RescueStage::Scan(SLOTS)
             }
-            Stage::Scan(_) => {
+            RescueStage::Scan(_) => {
                 self.choose();
-                Stage::Done
+                RescueStage::Done
             }
-            Stage::Done => Stage::Done,
+            RescueStage::Done => RescueStage::Done,
         };
         Ok(())
     }
 
-    fn take_superblock(&mut self, opening: Opening) -> Result<Stage, StoreError> {
+    fn take_superblock(&mut self, opening: Opening) -> Result<RescueStage, PoolError> {
         match opening.finish() {
             Ok(opened) => {
                 let (store, superblock) = opened.store.durable();
@@ -353,56 +357,56 @@ impl Rescue {
                 self.generation = opened.store.generation();
                 self.damaged.extend(opened.damaged);
                 let walk = self.walk(CATALOGUE);
-                Ok(walk.map_or(Stage::Volumes, Stage::Catalogue))
+                Ok(walk.map_or(RescueStage::Volumes, RescueStage::Catalogue))
             }
-            Err(StoreError::NoStore(damaged)) => {
+            Err(PoolError::NotAPool(damaged)) => {
                 self.damaged.extend(damaged);
                 self.untold.push(0..u64::MAX);
-                Ok(Stage::Scan(SLOTS))
+                Ok(RescueStage::Scan(SLOTS))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// A walk through a tree of the superblock.
-    fn walk(&self, tree: Tree) -> Option<Walk> {
+    /// Walk of a tree of the superblock.
+    fn walk(&self, tree: Tree) -> Option<TreeWalk> {
         let superblock = self.superblock?;
         let root = match tree.kind {
-            Kind::Catalogue => superblock.catalogue,
+            Kind::Catalog => superblock.catalogue,
             Kind::Names => superblock.names,
             _ => superblock.space,
         };
-        Some(Walk::new(self.store, &self.whole_room(), tree, root))
+        Some(TreeWalk::new(self.store, &self.whole_room(), tree, root))
     }
 
-    fn take_volume(&mut self, bytes: Result<&Block, Outcome>) {
+    fn take_volume(&mut self, bytes: Result<&Block, IoStatus>) {
         let Some((id, at)) = self.to_read.pop() else { return };
         let damage = |flaw| {
             let kind = Some(Kind::Volume);
-            Damage { address: at.address, kind, owner: id, flaw }
+            Corruption { address: at.address, kind, owner: id, flaw }
         };
         let page = bytes
-            .map_err(|outcome| damage(Flaw::Unread(outcome)))
+            .map_err(|outcome| damage(CorruptionKind::ReadError(outcome)))
             .and_then(|bytes| Page::decode(bytes, self.store, at.address));
         let page = page.map_err(|found| damage(found.flaw));
         match page {
             Ok(page) if page.generation != at.generation => {
                 let (found, expected) = (page.generation, at.generation);
-                self.damaged.push(damage(Flaw::Generation { found, expected }));
+                self.damaged.push(damage(CorruptionKind::Generation { found, expected }));
             }
-            Ok(Page { body: Body::Volume(body), .. }) if body.id == id => {
+            Ok(Page { body: PageBody::Volume(body), .. }) if body.id == id => {
                 self.volumes.insert(id, body);
             }
-            Ok(_) => self.damaged.push(damage(Flaw::Bounds)),
+            Ok(_) => self.damaged.push(damage(CorruptionKind::Bounds)),
             Err(damage) => self.damaged.push(damage),
         }
     }
 
-    /// A block that the scan has come upon.
+    /// Handles a scanned block.
     fn look_at(&mut self, address: u64, bytes: &Block) {
         let store = Header::decode(&bytes[..]).store;
         let is_ours = self.superblock.is_none() || store == self.store;
-        let Some(Page { body: Body::Volume(body), generation, .. }) =
+        let Some(Page { body: PageBody::Volume(body), generation, .. }) =
             Page::decode(bytes, store, address).ok().filter(|_| is_ours)
         else {
             return;
@@ -411,15 +415,17 @@ impl Rescue {
         let is_named = |names: &BTreeMap<u64, u64>| {
             names.get(&hash(unpadded(&body.name).as_bytes())) == Some(&body.id)
         };
+        // A volume pending deletion has no name any more, but its block supersedes older ones of the same
+        // volume.
         let is_known = self.names.as_ref().is_none_or(is_named) || body.has(flags::DOOMED);
-        let is_used = |counted: &RangeSet| matches!(counted.look(address), Place::Taken(_));
+        let is_used = |counted: &RangeSet| matches!(counted.get(address), RangeLookup::Taken(_));
         let is_used = self.counted.as_ref().is_none_or(is_used);
         if is_untold && is_known && is_used && generation <= self.generation {
             self.found.insert((store, body.id, generation), body);
         }
     }
 
-    /// The newest of what the scan has found of each volume, of the store that has most.
+    /// Selects the newest found block of each volume, of the pool with the most of them.
     fn choose(&mut self) {
         if self.superblock.is_none() {
             let mut counts: BTreeMap<u128, u64> = BTreeMap::new();
@@ -434,7 +440,7 @@ impl Rescue {
             }
         }
         newest.retain(|_, (_, body)| !body.has(flags::DOOMED));
-        // A name that was given again belongs to the last that it was given to.
+        // A reused name belongs to the volume that received it last.
         let mut by_name: BTreeMap<[u8; 128], (u64, VolumeBody)> = BTreeMap::new();
         for (generation, body) in newest.into_values() {
             let last = by_name.entry(body.name).or_insert((generation, body));
@@ -442,18 +448,19 @@ impl Rescue {
                 *last = (generation, body);
             }
         }
-        // What the catalogue tells is newer than what was found beside it.
+        // Volumes from the catalog are newer than those found by the scan.
         let told: BTreeSet<[u8; 128]> = self.volumes.values().map(|body| body.name).collect();
         for (_, body) in by_name.into_values().filter(|(_, body)| !told.contains(&body.name)) {
             self.volumes.entry(body.id).or_insert(body);
         }
     }
 
-    /// What was found, once everything was read.
-    pub fn finish(self) -> Rescued {
+    /// The result, once everything has been read.
+    pub fn finish(self) -> RescueResult {
         let (store, room) = (self.store, self.whole_room());
-        let found = |body: VolumeBody| Found { info: body.info(), body, store, room: room.clone() };
-        Rescued {
+        let found =
+            |body: VolumeBody| FoundVolume { info: body.info(), body, store, room: room.clone() };
+        RescueResult {
             store,
             name: self.superblock.map(|superblock| unpadded(&superblock.name)).unwrap_or_default(),
             volumes: self.volumes.into_values().map(found).collect(),
@@ -465,14 +472,14 @@ impl Rescue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Moved, Record, differences};
+    use super::{FileExtent, Record, differences};
 
     #[test]
     fn what_lies_elsewhere_is_told_block_by_block() {
         let run = |key, value, extra| Record { key, value, extra };
         let base = [run(2, 100, 4), run(10, 200, 5)];
         let now = [run(0, 50, 3), run(3, 101, 2), run(12, 202, 9)];
-        let of = |block, blocks, at| Moved { block, blocks, at };
+        let of = |block, blocks, at| FileExtent { block, blocks, at };
         let expected = [
             of(0, 2, Some(50)),
             of(2, 1, Some(52)),

@@ -1,49 +1,49 @@
-//! A snapshot as a stream of bytes, whole or what differs from another one; docs/volume-format.md
+//! Snapshot as a byte stream, complete or as the difference from another snapshot; docs/volume-format.md
 //! draws it.
 //!
 //! ```text
 //!   | StreamHead | StreamRecord, data | StreamRecord | … | StreamRecord: the end |
 //! ```
 //!
-//! [`Sender`] makes what stands around the data; [`Receiver`] is given bytes as it wants them and
-//! believes none of them. It never wants more at once than a record has at most.
+//! [`Sender`] creates the framing of the data. [`Receiver`] requests bytes in the sizes it needs and
+//! trusts none of them. It never needs more at once than the maximum size of a record.
 
 mod error;
 mod receive;
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-pub use self::error::{StreamError, Wrong};
+pub use self::error::{StreamError, StreamErrorKind};
 pub use self::receive::{Event, Receiver};
 use crate::format::{BLOCK_BYTES, unpadded};
 use crate::layout::{Layout, layout};
 
 layout! {
-    /// What a stream begins with.
+    /// Head of a stream.
     pub struct StreamHead[384] {
-        /// CRC-32C of all that follows in the head.
+        /// CRC-32C of the rest of the head.
         checksum: u32,
         /// [`VERSION`].
         version: u32,
         /// [`MAGIC`].
         magic: [u8; 8],
-        /// Who does not know one of these bits must not receive the stream.
+        /// Incompatible feature bits: a receiver that does not know one of them must reject the stream.
         incompatible: u64,
-        /// The store from which it came.
+        /// UUID of the source pool.
         store: u128,
-        /// What the snapshot is known by.
+        /// UUID of the snapshot.
         uuid: u128,
-        /// What the snapshot is known by that it differs from; zero if nothing is left out.
+        /// UUID of the base snapshot; zero for a complete stream.
         base: u128,
-        /// How many blocks the snapshot has.
+        /// Number of blocks of the snapshot.
         blocks: u64,
-        /// Blocks in its unit of allocation, as a power of two.
+        /// Cluster size in blocks, as a power of two.
         unit_shift: u32,
-        /// Bit 0: its data have checksums in the store from which it came.
+        /// Bit 0: the data have checksums in the source pool.
         flags: u32,
-        /// The snapshot's name, UTF-8, padded with zeroes.
+        /// Name of the snapshot, UTF-8, padded with zeroes.
         name: [u8; 128],
-        /// The name of the snapshot that it differs from, in the same way.
+        /// Name of the base snapshot, in the same form.
         base_name: [u8; 128],
         /// Zero.
         reserved: [u8; 40],
@@ -51,32 +51,32 @@ layout! {
 }
 
 layout! {
-    /// What stands before data, says that there are none, or ends the stream.
+    /// Record before data, for a hole, or for the end of the stream.
     pub struct StreamRecord[32] {
-        /// CRC-32C of all that follows in the record, and of the data behind it.
+        /// CRC-32C of the rest of the record, and of the data after it.
         checksum: u32,
         /// 1: data, 2: a hole, 3: the end.
         kind: u32,
-        /// How many records stand before it.
+        /// Number of records before it.
         sequence: u64,
-        /// The first block of the snapshot; at the end, how many blocks of data there were.
+        /// First block of the snapshot; at the end, the number of data blocks.
         block: u64,
-        /// How many blocks; at the end, CRC-32C of the checksums of the head and of all records.
+        /// Number of blocks; at the end, CRC-32C of the checksums of the head and of all records.
         blocks: u64,
     }
 }
 
-/// Eight bytes that a stream has at its byte 8.
+/// Magic number of a stream, at byte 8.
 pub const MAGIC: [u8; 8] = *b"tenmilST";
-/// The version of streams.
+/// Version of the stream format.
 pub const VERSION: u32 = 1;
-/// Blocks of data behind one record at most.
+/// Maximum number of data blocks after one record.
 pub const DATA_BLOCKS_MAX: u64 = 256;
 
-/// The bit of [`StreamHead::flags`] for a snapshot with checksums.
+/// Bit of [`StreamHead::flags`] for a snapshot with checksums.
 const CHECKSUMS: u32 = 1;
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Data = 1,
@@ -84,27 +84,26 @@ pub(crate) enum Kind {
     End = 3,
 }
 
-/// What a stream holds.
+/// Contents of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contents {
-    /// The store from which it came.
+pub struct StreamInfo {
+    /// UUID of the source pool.
     pub store: u128,
-    /// What the snapshot is known by.
+    /// UUID of the snapshot.
     pub uuid: u128,
     /// Its name.
     pub name: String,
-    /// How many blocks it has.
+    /// Its number of blocks.
     pub blocks: u64,
-    /// Blocks in its unit of allocation.
+    /// Blocks per cluster.
     pub unit: u64,
-    /// Whether its data have checksums in the store from which it came.
+    /// Whether its data have checksums in the source pool.
     pub has_checksums: bool,
-    /// What the snapshot is known by that it differs from, and its name; `None` if nothing is left
-    /// out.
+    /// UUID and name of the base snapshot; `None` for a complete stream.
     pub base: Option<(u128, String)>,
 }
 
-/// Makes a stream.
+/// Encoder of a stream.
 #[derive(Debug)]
 pub struct Sender {
     records: u64,
@@ -118,7 +117,7 @@ impl Kind {
     }
 }
 
-impl Contents {
+impl StreamInfo {
     fn of(head: &StreamHead) -> Self {
         let base = (head.base != 0).then(|| (head.base, unpadded(&head.base_name)));
         Self {
@@ -162,8 +161,8 @@ impl Contents {
 }
 
 impl Sender {
-    /// A stream, and the bytes that it begins with.
-    pub fn begin(contents: &Contents) -> (Self, Vec<u8>) {
+    /// Starts a stream. Returns the encoder and the bytes of the head.
+    pub fn begin(contents: &StreamInfo) -> (Self, Vec<u8>) {
         let mut bytes = vec![0; StreamHead::BYTES];
         contents.head().encode(&mut bytes);
         let checksum = head_sum(&bytes);
@@ -173,20 +172,19 @@ impl Sender {
         (Self { records: 0, data_blocks: 0, sums }, bytes)
     }
 
-    /// What stands before these data, [`DATA_BLOCKS_MAX`] blocks at most, of the blocks from `block`
-    /// on.
+    /// Record before these data, at most [`DATA_BLOCKS_MAX`] blocks that start at `block`.
     pub fn data(&mut self, block: u64, data: &[u8]) -> [u8; StreamRecord::BYTES] {
         let blocks = (data.len() / BLOCK_BYTES) as u64;
         self.data_blocks += blocks;
         self.record(Kind::Data, block, blocks, data)
     }
 
-    /// What says that blocks read as zeroes.
+    /// Record for blocks that read as zeroes.
     pub fn hole(&mut self, block: u64, blocks: u64) -> [u8; StreamRecord::BYTES] {
         self.record(Kind::Hole, block, blocks, &[])
     }
 
-    /// What the stream ends with.
+    /// Record at the end of the stream.
     pub fn end(mut self) -> [u8; StreamRecord::BYTES] {
         let sums = self.sums.finalize();
         self.record(Kind::End, self.data_blocks, sums, &[])
@@ -211,7 +209,7 @@ impl Sender {
     }
 }
 
-/// Makes the checksums of the head and of all records right, as far as they can be followed.
+/// Corrects the checksums of the head and of all records, as far as the records can be followed.
 pub(crate) fn reseal(stream: &mut [u8]) {
     let Some((head, mut rest)) = stream.split_at_mut_checked(StreamHead::BYTES) else { return };
     let sum = head_sum(head);

@@ -1,33 +1,35 @@
-//! Thick volumes: room is kept for all of their blocks, so that a first write never finds none.
+//! Thick volumes: space is reserved for all of their blocks, so a first write never fails for lack of
+//! space.
 //!
-//! What was not written of a thick volume lies in units of its own all the same: in runs that are
-//! spare. A write there takes no room for data, but it may part a run in three, and the counts of a
-//! unit with it; so what the trees may grow by is kept as well:
+//! Blocks of a thick volume that were never written are nevertheless allocated, in exclusive clusters: in
+//! unwritten runs. A write there uses no space for data, but it may split a run in three, and with it the
+//! counts of a cluster. So the possible growth of the trees is reserved as well:
 //!
 //! ```text
-//!   promised = nodes of the map at worst + units that it is owed      for each thick volume
-//!   kept from all others = all that is promised + nodes of the space map at worst
+//!   reserved = nodes of the map in the worst case
+//!            + clusters not yet allocated                 for each thick volume
+//!   unavailable to others = sum of all reserved + nodes of the space map in the worst case
 //! ```
 //!
-//! A leaf is split only when it is full, so it answers for as many blocks as half a leaf has records:
-//! that bounds the nodes of a map by the size of the volume, whatever is written in which order.
+//! A leaf is split only when it is full, so it covers at least as many blocks as half a leaf has records.
+//! That bounds the number of nodes of a map by the size of the volume, whatever the order of writes.
 
-mod own;
+mod exclusive;
 
-use crate::books::{Books, Stop};
 use crate::edit::FULL;
-use crate::error::StoreError;
+use crate::error::PoolError;
 use crate::format::{NUMBER_MAX, UNIT_SHIFT_MAX, VolumeBody, features, flags, unpadded};
-use crate::volumes::Progress;
-pub(crate) use own::{Move, Owning};
+use crate::metadata::{Metadata, TxnStop};
+use crate::volumes::ChangeProgress;
+pub(crate) use exclusive::{ClusterCopy, ExclusiveStep};
 
-/// The fewest children that a node has when it is new, or records that a leaf of single blocks has.
+/// Minimum number of children of a new node, or of records in a leaf of single blocks.
 const HALF: u64 = FULL as u64 / 2;
-/// The fewest blocks that a leaf of a map answers for: leaves part between units.
+/// Minimum number of blocks that a leaf of a map covers: leaves are split between clusters.
 const LEAF_BLOCKS_MIN: u64 = HALF + 1 - (1 << UNIT_SHIFT_MAX);
 
-/// How many nodes a tree has at most whose keys are so many blocks, if each of its leaves answers for
-/// so many at least.
+/// Maximum number of nodes of a tree with this number of blocks as keys, if each of its leaves covers at
+/// least this number.
 const fn nodes_max(blocks: u64, leaf_blocks: u64) -> u64 {
     let mut level = blocks / leaf_blocks + 1;
     let mut nodes = level;
@@ -39,12 +41,12 @@ const fn nodes_max(blocks: u64, leaf_blocks: u64) -> u64 {
 }
 
 impl VolumeBody {
-    /// How many units it has.
+    /// Number of its clusters.
     pub(crate) const fn units(&self) -> u64 {
         self.blocks.div_ceil(self.unit())
     }
 
-    /// The blocks that are kept for it: none unless it is thick.
+    /// Number of blocks reserved for it: zero unless it is thick.
     pub(crate) const fn promise(&self) -> u64 {
         if !self.has(flags::THICK) {
             return 0;
@@ -53,8 +55,8 @@ impl VolumeBody {
     }
 }
 
-impl Books {
-    /// Blocks that are kept for thick volumes.
+impl Metadata {
+    /// Number of blocks reserved for thick volumes.
     pub(crate) const fn reserve(&self) -> u64 {
         match self.superblock.promised {
             0 => 0,
@@ -66,15 +68,15 @@ impl Books {
         nodes_max(self.superblock.blocks, HALF)
     }
 
-    /// A volume that was promised `before` is promised what it says now.
+    /// Changes a volume's part of the reservation.
     pub(crate) fn note_promise(&mut self, before: u64, after: u64) {
         let others = self.superblock.promised.saturating_sub(before);
         self.superblock.promised = (others + after).min(NUMBER_MAX - 1);
     }
 
-    /// Whether there is room for what a volume is to be promised, more than `before`; else there may
-    /// be after a commit.
-    pub(crate) fn expect_room(&self, before: u64, body: &VolumeBody) -> Result<(), Stop> {
+    /// Fails if less space is free than a volume's reservation grows from `before`; there may be enough
+    /// after a commit.
+    pub(crate) fn expect_room(&self, before: u64, body: &VolumeBody) -> Result<(), TxnStop> {
         let wanted = body.promise().saturating_sub(before);
         let taken = self.space.kept + self.superblock.promised + self.space_nodes_max();
         let free = self.space.free(&self.superblock).saturating_sub(taken);
@@ -82,24 +84,25 @@ impl Books {
             return Ok(());
         }
         let name = unpadded(&body.name);
-        Err(Stop::Short(Box::new(StoreError::NoRoomForThick { name, wanted, free })))
+        Err(TxnStop::NeedSpace(Box::new(PoolError::NoSpaceForThick { name, wanted, free })))
     }
 
-    /// Promises a volume room for all of its blocks, of which units with so many blocks are missing.
-    pub(crate) fn thicken(&mut self, name: &str, missing: u64) -> Result<Progress, Stop> {
+    /// Reserves space for all blocks of a volume, of which clusters with `missing` blocks are not
+    /// allocated.
+    pub(crate) fn thicken(&mut self, name: &str, missing: u64) -> Result<ChangeProgress, TxnStop> {
         let body = self.lookup(name)?;
         if body.has(flags::READ_ONLY) {
-            return Err(StoreError::ReadOnly(name.into()).into());
+            return Err(PoolError::ReadOnly(name.into()).into());
         }
         if body.has(flags::CHECKSUMS) {
-            return Err(StoreError::ThickChecksums(name.into()).into());
+            return Err(PoolError::ThickChecksums(name.into()).into());
         }
         body.expect_no_parent()?;
         let thick = VolumeBody { flags: body.flags | flags::THICK, owed: missing, ..body };
         self.expect_room(body.promise(), &thick)?;
-        self.superblock.incompatible |= features::SPARE;
+        self.superblock.incompatible |= features::UNWRITTEN;
         self.put_volume(&thick)?;
-        Ok(Progress::Made(Some(thick.info())))
+        Ok(ChangeProgress::Made(Some(thick.info())))
     }
 }
 

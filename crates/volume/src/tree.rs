@@ -1,54 +1,54 @@
-//! Copy-on-write trees of runs: looking up.
+//! Lookup in copy-on-write trees of runs.
 //!
 //! ```text
 //!   inner:   | key 0, child | key 1, child | …     child i has the keys from key i up to key i + 1
 //!   leaf:    | key, value, length | …              runs that do not overlap
 //! ```
 //!
-//! A node that is shared, or that an earlier transaction has written, is never changed but copied.
-//! The keys at which leaves of a volume's map part are multiples of its unit, so all that is mapped
-//! of one unit is in one leaf, and one look tells whether a unit has other users.
+//! A node that is shared, or that an earlier transaction has written, is never changed but copied. Leaves
+//! of a volume's map are split at multiples of its cluster size. So all mapped blocks of one cluster are
+//! in one leaf, and one lookup determines whether a cluster has other users.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::books::{Books, Stop};
-use crate::error::{Damage, Flaw};
+use crate::error::{Corruption, CorruptionKind};
 use crate::format::{Kind, Page, Pointer, Record};
+use crate::metadata::{Metadata, TxnStop};
 
-/// What a tree is of.
+/// Properties of a tree.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tree {
     pub(crate) kind: Kind,
-    /// Whose it is; zero if it serves all.
+    /// Number of the volume that it belongs to; zero for a tree of the pool.
     pub(crate) owner: u64,
-    /// Leaves part at multiples of this.
+    /// Leaves are split at multiples of this.
     pub(crate) unit: u64,
-    /// Whether what it maps is never written over.
+    /// Whether mapped blocks are never overwritten.
     pub(crate) keeps: bool,
 }
 
-/// A leaf, and what was learnt on the way to it.
+/// A leaf, and the state of the path to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Leaf {
     pub(crate) page: Arc<Page>,
-    /// The keys it answers for.
+    /// Range of keys that it covers.
     pub(crate) bounds: Range<u64>,
-    /// Whether it, or a node above it, belongs to several trees, or may again after a loss of power.
+    /// Whether it, or a node above it, belongs to several trees, or may do so again after a power loss.
     pub(crate) is_shared: bool,
 }
 
-/// Every key there is.
+/// All keys.
 pub(crate) const ALL: Range<u64> = 0..u64::MAX;
 
 impl Tree {
-    /// One of which a store has but one.
+    /// A tree that exists once per pool.
     pub(crate) const fn of_store(kind: Kind) -> Self {
         Self { kind, owner: 0, unit: 1, keeps: false }
     }
 
-    /// The blocks of the store that a run of a map keeps from others: all of every unit it touches,
-    /// and none if it is a hole.
+    /// Blocks of the pool that a run of a map occupies: all blocks of every cluster it touches, and none
+    /// if it is a hole.
     pub(crate) const fn units_of(&self, run: &Record) -> Range<u64> {
         if run.is_hole() {
             return 0..0;
@@ -59,29 +59,29 @@ impl Tree {
 
     /// Whether nodes may belong to several trees.
     pub(crate) const fn may_share(&self) -> bool {
-        matches!(self.kind, Kind::Map | Kind::Sums)
+        matches!(self.kind, Kind::Map | Kind::Checksums)
     }
 }
 
-impl Books {
-    /// The leaf that answers for a key; `None` if the tree is empty.
+impl Metadata {
+    /// The leaf that covers a key; `None` if the tree is empty.
     pub(crate) fn leaf(
         &mut self,
         tree: &Tree,
         root: Pointer,
         key: u64,
-    ) -> Result<Option<Leaf>, Stop> {
+    ) -> Result<Option<Leaf>, TxnStop> {
         self.leaf_and_sharing(tree, root, key, false)
     }
 
-    /// The same, and whether it is shared: else that is said to be false.
+    /// Same, and whether it is shared. Without `wants_sharing`, that is always false.
     pub(crate) fn leaf_and_sharing(
         &mut self,
         tree: &Tree,
         root: Pointer,
         key: u64,
         wants_sharing: bool,
-    ) -> Result<Option<Leaf>, Stop> {
+    ) -> Result<Option<Leaf>, TxnStop> {
         if root.is_none() {
             return Ok(None);
         }
@@ -109,7 +109,7 @@ impl Books {
         pointer: Pointer,
         level: Option<u8>,
         bounds: &Range<u64>,
-    ) -> Result<Arc<Page>, Stop> {
+    ) -> Result<Arc<Page>, TxnStop> {
         let page = self.page(pointer, tree.kind, level)?;
         let records = page.records();
         let end = |record: &Record| match page.level() {
@@ -121,21 +121,22 @@ impl Books {
             return Ok(page);
         }
         let (address, owner) = (pointer.address, page.owner);
-        Err(Damage { address, kind: Some(tree.kind), owner, flaw: Flaw::Bounds }.into())
+        Err(Corruption { address, kind: Some(tree.kind), owner, flaw: CorruptionKind::Bounds }
+            .into())
     }
 
-    /// The level of a tree's root; zero if it is empty.
-    pub(crate) fn height(&mut self, tree: &Tree, root: Pointer) -> Result<u8, Stop> {
+    /// Level of a tree's root; zero if it is empty.
+    pub(crate) fn height(&mut self, tree: &Tree, root: Pointer) -> Result<u8, TxnStop> {
         if root.is_none() { Ok(0) } else { Ok(self.page(root, tree.kind, None)?.level()) }
     }
 
-    /// The first run that ends behind `key`.
+    /// The first run that ends after `key`.
     pub(crate) fn next_run(
         &mut self,
         tree: &Tree,
         root: Pointer,
         key: u64,
-    ) -> Result<Option<Record>, Stop> {
+    ) -> Result<Option<Record>, TxnStop> {
         let mut at = key;
         while let Some(leaf) = self.leaf(tree, root, at)? {
             let records = leaf.page.records();
@@ -152,12 +153,12 @@ impl Books {
     }
 }
 
-/// Which child of an inner node has a key.
+/// Index of the child of an inner node that covers a key.
 pub(crate) fn child_index(records: &[Record], key: u64) -> usize {
     records.partition_point(|record| record.key <= key).saturating_sub(1)
 }
 
-/// The keys that a child of an inner node answers for.
+/// Range of keys that a child of an inner node covers.
 pub(crate) fn child_bounds(records: &[Record], index: usize, bounds: &Range<u64>) -> Range<u64> {
     let start = if index == 0 { bounds.start } else { records[index].key };
     start..records.get(index + 1).map_or(bounds.end, |next| next.key)

@@ -1,5 +1,5 @@
-//! The power is cut at any moment: what was flushed is there, what was answered is there, and nothing
-//! is to be repaired.
+//! Power loss at any moment: everything flushed is present, every completed change is present, and no
+//! repair is needed.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 

@@ -1,4 +1,4 @@
-//! What docs/volume-format.md says of every structure is true of the code.
+//! The code matches docs/volume-format.md for every structure.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 

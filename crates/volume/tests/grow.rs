@@ -1,18 +1,18 @@
-//! A store takes the room that its device has gained and devices that are added, while others go on, and
-//! comes back from a cut of the power at any step of that.
+//! A pool uses the space that its device has gained and devices that are added, during other I/O, and
+//! survives a power loss at any step of that.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod rig;
 
-use base::Random;
 use rig::compare::compare;
 use rig::disk::{Cut, Image};
 use rig::world::World;
 use rig::{Rig, check, open};
-use tenmil_volume::devices::{Devices, Other};
+use tenmil_base::Random;
+use tenmil_volume::devices::{Devices, SecondaryDevice};
 use tenmil_volume::format::Superblock;
-use tenmil_volume::{Action, Answer, Ask, Change, StoreError};
+use tenmil_volume::{DeviceAction, PoolError, PoolRequest, PoolResponse, VolumeOp};
 
 const BEFORE: u64 = 1000;
 
@@ -25,11 +25,11 @@ fn world(seed: u64) -> World {
     world
 }
 
-fn other(uuid: u128) -> Other {
-    Other { uuid, uri: "ram:1m".into() }
+fn other(uuid: u128) -> SecondaryDevice {
+    SecondaryDevice { uuid, uri: "ram:1m".into() }
 }
 
-/// The device grows to so many blocks, and another one of so many comes unless that is none.
+/// The device grows to `front` blocks, and another one of `more` blocks is added unless that is zero.
 fn grown(front: u64, more: u64) -> Devices {
     let mut devices = Devices::one(front);
     if more > 0 {
@@ -38,10 +38,10 @@ fn grown(front: u64, more: u64) -> Devices {
     devices
 }
 
-/// Has the store lie on devices, and says what is on the media at each step if the power fails then.
+/// Grows the pool to these devices, and returns the possible contents after a power loss at each step.
 fn grow(rig: &mut Rig, devices: &Devices, random: &mut Random) -> Vec<Image> {
     rig.disk.runs = devices.runs().map(|(begin, run)| (begin, run.device)).collect();
-    let token = rig.submit(Ask::Grow(devices.clone()));
+    let token = rig.submit(PoolRequest::Grow(devices.clone()));
     let mut cuts = Vec::new();
     loop {
         rig.begin();
@@ -52,16 +52,24 @@ fn grow(rig: &mut Rig, devices: &Devices, random: &mut Random) -> Vec<Image> {
             break;
         }
     }
-    assert_eq!(rig.answers.remove(&token).unwrap(), Ok(Answer::Done));
+    assert_eq!(rig.answers.remove(&token).unwrap(), Ok(PoolResponse::Done));
     cuts
 }
 
-/// Writes one block after the other until there is no room.
+/// Writes one block after the other until no space is left.
 fn fill(rig: &mut Rig) -> u64 {
     let (name, blocks) = ("new".into(), 3000);
-    rig.ask(Ask::Change(Change::Create { name, blocks, unit: 1, uuid: 1, checksums: false }))
-        .unwrap();
-    let Answer::Volume(info) = rig.ask(Ask::Find("new".into())).unwrap() else { panic!() };
+    rig.ask(PoolRequest::Change(VolumeOp::Create {
+        name,
+        blocks,
+        unit: 1,
+        uuid: 1,
+        checksums: false,
+    }))
+    .unwrap();
+    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find("new".into())).unwrap() else {
+        panic!()
+    };
     for block in 0..info.blocks {
         let token = rig.submit_write(info.id, block, 1, 99);
         rig.settle();
@@ -91,12 +99,13 @@ fn a_store_that_grows_holds_what_it_held_and_is_cut_at_no_wrong_moment() {
             let report = check(&rig.store, rig.disk.image());
             assert_eq!(report.findings, [], "seed {seed}, cut {index}");
             compare(&mut rig, &world.model).unwrap();
-            // It takes writes, in its new room too, and is clean then.
+            // It accepts writes, also in its new space, and passes the check afterwards.
             if index % 7 == 0 {
                 fill(&mut rig);
-                rig.ask(Ask::Change(Change::Delete { name: "new".into(), orphan: true })).unwrap();
+                rig.ask(PoolRequest::Change(VolumeOp::Delete { name: "new".into(), orphan: true }))
+                    .unwrap();
                 compare(&mut rig, &world.model).unwrap();
-                rig.ask(Ask::Flush).unwrap();
+                rig.ask(PoolRequest::Flush).unwrap();
                 let image = rig.disk.image().clone();
                 let opened = open(&image, front).unwrap();
                 assert_eq!(opened.damaged, [], "seed {seed}, cut {index}");
@@ -114,7 +123,9 @@ fn a_full_store_has_room_as_soon_as_it_has_grown_and_the_old_end_is_used_last() 
         let before = fill(&mut rig);
         assert!((700..1000).contains(&before), "{before}");
         grow(&mut rig, &grown(front, more), &mut Random::new(2));
-        let Answer::Volume(info) = rig.ask(Ask::Find("new".into())).unwrap() else { panic!() };
+        let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find("new".into())).unwrap() else {
+            panic!()
+        };
         let mut block = before;
         loop {
             let token = rig.submit_write(info.id, block, 1, 98);
@@ -125,8 +136,8 @@ fn a_full_store_has_room_as_soon_as_it_has_grown_and_the_old_end_is_used_last() 
             block += 1;
         }
         assert!(block > before + 350, "{before} and then {block}");
-        rig.ask(Ask::Flush).unwrap();
-        // All four superblocks are whole, whatever lies between them.
+        rig.ask(PoolRequest::Flush).unwrap();
+        // All four superblocks are valid, whatever is between them.
         let opened = open(rig.disk.image(), front).unwrap();
         assert_eq!(opened.damaged, []);
         assert_eq!(opened.store.blocks(), 1400);
@@ -144,11 +155,11 @@ fn to_grow_twice_is_to_grow_and_writes_nothing() {
     let devices = grown(1000, 500);
     grow(&mut world.rig, &devices, &mut Random::new(4));
     let (writes, generation) = (world.rig.disk.writes, world.rig.store.generation());
-    assert_eq!(world.rig.ask(Ask::Grow(devices.clone())), Ok(Answer::Done));
+    assert_eq!(world.rig.ask(PoolRequest::Grow(devices.clone())), Ok(PoolResponse::Done));
     assert_eq!((world.rig.disk.writes, world.rig.store.generation()), (writes, generation));
     let mut again = open(world.rig.disk.image(), 1000).unwrap();
     assert_eq!((again.damaged, again.store.devices()), (Vec::new(), &devices));
-    again.store.submit(0, Ask::Grow(devices));
+    again.store.submit(0, PoolRequest::Grow(devices));
     assert_eq!(again.store.next_action(), None);
 }
 
@@ -172,7 +183,7 @@ fn a_store_with_other_devices_opens_when_any_superblock_is_destroyed() {
 fn devices_that_do_not_have_every_block_where_it_was_are_refused() {
     let mut world = world(5);
     grow(&mut world.rig, &grown(1000, 500), &mut Random::new(4));
-    let mut refused = |devices: Devices| world.rig.ask(Ask::Grow(devices)).unwrap_err();
+    let mut refused = |devices: Devices| world.rig.ask(PoolRequest::Grow(devices)).unwrap_err();
     let blocks = 1500;
     for (devices, found) in [
         (Devices::one(1500), 1500),
@@ -180,32 +191,34 @@ fn devices_that_do_not_have_every_block_where_it_was_are_refused() {
         (grown(1001, 500), 1501),
         (grown(999, 501), 1500),
     ] {
-        assert_eq!(refused(devices), StoreError::NotGrown { blocks, found });
+        assert_eq!(refused(devices), PoolError::NotGrown { blocks, found });
     }
     let mut foreign = grown(1000, 500);
     foreign.others[0].uuid = 8;
-    assert_eq!(refused(foreign), StoreError::NotGrown { blocks, found: 1500 });
+    assert_eq!(refused(foreign), PoolError::NotGrown { blocks, found: 1500 });
     let mut beyond = grown(1000, 500);
     beyond.add(other(9), 1 << 48);
-    assert_eq!(refused(beyond), StoreError::DeviceTooLarge { blocks: (1 << 48) + 1499 });
+    assert_eq!(refused(beyond), PoolError::DeviceTooLarge { blocks: (1 << 48) + 1499 });
     let mut nameless = grown(1000, 500);
     nameless.others[0].uri = String::new();
-    assert_eq!(refused(nameless), StoreError::BadDevice { uri: String::new() });
+    assert_eq!(refused(nameless), PoolError::BadDevice { uri: String::new() });
     let image = world.rig.disk.image();
     let smaller = open(image, 999).unwrap_err();
-    assert_eq!(smaller, StoreError::DeviceTooSmall { blocks: 999, needed: 1000 });
+    assert_eq!(smaller, PoolError::DeviceTooSmall { blocks: 999, needed: 1000 });
 }
 
 #[test]
 fn what_was_the_end_is_given_to_nobody_while_a_superblock_says_that_it_is() {
     let mut rig = Rig::plain(rig::new_store(BEFORE), 1400, Random::new(1)).unwrap();
     let before = fill(&mut rig);
-    let Answer::Volume(info) = rig.ask(Ask::Find("new".into())).unwrap() else { panic!() };
-    let grow = rig.submit(Ask::Grow(Devices::one(1400)));
+    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find("new".into())).unwrap() else {
+        panic!()
+    };
+    let grow = rig.submit(PoolRequest::Grow(Devices::one(1400)));
     while rig.store.next_devices().first < 1400 {
         assert!(rig.step());
     }
-    // All at once want room.
+    // All need space at once.
     let tokens: Vec<u64> =
         (before..before + 300).map(|block| rig.submit_write(info.id, block, 1, 9)).collect();
     let (mut since, mut seen) = (None, 0);
@@ -216,7 +229,7 @@ fn what_was_the_end_is_given_to_nobody_while_a_superblock_says_that_it_is() {
         }
         let is_over = since.is_some_and(|since| rig.store.generation() > since);
         for action in rig.under_way() {
-            if let Action::WriteData { at, blocks, .. } = action {
+            if let DeviceAction::WriteData { at, blocks, .. } = action {
                 let meets = *at < BEFORE && BEFORE - 2 < at + blocks;
                 assert!(is_over || !meets, "{action:?}");
                 seen += 1;

@@ -1,54 +1,60 @@
-//! What waits for what while a volume is made thick, and what comes of one that was stopped half way.
+//! Concurrency while a volume is made thick, and the state of one that was interrupted.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod rig;
 
-use base::Random;
 use rig::compare::account;
 use rig::{Rig, check, new_store};
-use tenmil_volume::{Action, Answer, Ask, Change, StoreError, Usage, VolumeInfo};
+use tenmil_base::Random;
+use tenmil_volume::{
+    DeviceAction, PoolError, PoolRequest, PoolResponse, PoolUsage, VolumeInfo, VolumeOp,
+};
 
 const BLOCKS: u64 = 4096;
 
-/// A volume of 64 blocks that bear 1, with a snapshot that has all of them, and is to be thick.
+/// A volume of 64 blocks that contain 1, fully shared with a snapshot, to be made thick.
 fn shared() -> (Rig, VolumeInfo) {
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap();
     let create =
-        Change::Create { name: "v".into(), blocks: 64, unit: 16, uuid: 1, checksums: false };
-    let Answer::Volume(info) = rig.ask(Ask::Change(create)).unwrap() else { panic!() };
+        VolumeOp::Create { name: "v".into(), blocks: 64, unit: 16, uuid: 1, checksums: false };
+    let PoolResponse::Volume(info) = rig.ask(PoolRequest::Change(create)).unwrap() else {
+        panic!()
+    };
     write(&mut rig, info.id, 0, 64, 1);
     rig.ask(snapshot("s")).unwrap();
-    rig.ask(Ask::Thicken("v".into())).unwrap();
+    rig.ask(PoolRequest::ReserveThick("v".into())).unwrap();
     (rig, info)
 }
 
-fn snapshot(name: &str) -> Ask {
-    Ask::Change(Change::Snapshot { volume: "v".into(), name: name.into(), uuid: 2 })
+fn snapshot(name: &str) -> PoolRequest {
+    PoolRequest::Change(VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 2 })
 }
 
-fn own(volume: u64, block: u64) -> Ask {
-    Ask::Own { volume, block, blocks: 32 }
+fn own(volume: u64, block: u64) -> PoolRequest {
+    PoolRequest::MakeExclusive { volume, block, blocks: 32 }
 }
 
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.settle();
-    assert_eq!(rig.answers.remove(&token), Some(Ok(Answer::Done)));
+    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
-fn usage(rig: &mut Rig) -> Usage {
-    rig.ask(Ask::Flush).unwrap();
-    match rig.ask(Ask::Usage).unwrap() {
-        Answer::Usage(usage) => usage,
+fn usage(rig: &mut Rig) -> PoolUsage {
+    rig.ask(PoolRequest::Flush).unwrap();
+    match rig.ask(PoolRequest::Usage).unwrap() {
+        PoolResponse::Usage(usage) => usage,
         other => panic!("{other:?}"),
     }
 }
 
 fn expect_snapshot(rig: &mut Rig) {
-    let Answer::Volume(kept) = rig.ask(Ask::Find("s".into())).unwrap() else { panic!() };
+    let PoolResponse::Volume(kept) = rig.ask(PoolRequest::Find("s".into())).unwrap() else {
+        panic!()
+    };
     assert_eq!(rig.read(kept.id, 0, 64).unwrap(), [[1; 8]; 64], "the snapshot is what it was");
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
 }
 
@@ -65,7 +71,7 @@ fn a_write_waits_for_what_is_being_copied_and_is_not_undone_by_it() {
             assert!(rig.step());
             rig.holds_data = true;
             rig.settle();
-            assert!(matches!(rig.under_way(), [Action::WriteData { .. }]));
+            assert!(matches!(rig.under_way(), [DeviceAction::WriteData { .. }]));
         }
         let writes = [3, 40].map(|block| rig.submit_write(info.id, block, 1, 2));
         let taken = rig.submit(snapshot("t"));
@@ -74,7 +80,7 @@ fn a_write_waits_for_what_is_being_copied_and_is_not_undone_by_it() {
         assert_eq!(rig.under_way().len(), 1, "{:?}", rig.under_way());
         rig.holds_data = false;
         rig.settle();
-        assert_eq!(rig.answers.remove(&copy), Some(Ok(Answer::Owned(32))));
+        assert_eq!(rig.answers.remove(&copy), Some(Ok(PoolResponse::Owned(32))));
         for token in writes.into_iter().chain([taken]) {
             assert!(rig.answers.remove(&token).unwrap().is_ok());
         }
@@ -91,9 +97,9 @@ fn what_is_trimmed_while_it_is_copied_reads_as_zeroes_and_has_room() {
     rig.holds_data = true;
     let copy = rig.submit(own(info.id, 0));
     rig.settle();
-    let trim = rig.submit(Ask::Trim { volume: info.id, block: 10, blocks: 10 });
+    let trim = rig.submit(PoolRequest::Trim { volume: info.id, block: 10, blocks: 10 });
     rig.settle();
-    assert_eq!(rig.answers.remove(&trim), Some(Ok(Answer::Done)), "it waits for nothing");
+    assert_eq!(rig.answers.remove(&trim), Some(Ok(PoolResponse::Done)), "it waits for nothing");
     rig.holds_data = false;
     rig.settle();
     assert!(rig.answers.remove(&copy).unwrap().is_ok());
@@ -112,7 +118,7 @@ fn a_copy_that_is_not_written_changes_nothing_and_may_come_late() {
     for fails_late in [false, true] {
         (rig.fails_writes, rig.fails_late) = (!fails_late, fails_late);
         let error = rig.ask(own(info.id, 0)).unwrap_err();
-        assert!(matches!(error, StoreError::Device { what, .. } if what.contains("copies")));
+        assert!(matches!(error, PoolError::Device { what, .. } if what.contains("copies")));
         assert_eq!(account(&mut rig, "v").shared, 64);
     }
     rig.inflate("v").unwrap();
@@ -127,17 +133,19 @@ fn a_copy_that_is_not_written_changes_nothing_and_may_come_late() {
 fn one_that_was_stopped_half_way_keeps_its_promise_and_goes_on() {
     let (mut rig, info) = shared();
     let owed = usage(&mut rig).promised;
-    assert_eq!(rig.ask(own(info.id, 0)), Ok(Answer::Owned(32)));
+    assert_eq!(rig.ask(own(info.id, 0)), Ok(PoolResponse::Owned(32)));
     let half = usage(&mut rig).promised;
     assert_eq!(owed - half, 32, "two of four units have been given");
     let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
     assert_eq!(usage(&mut again).promised, half);
     let room = account(&mut again, "v");
     assert_eq!((room.used, room.shared, room.missing), (64, 32, 32));
-    // Nobody else gets what is still owed.
+    // Reserved space that is not yet allocated is unavailable to others.
     let create =
-        Change::Create { name: "w".into(), blocks: 8192, unit: 16, uuid: 1, checksums: false };
-    let Answer::Volume(other) = again.ask(Ask::Change(create)).unwrap() else { panic!() };
+        VolumeOp::Create { name: "w".into(), blocks: 8192, unit: 16, uuid: 1, checksums: false };
+    let PoolResponse::Volume(other) = again.ask(PoolRequest::Change(create)).unwrap() else {
+        panic!()
+    };
     let mut block = 0;
     loop {
         let token = again.submit_write(other.id, block, 16, 9);
@@ -164,7 +172,7 @@ fn what_is_copied_lies_elsewhere_and_whoever_kept_its_place_is_told() {
     assert_eq!(rig.store.next_remapped(), Some(info.id));
     let after = rig.store.mapped_run(info.id, 3).unwrap();
     assert_ne!(before.at + (3 - before.block), after.at + (3 - after.block));
-    rig.ask(Ask::Trim { volume: info.id, block: 3, blocks: 1 }).unwrap();
+    rig.ask(PoolRequest::Trim { volume: info.id, block: 3, blocks: 1 }).unwrap();
     assert_eq!(rig.store.next_remapped(), Some(info.id));
     assert_eq!(rig.store.mapped_run(info.id, 3), None, "nobody reads what is spare");
     assert!(rig.store.mapped_run(info.id, 4).is_some());

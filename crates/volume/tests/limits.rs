@@ -1,13 +1,15 @@
-//! What is refused, and how large things may be.
+//! Rejected requests, and size limits.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod rig;
 
-use base::Random;
 use rig::compare::account;
 use rig::{Rig, check, new_store, open, owner, take_over};
-use tenmil_volume::{Account, Answer, Ask, Change, NewStore, Opening, StoreError, VolumeInfo};
+use tenmil_base::Random;
+use tenmil_volume::{
+    Opening, PoolConfig, PoolError, PoolRequest, PoolResponse, SpaceUsage, VolumeInfo, VolumeOp,
+};
 
 const TIB: u64 = 1 << 28;
 
@@ -16,40 +18,41 @@ fn rig(blocks: u64) -> Rig {
 }
 
 fn create(rig: &mut Rig, name: &str, blocks: u64) -> VolumeInfo {
-    let change = Change::Create { name: name.into(), blocks, unit: 16, uuid: 1, checksums: false };
-    match rig.ask(Ask::Change(change)).unwrap() {
-        Answer::Volume(info) => info,
+    let change =
+        VolumeOp::Create { name: name.into(), blocks, unit: 16, uuid: 1, checksums: false };
+    match rig.ask(PoolRequest::Change(change)).unwrap() {
+        PoolResponse::Volume(info) => info,
         other => panic!("{other:?}"),
     }
 }
 
-fn snapshot(rig: &mut Rig, volume: &str, name: &str) -> Result<Answer, StoreError> {
+fn snapshot(rig: &mut Rig, volume: &str, name: &str) -> Result<PoolResponse, PoolError> {
     let (volume, name) = (volume.into(), name.into());
-    rig.ask(Ask::Change(Change::Snapshot { volume, name, uuid: 2 }))
+    rig.ask(PoolRequest::Change(VolumeOp::Snapshot { volume, name, uuid: 2 }))
 }
 
 fn clone(rig: &mut Rig, from: &str, name: &str) {
-    let change = Change::Clone { from: from.into(), name: name.into(), uuid: 3 };
-    rig.ask(Ask::Change(change)).unwrap();
+    let change = VolumeOp::Clone { from: from.into(), name: name.into(), uuid: 3 };
+    rig.ask(PoolRequest::Change(change)).unwrap();
 }
 
 fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64, value: u64) {
     let token = rig.submit_write(volume, block, blocks, value);
     rig.settle();
-    assert_eq!(rig.answers.remove(&token), Some(Ok(Answer::Done)));
+    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)));
 }
 
-/// The room of a volume that is not thick.
-fn room(used: u64, shared: u64, unique: u64, missing: u64) -> Account {
-    Account { used, shared, unique, reserved: 0, missing }
+/// Space usage of a volume that is not thick.
+fn room(used: u64, shared: u64, unique: u64, missing: u64) -> SpaceUsage {
+    SpaceUsage { used, shared, unique, reserved: 0, missing }
 }
 
 fn used(rig: &mut Rig) -> u64 {
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     rig.settle();
-    rig.ask(Ask::Flush).unwrap();
-    match rig.ask(Ask::Usage).unwrap() {
-        Answer::Usage(usage) => usage.used,
+    rig.ask(PoolRequest::Flush).unwrap();
+    match rig.ask(PoolRequest::Usage).unwrap() {
+        PoolResponse::Usage(usage) => usage.used,
         other => panic!("{other:?}"),
     }
 }
@@ -61,12 +64,15 @@ fn a_store_with_a_thousand_volumes_opens_with_four_reads() {
         let info = create(&mut rig, &format!("volume {number}"), TIB);
         write(&mut rig, info.id, number * 1000, 3, number + 1);
     }
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     let opened = open(rig.disk.image(), TIB).unwrap();
     assert_eq!(opened.damaged, []);
     assert_eq!(check(&opened.store, rig.disk.image()).findings, []);
     let mut again = Rig::new(rig.disk.image().clone(), TIB, Random::new(1)).unwrap();
-    let Answer::Volume(info) = again.ask(Ask::Find("volume 777".into())).unwrap() else { panic!() };
+    let PoolResponse::Volume(info) = again.ask(PoolRequest::Find("volume 777".into())).unwrap()
+    else {
+        panic!()
+    };
     assert_eq!(again.read(info.id, 777_000, 3).unwrap(), [[778; 8]; 3]);
     let most = again.store.memory_bytes();
     assert!(most < 64 << 10, "{most} bytes of metadata were needed to get there");
@@ -82,7 +88,7 @@ fn a_sequential_volume_has_one_run_and_a_trim_gives_all_of_it_back() {
     }
     let full = used(&mut rig);
     assert!(full - empty < 20_000 + 16, "{} blocks of metadata", full - empty - 20_000);
-    rig.ask(Ask::Trim { volume: info.id, block: 0, blocks: 20_000 }).unwrap();
+    rig.ask(PoolRequest::Trim { volume: info.id, block: 0, blocks: 20_000 }).unwrap();
     let trimmed = used(&mut rig);
     assert!(trimmed - empty < 8, "{trimmed} blocks are used after the trim, {empty} before all");
     assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
@@ -99,15 +105,15 @@ fn a_write_after_a_snapshot_writes_its_own_blocks_and_takes_one_unit() {
     write(&mut rig, info.id, 17, 1, 2);
     assert_eq!(rig.disk.writes - before, 1, "one block was written, and none was copied");
     write(&mut rig, info.id, 19, 1, 3);
-    // Both are in one unit, and there is a leaf.
+    // Both are in one cluster, and the map has a leaf.
     assert_eq!(account(&mut rig, "v"), room(64, 62, 1 + 1 + 16, 48));
     assert_eq!(account(&mut rig, "s"), room(64, 64, 1 + 1, 64));
     let values: Vec<u64> = rig.read(info.id, 16, 5).unwrap().iter().map(|block| block[0]).collect();
     assert_eq!(values, [1, 2, 1, 3, 1]);
-    let change = Change::Delete { name: "s".into(), orphan: false };
-    rig.ask(Ask::Change(change)).unwrap();
-    rig.ask(Ask::Flush).unwrap();
-    // All is its own again, and one unit of the volume lies in two of the store.
+    let change = VolumeOp::Delete { name: "s".into(), orphan: false };
+    rig.ask(PoolRequest::Change(change)).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
+    // All is exclusive again, and one cluster of the volume is in two clusters of the pool.
     assert_eq!(account(&mut rig, "v"), room(64, 0, 1 + 1 + 80, 0));
 }
 
@@ -115,14 +121,14 @@ fn a_write_after_a_snapshot_writes_its_own_blocks_and_takes_one_unit() {
 fn what_is_said_to_be_unique_is_what_deleting_gives_back() {
     for (checksums, unit) in [(false, 16), (true, 16), (false, 1), (true, 4)] {
         let mut rig = Rig::plain(new_store(1 << 14), 1 << 14, Random::new(3)).unwrap();
-        let change = Change::Create { name: "v".into(), blocks: 4000, unit, uuid: 1, checksums };
-        let Ok(Answer::Volume(v)) = rig.ask(Ask::Change(change)) else { panic!() };
+        let change = VolumeOp::Create { name: "v".into(), blocks: 4000, unit, uuid: 1, checksums };
+        let Ok(PoolResponse::Volume(v)) = rig.ask(PoolRequest::Change(change)) else { panic!() };
         for block in (0..1000).step_by(10) {
             write(&mut rig, v.id, block, 7, block + 1);
         }
         snapshot(&mut rig, "v", "s").unwrap();
         clone(&mut rig, "s", "c");
-        let Ok(Answer::Volume(c)) = rig.ask(Ask::Find("c".into())) else { panic!() };
+        let Ok(PoolResponse::Volume(c)) = rig.ask(PoolRequest::Find("c".into())) else { panic!() };
         for block in (0..300).step_by(20) {
             write(&mut rig, v.id, block, 2, 9);
             write(&mut rig, c.id, block + 600, 3, 8);
@@ -130,8 +136,8 @@ fn what_is_said_to_be_unique_is_what_deleting_gives_back() {
         for name in ["v", "c"] {
             let before = used(&mut rig);
             let unique = account(&mut rig, name).unique;
-            let change = Change::Delete { name: name.into(), orphan: true };
-            rig.ask(Ask::Change(change)).unwrap();
+            let change = VolumeOp::Delete { name: name.into(), orphan: true };
+            rig.ask(PoolRequest::Change(change)).unwrap();
             assert_eq!(used(&mut rig) + unique, before, "`{name}`, {checksums}, {unit}");
             assert!(unique > 30, "{unique}");
         }
@@ -143,15 +149,15 @@ fn a_clone_of_a_large_volume_is_accounted_without_reading_its_map() {
     const BLOCKS: u64 = 1 << 15;
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
     let fine =
-        Change::Create { name: "v".into(), blocks: 8000, unit: 1, uuid: 1, checksums: false };
-    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+        VolumeOp::Create { name: "v".into(), blocks: 8000, unit: 1, uuid: 1, checksums: false };
+    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
     for block in (0..8000).step_by(2) {
         write(&mut rig, fine.id, block, 1, 1);
     }
     clone(&mut rig, "v", "c");
-    let Ok(Answer::Volume(c)) = rig.ask(Ask::Find("c".into())) else { panic!() };
+    let Ok(PoolResponse::Volume(c)) = rig.ask(PoolRequest::Find("c".into())) else { panic!() };
     write(&mut rig, c.id, 4000, 1, 2);
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     let image = rig.disk.image().clone();
     let mut cold = Rig::plain(image, BLOCKS, Random::new(3)).unwrap();
     let found = account(&mut cold, "c");
@@ -177,7 +183,7 @@ fn random_writes_after_a_snapshot_write_little_more_than_themselves() {
     for number in 0..WRITES {
         write(&mut rig, info.id, random.below(SIZE), 1, 2);
         if number % 256 == 255 {
-            rig.ask(Ask::Flush).unwrap();
+            rig.ask(PoolRequest::Flush).unwrap();
         }
     }
     let written = rig.disk.writes - before;
@@ -194,7 +200,7 @@ fn a_snapshot_costs_the_same_whatever_the_size() {
         for block in (0..blocks).step_by(usize::try_from(blocks / 32).unwrap()) {
             write(&mut rig, info.id, block, 1, 5);
         }
-        rig.ask(Ask::Flush).unwrap();
+        rig.ask(PoolRequest::Flush).unwrap();
         let before = rig.disk.writes;
         snapshot(&mut rig, "v", "s").unwrap();
         costs.push(rig.disk.writes - before);
@@ -212,7 +218,8 @@ fn a_chain_of_64_snapshots_keeps_what_each_of_them_held() {
         snapshot(&mut rig, "v", &format!("s{number}")).unwrap();
     }
     for number in [0, 31, 63] {
-        let Answer::Volume(info) = rig.ask(Ask::Find(format!("s{number}"))).unwrap() else {
+        let PoolResponse::Volume(info) = rig.ask(PoolRequest::Find(format!("s{number}"))).unwrap()
+        else {
             panic!()
         };
         let found = rig.read(info.id, 0, 64).unwrap();
@@ -221,14 +228,14 @@ fn a_chain_of_64_snapshots_keeps_what_each_of_them_held() {
         }
     }
     for number in 0..64 {
-        let change = Change::Delete { name: format!("s{number}"), orphan: false };
-        rig.ask(Ask::Change(change)).unwrap();
+        let change = VolumeOp::Delete { name: format!("s{number}"), orphan: false };
+        rig.ask(PoolRequest::Change(change)).unwrap();
     }
     used(&mut rig);
     assert!(rig.store.is_idle());
     let report = check(&rig.store, rig.disk.image());
     assert_eq!((report.findings, report.volumes), (vec![], 1));
-    // Each of its four units was written once after every snapshot but the first.
+    // Each of its four clusters was written once after every snapshot except the first.
     assert!(report.used < 64 * 16 + 64, "{} blocks are used", report.used);
 }
 
@@ -236,9 +243,15 @@ fn a_chain_of_64_snapshots_keeps_what_each_of_them_held() {
 fn names_sizes_and_devices_beyond_the_limits_are_refused() {
     let mut rig = rig(1024);
     let info = create(&mut rig, "v", 10);
-    let mut refusal = |ask: Ask| rig.ask(ask).unwrap_err().to_string();
+    let mut refusal = |ask: PoolRequest| rig.ask(ask).unwrap_err().to_string();
     let create = |name: &str, blocks, unit| {
-        Ask::Change(Change::Create { name: name.into(), blocks, unit, uuid: 1, checksums: false })
+        PoolRequest::Change(VolumeOp::Create {
+            name: name.into(),
+            blocks,
+            unit,
+            uuid: 1,
+            checksums: false,
+        })
     };
     assert_eq!(refusal(create("v", 1, 1)), "volume `v`: the name is in use");
     assert_eq!(refusal(create("", 1, 1)), "volume ``: not a name");
@@ -248,41 +261,41 @@ fn names_sizes_and_devices_beyond_the_limits_are_refused() {
     assert_eq!(refusal(create("w", 0, 1)), "volume `w`: it cannot have 0 blocks of 4 KiB");
     assert_eq!(refusal(create("w", 1, 3)), "a unit cannot have 3 blocks of 4 KiB");
     assert_eq!(refusal(create("w", 1, 32)), "a unit cannot have 32 blocks of 4 KiB");
-    assert_eq!(refusal(Ask::Find("w".into())), "volume `w`: there is none");
-    let outside = Ask::Read { volume: info.id, block: 9, blocks: 2 };
+    assert_eq!(refusal(PoolRequest::Find("w".into())), "volume `w`: there is none");
+    let outside = PoolRequest::Read { volume: info.id, block: 9, blocks: 2 };
     assert_eq!(
         refusal(outside),
         "volume `v`: 2 blocks from block 9 on, expected an end at 10 at most"
     );
-    let wrapping = Ask::Write { volume: info.id, block: u64::MAX, blocks: 2 };
+    let wrapping = PoolRequest::Write { volume: info.id, block: u64::MAX, blocks: 2 };
     assert!(refusal(wrapping).starts_with("volume `v`: 2 blocks from"));
-    let new = |blocks, name: &str| NewStore { name: name.into(), uuid: 1, blocks }.steps();
-    assert!(matches!(new(511, "s"), Err(StoreError::DeviceTooSmall { blocks: 511, needed: 512 })));
-    assert!(matches!(new((1 << 48) + 1, "s"), Err(StoreError::DeviceTooLarge { .. })));
-    assert!(matches!(new(512, ""), Err(StoreError::BadName(_))));
+    let new = |blocks, name: &str| PoolConfig { name: name.into(), uuid: 1, blocks }.steps();
+    assert!(matches!(new(511, "s"), Err(PoolError::DeviceTooSmall { blocks: 511, needed: 512 })));
+    assert!(matches!(new((1 << 48) + 1, "s"), Err(PoolError::DeviceTooLarge { .. })));
+    assert!(matches!(new(512, ""), Err(PoolError::BadName(_))));
 }
 
 #[test]
 fn a_snapshot_is_not_written_to_and_not_deleted_under_its_clones() {
     let mut rig = rig(2048);
     create(&mut rig, "v", 10);
-    let Answer::Volume(snap) = snapshot(&mut rig, "v", "s").unwrap() else { panic!() };
-    let write = Ask::Write { volume: snap.id, block: 0, blocks: 1 };
-    assert_eq!(rig.ask(write), Err(StoreError::ReadOnly("s".into())));
-    let clone = Change::Clone { from: "s".into(), name: "c".into(), uuid: 3 };
-    rig.ask(Ask::Change(clone)).unwrap();
-    let delete = |orphan| Ask::Change(Change::Delete { name: "s".into(), orphan });
+    let PoolResponse::Volume(snap) = snapshot(&mut rig, "v", "s").unwrap() else { panic!() };
+    let write = PoolRequest::Write { volume: snap.id, block: 0, blocks: 1 };
+    assert_eq!(rig.ask(write), Err(PoolError::ReadOnly("s".into())));
+    let clone = VolumeOp::Clone { from: "s".into(), name: "c".into(), uuid: 3 };
+    rig.ask(PoolRequest::Change(clone)).unwrap();
+    let delete = |orphan| PoolRequest::Change(VolumeOp::Delete { name: "s".into(), orphan });
     let error = rig.ask(delete(false)).unwrap_err();
     assert_eq!(error.to_string(), "delete `s`: 1 volumes were made from it");
     assert!(error.hint().unwrap().starts_with("delete those first"));
-    let decouple = |name: &str| Ask::Change(Change::Decouple { name: name.into() });
-    assert_eq!(rig.ask(decouple("s")), Err(StoreError::ReadOnly("s".into())));
+    let decouple = |name: &str| PoolRequest::Change(VolumeOp::Decouple { name: name.into() });
+    assert_eq!(rig.ask(decouple("s")), Err(PoolError::ReadOnly("s".into())));
     for _ in 0..2 {
-        let Ok(Answer::Volume(alone)) = rig.ask(decouple("c")) else { panic!("refused") };
+        let Ok(PoolResponse::Volume(alone)) = rig.ask(decouple("c")) else { panic!("refused") };
         assert_eq!((alone.name.as_str(), alone.origin), ("c", 0));
     }
     rig.ask(delete(false)).unwrap();
-    assert_eq!(rig.ask(delete(true)), Err(StoreError::NoVolume("s".into())));
+    assert_eq!(rig.ask(delete(true)), Err(PoolError::NoVolume("s".into())));
     used(&mut rig);
     assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
 }
@@ -293,17 +306,17 @@ fn a_device_that_has_grown_or_shrunk_and_two_stores_on_one_are_told_apart() {
     assert_eq!(open(&image, 4096).unwrap().damaged, [], "the old end is looked at");
     assert!(matches!(
         open(&image, 1000),
-        Err(StoreError::DeviceTooSmall { blocks: 1000, needed: 1024 })
+        Err(PoolError::DeviceTooSmall { blocks: 1000, needed: 1024 })
     ));
     let mut two = image.clone();
-    for step in (NewStore { name: "x".into(), uuid: 99, blocks: 1024 }).steps().unwrap() {
+    for step in (PoolConfig { name: "x".into(), uuid: 99, blocks: 1024 }).steps().unwrap() {
         if let tenmil_volume::Step::Write { at, bytes } = step
             && at > 2
         {
             two.insert(at, (*bytes).into());
         }
     }
-    assert!(matches!(open(&two, 1024), Err(StoreError::TwoStores { .. })));
+    assert!(matches!(open(&two, 1024), Err(PoolError::MixedSuperblocks { .. })));
 }
 
 #[test]
@@ -312,9 +325,9 @@ fn a_run_is_cut_into_more_pieces_than_a_leaf_has_room_for() {
     let info = create(&mut rig, "v", 1000);
     write(&mut rig, info.id, 0, 1000, 1);
     for block in (1..1000).step_by(2) {
-        rig.ask(Ask::Trim { volume: info.id, block, blocks: 1 }).unwrap();
+        rig.ask(PoolRequest::Trim { volume: info.id, block, blocks: 1 }).unwrap();
     }
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
     let mut again = Rig::plain(rig.disk.image().clone(), 1 << 14, Random::new(1)).unwrap();
     for (block, values) in (0..).zip(again.read(info.id, 0, 1000).unwrap()) {
@@ -326,12 +339,12 @@ fn a_run_is_cut_into_more_pieces_than_a_leaf_has_room_for() {
 fn a_write_of_no_blocks_changes_nothing() {
     let mut rig = rig(1024);
     let info = create(&mut rig, "v", 10);
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     let before = rig.disk.writes;
     for block in [0, 5, 10] {
         write(&mut rig, info.id, block, 0, 1);
     }
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     assert_eq!(rig.disk.writes, before);
     assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
 }
@@ -342,13 +355,13 @@ fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
     rig.store = rig.store.with_fanout(4);
     let fine =
-        Change::Create { name: "fine".into(), blocks: 3000, unit: 1, uuid: 1, checksums: false };
-    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+        VolumeOp::Create { name: "fine".into(), blocks: 3000, unit: 1, uuid: 1, checksums: false };
+    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
     for block in (0..3000).step_by(500) {
         write(&mut rig, fine.id, block, 500, 1);
     }
     for block in (0..3000).step_by(2) {
-        rig.ask(Ask::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
+        rig.ask(PoolRequest::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
     }
     let coarse = create(&mut rig, "coarse", 16);
     let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
@@ -359,7 +372,7 @@ fn the_search_for_room_reads_each_leaf_once_however_small_the_cache() {
     again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
     let token = again.submit_write(coarse.id, 0, 16, 1);
     let steps = (0..8000).take_while(|_| again.step()).count();
-    assert_eq!(again.answers.remove(&token), Some(Ok(Answer::Done)), "after {steps} steps");
+    assert_eq!(again.answers.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
     assert!(steps > 500, "{steps} steps: there were few leaves to read");
 }
 
@@ -369,12 +382,12 @@ fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
     rig.store = rig.store.with_fanout(4);
     let fine =
-        Change::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: false };
-    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+        VolumeOp::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: false };
+    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
     for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
         write(&mut rig, fine.id, block, 1, 1);
     }
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
@@ -383,8 +396,8 @@ fn a_write_is_planned_that_wants_more_leaves_than_the_cache_has_room_for() {
     again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
     let token = again.submit_write(fine.id, 0, 1000, 2);
     let steps = (0..8000).take_while(|_| again.step()).count();
-    assert_eq!(again.answers.remove(&token), Some(Ok(Answer::Done)), "after {steps} steps");
-    again.ask(Ask::Flush).unwrap();
+    assert_eq!(again.answers.remove(&token), Some(Ok(PoolResponse::Done)), "after {steps} steps");
+    again.ask(PoolRequest::Flush).unwrap();
     let most = again.store.memory_bytes();
     assert!(most <= 128 * 4096, "{most} bytes are still there");
 }
@@ -395,24 +408,25 @@ fn the_room_of_a_volume_is_added_up_in_no_more_memory_than_the_cache_has() {
     let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
     rig.store = rig.store.with_fanout(4);
     let fine =
-        Change::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: true };
-    let Answer::Volume(fine) = rig.ask(Ask::Change(fine)).unwrap() else { panic!() };
+        VolumeOp::Create { name: "fine".into(), blocks: 1000, unit: 1, uuid: 1, checksums: true };
+    let PoolResponse::Volume(fine) = rig.ask(PoolRequest::Change(fine)).unwrap() else { panic!() };
     for block in (0..1000).step_by(2).chain((1..1000).step_by(2)) {
         write(&mut rig, fine.id, block, 1, 1);
     }
-    rig.ask(Ask::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
     let mut opening = Opening::new(BLOCKS, 0).to_write(owner(7));
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(&rig.disk.read(at)));
     }
     let mut again = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(1)).unwrap();
     again.store = take_over(opening.finish().unwrap().store.with_fanout(4));
-    let (token, mut most) = (again.submit(Ask::Account("fine".into())), 0);
+    let (token, mut most) = (again.submit(PoolRequest::SpaceUsage("fine".into())), 0);
     while again.step() {
         most = most.max(again.store.memory_bytes());
     }
     let found = again.answers.remove(&token);
-    let Some(Ok(Answer::Account(Account { used: 1000, shared: 0, unique, .. }))) = found else {
+    let Some(Ok(PoolResponse::Account(SpaceUsage { used: 1000, shared: 0, unique, .. }))) = found
+    else {
         panic!("{found:?}")
     };
     assert!(unique > 1400, "{unique}: the trees have many nodes");

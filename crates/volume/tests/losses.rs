@@ -1,4 +1,4 @@
-//! The device loses what was not flushed and goes on, at any moment: the store does so, too.
+//! The device loses unflushed writes and continues, at any moment, and so does the pool.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 

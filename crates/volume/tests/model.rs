@@ -1,4 +1,4 @@
-//! Random operations on a store and on a plain model of it: every byte and every count agree.
+//! Random operations on a pool and on a simple model of it: every byte and every count agree.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 

@@ -1,24 +1,32 @@
-//! Two who open one pool: whoever has it writes to it, the other one is refused or finds out, and a pool that
-//! is taken over stays what the new owner made of it.
+//! Two instances open one pool: its owner writes to it, the other one is rejected or finds out, and a
+//! pool that is taken over keeps the state that the new owner has written.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod rig;
 
-use base::Random;
 use rig::disk::{Cut, Disk, Image};
 use rig::{Rig, check, new_store, open_as, owner};
+use tenmil_base::Random;
 use tenmil_volume::format::{decode_superblock, features};
-use tenmil_volume::{Action, Answer, Ask, Change, Claim, InjectedBugs, Opening, StoreError};
+use tenmil_volume::{
+    Claim, DeviceAction, InjectedBugs, Opening, PoolError, PoolRequest, PoolResponse, VolumeOp,
+};
 
 const BLOCKS: u64 = 700;
 
-fn create(name: &str) -> Ask {
+fn create(name: &str) -> PoolRequest {
     let (blocks, unit, uuid) = (64, 4, 1);
-    Ask::Change(Change::Create { name: name.into(), blocks, unit, uuid, checksums: false })
+    PoolRequest::Change(VolumeOp::Create {
+        name: name.into(),
+        blocks,
+        unit,
+        uuid,
+        checksums: false,
+    })
 }
 
-/// Somebody who opens the pool on this disk, which stays where it is.
+/// An instance that opens the pool on this disk, which stays in place.
 fn opener(image: &Image, id: u64, claim: Claim, bugs: InjectedBugs) -> Rig {
     let mut rig = Rig::plain(image.clone(), BLOCKS, Random::new(id)).unwrap();
     let mut opening = Opening::new(BLOCKS, 1 << 20).to_write(owner(id)).with_bugs(bugs);
@@ -30,13 +38,13 @@ fn opener(image: &Image, id: u64, claim: Claim, bugs: InjectedBugs) -> Rig {
     rig
 }
 
-/// Lends the disk to another one for a while.
+/// Exchanges the disks of two instances.
 fn swap(one: &mut Rig, other: &mut Rig) {
     std::mem::swap(&mut one.disk, &mut other.disk);
 }
 
-fn fenced(answer: &Result<Answer, StoreError>) -> bool {
-    matches!(answer, Err(StoreError::TakenOver { .. } | StoreError::Owned { .. }))
+fn fenced(answer: &Result<PoolResponse, PoolError>) -> bool {
+    matches!(answer, Err(PoolError::TakenOver { .. } | PoolError::Owned { .. }))
 }
 
 #[test]
@@ -48,16 +56,16 @@ fn a_pool_that_somebody_has_is_read_and_not_written_to() {
     let image = first.disk.image().clone();
     let mut second = opener(&image, 2, Claim::Free, none);
     let refused = second.ask(create("b"));
-    assert_eq!(refused, Err(StoreError::Owned { by: Box::new(owner(1)) }));
+    assert_eq!(refused, Err(PoolError::Owned { by: Box::new(owner(1)) }));
     assert!(refused.unwrap_err().to_string().contains("process 1 on host `host` since 1970-"));
-    assert!(matches!(second.ask(Ask::Find("a".into())), Ok(Answer::Volume(_))));
+    assert!(matches!(second.ask(PoolRequest::Find("a".into())), Ok(PoolResponse::Volume(_))));
     assert_eq!(second.disk.image(), &image, "nothing was written");
     let mut other = opener(&image, 2, Claim::Over(owner(3).id), none);
     assert!(fenced(&other.ask(create("b"))), "it is not that one who is known to be gone");
 
-    first.ask(Ask::Release).unwrap();
+    first.ask(PoolRequest::Release).unwrap();
     assert_eq!(first.store.owner(), None);
-    assert_eq!(first.ask(create("c")), Err(StoreError::Stopped));
+    assert_eq!(first.ask(create("c")), Err(PoolError::ReadOnlyAfterError));
     let mut third = opener(first.disk.image(), 3, Claim::Free, none);
     third.ask(create("b")).unwrap();
     assert_eq!(third.store.epoch(), 2);
@@ -67,23 +75,23 @@ fn a_pool_that_somebody_has_is_read_and_not_written_to() {
 fn a_former_owner_finds_out_before_it_writes_and_refuses_everything() {
     let none = InjectedBugs::default();
     let mut first = opener(&new_store(BLOCKS), 1, Claim::Free, none);
-    let Ok(Answer::Volume(info)) = first.ask(create("a")) else { panic!() };
+    let Ok(PoolResponse::Volume(info)) = first.ask(create("a")) else { panic!() };
     let mut second = opener(first.disk.image(), 2, Claim::Force, none);
     swap(&mut first, &mut second);
-    // It wants to write to the disk that the other one has by now.
+    // It writes to the disk as the other one has left it.
     second.disk = Disk::new(first.disk.image().clone());
     let before = second.disk.writes;
     second.ask(create("b")).unwrap();
     assert!(second.disk.writes > before);
     first.disk = Disk::new(second.disk.image().clone());
     let answer = first.ask(create("c"));
-    assert_eq!(answer, Err(StoreError::TakenOver { by: Some(Box::new(owner(2))) }));
+    assert_eq!(answer, Err(PoolError::TakenOver { by: Some(Box::new(owner(2))) }));
     assert_eq!(first.disk.writes, 0, "it has written nothing");
     for ask in [
-        Ask::Read { volume: info.id, block: 0, blocks: 1 },
-        Ask::Flush,
-        Ask::List,
-        Ask::Release,
+        PoolRequest::Read { volume: info.id, block: 0, blocks: 1 },
+        PoolRequest::Flush,
+        PoolRequest::List,
+        PoolRequest::Release,
         create("d"),
     ] {
         let token = first.submit(ask.clone());
@@ -93,7 +101,7 @@ fn a_former_owner_finds_out_before_it_writes_and_refuses_everything() {
     assert_eq!((first.disk.writes, first.store.is_taken_over()), (0, true));
 }
 
-/// A file system that was made on the device of an open pool begins where the superblocks were.
+/// A file system created on the device of an open pool overwrites the superblocks at the start.
 #[test]
 fn a_pool_that_something_else_was_written_over_is_not_committed_to() {
     let none = InjectedBugs::default();
@@ -106,31 +114,33 @@ fn a_pool_that_something_else_was_written_over_is_not_committed_to() {
         let before = first.disk.writes;
         let answer = first.ask(create("b"));
         if lost == [true, true] {
-            assert_eq!(answer, Err(StoreError::TakenOver { by: None }));
+            assert_eq!(answer, Err(PoolError::TakenOver { by: None }));
             assert_eq!(first.disk.writes, before, "it has written nothing");
         } else {
-            // One superblock may be torn or damaged.
+            // One superblock may be torn or corrupt.
             assert!(answer.is_ok(), "{lost:?}: {answer:?}");
         }
     }
 }
 
-/// The second takes the pool over by force after some steps of the first, which goes on then. Says whether the
-/// first had come to its end; nothing if it was between its look and the end of its commit, which no device
-/// without reservations can refuse.
+/// The second instance takes the pool over by force after some steps of the first, which then continues.
+/// Returns whether the first had become idle before, or `None` if it was between its check and the end of
+/// its commit, which a device without reservations cannot reject.
 fn interleaved(seed: u64, steps: usize, bugs: InjectedBugs) -> Result<Option<bool>, String> {
     let mut random = Random::new(seed);
     let mut first = opener(&new_store(BLOCKS), 1, Claim::Free, bugs);
-    let Ok(Answer::Volume(info)) = first.ask(create("a")) else { panic!() };
+    let Ok(PoolResponse::Volume(info)) = first.ask(create("a")) else { panic!() };
     first.submit_write(info.id, 0, 4, 5);
     first.settle();
     first.submit(create("late"));
     let is_over = (0..steps).any(|_| !first.step());
     first.begin();
-    let writes = |action: &Action| {
+    let writes = |action: &DeviceAction| {
         matches!(
             action,
-            Action::WritePages { .. } | Action::WriteData { .. } | Action::Flush { .. }
+            DeviceAction::WritePages { .. }
+                | DeviceAction::WriteData { .. }
+                | DeviceAction::Flush { .. }
         )
     };
     if first.under_way().iter().any(writes) {
@@ -160,7 +170,7 @@ fn interleaved(seed: u64, steps: usize, bugs: InjectedBugs) -> Result<Option<boo
     }
     let mut last = Rig::plain(image, BLOCKS, Random::new(9)).unwrap();
     for name in ["a", "b", "c"] {
-        if last.ask(Ask::Find(name.into())).is_err() {
+        if last.ask(PoolRequest::Find(name.into())).is_err() {
             return Err(format!("`{name}` is gone"));
         }
     }
@@ -192,12 +202,12 @@ fn a_fence_that_nobody_looks_at_is_found_missing() {
 #[test]
 fn a_commit_costs_one_look_at_the_superblocks() {
     let mut rig = opener(&new_store(BLOCKS), 1, Claim::Free, InjectedBugs::default());
-    let Ok(Answer::Volume(info)) = rig.ask(create("a")) else { panic!() };
+    let Ok(PoolResponse::Volume(info)) = rig.ask(create("a")) else { panic!() };
     for round in 0..5 {
         let (before, generation) = (rig.slot_reads, rig.store.generation());
         rig.submit_write(info.id, 4 * round, 4, 5);
         rig.settle();
-        rig.ask(Ask::Flush).unwrap();
+        rig.ask(PoolRequest::Flush).unwrap();
         assert_eq!(rig.store.generation(), generation + 1);
         assert_eq!(rig.slot_reads, before + 1, "round {round}");
     }
@@ -206,7 +216,7 @@ fn a_commit_costs_one_look_at_the_superblocks() {
 #[test]
 fn a_pool_that_has_no_owner_yet_is_claimed_without_a_loss_at_any_step() {
     let steps = |limit: usize| {
-        // Made by somebody who knows nothing of owners.
+        // Created by a version without owners.
         let mut old = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(3)).unwrap();
         let mut opening = Opening::new(BLOCKS, 1 << 20);
         while let Some(at) = opening.next_read() {
@@ -218,13 +228,16 @@ fn a_pool_that_has_no_owner_yet_is_claimed_without_a_loss_at_any_step() {
         let (_, _, superblock, _) = decode_superblock(&image[&1], 1).unwrap();
         assert_eq!((superblock.read_only_compatible, superblock.owner), (0, 0));
         let mut new = opener(&image, 1, Claim::Free, InjectedBugs::default());
-        new.submit(Ask::Claim);
+        new.submit(PoolRequest::Claim);
         let is_over = (0..limit).any(|_| !new.step());
         for seed in 0..20 {
             let cut = if seed == 0 { Cut::Nothing } else { Cut::Random };
             let image = new.disk.cut(cut, &mut Random::new(seed));
             let mut again = Rig::plain(image, BLOCKS, Random::new(seed)).unwrap();
-            assert!(again.ask(Ask::Find("a".into())).is_ok(), "after {limit} steps, seed {seed}");
+            assert!(
+                again.ask(PoolRequest::Find("a".into())).is_ok(),
+                "after {limit} steps, seed {seed}"
+            );
             again.ask(create("b")).unwrap();
             assert_eq!(check(&again.store, again.disk.image()).findings, []);
         }

@@ -1,5 +1,5 @@
-//! Any block of metadata destroyed: every volume that it does not describe is brought back byte for
-//! byte, and the others as far as they are described.
+//! Any metadata block destroyed: every volume that it does not describe is rescued byte for byte, and the
+//! others as far as they are described.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
@@ -7,14 +7,14 @@ mod rig;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::Random;
 use rig::disk::{Image, ZEROES, values};
 use rig::model::{Volume, parent_value};
 use rig::world::World;
 use rig::{Rig, check, new_store, open};
-use tenmil_volume::format::{Body, Kind, Page, Superblock, decode_superblock};
-use tenmil_volume::rescue::{Found, Lost, Rescue, Rescued};
-use tenmil_volume::{Ask, Change, Check, Finding};
+use tenmil_base::Random;
+use tenmil_volume::format::{Kind, Page, PageBody, Superblock, decode_superblock};
+use tenmil_volume::rescue::{FoundVolume, LostRange, Rescue, RescueResult};
+use tenmil_volume::{Check, Finding, PoolRequest, VolumeOp};
 
 const BLOCKS: u64 = 4096;
 
@@ -28,7 +28,7 @@ fn world(seed: u64) -> World {
     world
 }
 
-/// All blocks of metadata that are in use.
+/// All metadata blocks in use.
 fn metadata(image: &Image) -> Vec<u64> {
     let store = open(image, BLOCKS).unwrap().store;
     let mut walk = Check::of(&store);
@@ -44,7 +44,7 @@ fn block(image: &Image, at: u64) -> &[u8; 4096] {
     image.get(&at).map_or(&ZEROES, |block| block)
 }
 
-fn rescue(image: &Image) -> Rescued {
+fn rescue(image: &Image) -> RescueResult {
     let mut rescue = Rescue::new(BLOCKS);
     while let Some(at) = rescue.next_read().unwrap() {
         rescue.handle_read(Ok(block(image, at)));
@@ -52,8 +52,8 @@ fn rescue(image: &Image) -> Rescued {
     rescue.finish()
 }
 
-/// The values of a volume's blocks, and what is not known. Which metadata say so is told, too.
-fn read(image: &Image, found: &Found) -> (Vec<[u64; 8]>, Vec<Lost>, BTreeSet<u64>) {
+/// Contents of a volume's blocks, the lost ranges, and the metadata blocks that describe them.
+fn read(image: &Image, found: &FoundVolume) -> (Vec<[u64; 8]>, Vec<LostRange>, BTreeSet<u64>) {
     let (mut walk, mut told) = (found.walk(), BTreeSet::new());
     while let Some(at) = walk.next_read() {
         told.insert(at);
@@ -68,7 +68,7 @@ fn read(image: &Image, found: &Found) -> (Vec<[u64; 8]>, Vec<Lost>, BTreeSet<u64
         }
         match found.parent(Ok(block(image, at))) {
             Ok(parent) => assert_eq!(parent.uri, "ram:1m"),
-            Err(damage) => lost.push(Lost { keys: 0..found.info.reach, damage }),
+            Err(damage) => lost.push(LostRange { keys: 0..found.info.reach, damage }),
         }
     }
     for run in records {
@@ -82,8 +82,8 @@ fn read(image: &Image, found: &Found) -> (Vec<[u64; 8]>, Vec<Lost>, BTreeSet<u64
     (cells, lost, told)
 }
 
-/// Compares what was rescued of a volume with the model; nothing is compared of what is lost.
-fn compare(cells: &[[u64; 8]], lost: &[Lost], expected: &Volume, what: &str) {
+/// Compares the rescued contents of a volume with the model, except for lost ranges.
+fn compare(cells: &[[u64; 8]], lost: &[LostRange], expected: &Volume, what: &str) {
     assert_eq!(cells.len(), expected.cells.len(), "{what}");
     for (index, (found, cell)) in (0..).zip(cells.iter().zip(&expected.cells)) {
         if !lost.iter().any(|lost| lost.keys.contains(&index)) {
@@ -98,7 +98,7 @@ fn any_block_of_metadata_may_be_destroyed_and_what_it_does_not_describe_comes_ba
     for seed in [18, 31, 32] {
         let world = world(seed);
         let image = world.rig.disk.image();
-        // Which blocks describe which volume.
+        // The volumes that each block describes.
         let mut describes: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
         for found in rescue(image).volumes {
             for at in read(image, &found).2 {
@@ -133,10 +133,10 @@ fn any_block_of_metadata_may_be_destroyed_and_what_it_does_not_describe_comes_ba
                     compare(&cells, &lost, &world.model.volumes[name], &what);
                     partly += u64::from(!lost.is_empty());
                 }
-                // Only the volume of a volume's block is not found.
+                // If a volume's block is destroyed, only that volume is missing.
                 let missing: Vec<String> = left.into_iter().cloned().collect();
                 match &page.body {
-                    Body::Volume(body) => {
+                    PageBody::Volume(body) => {
                         let name = tenmil_volume::format::unpadded(&body.name);
                         let is_gone = !world.model.volumes.contains_key(&name);
                         assert!(is_gone || missing == [name], "{missing:?}");
@@ -154,11 +154,11 @@ fn without_any_superblock_all_volumes_are_found_by_looking_at_every_block() {
     for seed in [18, 33, 35, 36] {
         let mut world = world(seed);
         for name in world.model.volumes.keys().cloned().collect::<Vec<_>>() {
-            // What was deleted must not come back.
+            // Deleted volumes must not reappear.
             if name.as_str() > "h" {
-                let change = Change::Delete { name: name.clone(), orphan: true };
+                let change = VolumeOp::Delete { name: name.clone(), orphan: true };
                 world.model = world.model.after(&change).unwrap();
-                world.rig.ask(Ask::Change(change)).unwrap();
+                world.rig.ask(PoolRequest::Change(change)).unwrap();
             }
         }
         world.compare();
@@ -172,7 +172,7 @@ fn without_any_superblock_all_volumes_are_found_by_looking_at_every_block() {
         assert_eq!(rescued.store, world.rig.store.uuid());
         for (name, expected) in &world.model.volumes {
             let found = rescued.volumes.iter().filter(|found| found.info.name == *name);
-            let found: Vec<&Found> = found.collect();
+            let found: Vec<&FoundVolume> = found.collect();
             let [found] = found[..] else { panic!("`{name}` is found {} times", found.len()) };
             let (cells, lost, _) = read(&image, found);
             assert_eq!(lost, []);
@@ -187,14 +187,15 @@ fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() 
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
     for name in names {
         let create =
-            Change::Create { name: name.into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
-        rig.ask(Ask::Change(create)).unwrap();
+            VolumeOp::Create { name: name.into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
+        rig.ask(PoolRequest::Change(create)).unwrap();
     }
-    let resize = |name: &str| Ask::Change(Change::Resize { name: name.into(), blocks: 20 });
+    let resize =
+        |name: &str| PoolRequest::Change(VolumeOp::Resize { name: name.into(), blocks: 20 });
     rig.holds_flushes = true;
     let first = rig.submit(resize("a"));
     rig.settle();
-    // While that is committed, the others come together; their pages are written, and no more.
+    // While that is committed, the others accumulate; their pages are written, and nothing more.
     let tokens: Vec<u64> = names[1..].iter().map(|name| rig.submit(resize(name))).collect();
     rig.settle();
     rig.holds_flushes = false;
@@ -207,8 +208,8 @@ fn what_a_transaction_that_came_to_nothing_has_left_is_not_taken_for_a_volume() 
 
     let mut rig = Rig::plain(rig.disk.image().clone(), BLOCKS, Random::new(2)).unwrap();
     let create =
-        Change::Create { name: "z".into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
-    rig.ask(Ask::Change(create)).unwrap();
+        VolumeOp::Create { name: "z".into(), blocks: 10, unit: 1, uuid: 1, checksums: false };
+    rig.ask(PoolRequest::Change(create)).unwrap();
     let mut image = rig.disk.image().clone();
     let at = Superblock::places(rig.store.generation(), BLOCKS)[0];
     let (_, _, superblock, _) = decode_superblock(&image[&at], at).unwrap();

@@ -1,24 +1,24 @@
-//! Snapshots as streams: what comes out at the other end is what went in, and nothing else is taken.
+//! Snapshots as streams: the receiver restores exactly what was sent, and accepts nothing else.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
 mod rig;
 
-use base::Random;
 use rig::compare::differences;
 use rig::disk::stamped;
 use rig::world::World;
 use rig::{Rig, new_store};
+use tenmil_base::Random;
 use tenmil_volume::stream::{
-    Contents, DATA_BLOCKS_MAX, Event, Receiver, Sender, StreamError, StreamHead, Wrong,
+    DATA_BLOCKS_MAX, Event, Receiver, Sender, StreamError, StreamErrorKind, StreamHead, StreamInfo,
 };
-use tenmil_volume::{Answer, Ask, Change, Layout, VolumeInfo};
+use tenmil_volume::{Layout, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
 
 const BLOCKS: u64 = 8192;
 
-/// A snapshot as a stream.
+/// Sends a snapshot as a stream.
 fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> {
-    let contents = Contents {
+    let contents = StreamInfo {
         store: rig.store.uuid(),
         uuid: info.uuid,
         name: info.name.clone(),
@@ -36,7 +36,7 @@ fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> 
         let mut at = block;
         while at < block + blocks {
             let count = DATA_BLOCKS_MAX.min(block + blocks - at);
-            let token = rig.submit(Ask::Read { volume: info.id, block: at, blocks: count });
+            let token = rig.submit(PoolRequest::Read { volume: info.id, block: at, blocks: count });
             rig.settle();
             rig.answers.remove(&token).unwrap().unwrap();
             let data: Vec<u8> =
@@ -50,7 +50,7 @@ fn send(rig: &mut Rig, base: Option<&VolumeInfo>, info: &VolumeInfo) -> Vec<u8> 
     stream
 }
 
-/// What a receiver says of a stream, with the data that it has passed on.
+/// Events of a receiver for a stream, with the data that it has returned.
 fn events(stream: &[u8]) -> Result<Vec<(Event, Vec<u8>)>, StreamError> {
     let (mut receiver, mut rest, mut events) = (Receiver::new(), stream, Vec::new());
     while receiver.wants() > 0 {
@@ -63,25 +63,27 @@ fn events(stream: &[u8]) -> Result<Vec<(Event, Vec<u8>)>, StreamError> {
     Ok(events)
 }
 
-/// Receives into a store: what the stream is based on is there under the name that is given.
+/// Receives into a pool: the base of the stream exists under the given name.
 fn receive(rig: &mut Rig, stream: &[u8], base: Option<&str>, name: &str) {
     let mut volume = 0;
     for (event, bytes) in events(stream).unwrap() {
         match event {
-            Event::Begun(Contents { blocks, unit, uuid, has_checksums: checksums, .. }) => {
+            Event::Begun(StreamInfo { blocks, unit, uuid, has_checksums: checksums, .. }) => {
                 let change = match base {
-                    None => Change::Create { name: "part".into(), blocks, unit, uuid, checksums },
-                    Some(base) => Change::Clone { from: base.into(), name: "part".into(), uuid },
+                    None => VolumeOp::Create { name: "part".into(), blocks, unit, uuid, checksums },
+                    Some(base) => VolumeOp::Clone { from: base.into(), name: "part".into(), uuid },
                 };
-                rig.ask(Ask::Change(change)).unwrap();
-                let resize = Change::Resize { name: "part".into(), blocks };
-                let Ok(Answer::Volume(info)) = rig.ask(Ask::Change(resize)) else { panic!() };
+                rig.ask(PoolRequest::Change(change)).unwrap();
+                let resize = VolumeOp::Resize { name: "part".into(), blocks };
+                let Ok(PoolResponse::Volume(info)) = rig.ask(PoolRequest::Change(resize)) else {
+                    panic!()
+                };
                 volume = info.id;
             }
             Event::More => {}
             Event::Data { block } => {
                 let blocks = bytes.len() as u64 / 4096;
-                let token = rig.submit(Ask::Write { volume, block, blocks });
+                let token = rig.submit(PoolRequest::Write { volume, block, blocks });
                 let data = bytes.chunks_exact(4096);
                 let data = data.map(|block| <[u8; 4096]>::try_from(block).unwrap().into());
                 rig.buffers.insert(token, data.collect());
@@ -89,19 +91,20 @@ fn receive(rig: &mut Rig, stream: &[u8], base: Option<&str>, name: &str) {
                 rig.answers.remove(&token).unwrap().unwrap();
             }
             Event::Hole { block, blocks } => {
-                rig.ask(Ask::Trim { volume, block, blocks }).unwrap();
+                rig.ask(PoolRequest::Trim { volume, block, blocks }).unwrap();
             }
             Event::Ended => {
-                let change = Change::Seal { name: "part".into(), to: name.into(), uuid: 9 };
-                rig.ask(Ask::Change(change)).unwrap();
+                let change =
+                    VolumeOp::ConvertToSnapshot { name: "part".into(), to: name.into(), uuid: 9 };
+                rig.ask(PoolRequest::Change(change)).unwrap();
             }
         }
     }
 }
 
 fn find(rig: &mut Rig, name: &str) -> VolumeInfo {
-    match rig.ask(Ask::Find(name.into())).unwrap() {
-        Answer::Volume(info) => info,
+    match rig.ask(PoolRequest::Find(name.into())).unwrap() {
+        PoolResponse::Volume(info) => info,
         other => panic!("{other:?}"),
     }
 }
@@ -110,27 +113,30 @@ fn bytes(rig: &mut Rig, info: &VolumeInfo) -> Vec<[u64; 8]> {
     rig.read(info.id, 0, info.blocks).unwrap()
 }
 
-/// A store with a volume and two snapshots of it, whose sizes and contents differ.
+/// A pool with a volume and two snapshots of it, with different sizes and contents.
 fn two_snapshots(seed: u64) -> Rig {
     let mut random = Random::new(seed);
     let mut rig = Rig::new(new_store(BLOCKS), BLOCKS, random.fork()).unwrap();
     let unit = 1 << random.below(5);
-    let create = Change::Create { name: "v".into(), blocks: 900, unit, uuid: 1, checksums: false };
-    rig.ask(Ask::Change(create)).unwrap();
+    let create =
+        VolumeOp::Create { name: "v".into(), blocks: 900, unit, uuid: 1, checksums: false };
+    rig.ask(PoolRequest::Change(create)).unwrap();
     for (round, name) in [(1, "one"), (2, "two")] {
         for _ in 0..30 {
             let block = random.below(850);
             let token = match random.below(4) {
-                0 => rig.submit(Ask::Trim { volume: 1, block, blocks: 1 + random.below(50) }),
+                0 => {
+                    rig.submit(PoolRequest::Trim { volume: 1, block, blocks: 1 + random.below(50) })
+                }
                 _ => rig.submit_write(1, block, 1 + random.below(30), round * 1000 + block),
             };
             rig.settle();
             rig.answers.remove(&token).unwrap().unwrap();
         }
-        let snapshot = Change::Snapshot { volume: "v".into(), name: name.into(), uuid: 7 };
-        rig.ask(Ask::Change(snapshot)).unwrap();
+        let snapshot = VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 7 };
+        rig.ask(PoolRequest::Change(snapshot)).unwrap();
         let blocks = 880 + random.below(100);
-        rig.ask(Ask::Change(Change::Resize { name: "v".into(), blocks })).unwrap();
+        rig.ask(PoolRequest::Change(VolumeOp::Resize { name: "v".into(), blocks })).unwrap();
     }
     rig
 }
@@ -153,7 +159,7 @@ fn a_snapshot_and_what_changed_until_the_next_one_arrive_as_they_were() {
             assert_eq!((received.blocks, received.mapped), (sent.blocks, sent.mapped), "{name}");
             assert_eq!(bytes(&mut target, &received), bytes(&mut source, sent), "{name}");
         }
-        target.ask(Ask::Flush).unwrap();
+        target.ask(PoolRequest::Flush).unwrap();
         assert_eq!(rig::check(&target.store, target.disk.image()).findings, []);
     }
 }
@@ -163,17 +169,18 @@ fn what_two_snapshots_share_is_neither_sent_nor_looked_at() {
     let mut random = Random::new(3);
     let mut rig = Rig::plain(new_store(1 << 20), 1 << 20, random.fork()).unwrap();
     let create =
-        Change::Create { name: "v".into(), blocks: 1 << 24, unit: 1, uuid: 1, checksums: false };
-    rig.ask(Ask::Change(create)).unwrap();
+        VolumeOp::Create { name: "v".into(), blocks: 1 << 24, unit: 1, uuid: 1, checksums: false };
+    rig.ask(PoolRequest::Change(create)).unwrap();
     for piece in 0..6000 {
         rig.submit_write(1, piece * 2000 + random.below(1000), 1, 7);
         rig.settle();
     }
-    let snapshot = |name: &str| Change::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
-    rig.ask(Ask::Change(snapshot("one"))).unwrap();
+    let snapshot =
+        |name: &str| VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
+    rig.ask(PoolRequest::Change(snapshot("one"))).unwrap();
     rig.submit_write(1, 5_000_000, 3, 8);
     rig.settle();
-    rig.ask(Ask::Change(snapshot("two"))).unwrap();
+    rig.ask(PoolRequest::Change(snapshot("two"))).unwrap();
     let image = rig.disk.image().clone();
     let mut again = Rig::plain(image, 1 << 20, Random::new(4)).unwrap();
     let (one, two) = (find(&mut again, "one"), find(&mut again, "two"));
@@ -190,17 +197,17 @@ fn a_leaf_that_has_gone_is_told_although_its_neighbours_are_shared() {
         let mut rig = Rig::plain(new_store(2048), 2048, random).unwrap();
         rig.store = rig.store.with_fanout(4);
         let create =
-            Change::Create { name: "v".into(), blocks: 200, unit: 1, uuid: 1, checksums: false };
-        rig.ask(Ask::Change(create)).unwrap();
+            VolumeOp::Create { name: "v".into(), blocks: 200, unit: 1, uuid: 1, checksums: false };
+        rig.ask(PoolRequest::Change(create)).unwrap();
         for block in (0..120).step_by(2) {
             rig.submit_write(1, block, 1, 7);
             rig.settle();
         }
         let snapshot =
-            |name: &str| Change::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
-        rig.ask(Ask::Change(snapshot("one"))).unwrap();
-        rig.ask(Ask::Trim { volume: 1, block: first, blocks: 40 }).unwrap();
-        rig.ask(Ask::Change(snapshot("two"))).unwrap();
+            |name: &str| VolumeOp::Snapshot { volume: "v".into(), name: name.into(), uuid: 1 };
+        rig.ask(PoolRequest::Change(snapshot("one"))).unwrap();
+        rig.ask(PoolRequest::Trim { volume: 1, block: first, blocks: 40 }).unwrap();
+        rig.ask(PoolRequest::Change(snapshot("two"))).unwrap();
         let (one, two) = (find(&mut rig, "one"), find(&mut rig, "two"));
         let holes: Vec<(u64, u64, bool)> =
             (first..first + 40).step_by(2).map(|block| (block, 1, false)).collect();
@@ -212,7 +219,7 @@ fn a_leaf_that_has_gone_is_told_although_its_neighbours_are_shared() {
 
 /// A short stream of data, a hole and data.
 fn short() -> Vec<u8> {
-    let contents = Contents {
+    let contents = StreamInfo {
         store: 1,
         uuid: 2,
         name: "s".into(),
@@ -238,7 +245,7 @@ fn a_stream_that_is_cut_anywhere_has_not_ended() {
     assert_eq!(events(&stream).unwrap().last().unwrap().0, Event::Ended);
     for len in 0..stream.len() {
         let error = events(&stream[..len]).unwrap_err();
-        assert_eq!(error.wrong, Wrong::Cut, "{len}: {error}");
+        assert_eq!(error.wrong, StreamErrorKind::Truncated, "{len}: {error}");
         assert!(error.at <= len as u64);
     }
 }
@@ -250,7 +257,7 @@ fn a_bit_that_is_flipped_anywhere_is_told() {
         let mut wrong = stream.clone();
         wrong[bit / 8] ^= 1 << (bit % 8);
         let error = events(&wrong).expect_err("it is told");
-        let is_cut = error.wrong == Wrong::Cut;
+        let is_cut = error.wrong == StreamErrorKind::Truncated;
         assert!(is_cut || error.at <= bit as u64 / 8, "bit {bit}: {error}");
     }
 }
@@ -265,10 +272,10 @@ fn records_that_are_missing_doubled_or_out_of_order_are_told() {
     for order in [&[0, 2, 3, 4][..], &[0, 1, 3, 4], &[0, 1, 2, 4], &[0, 1, 1], &[0, 2, 1], &[0, 4]]
     {
         let error = events(&of(order)).unwrap_err();
-        assert_eq!(error.wrong, Wrong::Order, "{order:?}: {error}");
+        assert_eq!(error.wrong, StreamErrorKind::Order, "{order:?}: {error}");
     }
-    // The records of one stream behind the head of another.
-    let (_, other) = Sender::begin(&Contents {
+    // The records of one stream after the head of another.
+    let (_, other) = Sender::begin(&StreamInfo {
         store: 1,
         uuid: 77,
         name: "t".into(),
@@ -278,7 +285,7 @@ fn records_that_are_missing_doubled_or_out_of_order_are_told() {
         base: None,
     });
     let error = events(&[&other, &stream[StreamHead::BYTES..]].concat()).unwrap_err();
-    assert_eq!(error.wrong, Wrong::Order, "the end tells");
+    assert_eq!(error.wrong, StreamErrorKind::Order, "the end tells");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Admin commands (Base 2.1 §5).
 //!
-//! Each is a structure of its fields; see [`Typed`](crate::Typed) for how it becomes a command.
-//! Codes that are a world of their own (which log page, which feature, which Identify) are numbers
-//! here and named where their pages are.
+//! Each is a structure of its fields; [`TypedCommand`](crate::TypedCommand) converts it to a
+//! command. Extensive code sets (log pages, features, Identify structures) are numbers here and are
+//! named in the modules of their data structures.
 
 use crate::element::code;
 use crate::layout::layout;
@@ -104,11 +104,11 @@ commands! {
 
     /// Cross-Controller Reset (Base 2.3 §5.4.3, TP8028).
     pub struct CrossControllerReset = AdminOpcode::CrossControllerReset, "Cross-Controller Reset" {
-        /// Impacted Controller Identifier: which one is reset.
+        /// Impacted Controller Identifier: the controller to reset.
         icid @ 10[0..=15]: u16;
-        /// Its Controller Instance Uniquifier.
+        /// Controller Instance Uniquifier.
         ciu @ 10[16..=23]: u8;
-        /// Its Controller Instance Random Number.
+        /// Controller Instance Random Number.
         cirn @ 12[0..=63]: u64;
     }
 
@@ -120,15 +120,15 @@ commands! {
         fid @ 10[0..=7]: u8;
         /// Save: the value survives resets.
         sv @ 10[31]: bool;
-        /// The feature's own dword 11.
+        /// Feature specific dword 11.
         cdw11 @ 11[0..=31]: u32;
-        /// The feature's own dword 12.
+        /// Feature specific dword 12.
         cdw12 @ 12[0..=31]: u32;
-        /// The feature's own dword 13.
+        /// Feature specific dword 13.
         cdw13 @ 13[0..=31]: u32;
-        /// The feature's own dword 14; for most features bits 6 to 0 are the UUID Index.
+        /// Feature specific dword 14; for most features bits 6 to 0 are the UUID Index.
         cdw14 @ 14[0..=31]: u32;
-        /// The feature's own dword 15.
+        /// Feature specific dword 15.
         cdw15 @ 15[0..=31]: u32;
     }
 
@@ -138,9 +138,9 @@ commands! {
         nsid @ 1[0..=31]: u32;
         /// Feature Identifier.
         fid @ 10[0..=7]: u8;
-        /// Select: which of the feature's values.
+        /// Select: attribute of the value.
         sel @ 10[8..=10]: FeatureSelect;
-        /// The feature's own dword 11.
+        /// Feature specific dword 11.
         cdw11 @ 11[0..=31]: u32;
         /// UUID Index.
         uuid_index @ 14[0..=6]: u8;
@@ -212,9 +212,9 @@ commands! {
         dtype @ 11[8..=15]: DirectiveType;
         /// Directive Specific.
         dspec @ 11[16..=31]: u16;
-        /// The operation's own dword 12.
+        /// Operation specific dword 12.
         cdw12 @ 12[0..=31]: u32;
-        /// The operation's own dword 13.
+        /// Operation specific dword 13.
         cdw13 @ 13[0..=31]: u32;
     }
 
@@ -230,17 +230,17 @@ commands! {
         dtype @ 11[8..=15]: DirectiveType;
         /// Directive Specific.
         dspec @ 11[16..=31]: u16;
-        /// The operation's own dword 12.
+        /// Operation specific dword 12.
         cdw12 @ 12[0..=31]: u32;
-        /// The operation's own dword 13.
+        /// Operation specific dword 13.
         cdw13 @ 13[0..=31]: u32;
     }
 
     /// Doorbell Buffer Config: PRP1 is the shadow doorbells, PRP2 the event indexes (Base 2.1 §5.2.5).
     pub struct DoorbellBufferConfig = AdminOpcode::DoorbellBufferConfig, "Doorbell Buffer Config" {
-        /// PRP1: where the shadow doorbells are.
+        /// PRP1: address of the shadow doorbell buffer.
         shadow_doorbells @ 6[0..=63]: u64;
-        /// PRP2: where the event indexes are.
+        /// PRP2: address of the event index buffer.
         event_indexes @ 8[0..=63]: u64;
     }
 
@@ -250,7 +250,7 @@ commands! {
         nsid @ 1[0..=31]: u32;
         /// LBA Format Lower: bits 3 to 0 of the format's index.
         lbafl @ 10[0..=3]: u8;
-        /// Metadata Settings: metadata follow the data of each block.
+        /// Metadata Settings: metadata follows the data of each block.
         mset @ 10[4]: bool;
         /// Protection Information: type 0 (none) to 3.
         pi @ 10[5..=7]: u8;
@@ -324,7 +324,7 @@ commands! {
 }
 
 code! {
-    /// QPRIO: the class of a submission queue (Base 2.1 §5.2.2).
+    /// QPRIO: priority class of a submission queue (Base 2.1 §5.2.2).
     pub enum QueuePriority {
         /// Urgent.
         Urgent = 0,
@@ -338,13 +338,13 @@ code! {
 
     /// SEL of Get Features (Base 2.1 §5.1.11).
     pub enum FeatureSelect {
-        /// The value in force.
+        /// Current value.
         Current = 0,
-        /// The value the controller was made with.
+        /// Default value.
         Default = 1,
-        /// The value that the next reset brings back.
+        /// Saved value, restored by a reset.
         Saved = 2,
-        /// What may be done with the feature.
+        /// Supported capabilities.
         SupportedCapabilities = 3,
     }
 
@@ -382,7 +382,7 @@ code! {
 
     /// STC of Device Self-test (Base 2.1 §5.1.5).
     pub enum SelfTestCode {
-        /// Nothing runs.
+        /// None in progress.
         None = 0x0,
         /// Start a short self-test.
         Short = 0x1,
@@ -392,11 +392,11 @@ code! {
         HostInitiatedRefresh = 0x3,
         /// Vendor specific.
         Vendor = 0xe,
-        /// Abort the self-test that runs.
+        /// Abort the self-test in progress.
         Abort = 0xf,
     }
 
-    /// DTYPE: the kind of a directive (Base 2.1 §8.1.8).
+    /// DTYPE: directive type (Base 2.1 §8.1.8).
     pub enum DirectiveType {
         /// Identify.
         Identify = 0,
@@ -470,7 +470,7 @@ impl GetLogPage {
         Self { lid, numd: numd(len_bytes), ..Self::default() }
     }
 
-    /// How many bytes it asks for.
+    /// Length of the requested data.
     #[must_use]
     pub const fn len_bytes(&self) -> u64 {
         (self.numd as u64 + 1) * 4
@@ -478,13 +478,13 @@ impl GetLogPage {
 }
 
 impl FirmwareImageDownload {
-    /// How many bytes it carries.
+    /// Length of the image part.
     #[must_use]
     pub const fn len_bytes(&self) -> u64 {
         (self.numd as u64 + 1) * 4
     }
 
-    /// Where they belong in the image.
+    /// Offset in the image.
     #[must_use]
     pub const fn offset_bytes(&self) -> u64 {
         self.ofst as u64 * 4
@@ -498,7 +498,7 @@ impl FormatNvm {
         self.lbafu << 4 | self.lbafl
     }
 
-    /// With this index of the LBA format, 0 to 63.
+    /// Sets the index of the LBA format, 0 to 63.
     #[must_use]
     pub const fn with_format(mut self, format: u8) -> Self {
         (self.lbafl, self.lbafu) = (format & 0xf, format >> 4 & 3);
@@ -506,7 +506,7 @@ impl FormatNvm {
     }
 }
 
-/// A length in bytes as a 0's based number of dwords.
+/// Converts a length in bytes to a 0's based number of dwords.
 #[must_use]
 pub const fn numd(len_bytes: u32) -> u32 {
     (len_bytes / 4).saturating_sub(1)
@@ -515,7 +515,7 @@ pub const fn numd(len_bytes: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::{FormatNvm, GetLogPage, Identify, numd};
-    use crate::typed::Typed;
+    use crate::typed::TypedCommand;
 
     #[test]
     fn a_length_that_needs_both_halves_of_numd_is_split_over_two_dwords() {

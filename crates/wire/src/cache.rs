@@ -1,4 +1,4 @@
-//! Which instance of a volatile cache a namespace writes through, as `tenmil serve` says it in the
+//! Identity of the volatile write cache behind a namespace, reported by `tenmil serve` in the
 //! vendor specific bytes of Identify Namespace.
 //!
 //! ```text
@@ -6,25 +6,25 @@
 //!    | signature       | instance        | zeroes     |
 //! ```
 //!
-//! Controllers that say the same write through the same cache, and it has lost nothing since the first
-//! of them said so. Others say something else there, or nothing: the signature is a random number, too.
+//! Controllers that report the same instance write through the same cache, and it has lost nothing
+//! since the first of them reported it. Other targets do not report the signature, which is a
+//! random number.
 
 use crate::identify::IdentifyNamespace;
 
-/// A cache from its beginning to its end: a random number that is drawn when a process opens what it
-/// serves.
+/// Lifetime of a cache: a random number drawn when a process opens the device that it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheInstance(pub [u8; 16]);
 
-/// What stands before it.
+/// Signature before the instance.
 const SIGNATURE: [u8; 16] = [
     0x9e, 0x4b, 0x1c, 0x27, 0xd3, 0x60, 0x4f, 0xa8, 0xb5, 0x72, 0x3e, 0xc9, 0x06, 0x8d, 0xf1, 0x5a,
 ];
-/// Where it ends, in the vendor specific bytes.
+/// End of the fields in the vendor specific bytes.
 const END: usize = 32;
 
 impl CacheInstance {
-    /// What the page says.
+    /// Reads the instance from the page.
     #[must_use]
     pub fn of(page: &IdentifyNamespace) -> Option<Self> {
         let vendor = page.vendor();
@@ -34,7 +34,7 @@ impl CacheInstance {
         is_said.then_some(Self(*instance))
     }
 
-    /// Says it on the page.
+    /// Writes the instance to the page.
     pub fn put(self, page: &mut IdentifyNamespace) {
         let mut vendor = page.vendor();
         vendor[..16].copy_from_slice(&SIGNATURE);

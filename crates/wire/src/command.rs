@@ -1,4 +1,4 @@
-//! A submission queue entry (Base 2.1 §4.1).
+//! Submission queue entry (Base 2.1 §4.1).
 //!
 //! ```text
 //!  word   bits 63:32            bits 31:0
@@ -12,31 +12,31 @@
 //!   7     CDW15                 CDW14
 //! ```
 //!
-//! It is a cache line and is handled as eight words, so that a builder compiles to shifts and one
-//! store per word. The words hold numbers; [`Command::to_bytes`] is where they become little-endian.
+//! It is one cache line and is handled as eight words, so that a builder compiles to shifts and one
+//! store per word. The words are native numbers; [`Command::to_bytes`] makes them little-endian.
 
 use core::fmt;
 
 use crate::layout::{bits, mask};
 use crate::sgl::Descriptor;
 
-/// A submission queue entry.
+/// Submission queue entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(C, align(64))]
 pub struct Command(
-    /// Its eight words.
+    /// The eight words.
     pub [u64; 8],
 );
 
 const _: () = assert!(size_of::<Command>() == 64 && align_of::<Command>() == 64);
 
-/// What the data pointer is made of: the PSDT field of CDW0 (Base 2.1 §4.1.1).
+/// PSDT: kind of the data pointer (Base 2.1 §4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DataPointer {
-    /// 00b: PRPs for data, a plain address for metadata.
+    /// 00b: PRPs for data, a contiguous buffer for metadata.
     Prp = 0,
-    /// 01b: an SGL for data, a plain address for metadata.
+    /// 01b: an SGL for data, a contiguous buffer for metadata.
     Sgl = 1,
     /// 10b: an SGL for data, and MPTR points to an SGL for metadata.
     SglAndMetadataSgl = 2,
@@ -44,32 +44,32 @@ pub enum DataPointer {
     Reserved = 3,
 }
 
-/// The FUSE field of CDW0 (Base 2.1 §4.1.1).
+/// FUSE: role in a fused operation (Base 2.1 §4.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Fuse {
-    /// 00b: a command by itself.
+    /// 00b: not fused.
     Normal = 0,
-    /// 01b: the first of a fused pair.
+    /// 01b: first command of a fused operation.
     First = 1,
-    /// 10b: the second of a fused pair.
+    /// 10b: second command of a fused operation.
     Second = 2,
     /// 11b.
     Reserved = 3,
 }
 
 impl Command {
-    /// Its length in memory and in a capsule.
+    /// Length in memory and in a capsule.
     pub const BYTES: usize = 64;
 
-    /// A command of which only the opcode is set.
+    /// Creates a command with only the opcode set.
     #[inline]
     #[must_use]
     pub const fn new(opcode: u8) -> Self {
         Self([opcode as u64, 0, 0, 0, 0, 0, 0, 0])
     }
 
-    /// The command in these little-endian bytes.
+    /// Decodes little-endian bytes.
     #[inline]
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 64]) -> Self {
@@ -80,7 +80,7 @@ impl Command {
         Self(words)
     }
 
-    /// The command as little-endian bytes.
+    /// Encodes to little-endian bytes.
     #[inline]
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 64] {
@@ -91,7 +91,7 @@ impl Command {
         bytes
     }
 
-    /// OPC: what to do.
+    /// OPC: opcode.
     #[inline]
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "the low byte is the field")]
@@ -99,7 +99,7 @@ impl Command {
         self.0[0] as u8
     }
 
-    /// FUSE: whether the command is half of a fused pair.
+    /// FUSE: role in a fused operation.
     #[inline]
     #[must_use]
     pub const fn fuse(&self) -> Fuse {
@@ -111,7 +111,7 @@ impl Command {
         }
     }
 
-    /// PSDT: whether the data pointer is PRPs or an SGL.
+    /// PSDT: PRPs or SGL as the data pointer.
     #[inline]
     #[must_use]
     pub const fn psdt(&self) -> DataPointer {
@@ -123,7 +123,7 @@ impl Command {
         }
     }
 
-    /// CID: the identifier its completion will carry.
+    /// CID: command identifier, returned in the completion.
     #[inline]
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "shifted so that the field is low")]
@@ -131,7 +131,7 @@ impl Command {
         (self.0[0] >> 16) as u16
     }
 
-    /// NSID: the namespace it is for.
+    /// NSID: namespace identifier.
     #[inline]
     #[must_use]
     pub const fn nsid(&self) -> u32 {
@@ -152,7 +152,7 @@ impl Command {
         high(self.0[1])
     }
 
-    /// MPTR: where the metadata is.
+    /// MPTR: metadata pointer.
     #[inline]
     #[must_use]
     pub const fn mptr(&self) -> u64 {
@@ -173,7 +173,7 @@ impl Command {
         self.0[4]
     }
 
-    /// SGL1: the descriptor that begins the SGL.
+    /// SGL1: first SGL descriptor.
     #[inline]
     #[must_use]
     pub const fn sgl1(&self) -> Descriptor {
@@ -222,56 +222,56 @@ impl Command {
         high(self.0[7])
     }
 
-    /// With this opcode.
+    /// Sets the opcode.
     #[inline]
     #[must_use]
     pub const fn with_opcode(self, opcode: u8) -> Self {
         self.with_bits(0, 8, opcode as u64)
     }
 
-    /// As half of a fused pair, or not.
+    /// Sets the role in a fused operation.
     #[inline]
     #[must_use]
     pub const fn with_fuse(self, fuse: Fuse) -> Self {
         self.with_bits(8, 2, fuse as u64)
     }
 
-    /// With this kind of data pointer.
+    /// Sets the kind of data pointer.
     #[inline]
     #[must_use]
     pub const fn with_psdt(self, psdt: DataPointer) -> Self {
         self.with_bits(14, 2, psdt as u64)
     }
 
-    /// With this command identifier.
+    /// Sets the command identifier.
     #[inline]
     #[must_use]
     pub const fn with_cid(self, cid: u16) -> Self {
         self.with_bits(16, 16, cid as u64)
     }
 
-    /// For this namespace.
+    /// Sets the namespace identifier.
     #[inline]
     #[must_use]
     pub const fn with_nsid(self, nsid: u32) -> Self {
         self.with_bits(32, 32, nsid as u64)
     }
 
-    /// With this CDW2.
+    /// Sets CDW2.
     #[inline]
     #[must_use]
     pub const fn with_cdw2(self, cdw2: u32) -> Self {
         self.with_bits(64, 32, cdw2 as u64)
     }
 
-    /// With this CDW3.
+    /// Sets CDW3.
     #[inline]
     #[must_use]
     pub const fn with_cdw3(self, cdw3: u32) -> Self {
         self.with_bits(96, 32, cdw3 as u64)
     }
 
-    /// With metadata there.
+    /// Sets the metadata pointer.
     #[inline]
     #[must_use]
     pub const fn with_mptr(mut self, mptr: u64) -> Self {
@@ -279,7 +279,7 @@ impl Command {
         self
     }
 
-    /// With these two PRP entries, and PSDT saying so.
+    /// Sets both PRP entries, and PSDT.
     #[inline]
     #[must_use]
     pub const fn with_prp(mut self, prp1: u64, prp2: u64) -> Self {
@@ -288,7 +288,7 @@ impl Command {
         self.with_psdt(DataPointer::Prp)
     }
 
-    /// With this SGL, and PSDT saying so.
+    /// Sets SGL1, and PSDT.
     #[inline]
     #[must_use]
     pub const fn with_sgl1(mut self, sgl1: Descriptor) -> Self {
@@ -297,49 +297,49 @@ impl Command {
         self.with_psdt(DataPointer::Sgl)
     }
 
-    /// With this CDW10.
+    /// Sets CDW10.
     #[inline]
     #[must_use]
     pub const fn with_cdw10(self, cdw10: u32) -> Self {
         self.with_bits(320, 32, cdw10 as u64)
     }
 
-    /// With this CDW11.
+    /// Sets CDW11.
     #[inline]
     #[must_use]
     pub const fn with_cdw11(self, cdw11: u32) -> Self {
         self.with_bits(352, 32, cdw11 as u64)
     }
 
-    /// With this CDW12.
+    /// Sets CDW12.
     #[inline]
     #[must_use]
     pub const fn with_cdw12(self, cdw12: u32) -> Self {
         self.with_bits(384, 32, cdw12 as u64)
     }
 
-    /// With this CDW13.
+    /// Sets CDW13.
     #[inline]
     #[must_use]
     pub const fn with_cdw13(self, cdw13: u32) -> Self {
         self.with_bits(416, 32, cdw13 as u64)
     }
 
-    /// With this CDW14.
+    /// Sets CDW14.
     #[inline]
     #[must_use]
     pub const fn with_cdw14(self, cdw14: u32) -> Self {
         self.with_bits(448, 32, cdw14 as u64)
     }
 
-    /// With this CDW15.
+    /// Sets CDW15.
     #[inline]
     #[must_use]
     pub const fn with_cdw15(self, cdw15: u32) -> Self {
         self.with_bits(480, 32, cdw15 as u64)
     }
 
-    /// `width` bits (64 at most) beginning with bit `at` of the 512.
+    /// Extracts `width` bits (64 at most) from bit `at` of the 512.
     #[inline(always)]
     #[must_use]
     pub const fn bits(&self, at: usize, width: u32) -> u64 {
@@ -351,7 +351,7 @@ impl Command {
         value & mask(width)
     }
 
-    /// With `width` bits (64 at most) beginning with bit `at` of the 512 replaced.
+    /// Replaces `width` bits (64 at most) from bit `at` of the 512.
     #[inline(always)]
     #[must_use]
     pub const fn with_bits(mut self, at: usize, width: u32, value: u64) -> Self {
@@ -394,7 +394,7 @@ mod tests {
     use super::{Command, DataPointer, Fuse};
     use crate::sgl::Descriptor;
 
-    /// Byte `n` of the entry holds `n`, so that a value tells where it was read.
+    /// Byte `n` of the entry is `n`, so that a value reveals its offset.
     fn numbered() -> Command {
         let mut bytes = [0; 64];
         for (at, byte) in (0..64).zip(&mut bytes) {

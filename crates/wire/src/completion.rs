@@ -1,4 +1,4 @@
-//! A completion queue entry (Base 2.1 §4.2.1).
+//! Completion queue entry (Base 2.1 §4.2.1).
 //!
 //! ```text
 //!  DW0   command specific
@@ -11,28 +11,28 @@ use core::fmt;
 
 use crate::status::Status;
 
-/// A completion queue entry.
+/// Completion queue entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(C, align(16))]
 pub struct Completion(
-    /// Its four dwords.
+    /// The four dwords.
     pub [u32; 4],
 );
 
 const _: () = assert!(size_of::<Completion>() == 16 && align_of::<Completion>() == 16);
 
 impl Completion {
-    /// Its length in memory and in a capsule.
+    /// Length in memory and in a capsule.
     pub const BYTES: usize = 16;
 
-    /// The answer to command `cid`.
+    /// Completion of command `cid`.
     #[inline]
     #[must_use]
     pub const fn new(cid: u16, status: Status) -> Self {
         Self([0, 0, 0, cid as u32 | (status.0 as u32) << 17])
     }
 
-    /// The completion in these little-endian bytes.
+    /// Decodes little-endian bytes.
     #[inline]
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 16]) -> Self {
@@ -43,7 +43,7 @@ impl Completion {
         Self(dwords)
     }
 
-    /// The completion as little-endian bytes.
+    /// Encodes to little-endian bytes.
     #[inline]
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 16] {
@@ -54,42 +54,42 @@ impl Completion {
         bytes
     }
 
-    /// DW0: what the command answers.
+    /// DW0: command specific result.
     #[inline]
     #[must_use]
     pub const fn dw0(&self) -> u32 {
         self.0[0]
     }
 
-    /// DW1: more of the answer.
+    /// DW1: command specific result.
     #[inline]
     #[must_use]
     pub const fn dw1(&self) -> u32 {
         self.0[1]
     }
 
-    /// DW0 and DW1 as one number, as fabrics Property Get answers.
+    /// DW0 and DW1 as one number, the result of a fabrics Property Get.
     #[inline]
     #[must_use]
     pub const fn result(&self) -> u64 {
         self.0[0] as u64 | (self.0[1] as u64) << 32
     }
 
-    /// SQHD: how far the controller has read the submission queue.
+    /// SQHD: submission queue head.
     #[inline]
     #[must_use]
     pub const fn sqhd(&self) -> u16 {
         low(self.0[2])
     }
 
-    /// SQID: which submission queue the command came from.
+    /// SQID: submission queue of the command.
     #[inline]
     #[must_use]
     pub const fn sqid(&self) -> u16 {
         low(self.0[2] >> 16)
     }
 
-    /// CID: which command it answers.
+    /// CID: command identifier.
     #[inline]
     #[must_use]
     pub const fn cid(&self) -> u16 {
@@ -103,14 +103,14 @@ impl Completion {
         self.0[3] & 1 << 16 != 0
     }
 
-    /// How the command ended.
+    /// Status of the command.
     #[inline]
     #[must_use]
     pub const fn status(&self) -> Status {
         Status(low(self.0[3] >> 17))
     }
 
-    /// With this answer in DW0.
+    /// Sets DW0.
     #[inline]
     #[must_use]
     pub const fn with_dw0(mut self, dw0: u32) -> Self {
@@ -118,7 +118,7 @@ impl Completion {
         self
     }
 
-    /// With this answer in DW1.
+    /// Sets DW1.
     #[inline]
     #[must_use]
     pub const fn with_dw1(mut self, dw1: u32) -> Self {
@@ -126,7 +126,7 @@ impl Completion {
         self
     }
 
-    /// With this answer in DW0 and DW1.
+    /// Sets DW0 and DW1.
     #[inline]
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "the two halves are taken apart")]
@@ -136,7 +136,7 @@ impl Completion {
         self
     }
 
-    /// With this head of the submission queue.
+    /// Sets the submission queue head.
     #[inline]
     #[must_use]
     pub const fn with_sqhd(mut self, sqhd: u16) -> Self {
@@ -144,7 +144,7 @@ impl Completion {
         self
     }
 
-    /// For this submission queue.
+    /// Sets the submission queue.
     #[inline]
     #[must_use]
     pub const fn with_sqid(mut self, sqid: u16) -> Self {
@@ -152,7 +152,7 @@ impl Completion {
         self
     }
 
-    /// For this command.
+    /// Sets the command identifier.
     #[inline]
     #[must_use]
     pub const fn with_cid(mut self, cid: u16) -> Self {
@@ -160,7 +160,7 @@ impl Completion {
         self
     }
 
-    /// With this phase tag.
+    /// Sets the phase tag.
     #[inline]
     #[must_use]
     pub const fn with_phase(mut self, phase: bool) -> Self {
@@ -168,7 +168,7 @@ impl Completion {
         self
     }
 
-    /// Ended like this.
+    /// Sets the status.
     #[inline]
     #[must_use]
     pub const fn with_status(mut self, status: Status) -> Self {

@@ -1,10 +1,10 @@
-//! The UUID of a namespace that was given no name: `tenmil serve` derives it from the subsystem's NQN and
-//! the namespace's identifier (version 8 of RFC 9562).
+//! UUID of a namespace without a configured one: derived by `tenmil serve` from the subsystem's NQN
+//! and the namespace identifier (version 8 of RFC 9562).
 //!
-//! It is the same after every start, and the same on every target that uses the same NQN. So it does not
-//! identify the disk by itself.
+//! It is the same after every start, and on every target with the same NQN, so it does not identify
+//! the disk by itself.
 
-/// The UUID of namespace `nsid` of subsystem `nqn`.
+/// UUID of namespace `nsid` of subsystem `nqn`.
 #[must_use]
 pub fn derived_uuid(nqn: &str, nsid: u32) -> [u8; 16] {
     let hash = |seed: u64| {

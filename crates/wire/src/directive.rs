@@ -1,4 +1,4 @@
-//! Directives and data placement: operations and pages (Base 2.1 §8.1.8, §7.3).
+//! Directives and data placement: operations and data structures (Base 2.1 §8.1.8, §7.3).
 
 use crate::element::code;
 use crate::layout::{Layout, layout};
@@ -78,7 +78,7 @@ layout! {
     }
 
     /// How the reclaim unit handle status of I/O Management Receive begins (Base 2.1 §7.3.1.1).
-    pub struct ReclaimUnitStatus[16] {
+    pub struct ReclaimUnitHandleStatusHeader[16] {
         /// Number of Reclaim Unit Handle Status Descriptors.
         nruhsd @ 14: u16;
     }
@@ -96,20 +96,21 @@ layout! {
     }
 }
 
-/// The handles in a reclaim unit handle status, as many as it says and as there are bytes for.
+/// Handles of a reclaim unit handle status, limited by its count and by the bytes available.
 pub fn reclaim_unit_handles(answer: &[u8]) -> impl Iterator<Item = ReclaimUnitHandle> + '_ {
-    let count = ReclaimUnitStatus::parse(answer).map_or(0, |status| status.nruhsd());
-    let rest = answer.get(ReclaimUnitStatus::BYTES..).unwrap_or(&[]);
+    let count = ReclaimUnitHandleStatusHeader::parse(answer).map_or(0, |status| status.nruhsd());
+    let rest = answer.get(ReclaimUnitHandleStatusHeader::BYTES..).unwrap_or(&[]);
     rest.as_chunks::<32>().0.iter().map(ReclaimUnitHandle::from_bytes).take(count.into())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ReclaimUnitHandle, ReclaimUnitStatus, reclaim_unit_handles};
+    use super::{ReclaimUnitHandle, ReclaimUnitHandleStatusHeader, reclaim_unit_handles};
 
     #[test]
     fn handles_are_no_more_than_counted_or_there() {
-        let mut answer = ReclaimUnitStatus::zeroed().with(|it| it.nruhsd(2)).as_bytes().to_vec();
+        let mut answer =
+            ReclaimUnitHandleStatusHeader::zeroed().with(|it| it.nruhsd(2)).as_bytes().to_vec();
         for pid in [7, 8, 9] {
             answer.extend(ReclaimUnitHandle::zeroed().with(|it| it.pid(pid)).as_bytes());
         }

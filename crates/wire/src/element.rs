@@ -1,4 +1,4 @@
-//! What a field may hold: integers, bytes, text, codes.
+//! Field types: integers, bytes, text, codes.
 //!
 //! An [`Element`] fills whole bytes; a [`Part`] is some bits of a word.
 
@@ -6,14 +6,14 @@ use core::fmt;
 
 use crate::layout::Value;
 
-/// How a field's bits are to be read.
+/// Interpretation of a field's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One bit.
     Flag,
     /// An unsigned number.
     Number,
-    /// A code that the specification names.
+    /// Code with a name in the specification.
     Code,
     /// Text, padded with spaces.
     Text,
@@ -23,55 +23,55 @@ pub enum Kind {
     Structure,
 }
 
-/// Something that fills whole bytes of a structure.
+/// Type that fills whole bytes of a structure.
 pub trait Element: Sized {
-    /// How many.
+    /// Length in bytes.
     const BYTES: usize;
-    /// How they are to be read.
+    /// Interpretation.
     const KIND: Kind;
 
-    /// Takes it out of the first [`Self::BYTES`] bytes, which must be there.
+    /// Loads it from the first [`Self::BYTES`] bytes, which must exist.
     fn load(bytes: &[u8]) -> Self;
 
-    /// Puts it into the first [`Self::BYTES`] bytes, which must be there.
+    /// Stores it to the first [`Self::BYTES`] bytes, which must exist.
     fn store(&self, bytes: &mut [u8]);
 
-    /// What it holds, for printing.
+    /// Value for printing.
     fn value(&self) -> Value;
 
-    /// Takes it out of the bytes from `at` on, which must be there.
+    /// Loads it from the bytes at `at`, which must exist.
     #[inline(always)]
     fn load_at(bytes: &[u8], at: usize) -> Self {
         Self::load(&bytes[at..at + Self::BYTES])
     }
 
-    /// Puts it into the bytes from `at` on, which must be there.
+    /// Stores it to the bytes at `at`, which must exist.
     #[inline(always)]
     fn store_at(&self, bytes: &mut [u8], at: usize) {
         self.store(&mut bytes[at..at + Self::BYTES]);
     }
 
-    /// What the one in these bytes holds.
+    /// Value of the element in these bytes.
     fn show(bytes: &[u8]) -> Value {
         Self::load(bytes).value()
     }
 }
 
-/// Something that fills some bits of a word.
+/// Type that fills some bits of a word.
 pub trait Part: Copy {
-    /// How they are to be read.
+    /// Interpretation.
     const KIND: Kind;
 
-    /// Takes it out of the low bits.
+    /// Decodes the low bits.
     fn from_bits(bits: u64) -> Self;
 
-    /// Puts it into the low bits.
+    /// Encodes to the low bits.
     fn to_bits(self) -> u64;
 
-    /// What it holds, for printing.
+    /// Value for printing.
     fn value(self) -> Value;
 
-    /// What the one in these bits holds.
+    /// Value of the part in these bits.
     fn show(bits: u64) -> Value {
         Self::from_bits(bits).value()
     }
@@ -79,15 +79,16 @@ pub trait Part: Copy {
 
 /// Text of a fixed length: ASCII, padded with spaces on the right (Base 2.1 §4.5.2).
 ///
-/// What a device sent is kept as it came; only printing tidies it up.
+/// Received text is stored unchanged; only printing sanitizes it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Ascii<const N: usize>(
-    /// The bytes as they came.
+    /// The bytes as received.
     pub [u8; N],
 );
 
 impl<const N: usize> Ascii<N> {
-    /// `text`, cut or padded to fit; what is not printable ASCII becomes a question mark.
+    /// Creates `text`, truncated or padded to fit; characters other than printable ASCII become
+    /// question marks.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let mut bytes = [b' '; N];
@@ -97,7 +98,7 @@ impl<const N: usize> Ascii<N> {
         Self(bytes)
     }
 
-    /// `text`, cut to fit and followed by zeros, as NQNs are (Base 2.1 §4.7).
+    /// Creates `text`, truncated to fit and followed by zeros, as NQNs are (Base 2.1 §4.7).
     #[must_use]
     pub fn nul_padded(text: &str) -> Self {
         let mut bytes = [0; N];
@@ -107,7 +108,7 @@ impl<const N: usize> Ascii<N> {
         Self(bytes)
     }
 
-    /// The text without its padding.
+    /// Text without padding.
     #[must_use]
     pub fn trimmed(&self) -> &[u8] {
         let padding = |byte: &u8| matches!(byte, b' ' | 0);
@@ -243,7 +244,7 @@ impl Part for bool {
     }
 }
 
-/// Declares a code: an enumeration that keeps the values it has no name for.
+/// Declares a code: an enumeration that preserves unnamed values.
 ///
 /// ```text
 /// code! {
@@ -271,10 +272,10 @@ macro_rules! code {
         }
 
         impl $name {
-            /// Every value that has a name.
+            /// All named values.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// What this value means; one without a name is kept in `Reserved`.
+            /// Decodes a value; an unnamed one is preserved in `Reserved`.
             #[inline]
             #[must_use]
             pub const fn from_code(code: u8) -> Self {
@@ -284,7 +285,7 @@ macro_rules! code {
                 }
             }
 
-            /// The value on the wire.
+            /// Value on the wire.
             #[inline]
             #[must_use]
             pub const fn code(self) -> u8 {
@@ -294,7 +295,7 @@ macro_rules! code {
                 }
             }
 
-            /// What it means, in one line.
+            /// Meaning, in one line.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {

@@ -1,6 +1,6 @@
-//! Fabrics commands: how a host reaches a controller over a network (Base 2.1 §6).
+//! Fabrics commands (Base 2.1 §6).
 //!
-//! All share opcode 7Fh; FCTYPE, in the place of NSID's low byte, tells them apart.
+//! All share opcode 7Fh and are distinguished by FCTYPE, which occupies the low byte of NSID.
 
 use crate::element::{Ascii, code};
 use crate::layout::layout;
@@ -118,21 +118,21 @@ code! {
     }
 }
 
-/// The controller that a host asks for when it takes any (Base 2.1 §6.3).
+/// Controller ID that requests any controller (Base 2.1 §6.3).
 pub const CNTLID_DYNAMIC: u16 = 0xffff;
 
-/// What a host asks for when it takes any controller of a static subsystem (Base 2.1 §6.3).
+/// Controller ID that requests any controller of a static subsystem (Base 2.1 §6.3).
 pub const CNTLID_STATIC: u16 = 0xfffe;
 
 /// The highest identifier a controller may have (Base 2.1 §3.1.3).
 pub const CNTLID_MAX: u16 = 0xffef;
 
-/// SQHD of a Connect's answer when the controller goes along without SQ flow control
-/// (Base 2.1 §6.3).
+/// SQHD in the response to Connect if the controller agrees to disable SQ flow control (Base 2.1
+/// §6.3).
 pub const SQHD_WITHOUT_FLOW_CONTROL: u16 = 0xffff;
 
 impl InvalidParameter {
-    /// What a Connect ends with, beside this in DW0.
+    /// Status of a failed Connect with this in DW0.
     pub const STATUS: Status = Status::CONNECT_INVALID_PARAMETERS;
 }
 
@@ -143,7 +143,7 @@ mod tests {
     use crate::element::Ascii;
     use crate::nqn;
     use crate::status::Status;
-    use crate::typed::Typed;
+    use crate::typed::TypedCommand;
 
     #[test]
     fn connect_lies_in_its_capsule_as_section_6_3_draws_it() {

@@ -13,7 +13,7 @@ pub mod power;
 pub mod queue;
 
 code! {
-    /// FID: which feature (Base 2.1 §5.1.25.1, Figure 403).
+    /// FID: feature identifier (Base 2.1 §5.1.25.1, Figure 403).
     pub enum Feature {
         /// Arbitration.
         Arbitration = 0x01,
@@ -107,7 +107,7 @@ code! {
 }
 
 layout! {
-    /// DW0 of Get Features when SEL asks for capabilities (Base 2.1 §5.1.11).
+    /// DW0 of Get Features when SEL requests capabilities (Base 2.1 §5.1.11).
     pub struct FeatureCapabilities(u32) {
         /// Saveable.
         saveable @ 0: bool;
@@ -119,7 +119,7 @@ layout! {
 }
 
 impl Feature {
-    /// The length of the page that Set Features carries and Get Features answers with; 0 for none.
+    /// Length of the data structure of Set Features and Get Features; 0 for none.
     ///
     /// `extended` is EXHID of the Host Identifier feature (Base 2.1 §5.1.25.1).
     #[must_use]

@@ -1,7 +1,6 @@
-//! One function that gives any bytes to every parser and checks what must always hold.
+//! Fuzz target: passes arbitrary bytes to every parser and checks invariants.
 //!
-//! It is what a fuzzer calls, and what the test here calls with a corpus drawn from a seed. It must
-//! never panic, whatever the bytes.
+//! Called by a fuzzer, and by the test in this file with a seeded corpus. It must never panic.
 
 use core::fmt;
 
@@ -15,22 +14,22 @@ use crate::identify::{
 };
 use crate::io::copy::{CopyFormat, sources};
 use crate::io::{Blocks, dataset, reservation};
-use crate::layout::{Field, Layout, Short, Visitor, decode};
+use crate::layout::{Field, Layout, LayoutVisitor, TruncatedError, decode};
 use crate::log::event::EventResult;
 use crate::log::firmware::TelemetryHost;
 use crate::log::self_test::{SelfTestOutcome, SelfTestPage};
-use crate::log::{ana, discovery, error, history, lba};
+use crate::log::{ana, discovery, error, lba, persistent_events};
 use crate::protection::Format;
 use crate::sgl::Descriptor;
 use crate::status::Status;
-use crate::typed::{CommandVisitor, Typed};
-use crate::{directive, nbd, nqn, pointer, tcp};
+use crate::typed::{CommandVisitor, TypedCommand};
+use crate::{directive, nbd, nqn, prp, tcp};
 
-/// Gives `bytes` to every parser.
+/// Passes `bytes` to every parser.
 ///
 /// # Panics
 ///
-/// If something does not hold that must: a mistake in this crate, never in the bytes.
+/// If an invariant is violated, which is a bug of this crate.
 pub fn fuzz(bytes: &[u8]) {
     crate::visit_layouts(&mut Bytes(bytes));
     if let Some(bytes) = bytes.first_chunk::<64>() {
@@ -49,7 +48,7 @@ pub fn fuzz(bytes: &[u8]) {
 
 struct Bytes<'a>(&'a [u8]);
 
-impl Visitor for Bytes<'_> {
+impl LayoutVisitor for Bytes<'_> {
     fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self) {
         structure(T::NAME, T::BYTES, T::FIELDS, self.0, |bytes| Ok(T::parse(bytes)?.bytes()));
     }
@@ -58,8 +57,8 @@ impl Visitor for Bytes<'_> {
 struct One(Command);
 
 impl CommandVisitor for One {
-    fn visit<T: Typed>(&mut self) {
-        let command = T::adopt(self.0);
+    fn visit<T: TypedCommand>(&mut self) {
+        let command = T::with_opcode_of(self.0);
         typed(T::NAME, T::FIELDS, command, |command| Ok(T::parse(&command)?.to_command()));
     }
 }
@@ -69,7 +68,7 @@ fn structure(
     length: usize,
     fields: &[Field],
     bytes: &[u8],
-    reread: fn(&[u8]) -> Result<Vec<u8>, Short>,
+    reread: fn(&[u8]) -> Result<Vec<u8>, TruncatedError>,
 ) {
     let Ok(again) = reread(bytes) else {
         assert!(bytes.len() < length, "{name} refuses enough bytes");
@@ -91,8 +90,8 @@ fn typed(
     assert_eq!(decode(&once.to_bytes(), fields).len(), fields.len(), "{name} is shown");
 }
 
-/// Names, discovery pages, and the first bytes as each unit of NVMe/TCP. The last byte says how the
-/// connection frames them.
+/// Parses names, discovery pages, and the first bytes as each NVMe/TCP PDU type. The last byte
+/// selects the PDU framing.
 fn fabrics(bytes: &[u8]) {
     if let Some(Ok(name)) = bytes.first_chunk().map(nqn::read) {
         assert_eq!(nqn::check(name), Ok(()));
@@ -101,7 +100,7 @@ fn fabrics(bytes: &[u8]) {
     assert!(discovery::entries(bytes).all(|entry| entry.port() != Some(0)));
     let how = bytes.last().copied().unwrap_or(0);
     let (header_digest, data_digest) = (how & 0x80 != 0, how & 0x40 != 0);
-    let framing = tcp::Framing { header_digest, data_digest, alignment: how & 0x1f };
+    let framing = tcp::PduFraming { header_digest, data_digest, alignment: how & 0x1f };
     if let Ok(pdu) = tcp::CapsuleCmd::parse(bytes)
         && let Ok(data) = pdu.check(framing, 8192)
     {
@@ -155,7 +154,7 @@ fn lists(bytes: &[u8]) {
     let length = bytes.len();
     assert!(ana::groups(bytes).map(|(_, nsids)| nsids.count()).sum::<usize>() <= length / 4);
     assert!(error::entries(bytes).count() <= length / 64);
-    assert!(history::events(bytes).map(|(_, body)| body.len()).sum::<usize>() <= length);
+    assert!(persistent_events::events(bytes).map(|(_, body)| body.len()).sum::<usize>() <= length);
     assert!(lba::descriptors(bytes).count() <= length / 16);
     assert_eq!(dataset::ranges(bytes).count(), length / 16);
     for range in dataset::ranges(bytes) {
@@ -251,12 +250,12 @@ fn pointers(bytes: &[u8]) {
     let page_bytes = 4096_usize << (head[0] & 0xf);
     let offset = usize::from(u16::from_le_bytes([head[1], head[2]])) % page_bytes;
     let length = usize::from(u16::from_le_bytes([head[3], head[4]])) << (head[5] & 0xf);
-    let pages = pointer::pages(offset, length, page_bytes);
+    let pages = prp::pages(offset, length, page_bytes);
     assert!(pages * page_bytes >= length && pages <= length / page_bytes + 2);
-    if let pointer::Second::List { entries } = pointer::second(offset, length, page_bytes) {
-        let capacity = pointer::list_capacity(0, page_bytes);
+    if let prp::Prp2::List { entries } = prp::second(offset, length, page_bytes) {
+        let capacity = prp::list_capacity(0, page_bytes);
         assert_eq!(entries + 1, pages);
-        assert!(pointer::list_pages(entries, page_bytes) * capacity >= entries);
+        assert!(prp::list_pages(entries, page_bytes) * capacity >= entries);
     }
 }
 

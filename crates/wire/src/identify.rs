@@ -1,6 +1,6 @@
-//! What Identify answers with (Base 2.1 §5.1.13, NVM 1.1 §4.1.5).
+//! Identify data structures (Base 2.1 §5.1.13, NVM 1.1 §4.1.5).
 //!
-//! Every answer is 4096 bytes; [`Cns`] says which structure it is.
+//! Every data structure has 4096 bytes; [`Cns`] selects it.
 
 use crate::element::code;
 
@@ -21,7 +21,7 @@ pub use namespace::{
 };
 pub use power::PowerState;
 
-/// The length of every answer (Base 2.1 §5.1.13).
+/// Length of every data structure (Base 2.1 §5.1.13).
 pub const BYTES: usize = 4096;
 
 /// The namespace identifier that means all of them (Base 2.1 §3.2.1.2).
@@ -34,7 +34,7 @@ pub const NSID_MAX: u32 = 0xffff_fffe;
 pub const CNTLID_NONE: u16 = 0xffff;
 
 code! {
-    /// CNS: which structure Identify is to answer with (Base 2.1 §5.1.13.1, Figure 310).
+    /// CNS: Identify data structure (Base 2.1 §5.1.13.1, Figure 310).
     pub enum Cns {
         /// Identify Namespace.
         Namespace = 0x00,
@@ -94,7 +94,7 @@ code! {
         ControllerStateFormats = 0x20,
     }
 
-    /// CSI: which I/O command set (Base 2.1 §5.1.13.1, Figure 311).
+    /// CSI: I/O command set (Base 2.1 §5.1.13.1, Figure 311).
     pub enum CommandSet {
         /// NVM Command Set.
         Nvm = 0x00,

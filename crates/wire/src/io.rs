@@ -1,7 +1,8 @@
 //! I/O commands of the NVM command set (NVM 1.1 §3.3, Base 2.1 §7).
 //!
-//! The commands that move blocks share their fields: see [`Blocks`] for what all of them have, and
-//! [`crate::protection::Tags`] for the logical block tags that are spread over CDW2, CDW3 and CDW14.
+//! Commands that transfer blocks share fields: see [`Blocks`] for the common ones, and
+//! [`crate::protection::Tags`] for the logical block tags that are spread over CDW2, CDW3 and
+//! CDW14.
 
 use crate::layout::layout;
 use crate::opcode::IoOpcode;
@@ -240,7 +241,7 @@ commands! {
 }
 
 layout! {
-    /// PRINFO: what is done with protection information (NVM 1.1 §3.2.1).
+    /// PRINFO: action and checks of protection information (NVM 1.1 §3.2.1).
     pub struct ProtectionInformation(u8) {
         /// PRCHK: check the reference tag.
         check_reference_tag @ 0: bool;
@@ -252,7 +253,7 @@ layout! {
         action @ 3: bool;
     }
 
-    /// DSM of Read and Write: how the blocks are going to be used (NVM 1.1 §3.3.4, Figure 53).
+    /// DSM of Read and Write: expected use of the blocks (NVM 1.1 §3.3.4, Figure 53).
     pub struct Hints(u16) {
         /// Access Frequency.
         access_frequency @ 0..=3: u8;
@@ -265,33 +266,33 @@ layout! {
     }
 }
 
-/// What all commands have that act on a range of blocks.
+/// Common fields of all commands that act on a range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// The namespace.
     pub nsid: u32,
     /// The first block.
     pub slba: u64,
-    /// How many, 1 to 65 536.
+    /// Number of blocks, 1 to 65 536.
     pub count: u32,
 }
 
 impl Blocks {
-    /// Reads the range out of any command that acts on one.
+    /// Reads the range of any command that acts on one.
     #[inline]
     #[must_use]
     pub const fn of(command: &crate::Command) -> Self {
         Self { nsid: command.nsid(), slba: command.0[5], count: (command.cdw12() & 0xffff) + 1 }
     }
 
-    /// The block behind the last. `None` if there is no such number.
+    /// The block after the last one. `None` on overflow.
     #[inline]
     #[must_use]
     pub const fn end(&self) -> Option<u64> {
         self.slba.checked_add(self.count as u64)
     }
 
-    /// A read of these blocks, or a write: the shortest way from numbers to a command.
+    /// Builds a read or write of these blocks.
     ///
     /// Only the low 16 bits of `count - 1` are kept.
     #[inline]
@@ -307,7 +308,7 @@ impl Blocks {
 mod tests {
     use super::{Blocks, Hints, ProtectionInformation, Read, Write, WriteZeroes};
     use crate::opcode::IoOpcode;
-    use crate::typed::Typed;
+    use crate::typed::TypedCommand;
 
     #[test]
     fn the_flags_of_a_write_are_where_every_driver_puts_them() {

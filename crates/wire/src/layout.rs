@@ -1,4 +1,4 @@
-//! One declaration per structure: accessors, a field table and the tests come from it.
+//! Structure layouts: one declaration per structure defines accessors, a field table and tests.
 //!
 //! ```text
 //! layout! {
@@ -22,11 +22,11 @@
 //! assert_eq!((page.size(), page.ready(), page.samples(2)), (7, true, Some(9)));
 //! ```
 //!
-//! `struct Name[N]` is N bytes of little-endian memory, offsets are bytes. `struct Name(u32)` is
-//! one register or dword, offsets are bits. Both implement [`Layout`], so one function prints
-//! every structure and one test visits every bit of every field.
+//! `struct Name[N]` is N bytes of little-endian memory, with offsets in bytes. `struct Name(u32)`
+//! is one register or dword, with offsets in bits. Both implement [`Layout`], so one function
+//! prints every structure and one test visits every bit of every field.
 //!
-//! Setters live on [`Set`], which is what `set()` returns and what `with()` gives to its closure.
+//! Setters are methods of [`Set`], which `set()` returns and `with()` passes to its closure.
 
 use core::fmt;
 
@@ -36,99 +36,99 @@ pub(crate) use declare::layout;
 
 pub use crate::element::{Ascii, Element, Kind, Part};
 
-/// A structure whose fields are declared with `layout!`.
+/// Structure whose fields are declared with `layout!`.
 pub trait Layout: Clone + Sized + 'static {
-    /// The structure's name.
+    /// Name of the structure.
     const NAME: &'static str;
-    /// Its length on the wire.
+    /// Length on the wire.
     const BYTES: usize;
-    /// Its fields, in the order of declaration.
+    /// Fields, in the order of declaration.
     const FIELDS: &'static [Field];
-    /// The accessors of the fields, in the same order.
+    /// Accessors of the fields, in the same order.
     #[cfg(test)]
     const ACCESSORS: &'static [Accessor<Self>];
 
-    /// Takes the structure out of the first [`Self::BYTES`] bytes.
-    fn parse(bytes: &[u8]) -> Result<Self, Short>;
+    /// Parses the structure from the first [`Self::BYTES`] bytes.
+    fn parse(bytes: &[u8]) -> Result<Self, TruncatedError>;
 
-    /// The structure as it lies on the wire.
+    /// Bytes of the structure on the wire.
     fn bytes(&self) -> Vec<u8>;
 
-    /// Every field with its value, for printing.
+    /// All fields with their values, for printing.
     fn decode(&self) -> Vec<Decoded> {
         decode(&self.bytes(), Self::FIELDS)
     }
 }
 
-/// Something to be done with every structure there is.
-pub trait Visitor {
-    /// Does it with one.
+/// Visitor called for every declared structure.
+pub trait LayoutVisitor {
+    /// Visits one structure.
     fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self);
 }
 
-/// One field of a structure.
+/// Field of a structure.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// The field's name, as its accessor is called.
+    /// Name of the field and its accessor.
     pub name: &'static str,
-    /// What it means, in one line.
+    /// Meaning, in one line.
     pub meaning: &'static str,
-    /// Where it begins, in bits from the start of the structure.
+    /// Offset in bits from the start of the structure.
     pub bit: usize,
-    /// How wide it is, or each of its elements.
+    /// Width of the field, or of each element.
     pub width: usize,
-    /// How many elements there are: 1 unless the field is an array.
+    /// Number of elements: 1 unless the field is an array.
     pub count: usize,
     /// Whether the field is an array, even one of a single element.
     pub repeated: bool,
-    /// How its bits are to be read.
+    /// Interpretation of its bits.
     pub kind: Kind,
-    /// What its bits say.
+    /// Decodes its bits for printing.
     pub show: Show,
-    /// The named parts of a word.
+    /// Named parts of a word.
     pub parts: &'static [Field],
 }
 
-/// How a field's bits become a value.
+/// Decoder of a field's bits.
 #[derive(Clone, Copy, Debug)]
 pub enum Show {
-    /// It fills whole bytes.
+    /// For whole bytes.
     Bytes(fn(&[u8]) -> Value),
-    /// It is some bits of a word, 64 at most.
+    /// For some bits of a word, 64 at most.
     Bits(fn(u64) -> Value),
 }
 
-/// A field's getter and setter, as a test can call them.
+/// Getter and setter of a field, as called by tests.
 #[cfg(test)]
 #[derive(Debug)]
 pub struct Accessor<T: 'static> {
-    /// Takes the raw bits of element `index` out, through the public getter.
+    /// Reads the raw bits of element `index` through the public getter.
     pub raw: fn(&T, usize, &mut [u8]),
-    /// Puts raw bits into element `index`, through the public setter.
+    /// Writes raw bits to element `index` through the public setter.
     pub put: fn(&mut T, usize, &[u8]),
-    /// Those of the named parts of a word.
+    /// Accessors of the named parts of a word.
     pub parts: &'static [Accessor<T>],
 }
 
-/// Setters of a structure, chained.
+/// Chained setters of a structure.
 #[derive(Debug)]
 pub struct Set<'a, T>(
     /// The structure being written.
     pub &'a mut T,
 );
 
-/// What a field holds.
+/// Decoded value of a field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// One bit.
     Flag(bool),
     /// An unsigned number.
     Number(u128),
-    /// A code and the name the specification gives it.
+    /// A code with its name in the specification.
     Code(u64, &'static str),
     /// Text, without its padding.
     Text(String),
-    /// Bytes with no meaning of their own.
+    /// Uninterpreted bytes.
     Bytes(Vec<u8>),
     /// Another structure.
     Structure(Vec<Decoded>),
@@ -136,32 +136,32 @@ pub enum Value {
     List(Vec<Value>),
 }
 
-/// One line of a decoded structure.
+/// Decoded field of a structure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoded {
-    /// The field's name.
+    /// Name of the field.
     pub name: &'static str,
-    /// What it means.
+    /// Meaning of the field.
     pub meaning: &'static str,
-    /// What it holds.
+    /// Value of the field.
     pub value: Value,
-    /// The parts of a word of flags, if it is one.
+    /// Parts of a word, if it has any.
     pub parts: Vec<Decoded>,
 }
 
-/// A structure that is longer than the bytes there are.
+/// Buffer shorter than the structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Short {
-    /// Which structure.
+pub struct TruncatedError {
+    /// Name of the structure.
     pub what: &'static str,
-    /// How many bytes there are.
+    /// Bytes available.
     pub got_bytes: usize,
-    /// How many it takes.
+    /// Bytes required.
     pub need_bytes: usize,
 }
 
-impl Short {
-    /// `Ok` when `got_bytes` suffice for `need_bytes` of `what`.
+impl TruncatedError {
+    /// `Ok` if `got_bytes` suffice for `need_bytes` of `what`.
     pub const fn check(
         what: &'static str,
         got_bytes: usize,
@@ -171,17 +171,17 @@ impl Short {
     }
 }
 
-impl fmt::Display for Short {
+impl fmt::Display for TruncatedError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { what, got_bytes, need_bytes } = self;
         write!(out, "parse {what}: {got_bytes} bytes, expected at least {need_bytes}")
     }
 }
 
-impl core::error::Error for Short {}
+impl core::error::Error for TruncatedError {}
 
 impl Value {
-    /// Whether every bit is zero: what a printer may leave out.
+    /// Whether every bit is zero, so that a printer may omit it.
     pub fn is_zero(&self) -> bool {
         match self {
             Self::Flag(flag) => !flag,
@@ -231,7 +231,7 @@ fn write_joined<'a>(
     out.write_str(close)
 }
 
-/// Every field of `fields` with its value in the structure that lies in `bytes`.
+/// Decodes every field of `fields` in `bytes`.
 #[must_use]
 pub fn decode(bytes: &[u8], fields: &[Field]) -> Vec<Decoded> {
     let whole = |field: &Field| Decoded {
@@ -265,7 +265,7 @@ impl Field {
     }
 }
 
-/// Writes the fields that are not zero, which keeps a page of 4 KiB readable in a failed assertion.
+/// Formats the fields that are not zero, which keeps a 4 KiB page readable in a failed assertion.
 pub fn debug<T: Layout>(structure: &T, out: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut shown = out.debug_struct(T::NAME);
     for field in structure.decode().iter().filter(|field| !field.value.is_zero()) {
@@ -274,14 +274,14 @@ pub fn debug<T: Layout>(structure: &T, out: &mut fmt::Formatter<'_>) -> fmt::Res
     shown.finish()
 }
 
-/// Takes `width` bits out of `word`, beginning with bit `low`.
+/// Extracts `width` bits of `word` from bit `low` on.
 #[inline(always)]
 #[must_use]
 pub const fn bits(word: u64, low: u32, width: u32) -> u64 {
     (word >> low) & mask(width)
 }
 
-/// `word` with `width` bits from bit `low` on replaced by `value`.
+/// Replaces `width` bits of `word` from bit `low` on by `value`.
 #[inline(always)]
 #[must_use]
 pub const fn with_bits(word: u64, low: u32, width: u32, value: u64) -> u64 {
@@ -289,26 +289,26 @@ pub const fn with_bits(word: u64, low: u32, width: u32, value: u64) -> u64 {
     (word & !(mask(width) << low)) | ((value & mask(width)) << low)
 }
 
-/// The lowest `width` bits set.
+/// Word with the lowest `width` bits set.
 #[inline(always)]
 #[must_use]
 pub const fn mask(width: u32) -> u64 {
     if width >= 64 { u64::MAX } else { (1 << width) - 1 }
 }
 
-/// The part of `word` that lies in the bits from the first to the last of `ends`, both included.
+/// Extracts the bits from the first to the last of `ends`, inclusive.
 #[inline(always)]
 pub(crate) fn part<W: Part, P: Part>(word: W, ends: &[u32]) -> P {
     P::from_bits(bits(word.to_bits(), ends[0], width_of(ends)))
 }
 
-/// `word` with the bits from the first to the last of `ends` replaced.
+/// Replaces the bits from the first to the last of `ends`, inclusive.
 #[inline(always)]
 pub(crate) fn with_part<W: Part, P: Part>(word: W, ends: &[u32], value: P) -> W {
     W::from_bits(with_bits(word.to_bits(), ends[0], width_of(ends), value.to_bits()))
 }
 
-/// How many bits there are from the first to the last of `ends`, both included.
+/// Number of bits from the first to the last of `ends`, inclusive.
 #[doc(hidden)]
 #[inline(always)]
 #[must_use]
@@ -316,7 +316,7 @@ pub const fn width_of(ends: &[u32]) -> u32 {
     ends[ends.len() - 1] - ends[0] + 1
 }
 
-/// The one line that a field's doc comment is.
+/// Joins a field's doc comment to one line.
 #[doc(hidden)]
 #[must_use]
 pub const fn line(text: &'static str) -> &'static str {

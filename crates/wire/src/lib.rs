@@ -1,22 +1,22 @@
-//! NVMe bytes to meaning and back.
+//! NVMe wire formats: structures, commands and registers, encoded and decoded.
 //!
-//! This crate holds no state and does no I/O. It knows what the bits of NVM Express Base 2.1 and
-//! NVM Command Set 1.1 mean, and nothing about what to do with them.
+//! This crate holds no state and does no I/O. It defines the meaning of the bits of NVM Express
+//! Base 2.1 and NVM Command Set 1.1, not what to do with them.
 //!
-//! - [`Command`], [`Completion`] and [`Status`] are what travels in queues; [`admin`] and [`io`]
-//!   give each command a structure of its own.
-//! - [`register`] is what lies in a controller's BAR.
-//! - [`fabrics`] is how a host reaches a controller over a network, [`tcp`] the units that travel on
-//!   an NVMe/TCP connection, [`mod@nqn`] the names of hosts and subsystems.
-//! - [`identify`] is what a controller and its namespaces say about themselves, [`log`] what has
-//!   happened to them, [`feature`] how they are set; [`cache`] is what `tenmil serve` says beside that.
-//! - [`mod@pointer`] and [`sgl`] say where data lie, [`protection`] how they are guarded, [`directive`]
-//!   where they are to be placed.
-//! - [`nbd`] and [`ublk`] are how others than NVMe hosts reach a block device.
-//! - [`layout`] and [`typed`] declare structures and commands: each field once, with its place and
-//!   its meaning. Accessors, the tables that print them and the tests that flip every bit of them
-//!   come from that one declaration.
-//! - [`fuzz`] gives any bytes to every parser.
+//! - [`Command`], [`Completion`] and [`Status`] are queue entries; [`admin`] and [`io`] define a
+//!   structure for each command.
+//! - [`register`] defines the controller registers in the BAR.
+//! - [`fabrics`] defines the fabrics commands, [`tcp`] the PDUs of NVMe/TCP, [`mod@nqn`] the names
+//!   of hosts and subsystems.
+//! - [`identify`] defines the Identify data structures, [`log`] the log pages, [`feature`] the
+//!   features; [`cache`] is a vendor specific addition of `tenmil serve`.
+//! - [`mod@prp`] and [`sgl`] describe data pointers, [`protection`] end-to-end protection
+//!   information, [`directive`] directives and data placement.
+//! - [`nbd`] and [`ublk`] define other protocols by which a block device is served.
+//! - [`layout`] and [`typed`] declare structures and commands: each field once, with its position
+//!   and meaning. Accessors, printed tables and the tests of every bit derive from that
+//!   declaration.
+//! - [`fuzz`] passes arbitrary bytes to every parser.
 #![forbid(unsafe_code)]
 
 pub mod admin;
@@ -37,8 +37,8 @@ pub mod log;
 pub mod nbd;
 pub mod nqn;
 pub mod opcode;
-pub mod pointer;
 pub mod protection;
+pub mod prp;
 pub mod register;
 pub mod sgl;
 pub mod status;
@@ -47,19 +47,19 @@ pub mod typed;
 pub mod ublk;
 
 #[cfg(test)]
-mod round_trip;
+mod layout_check;
 #[cfg(test)]
-mod widths;
+mod round_trip;
 
 pub use command::{Command, DataPointer, Fuse};
 pub use completion::Completion;
-pub use layout::{Layout, Short};
+pub use layout::{Layout, TruncatedError};
 pub use opcode::{AdminOpcode, FabricsType, IoOpcode, Transfer};
 pub use status::Status;
-pub use typed::Typed;
+pub use typed::TypedCommand;
 
-/// Visits every structure of the crate: what tests and the fuzzer do to one is done to all.
-pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
+/// Visits every structure of the crate, for tests and the fuzzer.
+pub fn visit_layouts(visitor: &mut impl layout::LayoutVisitor) {
     admin::visit(visitor);
     directive::visit(visitor);
     fabrics::visit(visitor);
@@ -85,7 +85,7 @@ pub fn visit_layouts(visitor: &mut impl layout::Visitor) {
     log::event::visit(visitor);
     log::firmware::visit(visitor);
     log::health::visit(visitor);
-    log::history::visit(visitor);
+    log::persistent_events::visit(visitor);
     log::lba::visit(visitor);
     log::sanitize::visit(visitor);
     log::self_test::visit(visitor);

@@ -1,8 +1,8 @@
 //! Log pages (Base 2.1 §5.1.12).
 //!
-//! [`LogPage`] names them; each module holds the pages of one subject. Pages of variable length have
-//! a header that is a structure and an iterator over what follows it; an iterator stops at what the
-//! header says or at the end of the bytes, whichever comes first.
+//! [`LogPage`] lists them; each module contains the pages of one subject. A page of variable length
+//! has a header structure and an iterator over its entries; the iterator stops at the header's
+//! count or at the end of the bytes, whichever comes first.
 
 use crate::element::code;
 
@@ -13,13 +13,13 @@ pub mod error;
 pub mod event;
 pub mod firmware;
 pub mod health;
-pub mod history;
 pub mod lba;
+pub mod persistent_events;
 pub mod sanitize;
 pub mod self_test;
 
 code! {
-    /// LID: which log page (Base 2.1 §5.1.12.1, Figure 202).
+    /// LID: log page identifier (Base 2.1 §5.1.12.1, Figure 202).
     pub enum LogPage {
         /// Supported Log Pages.
         SupportedLogPages = 0x00,

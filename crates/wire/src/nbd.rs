@@ -1,17 +1,17 @@
-//! The NBD protocol: bytes to meaning and back, no state.
+//! NBD protocol: encoding and decoding, without state.
 //!
-//! Sections are those of `doc/proto.md` of the NetworkBlockDevice project. All numbers travel in
-//! network byte order. What either side may send next is for `target` to know; here is only what
-//! the bytes say.
+//! Sections are those of `doc/proto.md` of the NetworkBlockDevice project. All numbers are in
+//! network byte order. The crate `target` implements the sequence of messages; this module only
+//! their encoding.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
-//! | [`handshake`] | the greeting, options and their replies, until an export is chosen |
-//! | [`option`] | what lies in the data of options and of their replies |
-//! | [`request`] | what a client asks for once it has an export |
-//! | [`reply`] | what it is answered: simple replies and structured chunks |
+//! | [`handshake`] | server greeting, options and their replies, until an export is chosen |
+//! | [`option`] | data of options and of their replies |
+//! | [`request`] | requests of the transmission phase |
+//! | [`reply`] | replies: simple replies and structured chunks |
 
-pub(crate) mod code;
+pub(crate) mod codes;
 pub mod handshake;
 pub mod option;
 pub mod reply;
@@ -20,35 +20,35 @@ pub mod request;
 mod tests;
 
 pub use handshake::{
-    ClientFlags, Greeting, HandshakeFlags, InfoCode, OptionCode, OptionHeader, OptionReply,
-    OptionReplyCode, TransmissionFlags,
+    ClientFlags, HandshakeFlags, InfoCode, OptionCode, OptionHeader, OptionReply, OptionReplyCode,
+    ServerGreeting, TransmissionFlags,
 };
 pub use reply::{ChunkCode, ChunkFlags, ChunkHeader, ErrorCode, Extent, ExtentFlags, SimpleReply};
 pub use request::{Command, CommandFlags, RequestHeader};
 
-/// No string is longer ("Conventions").
+/// Maximum length of a string ("Conventions").
 pub const STRING_BYTES_MAX: usize = 4096;
 
-/// What a request may carry if nobody said otherwise ("Block size constraints").
+/// Default maximum payload of a request ("Block size constraints").
 pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
-/// The first thing that is wrong with some bytes.
+/// First error in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
-    /// The magic number is another one.
+pub enum ParseError {
+    /// Wrong magic number.
     Magic {
-        /// The one found.
+        /// Value found.
         found: u64,
-        /// The one expected.
+        /// Value expected.
         expected: u64,
     },
-    /// A length says that there is more than there is, or less.
+    /// A length does not match the available bytes.
     Length,
-    /// A string is not UTF-8, holds a NUL, or is longer than strings may be.
+    /// A string is not UTF-8, contains a NUL, or is too long.
     Text,
 }
 
-impl core::fmt::Display for Malformed {
+impl core::fmt::Display for ParseError {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Magic { found, expected } => {
@@ -63,68 +63,68 @@ impl core::fmt::Display for Malformed {
     }
 }
 
-impl core::error::Error for Malformed {}
+impl core::error::Error for ParseError {}
 
-/// Takes numbers and strings off the front of some bytes.
+/// Reads numbers and strings from the front of a byte slice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(crate) fn bytes(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(Malformed::Length)?;
+    pub(crate) fn bytes(&mut self, count: usize) -> Result<&'a [u8], ParseError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(ParseError::Length)?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        let (taken, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed::Length)?;
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
+        let (taken, rest) = self.0.split_first_chunk::<N>().ok_or(ParseError::Length)?;
         self.0 = rest;
         Ok(*taken)
     }
 
-    pub(crate) fn u16(&mut self) -> Result<u16, Malformed> {
+    pub(crate) fn u16(&mut self) -> Result<u16, ParseError> {
         self.array().map(u16::from_be_bytes)
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, Malformed> {
+    pub(crate) fn u32(&mut self) -> Result<u32, ParseError> {
         self.array().map(u32::from_be_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, Malformed> {
+    pub(crate) fn u64(&mut self) -> Result<u64, ParseError> {
         self.array().map(u64::from_be_bytes)
     }
 
-    pub(crate) fn magic_u32(&mut self, expected: u32) -> Result<(), Malformed> {
+    pub(crate) fn magic_u32(&mut self, expected: u32) -> Result<(), ParseError> {
         let (found, expected) = (u64::from(self.u32()?), u64::from(expected));
-        if found == expected { Ok(()) } else { Err(Malformed::Magic { found, expected }) }
+        if found == expected { Ok(()) } else { Err(ParseError::Magic { found, expected }) }
     }
 
-    pub(crate) fn magic_u64(&mut self, expected: u64) -> Result<(), Malformed> {
+    pub(crate) fn magic_u64(&mut self, expected: u64) -> Result<(), ParseError> {
         let found = self.u64()?;
-        if found == expected { Ok(()) } else { Err(Malformed::Magic { found, expected }) }
+        if found == expected { Ok(()) } else { Err(ParseError::Magic { found, expected }) }
     }
 
-    /// A string of `count` bytes.
-    pub(crate) fn text(&mut self, count: usize) -> Result<&'a str, Malformed> {
+    /// Reads a string of `count` bytes.
+    pub(crate) fn text(&mut self, count: usize) -> Result<&'a str, ParseError> {
         let bytes = self.bytes(count)?;
-        let text = core::str::from_utf8(bytes).map_err(|_| Malformed::Text)?;
+        let text = core::str::from_utf8(bytes).map_err(|_| ParseError::Text)?;
         let fits = text.len() <= STRING_BYTES_MAX && !text.contains('\0');
-        if fits { Ok(text) } else { Err(Malformed::Text) }
+        if fits { Ok(text) } else { Err(ParseError::Text) }
     }
 
-    /// A string with its length before it.
-    pub(crate) fn text_u32(&mut self) -> Result<&'a str, Malformed> {
-        let count = usize::try_from(self.u32()?).map_err(|_| Malformed::Length)?;
+    /// Reads a string preceded by its length.
+    pub(crate) fn text_u32(&mut self) -> Result<&'a str, ParseError> {
+        let count = usize::try_from(self.u32()?).map_err(|_| ParseError::Length)?;
         self.text(count)
     }
 
-    /// All has been read.
-    pub(crate) fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed::Length) }
+    /// Succeeds if everything has been read.
+    pub(crate) fn end(&self) -> Result<(), ParseError> {
+        if self.0.is_empty() { Ok(()) } else { Err(ParseError::Length) }
     }
 }
 
-/// Puts numbers one behind the other into an array that they fill.
+/// Writes consecutive numbers into an array that they fill.
 pub(crate) struct Writer<const N: usize> {
     bytes: [u8; N],
     done: usize,

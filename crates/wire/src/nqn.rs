@@ -1,37 +1,37 @@
-//! NVMe Qualified Names: what hosts and subsystems are called (Base 2.1 §4.7).
+//! NVMe Qualified Names: names of hosts and subsystems (Base 2.1 §4.7).
 
 use core::fmt;
 
-/// The longest name, in bytes of UTF-8 (Base 2.1 §4.7).
+/// Maximum length of a name, in bytes of UTF-8 (Base 2.1 §4.7).
 pub const LEN_MAX: usize = 223;
 
-/// How many bytes a name has in a structure, zeros behind it included (Base 2.1 §4.7).
+/// Length of a name field in a structure, including zero padding (Base 2.1 §4.7).
 pub const FIELD_BYTES: usize = 256;
 
-/// The discovery service, whichever subsystem it is of (Base 2.1 §3.1.3.3).
+/// Well-known name of the discovery subsystem (Base 2.1 §3.1.3.3).
 pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// What a name made of a UUID begins with (Base 2.1 §4.7).
+/// Prefix of a name made from a UUID (Base 2.1 §4.7).
 pub const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// The first thing that is wrong with a name.
+/// First syntax error of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Malformed {
-    /// It has this many bytes, or no end within its field.
+pub enum NqnError {
+    /// The length is not permitted, or the name is not terminated within its field.
     Length(usize),
-    /// It is not UTF-8.
+    /// Not UTF-8.
     Text,
-    /// It holds a character that none may hold.
+    /// A character that is not permitted.
     Character(char),
     /// It does not begin with `nqn.`, a year, a month and a domain.
     Form,
-    /// It has the prefix of a UUID and is followed by something else.
+    /// The UUID prefix is not followed by a UUID.
     Uuid,
-    /// Something other than zeros follows its end.
+    /// Something other than zeros follows the name.
     Padding,
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for NqnError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Length(found) => {
@@ -51,40 +51,41 @@ impl fmt::Display for Malformed {
     }
 }
 
-impl core::error::Error for Malformed {}
+impl core::error::Error for NqnError {}
 
-/// The name in a field of a structure.
-pub fn read(field: &[u8; FIELD_BYTES]) -> Result<&str, Malformed> {
-    let end = field.iter().position(|&byte| byte == 0).ok_or(Malformed::Length(FIELD_BYTES))?;
+/// Parses the name in a field of a structure.
+pub fn read(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
+    let end = field.iter().position(|&byte| byte == 0).ok_or(NqnError::Length(FIELD_BYTES))?;
     let (name, rest) = field.split_at(end);
     if rest.iter().any(|&byte| byte != 0) {
-        return Err(Malformed::Padding);
+        return Err(NqnError::Padding);
     }
-    let name = core::str::from_utf8(name).map_err(|_| Malformed::Text)?;
+    let name = core::str::from_utf8(name).map_err(|_| NqnError::Text)?;
     check(name).map(|()| name)
 }
 
-/// What a host calls itself in a field of a structure. Hosts are told apart by their names and not
-/// judged for them: any text is one, and what lies behind its end is of no interest.
-pub fn read_host(field: &[u8; FIELD_BYTES]) -> Result<&str, Malformed> {
-    let end = field.iter().position(|&byte| byte == 0).ok_or(Malformed::Length(FIELD_BYTES))?;
-    let name = core::str::from_utf8(&field[..end]).map_err(|_| Malformed::Text)?;
+/// Parses a host name in a field of a structure. Host names only distinguish hosts, so any text is
+/// accepted, and bytes after its end are ignored.
+pub fn read_host(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
+    let end = field.iter().position(|&byte| byte == 0).ok_or(NqnError::Length(FIELD_BYTES))?;
+    let name = core::str::from_utf8(&field[..end]).map_err(|_| NqnError::Text)?;
     check_host(name).map(|()| name)
 }
 
-/// Refuses what no host can be called, so that it can be written in a line and in a list, and two names
-/// that look the same are the same: a name has no spaces, no control characters, and none that have no
-/// width or turn the line around. The specification asks for UTF-8 (Base 2.1 §4.7) and forbids none.
-pub fn check_host(name: &str) -> Result<(), Malformed> {
+/// Rejects a host name that could be confused with another one in a line or a list: with spaces,
+/// control characters, or characters that have no width or change the text direction. The
+/// specification requires UTF-8 (Base 2.1 §4.7) and forbids none of these.
+pub fn check_host(name: &str) -> Result<(), NqnError> {
     if name.is_empty() || name.len() > LEN_MAX {
-        return Err(Malformed::Length(name.len()));
+        return Err(NqnError::Length(name.len()));
     }
     let is_foreign =
         |letter: &char| letter.is_whitespace() || letter.is_control() || is_format(*letter);
-    name.chars().find(is_foreign).map_or(Ok(()), |foreign| Err(Malformed::Character(foreign)))
+    name.chars().find(is_foreign).map_or(Ok(()), |foreign| Err(NqnError::Character(foreign)))
 }
 
-/// Whether a character has no width or turns the line around (Unicode 16, general category Cf).
+/// Whether a character has no width or changes the text direction (Unicode 16, general category
+/// Cf).
 fn is_format(letter: char) -> bool {
     matches!(letter,
         '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}'
@@ -92,19 +93,19 @@ fn is_format(letter: char) -> bool {
         | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Refuses what is no name of a host or subsystem.
-pub fn check(name: &str) -> Result<(), Malformed> {
+/// Validates a name of a host or subsystem.
+pub fn check(name: &str) -> Result<(), NqnError> {
     check_host(name)?;
     if !has_date_and_domain(name) {
-        return Err(Malformed::Form);
+        return Err(NqnError::Form);
     }
     match name.strip_prefix(UUID_PREFIX) {
-        Some(uuid) if !is_uuid(uuid) => Err(Malformed::Uuid),
+        Some(uuid) if !is_uuid(uuid) => Err(NqnError::Uuid),
         _ => Ok(()),
     }
 }
 
-/// `nqn.2014-08.org.example` with or without `:anything` behind it.
+/// Whether a name has the form `nqn.2014-08.org.example`, optionally followed by `:` and any text.
 fn has_date_and_domain(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("nqn.") else { return false };
     let Some((date, rest)) = rest.split_once('.') else { return false };
@@ -125,7 +126,7 @@ fn is_uuid(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{DISCOVERY, FIELD_BYTES, LEN_MAX, Malformed, check, read, read_host};
+    use super::{DISCOVERY, FIELD_BYTES, LEN_MAX, NqnError, check, read, read_host};
 
     fn field(name: &[u8]) -> [u8; FIELD_BYTES] {
         let mut field = [0; FIELD_BYTES];
@@ -152,22 +153,22 @@ mod tests {
     fn what_is_no_name_is_refused_for_its_first_fault() {
         let too_long = format!("nqn.2014-08.org.example:{}", "x".repeat(LEN_MAX - 23));
         for (name, why) in [
-            ("", Malformed::Length(0)),
-            (too_long.as_str(), Malformed::Length(LEN_MAX + 1)),
-            ("nqn.2014-08.org.a:b c", Malformed::Character(' ')),
-            ("nqn.2014-08.org.a:\u{7}", Malformed::Character('\u{7}')),
-            ("iqn.2014-08.org.a", Malformed::Form),
-            ("nqn.2014-13.org.a", Malformed::Form),
-            ("nqn.2014-00.org.a", Malformed::Form),
-            ("nqn.14-08.org.a", Malformed::Form),
-            ("nqn.2014-08.", Malformed::Form),
-            ("nqn.2014-08.org..a", Malformed::Form),
-            ("nqn.2014-08", Malformed::Form),
-            ("nqn.2014-08.org.nvmexpress:uuid:", Malformed::Uuid),
-            ("nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-5555", Malformed::Uuid),
+            ("", NqnError::Length(0)),
+            (too_long.as_str(), NqnError::Length(LEN_MAX + 1)),
+            ("nqn.2014-08.org.a:b c", NqnError::Character(' ')),
+            ("nqn.2014-08.org.a:\u{7}", NqnError::Character('\u{7}')),
+            ("iqn.2014-08.org.a", NqnError::Form),
+            ("nqn.2014-13.org.a", NqnError::Form),
+            ("nqn.2014-00.org.a", NqnError::Form),
+            ("nqn.14-08.org.a", NqnError::Form),
+            ("nqn.2014-08.", NqnError::Form),
+            ("nqn.2014-08.org..a", NqnError::Form),
+            ("nqn.2014-08", NqnError::Form),
+            ("nqn.2014-08.org.nvmexpress:uuid:", NqnError::Uuid),
+            ("nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-5555", NqnError::Uuid),
             (
                 "nqn.2014-08.org.nvmexpress:uuid:g1111111-2222-3333-4444-555555555555",
-                Malformed::Uuid,
+                NqnError::Uuid,
             ),
         ] {
             assert_eq!(check(name), Err(why), "{name}");
@@ -177,12 +178,12 @@ mod tests {
 
     #[test]
     fn a_field_has_a_zero_behind_the_name_and_nothing_else() {
-        assert_eq!(read(&[b'n'; FIELD_BYTES]), Err(Malformed::Length(FIELD_BYTES)));
-        assert_eq!(read(&[0; FIELD_BYTES]), Err(Malformed::Length(0)));
+        assert_eq!(read(&[b'n'; FIELD_BYTES]), Err(NqnError::Length(FIELD_BYTES)));
+        assert_eq!(read(&[0; FIELD_BYTES]), Err(NqnError::Length(0)));
         let mut late = field(DISCOVERY.as_bytes());
         late[FIELD_BYTES - 1] = 1;
-        assert_eq!(read(&late), Err(Malformed::Padding));
-        assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(Malformed::Text));
+        assert_eq!(read(&late), Err(NqnError::Padding));
+        assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(NqnError::Text));
     }
 
     /// `evil\u{202e}tsoh` is shown as `evilhost`.
@@ -192,9 +193,9 @@ mod tests {
             ['\u{202e}', '\u{2066}', '\u{200b}', '\u{feff}', '\u{ad}', '\u{e0041}', '\u{85}']
         {
             let (name, host) = (format!("nqn.2014-08.org.a:b{letter}c"), format!("b{letter}c"));
-            assert_eq!(check(&name), Err(Malformed::Character(letter)), "{letter:?}");
-            assert_eq!(read_host(&field(host.as_bytes())), Err(Malformed::Character(letter)));
-            let shown = Malformed::Character(letter).to_string();
+            assert_eq!(check(&name), Err(NqnError::Character(letter)), "{letter:?}");
+            assert_eq!(read_host(&field(host.as_bytes())), Err(NqnError::Character(letter)));
+            let shown = NqnError::Character(letter).to_string();
             assert!(!shown.contains(letter), "{shown}");
         }
         assert_eq!(check("nqn.2014-08.org.example:größe-一"), Ok(()));
@@ -211,11 +212,11 @@ mod tests {
             field[FIELD_BYTES - 1] = b'?';
             assert_eq!(read_host(&field), Ok(name), "what lies behind it is not looked at");
         }
-        assert_eq!(read_host(&[b'n'; FIELD_BYTES]), Err(Malformed::Length(FIELD_BYTES)));
-        assert_eq!(read_host(&[0; FIELD_BYTES]), Err(Malformed::Length(0)));
+        assert_eq!(read_host(&[b'n'; FIELD_BYTES]), Err(NqnError::Length(FIELD_BYTES)));
+        assert_eq!(read_host(&[0; FIELD_BYTES]), Err(NqnError::Length(0)));
         let too_long = field(&[b'x'; LEN_MAX + 1]);
-        assert_eq!(read_host(&too_long), Err(Malformed::Length(LEN_MAX + 1)));
-        assert_eq!(read_host(&field(b"host\n")), Err(Malformed::Character('\n')));
-        assert_eq!(read_host(&field(b"h\xff")), Err(Malformed::Text));
+        assert_eq!(read_host(&too_long), Err(NqnError::Length(LEN_MAX + 1)));
+        assert_eq!(read_host(&field(b"host\n")), Err(NqnError::Character('\n')));
+        assert_eq!(read_host(&field(b"h\xff")), Err(NqnError::Text));
     }
 }

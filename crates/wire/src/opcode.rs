@@ -1,8 +1,9 @@
 //! Opcodes (Base 2.1 §3.1.3.4, §5, §6 and §7; NVM 1.1 §3.3).
 //!
-//! The two low bits of an opcode say which way data goes (Base 2.1 §4.1.1, Figure 91).
+//! The two low bits of an opcode give the direction of the data transfer (Base 2.1 §4.1.1, Figure
+//! 91).
 
-/// Which way the data of a command goes.
+/// Direction of a command's data transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transfer {
     /// 00b: no data.
@@ -16,7 +17,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// What the opcode says.
+    /// Direction encoded in an opcode.
     #[inline]
     #[must_use]
     pub const fn of(opcode: u8) -> Self {
@@ -48,10 +49,10 @@ macro_rules! opcodes {
         }
 
         impl $name {
-            /// Every opcode that has a name.
+            /// All named opcodes.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The opcode of this number, if it has a name.
+            /// Opcode with this number, if it is named.
             #[inline]
             #[must_use]
             pub const fn from_u8(code: u8) -> Option<Self> {
@@ -61,14 +62,14 @@ macro_rules! opcodes {
                 }
             }
 
-            /// Its number.
+            /// Number of the opcode.
             #[inline]
             #[must_use]
             pub const fn code(self) -> u8 {
                 self as u8
             }
 
-            /// Its name in the specification.
+            /// Name in the specification.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -76,7 +77,7 @@ macro_rules! opcodes {
                 }
             }
 
-            /// Which way its data goes.
+            /// Direction of its data transfer.
             #[inline]
             #[must_use]
             pub const fn transfer(self) -> Transfer {
@@ -170,7 +171,7 @@ opcodes! {
         FabricsCommands = 0x7f "Fabrics Commands" "Base 2.1 §6";
     }
 
-    /// FCTYPE of a fabrics command, which takes the place of the namespace's low byte.
+    /// FCTYPE of a fabrics command, which occupies the low byte of NSID.
     pub enum FabricsType {
         PropertySet = 0x00 "Property Set" "Base 2.1 §6.6";
         Connect = 0x01 "Connect" "Base 2.1 §6.3";

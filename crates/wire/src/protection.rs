@@ -1,4 +1,4 @@
-//! Protection information: a guard and tags beside each block (NVM 1.1 §5.3).
+//! Protection information: a guard and tags per block (NVM 1.1 §5.3).
 //!
 //! ```text
 //!  16b guard, 8 bytes    guard 2 | application tag 2 | storage and reference tag 4
@@ -6,21 +6,21 @@
 //!  64b guard, 16 bytes   guard 8 | application tag 2 | storage and reference tag 6
 //! ```
 //!
-//! All of it is big-endian, as T10 drew it. The storage tag is the high bits of the last field and
-//! may be empty; the reference tag is the rest. Guards are computed elsewhere.
+//! All fields are big-endian (T10). The storage tag is the high bits of the last field and may be
+//! empty; the reference tag is the rest. Guards are computed elsewhere.
 
 use crate::command::Command;
 use crate::element::code;
 use crate::identify::namespace::GuardFormat;
 
-/// How the protection information of a namespace looks: PIF and STS (NVM 1.1 §4.1.5.3).
+/// Protection information format of a namespace: PIF and STS (NVM 1.1 §4.1.5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Format {
     guard: Guard,
     storage_tag_bits: u32,
 }
 
-/// The protection information of one block.
+/// Protection information of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
     /// The guard, right-aligned.
@@ -31,7 +31,7 @@ pub struct Tuple {
     pub tags: u128,
 }
 
-/// A storage tag and a reference tag.
+/// Storage tag and reference tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tags {
     /// The storage tag, right-aligned.
@@ -40,7 +40,7 @@ pub struct Tags {
     pub reference: u128,
 }
 
-/// The width of a guard.
+/// Guard width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Guard {
     Bits16,
@@ -49,33 +49,33 @@ enum Guard {
 }
 
 code! {
-    /// PIT: what is checked against what (NVM 1.1 §5.3.2).
+    /// PIT: type of protection, which determines the checks (NVM 1.1 §5.3.2).
     pub enum ProtectionType {
         /// No protection information.
         None = 0,
         /// Reference tags follow the block address.
         Type1 = 1,
-        /// Reference tags follow what the command says.
+        /// Reference tags follow the command's initial value.
         Type2 = 2,
         /// Reference tags are not checked.
         Type3 = 3,
     }
 }
 
-/// The application tag that switches checking off for a block (NVM 1.1 §5.3.2).
+/// Application tag that disables checking for a block (NVM 1.1 §5.3.2).
 pub const APPLICATION_TAG_ESCAPE: u16 = 0xffff;
 
-/// What a guard of no data is: the CRC is not computed for deallocated blocks (NVM 1.1 §3.3.3.2.1).
+/// Guard of a deallocated block, for which no CRC is computed (NVM 1.1 §3.3.3.2.1).
 pub const DEALLOCATED_GUARD: u64 = u64::MAX;
 
 impl Format {
-    /// The oldest and most common one: 16 bits of guard, 32 of reference tag.
+    /// The most common format: 16-bit guard, 32-bit reference tag.
     pub const T10: Self = Self { guard: Guard::Bits16, storage_tag_bits: 0 };
 
-    /// The format of these two fields.
+    /// Creates the format of these two fields.
     ///
-    /// `None` if the storage tag is longer or shorter than the guard allows (NVM 1.1 §5.3.1), or if
-    /// the guard's format is not one of the three.
+    /// `None` if the storage tag length is not permitted for the guard (NVM 1.1 §5.3.1), or the
+    /// guard format is none of the three.
     #[must_use]
     pub fn new(guard: GuardFormat, storage_tag_bits: u8) -> Option<Self> {
         let bits = u32::from(storage_tag_bits);
@@ -88,7 +88,7 @@ impl Format {
         allowed.contains(&bits).then_some(Self { guard, storage_tag_bits: bits })
     }
 
-    /// The length of a tuple.
+    /// Length of a tuple in bytes.
     #[must_use]
     pub const fn tuple_bytes(&self) -> usize {
         match self.guard {
@@ -97,7 +97,7 @@ impl Format {
         }
     }
 
-    /// The length of a guard.
+    /// Length of a guard in bytes.
     #[must_use]
     pub const fn guard_bytes(&self) -> usize {
         match self.guard {
@@ -107,7 +107,7 @@ impl Format {
         }
     }
 
-    /// How wide storage and reference tag are together.
+    /// Width of storage and reference tag together.
     #[must_use]
     pub const fn tags_bits(&self) -> u32 {
         match self.guard {
@@ -117,19 +117,19 @@ impl Format {
         }
     }
 
-    /// How wide the storage tag is.
+    /// Width of the storage tag.
     #[must_use]
     pub const fn storage_tag_bits(&self) -> u32 {
         self.storage_tag_bits
     }
 
-    /// How wide the reference tag is.
+    /// Width of the reference tag.
     #[must_use]
     pub const fn reference_tag_bits(&self) -> u32 {
         self.tags_bits() - self.storage_tag_bits
     }
 
-    /// Takes a tuple out of the first bytes. `None` if they are too few.
+    /// Parses a tuple from the first bytes. `None` if there are too few.
     #[must_use]
     pub fn parse(&self, bytes: &[u8]) -> Option<Tuple> {
         let bytes = bytes.get(..self.tuple_bytes())?;
@@ -142,7 +142,7 @@ impl Format {
         })
     }
 
-    /// Puts a tuple into the first bytes. What is wider than its field is cut.
+    /// Stores a tuple into the first bytes. Values wider than their field are truncated.
     ///
     /// # Panics
     ///
@@ -155,7 +155,7 @@ impl Format {
         put_big_endian(tuple.tags, tags);
     }
 
-    /// The two tags of a field that holds both.
+    /// Splits the combined field into both tags.
     #[must_use]
     pub fn split(&self, tags: u128) -> Tags {
         let bits = self.reference_tag_bits();
@@ -163,14 +163,14 @@ impl Format {
         Tags { storage: u64::try_from(storage).unwrap_or(u64::MAX), reference: low(tags, bits) }
     }
 
-    /// The field that holds both tags. What is wider than its field is cut.
+    /// Combines both tags into one field. Values wider than their field are truncated.
     #[must_use]
     pub const fn join(&self, tags: Tags) -> u128 {
         let bits = self.reference_tag_bits();
         low(low(tags.reference, bits) | (tags.storage as u128) << bits, self.tags_bits())
     }
 
-    /// The reference tag that is expected `index` blocks behind one of `initial`.
+    /// Expected reference tag `index` blocks after one of `initial`.
     ///
     /// It wraps at the width of the tag, and stays for type 3 (NVM 1.1 §5.3.2).
     #[must_use]
@@ -179,7 +179,7 @@ impl Format {
         low(initial.wrapping_add(step), self.reference_tag_bits())
     }
 
-    /// Whether a tuple says that its block is not to be checked (NVM 1.1 §5.3.2).
+    /// Whether a tuple disables the check of its block (NVM 1.1 §5.3.2).
     #[must_use]
     pub fn is_escaped(&self, kind: ProtectionType, tuple: &Tuple) -> bool {
         let reference = self.split(tuple.tags).reference;
@@ -188,15 +188,15 @@ impl Format {
             && (kind != ProtectionType::Type3 || reference == ones)
     }
 
-    /// The tags that a command gives for its first block (NVM 1.1 §5.3.1.4): 80 bits in CDW2, CDW3
-    /// and CDW14, of which the format uses the low ones.
+    /// Tags of a command for its first block (NVM 1.1 §5.3.1.4): 80 bits in CDW2, CDW3 and CDW14,
+    /// of which the format uses the low ones.
     #[must_use]
     pub const fn tags_of(&self, command: &Command) -> u128 {
         let high = (command.cdw2() as u128 & 0xffff) << 64 | (command.cdw3() as u128) << 32;
         low(high | command.cdw14() as u128, self.tags_bits())
     }
 
-    /// `command` with these tags for its first block.
+    /// Sets the tags of `command` for its first block.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "the field is taken apart into dwords")]
     pub const fn with_tags(&self, command: Command, tags: u128) -> Command {

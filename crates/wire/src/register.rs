@@ -1,28 +1,29 @@
-//! Controller registers: where they are and what is in them (Base 2.1 §3.1.4; PCIe 1.1 §3.1.2).
+//! Controller registers: offsets and fields (Base 2.1 §3.1.4; PCIe 1.1 §3.1.2).
 //!
 //! Each register is a type of one word: `Capabilities::from(value)` reads, `.with(...)` writes, and
-//! [`offset`] says where it lies in the BAR. Over fabrics the same offsets are property offsets.
+//! [`offset`] contains its position in the BAR. Over fabrics the same offsets are property offsets.
 
 use crate::element::code;
 use crate::layout::layout;
 
 pub mod offset;
 
-/// What NSSR takes to reset the NVM subsystem: "NVMe" (Base 2.1 §3.1.4.7).
+/// Value of NSSR that resets the NVM subsystem: "NVMe" (Base 2.1 §3.1.4.7).
 pub const SUBSYSTEM_RESET: u32 = 0x4e56_4d65;
-/// What NSSD takes to shut the NVM subsystem down in order: "Nrml" (Base 2.1 §3.1.4.20).
+/// Value of NSSD that requests a normal shutdown of the NVM subsystem: "Nrml" (Base 2.1 §3.1.4.20).
 pub const SUBSYSTEM_SHUTDOWN_NORMAL: u32 = 0x4e72_6d6c;
-/// What NSSD takes to shut the NVM subsystem down at once: "Abpt" (Base 2.1 §3.1.4.20).
+/// Value of NSSD that requests an abrupt shutdown of the NVM subsystem: "Abpt" (Base 2.1
+/// §3.1.4.20).
 pub const SUBSYSTEM_SHUTDOWN_ABRUPT: u32 = 0x4162_7074;
 
-/// What every register of a controller that is gone reads as: PCIe answers a read that nobody
-/// answers with ones (PCI Express Base 6.0 §2.3.2).
+/// Value read from every register of a removed controller: PCIe completes an unanswered read with
+/// all ones (PCI Express Base 6.0 §2.3.2).
 pub const ALL_ONES: u32 = u32::MAX;
 
-/// One unit of CAP.TO and of CRTO: 500 ms (Base 2.1 §3.1.4.1).
+/// Unit of CAP.TO and of CRTO: 500 ms (Base 2.1 §3.1.4.1).
 pub const TIMEOUT_UNIT_MS: u32 = 500;
 
-/// Version 2.1.0 as VS holds it (Base 2.1 §3.1.4.2).
+/// Version 2.1.0 in VS (Base 2.1 §3.1.4.2).
 pub const VERSION_2_1: Version = Version(0x0002_0100);
 
 layout! {
@@ -44,7 +45,7 @@ layout! {
         nssrs @ 36: bool;
         /// NVM Command Set Supported.
         css_nvm @ 37: bool;
-        /// I/O Command Sets Supported: Identify says which.
+        /// I/O Command Sets Supported: Identify lists them.
         css_io @ 43: bool;
         /// No I/O Command Set Supported: admin commands only.
         css_none @ 44: bool;
@@ -309,7 +310,7 @@ layout! {
 }
 
 code! {
-    /// CAP.CPS: what the controller's power is shared with (Base 2.1 §3.1.4.1).
+    /// CAP.CPS: scope of the controller's power (Base 2.1 §3.1.4.1).
     pub enum PowerScope {
         /// Not reported.
         NotReported = 0,
@@ -321,7 +322,7 @@ code! {
         Subsystem = 3,
     }
 
-    /// CC.CSS: which I/O command sets are enabled (Base 2.1 §3.1.4.5).
+    /// CC.CSS: enabled I/O command sets (Base 2.1 §3.1.4.5).
     pub enum CommandSetSelected {
         /// NVM Command Set.
         Nvm = 0,
@@ -331,7 +332,7 @@ code! {
         AdminOnly = 7,
     }
 
-    /// CC.AMS: how submission queues take turns (Base 2.1 §3.1.4.5).
+    /// CC.AMS: arbitration mechanism of submission queues (Base 2.1 §3.1.4.5).
     pub enum Arbitration {
         /// Round robin.
         RoundRobin = 0,
@@ -341,7 +342,7 @@ code! {
         Vendor = 7,
     }
 
-    /// CC.SHN: what the host announces (Base 2.1 §3.1.4.5).
+    /// CC.SHN: shutdown notification (Base 2.1 §3.1.4.5).
     pub enum ShutdownNotification {
         /// No notification.
         None = 0,
@@ -351,7 +352,7 @@ code! {
         Abrupt = 2,
     }
 
-    /// CSTS.SHST: how far a shutdown is (Base 2.1 §3.1.4.6).
+    /// CSTS.SHST: shutdown status (Base 2.1 §3.1.4.6).
     pub enum ShutdownStatus {
         /// Normal operation.
         None = 0,
@@ -361,7 +362,7 @@ code! {
         Complete = 2,
     }
 
-    /// BPINFO.BRS: how far a read of a boot partition is (Base 2.1 §3.1.4.13).
+    /// BPINFO.BRS: boot read status (Base 2.1 §3.1.4.13).
     pub enum BootReadStatus {
         /// No boot partition read was requested.
         None = 0,
@@ -373,7 +374,7 @@ code! {
         Error = 3,
     }
 
-    /// PMRSTS.HSTS: how the persistent memory region is (Base 2.1 §3.1.4.24).
+    /// PMRSTS.HSTS: health status of the persistent memory region (Base 2.1 §3.1.4.24).
     pub enum PersistentMemoryHealth {
         /// Normal operation.
         Normal = 0,
@@ -387,31 +388,31 @@ code! {
 }
 
 impl Capabilities {
-    /// Entries the largest queue may have: 1 to 65 536.
+    /// Maximum queue entries: 1 to 65 536.
     #[must_use]
     pub fn entries_max(&self) -> u32 {
         u32::from(self.mqes()) + 1
     }
 
-    /// Bytes from one doorbell to the next.
+    /// Distance between doorbells in bytes.
     #[must_use]
     pub fn doorbell_stride_bytes(&self) -> usize {
         4 << self.dstrd()
     }
 
-    /// The smallest memory page the host may choose.
+    /// Smallest memory page size that the host may select.
     #[must_use]
     pub fn page_bytes_min(&self) -> usize {
         4096 << self.mpsmin()
     }
 
-    /// The largest memory page the host may choose.
+    /// Largest memory page size that the host may select.
     #[must_use]
     pub fn page_bytes_max(&self) -> usize {
         4096 << self.mpsmax()
     }
 
-    /// How long the controller may take to become ready, or to stop being ready.
+    /// Worst-case time until the controller is ready, or not ready.
     #[must_use]
     pub fn ready_timeout_ms(&self) -> u32 {
         u32::from(self.to()) * TIMEOUT_UNIT_MS
@@ -419,7 +420,7 @@ impl Capabilities {
 }
 
 impl Configuration {
-    /// The memory page the host has chosen.
+    /// Memory page size selected by the host.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         4096 << self.mps()
@@ -427,13 +428,13 @@ impl Configuration {
 }
 
 impl MemoryBufferSize {
-    /// One unit of SZ and of CMBLOC.OFST. `None` if it cannot be told in 64 bits.
+    /// Unit of SZ and of CMBLOC.OFST. `None` if it exceeds 64 bits.
     #[must_use]
     pub fn unit_bytes(&self) -> Option<u64> {
         4096_u64.checked_mul(1 << (4 * u32::from(self.szu())))
     }
 
-    /// The length of the controller memory buffer. `None` if it cannot be told in 64 bits.
+    /// Length of the controller memory buffer. `None` if it exceeds 64 bits.
     #[must_use]
     pub fn len_bytes(&self) -> Option<u64> {
         self.unit_bytes()?.checked_mul(u64::from(self.sz()))

@@ -1,11 +1,11 @@
-//! Every bit of every field of every structure and command, there and back.
+//! Round-trip test of every bit of every field of all structures and commands.
 //!
-//! The tables say where a field is; the accessors are what moves it. For each bit of each field, set
-//! alone in a structure of zeros and cleared alone in a structure of ones: exactly that bit of the
-//! bytes changes, the getter reads it back, and the table shows it.
+//! The field tables contain the positions; the accessors move the data. Each bit of each field is
+//! set alone in a structure of zeros, and cleared alone in a structure of ones: exactly that bit of
+//! the bytes must change, the getter must return it, and the table must show it.
 
-use crate::layout::{Accessor, Field, Layout, Show, Value, Visitor};
-use crate::typed::{CommandVisitor, Typed};
+use crate::layout::{Accessor, Field, Layout, LayoutVisitor, Show, Value};
+use crate::typed::{CommandVisitor, TypedCommand};
 
 /// A structure or a command, without its type: what is tested is compiled once.
 trait Subject {
@@ -53,7 +53,7 @@ fn every_bit_of_every_field_of_every_command_survives() {
     assert!(seen.structures > 50 && seen.bits > 8_000, "{} {}", seen.structures, seen.bits);
 }
 
-impl Visitor for RoundTrip {
+impl LayoutVisitor for RoundTrip {
     fn visit<T: Layout + PartialEq + core::fmt::Debug>(&mut self) {
         let mut subject = InMemory(T::parse(&vec![0; T::BYTES]).unwrap());
         self.structures += 1;
@@ -63,7 +63,7 @@ impl Visitor for RoundTrip {
 }
 
 impl CommandVisitor for RoundTrip {
-    fn visit<T: Typed>(&mut self) {
+    fn visit<T: TypedCommand>(&mut self) {
         self.structures += 1;
         self.bits += check(T::NAME, 64, T::FIELDS, &mut InQueue(T::default()));
         let other = crate::Command::new(!T::OPCODE);
@@ -89,10 +89,10 @@ impl<T: Layout> Subject for InMemory<T> {
     }
 }
 
-impl<T: Typed> Subject for InQueue<T> {
+impl<T: TypedCommand> Subject for InQueue<T> {
     fn load(&mut self, bytes: &[u8]) {
         let command = crate::Command::from_bytes(bytes.try_into().unwrap());
-        self.0 = T::parse(&T::adopt(command)).unwrap();
+        self.0 = T::parse(&T::with_opcode_of(command)).unwrap();
     }
 
     fn bytes(&self) -> Vec<u8> {

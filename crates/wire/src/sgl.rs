@@ -10,59 +10,59 @@ use core::fmt;
 
 use crate::layout::{bits, mask};
 
-/// An SGL descriptor: 16 bytes as two words.
+/// SGL descriptor: 16 bytes as two words.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Descriptor(
-    /// The address, then length and type.
+    /// Address, then length and type.
     pub [u64; 2],
 );
 
-/// What a descriptor says, once its type is known.
+/// Decoded descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Meaning {
-    /// Type 0h: bytes to transfer.
+pub enum DescriptorKind {
+    /// Type 0h: data block.
     DataBlock {
-        /// Where they are, or how far into the capsule's data.
-        place: Place,
-        /// How many.
+        /// Address, or offset in the capsule's data.
+        place: DataLocation,
+        /// Length.
         len_bytes: u32,
     },
-    /// Type 1h: bytes of the read data that are thrown away.
+    /// Type 1h: bytes of read data that are discarded.
     BitBucket {
-        /// How many.
+        /// Length.
         len_bytes: u32,
     },
-    /// Type 2h: where the next segment is; another one follows it.
+    /// Type 2h: next segment, which is not the last.
     Segment {
-        /// Where it is, or how far into the capsule.
-        place: Place,
-        /// Its length: a multiple of 16.
+        /// Address, or offset in the capsule.
+        place: DataLocation,
+        /// Length, a multiple of 16.
         len_bytes: u32,
     },
-    /// Type 3h: where the last segment is.
+    /// Type 3h: last segment.
     LastSegment {
-        /// Where it is, or how far into the capsule.
-        place: Place,
-        /// Its length: a multiple of 16.
+        /// Address, or offset in the capsule.
+        place: DataLocation,
+        /// Length, a multiple of 16.
         len_bytes: u32,
     },
-    /// Type 4h: bytes at an address that a key opens, for RDMA.
+    /// Type 4h: keyed data block, for RDMA.
     KeyedDataBlock {
-        /// Where they are.
+        /// Address.
         address: u64,
-        /// How many; 24 bits wide.
+        /// Length; 24 bits wide.
         len_bytes: u32,
         /// The key.
         key: u32,
-        /// Whether the key is to be invalidated afterwards.
+        /// Whether the key is invalidated afterwards.
         invalidate_key: bool,
     },
-    /// Type 5h: bytes that the transport carries itself, for TCP.
+    /// Type 5h: data transferred by the transport itself, for TCP.
     TransportDataBlock {
-        /// How many.
+        /// Length.
         len_bytes: u32,
     },
-    /// Any other type or sub type.
+    /// Any other type or subtype.
     Unknown {
         /// The type.
         kind: u8,
@@ -71,17 +71,17 @@ pub enum Meaning {
     },
 }
 
-/// Where a data block or segment is: the sub type's two meanings (Base 2.1 §4.3.2, Figure 121).
+/// Location of a data block or segment, by subtype (Base 2.1 §4.3.2, Figure 121).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Sub type 0h: at this address.
+pub enum DataLocation {
+    /// Subtype 0h: address.
     Address(u64),
-    /// Sub type 1h: this far from the beginning of the capsule's data.
+    /// Subtype 1h: offset in the capsule's data.
     Offset(u64),
 }
 
 impl Descriptor {
-    /// Its length.
+    /// Length of a descriptor.
     pub const BYTES: usize = 16;
 
     /// Type 0h, SGL Data Block (Base 2.1 §4.3.2).
@@ -96,19 +96,19 @@ impl Descriptor {
     pub const KEYED_DATA_BLOCK: u8 = 0x4;
     /// Type 5h, Transport SGL Data Block (Base 2.1 §4.3.2).
     pub const TRANSPORT_DATA_BLOCK: u8 = 0x5;
-    /// Type Fh, the vendor's own (Base 2.1 §4.3.2).
+    /// Type Fh, vendor specific (Base 2.1 §4.3.2).
     pub const VENDOR_SPECIFIC: u8 = 0xf;
 
-    /// Sub type 0h: an address (Base 2.1 §4.3.2).
+    /// Subtype 0h: address (Base 2.1 §4.3.2).
     pub const ADDRESS: u8 = 0x0;
-    /// Sub type 1h: an offset into the capsule (Base 2.1 §4.3.2).
+    /// Subtype 1h: offset in the capsule (Base 2.1 §4.3.2).
     pub const OFFSET: u8 = 0x1;
-    /// Sub type Ah: the transport decides (Base 2.1 §4.3.2).
+    /// Subtype Ah: transport specific (Base 2.1 §4.3.2).
     pub const TRANSPORT: u8 = 0xa;
-    /// Sub type Fh of a keyed data block: an address whose key is invalidated (RDMA 1.1 §3.3).
+    /// Subtype Fh of a keyed data block: the key is invalidated (RDMA 1.1 §3.3).
     pub const INVALIDATE_KEY: u8 = 0xf;
 
-    /// Words of an address, a length and the identifier byte.
+    /// Creates a descriptor from an address, a length, and type and subtype.
     #[inline]
     #[must_use]
     pub const fn new(address: u64, len_bytes: u32, kind: u8, subtype: u8) -> Self {
@@ -123,35 +123,35 @@ impl Descriptor {
         Self::new(address, len_bytes, Self::DATA_BLOCK, Self::ADDRESS)
     }
 
-    /// `len_bytes` of data in the capsule, `offset` bytes behind the point that ICDOFF gives.
+    /// `len_bytes` of data in the capsule, at `offset` from the position given by ICDOFF.
     #[inline]
     #[must_use]
     pub const fn in_capsule(offset: u64, len_bytes: u32) -> Self {
         Self::new(offset, len_bytes, Self::DATA_BLOCK, Self::OFFSET)
     }
 
-    /// `len_bytes` of a read that nobody wants.
+    /// Discards `len_bytes` of a read.
     #[inline]
     #[must_use]
     pub const fn bit_bucket(len_bytes: u32) -> Self {
         Self::new(0, len_bytes, Self::BIT_BUCKET, Self::ADDRESS)
     }
 
-    /// The next segment of descriptors, which is not the last.
+    /// Next segment of descriptors, which is not the last.
     #[inline]
     #[must_use]
     pub const fn segment(address: u64, len_bytes: u32) -> Self {
         Self::new(address, len_bytes, Self::SEGMENT, Self::ADDRESS)
     }
 
-    /// The last segment of descriptors.
+    /// Last segment of descriptors.
     #[inline]
     #[must_use]
     pub const fn last_segment(address: u64, len_bytes: u32) -> Self {
         Self::new(address, len_bytes, Self::LAST_SEGMENT, Self::ADDRESS)
     }
 
-    /// `len_bytes` (24 bits) of data at `address`, opened by `key`.
+    /// `len_bytes` (24 bits) of data at `address`, with `key`.
     #[inline]
     #[must_use]
     pub const fn keyed(address: u64, len_bytes: u32, key: u32, invalidate_key: bool) -> Self {
@@ -160,14 +160,14 @@ impl Descriptor {
         Self([address, base.0[1] | (key as u64) << 24 | (len_bytes as u64 & mask(24))])
     }
 
-    /// `len_bytes` that the transport carries itself.
+    /// `len_bytes` transferred by the transport itself.
     #[inline]
     #[must_use]
     pub const fn transport(len_bytes: u32) -> Self {
         Self::new(0, len_bytes, Self::TRANSPORT_DATA_BLOCK, Self::TRANSPORT)
     }
 
-    /// The descriptor in these little-endian bytes.
+    /// Decodes little-endian bytes.
     #[inline]
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 16]) -> Self {
@@ -175,7 +175,7 @@ impl Descriptor {
         Self([u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1])])
     }
 
-    /// The descriptor as little-endian bytes.
+    /// Encodes to little-endian bytes.
     #[inline]
     #[must_use]
     pub fn to_bytes(&self) -> [u8; 16] {
@@ -186,28 +186,28 @@ impl Descriptor {
         bytes
     }
 
-    /// The type.
+    /// Descriptor type.
     #[inline]
     #[must_use]
     pub const fn kind(&self) -> u8 {
         self.0[1].to_le_bytes()[7] >> 4
     }
 
-    /// The sub type.
+    /// Descriptor subtype.
     #[inline]
     #[must_use]
     pub const fn subtype(&self) -> u8 {
         self.0[1].to_le_bytes()[7] & 0xf
     }
 
-    /// The address, or the offset if the sub type says so.
+    /// Address, or offset, depending on the subtype.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.0[0]
     }
 
-    /// The length of any type but keyed.
+    /// Length, for all types but keyed ones.
     #[inline]
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "the low half is the field")]
@@ -215,26 +215,28 @@ impl Descriptor {
         self.0[1] as u32
     }
 
-    /// What it says.
+    /// Decodes the descriptor.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
-    pub const fn meaning(&self) -> Meaning {
+    pub const fn meaning(&self) -> DescriptorKind {
         let (kind, subtype, len_bytes) = (self.kind(), self.subtype(), self.len_bytes());
         let place = match subtype {
-            Self::ADDRESS => Place::Address(self.0[0]),
-            _ => Place::Offset(self.0[0]),
+            Self::ADDRESS => DataLocation::Address(self.0[0]),
+            _ => DataLocation::Offset(self.0[0]),
         };
         match (kind, subtype) {
             (Self::DATA_BLOCK, Self::ADDRESS | Self::OFFSET) => {
-                Meaning::DataBlock { place, len_bytes }
+                DescriptorKind::DataBlock { place, len_bytes }
             }
-            (Self::BIT_BUCKET, Self::ADDRESS) => Meaning::BitBucket { len_bytes },
-            (Self::SEGMENT, Self::ADDRESS | Self::OFFSET) => Meaning::Segment { place, len_bytes },
+            (Self::BIT_BUCKET, Self::ADDRESS) => DescriptorKind::BitBucket { len_bytes },
+            (Self::SEGMENT, Self::ADDRESS | Self::OFFSET) => {
+                DescriptorKind::Segment { place, len_bytes }
+            }
             (Self::LAST_SEGMENT, Self::ADDRESS | Self::OFFSET) => {
-                Meaning::LastSegment { place, len_bytes }
+                DescriptorKind::LastSegment { place, len_bytes }
             }
             (Self::KEYED_DATA_BLOCK, Self::ADDRESS | Self::INVALIDATE_KEY) => {
-                Meaning::KeyedDataBlock {
+                DescriptorKind::KeyedDataBlock {
                     address: self.0[0],
                     len_bytes: bits(self.0[1], 0, 24) as u32,
                     key: bits(self.0[1], 24, 32) as u32,
@@ -242,23 +244,23 @@ impl Descriptor {
                 }
             }
             (Self::TRANSPORT_DATA_BLOCK, Self::TRANSPORT) => {
-                Meaning::TransportDataBlock { len_bytes }
+                DescriptorKind::TransportDataBlock { len_bytes }
             }
-            _ => Meaning::Unknown { kind, subtype },
+            _ => DescriptorKind::Unknown { kind, subtype },
         }
     }
 }
 
-impl Meaning {
-    /// The descriptor that says this; reserved bits are clear.
+impl DescriptorKind {
+    /// Encodes the descriptor; reserved bits are clear.
     #[must_use]
     pub const fn to_descriptor(self) -> Descriptor {
-        const fn at(place: Place, len_bytes: u32, kind: u8) -> Descriptor {
+        const fn at(place: DataLocation, len_bytes: u32, kind: u8) -> Descriptor {
             match place {
-                Place::Address(address) => {
+                DataLocation::Address(address) => {
                     Descriptor::new(address, len_bytes, kind, Descriptor::ADDRESS)
                 }
-                Place::Offset(offset) => {
+                DataLocation::Offset(offset) => {
                     Descriptor::new(offset, len_bytes, kind, Descriptor::OFFSET)
                 }
             }
@@ -287,7 +289,7 @@ impl fmt::Debug for Descriptor {
 
 #[cfg(test)]
 mod tests {
-    use super::{Descriptor, Meaning, Place};
+    use super::{DataLocation, Descriptor, DescriptorKind};
 
     #[test]
     fn a_data_block_lies_in_memory_as_figure_123_draws_it() {
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!(bytes[8..], [1, 2, 3, 4, 5, 6, 7, 0x4f]);
         assert_eq!(
             Descriptor::from_bytes(&bytes).meaning(),
-            Meaning::KeyedDataBlock {
+            DescriptorKind::KeyedDataBlock {
                 address: 0,
                 len_bytes: 0x03_0201,
                 key: 0x0706_0504,
@@ -324,9 +326,10 @@ mod tests {
                 assert_eq!((again.kind(), again.subtype()), (kind, subtype));
                 assert_eq!(again.meaning(), described.meaning());
                 let shown = match described.meaning() {
-                    Meaning::Unknown { .. } => continue,
-                    Meaning::BitBucket { .. } | Meaning::TransportDataBlock { .. } => 64..96,
-                    Meaning::KeyedDataBlock { .. } => 0..120,
+                    DescriptorKind::Unknown { .. } => continue,
+                    DescriptorKind::BitBucket { .. }
+                    | DescriptorKind::TransportDataBlock { .. } => 64..96,
+                    DescriptorKind::KeyedDataBlock { .. } => 0..120,
                     _ => 0..96,
                 };
                 assert_eq!(again == described, shown.contains(&bit), "{described:?} bit {bit}");
@@ -339,11 +342,11 @@ mod tests {
     fn an_offset_is_not_taken_for_an_address() {
         assert_eq!(
             Descriptor::in_capsule(4096, 512).meaning(),
-            Meaning::DataBlock { place: Place::Offset(4096), len_bytes: 512 }
+            DescriptorKind::DataBlock { place: DataLocation::Offset(4096), len_bytes: 512 }
         );
         assert_eq!(
             Descriptor::segment(4096, 32).meaning(),
-            Meaning::Segment { place: Place::Address(4096), len_bytes: 32 }
+            DescriptorKind::Segment { place: DataLocation::Address(4096), len_bytes: 32 }
         );
     }
 }

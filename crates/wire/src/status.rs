@@ -1,12 +1,12 @@
-//! How a command ended (Base 2.1 §4.2.3).
+//! Status field of a completion (Base 2.1 §4.2.3).
 //!
 //! ```text
 //!  14    13   12:11   10:8   7:0
 //!  DNR   M    CRD     SCT    SC
 //! ```
 //!
-//! A [`Status`] is these 15 bits, without the phase tag below them. The tables of status codes are
-//! in [`table`].
+//! A [`Status`] holds these 15 bits, without the phase tag below them. [`table`] contains the
+//! tables of status codes.
 
 use core::fmt;
 
@@ -14,7 +14,7 @@ mod table;
 
 pub use table::{Entry, TABLE};
 
-/// How a command ended: the 15-bit status field.
+/// Status of a command: the 15-bit status field.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(transparent)]
 pub struct Status(
@@ -22,18 +22,18 @@ pub struct Status(
     pub u16,
 );
 
-/// SCT: which table the status code is from (Base 2.1 §4.2.3, Figure 101).
+/// SCT: status code type, which selects the table (Base 2.1 §4.2.3, Figure 101).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StatusCodeType {
-    /// 0h: common to all commands.
+    /// 0h: generic command status.
     Generic,
-    /// 1h: its meaning depends on the command.
+    /// 1h: command specific status.
     CommandSpecific,
-    /// 2h: the medium, or the integrity of the data.
+    /// 2h: media and data integrity errors.
     MediaAndDataIntegrity,
-    /// 3h: the path to the namespace.
+    /// 3h: path related status.
     PathRelated,
-    /// 7h: the vendor's own.
+    /// 7h: vendor specific.
     VendorSpecific,
     /// 4h to 6h.
     Reserved(u8),
@@ -46,7 +46,7 @@ impl Status {
     const MORE: u16 = 1 << 13;
     const DNR: u16 = 1 << 14;
 
-    /// Status code `sc` of type `sct`.
+    /// Creates the status with code `sc` of type `sct`.
     #[inline]
     #[must_use]
     pub const fn new(sct: u8, sc: u8) -> Self {
@@ -80,94 +80,94 @@ impl Status {
         }
     }
 
-    /// CRD: which of the controller's retry delays to wait for, 0 for none.
+    /// CRD: index of the retry delay, 0 for none.
     #[inline]
     #[must_use]
     pub const fn crd(self) -> u8 {
         ((self.0 & Self::CRD) >> Self::CRD_SHIFT).to_le_bytes()[0]
     }
 
-    /// M: the Error Information log page has more to say.
+    /// M: the Error Information log page contains details.
     #[inline]
     #[must_use]
     pub const fn more(self) -> bool {
         self.0 & Self::MORE != 0
     }
 
-    /// DNR: the same command would fail again.
+    /// DNR: do not retry; the same command would fail again.
     #[inline]
     #[must_use]
     pub const fn dnr(self) -> bool {
         self.0 & Self::DNR != 0
     }
 
-    /// Without CRD, M and DNR: what is compared with the constants.
+    /// Without CRD, M and DNR, for comparison with the constants.
     #[inline]
     #[must_use]
     pub const fn code(self) -> Self {
         Self(self.0 & Self::CODE)
     }
 
-    /// Whether the status code and its type are those of `other`; CRD, M and DNR do not count.
+    /// Whether status code and type are those of `other`; ignores CRD, M and DNR.
     #[inline]
     #[must_use]
     pub const fn is(self, other: Self) -> bool {
         (self.0 ^ other.0) & Self::CODE == 0
     }
 
-    /// Whether the command did what it was told.
+    /// Whether the command succeeded.
     #[inline]
     #[must_use]
     pub const fn is_success(self) -> bool {
         self.0 & Self::CODE == 0
     }
 
-    /// Whether the same command may succeed when it is sent again to the same controller.
+    /// Whether the same command may succeed when it is submitted again to the same controller.
     ///
-    /// DNR forbids it; a path error without DNR asks for another path first (Base 2.1 §4.2.3.4).
+    /// DNR forbids it; a path error without DNR requires another path first (Base 2.1 §4.2.3.4).
     #[inline]
     #[must_use]
     pub const fn is_retryable(self) -> bool {
         !self.is_success() && !self.dnr()
     }
 
-    /// Whether it is the path that failed and another one may work.
+    /// Whether the path failed and another one may work.
     #[inline]
     #[must_use]
     pub const fn is_path_error(self) -> bool {
         self.sct() == 3
     }
 
-    /// With DNR set: the same command would fail again.
+    /// Sets DNR: the same command would fail again.
     #[inline]
     #[must_use]
     pub const fn with_dnr(self) -> Self {
         Self(self.0 | Self::DNR)
     }
 
-    /// With M set: the Error Information log page has more to say.
+    /// Sets M: the Error Information log page contains details.
     #[inline]
     #[must_use]
     pub const fn with_more(self) -> Self {
         Self(self.0 | Self::MORE)
     }
 
-    /// With this retry delay, 0 to 3.
+    /// Sets the retry delay index, 0 to 3.
     #[inline]
     #[must_use]
     pub const fn with_crd(self, crd: u8) -> Self {
         Self(self.0 & !Self::CRD | (crd as u16 & 3) << Self::CRD_SHIFT)
     }
 
-    /// What the tables say about it. `None` for a reserved or vendor specific code.
+    /// Table entry. `None` for a reserved or vendor specific code.
     ///
-    /// Where fabrics commands share a code with the NVM command set, this is the NVM one.
+    /// Where fabrics commands share a code with the NVM command set, this is the NVM entry.
     #[must_use]
     pub fn entry(self) -> Option<&'static Entry> {
         TABLE.iter().find(|entry| !entry.is_fabrics && entry.status == self.code())
     }
 
-    /// What the tables say about it as the answer to a fabrics command.
+    /// Table entry for a status of a fabrics command.
     #[must_use]
     pub fn fabrics_entry(self) -> Option<&'static Entry> {
         let code = self.code();
@@ -175,7 +175,7 @@ impl Status {
         fabrics.or_else(|| self.entry())
     }
 
-    /// Its name in the specification.
+    /// Name in the specification.
     #[must_use]
     pub fn name(self) -> &'static str {
         match (self.entry(), self.code_type(), self.sc()) {

@@ -1,7 +1,7 @@
-//! NVMe/TCP protocol data units: bytes to meaning and back, no state.
+//! NVMe/TCP PDUs: encoding and decoding, without state.
 //!
 //! Sections are those of the NVM Express TCP Transport Specification, revision 1.0, which later
-//! revisions keep for all that is here. All numbers are little-endian.
+//! revisions keep for everything used here. All numbers are little-endian.
 //!
 //! ```text
 //!   0       8          HLEN       (+4)      PDO            PDO + DATA   PLEN
@@ -10,66 +10,66 @@
 //!   CH: type, FLAGS, HLEN, PDO, PLEN
 //! ```
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
-//! | [`pdu`] | each unit's header, every field declared once |
-//! | [`mod@check`] | what is refused in a header for its own sake, with which fatal status |
-//! | [`rule`] | the table of all that is refused, that which depends on a connection's state included |
+//! | [`pdu`] | header of each PDU, every field declared once |
+//! | [`mod@check`] | validation of a header by itself, with the fatal error status |
+//! | [`validation_rules`] | table of all validation rules, with those of the connection state |
 //! | [`digest`] | CRC32C of headers and data |
 //!
-//! What may come next is for `tcp` to know; here is only what the bytes say.
+//! The crate `tcp` implements the sequence of PDUs; this module only their encoding.
 
 pub mod check;
 pub mod digest;
 pub mod pdu;
-pub mod rule;
 #[cfg(test)]
 mod tests;
+pub mod validation_rules;
 
 pub use digest::{Crc32c, crc32c};
 pub use pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, IcReq, IcResp, R2t, TermReq};
 
-/// The length of the common header, which begins every unit (§3.6.2.1).
+/// Length of the common header, which begins every PDU (§3.6.2.1).
 pub const COMMON_BYTES: usize = 8;
 
-/// The length of a digest (§3.3.1.1).
+/// Length of a digest (§3.3.1.1).
 pub const DIGEST_BYTES: usize = 4;
 
-/// The longest header: that of the units which open a connection (§3.6.2.2).
+/// Longest header: that of ICReq and ICResp (§3.6.2.2).
 pub const HEADER_BYTES_MAX: usize = 128;
 
-/// The highest HPDA or CPDA: data begin at a multiple of 128 bytes (§3.6.2.2).
+/// Maximum HPDA or CPDA: data begins at a multiple of 128 bytes (§3.6.2.2).
 pub const ALIGNMENT_MAX: u8 = 31;
 
-/// The longest termination request: its header, and 128 bytes of the header that was refused
+/// Maximum length of a termination request: its header, and 128 bytes of the rejected header
 /// (§3.5).
-pub const TERMINATION_BYTES_MAX: usize = 152;
+pub const TERM_REQ_BYTES_MAX: usize = 152;
 
-/// What a capsule for an admin or fabrics command may always carry (§3.3.1).
+/// In-capsule data that an admin or fabrics command may always carry (§3.3.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
-/// The smallest MAXH2CDATA (§3.6.2.3).
+/// Minimum MAXH2CDATA (§3.6.2.3).
 pub const H2C_DATA_BYTES_MIN: u32 = 4096;
 
-/// The only format of units there is (§3.6.2.2).
+/// The only PDU format version (§3.6.2.2).
 pub const PFV: u16 = 0;
 
-/// Where subsystems are usually found (§3.1.2).
+/// Default port of NVMe/TCP (§3.1.2).
 pub const PORT: u16 = 4420;
 
-/// Where the discovery service is found unless told otherwise (§3.1.2).
+/// Default port of the discovery service (§3.1.2).
 pub const DISCOVERY_PORT: u16 = 8009;
 
-/// Which end of a connection.
+/// Side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
-    /// The one that connects and asks.
+pub enum Role {
+    /// Host: connects and submits commands.
     Host,
-    /// The one that answers.
+    /// Controller: completes commands.
     Controller,
 }
 
-/// Which unit (§3.3, Figure 10).
+/// PDU type (§3.3, Figure 10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum PduType {
@@ -93,29 +93,29 @@ pub enum PduType {
     R2t = 0x09,
 }
 
-/// How units of one direction lie on the stream, as it was agreed when the connection was made.
+/// PDU framing of one direction, as negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Framing {
+pub struct PduFraming {
     /// A digest follows each header.
     pub header_digest: bool,
     /// A digest follows all data.
     pub data_digest: bool,
-    /// HPDA or CPDA of the end that receives: data begin at a multiple of this and one, in dwords.
+    /// HPDA or CPDA of the receiving side: data begins at a multiple of this plus one, in dwords.
     pub alignment: u8,
 }
 
-/// FES: why a connection is terminated (§3.6.2.4, §3.6.2.5).
+/// FES: fatal error status (§3.6.2.4, §3.6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FatalStatus {
     /// 01h: a field of the header is invalid; FEI is its offset.
     InvalidHeaderField,
-    /// 02h: a unit came that may not come now.
+    /// 02h: PDU sequence error.
     SequenceError,
-    /// 03h: the header's digest is wrong; FEI is the one received.
+    /// 03h: the header digest is wrong; FEI is the received digest.
     HeaderDigestError,
-    /// 04h: data lie outside of what was asked for.
+    /// 04h: data is outside of the requested range.
     OutOfRange,
-    /// 05h: more than the limit, of data in a unit or of outstanding R2Ts.
+    /// 05h: a limit is exceeded: data length of a PDU, or outstanding R2Ts.
     LimitExceeded,
     /// 06h: a parameter is not supported; FEI is its offset.
     UnsupportedParameter,
@@ -123,17 +123,17 @@ pub enum FatalStatus {
     Reserved(u16),
 }
 
-/// Why a unit is refused: what a termination request says about it.
+/// Fatal error: status and information of a termination request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct FatalError {
     /// FES.
     pub status: FatalStatus,
     /// FEI.
     pub information: u32,
 }
 
-impl End {
-    /// The other one.
+impl Role {
+    /// The other side.
     #[must_use]
     pub const fn peer(self) -> Self {
         match self {
@@ -144,7 +144,7 @@ impl End {
 }
 
 impl PduType {
-    /// Every type there is.
+    /// All types.
     pub const ALL: [Self; 9] = [
         Self::IcReq,
         Self::IcResp,
@@ -157,7 +157,7 @@ impl PduType {
         Self::R2t,
     ];
 
-    /// The type of this number, if there is one.
+    /// Type of this number, if defined.
     #[inline]
     #[must_use]
     pub const fn from_u8(code: u8) -> Option<Self> {
@@ -175,14 +175,14 @@ impl PduType {
         })
     }
 
-    /// Who sends it: the lowest bit says (§3.3, Figure 10).
+    /// Sending side, given by the lowest bit (§3.3, Figure 10).
     #[inline]
     #[must_use]
-    pub const fn sender(self) -> End {
-        if self as u8 & 1 == 0 { End::Host } else { End::Controller }
+    pub const fn sender(self) -> Role {
+        if self as u8 & 1 == 0 { Role::Host } else { Role::Controller }
     }
 
-    /// HLEN: the length of its header without a digest (§3.6.2).
+    /// HLEN: length of its header without a digest (§3.6.2).
     #[inline]
     #[must_use]
     pub const fn header_bytes(self) -> u8 {
@@ -193,14 +193,14 @@ impl PduType {
         }
     }
 
-    /// Whether a digest follows its header once digests are agreed upon (§3.3.1.1).
+    /// Whether a digest follows its header if digests are negotiated (§3.3.1.1).
     #[inline]
     #[must_use]
     pub const fn has_digest(self) -> bool {
         !matches!(self, Self::IcReq | Self::IcResp | Self::H2CTermReq | Self::C2HTermReq)
     }
 
-    /// Its name in the specification.
+    /// Name in the specification.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -217,22 +217,22 @@ impl PduType {
     }
 }
 
-impl Framing {
-    /// Bytes of a digest behind each header.
+impl PduFraming {
+    /// Length of the digest after each header.
     #[inline]
     #[must_use]
     pub const fn header_digest_bytes(self) -> u8 {
         if self.header_digest { 4 } else { 0 }
     }
 
-    /// Bytes of a digest behind all data.
+    /// Length of the digest after all data.
     #[inline]
     #[must_use]
     pub const fn data_digest_bytes(self) -> u8 {
         if self.data_digest { 4 } else { 0 }
     }
 
-    /// PDO: where data begin behind a header of `header_bytes`, with the least padding (§3.3).
+    /// PDO: offset of data after a header of `header_bytes`, with minimum padding (§3.3).
     #[inline]
     #[must_use]
     pub const fn data_offset(self, header_bytes: u8) -> u8 {
@@ -240,7 +240,7 @@ impl Framing {
         end.next_multiple_of((self.alignment + 1) * 4)
     }
 
-    /// FLAGS of a unit with data (§3.6.2.6 to §3.6.2.9).
+    /// FLAGS of a PDU with data (§3.6.2.6 to §3.6.2.9).
     #[inline]
     #[must_use]
     pub const fn data_flags(self) -> u8 {
@@ -249,7 +249,7 @@ impl Framing {
 }
 
 impl FatalStatus {
-    /// Every value that has a name.
+    /// All named values.
     pub const ALL: [Self; 6] = [
         Self::InvalidHeaderField,
         Self::SequenceError,
@@ -259,7 +259,7 @@ impl FatalStatus {
         Self::UnsupportedParameter,
     ];
 
-    /// The meaning of this number.
+    /// Decodes a value.
     #[must_use]
     pub const fn from_code(code: u16) -> Self {
         match code {
@@ -273,7 +273,7 @@ impl FatalStatus {
         }
     }
 
-    /// Its number on the wire.
+    /// Value on the wire.
     #[must_use]
     pub const fn code(self) -> u16 {
         match self {
@@ -287,7 +287,7 @@ impl FatalStatus {
         }
     }
 
-    /// Its name in the specification.
+    /// Name in the specification.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -302,12 +302,12 @@ impl FatalStatus {
     }
 }
 
-impl Refusal {
-    /// A unit that may not come now (§3.3.2).
+impl FatalError {
+    /// PDU sequence error (§3.3.2).
     pub const SEQUENCE: Self = Self { status: FatalStatus::SequenceError, information: 0 };
-    /// Data outside of what was asked for (§3.3.2).
+    /// Data outside of the requested range (§3.3.2).
     pub const RANGE: Self = Self { status: FatalStatus::OutOfRange, information: 0 };
-    /// More than was agreed upon (§3.3.2.2).
+    /// Negotiated limit exceeded (§3.3.2.2).
     pub const LIMIT: Self = Self { status: FatalStatus::LimitExceeded, information: 0 };
 
     /// The field at `offset` is invalid.
@@ -322,14 +322,14 @@ impl Refusal {
         Self { status: FatalStatus::UnsupportedParameter, information: offset as u32 }
     }
 
-    /// A header came with digest `found`, and has another.
+    /// The received header digest is `found`, which is wrong.
     #[must_use]
     pub const fn digest(found: u32) -> Self {
         Self { status: FatalStatus::HeaderDigestError, information: found }
     }
 }
 
-impl core::fmt::Display for Refusal {
+impl core::fmt::Display for FatalError {
     fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let Self { status, information } = self;
         write!(out, "{} (FES {:#x}", status.name(), status.code())?;
@@ -343,4 +343,4 @@ impl core::fmt::Display for Refusal {
     }
 }
 
-impl core::error::Error for Refusal {}
+impl core::error::Error for FatalError {}

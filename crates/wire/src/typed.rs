@@ -1,9 +1,9 @@
-//! One declaration per command: a structure of named fields, to and from a [`Command`].
+//! Typed commands: one declaration per command, converted to and from a [`Command`].
 //!
 //! ```
 //! # use tenmil_wire as wire;
-//! use wire::Typed;
-//! use wire::admin::Identify;
+//! use tenmil_wire::TypedCommand;
+//! use tenmil_wire::admin::Identify;
 //!
 //! let identify = Identify { cns: 0x01, ..Identify::default() };
 //! let command = identify.to_command();
@@ -11,9 +11,9 @@
 //! assert_eq!(Identify::parse(&command), Ok(identify));
 //! ```
 //!
-//! A command's data pointer, identifier and fuse are not among its fields: they belong to whoever
-//! queues it. A field that is wider than its place is cut in a release build and a panic in a debug
-//! build.
+//! Data pointer, command identifier and fuse are not among the fields: the code that queues the
+//! command sets them. A value wider than its field is truncated in a release build and panics in a
+//! debug build.
 
 use core::fmt;
 
@@ -24,31 +24,31 @@ use crate::layout::{Decoded, Field, decode};
 use crate::opcode::FabricsType;
 use crate::status::Status;
 
-/// A command with a structure of its own.
-pub trait Typed: Copy + Default + PartialEq + fmt::Debug + 'static {
-    /// The command's name.
+/// Command with named fields.
+pub trait TypedCommand: Copy + Default + PartialEq + fmt::Debug + 'static {
+    /// Name of the command.
     const NAME: &'static str;
-    /// Its opcode.
+    /// Opcode.
     const OPCODE: u8;
     /// FCTYPE, if it is a fabrics command.
     const FCTYPE: Option<FabricsType>;
-    /// Its fields; bits are counted from the beginning of the 64 bytes.
+    /// Fields; bits are counted from the beginning of the 64 bytes.
     const FIELDS: &'static [Field];
-    /// How a test reads and writes the fields, in the same order.
+    /// Accessors for tests, in the same order.
     #[cfg(test)]
     const ACCESSORS: &'static [Accessor<Self>];
 
-    /// The command, without identifier and data pointer.
+    /// Encodes the command, without command identifier and data pointer.
     fn to_command(&self) -> Command;
 
-    /// Takes the fields out of a command. Reserved bits are ignored.
+    /// Decodes a command. Reserved bits are ignored.
     ///
-    /// `Status::INVALID_OPCODE` if it is another command.
+    /// Returns `Status::INVALID_OPCODE` for another command.
     fn parse(command: &Command) -> Result<Self, Status>;
 
-    /// `command` with the opcode, and FCTYPE, of this one.
+    /// Sets the opcode, and FCTYPE, of this command in `command`.
     #[inline]
-    fn adopt(command: Command) -> Command {
+    fn with_opcode_of(command: Command) -> Command {
         let command = command.with_opcode(Self::OPCODE);
         match Self::FCTYPE {
             Some(fctype) => command.with_bits(FCTYPE_BIT, 8, fctype.code().into()),
@@ -56,30 +56,30 @@ pub trait Typed: Copy + Default + PartialEq + fmt::Debug + 'static {
         }
     }
 
-    /// Whether the command has the FCTYPE of this one; yes, if this one has none.
+    /// Whether the command has the FCTYPE of this one; always true if this one has none.
     #[doc(hidden)]
     #[inline]
     fn has_fctype(command: &Command) -> bool {
         Self::FCTYPE.is_none_or(|own| command.bits(FCTYPE_BIT, 8) == u64::from(own.code()))
     }
 
-    /// Every field with its value, for printing.
+    /// All fields with their values, for printing.
     fn decode(&self) -> Vec<Decoded> {
         decode(&self.to_command().to_bytes(), Self::FIELDS)
     }
 }
 
-/// Something to be done with every command there is.
+/// Visitor called for every typed command.
 pub trait CommandVisitor {
-    /// Does it with one.
-    fn visit<T: Typed>(&mut self);
+    /// Visits one command.
+    fn visit<T: TypedCommand>(&mut self);
 }
 
-/// The first bit of FCTYPE, which takes the place of NSID's low byte (Base 2.1 §6).
+/// First bit of FCTYPE, which occupies the low byte of NSID (Base 2.1 §6).
 #[doc(hidden)]
 pub const FCTYPE_BIT: usize = 32;
 
-/// The first bit of dword `dword` of a command.
+/// First bit of dword `dword` of a command.
 #[doc(hidden)]
 #[must_use]
 pub const fn bit_of(dword: usize, low: u32) -> usize {
@@ -88,8 +88,9 @@ pub const fn bit_of(dword: usize, low: u32) -> usize {
 
 /// Declares the commands of one module.
 ///
-/// `field @ 10[0..=7]: u8` is bits 7 to 0 of CDW10. A range may reach into the next dwords. A fabrics
-/// command has an FCTYPE behind its opcode: `pub struct Connect = OPCODE, fabrics FCTYPE, "Connect"`.
+/// `field @ 10[0..=7]: u8` is bits 7 to 0 of CDW10. A range may extend into the next dwords. A
+/// fabrics command has an FCTYPE after its opcode: `pub struct Connect = OPCODE, fabrics FCTYPE,
+/// "Connect"`.
 macro_rules! commands {
     ($(
         $(#[$meta:meta])*
@@ -114,7 +115,7 @@ macro_rules! commands {
                 }
             }
 
-            impl $crate::typed::Typed for $name {
+            impl $crate::typed::TypedCommand for $name {
                 const NAME: &'static str = $opcode_name;
                 const OPCODE: u8 = $opcode.code();
                 const FCTYPE: Option<$crate::opcode::FabricsType> =
@@ -150,7 +151,7 @@ macro_rules! commands {
 
                 #[inline]
                 fn to_command(&self) -> $crate::command::Command {
-                    <Self as $crate::typed::Typed>::adopt($crate::command::Command::new(0))
+                    <Self as $crate::typed::TypedCommand>::with_opcode_of($crate::command::Command::new(0))
                         $(.with_bits(
                             $crate::typed::bit_of($dword, $low),
                             const { $crate::layout::width_of(&[$low $(, $high)?]) },
@@ -160,7 +161,7 @@ macro_rules! commands {
 
                 #[inline]
                 fn parse(command: &$crate::command::Command) -> Result<Self, $crate::status::Status> {
-                    if command.opcode() != Self::OPCODE || !<Self as $crate::typed::Typed>::has_fctype(command) {
+                    if command.opcode() != Self::OPCODE || !<Self as $crate::typed::TypedCommand>::has_fctype(command) {
                         return Err($crate::status::Status::INVALID_OPCODE);
                     }
                     Ok(Self {
@@ -180,7 +181,7 @@ macro_rules! commands {
     };
 }
 
-/// FCTYPE as it is declared, or none.
+/// FCTYPE as declared, or `None`.
 macro_rules! fctype {
     () => {
         None

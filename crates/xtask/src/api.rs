@@ -1,12 +1,11 @@
-//! `cargo xtask api`: what the crate `tenmil` promises to those who build on it, as text.
+//! `cargo xtask api`: the public API of the crate `tenmil`, as text.
 //!
 //! ```text
-//!   src/lib.rs ── pub mod a ──▶ src/a.rs, src/a/… ── what is public there, without bodies
-//!              └─ pub use b::C ─▶ src/b.rs ── C alone, and what is implemented for it
+//!   src/lib.rs ── pub mod a ──▶ src/a.rs, src/a/… ── public items, without bodies
+//!              └─ pub use b::C ─▶ src/b.rs ── C alone, with its implementations
 //! ```
 //!
-//! The list lies in docs/api.txt. A change of the surface is then a change of that file, which
-//! somebody reads.
+//! The list is kept in docs/api.txt, so that a change of the public API is visible in a diff.
 
 mod surface;
 
@@ -15,15 +14,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// Write docs/api.txt, or say whether it is what it should be.
+/// Write docs/api.txt, or check that it is up to date.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Write nothing, and fail if something would change
+    /// Write nothing, and fail if the file is out of date
     #[arg(long)]
     check: bool,
 }
 
-/// Does it. False if a check finds a difference.
+/// Runs the task; returns false if the check finds a difference.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let list = root.join("docs/api.txt");

@@ -1,9 +1,10 @@
-//! Loss of power and death of real processes, at every flush, over disks that lose what was not synced.
+//! `cargo xtask crash`: crash consistency tests with real processes, over disks that lose unsynced
+//! data.
 //!
 //! ```text
 //!   workload, checker ── NBD ──▶ tenmil serve volume:[mirror:[tcp:],[tcp:]]/v      the host
 //!                                       └─ NVMe/TCP ──▶ tenmil serve file:disk-N/disk      targets A, B
-//!                                                              └─ FUSE ──▶ disks, here
+//!                                                              └─ FUSE ──▶ disks, in this process
 //! ```
 //!
 //! A world is one such stack on new disks; each of its rounds runs a workload, hits something at one
@@ -11,7 +12,8 @@
 //! covered has to be there, and nothing that was never written; a mirror of which one leg is hit
 //! fails no request at all, and a host that nobody has killed recovers by itself.
 //!
-//! It needs `/dev/fuse` and the right to mount, which it looks for in a mount namespace of its own.
+//! The test needs `/dev/fuse` and permission to mount, which it obtains in a mount namespace of its
+//! own.
 
 mod disks;
 mod fuse;
@@ -34,16 +36,16 @@ use plan::{Event, Plan, Stack, Walk};
 use process::Server;
 use world::{Place, World};
 
-/// Where everything lies.
+/// Directory of all files.
 const ROOM: &str = "target/crash";
-/// Rounds of one world.
+/// Rounds per world.
 const WORLD_ROUNDS: u64 = 20;
 /// The exit status of a task that could not be run.
 const NOT_RUN: i32 = 2;
 /// Lines of a history that are printed; the file has all.
 const LINES_SHOWN: usize = 60;
 
-/// What to run.
+/// Options of `cargo xtask crash`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask crash                           100 rounds
@@ -53,7 +55,7 @@ const LINES_SHOWN: usize = 60;
   cargo xtask crash --short                   one of each kind, about a minute
 A failed round prints its history, which is kept in target/crash with what the processes printed.")]
 pub(crate) struct Options {
-    /// How many rounds.
+    /// Number of rounds
     #[arg(long, default_value_t = 100)]
     rounds: u64,
     /// One round of each event on each stack, of seed 1 unless another one is named.
@@ -62,44 +64,44 @@ pub(crate) struct Options {
     /// What the rounds are drawn from; without it, from the clock.
     #[arg(long)]
     seed: Option<u64>,
-    /// Begin no round after so many seconds.
+    /// Start no round after this many seconds
     #[arg(long)]
     seconds: Option<u64>,
-    /// Only on this: store, mirror or store-mirror.
+    /// Test this stack only: store, mirror or store-mirror
     #[arg(long, value_parser = plan::stack)]
     stack: Option<Stack>,
-    /// Only this: kill-target, power-target, kill-host, kill-all, power-all, failed-sync, held-write
-    /// or leg-then-all.
+    /// Test this event only: kill-target, power-target, kill-host, kill-all, power-all, failed-sync,
+    /// held-write or leg-then-all
     #[arg(long, value_parser = plan::event)]
     event: Option<Event>,
-    /// End after so many failed rounds.
+    /// Stop after this many failed rounds
     #[arg(long, default_value_t = 5)]
     failures: usize,
-    /// The program.
+    /// The tenmil program
     #[arg(long, value_name = "PATH", default_value = "target/debug/tenmil")]
     binary: PathBuf,
-    /// Print the summary as JSON.
+    /// Print the summary as JSON
     #[arg(long)]
     json: bool,
-    /// Print the history of every round.
+    /// Print the history of every round
     #[arg(long)]
     verbose: bool,
-    /// It runs in a mount namespace of its own already.
+    /// Runs in a mount namespace of its own already
     #[arg(long, hide = true)]
     inside: bool,
 }
 
-/// What the rounds have come to.
+/// Results of the rounds.
 #[derive(Debug, Default)]
 struct Summary {
     rounds: u64,
     failed: Vec<String>,
-    /// Rounds of each kind.
+    /// Number of rounds by stack and event.
     kinds: BTreeMap<(&'static str, &'static str), u64>,
     longest_s: f32,
 }
 
-/// Runs the rounds; true if nothing was lost.
+/// Runs the rounds; returns true if no data were lost.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if !Path::new("/dev/fuse").exists() {
         return Err("look for /dev/fuse: it is not there; load the module: modprobe fuse".into());
@@ -131,8 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(summary.failed.is_empty())
 }
 
-/// Starts this command again where its mounts are its own, as the root of a user namespace if it
-/// has to be.
+/// Runs this command again in a mount namespace of its own, as root of a user namespace if necessary.
 fn in_namespace() -> Result<bool, String> {
     let this = std::env::current_exe().map_err(|why| format!("find this program: {why}"))?;
     let unshared = || {
@@ -174,16 +175,16 @@ fn drawn() -> u64 {
 
 /// Where a round takes place, and at which event if that is not drawn. A world has an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Course {
+struct TestRun {
     stack: Stack,
     event: Option<Event>,
     identity: u64,
 }
 
-fn courses(options: &Options) -> Vec<Course> {
+fn courses(options: &Options) -> Vec<TestRun> {
     if options.short {
         let each = |stack: Stack| {
-            let course = move |event| Course { stack, event: Some(event), identity: 0 };
+            let course = move |event| TestRun { stack, event: Some(event), identity: 0 };
             stack.events().map(course)
         };
         return Stack::ALL.into_iter().flat_map(each).collect();
@@ -194,7 +195,7 @@ fn courses(options: &Options) -> Vec<Course> {
         let stack = options.stack.unwrap_or(drawn);
         // Worlds in a row on one stack are new ones, too.
         let identity = if options.stack.is_some() { world } else { world / 3 };
-        Course { stack, event: options.event, identity }
+        TestRun { stack, event: options.event, identity }
     };
     (0..options.rounds).map(course).collect()
 }
@@ -205,7 +206,7 @@ fn rounds(options: &Options, place: &Place, seed: u64) -> Summary {
     let mut walk = Walk::default();
     let mut world: Option<World> = None;
     let mut is_over = false;
-    for (round, Course { stack, event, identity }) in (0..).zip(courses(options)) {
+    for (round, TestRun { stack, event, identity }) in (0..).zip(courses(options)) {
         if world.as_ref().is_none_or(|world| !world.is(stack, (seed << 20) + identity)) {
             if let Some(world) = world.take() {
                 end(world, round, &mut summary);
@@ -233,6 +234,7 @@ fn rounds(options: &Options, place: &Place, seed: u64) -> Summary {
         }
         match ended {
             Ok(()) => world = Some(current),
+            // A world is not reused after a failure.
             Err(why) => failed(place, &plan, &current, &why, &mut summary),
         }
         let late = options.seconds.is_some_and(|most| begun.elapsed().as_secs() >= most);
@@ -257,7 +259,7 @@ fn end(world: World, round: u64, summary: &mut Summary) {
     }
 }
 
-/// Prints and keeps what there is to know about a failed round.
+/// Prints the report of a failed round and saves its files.
 fn failed(place: &Place, plan: &Plan, world: &World, why: &str, summary: &mut Summary) {
     println!("  {why}");
     let history = world.history();
@@ -272,7 +274,7 @@ fn failed(place: &Place, plan: &Plan, world: &World, why: &str, summary: &mut Su
     let _ = std::fs::write(keep.join("history"), text);
     for server in &place.servers {
         server.keep_output(&keep);
-        let last = server.last_words();
+        let last = server.stderr_tail();
         last.iter().for_each(|line| println!("  {}: {line}", server.name()));
     }
     println!("  kept in {}", keep.display());
@@ -318,7 +320,7 @@ mod tests {
     use clap::Parser;
 
     use super::plan::{Stack, event};
-    use super::{Course, Options, WORLD_ROUNDS, courses};
+    use super::{Options, TestRun, WORLD_ROUNDS, courses};
 
     #[derive(Debug, Parser)]
     struct Line {
@@ -326,7 +328,7 @@ mod tests {
         options: Options,
     }
 
-    fn parsed(words: &[&str]) -> Vec<Course> {
+    fn parsed(words: &[&str]) -> Vec<TestRun> {
         let words = std::iter::once(&"crash").chain(words);
         courses(&Line::try_parse_from(words).unwrap().options)
     }

@@ -1,15 +1,15 @@
-//! Every command in the documents, run as it is written.
+//! `cargo xtask docs`: runs every command of the documentation.
 //!
-//! What stands in a block of `sh` is typed into one shell for each page, line by line, in an empty
-//! directory. A comment before a block may say otherwise, and is shown with what was left out:
+//! The `sh` blocks of a page are executed in one shell, line by line, in an empty directory. A comment
+//! before a block changes that, and is printed for blocks that are skipped:
 //!
 //! ```text
-//!   <!-- not run: WHY -->         only how `tenmil` is called is checked
-//!   <!-- needs: TOOL TOOL -->     left out where one of them is missing
-//!   <!-- long: WHY -->            run with --all
+//!   <!-- not run: WHY -->         only the options of `tenmil` are checked
+//!   <!-- needs: TOOL TOOL -->     skipped if one of the tools is missing
+//!   <!-- long: WHY -->            run with --all only
 //! ```
 //!
-//! A line that ends in `&` has to print `ready`, and is ended with its page.
+//! A command that ends in `&` has to print `ready`, and is terminated at the end of its page.
 
 mod page;
 mod script;
@@ -17,38 +17,38 @@ mod script;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use page::{Block, Mark};
+use page::{Block, BlockMark};
 
-/// What to run.
+/// Options of `cargo xtask docs`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask docs                 all pages, with target/release/tenmil
   cargo xtask docs docs/nbd.md     one
   cargo xtask docs --all           also what takes long")]
 pub(crate) struct Options {
-    /// Pages; all if there are none.
+    /// Pages; without any, all
     pages: Vec<PathBuf>,
-    /// What `tenmil` stands for.
+    /// Program to run as `tenmil`
     #[arg(long, default_value = "target/release/tenmil")]
     binary: PathBuf,
-    /// Also run what takes long.
+    /// Also run blocks that take long
     #[arg(long)]
     all: bool,
-    /// A line that was run before.
+    /// A command line that counts as run already
     #[arg(long, value_name = "LINE")]
     ran: Vec<String>,
 }
 
-/// What became of the commands of all pages.
+/// Totals of the commands of all pages.
 #[derive(Default)]
-struct Tally {
+struct DocTestTotals {
     run: usize,
     checked: usize,
     left_out: Vec<String>,
     failed: Vec<String>,
 }
 
-/// Runs them; true if all ended well.
+/// Runs the commands; returns true if all succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let root = root.canonicalize().map_err(|why| format!("find the project: {why}"))?;
@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     })?;
     let bench = script::Bench::new(&root, &binary)?;
     let pages = if options.pages.is_empty() { all_pages(&root)? } else { options.pages.clone() };
-    let mut tally = Tally::default();
+    let mut tally = DocTestTotals::default();
     for path in pages {
         let text = std::fs::read_to_string(&path);
         let text = text.map_err(|why| format!("read {}: {why}", path.display()))?;
@@ -69,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(tally.failed.is_empty())
 }
 
-/// README and CONTRIBUTING, and then the book.
+/// README and CONTRIBUTING, followed by the pages of docs.
 fn all_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
     let book = root.join("docs");
     let entries = std::fs::read_dir(&book).map_err(|why| format!("read docs: {why}"))?;
@@ -85,19 +85,19 @@ fn try_page(
     options: &Options,
     name: &str,
     blocks: &[Block],
-    tally: &mut Tally,
+    tally: &mut DocTestTotals,
 ) -> Result<(), String> {
     let mut wanted = Vec::new();
     for block in blocks {
         let why = match &block.mark {
             None => None,
-            Some(Mark::Long(_)) if options.all => None,
-            Some(Mark::Needs(tools)) => {
+            Some(BlockMark::Long(_)) if options.all => None,
+            Some(BlockMark::Needs(tools)) => {
                 let missing: Vec<&str> =
                     tools.iter().map(String::as_str).filter(|tool| !is_there(tool)).collect();
                 (!missing.is_empty()).then(|| format!("no {}", missing.join(", no ")))
             }
-            Some(Mark::NotRun(why) | Mark::Long(why)) => Some(why.clone()),
+            Some(BlockMark::NotRun(why) | BlockMark::Long(why)) => Some(why.clone()),
         };
         match why {
             Some(why) => {
@@ -116,7 +116,7 @@ fn try_page(
     Ok(())
 }
 
-/// Whether a tool is on the path; `root` is a right and no tool.
+/// Whether a tool is in the path; `root` stands for root privileges.
 fn is_there(tool: &str) -> bool {
     let script = match tool {
         "root" => "[ \"$(id -u)\" = 0 ]".to_owned(),
@@ -125,7 +125,7 @@ fn is_there(tool: &str) -> bool {
     Command::new("bash").arg("-c").arg(script).status().is_ok_and(|status| status.success())
 }
 
-fn report(tally: &Tally) {
+fn report(tally: &DocTestTotals) {
     println!();
     for line in &tally.left_out {
         println!("docs: not run: {line}");
@@ -133,6 +133,6 @@ fn report(tally: &Tally) {
     for line in &tally.failed {
         println!("docs: FAILED: {line}");
     }
-    let Tally { run, checked, failed, .. } = tally;
+    let DocTestTotals { run, checked, failed, .. } = tally;
     println!("docs: {run} commands run, {checked} only checked, {} failed", failed.len());
 }

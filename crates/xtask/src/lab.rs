@@ -1,14 +1,15 @@
-//! Real kernels without hardware: Linux under QEMU's emulation, with our binary in its initramfs.
+//! `cargo xtask lab`: interoperability tests with real kernels, in QEMU guests without hardware
+//! acceleration.
 //!
 //! ```text
 //!   parts: kernel and modules · busybox, fio, nvme · static tenmil ──▶ archive ──▶ initramfs
 //!                                                                                    │
-//!   scenario: a script in the guest, devices, a limit ──▶ guest: QEMU, console ◀─────┘
-//!                                                           └──▶ checks ──▶ report
+//!   scenario: guest script, devices, time limit ──▶ guest: QEMU, console ◀───────────┘
+//!                                                      └──▶ checks ──▶ report
 //! ```
 //!
-//! Everything lies in `target/lab`; the console of each guest is kept there. A guest needs no
-//! network and no disk, and no right of its own on the machine that it runs on.
+//! All files are in `target/lab`, with the console log of each guest. A guest needs no network, no disk
+//! and no privileges on the host.
 
 mod archive;
 mod console;
@@ -16,24 +17,24 @@ mod guest;
 mod monitor;
 mod parts;
 mod scenario;
-mod tally;
+mod totals;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use console::{Check, Verdict};
-use guest::End;
-use parts::Parts;
+use console::{CheckResult, CheckStatus};
+use guest::VmExit;
+use parts::GuestImages;
 use scenario::{SCENARIOS, Scenario};
-use tally::{Tally, Trouble};
+use totals::{CheckTotals, ScenarioError};
 
-/// Where everything lies.
+/// Directory of all files.
 const ROOM: &str = "target/lab";
-/// How often a kernel is started that ends before the script begins. QEMU's emulation of several
-/// processors may lose one while it patches its own code, which says nothing of what is to be tried.
+/// Maximum number of boot attempts if a guest ends before its script begins. QEMU's multi-threaded
+/// emulation may lose a CPU while the kernel patches its own code, which is not what is tested.
 const BOOTS_MAX: u32 = 3;
 
-/// What to boot.
+/// Options of `cargo xtask lab`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask lab                 the short lab: some of one scenario of each kind
@@ -42,29 +43,29 @@ const BOOTS_MAX: u32 = 3;
   cargo xtask lab --short pcie    that one as the short lab has it
   cargo xtask lab --list          what there is")]
 pub(crate) struct Options {
-    /// Scenarios, by name; without any, the short lab.
+    /// Scenarios, by name; without any, the short run
     names: Vec<String>,
-    /// Every scenario.
+    /// Run all scenarios
     #[arg(long, conflicts_with = "names")]
     all: bool,
-    /// Those that are named as the short lab has them.
+    /// Run the short variant of the named scenarios
     #[arg(long, requires = "names")]
     short: bool,
-    /// Say which scenarios there are, and end.
+    /// List the scenarios and exit
     #[arg(long)]
     list: bool,
-    /// Give each so many times its limit, on a machine that others use as well.
+    /// Multiply the time limits, for a busy machine
     #[arg(long, value_name = "TIMES", default_value_t = 1)]
     patience: u64,
-    /// A tenmil that is there, instead of building one without shared libraries.
+    /// Use this program instead of building a static tenmil
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
-    /// The Debian suite that the kernel comes from, where a scenario does not name another.
+    /// Debian suite of the kernel, if a scenario names no other
     #[arg(long, default_value = "trixie")]
     suite: String,
 }
 
-/// Boots what was asked for, one guest after the other; true if every check passed.
+/// Runs the selected scenarios in turn; returns true if every check passed.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     if options.list {
         for scenario in &SCENARIOS {
@@ -82,10 +83,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     let room = Path::new(ROOM);
     std::fs::create_dir_all(room).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = room.canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
-    let mut parts = match Parts::gather(&room, &options.suite, options.binary.as_deref()) {
+    let mut parts = match GuestImages::gather(&room, &options.suite, options.binary.as_deref()) {
         Ok(parts) => parts,
-        Err(Trouble::Lacking(why)) => return Err(why),
-        Err(Trouble::Failed(why)) => {
+        Err(ScenarioError::Unavailable(why)) => return Err(why),
+        Err(ScenarioError::Failed(why)) => {
             println!("lab: {why}");
             return Ok(false);
         }
@@ -96,12 +97,12 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     tally.verdict()
 }
 
-/// Boots one scenario after the other, whatever becomes of those before it.
+/// Runs one scenario after the other, whatever the results of the earlier ones.
 fn each(
     chosen: &[Scenario],
-    boot: &mut dyn FnMut(&Scenario, &mut Tally) -> Result<(), Trouble>,
-) -> Tally {
-    let mut tally = Tally::default();
+    boot: &mut dyn FnMut(&Scenario, &mut CheckTotals) -> Result<(), ScenarioError>,
+) -> CheckTotals {
+    let mut tally = CheckTotals::default();
     for scenario in chosen {
         if let Err(trouble) = boot(scenario, &mut tally) {
             let check = trouble.check(scenario.name);
@@ -134,14 +135,14 @@ fn choose(options: &Options) -> Result<Vec<Scenario>, String> {
 
 fn boot(
     scenario: &Scenario,
-    parts: &mut Parts,
+    parts: &mut GuestImages,
     room: &Path,
-    whole: &mut Tally,
-) -> Result<(), Trouble> {
+    whole: &mut CheckTotals,
+) -> Result<(), ScenarioError> {
     println!("\nlab {}: {}", scenario.name, scenario.about);
     let image = parts.image(scenario)?;
     let begun = Instant::now();
-    let mut tally = Tally::default();
+    let mut tally = CheckTotals::default();
     let mut boots_left = BOOTS_MAX;
     let end = loop {
         boots_left -= 1;
@@ -149,15 +150,15 @@ fn boot(
             println!("  {check}");
             tally.count(check);
         });
-        if end != Ok(End::Early) || tally.has_any() || boots_left == 0 {
+        if end != Ok(VmExit::Crashed) || tally.has_any() || boots_left == 0 {
             break end;
         }
         println!("  note: the guest's kernel has not come up, and is started once more");
     };
-    // Whatever ended it, what was found before counts.
+    // Checks made before an error count, too.
     whole.add(tally);
     if let Some(why) = end?.complaint(scenario) {
-        let check = Check { verdict: Verdict::Failed, what: why };
+        let check = CheckResult { verdict: CheckStatus::Failed, what: why };
         println!("  {check}");
         whole.count(&check);
     }
@@ -182,9 +183,9 @@ mod tests {
             match begun {
                 1 => {
                     tally.passed += 2;
-                    Err(Trouble::Failed("tenmil is not ready".to_owned()))
+                    Err(ScenarioError::Failed("tenmil is not ready".to_owned()))
                 }
-                2 => Err(Trouble::Lacking("no mirror".to_owned())),
+                2 => Err(ScenarioError::Unavailable("no mirror".to_owned())),
                 3 => Err("no module".to_owned().into()),
                 _ => {
                     tally.passed += 1;
@@ -192,10 +193,11 @@ mod tests {
                 }
             }
         });
-        assert_eq!(tally, Tally { passed: 3, failed: 1, skipped: 2 });
+        assert_eq!(tally, CheckTotals { passed: 3, failed: 1, skipped: 2 });
         assert_eq!(tally.verdict(), Ok(false));
-        let nothing = each(chosen, &mut |_, _| Err(Trouble::Lacking("no mirror".to_owned())));
-        assert_eq!(nothing, Tally { skipped: 4, ..Tally::default() });
+        let nothing =
+            each(chosen, &mut |_, _| Err(ScenarioError::Unavailable("no mirror".to_owned())));
+        assert_eq!(nothing, CheckTotals { skipped: 4, ..CheckTotals::default() });
         assert!(nothing.verdict().is_err());
     }
 }

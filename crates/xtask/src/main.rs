@@ -1,6 +1,6 @@
-//! `cargo xtask`: work on this repository that is no part of tenmil.
+//! `cargo xtask`: development tasks that are not part of tenmil.
 //!
-//! Exit codes: 0 if all went well, 1 if a check did not pass, 2 if it could not be made.
+//! Exit codes: 0 success, 1 a check failed, 2 a check could not be run.
 
 #![forbid(unsafe_code)]
 #![expect(
@@ -18,19 +18,19 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Work on this repository that is no part of tenmil.
+/// Development tasks that are not part of tenmil.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", after_help = "Example: cargo xtask lab linux-host")]
 enum Task {
-    /// Boot Linux in QEMU and let its NVMe drivers and targets meet tenmil.
+    /// Test interoperability with Linux NVMe drivers and targets in QEMU guests.
     Lab(lab::Options),
-    /// Kill processes and cut the power of disks at their flushes, and look for data that were flushed.
+    /// Test crash consistency: kill processes and cut the power of disks at their flushes.
     Crash(crash::Options),
-    /// Build tenmil without link-time optimisation, with it and with a profile, and compare.
+    /// Build tenmil without link-time optimization, with it and with a profile, and compare the builds.
     Pgo(pgo::Options),
-    /// List what the crate `tenmil` offers in docs/api.txt, or compare.
+    /// Write the public API of the crate `tenmil` to docs/api.txt, or compare.
     Api(api::Options),
-    /// Run every command in the documents as it is written.
+    /// Run every command of the documentation.
     Docs(docs::Options),
 }
 

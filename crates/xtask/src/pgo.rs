@@ -1,8 +1,9 @@
-//! What ways to build are worth: without link-time optimisation, with it, and with it and a profile.
+//! `cargo xtask pgo`: compares build variants: without link-time optimization, with it, and with a
+//! profile.
 //!
 //! ```text
 //!   target/pgo/no-lto/tenmil ─┐
-//!   target/pgo/lto/tenmil ────┼─▶ tenmil evidence --builds target/pgo
+//!   target/pgo/lto/tenmil ────┼─▶ tenmil reproduce --builds target/pgo
 //!   target/pgo/pgo/tenmil ────┘
 //!       ▲ -Cprofile-use=…/merged ◀─ llvm-profdata ◀─ perf runs of a build with -Cprofile-generate
 //! ```
@@ -10,9 +11,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where programs and profiles lie.
+/// Directory of builds and profiles.
 const ROOM: &str = "target/pgo";
-/// The loads that a profile is taken of: the main job, depth 1, data that moves, and the block layer.
+/// Training workloads: the standard workload, depth 1, moved data, and the block layer.
 const TRAINING: [&str; 4] = [
     "emu:null?count=21 -t 3",
     "emu:null -q 1 -t 1",
@@ -20,43 +21,43 @@ const TRAINING: [&str; 4] = [
     "null: -t 1",
 ];
 
-/// What to build.
+/// Options of `cargo xtask pgo`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask pgo                 three builds of several minutes, then the comparison
   cargo xtask pgo --only-compare  the comparison alone, of what lies in target/pgo")]
 pub(crate) struct Options {
-    /// Compare what was built before.
+    /// Compare existing builds only
     #[arg(long)]
     only_compare: bool,
-    /// Compare for a shorter time.
+    /// Compare for a shorter time
     #[arg(long)]
     quick: bool,
 }
 
-/// One way to build.
-struct Way<'a> {
+/// Build variant.
+struct BuildVariant<'a> {
     name: &'static str,
     profile: &'static str,
-    /// Flags of the compiler beside those of the profile.
+    /// Compiler flags besides those of the profile.
     flags: &'a str,
 }
 
-/// Builds and compares; true, since a comparison has no way to fail.
+/// Builds and compares the variants. Returns true, because a comparison does not fail.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
     std::fs::create_dir_all(ROOM).map_err(|why| format!("make {ROOM}: {why}"))?;
     let room = Path::new(ROOM).canonicalize().map_err(|why| format!("find {ROOM}: {why}"))?;
     if !options.only_compare {
-        // Before an hour is spent.
+        // The tool is checked before the builds, which take long.
         let merger = profile_merger()?;
-        build(&room, &Way { name: "no-lto", profile: "release-no-lto", flags: "" })?;
-        build(&room, &Way { name: "lto", profile: "release", flags: "" })?;
+        build(&room, &BuildVariant { name: "no-lto", profile: "release-no-lto", flags: "" })?;
+        build(&room, &BuildVariant { name: "lto", profile: "release", flags: "" })?;
         let profile = take_profile(&room, &merger)?;
         let flags = format!("-Cprofile-use={profile}");
-        build(&room, &Way { name: "pgo", profile: "release", flags: &flags })?;
+        build(&room, &BuildVariant { name: "pgo", profile: "release", flags: &flags })?;
     }
     let mut compare = Command::new(room.join("lto/tenmil"));
-    compare.args(["evidence", "--only", "link-time-optimisation", "profile-guided", "--builds"]);
+    compare.args(["reproduce", "--only", "link-time-optimisation", "profile-guided", "--builds"]);
     compare.arg(&room).arg("--out").arg(room.join("evidence"));
     if options.quick {
         compare.arg("--quick");
@@ -65,8 +66,8 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Builds `tenmil` in one way and puts it into a directory of that name.
-fn build(room: &Path, way: &Way<'_>) -> Result<(), String> {
+/// Builds a variant of `tenmil` into the directory of its name.
+fn build(room: &Path, way: &BuildVariant<'_>) -> Result<(), String> {
     println!("pgo: building {}", way.name);
     let built = room.join("build").join(way.name);
     let mut cargo = Command::new("cargo");
@@ -81,13 +82,13 @@ fn build(room: &Path, way: &Way<'_>) -> Result<(), String> {
         .map_err(|why| format!("copy {}: {why}", from.display()))
 }
 
-/// Runs what a profile is taken of, and says where the profile lies.
+/// Runs the training workloads and returns the path of the merged profile.
 fn take_profile(room: &Path, merger: &Path) -> Result<String, String> {
     let raw = room.join("raw");
-    // What an earlier build has left would be of other code.
+    // Profiles of an earlier build do not match this code.
     let _ = std::fs::remove_dir_all(&raw);
     let flags = format!("-Cprofile-generate={}", raw.display());
-    build(room, &Way { name: "training", profile: "release", flags: &flags })?;
+    build(room, &BuildVariant { name: "training", profile: "release", flags: &flags })?;
     for words in TRAINING {
         println!("pgo: tenmil perf {words}");
         let mut perf = Command::new(room.join("training/tenmil"));
@@ -101,7 +102,7 @@ fn take_profile(room: &Path, merger: &Path) -> Result<String, String> {
     Ok(merged.display().to_string())
 }
 
-/// The tool that merges profiles, which comes with the compiler.
+/// The profile merge tool of the compiler's toolchain.
 fn profile_merger() -> Result<PathBuf, String> {
     let said = Command::new("rustc").args(["--print", "target-libdir"]).output();
     let said = said.map_err(|why| format!("run rustc: {why}"))?;
@@ -114,7 +115,7 @@ fn profile_merger() -> Result<PathBuf, String> {
     })
 }
 
-/// Runs a command, which has to end well.
+/// Runs a command, which has to succeed.
 fn done(what: &str, command: &mut Command) -> Result<(), String> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),

@@ -1,15 +1,15 @@
-//! A histogram that one thread fills and any thread reads.
+//! Histogram with one writer thread and many reader threads.
 
 use super::{BUCKETS, Histogram, VALUE_MAX, index_of};
-use crate::Count;
+use crate::Counter;
 
-/// A [`Histogram`] with one writer, which pays plain loads and stores, and any number of readers,
-/// which never hold it up.
+/// [`Histogram`] with one writer, which needs plain loads and stores only, and any number of
+/// readers, which never delay it.
 #[derive(Debug)]
 pub struct LiveHistogram {
-    counts: Box<[Count; BUCKETS]>,
-    sum: Count,
-    max: Count,
+    counts: Box<[Counter; BUCKETS]>,
+    sum: Counter,
+    max: Counter,
 }
 
 impl Default for LiveHistogram {
@@ -19,14 +19,14 @@ impl Default for LiveHistogram {
 }
 
 impl LiveHistogram {
-    /// An empty histogram. Allocates here and never again.
+    /// Creates an empty histogram. Allocates only here.
     pub fn new() -> Self {
-        let counts = Box::new(core::array::from_fn(|_| Count::default()));
-        Self { counts, sum: Count::default(), max: Count::default() }
+        let counts = Box::new(core::array::from_fn(|_| Counter::default()));
+        Self { counts, sum: Counter::default(), max: Counter::default() }
     }
 
-    /// Counts one value `count` times. To be called by one thread at a time: what two count at once
-    /// may be counted once.
+    /// Counts one value `count` times. One thread at a time may call it: of concurrent updates one
+    /// may be lost.
     #[inline]
     pub fn record_many(&self, value: u64, count: u64) {
         let value = value.min(VALUE_MAX);
@@ -37,8 +37,8 @@ impl LiveHistogram {
         }
     }
 
-    /// What has been counted. Exact once the writer rests; while it counts, a value may be in one
-    /// of the sums and not yet in another.
+    /// Copies the current counts. Exact while the writer is idle; otherwise a value may be in one
+    /// sum and not yet in another.
     pub fn snapshot(&self) -> Histogram {
         let mut copy = Histogram::new();
         for (count, live) in copy.counts.iter_mut().zip(self.counts.iter()) {
@@ -61,7 +61,7 @@ mod tests {
         let mut plain = Histogram::new();
         let mut random = Random::new(9);
         for _ in 0..1_000 {
-            let (value, count) = (random.draw() >> random.below(60), random.below(5));
+            let (value, count) = (random.next_u64() >> random.below(60), random.below(5));
             live.record_many(value, count);
             plain.record_many(value.min((1 << 40) - 1), count);
         }

@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
-use base::{Answers, Backend, Flags, Instant, Medium, Operation, Request, Segment};
-use dma::{Region, Regions};
-use host::Clock;
-use tenmil_block::store::{self, Change, OpenStore, Place};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
+};
+use tenmil_block::pool::{self, OpenPool, VolumeOp, VolumeRef};
 use tenmil_block::uri::Uri;
-use tenmil_block::{MediumError, Opened, Opener, Ram};
+use tenmil_block::{DeviceError, OpenedDevice, Opener, RamDevice};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::Clock;
 
 /// A block device, and reads for it.
 pub(crate) struct Reads {
-    backend: Box<dyn Backend>,
+    backend: Box<dyn IoChannel>,
     requests: Vec<Request>,
     memory: Region,
-    answers: Answers,
+    answers: CompletionBatch,
     now: Instant,
 }
 
@@ -23,13 +25,14 @@ const BLOCKS: u64 = 8192;
 const VOLUME_BLOCKS: u64 = 4096;
 
 impl Reads {
-    fn of(regions: &Regions, mut backend: Box<dyn Backend>, count: u64) -> Self {
+    fn of(regions: &RegionTable, mut backend: Box<dyn IoChannel>, count: u64) -> Self {
         let memory = regions.allocate(4096).expect("memory");
         // Far from each other, as random reads are.
         let read = |token: u64| request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS);
         (0..VOLUME_BLOCKS).for_each(|lba| write(&mut *backend, memory.segment(), lba));
         let room = usize::try_from(count).unwrap_or(0);
-        let (requests, answers) = ((0..count).map(read).collect(), Answers::with_capacity(room));
+        let (requests, answers) =
+            ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
         let mut reads = Self { backend, requests, memory, answers, now: Instant::default() };
         (0..8).for_each(|_| reads.turn());
         reads
@@ -49,48 +52,48 @@ impl Reads {
 }
 
 fn request(operation: Operation, token: u64, lba: u64) -> Request {
-    let (blocks, segment_count, flags) = (1, 1, Flags::NONE);
+    let (blocks, segment_count, flags) = (1, 1, RequestFlags::NONE);
     Request { token, lba, blocks, segment_count, operation, flags, ..Request::NOTHING }
 }
 
 /// Writes one block.
-fn write(backend: &mut dyn Backend, memory: Segment, lba: u64) {
+fn write(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
     let memory = Segment { len_bytes: 4096, ..memory };
     let request = request(Operation::Write, 0, lba);
-    let mut answers = Answers::with_capacity(1);
+    let mut answers = CompletionBatch::with_capacity(1);
     assert_eq!(backend.submit(Instant::default(), &[request], &[memory]), 1);
     backend.flush();
     while backend.poll(Instant::default(), &mut answers) == 0 {
-        host::thread::give_way();
+        tenmil_linux::thread::yield_now();
     }
     assert!(answers.as_slice()[0].outcome.is_success());
 }
 
-fn ram(regions: &Regions) -> Arc<dyn Medium> {
-    Arc::new(Ram::new(regions, 4096, BLOCKS).expect("memory"))
+fn ram(regions: &RegionTable) -> Arc<dyn BlockDevice> {
+    Arc::new(RamDevice::new(regions, 4096, BLOCKS).expect("memory"))
 }
 
 /// Memory as it is.
 pub(crate) fn bare(count: u64) -> Reads {
-    let regions = Regions::new(64);
+    let regions = RegionTable::new(64);
     let medium = ram(&regions);
     Reads::of(&regions, medium.channel().expect("a channel"), count)
 }
 
 /// A thick volume of a store in memory, all of it written.
 pub(crate) fn volume(count: u64) -> Reads {
-    let regions = Regions::new(64);
+    let regions = RegionTable::new(64);
     let medium = ram(&regions);
-    let kind = |_: &Opener<'_>, _: &Uri| -> Result<Opened, MediumError> {
-        Ok(Opened::fresh(Arc::clone(&medium), "the same memory"))
+    let kind = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, DeviceError> {
+        Ok(OpenedDevice::fresh(Arc::clone(&medium), "the same memory"))
     };
     let clock = Clock::kernel();
     let opener = Opener { regions: &regions, clock, seed: 1, more: &[("same", &kind)] };
     let device: Uri = "same:".parse().expect("a name");
-    store::create(&opener, &device, "bench", false).expect("room for a store");
-    let place = Place::on(&device);
-    let open = OpenStore::open(&opener, &place).expect("a store");
-    let change = Change::Create {
+    pool::create(&opener, &device, "bench", false).expect("room for a pool");
+    let place = VolumeRef::on(&device);
+    let open = OpenPool::open(&opener, &place).expect("a pool");
+    let change = VolumeOp::Create {
         name: "v".into(),
         blocks: VOLUME_BLOCKS,
         unit: 16,

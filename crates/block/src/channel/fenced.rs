@@ -1,22 +1,23 @@
-//! What a channel does about fences: it waits for those of others, and makes one when its own client
-//! has gone. See [`fence`](crate::fence).
+//! Fences of a channel: it waits for those of other channels, and creates one when its own client is
+//! lost. See [`fence`](crate::fence).
 
-use base::{Instant, Outcome, Request, Segment};
+use tenmil_base::{Instant, IoStatus, Request, Segment};
 
 use super::Channel;
-use super::slow::Verdict;
+use super::slow_path::AdmitDecision;
 use crate::fence::{WAIT_MAX, Waiting};
-use crate::lock::Touched;
+use crate::quiesce::RequestRanges;
 
 impl Channel {
-    /// Closes what this channel still writes to everyone, and gives up what has not begun.
+    /// Fences the blocks that this channel is still writing, and aborts requests that have not been
+    /// submitted.
     #[cold]
     pub(super) fn end_client(&mut self) {
-        self.give_up_waiting(Outcome::ABORTED);
+        self.give_up_waiting(IoStatus::ABORTED);
         self.set_fence();
     }
 
-    /// Opens the blocks again whose writes have been answered.
+    /// Reopens the blocks of writes that have completed.
     pub(super) fn move_fence(&mut self) {
         if self.fence.is_some() {
             self.set_fence();
@@ -30,15 +31,15 @@ impl Channel {
         }
     }
 
-    /// Whether a request has to wait for the end of a write that nobody waits for any more. A flush
-    /// does not: it is for what has been answered.
+    /// Whether a request has to wait for a fenced write. A flush does not wait: it covers completed
+    /// writes only.
     pub(super) fn is_fenced(&self, request: &Request) -> bool {
-        let touched = Touched::by(request);
-        touched[0] != Touched::EVERYTHING
+        let touched = RequestRanges::by(request);
+        touched[0] != RequestRanges::EVERYTHING
             && self.fences.iter().any(|fence| touched.iter().any(|it| it.overlaps(&fence.blocks)))
     }
 
-    /// Puts a request aside.
+    /// Queues a request until its blocks are open.
     pub(super) fn wait_for_fence(&mut self, now: Instant, request: &Request, table: &[Segment]) {
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
         let own = table.get(request.segment_first as usize..).and_then(|rest| rest.get(..count));
@@ -47,23 +48,25 @@ impl Channel {
         self.waiting.push(Waiting { request, segments, until: now.after(WAIT_MAX) });
     }
 
-    /// Submits what need not wait any more, and answers what has waited too long.
+    /// Submits waiting requests whose blocks are open, and completes those that have waited too long.
     #[cold]
     pub(super) fn go_on(&mut self, now: Instant) {
         let mut has_submitted = false;
         let waiting = core::mem::take(&mut self.waiting);
         for one in waiting {
             match self.verdict(&one.request) {
-                Verdict::Answer(outcome) => self.refuse(&one.request, outcome),
-                Verdict::Submit if self.submit_one_more(now, &one) => has_submitted = true,
-                Verdict::Submit | Verdict::Hold | Verdict::Wait if now < one.until => {
+                AdmitDecision::Answer(outcome) => self.refuse(&one.request, outcome),
+                AdmitDecision::Submit if self.submit_one_more(now, &one) => has_submitted = true,
+                AdmitDecision::Submit | AdmitDecision::Hold | AdmitDecision::Wait
+                    if now < one.until =>
+                {
                     self.waiting.push(one);
                 }
-                _ => self.refuse(&one.request, Outcome::INTERRUPTED),
+                _ => self.refuse(&one.request, IoStatus::INTERRUPTED),
             }
         }
         if has_submitted {
-            self.lanes.iter_mut().for_each(crate::context::Lane::flush);
+            self.lanes.iter_mut().for_each(crate::context::ContextRef::flush);
             self.settle();
         }
         self.set_slow();
@@ -78,16 +81,16 @@ impl Channel {
         self.submit_looked_at(now, lane, &[one.request], &one.segments) == 1
     }
 
-    /// Answers what waits.
-    pub(super) fn give_up_waiting(&mut self, outcome: Outcome) {
+    /// Completes all waiting requests with `outcome`.
+    pub(super) fn give_up_waiting(&mut self, outcome: IoStatus) {
         for one in core::mem::take(&mut self.waiting) {
             self.refuse(&one.request, outcome);
         }
         self.set_slow();
     }
 
-    /// Whether something that waited could be submitted now, if there is room for it.
+    /// Whether a waiting request could be submitted now, if there is a free tag.
     pub(super) fn may_go_on(&self) -> bool {
-        self.waiting.iter().any(|one| self.verdict(&one.request) == Verdict::Submit)
+        self.waiting.iter().any(|one| self.verdict(&one.request) == AdmitDecision::Submit)
     }
 }

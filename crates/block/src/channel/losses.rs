@@ -1,27 +1,27 @@
-//! Flushes of a channel, judged by what any channel of the device has been told.
+//! Reports write losses of a device to every channel, by failing one flush of each.
 //!
 //! ```text
 //!   device      one failed flush (Write Fault) ──> losses + 1
-//!   channel     flush: keeps the losses that its client has been told when it is submitted
-//!               answer: there are others now ──> Write Fault, and told = losses
+//!   channel     flush submitted: stores the losses reported to its client so far
+//!               flush completed: losses have increased ──> Write Fault, and told = losses
 //! ```
 //!
-//! A device may report lost writes with a single flush, to the client whose flush it was: a disk behind
-//! one queue, or a target whose kernel reports a failed writeback once. Clients of the other channels have
-//! unflushed writes there as well, so each of them fails a flush, too.
+//! A device may report lost writes with a single flush, to the client that sent it: a disk behind one
+//! queue, or a target whose kernel reports a failed writeback once. Clients of other channels have
+//! unflushed writes on the device as well, so a flush of each of them fails, too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::{Answer, Answers, Instant, Operation, Outcome, Request};
+use tenmil_base::{CompletionBatch, Instant, IoCompletion, IoStatus, Operation, Request};
 
 use super::Channel;
 
-/// How often writes of a device were lost, as far as flushes have told.
+/// Number of write losses of a device, as reported by its flushes.
 #[derive(Debug, Default)]
 pub(crate) struct Losses(AtomicU64);
 
-/// The status code and its type: without Command Retry Delay, More and Do Not Retry (NVM Express Base 2.1,
-/// figure 100).
+/// Mask for Status Code and Status Code Type, without Command Retry Delay, More and Do Not Retry (NVM
+/// Express Base 2.1, figure 100).
 const STATUS: u16 = 0x7ff;
 
 impl Losses {
@@ -29,39 +29,39 @@ impl Losses {
         self.0.load(Ordering::Acquire)
     }
 
-    /// A flush has failed whose client had been told of so many when it was submitted. If there are more
-    /// by now, it may have failed for those, and counts for nothing new.
+    /// Counts a failed flush, whose client knew of `told` losses when it was submitted. If there are more
+    /// by now, it may have failed because of those, and is not counted again.
     fn report(&self, told: u64) {
         let _ = self.0.compare_exchange(told, told + 1, Ordering::AcqRel, Ordering::Acquire);
     }
 }
 
 impl Channel {
-    /// Keeps with the flushes in `outgoing` what their client has been told.
+    /// Stores the losses known to the client with each flush in `outgoing`.
     pub(super) fn mark_flushes(&mut self) {
         let Self { outgoing, tags, told, .. } = self;
         let flushes = outgoing.iter().filter(|request| request.operation == Operation::Flush);
         flushes.for_each(|request| tags.set_told(request, *told));
     }
 
-    /// Of these, flushes have an answer to come.
+    /// Counts the flushes among accepted requests.
     pub(super) fn await_flushes(&mut self, taken: &[Request]) {
         let flushes = taken.iter().filter(|request| request.operation == Operation::Flush);
         self.flushes += flushes.count();
         self.set_slow();
     }
 
-    /// As [`poll`](base::Backend::poll), with a look at each answer.
+    /// [`poll`](tenmil_base::IoChannel::poll) with a check of each completion.
     #[cold]
-    pub(super) fn poll_carefully(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    pub(super) fn poll_carefully(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let depth = self.tags.in_flight();
         let mut found = 0;
         for lane in 0..self.lanes.len() {
             let start = answers.len();
             found += self.lanes[lane].poll(now, answers);
-            let given = answers.after_mut(start);
+            let given = answers.tail_mut(start);
             self.judge_flushes(given);
-            self.tags.give_back(now, given, self.block_shift, &self.port.meter);
+            self.tags.release_tags(now, given, self.block_shift, &self.port.meter);
         }
         if found > 0 {
             self.port.meter.polled(depth as u64);
@@ -74,19 +74,20 @@ impl Channel {
         found
     }
 
-    /// Fails the flushes among answers, whose tokens are tags, of whose client writes may be lost.
-    pub(super) fn judge_flushes(&mut self, answers: &mut [Answer]) {
+    /// Fails successful flushes whose client may have lost writes. The tokens of the completions are
+    /// tags.
+    pub(super) fn judge_flushes(&mut self, answers: &mut [IoCompletion]) {
         let Self { flushes, tags, told, grant, .. } = self;
         let losses = &grant.shared.losses;
         for answer in answers {
             let Some(then) = tags.told_of(answer) else { continue };
             *flushes -= 1;
-            if answer.outcome.0 & STATUS == Outcome::WRITE_FAULT.0 {
+            if answer.outcome.0 & STATUS == IoStatus::WRITE_FAULT.0 {
                 losses.report(then);
             } else if !answer.outcome.is_success() || losses.count() == then {
                 continue;
             } else {
-                answer.outcome = Outcome::WRITE_FAULT;
+                answer.outcome = IoStatus::WRITE_FAULT;
             }
             *told = losses.count();
         }

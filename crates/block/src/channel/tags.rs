@@ -1,85 +1,84 @@
-//! The requests of a channel: a table in which an index is a tag. It has room for as many as were ever
-//! in flight together, since most channels never have many.
+//! Tags of a channel: a request table whose index is the tag. It grows to the highest queue depth
+//! reached, since most channels never reach a high one.
 //!
 //! ```text
-//!   slots    | 0 | 1 | 2 | 3 | 4 | …        what each tag stands for; 32 bytes, two to a line
+//!   slots    | 0 | 1 | 2 | 3 | 4 | …        entry of each tag; 32 bytes, two per cache line
 //!   free     | 3 | 0 | 4 |                  a stack: the tags at its top were used last
 //! ```
 
 use core::ops::Range;
 
-use base::{Answer, Instant, Operation, Outcome, Request};
+use tenmil_base::{Instant, IoCompletion, IoStatus, Operation, Request};
 
 use super::WRITING;
-use crate::lock::Touched;
-use crate::statistics::Meter;
+use crate::io_stats::IoCounters;
+use crate::quiesce::RequestRanges;
 
 /// The tags of one channel.
 #[derive(Debug)]
 pub(super) struct Tags {
-    slots: Box<[Slot]>,
-    /// A place for each tag; those below `room` hold the free ones.
+    slots: Box<[TagEntry]>,
+    /// Stack of free tags, in the first `room` elements.
     free: Box<[u32]>,
     room: usize,
-    /// How many tags there may be.
+    /// Maximum number of tags.
     count_max: usize,
 }
 
-/// What a tag stands for while it is in flight.
+/// The request that a tag stands for.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-struct Slot {
+struct TagEntry {
     token: u64,
-    /// Of a flush, losses that its client had been told.
+    /// LBA; for a flush, the losses reported to its client before.
     lba: u64,
-    /// When it was submitted, in nanoseconds, and its kind below that: what two answers have in
-    /// common if they are of one run.
+    /// Time of submission in nanoseconds, above the kind of the request. Completions of one run have
+    /// equal marks.
     mark: u64,
     blocks: u32,
 }
 
-const _: () = assert!(size_of::<Slot>() == 32, "two to a line, and none across two");
+const _: () = assert!(size_of::<TagEntry>() == 32, "two to a line, and none across two");
 
-/// How many tags there are at first.
+/// Initial number of tags.
 const COUNT_MIN: usize = 8;
 
-/// Bits of a mark that hold the kind of a request. Those above hold a time that wraps after three
-/// days; differences stay right.
+/// Bits of a mark for the kind of a request. The bits above hold a time that wraps after three days;
+/// differences stay correct.
 const KIND_BITS: u32 = 16;
 const KIND_MASK: u64 = (1 << KIND_BITS) - 1;
 
-/// What the requests of a batch have in common, or do not.
+/// Properties of a batch, combined over its requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Traits {
-    /// All kinds, one upon the other: see [`kind_of`].
+pub(super) struct BatchTraits {
+    /// Bitwise or of all kinds: see [`kind_of`].
     pub(super) kinds: u16,
-    /// The end of the one that reaches furthest, unless the sum overflowed.
+    /// The highest end of a request, unless the sum overflowed.
     pub(super) end: u64,
-    /// All block numbers, one upon the other: if one is so large that the sum could overflow, it
-    /// shows.
+    /// Bitwise or of all LBAs: shows whether any is large enough for an overflow.
     pub(super) lbas: u64,
 }
 
-/// Answers in a row that were submitted together and are of one kind: only where a run ends is there
-/// anything to count.
+/// A run of consecutive completions that were submitted together and have the same kind. Statistics are
+/// updated once per run.
 #[derive(Clone, Copy)]
-struct Run {
+struct CompletionRun {
     mark: u64,
     count: usize,
     blocks: u64,
 }
 
-/// What it takes to count a run.
+/// Statistics of completed runs.
 #[derive(Clone, Copy)]
-struct Counting<'a> {
-    meter: &'a Meter,
-    /// The time now, as it is in a mark.
+struct RunCounter<'a> {
+    meter: &'a IoCounters,
+    /// The current time, in the format of a mark.
     stamp: u64,
     block_shift: u32,
 }
 
 impl Tags {
-    /// A few, and later up to `count_max`.
+    /// Creates an initial set of tags, which grows up to `count_max`.
     pub(super) fn new(count_max: u32) -> Self {
         let count_max = count_max as usize;
         let (slots, free) = (Box::default(), Box::default());
@@ -88,7 +87,7 @@ impl Tags {
         tags
     }
 
-    /// Makes more tags, so that so many are free, or as many as there may be.
+    /// Adds tags until `wanted` are free, or the maximum is reached.
     #[cold]
     pub(super) fn grow(&mut self, wanted: usize) {
         let before = self.slots.len();
@@ -97,9 +96,9 @@ impl Tags {
             return;
         }
         let mut slots = std::mem::take(&mut self.slots).into_vec();
-        slots.resize(after, Slot::default());
+        slots.resize(after, TagEntry::default());
         self.slots = slots.into();
-        // Those that were used last stay at the top.
+        // Recently used tags stay at the top of the stack.
         let used = self.free[..self.room].iter().copied();
         let mut free: Vec<u32> = (before..after).rev().map(number_of).chain(used).collect();
         self.room = free.len();
@@ -107,40 +106,40 @@ impl Tags {
         self.free = free.into();
     }
 
-    /// Whether there may be more than there are.
+    /// Whether more tags can be added.
     #[inline]
     pub(super) fn may_grow(&self) -> bool {
         self.slots.len() < self.count_max
     }
 
-    /// How many are free.
+    /// Number of free tags.
     #[inline]
     pub(super) fn room(&self) -> usize {
         self.room
     }
 
-    /// How many are not.
+    /// Number of tags in use.
     #[inline]
     pub(super) fn in_flight(&self) -> usize {
         self.slots.len() - self.room
     }
 
-    /// Gives the requests tags, the topmost of the stack, and puts them into `outgoing` with these as
-    /// their tokens. The tags stay free until they are [taken](Self::take). The caller has looked at
+    /// Assigns the topmost tags of the stack to requests, and puts them into `outgoing` with the tags as
+    /// tokens. The tags stay free until they are [taken](Self::take). The caller has checked
     /// [`room`](Self::room).
     ///
-    /// Not inlined: with its loop for itself, more of what the loop needs fits into registers.
+    /// Not inlined: in a function of its own, more of the loop's state stays in registers.
     #[inline(never)]
-    pub(super) fn lend(
+    pub(super) fn assign_tags(
         &mut self,
         now: Instant,
         requests: &[Request],
         outgoing: &mut Vec<Request>,
-    ) -> Traits {
+    ) -> BatchTraits {
         let Self { slots, free, room, .. } = self;
         let tags = &free[*room - requests.len()..*room];
         let stamp = now.ns << KIND_BITS;
-        let Traits { mut kinds, mut end, mut lbas } = Traits::default();
+        let BatchTraits { mut kinds, mut end, mut lbas } = BatchTraits::default();
         outgoing.clear();
         outgoing.extend(requests.iter().zip(tags).map(|(request, tag)| {
             let Request { token, lba, blocks, .. } = *request;
@@ -148,64 +147,65 @@ impl Tags {
             kinds |= kind;
             lbas |= lba;
             end = end.max(lba.wrapping_add(u64::from(blocks)));
-            slots[*tag as usize] = Slot { token, lba, mark: stamp | u64::from(kind), blocks };
-            // As a whole and not by fields: three loads and stores, and none for a byte.
+            slots[*tag as usize] = TagEntry { token, lba, mark: stamp | u64::from(kind), blocks };
+            // Copied as a whole rather than by fields: three loads and stores, none of them for a single
+            // byte.
             let mut sent = *request;
             sent.token = u64::from(*tag);
             sent
         }));
-        Traits { kinds, end, lbas }
+        BatchTraits { kinds, end, lbas }
     }
 
-    /// [`lend`](Self::lend) for a request that comes alone: no loop to set up.
+    /// [`assign_tags`](Self::assign_tags) for a single request, without a loop.
     #[inline]
     pub(super) fn lend_one(&mut self, now: Instant, request: &Request) -> Request {
         let tag = self.free[self.room - 1];
         let Request { token, lba, blocks, .. } = *request;
         let mark = now.ns << KIND_BITS | u64::from(kind_of(request));
-        self.slots[tag as usize] = Slot { token, lba, mark, blocks };
-        // As a whole, as in `lend`.
+        self.slots[tag as usize] = TagEntry { token, lba, mark, blocks };
+        // Copied as a whole, as in `assign_tags`.
         let mut sent = *request;
         sent.token = u64::from(tag);
         sent
     }
 
-    /// The tag that was [lent](Self::lend_one) to one request is in flight now.
+    /// Marks the tag from [`lend_one`](Self::lend_one) as in use.
     #[inline]
     pub(super) fn take_one(&mut self) {
         self.room -= 1;
     }
 
-    /// Of `lent` tags the first `taken` are in flight now.
+    /// Marks the first `taken` of `lent` assigned tags as in use.
     #[inline]
     pub(super) fn take(&mut self, lent: usize, taken: usize) {
-        // Those that were not taken move down, for which there is no need if all were.
+        // Unused tags move down. If all are used, there is nothing to move.
         if taken < lent {
             self.free.copy_within(self.room - lent + taken..self.room, self.room - lent);
         }
         self.room -= taken;
     }
 
-    /// Puts the tokens of their requests into answers, and gives the tags back. Counts what has
-    /// ended.
+    /// Restores the original tokens of completions, frees their tags, and updates the statistics.
     #[inline(never)]
-    pub(super) fn give_back(
+    pub(super) fn release_tags(
         &mut self,
         now: Instant,
-        answers: &mut [Answer],
+        answers: &mut [IoCompletion],
         block_shift: u32,
-        meter: &Meter,
+        meter: &IoCounters,
     ) {
         let Self { slots, free, room, .. } = self;
-        let counting = Counting { meter, stamp: now.ns << KIND_BITS, block_shift };
+        let counting = RunCounter { meter, stamp: now.ns << KIND_BITS, block_shift };
         let (first, count) = (*room, answers.len());
         assert!(count <= slots.len() - first, "a backend answered a request twice");
         let mut places = &mut free[first..first + count];
         *room += count;
         let mut answers = answers;
         while let Some(answer) = answers.first() {
+            // One pass of this loop handles one run: completions with equal marks.
             let mark = slots[tag_of(answer)].mark;
-            let mut run = Run { mark, blocks: 0, count: 0 };
+            let mut run = CompletionRun { mark, blocks: 0, count: 0 };
             let mut outcomes = 0;
             for (answer, place) in answers.iter_mut().zip(places.iter_mut()) {
                 let tag = tag_of(answer);
@@ -230,22 +230,26 @@ impl Tags {
         }
     }
 
-    /// [`give_back`](Self::give_back) for an answer that comes alone.
+    /// [`release_tags`](Self::release_tags) for a single completion.
     #[inline(always)]
     pub(super) fn give_back_one(
         &mut self,
         now: Instant,
-        answer: &mut Answer,
+        answer: &mut IoCompletion,
         block_shift: u32,
-        meter: &Meter,
+        meter: &IoCounters,
     ) {
         let Self { slots, free, room, .. } = self;
         let tag = tag_of(answer);
         let slot = &slots[tag];
         answer.token = slot.token;
-        let counting = Counting { meter, stamp: now.ns << KIND_BITS, block_shift };
+        let counting = RunCounter { meter, stamp: now.ns << KIND_BITS, block_shift };
         if answer.outcome.is_success() {
-            counting.count(Run { mark: slot.mark, count: 1, blocks: u64::from(slot.blocks) });
+            counting.count(CompletionRun {
+                mark: slot.mark,
+                count: 1,
+                blocks: u64::from(slot.blocks),
+            });
         } else {
             meter.failed(operation_of(slot.mark));
         }
@@ -254,44 +258,47 @@ impl Tags {
         *room += 1;
     }
 
-    /// Keeps how many losses the client of a flush that was [lent](Self::lend) a tag has been told.
+    /// Stores the losses reported to the client of a flush with an [assigned](Self::assign_tags) tag.
     pub(super) fn set_told(&mut self, sent: &Request, told: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "a tag")]
         let tag = sent.token as u32 as usize;
         self.slots[tag].lba = told;
     }
 
-    /// What was kept so, if an answer that came with a tag is to a flush.
-    pub(super) fn told_of(&self, answer: &Answer) -> Option<u64> {
+    /// The losses stored for a flush; `None` if the completion is not of a flush.
+    pub(super) fn told_of(&self, answer: &IoCompletion) -> Option<u64> {
         let slot = &self.slots[tag_of(answer)];
         (operation_of(slot.mark) == Operation::Flush as usize).then_some(slot.lba)
     }
 
-    /// What the requests in flight touch.
-    pub(super) fn touched(&self) -> impl Iterator<Item = Touched> + '_ {
+    /// The block ranges accessed by requests in flight.
+    pub(super) fn touched(&self) -> impl Iterator<Item = RequestRanges> + '_ {
         let slots = self.flying().into_iter().map(|tag| &self.slots[tag as usize]);
-        slots.map(Slot::touched)
+        slots.map(TagEntry::touched)
     }
 
-    /// The blocks that requests in flight write: neither the sources of copies, nor what a flush is for.
+    /// The blocks written by requests in flight, without the sources of copies and without flushes.
     pub(super) fn written(&self) -> Vec<Range<u64>> {
         let slots = self.flying().into_iter().map(|tag| &self.slots[tag as usize]);
         let writes = slots.filter(|slot| WRITING.bits() >> operation_of(slot.mark) & 1 != 0);
         writes.map(|slot| slot.lba..slot.lba.saturating_add(slot.blocks.into())).collect()
     }
 
-    /// Ends everything in flight: the answers to that, and the operations they were.
-    pub(super) fn abandon(&mut self, outcome: Outcome) -> impl Iterator<Item = (Answer, usize)> {
+    /// Completes everything in flight with `outcome`. Returns the completions and their operations.
+    pub(super) fn abandon(
+        &mut self,
+        outcome: IoStatus,
+    ) -> impl Iterator<Item = (IoCompletion, usize)> {
         let flying = self.flying();
         self.free[self.room..].copy_from_slice(&flying);
         self.room = self.free.len();
         flying.into_iter().map(move |tag| {
             let slot = &self.slots[tag as usize];
-            (Answer { token: slot.token, outcome, result: 0 }, operation_of(slot.mark))
+            (IoCompletion { token: slot.token, outcome, result: 0 }, operation_of(slot.mark))
         })
     }
 
-    /// The tags in flight. Not on the way of an I/O.
+    /// The tags in use. Not on the I/O path.
     fn flying(&self) -> Vec<u32> {
         let mut is_free = vec![false; self.slots.len()];
         self.free[..self.room].iter().for_each(|tag| is_free[*tag as usize] = true);
@@ -299,8 +306,8 @@ impl Tags {
     }
 }
 
-impl Traits {
-    /// Those of a request that comes alone.
+impl BatchTraits {
+    /// The properties of a single request.
     #[inline]
     pub(super) fn of(request: &Request) -> Self {
         let Request { lba, blocks, .. } = *request;
@@ -309,23 +316,29 @@ impl Traits {
     }
 }
 
-impl Slot {
-    fn touched(&self) -> Touched {
+impl TagEntry {
+    fn touched(&self) -> RequestRanges {
         let Self { lba, blocks, .. } = *self;
         let operation = operation_of(self.mark);
-        // Where the source of a copy lies is not kept: it is taken to be anywhere.
+        // The source of a copy is not stored: it counts as every block.
         if operation == Operation::Flush as usize || operation == Operation::Copy as usize {
-            Touched::EVERYTHING
+            RequestRanges::EVERYTHING
         } else {
-            Touched { first: lba, blocks: u64::from(blocks) }
+            RequestRanges { first: lba, blocks: u64::from(blocks) }
         }
     }
 }
 
-impl Counting<'_> {
-    /// What is left of a run without the answers that are bad, which are counted as such.
+impl RunCounter<'_> {
+    /// Counts the failed completions of a run, and returns the run without them.
     #[cold]
-    fn without_failed(self, mut run: Run, answers: &[Answer], tags: &[u32], slots: &[Slot]) -> Run {
+    fn without_failed(
+        self,
+        mut run: CompletionRun,
+        answers: &[IoCompletion],
+        tags: &[u32],
+        slots: &[TagEntry],
+    ) -> CompletionRun {
         for (answer, tag) in answers.iter().zip(tags) {
             if !answer.outcome.is_success() {
                 self.meter.failed(operation_of(run.mark));
@@ -338,30 +351,30 @@ impl Counting<'_> {
 
     /// Counts a run.
     #[inline]
-    fn count(self, Run { mark, count, blocks }: Run) {
+    fn count(self, CompletionRun { mark, count, blocks }: CompletionRun) {
         let took = self.stamp.wrapping_sub(mark & !KIND_MASK);
-        // Two turns may have read their clocks in the wrong order.
+        // Clock readings of two iterations may be out of order.
         let took_ns = if took >> 63 == 0 { took >> KIND_BITS } else { 0 };
         let bytes = blocks << self.block_shift;
         self.meter.succeeded(operation_of(mark), count as u64, bytes, took_ns);
     }
 }
 
-/// The tag that an answer came with.
+/// The tag of a completion.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a tag")]
-fn tag_of(answer: &Answer) -> usize {
+fn tag_of(answer: &IoCompletion) -> usize {
     answer.token as u32 as usize
 }
 
-/// The number of a tag, which indexes a table.
+/// A table index as a tag.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a tag")]
 fn number_of(tag: usize) -> u32 {
     tag as u32
 }
 
-/// The operation of a request, and its flags above.
+/// The operation of a request, with its flags in the upper byte.
 #[inline]
 fn kind_of(request: &Request) -> u16 {
     u16::from(request.operation as u8) | u16::from(request.flags.0) << 8
@@ -377,7 +390,7 @@ fn operation_of(mark: u64) -> usize {
 mod tests {
     use std::collections::BTreeSet;
 
-    use base::{Instant, Outcome, Request};
+    use tenmil_base::{Instant, IoStatus, Request};
 
     use super::{COUNT_MIN, Tags};
 
@@ -399,7 +412,7 @@ mod tests {
         tags.grow(1);
         assert_eq!(tags.room(), 0, "there are no more");
         let mut tokens: Vec<u64> =
-            tags.abandon(Outcome::ABORTED).map(|(answer, _)| answer.token).collect();
+            tags.abandon(IoStatus::ABORTED).map(|(answer, _)| answer.token).collect();
         tokens.sort_unstable();
         assert!(tokens.into_iter().eq(0..100));
         assert_eq!((tags.room(), tags.in_flight()), (100, 0));

@@ -1,4 +1,4 @@
-//! What channels promise, over a medium that answers late and out of order.
+//! Guarantees of channels, over a device that completes late and out of order.
 
 mod fences;
 pub(crate) mod late;
@@ -9,42 +9,42 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use base::{
-    Answer, Answers, Backend, Flags, Instant, Medium, Operation, Outcome, Random, Request, Span,
-    WakeSource,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Operation, Random,
+    Request, RequestFlags, Span, WakeSource,
 };
-use host::Clock;
-use host::watch::{Interest, Watch};
+use tenmil_linux::Clock;
+use tenmil_linux::poll_set::{Interest, PollSet};
 
 use self::late::{BLOCKS, Late, Log, request, result_of};
-use crate::{Claim, Descriptor, Device, DeviceOptions, Mode, PER_CHANNEL, QueueMap, Statistics};
+use crate::{Bdev, BdevDescriptor, BdevOptions, Claim, IoStats, Mode, PER_CHANNEL, QueueMap};
 
-/// A device over a late medium, and what that remembers.
-pub(crate) fn device(depth: u32, change: impl FnOnce(&mut DeviceOptions)) -> (Device, Arc<Log>) {
+/// A device over a [`Late`] medium, and the log of the medium.
+pub(crate) fn device(depth: u32, change: impl FnOnce(&mut BdevOptions)) -> (Bdev, Arc<Log>) {
     let medium = Late::with_depth(depth);
     let log = Arc::clone(&medium.log);
-    let mut options = DeviceOptions::new(Clock::kernel(), 1);
+    let mut options = BdevOptions::new(Clock::kernel(), 1);
     change(&mut options);
-    (Device::new("late0", Arc::new(medium), options).unwrap(), log)
+    (Bdev::new("late0", Arc::new(medium), options).unwrap(), log)
 }
 
-fn mapped(depth: u32, map: QueueMap, channels_max: u32) -> (Device, Arc<Log>) {
+fn mapped(depth: u32, map: QueueMap, channels_max: u32) -> (Bdev, Arc<Log>) {
     device(depth, |options| (options.map, options.channels_max) = (map, channels_max))
 }
 
-fn open(device: &Device) -> Descriptor {
+fn open(device: &Bdev) -> BdevDescriptor {
     device.open(Claim::Exclusive, "test").unwrap()
 }
 
-/// A channel and what it waits for.
+/// A channel and its requests in flight.
 struct User {
-    channel: Box<dyn Backend>,
+    channel: Box<dyn IoChannel>,
     waiting: BTreeMap<u64, Request>,
     answered: u64,
 }
 
 impl User {
-    fn of(descriptor: &Descriptor) -> Self {
+    fn of(descriptor: &BdevDescriptor) -> Self {
         let channel = descriptor.channel().unwrap();
         Self { channel, waiting: BTreeMap::new(), answered: 0 }
     }
@@ -55,12 +55,12 @@ impl User {
         taken
     }
 
-    /// Polls, and holds every answer against its request.
-    fn poll(&mut self, now: Instant, room: usize) -> Vec<Answer> {
-        let mut answers = Answers::with_capacity(room);
+    /// Polls, and checks every completion against its request.
+    fn poll(&mut self, now: Instant, room: usize) -> Vec<IoCompletion> {
+        let mut answers = CompletionBatch::with_capacity(room);
         self.channel.flush();
         assert_eq!(self.channel.poll(now, &mut answers), answers.as_slice().len());
-        let answers: Vec<Answer> = answers.drain().collect();
+        let answers: Vec<IoCompletion> = answers.drain().collect();
         for answer in &answers {
             let request = self.waiting.remove(&answer.token);
             let request =
@@ -82,7 +82,7 @@ fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
         (QueueMap::of(2), Mode::Mq),
         (QueueMap { default: 2, read: 1, poll: 3 }, Mode::Mq),
         (QueueMap { default: 1, read: 5, poll: 1 }, Mode::Mq),
-        (QueueMap::of(1), Mode::Single),
+        (QueueMap::of(1), Mode::SingleQueue),
     ];
     for (seed, (map, mode)) in (0..60).zip(maps.iter().cycle()) {
         let mut random = Random::new(seed);
@@ -97,7 +97,7 @@ fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
             let now = Instant { ns: turn * 1_000 };
             let index = usize::try_from(random.below(5)).unwrap();
             if random.chance(1, 60) {
-                // One leaves with all it has in flight, and another takes its place.
+                // A channel is dropped with its requests in flight, and another one replaces it.
                 users.remove(index);
                 users.insert(index, User::of(&descriptor));
             }
@@ -106,7 +106,8 @@ fn no_answer_is_lost_doubled_or_given_to_another_whatever_the_order_of_turns() {
                 .map(|_| {
                     token += 1;
                     let operation = Operation::ALL[usize::try_from(random.below(2)).unwrap()];
-                    let flags = if random.chance(1, 4) { Flags::POLLED } else { Flags::NONE };
+                    let flags =
+                        if random.chance(1, 4) { RequestFlags::POLLED } else { RequestFlags::NONE };
                     Request { flags, ..request(operation, token, random.below(BLOCKS)) }
                 })
                 .collect();
@@ -132,7 +133,7 @@ fn with_one_tag_for_all_every_channel_has_its_turn() {
     let mut users: Vec<User> = (0..3).map(|_| User::of(&descriptor)).collect();
     for turn in 0..600 {
         let now = Instant { ns: turn };
-        // Each wants more than there is, always, and the first one asks most often.
+        // Each channel always has more requests than the depth, and the first one submits most often.
         for index in [0, 0, 1, 0, 0, 2] {
             let wanted = [request(Operation::Write, turn * 10, 1), request(Operation::Read, 5, 2)];
             if users[index].waiting.is_empty() {
@@ -142,7 +143,7 @@ fn with_one_tag_for_all_every_channel_has_its_turn() {
         }
     }
     let answered: Vec<u64> = users.iter().map(|user| user.answered).collect();
-    // Those who ask once a round are served at least every other time.
+    // Channels that submit once a round are served at least every other time.
     assert!(answered.iter().all(|answered| *answered > 300), "{answered:?}");
 }
 
@@ -163,9 +164,9 @@ fn one_who_waits_for_room_and_goes_away_does_not_hold_the_others_up() {
 }
 
 /// Whether a thread that sleeps on this channel would wake.
-pub(crate) fn is_woken(channel: &dyn Backend) -> bool {
+pub(crate) fn is_woken(channel: &dyn IoChannel) -> bool {
     let WakeSource::Descriptor(descriptor) = channel.wake_source() else { return false };
-    let watch = Watch::new().unwrap();
+    let watch = PollSet::new().unwrap();
     watch.add(descriptor, 0, Interest { readable: true, writable: false }).unwrap();
     let mut found = Vec::new();
     watch.wait(Some(Span::default()), &mut found).unwrap();
@@ -236,8 +237,10 @@ fn each_type_of_request_goes_to_the_context_of_its_type() {
     let (device, log) = mapped(8, QueueMap { default: 1, read: 1, poll: 1 }, 1);
     let descriptor = open(&device);
     let mut user = User::of(&descriptor);
-    let polled =
-        Request { flags: Flags::POLLED.and(Flags::FUA), ..request(Operation::Write, 3, 3) };
+    let polled = Request {
+        flags: RequestFlags::POLLED.and(RequestFlags::FUA),
+        ..request(Operation::Write, 3, 3)
+    };
     let requests = [
         request(Operation::Write, 0, 0),
         request(Operation::Read, 1, 1),
@@ -246,7 +249,7 @@ fn each_type_of_request_goes_to_the_context_of_its_type() {
         request(Operation::Read, 4, 4),
     ];
     assert_eq!(user.submit(Instant::default(), &requests), 5);
-    let mut sent: Vec<(u64, u32, Flags)> = log
+    let mut sent: Vec<(u64, u32, RequestFlags)> = log
         .in_flight
         .lock()
         .unwrap()
@@ -254,14 +257,17 @@ fn each_type_of_request_goes_to_the_context_of_its_type() {
         .map(|(context, request)| (request.lba, *context, request.flags))
         .collect();
     sent.sort_by_key(|(lba, ..)| *lba);
-    let none = Flags::NONE;
-    assert_eq!(sent, [(0, 0, none), (1, 1, none), (2, 0, none), (3, 2, Flags::FUA), (4, 1, none)]);
+    let none = RequestFlags::NONE;
+    assert_eq!(
+        sent,
+        [(0, 0, none), (1, 1, none), (2, 0, none), (3, 2, RequestFlags::FUA), (4, 1, none)]
+    );
     assert!(user.channel.arm(), "what is polled for keeps its thread awake");
 }
 
 #[test]
 fn who_may_only_read_is_refused_all_that_changes_blocks() {
-    for mode in [Mode::Mq, Mode::Single, Mode::Bypass] {
+    for mode in [Mode::Mq, Mode::SingleQueue, Mode::Bypass] {
         let (device, log) = device(8, |options| options.mode = mode);
         let reader = device.open(Claim::ReadShared, "reader").unwrap();
         let mut channel = reader.channel().unwrap();
@@ -274,9 +280,9 @@ fn who_may_only_read_is_refused_all_that_changes_blocks() {
             assert_eq!(may, reads, "{operation:?}");
             let taken = channel.submit(Instant::default(), &[request(operation, 5, 1)], &[]);
             assert_eq!(taken, 1);
-            let mut answers = Answers::with_capacity(1);
+            let mut answers = CompletionBatch::with_capacity(1);
             while channel.poll(Instant::default(), &mut answers) == 0 {}
-            let expected = if reads { Outcome::SUCCESS } else { Outcome::WRITE_PROTECTED };
+            let expected = if reads { IoStatus::SUCCESS } else { IoStatus::WRITE_PROTECTED };
             assert_eq!(answers.as_slice()[0].outcome, expected, "{operation:?}");
             assert_eq!(answers.as_slice()[0].token, 5);
         }
@@ -302,17 +308,17 @@ fn what_is_past_the_end_or_not_supported_never_goes_down() {
     let all: Vec<Request> = bad.iter().copied().chain([good, flush]).collect();
     assert_eq!(channel.submit(Instant::default(), &all, &[]), all.len());
     assert_eq!(channel.wake_at(), Instant::default(), "answers lie ready");
-    let mut answers = Answers::with_capacity(8);
+    let mut answers = CompletionBatch::with_capacity(8);
     assert_eq!(channel.poll(Instant::default(), &mut answers), bad.len());
     for (answer, request) in answers.drain().zip(&bad) {
-        assert_eq!((answer.token, answer.outcome), (request.token, Outcome::LBA_OUT_OF_RANGE));
+        assert_eq!((answer.token, answer.outcome), (request.token, IoStatus::LBA_OUT_OF_RANGE));
     }
     assert_eq!(log.in_flight.lock().unwrap().len(), 2);
     device.resized(BLOCKS - 1);
     let taken = channel.submit(Instant::default(), &[Request { token: 7, ..good }], &[]);
     assert_eq!((taken, channel.limits().block_count), (1, BLOCKS - 1));
     assert_eq!(channel.poll(Instant::default(), &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].outcome, Outcome::LBA_OUT_OF_RANGE);
+    assert_eq!(answers.as_slice()[0].outcome, IoStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]
@@ -322,7 +328,7 @@ fn what_may_go_down_goes_together_and_in_its_order_whatever_it_is() {
     let operations = [Operation::Write, Operation::Flush, Operation::Deallocate, Operation::Copy];
     let mut requests: Vec<Request> =
         (0..).zip(operations).map(|(token, of)| request(of, token, token)).collect();
-    // Past the end: answered here, and it holds nobody up.
+    // Past the end: completed here, without delaying others.
     requests.push(request(Operation::WriteZeroes, 4, BLOCKS));
     requests.extend((5..7).map(|token| request(Operation::Verify, token, token)));
     assert_eq!(user.channel.submit(Instant::default(), &requests, &[]), 7);
@@ -335,7 +341,7 @@ fn what_may_go_down_goes_together_and_in_its_order_whatever_it_is() {
 fn what_is_behind_one_that_waits_for_a_hold_waits_with_it() {
     let (device, log) = mapped(32, QueueMap::of(PER_CHANNEL), 1);
     let mut user = User::of(&open(&device));
-    let hold = device.hold(10..11, None);
+    let hold = device.begin_quiesce(10..11, None);
     let requests = [1, 2, 10, 3].map(|lba| request(Operation::Deallocate, lba, lba));
     assert_eq!(user.submit(Instant::default(), &requests), 2);
     assert_eq!(*log.batches.lock().unwrap(), [2], "and the two before it went together");
@@ -348,7 +354,7 @@ fn one_request_alone_is_refused_held_and_counted_as_one_in_a_batch_is() {
     let (device, log) = mapped(2, QueueMap { default: 1, read: 1, poll: 1 }, 1);
     let mut user = User::of(&open(&device));
     let now = Instant { ns: 5 };
-    let polled = Request { flags: Flags::POLLED, ..request(Operation::Read, 1, 1) };
+    let polled = Request { flags: RequestFlags::POLLED, ..request(Operation::Read, 1, 1) };
     assert_eq!(user.submit(now, &[polled]), 1);
     assert_eq!(user.submit(now, &[request(Operation::Write, 2, 9)]), 1);
     assert_eq!(user.submit(now, &[request(Operation::Read, 3, 3)]), 0, "there is no tag left");
@@ -357,14 +363,14 @@ fn one_request_alone_is_refused_held_and_counted_as_one_in_a_batch_is() {
     while !user.waiting.is_empty() {
         user.poll(Instant { ns: 105 }, 1);
     }
-    let hold = device.hold(7..8, None);
+    let hold = device.begin_quiesce(7..8, None);
     assert_eq!(user.submit(now, &[request(Operation::Read, 4, 7)]), 0);
     drop(hold);
     let past_the_end = request(Operation::Read, 5, BLOCKS);
     assert_eq!(user.channel.submit(now, &[past_the_end], &[]), 1);
-    let mut answers = Answers::with_capacity(4);
+    let mut answers = CompletionBatch::with_capacity(4);
     assert_eq!(user.channel.poll(now, &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].outcome, Outcome::LBA_OUT_OF_RANGE);
+    assert_eq!(answers.as_slice()[0].outcome, IoStatus::LBA_OUT_OF_RANGE);
     let counted = device.statistics();
     let reads = counted.of(Operation::Read);
     assert_eq!((reads.count, reads.bytes, reads.errors), (1, 512, 1));
@@ -412,7 +418,7 @@ fn counts_are_exact_whoever_has_closed() {
             }
             let counted = device.statistics();
             check(&counted, &expected, round);
-            let mut sum = Statistics::default();
+            let mut sum = IoStats::default();
             device.channel_statistics().iter().for_each(|(_, _, of)| sum.merge(of));
             assert!(
                 sum.of(Operation::Read).count < counted.of(Operation::Read).count || round == 0
@@ -423,7 +429,7 @@ fn counts_are_exact_whoever_has_closed() {
     }
 }
 
-fn check(counted: &Statistics, expected: &BTreeMap<Operation, (u64, u64, u64)>, round: u64) {
+fn check(counted: &IoStats, expected: &BTreeMap<Operation, (u64, u64, u64)>, round: u64) {
     for (operation, of) in expected {
         let done = counted.of(*operation);
         assert_eq!((done.count, done.bytes, done.errors), *of, "{operation:?} in round {round}");

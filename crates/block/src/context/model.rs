@@ -1,7 +1,7 @@
-//! A shared context under a model checker, in every order that the memory model allows.
+//! Model check of a shared context, with every ordering that the memory model permits.
 //!
-//! The two files are the very ones that are shipped; only the words of `sync` mean the checker's
-//! types here. A member that sleeps for what never comes is a deadlock, which the checker reports.
+//! The files are those of the product; only the types of `sync` are the checker's. A member that sleeps
+//! forever is a deadlock, which the checker reports.
 
 #![allow(clippy::duplicate_mod, reason = "that is the point of it")]
 
@@ -15,36 +15,36 @@ use std::collections::VecDeque;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use base::{
-    Answer, Answers, Backend, Durability, Instant, Limits, Operation, Outcome, Request, Segment,
-    Support,
-};
 use loom::thread;
+use tenmil_base::{
+    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
+    OperationSet, Request, Segment,
+};
 
 use self::shared::{Member, SharedContext};
-use self::sync::{Clock, EventVectors, FENCES, Port};
+use self::sync::{ChannelShared, Clock, EventVectors, FENCES};
 use super::waiters;
-use crate::device::Mode;
+use crate::bdev::Mode;
 
-/// The words of `context::sync`, in the checker's types.
+/// The types of `context::sync` from the model checker.
 mod sync {
     use std::cell::{Cell, RefCell};
     use std::io;
     use std::os::fd::BorrowedFd;
 
     use std::ops::{Deref, DerefMut};
-    // Not the checker's: who counts last is not what is looked at.
+    // Not the checker's type: reference counts are not part of the model.
     pub(crate) use std::sync::Arc;
     use std::sync::{LockResult, TryLockError, TryLockResult};
 
-    use base::{Instant, Interrupts, Span};
     use loom::sync::Condvar;
     use loom::sync::atomic::{AtomicBool, fence};
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-    pub(crate) use loom::thread::yield_now as give_way;
+    pub(crate) use loom::thread::yield_now;
+    use tenmil_base::{Instant, Interrupts, Span};
 
-    /// A lock as it is made of one word. The checker's own does not try what happens while it is
-    /// held to those who only try it, and orders more than a lock does.
+    /// A lock based on one atomic. The checker's own lock does not explore a failing `try_lock`, and
+    /// orders more than a lock does.
     #[derive(Debug)]
     pub(crate) struct Mutex<T> {
         held: AtomicBool,
@@ -77,7 +77,7 @@ mod sync {
             loop {
                 match self.try_lock() {
                     Ok(guard) => return Ok(guard),
-                    Err(_) => give_way(),
+                    Err(_) => yield_now(),
                 }
             }
         }
@@ -100,7 +100,7 @@ mod sync {
     impl<T> Drop for MutexGuard<'_, T> {
         fn drop(&mut self) {
             self.inner = None;
-            // The checker is not asked any more once it has found something.
+            // The checker must not be called after it has found an error.
             if !std::thread::panicking() {
                 self.held.store(false, Ordering::Release);
             }
@@ -108,13 +108,13 @@ mod sync {
     }
 
     std::thread_local! {
-        /// Whether bells have their barrier. What must not be shipped has none.
+        /// Whether wakers have their barrier. A test without it must fail.
         pub(crate) static FENCES: Cell<bool> = const { Cell::new(true) };
-        /// The vector that was made last, for whoever is to wait for it.
+        /// The vector created last, for the thread that waits for it.
         static MADE: RefCell<Option<EventVectors>> = const { RefCell::new(None) };
     }
 
-    /// A vector as `host` has it: a flag, a barrier of two halves, and an event descriptor.
+    /// An interrupt vector as in `host`: a flag, a barrier of two halves, and an event descriptor.
     #[derive(Clone, Debug)]
     pub(crate) struct EventVectors(Arc<Vector>);
 
@@ -178,7 +178,7 @@ mod sync {
         }
     }
 
-    /// Time stands still: nobody is ever late.
+    /// Time stands still, so no reservation expires.
     #[derive(Clone, Copy, Debug)]
     pub(crate) struct Clock;
 
@@ -192,31 +192,31 @@ mod sync {
         }
     }
 
-    /// What a context asks of a port.
+    /// The part of a port that a context uses.
     #[derive(Debug, Default)]
-    pub(crate) struct Port {
-        pub(crate) meter: Meter,
+    pub(crate) struct ChannelShared {
+        pub(crate) meter: ModelMeter,
     }
 
     #[derive(Debug, Default)]
-    pub(crate) struct Meter;
+    pub(crate) struct ModelMeter;
 
-    impl Meter {
+    impl ModelMeter {
         pub(crate) fn waited(&self, ticks: u64) -> Span {
             Span { ns: ticks }
         }
     }
 }
 
-/// A device that answers at the next poll, and wakes nobody: whoever arms it while it has an answer
-/// is told so.
-struct Prompt {
+/// A device that completes requests at the next poll, without a wake source: arming it reports pending
+/// completions.
+struct ImmediateChannel {
     limits: Limits,
-    answers: VecDeque<Answer>,
+    answers: VecDeque<IoCompletion>,
 }
 
-impl Prompt {
-    fn of_depth(depth_max: u32) -> Box<dyn Backend> {
+impl ImmediateChannel {
+    fn of_depth(depth_max: u32) -> Box<dyn IoChannel> {
         let limits = Limits {
             block_size: 512,
             metadata_size: 0,
@@ -226,14 +226,14 @@ impl Prompt {
             optimal_boundary_blocks: 0,
             atomic_write_blocks: 1,
             depth_max,
-            durability: Durability::None,
-            support: Support::of(&[Operation::Flush]),
+            durability: Durability::NonPersistent,
+            support: OperationSet::of(&[Operation::Flush]),
         };
         Box::new(Self { limits, answers: VecDeque::new() })
     }
 }
 
-impl Backend for Prompt {
+impl IoChannel for ImmediateChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -241,17 +241,17 @@ impl Backend for Prompt {
     fn submit(&mut self, _: Instant, requests: &[Request], _: &[Segment]) -> usize {
         let room = self.limits.depth_max as usize - self.answers.len();
         let count = room.min(requests.len());
-        let answer = |request: &Request| Answer {
+        let answer = |request: &Request| IoCompletion {
             token: request.token,
-            outcome: Outcome::SUCCESS,
+            outcome: IoStatus::SUCCESS,
             result: u32::try_from(request.lba).unwrap(),
         };
         self.answers.extend(requests[..count].iter().map(answer));
         count
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
-        let count = answers.room().min(self.answers.len());
+    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+        let count = answers.remaining().min(self.answers.len());
         self.answers.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
@@ -263,11 +263,11 @@ impl Backend for Prompt {
 
 const NOW: Instant = Instant { ns: 1 };
 
-/// One thread's turns: `count` requests with tag 0, one after another, and sleeps in between. A
-/// member is not dropped once the checker has found something: that would ask it again.
+/// A thread: submits `count` requests with tag 0 one after another, and sleeps in between. After an
+/// error, the member is not dropped, because that would call the checker.
 fn turn(member: Member, bell: &EventVectors, of: u64, count: u64) {
     let mut member = ManuallyDrop::new(member);
-    let mut answers = Answers::with_capacity(1);
+    let mut answers = CompletionBatch::with_capacity(1);
     for number in 0..count {
         let mut sent = false;
         loop {
@@ -285,7 +285,8 @@ fn turn(member: Member, bell: &EventVectors, of: u64, count: u64) {
             }
             member.disarm();
         }
-        let own = Answer { token: 0, outcome: Outcome::SUCCESS, result: as_result(of + number) };
+        let own =
+            IoCompletion { token: 0, outcome: IoStatus::SUCCESS, result: as_result(of + number) };
         assert_eq!(answers.drain().collect::<Vec<_>>(), [own]);
     }
     drop(ManuallyDrop::into_inner(member));
@@ -295,12 +296,12 @@ fn as_result(lba: u64) -> u32 {
     u32::try_from(lba).unwrap()
 }
 
-/// Two members of one context over a device of this depth, on a thread each.
+/// Two members of one context over a device of this depth, each on its thread.
 fn two_members(depth: u32, count: u64) {
     let context = Arc::new(SharedContext::new(Mode::Mq, Clock));
     let join = || {
-        let open = || Ok(Prompt::of_depth(depth));
-        let port = Arc::new(Port::default());
+        let open = || Ok(ImmediateChannel::of_depth(depth));
+        let port = Arc::new(ChannelShared::default());
         let member = SharedContext::join(Arc::clone(&context), &port, 2, open).unwrap();
         (member, EventVectors::take_made())
     };

@@ -1,126 +1,126 @@
-//! A context that several channels use: one lock that nobody waits for.
+//! Hardware context shared by several channels, behind a lock that is only tried.
 //!
 //! ```text
-//!   channel A ── gets the lock: submits, polls the backend ──┬── its own answers
-//!                                                            └── B's ──> inbox of B, and its bell
-//!   channel B ── does not get it: goes on, and finds its answers in the inbox at its next turn
+//!   channel A ── has the lock: submits, polls the device ──┬── its own completions
+//!                                                          └── B's ──> inbox of B, and its waker
+//!   channel B ── lock is taken: continues, and finds its completions in the inbox in its next iteration
 //! ```
 //!
-//! The token that goes down is the tag of the request, and the number of its channel above it.
+//! The token of a request below is its tag, with the index of its channel above it.
 //!
-//! Sleeping: a channel that goes to sleep asks for its own bell first, looks into its inbox second,
-//! and arms the backend third, under the lock. Whoever polls its answer away puts it into the inbox
-//! first and looks whether to ring second. Whoever finds the backend's signal taken by another finds,
-//! under the lock, what it was a signal for. A channel that was refused for want of room enters the
-//! queue of those who wait under the same lock, and its bell is rung when there is room for it.
+//! Sleep protocol: a channel first arms its own waker, second checks its inbox, and third arms the device
+//! under the lock. A channel that polls another one's completion first puts it into the inbox, and second
+//! raises the waker. If another channel has consumed the device's signal, its cause is visible under the
+//! lock. A channel that was rejected because the context is full enters the wait queue under the same
+//! lock, and its waker is raised when there is a free entry.
 //!
-//! In mode `single` the same context is entered by waiting for the lock, the old way, and how long
-//! that took is counted.
+//! In mode `single` the same context is entered by waiting for the lock, and the waiting time is counted.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{PoisonError, TryLockError};
 
-use base::{
-    Answer, Answers, Backend, DoorbellCounts, Instant, Interrupts, Request, Segment, WakeSource,
+use tenmil_base::{
+    CompletionBatch, DoorbellCounts, Instant, Interrupts, IoChannel, IoCompletion, Request,
+    Segment, WakeSource,
 };
 
 use super::inbox::Inbox;
-use super::sync::{Arc, Clock, EventVectors, Mutex, MutexGuard, Port, give_way};
-use super::waiters::Waiters;
-use crate::device::Mode;
+use super::sync::{Arc, ChannelShared, Clock, EventVectors, Mutex, MutexGuard, yield_now};
+use super::waiters::WaitQueue;
+use crate::bdev::Mode;
 
-/// A backend and those who use it.
+/// A device channel and its members.
 pub(crate) struct SharedContext {
-    core: Mutex<Core>,
+    core: Mutex<LockedContext>,
     waits: bool,
     clock: Clock,
 }
 
-/// What the lock keeps.
-struct Core {
-    /// None until somebody joins, and after the device was removed.
-    backend: Option<Box<dyn Backend>>,
+/// State behind the lock.
+struct LockedContext {
+    /// `None` until the first member joins, and after the device was removed.
+    backend: Option<Box<dyn IoChannel>>,
     depth: u32,
     in_flight: u32,
-    seats: Vec<Option<Seat>>,
-    waiters: Waiters,
-    /// Members that have armed the backend and not said since that they are awake.
+    seats: Vec<Option<MemberEntry>>,
+    waiters: WaitQueue,
+    /// Number of members that have armed the device channel and not disarmed it since.
     armed: u32,
-    /// Where the backend puts answers before they are sorted.
-    found: Answers,
+    /// Completions before they are distributed.
+    found: CompletionBatch,
 }
 
-/// A member, as seen by whoever has the lock.
-struct Seat {
-    desk: Arc<Desk>,
+/// A member, as seen by the lock holder.
+struct MemberEntry {
+    desk: Arc<MemberInbox>,
     bell: EventVectors,
     in_flight: u32,
-    /// The channel is closed: answers to it are dropped.
+    /// The channel is closed: its completions are dropped.
     is_gone: bool,
 }
 
-/// What a member looks at without the lock.
+/// State of a member that it reads without the lock.
 #[derive(Debug)]
-struct Desk {
+struct MemberInbox {
     inbox: Inbox,
     bell: EventVectors,
 }
 
-/// One channel's part in a context.
+/// One channel's membership in a context.
 pub(crate) struct Member {
     context: Arc<SharedContext>,
-    desk: Arc<Desk>,
+    desk: Arc<MemberInbox>,
     number: u32,
-    /// How much of the inbox was taken.
+    /// Number of completions taken from the inbox.
     tail: u64,
-    port: Arc<Port>,
-    /// The last submission was refused in part.
+    port: Arc<ChannelShared>,
+    /// The last submission was partly rejected.
     wants_room: bool,
     /// Between `arm` and `disarm`.
     is_asleep: bool,
     /// Counted in `armed`.
     is_armed: bool,
-    /// The deadline of the backend when the lock was last had.
+    /// The deadline of the device channel when the lock was last held.
     wake_at: Instant,
-    /// The last turn.
+    /// Time of the last iteration.
     last: Instant,
 }
 
-/// Answers that are taken from the backend at once.
+/// Maximum number of completions per poll.
 const FOUND_MAX: usize = 256;
 const NUMBER_SHIFT: u32 = 32;
 
 impl SharedContext {
     pub(crate) fn new(mode: Mode, clock: Clock) -> Self {
-        let core = Core {
+        let core = LockedContext {
             backend: None,
             depth: 0,
             in_flight: 0,
             seats: Vec::new(),
-            waiters: Waiters::default(),
+            waiters: WaitQueue::default(),
             armed: 0,
-            found: Answers::with_capacity(FOUND_MAX),
+            found: CompletionBatch::with_capacity(FOUND_MAX),
         };
-        Self { core: Mutex::new(core), waits: mode == Mode::Single, clock }
+        Self { core: Mutex::new(core), waits: mode == Mode::SingleQueue, clock }
     }
 
-    /// A part in this context for a channel with `tags` tags. The first opens its backend.
+    /// Adds a member for a channel with `tags` tags. The first one opens the device channel.
     pub(crate) fn join(
         this: Arc<Self>,
-        port: &Arc<Port>,
+        port: &Arc<ChannelShared>,
         tags: u32,
-        open: impl FnOnce() -> Result<Box<dyn Backend>, String>,
+        open: impl FnOnce() -> Result<Box<dyn IoChannel>, String>,
     ) -> Result<Member, String> {
         let bell = EventVectors::new(1).map_err(|error| format!("a descriptor: {error}"))?;
         bell.mask(0);
-        let desk = Arc::new(Desk { inbox: Inbox::new(tags), bell: bell.clone() });
+        let desk = Arc::new(MemberInbox { inbox: Inbox::new(tags), bell: bell.clone() });
         let mut core = this.lock();
         if core.backend.is_none() {
             let backend = open()?;
             core.depth = backend.limits().depth_max.min(tags);
             core.backend = Some(backend);
         }
-        let seat = Seat { desk: Arc::clone(&desk), bell, in_flight: 0, is_gone: false };
+        let seat = MemberEntry { desk: Arc::clone(&desk), bell, in_flight: 0, is_gone: false };
         let position = core.seats.iter().position(Option::is_none).unwrap_or(core.seats.len());
         if position == core.seats.len() {
             core.seats.push(None);
@@ -142,13 +142,13 @@ impl SharedContext {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    fn lock(&self) -> MutexGuard<'_, LockedContext> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock, if nobody has it. In mode `single` whoever has it is waited for, and that is counted.
+    /// Tries the lock. In mode `single`, waits for it, and counts the time.
     #[inline]
-    fn enter(&self, port: &Port) -> Option<MutexGuard<'_, Core>> {
+    fn enter(&self, port: &ChannelShared) -> Option<MutexGuard<'_, LockedContext>> {
         match self.core.try_lock() {
             Ok(core) => Some(core),
             Err(TryLockError::Poisoned(core)) => Some(core.into_inner()),
@@ -163,14 +163,14 @@ impl SharedContext {
     }
 }
 
-impl Core {
+impl LockedContext {
     fn room(&self) -> usize {
         (self.depth - self.in_flight) as usize
     }
 
-    /// Polls the backend once and gives everybody what is theirs. Returns how many answers were put
-    /// into `answers`, those of member `mine`.
-    fn poll(&mut self, now: Instant, mine: u32, answers: &mut Answers) -> usize {
+    /// Polls the device once and distributes the completions. Returns how many were appended to
+    /// `answers`, those of member `mine`.
+    fn poll(&mut self, now: Instant, mine: u32, answers: &mut CompletionBatch) -> usize {
         let Some(backend) = &mut self.backend else { return 0 };
         if backend.poll(now, &mut self.found) == 0 {
             return 0;
@@ -179,11 +179,11 @@ impl Core {
         for answer in self.found.as_slice() {
             #[expect(clippy::cast_possible_truncation, reason = "cut as it was put together")]
             let (number, tag) = ((answer.token >> NUMBER_SHIFT) as u32, answer.token as u32);
-            let answer = Answer { token: u64::from(tag), ..*answer };
+            let answer = IoCompletion { token: u64::from(tag), ..*answer };
             let place = &mut self.seats[number as usize];
             let seat = place.as_mut().expect("a seat stays until its last answer");
             seat.in_flight -= 1;
-            if number == mine && answers.room() > 0 {
+            if number == mine && answers.remaining() > 0 {
                 answers.push(answer);
                 count += 1;
             } else if !seat.is_gone {
@@ -233,7 +233,7 @@ impl Core {
         self.seats[number as usize].as_ref().map_or(0, |seat| seat.in_flight)
     }
 
-    /// Whether one who waits for room has it; if not, it is in the queue.
+    /// Whether there is a free entry for a waiting member; if not, it is in the queue.
     fn has_room_for(&mut self, number: u32, now: Instant) -> bool {
         self.waiters.enter(number);
         let room = self.room();
@@ -242,7 +242,8 @@ impl Core {
         has_room
     }
 
-    /// A member that has armed the backend is awake again. The last one disarms it.
+    /// Accounts for a member that has armed the device channel and is awake again. The last one disarms
+    /// it.
     fn settle(&mut self, is_armed: &mut bool, is_asleep: bool) {
         if *is_armed && !is_asleep {
             *is_armed = false;
@@ -255,7 +256,7 @@ impl Core {
         }
     }
 
-    /// Tells those who wait that there is room.
+    /// Notifies waiting members of free entries.
     fn tell(&mut self, now: Instant) {
         if self.waiters.is_empty() {
             return;
@@ -270,7 +271,7 @@ impl Core {
 }
 
 impl Member {
-    /// Not inlined, as `poll`: an owned context does not pay for the room that its variables take.
+    /// Not inlined, as `poll`: an owned context does not pay for the stack frame.
     #[inline(never)]
     pub(super) fn submit(
         &mut self,
@@ -291,17 +292,17 @@ impl Member {
         if self.wants_room {
             core.waiters.enter(self.number);
         }
-        // Whoever stood before them may have lost his place, and nothing else may ever end.
+        // A member ahead in the queue may have lost its reservation, and no other event may ever follow.
         core.tell(now);
         self.wake_at = core.wake_at();
         taken
     }
 
     #[inline(never)]
-    pub(super) fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    pub(super) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.last = now;
         let count = self.desk.inbox.take(&mut self.tail, answers);
-        if answers.room() == 0 {
+        if answers.remaining() == 0 {
             return count;
         }
         let Some(mut core) = self.context.enter(&self.port) else { return count };
@@ -312,12 +313,12 @@ impl Member {
     }
 
     pub(super) fn is_done_by_kernel(&self) -> bool {
-        self.context.lock().backend.as_ref().is_some_and(|backend| backend.is_done_by_kernel())
+        self.context.lock().backend.as_ref().is_some_and(|backend| backend.is_kernel_io())
     }
 
     pub(super) fn doorbells(&self) -> DoorbellCounts {
         let core = self.context.lock();
-        core.backend.as_ref().map(|backend| backend.doorbells()).unwrap_or_default()
+        core.backend.as_ref().map(|backend| backend.doorbell_stats()).unwrap_or_default()
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -330,7 +331,8 @@ impl Member {
         if !is_heard || self.desk.inbox.has_more(self.tail) {
             return true;
         }
-        // Whoever has the lock may be about to take an answer of ours away, or to leave one.
+        // The lock holder may be taking a completion of this member out of the device, or leaving one
+        // there.
         let Some(mut core) = self.context.enter(&self.port) else { return true };
         core.settle(&mut self.is_armed, self.is_asleep);
         if self.wants_room && core.has_room_for(self.number, self.last) {
@@ -347,11 +349,12 @@ impl Member {
         }
         let is_busy = core.backend.as_mut().is_some_and(|backend| backend.arm());
         self.wake_at = core.wake_at();
-        // What was put by before we had the lock has rung; what is put by from now on will ring.
+        // Completions that were put into the inbox before this lock have raised the waker; later ones
+        // will.
         is_busy
     }
 
-    /// The backend is told at the next turn that has the lock.
+    /// The device channel is disarmed in the next iteration with the lock.
     pub(super) fn disarm(&mut self) {
         if self.is_asleep {
             self.is_asleep = false;
@@ -371,16 +374,16 @@ impl Member {
         }
     }
 
-    /// Drops the backend, for every member, and takes what others have put by.
-    pub(super) fn close(&mut self, answers: &mut Answers) -> usize {
+    /// Drops the device channel for all members, and takes the completions in the inbox.
+    pub(super) fn close(&mut self, answers: &mut CompletionBatch) -> usize {
         self.context.lock().backend = None;
         self.desk.inbox.take(&mut self.tail, answers)
     }
 }
 
 impl Drop for Member {
-    /// What is still in flight is waited for, however long the device takes, so that nobody touches
-    /// its memory afterwards. The last member leaves that to the backend, which goes with it.
+    /// Waits for everything in flight, however long the device takes, so that its memory is not accessed
+    /// afterwards. For the last member, dropping the device channel does that.
     fn drop(&mut self) {
         let Self { context, desk, number, last, .. } = self;
         let mut core = context.lock();
@@ -398,7 +401,7 @@ impl Drop for Member {
             return;
         }
         let began = context.clock.now();
-        let mut nowhere = Answers::with_capacity(0);
+        let mut nowhere = CompletionBatch::with_capacity(0);
         loop {
             let passed = context.clock.now().since(began);
             let mut core = context.lock();
@@ -409,7 +412,7 @@ impl Drop for Member {
                 return;
             }
             drop(core);
-            give_way();
+            yield_now();
         }
     }
 }

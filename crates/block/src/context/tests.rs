@@ -1,16 +1,16 @@
-//! An inbox between two threads as they are; `model` has them in every order.
+//! An inbox between two real threads; `model` covers every interleaving.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use base::{Answer, Answers, Outcome};
-use host::thread::{Thread, give_way};
+use tenmil_base::{CompletionBatch, IoCompletion, IoStatus};
+use tenmil_linux::thread::{Thread, yield_now};
 
 use super::inbox::Inbox;
 
-fn answer(number: u64) -> Answer {
-    let outcome = Outcome(u16::try_from(number % 0x4000).unwrap());
-    Answer { token: number % 8, outcome, result: u32::try_from(number).unwrap() }
+fn answer(number: u64) -> IoCompletion {
+    let outcome = IoStatus(u16::try_from(number % 0x4000).unwrap());
+    IoCompletion { token: number % 8, outcome, result: u32::try_from(number).unwrap() }
 }
 
 #[test]
@@ -21,18 +21,18 @@ fn one_thread_reads_what_another_puts_in_whole_and_in_order() {
     let (theirs, read) = (Arc::clone(&inbox), Arc::clone(&taken));
     let writer = Thread::spawn("writer", None, move |_: &_| {
         for number in 0..COUNT {
-            // What stands for the tags: never more than there are places.
+            // In place of the tags: never more messages than entries.
             while number - read.load(Ordering::Acquire) >= 8 {
-                give_way();
+                yield_now();
             }
             theirs.put(answer(number));
         }
     });
-    let (mut tail, mut answers) = (0, Answers::with_capacity(3));
+    let (mut tail, mut answers) = (0, CompletionBatch::with_capacity(3));
     while tail < COUNT {
         let before = tail;
         if inbox.take(&mut tail, &mut answers) == 0 {
-            give_way();
+            yield_now();
         }
         for (number, found) in (before..).zip(answers.drain()) {
             assert_eq!(found, answer(number));

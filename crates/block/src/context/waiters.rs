@@ -1,29 +1,29 @@
-//! Who waits for room in a context, in the order in which they came.
+//! Queue of members that wait for free entries of a context, first come, first served.
 
 use std::collections::VecDeque;
 
-use base::{Instant, Span};
+use tenmil_base::{Instant, Span};
 
-/// Members that were refused for want of room. The place of each in the queue is a place in the
-/// context that nobody behind takes away.
+/// Members that were rejected because the context was full. A free entry is reserved for each queued
+/// member, in order.
 #[derive(Debug, Default)]
-pub(super) struct Waiters {
+pub(super) struct WaitQueue {
     queue: VecDeque<Waiter>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waiter {
     member: u32,
-    /// When there was room, and it was told.
+    /// When it was notified of a free entry.
     told: Option<Instant>,
 }
 
-/// How long a place is kept for one who was told of it. A thread that does something else for longer
-/// than this does not hold the others up.
-const KEPT: Span = Span::from_ms(2);
+/// How long an entry stays reserved for a notified member. A thread that is busy for longer does not
+/// block the others.
+const RESERVATION_TIMEOUT: Span = Span::from_ms(2);
 
-impl Waiters {
-    /// How many of `room` places a member may take now.
+impl WaitQueue {
+    /// Number of the `room` free entries that a member may use now.
     pub(super) fn share(&mut self, member: u32, room: usize, now: Instant) -> usize {
         while self.queue.front().is_some_and(|first| first.is_over(member, now)) {
             self.queue.pop_front();
@@ -32,19 +32,19 @@ impl Waiters {
         room.saturating_sub(ahead.unwrap_or(self.queue.len()))
     }
 
-    /// A member was refused.
+    /// Queues a rejected member.
     pub(super) fn enter(&mut self, member: u32) {
         if !self.queue.iter().any(|waiter| waiter.member == member) {
             self.queue.push_back(Waiter { member, told: None });
         }
     }
 
-    /// A member has what it wanted, or wants it no more.
+    /// Removes a member that was served, or no longer waits.
     pub(super) fn leave(&mut self, member: u32) {
         self.queue.retain(|waiter| waiter.member != member);
     }
 
-    /// There are `room` places: tells as many as those are for, who were not told yet.
+    /// Notifies the first `room` members, except those notified before.
     pub(super) fn tell(&mut self, room: usize, now: Instant, mut each: impl FnMut(u32)) {
         for waiter in self.queue.iter_mut().take(room).filter(|waiter| waiter.told.is_none()) {
             waiter.told = Some(now);
@@ -59,22 +59,22 @@ impl Waiters {
 
 impl Waiter {
     fn is_over(&self, asking: u32, now: Instant) -> bool {
-        let is_late = |told: Instant| now.since(told) > KEPT;
+        let is_late = |told: Instant| now.since(told) > RESERVATION_TIMEOUT;
         self.member != asking && self.told.is_some_and(is_late)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::{Instant, Span};
+    use tenmil_base::{Instant, Span};
 
-    use super::{KEPT, Waiters};
+    use super::{RESERVATION_TIMEOUT, WaitQueue};
 
     const START: Instant = Instant { ns: 1_000 };
 
     #[test]
     fn whoever_came_first_is_served_first() {
-        let mut waiters = Waiters::default();
+        let mut waiters = WaitQueue::default();
         [4, 2, 4, 9].into_iter().for_each(|member| waiters.enter(member));
         assert_eq!(waiters.share(4, 1, START), 1);
         assert_eq!(waiters.share(2, 1, START), 0, "one is ahead");
@@ -90,11 +90,11 @@ mod tests {
 
     #[test]
     fn one_who_does_not_come_loses_his_place_and_nobody_else() {
-        let mut waiters = Waiters::default();
+        let mut waiters = WaitQueue::default();
         waiters.enter(1);
         waiters.enter(2);
         waiters.tell(1, START, |_| {});
-        let in_time = START.after(KEPT);
+        let in_time = START.after(RESERVATION_TIMEOUT);
         let late = in_time.after(Span { ns: 1 });
         assert_eq!(waiters.share(2, 1, in_time), 0);
         assert_eq!(waiters.share(1, 1, late), 1, "late, and nobody else has asked");

@@ -1,84 +1,85 @@
-//! The scheduler for slow media: reads first, in ascending order, and none too late.
+//! Deadline scheduler for slow devices: reads first, in ascending order, each with a deadline.
 //!
 //! ```text
 //!             ┌ by block ── ascending, a batch at a time ┐
-//!   submitted ┤                                          ├── below, no more than its depth
-//!             └ by age ──── whoever is past its deadline ┘
+//!   submitted ┤                                          ├── below, up to its depth
+//!             └ by age ──── requests past deadline ──────┘
 //! ```
 
 use std::fmt;
 
-use base::{
-    Answers, Backend, DoorbellCounts, Instant, Limits, Operation, Request, Segment, Span,
+use tenmil_base::{
+    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
     WakeSource,
 };
 
 use super::{conflict, reads};
-use crate::MediumError;
+use crate::DeviceError;
 use crate::uri::Fields;
 
-/// Keeps a few requests below and orders the others: reads before writes, each in ascending order of
-/// their blocks, a batch of one kind at a time. As long as there is room below nothing is held back.
+/// Scheduler that keeps a few requests below and orders the others: reads before writes, each in
+/// ascending order of LBA, in batches of one kind. Requests are held only while the channel below is
+/// full.
 ///
-/// Whoever is past its deadline is next when the current batch ends, the earliest deadline first, and
-/// begins a batch of its own. So once a deadline has passed, no more go down before that request
-/// than one batch for each that has an earlier deadline, one more, and those that it must not
-/// overtake. Writes wait for two batches of reads at most.
+/// A request past its deadline is next when the current batch ends, the earliest deadline first, and
+/// starts a batch of its own. Once a deadline has passed, at most these go down before that request: one
+/// batch for each request with an earlier deadline, one more batch, and the requests that it must not
+/// overtake. Writes wait for at most two batches of reads.
 ///
-/// A flush does not wait here: it covers what was answered, and that has been below.
+/// A flush is not held: it covers completed requests, which have passed this scheduler already.
 pub struct Deadline<B> {
     below: B,
     options: DeadlineOptions,
     limits: Limits,
-    slots: Box<[Slot]>,
+    slots: Box<[QueuedRequest]>,
     free: Vec<u16>,
-    /// Of reads and of writes.
+    /// Queues of reads and of writes.
     queues: [Queue; 2],
-    /// The number of the next request.
+    /// Sequence number of the next request.
     next_number: u64,
-    /// Which queue the current batch is from, and how many it may still send.
+    /// The queue of the current batch; `batch_left` is how many requests it may still send.
     direction: usize,
     batch_left: u16,
-    /// How many batches of reads have gone by writes that waited.
+    /// Batches of reads sent while writes waited.
     passed_over: u16,
-    /// Requests below that are not answered yet.
+    /// Requests below that have not completed.
     under_way: usize,
 }
 
-/// Numbers of a deadline scheduler.
+/// Parameters of a deadline scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeadlineOptions {
-    /// When a read is late.
+    /// Deadline of a read.
     pub read: Span,
-    /// When anything else is.
+    /// Deadline of every other request.
     pub write: Span,
-    /// Requests that go in a row.
+    /// Requests of one batch.
     pub batch: u16,
-    /// Requests below at once.
+    /// Maximum number of requests below.
     pub depth: u16,
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
-struct Slot {
+struct QueuedRequest {
     request: Request,
     segments: Vec<Segment>,
     number: u64,
     late_at: Instant,
 }
 
-/// Requests of one kind that wait, twice: by block and by age.
+/// Waiting requests of one kind, indexed by block and by age.
 #[derive(Debug)]
 struct Queue {
     by_block: Vec<(u64, u16)>,
     by_age: Vec<u16>,
-    /// Where the last one that was sent ended.
+    /// End of the last request sent.
     position: u64,
 }
 
-/// Requests that wait at once.
+/// Maximum number of waiting requests.
 const HELD_MAX: u16 = 256;
-/// Batches of reads that may go by a write.
+/// Maximum number of batches of reads sent while a write waits.
 const PASSED_OVER_MAX: u16 = 2;
 const READS: usize = 0;
 const WRITES: usize = 1;
@@ -90,9 +91,9 @@ impl Default for DeadlineOptions {
 }
 
 impl DeadlineOptions {
-    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, MediumError> {
+    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, DeviceError> {
         let default = Self::default();
-        let mut number = |key, most, otherwise| -> Result<u16, MediumError> {
+        let mut number = |key, most, otherwise| -> Result<u16, DeviceError> {
             let number = fields.number(key, 1..=most)?;
             Ok(number.and_then(|number| u16::try_from(number).ok()).unwrap_or(otherwise))
         };
@@ -111,14 +112,14 @@ impl fmt::Display for DeadlineOptions {
     }
 }
 
-impl<B: Backend> Deadline<B> {
-    /// Orders what goes to `below`. Allocates here and never again.
+impl<B: IoChannel> Deadline<B> {
+    /// Creates a scheduler over `below`. Allocates here and never again.
     pub fn new(below: B, options: &DeadlineOptions) -> Self {
         let depth_max = below.limits().depth_max.min(HELD_MAX.into());
         let limits = Limits { depth_max, ..below.limits().clone() };
         let segments_max = usize::from(limits.segments_max);
         let metadata_max = if limits.metadata_size > 0 { segments_max } else { 0 };
-        let slot = || Slot {
+        let slot = || QueuedRequest {
             request: Request::NOTHING,
             segments: Vec::with_capacity(segments_max + metadata_max),
             number: 0,
@@ -148,12 +149,12 @@ impl<B: Backend> Deadline<B> {
         self.slots.len() - self.free.len()
     }
 
-    /// How many more may go below.
+    /// The number of requests that may still go below.
     fn room_below(&self) -> usize {
         usize::from(self.options.depth).saturating_sub(self.under_way)
     }
 
-    /// Holds a request back. False if its memory is not where it says, or more than anybody takes.
+    /// Holds a request. Returns false if its segments are invalid or exceed the limits.
     fn hold(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
         let own = segments.get(request.segment_first as usize..).and_then(|rest| rest.get(..count));
@@ -175,7 +176,7 @@ impl<B: Backend> Deadline<B> {
         true
     }
 
-    /// Sends as much of what waits as may go below. Returns whether that was anything.
+    /// Sends waiting requests up to the depth. Returns whether any was sent.
     fn send(&mut self, now: Instant) -> bool {
         let mut has_sent = false;
         while self.held() > 0 && self.room_below() > 0 {
@@ -187,7 +188,8 @@ impl<B: Backend> Deadline<B> {
             }
             has_sent = true;
             self.under_way += 1;
-            // Who is in the way goes on the turn of the other, who is chosen again.
+            // A request sent only because it must precede the chosen one does not count toward the batch;
+            // the choice is repeated.
             if index == chosen {
                 self.count_turn(direction, index);
             }
@@ -196,8 +198,9 @@ impl<B: Backend> Deadline<B> {
         has_sent
     }
 
-    /// Whose turn it is: which queue, and who there. Nothing changes by asking.
+    /// The queue and the request to send next. Does not change state.
     fn choose(&self, now: Instant) -> Option<(usize, u16)> {
+        // A started batch continues in its direction, in ascending block order.
         if self.batch_left > 0
             && let Some(next) = self.queues[self.direction].next()
         {
@@ -208,10 +211,12 @@ impl<B: Backend> Deadline<B> {
             Some((self.slots[usize::from(index)].late_at, direction, index))
         };
         let (read, write) = (eldest(READS), eldest(WRITES));
+        // A late request is sent before a new batch starts.
         let late = [read, write].into_iter().flatten().filter(|(late_at, ..)| *late_at <= now);
         if let Some((_, direction, index)) = late.min() {
             return Some((direction, index));
         }
+        // Reads are preferred until writes have been passed over too often.
         let direction = match (read, write) {
             (None, None) => return None,
             (Some(_), None) => READS,
@@ -224,11 +229,11 @@ impl<B: Backend> Deadline<B> {
         Some((direction, queue.next().or_else(first)?))
     }
 
-    /// The eldest that must not be overtaken by `index`, or `index` itself.
+    /// The oldest request that `index` must not overtake, or `index` itself.
     fn eldest_in_the_way(&self, index: u16) -> u16 {
         let mut chosen = index;
         loop {
-            let Slot { request, number, .. } = &self.slots[usize::from(chosen)];
+            let QueuedRequest { request, number, .. } = &self.slots[usize::from(chosen)];
             let in_the_way = |other: &&u16| {
                 let other = &self.slots[usize::from(**other)];
                 other.number < *number && conflict(&other.request, request)
@@ -244,7 +249,7 @@ impl<B: Backend> Deadline<B> {
         }
     }
 
-    /// Counts a request that goes because it is the turn of queue `turn`.
+    /// Counts a request sent from queue `turn` toward the current batch.
     fn count_turn(&mut self, turn: usize, index: u16) {
         let Request { lba, blocks, .. } = self.slots[usize::from(index)].request;
         if self.batch_left == 0 || self.direction != turn {
@@ -256,27 +261,27 @@ impl<B: Backend> Deadline<B> {
         self.queues[turn].position = lba.saturating_add(u64::from(blocks));
     }
 
-    /// Frees the place of a request that has gone.
+    /// Frees the entry of a request that has been sent.
     fn let_go(&mut self, index: u16) {
         let lba = self.slots[usize::from(index)].request.lba;
         self.queues.iter_mut().for_each(|queue| queue.remove(lba, index));
         self.free.push(index);
     }
 
-    /// Hands requests down as they are.
+    /// Submits requests unchanged.
     fn pass(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let count = self.below.submit(now, requests, segments);
         self.under_way += count;
         count
     }
 
-    /// Takes one request. False if there is no room.
+    /// Accepts one request. Returns false if there is no free entry.
     fn take(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
         let waits = request.operation != Operation::Flush;
         if waits && self.hold(now, request, segments) {
             return true;
         }
-        // A flush has nothing to wait for. Whatever cannot be held is refused below.
+        // A flush is not held. A request that cannot be held is rejected by the channel below.
         self.pass(now, std::slice::from_ref(request), segments) == 1
     }
 }
@@ -295,14 +300,14 @@ impl Queue {
         }
     }
 
-    /// The next in ascending order; none if the end is reached.
+    /// The next request in ascending order; `None` at the end.
     fn next(&self) -> Option<u16> {
         let at = self.by_block.partition_point(|(lba, _)| *lba < self.position);
         self.by_block.get(at).map(|(_, index)| *index)
     }
 }
 
-impl<B: Backend> Backend for Deadline<B> {
+impl<B: IoChannel> IoChannel for Deadline<B> {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -324,9 +329,9 @@ impl<B: Backend> Backend for Deadline<B> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let count = self.below.poll(now, answers);
-        // The device may have become larger or smaller.
+        // The device may have been resized.
         self.limits.block_count = self.below.limits().block_count;
         self.under_way -= count;
         if self.held() > 0 && self.send(now) {
@@ -335,8 +340,8 @@ impl<B: Backend> Backend for Deadline<B> {
         count
     }
 
-    fn doorbells(&self) -> DoorbellCounts {
-        self.below.doorbells()
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.below.doorbell_stats()
     }
 
     fn wake_at(&self) -> Instant {
@@ -347,8 +352,8 @@ impl<B: Backend> Backend for Deadline<B> {
         self.below.wake_source()
     }
 
-    fn is_done_by_kernel(&self) -> bool {
-        self.below.is_done_by_kernel()
+    fn is_kernel_io(&self) -> bool {
+        self.below.is_kernel_io()
     }
 
     fn arm(&mut self) -> bool {

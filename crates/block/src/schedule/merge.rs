@@ -1,56 +1,55 @@
-//! Neighbours in a batch, sent as one request.
+//! Merge scheduler: sends adjacent requests of a batch as one.
 
 use std::collections::VecDeque;
 
-use base::{
-    Answer, Answers, Backend, DoorbellCounts, Flags, Instant, Limits, Operation, Request, Segment,
-    WakeSource,
+use tenmil_base::{
+    CompletionBatch, DoorbellCounts, Instant, IoChannel, IoCompletion, Limits, Operation, Request,
+    RequestFlags, Segment, WakeSource,
 };
 
-use crate::backend::ready::Ready;
-use crate::own::{OWN_FIRST, own_number, own_token};
+use crate::devices::completion_queue::CompletionQueue;
+use crate::internal_token::{OWN_FIRST, internal_index, internal_token};
 
-/// Makes one request of reads, or of writes, that follow each other in a batch and on the device, as
-/// far as the backend below takes it in one. The batch is the plug: nothing is held back for the
-/// next one, and a caller that wants more merged hands over more at once. What does not merge goes
-/// down as it is.
+/// Scheduler that merges reads, or writes, that are adjacent both in a batch and on the device, within
+/// the limits of the channel below. The batch is the plug: nothing is held for the next one, and a larger
+/// batch allows more merging. Requests that do not merge go down unchanged.
 ///
-/// Forced writes are not merged, and neither is anything across another request in the batch, so
-/// nothing ever changes places. If a merged read fails, its members are sent once more each by
-/// itself: none fails for the sake of another. A merged write that fails has failed for all of them,
-/// because what was written in its place since must not be overwritten.
+/// FUA writes are not merged, and no request is merged across another one of the batch, so requests are
+/// never reordered. If a merged read fails, its members are sent again one by one, so that none fails
+/// because of another. If a merged write fails, all of its members fail: data written there since must
+/// not be overwritten by a retry.
 pub struct Merge<B> {
     below: B,
     limits: Limits,
-    runs: Box<[Run]>,
+    runs: Box<[MergedRequest]>,
     free: Vec<u16>,
-    /// Runs that have failed, and whose members are sent by themselves.
+    /// Failed runs whose members are sent one by one.
     failed: VecDeque<u16>,
-    ready: Ready,
-    /// Requests that were taken and whose answers were not given.
+    ready: CompletionQueue,
+    /// Requests accepted and not completed.
     under_way: usize,
 }
 
 /// Requests that went down as one.
 #[derive(Debug)]
-struct Run {
-    /// Each with the number of its first segment among those below.
+struct MergedRequest {
+    /// The members, each with its segment index relative to the segments below.
     members: Vec<Request>,
     segments: Vec<Segment>,
-    /// How many members were sent again after a failure.
+    /// Members sent again after a failure.
     sent: usize,
 }
 
-/// Merged requests under way at once.
+/// Maximum number of merged requests in flight.
 const RUNS: u16 = 64;
-/// Requests in a merged one.
+/// Maximum number of requests in a merged one.
 const MEMBERS_MAX: usize = 64;
 
-impl<B: Backend> Merge<B> {
-    /// Merges for `below`. Allocates here and never again.
+impl<B: IoChannel> Merge<B> {
+    /// Creates a scheduler over `below`. Allocates here and never again.
     pub fn new(below: B) -> Self {
         let limits = below.limits().clone();
-        let run = || Run {
+        let run = || MergedRequest {
             members: Vec::with_capacity(MEMBERS_MAX),
             segments: Vec::with_capacity(limits.segments_max.into()),
             sent: 0,
@@ -59,14 +58,15 @@ impl<B: Backend> Merge<B> {
             runs: (0..RUNS).map(|_| run()).collect(),
             free: (0..RUNS).rev().collect(),
             failed: VecDeque::with_capacity(RUNS.into()),
-            ready: Ready::with_depth(limits.depth_max),
+            ready: CompletionQueue::with_depth(limits.depth_max),
             under_way: 0,
             below,
             limits,
         }
     }
 
-    /// How many requests at the front go down as they are, and how many after those make one.
+    /// The number of leading requests that go down unchanged, and of those after them that merge into
+    /// one.
     fn plan(&self, requests: &[Request], segments: &[Segment]) -> (usize, usize) {
         let may_merge = !self.free.is_empty();
         let mut from = 0;
@@ -87,7 +87,7 @@ impl<B: Backend> Merge<B> {
         (requests.len(), 0)
     }
 
-    /// How many requests at the front make one.
+    /// The number of leading requests that merge into one.
     fn length(&self, requests: &[Request], segments: &[Segment]) -> usize {
         let Some(first) = requests.first() else { return 0 };
         let mut whole = *first;
@@ -103,7 +103,7 @@ impl<B: Backend> Merge<B> {
         count
     }
 
-    /// Whether `next` can be part of the request that `whole` has become.
+    /// Whether `next` can be merged into `whole`.
     #[inline]
     fn follows(&self, whole: &Request, next: &Request, segments: &[Segment]) -> bool {
         if whole.lba.wrapping_add(u64::from(whole.blocks)) != next.lba {
@@ -114,7 +114,7 @@ impl<B: Backend> Merge<B> {
         let boundary = u64::from(optimal_boundary_blocks);
         matches!(whole.operation, Operation::Read | Operation::Write)
             && (whole.operation, whole.flags) == (next.operation, next.flags)
-            && !whole.flags.has(Flags::FUA)
+            && !whole.flags.has(RequestFlags::FUA)
             && (whole.metadata_count, next.metadata_count) == (0, 0)
             && (whole.blocks > 0 && next.blocks > 0 && next.token < OWN_FIRST)
             && blocks <= u64::from(request_blocks_max)
@@ -123,7 +123,7 @@ impl<B: Backend> Merge<B> {
             && own(next, segments).is_some()
     }
 
-    /// Sends neighbours as one. False if there is no room for it.
+    /// Sends adjacent requests as one. Returns false if the channel below has no free entry.
     fn merge(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> bool {
         let Some(&index) = self.free.last() else { return false };
         let run = &mut self.runs[usize::from(index)];
@@ -139,7 +139,7 @@ impl<B: Backend> Merge<B> {
             blocks += request.blocks;
         }
         let whole = Request {
-            token: own_token(index.into()),
+            token: internal_token(index.into()),
             blocks,
             segment_first: 0,
             segment_count: u16::try_from(run.segments.len()).unwrap_or(u16::MAX),
@@ -152,20 +152,22 @@ impl<B: Backend> Merge<B> {
         true
     }
 
-    /// Takes an answer from below if it is one to a merged request.
-    fn take_answer(&mut self, answer: &Answer) -> bool {
-        let index = own_number(answer.token).and_then(|number| u16::try_from(number).ok());
+    /// Consumes a completion from below if it belongs to a merged request.
+    fn take_answer(&mut self, answer: &IoCompletion) -> bool {
+        let index = internal_index(answer.token).and_then(|number| u16::try_from(number).ok());
         let Some(index) = index else { return false };
         let Some(run) = self.runs.get_mut(usize::from(index)) else { return false };
         match &run.members[..] {
-            [only] => self.ready.push(Answer { token: only.token, ..*answer }),
+            [only] => self.ready.push(IoCompletion { token: only.token, ..*answer }),
             [first, ..] if first.operation == Operation::Read && !answer.outcome.is_success() => {
+                // An unreadable block must not fail the other members: they are sent one by one.
                 self.failed.push_back(index);
                 return true;
             }
             members => {
-                let Answer { outcome, result, .. } = *answer;
-                let each = members.iter().map(|one| Answer { token: one.token, outcome, result });
+                let IoCompletion { outcome, result, .. } = *answer;
+                let each =
+                    members.iter().map(|one| IoCompletion { token: one.token, outcome, result });
                 self.ready.extend(each);
             }
         }
@@ -173,7 +175,7 @@ impl<B: Backend> Merge<B> {
         true
     }
 
-    /// Sends the members of failed runs by themselves, as far as there is room below.
+    /// Sends the members of failed runs one by one, as the channel below accepts them.
     fn send_again(&mut self, now: Instant) {
         let mut has_sent = false;
         while let Some(&index) = self.failed.front() {
@@ -193,8 +195,8 @@ impl<B: Backend> Merge<B> {
     }
 }
 
-/// The first request from number `from` on that has to be looked at: the next one begins where it
-/// ends, or its token is not the caller's to use.
+/// The first request from index `from` on that needs attention: the next one is adjacent to it, or its
+/// token is in the internal range.
 #[inline]
 fn from_here(requests: &[Request], from: usize) -> Option<usize> {
     let notable = |pair: &[Request]| match pair {
@@ -215,7 +217,7 @@ fn own<'a>(request: &Request, segments: &'a [Segment]) -> Option<&'a [Segment]> 
     segments.get(request.segment_first as usize..)?.get(..usize::from(request.segment_count))
 }
 
-impl<B: Backend> Backend for Merge<B> {
+impl<B: IoChannel> IoChannel for Merge<B> {
     fn limits(&self) -> &Limits {
         self.below.limits()
     }
@@ -248,21 +250,21 @@ impl<B: Backend> Backend for Merge<B> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let before = answers.as_slice().len();
         let mut count = self.below.poll(now, answers);
         if self.free.len() < self.runs.len() || self.ready.len() > 0 {
-            answers.sift(before, |answer| self.take_answer(answer));
+            answers.extract(before, |answer| self.take_answer(answer));
             self.send_again(now);
-            self.ready.give(answers);
+            self.ready.drain_into(answers);
             count = answers.as_slice().len() - before;
         }
         self.under_way -= count;
         count
     }
 
-    fn doorbells(&self) -> DoorbellCounts {
-        self.below.doorbells()
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.below.doorbell_stats()
     }
 
     fn wake_at(&self) -> Instant {
@@ -273,8 +275,8 @@ impl<B: Backend> Backend for Merge<B> {
         self.below.wake_source()
     }
 
-    fn is_done_by_kernel(&self) -> bool {
-        self.below.is_done_by_kernel()
+    fn is_kernel_io(&self) -> bool {
+        self.below.is_kernel_io()
     }
 
     fn arm(&mut self) -> bool {

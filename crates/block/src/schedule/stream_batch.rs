@@ -1,47 +1,47 @@
-//! The scheduler for streams: hold back a little, send at once.
+//! Stream-batch scheduler: holds requests and sends them at once over a stream.
 //!
 //! ```text
-//!   submitted ── held ── count, bytes or time reached ── one batch ── flush below: the last of it
+//!   submitted ── held ── count, bytes or time reached ── one batch ── flush below after the last
 //! ```
 
 use std::fmt;
 
-use base::{
-    Answers, Backend, DoorbellCounts, Flags, Instant, Limits, Operation, Request, Segment, Span,
-    WakeSource,
+use tenmil_base::{
+    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Operation, Request, RequestFlags,
+    Segment, Span, WakeSource,
 };
 
-use crate::MediumError;
+use crate::DeviceError;
 use crate::uri::Fields;
 
-/// Holds requests back until there are enough of them, or the oldest has waited long enough, and
-/// hands them down as one batch, which it has the backend below send off at once. A caller's flush
-/// does not hurry them; a flush request or a forced write does, and so does a batch that is large
-/// enough by itself, which goes down as it is.
+/// Scheduler that holds requests until there are enough of them or the oldest has waited long enough, and
+/// submits them as one batch followed by a flush of the channel below. A flush call does not send the
+/// held requests. A flush request or a FUA write does, and so does a batch that is large enough by
+/// itself, which goes down unchanged.
 pub struct StreamBatch<B> {
     below: B,
     options: StreamBatchOptions,
     depth_max: usize,
     held: Vec<Request>,
-    /// The memory of what is held.
+    /// Segments of the held requests.
     segments: Vec<Segment>,
     held_bytes: u64,
-    /// When the oldest that is held has waited long enough.
+    /// When the oldest held request has waited long enough.
     due_at: Instant,
-    /// What is held has gone as far as there was room.
+    /// The channel below accepts no more of the held requests.
     is_stuck: bool,
-    /// Requests below that are not answered yet.
+    /// Requests below that have not completed.
     under_way: usize,
 }
 
-/// When enough is held.
+/// Thresholds at which held requests are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamBatchOptions {
-    /// Requests.
+    /// Number of requests.
     pub count: u16,
     /// Bytes of data.
     pub bytes: u64,
-    /// How long the oldest waits at most.
+    /// Maximum wait of the oldest request.
     pub time: Span,
 }
 
@@ -51,11 +51,11 @@ impl Default for StreamBatchOptions {
     }
 }
 
-/// Most requests that may be held back.
+/// Maximum number of held requests.
 const COUNT_MAX: u64 = 1024;
 
 impl StreamBatchOptions {
-    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, MediumError> {
+    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, DeviceError> {
         let default = Self::default();
         let count = fields.number("count", 1..=COUNT_MAX)?;
         Ok(Self {
@@ -73,8 +73,8 @@ impl fmt::Display for StreamBatchOptions {
     }
 }
 
-impl<B: Backend> StreamBatch<B> {
-    /// Batches for `below`. Allocates here and never again.
+impl<B: IoChannel> StreamBatch<B> {
+    /// Creates a scheduler over `below`. Allocates here and never again.
     pub fn new(below: B, options: &StreamBatchOptions) -> Self {
         let limits = below.limits();
         let count = usize::from(options.count.max(1));
@@ -101,8 +101,7 @@ impl<B: Backend> StreamBatch<B> {
         self.is_full() || self.held_bytes >= self.options.bytes || self.due_at <= now
     }
 
-    /// Holds a request back. False if its memory is not where it says, or more than there is room
-    /// for.
+    /// Holds a request. Returns false if its segments are invalid, or if they exceed the segment table.
     fn hold(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> bool {
         let count = usize::from(request.segment_count) + usize::from(request.metadata_count);
         let own = segments.get(request.segment_first as usize..).and_then(|rest| rest.get(..count));
@@ -115,13 +114,13 @@ impl<B: Backend> StreamBatch<B> {
         self.segments.extend_from_slice(own);
         self.held.push(Request { segment_first, ..*request });
         self.held_bytes += own.iter().map(|segment| u64::from(segment.len_bytes)).sum::<u64>();
-        let hurries = request.operation == Operation::Flush || request.flags.has(Flags::FUA);
+        let hurries = request.operation == Operation::Flush || request.flags.has(RequestFlags::FUA);
         let due_at = if hurries { now } else { now.after(self.options.time) };
         self.due_at = self.due_at.min(due_at);
         true
     }
 
-    /// Sends what is held, as far as there is room below.
+    /// Sends held requests, as the channel below accepts them.
     fn send(&mut self, now: Instant) {
         if self.held.is_empty() {
             return;
@@ -140,7 +139,7 @@ impl<B: Backend> StreamBatch<B> {
         }
     }
 
-    /// Hands down a batch as it is.
+    /// Submits a batch unchanged.
     fn pass(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         let count = self.below.submit(now, requests, segments);
         self.under_way += count;
@@ -151,7 +150,7 @@ impl<B: Backend> StreamBatch<B> {
     }
 }
 
-impl<B: Backend> Backend for StreamBatch<B> {
+impl<B: IoChannel> IoChannel for StreamBatch<B> {
     fn limits(&self) -> &Limits {
         self.below.limits()
     }
@@ -171,7 +170,7 @@ impl<B: Backend> Backend for StreamBatch<B> {
             if self.hold(now, request, segments) {
                 taken += 1;
             } else if self.held.is_empty() {
-                // Whoever is below refuses it, or takes it.
+                // A request that cannot be held: the channel below accepts or rejects it.
                 let count = self.pass(now, &rest[..1], segments);
                 taken += count;
                 if count == 0 {
@@ -192,7 +191,7 @@ impl<B: Backend> Backend for StreamBatch<B> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let count = self.below.poll(now, answers);
         self.under_way -= count;
         if self.is_stuck || self.due_at <= now {
@@ -201,12 +200,12 @@ impl<B: Backend> Backend for StreamBatch<B> {
         count
     }
 
-    fn doorbells(&self) -> DoorbellCounts {
-        self.below.doorbells()
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.below.doorbell_stats()
     }
 
     fn wake_at(&self) -> Instant {
-        // What is stuck waits for an answer, and that wakes by itself.
+        // When the channel below is full, its next completion wakes the thread.
         let due_at = if self.is_stuck { Instant::NEVER } else { self.due_at };
         due_at.min(self.below.wake_at())
     }
@@ -215,8 +214,8 @@ impl<B: Backend> Backend for StreamBatch<B> {
         self.below.wake_source()
     }
 
-    fn is_done_by_kernel(&self) -> bool {
-        self.below.is_done_by_kernel()
+    fn is_kernel_io(&self) -> bool {
+        self.below.is_kernel_io()
     }
 
     fn arm(&mut self) -> bool {

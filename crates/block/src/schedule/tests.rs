@@ -1,26 +1,26 @@
-//! Schedulers against a judge that knows in what order things were asked for.
+//! Schedulers against a model that knows the order of submission.
 
 mod judge;
 mod order;
 
 use std::sync::Arc;
 
-use base::{Backend, Limits, Medium};
+use tenmil_base::{BlockDevice, IoChannel, Limits};
 
 use super::Scheduler;
 use crate::uri::Uri;
-use crate::{Kind, MediumError, Opened, Opener};
+use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
 
 /// Opens `merge:[URI]`, and the same for the other schedulers.
 pub(crate) struct ScheduledKind;
 
 struct Scheduled {
-    below: Arc<dyn Medium>,
+    below: Arc<dyn BlockDevice>,
     scheduler: Scheduler,
 }
 
-impl Kind for ScheduledKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+impl DeviceType for ScheduledKind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
         let opened = opener.open(uri.only_child()?)?;
         let scheduler = uri.scheme().parse()?;
         let description = format!("{scheduler}: over {}", opened.description);
@@ -29,12 +29,12 @@ impl Kind for ScheduledKind {
     }
 }
 
-impl Medium for Scheduled {
+impl BlockDevice for Scheduled {
     fn limits(&self) -> Limits {
         self.channel().unwrap().limits().clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         Ok(self.scheduler.over(self.below.channel()?))
     }
 }
@@ -51,7 +51,7 @@ fn a_scheduler_is_read_and_written_back() {
     }
     let short: Scheduler = "deadline?read=5ms".parse().unwrap();
     let Scheduler::Deadline(options) = short else { panic!("{short}") };
-    assert_eq!((options.read, options.batch), (base::Span::from_ms(5), 16));
+    assert_eq!((options.read, options.batch), (tenmil_base::Span::from_ms(5), 16));
     assert_eq!(
         "stream-batch".parse::<Scheduler>().unwrap().to_string(),
         "stream-batch?count=16&bytes=65536&time=50000ns"
@@ -65,6 +65,6 @@ fn a_scheduler_is_read_and_written_back() {
     ] {
         let error = text.parse::<Scheduler>().unwrap_err();
         assert!(error.to_string().starts_with(problem), "{error}");
-        assert_eq!(error.blame(), base::Blame::Caller);
+        assert_eq!(error.blame(), tenmil_base::ErrorCategory::Usage);
     }
 }

@@ -1,19 +1,19 @@
-//! The part of a name after the question mark: keys, each with a value, each taken once.
+//! Options of a URI: keys with values after the question mark, each consumed once.
 
 use std::ops::RangeInclusive;
 
-use base::Span;
+use tenmil_base::Span;
 
-use super::{Uri, UriError};
+use super::{Uri, UriError, renamed};
 use crate::quantity::{parse_size, parse_time};
 
-/// Keys and values that have not been taken yet, and the keys that were asked for.
+/// The options that have not been consumed yet, and the keys that were queried.
 #[derive(Debug)]
 pub struct Fields<'a> {
     uri: &'a Uri,
     left: Vec<&'a (String, String)>,
     asked: Vec<&'static str>,
-    /// What follows the devices in brackets, until it was taken.
+    /// Path behind the bracketed devices, until it is consumed.
     behind: &'a str,
 }
 
@@ -23,19 +23,19 @@ impl<'a> Fields<'a> {
         Self { uri, left: pairs.iter().collect(), asked: Vec::new(), behind }
     }
 
-    /// What follows the devices in brackets and a slash; empty if nothing does.
+    /// Consumes the path behind the bracketed devices; empty if there is none.
     pub fn behind(&mut self) -> &'a str {
         std::mem::take(&mut self.behind)
     }
 
-    /// The value of a key, if it is there.
+    /// Consumes the value of a key, if present.
     pub fn text(&mut self, key: &'static str) -> Option<String> {
         self.asked.push(key);
         let position = self.left.iter().position(|(name, _)| name == key)?;
         Some(self.left.remove(position).1.clone())
     }
 
-    /// A whole number in a range.
+    /// Consumes an integer in a range.
     pub fn number(
         &mut self,
         key: &'static str,
@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
         self.some(number, key, &text, &format!("a number from {low} to {high}"))
     }
 
-    /// The number that all that is random comes from.
+    /// Consumes the seed of randomness.
     pub fn seed(&mut self) -> Result<Option<u64>, UriError> {
         let Some(text) = self.text("seed") else { return Ok(None) };
         let number = match text.strip_prefix("0x") {
@@ -57,19 +57,19 @@ impl<'a> Fields<'a> {
         self.some(number, "seed", &text, "a number")
     }
 
-    /// A number of bytes.
+    /// Consumes a size in bytes.
     pub fn size(&mut self, key: &'static str) -> Result<Option<u64>, UriError> {
         let Some(text) = self.text(key) else { return Ok(None) };
         parse_size(&text).map(Some).map_err(|problem| self.uri.refuse(format!("{key}: {problem}")))
     }
 
-    /// A time: `80us`, `1.5ms`, or seconds without a unit.
+    /// Consumes a duration: `80us`, `1.5ms`, or seconds without a unit.
     pub fn time(&mut self, key: &'static str) -> Result<Option<Span>, UriError> {
         let Some(text) = self.text(key) else { return Ok(None) };
         parse_time(&text).map(Some).map_err(|problem| self.uri.refuse(format!("{key}: {problem}")))
     }
 
-    /// One of a few words.
+    /// Consumes one of several keywords.
     pub fn choice<T: Copy>(
         &mut self,
         key: &'static str,
@@ -81,7 +81,7 @@ impl<'a> Fields<'a> {
         self.some(chosen, key, &text, &either(&words))
     }
 
-    /// A block size: a power of two from 512 to 65536.
+    /// Consumes a block size: a power of two from 512 to 65536.
     pub fn block_size(&mut self) -> Result<Option<u32>, UriError> {
         let Some(text) = self.text("block") else { return Ok(None) };
         let size = parse_size(&text).ok().and_then(|size| u32::try_from(size).ok());
@@ -89,7 +89,7 @@ impl<'a> Fields<'a> {
         self.some(size, "block", &text, "a power of two from 512 to 64k")
     }
 
-    /// Refuses whatever nobody has asked for.
+    /// Rejects options that were not consumed.
     pub fn finish(self) -> Result<(), UriError> {
         if !self.behind.is_empty() {
             let problem = format!("`/{}` follows a bracket, expected ?KEY=VALUE", self.behind);
@@ -98,6 +98,9 @@ impl<'a> Fields<'a> {
         match self.left.first() {
             None => Ok(()),
             Some((key, _)) => {
+                if let Some(new) = renamed::new_key(self.uri.scheme(), key) {
+                    return Err(self.uri.refuse(format!("`{key}` is now `{new}`")));
+                }
                 let expected = either(&self.asked);
                 Err(self.uri.refuse(format!("no parameter `{key}`, expected {expected}")))
             }
@@ -116,7 +119,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Formats `a`, `a or b`, `a, b or c`.
 fn either(words: &[&str]) -> String {
     match words {
         [] => "none".into(),
@@ -132,7 +135,7 @@ fn digits(text: &str, radix: u32) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use base::Span;
+    use tenmil_base::Span;
 
     use crate::uri::Uri;
 

@@ -1,17 +1,17 @@
-//! How plans are drawn.
+//! Random generation of plans.
 
-use base::{Instant, Random, Span};
-use remote::Spread;
-use sim::network::Direction;
+use tenmil_base::{Instant, Random, Span};
+use tenmil_nvme_fabrics::IoPolicy;
+use tenmil_sim::network::Direction;
 
 use super::{FaultEvent, HostPlan, Kind, MachinePlan};
 use crate::disk::DiskOptions;
-use crate::network::Harm;
+use crate::network::Disturbance;
 
-/// How often each kind of fault comes, among all.
+/// Relative frequency of each kind of fault.
 struct Weights([u64; 7]);
 
-/// Choices.
+/// Random choices of a plan.
 pub(super) struct Draw(Random);
 
 impl Draw {
@@ -49,17 +49,17 @@ impl Draw {
         if matches!(kind, Kind::Mirror | Kind::MirrorOverTargets | Kind::Pool) {
             disk.slow_one_in = 0;
         }
-        if kind == Kind::TwoWays {
+        if kind == Kind::SharedDisk {
             disk.slow_one_in = self.pick(&[2, 4]);
         }
         let processes = match kind {
             Kind::SlowDisk => self.pick(&[1, 2]),
-            Kind::TwoWays | Kind::Exchange => 2,
+            Kind::SharedDisk | Kind::Exchange => 2,
             Kind::Mirror | Kind::MirrorOverTargets | Kind::Pool => 1,
             Kind::Any | Kind::Tenants => self.pick(&[1, 1, 2]),
         };
         let quiesce = match kind {
-            Kind::TwoWays => Span::from_ms(1_000),
+            Kind::SharedDisk => Span::from_ms(1_000),
             _ => Span::from_ms(self.pick(&[200, 1_000])),
         };
         if kind == Kind::Tenants {
@@ -78,8 +78,8 @@ impl Draw {
             };
         }
         if processes > 1 {
-            // What one process has told a disk another one does not know: only the time to quiesce
-            // (CQT) keeps old writes away.
+            // Fencing in one process does not cover the other one: only the quiesce time (CQT)
+            // keeps late writes away.
             disk.slow_max = Span { ns: quiesce.ns / 10 * 9 };
         }
         let is_mirror = kind == Kind::Mirror;
@@ -95,7 +95,7 @@ impl Draw {
 
     pub(super) fn hosts(&mut self, kind: Kind, machines: &[MachinePlan]) -> Vec<HostPlan> {
         if kind == Kind::Tenants {
-            // Two hosts have the first disk, and another one the second.
+            // Two hosts use the first disk, and another one the second.
             let host = |disk| HostPlan { disk, ..self.any_host(0, machines) };
             return [0, 0, 1].map(host).to_vec();
         }
@@ -124,7 +124,7 @@ impl Draw {
         let machine = self.below(machines.len());
         let host = self.any_host(machine, machines);
         match kind {
-            Kind::TwoWays => HostPlan {
+            Kind::SharedDisk => HostPlan {
                 depth: self.pick(&[4, 12]),
                 think: Span::from_us(self.pick(&[500, 2_000, 20_000])),
                 blocks: self.pick(&[4, 8]),
@@ -146,7 +146,11 @@ impl Draw {
             think: Span::from_us(self.pick(&[2_000, 20_000, 60_000])),
             blocks: self.pick(&[8, 24, 64]),
             request_blocks_max: self.pick(&[1, 8, 24]),
-            spread: self.pick(&[Spread::ActivePassive, Spread::RoundRobin, Spread::QueueDepth]),
+            spread: self.pick(&[
+                IoPolicy::ActivePassive,
+                IoPolicy::RoundRobin,
+                IoPolicy::QueueDepth,
+            ]),
             reads: self.pick(&[2, 6, 8]),
             flushes: self.pick(&[1, 2]),
             forced: self.pick(&[0, 0, 2]),
@@ -163,17 +167,17 @@ impl Draw {
         hosts: usize,
         until: Instant,
     ) -> Vec<(Instant, FaultEvent)> {
-        // Each kind is there or not, so that some runs have much of one.
+        // Each kind of fault is enabled or not, so that some runs have many of one kind.
         let mut weights =
             Weights([(); 7].map(|()| if self.chance(2) { 1 + self.0.below(4) } else { 0 }));
-        if kind == Kind::TwoWays {
-            // Connections are reset: that is noticed while what was sent on them is under way.
+        if kind == Kind::SharedDisk {
+            // Connection resets are detected while the data that were sent are in flight.
             weights.0[4] = 20;
         }
         let processes: usize = machines.iter().map(|machine| machine.processes).sum();
         let count = match kind {
             Kind::SlowDisk => self.below(6),
-            Kind::TwoWays => 6 + self.below(12),
+            Kind::SharedDisk => 6 + self.below(12),
             Kind::Any => self.below(12),
             Kind::MirrorOverTargets => self.below(6),
             Kind::Tenants | Kind::Mirror | Kind::Exchange => self.below(4),
@@ -192,11 +196,11 @@ impl Draw {
                 }
                 2 => FaultEvent::Pause { process, span: self.span(10, 6_000) },
                 3 => FaultEvent::Partition { host, process, span: self.span(10, 8_000) },
-                4 => FaultEvent::Harm { host, process, harm: Harm::Reset },
-                5 => FaultEvent::Harm { host, process, harm: Harm::Vanish },
+                4 => FaultEvent::Harm { host, process, harm: Disturbance::Reset },
+                5 => FaultEvent::Harm { host, process, harm: Disturbance::Vanish },
                 _ => {
-                    let direction = self.pick(&[Direction::There, Direction::Back]);
-                    let harm = Harm::Delay(direction, self.span(1, 5_000));
+                    let direction = self.pick(&[Direction::Upstream, Direction::Downstream]);
+                    let harm = Disturbance::Delay(direction, self.span(1, 5_000));
                     FaultEvent::Harm { host, process, harm }
                 }
             };
@@ -261,7 +265,7 @@ impl Draw {
         }
     }
 
-    /// A leg misses writes, and is perhaps the only one that is there at a restart.
+    /// Adds a leg that misses writes and may be the only one present at a restart.
     fn legs(&mut self, faults: &mut Vec<(Instant, FaultEvent)>) {
         let ms = |ms: u64| Instant { ns: ms * 1_000_000 };
         let stale = self.below(2);
@@ -270,7 +274,7 @@ impl Draw {
         let ended = lost + 100 + self.0.below(1_500);
         faults.push((ms(lost), plug(stale, true)));
         if self.chance(4) {
-            // It comes back while the others go on.
+            // It is plugged in while the other one is in use.
             faults.push((ms(ended - self.0.below(100)), plug(stale, false)));
         }
         let down = self.span(20, 400);

@@ -1,8 +1,8 @@
-//! What a pool transfers to and from its device.
+//! Transfers of a pool to and from its device.
 
-use base::{Answer, Backend, Instant, Memory, Operation, Request, Segment};
-use volume::format::{BLOCK_BYTES, Block};
-use volume::{Action, End};
+use tenmil_base::{Instant, IoChannel, IoCompletion, Memory, Operation, Request, Segment};
+use tenmil_volume::format::{BLOCK_BYTES, Block};
+use tenmil_volume::{ActionResult, DeviceAction};
 
 use super::{PoolHost, SECTORS, SLOT_BYTES, Stage, Transfer};
 use crate::disk::BLOCK_BYTES as SECTOR_BYTES;
@@ -18,8 +18,9 @@ impl PoolHost {
         }
     }
 
-    /// Hands to the paths what there is room for. True if anything was.
-    pub(super) fn transfer(&mut self, now: Instant, queue: &mut impl Backend) -> bool {
+    /// Submits queued transfers to the multipath queue while slots are free. Returns true if there
+    /// were any.
+    pub(super) fn transfer(&mut self, now: Instant, queue: &mut impl IoChannel) -> bool {
         let mut is_busy = false;
         let has_read = self.under_way.values().any(|(it, _)| matches!(it, Transfer::Open));
         if let Stage::Opening(opening) = &self.stage
@@ -30,13 +31,13 @@ impl PoolHost {
         }
         while let Some(action) = self.backlog.front() {
             let (operation, at, blocks) = match action {
-                Action::ReadPage { at, .. } => (Operation::Read, *at, 1),
-                Action::ReadSlots { .. } => (Operation::Read, 0, 2),
-                Action::WritePages { at, bytes, .. } => {
+                DeviceAction::ReadPage { at, .. } => (Operation::Read, *at, 1),
+                DeviceAction::ReadSlots { .. } => (Operation::Read, 0, 2),
+                DeviceAction::WritePages { at, bytes, .. } => {
                     (Operation::Write, *at, (bytes.len() / BLOCK_BYTES) as u64)
                 }
-                Action::ReadData { at, blocks, .. } => (Operation::Read, *at, *blocks),
-                Action::WriteData { at, blocks, .. } => (Operation::Write, *at, *blocks),
+                DeviceAction::ReadData { at, blocks, .. } => (Operation::Read, *at, *blocks),
+                DeviceAction::WriteData { at, blocks, .. } => (Operation::Write, *at, *blocks),
                 _ => (Operation::Flush, 0, 0),
             };
             let action = Transfer::Action(action.clone());
@@ -52,7 +53,7 @@ impl PoolHost {
     fn send(
         &mut self,
         now: Instant,
-        queue: &mut impl Backend,
+        queue: &mut impl IoChannel,
         transfer: Transfer,
         (operation, at, blocks): (Operation, u64, u64),
     ) -> bool {
@@ -61,8 +62,8 @@ impl PoolHost {
         let segment = self.link.memory.slice(slot * SLOT_BYTES, bytes);
         let Some(segment) = segment.filter(|_| bytes <= SLOT_BYTES) else { return false };
         match &transfer {
-            Transfer::Action(Action::WritePages { bytes, .. }) => self.store(segment, bytes),
-            Transfer::Action(Action::WriteData { token, offset, .. }) => {
+            Transfer::Action(DeviceAction::WritePages { bytes, .. }) => self.store(segment, bytes),
+            Transfer::Action(DeviceAction::WriteData { token, offset, .. }) => {
                 let from = usize::try_from(*offset).unwrap_or(0) * BLOCK_BYTES;
                 let data = self.ops.get(token).map_or(&[][..], |op| &op.data);
                 let data = data.get(from..from + bytes as usize).unwrap_or_default().to_vec();
@@ -88,12 +89,17 @@ impl PoolHost {
     }
 
     fn store(&self, segment: Segment, bytes: &[u8]) {
-        // The segment is a part of the host's own memory.
+        // Cannot fail: the segment is part of the memory of this host.
         let _ = self.link.regions.store(segment, bytes);
     }
 
-    /// The device has answered.
-    pub(super) fn end_transfer(&mut self, now: Instant, answer: Answer, shared: &mut Shared<'_>) {
+    /// Handles the completion of a transfer.
+    pub(super) fn end_transfer(
+        &mut self,
+        now: Instant,
+        answer: IoCompletion,
+        shared: &mut Shared<'_>,
+    ) {
         let Some((transfer, slot)) = self.under_way.remove(&answer.token) else { return };
         self.free.push(slot);
         let is_success = answer.outcome.is_success();
@@ -114,17 +120,23 @@ impl PoolHost {
                 }
             }
             (Transfer::Action(action), Stage::Open(store)) => {
-                let failed = End::Failed(answer.outcome);
+                let failed = ActionResult::Failed(answer.outcome);
                 match action {
-                    Action::ReadPage { io, .. } => {
+                    DeviceAction::ReadPage { io, .. } => {
                         let page = block(0);
-                        store.complete(io, if is_success { End::Read(&page) } else { failed });
+                        store.complete(
+                            io,
+                            if is_success { ActionResult::Read(&page) } else { failed },
+                        );
                     }
-                    Action::ReadSlots { io } => {
+                    DeviceAction::ReadSlots { io } => {
                         let slots = [block(0), block(1)];
-                        store.complete(io, if is_success { End::Slots(&slots) } else { failed });
+                        store.complete(
+                            io,
+                            if is_success { ActionResult::Slots(&slots) } else { failed },
+                        );
                     }
-                    Action::ReadData { io, token, offset, blocks, .. } => {
+                    DeviceAction::ReadData { io, token, offset, blocks, .. } => {
                         let from = usize::try_from(offset).unwrap_or(0) * BLOCK_BYTES;
                         let len = usize::try_from(blocks).unwrap_or(0) * BLOCK_BYTES;
                         let data = self.ops.get_mut(&token);
@@ -132,18 +144,18 @@ impl PoolHost {
                         if let Some(into) = into {
                             into.copy_from_slice(&bytes[..len]);
                         }
-                        store.complete(io, if is_success { End::Done } else { failed });
+                        store.complete(io, if is_success { ActionResult::Done } else { failed });
                     }
-                    Action::WritePages { io, .. }
-                    | Action::WriteData { io, .. }
-                    | Action::Flush { io }
-                    | Action::ReadParent { io, .. } => {
-                        store.complete(io, if is_success { End::Done } else { failed });
+                    DeviceAction::WritePages { io, .. }
+                    | DeviceAction::WriteData { io, .. }
+                    | DeviceAction::Flush { io }
+                    | DeviceAction::ReadParent { io, .. } => {
+                        store.complete(io, if is_success { ActionResult::Done } else { failed });
                     }
-                    Action::Zero { .. } => {}
+                    DeviceAction::Zero { .. } => {}
                 }
             }
-            // Of a pool that was closed meanwhile.
+            // A transfer of a pool that has been closed since.
             _ => {}
         }
     }

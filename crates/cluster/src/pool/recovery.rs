@@ -1,6 +1,6 @@
 //! A pool whose device has failed reads again what is durable, and goes on; as `block` drives it.
 
-use base::{Instant, Span};
+use tenmil_base::{Instant, Span};
 
 use super::{PoolHost, Stage};
 use crate::host::Shared;

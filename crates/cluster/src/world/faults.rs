@@ -1,19 +1,19 @@
-//! What happens to machines, processes and connections, and how they come back.
+//! Faults of machines, processes and connections, and their recovery.
 
 use std::collections::BTreeMap;
 
-use base::Span;
+use tenmil_base::Span;
 
 use super::{Action, World, broken};
 use crate::disk::Disk;
 use crate::exports::{Blocks, Export};
 use crate::history::Scope;
 use crate::link::Address;
-use crate::network::{Harm, Port};
+use crate::network::{Disturbance, Port};
 use crate::plan::FaultEvent;
 use crate::pool::PoolHost;
 use crate::process::{Process, ProcessOptions, subsystem_nqn};
-use crate::registrant::Wanted;
+use crate::registrant::RequestedState;
 use crate::world::Failure;
 
 impl World {
@@ -31,8 +31,8 @@ impl World {
             FaultEvent::Swap { machine, down } => self.swap(machine, down),
             FaultEvent::RestartHost { host, down } => self.restart_host(host, down)?,
             FaultEvent::SwapOne { process, down } => self.swap_one(process, down),
-            FaultEvent::Reserve { host } => self.want(host, Wanted::Held),
-            FaultEvent::Release { host } => self.want(host, Wanted::Released),
+            FaultEvent::Reserve { host } => self.want(host, RequestedState::Held),
+            FaultEvent::Release { host } => self.want(host, RequestedState::Released),
             FaultEvent::Pause { process, span } => {
                 let until = now.after(span);
                 if let Some(running) = &mut self.processes[process].process {
@@ -48,9 +48,9 @@ impl World {
             FaultEvent::Harm { host, process, harm } => {
                 self.network.harm(host, process, harm);
                 let what = match harm {
-                    Harm::Reset => "are reset".to_owned(),
-                    Harm::Vanish => "lose all that is sent".to_owned(),
-                    Harm::Delay(direction, span) => {
+                    Disturbance::Reset => "are reset".to_owned(),
+                    Disturbance::Vanish => "lose all that is sent".to_owned(),
+                    Disturbance::Delay(direction, span) => {
                         format!("carry nothing {direction:?} for {span}")
                     }
                 };
@@ -82,14 +82,14 @@ impl World {
         }
     }
 
-    fn want(&mut self, host: usize, wanted: Wanted) {
+    fn want(&mut self, host: usize, wanted: RequestedState) {
         let (now, checker) = (self.now, &mut self.checker);
         if let Some(registrant) = self.registrants.get_mut(&host) {
             registrant.set_wanted(wanted, now, checker);
         }
     }
 
-    /// The processes of a machine are killed, and start with its disks in another order.
+    /// Kills the processes of a machine and restarts them with its disks in another order.
     fn swap(&mut self, machine: usize, down: Span) {
         let processes = self.processes_of(machine);
         let is_running = |process: usize| self.processes[process].process.is_some();
@@ -265,11 +265,14 @@ impl World {
         };
         let is_reordered = self.machines[machine].is_reordered;
         let started = match Process::start(options, &self.network) {
+            // The stored reservations belong to another disk, so the service does not start: undo
+            // the exchange.
             Err(why) if is_reordered => {
                 self.note(Scope::ALL, format!("target {process} does not start: {why}"));
                 self.undo_swap(process, machine);
                 return Ok(());
             }
+            // A mirror does not start without a leg that is up to date: retry.
             Err(why) if self.disks[disks].iter().any(Disk::is_absent) => {
                 self.note(Scope::ALL, format!("target {process} does not start: {why}"));
                 self.schedule(self.now.after(Span::from_ms(500)), Action::Start(process));

@@ -1,5 +1,5 @@
-//! What other people's code has encrypted, and what it makes of ours: LUKS images of `qemu-img`, whose
-//! payload is `aes-xts-plain64`. Finding the key in their header is done here, for the tests alone.
+//! Interoperability with `qemu-img`: LUKS images, whose payload is `aes-xts-plain64`. The key is
+//! extracted from their header here, for the tests only.
 
 #![expect(unsafe_code, reason = "the library speaks C")]
 
@@ -7,14 +7,14 @@ use std::path::Path;
 use std::process::Command;
 
 use aws_lc_sys::{EVP_sha256, PKCS5_PBKDF2_HMAC, SHA256};
-use base::{Backend, Operation, Outcome};
+use tenmil_base::{IoChannel, IoStatus, Operation};
 
 use super::{Bench, key, key_file};
 use crate::cipher::{Direction, Xts};
 
 const PASSPHRASE: &str = "a passphrase";
 
-/// The header of LUKS1, as its specification draws it; all numbers are big-endian.
+/// LUKS1 header, as specified; all numbers are big-endian.
 struct Header<'a>(&'a [u8]);
 
 impl Header<'_> {
@@ -26,7 +26,7 @@ impl Header<'_> {
         u64::from(self.word(104)) * 512
     }
 
-    /// The key of the payload, by the passphrase and the first key slot.
+    /// Payload key, from the passphrase and the first key slot.
     fn key(&self) -> Vec<u8> {
         assert_eq!(&self.0[..8], b"LUKS\xba\xbe\0\x01");
         assert_eq!(&self.0[8..12], b"aes\0");
@@ -50,11 +50,11 @@ impl Header<'_> {
 /// PBKDF2 with HMAC-SHA-256.
 fn derive(secret: &[u8], salt: &[u8], iterations: u32, len: usize) -> Vec<u8> {
     let mut key = vec![0; len];
-    // SAFETY: it has no premises, and what it returns lives for ever.
+    // SAFETY: the call has no premises; the result is static.
     let digest = unsafe { EVP_sha256() };
     let (secret_at, salt_at) = (secret.as_ptr().cast(), salt.as_ptr());
-    // SAFETY: each pointer comes with the length of the slice that it is of, and `key` has room for
-    // the `len` bytes that are written.
+    // SAFETY: each pointer is passed with the length of its slice, and `key` has room for the `len`
+    // bytes that are written.
     let done = unsafe {
         let (secret_len, salt_len, into) = (secret.len(), salt.len(), key.as_mut_ptr());
         PKCS5_PBKDF2_HMAC(secret_at, secret_len, salt_at, salt_len, iterations, digest, len, into)
@@ -65,13 +65,13 @@ fn derive(secret: &[u8], salt: &[u8], iterations: u32, len: usize) -> Vec<u8> {
 
 fn hash(bytes: &[u8]) -> [u8; 32] {
     let mut digest = [0; 32];
-    // SAFETY: the slice is as long as is said, and SHA-256 writes 32 bytes.
+    // SAFETY: the slice has the given length, and SHA-256 writes 32 bytes.
     let done = unsafe { SHA256(bytes.as_ptr(), bytes.len(), digest.as_mut_ptr()) };
     assert!(!done.is_null());
     digest
 }
 
-/// Undoes the anti-forensic split: a key is spread over many stripes, all of which are needed.
+/// Reverses the anti-forensic split: a key is spread over many stripes, all of which are needed.
 fn merge(split: &[u8]) -> Vec<u8> {
     let mut merged = vec![0; 64];
     let last = split.len() / 64 - 1;
@@ -87,8 +87,8 @@ fn merge(split: &[u8]) -> Vec<u8> {
     merged
 }
 
-/// Runs a tool; `qemu-img`, which measures how fast the machine is to choose how often it hashes,
-/// gives up where a busy machine's clock did not move, and is asked again.
+/// Runs a tool. `qemu-img` benchmarks the machine to choose its iteration count and fails if the
+/// clock of a busy machine did not advance; then it is run again.
 fn run(tool: &str, arguments: &[&str]) {
     for patience in (0..20).rev() {
         let output = Command::new(tool).args(arguments).output().unwrap();
@@ -102,7 +102,7 @@ fn run(tool: &str, arguments: &[&str]) {
     }
 }
 
-/// Has `qemu-io` do something with the device inside an image.
+/// Runs `qemu-io` commands on the device inside an image.
 fn with_image(path: &Path, commands: &[&str]) {
     let secret = format!("secret,id=s0,data={PASSPHRASE}");
     let image = format!("driver=luks,key-secret=s0,file.filename={}", path.display());
@@ -151,8 +151,8 @@ fn what_qemu_has_encrypted_is_read_and_the_other_way_round() {
         let fill = if operation == Operation::Write { byte } else { !byte };
         bench.put(&[segment], &vec![fill; expected.len()]);
         let outcome =
-            bench.run(&mut *channel as &mut dyn Backend, operation, lba, blocks, &[segment]);
-        assert_eq!(outcome, Outcome::SUCCESS);
+            bench.run(&mut *channel as &mut dyn IoChannel, operation, lba, blocks, &[segment]);
+        assert_eq!(outcome, IoStatus::SUCCESS);
         assert!(bench.get(&[segment]) == expected, "{operation:?} at {lba}");
     };
     transfer(Operation::Read, 0, 128, 0x5a);

@@ -1,69 +1,70 @@
-//! Regions that come and go.
+//! Allocated regions that can be dropped again.
 
 use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::atomic::Ordering;
 
-use base::{RegionId, Segment};
+use tenmil_base::{RegionId, Segment};
 
 use super::{
-    GENERATION_MAX, LEN_BITS, PLACE_BITS, Places, Regions, Slot, TableFull, place_of, whole,
+    GENERATION_MAX, LEN_BITS, MappingTable, PLACE_BITS, RegionSlot, RegionTable, TableFull,
+    place_of, whole,
 };
 use crate::mapping::{Backing, HUGE_PAGE, Mapping, MappingError};
 
-/// Memory in a table of regions, which goes when this is dropped: then its number names
-/// nothing, its pages are the kernel's again, and its place in the table is free.
+/// Memory in a region table, freed on drop: then its number is invalid, its pages return to the kernel,
+/// and its place in the table is free.
 ///
-/// Whoever hands this memory out keeps it until everything that works on the memory has ended.
+/// The owner keeps it until all work on its memory has ended.
 #[derive(Debug)]
 pub struct Region {
-    regions: Regions,
+    regions: RegionTable,
     id: RegionId,
     len_bytes: u64,
-    /// Something of somebody else's is still mapped there.
-    pub(super) is_spoilt: bool,
+    /// A foreign file is still mapped there, so the place must not be reused.
+    pub(super) is_leaked: bool,
 }
 
-/// There can be no such region.
+/// Reason why a region cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoRegion {
-    /// The table has no place.
-    Full(TableFull),
-    /// The kernel would not give the memory.
-    Unmapped(MappingError),
+pub enum RegionError {
+    /// The region table is full.
+    TableFull(TableFull),
+    /// The memory cannot be mapped.
+    MapFailed(MappingError),
 }
 
-/// The shortest mapping of a place.
+/// Minimum length of a place's mapping.
 const MAPPING_MIN: usize = 64 << 10;
 
-impl Regions {
-    /// A region of zeroed memory, private unless the table is [`shared`](Self::shared), at least
-    /// `len_bytes` long.
+impl RegionTable {
+    /// Allocates a region of zeroed memory, at least `len_bytes` long; private unless the table is
+    /// [`shared`](Self::shared).
     ///
-    /// Its mapping is as long as the next power of two, of which only the pages that are touched
-    /// take memory: so a place that was left fits what comes later and is about as long. A longer one
-    /// is taken only where there is no other: short regions in long places would use up addresses,
-    /// of which a process has no more than anybody.
+    /// Its mapping has the length of the next power of two, of which only accessed pages use memory. A
+    /// freed place therefore fits later regions of a similar length. A longer place is used only if there
+    /// is no other: short regions in long places would waste address space.
     ///
-    /// In a table that [lays rows](Self::lay_rows) it is as many huge pages as are needed, which stay taken
-    /// when the region goes: a longer place is taken where the machine has no more in a row.
+    /// In a table with [contiguous memory](Self::use_contiguous), the mapping has as many huge pages as
+    /// needed, which stay allocated when the region is dropped. A longer place is used if the system has
+    /// no further contiguous pages.
     ///
     /// # Errors
     ///
-    /// If the table is full or the kernel has no such memory.
-    pub fn allocate(&self, len_bytes: usize) -> Result<Region, NoRegion> {
+    /// The table is full, or the kernel has no such memory.
+    pub fn allocate(&self, len_bytes: usize) -> Result<Region, RegionError> {
         let mut places = self.places();
-        // With the lock, for whoever lays rows does that with it, too.
+        // Read under the lock, because `use_contiguous` sets it under the lock.
         let backing = self.backing();
         self.allocate_among(&mut places, len_bytes, backing)
     }
 
-    /// The same, which can be shown to another process whatever the table is.
+    /// Like [`allocate`](Self::allocate), but always sharable with another process.
     ///
     /// # Errors
     ///
-    /// If the table is full or the kernel has no such memory.
-    pub fn allocate_shared(&self, len_bytes: usize) -> Result<Region, NoRegion> {
+    /// The table is full, or the kernel has no such memory.
+    pub fn allocate_shared(&self, len_bytes: usize) -> Result<Region, RegionError> {
         self.allocate_of(len_bytes, Backing::Shared)
     }
 
@@ -71,23 +72,25 @@ impl Regions {
         &self,
         len_bytes: usize,
         backing: Backing,
-    ) -> Result<Region, NoRegion> {
+    ) -> Result<Region, RegionError> {
         self.allocate_among(&mut self.places(), len_bytes, backing)
     }
 
     fn allocate_among(
         &self,
-        places: &mut Places,
+        places: &mut MappingTable,
         len_bytes: usize,
         backing: Backing,
-    ) -> Result<Region, NoRegion> {
+    ) -> Result<Region, RegionError> {
         let mapped = match backing {
-            Backing::Row => len_bytes.checked_next_multiple_of(HUGE_PAGE),
+            Backing::Contiguous => len_bytes.checked_next_multiple_of(HUGE_PAGE),
             _ => len_bytes.checked_next_power_of_two(),
         };
         let mapped = mapped.unwrap_or(len_bytes).max(MAPPING_MIN);
         let bytes = len_bytes.next_multiple_of(4096) as u64;
         let is_full = places.mappings.len() >= self.table.slots.len();
+        // First choice is a free place of exactly this size; a larger one is used only if the table is
+        // full or no new mapping is possible.
         let whole = match self.settle(places, mapped..=mapped, bytes, backing) {
             Some(whole) => whole,
             None if is_full => match self.settle(places, mapped.., bytes, backing) {
@@ -97,78 +100,82 @@ impl Regions {
             None => {
                 let asked = if len_bytes == 0 { 0 } else { mapped };
                 match Mapping::new(asked, backing) {
-                    Ok(mapping) => self.add_part(places, mapping, bytes).map_err(NoRegion::Full)?,
+                    Ok(mapping) => {
+                        self.add_part(places, mapping, bytes).map_err(RegionError::TableFull)?
+                    }
                     Err(why) => {
-                        let longer = (backing == Backing::Row)
+                        let longer = (backing == Backing::Contiguous)
                             .then(|| self.settle(places, mapped.., bytes, backing))
                             .flatten();
-                        longer.ok_or(NoRegion::Unmapped(why))?
+                        longer.ok_or(RegionError::MapFailed(why))?
                     }
                 }
             }
         };
         let (id, is_spoilt) = (whole.region, false);
-        Ok(Region { regions: self.clone(), id, len_bytes: bytes, is_spoilt })
+        Ok(Region { regions: self.clone(), id, len_bytes: bytes, is_leaked: is_spoilt })
     }
 
-    /// How many regions there are: those that stay, and those that have not gone.
+    /// Number of existing regions.
     pub fn count(&self) -> usize {
-        let has_region = |slot: &&Slot| slot.word.load(Ordering::Relaxed) << (64 - LEN_BITS) != 0;
+        let has_region =
+            |slot: &&RegionSlot| slot.word.load(Ordering::Relaxed) << (64 - LEN_BITS) != 0;
         self.table.slots.iter().filter(has_region).count()
     }
 
-    /// Gives an empty place whose mapping is so long to a new region: the smallest one.
+    /// Assigns a new region to the smallest free place whose mapping has a fitting length.
     fn settle(
         &self,
-        places: &mut Places,
+        places: &mut MappingTable,
         fitting: impl RangeBounds<usize>,
         len_bytes: u64,
         backing: Backing,
     ) -> Option<Segment> {
-        let Places { mappings, empty, .. } = places;
+        let MappingTable { mappings, empty, .. } = places;
         let of = |place: u32| &mappings[place as usize];
         let alike = empty.iter().enumerate().filter(|(_, place)| of(**place).backing() == backing);
         let lengths = alike.map(|(at, place)| (of(*place).len_bytes(), at));
         let (_, at) = lengths.filter(|(len, _)| len_bytes > 0 && fitting.contains(len)).min()?;
         let place = empty.swap_remove(at);
         let slot = &self.table.slots[place as usize];
-        // The generation was counted up when the place was left.
+        // The generation was incremented when the place was freed.
         let word = slot.word.load(Ordering::Relaxed);
         let generation = u32::try_from(word >> LEN_BITS).unwrap_or(GENERATION_MAX);
         slot.begin(generation, len_bytes);
         Some(whole(RegionId(generation << PLACE_BITS | place), len_bytes))
     }
 
-    /// Gives an empty place another mapping, which is longer than the one that it had. That one stays
-    /// mapped, without pages, for whoever may still move bytes there: as mappings of a place at least
-    /// double, all that were are no longer than the one that is. Rows grow by pages, and take addresses
-    /// only.
+    /// Replaces the mapping of a free place by a longer one. The old mapping stays mapped, without pages,
+    /// for accesses still in progress. Mappings of a place at least double, so all earlier ones together
+    /// are no longer than the current one. Contiguous mappings grow by pages, but occupy only addresses
+    /// afterwards.
     fn enlarge(
         &self,
-        places: &mut Places,
+        places: &mut MappingTable,
         mapped: usize,
         len_bytes: u64,
         backing: Backing,
-    ) -> Result<Segment, NoRegion> {
-        let full = NoRegion::Full(TableFull { regions_max: self.table.slots.len() });
+    ) -> Result<Segment, RegionError> {
+        let full = RegionError::TableFull(TableFull { regions_max: self.table.slots.len() });
         let len_of = |place: &u32| places.mappings[*place as usize].len_bytes();
         let shorter = places.empty.iter().filter(|place| len_of(place) < mapped);
         let place = *shorter.min_by_key(|place| len_of(place)).ok_or(full)?;
         if len_bytes == 0 || len_bytes >> LEN_BITS != 0 {
             return Err(full);
         }
-        let mapping = Mapping::new(mapped, backing).map_err(NoRegion::Unmapped)?;
-        // Who still has the old length and meets the new base stays inside: it is longer.
+        let mapping = Mapping::new(mapped, backing).map_err(RegionError::MapFailed)?;
+        // A reader that combines the old length with the new base stays inside: the new mapping is
+        // longer.
         let base = mapping.base().as_ptr();
         self.table.slots[place as usize].base.store(base, Ordering::Relaxed);
         let mut before = std::mem::replace(&mut places.mappings[place as usize], mapping);
-        before.give_up();
+        before.discard_kept();
         places.outgrown.push(before);
         self.settle(places, mapped.., len_bytes, backing).ok_or(full)
     }
 
-    /// Ends a region. A place whose generations are used up, whose pages the kernel keeps, which a
-    /// device still reaches, or which is spoilt, stays empty for ever.
+    /// Frees a region. Its place is never reused if its generations are exhausted, if the kernel keeps
+    /// its pages, if a device can still access it, or if it is leaked.
     fn leave(&self, id: RegionId, is_spoilt: bool) {
         let (place, generation) = (place_of(id), id.0 >> PLACE_BITS);
         let next = generation.saturating_add(1).min(GENERATION_MAX);
@@ -183,18 +190,18 @@ impl Regions {
 }
 
 impl Region {
-    /// Its number.
+    /// Region number.
     #[inline]
     pub fn id(&self) -> RegionId {
         self.id
     }
 
-    /// All of it, or as much as a segment can name.
+    /// Segment of the whole region, or of as much as a segment can cover.
     pub fn segment(&self) -> Segment {
         whole(self.id, self.len_bytes)
     }
 
-    /// How long it is: what was asked for, rounded up to whole pages.
+    /// Length: the requested one, rounded up to whole pages.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -202,31 +209,31 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.regions.leave(self.id, self.is_spoilt);
+        self.regions.leave(self.id, self.is_leaked);
     }
 }
 
-impl fmt::Display for NoRegion {
+impl fmt::Display for RegionError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Full(full) => full.fmt(out),
-            Self::Unmapped(error) => error.fmt(out),
+            Self::TableFull(full) => full.fmt(out),
+            Self::MapFailed(error) => error.fmt(out),
         }
     }
 }
 
-impl std::error::Error for NoRegion {}
+impl std::error::Error for RegionError {}
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use base::{Memory, RegionId, Segment};
+    use tenmil_base::{Memory, RegionId, Segment};
 
-    use super::{GENERATION_MAX, HUGE_PAGE, NoRegion, PLACE_BITS};
-    use crate::{Backing, Mapping, Regions};
+    use super::{GENERATION_MAX, HUGE_PAGE, PLACE_BITS, RegionError};
+    use crate::{Backing, Mapping, RegionTable};
 
-    fn bytes(regions: &Regions, segment: Segment) -> Vec<u8> {
+    fn bytes(regions: &RegionTable, segment: Segment) -> Vec<u8> {
         let mut bytes = vec![0xaa; segment.len_bytes as usize];
         regions.load(segment, &mut bytes).unwrap();
         bytes
@@ -234,7 +241,7 @@ mod tests {
 
     #[test]
     fn shared_memory_has_a_descriptor_and_comes_back_empty() {
-        let regions = Regions::new(2);
+        let regions = RegionTable::new(2);
         let private = regions.allocate(4096).unwrap();
         assert!(regions.descriptor(private.id()).is_none());
         let shared = regions.allocate_shared(4096).unwrap();
@@ -245,7 +252,7 @@ mod tests {
         assert_eq!(&found, b"seen");
         drop((private, shared));
         assert!(regions.descriptor(place.region).is_none(), "it is no region any more");
-        let (private, shared) = (regions.allocate(4096).unwrap(), Regions::shared(1));
+        let (private, shared) = (regions.allocate(4096).unwrap(), RegionTable::shared(1));
         assert!(regions.descriptor(private.id()).is_none(), "a place keeps what it is made of");
         assert!(regions.allocate(4096).is_err());
         let again = regions.allocate_shared(4096).unwrap();
@@ -255,32 +262,39 @@ mod tests {
 
     #[test]
     fn rows_are_taken_again_and_a_longer_one_only_if_there_is_no_other() {
-        let (regions, late) = (Regions::shared(4), Regions::new(1));
+        let (regions, late) = (RegionTable::shared(4), RegionTable::new(1));
         let ordinary = late.allocate(4096).unwrap();
-        assert!(!late.lay_rows() && !late.is_in_rows(), "it has memory that is not in a row");
-        assert_eq!(late.row(ordinary.id()), None);
-        assert!(regions.is_shared() && regions.lay_rows());
-        assert!(regions.is_in_rows() && !regions.is_shared());
+        assert!(
+            !late.use_contiguous() && !late.is_contiguous(),
+            "it has memory that is not in a row"
+        );
+        assert_eq!(late.physical_address(ordinary.id()), None);
+        assert!(regions.is_shared() && regions.use_contiguous());
+        assert!(regions.is_contiguous() && !regions.is_shared());
         let scattered = regions.allocate_shared(4096).unwrap();
-        assert!(regions.row(scattered.id()).is_none() && regions.lay_rows(), "once more");
-        // Without pages that somebody has reserved, and without a right to know where they lie.
+        assert!(
+            regions.physical_address(scattered.id()).is_none() && regions.use_contiguous(),
+            "once more"
+        );
+        // Works without reserved huge pages, and without permission to read physical addresses.
         let Ok(first) = regions.allocate(5_000) else { return };
         let Ok(longer) = regions.allocate(HUGE_PAGE + 1) else { return };
-        let (at, longer_at) = (regions.row(first.id()), regions.row(longer.id()));
+        let (at, longer_at) =
+            (regions.physical_address(first.id()), regions.physical_address(longer.id()));
         assert!(at.is_some() && longer_at.is_some() && at != longer_at);
         regions.fill(first.segment(), 7).unwrap();
         let id = first.id();
         drop((first, longer));
-        assert_eq!(regions.row(id), None, "it is no region any more");
+        assert_eq!(regions.physical_address(id), None, "it is no region any more");
         let again = regions.allocate(4096).unwrap();
-        assert_eq!(regions.row(again.id()), at);
+        assert_eq!(regions.physical_address(again.id()), at);
         assert_eq!(bytes(&regions, again.segment()), [0; 4096]);
     }
 
-    /// Whoever has been told that all regions lie in rows never meets one that does not.
+    /// A reader that was informed that all regions are contiguous never meets one that is not.
     #[test]
     fn who_allocates_while_rows_are_laid_gets_a_row_or_nothing() {
-        let regions = Regions::new(1);
+        let regions = RegionTable::new(1);
         let places = regions.places();
         std::thread::scope(|scope| {
             let allocated = scope.spawn(|| regions.allocate(4096));
@@ -290,19 +304,19 @@ mod tests {
             regions.table.is_in_rows.store(true, Ordering::Relaxed);
             drop(places);
             if let Ok(region) = allocated.join().unwrap() {
-                assert!(regions.row(region.id()).is_some());
+                assert!(regions.physical_address(region.id()).is_some());
             }
         });
     }
 
     #[test]
     fn a_region_that_has_gone_names_nothing_and_its_place_is_free() {
-        let regions = Regions::new(2);
+        let regions = RegionTable::new(2);
         let stays = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
         regions.fill(stays, 1).unwrap();
         let mut old: Vec<Segment> = Vec::new();
         for round in 0..1_000_u32 {
-            // A different length each time, longer and shorter than the one before.
+            // A different length each time, longer and shorter than the previous one.
             let len_bytes = 4096 + (round * 7919 % 60_000) as usize;
             let region = regions.allocate(len_bytes).unwrap();
             let all = region.segment();
@@ -323,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_place_takes_what_fits_and_the_smallest_is_taken() {
-        let regions = Regions::new(2);
+        let regions = RegionTable::new(2);
         let small = regions.allocate(64 << 10).unwrap();
         let large = regions.allocate(1 << 20).unwrap();
         let (small_at, large_at) = (small.segment().region, large.segment().region);
@@ -341,7 +355,7 @@ mod tests {
 
     #[test]
     fn long_places_are_not_given_to_short_regions_while_there_are_others() {
-        let regions = Regions::new(64);
+        let regions = RegionTable::new(64);
         let mut short = Vec::new();
         for _ in 0..30 {
             drop(regions.allocate(1 << 30).unwrap());
@@ -354,11 +368,11 @@ mod tests {
 
     #[test]
     fn a_place_ends_with_its_last_generation() {
-        let regions = Regions::new(1);
+        let regions = RegionTable::new(1);
         let mut region = regions.allocate(4096).unwrap();
         for generation in 1..=GENERATION_MAX {
             if generation == 10 {
-                // Twenty bits of generations, without waiting for them.
+                // Reaches the end of twenty bits of generations without counting through them.
                 let word = u64::from(GENERATION_MAX - 5) << super::LEN_BITS | 4096;
                 region.regions.table.slots[0].word.store(word, Ordering::Relaxed);
                 region.id = RegionId((GENERATION_MAX - 5) << PLACE_BITS);
@@ -367,7 +381,7 @@ mod tests {
             drop(region);
             match regions.allocate(4096) {
                 Ok(next) => region = next,
-                Err(NoRegion::Full(_)) => {
+                Err(RegionError::TableFull(_)) => {
                     assert_eq!(last.region.0 >> PLACE_BITS, GENERATION_MAX);
                     assert!(!regions.contains(last), "the last one is gone as well");
                     return;
@@ -380,15 +394,15 @@ mod tests {
 
     #[test]
     fn memory_that_cannot_be_is_refused() {
-        let regions = Regions::new(1);
-        assert!(matches!(regions.allocate(0), Err(NoRegion::Unmapped(_))));
-        assert!(matches!(regions.allocate(1 << 61), Err(NoRegion::Unmapped(_))));
+        let regions = RegionTable::new(1);
+        assert!(matches!(regions.allocate(0), Err(RegionError::MapFailed(_))));
+        assert!(matches!(regions.allocate(1 << 61), Err(RegionError::MapFailed(_))));
         regions.allocate(1).unwrap();
     }
 
     #[test]
     fn what_comes_and_goes_on_two_threads_is_never_shared() {
-        let regions = Regions::new(4);
+        let regions = RegionTable::new(4);
         std::thread::scope(|scope| {
             for byte in [1, 2] {
                 let regions = &regions;
@@ -407,12 +421,12 @@ mod tests {
 
     #[test]
     fn a_table_full_of_short_places_has_room_for_long_regions() {
-        let regions = Regions::new(4);
+        let regions = RegionTable::new(4);
         for shift in 0..6 {
             let len = (64 << 10) << shift;
             let all: Vec<_> = (0..4).map(|_| regions.allocate(len).unwrap()).collect();
             let full = regions.allocate(len).unwrap_err();
-            assert!(matches!(full, NoRegion::Full(_)), "{full}");
+            assert!(matches!(full, RegionError::TableFull(_)), "{full}");
             for region in &all {
                 let last = Segment { offset: len as u64 - 4, len_bytes: 4, ..region.segment() };
                 assert_eq!(bytes(&regions, last), [0; 4]);

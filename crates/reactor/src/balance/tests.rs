@@ -1,23 +1,23 @@
 //! A balancer over reactors in simulated time.
 //!
-//! All reactors share one clock that work moves on, so that the loads of all together are one core's
-//! worth at most; limits are set accordingly.
+//! All reactors share one clock that work advances, so their loads add up to one core at most;
+//! limits are set accordingly.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use base::Span;
-use host::frequency::{FrequencyError, Speed};
-use host::pool::Pool;
-use host::topology::{Ours, Place};
-use host::{Clock, Cores};
+use tenmil_base::Span;
+use tenmil_linux::frequency::{FrequencyError, FrequencyRequest};
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_linux::topology::{AvailableCpus, CpuLocation};
+use tenmil_linux::{Clock, CpuList};
 
-use super::{Ground, NotBalanced, Steering, balancer, start};
+use super::{BalancerError, CpuPlatform, SchedulerHandle, balancer, start};
 use crate::schedule::{self, Options, Policy};
-use crate::world::World;
+use crate::simulation::Simulation;
 use crate::{
-    Context, Event, Found, Handle, Message, Poller, ReactorId, ReactorOptions, Reactors,
-    Registration, ThreadPlan,
+    Context, Event, Message, PollResult, Poller, PollerBuilder, ReactorId, ReactorOptions,
+    Reactors, ThreadBuilder, ThreadHandle,
 };
 
 type Tally = Arc<AtomicU64>;
@@ -26,7 +26,7 @@ fn count(tally: &Tally) -> u64 {
     tally.load(Ordering::Relaxed)
 }
 
-/// Works for so many parts of a thousand of each millisecond, by moving the clock on.
+/// Works for this many parts per thousand of each millisecond, by advancing the clock.
 struct Worker {
     clock: Tally,
     permille: Tally,
@@ -34,23 +34,23 @@ struct Worker {
 }
 
 impl Poller for Worker {
-    fn poll(&mut self, _: &mut Context<'_>) -> Found {
+    fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
         self.polls.fetch_add(1, Ordering::Relaxed);
         let permille = count(&self.permille);
         self.clock.fetch_add(permille * 1_000, Ordering::Relaxed);
-        if permille > 0 { Found::Work } else { Found::Nothing }
+        if permille > 0 { PollResult::Busy } else { PollResult::Idle }
     }
 }
 
-/// What a test says about the machine, and what it is told.
+/// Platform controlled by a test.
 #[derive(Clone, Default)]
 struct Told {
-    ours: Arc<Mutex<Ours>>,
-    wishes: Arc<Mutex<Vec<(u32, Speed)>>>,
+    ours: Arc<Mutex<AvailableCpus>>,
+    wishes: Arc<Mutex<Vec<(u32, FrequencyRequest)>>>,
 }
 
-impl Ground for Told {
-    fn ours(&mut self) -> Ours {
+impl CpuPlatform for Told {
+    fn ours(&mut self) -> AvailableCpus {
         self.ours.lock().unwrap().clone()
     }
 
@@ -58,27 +58,27 @@ impl Ground for Told {
         true
     }
 
-    fn run_at(&mut self, wishes: Vec<(u32, Speed)>) -> Vec<FrequencyError> {
+    fn run_at(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
         *self.wishes.lock().unwrap() = wishes;
         Vec::new()
     }
 }
 
 impl Told {
-    fn take(&self, cores: Cores) {
+    fn take(&self, cores: CpuList) {
         self.ours.lock().unwrap().cores = cores;
     }
 
-    fn speed_of(&self, core: u32) -> Speed {
+    fn speed_of(&self, core: u32) -> FrequencyRequest {
         let wishes = self.wishes.lock().unwrap();
         wishes.iter().find(|wish| wish.0 == core).unwrap().1
     }
 }
 
 struct Balanced {
-    world: World,
+    world: Simulation,
     told: Told,
-    steering: Steering,
+    steering: SchedulerHandle,
 }
 
 fn options() -> Options {
@@ -93,43 +93,48 @@ fn options() -> Options {
     }
 }
 
-/// How long it takes until everything is where it should be.
+/// Time after which the placement must be final.
 const A_WHILE: Span = Span::from_ms(400);
 
 impl Balanced {
     fn new(seed: u64, reactors: u32, options: Options) -> Self {
-        let world = World::adaptive(seed, reactors);
+        let world = Simulation::adaptive(seed, reactors);
         let told = Told::default();
         told.take((0..reactors).collect());
-        // Two cores to a memory node.
-        let place = |core| Place { core, node: Some(core / 2), ..Place::default() };
+        // Two cores per NUMA node.
+        let place = |core| CpuLocation { core, node: Some(core / 2), ..CpuLocation::default() };
         let places = (0..reactors).map(place).collect();
         let (balancer, steering) = balancer(options, places, told.clone()).unwrap();
-        let plan = ThreadPlan::new("balancer").on(ReactorId(reactors - 1)).poller(balancer);
+        let plan = ThreadBuilder::new("balancer").on(ReactorId(reactors - 1)).poller(balancer);
         world.directory.spawn(plan).unwrap();
         Self { world, told, steering }
     }
 
-    /// A thread that works for `permille` of each millisecond; its load, and its count of polls.
-    fn worker(&self, on: u32, permille: u64, mask: Option<Cores>) -> (Handle, Tally, Tally) {
+    /// A thread that works for `permille` of each millisecond; its load, and its poll counter.
+    fn worker(
+        &self,
+        on: u32,
+        permille: u64,
+        mask: Option<CpuList>,
+    ) -> (ThreadHandle, Tally, Tally) {
         let (load, polls) = (Arc::new(AtomicU64::new(permille)), Tally::default());
         let worker = Worker {
             clock: Arc::clone(&self.world.now_ns),
             permille: Arc::clone(&load),
             polls: Arc::clone(&polls),
         };
-        let timed = Registration::timed("work", Span::from_ms(1), worker);
-        let mut plan = ThreadPlan::new("worker").on(ReactorId(on)).poller(timed);
+        let timed = PollerBuilder::timed("work", Span::from_ms(1), worker);
+        let mut plan = ThreadBuilder::new("worker").on(ReactorId(on)).poller(timed);
         plan.mask = mask;
         (self.world.directory.spawn(plan).unwrap(), load, polls)
     }
 
-    fn home(&self, handle: &Handle) -> u32 {
+    fn home(&self, handle: &ThreadHandle) -> u32 {
         let sample = self.world.directory.sample(self.world.now());
         sample.threads.iter().find(|thread| thread.id == handle.id()).unwrap().home.0
     }
 
-    fn homes(&self, handles: &[&Handle]) -> Vec<u32> {
+    fn homes(&self, handles: &[&ThreadHandle]) -> Vec<u32> {
         handles.iter().map(|handle| self.home(handle)).collect()
     }
 }
@@ -137,17 +142,21 @@ impl Balanced {
 #[test]
 fn idle_threads_gather_and_the_reactors_left_empty_sleep() {
     let mut balanced = Balanced::new(1, 3, options());
-    let handles: Vec<Handle> = (0..3).map(|core| balanced.worker(core, 0, None).0).collect();
+    let handles: Vec<ThreadHandle> = (0..3).map(|core| balanced.worker(core, 0, None).0).collect();
     balanced.world.live(A_WHILE);
     assert_eq!(balanced.homes(&handles.iter().collect::<Vec<_>>()), [0, 0, 0]);
     let plan = balanced.steering.plan();
     assert_eq!((plan.empty, plan.gathering), ((1..3).collect(), Some(0)));
     let speeds = [0, 1, 2].map(|core| balanced.told.speed_of(core));
-    assert_eq!(speeds, [Speed::Down, Speed::Lowest, Speed::Lowest]);
-    let asked = [(0, Speed::Down), (1, Speed::Lowest), (2, Speed::Lowest)];
+    assert_eq!(
+        speeds,
+        [FrequencyRequest::Down, FrequencyRequest::Lowest, FrequencyRequest::Lowest]
+    );
+    let asked =
+        [(0, FrequencyRequest::Down), (1, FrequencyRequest::Lowest), (2, FrequencyRequest::Lowest)];
     assert_eq!(balanced.steering.speeds(), asked, "whoever asks is told the same");
 
-    let sleeps = |world: &World| world.directory.sample(world.now()).reactors[2].wakes;
+    let sleeps = |world: &Simulation| world.directory.sample(world.now()).reactors[2].wakes;
     let before = sleeps(&balanced.world);
     balanced.world.live(A_WHILE);
     assert_eq!(sleeps(&balanced.world), before, "nothing wakes an empty reactor");
@@ -162,8 +171,8 @@ fn a_thread_goes_to_where_its_data_is() {
         permille: Arc::new(AtomicU64::new(200)),
         polls: Tally::default(),
     };
-    let timed = Registration::timed("work", Span::from_ms(1), worker);
-    let plan = ThreadPlan::new("far").near(1).on(ReactorId(1)).poller(timed);
+    let timed = PollerBuilder::timed("work", Span::from_ms(1), worker);
+    let plan = ThreadBuilder::new("far").near(1).on(ReactorId(1)).poller(timed);
     let far = balanced.world.directory.spawn(plan).unwrap();
     balanced.world.live(A_WHILE);
     assert!([2, 3].contains(&balanced.home(&far)), "node 1 has cores 2 and 3");
@@ -177,8 +186,8 @@ fn no_order_is_planned_for_a_thread_that_is_tied() {
         permille: Tally::default(),
         polls: Tally::default(),
     };
-    let tied = Registration::timed("work", Span::from_ms(1), worker).tied("it has a descriptor");
-    let plan = ThreadPlan::new("tied").on(ReactorId(1)).poller(tied);
+    let tied = PollerBuilder::timed("work", Span::from_ms(1), worker).pinned("it has a descriptor");
+    let plan = ThreadBuilder::new("tied").on(ReactorId(1)).poller(tied);
     let tied = balanced.world.directory.spawn(plan).unwrap();
     let (free, _, _) = balanced.worker(1, 0, None);
     for _ in 0..20 {
@@ -197,7 +206,7 @@ fn an_overloaded_reactor_sheds_and_takes_back() {
     balanced.world.live(A_WHILE);
     let homes = balanced.homes(&[&one, &two]);
     assert_eq!(homes.iter().sum::<u32>(), 1, "one on each: {homes:?}");
-    assert_eq!(balanced.told.speed_of(1), Speed::Highest);
+    assert_eq!(balanced.told.speed_of(1), FrequencyRequest::Highest);
     load.store(0, Ordering::Relaxed);
     balanced.world.live(A_WHILE);
     assert_eq!(balanced.homes(&[&one, &two]), [0, 0]);
@@ -220,7 +229,7 @@ fn threads_leave_a_core_that_is_taken_and_a_mask_is_left_if_it_must_be() {
     let thread = u64::from(bound.id().0);
     let mask = [1].into_iter().collect();
     assert!(told(&balanced, &schedule::Event::MaskUnmatched { thread, mask }));
-    assert_eq!(balanced.told.speed_of(1), Speed::Found);
+    assert_eq!(balanced.told.speed_of(1), FrequencyRequest::Found);
 
     balanced.told.take((0..2).collect());
     let before = count(&polls);
@@ -257,7 +266,7 @@ fn the_books_are_looked_at_once_in_a_period_and_a_changed_one_is_kept() {
     let mut looks = |period: Span| {
         balanced.steering.set_options(Options { period, ..options() }).unwrap();
         balanced.world.live(A_WHILE);
-        let balancer = |world: &World| {
+        let balancer = |world: &Simulation| {
             let mut sample = world.directory.sample(world.now());
             sample.threads.remove(0).pollers.remove(0)
         };
@@ -301,15 +310,15 @@ fn messages_arrive_in_order_whatever_is_moved() {
 
 #[test]
 fn idle_threads_gather_on_real_processors() {
-    let cores = Cores::allowed();
+    let cores = CpuList::allowed();
     let reactors = Reactors::start(&cores, &ReactorOptions::default(), &Clock::start()).unwrap();
     let (first, last) = (ReactorId(0), reactors.directory().reactors().last().unwrap());
-    let thread = reactors.spawn(ThreadPlan::new("idle").on(last)).unwrap();
-    let pool = Arc::new(Pool::new(1, 4));
+    let thread = reactors.spawn(ThreadBuilder::new("idle").on(last)).unwrap();
+    let pool = Arc::new(ThreadPool::new(1, 4));
     let options = Options { load_limit: 50, period: Span::from_ms(5), ..options() };
     let wrong = Options { load_limit: 90, ..options.clone() };
     let refused = start(reactors.directory(), wrong, None, Arc::clone(&pool)).unwrap_err();
-    assert!(matches!(refused, NotBalanced::Options(_)), "{refused}");
+    assert!(matches!(refused, BalancerError::Options(_)), "{refused}");
     let options = Options { core_limit: 80, ..options };
     let (_, steering) = start(reactors.directory(), options, None, pool).unwrap();
 

@@ -1,100 +1,105 @@
-//! Going to sleep, and why nothing can be forgotten by one who sleeps.
+//! Going to sleep without losing wake-ups.
 //!
 //! ```text
-//!   idle:   nothing found for a spell; every poller says until when it can wait → Until(deadline)
+//!   idle:   no work for the spin time; every poller states how long it can wait → Until(deadline)
 //!   loop:   announce: asleep = true, then the heavy half of a barrier
-//!   arm:    inbox? mailboxes? every poller: make the source ready, and look once more; deadlines?
-//!           anything there → cancel the sleep
-//!           nothing → who may doze is put aside, armed as it is: see `dozing.rs`
-//!   loop:   block until a bell, a descriptor or the deadline
+//!   arm:    inbox? mailboxes? every poller: arm its source, then check once more; deadlines?
+//!           work found → cancel the sleep
+//!           none → threads that may park stay armed and are parked: see `parking.rs`
+//!   loop:   block until a notification, a descriptor or the deadline
 //! ```
 //!
-//! There are four ways in which work reaches a sleeping reactor, and each is closed:
+//! Work reaches a sleeping reactor in the following ways, none of which can be missed:
 //!
-//! - *An order or a message.* Whoever sends stores it, passes the light half of the barrier and then
-//!   looks at the flag. Either it sees the flag and wakes the reactor, or what it stored can be seen
-//!   by [`arm`](host::Turn::arm), which looks later than the heavy half. It rings the bell of the
-//!   reactor where the thread lives; how that stays true while the thread moves is said at
-//!   `ThreadRecord::ring`.
-//! - *A rest* of hybrid mode is announced like a sleep, and ended by the same bells. Descriptors are
-//!   not waited for: it is as long as what is in flight takes at least.
-//! - *A device or a socket.* Each poller says what wakes it when it is registered, or is refused. Its
-//!   `arm` asks for the signal first and looks second, so what comes between the two is seen, and
-//!   what comes later signals. The descriptor is among the sources of the sleeper from the moment at
-//!   which the poller is attached until it is detached. If it could not be put there, nobody sleeps.
-//! - *Time.* The deadline is the earliest of all timers and of what every poller says. It is asked
-//!   again in `arm`: should it have come nearer, the sleep is cancelled.
-//! - *The reactor itself.* What a poller left for later (changes, a message that found no room, a
-//!   thread that is on its way out) is looked at too, and keeps the reactor awake.
+//! - *A command or a message.* The sender stores it, passes the light half of the barrier and then
+//!   loads the sleep flag. Either it sees the flag and wakes the reactor, or its store is visible
+//!   to [`arm`](tenmil_linux::EventLoop::arm), which checks after the heavy half. The sender notifies the
+//!   reactor where the thread lives; `ThreadCounters::ring` explains why that holds while the
+//!   thread migrates.
+//! - *A pause* of hybrid mode is announced like a sleep and ended by the same notifications.
+//!   Descriptors are not waited for: a pause is no longer than the expected completion time.
+//! - *A device or a socket.* Each poller declares its wake-up source at registration, or is
+//!   rejected. Its `arm` requests the signal first and checks second, so an event between the two
+//!   is found, and a later one signals. The descriptor is in the sleeper's set from the moment the
+//!   poller is attached until it is detached. If it could not be added, the reactor does not sleep.
+//! - *Time.* The deadline is the earliest of all timers and of all pollers' `wake_at`. It is
+//!   recomputed in `arm`: if it has become earlier, the sleep is canceled.
+//! - *The reactor itself.* Deferred work (poller changes, an undelivered message, a departing
+//!   thread) is checked too, and keeps the reactor awake.
 
 use std::sync::atomic::Ordering;
 
-use base::{Instant, Span};
-use host::Wait;
+use tenmil_base::{Instant, Span};
+use tenmil_linux::NextStep;
 
 use super::Reactor;
-use crate::spell::REST_MIN;
+use crate::spin::PAUSE_MIN;
 use crate::thread::LightThread;
 
-/// A deadline as near as this is not slept for.
+/// A deadline closer than this is polled for instead of slept for.
 const NEAR: Span = Span::from_us(10);
 
 impl Reactor {
-    /// What to do after a turn that found nothing, when the spell is over.
+    /// Next step after an idle iteration, when the spin time is over.
     #[cold]
-    pub(super) fn idle(&mut self, now: Instant) -> Wait {
-        // Whatever becomes of this, the next turn wants to know the time: a deadline that is near
-        // comes only for one who looks.
+    pub(super) fn idle(&mut self, now: Instant) -> NextStep {
+        // The next iteration needs a fresh clock reading in any case: a close deadline is noticed
+        // only with one.
         self.looks = 0;
         if self.looks_out {
             return self.step_aside();
         }
+        // Hybrid mode pauses before a sleep is considered.
         if self.spell.wants_rest() {
             let rest = self.rest(now);
             self.spell.extend(now.after(rest.unwrap_or_default()));
             self.slept = rest.is_some();
-            return rest.map_or(Wait::Again, Wait::Pause);
+            return rest.map_or(NextStep::Again, NextStep::Pause);
         }
+        // A migration in progress, or a poller without a wake-up source, keeps the reactor awake.
         if self.local.attention || self.threads.iter().any(|thread| thread.is_sleepless()) {
             self.spell.extend(now);
-            return Wait::Again;
+            return NextStep::Again;
         }
-        self.spell.set_useful(self.is_looking_useful());
+        self.spell.set_spin_enabled(self.is_looking_useful());
         let deadline = self.guarded(now, |reactor| reactor.deadline(now)).unwrap_or(now);
         if deadline <= now.after(NEAR) {
-            return Wait::Again;
+            return NextStep::Again;
         }
+        // Published now, since the sleep may be long.
         self.publish(now);
-        self.begin_dozing(now);
+        self.begin_parking(now);
         self.promised = deadline;
-        Wait::Until(deadline)
+        NextStep::Until(deadline)
     }
 
-    /// Whether it is any use to look for work before it is announced. It is asked before every sleep,
-    /// not when pollers come and go: a sleep too soon, or a spell too many, is of no account.
+    /// Whether spinning can find work before it is announced. Evaluated before every sleep, not
+    /// when pollers change: one premature sleep or superfluous spin is harmless.
     fn is_looking_useful(&self) -> bool {
-        let counts = self.threads.iter().map(LightThread::looking);
+        let counts = self.threads.iter().map(LightThread::spinning_pollers);
         let (active, looking) =
             counts.fold((0, 0), |sum, (active, looking)| (sum.0 + active, sum.1 + looking));
         active == 0 || looking > 0
     }
 
-    /// The rest that is due now in hybrid mode. No deadline is rested over, nobody who travels, and
-    /// no message: it ends the rest.
+    /// Pause due now in hybrid mode. It never extends beyond a deadline, and is not taken during a
+    /// migration or with a pending message; a message ends it.
     fn rest(&mut self, now: Instant) -> Option<Span> {
         let expects = |reactor: &mut Self| (reactor.expected_latency(), reactor.deadline(now));
         let (latency, deadline) = self.guarded(now, expects)?;
-        let rest = self.spell.rest(now, latency)?.min(deadline.since(now));
-        (rest >= REST_MIN && !self.local.attention).then_some(rest)
+        let rest = self.spell.hybrid_pause(now, latency)?.min(deadline.since(now));
+        (rest >= PAUSE_MIN && !self.local.attention).then_some(rest)
     }
 
-    /// Whether there is something for which nobody rang, because this did not sleep.
+    /// Whether work arrived whose sender did not notify, because the reactor was not asleep.
     pub(super) fn has_messages(&self) -> bool {
         let is_wanted = |thread: &LightThread| thread.is_wanted();
-        !self.inbox.is_empty() || self.local.bell.is_called() || self.threads.iter().any(is_wanted)
+        !self.inbox.is_empty()
+            || self.local.bell.has_parked_notify()
+            || self.threads.iter().any(is_wanted)
     }
 
-    /// The earliest moment at which a timer or a poller wants to be called.
+    /// Earliest time at which a timer or a poller must be called.
     fn deadline(&mut self, now: Instant) -> Instant {
         let local = &mut self.local;
         let moments = self.threads.iter_mut().map(|thread| thread.wake_at(now, local));
@@ -106,21 +111,22 @@ impl Reactor {
         self.threads.iter().filter_map(|thread| thread.expected_latency(local)).min()
     }
 
-    /// Looks once more at everything. True if there is work, or may be.
+    /// Arms everything and checks once more. True if there may be work.
     pub(super) fn arm_all(&mut self, now: Instant) -> bool {
+        // Deadlines are evaluated last, since arming a poller may have moved them closer.
         let stays = self.guarded(now, |reactor| {
             let local = &mut reactor.local;
             !reactor.inbox.is_empty()
-                || local.bell.is_called()
+                || local.bell.has_parked_notify()
                 || reactor.threads.iter_mut().any(|thread| thread.arm(local))
                 || reactor.deadline(now) < reactor.promised
         });
         if stays.unwrap_or(true) {
-            // Not at once again: announcing costs a microsecond.
+            // Not again at once: an announcement costs a microsecond.
             self.spell.extend(now);
             return true;
         }
-        self.put_aside(now);
+        self.park(now);
         let record = &self.local.record;
         record.sleeps.add(1);
         record.asleep.store(true, Ordering::Relaxed);
@@ -129,10 +135,10 @@ impl Reactor {
         false
     }
 
-    /// The sleep is over, or did not take place. The descriptors with these numbers have ended it.
+    /// Handles the end or omission of a sleep, which the descriptors with these tokens ended.
     pub(super) fn disarm_all(&mut self, ready: &[u64]) {
         if !ready.is_empty() {
-            self.hear(ready);
+            self.unpark_ready(ready);
             let now = self.local.watch.now();
             let slept = now.since(self.armed);
             let local = &mut self.local;

@@ -1,23 +1,23 @@
-//! The dynamic policy: idle threads gather, full reactors shed, a quota is not spread over.
+//! Dynamic policy: collects idle threads, relieves overloaded reactors, obeys the CPU quota.
 
-use super::board::Board;
-use super::share::{SLACK, Share};
-use super::snapshot::Reason;
+use super::placement::Placement;
+use super::share::{CoreShare, SLACK};
+use super::snapshot::MigrationReason;
 
-impl Board {
+impl Placement {
     /// Moves idle threads to the scheduling core, as far as it has room.
-    pub(super) fn gather_idle(&mut self) {
+    pub(super) fn consolidate_idle(&mut self) {
         for seat in 0..self.seats.len() {
             let thread = &self.seats[seat];
             if thread.idle && thread.free() && self.fits(seat, self.gathering, SLACK) {
-                self.move_seat(seat, self.gathering, Reason::Idle);
+                self.move_seat(seat, self.gathering, MigrationReason::Idle);
             }
         }
     }
 
-    /// Brings all rooms within the limits. One step at a time where that is enough; else everything
-    /// is laid out anew; and where that cannot be done either, the fullest give to the emptiest.
-    pub(super) fn relieve(&mut self) {
+    /// Brings all reactors within the limits. Single steps are tried first, then a complete
+    /// re-placement; if that fails, the most loaded reactors give threads to the least loaded.
+    pub(super) fn shed_overload(&mut self) {
         if self.is_within() {
             return;
         }
@@ -26,22 +26,24 @@ impl Board {
         stepwise.shed();
         if stepwise.is_within() {
             *self = stepwise;
-        } else if !self.lay_out() {
+        } else if !self.repack_all() {
             stepwise.level();
             *self = stepwise;
         }
     }
 
-    /// Empties the rooms with least to do, so that no more are busy than the quota has processors.
-    /// Too much in few rooms is better than a whole process that is throttled.
+    /// Empties the least loaded reactors, so that no more are busy than the quota permits. A few
+    /// overloaded reactors are better than a throttled process.
     fn obey_quota(&mut self) {
         let busy = |room: &usize| self.rooms[*room].crowd > 0;
         let mut rooms: Vec<usize> = (0..self.rooms.len()).filter(busy).collect();
+        // The gathering reactor is emptied last.
         rooms.sort_by_key(|room| (*room == self.gathering, self.rooms[*room].load()));
         let surplus = rooms.len().saturating_sub(self.quota);
         while surplus > 0 && !rooms.is_empty() {
             let leaving = &rooms[..surplus.min(rooms.len())];
             let mut emptied = self.clone();
+            // If one of them cannot be emptied, the next one is tried in its place.
             match leaving.iter().position(|room| !emptied.squeeze_out(*room, leaving)) {
                 Some(stuck) => {
                     rooms.remove(stuck);
@@ -54,7 +56,7 @@ impl Board {
         }
     }
 
-    /// Spreads what is in a room over those that stay busy; false if some of it has to stay.
+    /// Distributes threads of a reactor over those that stay busy; false if some must stay.
     fn squeeze_out(&mut self, room: usize, leaving: &[usize]) -> bool {
         self.crowd_of(room).into_iter().all(|seat| {
             let stays = |other: usize| {
@@ -65,13 +67,13 @@ impl Board {
                 .or_else(|| self.emptiest(stays))
                 .filter(|_| self.seats[seat].free());
             if let Some(target) = target {
-                self.move_seat(seat, target, Reason::Quota);
+                self.move_seat(seat, target, MigrationReason::Quota);
             }
             target.is_some()
         })
     }
 
-    /// Moves threads out of full rooms into those where they fit.
+    /// Moves threads from overloaded reactors to those where they fit.
     fn shed(&mut self) {
         for room in self.over() {
             while self.is_over(room) {
@@ -79,17 +81,17 @@ impl Board {
                 let leaving = self.crowd_of(room).into_iter().filter_map(|seat| {
                     let load = self.seats[seat].load;
                     let target = self.shelter(seat)?;
-                    // The smallest that is enough; if none is, the largest.
-                    let order = if load >= excess { (0, load) } else { (1, Share::MAX - load) };
+                    // The smallest thread that suffices; if none does, the largest.
+                    let order = if load >= excess { (0, load) } else { (1, CoreShare::MAX - load) };
                     Some((order, seat, target))
                 });
                 let Some((_, seat, target)) = leaving.min() else { break };
-                self.move_seat(seat, target, Reason::Overload);
+                self.move_seat(seat, target, MigrationReason::Overload);
             }
         }
     }
 
-    /// Where a thread of a full room fits.
+    /// Reactor for a thread of an overloaded one.
     fn shelter(&self, seat: usize) -> Option<usize> {
         if !self.seats[seat].free() {
             return None;
@@ -98,7 +100,7 @@ impl Board {
             .or_else(|| self.best(seat, |room| self.fits(seat, room, 0)))
     }
 
-    /// One thread from each full room to where there is clearly less to do.
+    /// Moves one thread from each overloaded reactor to one that is clearly less loaded.
     fn level(&mut self) {
         for room in self.over() {
             let load = self.rooms[room].load();
@@ -108,7 +110,7 @@ impl Board {
                 (self.seats[seat].free() && after + SLACK < load).then_some((after, seat, target))
             });
             if let Some((_, seat, target)) = leaving.min() {
-                self.move_seat(seat, target, Reason::Overload);
+                self.move_seat(seat, target, MigrationReason::Overload);
             }
         }
     }

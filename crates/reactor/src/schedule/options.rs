@@ -1,87 +1,89 @@
-//! What the scheduler is told: its policy, its limits, and which cores have a part of their own.
+//! Scheduler options: policy, limits, and special cores.
 
 use std::fmt;
 use std::str::FromStr;
 
-use base::{Blame, Span};
-use host::Cores;
+use tenmil_base::{ErrorCategory, Span};
+use tenmil_linux::CpuList;
 
-use super::share::{Share, WHOLE};
+use super::share::{CoreShare, WHOLE};
 
-/// How light threads are spread over reactors.
+/// Placement policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// New threads go round the reactors and stay, unless their core is taken or their mask changes.
+    /// New threads are placed round-robin and stay, unless their core is taken away or their mask
+    /// changes.
     #[default]
     Static,
-    /// Idle threads gather on one reactor, overloaded reactors shed, and what is left empty sleeps.
+    /// Idle threads are collected on one reactor, overloaded reactors are relieved, and empty ones
+    /// sleep.
     Dynamic,
 }
 
-/// The scheduler's settings. [`Options::check`] says whether they go together.
+/// Scheduler options, validated by [`Options::check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How threads are spread.
+    /// Placement policy.
     pub policy: Policy,
-    /// How often loads are collected.
+    /// Interval between load samples.
     pub period: Span,
-    /// A thread that is busy for less than this many percent of a period is idle.
+    /// Load in percent of a period below which a thread is idle.
     pub load_limit: u8,
-    /// A reactor that several threads keep busy for more than this many percent sheds some.
+    /// Load in percent above which a reactor with several threads is overloaded.
     pub core_limit: u8,
-    /// At this many percent and more a reactor may hide work: what its threads would do, if they
-    /// were given the time, cannot be seen.
+    /// Load in percent from which the demand of a reactor's threads may be larger than measured.
     pub core_busy: u8,
-    /// No thread moves twice within this time.
+    /// Minimum time between two migrations of a thread.
     pub rest: Span,
-    /// Where idle threads gather. `None` is the lowest core that is not isolated.
+    /// Core that collects idle threads. `None` is the lowest core that is not isolated.
     pub scheduling_core: Option<u32>,
-    /// Cores for threads whose mask names isolated cores and no others. Those are not balanced.
-    pub isolated: Cores,
+    /// Cores reserved for threads whose mask names isolated cores only. Those threads are not
+    /// balanced.
+    pub isolated: CpuList,
 }
 
-/// Settings that do not go together, or do not go with the reactors.
+/// Inconsistent options, or options that do not fit the reactors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionsError {
-    /// No policy has this name.
+    /// Unknown policy name.
     Policy {
-        /// What was given.
+        /// Given name.
         text: String,
     },
-    /// The three limits must ascend, and the last be no more than 100.
+    /// The three limits must ascend, and the last must not exceed 100.
     Limits {
         /// Percent below which a thread is idle.
         load_limit: u8,
-        /// Percent above which a reactor sheds.
+        /// Percent above which a reactor is overloaded.
         core_limit: u8,
-        /// Percent from which a reactor may hide work.
+        /// Percent from which demand may be hidden.
         core_busy: u8,
     },
-    /// A period of no length.
+    /// The period is zero.
     Period,
-    /// No reactor has the scheduling core.
+    /// No reactor runs on the scheduling core.
     SchedulingCore {
-        /// What was given.
+        /// Given core.
         core: u32,
-        /// The cores of the reactors.
-        reactors: Cores,
+        /// Cores of the reactors.
+        reactors: CpuList,
     },
-    /// The scheduling core is isolated, so nothing could gather on it.
+    /// The scheduling core is isolated, so it could not collect idle threads.
     SchedulingCoreIsolated {
-        /// What was given.
+        /// Given core.
         core: u32,
     },
-    /// No reactor has these isolated cores.
+    /// Isolated cores without a reactor.
     Isolated {
-        /// Those that no reactor has.
-        cores: Cores,
-        /// The cores of the reactors.
-        reactors: Cores,
+        /// These cores.
+        cores: CpuList,
+        /// Cores of the reactors.
+        reactors: CpuList,
     },
-    /// All reactors' cores are isolated.
+    /// All cores of reactors are isolated.
     AllIsolated {
-        /// What was given.
-        cores: Cores,
+        /// Given cores.
+        cores: CpuList,
     },
 }
 
@@ -95,14 +97,14 @@ impl Default for Options {
             core_busy: 95,
             rest: Span::from_secs(5),
             scheduling_core: None,
-            isolated: Cores::default(),
+            isolated: CpuList::default(),
         }
     }
 }
 
 impl Options {
-    /// Whether these settings go together, and with reactors on these cores.
-    pub fn check(&self, reactors: &Cores) -> Result<(), OptionsError> {
+    /// Validates the options for reactors on these cores.
+    pub fn check(&self, reactors: &CpuList) -> Result<(), OptionsError> {
         let Self { load_limit, core_limit, core_busy, .. } = *self;
         if load_limit >= core_limit || core_limit > core_busy || core_busy > 100 {
             return Err(OptionsError::Limits { load_limit, core_limit, core_busy });
@@ -110,7 +112,7 @@ impl Options {
         if self.period == Span::default() {
             return Err(OptionsError::Period);
         }
-        let strange: Cores =
+        let strange: CpuList =
             self.isolated.iter().filter(|core| !reactors.contains(*core)).collect();
         if !strange.is_empty() {
             return Err(OptionsError::Isolated { cores: strange, reactors: reactors.clone() });
@@ -129,21 +131,21 @@ impl Options {
         }
     }
 
-    pub(super) fn idle_below(&self) -> Share {
+    pub(super) fn idle_below(&self) -> CoreShare {
         percent(self.load_limit)
     }
 
-    pub(super) fn shed_above(&self) -> Share {
+    pub(super) fn shed_above(&self) -> CoreShare {
         percent(self.core_limit)
     }
 
-    pub(super) fn hides_from(&self) -> Share {
+    pub(super) fn hides_from(&self) -> CoreShare {
         percent(self.core_busy)
     }
 }
 
-fn percent(count: u8) -> Share {
-    Share::from(count) * WHOLE / 100
+fn percent(count: u8) -> CoreShare {
+    CoreShare::from(count) * WHOLE / 100
 }
 
 impl FromStr for Policy {
@@ -159,14 +161,14 @@ impl FromStr for Policy {
 }
 
 impl OptionsError {
-    /// Always the caller's move.
-    pub const fn blame(&self) -> Blame {
-        Blame::Caller
+    /// Error category: always usage.
+    pub const fn blame(&self) -> ErrorCategory {
+        ErrorCategory::Usage
     }
 }
 
 impl Policy {
-    /// Its name, as it is written and read.
+    /// Name of the policy, as written and parsed.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Static => "static",
@@ -212,21 +214,21 @@ impl std::error::Error for OptionsError {}
 
 #[cfg(test)]
 mod tests {
-    use base::Blame;
-    use base::Span;
-    use host::Cores;
+    use tenmil_base::ErrorCategory;
+    use tenmil_base::Span;
+    use tenmil_linux::CpuList;
 
     use super::{Options, Policy};
 
-    fn cores(text: &str) -> Cores {
-        Cores::parse(text).unwrap()
+    fn cores(text: &str) -> CpuList {
+        CpuList::parse(text).unwrap()
     }
 
     fn refusal(change: impl FnOnce(&mut Options)) -> String {
         let mut options = Options::default();
         change(&mut options);
         let error = options.check(&cores("0-3")).unwrap_err();
-        assert_eq!(error.blame(), Blame::Caller);
+        assert_eq!(error.blame(), ErrorCategory::Usage);
         error.to_string()
     }
 

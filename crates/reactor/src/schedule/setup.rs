@@ -1,58 +1,62 @@
-//! How a snapshot becomes a board.
+//! Conversion of a snapshot to a working placement.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::Instant;
-use host::Cores;
+use tenmil_base::Instant;
+use tenmil_linux::CpuList;
 
-use super::board::{Board, Room, Seat};
 use super::options::Options;
-use super::share::{self, SLACK, Share};
+use super::placement::{Placement, ReactorSlot, ThreadSlot};
+use super::share::{self, CoreShare, SLACK};
 use super::snapshot::{Event, ReactorLoad, Snapshot, ThreadLoad};
 
-/// How many times over a reactor can be loaded so that what a thread did before is still believed.
-const OVERLOAD_MAX: Share = 16;
+/// Maximum overload factor up to which a thread's earlier load is still assumed.
+const OVERLOAD_MAX: CoreShare = 16;
 
-/// A period to plan for.
-pub(super) struct Period<'a> {
+/// Input of one scheduling period.
+pub(super) struct SchedulingPeriod<'a> {
     pub(super) now: Instant,
     pub(super) snapshot: &'a Snapshot,
     pub(super) options: &'a Options,
 }
 
-/// What is remembered from one plan to the next.
+/// State kept between plans.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Memory {
-    threads: BTreeMap<u64, Remembered>,
+pub(super) struct History {
+    threads: BTreeMap<u64, ThreadHistory>,
     taken: BTreeSet<u32>,
     unmatched: BTreeSet<u64>,
     no_core_left: bool,
 }
 
-/// What is remembered of a thread.
+/// State kept of a thread.
 #[derive(Clone, Copy, Debug, Default)]
-struct Remembered {
-    /// Its load when that could last be seen.
-    load: Share,
+struct ThreadHistory {
+    /// Its load when it was last measurable.
+    load: CoreShare,
     /// Whether it counts as idle.
     idle: bool,
-    /// When it was last given an order.
+    /// Time of its last migration request.
     ordered: Option<Instant>,
 }
 
-impl Memory {
-    /// Notes that a thread is given an order.
+impl History {
+    /// Records a migration request.
     pub(super) fn ordered(&mut self, thread: u64, now: Instant) {
         self.threads.entry(thread).or_default().ordered = Some(now);
     }
 
-    /// Puts everything on a board, and says what has changed on the way.
-    pub(super) fn board(&mut self, period: &Period<'_>, events: &mut Vec<Event>) -> Board {
-        let Period { snapshot, options, .. } = *period;
+    /// Builds the placement, and reports changes since the last plan.
+    pub(super) fn board(
+        &mut self,
+        period: &SchedulingPeriod<'_>,
+        events: &mut Vec<Event>,
+    ) -> Placement {
+        let SchedulingPeriod { snapshot, options, .. } = *period;
         let rooms = self.rooms(period, events);
         let gathering = gathering(&rooms, options.scheduling_core);
         let quota = processors(snapshot.quota, rooms.len());
-        let mut board = Board {
+        let mut board = Placement {
             rooms,
             seats: Vec::new(),
             moves: Vec::new(),
@@ -61,12 +65,12 @@ impl Memory {
             limit: options.shed_above(),
             busy: options.idle_below(),
         };
-        // There may be thousands: each is found without a look at the others.
+        // A set, since there may be thousands of threads.
         let living: BTreeSet<u64> = snapshot.threads.iter().map(|thread| thread.id).collect();
         self.threads.retain(|id, _| living.contains(id));
         self.unmatched.retain(|id| self.threads.contains_key(id));
         for thread in &snapshot.threads {
-            // Whoever is on no reactor that we know of cannot be given an order.
+            // A thread on an unknown reactor cannot be migrated.
             let Some(room) = board.rooms.iter().position(|room| room.core == thread.home) else {
                 continue;
             };
@@ -75,14 +79,19 @@ impl Memory {
             target.sum += seat.load;
             target.crowd += usize::from(seat.counts());
             target.held += 1;
+            // The load that is not due to threads is the reactor's own.
             target.own = target.own.saturating_sub(share::of(thread.busy, snapshot.elapsed));
             board.seats.push(seat);
         }
         board
     }
 
-    fn rooms(&mut self, period: &Period<'_>, events: &mut Vec<Event>) -> Vec<Room> {
-        let Period { snapshot, options, .. } = *period;
+    fn rooms(
+        &mut self,
+        period: &SchedulingPeriod<'_>,
+        events: &mut Vec<Event>,
+    ) -> Vec<ReactorSlot> {
+        let SchedulingPeriod { snapshot, options, .. } = *period;
         let none_left = snapshot.reactors.iter().all(|reactor| reactor.taken);
         for reactor in &snapshot.reactors {
             let core = reactor.core;
@@ -98,7 +107,7 @@ impl Memory {
         self.no_core_left = none_left;
         let room = |reactor: &ReactorLoad| {
             let own = share::of(reactor.busy, snapshot.elapsed);
-            Room {
+            ReactorSlot {
                 core: reactor.core,
                 open: none_left || !reactor.taken,
                 isolated: options.isolated.contains(reactor.core),
@@ -117,27 +126,28 @@ impl Memory {
 
     fn seat(
         &mut self,
-        period: &Period<'_>,
+        period: &SchedulingPeriod<'_>,
         thread: &ThreadLoad,
         room: usize,
-        rooms: &[Room],
+        rooms: &[ReactorSlot],
         events: &mut Vec<Event>,
-    ) -> Seat {
-        let Period { now, snapshot, options } = *period;
+    ) -> ThreadSlot {
+        let SchedulingPeriod { now, snapshot, options } = *period;
         let known = self.threads.entry(thread.id).or_default();
         let seen = share::of(thread.busy, snapshot.elapsed);
-        // On a reactor that was always busy a thread may have wanted more time than it got, so what
-        // it did when it could be seen counts if that was more. If it was much more, the thread has
-        // become quiet since: few reactors are overloaded so many times.
+        // On a saturated reactor a thread may have wanted more time than it got, so its earlier
+        // measured load counts if that was larger. If it was much larger, the thread has become
+        // quieter since: an overload by that factor is unlikely.
         let squeezed = rooms[room].hides && seen * OVERLOAD_MAX >= known.load;
         known.load = if squeezed { seen.max(known.load) } else { seen };
+        // Hysteresis: an idle thread must exceed the limit by SLACK to count as active.
         let idle_below = options.idle_below() + if known.idle { SLACK } else { 0 };
         known.idle = known.load < idle_below;
         let last = known.ordered.max(thread.last_move);
         let rested = last.is_none_or(|last| now.since(last) >= options.rest);
         let (load, idle) = (known.load, known.idle);
         let allowed = self.allowed(thread, room, rooms, events);
-        Seat {
+        ThreadSlot {
             id: thread.id,
             room,
             load,
@@ -149,12 +159,12 @@ impl Memory {
         }
     }
 
-    /// Where a thread may be: in its mask as far as that can be honoured.
+    /// Reactors on which a thread may run: those of its mask, as far as possible.
     fn allowed(
         &mut self,
         thread: &ThreadLoad,
         home: usize,
-        rooms: &[Room],
+        rooms: &[ReactorSlot],
         events: &mut Vec<Event>,
     ) -> Vec<bool> {
         let Some(mask) = &thread.mask else {
@@ -179,24 +189,25 @@ impl Memory {
     }
 }
 
-/// The open rooms of a mask; isolated ones only if it names no others.
-pub(super) fn within(mask: &Cores, rooms: &[Room]) -> Vec<bool> {
-    let named = |room: &Room| room.open && mask.contains(room.core);
+/// Open reactors of a mask; isolated ones only if it names no others.
+pub(super) fn within(mask: &CpuList, rooms: &[ReactorSlot]) -> Vec<bool> {
+    let named = |room: &ReactorSlot| room.open && mask.contains(room.core);
     let shared = rooms.iter().any(|room| named(room) && !room.isolated);
     rooms.iter().map(|room| named(room) && (!shared || !room.isolated)).collect()
 }
 
-/// All open rooms that are not isolated, or all open ones if there are no others.
-pub(super) fn anywhere(rooms: &[Room]) -> Vec<bool> {
+/// Open reactors that are not isolated, or all open ones if there are no others.
+pub(super) fn anywhere(rooms: &[ReactorSlot]) -> Vec<bool> {
     let shared = rooms.iter().any(|room| room.open && !room.isolated);
     rooms.iter().map(|room| room.open && (!shared || !room.isolated)).collect()
 }
 
-/// Where a thread may be whose mask has no open room: near to what the mask names, and where it is.
-fn near(mask: &Cores, home: usize, rooms: &[Room]) -> Vec<bool> {
+/// Reactors for a thread whose mask has no open reactor: near its mask's cores, and its current
+/// one.
+fn near(mask: &CpuList, home: usize, rooms: &[ReactorSlot]) -> Vec<bool> {
     let meant = |node| rooms.iter().any(|room| room.node == node && mask.contains(room.core));
     let is_near =
-        |room: &Room| room.open && !room.isolated && room.node.is_some() && meant(room.node);
+        |room: &ReactorSlot| room.open && !room.isolated && room.node.is_some() && meant(room.node);
     let mut allowed: Vec<bool> = rooms.iter().map(is_near).collect();
     if !allowed.contains(&true) {
         allowed = anywhere(rooms);
@@ -211,18 +222,18 @@ fn siblings(reactor: &ReactorLoad, reactors: &[ReactorLoad]) -> Vec<usize> {
     (0..reactors.len()).filter(|other| shares(&reactors[*other])).collect()
 }
 
-/// The scheduling core's room, or the first that can stand in for it.
-fn gathering(rooms: &[Room], scheduling_core: Option<u32>) -> usize {
-    let chosen = |room: &Room| room.open && scheduling_core == Some(room.core);
-    let shared = |room: &Room| room.open && !room.isolated;
-    let first = |suits: &dyn Fn(&Room) -> bool| {
+/// Reactor on the scheduling core, or the first suitable substitute.
+fn gathering(rooms: &[ReactorSlot], scheduling_core: Option<u32>) -> usize {
+    let chosen = |room: &ReactorSlot| room.open && scheduling_core == Some(room.core);
+    let shared = |room: &ReactorSlot| room.open && !room.isolated;
+    let first = |suits: &dyn Fn(&ReactorSlot) -> bool| {
         let suiting = (0..rooms.len()).filter(|room| suits(&rooms[*room]));
         suiting.min_by_key(|room| rooms[*room].core)
     };
     first(&chosen).or_else(|| first(&shared)).or_else(|| first(&|room| room.open)).unwrap_or(0)
 }
 
-/// How many reactors a quota can keep busy: its whole processors, and one at least.
+/// Number of reactors that a quota can keep busy: its whole CPUs, at least one.
 fn processors(quota: Option<f64>, reactors: usize) -> usize {
     let Some(quota) = quota else { return reactors };
     let fits = |count: &usize| u32::try_from(*count).is_ok_and(|count| f64::from(count) <= quota);

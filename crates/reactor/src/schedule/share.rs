@@ -1,29 +1,27 @@
-//! Shares of a period, in whole numbers, so that a plan is the same on every machine.
+//! Shares of a period in integers, so that a plan is the same on every machine.
 
-/// A share of one core's time, in parts of [`WHOLE`].
-pub(super) type Share = u64;
+/// Share of one core's time, in units of 1/[`WHOLE`].
+pub(super) type CoreShare = u64;
 
-/// All of a core's time.
-pub(super) const WHOLE: Share = 10_000;
+/// The whole time of a core.
+pub(super) const WHOLE: CoreShare = 10_000;
 
-/// What changes by itself from one period to the next. A move that nobody needs has to leave this
-/// much room, and an idle thread has to do this much more before it counts as active, or a load
-/// that lies on a limit would move to and fro for ever.
-pub(super) const SLACK: Share = 5 * WHOLE / 100;
+/// Normal variation between periods. An optional migration must leave this much room, and an idle
+/// thread must exceed its limit by this much before it counts as active; otherwise a load at a
+/// limit would oscillate.
+pub(super) const SLACK: CoreShare = 5 * WHOLE / 100;
 
-/// Below this a thread does nothing but look whether there is something to do: it fits everywhere,
-/// and moving it away helps nobody.
-pub(super) const NEGLIGIBLE: Share = WHOLE / 100;
+/// Below this a thread only polls without work: it fits everywhere, and moving it relieves nothing.
+pub(super) const NEGLIGIBLE: CoreShare = WHOLE / 100;
 
-/// What a busy sibling takes away from the other half of a physical core, as a part of its own
-/// load: two halves do about as much as one and a quarter cores, so each costs the other a quarter
-/// and more of what it does.
-pub(super) const SIBLING_COST_PARTS: Share = 4;
+/// Capacity that a busy sibling takes from the other hardware thread, as 1 over this part of its
+/// own load: two hardware threads together do about as much as 1.25 cores.
+pub(super) const SIBLING_COST_PARTS: CoreShare = 4;
 
-/// The share of `elapsed` that `busy` is; all of it at most.
-pub(super) fn of(busy: u64, elapsed: u64) -> Share {
+/// Share of `busy` in `elapsed`; at most the whole.
+pub(super) fn of(busy: u64, elapsed: u64) -> CoreShare {
     let wide = u128::from(busy) * u128::from(WHOLE) / u128::from(elapsed.max(1));
-    Share::try_from(wide).unwrap_or(WHOLE).min(WHOLE)
+    CoreShare::try_from(wide).unwrap_or(WHOLE).min(WHOLE)
 }
 
 #[cfg(test)]

@@ -1,158 +1,157 @@
-//! What a plan is made from, and what it says.
+//! Input and output of a plan.
 
 use std::fmt;
 
-use base::Instant;
-use host::Cores;
+use tenmil_base::Instant;
+use tenmil_linux::CpuList;
 
 use super::share::{self, WHOLE};
 
-/// Loads of one period, and where everything is at its end.
+/// Loads of one period, and the placement at its end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// The length of the period, in the ticks that everything here is counted in.
+    /// Length of the period, in the ticks that all loads are counted in.
     pub elapsed: u64,
-    /// Processors' worth of time that the control group allows. `None` is no limit.
+    /// CPU quota of the control group, in CPUs. `None` is unlimited.
     pub quota: Option<f64>,
-    /// All reactors, each with a core of its own.
+    /// All reactors, each with its own core.
     pub reactors: Vec<ReactorLoad>,
     /// All light threads.
     pub threads: Vec<ThreadLoad>,
 }
 
-/// A reactor's part of a [`Snapshot`].
+/// Load of a reactor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReactorLoad {
     /// Its core.
     pub core: u32,
-    /// Ticks of the period in which it found work. The rest it was idle, polling or asleep.
+    /// Ticks of the period in which it found work. In the rest it was polling idly or asleep.
     pub busy: u64,
-    /// Whether its core has been taken from us: no longer in the cpuset, or switched off.
+    /// Whether its core was taken away: removed from the cpuset, or offline.
     pub taken: bool,
-    /// The cores that share its physical core. May be empty, and may name the core itself.
-    pub siblings: Cores,
-    /// The memory node that it is near to.
+    /// CPUs that share its physical core. May be empty, and may include the core itself.
+    pub siblings: CpuList,
+    /// NUMA node.
     pub node: Option<u32>,
 }
 
-/// A light thread's part of a [`Snapshot`].
+/// Load of a light thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadLoad {
-    /// Its number.
+    /// Thread number.
     pub id: u64,
-    /// The core of the reactor it is on, or on its way to.
+    /// Core of its current reactor, or of the one it is migrating to.
     pub home: u32,
     /// Ticks of the period in which it worked.
     pub busy: u64,
-    /// Where it may be. `None` is anywhere.
-    pub mask: Option<Cores>,
-    /// The memory node where its data is, if that is known.
+    /// Permitted cores. `None` is any.
+    pub mask: Option<CpuList>,
+    /// NUMA node of its data, if known.
     pub node: Option<u32>,
-    /// When it last arrived on a reactor by a move.
+    /// Time of its last arrival by migration.
     pub last_move: Option<Instant>,
-    /// Whether it is on its way and cannot be given another order yet.
+    /// Whether it is migrating and cannot be migrated again yet.
     pub moving: bool,
 }
 
-/// What to do after a period.
+/// Result of planning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Orders, at most one for a thread.
-    pub moves: Vec<Move>,
-    /// Cores of the reactors that hold no thread once the orders are carried out: they may sleep
-    /// until somebody rings.
-    pub empty: Cores,
-    /// The core where idle threads gather, under a policy that gathers them.
+    /// Migrations, at most one per thread.
+    pub moves: Vec<Migration>,
+    /// Cores of the reactors without threads after these migrations: they may sleep until notified.
+    pub empty: CpuList,
+    /// Core that collects idle threads, if the policy does so.
     pub gathering: Option<u32>,
-    /// What people should hear of.
+    /// Events to report.
     pub events: Vec<Event>,
 }
 
-/// An order to move a light thread.
+/// Migration of a light thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
-    /// Which thread.
+pub struct Migration {
+    /// Thread number.
     pub thread: u64,
-    /// The core it is on.
+    /// Current core.
     pub from: u32,
-    /// The core to go to.
+    /// New core.
     pub to: u32,
-    /// Why.
-    pub reason: Reason,
+    /// Reason.
+    pub reason: MigrationReason,
 }
 
-/// Why a thread moves.
+/// Reason for a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
-    /// Its core was taken from us.
+pub enum MigrationReason {
+    /// Its core was taken away.
     CoreTaken,
-    /// Its mask does not have its core.
+    /// Its core is not in its mask.
     Mask,
-    /// More reactors are busy than the quota has processors.
+    /// More reactors are busy than the CPU quota permits.
     Quota,
-    /// It is idle, and idle threads gather.
+    /// The thread is idle, and idle threads are collected.
     Idle,
-    /// Its reactor has more to do than the limit, or another one has and needs its place.
+    /// Its reactor is over the limit, or another one is and needs the room.
     Overload,
-    /// Everything on its reactor fits elsewhere.
+    /// All threads of its reactor fit elsewhere.
     Emptying,
-    /// Its memory is near to where it goes.
+    /// Its memory is on the NUMA node of the new core.
     Node,
-    /// The other half of its physical core is busy.
+    /// The other hardware thread of its physical core is busy.
     Sibling,
 }
 
-/// What people should hear of. Each is told when it begins, not every period.
+/// Scheduler event. Reported when the condition begins, not every period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// No reactor's core is both in a thread's mask and ours; the thread runs where it can.
+    /// No available core with a reactor is in a thread's mask; the thread runs elsewhere.
     MaskUnmatched {
-        /// Which thread.
+        /// Thread number.
         thread: u64,
         /// Its mask.
-        mask: Cores,
+        mask: CpuList,
     },
-    /// The mask of a thread that had none can be honoured again.
+    /// The mask of such a thread can be honored again.
     MaskMatched {
-        /// Which thread.
+        /// Thread number.
         thread: u64,
     },
-    /// A reactor's core was taken from us.
+    /// The core of a reactor was taken away.
     CoreTaken {
-        /// Which core.
+        /// The core.
         core: u32,
     },
-    /// A reactor's core was given back.
+    /// The core of a reactor was returned.
     CoreReturned {
-        /// Which core.
+        /// The core.
         core: u32,
     },
-    /// The cpuset has none of the reactors' cores. They run wherever the kernel lets them, so they
-    /// are planned for as if they had kept their cores.
+    /// The cpuset contains none of the reactors' cores. The kernel runs them elsewhere, so they are
+    /// planned as if they had kept their cores.
     NoCoreLeft,
 }
 
 impl Snapshot {
-    /// The part of the period that a reactor was busy for, in parts of a thousand.
+    /// Load of a reactor in parts per thousand of the period.
     pub fn permille(&self, reactor: &ReactorLoad) -> u64 {
         share::of(reactor.busy, self.elapsed) * 1000 / WHOLE
     }
 }
 
 impl Event {
-    /// One word for what happened.
+    /// Name of the kind of event.
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::MaskUnmatched { .. } => "mask-unmatched",
+            Self::MaskUnmatched { .. } => "affinity-unsatisfied",
             Self::MaskMatched { .. } => "mask-matched",
-            Self::CoreTaken { .. } => "core-taken",
-            Self::CoreReturned { .. } => "core-returned",
-            Self::NoCoreLeft => "no-core-left",
+            Self::CoreTaken { .. } => "core-offline",
+            Self::CoreReturned { .. } => "core-online",
+            Self::NoCoreLeft => "no-usable-cores",
         }
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for MigrationReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
             Self::CoreTaken => "core taken",
@@ -167,7 +166,7 @@ impl fmt::Display for Reason {
     }
 }
 
-impl fmt::Display for Move {
+impl fmt::Display for Migration {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { thread, from, to, reason } = self;
         write!(out, "move thread {thread} from core {from} to core {to}: {reason}")

@@ -1,19 +1,21 @@
-//! What each step of a plan does, and then whole schedules.
+//! Tests of each step of a plan, and of whole schedules.
 
 mod rules;
 mod simulated;
 mod surroundings;
 
-use base::{Instant, Span};
-use host::Cores;
+use tenmil_base::{Instant, Span};
+use tenmil_linux::CpuList;
 
-use super::{Move, Options, Plan, Policy, ReactorLoad, Reason, Scheduler, Snapshot, ThreadLoad};
+use super::{
+    Migration, MigrationReason, Options, Plan, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad,
+};
 
-/// Loads are given in percent of a period.
+/// Loads are in percent of a period.
 const ELAPSED: u64 = 100;
 
-fn cores(text: &str) -> Cores {
-    Cores::parse(text).unwrap()
+fn cores(text: &str) -> CpuList {
+    CpuList::parse(text).unwrap()
 }
 
 fn at(secs: u64) -> Instant {
@@ -28,7 +30,7 @@ fn scheduler(options: Options, reactors: u32) -> Scheduler {
     Scheduler::new(options, (0..reactors).collect()).unwrap()
 }
 
-/// Reactors on cores 0, 1, 2 …, and threads of which each is given as home and load.
+/// Reactors on cores 0, 1, 2 …, and threads given as home and load.
 fn snapshot(reactors: u32, threads: &[(u32, u64)]) -> Snapshot {
     let busy = |core| threads.iter().filter(|thread| thread.0 == core).map(|thread| thread.1).sum();
     let reactor = |core| ReactorLoad { core, busy: busy(core), ..ReactorLoad::default() };
@@ -46,11 +48,11 @@ fn snapshot(reactors: u32, threads: &[(u32, u64)]) -> Snapshot {
     }
 }
 
-fn order(thread: u64, from: u32, to: u32, reason: Reason) -> Move {
-    Move { thread, from, to, reason }
+fn order(thread: u64, from: u32, to: u32, reason: MigrationReason) -> Migration {
+    Migration { thread, from, to, reason }
 }
 
-/// The plan of a scheduler that has seen nothing before.
+/// Plan of a new scheduler.
 fn plan(options: Options, snapshot: &Snapshot) -> Plan {
     let reactors = snapshot.reactors.iter().map(|reactor| reactor.core).collect();
     Scheduler::new(options, reactors).unwrap().plan(at(0), snapshot)

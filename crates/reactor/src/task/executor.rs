@@ -1,4 +1,4 @@
-//! The executor: a table of tasks and the list of those that are ready.
+//! Executor: a table of tasks and the list of ready ones.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,18 +6,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-use base::Instant;
-use host::Receiver;
+use tenmil_base::Instant;
+use tenmil_linux::Receiver;
 
 use super::shared::{Shared, Task};
-use super::{Handle, Tasks, here};
+use super::{ExecutorHandle, ThreadHandle, current};
 use crate::context::Context;
 use crate::event::Event;
-use crate::panicked::panic_text;
-use crate::poller::{Found, Poller, Registration, WokenBy};
+use crate::panic_text::panic_text;
+use crate::poller::{PollResult, Poller, PollerBuilder, PollerWake};
 
-/// A poller that polls futures. When it is dropped it drops them all, and those who wait for them
-/// are told.
+/// Poller that polls futures. Its drop drops them all and completes their join handles.
 pub struct Executor {
     shared: Arc<Shared>,
     name: String,
@@ -26,18 +25,18 @@ pub struct Executor {
     wakers: Box<[Waker]>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
-    /// Those that woke while others were polled; empty between polls.
+    /// Tasks woken while others were polled; empty between polls.
     woken: Vec<u32>,
-    /// When the first alarm is due, or was before it was given up.
+    /// Due time of the earliest timer, possibly canceled since.
     next_alarm: Instant,
 }
 
-/// How many tasks are polled in a turn.
+/// Maximum number of tasks polled per iteration.
 const BATCH: usize = 32;
 
 impl Executor {
-    /// An executor for at most `tasks_max` tasks, to be added to `thread` and no other.
-    pub fn new(thread: &Handle, name: &str, tasks_max: u32) -> (Self, Tasks) {
+    /// Creates an executor for at most `tasks_max` tasks, to be added to `thread` only.
+    pub fn new(thread: &ThreadHandle, name: &str, tasks_max: u32) -> (Self, ExecutorHandle) {
         let (shared, incoming) = Shared::new(thread, tasks_max);
         let count = tasks_max as usize;
         let executor = Self {
@@ -51,24 +50,24 @@ impl Executor {
             woken: Vec::with_capacity(count),
             next_alarm: Instant::NEVER,
         };
-        (executor, Tasks(shared))
+        (executor, ExecutorHandle(shared))
     }
 
-    /// As a poller of its thread.
-    pub fn registration(self) -> Registration {
+    /// Converts the executor to a poller of its thread.
+    pub fn registration(self) -> PollerBuilder {
         let name = self.name.clone();
-        // Tasks and wake-ups from outside ring the thread's bell, as messages do.
-        Registration::active(&name, WokenBy::Messages, self)
+        // Spawning and waking from outside notify the thread, as messages do.
+        PollerBuilder::active(&name, PollerWake::Messages, self)
     }
 
-    /// Takes in what came from outside. Returns whether there was anything.
+    /// Receives tasks and wake-ups from outside. Returns whether there were any.
     fn heed(&mut self, now: Instant) -> bool {
         let Self { shared, incoming, places, free, ready, .. } = self;
         if !shared.take_news() {
             return false;
         }
         while let Some(task) = incoming.receive() {
-            // Whoever sent it has reserved a place.
+            // The sender has reserved a slot.
             let Some(index) = free.pop() else { unreachable!("a task without a place") };
             places[index as usize] = Some(task);
             ready.extend(shared.queue(index));
@@ -80,13 +79,13 @@ impl Executor {
         true
     }
 
-    /// Wakes those whose alarms are due. Returns whether there were any.
+    /// Wakes the tasks whose timers are due. Returns whether there were any.
     fn ring_alarms(&mut self, now: Instant) -> bool {
         if now < self.next_alarm {
             return false;
         }
         let due = |shared: &Shared| shared.alarms().take_due(now);
-        // What a waker does is not known: not under the lock.
+        // A waker may run arbitrary code: not under the lock.
         while let Some(waker) = due(&self.shared) {
             waker.wake();
         }
@@ -94,8 +93,9 @@ impl Executor {
         true
     }
 
-    /// Polls tasks that are ready. Returns how many.
+    /// Polls ready tasks. Returns their number.
     fn run(&mut self, context: &Context<'_>) -> usize {
+        // Tasks woken meanwhile wait for the next iteration, which bounds this one.
         let count = self.ready.len().min(BATCH);
         for _ in 0..count {
             if let Some(index) = self.ready.pop_front() {
@@ -106,6 +106,7 @@ impl Executor {
     }
 
     fn run_one(&mut self, index: u32, context: &Context<'_>) {
+        // Cleared before the poll, so that a wake-up during the poll counts.
         self.shared.unqueue(index);
         let place = &mut self.places[index as usize];
         let Some(task) = place else { return };
@@ -123,29 +124,29 @@ impl Executor {
         if let Some(panic) = panic {
             let (thread, executor) = (context.thread(), self.name.clone());
             let event = Event::TaskPanicked { thread, executor, panic };
-            context.directory().note(context.now(), event);
+            context.directory().record_event(context.now(), event);
         }
     }
 }
 
 impl Poller for Executor {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        if self.ready.is_empty() && !self.shared.has_news() && now < self.next_alarm {
-            return Found::Nothing;
+        if self.ready.is_empty() && !self.shared.has_pending() && now < self.next_alarm {
+            return PollResult::Idle;
         }
-        let visit = here::enter(self.shared.number(), std::mem::take(&mut self.woken));
+        let visit = current::set(self.shared.number(), std::mem::take(&mut self.woken));
         let mut found = self.heed(now) | self.ring_alarms(now);
         found |= self.run(context) > 0;
-        // Alarms that tasks have set just now count from this turn on.
+        // Timers that tasks created in this poll count from this iteration on.
         found |= self.heed(now);
-        self.woken = visit.leave();
+        self.woken = visit.clear();
         self.ready.extend(self.woken.drain(..));
-        Found::from_count(usize::from(found))
+        PollResult::from_count(usize::from(found))
     }
 
-    fn arm(&mut self) -> Found {
-        Found::from_count(usize::from(!self.ready.is_empty() || self.shared.has_news()))
+    fn arm(&mut self) -> PollResult {
+        PollResult::from_count(usize::from(!self.ready.is_empty() || self.shared.has_pending()))
     }
 
     fn wake_at(&self) -> Instant {
@@ -157,7 +158,8 @@ impl Drop for Executor {
     fn drop(&mut self) {
         self.shared.close();
         for place in &mut self.places {
-            // A panic of one must not keep the others from being dropped; nobody is left to tell.
+            // A panic in one drop must not prevent the other drops; there is no one left to report
+            // it to.
             let _ = catch_unwind(AssertUnwindSafe(|| *place = None));
         }
     }

@@ -1,4 +1,4 @@
-//! What is left of a task outside of its executor: its end, and the right to bring that about.
+//! Join handle of a task: its result, and the means to cancel it.
 
 use std::any::Any;
 use std::fmt;
@@ -9,54 +9,57 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::panicked::panic_text;
+use crate::panic_text::panic_text;
 
-/// The end of a task, to be awaited anywhere. Dropping it drops the task, on the task's own thread
-/// and soon.
+/// Handle that awaits the result of a task, on any thread. Dropping it drops the task, on the
+/// task's own thread and soon.
 #[must_use = "a task whose handle is dropped is dropped; `detach` lets it go on"]
 pub struct JoinHandle<T> {
-    link: Arc<Link<T>>,
+    link: Arc<JoinState<T>>,
     is_detached: bool,
 }
 
-/// Why a task has no output.
+/// A task ended without a result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// It panicked.
+pub enum JoinError {
+    /// The task panicked.
     Panicked {
-        /// What the panic said.
+        /// Panic message.
         panic: String,
     },
     /// Its executor is gone, and the task with it.
     Gone,
 }
 
-/// The task's side. One that is dropped before it is kept never will be, and says so.
-pub(super) struct Promise<T>(Option<Arc<Link<T>>>);
+/// Task's side of the handle. Dropped without a result, it reports `Gone`.
+pub(super) struct TaskCompleter<T>(Option<Arc<JoinState<T>>>);
 
-struct Link<T> {
+struct JoinState<T> {
     is_unwanted: AtomicBool,
-    desk: Mutex<Desk<T>>,
+    desk: Mutex<JoinInner<T>>,
     over: Condvar,
 }
 
-struct Desk<T> {
-    answer: Option<Result<T, Ended>>,
+struct JoinInner<T> {
+    answer: Option<Result<T, JoinError>>,
     joiner: Option<Waker>,
     task: Option<Waker>,
 }
 
-/// Both sides of a task.
-pub(super) fn pair<T>() -> (Promise<T>, JoinHandle<T>) {
-    let desk = Mutex::new(Desk { answer: None, joiner: None, task: None });
-    let link = Link { is_unwanted: AtomicBool::new(false), desk, over: Condvar::new() };
+/// Creates both sides for a task.
+pub(super) fn pair<T>() -> (TaskCompleter<T>, JoinHandle<T>) {
+    let desk = Mutex::new(JoinInner { answer: None, joiner: None, task: None });
+    let link = JoinState { is_unwanted: AtomicBool::new(false), desk, over: Condvar::new() };
     let link = Arc::new(link);
-    (Promise(Some(Arc::clone(&link))), JoinHandle { link, is_detached: false })
+    (TaskCompleter(Some(Arc::clone(&link))), JoinHandle { link, is_detached: false })
 }
 
-/// A task: polls `future` until it ends, panics or is unwanted, drops it, and keeps the promise.
-/// Ends with what the panic said.
-pub(super) async fn run<F: Future>(future: F, mut promise: Promise<F::Output>) -> Option<String> {
+/// Polls `future` until it completes, panics or is detached from its handle, drops it, and sets the
+/// result. Returns the message of a panic.
+pub(super) async fn run<F: Future>(
+    future: F,
+    mut promise: TaskCompleter<F::Output>,
+) -> Option<String> {
     let ended = {
         let mut future = pin!(future);
         let mut is_begun = false;
@@ -67,47 +70,47 @@ pub(super) async fn run<F: Future>(future: F, mut promise: Promise<F::Output>) -
         .await
     };
     match ended {
-        Step::Done(output) => promise.keep(Ok(output)),
-        Step::Unwanted => {}
-        Step::Panicked(panic) => {
+        TaskState::Done(output) => promise.keep(Ok(output)),
+        TaskState::Detached => {}
+        TaskState::Panicked(panic) => {
             let panic = panic_text(&*panic);
-            promise.keep(Err(Ended::Panicked { panic: panic.clone() }));
+            promise.keep(Err(JoinError::Panicked { panic: panic.clone() }));
             return Some(panic);
         }
     }
     None
 }
 
-/// How far a task is.
-enum Step<T> {
+/// State of a task.
+enum TaskState<T> {
     Done(T),
-    Unwanted,
+    Detached,
     Panicked(Box<dyn Any + Send>),
 }
 
-impl<T> Promise<T> {
+impl<T> TaskCompleter<T> {
     fn step<F: Future<Output = T>>(
         &self,
         future: Pin<&mut F>,
         is_begun: bool,
         context: &mut Context<'_>,
-    ) -> Poll<Step<T>> {
+    ) -> Poll<TaskState<T>> {
         if let Some(link) = &self.0 {
             if !is_begun {
                 link.desk().task = Some(context.waker().clone());
             }
             // Pairs with the release in the drop of the handle.
             if link.is_unwanted.load(Ordering::Acquire) {
-                return Poll::Ready(Step::Unwanted);
+                return Poll::Ready(TaskState::Detached);
             }
         }
         match catch_unwind(AssertUnwindSafe(|| future.poll(context))) {
-            Ok(poll) => poll.map(Step::Done),
-            Err(panic) => Poll::Ready(Step::Panicked(panic)),
+            Ok(poll) => poll.map(TaskState::Done),
+            Err(panic) => Poll::Ready(TaskState::Panicked(panic)),
         }
     }
 
-    fn keep(&mut self, answer: Result<T, Ended>) {
+    fn keep(&mut self, answer: Result<T, JoinError>) {
         let Some(link) = self.0.take() else { return };
         let mut desk = link.desk();
         desk.answer = Some(answer);
@@ -121,26 +124,26 @@ impl<T> Promise<T> {
     }
 }
 
-impl<T> Drop for Promise<T> {
+impl<T> Drop for TaskCompleter<T> {
     fn drop(&mut self) {
-        self.keep(Err(Ended::Gone));
+        self.keep(Err(JoinError::Gone));
     }
 }
 
 impl<T> JoinHandle<T> {
-    /// Lets the task go on by itself: nobody waits for its end.
+    /// Lets the task continue without a handle.
     pub fn detach(mut self) {
         self.is_detached = true;
     }
 
-    /// Whether it has ended.
+    /// Whether the task has ended.
     pub fn is_finished(&self) -> bool {
         self.link.desk().answer.is_some()
     }
 
-    /// Waits for the end of the task on an OS thread that has nothing else to do. Not to be called
-    /// on a reactor, which it would stop.
-    pub fn wait(self) -> Result<T, Ended> {
+    /// Blocks an OS thread until the task has ended. Must not be called on a reactor, which it
+    /// would block.
+    pub fn wait(self) -> Result<T, JoinError> {
         let mut desk = self.link.desk();
         loop {
             if let Some(answer) = desk.answer.take() {
@@ -152,7 +155,7 @@ impl<T> JoinHandle<T> {
 }
 
 impl<T> Future for JoinHandle<T> {
-    type Output = Result<T, Ended>;
+    type Output = Result<T, JoinError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut desk = self.link.desk();
@@ -160,7 +163,7 @@ impl<T> Future for JoinHandle<T> {
             return Poll::Ready(answer);
         }
         let old = desk.joiner.replace(context.waker().clone());
-        // What a waker does when it goes is not known: not under the lock.
+        // Dropping a waker may run arbitrary code: not under the lock.
         drop(desk);
         drop(old);
         Poll::Pending
@@ -172,7 +175,7 @@ impl<T> Drop for JoinHandle<T> {
         if self.is_detached {
             return;
         }
-        // A task that has not begun looks at this when it does, behind the same lock.
+        // A task that has not started checks this when it does, under the same lock.
         self.link.is_unwanted.store(true, Ordering::Release);
         let task = self.link.desk().task.take();
         if let Some(task) = task {
@@ -181,8 +184,8 @@ impl<T> Drop for JoinHandle<T> {
     }
 }
 
-impl<T> Link<T> {
-    fn desk(&self) -> MutexGuard<'_, Desk<T>> {
+impl<T> JoinState<T> {
+    fn desk(&self) -> MutexGuard<'_, JoinInner<T>> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -194,7 +197,7 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
-impl fmt::Display for Ended {
+impl fmt::Display for JoinError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Panicked { panic } => write!(out, "a task panicked: {panic}"),
@@ -203,4 +206,4 @@ impl fmt::Display for Ended {
     }
 }
 
-impl std::error::Error for Ended {}
+impl std::error::Error for JoinError {}

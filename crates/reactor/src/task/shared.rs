@@ -1,48 +1,48 @@
-//! What an executor shares with those who wake and spawn its tasks.
+//! State shared by an executor, its wakers and its handles.
 //!
-//! Whoever has something for it stores that first, then sets `news`, and then rings its thread's
-//! bell. The executor takes `news` back before it looks, so what it has not seen sets it again; and
-//! its [`arm`](crate::Poller::arm) looks at `news` last of all.
+//! A producer stores its data first, then sets `news`, and then notifies the thread. The executor
+//! clears `news` before it checks, so anything it has not seen sets it again; its
+//! [`arm`](crate::Poller::arm) checks `news` last.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-use host::{Receiver, Sender, mailbox};
+use tenmil_linux::{Receiver, Sender, mailbox};
 
-use super::here;
-use super::sleep::Alarms;
-use super::{Handle, Lack};
+use super::current;
+use super::sleep::SleepTimers;
+use super::{SpawnTaskErrorKind, ThreadHandle};
 
-/// What is polled. It ends with what its panic said, if it panicked.
+/// Polled future of a task. Returns the panic message, if it panicked.
 pub(super) type Task = Pin<Box<dyn Future<Output = Option<String>> + Send>>;
 
 pub(super) struct Shared {
-    thread: Handle,
+    thread: ThreadHandle,
     incoming: Sender<Task>,
     tasks_max: u32,
-    /// Places that are taken, those of tasks on their way included.
+    /// Reserved slots, including those of tasks not yet received.
     taken: AtomicU32,
     is_gone: AtomicBool,
     news: AtomicBool,
-    /// A bit for each task that somebody woke from outside.
+    /// One bit per task that was woken from outside.
     woken: Box<[AtomicU64]>,
-    /// Whether a task is among those that are ready. Touched by the executor's OS thread alone.
+    /// Whether a task is in the ready list. Accessed by the executor's OS thread only.
     queued: Box<[AtomicBool]>,
-    alarms: Mutex<Alarms>,
+    alarms: Mutex<SleepTimers>,
     has_new_alarms: AtomicBool,
 }
 
-/// The waker of whoever has place `index`. One that outlives its task wakes its successor, for
-/// nothing.
+/// Waker of the task in slot `index`. A waker that outlives its task causes a spurious wake-up of
+/// the slot's next task.
 struct TaskWaker {
     shared: Arc<Shared>,
     index: u32,
 }
 
 impl Shared {
-    pub(super) fn new(thread: &Handle, tasks_max: u32) -> (Arc<Self>, Receiver<Task>) {
+    pub(super) fn new(thread: &ThreadHandle, tasks_max: u32) -> (Arc<Self>, Receiver<Task>) {
         let count = tasks_max as usize;
         let (incoming, receiver) = mailbox(count);
         let shared = Self {
@@ -60,13 +60,13 @@ impl Shared {
         (Arc::new(shared), receiver)
     }
 
-    /// The wakers of all places.
+    /// Wakers of all slots.
     pub(super) fn wakers(self: &Arc<Self>) -> Box<[Waker]> {
         let waker = |index| Waker::from(Arc::new(TaskWaker { shared: Arc::clone(self), index }));
         (0..self.tasks_max).map(waker).collect()
     }
 
-    /// Unlike that of any other executor that lives.
+    /// Number of the executor, unique among living executors.
     pub(super) fn number(self: &Arc<Self>) -> usize {
         Arc::as_ptr(self).addr()
     }
@@ -79,30 +79,30 @@ impl Shared {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Takes a place for a task.
-    pub(super) fn reserve(&self) -> Result<(), Lack> {
+    /// Reserves a slot for a task.
+    pub(super) fn reserve(&self) -> Result<(), SpawnTaskErrorKind> {
         if self.is_gone() {
-            return Err(Lack::Thread);
+            return Err(SpawnTaskErrorKind::Thread);
         }
         let more = |taken: u32| (taken < self.tasks_max).then_some(taken + 1);
-        // Pairs with the release in `give_back`: whoever takes a place finds it empty.
+        // Pairs with the release in `give_back`: a reserved slot is empty.
         let taken = self.taken.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
-        taken.map(drop).map_err(|_| Lack::Room { tasks_max: self.tasks_max })
+        taken.map(drop).map_err(|_| SpawnTaskErrorKind::Room { tasks_max: self.tasks_max })
     }
 
-    /// Gives a place back. The table has it already.
+    /// Releases a slot, which is free in the table already.
     pub(super) fn give_back(&self) {
         self.taken.fetch_sub(1, Ordering::Release);
     }
 
-    /// Hands over a task for which there is a place. An executor that is gone drops it.
+    /// Submits a task with a reserved slot. An executor that is gone drops it.
     pub(super) fn admit(&self, task: Task) {
-        // There is a slot for each place, so what does not fit is for an executor that is gone.
+        // There is a mailbox entry for every slot, so a send fails only if the executor is gone.
         drop(self.incoming.send(task));
         self.announce();
     }
 
-    /// There is something to be seen.
+    /// Announces stored data.
     pub(super) fn announce(&self) {
         // Pairs with the exchange in `take_news`.
         self.news.store(true, Ordering::Release);
@@ -110,15 +110,15 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn has_pending(&self) -> bool {
         self.news.load(Ordering::Acquire)
     }
 
-    /// Whether there was something to be seen. An exchange, so that it reads from the last of those
-    /// who announced something, and sees what they all have stored.
+    /// Clears the announcement flag and returns it. An exchange, so that it reads the last of
+    /// several announcements and sees what all of them have stored.
     #[inline]
     pub(super) fn take_news(&self) -> bool {
-        self.has_news() && self.news.swap(false, Ordering::AcqRel)
+        self.has_pending() && self.news.swap(false, Ordering::AcqRel)
     }
 
     /// Calls `body` with each task that was woken from outside.
@@ -135,8 +135,8 @@ impl Shared {
         }
     }
 
-    /// Notes that a task is ready, if that was not known. On the executor's own OS thread, so a load
-    /// and a store are enough.
+    /// Marks a task as ready, if it was not. On the executor's own OS thread, so a load and a store
+    /// suffice.
     #[inline]
     pub(super) fn queue(&self, index: u32) -> Option<u32> {
         let queued = &self.queued[index as usize];
@@ -147,31 +147,30 @@ impl Shared {
         })
     }
 
-    /// Notes that a task is not ready any more. A wake-up from now on counts.
+    /// Marks a task as not ready. A wake-up from now on counts.
     #[inline]
     pub(super) fn unqueue(&self, index: u32) {
         self.queued[index as usize].store(false, Ordering::Relaxed);
     }
 
-    /// An alarm was put in that has to be set.
+    /// Announces a timer that must be set.
     pub(super) fn announce_alarm(&self) {
         self.has_new_alarms.store(true, Ordering::Relaxed);
         self.announce();
     }
 
-    /// The alarms, if some have to be set. To be called after `take_news`, whose exchange orders
-    /// this too.
-    pub(super) fn new_alarms(&self) -> Option<MutexGuard<'_, Alarms>> {
+    /// The timers, if some must be set. Call after `take_news`, whose exchange orders this too.
+    pub(super) fn new_alarms(&self) -> Option<MutexGuard<'_, SleepTimers>> {
         let has = self.has_new_alarms.load(Ordering::Relaxed)
             && self.has_new_alarms.swap(false, Ordering::Relaxed);
         has.then(|| self.alarms())
     }
 
-    pub(super) fn alarms(&self) -> MutexGuard<'_, Alarms> {
+    pub(super) fn alarms(&self) -> MutexGuard<'_, SleepTimers> {
         self.alarms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The executor is no more.
+    /// Closes the executor.
     pub(super) fn close(&self) {
         self.is_gone.store(true, Ordering::Release);
         let waiting = self.alarms().close();
@@ -186,7 +185,7 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         let Self { shared, index } = &**self;
-        if here::wake(shared.number(), || shared.queue(*index)) {
+        if current::wake(shared.number(), || shared.queue(*index)) {
             return;
         }
         let (word, bit) = (*index as usize / 64, 1 << (index % 64));

@@ -1,4 +1,4 @@
-//! Alarms: tasks that wait for time.
+//! Timers of tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,34 +6,34 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use base::{Instant, Span};
+use tenmil_base::{Instant, Span};
 
-use super::join::Ended;
+use super::join::JoinError;
 use super::shared::Shared;
 
-/// Ends when its time has passed, by the clock of the executor's reactor, or with an error when the
-/// executor is gone. The time begins with the turn in which it is polled first.
+/// Future that completes when its time has passed on the executor's clock, or fails when the
+/// executor is gone. The time starts with the iteration in which it is first polled.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Sleep {
     shared: Arc<Shared>,
     span: Span,
-    /// The number of its alarm, once it has been polled.
+    /// Timer number, after the first poll.
     alarm: Option<u64>,
 }
 
-/// The alarms of one executor.
+/// Timers of one executor.
 #[derive(Default)]
-pub(super) struct Alarms {
+pub(super) struct SleepTimers {
     next_number: u64,
-    waiting: BTreeMap<u64, Alarm>,
-    /// Those whose moment is known.
+    waiting: BTreeMap<u64, SleepTimer>,
+    /// Timers with a known due time.
     due: BTreeSet<(Instant, u64)>,
-    /// Those whose moment the executor has to say.
+    /// Timers whose due time the executor must set.
     unset: Vec<(u64, Span)>,
     is_closed: bool,
 }
 
-struct Alarm {
+struct SleepTimer {
     waker: Waker,
     at: Option<Instant>,
 }
@@ -45,18 +45,18 @@ impl Sleep {
 }
 
 impl Future for Sleep {
-    type Output = Result<(), Ended>;
+    type Output = Result<(), JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut alarms = self.shared.alarms();
         if alarms.is_closed {
-            return Poll::Ready(Err(Ended::Gone));
+            return Poll::Ready(Err(JoinError::Gone));
         }
         if let Some(number) = self.alarm {
             let Some(alarm) = alarms.waiting.get_mut(&number) else { return Poll::Ready(Ok(())) };
             if !alarm.waker.will_wake(context.waker()) {
                 let old = std::mem::replace(&mut alarm.waker, context.waker().clone());
-                // What a waker does when it goes is not known: not under the lock.
+                // Dropping a waker may run arbitrary code: not under the lock.
                 drop(alarms);
                 drop(old);
             }
@@ -79,17 +79,17 @@ impl Drop for Sleep {
     }
 }
 
-impl Alarms {
+impl SleepTimers {
     fn add(&mut self, span: Span, waker: &Waker) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
-        self.waiting.insert(number, Alarm { waker: waker.clone(), at: None });
+        self.waiting.insert(number, SleepTimer { waker: waker.clone(), at: None });
         self.unset.push((number, span));
         number
     }
 
     fn remove(&mut self, number: u64) -> Option<Waker> {
-        let Alarm { waker, at } = self.waiting.remove(&number)?;
+        let SleepTimer { waker, at } = self.waiting.remove(&number)?;
         match at {
             Some(at) => drop(self.due.remove(&(at, number))),
             None => self.unset.retain(|(unset, _)| *unset != number),
@@ -97,8 +97,7 @@ impl Alarms {
         Some(waker)
     }
 
-    /// Sets those whose moment is not known yet, counting from `now`. Returns when the first of all
-    /// is due.
+    /// Sets unset due times, counted from `now`. Returns the earliest due time.
     pub(super) fn set(&mut self, now: Instant) -> Instant {
         for (number, span) in self.unset.drain(..) {
             let at = now.after(span);
@@ -110,19 +109,19 @@ impl Alarms {
         self.next()
     }
 
-    /// When the first of them is due.
+    /// Earliest due time.
     pub(super) fn next(&self) -> Instant {
         self.due.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
-    /// Takes out the waker of one that is due.
+    /// Takes the waker of a due timer.
     pub(super) fn take_due(&mut self, now: Instant) -> Option<Waker> {
         let (_, number) = self.due.first().filter(|(at, _)| *at <= now).copied()?;
         self.due.pop_first();
         self.waiting.remove(&number).map(|alarm| alarm.waker)
     }
 
-    /// No alarm will go off any more. Returns whom to tell.
+    /// Closes the timers. Returns the wakers to be called.
     pub(super) fn close(&mut self) -> Vec<Waker> {
         self.is_closed = true;
         self.due.clear();

@@ -4,28 +4,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use base::{Instant, Random, Span};
-use host::{Clock, Cores};
+use tenmil_base::{Instant, Random, Span};
+use tenmil_linux::{Clock, CpuList};
 
-use super::{Ended, JoinHandle, Lack, NotTaken, Tasks};
-use crate::world::{Stage, World};
-use crate::{Event, Handle, ReactorId, ReactorOptions, Reactors, ThreadPlan};
+use super::{ExecutorHandle, JoinError, JoinHandle, SpawnTaskError, SpawnTaskErrorKind};
+use crate::simulation::{SimReactorState, Simulation};
+use crate::{Event, ReactorId, ReactorOptions, Reactors, ThreadBuilder, ThreadHandle};
 
-fn spawn<F>(tasks: &Tasks, future: F) -> JoinHandle<F::Output>
+fn spawn<F>(tasks: &ExecutorHandle, future: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,
 {
     tasks.spawn(future).unwrap()
 }
 
-/// A thread with an executor, in a world of `reactors`.
-fn executor(world: &World, tasks_max: u32) -> (Handle, Tasks) {
-    let thread = world.directory.spawn(ThreadPlan::new("async")).unwrap();
-    let tasks = Tasks::start(&thread, "tasks", tasks_max).unwrap();
+/// A thread with an executor, in a simulation of `reactors`.
+fn executor(world: &Simulation, tasks_max: u32) -> (ThreadHandle, ExecutorHandle) {
+    let thread = world.directory.spawn(ThreadBuilder::new("async")).unwrap();
+    let tasks = ExecutorHandle::start(&thread, "tasks", tasks_max).unwrap();
     (thread, tasks)
 }
 
-/// What a task waits for until somebody gives it.
+/// What a task waits for until a test supplies it.
 #[derive(Clone, Default)]
 struct Signal(Arc<Mutex<(u64, Option<Waker>)>>);
 
@@ -55,7 +55,7 @@ impl Signal {
     }
 }
 
-/// Lets others go first.
+/// Yields to other tasks.
 async fn give_way() {
     let mut given = false;
     poll_fn(|context| {
@@ -68,7 +68,7 @@ async fn give_way() {
     .await;
 }
 
-fn joined<T>(handle: &mut JoinHandle<T>) -> Option<Result<T, Ended>> {
+fn joined<T>(handle: &mut JoinHandle<T>) -> Option<Result<T, JoinError>> {
     let mut context = Context::from_waker(Waker::noop());
     match Pin::new(handle).poll(&mut context) {
         Poll::Ready(answer) => Some(answer),
@@ -78,7 +78,7 @@ fn joined<T>(handle: &mut JoinHandle<T>) -> Option<Result<T, Ended>> {
 
 #[test]
 fn a_task_runs_to_its_end_and_says_what_it_made() {
-    let mut world = World::adaptive(1, 1);
+    let mut world = Simulation::adaptive(1, 1);
     let (_, tasks) = executor(&world, 4);
     let inner = tasks.clone();
     let mut handle = spawn(&tasks, async move {
@@ -90,14 +90,14 @@ fn a_task_runs_to_its_end_and_says_what_it_made() {
         sum
     });
     assert!(!handle.is_finished());
-    world.settle();
+    world.run_until_idle();
     assert!(handle.is_finished());
     assert_eq!((joined(&mut handle), tasks.count()), (Some(Ok(42)), 0));
 }
 
 #[test]
 fn an_idle_executor_sleeps_and_is_woken_from_outside() {
-    let mut world = World::adaptive(2, 1);
+    let mut world = Simulation::adaptive(2, 1);
     let (_, tasks) = executor(&world, 4);
     let signal = Signal::default();
     let theirs = signal.clone();
@@ -107,20 +107,21 @@ fn an_idle_executor_sleeps_and_is_woken_from_outside() {
         }
     });
     for _ in 0..100 {
-        assert_eq!(world.settle(), Instant::NEVER, "nothing but a wake-up ends this sleep");
+        assert_eq!(world.run_until_idle(), Instant::NEVER, "nothing but a wake-up ends this sleep");
         assert_eq!(joined(&mut handle), None);
         signal.give();
     }
-    world.settle();
+    world.run_until_idle();
     assert_eq!(joined(&mut handle), Some(Ok(())));
 }
 
 #[test]
 fn a_wake_on_the_way_to_the_sleep_is_seen() {
-    let mut world = World::adaptive(10, 1);
+    let mut world = Simulation::adaptive(10, 1);
     let (_, tasks) = executor(&world, 4);
-    let on_the_way =
-        |stage| [matches!(stage, Stage::Tired(_)), matches!(stage, Stage::Announced(_))];
+    let on_the_way = |stage| {
+        [matches!(stage, SimReactorState::Tired(_)), matches!(stage, SimReactorState::Announced(_))]
+    };
     for step in [0, 1] {
         let signal = Signal::default();
         let theirs = signal.clone();
@@ -129,14 +130,14 @@ fn a_wake_on_the_way_to_the_sleep_is_seen() {
             world.turn_all(1);
         }
         signal.give();
-        world.settle();
+        world.run_until_idle();
         assert_eq!(joined(&mut handle), Some(Ok(())), "step {step}");
     }
 }
 
 #[test]
 fn a_sleep_lasts_as_long_as_it_was_asked_to() {
-    let mut world = World::adaptive(3, 1);
+    let mut world = Simulation::adaptive(3, 1);
     let (_, tasks) = executor(&world, 4);
     let (inner, clock) = (tasks.clone(), Arc::clone(&world.now_ns));
     let now = move || clock.load(Ordering::Relaxed);
@@ -159,7 +160,7 @@ fn a_sleep_lasts_as_long_as_it_was_asked_to() {
 
 #[test]
 fn a_sleep_that_was_dropped_leaves_nothing_behind() {
-    let mut world = World::adaptive(4, 1);
+    let mut world = Simulation::adaptive(4, 1);
     let (_, tasks) = executor(&world, 4);
     let inner = tasks.clone();
     let _handle = spawn(&tasks, async move {
@@ -172,21 +173,21 @@ fn a_sleep_that_was_dropped_leaves_nothing_behind() {
         }
         pending::<()>().await;
     });
-    world.settle();
+    world.run_until_idle();
     assert_eq!(tasks.0.alarms().next(), Instant::NEVER);
     assert_eq!(tasks.0.alarms().close().len(), 0);
 }
 
 #[test]
 fn a_task_that_panics_is_reported_and_the_others_go_on() {
-    let mut world = World::adaptive(5, 1);
+    let mut world = Simulation::adaptive(5, 1);
     let (_, tasks) = executor(&world, 4);
     let signal = Signal::default();
     let theirs = signal.clone();
     let mut other = spawn(&tasks, async move { theirs.take().await });
     let mut bad = spawn(&tasks, async { assert_eq!(1, 2, "on purpose") });
-    world.settle();
-    let Some(Err(Ended::Panicked { panic })) = joined(&mut bad) else { panic!("it did") };
+    world.run_until_idle();
+    let Some(Err(JoinError::Panicked { panic })) = joined(&mut bad) else { panic!("it did") };
     assert!(panic.contains("on purpose"), "{panic}");
     let told = world.events().into_iter().find_map(|event| match event {
         Event::TaskPanicked { executor, panic, .. } => Some((executor, panic)),
@@ -194,7 +195,7 @@ fn a_task_that_panics_is_reported_and_the_others_go_on() {
     });
     assert_eq!(told, Some(("tasks".to_owned(), panic)));
     signal.give();
-    world.settle();
+    world.run_until_idle();
     assert_eq!((joined(&mut other), tasks.count()), (Some(Ok(())), 0));
 }
 
@@ -206,42 +207,42 @@ fn a_task_that_panics_when_it_is_dropped_is_reported_too() {
             panic!("on purpose");
         }
     }
-    let mut world = World::adaptive(6, 1);
+    let mut world = Simulation::adaptive(6, 1);
     let (_, tasks) = executor(&world, 1);
     let bomb = Bomb;
     let handle = spawn(&tasks, async move {
         let _bomb = bomb;
         pending::<()>().await;
     });
-    world.settle();
+    world.run_until_idle();
     drop(handle);
-    world.settle();
+    world.run_until_idle();
     assert!(world.kinds().contains(&"task-panicked"));
     assert_eq!(tasks.count(), 0);
     let mut next = spawn(&tasks, async {});
-    world.settle();
+    world.run_until_idle();
     assert_eq!(joined(&mut next), Some(Ok(())));
 }
 
 #[test]
 fn a_full_executor_gives_the_future_back() {
-    let mut world = World::adaptive(7, 1);
+    let mut world = Simulation::adaptive(7, 1);
     let (_, tasks) = executor(&world, 2);
     let one = spawn(&tasks, pending::<()>());
     let two = spawn(&tasks, pending::<()>());
-    let NotTaken { why, future } = tasks.spawn(std::future::ready(3)).unwrap_err();
-    assert_eq!(why, Lack::Room { tasks_max: 2 });
+    let SpawnTaskError { why, future } = tasks.spawn(std::future::ready(3)).unwrap_err();
+    assert_eq!(why, SpawnTaskErrorKind::Room { tasks_max: 2 });
     drop((one, two));
-    world.settle();
+    world.run_until_idle();
     assert_eq!(tasks.count(), 0, "those whose handles were dropped are gone");
     let mut three = spawn(&tasks, future);
-    world.settle();
+    world.run_until_idle();
     assert_eq!(joined(&mut three), Some(Ok(3)));
 }
 
 #[test]
 fn a_task_whose_handle_was_detached_goes_on() {
-    let mut world = World::adaptive(8, 1);
+    let mut world = Simulation::adaptive(8, 1);
     let (_, tasks) = executor(&world, 2);
     let done = Arc::new(AtomicBool::new(false));
     let theirs = Arc::clone(&done);
@@ -250,13 +251,13 @@ fn a_task_whose_handle_was_detached_goes_on() {
         theirs.store(true, Ordering::Relaxed);
     })
     .detach();
-    world.settle();
+    world.run_until_idle();
     assert!(done.load(Ordering::Relaxed));
 }
 
 #[test]
 fn when_the_thread_ends_everybody_who_waits_is_told() {
-    let mut world = World::adaptive(9, 1);
+    let mut world = Simulation::adaptive(9, 1);
     let (thread, tasks) = executor(&world, 4);
     let counted = Arc::new(());
     let held = Arc::clone(&counted);
@@ -268,29 +269,29 @@ fn when_the_thread_ends_everybody_who_waits_is_told() {
     let mut poll_sleep =
         || Pin::new(&mut sleep).poll(&mut Context::from_waker(Waker::noop())).map(Result::err);
     assert!(poll_sleep().is_pending());
-    world.settle();
+    world.run_until_idle();
     let mut late = spawn(&tasks, async {});
     world.directory.end_thread(thread.id()).unwrap();
-    world.settle();
+    world.run_until_idle();
     assert!(tasks.is_gone());
-    assert_eq!(joined(&mut handle), Some(Err(Ended::Gone)));
+    assert_eq!(joined(&mut handle), Some(Err(JoinError::Gone)));
     assert!(joined(&mut late).is_some(), "it has ended, or it has been dropped");
-    assert_eq!(poll_sleep(), Poll::Ready(Some(Ended::Gone)));
-    assert_eq!(tasks.spawn(async {}).unwrap_err().why, Lack::Thread);
+    assert_eq!(poll_sleep(), Poll::Ready(Some(JoinError::Gone)));
+    assert_eq!(tasks.spawn(async {}).unwrap_err().why, SpawnTaskErrorKind::Thread);
     assert_eq!(Arc::strong_count(&counted), 1, "all tasks were dropped");
-    assert!(Tasks::start(&thread, "late", 1).is_err());
+    assert!(ExecutorHandle::start(&thread, "late", 1).is_err());
 }
 
-/// What the tasks of a seed have in common.
+/// State shared by the tasks of a seed.
 struct Lot {
     signals: Vec<Signal>,
     polled: AtomicU64,
     alive: AtomicU64,
-    /// While this is on, tasks do not end by themselves.
+    /// While set, tasks do not end by themselves.
     trouble: AtomicBool,
 }
 
-/// A task of random habits, which must not be polled after its end.
+/// A task with random behavior, which must not be polled after its end.
 struct Watched<F> {
     inner: Pin<Box<F>>,
     lot: Arc<Lot>,
@@ -317,7 +318,7 @@ impl<F> Drop for Watched<F> {
 
 fn watched(
     lot: &Arc<Lot>,
-    tasks: &Tasks,
+    tasks: &ExecutorHandle,
     me: usize,
     seed: u64,
 ) -> impl Future<Output = u64> + Send + use<> {
@@ -344,9 +345,9 @@ fn watched(
 
 const TASKS: usize = 9;
 
-/// Wakes, drops, timers and moves at random; then no more trouble, and everything has to end.
+/// Random wakes, drops, timers and migrations; then everything must end.
 fn run_seed(seed: u64) -> u64 {
-    let mut world = World::adaptive(seed, 2);
+    let mut world = Simulation::adaptive(seed, 2);
     let (thread, tasks) = executor(&world, u32::try_from(TASKS).unwrap());
     let lot = Arc::new(Lot {
         signals: (0..TASKS).map(|_| Signal::default()).collect(),
@@ -385,7 +386,7 @@ fn run_seed(seed: u64) -> u64 {
     assert_eq!(lot.alive.load(Ordering::Relaxed), 0, "seed {seed}: a task was kept");
     assert_eq!(tasks.count(), 0, "seed {seed}");
     assert!(!world.kinds().contains(&"task-panicked"), "seed {seed}: {:?}", world.events());
-    assert_eq!(world.settle(), Instant::NEVER, "seed {seed}: an alarm was left behind");
+    assert_eq!(world.run_until_idle(), Instant::NEVER, "seed {seed}: an alarm was left behind");
     lot.polled.load(Ordering::Relaxed)
 }
 
@@ -403,11 +404,11 @@ fn a_seed_repeats_its_run() {
 
 #[test]
 fn wakes_from_another_os_thread_arrive_at_a_sleeping_reactor() {
-    let cores = Cores::from_iter(Cores::allowed().iter().take(1));
+    let cores = CpuList::from_iter(CpuList::allowed().iter().take(1));
     let options = ReactorOptions { pin: false, ..ReactorOptions::default() };
     let reactors = Reactors::start(&cores, &options, &Clock::start()).unwrap();
-    let thread = reactors.spawn(ThreadPlan::new("async")).unwrap();
-    let tasks = Tasks::start(&thread, "tasks", 4).unwrap();
+    let thread = reactors.spawn(ThreadBuilder::new("async")).unwrap();
+    let tasks = ExecutorHandle::start(&thread, "tasks", 4).unwrap();
     let (there, back) = (Signal::default(), Arc::new(AtomicU64::new(0)));
     let (theirs, count) = (there.clone(), Arc::clone(&back));
     let rounds = if cfg!(miri) { 10 } else { 20_000 };
@@ -420,11 +421,11 @@ fn wakes_from_another_os_thread_arrive_at_a_sleeping_reactor() {
     });
     for round in 0..rounds {
         there.give();
-        // Now and then long enough for it to fall asleep.
+        // Sometimes long enough for it to fall asleep.
         if round % 1_000 == 0 {
             let asleep = || reactors.sample().reactors[0].asleep;
             while back.load(Ordering::Acquire) <= round || !asleep() {
-                host::thread::give_way();
+                tenmil_linux::thread::yield_now();
             }
         }
     }

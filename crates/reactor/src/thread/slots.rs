@@ -1,4 +1,4 @@
-//! The pollers of one thread.
+//! Pollers of one thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,85 +7,85 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::{Count, Instant, Span};
+use tenmil_base::{Counter, Instant, Span};
 
 use crate::context::Context;
-use crate::directory::{PollerRecord, ThreadId};
 use crate::event::Event;
-use crate::panicked::panic_text;
-use crate::poller::{Poller, PollerId, Registration, WakeKind, WhenPanicked, WokenBy};
-use crate::reactor::Local;
+use crate::panic_text::panic_text;
+use crate::poller::{PanicHandler, Poller, PollerBuilder, PollerId, PollerWake, WakeKind};
+use crate::reactor::ReactorLocal;
+use crate::registry::{PollerCounters, ThreadId};
 use crate::timers::Timers;
 
-use super::Trust;
+use super::SpuriousWakeFilter;
 
-/// The pollers, by number, and the order in which they are polled.
+/// Pollers by number, and the order in which they are polled.
 #[derive(Default)]
 pub(crate) struct Slots {
     slots: Vec<Option<Slot>>,
-    /// Those to be polled every turn.
+    /// Pollers that are polled in every iteration.
     pub(crate) active: Vec<u16>,
     pub(crate) timers: Timers,
-    /// How many keep their reactor from sleeping.
+    /// Number of pollers that keep the reactor from sleeping.
     pub(crate) sleepless: usize,
-    /// How many of those that are polled every turn it is any use to poll before work is announced.
+    /// Number of active pollers for which spinning can find work before it is announced.
     pub(crate) looking: usize,
 }
 
-/// One poller. What a turn touches comes first.
+/// One poller. Fields used in every iteration come first.
 pub(crate) struct Slot {
     pub(crate) poller: Box<dyn Poller>,
     pub(crate) number: u64,
     pub(crate) id: PollerId,
     polls: u64,
     found: u64,
-    /// When it is polled next, if it is timed. Entries of the heap with another moment are stale.
+    /// Next due time, if it is timed. Heap entries with another time are stale.
     due: Instant,
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
     pub(crate) detached: bool,
-    /// It was asked to let go and has something in flight: it is polled although it is paused.
+    /// The poller was asked to detach and has I/O in flight: it is polled although it is paused.
     pub(crate) is_draining: bool,
     sleeps_at_once: bool,
-    /// What the reactor's sleeper hears of its descriptor.
-    hearing: Hearing,
-    /// Whether its descriptor could not be put there.
+    /// Wake mode of its descriptor in the reactor's sleeper.
+    hearing: WakeMode,
+    /// Whether its descriptor could not be added.
     unlisted: bool,
-    woken_by: WokenBy,
-    pub(crate) trust: Trust,
-    pub(crate) when_panicked: Option<WhenPanicked>,
-    pub(crate) record: Arc<PollerRecord>,
+    woken_by: PollerWake,
+    pub(crate) trust: SpuriousWakeFilter,
+    pub(crate) when_panicked: Option<PanicHandler>,
+    pub(crate) record: Arc<PollerCounters>,
 }
 
-/// When a descriptor ends a sleep.
+/// Mode in which a descriptor ends a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hearing {
+enum WakeMode {
     /// Never.
     Nothing,
     /// While it is readable.
     Readable,
-    /// While it is readable, or a little later: nobody hurries.
-    Lingering,
-    /// When it becomes so once more: it is not quite believed.
-    Changes,
+    /// While it is readable, possibly delayed.
+    Coalesced,
+    /// When it becomes readable again; used after spurious wake-ups.
+    Edge,
 }
 
-/// Which numbers are free.
+/// Free poller numbers.
 #[derive(Default)]
-pub(crate) struct Ids {
+pub(crate) struct PollerIds {
     generations: Vec<u16>,
     free: VecDeque<u16>,
 }
 
-/// Whoever is polled once in no time at all is due again in the turn that polls it, and that turn
-/// would never end.
+/// A period of zero would make a timed poller due again in the iteration that polls it, which would
+/// never end.
 const PERIOD_MIN: Span = Span { ns: 1 };
-/// How soon a timed poller that was due while it was detached is looked at again.
+/// Delay after which a timed poller that was due while detached is checked again.
 const DETACHED: Span = Span::from_us(100);
 
 impl Slots {
-    /// Calls `body` with those that are polled every turn, in order, until it says that this is
-    /// enough. Returns whether it did.
+    /// Calls `body` with the active pollers, in order, until it returns true. Returns whether it
+    /// did.
     #[inline]
     pub(crate) fn any_active(&mut self, mut body: impl FnMut(&mut Slot) -> bool) -> bool {
         let Self { slots, active, .. } = self;
@@ -111,7 +111,7 @@ impl Slots {
         self.active.iter().filter_map(|index| self.slots.get(usize::from(*index))?.as_ref())
     }
 
-    /// Puts a poller where its number says. It is not attached yet.
+    /// Stores a poller under its number. It is not attached yet.
     pub(crate) fn put(&mut self, slot: Slot) {
         let index = slot.id.index();
         if self.slots.len() <= index {
@@ -129,38 +129,45 @@ impl Slots {
         self.iter().next().map(|slot| slot.id)
     }
 
-    /// Whether the descriptor of somebody could not be put among the sources of the sleeper.
+    /// Whether some descriptor could not be added to the sleeper's set.
     pub(crate) fn has_unlisted(&self) -> bool {
         self.iter().any(|slot| slot.unlisted)
     }
 
-    /// Sorts out again who is polled every turn, who is waited for, and when the timed ones are due.
-    /// To be called after anything of that has changed.
-    pub(crate) fn sort_out(&mut self, thread: ThreadId, now: Instant, local: &mut Local) {
+    /// Rebuilds the lists of active, waiting and timed pollers. Call after any change to these.
+    pub(crate) fn rebuild_lists(
+        &mut self,
+        thread: ThreadId,
+        now: Instant,
+        local: &mut ReactorLocal,
+    ) {
         self.active.clear();
         (self.sleepless, self.looking) = (0, 0);
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
             let runs = slot.runs();
-            let hearing = match (runs, slot.trust.is_wary()) {
-                (false, _) => Hearing::Nothing,
-                (true, false) if slot.hearing == Hearing::Lingering => Hearing::Lingering,
-                (true, false) => Hearing::Readable,
-                (true, true) => Hearing::Changes,
+            // A coalesced descriptor stays so here; `update_wake_mode` decides before each sleep.
+            let hearing = match (runs, slot.trust.is_edge_triggered()) {
+                (false, _) => WakeMode::Nothing,
+                (true, false) if slot.hearing == WakeMode::Coalesced => WakeMode::Coalesced,
+                (true, false) => WakeMode::Readable,
+                (true, true) => WakeMode::Edge,
             };
             if let Err(error) = slot.list(hearing, local) {
                 let (poller, error) = (slot.name().to_owned(), error.to_string());
-                local.directory.note(now, Event::NotWaitedFor { poller, thread, error });
+                local.directory.record_event(now, Event::WaitFailed { poller, thread, error });
             }
             if runs && slot.every.is_none() {
                 self.active.push(index);
                 self.sleepless += usize::from(slot.is_sleepless());
                 self.looking += usize::from(!slot.sleeps_at_once);
             }
+            // A poller that becomes runnable is first due one period from now.
             if let Some(every) = slot.every.filter(|_| runs && slot.due == Instant::NEVER) {
                 slot.due = now.after(every);
                 self.timers.push(slot.due, slot.id);
             }
+            // Its heap entry becomes stale; resuming creates a new one.
             if slot.paused && !runs {
                 slot.due = Instant::NEVER;
             }
@@ -170,21 +177,21 @@ impl Slots {
 }
 
 impl Slot {
-    pub(crate) fn new(id: PollerId, registration: Registration, number: u64) -> Self {
-        let Registration { name, poller, woken_by, every, paused, .. } = registration;
+    pub(crate) fn new(id: PollerId, registration: PollerBuilder, number: u64) -> Self {
+        let PollerBuilder { name, poller, woken_by, every, paused, .. } = registration;
         let (sleeps_at_once, when_panicked) =
             (registration.sleeps_at_once, registration.when_panicked);
         let every = every.map(|every| every.max(PERIOD_MIN));
-        let record = PollerRecord {
+        let record = PollerCounters {
             number,
             name,
             wake: woken_by.kind(),
             tied: registration.tied,
-            every_ns: every.map(Count::from),
+            every_ns: every.map(Counter::from),
             paused: AtomicBool::new(paused),
-            polls: Count::default(),
-            found: Count::default(),
-            woken_in_vain: Count::default(),
+            polls: Counter::default(),
+            found: Counter::default(),
+            woken_in_vain: Counter::default(),
         };
         Self {
             poller,
@@ -198,10 +205,10 @@ impl Slot {
             detached: true,
             is_draining: false,
             sleeps_at_once,
-            hearing: Hearing::Nothing,
+            hearing: WakeMode::Nothing,
             unlisted: false,
             woken_by,
-            trust: Trust::default(),
+            trust: SpuriousWakeFilter::default(),
             when_panicked,
             record: Arc::new(record),
         }
@@ -223,7 +230,7 @@ impl Slot {
         found
     }
 
-    /// Polls a timed poller if this entry of the heap is not stale. Returns when it is due again.
+    /// Polls a timed poller if this heap entry is not stale. Returns its next due time.
     pub(crate) fn poll_due(
         &mut self,
         due: Instant,
@@ -235,13 +242,13 @@ impl Slot {
             return Some((false, self.due));
         }
         let found = self.poll(context);
-        // After a long sleep or a long turn: once, not once for every period that has passed.
+        // After a long sleep or iteration it is polled once, not once per elapsed period.
         let next = due.after(every);
         self.due = if next > context.now { next } else { context.now.after(every) };
         Some((found, self.due))
     }
 
-    /// Another period, if it is timed. Its slots are to be sorted out after this.
+    /// Changes the period of a timed poller. Rebuild the lists afterwards.
     pub(crate) fn set_period(&mut self, period: Span) {
         if let Some(every_ns) = &self.record.every_ns {
             let period = period.max(PERIOD_MIN);
@@ -262,45 +269,46 @@ impl Slot {
         self.record.paused.store(self.paused, Ordering::Relaxed);
     }
 
-    /// Puts its descriptor among the sources of the reactor's sleeper, takes it out, or listens in
-    /// another way.
-    fn list(&mut self, wanted: Hearing, local: &Local) -> io::Result<()> {
-        let WokenBy::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
+    /// Adds its descriptor to the sleeper's set, removes it, or changes its wake mode.
+    fn list(&mut self, wanted: WakeMode, local: &ReactorLocal) -> io::Result<()> {
+        let PollerWake::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
         let sources = &local.sources;
-        if self.hearing == Hearing::Nothing && wanted != Hearing::Nothing {
+        // Added level-triggered first, then changed to the wanted mode.
+        if self.hearing == WakeMode::Nothing && wanted != WakeMode::Nothing {
             let added = sources.add(descriptor, self.number);
             let was_unlisted = std::mem::replace(&mut self.unlisted, added.is_err());
             return match added {
                 Ok(()) => {
-                    self.hearing = Hearing::Readable;
+                    self.hearing = WakeMode::Readable;
                     self.list(wanted, local)
                 }
-                // It is tried again and again, and told once.
+                // Retried indefinitely, reported once.
                 Err(_) if was_unlisted => Ok(()),
                 Err(error) => Err(error),
             };
         }
         self.unlisted = false;
-        if self.hearing == Hearing::Lingering && wanted != Hearing::Lingering {
-            sources.hurry(descriptor, self.number)?;
-            self.hearing = Hearing::Readable;
+        // The coalesced set is left before any other change.
+        if self.hearing == WakeMode::Coalesced && wanted != WakeMode::Coalesced {
+            sources.clear_coalesced(descriptor, self.number)?;
+            self.hearing = WakeMode::Readable;
         }
         let before = std::mem::replace(&mut self.hearing, wanted);
         match (before, wanted) {
             _ if before == wanted => Ok(()),
-            (_, Hearing::Nothing) => sources.remove(descriptor),
-            (_, Hearing::Readable) => sources.hear_readable(descriptor, self.number),
-            (_, Hearing::Changes) => sources.hear_changes(descriptor, self.number),
-            (_, Hearing::Lingering) => sources.let_linger(descriptor, self.number),
+            (_, WakeMode::Nothing) => sources.remove(descriptor),
+            (_, WakeMode::Readable) => sources.set_level_triggered(descriptor, self.number),
+            (_, WakeMode::Edge) => sources.set_edge_triggered(descriptor, self.number),
+            (_, WakeMode::Coalesced) => sources.set_coalesced(descriptor, self.number),
         }
     }
 
-    /// Before a sleep: its descriptor lingers or not, as it says. One that cannot be put elsewhere is
-    /// heard as before.
-    pub(crate) fn choose_ear(&mut self, local: &Local) {
-        let wanted = match (self.hearing, self.poller.may_linger()) {
-            (Hearing::Readable, true) => Hearing::Lingering,
-            (Hearing::Lingering, false) => Hearing::Readable,
+    /// Sets the wake mode before a sleep: coalesced or prompt. If that fails, the mode stays as it
+    /// was.
+    pub(crate) fn update_wake_mode(&mut self, local: &ReactorLocal) {
+        let wanted = match (self.hearing, self.poller.may_coalesce_wakeups()) {
+            (WakeMode::Readable, true) => WakeMode::Coalesced,
+            (WakeMode::Coalesced, false) => WakeMode::Readable,
             _ => return,
         };
         let before = self.hearing;
@@ -309,37 +317,37 @@ impl Slot {
         }
     }
 
-    /// Its descriptor has ended a sleep of this length. If it is stuck, and that was not known,
-    /// returns which descriptor it is.
+    /// Handles a sleep of this length that its descriptor ended. Returns the descriptor number if
+    /// it is newly found to be stuck.
     pub(crate) fn woken(&mut self, slept: Span, now: Instant) -> Option<i32> {
-        let WokenBy::Descriptor(descriptor) = &self.woken_by else { return None };
+        let PollerWake::Descriptor(descriptor) = &self.woken_by else { return None };
         self.trust.woken(self.found, slept, now).then(|| descriptor.as_raw_fd())
     }
 
     pub(crate) fn has_descriptor(&self) -> bool {
-        matches!(self.woken_by, WokenBy::Descriptor(_))
+        matches!(self.woken_by, PollerWake::Descriptor(_))
     }
 
-    /// Whether nothing would end a sleep on its behalf.
+    /// Whether no event would end a sleep on its behalf.
     fn is_sleepless(&self) -> bool {
         self.record.wake == WakeKind::Nothing || self.unlisted
     }
 
-    /// Whether it alone brings itself work, and has some.
+    /// Whether it generates work itself, and has some.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self.record.wake, WakeKind::OnlyWhileBusy(_))
             && self.poller.is_busy() == Some(true)
     }
 
-    /// Drops the poller. Should that panic, returns what the panic said.
-    pub(crate) fn dispose(mut self, local: &Local) -> Option<String> {
-        // It is closed just below, which takes it out as well unless it has been cloned.
-        let _ = self.list(Hearing::Nothing, local);
+    /// Drops the poller. Returns the panic message if that panics.
+    pub(crate) fn dispose(mut self, local: &ReactorLocal) -> Option<String> {
+        // It is closed below, which removes it from the set as well, unless it was duplicated.
+        let _ = self.list(WakeMode::Nothing, local);
         catch_unwind(AssertUnwindSafe(|| drop(self.poller))).err().map(|panic| panic_text(&*panic))
     }
 }
 
-impl Ids {
+impl PollerIds {
     pub(crate) fn take(&mut self) -> Option<PollerId> {
         let index = match self.free.pop_front() {
             Some(index) => index,
@@ -364,11 +372,11 @@ impl Ids {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::Ids;
+    use super::PollerIds;
 
     #[test]
     fn numbers_are_unlike_each_other_and_come_back_changed() {
-        let mut ids = Ids::default();
+        let mut ids = PollerIds::default();
         let mut seen = BTreeSet::new();
         for _ in 0..1_000 {
             let id = ids.take().unwrap();

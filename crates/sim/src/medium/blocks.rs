@@ -1,19 +1,19 @@
-//! Blocks, some of them stable and some only in a cache.
+//! Block contents, persistent and cached.
 
 use core::ops::Range;
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::Random;
+use tenmil_base::Random;
 
 use crate::stamp::PART;
 
-/// The blocks of a medium, each with what it held since the last flush.
+/// Blocks of a medium with all versions since the last flush.
 #[derive(Debug)]
 pub(super) struct Blocks {
     block_size: usize,
-    /// Blocks that were never written are zeroes.
+    /// Persistent contents. Missing blocks are zero.
     stable: BTreeMap<u64, Vec<u8>>,
-    /// What was written since, oldest first.
+    /// Versions written since the last flush, oldest first.
     cached: BTreeMap<u64, Vec<Vec<u8>>>,
     unreadable: BTreeSet<u64>,
 }
@@ -24,13 +24,13 @@ impl Blocks {
         Self { block_size: block_size as usize, stable, cached, unreadable }
     }
 
-    /// One block as it reads now.
+    /// Current contents of one block.
     pub(super) fn read(&self, lba: u64) -> Vec<u8> {
         let newest = self.cached.get(&lba).and_then(|versions| versions.last());
         newest.or_else(|| self.stable.get(&lba)).cloned().unwrap_or(vec![0; self.block_size])
     }
 
-    /// Many blocks; `None` if one of them cannot be read.
+    /// Current contents of several blocks. `None` if one of them is unreadable.
     pub(super) fn read_range(&self, range: Range<u64>) -> Option<Vec<u8>> {
         if self.unreadable.range(range.clone()).next().is_some() {
             return None;
@@ -38,7 +38,7 @@ impl Blocks {
         Some(range.flat_map(|lba| self.read(lba)).collect())
     }
 
-    /// Writes blocks into the cache; they can be read from now on.
+    /// Writes blocks to the cache.
     pub(super) fn write(&mut self, first: u64, bytes: &[u8]) {
         for (lba, block) in (first..).zip(bytes.chunks_exact(self.block_size)) {
             self.unreadable.remove(&lba);
@@ -51,7 +51,7 @@ impl Blocks {
         self.unreadable.extend(range);
     }
 
-    /// Makes everything stable.
+    /// Makes all blocks persistent.
     pub(super) fn flush(&mut self) {
         for (lba, mut versions) in std::mem::take(&mut self.cached) {
             if let Some(newest) = versions.pop() {
@@ -60,7 +60,7 @@ impl Blocks {
         }
     }
 
-    /// Makes some blocks stable.
+    /// Makes some blocks persistent.
     pub(super) fn flush_range(&mut self, range: Range<u64>) {
         for lba in range {
             if let Some(newest) = self.cached.remove(&lba).and_then(|mut versions| versions.pop()) {
@@ -69,8 +69,8 @@ impl Blocks {
         }
     }
 
-    /// Of each block that was not flushed any version may survive, from the stable one to the
-    /// newest; if the medium tears, of each part.
+    /// For each unflushed block any version may survive, from the persistent one to the newest.
+    /// With torn writes this applies to each part of a block.
     pub(super) fn lose_power(&mut self, random: &mut Random, tears: bool) {
         for (lba, versions) in std::mem::take(&mut self.cached) {
             let stable = self.stable.entry(lba).or_insert_with(|| vec![0; self.block_size]);
@@ -88,7 +88,7 @@ impl Blocks {
 
 #[cfg(test)]
 mod tests {
-    use base::Random;
+    use tenmil_base::Random;
 
     use super::Blocks;
     use crate::stamp::PART;

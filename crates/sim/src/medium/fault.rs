@@ -1,60 +1,60 @@
-//! What media do that they should not.
+//! Media faults.
 
-use base::{Operation, Outcome, Span};
+use tenmil_base::{IoStatus, Operation, Span};
 
-/// One planned fault of a medium.
+/// One planned media fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MediumMischief {
-    /// What goes wrong.
+pub struct PlannedMediumFault {
+    /// Kind of fault.
     pub fault: MediumFault,
-    /// For which operation; `None` for all.
+    /// Operation it applies to. `None` for all.
     pub operation: Option<Operation>,
-    /// Occasions that are let pass first.
+    /// Number of opportunities to skip first.
     pub skip: u32,
-    /// Occasions that are used then.
+    /// Number of times it is injected after that.
     pub times: u32,
 }
 
-/// What goes wrong.
+/// Kind of media fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediumFault {
-    /// A request is answered with this and not carried out.
-    Fail(Outcome),
-    /// A request is never answered.
+    /// A request completes with this status and is not executed.
+    Fail(IoStatus),
+    /// A request never completes.
     Stall,
-    /// A request takes so much longer.
+    /// A request takes this much longer.
     Delay(Span),
-    /// A write is answered and not carried out.
-    Lose,
-    /// A write lands so many blocks further on, and from the last block on again at the first.
+    /// A write completes and is not executed.
+    LostWrite,
+    /// A write goes to blocks at an offset, modulo the size of the medium.
     Misdirect {
-        /// How many.
+        /// Offset in blocks.
         by: u64,
     },
-    /// Of a write only the first half lands.
+    /// Only the first half of a write is executed.
     Tear,
-    /// A flush, or the FUA of a write, is answered and not carried out.
+    /// A flush, or the FUA of a write, completes and is not executed.
     ForgetFlush,
 }
 
-impl MediumMischief {
-    /// For one operation, from the start, for good.
+impl PlannedMediumFault {
+    /// Fault for one operation, from the start, without limit.
     pub const fn on(operation: Operation, fault: MediumFault) -> Self {
         Self { fault, operation: Some(operation), skip: 0, times: u32::MAX }
     }
 
-    /// For all operations, from the start, for good.
+    /// Fault for all operations, from the start, without limit.
     pub const fn always(fault: MediumFault) -> Self {
         Self { fault, operation: None, skip: 0, times: u32::MAX }
     }
 
-    /// Not before so many occasions have passed.
+    /// Sets the number of opportunities to skip.
     #[must_use]
     pub const fn skip(self, skip: u32) -> Self {
         Self { skip, ..self }
     }
 
-    /// So often.
+    /// Sets the count.
     #[must_use]
     pub const fn times(self, times: u32) -> Self {
         Self { times, ..self }

@@ -1,13 +1,13 @@
-//! The medium as its users see it.
+//! Tests of the medium through its channels.
 
-use base::{
-    Answers, Backend, Dma, Durability, Flags, Instant, Medium, Memory, Operation, Outcome, Random,
-    Request, Segment,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Dma, Durability, Instant, IoChannel, IoStatus, Memory, Operation,
+    Random, Request, RequestFlags, Segment,
 };
 
-use super::{MediumFault, MediumMischief, MediumOptions, SimMedium};
+use super::{MediumFault, MediumOptions, PlannedMediumFault, SimMedium};
 use crate::bus::Bus;
-use crate::evil::Evil;
+use crate::fault_injector::FaultInjector;
 use crate::host_memory::SimDma;
 
 const BLOCK: u32 = 1024;
@@ -15,14 +15,14 @@ const BLOCK: u32 = 1024;
 struct Bench {
     dma: SimDma,
     medium: SimMedium,
-    channel: Box<dyn Backend>,
+    channel: Box<dyn IoChannel>,
     buffer: Segment,
     bus: Bus,
 }
 
 impl Bench {
-    fn new(mischief: &[MediumMischief]) -> Self {
-        let bus = Bus::new(1 << 16, 1 << 12, Evil::new(&[], Random::new(1))).unwrap();
+    fn new(mischief: &[PlannedMediumFault]) -> Self {
+        let bus = Bus::new(1 << 16, 1 << 12, FaultInjector::new(&[], Random::new(1))).unwrap();
         let options = MediumOptions {
             block_size: BLOCK,
             mischief: mischief.to_vec(),
@@ -46,14 +46,14 @@ impl Bench {
             segment_count: u16::from(has_data),
             metadata_count: 0,
             operation,
-            flags: Flags::NONE,
+            flags: RequestFlags::NONE,
         };
         let now = self.bus.now();
         assert_eq!(self.channel.submit(now, &[request], &[self.buffer]), 1);
     }
 
-    fn answers(&mut self) -> Vec<(u64, Outcome)> {
-        let mut answers = Answers::with_capacity(16);
+    fn answers(&mut self) -> Vec<(u64, IoStatus)> {
+        let mut answers = CompletionBatch::with_capacity(16);
         let mut all = Vec::new();
         while self.channel.wake_at() != Instant::NEVER {
             let wake = self.channel.wake_at();
@@ -64,17 +64,17 @@ impl Bench {
         all
     }
 
-    fn run(&mut self, operation: Operation, lba: u64) -> Outcome {
+    fn run(&mut self, operation: Operation, lba: u64) -> IoStatus {
         self.submit(1, operation, lba);
         self.answers()[0].1
     }
 
-    fn write(&mut self, lba: u64, byte: u8) -> Outcome {
+    fn write(&mut self, lba: u64, byte: u8) -> IoStatus {
         self.dma.fill(self.buffer, byte).unwrap();
         self.run(Operation::Write, lba)
     }
 
-    fn read(&mut self, lba: u64) -> (Outcome, u8, u8) {
+    fn read(&mut self, lba: u64) -> (IoStatus, u8, u8) {
         self.dma.fill(self.buffer, 0xff).unwrap();
         let outcome = self.run(Operation::Read, lba);
         let mut bytes = [0; BLOCK as usize];
@@ -83,13 +83,13 @@ impl Bench {
     }
 }
 
-const OK: Outcome = Outcome::SUCCESS;
+const OK: IoStatus = IoStatus::SUCCESS;
 
 #[test]
 fn requests_are_answered_late_and_out_of_order() {
     let mut bench = Bench::new(&[]);
     (0..16).for_each(|token| bench.submit(token, Operation::Read, token));
-    let mut answers = Answers::with_capacity(16);
+    let mut answers = CompletionBatch::with_capacity(16);
     assert_eq!(bench.channel.poll(bench.bus.now(), &mut answers), 0, "not at once");
     let order: Vec<u64> = bench.answers().into_iter().map(|(token, _)| token).collect();
     assert_eq!(order.len(), 16);
@@ -103,20 +103,20 @@ fn each_operation_does_what_it_is_called() {
     assert_eq!(bench.read(3), (OK, 7, 7));
     bench.dma.fill(bench.buffer, 7).unwrap();
     assert_eq!(bench.run(Operation::Compare, 3), OK);
-    assert_eq!(bench.run(Operation::Compare, 4), Outcome::COMPARE_FAILURE);
+    assert_eq!(bench.run(Operation::Compare, 4), IoStatus::COMPARE_FAILURE);
     assert_eq!(bench.run(Operation::WriteUncorrectable, 3), OK);
-    assert_eq!(bench.run(Operation::Verify, 3), Outcome::UNRECOVERED_READ);
-    assert_eq!(bench.read(3).0, Outcome::UNRECOVERED_READ);
+    assert_eq!(bench.run(Operation::Verify, 3), IoStatus::UNRECOVERED_READ);
+    assert_eq!(bench.read(3).0, IoStatus::UNRECOVERED_READ);
     assert_eq!(bench.run(Operation::WriteZeroes, 3), OK);
     assert_eq!(bench.read(3), (OK, 0, 0));
-    assert_eq!(bench.run(Operation::Read, 4096), Outcome::LBA_OUT_OF_RANGE);
+    assert_eq!(bench.run(Operation::Read, 4096), IoStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]
 fn a_flush_makes_stable_and_one_that_forgets_does_not() {
     for (mischief, survives) in [
         (vec![], true),
-        (vec![MediumMischief::on(Operation::Flush, MediumFault::ForgetFlush)], false),
+        (vec![PlannedMediumFault::on(Operation::Flush, MediumFault::ForgetFlush)], false),
     ] {
         let mut lost = 0;
         for lba in 0..20 {
@@ -129,7 +129,7 @@ fn a_flush_makes_stable_and_one_that_forgets_does_not() {
             if !survives && lost > 0 {
                 break;
             }
-            // Another seed for the next cut.
+            // A different seed for the next power cut.
             bench.medium.lock().random = Random::new(lba);
         }
         assert_eq!(lost == 0, survives, "{mischief:?}: lost {lost}");
@@ -138,8 +138,8 @@ fn a_flush_makes_stable_and_one_that_forgets_does_not() {
 
 #[test]
 fn lost_torn_and_misdirected_writes_are_answered_all_the_same() {
-    let write = |fault| Bench::new(&[MediumMischief::on(Operation::Write, fault).skip(1)]);
-    let mut lost = write(MediumFault::Lose);
+    let write = |fault| Bench::new(&[PlannedMediumFault::on(Operation::Write, fault).skip(1)]);
+    let mut lost = write(MediumFault::LostWrite);
     assert_eq!((lost.write(3, 1), lost.write(3, 2)), (OK, OK));
     assert_eq!(lost.read(3), (OK, 1, 1));
     let mut torn = write(MediumFault::Tear);
@@ -163,7 +163,7 @@ fn a_power_cut_takes_everything_that_was_under_way() {
 
 #[test]
 fn what_is_stalled_is_answered_once_the_medium_repents() {
-    let mut bench = Bench::new(&[MediumMischief::always(MediumFault::Stall).times(1)]);
+    let mut bench = Bench::new(&[PlannedMediumFault::always(MediumFault::Stall).times(1)]);
     bench.submit(1, Operation::Read, 0);
     bench.submit(2, Operation::Read, 1);
     assert_eq!(bench.answers(), [(2, OK)]);
@@ -174,7 +174,7 @@ fn what_is_stalled_is_answered_once_the_medium_repents() {
 #[test]
 fn a_medium_without_a_volatile_cache_keeps_every_write() {
     let mut bench = Bench::new(&[]);
-    bench.medium.lock().options.durability = Durability::Stable;
+    bench.medium.lock().options.durability = Durability::Persistent;
     bench.write(3, 7);
     bench.medium.cut_power();
     bench.medium.restore_power();

@@ -1,47 +1,47 @@
-//! What every [`Stream`] must do, whoever carries it: one suite for all of them.
+//! Conformance tests for every implementation of [`Stream`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use base::{Memory, Random, Received, RegionId, Segment, Stream, Stretch};
+use tenmil_base::{Memory, Random, RecvResult, RegionId, Segment, SendSlice, Stream};
 
-/// Two connected streams and the memory that both send from and receive into.
+/// Two connected streams, and the memory they send from and receive into.
 pub struct Pair {
-    /// One end.
+    /// First end.
     pub one: Box<dyn Stream>,
-    /// The other.
+    /// Second end.
     pub other: Box<dyn Stream>,
-    /// Where segments lie.
+    /// Memory of all segments.
     pub memory: Arc<dyn Memory>,
-    /// All of it: 1 MiB at least.
+    /// The whole memory, at least 1 MiB.
     pub whole: Segment,
-    /// Lets what is under way get on: sleeps on what both streams wait for, or moves simulated time.
+    /// Waits for progress: sleeps until a stream is ready, or advances simulated time.
     pub rest: Rest,
 }
 
-/// How a pair rests: both ends, and for each whether it wants bytes or room.
+/// Wait function of a pair. Its arguments are both ends and what each of them waits for.
 pub type Rest = Box<dyn FnMut([(&mut dyn Stream, Wants); 2])>;
 
-/// What an end waits for.
+/// Condition that an end waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// Something to receive.
+    /// Data to receive.
     pub bytes: bool,
-    /// Room to send.
+    /// Space to send.
     pub room: bool,
 }
 
 const BYTES: Wants = Wants { bytes: true, room: false };
 const ROOM: Wants = Wants { bytes: false, room: true };
 const NOTHING: Wants = Wants { bytes: false, room: false };
-/// Rests after which something must have happened.
+/// Maximum number of waits until something must have happened.
 const RESTS_MAX: usize = 100_000;
 
-/// Tries everything with fresh pairs, drawing from `seed`.
+/// Runs all tests with new pairs and random numbers drawn from `seed`.
 ///
 /// # Panics
 ///
-/// If anything is not as it must be.
+/// If a test fails.
 pub fn run(seed: u64, mut make: impl FnMut() -> Pair) {
     nothing_is_there_before_something_is_sent(make());
     headers_and_memory_arrive_in_their_order(make());
@@ -63,7 +63,7 @@ impl Pair {
         (self.rest)([(self.one.as_mut(), one), (self.other.as_mut(), other)]);
     }
 
-    /// The other way round.
+    /// Swaps the two ends.
     fn turned(self) -> Self {
         let Self { one, other, memory, whole, mut rest } = self;
         let turned = move |[first, second]: [(&mut dyn Stream, Wants); 2]| rest([second, first]);
@@ -84,12 +84,12 @@ impl Pair {
         self.memory.store(segment, bytes).expect("it lies in the memory");
     }
 
-    /// Sends headers from `one`, all of them.
+    /// Sends bytes from `one` as headers.
     fn send(&mut self, bytes: &[u8]) {
         let mut sent = 0;
         for _ in 0..RESTS_MAX {
             let (at, len_bytes) = (count(sent), count(bytes.len() - sent));
-            let stretch = Stretch::Headers { at, len_bytes };
+            let stretch = SendSlice::Headers { at, len_bytes };
             sent += self.one.send(bytes, &[stretch], false).expect("it is connected");
             if sent == bytes.len() {
                 return;
@@ -99,26 +99,26 @@ impl Pair {
         panic!("there is never room");
     }
 
-    /// Receives at `other` until `len` bytes wait there.
+    /// Receives at `other` until `len` bytes are buffered.
     fn receive(&mut self, len: usize) {
         for _ in 0..RESTS_MAX {
-            if self.other.bytes().len() >= len {
+            if self.other.buffered().len() >= len {
                 return;
             }
             match self.other.receive() {
-                Received::Bytes(_) => {}
-                Received::Nothing => self.rest(NOTHING, BYTES),
+                RecvResult::Bytes(_) => {}
+                RecvResult::WouldBlock => self.rest(NOTHING, BYTES),
                 over => panic!("{over:?} before {len} bytes"),
             }
         }
         panic!("{len} bytes never come");
     }
 
-    /// Receives at `other` until that says something else than that there is nothing.
-    fn receive_something(&mut self) -> Received {
+    /// Receives at `other` until there is a result other than `Nothing`.
+    fn receive_something(&mut self) -> RecvResult {
         for _ in 0..RESTS_MAX {
             match self.other.receive() {
-                Received::Nothing => self.rest(NOTHING, BYTES),
+                RecvResult::WouldBlock => self.rest(NOTHING, BYTES),
                 received => return received,
             }
         }
@@ -131,27 +131,27 @@ fn count(len: usize) -> u32 {
 }
 
 fn nothing_is_there_before_something_is_sent(mut pair: Pair) {
-    assert_eq!(pair.one.receive(), Received::Nothing);
-    assert_eq!(pair.other.receive_into(&[pair.whole]), Received::Nothing);
-    assert_eq!(pair.one.bytes(), b"");
-    assert_eq!(pair.one.released(), 0);
+    assert_eq!(pair.one.receive(), RecvResult::WouldBlock);
+    assert_eq!(pair.other.receive_into(&[pair.whole]), RecvResult::WouldBlock);
+    assert_eq!(pair.one.buffered(), b"");
+    assert_eq!(pair.one.released_bytes(), 0);
     assert_eq!(pair.one.send(b"", &[], false), Ok(0));
     assert!(!pair.one.arm(true, false), "there is nothing to stay awake for");
     pair.one.disarm();
     assert!(!pair.one.peer().is_empty());
-    assert_eq!(pair.one.receive(), Received::Nothing);
+    assert_eq!(pair.one.receive(), RecvResult::WouldBlock);
 }
 
 fn headers_and_memory_arrive_in_their_order(mut pair: Pair) {
     pair.store(pair.part(100, 8), b"ABCDEFGH");
     let stretches = [
-        Stretch::Headers { at: 2, len_bytes: 2 },
-        Stretch::Memory(pair.part(104, 3)),
-        Stretch::Memory(pair.part(100, 2)),
-        Stretch::Headers { at: 0, len_bytes: 0 },
-        Stretch::Headers { at: 0, len_bytes: 1 },
+        SendSlice::Headers { at: 2, len_bytes: 2 },
+        SendSlice::Memory(pair.part(104, 3)),
+        SendSlice::Memory(pair.part(100, 2)),
+        SendSlice::Headers { at: 0, len_bytes: 0 },
+        SendSlice::Headers { at: 0, len_bytes: 1 },
     ];
-    let mut rest: VecDeque<Stretch> = stretches.into();
+    let mut rest: VecDeque<SendSlice> = stretches.into();
     for _ in 0..RESTS_MAX {
         if rest.is_empty() {
             break;
@@ -162,21 +162,23 @@ fn headers_and_memory_arrive_in_their_order(mut pair: Pair) {
     }
     pair.send(b"!");
     pair.receive(9);
-    assert_eq!(pair.other.bytes(), b"cdEFGABa!");
+    assert_eq!(pair.other.buffered(), b"cdEFGABa!");
 }
 
-/// Takes so many bytes off the front.
-fn advance(stretches: &mut VecDeque<Stretch>, sent: usize) {
+/// Removes the first `sent` bytes.
+fn advance(stretches: &mut VecDeque<SendSlice>, sent: usize) {
     let mut sent = count(sent);
     while let Some(first) = stretches.front_mut() {
         let len = match *first {
-            Stretch::Headers { len_bytes, .. } => len_bytes,
-            Stretch::Memory(segment) => segment.len_bytes,
+            SendSlice::Headers { len_bytes, .. } => len_bytes,
+            SendSlice::Memory(segment) => segment.len_bytes,
         };
         if sent < len {
             match first {
-                Stretch::Headers { at, len_bytes } => (*at, *len_bytes) = (*at + sent, len - sent),
-                Stretch::Memory(segment) => {
+                SendSlice::Headers { at, len_bytes } => {
+                    (*at, *len_bytes) = (*at + sent, len - sent)
+                }
+                SendSlice::Memory(segment) => {
                     *segment = segment.slice(sent, len - sent).expect("it is shorter");
                 }
             }
@@ -197,7 +199,7 @@ fn bytes_go_straight_to_where_they_belong(mut pair: Pair) {
             break;
         }
         match pair.other.receive_into(&into) {
-            Received::Bytes(mut came) => {
+            RecvResult::Bytes(mut came) => {
                 while came > 0 {
                     let first = into[0];
                     let taken = first.len_bytes.min(count(came));
@@ -208,14 +210,14 @@ fn bytes_go_straight_to_where_they_belong(mut pair: Pair) {
                     }
                 }
             }
-            Received::Nothing => pair.rest(NOTHING, BYTES),
+            RecvResult::WouldBlock => pair.rest(NOTHING, BYTES),
             over => panic!("{over:?}"),
         }
     }
     assert_eq!(pair.load(pair.part(0, 40)), bytes[..40]);
     assert_eq!(pair.load(pair.part(1000, 50)), bytes[40..90]);
     pair.receive(10);
-    assert_eq!(pair.other.bytes(), &bytes[90..], "what the segments had no room for");
+    assert_eq!(pair.other.buffered(), &bytes[90..], "what the segments had no room for");
 }
 
 fn what_is_consumed_is_gone_and_the_rest_stays(mut pair: Pair) {
@@ -223,47 +225,47 @@ fn what_is_consumed_is_gone_and_the_rest_stays(mut pair: Pair) {
         pair.send(&[round; 30]);
         pair.receive(30 + usize::from(round % 7));
         let keep = usize::from((round + 1) % 7);
-        let waiting = pair.other.bytes().len();
-        assert!(pair.other.bytes().ends_with(&[round; 30]));
+        let waiting = pair.other.buffered().len();
+        assert!(pair.other.buffered().ends_with(&[round; 30]));
         pair.other.consume(waiting - keep);
-        assert_eq!(pair.other.bytes(), vec![round; keep]);
-        assert_eq!(pair.other.receive(), Received::Nothing);
-        assert_eq!(pair.other.bytes(), vec![round; keep], "a look in vain changes nothing");
+        assert_eq!(pair.other.buffered(), vec![round; keep]);
+        assert_eq!(pair.other.receive(), RecvResult::WouldBlock);
+        assert_eq!(pair.other.buffered(), vec![round; keep], "a look in vain changes nothing");
     }
 }
 
 fn an_end_comes_behind_what_was_sent(mut pair: Pair) {
     pair.send(b"the last words");
-    pair.one.shut_down();
-    assert!(pair.one.send(b"more", &[Stretch::Headers { at: 0, len_bytes: 4 }], false).is_err());
+    pair.one.shutdown_write();
+    assert!(pair.one.send(b"more", &[SendSlice::Headers { at: 0, len_bytes: 4 }], false).is_err());
     pair.receive(14);
-    assert_eq!(pair.receive_something(), Received::End);
-    assert_eq!(pair.other.bytes(), b"the last words");
-    assert_eq!(pair.other.receive(), Received::End, "and it stays the end");
+    assert_eq!(pair.receive_something(), RecvResult::Eof);
+    assert_eq!(pair.other.buffered(), b"the last words");
+    assert_eq!(pair.other.receive(), RecvResult::Eof, "and it stays the end");
 }
 
 fn one_direction_may_end_before_the_other(mut pair: Pair) {
-    pair.one.shut_down();
-    assert_eq!(pair.receive_something(), Received::End);
+    pair.one.shutdown_write();
+    assert_eq!(pair.receive_something(), RecvResult::Eof);
     let mut pair = pair.turned();
     pair.send(b"an answer");
     pair.receive(9);
-    assert_eq!(pair.other.bytes(), b"an answer");
+    assert_eq!(pair.other.buffered(), b"an answer");
     drop(pair.one);
     let over = (0..RESTS_MAX).find_map(|_| match pair.other.receive() {
-        Received::Nothing => None,
+        RecvResult::WouldBlock => None,
         received => Some(received),
     });
-    assert!(matches!(over, Some(Received::End | Received::Broken(_)) | None), "{over:?}");
+    assert!(matches!(over, Some(RecvResult::Eof | RecvResult::Failed(_)) | None), "{over:?}");
 }
 
 fn a_peer_that_does_not_receive_stops_its_sender(mut pair: Pair) {
     let block: Vec<u8> = (0..=250).cycle().take(100_000).collect();
     pair.store(pair.part(0, 100_000), &block);
-    let stretch = [Stretch::Memory(pair.part(0, 100_000))];
+    let stretch = [SendSlice::Memory(pair.part(0, 100_000))];
     let mut sent = 0_usize;
     let mut in_vain = 0;
-    // Bytes that are on their way may leave room behind for a while.
+    // Bytes in flight may leave space in the buffers for a while.
     while in_vain < 20 {
         let part = part_from(&stretch, sent % 100_000);
         match pair.one.send(&[], &[part], false).expect("it is connected") {
@@ -279,7 +281,7 @@ fn a_peer_that_does_not_receive_stops_its_sender(mut pair: Pair) {
     let mut came = 0;
     while came < sent {
         pair.receive(1);
-        let bytes = pair.other.bytes();
+        let bytes = pair.other.buffered();
         let expected = block.iter().cycle().skip(came % 100_000).take(bytes.len());
         assert!(bytes.iter().eq(expected), "at {came} of {sent}");
         let count = bytes.len();
@@ -298,8 +300,8 @@ fn a_peer_that_does_not_receive_stops_its_sender(mut pair: Pair) {
     assert!(more.is_some(), "there is room again");
 }
 
-fn part_from(stretches: &[Stretch], from: usize) -> Stretch {
-    let mut rest: VecDeque<Stretch> = stretches.to_vec().into();
+fn part_from(stretches: &[SendSlice], from: usize) -> SendSlice {
+    let mut rest: VecDeque<SendSlice> = stretches.to_vec().into();
     advance(&mut rest, from);
     rest[0]
 }
@@ -309,8 +311,8 @@ fn a_peer_that_has_gone_is_noticed(mut pair: Pair) {
     pair.receive(1);
     drop(std::mem::replace(&mut pair.one, Box::new(Gone)));
     let over = pair.receive_something();
-    assert!(matches!(over, Received::End | Received::Broken(_)), "{over:?}");
-    let word = [Stretch::Headers { at: 0, len_bytes: 5 }];
+    assert!(matches!(over, RecvResult::Eof | RecvResult::Failed(_)), "{over:?}");
+    let word = [SendSlice::Headers { at: 0, len_bytes: 5 }];
     let broken = (0..RESTS_MAX).find_map(|_| {
         let sent = pair.other.send(b"hello", &word, false);
         let _ = pair.other.receive();
@@ -320,41 +322,41 @@ fn a_peer_that_has_gone_is_noticed(mut pair: Pair) {
 }
 
 fn memory_may_be_used_again_once_released(mut pair: Pair) {
-    // Large enough that an engine that does not copy does not.
+    // Large enough for a zero-copy send, where the engine supports it.
     let len = 256 << 10;
     let segment = pair.part(0, len);
     let mut sent = 0_u64;
     let mut came = Vec::new();
     for round in 1..=8_u8 {
         pair.memory.fill(segment, round).expect("it lies in the memory");
-        let mut rest: VecDeque<Stretch> = [Stretch::Memory(segment)].into();
+        let mut rest: VecDeque<SendSlice> = [SendSlice::Memory(segment)].into();
         for _ in 0..RESTS_MAX {
-            if rest.is_empty() && pair.one.released() == sent {
+            if rest.is_empty() && pair.one.released_bytes() == sent {
                 break;
             }
             let taken = pair.one.send(&[], rest.make_contiguous(), false);
             let taken = taken.expect("it is connected");
             sent += taken as u64;
             advance(&mut rest, taken);
-            assert!(pair.one.released() <= sent, "more than was sent");
-            let before = pair.other.bytes().len();
+            assert!(pair.one.released_bytes() <= sent, "more than was sent");
+            let before = pair.other.buffered().len();
             match pair.other.receive() {
-                Received::Bytes(_) => {}
-                Received::Nothing if taken == 0 => pair.rest(NOTHING, NOTHING),
-                Received::Nothing => {}
+                RecvResult::Bytes(_) => {}
+                RecvResult::WouldBlock if taken == 0 => pair.rest(NOTHING, NOTHING),
+                RecvResult::WouldBlock => {}
                 over => panic!("{over:?}"),
             }
-            came.extend_from_slice(&pair.other.bytes()[before..]);
-            let waiting = pair.other.bytes().len();
+            came.extend_from_slice(&pair.other.buffered()[before..]);
+            let waiting = pair.other.buffered().len();
             pair.other.consume(waiting);
         }
-        assert_eq!(pair.one.released(), sent, "all is released in the end");
+        assert_eq!(pair.one.released_bytes(), sent, "all is released in the end");
     }
     pair.memory.fill(segment, 0xff).expect("it lies in the memory");
     while came.len() < 8 * len as usize {
         pair.receive(1);
-        came.extend_from_slice(pair.other.bytes());
-        let waiting = pair.other.bytes().len();
+        came.extend_from_slice(pair.other.buffered());
+        let waiting = pair.other.buffered().len();
         pair.other.consume(waiting);
     }
     for (round, block) in (1_u8..).zip(came.chunks(len as usize)) {
@@ -364,18 +366,18 @@ fn memory_may_be_used_again_once_released(mut pair: Pair) {
 
 fn memory_that_does_not_exist_is_refused(mut pair: Pair) {
     let stray = Segment { region: RegionId(999), offset: 0, len_bytes: 8 };
-    let refused = pair.one.send(&[], &[Stretch::Memory(stray)], false);
+    let refused = pair.one.send(&[], &[SendSlice::Memory(stray)], false);
     assert!(refused.is_err_and(|broken| broken.0.contains("999")), "it is named");
     let mut pair = pair.turned();
     pair.send(b"12345678");
     let refused = (0..RESTS_MAX).find_map(|_| match pair.other.receive_into(&[stray]) {
-        Received::Nothing => {
+        RecvResult::WouldBlock => {
             pair.rest(NOTHING, BYTES);
             None
         }
         received => Some(received),
     });
-    assert!(matches!(refused, Some(Received::Broken(_))), "{refused:?}");
+    assert!(matches!(refused, Some(RecvResult::Failed(_))), "{refused:?}");
 }
 
 fn much_goes_both_ways_at_once(seed: u64, mut pair: Pair) {
@@ -407,7 +409,7 @@ fn much_goes_both_ways_at_once(seed: u64, mut pair: Pair) {
     panic!("{flows:?} of {total} after all these rests (seed {seed})");
 }
 
-/// The byte at such an offset of what is sent, which repeats with the memory it lies in.
+/// Byte at this offset of the stream, which repeats with its memory.
 fn pattern(at: u32) -> u8 {
     let [low, middle, high, _] = (at % (1 << 19)).wrapping_mul(2_654_435_761).to_le_bytes();
     low ^ middle ^ high
@@ -421,7 +423,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// Sends some of the memory, or the same bytes as a header.
+    /// Sends a part of the memory, or the same bytes as a header.
     fn send(
         &mut self,
         from: &mut dyn Stream,
@@ -438,10 +440,10 @@ impl Flow {
             if random.chance(1, 2) {
                 let start = count(headers.len());
                 headers.extend((at..at + len_bytes).map(pattern));
-                stretches.push(Stretch::Headers { at: start, len_bytes });
+                stretches.push(SendSlice::Headers { at: start, len_bytes });
             } else {
                 let part = half.slice(at % (1 << 19), len_bytes).expect("it lies inside");
-                stretches.push(Stretch::Memory(part));
+                stretches.push(SendSlice::Memory(part));
             }
             at += len_bytes;
         }
@@ -454,58 +456,67 @@ impl Flow {
 
     fn receive(&mut self, to: &mut dyn Stream, random: &mut Random) -> u32 {
         let came = match to.receive() {
-            Received::Bytes(came) => came,
-            Received::Nothing => 0,
+            RecvResult::Bytes(came) => came,
+            RecvResult::WouldBlock => 0,
             over => panic!("{over:?}"),
         };
-        let waiting = to.bytes().len();
+        let waiting = to.buffered().len();
         let taken = match random.below(3) {
             0 => waiting,
             _ => draw(random, count(waiting)) as usize,
         };
         let expected = (self.came..).map(pattern);
-        assert!(to.bytes()[..taken].iter().copied().eq(expected.take(taken)), "at {}", self.came);
+        assert!(
+            to.buffered()[..taken].iter().copied().eq(expected.take(taken)),
+            "at {}",
+            self.came
+        );
         to.consume(taken);
         self.came += count(taken);
         count(came + taken)
     }
 }
 
-/// A number up to `most`.
+/// Random number up to `most`.
 fn draw(random: &mut Random, most: u32) -> u32 {
     u32::try_from(random.below(u64::from(most) + 1)).unwrap_or(most)
 }
 
-/// Stands where an end was that has gone.
+/// Placeholder for a dropped end.
 struct Gone;
 
 impl Stream for Gone {
-    fn receive(&mut self) -> Received {
-        Received::End
+    fn receive(&mut self) -> RecvResult {
+        RecvResult::Eof
     }
 
-    fn bytes(&self) -> &[u8] {
+    fn buffered(&self) -> &[u8] {
         &[]
     }
 
     fn consume(&mut self, _count: usize) {}
 
-    fn receive_into(&mut self, _into: &[Segment]) -> Received {
-        Received::End
+    fn receive_into(&mut self, _into: &[Segment]) -> RecvResult {
+        RecvResult::Eof
     }
 
-    fn send(&mut self, _: &[u8], _: &[Stretch], _: bool) -> Result<usize, base::Broken> {
+    fn send(
+        &mut self,
+        _: &[u8],
+        _: &[SendSlice],
+        _: bool,
+    ) -> Result<usize, tenmil_base::StreamError> {
         Ok(0)
     }
 
-    fn released(&mut self) -> u64 {
+    fn released_bytes(&mut self) -> u64 {
         0
     }
 
-    fn shut_down(&mut self) {}
+    fn shutdown_write(&mut self) {}
 
-    fn wake_source(&self) -> base::WakeSource<'_> {
-        base::WakeSource::Nothing
+    fn wake_source(&self) -> tenmil_base::WakeSource<'_> {
+        tenmil_base::WakeSource::None
     }
 
     fn arm(&mut self, _wants_bytes: bool, _wants_room: bool) -> bool {

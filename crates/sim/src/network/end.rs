@@ -3,13 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use base::{Broken, Memory, Received, Segment, Stream, Stretch, WakeSource};
+use tenmil_base::{Memory, RecvResult, Segment, SendSlice, Stream, StreamError, WakeSource};
 
-use super::line::Arrival;
-use super::{Cables, Direction, Network};
+use super::link::Arrival;
+use super::{Direction, DuplexLink, Network};
 
-/// One end. Dropped, it closes: what is under way still arrives, unless some of it is memory that was
-/// not read yet; then the connection breaks, and it never is.
+/// One end of a simulated connection. Dropping it closes the connection: data in flight still
+/// arrive, unless they include memory that was not read yet, which breaks the connection.
 pub struct End {
     network: Network,
     sends: Direction,
@@ -18,7 +18,7 @@ pub struct End {
     start: usize,
     inbox_bytes: usize,
     copied_below: u32,
-    /// Bytes that were ever taken to be sent.
+    /// Number of bytes accepted by sends.
     taken: u64,
     is_shut: bool,
 }
@@ -45,46 +45,47 @@ impl End {
         }
     }
 
-    /// Takes out of the network what has arrived, up to `into`.
-    fn take(&self, into: &mut [u8]) -> Received {
+    /// Receives data that have arrived, up to the length of `into`.
+    fn take(&self, into: &mut [u8]) -> RecvResult {
         let mut cables = self.network.cables();
-        let Cables { now, lines, cut, .. } = &mut *cables;
+        let DuplexLink { now, lines, cut, .. } = &mut *cables;
         if let Some(by) = cut {
-            return Received::Broken(Broken((*by).to_owned()));
+            return RecvResult::Failed(StreamError((*by).to_owned()));
         }
         match lines[self.sends.reverse() as usize].take(*now, into) {
-            Arrival::Bytes(count) => Received::Bytes(count),
-            Arrival::Nothing => Received::Nothing,
-            Arrival::End => Received::End,
+            Arrival::Bytes(count) => RecvResult::Bytes(count),
+            Arrival::Nothing => RecvResult::WouldBlock,
+            Arrival::End => RecvResult::Eof,
             Arrival::Cut => {
                 let by = "the connection was reset";
                 cables.cut(by);
-                Received::Broken(Broken(by.to_owned()))
+                RecvResult::Failed(StreamError(by.to_owned()))
             }
         }
     }
 
     fn stretch(
         &self,
-        cables: &mut Cables,
+        cables: &mut DuplexLink,
         headers: &[u8],
-        stretch: Stretch,
-    ) -> Result<bool, Broken> {
+        stretch: SendSlice,
+    ) -> Result<bool, StreamError> {
         let now = cables.now;
         let line = &mut cables.lines[self.sends as usize];
         let unreleased = &mut cables.unreleased[self.sends as usize];
         let (taken, len) = match stretch {
-            Stretch::Headers { at, len_bytes } => {
+            SendSlice::Headers { at, len_bytes } => {
                 let part = &headers[at as usize..][..len_bytes as usize];
                 let taken = line.put(now, part);
                 unreleased.put(line.taken());
                 (taken, part.len())
             }
-            Stretch::Memory(segment) => {
+            SendSlice::Memory(segment) => {
                 let len = segment.len_bytes as usize;
                 let mut bytes = vec![0; len];
                 let looked_at = self.memory.load(segment, &mut bytes);
-                looked_at.map_err(|_| Broken(format!("send: {segment:?} lies in no region")))?;
+                looked_at
+                    .map_err(|_| StreamError(format!("send: {segment:?} lies in no region")))?;
                 if segment.len_bytes < self.copied_below {
                     let taken = line.put(now, &bytes);
                     unreleased.put(line.taken());
@@ -100,46 +101,50 @@ impl End {
 }
 
 impl Stream for End {
-    fn receive(&mut self) -> Received {
+    fn receive(&mut self) -> RecvResult {
         self.inbox.drain(..self.start);
         self.start = 0;
         let waiting = self.inbox.len();
         let mut room = vec![0; self.inbox_bytes.saturating_sub(waiting)];
         if room.is_empty() {
-            return Received::Nothing;
+            return RecvResult::WouldBlock;
         }
         let received = self.take(&mut room);
-        if let Received::Bytes(count) = received {
+        if let RecvResult::Bytes(count) = received {
             self.inbox.extend_from_slice(&room[..count]);
         }
         received
     }
 
-    fn bytes(&self) -> &[u8] {
+    fn buffered(&self) -> &[u8] {
         &self.inbox[self.start..]
     }
 
     fn consume(&mut self, count: usize) {
-        assert!(count <= self.bytes().len(), "{count} consumed of {} bytes", self.bytes().len());
+        assert!(
+            count <= self.buffered().len(),
+            "{count} consumed of {} bytes",
+            self.buffered().len()
+        );
         self.start += count;
     }
 
-    fn receive_into(&mut self, into: &[Segment]) -> Received {
-        assert!(self.bytes().is_empty(), "bytes that came before have not been consumed");
+    fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        assert!(self.buffered().is_empty(), "bytes that came before have not been consumed");
         let len: usize = into.iter().map(|segment| segment.len_bytes as usize).sum();
         if len == 0 {
-            return Received::Nothing;
+            return RecvResult::WouldBlock;
         }
         let mut room = vec![0; len];
         let received = self.take(&mut room);
-        let Received::Bytes(mut left) = received else { return received };
+        let RecvResult::Bytes(mut left) = received else { return received };
         let mut from = room.as_slice();
         for segment in into {
             let count = left.min(segment.len_bytes as usize);
             let part = u32::try_from(count).ok().and_then(|count| segment.slice(0, count));
             let stored = part.map(|part| self.memory.store(part, &from[..count]));
             if !matches!(stored, Some(Ok(()))) {
-                return Received::Broken(Broken(format!("{segment:?} lies in no region")));
+                return RecvResult::Failed(StreamError(format!("{segment:?} lies in no region")));
             }
             (from, left) = (&from[count..], left - count);
         }
@@ -149,20 +154,20 @@ impl Stream for End {
     fn send(
         &mut self,
         headers: &[u8],
-        stretches: &[Stretch],
+        stretches: &[SendSlice],
         _has_more: bool,
-    ) -> Result<usize, Broken> {
+    ) -> Result<usize, StreamError> {
         let network = self.network.clone();
         let mut cables = network.cables();
         if let Some(by) = cables.cut {
-            return Err(Broken(by.to_owned()));
+            return Err(StreamError(by.to_owned()));
         }
         if self.is_shut {
-            return Err(Broken("this end has been shut down".to_owned()));
+            return Err(StreamError("this end has been shut down".to_owned()));
         }
         if cables.gone[self.sends.reverse() as usize] {
             cables.cut("the other end has gone");
-            return Err(Broken("the other end has gone".to_owned()));
+            return Err(StreamError("the other end has gone".to_owned()));
         }
         let before = cables.lines[self.sends as usize].taken();
         for stretch in stretches {
@@ -175,25 +180,25 @@ impl Stream for End {
         Ok(usize::try_from(count).unwrap_or(usize::MAX))
     }
 
-    fn released(&mut self) -> u64 {
+    fn released_bytes(&mut self) -> u64 {
         self.network.cables().released(self.sends)
     }
 
-    fn shut_down(&mut self) {
+    fn shutdown_write(&mut self) {
         self.is_shut = true;
         self.network.cables().lines[self.sends as usize].close();
     }
 
-    fn abandon(&mut self) {
+    fn abort(&mut self) {
         self.network.cables().cut("the other end has gone");
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
-        WakeSource::Nothing
+        WakeSource::None
     }
 
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
-        let released = self.released();
+        let released = self.released_bytes();
         let cables = self.network.cables();
         let now = cables.now;
         let has_bytes = cables.lines[self.sends.reverse() as usize].has_arrived(now);
@@ -207,8 +212,8 @@ impl Stream for End {
 
     fn peer(&self) -> String {
         match self.sends {
-            Direction::There => "the second end".to_owned(),
-            Direction::Back => "the first end".to_owned(),
+            Direction::Upstream => "the second end".to_owned(),
+            Direction::Downstream => "the first end".to_owned(),
         }
     }
 }
@@ -229,7 +234,7 @@ impl fmt::Debug for End {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("End")
             .field("sends", &self.sends)
-            .field("waiting", &self.bytes().len())
+            .field("waiting", &self.buffered().len())
             .field("taken", &self.taken)
             .finish_non_exhaustive()
     }

@@ -1,48 +1,49 @@
-//! Memory that was sent and may leave once more: as what is transmitted again, or lies in a card.
+//! Sent memory that is not released yet and may be read once more, like data that are retransmitted
+//! or queued in a network card.
 //!
 //! ```text
-//!   put ── the line reads it, or is cut ──▶ a lag that is drawn ──▶ it leaves once more ── released
+//!   put ── link reads or discards it ──▶ random lag ──▶ it is read once more ── released
 //! ```
 //!
-//! What leaves last must be what was sent. If it is not, its owner had given it to somebody else.
+//! The last read must return what was sent. Otherwise its owner has reused the memory too early.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use base::{Instant, Memory, Random, Segment, Span};
+use tenmil_base::{Instant, Memory, Random, Segment, Span};
 
-/// What one end has sent and is not told to be released.
-pub(super) struct Unreleased {
+/// Sent memory of one end that is not released.
+pub(super) struct ZeroCopyTracker {
     lag: Span,
     jitter: Span,
     random: Random,
     pieces: VecDeque<Piece>,
-    /// Bytes that are released, from the first on.
+    /// Number of released bytes.
     released: u64,
-    /// What has left and was not what was sent.
+    /// Segments whose contents changed before the last read.
     strays: Vec<String>,
 }
 
 struct Piece {
-    /// Of all bytes that were ever sent, it ends before this one.
+    /// Stream offset of its end.
     end: u64,
-    /// When it leaves for the last time, once the line has done with it.
+    /// Time of the last read, once the link has finished with it.
     leaves: Option<Instant>,
-    /// Where it lies and what it was; nothing for bytes that were copied.
+    /// Segment and original contents. None for bytes that were copied.
     memory: Option<(Segment, Arc<dyn Memory>, Vec<u8>)>,
 }
 
-impl Unreleased {
+impl ZeroCopyTracker {
     pub(super) fn new(lag: Span, jitter: Span, random: Random) -> Self {
         Self { lag, jitter, random, pieces: VecDeque::new(), released: 0, strays: Vec::new() }
     }
 
-    /// Bytes were taken, and the line has its own copy of them.
+    /// Records bytes that the link has copied.
     pub(super) fn put(&mut self, end: u64) {
         self.pieces.push_back(Piece { end, leaves: None, memory: None });
     }
 
-    /// The first `len_bytes` of `segment` were taken.
+    /// Records the first `len_bytes` of `segment` as sent.
     pub(super) fn put_memory(
         &mut self,
         end: u64,
@@ -53,14 +54,15 @@ impl Unreleased {
         let mut was = vec![0; len_bytes];
         let part = u32::try_from(len_bytes).ok().and_then(|len| segment.slice(0, len));
         let part = part.unwrap_or(segment);
-        // It was looked at when the line took it.
+        // The segment was valid when the link accepted it.
         let _ = memory.load(part, &mut was);
         let memory = Some((part, Arc::clone(memory), was));
         self.pieces.push_back(Piece { end, leaves: None, memory });
     }
 
-    /// The line has done with so many bytes. How many are released now.
-    pub(super) fn settle(&mut self, now: Instant, given: u64) -> u64 {
+    /// Records that the link has finished with the bytes before `given`. Returns the number of
+    /// released bytes.
+    pub(super) fn release(&mut self, now: Instant, given: u64) -> u64 {
         for piece in &mut self.pieces {
             if piece.end > given {
                 break;
@@ -78,12 +80,12 @@ impl Unreleased {
         self.released
     }
 
-    /// Whether [`settle`](Self::settle) would release something.
+    /// Whether [`release`](Self::release) would release something.
     pub(super) fn has_news(&self, now: Instant) -> bool {
         self.pieces.front().is_some_and(|piece| piece.has_to_leave(now))
     }
 
-    /// What has left and was not what was sent.
+    /// Segments whose contents changed before the last read.
     pub(super) fn strays(&self) -> &[String] {
         &self.strays
     }
@@ -94,7 +96,7 @@ impl Piece {
         self.leaves.is_some_and(|leaves| leaves <= now)
     }
 
-    /// What is wrong with the bytes that leave, if something is.
+    /// Error if the contents have changed.
     fn stray(&self) -> Option<String> {
         let (segment, memory, was) = self.memory.as_ref()?;
         let mut bytes = vec![0; was.len()];

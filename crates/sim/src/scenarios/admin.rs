@@ -1,35 +1,37 @@
-//! Admin commands that are swallowed, refused, late, doubled or falsely answered: those of the start
-//! and those that make and unmake queues.
+//! Faults of admin commands (dropped, rejected, late, duplicate or with wrong results) during
+//! initialization and during the creation and deletion of queues.
 
-use base::Span;
-use nvme::State;
-use wire::AdminOpcode;
+use tenmil_base::Span;
+use tenmil_nvme_host::State;
+use tenmil_wire::AdminOpcode;
 
-use crate::course::{Step, Wish};
-use crate::evil::{FOR_GOOD, Fault, Gate, Invented, Mischief, QueueKind, Release, Target};
-use crate::scenario::{Must, Scenario};
+use crate::fault_injector::{
+    BogusCid, FOR_GOOD, Fault, FaultTrigger, PlannedFault, QueueKind, Release, Target,
+};
+use crate::scenario::{Scenario, ScenarioCheck};
+use crate::test_run::{CourseStep, OwnerAction};
 
-/// When a command is sent, which decides what its failure means.
+/// When a command is sent, which determines the effect of its failure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
     /// Before the controller has ever been ready.
     Start,
-    /// To make a queue pair: after a reset it is tried again.
+    /// Creation of a queue pair, which is retried after a reset.
     Creation,
-    /// To unmake one: a reset unmakes it as well.
+    /// Deletion of a queue pair, which a reset achieves as well.
     Deletion,
 }
 
-/// What a fault is to the driver.
+/// Effect of a fault on the driver.
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Nothing.
+    /// None.
     Harmless,
-    /// A command that takes long, and in the end is answered.
+    /// A command exceeds its timeout and completes in the end.
     Late,
-    /// A reason to reset: as events tell it, and as errors say it.
+    /// A reset: event, and text of the error.
     Broken(&'static str, &'static str),
-    /// A refusal.
+    /// A rejected command.
     Refused,
 }
 
@@ -42,19 +44,19 @@ const COMMANDS: [(&str, AdminOpcode, When); 6] = [
     ("delete-completion-queue", AdminOpcode::DeleteIoCompletionQueue, When::Deletion),
 ];
 
-const STUCK: Kind = Kind::Broken("Stuck", "missed its deadline and its abort");
+const STUCK: Kind = Kind::Broken("CommandTimeout", "missed its deadline and its abort");
 const UNKNOWN: Kind = Kind::Broken("NotInFlight", "identifier not in flight");
 
 const FAULTS: [(&str, Fault, Kind); 11] = [
-    ("swallow", Fault::Swallow, STUCK),
+    ("swallow", Fault::Drop, STUCK),
     ("refuse", Fault::Status(0x4002), Kind::Refused),
     ("refuse-for-now", Fault::Status(0x0006), Kind::Refused),
     ("late-in-time", Fault::Hold(Release::After(Span::from_ms(150))), Kind::Harmless),
     ("late-after-abort", Fault::Hold(Release::After(Span::from_ms(250))), Kind::Late),
     ("late-after-everything", Fault::Hold(Release::After(Span::from_secs(9))), STUCK),
     ("duplicate", Fault::Duplicate, UNKNOWN),
-    ("invent", Fault::Invent(Invented::Outside), UNKNOWN),
-    ("wrong-phase", Fault::WrongPhase, Kind::Broken("AbortUnanswered", "was not answered")),
+    ("invent", Fault::Bogus(BogusCid::Outside), UNKNOWN),
+    ("wrong-phase", Fault::WrongPhase, Kind::Broken("AbortTimeout", "was not answered")),
     ("result-noise", Fault::Result(u32::MAX), Kind::Harmless),
     (
         "head-outside",
@@ -63,16 +65,16 @@ const FAULTS: [(&str, Fault, Kind); 11] = [
     ),
 ];
 
-const COURSE: &[Step] = &[
-    Step::Attach,
-    Step::Work,
-    Step::Ask(Wish::DeleteQueuePair),
-    Step::Settle,
-    Step::Repent,
-    Step::Recover,
-    Step::Review,
-    Step::Again,
-    Step::ShutDown,
+const COURSE: &[CourseStep] = &[
+    CourseStep::Attach,
+    CourseStep::Work,
+    CourseStep::Ask(OwnerAction::DeleteQueuePair),
+    CourseStep::Settle,
+    CourseStep::StopFaults,
+    CourseStep::Recover,
+    CourseStep::ReadBack,
+    CourseStep::Again,
+    CourseStep::ShutDown,
 ];
 
 pub(super) fn table() -> Vec<Scenario> {
@@ -86,8 +88,8 @@ fn commands() -> Vec<Scenario> {
             for (often, times) in [("once", 1), ("for-good", FOR_GOOD)] {
                 let name = format!("admin/{command}/{fault_name}/{often}");
                 let mut musts = musts(opcode, when, fault, kind, times == FOR_GOOD);
-                musts.push(Must::Strike(1));
-                let plan = [Mischief::admin(opcode, fault).times(times)];
+                musts.push(ScenarioCheck::Strike(1));
+                let plan = [PlannedFault::admin(opcode, fault).times(times)];
                 table.push(Scenario::session(name, &musts).plan(&plan).steps(COURSE));
             }
         }
@@ -95,51 +97,83 @@ fn commands() -> Vec<Scenario> {
     table
 }
 
-fn musts(opcode: AdminOpcode, when: When, fault: Fault, kind: Kind, for_good: bool) -> Vec<Must> {
+fn musts(
+    opcode: AdminOpcode,
+    when: When,
+    fault: Fault,
+    kind: Kind,
+    for_good: bool,
+) -> Vec<ScenarioCheck> {
     let is_count = opcode == AdminOpcode::SetFeatures && fault == Fault::Result(u32::MAX);
     match (kind, when) {
-        // The one result that means something.
-        _ if is_count => vec![Must::Refuse("number of queues is 0xffffffff"), Must::Reattach],
-        (Kind::Harmless, _) => vec![Must::Succeed, Must::Hush("ResetStarted"), Must::Survive],
-        (Kind::Late, _) => vec![
-            Must::Succeed,
-            Must::Tell("CommandOverdue"),
-            Must::Hush("ResetStarted"),
-            Must::Survive,
+        // The only result that is interpreted.
+        _ if is_count => {
+            vec![ScenarioCheck::Refuse("number of queues is 0xffffffff"), ScenarioCheck::Reattach]
+        }
+        (Kind::Harmless, _) => vec![
+            ScenarioCheck::Succeed,
+            ScenarioCheck::NoEvent("ResetStarted"),
+            ScenarioCheck::Survive,
         ],
-        (Kind::Broken(_, why), When::Start) => vec![Must::Refuse(why), Must::Reattach],
+        (Kind::Late, _) => vec![
+            ScenarioCheck::Succeed,
+            ScenarioCheck::ReportsEvent("CommandOverdue"),
+            ScenarioCheck::NoEvent("ResetStarted"),
+            ScenarioCheck::Survive,
+        ],
+        (Kind::Broken(_, why), When::Start) => {
+            vec![ScenarioCheck::Refuse(why), ScenarioCheck::Reattach]
+        }
         (Kind::Broken(told, _), When::Creation) if for_good => {
-            vec![Must::Tell(told), Must::Stand(State::Dead), Must::Reattach]
+            vec![
+                ScenarioCheck::ReportsEvent(told),
+                ScenarioCheck::EndState(State::Dead),
+                ScenarioCheck::Reattach,
+            ]
         }
-        (Kind::Broken(told, _), _) => vec![Must::Succeed, Must::Tell(told), Must::Survive],
-        (Kind::Refused, When::Start) => vec![Must::Refuse("expected success"), Must::Reattach],
+        (Kind::Broken(told, _), _) => {
+            vec![ScenarioCheck::Succeed, ScenarioCheck::ReportsEvent(told), ScenarioCheck::Survive]
+        }
+        (Kind::Refused, When::Start) => {
+            vec![ScenarioCheck::Refuse("expected success"), ScenarioCheck::Reattach]
+        }
         (Kind::Refused, _) if opcode == AdminOpcode::CreateIoCompletionQueue => {
-            vec![Must::Tell("QueuePairRefused"), Must::Hush("ResetStarted"), Must::NoLanes]
+            vec![
+                ScenarioCheck::ReportsEvent("QueuePairRefused"),
+                ScenarioCheck::NoEvent("ResetStarted"),
+                ScenarioCheck::NoLanes,
+            ]
         }
-        // It was made, and the controller denies it: taking it back is refused, and that takes a
-        // reset. What cannot be deleted is treated likewise.
-        (Kind::Refused, _) => vec![Must::Tell("DeletionRefused"), Must::Survive],
+        // The queue exists although the controller reports a failure: deleting it is rejected,
+        // which requires a reset. A queue that cannot be deleted is treated alike.
+        (Kind::Refused, _) => {
+            vec![ScenarioCheck::ReportsEvent("QueueDeletionFailed"), ScenarioCheck::Survive]
+        }
     }
 }
 
-/// A completion swallowed or doubled at every single command of the start, one after the other.
+/// Drops or duplicates the completion of each command of the initialization, one at a time.
 fn each_step_of_the_start() -> Vec<Scenario> {
     let mut table = Vec::new();
     for number in 1..=9 {
         for (name, fault, ends_at) in [
-            ("swallow", Fault::Swallow, COMMANDS_OF_START),
+            ("swallow", Fault::Drop, COMMANDS_OF_START),
             ("duplicate", Fault::Duplicate, COMMANDS_OF_START - 1),
         ] {
-            // Before the controller was ever ready it is given up; after that it is reset. The
-            // second of two completions comes after what the first has led to.
-            let verdict: &[Must] = if number <= ends_at {
-                &[Must::Refuse("start up"), Must::Reattach]
+            // Before the controller was ever ready it is given up; afterwards it is reset. The
+            // second one of two completions arrives after the effect of the first.
+            let verdict: &[ScenarioCheck] = if number <= ends_at {
+                &[ScenarioCheck::Refuse("start up"), ScenarioCheck::Reattach]
             } else {
-                &[Must::Tell("Recovered"), Must::Succeed, Must::Survive]
+                &[
+                    ScenarioCheck::ReportsEvent("Recovered"),
+                    ScenarioCheck::Succeed,
+                    ScenarioCheck::Survive,
+                ]
             };
-            let musts = [verdict, &[Must::Strike(1)]].concat();
-            let once = Mischief { target: ADMIN, ..Mischief::always(fault) }
-                .gate(Gate::AdminCompletions(number))
+            let musts = [verdict, &[ScenarioCheck::Strike(1)]].concat();
+            let once = PlannedFault { target: ADMIN, ..PlannedFault::always(fault) }
+                .gate(FaultTrigger::AdminCompletions(number))
                 .times(1);
             let name = format!("admin/start/{name}/{number}");
             table.push(Scenario::session(name, &musts).plan(&[once]));
@@ -149,12 +183,12 @@ fn each_step_of_the_start() -> Vec<Scenario> {
 }
 
 const ADMIN: Target = Target { queue: QueueKind::Admin, opcode: None };
-/// Identify four times for the controller and its namespace, two pages of features, one list.
+/// Identify four times for the controller and its namespace, two Get Features, one list.
 const COMMANDS_OF_START: u32 = 7;
 
-/// What the controller says it grants (Base 2.1 §5.1.25.2.1): both counts are 0's based.
+/// Number of Queues granted by the controller (Base 2.1 §5.1.25.2.1). Both counts are 0's based.
 fn queue_counts() -> Vec<Scenario> {
-    let fine = vec![Must::Attach, Must::Succeed, Must::Survive];
+    let fine = vec![ScenarioCheck::Attach, ScenarioCheck::Succeed, ScenarioCheck::Survive];
     let rows = [
         ("one-of-each", 0x0000_0000, fine.clone()),
         ("fewer-submission", 0x0003_0000, fine.clone()),
@@ -162,10 +196,14 @@ fn queue_counts() -> Vec<Scenario> {
         ("more-than-asked", 0x00ff_00ff, fine.clone()),
         ("reserved-submission", 0x0003_ffff, fine.clone()),
         ("reserved-completion", 0xffff_0003, fine.clone()),
-        ("reserved-both", 0xffff_ffff, vec![Must::Refuse("number of queues"), Must::Reattach]),
+        (
+            "reserved-both",
+            0xffff_ffff,
+            vec![ScenarioCheck::Refuse("number of queues"), ScenarioCheck::Reattach],
+        ),
     ];
-    let scenario = |(name, result, musts): (&str, u32, Vec<Must>)| {
-        let lie = Mischief::admin(AdminOpcode::SetFeatures, Fault::Result(result));
+    let scenario = |(name, result, musts): (&str, u32, Vec<ScenarioCheck>)| {
+        let lie = PlannedFault::admin(AdminOpcode::SetFeatures, Fault::Result(result));
         Scenario::session(format!("admin/queue-count/{name}"), &musts)
             .plan(&[lie])
             .world(|options| options.host.queue_pairs = 4)

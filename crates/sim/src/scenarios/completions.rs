@@ -1,100 +1,131 @@
-//! Completions of I/O commands that are doubled, invented, swallowed, late or false.
+//! Faults of I/O completions: duplicate, bogus, dropped, late or wrong.
 
-use base::Span;
-use nvme::State;
+use tenmil_base::Span;
+use tenmil_nvme_host::State;
 
-use crate::evil::{FOR_GOOD, Fault, Invented, Mischief, Release};
-use crate::scenario::{Must, Scenario};
+use crate::fault_injector::{BogusCid, FOR_GOOD, Fault, PlannedFault, Release};
+use crate::scenario::{Scenario, ScenarioCheck};
 
-/// What a fault leads to, once and for good.
-struct Row {
+/// Expected effect of a fault that occurs once or permanently.
+struct FaultCase {
     name: &'static str,
     fault: Fault,
-    once: &'static [Must],
-    for_good: &'static [Must],
+    once: &'static [ScenarioCheck],
+    for_good: &'static [ScenarioCheck],
 }
 
-const HARMLESS: &[Must] = &[Must::Succeed, Must::Hush("ResetStarted"), Must::Survive];
-const RESET: &[Must] = &[Must::Tell("Nonsense"), Must::Tell("Recovered"), Must::Survive];
-const STUCK: &[Must] = &[Must::Tell("CommandOverdue"), Must::Tell("Stuck"), Must::Abort];
-const DEAD: &[Must] = &[Must::Stand(State::Dead), Must::Abort, Must::Reattach];
-const LATE: &[Must] = &[Must::Succeed, Must::Tell("CommandOverdue"), Must::Survive];
-const FAIL: &[Must] = &[Must::Fail, Must::Hush("ResetStarted"), Must::Survive];
+const HARMLESS: &[ScenarioCheck] =
+    &[ScenarioCheck::Succeed, ScenarioCheck::NoEvent("ResetStarted"), ScenarioCheck::Survive];
+const RESET: &[ScenarioCheck] = &[
+    ScenarioCheck::ReportsEvent("InvalidCompletion"),
+    ScenarioCheck::ReportsEvent("Recovered"),
+    ScenarioCheck::Survive,
+];
+const STUCK: &[ScenarioCheck] = &[
+    ScenarioCheck::ReportsEvent("CommandOverdue"),
+    ScenarioCheck::ReportsEvent("CommandTimeout"),
+    ScenarioCheck::Abort,
+];
+const DEAD: &[ScenarioCheck] =
+    &[ScenarioCheck::EndState(State::Dead), ScenarioCheck::Abort, ScenarioCheck::Reattach];
+const LATE: &[ScenarioCheck] = &[
+    ScenarioCheck::Succeed,
+    ScenarioCheck::ReportsEvent("CommandOverdue"),
+    ScenarioCheck::Survive,
+];
+const FAIL: &[ScenarioCheck] =
+    &[ScenarioCheck::Fail, ScenarioCheck::NoEvent("ResetStarted"), ScenarioCheck::Survive];
 
-const ROWS: &[Row] = &[
-    Row { name: "duplicate", fault: Fault::Duplicate, once: RESET, for_good: DEAD },
-    Row {
+const ROWS: &[FaultCase] = &[
+    FaultCase { name: "duplicate", fault: Fault::Duplicate, once: RESET, for_good: DEAD },
+    FaultCase {
         name: "invent-outside",
-        fault: Fault::Invent(Invented::Outside),
+        fault: Fault::Bogus(BogusCid::Outside),
         once: RESET,
         for_good: DEAD,
     },
-    Row {
+    FaultCase {
         name: "invent-ended",
-        fault: Fault::Invent(Invented::Ended),
+        fault: Fault::Bogus(BogusCid::Ended),
         once: RESET,
         for_good: DEAD,
     },
-    Row {
+    FaultCase {
         name: "invent-in-flight",
-        fault: Fault::Invent(Invented::InFlight),
+        fault: Fault::Bogus(BogusCid::InFlight),
         once: RESET,
-        for_good: &[Must::Tell("Nonsense"), Must::Abort],
+        for_good: &[ScenarioCheck::ReportsEvent("InvalidCompletion"), ScenarioCheck::Abort],
     },
-    Row { name: "wrong-phase", fault: Fault::WrongPhase, once: STUCK, for_good: DEAD },
-    Row { name: "swallow", fault: Fault::Swallow, once: STUCK, for_good: DEAD },
-    Row {
+    FaultCase { name: "wrong-phase", fault: Fault::WrongPhase, once: STUCK, for_good: DEAD },
+    FaultCase { name: "swallow", fault: Fault::Drop, once: STUCK, for_good: DEAD },
+    FaultCase {
         name: "late-in-time",
         fault: Fault::Hold(Release::After(Span::from_ms(50))),
         once: HARMLESS,
         for_good: HARMLESS,
     },
-    Row {
+    FaultCase {
         name: "late-after-abort-began",
         fault: Fault::Hold(Release::After(Span::from_ms(120))),
         once: LATE,
         for_good: LATE,
     },
-    Row {
+    FaultCase {
         name: "late-after-everything",
         fault: Fault::Hold(Release::After(Span::from_secs(10))),
         once: STUCK,
         for_good: DEAD,
     },
-    Row {
+    FaultCase {
         name: "late-after-its-abort",
         fault: Fault::Hold(Release::Aborted),
         once: LATE,
-        for_good: &[Must::Tell("CommandOverdue"), Must::Survive],
+        for_good: &[ScenarioCheck::ReportsEvent("CommandOverdue"), ScenarioCheck::Survive],
     },
-    Row {
+    FaultCase {
         name: "late-after-the-reset",
         fault: Fault::Hold(Release::Reset),
         once: STUCK,
         for_good: DEAD,
     },
-    Row { name: "status", fault: Fault::Status(0x281), once: FAIL, for_good: FAIL },
-    Row { name: "status-vendor", fault: Fault::Status(0x77f), once: FAIL, for_good: FAIL },
-    Row { name: "status-do-not-retry", fault: Fault::Status(0x4002), once: FAIL, for_good: FAIL },
-    Row { name: "status-noise", fault: Fault::Status(0xffff), once: FAIL, for_good: FAIL },
-    Row {
+    FaultCase { name: "status", fault: Fault::Status(0x281), once: FAIL, for_good: FAIL },
+    FaultCase { name: "status-vendor", fault: Fault::Status(0x77f), once: FAIL, for_good: FAIL },
+    FaultCase {
+        name: "status-do-not-retry",
+        fault: Fault::Status(0x4002),
+        once: FAIL,
+        for_good: FAIL,
+    },
+    FaultCase { name: "status-noise", fault: Fault::Status(0xffff), once: FAIL, for_good: FAIL },
+    FaultCase {
         name: "result-noise",
         fault: Fault::Result(0xdead_beef),
         once: HARMLESS,
         for_good: HARMLESS,
     },
-    // Ahead of what was read, but perhaps not of what was submitted: nobody can tell at once.
-    Row { name: "head-ahead", fault: Fault::Head(1), once: &[Must::Survive], for_good: DEAD },
-    Row { name: "head-outside", fault: Fault::Head(0x4000), once: RESET, for_good: DEAD },
-    Row {
+    // Ahead of the entries that were fetched, but perhaps not of those submitted, so it is not
+    // detectable at once.
+    FaultCase {
+        name: "head-ahead",
+        fault: Fault::Head(1),
+        once: &[ScenarioCheck::Survive],
+        for_good: DEAD,
+    },
+    FaultCase { name: "head-outside", fault: Fault::Head(0x4000), once: RESET, for_good: DEAD },
+    FaultCase {
         name: "head-backwards",
         fault: Fault::Head(0xfff0),
         once: RESET,
-        for_good: &[Must::Tell("Nonsense"), Must::Abort],
+        for_good: &[ScenarioCheck::ReportsEvent("InvalidCompletion"), ScenarioCheck::Abort],
     },
-    Row { name: "queue-id", fault: Fault::QueueId(7), once: HARMLESS, for_good: HARMLESS },
-    Row { name: "reserved-dword", fault: Fault::Reserved, once: HARMLESS, for_good: HARMLESS },
-    Row { name: "flood", fault: Fault::Flood, once: RESET, for_good: DEAD },
+    FaultCase { name: "queue-id", fault: Fault::QueueId(7), once: HARMLESS, for_good: HARMLESS },
+    FaultCase {
+        name: "reserved-dword",
+        fault: Fault::Reserved,
+        once: HARMLESS,
+        for_good: HARMLESS,
+    },
+    FaultCase { name: "flood", fault: Fault::Flood, once: RESET, for_good: DEAD },
 ];
 
 pub(super) fn table() -> Vec<Scenario> {
@@ -105,9 +136,9 @@ pub(super) fn table() -> Vec<Scenario> {
                 [("once", 12, 1, row.once), ("for-good", 0, FOR_GOOD, row.for_good)]
             {
                 let name = format!("completions/{}/{often}/{work}", row.name);
-                let musts = [musts, &[Must::Attach, Must::Strike(1)]].concat();
+                let musts = [musts, &[ScenarioCheck::Attach, ScenarioCheck::Strike(1)]].concat();
                 let scenario = Scenario::session(name, &musts)
-                    .plan(&[Mischief::io(row.fault).skip(skip).times(times)])
+                    .plan(&[PlannedFault::io(row.fault).skip(skip).times(times)])
                     .world(|options| super::work(options, mix, blocks));
                 table.push(scenario);
             }

@@ -1,12 +1,12 @@
-//! Asynchronous events: storms, unknown kinds, and log pages that lie about what happened.
+//! Asynchronous events: storms, unknown types, and corrupted log pages.
 
-use wire::AdminOpcode;
+use tenmil_wire::AdminOpcode;
 
-use crate::evil::{FOR_GOOD, Fault, Gate, Mischief, pokes};
-use crate::scenario::{Must, Scenario};
+use crate::fault_injector::{FOR_GOOD, Fault, FaultTrigger, PlannedFault, pokes};
+use crate::scenario::{Scenario, ScenarioCheck};
 
-/// Dword 0 of an Asynchronous Event Request (Base 2.1 §5.1.2, figure 150): type, information, log
-/// page.
+/// Dword 0 of an Asynchronous Event Request completion (Base 2.1 §5.1.2, figure 150): type,
+/// information, log page.
 const fn event(kind: u32, what: u32, log: u32) -> u32 {
     kind | what << 8 | log << 16
 }
@@ -30,13 +30,18 @@ pub(super) fn table() -> Vec<Scenario> {
     [events(), falsified_logs(), refused()].concat()
 }
 
-/// Each kind once, in a storm, and from the start.
+/// Each type once, in a storm, and from the start.
 fn events() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (name, result) in EVENTS {
         for (often, times) in [("once", 1), ("storm", 200)] {
-            let musts = [Must::Attach, Must::Succeed, Must::Survive, Must::Strike(1)];
-            let storm = Mischief::admin(
+            let musts = [
+                ScenarioCheck::Attach,
+                ScenarioCheck::Succeed,
+                ScenarioCheck::Survive,
+                ScenarioCheck::Strike(1),
+            ];
+            let storm = PlannedFault::admin(
                 AdminOpcode::AsynchronousEventRequest,
                 Fault::Event { result, status: 0 },
             );
@@ -47,7 +52,7 @@ fn events() -> Vec<Scenario> {
     table
 }
 
-/// Something is said to have happened, and the log page that tells what is nonsense.
+/// An event whose log page is corrupted.
 fn falsified_logs() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (event_name, result) in [
@@ -60,17 +65,17 @@ fn falsified_logs() -> Vec<Scenario> {
             ("noise", pokes::noise(None)),
             ("ones", pokes::fill(None, 0xff)),
             ("zeroes", pokes::fill(None, 0)),
-            ("swallow", Fault::Swallow),
+            ("swallow", Fault::Drop),
             ("refuse", Fault::Status(0x4002)),
         ] {
-            let musts = [Must::Attach, Must::Strike(2)];
+            let musts = [ScenarioCheck::Attach, ScenarioCheck::Strike(2)];
             let plan = [
-                Mischief::admin(
+                PlannedFault::admin(
                     AdminOpcode::AsynchronousEventRequest,
                     Fault::Event { result, status: 0 },
                 )
                 .times(5),
-                Mischief::admin(AdminOpcode::GetLogPage, forgery),
+                PlannedFault::admin(AdminOpcode::GetLogPage, forgery),
             ];
             let name = format!("events/log/{event_name}/{how_name}");
             table.push(Scenario::session(name, &musts).plan(&plan).world(super::slow));
@@ -79,16 +84,21 @@ fn falsified_logs() -> Vec<Scenario> {
     table
 }
 
-/// The controller does not take event requests.
+/// The controller rejects event requests.
 fn refused() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (name, status) in [("limit", 0x4105), ("opcode", 0x4001), ("aborted", 0x0007)] {
         for (often, times) in [("once", 1), ("for-good", FOR_GOOD)] {
             let fault = Fault::Event { result: 0, status };
-            let refusal = Mischief::admin(AdminOpcode::AsynchronousEventRequest, fault);
-            let musts = [Must::Attach, Must::Succeed, Must::Survive, Must::Tell("EventsRefused")];
+            let refusal = PlannedFault::admin(AdminOpcode::AsynchronousEventRequest, fault);
+            let musts = [
+                ScenarioCheck::Attach,
+                ScenarioCheck::Succeed,
+                ScenarioCheck::Survive,
+                ScenarioCheck::ReportsEvent("EventsRefused"),
+            ];
             let scenario = Scenario::session(format!("events/refused/{name}/{often}"), &musts);
-            let plan = [refusal.times(times).gate(Gate::Always)];
+            let plan = [refusal.times(times).gate(FaultTrigger::Always)];
             table.push(scenario.plan(&plan).world(super::slow));
         }
     }

@@ -1,21 +1,21 @@
-//! Identify data that lie: whole pages and single fields.
+//! Corrupted Identify data: whole pages and single fields.
 
-use wire::AdminOpcode;
+use tenmil_wire::AdminOpcode;
 
-use crate::course::Step;
-use crate::evil::{Fault, Mischief, pokes};
-use crate::scenario::{Must, Scenario};
+use crate::fault_injector::{Fault, PlannedFault, pokes};
+use crate::scenario::{Scenario, ScenarioCheck};
+use crate::test_run::CourseStep;
 
 pub(super) fn table() -> Vec<Scenario> {
     [pages(), controller_fields(), namespace_fields()].concat()
 }
 
-fn scenario(name: String, musts: &[Must], fault: Fault) -> Scenario {
-    let musts = [musts, &[Must::Strike(1)]].concat();
-    Scenario::session(name, &musts).plan(&[Mischief::admin(AdminOpcode::Identify, fault)])
+fn scenario(name: String, musts: &[ScenarioCheck], fault: Fault) -> Scenario {
+    let musts = [musts, &[ScenarioCheck::Strike(1)]].concat();
+    Scenario::session(name, &musts).plan(&[PlannedFault::admin(AdminOpcode::Identify, fault)])
 }
 
-/// Whole pages of noise, zeroes or ones. CNS values: Base 2.1 §5.1.13.1, figure 310.
+/// Whole pages of random bytes, zeroes or ones. CNS values: Base 2.1 §5.1.13.1, figure 310.
 fn pages() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (page_name, page) in [
@@ -39,11 +39,12 @@ fn pages() -> Vec<Scenario> {
 
 /// Fields of the Identify Controller data structure (Base 2.1 §5.1.13.2.1, figure 312).
 fn controller_fields() -> Vec<Scenario> {
-    let fine: &[Must] = &[Must::Attach, Must::Succeed, Must::Survive];
-    let rows: [(&str, u16, u32, u64, &[Must]); 17] = [
-        ("mdts-none", 77, 1, 0, &[Must::Attach, Must::Survive]),
+    let fine: &[ScenarioCheck] =
+        &[ScenarioCheck::Attach, ScenarioCheck::Succeed, ScenarioCheck::Survive];
+    let rows: [(&str, u16, u32, u64, &[ScenarioCheck]); 17] = [
+        ("mdts-none", 77, 1, 0, &[ScenarioCheck::Attach, ScenarioCheck::Survive]),
         ("mdts-two-pages", 77, 1, 1, fine),
-        ("mdts-huge", 77, 1, 0xff, &[Must::Attach, Must::Survive]),
+        ("mdts-huge", 77, 1, 0xff, &[ScenarioCheck::Attach, ScenarioCheck::Survive]),
         ("version-zero", 80, 4, 0, fine),
         ("version-ones", 80, 4, 0xffff_ffff, fine),
         ("oacs-all", 256, 2, 0xffff, fine),
@@ -51,13 +52,13 @@ fn controller_fields() -> Vec<Scenario> {
         ("aerl-max", 259, 1, 0xff, fine),
         ("rtd3e-max", 88, 4, 0xffff_ffff, fine),
         ("kas-max", 320, 2, 0xffff, fine),
-        ("sqes-small", 512, 1, 0x55, &[Must::Refuse("SQES"), Must::Reattach]),
-        ("cqes-large", 513, 1, 0x66, &[Must::Refuse("CQES"), Must::Reattach]),
-        ("nn-zero", 516, 4, 0, &[Must::Refuse("at most NN"), Must::Reattach]),
+        ("sqes-small", 512, 1, 0x55, &[ScenarioCheck::Refuse("SQES"), ScenarioCheck::Reattach]),
+        ("cqes-large", 513, 1, 0x66, &[ScenarioCheck::Refuse("CQES"), ScenarioCheck::Reattach]),
+        ("nn-zero", 516, 4, 0, &[ScenarioCheck::Refuse("at most NN"), ScenarioCheck::Reattach]),
         ("nn-max", 516, 4, 0xffff_ffff, fine),
         ("oncs-none", 520, 2, 0, fine),
-        ("vwc-none", 525, 1, 0, &[Must::Attach, Must::Survive]),
-        ("sgls-reserved", 536, 4, 3, &[Must::Refuse("SGLS"), Must::Reattach]),
+        ("vwc-none", 525, 1, 0, &[ScenarioCheck::Attach, ScenarioCheck::Survive]),
+        ("sgls-reserved", 536, 4, 3, &[ScenarioCheck::Refuse("SGLS"), ScenarioCheck::Reattach]),
     ];
     rows.into_iter()
         .map(|(name, offset, width, value, musts)| {
@@ -69,13 +70,28 @@ fn controller_fields() -> Vec<Scenario> {
 
 /// Fields of the Identify Namespace data structure (NVM 1.1 §4.1.5.1, figure 114).
 fn namespace_fields() -> Vec<Scenario> {
-    let unusable: &[Must] = &[Must::Attach, Must::Tell("NamespaceUnusable"), Must::NoLanes];
-    let fine: &[Must] = &[Must::Attach, Must::Succeed, Must::Survive];
-    let rows: [(&str, u16, u32, u64, &[Must]); 13] = [
-        // As if it were not attached.
-        ("nsze-zero", 0, 8, 0, &[Must::Attach, Must::NoLanes, Must::Hush("NamespaceAttached")]),
+    let unusable: &[ScenarioCheck] = &[
+        ScenarioCheck::Attach,
+        ScenarioCheck::ReportsEvent("NamespaceUnusable"),
+        ScenarioCheck::NoLanes,
+    ];
+    let fine: &[ScenarioCheck] =
+        &[ScenarioCheck::Attach, ScenarioCheck::Succeed, ScenarioCheck::Survive];
+    let rows: [(&str, u16, u32, u64, &[ScenarioCheck]); 13] = [
+        // Treated as an inactive namespace.
+        (
+            "nsze-zero",
+            0,
+            8,
+            0,
+            &[
+                ScenarioCheck::Attach,
+                ScenarioCheck::NoLanes,
+                ScenarioCheck::NoEvent("NamespaceAttached"),
+            ],
+        ),
         ("nsze-max", 0, 8, u64::MAX, unusable),
-        ("nsze-one", 0, 8, 1, &[Must::Attach]),
+        ("nsze-one", 0, 8, 1, &[ScenarioCheck::Attach]),
         ("ncap-above-nsze", 8, 8, u64::MAX, unusable),
         ("flbas-beyond", 26, 1, 0x0f, unusable),
         ("noiob-odd", 46, 2, 7, fine),
@@ -85,7 +101,7 @@ fn namespace_fields() -> Vec<Scenario> {
         ("lbads-zero", 130, 1, 0, unusable),
         ("lbads-small", 130, 1, 3, unusable),
         ("lbads-huge", 130, 1, 63, unusable),
-        ("lbads-4096", 130, 1, 12, &[Must::Attach]),
+        ("lbads-4096", 130, 1, 12, &[ScenarioCheck::Attach]),
     ];
     rows.into_iter()
         .map(|(name, offset, width, value, musts)| {
@@ -96,16 +112,16 @@ fn namespace_fields() -> Vec<Scenario> {
         .collect()
 }
 
-/// Blocks that have metadata, as the host believes: requests without are refused before anything is
-/// sent, also when the faults are over.
+/// A namespace that seems to have metadata: requests without metadata fail in the host, also after
+/// the faults have stopped.
 fn metadata() -> Scenario {
-    let musts = [Must::Attach, Must::Fail, Must::Survive];
+    let musts = [ScenarioCheck::Attach, ScenarioCheck::Fail, ScenarioCheck::Survive];
     let fault = pokes::namespace(128, 2, 0xffff);
     scenario("identify/namespace/metadata-max".to_owned(), &musts, fault).steps(&[
-        Step::Attach,
-        Step::Work,
-        Step::Repent,
-        Step::Recover,
-        Step::ShutDown,
+        CourseStep::Attach,
+        CourseStep::Work,
+        CourseStep::StopFaults,
+        CourseStep::Recover,
+        CourseStep::ShutDown,
     ])
 }

@@ -1,13 +1,13 @@
-//! Media that fail, and media that lie. An error is an outcome; a lie is found by the stamps on the
-//! blocks, or the harness is blind.
+//! Media errors and silent media faults. An error is a status; a silent fault must be found by the
+//! stamps.
 
-use base::{Operation, Outcome, Span};
+use tenmil_base::{IoStatus, Operation, Span};
 
-use crate::medium::{MediumFault, MediumMischief};
-use crate::scenario::{Must, Scenario};
+use crate::medium::{MediumFault, PlannedMediumFault};
+use crate::scenario::{Scenario, ScenarioCheck};
 use crate::workload::Mix;
 
-/// Blocks of the medium that lies.
+/// Blocks of the faulty medium.
 const BLOCKS: u64 = 512;
 
 pub(super) fn table() -> Vec<Scenario> {
@@ -20,14 +20,20 @@ fn errors() -> Vec<Scenario> {
         [("read", Operation::Read), ("write", Operation::Write), ("flush", Operation::Flush)]
     {
         for (error, outcome) in [
-            ("unrecovered-read", Outcome::UNRECOVERED_READ),
-            ("write-fault", Outcome::WRITE_FAULT),
-            ("internal", Outcome::INTERNAL_ERROR),
-            ("capacity", Outcome::CAPACITY_EXCEEDED),
+            ("unrecovered-read", IoStatus::UNRECOVERED_READ),
+            ("write-fault", IoStatus::WRITE_FAULT),
+            ("internal", IoStatus::INTERNAL_ERROR),
+            ("capacity", IoStatus::CAPACITY_EXCEEDED),
         ] {
             for (often, times) in [("once", 1), ("for-good", u32::MAX)] {
-                let musts = [Must::Attach, Must::Fail, Must::Hush("ResetStarted"), Must::Survive];
-                let fails = MediumMischief::on(operation, MediumFault::Fail(outcome)).times(times);
+                let musts = [
+                    ScenarioCheck::Attach,
+                    ScenarioCheck::Fail,
+                    ScenarioCheck::NoEvent("ResetStarted"),
+                    ScenarioCheck::Survive,
+                ];
+                let fails =
+                    PlannedMediumFault::on(operation, MediumFault::Fail(outcome)).times(times);
                 let name = format!("medium/error/{operation_name}/{error}/{often}");
                 let scenario = Scenario::session(name, &musts);
                 table.push(scenario.world(|options| options.medium.mischief = vec![fails]));
@@ -39,19 +45,22 @@ fn errors() -> Vec<Scenario> {
 
 fn lies() -> Vec<Scenario> {
     let rows = [
-        ("lost", MediumFault::Lose, Mix::Flushes, "is stale"),
-        // Three blocks before their place, so that a review from the first block on meets them there.
+        ("lost", MediumFault::LostWrite, Mix::Flushes, "is stale"),
+        // Three blocks before their address, so that reading back from the first block on finds
+        // them there.
         ("misdirected", MediumFault::Misdirect { by: BLOCKS - 3 }, Mix::Writes, "holds block"),
         ("torn", MediumFault::Tear, Mix::Flushes, "is torn"),
     ];
     let mut table = Vec::new();
     for (name, fault, mix, found) in rows {
         for (often, skip) in [("early", 10), ("late", 18)] {
-            let lie = MediumMischief::on(Operation::Write, fault).skip(skip);
-            let scenario =
-                Scenario::session(format!("medium/lie/{name}/{often}"), &[Must::Find(found)]);
+            let lie = PlannedMediumFault::on(Operation::Write, fault).skip(skip);
+            let scenario = Scenario::session(
+                format!("medium/lie/{name}/{often}"),
+                &[ScenarioCheck::Find(found)],
+            );
             table.push(scenario.world(|options| {
-                // A torn block has two parts at least.
+                // A torn block needs at least two parts.
                 options.medium.block_size = 1024;
                 options.medium.block_count = BLOCKS;
                 options.profile.mix = mix;

@@ -1,11 +1,10 @@
-//! A device that touches memory that nobody gave it, at every stage of its life; and one that
-//! signals for no reason.
+//! Stray accesses of the device in every phase of its life, and spurious interrupts.
 
-use nvme::State;
+use tenmil_nvme_host::State;
 
-use crate::course::{Step, Wish};
-use crate::evil::{DmaFault, FOR_GOOD, Fault, Gate, Mischief, lies};
-use crate::scenario::{Must, Scenario};
+use crate::fault_injector::{DmaFault, FOR_GOOD, Fault, FaultTrigger, PlannedFault, lies};
+use crate::scenario::{Scenario, ScenarioCheck};
+use crate::test_run::{CourseStep, OwnerAction};
 
 const DEEDS: [(&str, DmaFault); 4] = [
     ("stray-write", DmaFault::StrayWrite),
@@ -22,34 +21,39 @@ fn at_every_stage() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (deed_name, deed) in DEEDS {
         for (stage, gate) in [
-            ("start", Gate::Always),
-            ("enabled", Gate::Enables(1)),
-            ("load", Gate::IoCompletions(5)),
-            ("reset", Gate::Disables(1)),
-            ("after-the-reset", Gate::Enables(2)),
-            ("shutdown", Gate::Shutdowns(1)),
+            ("start", FaultTrigger::Always),
+            ("enabled", FaultTrigger::Enables(1)),
+            ("load", FaultTrigger::IoCompletions(5)),
+            ("reset", FaultTrigger::Disables(1)),
+            ("after-the-reset", FaultTrigger::Enables(2)),
+            ("shutdown", FaultTrigger::Shutdowns(1)),
         ] {
             let is_stray = matches!(deed, DmaFault::StrayWrite | DmaFault::StrayRead);
-            let musts: &[Must] = if is_stray {
-                &[Must::Attach, Must::Block, Must::Hush("Dead"), Must::Tell("is_clean: true")]
+            let musts: &[ScenarioCheck] = if is_stray {
+                &[
+                    ScenarioCheck::Attach,
+                    ScenarioCheck::Block,
+                    ScenarioCheck::NoEvent("Dead"),
+                    ScenarioCheck::ReportsEvent("is_clean: true"),
+                ]
             } else {
-                &[Must::Attach, Must::Strike(1)]
+                &[ScenarioCheck::Attach, ScenarioCheck::Strike(1)]
             };
             let name = format!("memory/{deed_name}/{stage}");
             table.push(
                 Scenario::session(name, musts)
-                    .plan(&[Mischief::always(Fault::Dma(deed)).gate(gate).times(8)])
+                    .plan(&[PlannedFault::always(Fault::Dma(deed)).gate(gate).times(8)])
                     .world(super::slow)
                     .steps(&[
-                        Step::Attach,
-                        Step::WorkSome(20),
-                        Step::Ask(Wish::Reset),
-                        Step::Work,
-                        Step::Ask(Wish::ShutDown),
-                        Step::AwaitEnd,
-                        Step::Repent,
-                        Step::Recover,
-                        Step::ShutDown,
+                        CourseStep::Attach,
+                        CourseStep::WorkSome(20),
+                        CourseStep::Ask(OwnerAction::Reset),
+                        CourseStep::Work,
+                        CourseStep::Ask(OwnerAction::ShutDown),
+                        CourseStep::AwaitEnd,
+                        CourseStep::StopFaults,
+                        CourseStep::Recover,
+                        CourseStep::ShutDown,
                     ]),
             );
         }
@@ -57,40 +61,50 @@ fn at_every_stage() -> Vec<Scenario> {
     table
 }
 
-/// A device that will not let go is cut off, and goes on trying.
+/// A device that does not stop: its DMA access is revoked, and it continues to try.
 fn after_the_cut() -> Vec<Scenario> {
     let scenario = |(deed_name, deed)| {
         let plan = [
-            Mischief::always(lies::NEVER_NOT_READY).gate(Gate::Disables(1)),
-            Mischief::always(Fault::Dma(deed)).gate(Gate::Disables(1)).times(FOR_GOOD),
+            PlannedFault::always(lies::NEVER_NOT_READY).gate(FaultTrigger::Disables(1)),
+            PlannedFault::always(Fault::Dma(deed)).gate(FaultTrigger::Disables(1)).times(FOR_GOOD),
         ];
-        let musts = [Must::Attach, Must::Block, Must::Stand(State::Dead), Must::Reattach];
+        let musts = [
+            ScenarioCheck::Attach,
+            ScenarioCheck::Block,
+            ScenarioCheck::EndState(State::Dead),
+            ScenarioCheck::Reattach,
+        ];
         Scenario::session(format!("memory/after-the-cut/{deed_name}"), &musts)
             .plan(&plan)
             .world(super::slow)
             .steps(&[
-                Step::Attach,
-                Step::WorkSome(20),
-                Step::Ask(Wish::Reset),
-                Step::Work,
-                Step::Settle,
-                Step::Repent,
-                Step::Recover,
-                Step::ShutDown,
+                CourseStep::Attach,
+                CourseStep::WorkSome(20),
+                CourseStep::Ask(OwnerAction::Reset),
+                CourseStep::Work,
+                CourseStep::Settle,
+                CourseStep::StopFaults,
+                CourseStep::Recover,
+                CourseStep::ShutDown,
             ])
     };
     DEEDS.map(scenario).to_vec()
 }
 
-/// Vectors signalled for no reason wake a host for nothing, and that is all.
+/// Spurious interrupts wake the host without any other effect.
 fn interrupts() -> Vec<Scenario> {
     let mut table = Vec::new();
     for vector in [0, 1, 2, 63, 2047] {
-        let musts = [Must::Attach, Must::Succeed, Must::Survive, Must::Strike(1)];
+        let musts = [
+            ScenarioCheck::Attach,
+            ScenarioCheck::Succeed,
+            ScenarioCheck::Survive,
+            ScenarioCheck::Strike(1),
+        ];
         let name = format!("memory/interrupt/vector-{vector}");
         table.push(
             Scenario::session(name, &musts)
-                .plan(&[Mischief::always(Fault::Interrupt { vector }).times(500)])
+                .plan(&[PlannedFault::always(Fault::Interrupt { vector }).times(500)])
                 .world(|options| options.host.interrupts = true),
         );
     }

@@ -1,35 +1,53 @@
-//! What an owner may ask for at any time: resets, deletions and shutdowns with requests under way,
-//! and a process that ends without a word.
+//! Actions of the owner at any time: resets, deletions and shutdowns with requests in flight, and a
+//! crash of the process.
 
-use base::Span;
-use nvme::State;
+use tenmil_base::Span;
+use tenmil_nvme_host::State;
 
-use crate::course::{Step, Wish};
-use crate::device_memory::Reach;
-use crate::scenario::{Must, Scenario};
+use crate::device_memory::DataAccess;
+use crate::scenario::{Scenario, ScenarioCheck};
+use crate::test_run::{CourseStep, OwnerAction};
 
 pub(super) fn table() -> Vec<Scenario> {
     [wishes(), crashes()].concat()
 }
 
 fn wishes() -> Vec<Scenario> {
-    let rows: [(&str, Wish, &[Must]); 5] = [
-        ("reset", Wish::Reset, &[Must::Tell("Recovered"), Must::Stand(State::Ready)]),
+    let rows: [(&str, OwnerAction, &[ScenarioCheck]); 5] = [
+        (
+            "reset",
+            OwnerAction::Reset,
+            &[ScenarioCheck::ReportsEvent("Recovered"), ScenarioCheck::EndState(State::Ready)],
+        ),
         (
             "subsystem-reset",
-            Wish::ResetSubsystem,
-            &[Must::Tell("Recovered"), Must::Stand(State::Ready)],
+            OwnerAction::ResetSubsystem,
+            &[ScenarioCheck::ReportsEvent("Recovered"), ScenarioCheck::EndState(State::Ready)],
         ),
         (
             "delete-queue-pair",
-            Wish::DeleteQueuePair,
-            &[Must::Tell("QueuePairDeleted"), Must::Hush("ResetStarted"), Must::Survive],
+            OwnerAction::DeleteQueuePair,
+            &[
+                ScenarioCheck::ReportsEvent("QueuePairDeleted"),
+                ScenarioCheck::NoEvent("ResetStarted"),
+                ScenarioCheck::Survive,
+            ],
         ),
-        ("shutdown", Wish::ShutDown, &[Must::Tell("is_clean: true"), Must::Stand(State::ShutDown)]),
+        (
+            "shutdown",
+            OwnerAction::ShutDown,
+            &[
+                ScenarioCheck::ReportsEvent("is_clean: true"),
+                ScenarioCheck::EndState(State::ShutDown),
+            ],
+        ),
         (
             "abrupt-shutdown",
-            Wish::ShutDownAbruptly,
-            &[Must::Tell("is_clean: true"), Must::Stand(State::ShutDown)],
+            OwnerAction::ShutDownAbruptly,
+            &[
+                ScenarioCheck::ReportsEvent("is_clean: true"),
+                ScenarioCheck::EndState(State::ShutDown),
+            ],
         ),
     ];
     let mut table = Vec::new();
@@ -39,22 +57,22 @@ fn wishes() -> Vec<Scenario> {
                 ("fast", (Span::from_us(5), Span::from_us(50))),
                 ("slow", (Span::from_ms(2), Span::from_ms(30))),
             ] {
-                let musts = [musts, &[Must::Attach]].concat();
+                let musts = [musts, &[ScenarioCheck::Attach]].concat();
                 let name = format!("owner/{wish_name}/{work}/{medium}");
                 let scenario = Scenario::session(name, &musts)
                     .world(|options| super::work(options, mix, blocks))
                     .world(|options| options.medium.latency = latency)
                     .steps(&[
-                        Step::Attach,
-                        Step::WorkSome(20),
-                        Step::Ask(wish),
-                        Step::WorkSome(10),
-                        Step::Settle,
-                        Step::Repent,
-                        Step::Recover,
-                        Step::Review,
-                        Step::Again,
-                        Step::ShutDown,
+                        CourseStep::Attach,
+                        CourseStep::WorkSome(20),
+                        CourseStep::Ask(wish),
+                        CourseStep::WorkSome(10),
+                        CourseStep::Settle,
+                        CourseStep::StopFaults,
+                        CourseStep::Recover,
+                        CourseStep::ReadBack,
+                        CourseStep::Again,
+                        CourseStep::ShutDown,
                     ]);
                 table.push(scenario);
             }
@@ -63,28 +81,28 @@ fn wishes() -> Vec<Scenario> {
     table
 }
 
-/// The process ends; the next one finds the device as it was left, its requests still at work.
+/// The process ends; the next host finds the device with requests still in progress.
 fn crashes() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (reach_name, reach) in [
-        ("direct", Reach::Direct),
-        ("copied", Reach::Copied),
-        ("late", Reach::Late(Span::from_us(100))),
+        ("direct", DataAccess::Direct),
+        ("copied", DataAccess::Copied),
+        ("late", DataAccess::Late(Span::from_us(100))),
     ] {
         for submitted in [0, 1, 20, 40] {
-            let musts = [Must::Attach, Must::Reattach];
+            let musts = [ScenarioCheck::Attach, ScenarioCheck::Reattach];
             let name = format!("owner/crash/{reach_name}/after-{submitted}");
             let scenario = Scenario::session(name, &musts)
                 .world(super::slow)
                 .world(|options| options.function.reach = reach)
                 .steps(&[
-                    Step::Attach,
-                    Step::WorkSome(submitted),
-                    Step::Crash,
-                    Step::Recover,
-                    Step::Review,
-                    Step::Again,
-                    Step::ShutDown,
+                    CourseStep::Attach,
+                    CourseStep::WorkSome(submitted),
+                    CourseStep::Crash,
+                    CourseStep::Recover,
+                    CourseStep::ReadBack,
+                    CourseStep::Again,
+                    CourseStep::ShutDown,
                 ]);
             table.push(scenario);
         }

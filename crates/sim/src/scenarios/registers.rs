@@ -1,21 +1,28 @@
-//! Registers that lie: from the first look on, during a reset, with requests under way, during a
-//! shutdown, and only for a while.
+//! Register faults: from the first access on, during a reset, with requests in flight, during a
+//! shutdown, and for a limited time.
 
-use nvme::State;
+use tenmil_nvme_host::State;
 
-use crate::course::{SESSION, Step, Wish};
-use crate::evil::{Fault, Gate, Mischief, lies};
-use crate::scenario::{Must, Scenario};
+use crate::fault_injector::{Fault, FaultTrigger, PlannedFault, lies};
+use crate::scenario::{Scenario, ScenarioCheck};
+use crate::test_run::{CourseStep, OwnerAction, SESSION};
 
-const REFUSED: Must = Must::NoLanes;
+const REFUSED: ScenarioCheck = ScenarioCheck::NoLanes;
 
 pub(super) fn table() -> Vec<Scenario> {
     [from_the_start(), during_a_reset(), under_load(), during_a_shutdown(), for_a_while()].concat()
 }
 
 fn from_the_start() -> Vec<Scenario> {
-    let refused = |why| vec![Must::Refuse(why), REFUSED, Must::Reattach, Must::Strike(1)];
-    let fine = vec![Must::Attach, Must::Succeed, Must::Survive, Must::Strike(1)];
+    let refused = |why| {
+        vec![ScenarioCheck::Refuse(why), REFUSED, ScenarioCheck::Reattach, ScenarioCheck::Strike(1)]
+    };
+    let fine = vec![
+        ScenarioCheck::Attach,
+        ScenarioCheck::Succeed,
+        ScenarioCheck::Survive,
+        ScenarioCheck::Strike(1),
+    ];
     let rows = [
         ("never-ready", lies::NEVER_READY, refused("expected RDY=1")),
         ("never-not-ready", lies::NEVER_NOT_READY, refused("expected RDY=0")),
@@ -36,17 +43,27 @@ fn from_the_start() -> Vec<Scenario> {
         ("crto-zero", lies::CRTO_ZERO, fine),
         ("masked", Fault::Masked, refused("CAP reads as all ones")),
     ];
-    let scenario = |(name, fault, musts): (&str, Fault, Vec<Must>)| {
+    let scenario = |(name, fault, musts): (&str, Fault, Vec<ScenarioCheck>)| {
         Scenario::session(format!("registers/start/{name}"), &musts)
-            .plan(&[Mischief::always(fault)])
+            .plan(&[PlannedFault::always(fault)])
     };
     rows.into_iter().map(scenario).collect()
 }
 
-/// The lie begins when CC.EN is cleared for a reset that the owner asks for.
+/// The fault begins when CC.EN is cleared for a reset requested by the owner.
 fn during_a_reset() -> Vec<Scenario> {
-    let dead = [Must::Attach, Must::Stand(State::Dead), Must::Reattach, Must::Strike(1)];
-    let fine = [Must::Attach, Must::Tell("Recovered"), Must::Survive, Must::Strike(1)];
+    let dead = [
+        ScenarioCheck::Attach,
+        ScenarioCheck::EndState(State::Dead),
+        ScenarioCheck::Reattach,
+        ScenarioCheck::Strike(1),
+    ];
+    let fine = [
+        ScenarioCheck::Attach,
+        ScenarioCheck::ReportsEvent("Recovered"),
+        ScenarioCheck::Survive,
+        ScenarioCheck::Strike(1),
+    ];
     let rows = [
         ("never-ready", lies::NEVER_READY, dead),
         ("never-not-ready", lies::NEVER_NOT_READY, dead),
@@ -63,28 +80,34 @@ fn during_a_reset() -> Vec<Scenario> {
         (
             "masked",
             Fault::Masked,
-            [Must::Attach, Must::Stand(State::Removed), Must::Reattach, Must::Strike(1)],
+            [
+                ScenarioCheck::Attach,
+                ScenarioCheck::EndState(State::Removed),
+                ScenarioCheck::Reattach,
+                ScenarioCheck::Strike(1),
+            ],
         ),
     ];
-    let scenario = |(name, fault, musts): (&str, Fault, [Must; 4])| {
-        // The capabilities are read before CC.EN is cleared, so those lie from the reset on.
+    let scenario = |(name, fault, musts): (&str, Fault, [ScenarioCheck; 4])| {
+        // The capabilities are read before CC.EN is cleared, so the fault must be armed before the
+        // reset.
         Scenario::session(format!("registers/reset/{name}"), &musts).world(super::slow).steps(&[
-            Step::Attach,
-            Step::WorkSome(20),
-            Step::Arm(Mischief::always(fault)),
-            Step::Ask(Wish::Reset),
-            Step::Work,
-            Step::Repent,
-            Step::Recover,
-            Step::Review,
-            Step::Again,
-            Step::ShutDown,
+            CourseStep::Attach,
+            CourseStep::WorkSome(20),
+            CourseStep::Arm(PlannedFault::always(fault)),
+            CourseStep::Ask(OwnerAction::Reset),
+            CourseStep::Work,
+            CourseStep::StopFaults,
+            CourseStep::Recover,
+            CourseStep::ReadBack,
+            CourseStep::Again,
+            CourseStep::ShutDown,
         ])
     };
     rows.into_iter().map(scenario).collect()
 }
 
-/// The lie begins while requests are under way, and nobody has asked for a reset.
+/// The fault begins with requests in flight and no reset requested.
 fn under_load() -> Vec<Scenario> {
     let rows = [
         ("fatal", lies::FATAL, "Fatal"),
@@ -94,10 +117,15 @@ fn under_load() -> Vec<Scenario> {
     let mut table = Vec::new();
     for (name, fault, told) in rows {
         for (work, mix, blocks) in super::WORK {
-            let musts = [Must::Attach, Must::Tell(told), Must::Abort, Must::Reattach];
+            let musts = [
+                ScenarioCheck::Attach,
+                ScenarioCheck::ReportsEvent(told),
+                ScenarioCheck::Abort,
+                ScenarioCheck::Reattach,
+            ];
             let name = format!("registers/load/{name}/{work}");
             let scenario = Scenario::session(name, &musts)
-                .plan(&[Mischief::always(fault).gate(Gate::IoCompletions(10))])
+                .plan(&[PlannedFault::always(fault).gate(FaultTrigger::IoCompletions(10))])
                 .world(super::slow)
                 .world(|options| super::work(options, mix, blocks));
             table.push(scenario);
@@ -106,11 +134,26 @@ fn under_load() -> Vec<Scenario> {
     table
 }
 
-/// The lie begins when CC.SHN is set.
+/// The fault begins when CC.SHN is set.
 fn during_a_shutdown() -> Vec<Scenario> {
-    let unclean = [Must::Attach, Must::Succeed, Must::Tell("is_clean: false"), Must::Strike(1)];
-    let clean = [Must::Attach, Must::Succeed, Must::Tell("is_clean: true"), Must::Strike(1)];
-    let removed = [Must::Attach, Must::Succeed, Must::Tell("Removed"), Must::Strike(1)];
+    let unclean = [
+        ScenarioCheck::Attach,
+        ScenarioCheck::Succeed,
+        ScenarioCheck::ReportsEvent("is_clean: false"),
+        ScenarioCheck::Strike(1),
+    ];
+    let clean = [
+        ScenarioCheck::Attach,
+        ScenarioCheck::Succeed,
+        ScenarioCheck::ReportsEvent("is_clean: true"),
+        ScenarioCheck::Strike(1),
+    ];
+    let removed = [
+        ScenarioCheck::Attach,
+        ScenarioCheck::Succeed,
+        ScenarioCheck::ReportsEvent("Removed"),
+        ScenarioCheck::Strike(1),
+    ];
     let rows = [
         ("stuck", lies::SHUTDOWN_STUCK, unclean),
         ("reserved", lies::SHUTDOWN_RESERVED, unclean),
@@ -120,39 +163,45 @@ fn during_a_shutdown() -> Vec<Scenario> {
         ("masked", Fault::Masked, removed),
         ("gone", Fault::Gone, removed),
     ];
-    let scenario = |(name, fault, musts): (&str, Fault, [Must; 4])| {
+    let scenario = |(name, fault, musts): (&str, Fault, [ScenarioCheck; 4])| {
         Scenario::session(format!("registers/shutdown/{name}"), &musts)
-            .plan(&[Mischief::always(fault).gate(Gate::Shutdowns(1))])
+            .plan(&[PlannedFault::always(fault).gate(FaultTrigger::Shutdowns(1))])
             .steps(&[
-                Step::Attach,
-                Step::Work,
-                Step::Ask(Wish::ShutDown),
-                Step::AwaitEnd,
-                Step::Repent,
-                Step::Recover,
-                Step::Review,
-                Step::Again,
-                Step::ShutDown,
+                CourseStep::Attach,
+                CourseStep::Work,
+                CourseStep::Ask(OwnerAction::ShutDown),
+                CourseStep::AwaitEnd,
+                CourseStep::StopFaults,
+                CourseStep::Recover,
+                CourseStep::ReadBack,
+                CourseStep::Again,
+                CourseStep::ShutDown,
             ])
     };
     rows.into_iter().map(scenario).collect()
 }
 
-/// The lie is told a few times, and then the truth.
+/// The fault occurs a few times only.
 fn for_a_while() -> Vec<Scenario> {
     let mut table = Vec::new();
     for times in [1, 3, 10] {
-        let fine = [Must::Attach, Must::Succeed, Must::Survive, Must::Strike(1)];
+        let fine = [
+            ScenarioCheck::Attach,
+            ScenarioCheck::Succeed,
+            ScenarioCheck::Survive,
+            ScenarioCheck::Strike(1),
+        ];
         for (name, fault) in
             [("never-ready", lies::NEVER_READY), ("never-not-ready", lies::NEVER_NOT_READY)]
         {
             let scenario = Scenario::session(format!("registers/while/{name}/{times}"), &fine);
-            table.push(scenario.plan(&[Mischief::always(fault).times(times)]).steps(SESSION));
+            table.push(scenario.plan(&[PlannedFault::always(fault).times(times)]).steps(SESSION));
         }
         let name = format!("registers/while/masked/{times}");
-        let musts = [Must::Refuse("all ones"), Must::Reattach];
-        // One look is enough: nobody waits for a controller that is not there.
-        let masked = Mischief::always(Fault::Masked).times(times);
+        let musts = [ScenarioCheck::Refuse("all ones"), ScenarioCheck::Reattach];
+        // A single read is enough: the driver does not wait for a controller that reads as all
+        // ones.
+        let masked = PlannedFault::always(Fault::Masked).times(times);
         table.push(Scenario::session(name, &musts).plan(&[masked]));
     }
     table

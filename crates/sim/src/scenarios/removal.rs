@@ -1,12 +1,12 @@
-//! A device that is pulled out of its socket: at rest, under every kind of load, during a reset.
-//! Where it vanishes at every single register access is enumerated elsewhere.
+//! Surprise removal: idle, under every workload, and during a reset. Removal at every single
+//! register access is enumerated elsewhere.
 
-use nvme::State;
+use tenmil_nvme_host::State;
 
-use crate::course::{Step, Wish};
-use crate::device_memory::Reach;
-use crate::evil::{Fault, Gate, Mischief};
-use crate::scenario::{Must, Scenario};
+use crate::device_memory::DataAccess;
+use crate::fault_injector::{Fault, FaultTrigger, PlannedFault};
+use crate::scenario::{Scenario, ScenarioCheck};
+use crate::test_run::{CourseStep, OwnerAction};
 
 pub(super) fn table() -> Vec<Scenario> {
     [under_load(), during_a_reset()].concat()
@@ -14,13 +14,19 @@ pub(super) fn table() -> Vec<Scenario> {
 
 fn under_load() -> Vec<Scenario> {
     let mut table = Vec::new();
-    let musts = [Must::Attach, Must::Stand(State::Removed), Must::Tell("Removed"), Must::Abort];
+    let musts = [
+        ScenarioCheck::Attach,
+        ScenarioCheck::EndState(State::Removed),
+        ScenarioCheck::ReportsEvent("Removed"),
+        ScenarioCheck::Abort,
+    ];
     for (work, mix, blocks) in super::WORK {
         for completions in [1, 20] {
             for queue_pairs in [1, 3] {
                 let name = format!("removal/load/{work}/after-{completions}/pairs-{queue_pairs}");
                 let scenario = Scenario::session(name, &musts)
-                    .plan(&[Mischief::always(Fault::Gone).gate(Gate::IoCompletions(completions))])
+                    .plan(&[PlannedFault::always(Fault::Gone)
+                        .gate(FaultTrigger::IoCompletions(completions))])
                     .world(super::slow)
                     .world(|options| super::work(options, mix, blocks))
                     .world(|options| options.host.queue_pairs = queue_pairs);
@@ -29,12 +35,12 @@ fn under_load() -> Vec<Scenario> {
         }
     }
     let copied = Scenario::session("removal/load/copied", &musts)
-        .plan(&[Mischief::always(Fault::Gone).gate(Gate::IoCompletions(9))])
+        .plan(&[PlannedFault::always(Fault::Gone).gate(FaultTrigger::IoCompletions(9))])
         .world(super::slow)
-        .world(|options| options.function.reach = Reach::Copied);
+        .world(|options| options.function.reach = DataAccess::Copied);
     table.push(copied);
     let interrupts = Scenario::session("removal/load/interrupts", &musts)
-        .plan(&[Mischief::always(Fault::Gone).gate(Gate::IoCompletions(9))])
+        .plan(&[PlannedFault::always(Fault::Gone).gate(FaultTrigger::IoCompletions(9))])
         .world(super::slow)
         .world(|options| options.host.interrupts = true);
     table.push(interrupts);
@@ -43,14 +49,15 @@ fn under_load() -> Vec<Scenario> {
 
 fn during_a_reset() -> Vec<Scenario> {
     let scenario = |reads| {
-        let musts = [Must::Attach, Must::Stand(State::Removed), Must::Abort];
+        let musts =
+            [ScenarioCheck::Attach, ScenarioCheck::EndState(State::Removed), ScenarioCheck::Abort];
         Scenario::session(format!("removal/reset/read-{reads}"), &musts).world(super::slow).steps(
             &[
-                Step::Attach,
-                Step::WorkSome(20),
-                Step::Arm(Mischief::always(Fault::Gone).skip(reads)),
-                Step::Ask(Wish::Reset),
-                Step::Work,
+                CourseStep::Attach,
+                CourseStep::WorkSome(20),
+                CourseStep::Arm(PlannedFault::always(Fault::Gone).skip(reads)),
+                CourseStep::Ask(OwnerAction::Reset),
+                CourseStep::Work,
             ],
         )
     };

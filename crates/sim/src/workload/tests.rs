@@ -1,13 +1,14 @@
-//! The workload straight over a medium, with no driver in between: what is found here is found.
+//! Tests of the workload directly on a medium, without a driver: its checks must detect media
+//! faults.
 
-use base::{Backend, Durability, Instant, Medium, Operation, Outcome, Random, Span};
+use tenmil_base::{BlockDevice, Durability, Instant, IoChannel, IoStatus, Operation, Random, Span};
 
-use super::{Mix, Pieces, Profile, Workload};
+use super::{DataLayout, Mix, Profile, Workload};
 use crate::bus::Bus;
-use crate::evil::Evil;
-use crate::failure::Failure;
-use crate::medium::{MediumFault, MediumMischief, MediumOptions, SimMedium};
-use crate::oracle::{Complaint, Oracle};
+use crate::failure::Violation;
+use crate::fault_injector::FaultInjector;
+use crate::medium::{MediumFault, MediumOptions, PlannedMediumFault, SimMedium};
+use crate::oracle::{DataMismatch, Oracle};
 
 const PROFILE: Profile = Profile {
     count: 400,
@@ -15,20 +16,20 @@ const PROFILE: Profile = Profile {
     mix: Mix::ReadsAndWrites,
     blocks: (1, 8),
     span: 64,
-    pieces: Pieces::Whole,
+    pieces: DataLayout::Whole,
 };
 const BLOCK: u32 = 1024;
 
 struct Bench {
     bus: Bus,
     medium: SimMedium,
-    channel: Box<dyn Backend>,
+    channel: Box<dyn IoChannel>,
     workload: Workload,
 }
 
 fn bench(profile: Profile, options: MediumOptions, seed: u64) -> Bench {
     let mut random = Random::new(seed);
-    let bus = Bus::new(1 << 20, 1 << 12, Evil::new(&[], random.fork())).unwrap();
+    let bus = Bus::new(1 << 20, 1 << 12, FaultInjector::new(&[], random.fork())).unwrap();
     let options = MediumOptions { block_size: BLOCK, block_count: 128, ..options };
     let is_volatile = options.durability == Durability::VolatileCache;
     let medium = SimMedium::new(&bus, options, random.fork());
@@ -39,7 +40,7 @@ fn bench(profile: Profile, options: MediumOptions, seed: u64) -> Bench {
 }
 
 impl Bench {
-    fn run(&mut self) -> Vec<Failure> {
+    fn run(&mut self) -> Vec<Violation> {
         while !self.workload.is_done() && self.medium.is_powered() {
             self.workload.submit(&mut *self.channel);
             let wake = self.channel.wake_at();
@@ -52,11 +53,11 @@ impl Bench {
         self.failures()
     }
 
-    fn failures(&self) -> Vec<Failure> {
+    fn failures(&self) -> Vec<Violation> {
         self.bus.with(|state| state.failures.clone())
     }
 
-    fn review(&mut self) -> Vec<Failure> {
+    fn review(&mut self) -> Vec<Violation> {
         self.workload.review();
         self.run()
     }
@@ -67,7 +68,7 @@ fn a_good_medium_answers_everything_and_nothing_is_found() {
     for (seed, mix) in
         (0..).zip([Mix::Reads, Mix::Writes, Mix::ReadsAndWrites, Mix::Flushes, Mix::Everything])
     {
-        for pieces in [Pieces::Whole, Pieces::Offset, Pieces::Pages] {
+        for pieces in [DataLayout::Whole, DataLayout::Offset, DataLayout::Pages] {
             let mut bench =
                 bench(Profile { mix, pieces, ..PROFILE }, MediumOptions::default(), seed);
             assert_eq!(bench.run(), [], "{mix:?} {pieces:?}");
@@ -85,32 +86,33 @@ fn a_good_medium_answers_everything_and_nothing_is_found() {
 #[test]
 fn lost_torn_and_misdirected_writes_are_found_for_what_they_are() {
     let found = |fault| {
-        let mischief = vec![MediumMischief::on(Operation::Write, fault).skip(20)];
+        let mischief = vec![PlannedMediumFault::on(Operation::Write, fault).skip(20)];
         let options = MediumOptions { mischief, ..MediumOptions::default() };
         bench(PROFILE, options, 7).run()
     };
-    let is = |found: &[Failure], wanted: fn(&Complaint) -> bool| {
-        found
-            .iter()
-            .any(|failure| matches!(failure, Failure::Data { complaint, .. } if wanted(complaint)))
+    let is = |found: &[Violation], wanted: fn(&DataMismatch) -> bool| {
+        found.iter().any(
+            |failure| matches!(failure, Violation::Data { complaint, .. } if wanted(complaint)),
+        )
     };
-    assert!(is(&found(MediumFault::Lose), |one| matches!(one, Complaint::Stale { .. })));
+    assert!(is(&found(MediumFault::LostWrite), |one| matches!(one, DataMismatch::Stale { .. })));
     let misdirected = found(MediumFault::Misdirect { by: 3 });
-    assert!(is(&misdirected, |one| matches!(one, Complaint::Misplaced { .. })));
-    assert!(is(&found(MediumFault::Tear), |one| matches!(one, Complaint::Torn { .. })));
+    assert!(is(&misdirected, |one| matches!(one, DataMismatch::Misplaced { .. })));
+    assert!(is(&found(MediumFault::Tear), |one| matches!(one, DataMismatch::Torn { .. })));
 }
 
 #[test]
 fn an_error_of_the_medium_is_an_outcome_and_no_failure() {
-    let mischief =
-        vec![MediumMischief::always(MediumFault::Fail(Outcome::INTERNAL_ERROR)).skip(5).times(9)];
+    let mischief = vec![
+        PlannedMediumFault::always(MediumFault::Fail(IoStatus::INTERNAL_ERROR)).skip(5).times(9),
+    ];
     let mut bench = bench(PROFILE, MediumOptions { mischief, ..MediumOptions::default() }, 1);
     assert_eq!(bench.run(), []);
     assert_eq!(bench.workload.counts().failed, 9);
 }
 
-/// A power cut after every single request of a session: nothing that was flushed is ever lost, and
-/// a medium that forgets its flushes is found.
+/// A power cut after every single request of a session: flushed data are never lost, and a medium
+/// that ignores flushes is detected.
 #[test]
 fn flushed_blocks_survive_a_cut_at_any_moment_unless_a_flush_was_forgotten() {
     let profile = Profile { count: 60, mix: Mix::Flushes, span: 16, blocks: (1, 4), ..PROFILE };
@@ -125,7 +127,7 @@ fn flushed_blocks_survive_a_cut_at_any_moment_unless_a_flush_was_forgotten() {
     };
     let honest = MediumOptions::default();
     assert!((1..60).all(|cut| !found_after_cut(&honest, cut)));
-    let forgets = MediumMischief::always(MediumFault::ForgetFlush);
+    let forgets = PlannedMediumFault::always(MediumFault::ForgetFlush);
     let forgetful = MediumOptions { mischief: vec![forgets], ..MediumOptions::default() };
     let found = (1..60).filter(|cut| found_after_cut(&forgetful, *cut)).count();
     assert!(found > 20, "found {found} times");
@@ -136,7 +138,7 @@ fn flushed_blocks_survive_a_cut_at_any_moment_unless_a_flush_was_forgotten() {
 
 #[test]
 fn what_is_never_answered_stays_outstanding_and_the_oldest_is_known() {
-    let mischief = vec![MediumMischief::always(MediumFault::Stall).skip(3).times(2)];
+    let mischief = vec![PlannedMediumFault::always(MediumFault::Stall).skip(3).times(2)];
     let latency = (Span::from_us(1), Span::from_us(1));
     let options = MediumOptions { mischief, latency, ..MediumOptions::default() };
     let mut bench = bench(Profile { count: 20, ..PROFILE }, options, 1);

@@ -1,30 +1,30 @@
-//! Memory that belongs to one operation at a time.
+//! I/O buffers, each owned by one operation at a time.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use base::{Dma, Memory, Segment};
-use dma::DevicePool;
+use tenmil_base::{Dma, Memory, Segment};
+use tenmil_dma::DevicePool;
 
-/// Where buffers come from and go back to. Clones are the same pool.
+/// Pool of DMA-capable I/O buffers. Clones share the pool.
 #[derive(Clone, Debug)]
-pub struct Buffers(Arc<DevicePool>);
+pub struct BufferPool(Arc<DevicePool>);
 
-/// Some memory that a device can reach, and that nobody else has. Dropped, it goes back to its pool.
+/// DMA-capable memory with a single owner. Dropping it returns the memory to its pool.
 pub struct Buffer {
-    pool: Buffers,
+    pool: BufferPool,
     segment: Segment,
 }
 
-impl Buffers {
-    /// Hands out what is free in `pool`.
+impl BufferPool {
+    /// Creates a buffer pool over the free memory of `pool`.
     pub fn new(pool: DevicePool) -> Self {
         Self(Arc::new(pool))
     }
 
-    /// A buffer full of zeroes, if there is room for it. Takes whole pages, and a lock: keep buffers
-    /// and use them again where it matters.
+    /// Allocates a zeroed buffer, or returns none if the pool is exhausted. Allocates whole pages
+    /// and takes a lock: reuse buffers on a hot path.
     pub fn allocate(&self, len_bytes: u32) -> Option<Buffer> {
         let segment = self.0.allocate(len_bytes)?;
         Some(Buffer { pool: self.clone(), segment })
@@ -41,32 +41,32 @@ impl Buffers {
 }
 
 impl Buffer {
-    /// How long it is.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> u32 {
         self.segment.len_bytes
     }
 
-    /// Copies bytes out, from `skip_bytes` on.
+    /// Copies bytes out of the buffer, starting at `skip_bytes`.
     ///
     /// # Panics
     ///
-    /// If the buffer ends before that.
+    /// If the range passes the end of the buffer.
     pub fn load(&self, skip_bytes: u32, into: &mut [u8]) {
         let segment = self.part(skip_bytes, into.len());
         self.pool.0.load(segment, into).expect("a part of a buffer lies in its region");
     }
 
-    /// Copies bytes in, from `skip_bytes` on.
+    /// Copies bytes into the buffer, starting at `skip_bytes`.
     ///
     /// # Panics
     ///
-    /// If the buffer ends before that.
+    /// If the range passes the end of the buffer.
     pub fn store(&mut self, skip_bytes: u32, from: &[u8]) {
         let segment = self.part(skip_bytes, from.len());
         self.pool.0.store(segment, from).expect("a part of a buffer lies in its region");
     }
 
-    /// A copy of all its bytes.
+    /// Copies the whole buffer into a vector.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.segment.len_bytes as usize];
         self.load(0, &mut bytes);
@@ -82,14 +82,13 @@ impl Buffer {
         })
     }
 
-    /// What the device is told.
+    /// Segment that describes the buffer to the device.
     pub(super) fn segment(&self) -> Segment {
         self.segment
     }
 
-    /// Takes the memory out of circulation for ever: a device may still touch it that will never
-    /// say when it is done.
-    pub(super) fn lose(self) {
+    /// Leaks the memory: a device may still access it and will never report the end of the access.
+    pub(super) fn leak(self) {
         let _ = ManuallyDrop::new(self);
     }
 }

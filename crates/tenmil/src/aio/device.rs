@@ -1,77 +1,79 @@
-//! The handle of a device.
+//! Handle of a device.
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 
-use base::{Backend, Flags, Limits, Operation, WakeSource};
-use reactor::{Handle, Registration, WokenBy};
+use tenmil_base::{IoChannel, Limits, Operation, RequestFlags, WakeSource};
+use tenmil_reactor::{PollerBuilder, PollerWake, ThreadHandle};
 
-use super::io::Io;
-use super::later::{Later, Promise, pair};
-use super::place::{LET_GO, Order, Shared};
+use super::io::IoFuture;
+use super::oneshot::{OneshotReceiver, OneshotSender, pair};
 use super::poller::DevicePoller;
-use super::{Buffer, Buffers, NotDone, Why};
-use crate::Refused;
+use super::slot::{CLOSE_TOKEN, DeviceState, SlotRequest};
+use super::{Buffer, BufferPool, IoError, IoErrorKind};
+use crate::CommandError;
 
-/// A block device on a light thread, for futures anywhere: on that thread, on another, or in another
-/// runtime. Clones are the same device; when the last one goes, it is let go.
+/// Handle of a block device on a lightweight thread, usable by futures on that thread, on other
+/// threads and in other executors. Clones share the device, which is closed when the last clone is
+/// dropped.
 ///
-/// An operation begins when its future is polled first. Those that are under way at the same time
-/// are done in any order.
+/// An operation starts when its future is first polled. Operations in flight at the same time are
+/// not ordered.
 #[derive(Clone)]
-pub struct Device(Arc<Hold>);
+pub struct Device(Arc<HandleInner>);
 
-/// What all clones of a handle share.
-struct Hold {
-    shared: Arc<Shared>,
-    closed: Weak<Closed>,
+/// State shared by all clones of a handle.
+struct HandleInner {
+    shared: Arc<DeviceState>,
+    closed: Weak<CloseNotifier>,
 }
 
-/// Whoever waits until a device is closed. It is dropped when that is done.
+/// Notifies the waiters when it is dropped, which is after the device has been closed.
 #[derive(Default)]
-pub(super) struct Closed(Mutex<Vec<Promise<()>>>);
+pub(super) struct CloseNotifier(Mutex<Vec<OneshotSender<()>>>);
 
-/// The end of a device.
+/// Future that completes when the device has been closed.
 #[must_use = "a future does nothing unless it is awaited"]
 #[derive(Debug)]
-pub struct Closing(Later<()>);
+pub struct CloseFuture(OneshotReceiver<()>);
 
 impl Device {
-    /// Lets `backend` live on `thread`, as a poller with this name, until the last handle is
-    /// dropped. `buffers` are of memory that it reaches.
+    /// Attaches an I/O channel to `thread` as a poller called `name`, until the last handle is
+    /// dropped. `buffers` must allocate from memory that the channel can access.
     ///
     /// # Errors
     ///
-    /// If the thread has ended, or takes no message.
+    /// If the thread has ended, or its mailbox is full.
     pub fn on(
-        thread: &Handle,
+        thread: &ThreadHandle,
         name: &str,
-        backend: Box<dyn Backend>,
-        buffers: &Buffers,
-    ) -> Result<Self, Refused> {
-        Self::lives(thread, name, backend, buffers, Arc::default())
+        backend: Box<dyn IoChannel>,
+        buffers: &BufferPool,
+    ) -> Result<Self, CommandError> {
+        Self::attach_to_thread(thread, name, backend, buffers, Arc::default())
     }
 
-    pub(super) fn lives(
-        thread: &Handle,
+    pub(super) fn attach_to_thread(
+        thread: &ThreadHandle,
         name: &str,
-        backend: Box<dyn Backend>,
-        buffers: &Buffers,
-        closed: Arc<Closed>,
-    ) -> Result<Self, Refused> {
-        let refuse = |why: &dyn fmt::Display| Refused::machine(format!("attach '{name}': {why}"));
+        backend: Box<dyn IoChannel>,
+        buffers: &BufferPool,
+        closed: Arc<CloseNotifier>,
+    ) -> Result<Self, CommandError> {
+        let refuse =
+            |why: &dyn fmt::Display| CommandError::machine(format!("attach '{name}': {why}"));
         let woken_by = woken_by(&*backend).map_err(|error| refuse(&error))?;
-        let is_done_by_kernel = backend.is_done_by_kernel();
-        let (shared, incoming) = Shared::new(thread, name, backend.limits(), buffers);
+        let is_done_by_kernel = backend.is_kernel_io();
+        let (shared, incoming) = DeviceState::new(thread, name, backend.limits(), buffers);
         let shared = Arc::new(shared);
-        let hold = Hold { shared: Arc::clone(&shared), closed: Arc::downgrade(&closed) };
+        let hold = HandleInner { shared: Arc::clone(&shared), closed: Arc::downgrade(&closed) };
         let poller = DevicePoller::new(shared, backend, incoming, closed);
-        let registration = Registration::active(name, woken_by, poller);
-        let registration =
-            if is_done_by_kernel { registration.sleeps_at_once() } else { registration };
-        // What cannot be added is dropped, and whoever uses the device learns that it is gone.
+        let registration = PollerBuilder::active(name, woken_by, poller);
+        let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
+        // A registration that cannot be added is dropped, and operations then fail with
+        // `DeviceGone`.
         let sent = thread.call(move |context| drop(context.add(registration)));
         match sent {
             Ok(()) => Ok(Self(Arc::new(hold))),
@@ -80,7 +82,7 @@ impl Device {
         }
     }
 
-    /// The name that it was opened by.
+    /// Name by which the device was opened.
     pub fn name(&self) -> &str {
         &self.shared().name
     }
@@ -90,118 +92,121 @@ impl Device {
         &self.shared().limits
     }
 
-    /// Where buffers for it come from.
-    pub fn buffers(&self) -> &Buffers {
+    /// Buffer pool of this device.
+    pub fn buffers(&self) -> &BufferPool {
         &self.shared().buffers
     }
 
-    /// A buffer that it can reach, full of zeroes, if there is room for one.
+    /// Allocates a zeroed buffer that the device can access, or returns none if the pool is
+    /// exhausted.
     pub fn buffer(&self, len_bytes: u32) -> Option<Buffer> {
         self.shared().buffers.allocate(len_bytes)
     }
 
-    /// Whether it is gone: its thread has ended, or its backend has panicked.
+    /// Whether the device is gone: its thread has ended, or its I/O channel has panicked.
     pub fn is_gone(&self) -> bool {
         self.shared().is_gone()
     }
 
-    /// Lets go of this handle. Ends when the device has been closed: after the last handle has
-    /// gone, and all that was begun has ended.
-    pub fn close(self) -> Closing {
-        let Some(closed) = self.0.closed.upgrade() else { return Closing(Later::of(())) };
+    /// Drops this handle. The future completes when the device has been closed, which happens after
+    /// the last handle is dropped and all operations have completed.
+    pub fn close(self) -> CloseFuture {
+        let Some(closed) = self.0.closed.upgrade() else {
+            return CloseFuture(OneshotReceiver::of(()));
+        };
         let (promise, later) = pair();
         closed.0.lock().unwrap_or_else(PoisonError::into_inner).push(promise);
-        Closing(later)
+        CloseFuture(later)
     }
 
-    /// Reads as many blocks as the buffer has room for, from `lba` on.
-    pub async fn read(&self, lba: u64, buffer: Buffer) -> Result<Buffer, NotDone> {
-        self.transfer(Operation::Read, Flags::NONE, lba, buffer).await
+    /// Reads into the whole buffer, starting at block `lba`.
+    pub async fn read(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        self.transfer(Operation::Read, RequestFlags::NONE, lba, buffer).await
     }
 
-    /// Writes the buffer to the blocks from `lba` on.
-    pub async fn write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, NotDone> {
-        self.transfer(Operation::Write, Flags::NONE, lba, buffer).await
+    /// Writes the whole buffer, starting at block `lba`.
+    pub async fn write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        self.transfer(Operation::Write, RequestFlags::NONE, lba, buffer).await
     }
 
-    /// As [`write`](Self::write), and the blocks survive a power cut once this has ended: forced
-    /// unit access.
-    pub async fn write_fua(&self, lba: u64, buffer: Buffer) -> Result<Buffer, NotDone> {
-        self.transfer(Operation::Write, Flags::FUA, lba, buffer).await
+    /// Like [`write`](Self::write), with Force Unit Access: the blocks are persistent when it
+    /// completes.
+    pub async fn write_fua(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        self.transfer(Operation::Write, RequestFlags::FUA, lba, buffer).await
     }
 
-    /// Compares the buffer with the blocks from `lba` on. That they differ is
-    /// [`Outcome::COMPARE_FAILURE`](base::Outcome::COMPARE_FAILURE).
-    pub async fn compare(&self, lba: u64, buffer: Buffer) -> Result<Buffer, NotDone> {
-        self.transfer(Operation::Compare, Flags::NONE, lba, buffer).await
+    /// Compares the buffer with the blocks that start at `lba`. A difference is reported as
+    /// [`Outcome::COMPARE_FAILURE`](tenmil_base::IoStatus::COMPARE_FAILURE).
+    pub async fn compare(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        self.transfer(Operation::Compare, RequestFlags::NONE, lba, buffer).await
     }
 
-    /// If the blocks from `lba` on are as the first half of the buffer, they are as its second half
-    /// afterwards, and nothing comes between the two. If they are not, nothing changes, and that is
-    /// [`Outcome::COMPARE_FAILURE`](base::Outcome::COMPARE_FAILURE).
-    pub async fn compare_and_write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, NotDone> {
-        self.transfer(Operation::CompareAndWrite, Flags::NONE, lba, buffer).await
+    /// Compares the blocks that start at `lba` with the first half of the buffer and, if they are
+    /// equal, writes the second half to them, atomically. If they differ, nothing is written and
+    /// the result is [`Outcome::COMPARE_FAILURE`](tenmil_base::IoStatus::COMPARE_FAILURE).
+    pub async fn compare_and_write(&self, lba: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        self.transfer(Operation::CompareAndWrite, RequestFlags::NONE, lba, buffer).await
     }
 
-    /// Every write that has ended before this begins survives a power cut once this has ended.
-    pub async fn flush(&self) -> Result<(), NotDone> {
+    /// Makes every write that completed before this call persistent.
+    pub async fn flush(&self) -> Result<(), IoError> {
         self.command(Operation::Flush, 0, 0, 0).await
     }
 
-    /// These blocks are not needed any more. What they read as afterwards is up to the device.
-    pub async fn deallocate(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
+    /// Deallocates blocks. What they read as afterwards depends on the device.
+    pub async fn deallocate(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
         self.command(Operation::Deallocate, lba, blocks, 0).await
     }
 
-    /// These blocks read as zeroes afterwards.
-    pub async fn write_zeroes(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
+    /// Writes zeroes to blocks without transferring data.
+    pub async fn write_zeroes(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
         self.command(Operation::WriteZeroes, lba, blocks, 0).await
     }
 
-    /// Copies `blocks` blocks on the device, from those at `from` to those at `lba`. No data passes
-    /// through memory that a program sees.
-    pub async fn copy(&self, from: u64, lba: u64, blocks: u32) -> Result<(), NotDone> {
+    /// Copies `blocks` blocks from `from` to `lba` on the device. No data passes through host
+    /// memory.
+    pub async fn copy(&self, from: u64, lba: u64, blocks: u32) -> Result<(), IoError> {
         self.command(Operation::Copy, lba, blocks, from).await
     }
 
-    /// These blocks can be read; no data moves.
-    pub async fn verify(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
+    /// Verifies that blocks can be read, without transferring data.
+    pub async fn verify(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
         self.command(Operation::Verify, lba, blocks, 0).await
     }
 
-    /// Reads of these blocks fail until they are written again.
-    pub async fn write_uncorrectable(&self, lba: u64, blocks: u32) -> Result<(), NotDone> {
+    /// Marks blocks as uncorrectable: reads of them fail until they are written again.
+    pub async fn write_uncorrectable(&self, lba: u64, blocks: u32) -> Result<(), IoError> {
         self.command(Operation::WriteUncorrectable, lba, blocks, 0).await
     }
 
     async fn transfer(
         &self,
         operation: Operation,
-        flags: Flags,
+        flags: RequestFlags,
         lba: u64,
         buffer: Buffer,
-    ) -> Result<Buffer, NotDone> {
+    ) -> Result<Buffer, IoError> {
         let blocks = self.blocks_of(operation, &buffer);
         let buffer = Some(buffer);
-        let mut order = Order { operation, lba, operand: 0, blocks: 0, flags, buffer };
+        let mut order = SlotRequest { operation, lba, operand: 0, blocks: 0, flags, buffer };
         match blocks {
             Ok(blocks) => order.blocks = blocks,
-            Err(why) => return Err(NotDone::new(&self.shared().name, order, why)),
+            Err(why) => return Err(IoError::new(&self.shared().name, order, why)),
         }
-        let buffer = Io::new(self.shared(), order).await?;
+        let buffer = IoFuture::new(self.shared(), order).await?;
         Ok(buffer.unwrap_or_else(|| unreachable!("what went in comes out")))
     }
 
-    /// For how many blocks the buffer is, if it can be used.
-    fn blocks_of(&self, operation: Operation, buffer: &Buffer) -> Result<u32, Why> {
+    /// Number of blocks that the buffer covers, or why it cannot be used for this operation.
+    fn blocks_of(&self, operation: Operation, buffer: &Buffer) -> Result<u32, IoErrorKind> {
         self.check(operation)?;
         let parts = if operation == Operation::CompareAndWrite { 2 } else { 1 };
         let (len_bytes, block_size) = (buffer.len_bytes(), self.limits().block_size * parts);
         if len_bytes == 0 || !len_bytes.is_multiple_of(block_size) {
-            return Err(Why::Length { len_bytes, block_size });
+            return Err(IoErrorKind::Length { len_bytes, block_size });
         }
         if !self.buffers().owns(buffer) {
-            return Err(Why::Stranger);
+            return Err(IoErrorKind::ForeignBuffer);
         }
         Ok(len_bytes / block_size)
     }
@@ -212,40 +217,47 @@ impl Device {
         lba: u64,
         blocks: u32,
         operand: u64,
-    ) -> Result<(), NotDone> {
-        let order = Order { operation, lba, operand, blocks, flags: Flags::NONE, buffer: None };
+    ) -> Result<(), IoError> {
+        let order = SlotRequest {
+            operation,
+            lba,
+            operand,
+            blocks,
+            flags: RequestFlags::NONE,
+            buffer: None,
+        };
         if let Err(why) = self.check(operation) {
-            return Err(NotDone::new(&self.shared().name, order, why));
+            return Err(IoError::new(&self.shared().name, order, why));
         }
-        Io::new(self.shared(), order).await.map(drop)
+        IoFuture::new(self.shared(), order).await.map(drop)
     }
 
-    fn check(&self, operation: Operation) -> Result<(), Why> {
+    fn check(&self, operation: Operation) -> Result<(), IoErrorKind> {
         let has = self.limits().support.has(operation);
-        if has { Ok(()) } else { Err(Why::Unsupported(operation)) }
+        if has { Ok(()) } else { Err(IoErrorKind::Unsupported(operation)) }
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &DeviceState {
         &self.0.shared
     }
 }
 
-impl Drop for Hold {
+impl Drop for HandleInner {
     fn drop(&mut self) {
-        // There is a slot for it. If the poller is gone, so is what was to be let go.
-        let _ = self.shared.incoming.send(LET_GO);
+        // The mailbox has room for this token. If the poller is gone, the device is closed already.
+        let _ = self.shared.incoming.send(CLOSE_TOKEN);
         self.shared.thread.ring();
     }
 }
 
-impl Closing {
-    /// Waits on an OS thread that has nothing else to do.
+impl CloseFuture {
+    /// Blocks the calling OS thread until the device has been closed.
     pub fn wait(self) {
         let _ = self.0.wait();
     }
 }
 
-impl Future for Closing {
+impl Future for CloseFuture {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -253,14 +265,14 @@ impl Future for Closing {
     }
 }
 
-/// What wakes the poller of a backend: operations always, by the bell of its thread; and answers, if
-/// the backend has something that announces them.
-fn woken_by(backend: &dyn Backend) -> std::io::Result<WokenBy> {
+/// Wake-up sources of the poller of an I/O channel: requests, through the waker of its thread, and
+/// completions, if the channel has a source that announces them.
+fn woken_by(backend: &dyn IoChannel) -> std::io::Result<PollerWake> {
     match backend.wake_source() {
-        WakeSource::Nothing => {
-            Ok(WokenBy::OnlyWhileBusy("operations ring, answers are polled for"))
+        WakeSource::None => {
+            Ok(PollerWake::OnlyWhileBusy("operations ring, answers are polled for"))
         }
-        source => WokenBy::of(source),
+        source => PollerWake::of(source),
     }
 }
 

@@ -1,78 +1,84 @@
-//! One operation, as a future.
+//! Future of one operation.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use super::line::Turn;
-use super::place::{Order, Shared, Stage};
-use super::refused::{NotDone, Why};
+use super::error::{IoError, IoErrorKind};
+use super::slot::{DeviceState, SlotRequest, SlotState};
+use super::wait_queue::AcquireResult;
 use crate::aio::Buffer;
 
-/// Gives the order to the device's poller and waits for the answer.
-pub(super) struct Io<'a> {
-    shared: &'a Shared,
-    state: State,
+/// Submits a request to the poller of a device and waits for the completion.
+pub(super) struct IoFuture<'a> {
+    shared: &'a DeviceState,
+    state: IoState,
 }
 
-enum State {
-    /// For a free place, perhaps with a number in the line.
-    AwaitsPlace(Order, Option<u64>),
-    /// For the device.
-    AwaitsAnswer(u32),
-    /// For nothing.
-    Over,
+enum IoState {
+    /// Waits for a free slot; the ticket is its position in the wait queue.
+    AwaitingSlot(SlotRequest, Option<u64>),
+    /// Waits for the completion of the request in this slot.
+    AwaitingCompletion(u32),
+    /// The result has been returned.
+    Done,
 }
 
-/// What an operation comes to.
-type Ended = Result<Option<Buffer>, NotDone>;
+/// Result of an operation, with its buffer.
+type OpResult = Result<Option<Buffer>, IoError>;
 
-impl<'a> Io<'a> {
-    pub(super) fn new(shared: &'a Shared, order: Order) -> Self {
-        Self { shared, state: State::AwaitsPlace(order, None) }
+impl<'a> IoFuture<'a> {
+    pub(super) fn new(shared: &'a DeviceState, order: SlotRequest) -> Self {
+        Self { shared, state: IoState::AwaitingSlot(order, None) }
     }
 
-    fn ask_for_place(
+    fn poll_slot(
         &mut self,
-        order: Order,
+        order: SlotRequest,
         ticket: Option<u64>,
         context: &mut Context<'_>,
-    ) -> Poll<Ended> {
+    ) -> Poll<OpResult> {
         let mut old = None;
-        let turn = self.shared.line().ask(ticket, context.waker(), &mut old);
+        let turn = self.shared.line().request_slot(ticket, context.waker(), &mut old);
         drop(old);
         match turn {
-            Turn::Takes(index) => self.send(index, order, context),
-            Turn::Waits(ticket) => {
-                self.state = State::AwaitsPlace(order, Some(ticket));
+            AcquireResult::Acquired(index) => self.send(index, order, context),
+            AcquireResult::Waiting(ticket) => {
+                self.state = IoState::AwaitingSlot(order, Some(ticket));
                 Poll::Pending
             }
-            Turn::Closed => self.gone(order),
+            AcquireResult::Closed => self.gone(order),
         }
     }
 
-    fn send(&mut self, index: u32, order: Order, context: &mut Context<'_>) -> Poll<Ended> {
+    fn send(
+        &mut self,
+        index: u32,
+        order: SlotRequest,
+        context: &mut Context<'_>,
+    ) -> Poll<OpResult> {
         let mut place = self.shared.place(index);
-        // Behind the lock: the poller says that it is gone before it locks each place for the last
-        // time, and finds what was put there before.
+        // Checked under the lock of the slot: the poller sets the flag before it locks each slot
+        // for the last time, so either this check sees the flag or the poller sees the request.
         if self.shared.is_gone() {
             return self.gone(order);
         }
         place.order = Some(order);
         place.waker = Some(context.waker().clone());
-        place.stage = Stage::Sent;
+        place.stage = SlotState::Sent;
         drop(place);
-        self.state = State::AwaitsAnswer(index);
-        // There is a slot for each place. Should the poller be gone, it has answered all of them.
+        self.state = IoState::AwaitingCompletion(index);
+        // The mailbox has room for every slot, so it is never full. If the poller is gone, it has
+        // completed all slots already.
         let _ = self.shared.incoming.send(index);
         self.shared.thread.ring();
         Poll::Pending
     }
 
-    fn look(&mut self, index: u32, context: &mut Context<'_>) -> Poll<Ended> {
+    fn look(&mut self, index: u32, context: &mut Context<'_>) -> Poll<OpResult> {
         let mut place = self.shared.place(index);
-        let Stage::Answered(answer) = place.stage else {
+        let SlotState::Completed(answer) = place.stage else {
             let old = place.waker.replace(context.waker().clone());
-            // What a waker does when it goes is not known: not under the lock.
+            // The drop of a foreign waker may run any code, so it does not run under the lock.
             drop(place);
             drop(old);
             return Poll::Pending;
@@ -83,54 +89,55 @@ impl<'a> Io<'a> {
         let order = order.unwrap_or_else(|| unreachable!("a place in use has an order"));
         Poll::Ready(match answer {
             Ok(()) => Ok(order.buffer),
-            Err(why) => Err(NotDone::new(&self.shared.name, order, why)),
+            Err(why) => Err(IoError::new(&self.shared.name, order, why)),
         })
     }
 
-    fn gone(&self, order: Order) -> Poll<Ended> {
-        Poll::Ready(Err(NotDone::new(&self.shared.name, order, Why::Gone)))
+    fn gone(&self, order: SlotRequest) -> Poll<OpResult> {
+        Poll::Ready(Err(IoError::new(&self.shared.name, order, IoErrorKind::DeviceGone)))
     }
 }
 
-fn give_back(shared: &Shared, index: u32) {
+fn give_back(shared: &DeviceState, index: u32) {
     let next = shared.line().give_back(index);
     if let Some(next) = next {
         next.wake();
     }
 }
 
-impl Future for Io<'_> {
-    type Output = Ended;
+impl Future for IoFuture<'_> {
+    type Output = OpResult;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended> {
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::AwaitsPlace(order, ticket) => self.ask_for_place(order, ticket, context),
-            State::AwaitsAnswer(index) => {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<OpResult> {
+        match std::mem::replace(&mut self.state, IoState::Done) {
+            IoState::AwaitingSlot(order, ticket) => self.poll_slot(order, ticket, context),
+            IoState::AwaitingCompletion(index) => {
                 let polled = self.look(index, context);
                 if polled.is_pending() {
-                    self.state = State::AwaitsAnswer(index);
+                    self.state = IoState::AwaitingCompletion(index);
                 }
                 polled
             }
-            State::Over => panic!("polled after its end"),
+            IoState::Done => panic!("polled after its end"),
         }
     }
 }
 
-impl Drop for Io<'_> {
-    /// What the device may touch stays where it is until the device has answered.
+impl Drop for IoFuture<'_> {
+    /// A buffer that the device may access stays in its slot until the device has completed the
+    /// request.
     fn drop(&mut self) {
-        match std::mem::replace(&mut self.state, State::Over) {
-            State::AwaitsPlace(_, Some(ticket)) => {
+        match std::mem::replace(&mut self.state, IoState::Done) {
+            IoState::AwaitingSlot(_, Some(ticket)) => {
                 let [next, old] = self.shared.line().leave(ticket);
                 drop(old);
                 if let Some(next) = next {
                     next.wake();
                 }
             }
-            State::AwaitsAnswer(index) => {
+            IoState::AwaitingCompletion(index) => {
                 let mut place = self.shared.place(index);
-                if let Stage::Answered(_) = place.stage {
+                if let SlotState::Completed(_) = place.stage {
                     let emptied = std::mem::take(&mut *place);
                     drop(place);
                     drop(emptied);
@@ -142,7 +149,7 @@ impl Drop for Io<'_> {
                     drop(waker);
                 }
             }
-            State::AwaitsPlace(..) | State::Over => {}
+            IoState::AwaitingSlot(..) | IoState::Done => {}
         }
     }
 }

@@ -1,162 +1,163 @@
-//! Devices by name, opened and closed by a few threads that may wait.
+//! Opening and closing devices by URI, on a small thread pool that may block.
 
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use base::Backend;
-use block::Claim;
-use block::uri::Uri;
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
-use host::Clock;
-use host::pool::{Intake, Job, Pool};
-use reactor::Handle;
+use tenmil_base::IoChannel;
+use tenmil_block::Claim;
+use tenmil_block::uri::Uri;
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_linux::Clock;
+use tenmil_linux::thread_pool::{BlockingTask, PoolHandle, ThreadPool};
+use tenmil_reactor::ThreadHandle;
 
-use super::later::{Later, pair};
-use super::shelf::Shelf;
-use super::{Buffers, Device};
-use crate::Refused;
+use super::oneshot::{OneshotReceiver, pair};
+use super::open_devices::OpenDevices;
+use super::{BufferPool, Device};
+use crate::CommandError;
 
-/// Opens block devices by name. Clones are the same opener, and so are the devices that it has open:
-/// who opens one by the same name gets a handle of the same, if their claims go together.
+/// Opens block devices by URI. Clones share one registry of open devices: opening the same URI
+/// again returns a handle of the same device, if the claims are compatible.
 ///
-/// Whatever may block (files, controllers, names) is done by a few threads of its own, so a reactor
-/// may open and drop devices, and openers too. When the last opener goes, it waits for what these
-/// threads are doing, unless it goes on a reactor. A device that is open then is closed by a thread
-/// of its own when it is dropped; a program that ends at once does not wait for it, and
+/// Blocking work (files, controllers, name resolution) runs on threads of the opener's own, so
+/// openers and devices can be used and dropped on a reactor. Dropping the last opener waits for the
+/// work that is in progress, except on a reactor. A device that is still open then is closed by a
+/// separate thread when it is dropped. A program that exits at once does not wait for that;
 /// [`Device::close`] does.
 #[derive(Clone)]
-pub struct Opener(pub(super) Arc<Parts>);
+pub struct Opener(pub(super) Arc<OpenParts>);
 
-pub(super) struct Parts {
-    pub(super) shelf: Arc<Shelf>,
-    buffers: Buffers,
-    pool: Pool,
+pub(super) struct OpenParts {
+    pub(super) shelf: Arc<OpenDevices>,
+    buffers: BufferPool,
+    pool: ThreadPool,
 }
 
-/// A device that is being opened. If this is dropped, it is closed again.
+/// Future of [`Opener::open`]. If it is dropped, the device is closed again.
 #[must_use = "a future does nothing unless it is awaited"]
-pub struct Opening {
+pub struct OpenFuture {
     name: String,
-    later: Later<Result<Device, Refused>>,
+    later: OneshotReceiver<Result<Device, CommandError>>,
 }
 
-/// Bytes of buffers, unless somebody says otherwise. What is not used costs nothing.
+/// Default size of the buffer pool, in bytes. Memory that is never used is not backed by pages.
 const BUFFER_BYTES: u32 = 64 << 20;
 
-/// Places for memory: a device takes a few for each channel, and so do those it stands on.
+/// Size of the region table. A device needs a few regions for each channel, and so does each device
+/// below it.
 const REGIONS_MAX: usize = 4096;
 
-/// How many devices are opened or closed at once, and how many wait for that.
+/// Number of devices opened or closed at once, and number of such jobs that may be queued.
 const THREADS_MAX: usize = 4;
 const WAITING_MAX: usize = 1024;
 
 impl Opener {
-    /// An opener with 64 MiB of buffers, which cost nothing before they are used. Starts no thread
-    /// yet.
+    /// Creates an opener with 64 MiB of buffers. Pages are backed on first use, and no thread is
+    /// started yet.
     ///
     /// # Errors
     ///
-    /// If there is no memory.
-    pub fn new(clock: &Clock) -> Result<Self, Refused> {
+    /// If the memory cannot be mapped.
+    pub fn new(clock: &Clock) -> Result<Self, CommandError> {
         Self::with_buffers(clock, BUFFER_BYTES)
     }
 
-    /// An opener with so many bytes of buffers.
+    /// Creates an opener with `buffer_bytes` bytes of buffers.
     ///
     /// # Errors
     ///
-    /// If there is no memory.
-    pub fn with_buffers(clock: &Clock, buffer_bytes: u32) -> Result<Self, Refused> {
+    /// If the memory cannot be mapped.
+    pub fn with_buffers(clock: &Clock, buffer_bytes: u32) -> Result<Self, CommandError> {
         let refuse = |error: &dyn fmt::Display| {
-            Refused::machine(format!("{buffer_bytes} bytes of buffers: {error}"))
+            CommandError::machine(format!("{buffer_bytes} bytes of buffers: {error}"))
         };
-        let regions = Regions::new(REGIONS_MAX);
+        let regions = RegionTable::new(REGIONS_MAX);
         let mapping = Mapping::new(buffer_bytes as usize, Backing::Private);
         let memory = regions.add(mapping.map_err(|error| refuse(&error))?);
         let memory = memory.map_err(|error| refuse(&error))?;
         let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
-        let buffers = Buffers::new(DevicePool::new(regions.clone(), memory, kind, store));
-        let shelf = Arc::new(Shelf::new(regions, *clock));
-        let pool = Pool::new(THREADS_MAX, WAITING_MAX);
-        Ok(Self(Arc::new(Parts { shelf, buffers, pool })))
+        let buffers = BufferPool::new(DevicePool::new(regions.clone(), memory, kind, store));
+        let shelf = Arc::new(OpenDevices::new(regions, *clock));
+        let pool = ThreadPool::new(THREADS_MAX, WAITING_MAX);
+        Ok(Self(Arc::new(OpenParts { shelf, buffers, pool })))
     }
 
-    /// Buffers for all of its devices.
-    pub fn buffers(&self) -> &Buffers {
+    /// Buffer pool shared by all devices of this opener.
+    pub fn buffers(&self) -> &BufferPool {
         &self.0.buffers
     }
 
-    /// Opens the device that `uri` names, of any kind there is, to live on `thread`. Returns at once;
-    /// what comes of it is awaited.
+    /// Opens the device that `uri` names and attaches it to `thread`. Returns at once; the returned
+    /// future yields the device or the error.
     ///
     /// ```
-    /// use host::{Clock, Cores};
-    /// use reactor::{ReactorOptions, Reactors, ThreadPlan};
+    /// use tenmil_linux::{Clock, CpuList};
+    /// use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
     /// use tenmil::aio::{Claim, Opener};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let clock = Clock::start();
-    /// let reactors = Reactors::start(&Cores::allowed(), &ReactorOptions::default(), &clock)?;
-    /// let thread = reactors.spawn(ThreadPlan::new("storage"))?;
+    /// let reactors = Reactors::start(&CpuList::allowed(), &ReactorOptions::default(), &clock)?;
+    /// let thread = reactors.spawn(ThreadBuilder::new("storage"))?;
     /// let opener = Opener::new(&clock)?;
     /// let device = opener.open(&"ram:16m".parse()?, Claim::WriteOnce, &thread).wait()?;
     /// assert_eq!(device.limits().block_count, 32768);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn open(&self, uri: &Uri, claim: Claim, thread: &Handle) -> Opening {
+    pub fn open(&self, uri: &Uri, claim: Claim, thread: &ThreadHandle) -> OpenFuture {
         let (promise, later) = pair();
         let name = uri.to_string();
         let (uri, thread) = (uri.clone(), thread.clone());
         let (shelf, pool) = (Arc::clone(&self.0.shelf), self.0.pool.intake());
         let buffers = self.0.buffers.clone();
         let job = move || promise.keep(open(&shelf, &uri, claim, pool, &thread, &buffers));
-        let later = match self.0.pool.submit(Job::new("open", job)) {
+        let later = match self.0.pool.submit(BlockingTask::new("open", job)) {
             Ok(()) => later,
-            Err(_) => Later::of(Err(Refused::machine(format!(
+            Err(_) => OneshotReceiver::of(Err(CommandError::machine(format!(
                 "open {name}: {WAITING_MAX} others are being opened or closed, expected fewer"
             )))),
         };
-        Opening { name, later }
+        OpenFuture { name, later }
     }
 }
 
 fn open(
-    shelf: &Shelf,
+    shelf: &OpenDevices,
     uri: &Uri,
     claim: Claim,
-    pool: Intake,
-    thread: &Handle,
-    buffers: &Buffers,
-) -> Result<Device, Refused> {
+    pool: PoolHandle,
+    thread: &ThreadHandle,
+    buffers: &BufferPool,
+) -> Result<Device, CommandError> {
     let lent = shelf.lend(uri, claim, pool)?;
     let closed = lent.closed();
-    let backend: Box<dyn Backend> = Box::new(lent);
-    Device::lives(thread, &uri.to_string(), backend, buffers, closed)
+    let backend: Box<dyn IoChannel> = Box::new(lent);
+    Device::attach_to_thread(thread, &uri.to_string(), backend, buffers, closed)
 }
 
-impl Opening {
-    /// Waits on an OS thread that has nothing else to do. Not to be called on a reactor, which it
-    /// would stop.
+impl OpenFuture {
+    /// Blocks the calling OS thread until the device is open. Must not be called on a reactor,
+    /// which it would block.
     ///
     /// # Errors
     ///
-    /// If the name says what its kind does not know, the device cannot be had, somebody has it in a
-    /// way that does not go with the claim, or its thread has ended.
-    pub fn wait(self) -> Result<Device, Refused> {
+    /// If the URI has an unknown or invalid option, the device cannot be opened, another claim on
+    /// it conflicts, or its thread has ended.
+    pub fn wait(self) -> Result<Device, CommandError> {
         let Self { name, later } = self;
         later.wait().unwrap_or_else(|| Err(panicked(&name)))
     }
 }
 
-fn panicked(name: &str) -> Refused {
-    Refused::machine(format!("open {name}: the thread that did it panicked"))
+fn panicked(name: &str) -> CommandError {
+    CommandError::machine(format!("open {name}: the thread that did it panicked"))
 }
 
-impl Future for Opening {
-    type Output = Result<Device, Refused>;
+impl Future for OpenFuture {
+    type Output = Result<Device, CommandError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let polled = Pin::new(&mut self.later).poll(context);
@@ -170,7 +171,7 @@ impl fmt::Debug for Opener {
     }
 }
 
-impl fmt::Debug for Opening {
+impl fmt::Debug for OpenFuture {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Opening").field("name", &self.name).finish_non_exhaustive()
     }

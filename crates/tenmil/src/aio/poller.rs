@@ -1,54 +1,56 @@
-//! The device's end: a poller around a backend.
+//! Poller that connects the slots of a device with its I/O channel.
 
 use std::sync::Arc;
 use std::task::Waker;
 
-use base::{Answer, Answers, Backend, Instant, Outcome, Request, Segment, Span};
-use host::Receiver;
-use reactor::{Context, Found, MeanLatency, Parting, Poller};
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Request, Segment, Span,
+};
+use tenmil_linux::Receiver;
+use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller};
 
 use super::buffer::Buffer;
-use super::device::Closed;
-use super::place::{LET_GO, Place, Shared, Stage};
-use super::refused::Why;
+use super::device::CloseNotifier;
+use super::error::IoErrorKind;
+use super::slot::{CLOSE_TOKEN, DeviceState, Slot, SlotState};
 
-/// Takes operations from the mailbox to the backend, and answers to those who wait.
+/// Moves requests from the mailbox to the I/O channel, and completions back to the futures.
 pub(super) struct DevicePoller {
-    shared: Arc<Shared>,
-    backend: Box<dyn Backend>,
+    shared: Arc<DeviceState>,
+    backend: Box<dyn IoChannel>,
     incoming: Receiver<u32>,
-    /// The number that was received last, if its place could not be had.
+    /// Index received last whose slot was locked.
     stuck: Option<u32>,
-    /// What the backend has not taken yet, in order.
+    /// Requests that the I/O channel has not accepted yet, in order.
     requests: Vec<Request>,
-    /// By place.
+    /// Indexed by slot.
     segments: Box<[Segment]>,
-    answers: Answers,
-    /// Answers whose places could not be had.
-    undelivered: Vec<Answer>,
-    /// Empty places that could not be given back.
+    answers: CompletionBatch,
+    /// Completions whose slots were locked.
+    undelivered: Vec<IoCompletion>,
+    /// Empty slots that could not be freed because the wait queue was locked.
     empty: Vec<u32>,
     in_flight: usize,
     latency: MeanLatency,
-    /// The backend is being given requests, or has panicked when it was: which of them it has taken
-    /// is not known.
+    /// Set while requests are handed to the I/O channel. Still set after a panic in there: which
+    /// requests it has accepted is then unknown.
     is_submitting: bool,
     is_leaving: bool,
-    /// Nobody has a handle any more.
+    /// The last handle was dropped.
     is_let_go: bool,
-    /// Dropped after the backend.
-    _closed: Arc<Closed>,
+    /// Dropped after the I/O channel.
+    _closed: Arc<CloseNotifier>,
 }
 
-/// How many operations are taken from the mailbox in a turn, and answers from the backend.
+/// Maximum number of requests received, and of completions reaped, per iteration.
 const BATCH: usize = 64;
 
 impl DevicePoller {
     pub(super) fn new(
-        shared: Arc<Shared>,
-        backend: Box<dyn Backend>,
+        shared: Arc<DeviceState>,
+        backend: Box<dyn IoChannel>,
         incoming: Receiver<u32>,
-        closed: Arc<Closed>,
+        closed: Arc<CloseNotifier>,
     ) -> Self {
         let count = shared.count();
         Self {
@@ -58,7 +60,7 @@ impl DevicePoller {
             stuck: None,
             requests: Vec::with_capacity(count),
             segments: vec![Segment::default(); count].into(),
-            answers: Answers::with_capacity(BATCH),
+            answers: CompletionBatch::with_capacity(BATCH),
             undelivered: Vec::with_capacity(count),
             empty: Vec::with_capacity(count),
             in_flight: 0,
@@ -70,15 +72,15 @@ impl DevicePoller {
         }
     }
 
-    /// Takes operations in. Returns how many.
+    /// Receives requests from the mailbox. Returns their number.
     fn receive(&mut self) -> usize {
         let mut count = 0;
         while count < BATCH
             && let Some(index) = self.stuck.take().or_else(|| self.incoming.receive())
         {
-            if index == LET_GO {
+            if index == CLOSE_TOKEN {
                 self.is_let_go = true;
-            } else if !self.take_in(index) {
+            } else if !self.receive_one(index) {
                 self.stuck = Some(index);
                 break;
             }
@@ -87,8 +89,8 @@ impl DevicePoller {
         count
     }
 
-    /// Takes one in. False if its place could not be had.
-    fn take_in(&mut self, index: u32) -> bool {
+    /// Receives the request in one slot. Returns false if the slot is locked.
+    fn receive_one(&mut self, index: u32) -> bool {
         let Some(mut place) = self.shared.try_place(index) else { return false };
         let Some(order) = place.order.as_ref().filter(|_| !place.is_unwanted) else {
             let emptied = std::mem::take(&mut *place);
@@ -101,11 +103,11 @@ impl DevicePoller {
             self.segments[index as usize] = buffer.segment();
         }
         self.requests.push(order.request(index));
-        place.stage = Stage::Submitted;
+        place.stage = SlotState::Submitted;
         true
     }
 
-    /// Hands over what the backend has room for. Returns how many that were.
+    /// Submits as many requests as the I/O channel accepts. Returns their number.
     fn submit(&mut self, now: Instant) -> usize {
         if self.requests.is_empty() {
             return 0;
@@ -118,7 +120,7 @@ impl DevicePoller {
         taken
     }
 
-    /// Asks the backend for answers and hands them out. Returns how many there were.
+    /// Polls the I/O channel and delivers completions. Returns their number.
     fn answer(&mut self, now: Instant) -> usize {
         if self.in_flight == 0 {
             return 0;
@@ -135,8 +137,8 @@ impl DevicePoller {
         count
     }
 
-    /// Tries again what could not be done because somebody else had a lock.
-    fn catch_up(&mut self) {
+    /// Retries what a lock held by another thread prevented.
+    fn retry_deferred(&mut self) {
         let Self { shared, undelivered, empty, .. } = self;
         undelivered.retain(|answer| !deliver(shared, *answer, empty));
         while let Some(index) = empty.last().copied() {
@@ -150,30 +152,30 @@ impl DevicePoller {
         }
     }
 
-    /// Whether there is something that only further turns can bring to an end.
+    /// Whether work is left that only another iteration can finish.
     fn is_behind(&self) -> bool {
         let waits_for_lock =
             self.stuck.is_some() || !self.undelivered.is_empty() || !self.empty.is_empty();
-        // A backend that refuses although it has nothing in flight announces nothing, unless it says
-        // when to try again.
+        // An I/O channel that rejects requests while it has none in flight announces nothing,
+        // unless it reports a time at which to retry.
         let refuses = !self.requests.is_empty()
             && self.in_flight == 0
             && self.backend.wake_at() == Instant::NEVER;
         waits_for_lock || !self.incoming.is_empty() || refuses
     }
 
-    /// Whether nothing is left to be done, and nobody can bring anything.
+    /// Whether all work is done and no handle is left that could bring more.
     fn is_over(&self) -> bool {
         let has_nothing = self.in_flight == 0 && self.requests.is_empty();
         self.is_let_go && has_nothing && self.undelivered.is_empty() && self.empty.is_empty()
     }
 }
 
-/// Brings an answer to its place. False if that could not be had.
-fn deliver(shared: &Shared, answer: Answer, empty: &mut Vec<u32>) -> bool {
+/// Delivers a completion to its slot. Returns false if the slot is locked.
+fn deliver(shared: &DeviceState, answer: IoCompletion, empty: &mut Vec<u32>) -> bool {
     let index = place_of(&answer);
     let Some(mut place) = shared.try_place(index) else { return false };
-    assert_eq!(place.stage, Stage::Submitted, "place {index} was answered");
+    assert_eq!(place.stage, SlotState::Submitted, "place {index} was answered");
     if place.is_unwanted {
         let emptied = std::mem::take(&mut *place);
         drop(place);
@@ -190,22 +192,26 @@ fn deliver(shared: &Shared, answer: Answer, empty: &mut Vec<u32>) -> bool {
     true
 }
 
-fn place_of(answer: &Answer) -> u32 {
+fn place_of(answer: &IoCompletion) -> u32 {
     u32::try_from(answer.token).expect("tokens are numbers of places")
 }
 
-fn answered(outcome: Outcome) -> Stage {
-    Stage::Answered(if outcome.is_success() { Ok(()) } else { Err(Why::Outcome(outcome)) })
+fn answered(outcome: IoStatus) -> SlotState {
+    SlotState::Completed(if outcome.is_success() {
+        Ok(())
+    } else {
+        Err(IoErrorKind::Outcome(outcome))
+    })
 }
 
 impl Poller for DevicePoller {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        self.latency.pass(now, self.in_flight);
+        self.latency.account(now, self.in_flight);
         let mut count = if self.is_leaving { 0 } else { self.receive() + self.submit(now) };
         count += self.answer(now);
         if !(self.undelivered.is_empty() && self.empty.is_empty()) {
-            self.catch_up();
+            self.retry_deferred();
             count += 1;
         }
         if self.is_over()
@@ -214,18 +220,18 @@ impl Poller for DevicePoller {
             context.remove(me);
             count += 1;
         }
-        Found::from_count(count)
+        PollResult::from_count(count)
     }
 
     fn flush(&mut self) {
         self.backend.flush();
     }
 
-    fn arm(&mut self) -> Found {
-        // In any case: an old signal, which nobody has taken away, would end every sleep at once.
+    fn arm(&mut self) -> PollResult {
+        // Armed in any case: an event left pending from earlier would end every sleep at once.
         let has_answer = self.backend.arm();
         let stays_awake = self.is_behind() || (self.in_flight > 0 && has_answer);
-        Found::from_count(usize::from(stays_awake))
+        PollResult::from_count(usize::from(stays_awake))
     }
 
     fn disarm(&mut self) {
@@ -245,8 +251,8 @@ impl Poller for DevicePoller {
         self.latency.mean().filter(|_| self.in_flight > 0)
     }
 
-    /// Lets go when the device has nothing of its memory any more.
-    fn detach(&mut self, _: Parting) -> bool {
+    /// Detaches once the device accesses none of this device's buffers any more.
+    fn detach(&mut self, _: DetachReason) -> bool {
         self.is_leaving = true;
         self.in_flight == 0
     }
@@ -257,7 +263,8 @@ impl Poller for DevicePoller {
 }
 
 impl Drop for DevicePoller {
-    /// Tells everybody who waits. What the device may still touch is nobody's from now on.
+    /// Completes all waiting futures with an error. Buffers that the device may still access are
+    /// leaked.
     fn drop(&mut self) {
         let Self { shared, requests, undelivered, is_submitting, .. } = self;
         shared.set_gone();
@@ -271,7 +278,7 @@ impl Drop for DevicePoller {
                 *is_submitting || !requests.iter().any(|request| request.token == u64::from(index));
             place.cut_off(was_taken);
             let emptied =
-                if place.is_unwanted { std::mem::take(&mut *place) } else { Place::default() };
+                if place.is_unwanted { std::mem::take(&mut *place) } else { Slot::default() };
             let waker = place.waker.take();
             drop(place);
             drop(emptied);
@@ -283,18 +290,19 @@ impl Drop for DevicePoller {
     }
 }
 
-impl Place {
-    /// The device is gone. What it had taken and has not answered it may still touch.
+impl Slot {
+    /// Fails the operation because the device is gone. The buffer is leaked if the I/O channel had
+    /// accepted the request, since the device may still access it.
     fn cut_off(&mut self, was_taken: bool) {
-        if !matches!(self.stage, Stage::Sent | Stage::Submitted) {
+        if !matches!(self.stage, SlotState::Sent | SlotState::Submitted) {
             return;
         }
         let buffer = self.order.as_mut().and_then(|order| order.buffer.take());
-        if self.stage == Stage::Submitted && was_taken {
-            buffer.into_iter().for_each(Buffer::lose);
+        if self.stage == SlotState::Submitted && was_taken {
+            buffer.into_iter().for_each(Buffer::leak);
         } else if let Some(order) = &mut self.order {
             order.buffer = buffer;
         }
-        self.stage = Stage::Answered(Err(Why::Gone));
+        self.stage = SlotState::Completed(Err(IoErrorKind::DeviceGone));
     }
 }

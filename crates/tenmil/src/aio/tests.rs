@@ -8,36 +8,38 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use base::{
-    Answer, Answers, Backend, Durability, Instant, Limits, Memory, Operation, Outcome, Request,
-    Segment, Span, Support,
+use tenmil_base::{
+    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
+    Operation, OperationSet, Request, Segment, Span,
 };
-use dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, Regions};
-use host::{Sleeper, Turn, Wait};
-use reactor::{Assembly, Directory, Handle, Reactor, ReactorOptions, Stopwatch, ThreadPlan};
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_linux::{EventLoop, NextStep, Sleeper};
+use tenmil_reactor::{
+    Reactor, ReactorOptions, ReactorSet, Registry, ThreadBuilder, ThreadHandle, TimeSource,
+};
 
-use super::{Buffer, Buffers, Device, NotDone};
+use super::{Buffer, BufferPool, Device, IoError};
 
-/// A device that answers when it is told to. As long as it has not, it scribbles: the memory of each
-/// request holds a pattern of its own, which must still be there when the answer goes out.
+/// A device that completes requests on demand. The memory of each request in flight is filled with
+/// a pattern, which must still be there at the completion.
 #[derive(Clone)]
 struct Slow(Arc<Mutex<Inner>>);
 
 struct Inner {
     pool: DevicePool,
-    /// How many it takes at a time.
+    /// Queue depth.
     room: usize,
     held: Vec<(Request, Option<Segment>, u8)>,
-    done: Vec<Answer>,
-    /// First blocks, in the order in which they were taken.
+    done: Vec<IoCompletion>,
+    /// First blocks in the order of submission.
     taken: Vec<u64>,
-    outcome: Outcome,
+    outcome: IoStatus,
     panics: bool,
-    /// Panics when it has taken requests, before it says how many.
+    /// Panics after it has accepted requests and before it returns their number.
     panics_after_taking: bool,
-    /// How often it was armed.
+    /// Number of calls of `arm`.
     arms: u32,
-    /// When it wants to be called again.
+    /// Time at which it must be polled again.
     again_at: Instant,
 }
 
@@ -55,7 +57,7 @@ impl Slow {
         self.inner(|inner| inner.held.len())
     }
 
-    /// Answers the request at `index` of those it has.
+    /// Completes the request in flight with this index.
     fn answer(&self, index: usize) {
         self.inner(|inner| {
             let (request, segment, pattern) = inner.held.swap_remove(index);
@@ -66,7 +68,7 @@ impl Slow {
                 assert!(is_mine, "memory of an unanswered request was handed out: {request:?}");
             }
             let Request { token, .. } = request;
-            inner.done.push(Answer { token, outcome: inner.outcome, result: 0 });
+            inner.done.push(IoCompletion { token, outcome: inner.outcome, result: 0 });
         });
     }
 
@@ -75,7 +77,7 @@ impl Slow {
     }
 }
 
-impl Backend for SlowBackend {
+impl IoChannel for SlowBackend {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -100,7 +102,7 @@ impl Backend for SlowBackend {
         count
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
         let (done, panics) =
             self.slow.inner(|inner| (std::mem::take(&mut inner.done), inner.panics));
         assert!(!panics, "on purpose");
@@ -125,8 +127,8 @@ struct Stand {
     now_ns: Arc<AtomicU64>,
     reactor: Reactor,
     sleeper: Sleeper,
-    directory: Arc<Directory>,
-    thread: Handle,
+    directory: Arc<Registry>,
+    thread: ThreadHandle,
     slow: Slow,
     device: Device,
 }
@@ -135,23 +137,23 @@ const BLOCK: u32 = 512;
 const PAGE: u32 = 4096;
 
 fn pool(pages: u32) -> DevicePool {
-    let regions = Regions::new(1);
+    let regions = RegionTable::new(1);
     let mapping = Mapping::new((pages * PAGE) as usize, Backing::Private).unwrap();
     let memory = regions.add(mapping).unwrap();
     DevicePool::new(regions, memory, DeviceKind::Emulated, CommandStore::Plain)
 }
 
 impl Stand {
-    /// A device with `depth` places, which takes `room` requests at a time.
+    /// Creates a device with `depth` slots and a queue depth of `room`.
     fn new(depth: u32, room: usize, pages: u32) -> Self {
         let now_ns = Arc::new(AtomicU64::new(1_000_000));
         let now = Instant { ns: 1_000_000 };
-        let stopwatch = Stopwatch::Simulated(Arc::clone(&now_ns));
+        let stopwatch = TimeSource::Simulated(Arc::clone(&now_ns));
         let options = ReactorOptions::default();
-        let Assembly { directory, mut reactors } =
-            Assembly::new(&[0], &options, &stopwatch, now).unwrap();
+        let ReactorSet { directory, mut reactors } =
+            ReactorSet::new(&[0], &options, &stopwatch, now).unwrap();
         let (reactor, sleeper) = reactors.remove(0);
-        let thread = directory.spawn(ThreadPlan::new("storage")).unwrap();
+        let thread = directory.spawn(ThreadBuilder::new("storage")).unwrap();
         let pool = pool(pages);
         let slow = Slow(Arc::new(Mutex::new(Inner {
             pool: pool.clone(),
@@ -159,25 +161,25 @@ impl Stand {
             held: Vec::new(),
             done: Vec::new(),
             taken: Vec::new(),
-            outcome: Outcome::SUCCESS,
+            outcome: IoStatus::SUCCESS,
             panics: false,
             panics_after_taking: false,
             arms: 0,
             again_at: Instant::NEVER,
         })));
         let backend = SlowBackend { slow: slow.clone(), limits: limits(depth) };
-        let buffers = Buffers::new(pool);
+        let buffers = BufferPool::new(pool);
         let device = Device::on(&thread, "slow", Box::new(backend), &buffers).unwrap();
         let mut stand = Self { now_ns, reactor, sleeper, directory, thread, slow, device };
         stand.turn(5);
         stand
     }
 
-    /// Turns `count` times, a microsecond apart. Returns what the last turn wants next.
-    fn turn(&mut self, count: usize) -> Wait {
-        let mut wait = Wait::Again;
+    /// Runs `count` iterations, a microsecond apart. Returns the result of the last one.
+    fn turn(&mut self, count: usize) -> NextStep {
+        let mut wait = NextStep::Again;
         for _ in 0..count {
-            wait = self.reactor.turn(self.now());
+            wait = self.reactor.iterate(self.now());
             self.pass(Span::from_us(1));
         }
         wait
@@ -191,10 +193,11 @@ impl Stand {
         self.now_ns.fetch_add(span.ns, Ordering::Relaxed);
     }
 
-    /// Turns until the reactor wants to sleep, and lets it. False if it stays awake.
+    /// Runs iterations until the reactor wants to sleep, and lets it sleep. False if it stays
+    /// awake.
     fn falls_asleep(&mut self) -> bool {
         for _ in 0..10_000 {
-            if let Wait::Until(_) = self.turn(1) {
+            if let NextStep::Until(_) = self.turn(1) {
                 self.sleeper.announce();
                 if !self.reactor.arm(self.now()) {
                     return true;
@@ -231,14 +234,14 @@ fn limits(depth_max: u32) -> Limits {
         optimal_boundary_blocks: 0,
         atomic_write_blocks: 1,
         depth_max,
-        durability: Durability::None,
-        support: Support::of(&Operation::ALL),
+        durability: Durability::NonPersistent,
+        support: OperationSet::of(&Operation::ALL),
     }
 }
 
-/// An operation, polled by hand when it was woken.
+/// An operation that is polled explicitly when it was woken.
 struct Op {
-    future: Pin<Box<dyn Future<Output = Result<Buffer, NotDone>> + Send>>,
+    future: Pin<Box<dyn Future<Output = Result<Buffer, IoError>> + Send>>,
     woken: Arc<Woken>,
 }
 
@@ -258,18 +261,18 @@ impl Wake for Woken {
 }
 
 impl Op {
-    fn new(future: impl Future<Output = Result<Buffer, NotDone>> + Send + 'static) -> Self {
+    fn new(future: impl Future<Output = Result<Buffer, IoError>> + Send + 'static) -> Self {
         let woken = Arc::new(Woken(AtomicBool::new(true)));
         Self { future: Box::pin(future), woken }
     }
 
-    /// Another task has it from now on. Returns what wakes the one that had it.
+    /// Moves the operation to another task. Returns the waker of the previous one.
     fn hand_over(&mut self) -> Arc<Woken> {
         std::mem::replace(&mut self.woken, Arc::new(Woken(AtomicBool::new(true))))
     }
 
-    /// Polls it if it was woken since the last time.
-    fn poll(&mut self) -> Option<Result<Buffer, NotDone>> {
+    /// Polls the operation if it was woken since the last time.
+    fn poll(&mut self) -> Option<Result<Buffer, IoError>> {
         if !self.woken.0.swap(false, Ordering::Relaxed) {
             return None;
         }

@@ -1,34 +1,34 @@
-//! A namespace of an attached controller as a medium.
+//! Namespace of an attached controller as a block device.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{
-    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Operation, Outcome, Request,
-    Segment, Span, WakeSource,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, DoorbellCounts, Instant, IoChannel, IoStatus, Limits, Operation,
+    Request, Segment, Span, WakeSource,
 };
-use dma::Regions;
-use host::Steps;
+use tenmil_dma::RegionTable;
+use tenmil_linux::StepTimer;
 
-use super::{Attached, Bus, Lent};
-use crate::Refused;
+use super::{AttachedController, ControllerBus, QueueLease};
+use crate::CommandError;
 
-/// The namespace.
-pub(super) struct AttachedMedium<B: Bus> {
-    /// The queue pair that told what all are like, until somebody wants it.
+/// Namespace of an attached controller.
+pub(super) struct AttachedDevice<B: ControllerBus> {
+    /// Queue pair from which the limits were read; the first channel uses it.
     first: Mutex<Option<AttachedChannel<B>>>,
-    attached: Arc<Attached<B>>,
+    attached: Arc<AttachedController<B>>,
     limits: Limits,
 }
 
-/// A queue pair of it.
-struct AttachedChannel<B: Bus> {
-    lent: Lent<B>,
+/// I/O channel: one queue pair.
+struct AttachedChannel<B: ControllerBus> {
+    lent: QueueLease<B>,
     /// Dropped after the queue pair.
-    attached: Arc<Attached<B>>,
+    attached: Arc<AttachedController<B>>,
 }
 
-impl<B: Bus> AttachedMedium<B> {
-    pub(super) fn new(attached: Attached<B>) -> Result<Self, Refused> {
+impl<B: ControllerBus> AttachedDevice<B> {
+    pub(super) fn new(attached: AttachedController<B>) -> Result<Self, CommandError> {
         let attached = Arc::new(attached);
         let first = AttachedChannel::new(&attached)?;
         let limits = first.lent.queue.limits().clone();
@@ -36,16 +36,20 @@ impl<B: Bus> AttachedMedium<B> {
     }
 }
 
-impl<B: Bus> AttachedChannel<B> {
-    fn new(attached: &Arc<Attached<B>>) -> Result<Self, Refused> {
+impl<B: ControllerBus> AttachedChannel<B> {
+    fn new(attached: &Arc<AttachedController<B>>) -> Result<Self, CommandError> {
         Ok(Self { lent: attached.queue()?, attached: Arc::clone(attached) })
     }
 }
 
-impl<B: Bus> Attached<B> {
-    /// Reads the first block, by a queue pair made for that, and notes each step. It is left in the
-    /// memory of `regions` that it was read into.
-    pub(crate) fn read_first(self, regions: &Regions, steps: &mut Steps) -> Result<(), Refused> {
+impl<B: ControllerBus> AttachedController<B> {
+    /// Reads the first block through a new queue pair and records each step. The data stay in
+    /// memory allocated in `regions`.
+    pub(crate) fn read_first(
+        self,
+        regions: &RegionTable,
+        steps: &mut StepTimer,
+    ) -> Result<(), CommandError> {
         let attached = Arc::new(self);
         let name = attached.shared.bus.name();
         let patience = attached.wanted.patience;
@@ -53,13 +57,13 @@ impl<B: Bus> Attached<B> {
         let block = channel.limits().block_size;
         let memory = attached.shared.bus.allocate(regions, block as usize);
         let memory = memory.map_err(|error| {
-            Refused::machine(format!("read the first block of {name}: memory for it: {error}"))
+            CommandError::machine(format!("read the first block of {name}: memory for it: {error}"))
         })?;
         steps.done("create a queue pair");
         let read =
             Request { operation: Operation::Read, blocks: 1, segment_count: 1, ..Request::NOTHING };
         let data = [Segment { len_bytes: block, ..memory.segment() }];
-        let mut answers = Answers::with_capacity(1);
+        let mut answers = CompletionBatch::with_capacity(1);
         let end = steps.clock().now().after(patience);
         let mut is_under_way = false;
         let outcome = loop {
@@ -72,26 +76,27 @@ impl<B: Bus> Attached<B> {
             }
             if now >= end {
                 let text = format!("read the first block of {name}: no answer within {patience}");
-                // It is answered before anybody else has the memory.
+                // Dropping the channel waits for the completion, so the memory is not reused
+                // before.
                 drop(channel);
-                return Err(Refused::peer(text));
+                return Err(CommandError::peer(text));
             }
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         };
         steps.done("read its first block");
         match outcome {
-            Outcome::SUCCESS => Ok(()),
-            failed => Err(Refused::peer(format!("read the first block of {name}: {failed}"))),
+            IoStatus::SUCCESS => Ok(()),
+            failed => Err(CommandError::peer(format!("read the first block of {name}: {failed}"))),
         }
     }
 }
 
-impl<B: Bus> Medium for AttachedMedium<B> {
+impl<B: ControllerBus> BlockDevice for AttachedDevice<B> {
     fn limits(&self) -> Limits {
         self.attached.growth.limits(&self.limits)
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let channel = match first {
             Some(channel) => channel,
@@ -104,7 +109,7 @@ impl<B: Bus> Medium for AttachedMedium<B> {
         self.attached.queues_max()
     }
 
-    fn notice_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, String> {
         Ok(self.attached.growth.block_count(&self.limits))
     }
 
@@ -112,12 +117,12 @@ impl<B: Bus> Medium for AttachedMedium<B> {
         self.attached.identity()
     }
 
-    fn lost(&self) -> Option<String> {
+    fn failure(&self) -> Option<String> {
         self.attached.lost()
     }
 }
 
-impl<B: Bus> Backend for AttachedChannel<B> {
+impl<B: ControllerBus> IoChannel for AttachedChannel<B> {
     fn limits(&self) -> &Limits {
         self.lent.queue.limits()
     }
@@ -130,12 +135,12 @@ impl<B: Bus> Backend for AttachedChannel<B> {
         self.lent.queue.flush();
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.lent.queue.poll(now, answers)
     }
 
-    fn doorbells(&self) -> DoorbellCounts {
-        self.lent.queue.doorbells()
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.lent.queue.doorbell_stats()
     }
 
     fn wake_at(&self) -> Instant {
@@ -155,23 +160,23 @@ impl<B: Bus> Backend for AttachedChannel<B> {
     }
 }
 
-impl<B: Bus> Drop for AttachedChannel<B> {
-    /// Waits until the controller touches no memory of a request any more: it answers what it has, or
-    /// is found lost by the thread that tends it and is kept from all memory. Until then nothing is
-    /// given back, however long it takes; who is waited for is told.
+impl<B: ControllerBus> Drop for AttachedChannel<B> {
+    /// Waits until the controller can access no buffer of a request: either it completes all
+    /// commands, or the admin thread finds it lost and revokes its DMA access. No buffer is
+    /// returned before, however long it takes; a warning names the controller.
     fn drop(&mut self) {
         let Self { lent, attached } = self;
         let name = attached.shared.bus.name();
-        let mut patience = Patience::new(attached.clock.now());
+        let mut patience = WaitBackoff::new(attached.clock.now());
         loop {
             let now = attached.clock.now();
-            if lent.queue.abandon(now) {
+            if lent.queue.drain(now) {
                 break;
             }
             match patience.next(now) {
-                Next::Look => host::thread::give_way(),
-                Next::Rest => host::thread::rest(REST),
-                Next::Tell => {
+                WaitAction::Spin => tenmil_linux::thread::yield_now(),
+                WaitAction::Sleep => tenmil_linux::thread::sleep(SLEEP),
+                WaitAction::Warn => {
                     let lost = attached.shared.lock().lost.as_ref().map(|lost| lost.text.clone());
                     tracing::warn!(cause = %name, "{}", overdue(name, lost.as_deref()));
                 }
@@ -183,75 +188,79 @@ impl<B: Bus> Drop for AttachedChannel<B> {
     }
 }
 
-/// How whoever must wait for somebody else passes the time.
-struct Patience {
+/// Back-off of a loop that waits for another thread.
+struct WaitBackoff {
     since: Instant,
     has_told: bool,
 }
 
-/// What is done until the next look.
+/// Next action of the wait loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    /// Nothing: it is a matter of microseconds.
-    Look,
-    /// Leave the processor to others for a while.
-    Rest,
-    /// Say who is waited for.
-    Tell,
+enum WaitAction {
+    /// Poll again at once: completion is expected within microseconds.
+    Spin,
+    /// Sleep for `SLEEP`.
+    Sleep,
+    /// Log which controller is waited for.
+    Warn,
 }
 
-/// So long is looked without a rest.
-const LOOKED: Span = Span::from_ms(1);
-/// A rest.
-const REST: Span = Span::from_us(500);
-/// After so long somebody is told.
-const TOLD: Span = Span::from_secs(5);
+/// Time of polling without sleeping.
+const SPIN_MAX: Span = Span::from_ms(1);
+/// Duration of a sleep.
+const SLEEP: Span = Span::from_us(500);
+/// Time after which the wait is logged.
+const WARN_AFTER: Span = Span::from_secs(5);
 
-impl Patience {
+impl WaitBackoff {
     fn new(now: Instant) -> Self {
         Self { since: now, has_told: false }
     }
 
-    fn next(&mut self, now: Instant) -> Next {
+    fn next(&mut self, now: Instant) -> WaitAction {
         let waited = now.since(self.since);
-        if waited >= TOLD && !self.has_told {
+        if waited >= WARN_AFTER && !self.has_told {
             self.has_told = true;
-            return Next::Tell;
+            return WaitAction::Warn;
         }
-        if waited < LOOKED { Next::Look } else { Next::Rest }
+        if waited < SPIN_MAX { WaitAction::Spin } else { WaitAction::Sleep }
     }
 }
 
-/// What is told of a controller that is waited for, with the reason for which it was lost, if it was.
+/// Log message about an overdue controller, with the reason for which it was lost, if it was.
 fn overdue(name: &str, lost: Option<&str>) -> String {
     let kept = "its memory is not given back";
     match lost {
-        // It begins with the name.
+        // The reason begins with the name.
         Some(why) => {
-            format!("{why}; it may still reach memory after {TOLD}: until it does not, {kept}")
+            format!(
+                "{why}; it may still reach memory after {WARN_AFTER}: until it does not, {kept}"
+            )
         }
         None => {
-            format!("{name}: a queue has commands in flight after {TOLD}: until they end, {kept}")
+            format!(
+                "{name}: a queue has commands in flight after {WARN_AFTER}: until they end, {kept}"
+            )
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::{Instant, Span};
+    use tenmil_base::{Instant, Span};
 
-    use super::{Next, Patience, overdue};
+    use super::{WaitAction, WaitBackoff, overdue};
 
     #[test]
     fn a_long_wait_rests_and_is_told_of_once() {
         let (begin, mut told, mut looks) = (Instant { ns: 1 }, Vec::new(), 0);
-        let mut patience = Patience::new(begin);
+        let mut patience = WaitBackoff::new(begin);
         for ms in 0..60_000 {
             let now = begin.after(Span::from_ms(ms));
             match patience.next(now) {
-                Next::Tell => told.push(ms),
-                Next::Look => looks += 1,
-                Next::Rest => {}
+                WaitAction::Warn => told.push(ms),
+                WaitAction::Spin => looks += 1,
+                WaitAction::Sleep => {}
             }
         }
         assert_eq!((told, looks), (vec![5_000], 1));

@@ -1,4 +1,4 @@
-//! A bus that is a test: what becomes of memory when its device is lost.
+//! Attached controllers over a mock bus: memory of a lost device.
 
 mod late;
 
@@ -6,18 +6,18 @@ use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use base::{Doorbell, Instant, Mmio, RegionId, Vector};
-use dma::{DeviceKind, Region, Regions};
-use host::EventVectors;
-use nvme::{Controller, ControllerOptions};
+use tenmil_base::{Doorbell, Instant, InterruptVector, Mmio, RegionId};
+use tenmil_dma::{DeviceKind, Region, RegionTable};
+use tenmil_linux::EventVectors;
+use tenmil_nvme_host::{Controller, ControllerOptions};
 
-use super::reach::{Home, Reach};
-use super::{Bus, Kept};
-use crate::Refused;
+use super::dma::{MappedDma, QueueMemory};
+use super::{AttachedState, ControllerBus};
+use crate::CommandError;
 
 #[derive(Clone)]
 struct FakeBus {
-    regions: Regions,
+    regions: RegionTable,
     state: Arc<Mutex<State>>,
     event: EventVectors,
 }
@@ -26,19 +26,19 @@ struct FakeBus {
 struct State {
     shown: Vec<RegionId>,
     lost: Option<String>,
-    /// Whether the device lets go of what it reaches.
+    /// Whether revoking the DMA access succeeds.
     lets_go: bool,
-    /// Whether it can be shown no more.
+    /// Whether further mappings are rejected.
     is_full: bool,
 }
 
-/// Registers of a controller that does nothing.
+/// Registers of a controller without any activity.
 struct Still;
 
 struct Silent;
 
 impl FakeBus {
-    fn new(regions: &Regions) -> Self {
+    fn new(regions: &RegionTable) -> Self {
         let state = Arc::new(Mutex::new(State { lets_go: true, ..State::default() }));
         Self { regions: regions.clone(), state, event: EventVectors::new(1).unwrap() }
     }
@@ -48,7 +48,7 @@ impl FakeBus {
     }
 }
 
-impl Bus for FakeBus {
+impl ControllerBus for FakeBus {
     type Registers = Still;
     type Doorbell = Silent;
 
@@ -58,7 +58,7 @@ impl Bus for FakeBus {
         "fake"
     }
 
-    fn what(&self) -> &'static str {
+    fn describe(&self) -> &'static str {
         "what a test has made"
     }
 
@@ -70,29 +70,29 @@ impl Bus for FakeBus {
         self.event.descriptor(0).unwrap()
     }
 
-    fn carry(&self) {}
+    fn process_messages(&self) {}
 
     fn lost(&self) -> Option<String> {
         self.state().lost.clone()
     }
 
-    fn lose(&self, why: &str) {
+    fn mark_lost(&self, why: &str) {
         self.state().lost.get_or_insert_with(|| why.to_owned());
     }
 
-    fn show(&self, region: RegionId) -> Result<u64, Refused> {
+    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
         let mut state = self.state();
         if state.is_full {
-            return Err(Refused::machine("no memory may be locked").with_hint("Lift it."));
+            return Err(CommandError::machine("no memory may be locked").with_hint("Lift it."));
         }
         if self.regions.len_bytes(region) == 0 {
-            return Err(Refused::machine("there is no such region"));
+            return Err(CommandError::machine("there is no such region"));
         }
         state.shown.push(region);
         Ok(u64::from(region.0 + 1) << 20)
     }
 
-    fn hide(&self, region: RegionId) -> bool {
+    fn unmap(&self, region: RegionId) -> bool {
         let mut state = self.state();
         let is_hidden = state.lets_go || !state.shown.contains(&region);
         state.shown.retain(|other| *other != region || !is_hidden);
@@ -109,7 +109,7 @@ impl Bus for FakeBus {
         0
     }
 
-    fn vector(&self, _: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String> {
+    fn vector(&self, _: u16) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
         Err("there is none".to_owned())
     }
 }
@@ -118,12 +118,12 @@ impl Mmio for Still {
     type Doorbell = Silent;
 
     fn read32(&mut self, offset: u32) -> u32 {
-        // Version 1.4; all else is zero.
+        // Version 1.4; all other registers are zero.
         if offset == 8 { 0x0001_0400 } else { 0 }
     }
 
     fn read64(&mut self, _: u32) -> u64 {
-        // CAP: the NVM command set, 10 s until it is ready, 64 entries.
+        // CAP: NVM command set, timeout 10 s, 64 entries.
         1 << 37 | 20 << 24 | 1 << 16 | 63
     }
 
@@ -140,20 +140,20 @@ impl Doorbell for Silent {
     fn ring(&mut self, _: u32) {}
 }
 
-fn region(regions: &Regions) -> Region {
+fn region(regions: &RegionTable) -> Region {
     regions.allocate_shared(64 << 10).unwrap()
 }
 
-fn home(regions: &Regions, bus: &FakeBus) -> Home<FakeBus> {
+fn home(regions: &RegionTable, bus: &FakeBus) -> QueueMemory<FakeBus> {
     let memory = regions.allocate_shared(2 << 20).unwrap();
-    Home::new(memory, regions, bus.clone()).unwrap()
+    QueueMemory::new(memory, regions, bus.clone()).unwrap()
 }
 
 #[test]
 fn what_a_device_was_shown_is_taken_away_when_it_goes() {
-    use base::Dma;
+    use tenmil_base::Dma;
 
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let bus = FakeBus::new(&regions);
     let home = home(&regions, &bus);
     let (one, other) = (region(&regions), region(&regions));
@@ -173,31 +173,31 @@ fn what_a_device_was_shown_is_taken_away_when_it_goes() {
 
 #[test]
 fn a_device_that_can_be_shown_no_data_says_why_with_what_mends_it() {
-    use base::Dma;
+    use tenmil_base::Dma;
 
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let bus = FakeBus::new(&regions);
     let home = home(&regions, &bus);
     let (one, other) = (region(&regions), region(&regions));
-    assert_eq!(home.reach().complaint(), None);
+    assert_eq!(home.reach().mapping_error(), None);
     bus.state().is_full = true;
     assert_eq!(home.reach().iova(one.segment()), None);
-    let complaint = home.reach().complaint().unwrap();
+    let complaint = home.reach().mapping_error().unwrap();
     assert_eq!(
         (complaint.text.as_str(), complaint.blame),
-        ("no memory may be locked", base::Blame::Machine)
+        ("no memory may be locked", tenmil_base::ErrorCategory::Environment)
     );
     assert_eq!(complaint.hint.as_deref(), Some("Lift it."));
     bus.state().is_full = false;
     assert!(home.reach().iova(other.segment()).is_some());
-    assert_eq!(home.reach().complaint(), None, "some data come");
+    assert_eq!(home.reach().mapping_error(), None, "some data come");
 }
 
 #[test]
 fn memory_that_a_lost_device_may_still_reach_is_nobody_elses_ever_again() {
-    use base::Dma;
+    use tenmil_base::Dma;
 
-    let regions = Regions::new(8);
+    let regions = RegionTable::new(8);
     let bus = FakeBus::new(&regions);
     let home = home(&regions, &bus);
     let (during, after) = (region(&regions), region(&regions));
@@ -205,7 +205,7 @@ fn memory_that_a_lost_device_may_still_reach_is_nobody_elses_ever_again() {
         home.reach().iova(region.segment()).unwrap();
     }
     let kept = [&during, &after].map(|region| region.id().0 & 0xfff);
-    bus.lose("a test");
+    bus.mark_lost("a test");
     bus.state().lets_go = false;
     drop(during);
     drop(home);
@@ -218,13 +218,13 @@ fn memory_that_a_lost_device_may_still_reach_is_nobody_elses_ever_again() {
 
 #[test]
 fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let bus = FakeBus::new(&regions);
     let home = home(&regions, &bus);
     let options = ControllerOptions { admin_depth: 32, ..ControllerOptions::default() };
-    let reach: Reach<FakeBus> = home.reach().clone();
+    let reach: MappedDma<FakeBus> = home.reach().clone();
     let controller = Controller::new(bus.registers(), reach, options).unwrap();
-    let mut kept = Kept {
+    let mut kept = AttachedState {
         controller: Some(controller),
         answers: Vec::new(),
         lost: None,
@@ -235,16 +235,16 @@ fn queues_of_a_lost_device_are_told_once_it_has_let_go_and_not_before() {
         growth: Arc::default(),
     };
     bus.state().lets_go = false;
-    bus.lose("a test");
+    bus.mark_lost("a test");
     let now = Instant::default();
     for _ in 0..3 {
-        kept.look_after(&bus, now);
+        kept.poll(&bus, now);
         assert!(kept.controller.is_some(), "it may still write to what was given to it");
         assert_eq!(kept.controller().err().unwrap().text, "fake: a test");
         assert!(!bus.event.clone().clear(0));
     }
     bus.state().lets_go = true;
-    kept.look_after(&bus, now);
+    kept.poll(&bus, now);
     assert!(kept.controller.is_none());
     assert!(bus.event.clone().clear(0), "whoever sleeps is woken");
 }

@@ -1,15 +1,15 @@
-//! The rules of a scheduler as they are typed: `dynamic?load=20&isolated=2-3`.
+//! Scheduler rules in text form: `dynamic?load=20&isolated=2-3`.
 
-use block::uri::Uri;
-use host::Cores;
-use reactor::schedule::{Options, Policy};
+use tenmil_block::uri::Uri;
+use tenmil_linux::CpuList;
+use tenmil_reactor::schedule::{Options, Policy};
 
-use crate::Refused;
+use crate::CommandError;
 
 const EXPECTED: &str = "expected static or dynamic, with period=500ms, load=20, core=80, busy=95, \
                         rest=5s, gather=0 and isolated=2-3 after a `?`";
 
-/// Reads a policy and the settings that go with it.
+/// Parses a policy and its settings.
 pub(crate) fn parse_rules(text: &str) -> Result<Options, String> {
     let unknown = |why: &dyn std::fmt::Display| format!("{why}, {EXPECTED}");
     let (name, query) = text.split_once('?').unwrap_or((text, ""));
@@ -32,7 +32,7 @@ pub(crate) fn parse_rules(text: &str) -> Result<Options, String> {
         rules.scheduling_core = Some(one_core(&cores)?);
     }
     if let Some(cores) = fields.text("isolated") {
-        rules.isolated = Cores::parse(&cores).map_err(|error| format!("isolated: {error}"))?;
+        rules.isolated = CpuList::parse(&cores).map_err(|error| format!("isolated: {error}"))?;
     }
     fields.finish().map_err(|error| unknown(&error))?;
     check(&rules)?;
@@ -40,7 +40,7 @@ pub(crate) fn parse_rules(text: &str) -> Result<Options, String> {
 }
 
 fn one_core(text: &str) -> Result<u32, String> {
-    let cores = Cores::parse(text).map_err(|error| format!("gather: {error}"))?;
+    let cores = CpuList::parse(text).map_err(|error| format!("gather: {error}"))?;
     let mut cores = cores.iter();
     match (cores.next(), cores.next()) {
         (Some(core), None) => Ok(core),
@@ -48,32 +48,36 @@ fn one_core(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Refuses cores that this process may not use.
-pub(crate) fn check_cores(flag: &str, cores: &Cores, allowed: &Cores) -> Result<(), Refused> {
+/// Rejects cores that this process must not use.
+pub(crate) fn check_cores(
+    flag: &str,
+    cores: &CpuList,
+    allowed: &CpuList,
+) -> Result<(), CommandError> {
     match cores.iter().find(|core| !allowed.contains(*core)) {
         None => Ok(()),
-        Some(core) => Err(Refused::caller(format!(
+        Some(core) => Err(CommandError::caller(format!(
             "{flag} {cores}: core {core} does not exist or is not ours, expected some of {allowed}"
         ))),
     }
 }
 
-/// Refuses rules about cores that are not those which are scheduled.
-pub(crate) fn check_rules(rules: &Options, cores: &Cores) -> Result<(), Refused> {
-    rules.check(cores).map_err(|why| Refused::caller(why.to_string()))
+/// Rejects rules about cores that are not scheduled.
+pub(crate) fn check_rules(rules: &Options, cores: &CpuList) -> Result<(), CommandError> {
+    rules.check(cores).map_err(|why| CommandError::caller(why.to_string()))
 }
 
-/// Whether the settings go together, whatever cores there are.
+/// Checks that the settings are consistent, independent of the cores.
 fn check(rules: &Options) -> Result<(), String> {
-    let bare = Options { scheduling_core: None, isolated: Cores::default(), ..rules.clone() };
-    bare.check(&Cores::from_iter([0])).map_err(|error| error.to_string())
+    let bare = Options { scheduling_core: None, isolated: CpuList::default(), ..rules.clone() };
+    bare.check(&CpuList::from_iter([0])).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
 mod tests {
-    use base::Span;
-    use host::Cores;
-    use reactor::schedule::{Options, Policy};
+    use tenmil_base::Span;
+    use tenmil_linux::CpuList;
+    use tenmil_reactor::schedule::{Options, Policy};
 
     use super::parse_rules;
 
@@ -95,7 +99,7 @@ mod tests {
             core_busy: 90,
             rest: Span::from_secs(2),
             scheduling_core: Some(1),
-            isolated: Cores::from_iter([2, 3]),
+            isolated: CpuList::from_iter([2, 3]),
         };
         assert_eq!(parse_rules(all), Ok(expected));
     }

@@ -1,50 +1,52 @@
-//! `tenmil bind`.
+//! `tenmil bind`: binds NVMe devices to vfio-pci.
 
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use base::Span;
-use block::guard::{END_BYTES, Ends, probe};
-use block::uri::Uri;
 use clap::Args;
-use host::Took;
-use host::file::read_ends;
-use host::machine::Machine;
-use host::pci::{self, Address, BindError, Bound, Mark, Terms, Verdict};
 use serde_json::json;
+use tenmil_base::Span;
+use tenmil_block::overwrite::{DeviceEdges, END_BYTES, probe};
+use tenmil_block::uri::Uri;
+use tenmil_linux::StepTiming;
+use tenmil_linux::file::read_ends;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::pci::{
+    self, Address, BindError, BindPlan, BindRequest, BoundDevice, DiskSignature,
+};
 
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
+use crate::error::reason;
 use crate::pcie::PcieName;
-use crate::refused::reason;
 
-/// Take SSDs from the kernel, for programs to drive, unless anybody uses them.
+/// Bind NVMe devices to vfio-pci, unless they are in use.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct BindArguments {
-    /// Where they sit, such as 0000:5e:00.0; all of them are taken, or none
+    /// PCI addresses, such as 0000:5e:00.0; either all of them are bound or none
     #[arg(value_name = "ADDRESS", required = true, num_args = 1..)]
     addresses: Vec<Address>,
 
-    /// Say what would be done, and what is in the way; change nothing
+    /// Show what would be done and what prevents it; change nothing
     #[arg(long)]
     dry_run: bool,
 
-    /// Who is to drive them, a user's name or number; otherwise whoever calls sudo
+    /// Owner of the VFIO device node, a user name or number [default: the user that invoked sudo]
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
 
-    /// Take the disk with this serial number from whoever uses it, who loses it
+    /// Bind even if the disk with this serial number is in use; its users lose it
     #[arg(long, value_name = "SERIAL")]
     even_if_in_use: Vec<String>,
 
-    /// Go without an IOMMU: the SSD, and whoever drives it, can read and write all memory
+    /// Work without an IOMMU: the SSD and its driver can read and write all memory
     #[arg(long)]
     unsafe_no_iommu: bool,
 
-    /// Then drive each for a moment, read its first block, and say how long every step took
+    /// Afterwards attach each SSD, read its first block, and print the time of every step
     #[arg(long, conflicts_with = "dry_run")]
     r#try: bool,
 
@@ -64,13 +66,17 @@ Examples:
 The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pcie:ADDRESS` names it
 then, as in `tenmil perf pcie:0000:5e:00.0`. docs/devices.md says what is refused, and why.";
 
-/// Binds, or says what would be done.
-pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Runs `bind`, or prints the plan with `--dry-run`.
+pub(super) fn run(
+    arguments: &BindArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
     let machine = Machine::this();
+    // With sudo, the invoking user becomes the owner of the device node.
     let sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
     let owner = arguments.owner.as_ref().or(sudo.as_ref());
     let owner = owner.map(|user| user_number(&machine, user)).transpose()?;
-    let terms = Terms {
+    let terms = BindRequest {
         owner,
         no_iommu: arguments.unsafe_no_iommu,
         even_if_in_use: &arguments.even_if_in_use,
@@ -80,28 +86,29 @@ pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<Exit
     addresses.sort();
     addresses.dedup();
     if arguments.dry_run {
-        let verdicts = pci::judge(&machine, &addresses, &terms)?;
+        let verdicts = pci::plan_bind(&machine, &addresses, &terms)?;
         let text =
             if arguments.json { verdicts_as_json(&verdicts) } else { verdicts_as_text(&verdicts) };
         write_out(out, &text)?;
         let first = verdicts.iter().flat_map(|verdict| &verdict.obstacles).next();
-        let code = |obstacle: &pci::Obstacle| ExitCode::from(obstacle.blame().exit_code());
+        let code = |obstacle: &pci::BindObstacle| ExitCode::from(obstacle.blame().exit_code());
         return Ok(first.map_or(ExitCode::SUCCESS, code));
     }
     let bound = pci::bind(&machine, &addresses, &terms)?;
     let tried = bound.iter().map(|one| arguments.r#try.then(|| try_out(one, arguments)));
-    let tried: Vec<Option<Tried>> = tried.collect();
+    let tried: Vec<Option<BindTimings>> = tried.collect();
     let all = || bound.iter().zip(&tried);
     let text = if arguments.json { bound_as_json(all()) } else { bound_as_text(all()) };
     write_out(out, &text)?;
+    // A failed trial is reported after the output, because the devices stay bound.
     let failed = tried.into_iter().flatten().find_map(Result::err);
     failed.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-/// What was done from the first step to the first block, and how long it took; or why there is none.
-type Tried = Result<Vec<Took>, Refused>;
+/// Steps up to the first block read, with their durations, or the error that ended them.
+type BindTimings = Result<Vec<StepTiming>, CommandError>;
 
-fn try_out(bound: &Bound, arguments: &BindArguments) -> Tried {
+fn try_out(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
     let (address, unsafely) = (bound.address, arguments.unsafe_no_iommu);
     let flag = if unsafely { "?unsafe-no-iommu=yes" } else { "" };
     let uri: Uri = format!("{}:{address}{flag}", PcieName::SCHEME).parse()?;
@@ -114,26 +121,28 @@ fn ms(span: Span) -> f64 {
     span.ns as f64 / 1e6
 }
 
-fn total(took: &[Took]) -> Span {
+fn total(took: &[StepTiming]) -> Span {
     Span { ns: took.iter().map(|one| one.span.ns).sum() }
 }
 
-impl From<BindError> for Refused {
+impl From<BindError> for CommandError {
     fn from(error: BindError) -> Self {
         Self::of(error.blame(), error.to_string()).with_hint(error.remedy())
     }
 }
 
-/// What lies on the disk or partition at `path`.
-fn marks(path: &Path) -> Result<Vec<Mark>, String> {
+/// Signatures found on the disk or partition at `path`.
+fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
     let (head, tail, size_bytes) = read_ends(path, END_BYTES).map_err(|error| reason(&error))?;
-    let found = probe(&Ends { head: &head, tail: &tail, size_bytes });
-    let mark =
-        |one: &block::guard::Signature| Mark { text: one.to_string(), is_member: one.is_member() };
+    let found = probe(&DeviceEdges { head: &head, tail: &tail, size_bytes });
+    let mark = |one: &tenmil_block::overwrite::Signature| DiskSignature {
+        text: one.to_string(),
+        is_member: one.is_member(),
+    };
     Ok(found.iter().map(mark).collect())
 }
 
-fn user_number(machine: &Machine, user: &str) -> Result<u32, Refused> {
+fn user_number(machine: &Machine, user: &str) -> Result<u32, CommandError> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
@@ -142,12 +151,12 @@ fn user_number(machine: &Machine, user: &str) -> Result<u32, Refused> {
     let line = users.lines().find(|line| line.split(':').next() == Some(user));
     let number = line.and_then(|line| line.split(':').nth(2)?.parse().ok());
     number.ok_or_else(|| {
-        Refused::caller(format!("--owner {user}: no such user in /etc/passwd, expected one"))
+        CommandError::caller(format!("--owner {user}: no such user in /etc/passwd, expected one"))
             .with_hint("`id -u NAME` tells the number of any user, which --owner takes as well")
     })
 }
 
-fn verdicts_as_text(verdicts: &[Verdict]) -> String {
+fn verdicts_as_text(verdicts: &[BindPlan]) -> String {
     let mut text = String::new();
     for verdict in verdicts {
         let address = verdict.address;
@@ -177,7 +186,7 @@ fn verdicts_as_text(verdicts: &[Verdict]) -> String {
     text
 }
 
-fn verdicts_as_json(verdicts: &[Verdict]) -> String {
+fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
     let verdicts: Vec<_> = verdicts
         .iter()
         .map(|verdict| {
@@ -202,7 +211,9 @@ fn verdicts_as_json(verdicts: &[Verdict]) -> String {
     format!("{:#}\n", json!({ "dry_run": verdicts }))
 }
 
-fn bound_as_text<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>) -> String {
+fn bound_as_text<'a>(
+    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<BindTimings>)>,
+) -> String {
     let mut text = String::new();
     for (one, tried) in bound {
         let (address, driver) = (one.address, one.former.as_deref().unwrap_or("none"));
@@ -214,15 +225,17 @@ fn bound_as_text<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>
         one.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
         let Some(Ok(took)) = tried else { continue };
         let _ = writeln!(text, "  its first block was read in {:.1} ms", ms(total(took)));
-        for Took { step, span } in took {
+        for StepTiming { step, span } in took {
             let _ = writeln!(text, "  {:>8.1} ms  {step}", ms(*span));
         }
     }
     text
 }
 
-fn bound_as_json<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>) -> String {
-    let steps = |took: &[Took]| {
+fn bound_as_json<'a>(
+    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<BindTimings>)>,
+) -> String {
+    let steps = |took: &[StepTiming]| {
         let steps = took.iter().map(|one| json!({ "step": one.step, "ns": one.span.ns }));
         steps.collect::<Vec<_>>()
     };
@@ -250,22 +263,22 @@ fn bound_as_json<'a>(bound: impl Iterator<Item = (&'a Bound, &'a Option<Tried>)>
 
 #[cfg(test)]
 mod tests {
-    use base::Span;
-    use host::Took;
-    use host::machine::Machine;
-    use host::pci::{Address, Bound, Obstacle, Step, Verdict};
+    use tenmil_base::Span;
+    use tenmil_linux::StepTiming;
+    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::pci::{Address, BindObstacle, BindPlan, BindStep, BoundDevice};
 
     use super::{
-        Tried, bound_as_json, bound_as_text, user_number, verdicts_as_json, verdicts_as_text,
+        BindTimings, bound_as_json, bound_as_text, user_number, verdicts_as_json, verdicts_as_text,
     };
-    use crate::Refused;
+    use crate::CommandError;
 
     fn address() -> Address {
         "5e:00.0".parse().unwrap()
     }
 
-    fn verdict(obstacles: Vec<Obstacle>, steps: Vec<Step>) -> Verdict {
-        let mut verdict = Verdict::nothing(address());
+    fn verdict(obstacles: Vec<BindObstacle>, steps: Vec<BindStep>) -> BindPlan {
+        let mut verdict = BindPlan::nothing(address());
         (verdict.obstacles, verdict.steps) = (obstacles, steps);
         verdict.notes.push("mind".into());
         verdict
@@ -273,8 +286,8 @@ mod tests {
 
     #[test]
     fn a_dry_run_shows_the_steps_or_what_is_in_the_way_with_what_mends_it() {
-        let taken = verdict(Vec::new(), vec![Step::Unbind { driver: "nvme".into() }]);
-        let refused = verdict(vec![Obstacle::NoIommu], Vec::new());
+        let taken = verdict(Vec::new(), vec![BindStep::Unbind { driver: "nvme".into() }]);
+        let refused = verdict(vec![BindObstacle::NoIommu], Vec::new());
         let text = verdicts_as_text(&[taken, refused, verdict(Vec::new(), Vec::new())]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "0000:5e:00.0: driver none would become vfio-pci, by these steps");
@@ -284,7 +297,7 @@ mod tests {
         assert_eq!(lines[4], "  it has no IOMMU group, expected an IOMMU that is on");
         assert!(lines[5].starts_with("    Switch on VT-d"), "{text}");
         assert_eq!(lines[7], "0000:5e:00.0: has driver vfio-pci already; nothing is to be done");
-        let json = verdicts_as_json(&[verdict(vec![Obstacle::NoIommu], Vec::new())]);
+        let json = verdicts_as_json(&[verdict(vec![BindObstacle::NoIommu], Vec::new())]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(json["dry_run"][0]["obstacles"][0]["yields_to_serial"], false);
     }
@@ -309,13 +322,13 @@ mod tests {
         );
     }
 
-    fn took(step: &str, us: u64) -> Took {
-        Took { step: step.to_owned(), span: Span::from_us(us) }
+    fn took(step: &str, us: u64) -> StepTiming {
+        StepTiming { step: step.to_owned(), span: Span::from_us(us) }
     }
 
     #[test]
     fn what_was_tried_is_told_step_by_step_and_what_failed_is_told_in_json() {
-        let bound = Bound {
+        let bound = BoundDevice {
             address: address(),
             former: Some("nvme".to_owned()),
             is_new: true,
@@ -326,14 +339,14 @@ mod tests {
         let json = |tried| bound_as_json([(&bound, &tried)].into_iter());
         assert_eq!(text(None), "0000:5e:00.0: bound to vfio-pci, before to nvme\n");
         assert!(json(None).contains("\"ns\": 1250000") && json(None).contains("\"tried\": null"));
-        let whole: fn() -> Tried = || Ok(vec![took("unbind it", 1250), took("read it", 300)]);
+        let whole: fn() -> BindTimings = || Ok(vec![took("unbind it", 1250), took("read it", 300)]);
         let told = text(Some(whole()));
         assert!(
             told.ends_with("read in 1.6 ms\n       1.2 ms  unbind it\n       0.3 ms  read it\n"),
             "{told}"
         );
         assert!(json(Some(whole())).contains("\"first_block_ns\": 1550000"));
-        let failed = || Some(Err(Refused::peer("it does not answer")));
+        let failed = || Some(Err(CommandError::peer("it does not answer")));
         assert_eq!(text(failed()), text(None), "the error comes by itself");
         assert!(json(failed()).contains("\"error\": \"it does not answer\""));
     }

@@ -1,26 +1,26 @@
-//! `tenmil complete`: what bash asks when somebody presses the tabulator.
+//! `tenmil complete`: completion backend for bash (`complete -C`).
 //!
-//! bash gives the line in its environment, and takes what stands behind a `=` as a word of its own.
+//! bash passes the line in COMP_LINE and COMP_POINT, and splits words at `=`.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use control::{TABLE, Verb, candidates};
+use tenmil_rpc::{MethodKind, TABLE, candidates};
 
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
 /// Complete the names of `get` and `set` for bash: complete -o nospace -C 'tenmil complete' tenmil
 #[derive(Debug, Args)]
 pub(super) struct CompleteArguments {
-    /// What bash adds, which the line says better
+    /// Arguments that bash adds; the environment holds the same in full
     #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
     _words: Vec<String>,
 }
 
-/// Prints what may stand next.
-pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Prints the candidates for the next word.
+pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode, CommandError> {
     let line = std::env::var("COMP_LINE").unwrap_or_default();
     let point = std::env::var("COMP_POINT").ok().and_then(|point| point.parse().ok());
     let line = point.and_then(|point| line.get(..point)).unwrap_or(&line);
@@ -32,11 +32,11 @@ pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode, Refused> {
 fn next_words(line: &str) -> Vec<String> {
     let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
     let verb = match words.get(1).map(String::as_str) {
-        Some("get") => Verb::Get,
-        Some("set") => Verb::Set,
+        Some("get") => MethodKind::Get,
+        Some("set") => MethodKind::Set,
         _ => return Vec::new(),
     };
-    // Empty words between two spaces are none; the last one is what is asked about.
+    // Empty words between two spaces are skipped; the last word is the one to complete.
     let Some((last, before)) = words[2..].split_last() else { return Vec::new() };
     let mut words: Vec<String> = before.iter().filter(|word| !word.is_empty()).cloned().collect();
     words.push(last.clone());

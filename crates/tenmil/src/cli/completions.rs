@@ -1,4 +1,4 @@
-//! `tenmil completions`.
+//! `tenmil completions`: prints shell completion scripts.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -7,15 +7,15 @@ use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
-/// Print what makes a shell complete command lines of tenmil.
+/// Print a shell completion script.
 ///
-/// In bash the names that `get` and `set` know are completed, too.
+/// The bash script also completes the method names of `get` and `set`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct CompletionsArguments {
-    /// For which shell
+    /// Shell to generate the script for
     #[arg(value_name = "SHELL")]
     shell: Shell,
 }
@@ -27,8 +27,7 @@ Examples:
   tenmil completions zsh > ~/.zfunc/_tenmil              with ~/.zfunc in fpath
   tenmil completions fish > ~/.config/fish/completions/tenmil.fish";
 
-/// What bash asks about the methods of a running process, which are in a table of ours and not in
-/// the command line's.
+/// bash function that completes RPC methods, which are in the method table and not in clap's grammar.
 const METHODS: &str = r#"
 _tenmil_or_method() {
     case ${COMP_WORDS[1]} in
@@ -42,12 +41,12 @@ _tenmil_or_method() {
 complete -F _tenmil_or_method -o bashdefault -o default tenmil
 "#;
 
-/// Prints it.
+/// Prints the script of the shell.
 pub(super) fn run(
     arguments: &CompletionsArguments,
     mut command: Command,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let mut script = Vec::new();
     generate(arguments.shell, &mut command, "tenmil", &mut script);
     let mut script = String::from_utf8_lossy(&script).into_owned();

@@ -1,8 +1,8 @@
-//! `tenmil copy`.
+//! `tenmil copy`: copies one block device to another, resumable.
 
-mod files;
-pub(super) mod line;
+pub(super) mod progress_bar;
 mod report;
+mod target_files;
 
 use std::io::{IsTerminal, Write};
 use std::num::NonZeroU64;
@@ -10,64 +10,65 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::{Blame, Medium};
-use block::quantity::parse_size;
-use block::uri::Uri;
-use block::{Caps, Claim, Class, Device, DeviceOptions, Limiter, Opened, Opener, Rate};
 use clap::{ArgAction, Args};
-use control::{Copying, State};
-use host::holders::InUse;
-use host::machine::Machine;
-use host::{Clock, random_seed};
+use tenmil_base::{BlockDevice, ErrorCategory};
+use tenmil_block::quantity::parse_size;
+use tenmil_block::uri::Uri;
+use tenmil_block::{
+    Bdev, BdevOptions, Claim, IoClass, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit,
+};
+use tenmil_linux::holders::DeviceUser;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::{Clock, random_seed};
+use tenmil_rpc::{CopyProgress, ServerState};
 
-use self::files::{Found, allow, check_whole, sized};
-use self::line::Line;
-use self::report::Report;
+use self::progress_bar::ProgressBar;
+use self::report::CopyReport;
+use self::target_files::{TargetFiles, allow, check_whole, sized};
 use super::perf::{named, whole};
-use super::{running, write_out};
-use crate::Refused;
+use super::{rpc_endpoint, write_out};
+use crate::CommandError;
 use crate::copy::{
-    Copy, CopyOptions, Devices, Ending, Identity, OnError, Record, Tally, Which, files_of,
-    usual_path,
+    Checkpoint, Copy, CopyAbort, CopyOptions, CopySide, CopyStats, Devices, Identity, OnError,
+    default_path, files_of,
 };
 use crate::pcie::regions_for;
 
-/// The arguments of `copy`.
+/// Arguments of `copy`.
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
 pub(super) struct CopyArguments {
-    /// What to read; files are opened for reading only
+    /// Source device; files are opened read-only
     #[arg(value_name = "SRC", value_parser = parse_uri)]
     source: Uri,
 
-    /// What to write; a file that is not there is made as long as SRC
+    /// Target device; a missing file is created with the size of SRC
     #[arg(value_name = "DST", value_parser = parse_uri)]
     target: Uri,
 
-    /// Write even over what this run did not create, which is lost
+    /// Overwrite existing data that this run did not create
     #[arg(long)]
     overwrite: bool,
 
-    /// Read both back when all is flushed, and compare
+    /// After the flush, read both devices back and compare
     #[arg(long)]
     verify: bool,
 
-    /// Keep how far it is in this file, and go on from what the file says [default: DST.resume,
-    /// where DST is a file]
+    /// Checkpoint file: record progress and resume from it [default: DST.resume, if DST is a file]
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
 
-    /// What to do about blocks of SRC that cannot be read: stop, or write zeroes in their place
+    /// Action on unreadable blocks of SRC: stop, or skip (write zeroes to DST)
     #[arg(long, value_name = "WHAT", default_value = "stop")]
     #[arg(value_parser = named([("stop", OnError::Stop), ("skip", OnError::Skip)]))]
     on_error: OnError,
 
-    /// Make holes of zeroes that SRC holds as data: yes or no
+    /// Turn zeroes in SRC into holes of DST: yes or no
     #[arg(long, value_name = "YES", default_value = "yes", action = ArgAction::Set)]
     #[arg(value_parser = named([("yes", true), ("no", false)]))]
     sparse: bool,
 
-    /// Bytes per second at most, reads and writes of DST together, as work in the background
+    /// Limit of bytes per second, reads and writes of DST together, in the background class
     #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     limit_bytes: Option<NonZeroU64>,
 
@@ -75,7 +76,7 @@ pub(super) struct CopyArguments {
     #[arg(short = 'q', long, value_name = "N", default_value = "8", value_parser = whole::<u32>)]
     depth: u32,
 
-    /// Bytes in each of them; no more than both sides take at once
+    /// Bytes per request, limited to the maximum transfer of both devices
     #[arg(short = 'o', long, value_name = "SIZE", default_value = "1m", value_parser = parse_size)]
     request_size: u64,
 
@@ -97,48 +98,52 @@ Examples:
   tenmil copy file:/srv/disk.img file:/dev/sdc --overwrite --limit-bytes 100m
   tenmil copy file:/a 'mirror:[file:/b],[file:/c]' --overwrite --resume a.resume";
 
-/// Two that are compared differ.
+/// Exit code if the compared devices differ.
 const EXIT_DIFFERENT: u8 = 4;
-/// What a shell says of a process that SIGINT has ended.
+/// Exit status of a process that SIGINT has ended, by shell convention (128 + 2).
 const EXIT_INTERRUPTED: u8 = 130;
 
-/// Devices stand on others, and each takes a place or two in the table of memory.
+/// Capacity of the DMA region table: a device and each device below it use one or two entries.
 const REGIONS_MAX: usize = 1024;
 
-/// Copies.
+/// Runs the copy and prints its report.
 pub(super) fn run(
     arguments: &CopyArguments,
     command_line: &str,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
-    host::signal::catch_interrupts()
-        .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
+) -> Result<ExitCode, CommandError> {
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
-    let mut job = Job::prepare(arguments, clock)?;
+    let mut job = PreparedCopy::prepare(arguments, clock)?;
     let report = job.work(arguments, &clock);
     let text = if arguments.json { report.as_json() } else { report.as_text() };
-    // What has been done is worth telling whether or not it was all.
+    // The report is printed for a partial copy, too.
     write_out(out, &text)?;
     job.finish(&report, arguments, command_line)
 }
 
-/// A copy whose devices are open, claimed and allowed to be written.
-struct Job {
+/// A copy whose devices are open, claimed and cleared for writing.
+struct PreparedCopy {
     copy: Copy,
-    record: Option<Record>,
-    from: Tally,
+    record: Option<Checkpoint>,
+    from: CopyStats,
     size_of_target: u64,
-    durability: base::Durability,
+    durability: tenmil_base::Durability,
 }
 
-impl Job {
-    /// Opens everything. If the copy is refused, the target is as it was.
-    fn prepare(arguments: &CopyArguments, clock: Clock) -> Result<Self, Refused> {
-        let found = Found::look(&arguments.target);
+impl PreparedCopy {
+    /// Opens the devices and the checkpoint. On an error the target is left unchanged.
+    fn prepare(arguments: &CopyArguments, clock: Clock) -> Result<Self, CommandError> {
+        let found = TargetFiles::inspect(&arguments.target);
         Self::open(arguments, &found, clock).inspect_err(|_| found.put_back())
     }
 
-    fn open(arguments: &CopyArguments, files: &Found, clock: Clock) -> Result<Self, Refused> {
+    fn open(
+        arguments: &CopyArguments,
+        files: &TargetFiles,
+        clock: Clock,
+    ) -> Result<Self, CommandError> {
         let regions = regions_for([&arguments.source, &arguments.target], REGIONS_MAX);
         let seed = random_seed();
         let opener = Opener { regions: &regions, clock, seed, more: crate::KINDS };
@@ -146,7 +151,7 @@ impl Job {
         check_whole(&arguments.source)?;
         let source_limits = source.medium.limits();
         let size = source_limits.block_count * u64::from(source_limits.block_size);
-        // A record that fits says that an earlier run was allowed to.
+        // An existing checkpoint shows that an earlier run had permission to write.
         let has_record = record_path(arguments)?.is_some_and(|path| path.exists());
         files.allow(arguments.overwrite || has_record)?;
         let target = open(&opener, &sized(&arguments.target, size)?)?;
@@ -154,9 +159,9 @@ impl Job {
         let (record, from) = match record_path(arguments)? {
             None => (None, None),
             Some(path) => {
-                let source = Identity::of(Which::Source, &arguments.source, &source_limits);
-                let target = Identity::of(Which::Target, &arguments.target, &target_limits);
-                let (record, from) = Record::open(path, source, target)?;
+                let source = Identity::of(CopySide::Source, &arguments.source, &source_limits);
+                let target = Identity::of(CopySide::Target, &arguments.target, &target_limits);
+                let (record, from) = Checkpoint::open(path, source, target)?;
                 check_record(&record, from.as_ref(), files, arguments.overwrite)?;
                 (Some(record), from)
             }
@@ -171,37 +176,38 @@ impl Job {
             regions: regions.clone(),
         };
         let copy = Copy::new(devices, arguments.options(), (&names.0, &names.1))?;
-        host::file::keep()?;
+        tenmil_linux::file::keep()?;
         let size_of_target = target_limits.block_count * u64::from(target_limits.block_size);
         Ok(Self { copy, record, from: from.unwrap_or_default(), size_of_target, durability })
     }
 
-    /// Copies, and compares if that was asked for.
-    fn work(&mut self, arguments: &CopyArguments, clock: &Clock) -> Report {
-        let mut line = Line::new(std::io::stderr().is_terminal(), clock.now());
-        self.say(arguments, &mut line);
+    /// Copies, and compares with `--verify`.
+    fn work(&mut self, arguments: &CopyArguments, clock: &Clock) -> CopyReport {
+        let mut line = ProgressBar::new(std::io::stderr().is_terminal(), clock.now());
+        self.print_notes(arguments, &mut line);
         let began = (clock.now(), self.from.until);
         let names = (arguments.source.to_string(), arguments.target.to_string());
-        let copying = Copying::new(&names.0, &names.1, self.copy.size_bytes());
+        let copying = CopyProgress::new(&names.0, &names.1, self.copy.size_bytes());
         copying.begin(false, began.0, began.1);
-        let _served = running::serve(State::new().with(copying.clone()));
+        let _served = rpc_endpoint::serve(ServerState::new().with(copying.clone()));
         let mut nothing = ();
-        let keep: &mut dyn crate::copy::Keep = match &mut self.record {
+        let keep: &mut dyn crate::copy::CheckpointSink = match &mut self.record {
             Some(record) => record,
             None => &mut nothing,
         };
-        // Before the first byte: whoever finds the target half written finds out of what.
+        // The checkpoint is stored before the first write, so that a partly written target can be
+        // identified.
         let kept = keep.keep(self.from.until, &self.from.lost);
         let (tally, ending) = match kept {
-            Err(text) => (self.from.clone(), Some(Ending::Record(text))),
+            Err(text) => (self.from.clone(), Some(CopyAbort::Record(text))),
             Ok(()) => self.copy.run(self.from.clone(), clock, keep, &mut |now, progress| {
                 copying.reach(now, progress.0);
                 line.turn("copying", now, progress, &mut std::io::stderr());
-                !host::signal::interrupted()
+                !tenmil_linux::signal::interrupted()
             }),
         };
         let copied_at = clock.now();
-        let mut report = Report {
+        let mut report = CopyReport {
             source: names.0,
             target: names.1,
             size_bytes: self.copy.size_bytes(),
@@ -219,7 +225,7 @@ impl Job {
                 self.copy.compare(&report.tally, clock, &mut |now, progress| {
                     copying.reach(now, progress.0);
                     line.turn("comparing", now, progress, &mut std::io::stderr());
-                    !host::signal::interrupted()
+                    !tenmil_linux::signal::interrupted()
                 });
             (report.comparison, report.ending) = (Some(comparison), ending);
         }
@@ -227,11 +233,11 @@ impl Job {
         report
     }
 
-    fn say(&self, arguments: &CopyArguments, line: &mut Line) {
+    fn print_notes(&self, arguments: &CopyArguments, line: &mut ProgressBar) {
         let mut say = |text: String| line.note(&text, &mut std::io::stderr());
         let size = self.copy.size_bytes();
         for file in files_of(&arguments.source) {
-            for used in InUse::look(&Machine::this(), &file) {
+            for used in DeviceUser::scan(&Machine::this(), &file) {
                 say(format!("{used}: what is copied may not be of one moment"));
             }
         }
@@ -250,53 +256,55 @@ impl Job {
                 self.from.until,
                 record.path().display()
             ));
-            for path in record.unmarked() {
+            for path in record.unidentified() {
                 say(format!("{path} is taken for the one that the record is of: nothing tells it"));
             }
         }
     }
 
-    /// Puts the record away if it has done its duty, and says how it ended.
+    /// Removes the checkpoint after success, and returns the exit code.
     fn finish(
         self,
-        report: &Report,
+        report: &CopyReport,
         arguments: &CopyArguments,
         command_line: &str,
-    ) -> Result<ExitCode, Refused> {
-        let hint = report.ending.is_some().then(|| self.how_to_go_on(arguments, command_line));
+    ) -> Result<ExitCode, CommandError> {
+        let hint = report.ending.is_some().then(|| self.resume_hint(arguments, command_line));
         if report.ending.is_none()
             && let Some(record) = self.record
         {
-            record.remove().map_err(Refused::machine)?;
+            record.remove().map_err(CommandError::machine)?;
         }
         match &report.ending {
-            Some(Ending::Interrupted) => {
+            Some(CopyAbort::Interrupted) => {
                 if let Some(hint) = hint {
-                    // With standard error closed the exit code still says it.
+                    // With standard error closed, the exit code is the only indication.
                     let _ = writeln!(std::io::stderr(), "hint: {hint}");
                 }
                 Ok(ExitCode::from(EXIT_INTERRUPTED))
             }
             Some(ending) => {
-                let Report { source, target, .. } = report;
+                let CopyReport { source, target, .. } = report;
                 let text = format!("copy {source} to {target}: {ending}");
-                Err(Refused { blame: ending.blame(), text, hint })
+                Err(CommandError { blame: ending.blame(), text, hint })
             }
             None if report.comparison.as_ref().is_some_and(|found| found.different > 0) => {
                 Ok(ExitCode::from(EXIT_DIFFERENT))
             }
-            None if !report.tally.lost.is_empty() => Ok(ExitCode::from(Blame::Peer.exit_code())),
+            None if !report.tally.lost.is_empty() => {
+                Ok(ExitCode::from(ErrorCategory::Remote.exit_code()))
+            }
             None => Ok(ExitCode::SUCCESS),
         }
     }
 
-    fn how_to_go_on(&self, arguments: &CopyArguments, command_line: &str) -> String {
+    fn resume_hint(&self, arguments: &CopyArguments, command_line: &str) -> String {
         let Some(record) = &self.record else {
             return "The same command begins anew; with --resume FILE a copy can go on from where \
                     it was."
                 .to_owned();
         };
-        let needs_more = !record.unmarked().is_empty() && !arguments.overwrite;
+        let needs_more = !record.unidentified().is_empty() && !arguments.overwrite;
         let more = if needs_more { " --overwrite" } else { "" };
         format!("To go on from there: {command_line}{more}")
     }
@@ -309,9 +317,9 @@ impl CopyArguments {
     }
 }
 
-fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, Refused> {
+fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, CommandError> {
     opener.open(uri).map_err(|error| {
-        let refused = Refused::of(error.blame(), format!("open {error}"));
+        let refused = CommandError::of(error.blame(), format!("open {error}"));
         match error.hint() {
             Some(hint) => refused.with_hint(hint),
             None => refused,
@@ -319,17 +327,17 @@ fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, Refused> {
     })
 }
 
-/// Refuses to go on, or to write because somebody was once allowed to, where the record cannot be
-/// known to be of what is there.
+/// Rejects a checkpoint that cannot be matched to these devices: neither resume nor the permission to
+/// overwrite may be derived from it.
 fn check_record(
-    record: &Record,
-    from: Option<&Tally>,
-    files: &Found,
+    record: &Checkpoint,
+    from: Option<&CopyStats>,
+    files: &TargetFiles,
     overwrite: bool,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     let Some(from) = from else { return Ok(()) };
     files.check(record.path(), from.until)?;
-    let unmarked = record.unmarked();
+    let unmarked = record.unidentified();
     if overwrite || unmarked.is_empty() {
         return Ok(());
     }
@@ -338,17 +346,17 @@ fn check_record(
         "go on with the copy of {record}: nothing tells {unmarked} from others, expected a serial \
          number, a UUID or a file"
     );
-    Err(Refused::caller(text).with_hint(format!(
+    Err(CommandError::caller(text).with_hint(format!(
         "To begin anew, remove {record}; to go on all the same, add --overwrite."
     )))
 }
 
-/// Where the record of this copy lies, if it has one.
-fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, Refused> {
+/// Path of the checkpoint file, if this copy has one.
+fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, CommandError> {
     let CopyArguments { target, resume, .. } = arguments;
     match resume {
-        None => Ok(usual_path(target)),
-        Some(_) if files_of(target).is_empty() => Err(Refused::caller(format!(
+        None => Ok(default_path(target)),
+        Some(_) if files_of(target).is_empty() => Err(CommandError::caller(format!(
             "--resume: {target} stands on no file and does not outlive this run, expected a target \
              that does"
         ))),
@@ -356,22 +364,22 @@ fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, Refused> {
     }
 }
 
-/// The block layer above a medium, claimed for this copy.
+/// The block-layer device above a medium, claimed for this copy.
 fn claim(
     name: &str,
-    medium: Arc<dyn Medium>,
+    medium: Arc<dyn BlockDevice>,
     claim: Claim,
     limit: Option<NonZeroU64>,
     clock: Clock,
-) -> Result<Arc<dyn Medium>, Refused> {
-    let total = Rate { iops: None, bytes: limit };
-    let limiter = limit.map(|_| Limiter::new(Caps { total, ..Caps::default() }));
-    let options = DeviceOptions { limiter, ..DeviceOptions::new(clock, random_seed()) };
-    let device = Device::new(name, medium, options)?;
+) -> Result<Arc<dyn BlockDevice>, CommandError> {
+    let total = RateLimit { iops: None, bytes: limit };
+    let limiter = limit.map(|_| QosLimiter::new(QosLimits { total, ..QosLimits::default() }));
+    let options = BdevOptions { limiter, ..BdevOptions::new(clock, random_seed()) };
+    let device = Bdev::new(name, medium, options)?;
     let descriptor = device
         .open(claim, "copy")
-        .map_err(|refused| Refused::of(refused.blame(), refused.to_string()))?;
-    let class = if limit.is_some() { Class::Background } else { Class::Foreground };
+        .map_err(|refused| CommandError::of(refused.blame(), refused.to_string()))?;
+    let class = if limit.is_some() { IoClass::Background } else { IoClass::Foreground };
     Ok(Arc::new(descriptor.with_class(class)))
 }
 

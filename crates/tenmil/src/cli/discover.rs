@@ -1,4 +1,4 @@
-//! `tenmil discover`.
+//! `tenmil discover`: prints and watches discovery logs.
 
 mod watch;
 
@@ -6,32 +6,32 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use base::Span;
-use block::quantity::parse_time;
 use clap::Args;
 use serde_json::{Value, json};
-use wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
+use tenmil_base::Span;
+use tenmil_block::quantity::parse_time;
+use tenmil_wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
 
 use super::write_out;
-use crate::Refused;
-use crate::tcp::{Discovered, discover, discovery_service};
+use crate::CommandError;
+use crate::tcp::{DiscoveryLog, discover, discovery_service};
 
-/// Ask a discovery service over NVMe/TCP which SSDs there are behind it, and how each is reached.
+/// Print the discovery log of an NVMe/TCP discovery controller: its subsystems and their addresses.
 ///
-/// A URI may say who asks and how long is waited, as in tcp://HOST:PORT?host=NQN&give-up=1m: what is
-/// shown depends on who asks, and `tenmil policy` explains the times.
+/// The host NQN and the timeouts are options of the URI, as in tcp://HOST:PORT?hostnqn=NQN&ctrl-loss-timeout=1m: the
+/// log depends on the host NQN, and `tenmil timeouts` explains the timeouts.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DiscoverArguments {
-    /// Where the service is: tcp://HOST:PORT, usually port 8009 or that of the SSDs
+    /// Discovery service: tcp://HOST:PORT, usually port 8009 or the port of a subsystem
     #[arg(value_name = "ADDRESS")]
     address: String,
 
-    /// Print JSON; with --watch, one object on a line
+    /// Print JSON; with --watch, one object per line
     #[arg(long)]
     json: bool,
 
-    /// Stay connected, and print what comes and goes, a line each, until Ctrl-C
+    /// Stay connected and print changes of the log, one per line, until Ctrl-C
     #[arg(short, long)]
     watch: bool,
 
@@ -39,7 +39,7 @@ pub(super) struct DiscoverArguments {
     #[arg(short, long, value_name = "TIME", value_parser = parse_time, requires = "watch")]
     time: Option<Span>,
 
-    /// Stop after so many changes
+    /// Stop after this many changes
     #[arg(long, value_name = "N", value_parser = super::perf::whole::<u64>, requires = "watch")]
     count: Option<u64>,
 }
@@ -50,8 +50,11 @@ Examples:
   tenmil discover tcp://192.0.2.7:8009 --json | jq -r '.entries[].uri'
   tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"came\").uri'";
 
-/// Asks and prints.
-pub(super) fn run(arguments: &DiscoverArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Reads the log and prints it, or watches it with `--watch`.
+pub(super) fn run(
+    arguments: &DiscoverArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
     let name = discovery_service(&arguments.address)?;
     if arguments.watch {
         return watch::run(arguments, &name, out);
@@ -62,7 +65,7 @@ pub(super) fn run(arguments: &DiscoverArguments, out: &mut dyn Write) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// What an entry is called on the command line, if it can be.
+/// The tenmil URI of a log entry, if its transport is supported.
 fn uri_of(entry: &DiscoveryEntry) -> Option<String> {
     let port = entry.port().filter(|_| entry.trtype() == TransportType::Tcp)?;
     let address = entry.traddr().to_string();
@@ -82,7 +85,7 @@ fn kind_of(entry: &DiscoveryEntry) -> &'static str {
     }
 }
 
-fn as_text(address: &str, found: &Discovered) -> String {
+fn as_text(address: &str, found: &DiscoveryLog) -> String {
     let count = found.entries.len();
     let ways = if count == 1 { "way" } else { "ways" };
     let mut text = format!("tcp://{address}: {count} {ways}, generation {}\n", found.generation);
@@ -93,7 +96,7 @@ fn as_text(address: &str, found: &Discovered) -> String {
     text
 }
 
-/// A transport as `nvme connect --transport` has it.
+/// Transport name, as in `nvme connect --transport`.
 const fn transport_of(transport: TransportType) -> &'static str {
     match transport {
         TransportType::Tcp => "tcp",
@@ -104,15 +107,15 @@ const fn transport_of(transport: TransportType) -> &'static str {
     }
 }
 
-/// An entry in a line.
+/// A log entry as one line of text.
 fn line_of(entry: &DiscoveryEntry) -> String {
     let uri = uri_of(entry).unwrap_or_else(|| {
         format!("{} over {}, which is not supported", entry.subnqn(), transport_of(entry.trtype()))
     });
-    format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), base::text::plain(&uri))
+    format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), tenmil_base::text::plain(&uri))
 }
 
-fn as_json(found: &Discovered) -> String {
+fn as_json(found: &DiscoveryLog) -> String {
     let entries: Vec<_> = found.entries.iter().map(object_of).collect();
     format!("{:#}\n", json!({ "generation": found.generation, "entries": entries }))
 }

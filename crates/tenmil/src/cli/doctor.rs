@@ -1,22 +1,22 @@
-//! `tenmil doctor`.
+//! `tenmil doctor`: checks the machine.
 
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use host::doctor::{self, Applied, Finding, Part, State};
-use host::machine::Machine;
 use serde_json::{Value, json};
+use tenmil_linux::doctor::{self, Applied, Check, Section, Severity};
+use tenmil_linux::kernel_files::Machine;
 
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
-/// Look for what keeps tenmil from working or from being fast here, and say what mends it.
+/// Check this machine for missing or slow settings, and print the fix for each.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct DoctorArguments {
-    /// Make the changes that are safe, and say how each is undone
+    /// Apply the fixes that are safe, and print how to undo each
     #[arg(long)]
     apply: bool,
 
@@ -35,8 +35,11 @@ Examples:
 A line each: how it stands, what there is, what is advised, why, and what mends it. Nothing is
 changed without --apply. docs/doctor.md says what is looked at.";
 
-/// Looks, and with `--apply` changes what is safe.
-pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Checks the machine, and applies the safe fixes with `--apply`.
+pub(super) fn run(
+    arguments: &DoctorArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
     let findings = doctor::examine_this();
     let applied = arguments.apply.then(|| doctor::apply(&Machine::this(), &findings));
     let text = if arguments.json {
@@ -49,21 +52,21 @@ pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<Ex
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn as_text(findings: &[Finding], applied: Option<&[Applied]>) -> String {
+fn as_text(findings: &[Check], applied: Option<&[Applied]>) -> String {
     let mut text = String::new();
-    for part in Part::ALL {
+    for part in Section::ALL {
         let _ = writeln!(text, "{}", part.name());
         for finding in findings.iter().filter(|finding| finding.part == part) {
             let _ = writeln!(text, "  {finding}");
         }
     }
-    let count = |state: State| findings.iter().filter(|finding| finding.state == state).count();
+    let count = |state: Severity| findings.iter().filter(|finding| finding.state == state).count();
     let _ = writeln!(
         text,
         "{} missing, {} slow, {} not readable here",
-        count(State::Missing),
-        count(State::Slow),
-        count(State::Unknown)
+        count(Severity::Required),
+        count(Severity::Warning),
+        count(Severity::Unknown)
     );
     if let Some(applied) = applied {
         text += &applied_as_text(applied);
@@ -74,7 +77,7 @@ fn as_text(findings: &[Finding], applied: Option<&[Applied]>) -> String {
 fn applied_as_text(applied: &[Applied]) -> String {
     let mut text = String::from("applied\n");
     for one in applied {
-        let doctor::Change { path, from, to } = &one.change;
+        let doctor::SysfsChange { path, from, to } = &one.change;
         let _ = match &one.outcome {
             Ok(()) => writeln!(text, "  /{path}: {from} is {to} now; undo: {}", one.change.undo()),
             Err(why) => writeln!(text, "  /{path}: stays {from}: {why}"),
@@ -86,8 +89,8 @@ fn applied_as_text(applied: &[Applied]) -> String {
     text
 }
 
-fn as_json(findings: &[Finding], applied: Option<&[Applied]>) -> String {
-    let finding = |finding: &Finding| {
+fn as_json(findings: &[Check], applied: Option<&[Applied]>) -> String {
+    let finding = |finding: &Check| {
         let remedy = finding.remedy.as_ref();
         json!({
             "part": finding.part.name(),
@@ -117,12 +120,12 @@ fn as_json(findings: &[Finding], applied: Option<&[Applied]>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use host::doctor::{Applied, Change, examine_this};
+    use tenmil_linux::doctor::{Applied, SysfsChange, examine_this};
 
     use super::{as_json, as_text};
 
     fn applied(outcome: Result<(), String>) -> Applied {
-        let change = Change { path: "a/b".into(), from: "1".into(), to: "2".into() };
+        let change = SysfsChange { path: "a/b".into(), from: "1".into(), to: "2".into() };
         Applied { item: "x".into(), change, outcome }
     }
 

@@ -1,30 +1,30 @@
-//! `tenmil events`.
+//! `tenmil events`: prints the events of a running process.
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use base::{Instant, Span};
 use clap::Args;
-use host::Clock;
 use serde_json::{Map, Value};
+use tenmil_base::{Instant, Span};
+use tenmil_linux::Clock;
 
-use super::running::{PATIENCE, Whom, connect, refused};
+use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, connect, refused};
 use super::write_out;
-use crate::Refused;
-use block::quantity::parse_time;
+use crate::CommandError;
+use tenmil_block::quantity::parse_time;
 
-/// Print what happens in a running tenmil process, a line each, until it ends or Ctrl-C.
+/// Print the events of a running tenmil process, one per line, until it exits or Ctrl-C.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tenmil events --json | jq .text")]
 pub(super) struct EventsArguments {
     #[command(flatten)]
-    whom: Whom,
+    whom: ProcessSelector,
 
-    /// Print JSON, one object on a line
+    /// Print JSON, one object per line
     #[arg(long)]
     json: bool,
 
-    /// Stop after so many events
+    /// Stop after this many events
     #[arg(long, value_name = "N", value_parser = super::perf::whole::<u64>)]
     count: Option<u64>,
 
@@ -33,19 +33,22 @@ pub(super) struct EventsArguments {
     time: Option<Span>,
 }
 
-/// How long one wait lasts; between two, Ctrl-C is looked at.
+/// Longest wait for an event; Ctrl-C is checked between two waits.
 const WAIT: Span = Span::from_ms(200);
 
-/// Follows and prints.
-pub(super) fn run(arguments: &EventsArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
-    host::signal::catch_interrupts()
-        .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
+/// Subscribes to the events and prints them.
+pub(super) fn run(
+    arguments: &EventsArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::kernel();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut client = connect(arguments.whom)?;
-    client.call("events", Map::new(), PATIENCE).map_err(refused)?;
+    client.call("events", Map::new(), RESPONSE_TIMEOUT).map_err(refused)?;
     let mut left = arguments.count.unwrap_or(u64::MAX);
-    while left > 0 && clock.now() < end && !host::signal::interrupted() {
+    while left > 0 && clock.now() < end && !tenmil_linux::signal::interrupted() {
         let wait = WAIT.min(end.since(clock.now()));
         let Some(event) = client.next_event(wait).map_err(refused)? else { continue };
         left -= 1;
@@ -62,10 +65,10 @@ fn line(event: &Value, json: bool) -> String {
     if json {
         return format!("{event}\n");
     }
-    // On one line, and without what a terminal would act on.
+    // Escapes control characters, so that an event stays on one line and cannot drive the terminal.
     let text = |name: &str| {
         let text = event[name].as_str().unwrap_or("-");
-        text.chars().map(|c| if base::text::acts(c) { ' ' } else { c }).collect::<String>()
+        text.chars().map(|c| if tenmil_base::text::acts(c) { ' ' } else { c }).collect::<String>()
     };
     let seconds = event["at_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
     format!("{seconds:.6}  {:<10}  {}\n", text("kind"), text("text"))

@@ -1,47 +1,47 @@
-//! `tenmil evidence`.
+//! `tenmil reproduce`: runs the experiments of the reproduction report.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use base::Span;
 use clap::Args;
-use evidence::Pace;
-use host::{Clock, Environment};
+use tenmil_base::Span;
+use tenmil_bench::Effort;
+use tenmil_linux::{Clock, Environment};
 
 use super::{perf, write_out};
-use crate::Refused;
-use crate::evidence::report::{html, json, text};
-use crate::evidence::{Evidence, Progress, Stand, Store, choose, key};
+use crate::CommandError;
+use crate::reproduce::report::{html, json, text};
+use crate::reproduce::{Progress, ReportDirectory, ReproduceRun, TestBench, choose, key};
 
-/// Try what talks and articles claim about stacks like this one, on this machine.
+/// Reproduce published claims about user-space storage stacks on this machine.
 ///
-/// The sides of each comparison take turns. What comes of it is one page, evidence.html, and
+/// The sides of each comparison run alternately. The result is one page, evidence.html, with
 /// evidence.json beside it: which claims hold here, by how much, and which could not be tested.
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
 pub(super) struct EvidenceArguments {
-    /// End within 3 minutes: fewer rounds, shorter ones, and no long comparisons
+    /// Finish within 3 minutes: fewer and shorter rounds, no long comparisons
     #[arg(long)]
     quick: bool,
 
-    /// Run these experiments alone, by name
+    /// Run only these experiments
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Say which experiments there are, and end
+    /// List the experiments and exit
     #[arg(long)]
     list: bool,
 
-    /// Where the reports go, and what is finished is kept
-    #[arg(long, value_name = "DIR", default_value = "tenmil-evidence")]
+    /// Directory of the reports and of finished experiments
+    #[arg(long, value_name = "DIR", default_value = "tenmil-bench")]
     out: PathBuf,
 
-    /// Where `cargo xtask pgo` has left programs that were built in other ways
+    /// Directory with the build variants of `cargo xtask pgo`
     #[arg(long, value_name = "DIR")]
     builds: Option<PathBuf>,
 
-    /// Print JSON in place of the text
+    /// Print JSON instead of text
     #[arg(long)]
     json: bool,
 }
@@ -52,24 +52,24 @@ others use the machine say less, or nothing. What is finished is kept in DIR; th
 machine with the same options takes it from there, so a run that was stopped goes on.
 
 Examples:
-  tenmil evidence --quick                          three minutes; then look at tenmil-evidence/evidence.html
-  tenmil evidence                                  the whole of it
-  tenmil evidence --list                           what is claimed, and by which name it is chosen
-  tenmil evidence --only submission-doorbell polling
-  tenmil evidence --only slot-layout,random-block --quick --json
+  tenmil reproduce --quick                          three minutes; then look at tenmil-bench/evidence.html
+  tenmil reproduce                                  the whole of it
+  tenmil reproduce --list                           what is claimed, and by which name it is chosen
+  tenmil reproduce --only submission-doorbell polling
+  tenmil reproduce --only slot-layout,random-block --quick --json
   cargo xtask pgo                                  builds with a profile, then compares them by this
 
 Exit codes: 0 done, whatever the verdicts are, 1 machine not set up, 2 bad arguments, 130 interrupted.";
 
-/// What shells say of a program that Ctrl-C has ended.
+/// Exit status of a program that SIGINT has ended, by shell convention (128 + 2).
 const INTERRUPTED: u8 = 130;
 
-/// Runs the experiments and reports.
+/// Runs the experiments and writes the reports.
 pub(super) fn run(
     arguments: &EvidenceArguments,
     command: &str,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let chosen = choose(&arguments.only)?;
     if arguments.list {
         let listed = match arguments.json {
@@ -79,25 +79,27 @@ pub(super) fn run(
         write_out(out, &listed)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let pace = if arguments.quick { Pace::QUICK } else { Pace::FULL };
+    let pace = if arguments.quick { Effort::QUICK } else { Effort::FULL };
     let machine = Environment::read();
-    let store = Store::open(&arguments.out, key(&machine, &pace, arguments.builds.as_deref()))?;
-    host::signal::catch_interrupts()
-        .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
+    let store =
+        ReportDirectory::open(&arguments.out, key(&machine, &pace, arguments.builds.as_deref()))?;
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
-    let mut stand = Stand::new(clock, perf::options_of, arguments.builds.clone());
-    let mut line = Line { is_terminal: std::io::stderr().is_terminal() };
-    let chapters = crate::evidence::run(chosen, pace, &mut stand, &store, clock, &mut |progress| {
-        // A terminal that is gone is no reason to stop measuring.
-        let _ = line.tell(progress, &mut std::io::stderr());
-    });
+    let mut stand = TestBench::new(clock, perf::options_of, arguments.builds.clone());
+    let mut line = ProgressLine { is_terminal: std::io::stderr().is_terminal() };
+    let chapters =
+        crate::reproduce::run(chosen, pace, &mut stand, &store, clock, &mut |progress| {
+            // A closed terminal does not end the measurement.
+            let _ = line.tell(progress, &mut std::io::stderr());
+        });
     drop(stand);
     let Ok(chapters) = chapters else {
         let kept = arguments.out.display();
         tracing::info!("interrupted: what is finished is kept in {kept}; the same command goes on");
         return Ok(ExitCode::from(INTERRUPTED));
     };
-    let evidence = Evidence { pace, machine, chapters, command: command.to_owned() };
+    let evidence = ReproduceRun { pace, machine, chapters, command: command.to_owned() };
     let report = json::render(&evidence);
     let written = vec![
         store.write("evidence.html", &html::render(&evidence))?,
@@ -107,14 +109,14 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is said on the way: a line that changes on a terminal, and one for each that is finished.
-struct Line {
+/// Progress output: one updated line on a terminal, and one line per finished experiment.
+struct ProgressLine {
     is_terminal: bool,
 }
 
-impl Line {
+impl ProgressLine {
     fn tell(&mut self, progress: &Progress<'_>, errors: &mut dyn Write) -> std::io::Result<()> {
-        // Whatever stood in the line before goes.
+        // Erases the previous progress line.
         let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
         match progress {
             Progress::Turn { number, count, name, step, left } if self.is_terminal => write!(
@@ -138,7 +140,7 @@ impl Line {
     }
 }
 
-/// `12 min`, or seconds where there are few.
+/// `12 min`, or seconds below two minutes.
 fn minutes(span: Span) -> String {
     let seconds = span.ns.div_ceil(1_000_000_000);
     if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) }
@@ -146,7 +148,7 @@ fn minutes(span: Span) -> String {
 
 #[cfg(test)]
 mod tests {
-    use base::Span;
+    use tenmil_base::Span;
 
     use super::minutes;
 

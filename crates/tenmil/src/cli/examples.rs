@@ -1,9 +1,9 @@
-//! Examples in the help of every command.
+//! Passes the examples of a command's help on to its subcommands.
 
 use clap::Command;
 
-/// Gives each command of a command those of its examples that show it, unless it has its own.
-pub(super) fn handed_down(command: Command) -> Command {
+/// Gives each subcommand without examples of its own those of its parent that call it.
+pub(super) fn inherit_examples(command: Command) -> Command {
     let name = command.get_name().to_owned();
     hand_down(command, &name)
 }
@@ -19,7 +19,7 @@ fn hand_down(command: Command, name: &str) -> Command {
     })
 }
 
-/// The examples in which a command is called, under one heading.
+/// The examples that call a command, under one heading.
 fn showing(all: &str, name: &str) -> String {
     let mut shown: Vec<&str> = Vec::new();
     let mut is_shown = false;
@@ -45,14 +45,14 @@ fn calls(line: &str, name: &str) -> bool {
 mod tests {
     use clap::Command;
 
-    use super::handed_down;
+    use super::inherit_examples;
 
     #[test]
     fn a_command_is_shown_where_it_is_called() {
         const ALL: &str =
             "Examples:\n  x make a\n  x send a |\n      x take b\n  x maker\n  y && x make";
         let inner = ["make", "send", "take"].map(Command::new);
-        let command = handed_down(Command::new("x").after_help(ALL).subcommands(inner));
+        let command = inherit_examples(Command::new("x").after_help(ALL).subcommands(inner));
         let help = |name: &str| {
             let inner = command.find_subcommand(name).unwrap();
             inner.get_after_help().map(ToString::to_string)

@@ -1,35 +1,35 @@
-//! `tenmil get`.
+//! `tenmil get`: calls a `get` method of a running process.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use control::{TABLE, Verb, document, show, words};
+use tenmil_rpc::{MethodKind, TABLE, document, show, words};
 
-use super::running::{PATIENCE, Whom, connect, refused};
+use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, connect, refused};
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
-/// Ask a running tenmil process; without a name, list what can be asked.
+/// Query a running tenmil process; without a name, list the methods.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct GetArguments {
-    /// What to ask for
+    /// Method to call
     #[arg(value_name = "NAME")]
     name: Option<String>,
 
-    /// What to ask about, such as name=poller-0
+    /// Parameters of the method, such as name=poller-0
     #[arg(value_name = "NAME=VALUE", requires = "name")]
     parameters: Vec<String>,
 
     #[command(flatten)]
-    whom: Whom,
+    whom: ProcessSelector,
 
     /// Print JSON
     #[arg(long)]
     json: bool,
 
-    /// Write the documentation of everything that can be asked and set, and ask nobody
+    /// Write the documentation of all methods and events; contacts no process
     #[arg(long, conflicts_with_all = ["name", "pid", "json"])]
     markdown: bool,
 }
@@ -42,37 +42,43 @@ Examples:
 
 docs/control.md describes every method.";
 
-/// Asks and prints.
-pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Calls the method and prints its result.
+pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
     let text = match &arguments.name {
         _ if arguments.markdown => document(&TABLE),
         None => contents(arguments.json),
-        Some(name) => ask(Verb::Get, name, &arguments.parameters, arguments.whom, arguments.json)?,
+        Some(name) => call_method(
+            MethodKind::Get,
+            name,
+            &arguments.parameters,
+            arguments.whom,
+            arguments.json,
+        )?,
     };
     write_out(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Calls a method of one of the two verbs that answer once, and gives what is to be printed. What
-/// is wrong with the command line is said before anybody is asked.
-pub(super) fn ask(
-    verb: Verb,
+/// Calls a `get` or `set` method and returns the text to print. The arguments are validated before a
+/// process is contacted.
+pub(super) fn call_method(
+    verb: MethodKind,
     name: &str,
     parameters: &[String],
-    whom: Whom,
+    whom: ProcessSelector,
     json: bool,
-) -> Result<String, Refused> {
+) -> Result<String, CommandError> {
     let method = TABLE.find_typed(verb, name).map_err(refused)?;
     let parameters = words(method, parameters).map_err(refused)?;
     let mut client = connect(whom)?;
-    let answer = client.call(&method.wire_name(), parameters, PATIENCE).map_err(refused)?;
+    let answer = client.call(&method.wire_name(), parameters, RESPONSE_TIMEOUT).map_err(refused)?;
     Ok(if json { format!("{answer:#}\n") } else { show(&method.answer, &answer) })
 }
 
-/// What there is to get, set and follow. No process is needed to know it.
+/// List of all methods and events; needs no running process.
 fn contents(json: bool) -> String {
     if json {
-        return format!("{:#}\n", control::schema(&TABLE));
+        return format!("{:#}\n", tenmil_rpc::schema(&TABLE));
     }
     let row = |(typed, help): (String, &str)| format!("  tenmil {typed:<20} {help}\n");
     TABLE.methods().map(|method| row((method.typed_name(), method.help))).collect()
@@ -85,7 +91,7 @@ mod tests {
     #[test]
     fn what_can_be_asked_is_listed_for_people_and_for_programs() {
         let text = contents(false);
-        assert!(text.contains("  tenmil get process          Tell what the process is"), "{text}");
+        assert!(text.contains("  tenmil get process          Show the process"), "{text}");
         let schema: serde_json::Value = serde_json::from_str(&contents(true)).unwrap();
         assert_eq!(schema["methods"]["process"]["verb"], "get");
     }

@@ -1,4 +1,4 @@
-//! `tenmil identify`.
+//! `tenmil identify`: shows what a device reports about itself.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -7,17 +7,17 @@ use clap::Args;
 
 use super::{Engines, write_out};
 use crate::identify::{Document, block_device, interrogate, show};
-use crate::{EmuSpec, PcieName, Refused, TcpName, Uri, VfuName};
+use crate::{CommandError, EmuSpec, PcieName, TcpName, Uri, VfuName};
 
-/// Ask a device what it is. An SSD: registers, Identify, log pages and features, all decoded. Any
-/// other block device: size, limits, operations, what a write is worth, and what it holds.
+/// Show what a device reports about itself. For an SSD: registers, Identify data, log pages and
+/// features, decoded. For any other block device: size, limits, operations, durability and signatures.
 ///
-/// Nothing is changed by asking; outstanding events stay outstanding. A namespace that is named by
-/// `ns=` and not shown to this host is refused.
+/// Read-only: pending asynchronous events stay pending. A namespace given by `ns=` that is not attached
+/// to this host is an error.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct IdentifyArguments {
-    /// One device, such as emu:null, ram:1g or file:/var/tmp/disk
+    /// Device, such as emu:null, ram:1g or file:/var/tmp/disk
     #[arg(value_name = "URI", value_parser = parse_uri)]
     uri: Uri,
 
@@ -25,7 +25,7 @@ pub(super) struct IdentifyArguments {
     #[arg(long)]
     json: bool,
 
-    /// Show fields that are zero too
+    /// Also show fields that are zero
     #[arg(long)]
     all: bool,
 }
@@ -40,20 +40,20 @@ Examples:
   tenmil identify pcie:0000:5e:00.0
   tenmil identify emu:null --json | jq .controller.identify.mn";
 
-fn parse_uri(text: &str) -> Result<Uri, Refused> {
+fn parse_uri(text: &str) -> Result<Uri, CommandError> {
     let uri: Uri = text.parse()?;
     match uri.count() {
         1 => Ok(uri),
-        count => Err(Refused::caller(format!("{text}: {count} SSDs are named, expected one"))),
+        count => Err(CommandError::caller(format!("{text}: {count} SSDs are named, expected one"))),
     }
 }
 
-/// Asks and prints.
+/// Reads the device and prints the result.
 pub(super) fn run(
     arguments: &IdentifyArguments,
     engines: &Engines,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let text = match &arguments.uri {
         Uri::Emu(spec) => ask_ssd(spec, arguments, engines)?,
         Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
@@ -92,8 +92,8 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses if the URI names a namespace that is not shown to this host.
-fn require(uri: &block::uri::Uri, document: &Document) -> Result<(), Refused> {
+/// Checks that the namespace of the URI, if it names one, is attached to this host.
+fn require(uri: &tenmil_block::uri::Uri, document: &Document) -> Result<(), CommandError> {
     let named = uri.fields().number("ns", 1..=u64::from(u32::MAX - 1))?;
     let named = named.and_then(|nsid| u32::try_from(nsid).ok());
     named.map_or(Ok(()), |nsid| document.require(&uri.to_string(), nsid))
@@ -103,7 +103,7 @@ fn ask_ssd(
     spec: &EmuSpec,
     arguments: &IdentifyArguments,
     engines: &Engines,
-) -> Result<String, Refused> {
+) -> Result<String, CommandError> {
     let mut document = Document::default();
     (engines.identify)(spec, &mut |controller| {
         document = interrogate(controller)?;

@@ -1,4 +1,4 @@
-//! `tenmil list`.
+//! `tenmil list`: lists SSDs and block device kinds.
 
 mod follow;
 mod functions;
@@ -7,18 +7,18 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
-use base::Span;
-use block::quantity::parse_time;
 use clap::Args;
-use host::machine::Machine;
 use serde_json::json;
+use tenmil_base::Span;
+use tenmil_block::quantity::parse_time;
+use tenmil_linux::kernel_files::Machine;
 
 use super::write_out;
-use crate::{MODELS, Refused};
-use follow::Until;
-use functions::Shown;
+use crate::{CommandError, MODELS};
+use follow::FollowLimit;
+use functions::FunctionInfo;
 
-/// List the SSDs of this machine, those that can be emulated, and the kinds of block devices.
+/// List the NVMe SSDs of this machine, the emulated SSDs and the block device kinds.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ListArguments {
@@ -26,11 +26,11 @@ pub(super) struct ListArguments {
     #[arg(long)]
     json: bool,
 
-    /// Print NVMe functions as they come, change and go, a line each, until Ctrl-C
+    /// Print NVMe functions as they are added, changed and removed, one per line, until Ctrl-C
     #[arg(long)]
     follow: bool,
 
-    /// Stop after so many lines about what happened
+    /// Stop after this many changes
     #[arg(long, value_name = "N", requires = "follow", value_parser = super::perf::whole::<u64>)]
     count: Option<u64>,
 
@@ -48,14 +48,14 @@ Examples:
 
 `tenmil bind` takes an SSD from the kernel; docs/devices.md says when it refuses to.";
 
-/// Media of emulated SSDs that are not models.
+/// Emulated SSDs that are not models of a product.
 const MEDIA: [(&str, &str); 3] = [
     ("emu:null", "answers and moves no data: the cost of the driver alone"),
     ("emu:ram", "keeps its blocks in memory"),
     ("emu:file:PATH", "keeps its blocks in a file"),
 ];
 
-/// Other block devices, by how they are named.
+/// Block device kinds and what they are.
 const BLOCK: [(&str, &str); 14] = [
     ("null:", "answers and moves no data, without a driver in between"),
     ("ram:SIZE", "blocks in memory"),
@@ -66,7 +66,7 @@ const BLOCK: [(&str, &str); 14] = [
     ("split:[URI]", "a part of another device"),
     ("stripe:[URI],[URI]", "several devices side by side"),
     ("mirror:[URI],[URI]", "every block on several devices"),
-    ("volume:[URI]/NAME", "a volume of the store on another device"),
+    ("volume:[URI]/NAME", "a volume of the pool on another device"),
     ("crypt:[URI]", CRYPT),
     ("tcp://HOST:PORT/NQN", "an SSD behind a network, over NVMe/TCP"),
     ("vfio-user:PATH", "a controller of another process, at its socket"),
@@ -78,13 +78,16 @@ const CRYPT: &str = "another device, encrypted";
 #[cfg(not(feature = "crypt"))]
 const CRYPT: &str = "another device, encrypted; not in this build, but with `--features crypt`";
 
-/// Lists.
-pub(super) fn run(arguments: &ListArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Prints the lists, or follows changes with `--follow`.
+pub(super) fn run(
+    arguments: &ListArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
     if arguments.follow {
-        let until = Until { count: arguments.count, time: arguments.time };
+        let until = FollowLimit { count: arguments.count, time: arguments.time };
         return follow::run(until, arguments.json, out);
     }
-    let functions = Shown::all(&Machine::this());
+    let functions = FunctionInfo::all(&Machine::this());
     let text = if arguments.json { as_json(&functions) } else { as_text(&functions) };
     write_out(out, &text)?;
     Ok(ExitCode::SUCCESS)
@@ -95,7 +98,7 @@ fn emulated() -> impl Iterator<Item = (String, &'static str)> {
     media.chain(MODELS.into_iter().map(|(name, words)| (format!("emu:model:{name}"), words)))
 }
 
-fn as_text(functions: &[Shown]) -> String {
+fn as_text(functions: &[FunctionInfo]) -> String {
     let mut text = String::from("emulated, for anybody\n");
     for (uri, words) in emulated() {
         let _ = writeln!(text, "  {uri:<20}{words}");
@@ -112,11 +115,11 @@ fn as_text(functions: &[Shown]) -> String {
     text
 }
 
-fn as_json(functions: &[Shown]) -> String {
+fn as_json(functions: &[FunctionInfo]) -> String {
     let emulated: Vec<_> =
         emulated().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
     let block = BLOCK.map(|(uri, words)| json!({ "uri": uri, "what": words }));
-    let functions: Vec<_> = functions.iter().map(Shown::as_json).collect();
+    let functions: Vec<_> = functions.iter().map(FunctionInfo::as_json).collect();
     format!("{:#}\n", json!({ "emulated": emulated, "block": block, "pci": functions }))
 }
 
@@ -134,9 +137,9 @@ mod tests {
 
     #[test]
     fn the_kinds_that_are_listed_are_those_that_are_known() {
-        let regions = dma::Regions::new(1);
-        let clock = host::Clock::start();
-        let opener = block::Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
+        let regions = tenmil_dma::RegionTable::new(1);
+        let clock = tenmil_linux::Clock::start();
+        let opener = tenmil_block::Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
         let refused = opener.open(&"tape:0".parse().unwrap()).unwrap_err().to_string();
         let known = refused.split_once("expected one of ").unwrap().1;
         let known: BTreeSet<&str> = known.split(", ").collect();

@@ -1,4 +1,4 @@
-//! `tenmil man`.
+//! `tenmil man`: writes the manual pages.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use clap_mangen::Man;
 
 use super::report_file::ReportFile;
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
 /// Write a manual page for tenmil and for each of its commands.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ManArguments {
-    /// Where to; the directory is there already
+    /// Existing directory to write to
     #[arg(value_name = "DIRECTORY")]
     directory: PathBuf,
 }
@@ -25,13 +25,13 @@ Examples:
   tenmil man ~/.local/share/man/man1
   tenmil man . && man ./tenmil-serve.1";
 
-/// Writes them, and says how many.
+/// Writes the pages and prints their number.
 pub(super) fn run(
     arguments: &ManArguments,
     mut command: Command,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
-    // Names the commands by all the words that lead to them.
+) -> Result<ExitCode, CommandError> {
+    // Derives the full names of subcommands (`tenmil-volume-create`).
     command.build();
     let mut count = 0;
     write_pages(&command, &arguments.directory, &mut count)?;
@@ -39,14 +39,14 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_pages(command: &Command, directory: &Path, count: &mut u32) -> Result<(), Refused> {
+fn write_pages(command: &Command, directory: &Path, count: &mut u32) -> Result<(), CommandError> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let path = directory.join(format!("{name}.1")).display().to_string();
-    let file = ReportFile::promise("man", &path)?;
+    let file = ReportFile::open("man", &path)?;
     let mut page = Vec::new();
     Man::new(command.clone().name(name))
         .render(&mut page)
-        .map_err(|error| Refused::machine(format!("write {path}: {error}")))?;
+        .map_err(|error| CommandError::machine(format!("write {path}: {error}")))?;
     file.write(&String::from_utf8_lossy(&page))?;
     *count += 1;
     let inner = command.get_subcommands();

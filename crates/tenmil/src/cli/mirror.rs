@@ -1,22 +1,22 @@
-//! `tenmil mirror`.
+//! `tenmil mirror`: creates, shows and changes mirrors.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
-use base::Blame;
-use block::mirror::{self, Health, Report};
-use block::uri::Uri;
-use block::{MediumError, Opener};
 use clap::{Args, Subcommand};
-use dma::Regions;
-use host::{Clock, random_seed};
 use serde_json::{Value, json};
+use tenmil_base::ErrorCategory;
+use tenmil_block::mirror::{self, Health, MirrorReport};
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, Opener};
+use tenmil_dma::RegionTable;
+use tenmil_linux::{Clock, random_seed};
 
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
-/// Make a mirror of several devices, look at one, or change which devices it has.
+/// Create a mirror, show it, or change its legs.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct MirrorArguments {
@@ -26,35 +26,35 @@ pub(super) struct MirrorArguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make a mirror: every block will be on each of these devices.
+    /// Create a mirror: every block is written to each of the devices.
     Create(CreateArguments),
-    /// Say what the legs of a mirror say, whether it would open, and how much is to be copied; exit
-    /// status 1 if it is degraded, 3 if it would not open.
+    /// Show the superblocks of the legs, whether the mirror can be opened, and how much must be
+    /// resynced; exit status 1 if it is degraded, 3 if it cannot be opened.
     Show(ShowArguments),
-    /// Give a mirror that nobody has open one more leg; it is copied to when the mirror is open.
+    /// Add a leg to a mirror that is not open; it is resynced when the mirror is opened.
     Add(AddArguments),
-    /// Give the place of a leg, there or not, to another device; it is copied to when it is open.
+    /// Replace a leg, present or missing, by another device; it is resynced when the mirror is opened.
     Replace(ReplaceArguments),
-    /// Take a leg out of a mirror of three or more that nobody has open.
+    /// Remove a leg from a mirror of three or more that is not open.
     Remove(RemoveArguments),
-    /// Take a mirror from a process that had it open for writing and is gone.
+    /// Take over a mirror whose owner, a process that had it open for writing, has ended.
     Takeover(TakeoverArguments),
 }
 
 #[derive(Debug, Args)]
 struct CreateArguments {
-    /// The devices, two to eight of them
+    /// Two to eight devices
     #[arg(value_name = "URI", required = true, num_args = 1..)]
     legs: Vec<Uri>,
 
-    /// Make it even over devices that hold something, which is lost
+    /// Overwrite existing data of the devices
     #[arg(long)]
     overwrite: bool,
 }
 
 #[derive(Debug, Args)]
 struct ShowArguments {
-    /// The mirror, such as mirror:[file:/a],[file:/b]
+    /// Mirror, such as mirror:[file:/a],[file:/b]
     #[arg(value_name = "URI")]
     uri: Uri,
 
@@ -65,64 +65,65 @@ struct ShowArguments {
 
 #[derive(Debug, Args)]
 struct AddArguments {
-    /// The mirror, with the legs that it has
+    /// Mirror, with its current legs
     #[arg(value_name = "URI")]
     uri: Uri,
 
-    /// The device that is to be a leg
+    /// Device to add
     #[arg(value_name = "LEG")]
     leg: Uri,
 
-    /// Take it even if it holds something, which is lost
+    /// Overwrite existing data of the device
     #[arg(long)]
     overwrite: bool,
 }
 
 #[derive(Debug, Args)]
 struct ReplaceArguments {
-    /// The mirror, with all legs that are there
+    /// Mirror, with all legs that are present
     #[arg(value_name = "URI")]
     uri: Uri,
 
-    /// The leg that goes: its number, or its device
+    /// Leg to replace: its number or its device
     #[arg(value_name = "OLD")]
     old: String,
 
-    /// The device that comes
+    /// New device
     #[arg(value_name = "NEW")]
     new: Uri,
 
-    /// Take it even if it holds something, which is lost
+    /// Overwrite existing data of the device
     #[arg(long)]
     overwrite: bool,
 
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }
 
 #[derive(Debug, Args)]
 struct RemoveArguments {
-    /// The mirror, with all legs that are there
+    /// Mirror, with all legs that are present
     #[arg(value_name = "URI")]
     uri: Uri,
 
-    /// The leg that goes: its number, or its device
+    /// Leg to remove: its number or its device
     #[arg(value_name = "OLD")]
     old: String,
 
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }
 
 #[derive(Debug, Args)]
 struct TakeoverArguments {
-    /// The mirror, with all legs that are there
+    /// Mirror, with all legs that are present
     #[arg(value_name = "URI")]
     uri: Uri,
 
-    /// Take it although nobody here can tell whether its owner is gone: data are lost if it is not
+    /// Take over even if this machine cannot verify that the owner has ended: data are lost if it has
+    /// not
     #[arg(long)]
     force: bool,
 }
@@ -137,19 +138,22 @@ Examples:
   tenmil mirror takeover --force 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'
   tenmil perf 'mirror:[file:/mnt/a/disk],[file:/mnt/d/disk]'";
 
-/// Devices stand on others, and each takes a place or two in the table of memory.
+/// Capacity of the DMA region table: a device and each device below it use one or two entries.
 const REGIONS_MAX: usize = 256;
 
 impl MirrorArguments {
-    /// Whether it makes and grows no file: it looks, or takes what is there.
+    /// Whether the command creates and grows no file: it reads only, or takes over what exists.
     pub(super) fn only_reads(&self) -> bool {
         matches!(self.command, Command::Show(_) | Command::Takeover(_))
     }
 }
 
-/// Makes or shows.
-pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
-    let regions = Regions::new(REGIONS_MAX);
+/// Runs the subcommand.
+pub(super) fn run(
+    arguments: &MirrorArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    let regions = RegionTable::new(REGIONS_MAX);
     let clock = Clock::start();
     let opener = Opener { regions: &regions, clock, seed: random_seed(), more: crate::KINDS };
     let mut code = ExitCode::SUCCESS;
@@ -184,17 +188,17 @@ pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<Ex
     Ok(code)
 }
 
-/// 0 if every leg holds everything, 1 if the mirror is degraded, 3 if it would not open.
-fn exit_code(report: &Report) -> ExitCode {
+/// Exit code: 0 if all legs are in sync, 1 if the mirror is degraded, 3 if it cannot be opened.
+fn exit_code(report: &MirrorReport) -> ExitCode {
     match report.health {
         Some(Health::Healthy) => ExitCode::SUCCESS,
-        Some(_) => ExitCode::from(Blame::Machine.exit_code()),
-        None => ExitCode::from(Blame::Peer.exit_code()),
+        Some(_) => ExitCode::from(ErrorCategory::Environment.exit_code()),
+        None => ExitCode::from(ErrorCategory::Remote.exit_code()),
     }
 }
 
-/// Asks whether a change is meant, unless that was said.
-fn consent(is_given: bool, question: &str) -> Result<(), MediumError> {
+/// Asks for confirmation of a change, unless --yes is given.
+fn consent(is_given: bool, question: &str) -> Result<(), DeviceError> {
     if is_given {
         return Ok(());
     }
@@ -202,9 +206,10 @@ fn consent(is_given: bool, question: &str) -> Result<(), MediumError> {
     ask(question, input.is_terminal().then(|| input.lock()).as_mut())
 }
 
-/// Asks whom there is to ask.
-fn ask(question: &str, input: Option<&mut impl BufRead>) -> Result<(), MediumError> {
-    let refuse = |why: &str| Err(MediumError::new(Blame::Caller, format!("{question}: {why}")));
+/// Asks for confirmation on the terminal; without a terminal the change is rejected.
+fn ask(question: &str, input: Option<&mut impl BufRead>) -> Result<(), DeviceError> {
+    let refuse =
+        |why: &str| Err(DeviceError::new(ErrorCategory::Usage, format!("{question}: {why}")));
     let Some(input) = input else {
         return refuse("nobody can be asked, expected a terminal or --yes");
     };
@@ -217,13 +222,13 @@ fn ask(question: &str, input: Option<&mut impl BufRead>) -> Result<(), MediumErr
     }
 }
 
-/// The name of a mirror that has just been made.
+/// URI of a mirror that was just created.
 fn open_with(legs: &[Uri]) -> String {
     let legs: Vec<String> = legs.iter().map(|leg| format!("[{leg}]")).collect();
     format!("open it as 'mirror:{}'\n", legs.join(","))
 }
 
-fn as_text(report: &Report) -> String {
+fn as_text(report: &MirrorReport) -> String {
     let mut text = String::new();
     for (name, found) in &report.legs {
         let _ = writeln!(text, "{name}");
@@ -258,14 +263,14 @@ fn as_text(report: &Report) -> String {
     text
 }
 
-/// The legs of a mask: `0, 2`.
+/// Leg numbers of a bit mask: `0, 2`.
 fn numbers(mask: u8) -> String {
     let legs = (0..8_u8).filter(|leg| mask & (1 << leg) != 0);
     let legs: Vec<String> = legs.map(|leg| leg.to_string()).collect();
     if legs.is_empty() { "none".into() } else { legs.join(", ") }
 }
 
-fn as_json(report: &Report) -> String {
+fn as_json(report: &MirrorReport) -> String {
     let leg = |(name, found): &(String, _)| match found {
         Err(problem) => json!({ "uri": name, "problem": problem }),
         Ok(leg) => as_json_leg(name, leg),
@@ -309,7 +314,7 @@ mod tests {
     use serde_json::Value;
 
     use super::{MirrorArguments, ask, numbers, run};
-    use crate::Refused;
+    use crate::CommandError;
 
     #[derive(Parser)]
     struct Line {
@@ -317,7 +322,7 @@ mod tests {
         mirror: MirrorArguments,
     }
 
-    fn say(words: &[&str]) -> Result<String, Refused> {
+    fn say(words: &[&str]) -> Result<String, CommandError> {
         let line = Line::try_parse_from(["mirror"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
         let code = run(&line.mirror, &mut out)?;
@@ -400,7 +405,7 @@ mod tests {
         let shown = say(&["show", &three]).unwrap();
         assert!(shown.contains("  no superblock\ndoes not open: "), "{shown}");
 
-        // The old leg need not be there, and is none of the mirror when it is again.
+        // The old leg may be missing, and is not part of the mirror if it returns.
         say(&["replace", "--yes", &format!("mirror:[{a}]?degraded=yes"), "1", &d]).unwrap();
         let shown = say(&["show", &format!("mirror:[{a}],[{d}]")]).unwrap();
         assert!(shown.contains("1 of 2 legs in sync, degraded; leg 1 ("), "{shown}");

@@ -1,13 +1,13 @@
-//! The command line: what is asked for, checked before anything starts, and handed to an engine.
+//! Command-line interface: parses and validates the arguments, then runs the engine of the command.
 //!
-//! Exit codes: 0 done, 1 the machine is not set up for it, 2 asked for something that cannot be,
-//! 3 a controller broke its contract, which includes every failed I/O. They are made from
-//! [`Blame`] and never from text. `copy` has two of its own: 4 two devices differ, and
-//! 130 interrupted.
+//! Exit codes: 0 success, 1 environment error (the machine is not set up), 2 usage error, 3 remote
+//! error (a controller or peer violated its contract; this includes every failed I/O). They are derived
+//! from [`ErrorCategory`] and never from text. `copy` adds two: 4 the devices differ, 130 interrupted.
 
 mod bind;
 mod complete;
 mod completions;
+mod config;
 mod copy;
 mod discover;
 mod doctor;
@@ -15,20 +15,21 @@ mod events;
 mod evidence;
 mod examples;
 mod get;
-mod hand;
 mod identify;
 mod list;
 mod man;
 mod mirror;
 mod perf;
-mod policy;
+mod pool;
+mod pool_access;
 mod proxy;
+mod renamed;
 mod report_file;
-mod running;
+mod rpc_endpoint;
 mod serve;
 mod set;
 mod sim;
-mod store;
+mod timeouts;
 mod top;
 mod unbind;
 mod usage;
@@ -39,12 +40,12 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::Blame;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use host::file::Making;
+use tenmil_base::ErrorCategory;
+use tenmil_linux::file::Making;
 
-use crate::Refused;
-use crate::identify::WithController;
+use crate::CommandError;
+use crate::identify::WithControllerFn;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::PerfOutcome;
 use crate::perf::progress::Progress;
@@ -61,50 +62,52 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Load SSDs and say what they, and the driver, can do.
+    /// Run I/O workloads and report IOPS, latency and driver efficiency.
     Perf(Box<perf::PerfArguments>),
-    /// Try what others claim about such stacks on this machine, and write one page about it.
-    Evidence(evidence::EvidenceArguments),
-    /// List the SSDs of this machine, and those that can be emulated.
+    /// Reproduce published claims about user-space storage stacks on this machine, in one report.
+    Reproduce(evidence::EvidenceArguments),
+    /// List the NVMe SSDs of this machine, the emulated SSDs and the block device kinds.
     List(list::ListArguments),
-    /// Take SSDs from the kernel, for programs to drive, unless anybody uses them.
+    /// Bind NVMe devices to vfio-pci, unless they are in use.
     Bind(bind::BindArguments),
-    /// Give SSDs back to the drivers that had them.
+    /// Bind NVMe devices back to their former drivers.
     Unbind(unbind::UnbindArguments),
-    /// Look for what keeps tenmil from working or from being fast here, and say what mends it.
+    /// Check this machine for missing or slow settings, and print the fix for each.
     Doctor(doctor::DoctorArguments),
-    /// Ask an SSD what it is, and decode all it answers.
+    /// Show Identify data, log pages and features of a device, decoded.
     Identify(identify::IdentifyArguments),
-    /// Ask a discovery service over NVMe/TCP which SSDs there are behind it.
+    /// Print the discovery log of an NVMe/TCP discovery controller.
     Discover(discover::DiscoverArguments),
-    /// Print what is done about a peer that does not answer.
-    Policy(policy::PolicyArguments),
-    /// Copy a whole device to another.
+    /// Print the timeouts for reconnect and failover.
+    Timeouts(timeouts::PolicyArguments),
+    /// Copy one block device to another.
     Copy(copy::CopyArguments),
-    /// Serve block devices to others over NBD, NVMe/TCP, vfio-user or vhost-user, or to this machine by ublk.
+    /// Export block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
     Serve(serve::ServeArguments),
-    /// Pass TCP connections on, and split, delay, freeze or cut them.
+    /// Proxy TCP connections, and fragment, delay, freeze or cut them (fault injection).
     Proxy(proxy::ProxyArguments),
     /// Run the driver against a simulated, misbehaving controller.
     Sim(sim::SimArguments),
-    /// Ask a running tenmil process; without a name, list what can be asked.
+    /// Query a running tenmil process; without a name, list the methods.
     Get(get::GetArguments),
-    /// Change something in a running tenmil process.
+    /// Change a setting of a running tenmil process.
     Set(set::SetArguments),
-    /// Print what happens in a running tenmil process.
+    /// Print the events of a running tenmil process.
     Events(events::EventsArguments),
-    /// Make a mirror of several devices, look at one, or change its legs.
+    /// Create a mirror, show it, or change its legs.
     Mirror(mirror::MirrorArguments),
-    /// Make a store of volumes on a device, look at one, or check all its metadata.
-    Store(store::StoreArguments),
-    /// Make, change, list or delete volumes, snapshots and clones.
+    /// Create, show, check or scrub a pool of volumes.
+    Pool(pool::StoreArguments),
+    /// Create, change, list or delete volumes, snapshots and clones.
     Volume(volume::VolumeArguments),
-    /// Watch the reactors, threads and pollers of a running tenmil process.
+    /// Show the reactors, threads and pollers of a running tenmil process, live.
     Top(top::TopArguments),
-    /// Print what makes a shell complete command lines.
+    /// Print a shell completion script.
     Completions(completions::CompletionsArguments),
     /// Write the manual pages of all commands.
     Man(man::ManArguments),
+    /// Convert configuration files of earlier versions
+    Config(config::ConfigArguments),
     #[command(hide = true)]
     Complete(complete::CompleteArguments),
 }
@@ -112,28 +115,31 @@ enum Command {
 #[cfg(test)]
 pub(crate) use perf::options_of as perf_options;
 
-/// What does the work once the command line is understood. Tests put others in their place.
+/// Engines that the parsed command line runs. Tests substitute their own.
 #[derive(Clone, Copy, Debug)]
 pub struct Engines {
     /// Runs `perf`.
     pub perf: PerfEngine,
-    /// Brings up an SSD and lets somebody ask it things.
-    pub identify: WithController,
+    /// Attaches one SSD and runs a closure with its controller.
+    pub identify: WithControllerFn,
     /// Runs `sim`.
-    pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), Refused>,
+    pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), CommandError>,
 }
 
-/// Runs `perf`: tells the progress as it goes, and lets the caller look at it now and then.
-pub type PerfEngine =
-    fn(&PerfOptions, &Arc<Progress>, &mut dyn FnMut(&Progress)) -> Result<PerfOutcome, Refused>;
+/// Runs `perf`: updates the progress during the run and calls the closure with it periodically.
+pub type PerfEngine = fn(
+    &PerfOptions,
+    &Arc<Progress>,
+    &mut dyn FnMut(&Progress),
+) -> Result<PerfOutcome, CommandError>;
 
 impl Engines {
-    /// The real ones.
+    /// The engines of the program.
     pub fn real() -> Self {
         Self {
-            perf: |options, progress, watch| running::perf(options, progress, watch),
+            perf: |options, progress, watch| rpc_endpoint::perf(options, progress, watch),
             identify: crate::emu::with_controller,
-            sim: running::sim,
+            sim: rpc_endpoint::sim,
         }
     }
 }
@@ -142,7 +148,7 @@ const EXAMPLES: &str = "\
 Examples:
   tenmil perf                              21 emulated SSDs, 10 s, and a page to look at
   tenmil perf 'emu:ram?count=4' -w randrw  four SSDs that move data
-  tenmil evidence --quick                  which claims hold here, on one page, in three minutes
+  tenmil reproduce --quick                 which claims hold here, on one page, in three minutes
   tenmil list                              what there is
   tenmil doctor                            what is missing or slow here, and what mends it
   tenmil identify emu:null                 what an SSD says about itself
@@ -157,35 +163,37 @@ An emulated SSD needs no hardware, no root and no huge pages.
 Exit codes: 0 done; 1 the machine is not set up for it, and `tenmil doctor` may know why; 2 asked for
 something that cannot be; 3 a device or a peer did not do what it should.";
 
-/// Does what `arguments` ask for, the program's name first, and says how it went.
+/// Runs the command in `arguments` (program name first) and returns its exit code.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut out = io::stdout().lock();
     crate::log::start();
-    if let Err(error) = host::signal::ignore_file_size() {
+    if let Err(error) = tenmil_linux::signal::ignore_file_size() {
         tracing::info!("ignore SIGXFSZ: {error}");
     }
-    host::file::set_making(Making::Recorded);
+    tenmil_linux::file::set_making(Making::Recorded);
     let done = dispatch(&arguments, engines, &mut out);
     // What opened a file and wrote nothing that mattered has not made it so far.
-    let done = done.and_then(|code| Ok(host::file::keep().map(|()| code)?));
+    let done = done.and_then(|code| Ok(tenmil_linux::file::keep().map(|()| code)?));
     crate::log::drain();
     match done {
         Ok(code) => code,
         Err(refused) => {
-            // All devices are closed by now.
-            host::file::put_back();
+            // All devices are closed here, so files that this run created or grew can be restored.
+            tenmil_linux::file::put_back();
             let mut errors = io::stderr().lock();
-            // With standard error closed there is nobody left to tell.
-            // Text from a peer is one line; a refusal of a command line may have several.
+            // Text from a peer is printed as one line; an error of a command line may have several. A
+            // failed write to standard error has nowhere to be reported.
             let text = refused.to_string();
             let text = match refused.blame {
-                Blame::Peer => base::text::plain(&text),
-                Blame::Caller | Blame::Machine => base::text::plain_lines(&text),
+                ErrorCategory::Remote => tenmil_base::text::plain(&text),
+                ErrorCategory::Usage | ErrorCategory::Environment => {
+                    tenmil_base::text::plain_lines(&text)
+                }
             };
             let _ = writeln!(errors, "error: {text}");
             if let Some(hint) = &refused.hint {
-                let _ = writeln!(errors, "hint: {}", base::text::plain_lines(hint));
+                let _ = writeln!(errors, "hint: {}", tenmil_base::text::plain_lines(hint));
             }
             ExitCode::from(refused.blame.exit_code())
         }
@@ -193,13 +201,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
 }
 
 impl Command {
-    /// Whether it makes no file, and none grows.
-    fn only_reads(&self) -> bool {
+    /// Whether the command creates and grows no file.
+    fn is_read_only(&self) -> bool {
         match self {
             Self::Identify(_) => true,
             Self::Perf(perf) => perf.only_reads(),
             Self::Mirror(mirror) => mirror.only_reads(),
-            Self::Store(store) => store.only_reads(),
+            Self::Pool(store) => store.only_reads(),
             Self::Volume(volume) => volume.only_reads(),
             _ => false,
         }
@@ -210,23 +218,23 @@ fn dispatch(
     arguments: &[OsString],
     engines: &Engines,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let mut command = grammar();
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
-    if parsed.as_ref().is_ok_and(|arguments| arguments.command.only_reads()) {
-        host::file::refuse_making();
+    if parsed.as_ref().is_ok_and(|arguments| arguments.command.is_read_only()) {
+        tenmil_linux::file::refuse_making();
     }
     match parsed {
         Err(error) if !error.use_stderr() => {
             write_out(out, &error.render().to_string())?;
             Ok(ExitCode::SUCCESS)
         }
-        Err(error) => Err(usage::refusal(&error, &command, arguments)),
+        Err(error) => Err(usage::usage_error(&error, &command, arguments)),
         Ok(Arguments { command: Command::Perf(perf) }) => {
             perf::run(&perf, &command_line(arguments), engines, out)
         }
-        Ok(Arguments { command: Command::Evidence(evidence) }) => {
+        Ok(Arguments { command: Command::Reproduce(evidence) }) => {
             evidence::run(&evidence, &command_line(arguments), out)
         }
         Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
@@ -237,7 +245,7 @@ fn dispatch(
             identify::run(&identify, engines, out)
         }
         Ok(Arguments { command: Command::Discover(discover) }) => discover::run(&discover, out),
-        Ok(Arguments { command: Command::Policy(policy) }) => policy::run(&policy, out),
+        Ok(Arguments { command: Command::Timeouts(policy) }) => timeouts::run(&policy, out),
         Ok(Arguments { command: Command::Copy(copy) }) => {
             copy::run(&copy, &command_line(arguments), out)
         }
@@ -247,13 +255,14 @@ fn dispatch(
         Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
         Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),
         Ok(Arguments { command: Command::Mirror(mirror) }) => mirror::run(&mirror, out),
-        Ok(Arguments { command: Command::Store(store) }) => store::run(&store, out),
+        Ok(Arguments { command: Command::Pool(store) }) => pool::run(&store, out),
         Ok(Arguments { command: Command::Volume(volume) }) => volume::run(&volume, out),
         Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
         Ok(Arguments { command: Command::Completions(asked) }) => {
             completions::run(&asked, grammar(), out)
         }
         Ok(Arguments { command: Command::Man(man) }) => man::run(&man, grammar(), out),
+        Ok(Arguments { command: Command::Config(config) }) => config::run(&config, out),
         Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
         Ok(Arguments { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;
@@ -262,19 +271,19 @@ fn dispatch(
     }
 }
 
-/// All commands, with examples for each.
+/// All commands, each with its examples.
 fn grammar() -> clap::Command {
-    examples::handed_down(Arguments::command())
+    examples::inherit_examples(Arguments::command())
 }
 
-/// Writes to standard output; a pipe that was closed is the machine's move.
-fn write_out(out: &mut dyn Write, text: &str) -> Result<(), Refused> {
+/// Writes to standard output; a failure, such as a closed pipe, is an environment error.
+fn write_out(out: &mut dyn Write, text: &str) -> Result<(), CommandError> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
-        .map_err(|error| Refused::machine(format!("write to standard output: {error}")))
+        .map_err(|error| CommandError::machine(format!("write to standard output: {error}")))
 }
 
-/// The command line as it can be typed again.
+/// The command line, quoted for a shell.
 fn command_line(arguments: &[OsString]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./+@%".contains(c);
     let quoted = arguments.iter().skip(1).map(|argument| {

@@ -1,36 +1,36 @@
-//! `tenmil perf`.
+//! `tenmil perf`: runs I/O workloads and reports IOPS and latency.
 
 use std::io::{IsTerminal, Write};
 use std::num::NonZeroU64;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::{Blame, Span};
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
 use clap::{Args, Command, FromArgMatches};
-use dma::CommandStore;
-use host::machine::Machine;
-use host::{Clock, Cores};
-use reactor::PollMode;
-use reactor::schedule::Options;
+use tenmil_base::{ErrorCategory, Span};
+use tenmil_dma::CommandStore;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::PollMode;
+use tenmil_reactor::schedule::Options;
 
 use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, usage, write_out};
 use crate::balance::parse_rules;
 use crate::perf::options::{
-    ArrivalLaw, CEILING_TIME, CeilingOf, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
-    NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, Prefetch, RAM_TIME, SizeMix, Supplies,
-    Techniques, parse_map,
+    ArrivalProcess, BaselineKind, CEILING_TIME, CompletionCopy, CompletionDoorbell, Layer,
+    LayerOptions, MachineResources, NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions,
+    Prefetch, RAM_TIME, SizeMix, Techniques, parse_map,
 };
 use crate::perf::outcome::PerfOutcome;
 use crate::perf::progress::{LiveLine, Phase, Progress};
 use crate::perf::report::{html, json, text};
-use crate::{Refused, Uri};
-use block::quantity::{parse_count, parse_size, parse_time};
-use block::{QueueMap, Scheduler};
+use crate::{CommandError, Uri};
+use tenmil_block::quantity::{parse_count, parse_size, parse_time};
+use tenmil_block::{QueueMap, Scheduler};
 
-/// The arguments of `perf`.
+/// Arguments of `perf`.
 #[derive(Debug, Args)]
 #[command(after_help = MORE, allow_negative_numbers = true)]
 pub(super) struct PerfArguments {
@@ -38,41 +38,42 @@ pub(super) struct PerfArguments {
     #[arg(value_name = "URI", value_parser = parse_uri)]
     uris: Vec<Uri>,
 
-    /// I/Os in flight per device and submitting thread [default: 128, or as many as the device takes]
+    /// Queue depth: I/Os in flight per device and submitting thread [default: 128, or the maximum of
+    /// the device if that is smaller]
     #[arg(short = 'q', long, value_name = "N", value_parser = whole::<u32>)]
     #[arg(help_heading = LOAD)]
     depth: Option<u32>,
 
-    /// Bytes in one I/O: 4096, 4k, 1m
+    /// I/O size in bytes: 4096, 4k, 1m
     #[arg(short = 'o', long, value_name = "SIZE", default_value = "4k", value_parser = parse_io_size)]
-    #[arg(help_heading = LOAD, conflicts_with = "bs_mix")]
+    #[arg(help_heading = LOAD, conflicts_with = "bssplit")]
     io_size: SizeMix,
 
-    /// Several sizes with their weights: 4k:70,64k:30
+    /// Mix of I/O sizes with weights, as fio's bssplit: 4k:70,64k:30
     #[arg(long, value_name = "MIX", value_parser = SizeMix::parse, help_heading = LOAD)]
-    bs_mix: Option<SizeMix>,
+    bssplit: Option<SizeMix>,
 
-    /// What to do; flush-mix is randrw with a flush for every sixteenth
+    /// Access pattern; flush-mix is randrw with a flush as every sixteenth I/O
     #[arg(short = 'w', long, value_name = "PATTERN", default_value = "randread")]
     #[arg(help_heading = LOAD, value_parser = named(Pattern::ALL.map(|it| (it.name(), it))))]
     pattern: Pattern,
 
-    /// Reads in a hundred I/Os of rw, randrw and flush-mix
+    /// Percentage of reads in rw, randrw and flush-mix (fio's rwmixread)
     #[arg(short = 'M', long, value_name = "PERCENT", default_value = "50")]
     #[arg(help_heading = LOAD, value_parser = parse_percent)]
-    read_share: u8,
+    rwmixread: u8,
 
-    /// Measure for so long: 10, 0.5, 500ms, 2m
+    /// Measurement time: 10, 0.5, 500ms, 2m
     #[arg(short = 't', long, value_name = "TIME", default_value = "10", value_parser = parse_time)]
     #[arg(help_heading = LOAD)]
     time: Span,
 
-    /// Run for so long before measuring
+    /// Warm-up time before the measurement
     #[arg(short = 'a', long, value_name = "TIME", default_value = "0.5", value_parser = parse_time)]
     #[arg(help_heading = LOAD)]
     warm_up: Span,
 
-    /// Stop after so many I/Os per device and submitting thread
+    /// Stop after this many I/Os per device and submitting thread
     #[arg(short = 'd', long, value_name = "N", value_parser = parse_count, help_heading = LOAD)]
     number_ios: Option<u64>,
 
@@ -81,52 +82,53 @@ pub(super) struct PerfArguments {
     #[arg(help_heading = LOAD)]
     queue_pairs: u16,
 
-    /// Cores to submit on, a thread on each: 0,2-3 or 0x3 [default: one thread]
-    #[arg(short = 'c', long, value_name = "CORES", value_parser = Cores::parse)]
+    /// Cores of the submitting threads, one thread on each: 0,2-3 or 0x3 [default: one thread]
+    #[arg(short = 'c', long, value_name = "CORES", value_parser = CpuList::parse)]
     #[arg(help_heading = LOAD)]
-    cores: Option<Cores>,
+    cores: Option<CpuList>,
 
-    /// Cores for emulated SSDs, a thread on each [default: one thread]
-    #[arg(long, value_name = "CORES", value_parser = Cores::parse, help_heading = LOAD)]
-    device_cores: Option<Cores>,
+    /// Cores of the emulated SSDs, one device thread on each [default: one thread]
+    #[arg(long, value_name = "CORES", value_parser = CpuList::parse, help_heading = LOAD)]
+    device_cores: Option<CpuList>,
 
-    /// What a submitting thread does when there is nothing to do: look for ever, look for a while
-    /// and then sleep, or rest for three quarters of the usual latency first
+    /// Polling mode of an idle submitting thread: poll continuously; poll briefly, then sleep; or sleep
+    /// for three quarters of the usual latency, then poll
     #[arg(long, value_name = "MODE", default_value = "adaptive", help_heading = LOAD)]
     #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
     poll: PollMode,
 
-    /// How submitting threads are spread: each stays on its core, or those that do little gather on
-    /// one: static, dynamic, or dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with
-    /// &isolated=2-3; `tenmil set scheduler` switches while it runs
+    /// Placement of submitting threads: fixed cores (static), or lightly loaded threads consolidated on
+    /// one core (dynamic): static, dynamic, or
+    /// dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with &isolated=2-3; `tenmil set
+    /// scheduler` changes it during the run
     #[arg(long, value_name = "POLICY", default_value = "static", help_heading = LOAD)]
     #[arg(value_parser = parse_rules)]
     scheduler: Options,
 
-    /// Choose how fast the submitting threads' cores run, by their load; put back at the end
+    /// Scale the frequency of the submitting threads' cores with their load; restored at the end
     #[arg(long, help_heading = LOAD)]
     governor: bool,
 
-    /// Start so many I/Os per second, whether or not earlier ones have ended; latency counts from
-    /// the intended start
+    /// Open-loop load: start this many I/Os per second, whether or not earlier ones have completed;
+    /// latency counts from the intended start
     #[arg(long, value_name = "IOPS", value_parser = parse_count, help_heading = LOAD)]
     rate: Option<u64>,
 
-    /// How the time between two such starts is drawn
+    /// Distribution of the intervals between the starts of an open-loop load
     #[arg(long, value_name = "LAW", default_value = "poisson", requires = "rate")]
     #[arg(help_heading = LOAD, value_parser = named([
-        ("poisson", ArrivalLaw::Poisson),
-        ("uniform", ArrivalLaw::Uniform),
+        ("poisson", ArrivalProcess::Poisson),
+        ("uniform", ArrivalProcess::Uniform),
     ]))]
-    arrivals: ArrivalLaw,
+    arrivals: ArrivalProcess,
 
-    /// Draw some addresses more often than others: the one of rank k as often as 1/k^THETA
+    /// Zipf distribution of addresses: the address of rank k is drawn with a frequency of 1/k^THETA
     #[arg(long, value_name = "THETA", help_heading = LOAD)]
     #[arg(value_parser = parse_theta)]
     zipf: Option<f64>,
 
-    /// What stands between the load and each device: the block layer with queues, one queue behind
-    /// one lock, nothing but claims, or nothing [default: none for emulated SSDs, mq for all else]
+    /// Block-layer mode: hardware queues (mq), one queue behind one lock, claims only, or no block
+    /// layer [default: none for emulated SSDs, mq for all others]
     #[arg(long, value_name = "MODE", help_heading = LOAD)]
     #[arg(value_parser = named(Layer::ALL.map(|layer| (layer.name(), layer))))]
     block: Option<Layer>,
@@ -135,38 +137,37 @@ pub(super) struct PerfArguments {
     #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = LOAD)]
     queue_map: Option<QueueMap>,
 
-    /// In what order the block layer hands requests down: none, merge, deadline?read=5ms&depth=8,
-    /// stream-batch
+    /// I/O scheduler of the block layer: none, merge, deadline?read=5ms&depth=8, stream-batch
     #[arg(long, value_name = "SCHEDULER", default_value = "none", help_heading = LOAD)]
     #[arg(value_parser = |text: &str| text.parse::<Scheduler>())]
     block_scheduler: Scheduler,
 
-    /// Let so many requests per second through to each device
+    /// Limit requests per second of each device (QoS)
     #[arg(long, value_name = "IOPS", value_parser = at_least_one, help_heading = LOAD)]
     limit_iops: Option<NonZeroU64>,
 
-    /// Let so many bytes per second through to each device: 10m
+    /// Limit bytes per second of each device (QoS): 10m
     #[arg(long, value_name = "SIZE", value_parser = some_bytes, help_heading = LOAD)]
     limit_bytes: Option<NonZeroU64>,
 
-    /// Write to devices that hold something which this run did not create
+    /// Allow writes to devices with existing data that this run did not create
     #[arg(long, help_heading = LOAD)]
     overwrite: bool,
 
-    /// Stamp what is written and check what is read; needs a medium that keeps data
+    /// Stamp the written blocks and check the blocks read; needs a device that stores data
     #[arg(long, help_heading = LOAD)]
     verify: bool,
 
-    /// What all random numbers are made from
+    /// Seed of all random numbers
     #[arg(long, value_name = "N", default_value = "1", value_parser = whole::<u64>)]
     #[arg(help_heading = LOAD)]
     seed: u64,
 
-    /// Ring the submission doorbell for each command, not once per turn
+    /// Ring the submission doorbell once per command instead of once per poll iteration
     #[arg(long, help_heading = TECHNIQUES)]
     no_doorbell_batching: bool,
 
-    /// When the completion doorbell rings
+    /// When the completion doorbell is rung
     #[arg(long, value_name = "WHEN", default_value = "poll", help_heading = TECHNIQUES)]
     #[arg(value_parser = named([
         ("each", CompletionDoorbell::Each),
@@ -175,7 +176,7 @@ pub(super) struct PerfArguments {
     ]))]
     cq_doorbell: CompletionDoorbell,
 
-    /// How a command is stored into its ring
+    /// Instructions that store a command into the submission ring
     #[arg(long, value_name = "HOW", default_value = "auto", help_heading = TECHNIQUES)]
     #[arg(value_parser = named([
         ("auto", StoreChoice(None)),
@@ -186,12 +187,12 @@ pub(super) struct PerfArguments {
     ]))]
     command_store: StoreChoice,
 
-    /// What is fetched ahead: some of slots,ring,tasks, or all, or none
+    /// Prefetched data: a list of slots,ring,tasks, or all, or none
     #[arg(long, value_name = "WHAT", default_value = "none", value_parser = Prefetch::parse)]
     #[arg(help_heading = TECHNIQUES)]
     prefetch: Prefetch,
 
-    /// How completions leave their ring: a cache line at once, or one by one
+    /// How completions are copied from the ring: a cache line at a time, or one by one
     #[arg(long, value_name = "HOW", default_value = "one", help_heading = TECHNIQUES)]
     #[arg(value_parser = named([
         ("line", CompletionCopy::Line),
@@ -199,45 +200,46 @@ pub(super) struct PerfArguments {
     ]))]
     completion_copy: CompletionCopy,
 
-    /// Keep doorbells in memory, where the controller can
+    /// Use shadow doorbells (Doorbell Buffer Config) where the controller supports them
     #[arg(long, help_heading = TECHNIQUES)]
     shadow_doorbells: bool,
 
-    /// Do not ask for huge pages
+    /// Do not allocate huge pages
     #[arg(long, help_heading = TECHNIQUES)]
     no_huge_pages: bool,
 
-    /// Then measure for a second what is left without the protocol, and the ratio: the bare ring,
-    /// bare copies for memory, bare messages for tcp; or with a value, bare messages over loopback
+    /// Afterwards, measure the upper bound without the protocol for one second and print the ratio: the
+    /// ring micro-benchmark, memory copies for ram, or plain messages for tcp; with a value, plain
+    /// messages over loopback
     #[arg(long, value_name = "OF", help_heading = REPORTS, num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "own", value_parser = named([
-        ("own", CeilingOf::Own),
-        ("tcp", CeilingOf::Tcp),
-        ("tcp-uring", CeilingOf::TcpRing),
+        ("own", BaselineKind::Own),
+        ("tcp", BaselineKind::Tcp),
+        ("tcp-uring", BaselineKind::TcpRing),
     ]))]
-    ceiling: Option<CeilingOf>,
+    baseline: Option<BaselineKind>,
 
-    /// Then run for two seconds over memory: the same with data that moves
+    /// Afterwards, run the same workload for two seconds over memory, so that data is moved
     #[arg(long, help_heading = REPORTS)]
     ram: bool,
 
-    /// Then compare the modes of the block layer over a null device, from one thread to one on
-    /// every core, a second each: IOPS, and the share of time spent waiting for the lock
+    /// Afterwards, compare the block-layer modes over a null device, with one thread up to one per
+    /// core, one second each: IOPS, and share of time spent waiting for the lock
     #[arg(long, help_heading = REPORTS)]
     null_blk: bool,
 
-    /// Print JSON in place of the text, or write it to FILE beside the text
+    /// Print JSON instead of text, or write it to FILE in addition to the text
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "", help_heading = REPORTS)]
     json: Option<String>,
 
-    /// Write a page that needs nothing but itself
+    /// Write a self-contained HTML report
     #[arg(long, value_name = "FILE", help_heading = REPORTS)]
     html: Option<String>,
 }
 
-/// A store, or whatever suits the device. A type of its own, since an option of an option would be
-/// read as a flag that may be absent.
+/// Command store, or the default of the device. It is a type of its own because clap treats
+/// `Option<Option<T>>` as a flag with an optional value.
 #[derive(Clone, Copy, Debug)]
 struct StoreChoice(Option<CommandStore>);
 
@@ -247,7 +249,7 @@ with ?count=, size=, block=, entries=, queues=, doorbell=; or any block device: 
 file:PATH?size=1g, model:p4600, and what stands on others: KIND:[URI],[URI] [default: \
 emu:null?count=21]";
 
-const LOAD: &str = "Load";
+const LOAD: &str = "Workload";
 const TECHNIQUES: &str = "Fast path, one switch per technique";
 const REPORTS: &str = "Reports";
 
@@ -259,11 +261,11 @@ With any argument, only what is asked for happens.
 
 Examples:
   tenmil perf                                      the main job; then look at tenmil-perf.html
-  tenmil perf -t 5 --ceiling                       the rate, and how much of the possible it is
-  tenmil perf null: -q 128 --ceiling=tcp           what bare messages of 4 KiB do over loopback
+  tenmil perf -t 5 --baseline                       the rate, and how much of the possible it is
+  tenmil perf null: -q 128 --baseline=tcp           what bare messages of 4 KiB do over loopback
   tenmil perf emu:null -q 1                        the round trip of one I/O
   tenmil perf emu:null --no-doorbell-batching      what a technique is worth
-  tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bs-mix 4k:70,64k:30 --zipf 0.99
+  tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bssplit 4k:70,64k:30 --zipf 0.99
   tenmil perf emu:model:p4600 --rate 200k          latency under a load that does not wait
   tenmil perf 'emu:file:/tmp/disk?size=1g' -w randrw --verify
   tenmil perf ram:4g -w randrw                     any block device, without a driver
@@ -275,18 +277,18 @@ Examples:
 Without link-time optimisation: cargo run --profile release-no-lto -- perf
 Exit codes: 0 all I/Os ended well, 1 machine not set up, 2 bad arguments, 3 I/Os failed.";
 
-/// Runs `perf` and reports. `command` is how to run it again.
+/// Runs `perf` and prints the report. `command` is the command line that repeats the run.
 pub(super) fn run(
     arguments: &PerfArguments,
     command: &str,
     engines: &Engines,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let mut options = arguments.options();
     if command == "tenmil perf" {
         options = options.with_extras();
     }
-    options.check(&Supplies::look(&Machine::this()))?;
+    options.check(&MachineResources::probe_machine(&Machine::this()))?;
     let json_path = match &options.json {
         Some(Output::File(path)) => Some(path.as_str()),
         _ => None,
@@ -296,9 +298,9 @@ pub(super) fn run(
         && json == html
     {
         let text = format!("--json and --html: both are {html}, expected a file for each");
-        return Err(Refused::caller(text));
+        return Err(CommandError::caller(text));
     }
-    let promise = |flag, path: Option<&str>| path.map(|path| ReportFile::promise(flag, path));
+    let promise = |flag, path: Option<&str>| path.map(|path| ReportFile::open(flag, path));
     let json_file = promise("--json", json_path).transpose()?;
     let html_file = promise("--html", html_path).transpose()?;
     let outcome = measure(&options, engines.perf)?;
@@ -306,7 +308,7 @@ pub(super) fn run(
         json_file.map(|file| file.write(&json::render(&outcome))),
         html_file.map(|file| file.write(&html::render(&outcome, command))),
     ];
-    // A disk that is full is no reason to keep the result to ourselves.
+    // A failure to write one report, such as a full disk, does not discard the result.
     let (written, lost): (Vec<_>, Vec<_>) = files.into_iter().flatten().partition(Result::is_ok);
     let written: Vec<String> = written.into_iter().flatten().collect();
     let report = match options.json {
@@ -320,28 +322,28 @@ pub(super) fn run(
     }
 }
 
-/// What these words ask `perf` for.
-pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, Refused> {
+/// The options that the argument list `words` stands for.
+pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, CommandError> {
     let mut command = PerfArguments::augment_args(Command::new("perf"));
     let matches = command
         .try_get_matches_from_mut(core::iter::once("perf").chain(words.iter().map(String::as_str)));
     let parsed = matches.and_then(|matches| PerfArguments::from_arg_matches(&matches));
     parsed
         .map(|arguments| arguments.options())
-        .map_err(|error| usage::refusal(&error, &command, &[]))
+        .map_err(|error| usage::usage_error(&error, &command, &[]))
 }
 
-/// Runs the engine, with a live line where somebody can see it, until it is done or Ctrl-C.
-fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, Refused> {
-    host::signal::catch_interrupts()
-        .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
+/// Runs the engine until it ends or Ctrl-C, with a progress line if standard error is a terminal.
+fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, CommandError> {
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut errors = std::io::stderr();
     let mut line = LiveLine::new(errors.is_terminal(), clock.now());
     let progress = Arc::new(Progress::new(options.cores.len().max(1)));
     let outcome = engine(options, &progress, &mut |progress| {
         let length = phase_length(options, progress.phase());
-        // A terminal that is gone is no reason to stop measuring.
+        // A closed terminal does not end the measurement.
         let _ = line.turn(clock.now(), progress, length, &mut errors);
         let _ = line.tell(progress, &mut errors);
     });
@@ -355,23 +357,23 @@ fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
         Phase::BringUp => Span::default(),
         Phase::WarmUp => options.warm_up,
         Phase::Measure => options.time,
-        Phase::Ceiling => options.ceiling.unwrap_or_default(),
+        Phase::Baseline => options.ceiling.unwrap_or_default(),
         Phase::Ram => options.ram.unwrap_or_default(),
         Phase::NullBlk => options.null_blk.unwrap_or_default(),
     }
 }
 
-/// A failed I/O, or a block that is not what was written, is the controller's doing.
+/// The exit code of a run: a failed I/O or a verification error is a remote error.
 fn exit_code(outcome: &PerfOutcome) -> ExitCode {
     match outcome.missing.first() {
-        _ if !outcome.is_clean() => ExitCode::from(Blame::Peer.exit_code()),
+        _ if !outcome.is_clean() => ExitCode::from(ErrorCategory::Remote.exit_code()),
         Some(refused) => ExitCode::from(refused.blame.exit_code()),
         None => ExitCode::SUCCESS,
     }
 }
 
 impl PerfArguments {
-    /// Whether nothing is written: no file is made or grown for that.
+    /// Whether the workload writes nothing, so that no file is created or grown.
     pub(super) fn only_reads(&self) -> bool {
         !self.pattern.writes()
     }
@@ -381,14 +383,14 @@ impl PerfArguments {
         PerfOptions {
             uris: match (self.uris.as_slice(), self.null_blk) {
                 ([], false) => usual.uris,
-                ([], true) => vec![Uri::Block(block::uri::Uri::new("null", ""))],
+                ([], true) => vec![Uri::Block(tenmil_block::uri::Uri::new("null", ""))],
                 (uris, _) => uris.to_vec(),
             },
             depth: self.depth.unwrap_or(usual.depth),
             depth_may_be_less: self.depth.is_none(),
-            sizes: self.bs_mix.clone().unwrap_or_else(|| self.io_size.clone()),
+            sizes: self.bssplit.clone().unwrap_or_else(|| self.io_size.clone()),
             pattern: self.pattern,
-            read_percent: self.read_share,
+            read_percent: self.rwmixread,
             time: self.time,
             warm_up: self.warm_up,
             cores: self.cores.clone().unwrap_or_default(),
@@ -419,8 +421,8 @@ impl PerfArguments {
                 shadow_doorbells: self.shadow_doorbells,
                 huge_pages: !self.no_huge_pages,
             },
-            ceiling: self.ceiling.map(|_| CEILING_TIME),
-            ceiling_of: self.ceiling.unwrap_or_default(),
+            ceiling: self.baseline.map(|_| CEILING_TIME),
+            ceiling_of: self.baseline.unwrap_or_default(),
             ram: self.ram.then_some(RAM_TIME),
             json: self.json.as_ref().map(|path| match path.as_str() {
                 "" | "-" => Output::Standard,
@@ -432,7 +434,7 @@ impl PerfArguments {
     }
 }
 
-/// A parser that accepts these names and nothing else.
+/// Value parser that accepts exactly these names.
 pub(super) fn named<T, const N: usize>(
     choices: [(&'static str, T); N],
 ) -> impl TypedValueParser<Value = T>
@@ -446,7 +448,7 @@ where
     })
 }
 
-fn parse_uri(text: &str) -> Result<Uri, Refused> {
+fn parse_uri(text: &str) -> Result<Uri, CommandError> {
     text.parse()
 }
 
@@ -477,7 +479,7 @@ fn parse_theta(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("`{text}` is not a number, expected one such as 0.99"))
 }
 
-/// One size; a mix has a flag of its own.
+/// Parses a single I/O size; a mix has an option of its own.
 fn parse_io_size(text: &str) -> Result<SizeMix, String> {
     parse_size(text).and_then(|_| SizeMix::parse(text))
 }

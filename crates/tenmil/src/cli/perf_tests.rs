@@ -1,17 +1,17 @@
-//! The whole command with an engine that has run already.
+//! Tests of the whole command with a substituted engine.
 
 use std::num::NonZeroU64;
 use std::process::ExitCode;
 
-use base::Span;
-use block::{QueueMap, Scheduler};
-use dma::CommandStore;
+use tenmil_base::Span;
+use tenmil_block::{QueueMap, Scheduler};
+use tenmil_dma::CommandStore;
 
-use crate::Refused;
+use crate::CommandError;
 use crate::cli::{Engines, dispatch};
 use crate::perf::options::{
-    ArrivalLaw, CeilingOf, CompletionCopy, CompletionDoorbell, Layer, LayerOptions, OpenLoop,
-    Pattern, PerfOptions, Prefetch, SizeMix, Techniques,
+    ArrivalProcess, BaselineKind, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
+    OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, Techniques,
 };
 use crate::perf::report::sample::{bad_sample, sample};
 
@@ -19,27 +19,27 @@ fn engines(perf: super::PerfEngine) -> Engines {
     Engines { perf, ..Engines::real() }
 }
 
-/// What a command line prints, and its exit code.
-fn shown(words: &[&str], engines: &Engines) -> Result<(String, ExitCode), Refused> {
+/// Output and exit code of a command line.
+fn shown(words: &[&str], engines: &Engines) -> Result<(String, ExitCode), CommandError> {
     let words: Vec<_> = ["tenmil", "perf"].iter().chain(words).map(Into::into).collect();
     let mut out = Vec::new();
     let code = dispatch(&words, engines, &mut out)?;
     Ok((String::from_utf8(out).unwrap(), code))
 }
 
-/// What the engine is asked to do. An engine that tells is one that refuses.
+/// The options passed to the engine, returned through its error.
 fn asked(words: &[&str]) -> String {
-    let engines = engines(|options, _, _| Err(Refused::machine(format!("{options:?}"))));
+    let engines = engines(|options, _, _| Err(CommandError::machine(format!("{options:?}"))));
     shown(words, &engines).unwrap_err().text
 }
 
 #[test]
 fn every_letter_reaches_the_engine() {
-    let words = "emu:ram?count=2 -q 8 --bs-mix 4k:1,8k:3 -w randrw -M 70 -t 2 -a 0 -d 100 -P 2 \
+    let words = "emu:ram?count=2 -q 8 --bssplit 4k:1,8k:3 -w randrw -M 70 -t 2 -a 0 -d 100 -P 2 \
                  --rate 50k --arrivals uniform --zipf 0.9 --overwrite --verify --seed 7 \
                  --no-doorbell-batching --cq-doorbell deferred --command-store plain \
                  --prefetch slots --completion-copy line --shadow-doorbells --no-huge-pages \
-                 --ceiling --ram --null-blk --block mq --queue-map default=2,read=1 \
+                 --baseline --ram --null-blk --block mq --queue-map default=2,read=1 \
                  --block-scheduler merge --limit-iops 5k --limit-bytes 10m";
     let words: Vec<&str> = words.split_whitespace().collect();
     let expected = PerfOptions {
@@ -53,7 +53,7 @@ fn every_letter_reaches_the_engine() {
         warm_up: Span::from_secs(0),
         queue_pairs: 2,
         io_count: Some(100),
-        rate: Some(OpenLoop { per_second: 50_000, arrivals: ArrivalLaw::Uniform }),
+        rate: Some(OpenLoop { per_second: 50_000, arrivals: ArrivalProcess::Uniform }),
         zipf: Some(0.9),
         layer: LayerOptions {
             layer: Some(Layer::Mq),
@@ -84,10 +84,10 @@ fn every_letter_reaches_the_engine() {
 
 #[test]
 fn a_run_can_be_compared_with_bare_messages() {
-    for (value, ceiling_of) in [("tcp", CeilingOf::Tcp), ("tcp-uring", CeilingOf::TcpRing)] {
+    for (value, ceiling_of) in [("tcp", BaselineKind::Tcp), ("tcp-uring", BaselineKind::TcpRing)] {
         let expected =
             PerfOptions { ceiling: Some(Span::from_secs(1)), ceiling_of, ..PerfOptions::default() };
-        assert_eq!(asked(&[&format!("--ceiling={value}")]), format!("{expected:?}"));
+        assert_eq!(asked(&[&format!("--baseline={value}")]), format!("{expected:?}"));
     }
 }
 
@@ -135,7 +135,7 @@ fn failed_ios_end_with_the_code_of_the_peer_and_with_a_report() {
 fn an_engine_that_refuses_leaves_no_empty_report_behind() {
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("a.html");
-    let engines = engines(|_, _, _| Err(Refused::peer("emu:null #0: not ready after 500 ms")));
+    let engines = engines(|_, _, _| Err(CommandError::peer("emu:null #0: not ready after 500 ms")));
     let refused = shown(&["--html", &page.display().to_string()], &engines).unwrap_err();
     assert_eq!(refused.blame.exit_code(), 3);
     assert!(!page.exists());

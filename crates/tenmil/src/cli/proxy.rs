@@ -1,59 +1,58 @@
-//! `tenmil proxy`.
+//! `tenmil proxy`: TCP proxy with fault injection.
 
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use base::Span;
-use block::quantity::{parse_size, parse_time};
 use clap::Args;
-use control::State;
-use host::Clock;
-use sim::network::{Fault, Faults, LineOptions};
+use tenmil_base::Span;
+use tenmil_block::quantity::{parse_size, parse_time};
+use tenmil_linux::Clock;
+use tenmil_rpc::ServerState;
+use tenmil_sim::network::{Fault, Faults, LinkOptions};
 
 use super::perf::whole;
-use super::{running, write_out};
-use crate::Refused;
+use super::{rpc_endpoint, write_out};
+use crate::CommandError;
 use crate::proxy::{Proxy, ProxyPlan};
 
-/// The arguments of `proxy`.
+/// Arguments of `proxy`.
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
 pub(super) struct ProxyArguments {
-    /// Where to listen: 127.0.0.1:0, port 0 being any that is free
+    /// Address to listen at, such as 127.0.0.1:0; port 0 picks a free port
     #[arg(value_name = "LISTEN")]
     listen: SocketAddr,
 
-    /// Where to connect to: HOST:PORT
+    /// Address to connect to: HOST:PORT
     #[arg(value_name = "TARGET")]
     target: String,
 
-    /// Do FAULT to each connection when so many bytes have passed towards TARGET: 4k=cut; more than
-    /// once for more
+    /// Inject FAULT into each connection after this many bytes towards TARGET: 4k=cut; may be repeated
     #[arg(long, value_name = "BYTE=FAULT", value_parser = parse_fault)]
-    there: Vec<(u64, Fault)>,
+    to_server: Vec<(u64, Fault)>,
 
-    /// The same towards whoever connected
+    /// The same for bytes towards the client
     #[arg(long, value_name = "BYTE=FAULT", value_parser = parse_fault)]
-    back: Vec<(u64, Fault)>,
+    to_client: Vec<(u64, Fault)>,
 
-    /// Pass bytes on in pieces of any length
+    /// Forward bytes in fragments of random length
     #[arg(long)]
-    split: bool,
+    fragment: bool,
 
-    /// Let everything take so long each way: 2ms
+    /// One-way delay: 2ms
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_time)]
     delay: Span,
 
-    /// And up to so much longer
+    /// Maximum random addition to the delay
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = parse_time)]
     jitter: Span,
 
-    /// Hold so much each way: 1m
+    /// Buffer size per direction: 1m
     #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = parse_room)]
-    room: usize,
+    buffer: usize,
 
-    /// What all random numbers are made from
+    /// Seed of all random numbers
     #[arg(long, value_name = "N", default_value = "1", value_parser = whole::<u64>)]
     seed: u64,
 }
@@ -66,22 +65,25 @@ Runs until SIGTERM or Ctrl-C. Once it listens it prints one line: `ready` and th
 for each connection that begins or ends.
 
 Examples:
-  tenmil proxy 127.0.0.1:0 127.0.0.1:4420 --delay 2ms --split
-  tenmil proxy 127.0.0.1:4421 127.0.0.1:4420 --there 100k=cut
-  tenmil proxy 127.0.0.1:4421 target.example:4420 --back 1m=freeze:3s --back 2m=black-hole";
+  tenmil proxy 127.0.0.1:0 127.0.0.1:4420 --delay 2ms --fragment
+  tenmil proxy 127.0.0.1:4421 127.0.0.1:4420 --to-server 100k=cut
+  tenmil proxy 127.0.0.1:4421 target.example:4420 --to-client 1m=freeze:3s --to-client 2m=black-hole";
 
-/// How often it looks whether somebody wants it to end.
+/// Interval at which a signal to stop is checked.
 const WATCH_INTERVAL: Span = Span::from_ms(50);
 
-/// Passes bytes on until somebody ends it.
-pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
-    host::signal::catch_interrupts()
-        .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
+/// Forwards bytes until SIGTERM or Ctrl-C.
+pub(super) fn run(
+    arguments: &ProxyArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| CommandError::machine(format!("catch SIGTERM: {error}")))?;
     let clock = Clock::start();
     let mut proxy = Proxy::new(arguments.plan())?;
-    let _asked = running::serve(State::new());
+    let _asked = rpc_endpoint::serve(ServerState::new());
     write_out(out, &format!("ready {}\n", proxy.address()))?;
-    while !host::signal::interrupted() {
+    while !tenmil_linux::signal::interrupted() {
         let mut news = String::new();
         let moved = proxy.turn(clock.now(), &mut |line| news = format!("{news}{line}\n"));
         if !news.is_empty() {
@@ -89,7 +91,8 @@ pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<Exi
         }
         if !moved {
             let slept = proxy.sleep(clock.now(), WATCH_INTERVAL);
-            slept.map_err(|error| Refused::machine(format!("wait for connections: {error}")))?;
+            slept
+                .map_err(|error| CommandError::machine(format!("wait for connections: {error}")))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -97,9 +100,9 @@ pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<Exi
 
 impl ProxyArguments {
     fn plan(&self) -> ProxyPlan {
-        let line = |faults: &[(u64, Fault)]| LineOptions {
-            splits: self.split,
-            room_bytes: self.room,
+        let line = |faults: &[(u64, Fault)]| LinkOptions {
+            splits: self.fragment,
+            room_bytes: self.buffer,
             delay: self.delay,
             jitter: self.jitter,
             faults: faults.iter().fold(Faults::default(), |all, (at, fault)| all.and(*at, *fault)),
@@ -107,8 +110,8 @@ impl ProxyArguments {
         ProxyPlan {
             listen: self.listen,
             target: self.target.clone(),
-            there: line(&self.there),
-            back: line(&self.back),
+            there: line(&self.to_server),
+            back: line(&self.to_client),
             seed: self.seed,
         }
     }
@@ -118,7 +121,7 @@ fn parse_fault(text: &str) -> Result<(u64, Fault), String> {
     let expected =
         "expected BYTE=FAULT, where FAULT is cut, close, freeze:TIME, black-hole or flip";
     let (at, fault) = text.split_once('=').ok_or_else(|| format!("`{text}`: {expected}"))?;
-    // A size says that it cannot be zero; a byte can.
+    // `parse_size` rejects zero, which is a valid byte offset.
     let at = if at == "0" { 0 } else { parse_size(at)? };
     let fault = match fault.split_once(':') {
         Some(("freeze", time)) => Fault::Freeze(parse_time(time)?),
@@ -141,8 +144,8 @@ fn parse_room(text: &str) -> Result<usize, String> {
 
 #[cfg(test)]
 mod tests {
-    use base::Span;
-    use sim::network::Fault;
+    use tenmil_base::Span;
+    use tenmil_sim::network::Fault;
 
     use super::parse_fault;
 

@@ -1,14 +1,13 @@
-//! A report that is promised before the run and written after it.
+//! Report file that is opened before the run and written after it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, Write};
 use std::path::PathBuf;
 
-use crate::Refused;
-use crate::refused::reason;
+use crate::CommandError;
+use crate::error::reason;
 
-/// A file that is known to be writable. If nothing is written and it had not been there before, it
-/// is taken away again.
+/// Report file, known to be writable. A file that this run created is removed if no report is written.
 #[derive(Debug)]
 pub(super) struct ReportFile {
     path: PathBuf,
@@ -17,8 +16,8 @@ pub(super) struct ReportFile {
 }
 
 impl ReportFile {
-    /// Opens the file, or refuses in a line.
-    pub(super) fn promise(flag: &str, path: &str) -> Result<Self, Refused> {
+    /// Opens or creates the file; the error names the option.
+    pub(super) fn open(flag: &str, path: &str) -> Result<Self, CommandError> {
         let open = |is_new| OpenOptions::new().write(true).create_new(is_new).open(path);
         let (opened, is_new) = match open(true) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (open(false), false),
@@ -26,23 +25,23 @@ impl ReportFile {
         };
         match opened {
             Ok(file) => Ok(Self { path: path.into(), file, is_new }),
-            Err(error) => Err(Refused::caller(format!(
+            Err(error) => Err(CommandError::caller(format!(
                 "{flag} {path}: {}, expected a file that can be written",
                 reason(&error)
             ))),
         }
     }
 
-    /// Fills the file, in place of what it held.
-    pub(super) fn write(mut self, text: &str) -> Result<String, Refused> {
+    /// Replaces the content of the file and returns its path.
+    pub(super) fn write(mut self, text: &str) -> Result<String, CommandError> {
         let path = self.path.display().to_string();
         let result = self.replace(text);
-        result.map_err(|error| Refused::machine(format!("write {path}: {error}")))?;
+        result.map_err(|error| CommandError::machine(format!("write {path}: {error}")))?;
         self.is_new = false;
         Ok(path)
     }
 
-    /// A pipe, a terminal or another device has nothing to be cut off.
+    /// Truncates regular files only: a pipe, a terminal or another device cannot be truncated.
     fn replace(&mut self, text: &str) -> io::Result<()> {
         if self.file.metadata()?.is_file() {
             self.file.set_len(0)?;
@@ -55,7 +54,7 @@ impl ReportFile {
 impl Drop for ReportFile {
     fn drop(&mut self) {
         if self.is_new {
-            // Whoever is told of the failure that led here need not be told of this one.
+            // The error that led here is the one that is reported, so a failed removal is not.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -73,27 +72,27 @@ mod tests {
     #[test]
     fn a_promise_that_is_not_kept_leaves_nothing_behind() {
         let path = path("broken");
-        drop(ReportFile::promise("--html", &path).unwrap());
+        drop(ReportFile::open("--html", &path).unwrap());
         assert!(!std::fs::exists(&path).unwrap());
     }
 
     #[test]
     fn an_older_report_stays_until_it_is_replaced_as_a_whole() {
         let path = path("kept");
-        let report = ReportFile::promise("--html", &path).unwrap();
+        let report = ReportFile::open("--html", &path).unwrap();
         report.write("a long first report").unwrap();
-        drop(ReportFile::promise("--html", &path).unwrap());
+        drop(ReportFile::open("--html", &path).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a long first report");
-        ReportFile::promise("--html", &path).unwrap().write("short").unwrap();
+        ReportFile::open("--html", &path).unwrap().write("short").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "short");
         std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn what_is_no_file_takes_the_report_all_the_same() {
-        let null = ReportFile::promise("--html", "/dev/null").unwrap();
+        let null = ReportFile::open("--html", "/dev/null").unwrap();
         assert_eq!(null.write("nothing is kept").unwrap(), "/dev/null");
-        let full = ReportFile::promise("--html", "/dev/full").unwrap();
+        let full = ReportFile::open("--html", "/dev/full").unwrap();
         let refused = full.write("there is no room").unwrap_err();
         assert!(refused.text.starts_with("write /dev/full: "), "{}", refused.text);
         assert!(std::fs::exists("/dev/full").unwrap());
@@ -101,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_written_is_refused_by_name() {
-        let refusal = |path| ReportFile::promise("--html", path).unwrap_err().text;
+        let refusal = |path| ReportFile::open("--html", path).unwrap_err().text;
         let expected = "expected a file that can be written";
         assert_eq!(
             refusal("/nowhere/at/all.html"),

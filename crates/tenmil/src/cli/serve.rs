@@ -1,11 +1,11 @@
-//! `tenmil serve`.
+//! `tenmil serve`: exports block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
 
+mod endpoint;
 mod fabrics;
-mod guests;
 mod listen;
-mod over;
 #[cfg(test)]
 mod tests;
+mod transport;
 mod ublk;
 mod vfu;
 mod vhost;
@@ -16,119 +16,119 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::Span;
-use block::uri::Uri;
-use block::{Caps, Device, DeviceOptions, Limiter, MediumError, Opened, Opener, Rate};
 use clap::Args;
-use control::configuration::Configuration;
-use control::{Devices, Exports};
-use dma::Regions;
-use host::stream::{Address, Door};
-use host::{Clock, Cores};
-use reactor::schedule::Options;
-use reactor::{PollMode, ReactorOptions, Reactors};
 use serde_json::json;
-use target::nbd::{News, Plan, Served, ServedPlan, Server};
+use tenmil_base::Span;
+use tenmil_block::uri::Uri;
+use tenmil_block::{
+    Bdev, BdevOptions, DeviceError, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit,
+};
+use tenmil_dma::RegionTable;
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::schedule::Options;
+use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
+use tenmil_rpc::config::TargetConfig;
+use tenmil_rpc::{Devices, Exports};
+use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
 
 use super::perf::{at_least_one, named, some_bytes, whole};
-use super::{running, write_out};
-use crate::Refused;
-use crate::balance::{Balance, Balanced, check_cores, check_rules, parse_rules};
+use super::{rpc_endpoint, write_out};
+use crate::CommandError;
+use crate::balance::{BalancedReactors, BalancerGuard, check_cores, check_rules, parse_rules};
 use listen::{Listen, parse_listen};
-use over::{Over, check_switches};
+use transport::{ServeTransport, check_switches};
 
-/// The arguments of `serve`.
+/// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = MORE)]
 pub(super) struct ServeArguments {
-    /// What to serve: file:PATH, ram:1g, null:, and whatever stands on them. Over NVMe/TCP several:
-    /// namespaces 1, 2, … of one subsystem
+    /// Block devices to export: file:PATH, ram:1g, null:, or a device stacked on them. Over NVMe/TCP
+    /// each is a namespace (1, 2, …) of one subsystem
     #[arg(value_name = "URI", required_unless_present = "config", value_parser = parse_uri)]
     uris: Vec<Uri>,
 
-    /// Where to listen: nbd:PATH or nbd://HOST:PORT for NBD clients, tcp://HOST:PORT for NVMe/TCP
-    /// hosts, port 0 being any that is free, more than once for more; vfio-user:PATH for a virtual
-    /// machine, or another driver, whose PCI device it will be, more than once for one such device for
-    /// each URI; vhost-user:PATH for a virtual machine, as its virtio disk; ublk:N for this machine, as
-    /// /dev/ublkbN
+    /// Listen address, may be repeated: nbd:PATH or nbd://HOST:PORT for NBD clients; tcp://HOST:PORT
+    /// for NVMe/TCP hosts (port 0 picks a free port); vfio-user:PATH for a PCI NVMe controller of a
+    /// virtual machine or another driver, one for all URIs or one for each; vhost-user:PATH for a
+    /// virtio disk of a virtual machine; ublk:N for /dev/ublkbN of this machine
     #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
     #[arg(value_parser = parse_listen)]
     listen: Vec<Listen>,
 
-    /// Serve what this file says over NVMe/TCP, and nothing else
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "host", "allow_any_host", "read_only", "memory", "state"])]
+    /// Configuration file of an NVMe/TCP target; excludes the options that it covers
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "allowed_host", "allow_any_host", "read_only", "buffer_memory", "state_dir"])]
     config: Option<PathBuf>,
 
-    /// The subsystem's name, over NVMe/TCP [default: nqn.2026-01.org.tenmil:disk]
+    /// Subsystem NQN, over NVMe/TCP [default: nqn.2026-01.org.tenmil:disk]
     #[arg(long, value_name = "NQN")]
     nqn: Option<String>,
 
-    /// A host that may connect over NVMe/TCP; more than once for more. Without any, everybody who
-    /// reaches a listener of this machine alone
+    /// Host NQN that may connect over NVMe/TCP, may be repeated. Without any, every host may connect,
+    /// through loopback listeners only
     #[arg(long, value_name = "NQN")]
-    host: Vec<String>,
+    allowed_host: Vec<String>,
 
-    /// Let everybody connect over NVMe/TCP who reaches a listener, from wherever
+    /// Allow any host to connect over NVMe/TCP through any listener
     #[arg(long)]
     allow_any_host: bool,
 
-    /// Memory for data on their way over NVMe/TCP [default: 256m]
+    /// Memory for data buffers of NVMe/TCP connections [default: 256m]
     #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
-    memory: Option<NonZeroU64>,
+    buffer_memory: Option<NonZeroU64>,
 
-    /// Keep here what survives a loss of power, over NVMe/TCP: reservations that hosts want to persist.
-    /// Without it none do
+    /// State directory for data that persist across power loss, over NVMe/TCP: persistent reservations
+    /// (PTPL). Without it, hosts cannot make reservations persist
     #[arg(long, value_name = "DIRECTORY")]
-    state: Option<PathBuf>,
+    state_dir: Option<PathBuf>,
 
-    /// Take over reservations that are another disk's, or that do not say which disk's they are: those of
-    /// this file of the state directory, as the message says that refuses them; more than once for more.
-    /// They are those of the disk that is served now, from now on
+    /// Adopt the reservations in this file of the state directory, which belong to another disk or name
+    /// none, for the disk served now; the error that rejects them names the file; may be repeated
     #[arg(long, value_name = "FILE")]
     adopt_reservations: Vec<String>,
 
-    /// How sockets are made over NVMe/TCP, more than once for more: engine=io_uring, zero-copy=64k
-    /// (or no), busy-poll=50us, congestion=bbr; gather=no and more=no go without a technique,
-    /// placement=queue gives all that come by one receive queue to one core, placement=spread looks
-    /// at neither queue nor core
+    /// Socket options of NVMe/TCP, may be repeated: engine=io_uring, zero-copy=64k (or no),
+    /// busy-poll=50us, congestion-control=bbr; batch-send=no and msg-more=no disable batched sends and MSG_MORE;
+    /// placement=queue puts connections of one receive queue on one core, placement=spread ignores
+    /// queue and core
     #[arg(long, value_name = "KEY=VALUE")]
     socket: Vec<String>,
 
-    /// Let nobody write
+    /// Export read-only
     #[arg(short = 'r', long)]
     read_only: bool,
 
-    /// Let NBD clients change the size of a file, where they know how
+    /// Allow NBD clients to resize a file (NBD_CMD_RESIZE)
     #[arg(long, conflicts_with_all = ["read_only", "config"])]
     allow_resize: bool,
 
-    /// Let NBD clients write that are not of this machine: NBD has no authentication, so everybody who
-    /// reaches the listener could
+    /// Allow writes by NBD clients of other machines: NBD has no authentication, so any client that can
+    /// reach the listener may write
     #[arg(long, conflicts_with_all = ["read_only", "config"])]
     allow_remote_write: bool,
 
-    /// What clients call it, beside the empty name [default: the URI]
+    /// Export name, besides the empty name [default: the URI]
     #[arg(long, value_name = "NAME")]
-    name: Option<String>,
+    export_name: Option<String>,
 
-    /// Let all clients together have so many requests per second
+    /// Limit requests per second, all clients together (QoS)
     #[arg(long, value_name = "IOPS", value_parser = at_least_one)]
     limit_iops: Option<NonZeroU64>,
 
-    /// Let all clients together move so many bytes per second: 10m
+    /// Limit bytes per second, all clients together (QoS): 10m
     #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     limit_bytes: Option<NonZeroU64>,
 
-    /// Connections at a time [default: 64 over NBD, 1100 over NVMe/TCP]
+    /// Maximum number of connections [default: 64 over NBD, 1100 over NVMe/TCP]
     #[arg(long, value_name = "N", value_parser = some_connections)]
-    connections: Option<u32>,
+    max_connections: Option<u32>,
 
-    /// Connections of one address at a time: over NBD of every client, over NVMe/TCP of hosts that no
-    /// subsystem names [default: half of --connections]
+    /// Maximum number of connections per client address: over NBD of all clients, over NVMe/TCP of
+    /// hosts that no subsystem names [default: half of --max-connections]
     #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
     connections_per_address: Option<u32>,
 
-    /// Connections of one host NQN at a time, over NVMe/TCP [default: half of --connections]
+    /// Maximum number of connections per host NQN, over NVMe/TCP [default: half of --max-connections]
     #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
     connections_per_host: Option<u32>,
 
@@ -138,30 +138,31 @@ pub(super) struct ServeArguments {
     nbd_idle_timeout: Option<Span>,
 
     /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
-    #[arg(short = 'c', long, value_name = "CORES", value_parser = Cores::parse)]
-    cores: Option<Cores>,
+    #[arg(short = 'c', long, value_name = "CORES", value_parser = CpuList::parse)]
+    cores: Option<CpuList>,
 
-    /// What a thread does when there is nothing to do: look for ever, look for a while and then
-    /// sleep, or rest for three quarters of the usual latency first
+    /// Polling mode of an idle thread: poll continuously; poll briefly, then sleep; or sleep for three
+    /// quarters of the usual latency, then poll
     #[arg(long, value_name = "MODE", default_value = "adaptive")]
     #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
     poll: PollMode,
 
-    /// How connections are spread: each stays on its core, or those that do little gather on
-    /// one: static, dynamic, or dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with
-    /// &isolated=2-3; `tenmil set scheduler` switches while it runs
+    /// Placement of connections: fixed cores (static), or lightly loaded connections consolidated on
+    /// one core (dynamic): static, dynamic, or
+    /// dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with &isolated=2-3; `tenmil set
+    /// scheduler` changes it at run time
     #[arg(long, value_name = "POLICY", default_value = "static", value_parser = parse_rules)]
     scheduler: Options,
 
-    /// Choose how fast the serving threads' cores run, by their load; put back at the end
+    /// Scale the frequency of the serving cores with their load; restored at the end
     #[arg(long)]
     governor: bool,
 
-    /// End, as at SIGTERM, when the process ends that started this one
+    /// Exit, as on SIGTERM, when the parent process exits
     #[arg(long)]
-    with_parent: bool,
+    exit_with_parent: bool,
 
-    /// Print what is printed when it listens as JSON
+    /// Print the ready message as JSON
     #[arg(long)]
     json: bool,
 }
@@ -200,7 +201,7 @@ Examples:
   tenmil serve ram:1g -l nbd:/tmp/a.sock --cores 0-3 --scheduler dynamic?load=10 --governor
       tenmil get scheduler; tenmil top";
 
-/// A number of connections: with none nobody would be served.
+/// Parses a number of connections, which must not be zero.
 fn some_connections(text: &str) -> Result<u32, String> {
     match whole(text)? {
         0 => Err(format!("`{text}` is none, expected at least 1")),
@@ -225,19 +226,19 @@ fn some_time(text: &str) -> Result<Span, String> {
 /// NBD clients that may be connected at once.
 const CLIENTS_MAX: u32 = 64;
 
-/// How often it looks whether somebody wants it to end.
+/// Interval at which signals and events are checked.
 const WATCH_INTERVAL: Span = Span::from_ms(50);
 
-/// Places for memory: a device takes a few for each channel, and so do those it stands on.
+/// Capacity of the DMA region table: a device and each device below it use a few entries per channel.
 const REGIONS_MAX: usize = 1 << 16;
 
-/// How long a stop may take: an orderly one has [its own limits](fabrics) below it, and a service
-/// manager expects the process to be gone after five seconds.
+/// Time limit of a shutdown. An orderly shutdown has [lower limits](fabrics); a service manager expects
+/// the process to end within five seconds.
 const STOP_MAX: Span = Span::from_ms(4_800);
-/// Exit code of a stop that a device did not let end.
+/// Exit code of a shutdown that a device prevented from completing.
 const NOT_STOPPED: u8 = 3;
 
-/// What is written when a stop takes longer.
+/// The error message of a shutdown that exceeds its time limit.
 fn not_stopped(arguments: &ServeArguments) -> String {
     let devices: Vec<String> = arguments.uris.iter().map(Uri::to_string).collect();
     let named = match (&arguments.config, devices.is_empty()) {
@@ -252,21 +253,27 @@ fn not_stopped(arguments: &ServeArguments) -> String {
     )
 }
 
-/// Serves until somebody ends it.
-pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
-    // Before anything exists that would have to be put away.
-    serving_cores(arguments, &Cores::allowed())?;
-    host::signal::catch_interrupts()
-        .and_then(|()| host::signal::limit_stop(STOP_MAX, not_stopped(arguments), NOT_STOPPED))
-        .map_err(|error| Refused::machine(format!("catch SIGTERM: {error}")))?;
-    if arguments.with_parent {
-        host::signal::end_with_parent()
-            .map_err(|error| Refused::machine(format!("end with the parent process: {error}")))?;
+/// Serves until SIGTERM or Ctrl-C.
+pub(super) fn run(
+    arguments: &ServeArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    // Argument errors are reported before any file, socket or thread is created.
+    serving_cores(arguments, &CpuList::allowed())?;
+    tenmil_linux::signal::catch_interrupts()
+        .and_then(|()| {
+            tenmil_linux::signal::limit_stop(STOP_MAX, not_stopped(arguments), NOT_STOPPED)
+        })
+        .map_err(|error| CommandError::machine(format!("catch SIGTERM: {error}")))?;
+    if arguments.exit_with_parent {
+        tenmil_linux::signal::end_with_parent().map_err(|error| {
+            CommandError::machine(format!("end with the parent process: {error}"))
+        })?;
     }
     if let Some(path) = &arguments.config {
-        host::signal::catch_reload()
-            .map_err(|error| Refused::machine(format!("catch SIGHUP: {error}")))?;
-        check_switches(arguments, Over::NvmeTcp)?;
+        tenmil_linux::signal::catch_reload()
+            .map_err(|error| CommandError::machine(format!("catch SIGHUP: {error}")))?;
+        check_switches(arguments, ServeTransport::NvmeTcp)?;
         return fabrics::run(arguments, read_configuration(path)?, out);
     }
     let (mut clients, mut hosts, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
@@ -280,14 +287,15 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
             Listen::Ublk(place) => disks.push(*place),
         }
     }
+    // ublk, vhost-user and vfio-user claim the device exclusively, so each excludes other transports.
     match disks.as_slice() {
         [] => {}
         [place] if arguments.listen.len() == 1 => {
-            check_switches(arguments, Over::Ublk)?;
+            check_switches(arguments, ServeTransport::Ublk)?;
             return ublk::run(arguments, place, out);
         }
         _ => {
-            return Err(Refused::caller(
+            return Err(CommandError::caller(
                 "listen as ublk: and elsewhere at once, expected one: each claims the device",
             ));
         }
@@ -295,80 +303,80 @@ pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<Exi
     match guests.as_slice() {
         [] => {}
         [socket] if arguments.listen.len() == 1 => {
-            check_switches(arguments, Over::VhostUser)?;
+            check_switches(arguments, ServeTransport::VhostUser)?;
             return vhost::run(arguments, socket, out);
         }
         _ => {
-            return Err(Refused::caller(
+            return Err(CommandError::caller(
                 "listen for vhost-user and elsewhere at once, expected one: a guest has the disk",
             ));
         }
     }
     match (clients.is_empty(), hosts.is_empty(), sockets.as_slice()) {
         (true, true, [_, ..]) => {
-            check_switches(arguments, Over::VfioUser)?;
+            check_switches(arguments, ServeTransport::VfioUser)?;
             vfu::run(arguments, &sockets, out)
         }
-        (_, _, [_, ..]) => Err(Refused::caller(
+        (_, _, [_, ..]) => Err(CommandError::caller(
             "listen for vfio-user and for others at once, expected one: a client has the device",
         )),
         (true, false, []) => {
-            check_switches(arguments, Over::NvmeTcp)?;
-            fabrics::run(arguments, fabrics::asked(arguments, hosts)?, out)
+            check_switches(arguments, ServeTransport::NvmeTcp)?;
+            fabrics::run(arguments, fabrics::config_from_arguments(arguments, hosts)?, out)
         }
         (false, true, []) => {
-            check_switches(arguments, Over::Nbd)?;
+            check_switches(arguments, ServeTransport::Nbd)?;
             let [uri] = arguments.uris.as_slice() else {
-                return Err(Refused::caller(format!(
+                return Err(CommandError::caller(format!(
                     "serve {} devices over NBD, expected one: its clients have no way to choose",
                     arguments.uris.len()
                 )));
             };
             run_nbd(arguments, uri, &clients, out)
         }
-        _ => Err(Refused::caller(
+        _ => Err(CommandError::caller(
             "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
         )),
     }
 }
 
-/// What a file says.
-fn read_configuration(path: &Path) -> Result<Configuration, Refused> {
+/// Reads and parses the configuration file.
+fn read_configuration(path: &Path) -> Result<TargetConfig, CommandError> {
     let shown = path.display();
-    let text = host::file::read_text(path)
-        .map_err(|error| Refused::caller(format!("read {shown}: {error}")))?;
-    let configuration = Configuration::parse(&text);
-    configuration.map_err(|wrong| Refused::caller(format!("{shown}: {wrong}")))
+    let text = tenmil_linux::file::read_text(path)
+        .map_err(|error| CommandError::caller(format!("read {shown}: {error}")))?;
+    let configuration = TargetConfig::parse(&text);
+    configuration.map_err(|wrong| CommandError::caller(format!("{shown}: {wrong}")))
 }
 
-/// Serves one device over NBD until somebody ends it.
+/// Serves one device over NBD until SIGTERM or Ctrl-C.
 fn run_nbd(
     arguments: &ServeArguments,
     uri: &Uri,
     listen: &[Address],
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     check_writers(arguments, listen)?;
     let clock = Clock::start();
-    let regions = Regions::new(REGIONS_MAX);
+    let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
     let uri = uri.clone();
     let asked = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
-    let opened = opener.open(&asked).map_err(|error| Refused {
+    let opened = opener.open(&asked).map_err(|error| CommandError {
         blame: error.blame(),
         text: format!("open {error}"),
         hint: None,
     })?;
     let devices = Devices::new(opened.handles.clone());
-    let served = Arc::new(offer(arguments, &uri, opened, &regions, clock)?);
-    let doors = listen.iter().map(open_door).collect::<Result<Vec<_>, _>>()?;
+    let served = Arc::new(export_device(arguments, &uri, opened, &regions, clock)?);
+    let doors = listen.iter().map(open_listener).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let state = running::state_of(&balanced);
+    let state = rpc_endpoint::state_of(&balanced);
     let state = state.with(Exports::new(vec![Arc::clone(&served)], clock)).with(devices);
-    let mut asked = running::serve(state);
-    let connections_max = arguments.connections.unwrap_or(CLIENTS_MAX);
-    let server = Server::start(Plan {
+    let mut asked = rpc_endpoint::serve(state);
+    let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
+    let server = Server::start(ServerConfig {
         doors,
         served: Arc::clone(&served),
         regions: regions.clone(),
@@ -376,17 +384,17 @@ fn run_nbd(
         clock,
         connections_max: connections_max as usize,
         per_address_max: arguments.connections_per_address.map_or_else(
-            || Plan::per_address_max_of(connections_max as usize),
+            || ServerConfig::per_address_max_of(connections_max as usize),
             |most| most as usize,
         ),
         idle_max: arguments.nbd_idle_timeout,
     });
-    let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
-    host::file::keep()?;
-    write_out(out, &ready(arguments, &served, &server))?;
-    while !host::signal::interrupted() {
+    let server = server.map_err(|error| CommandError::machine(format!("serve: {error}")))?;
+    tenmil_linux::file::keep()?;
+    write_out(out, &ready_message(arguments, &served, &server))?;
+    while !tenmil_linux::signal::interrupted() {
         while let Some(news) = server.next_news() {
-            if let News::Trouble(text) = &news {
+            if let NbdEvent::Trouble(text) = &news {
                 tracing::info!("{text}");
             }
             if let Some((_, relay)) = &asked {
@@ -394,18 +402,19 @@ fn run_nbd(
             }
         }
         if let Some((_, relay)) = &mut asked {
-            relay.pass_on(&running::of(reactors));
+            relay.forward_events(&rpc_endpoint::of(reactors));
         }
-        host::thread::rest(WATCH_INTERVAL);
+        tenmil_linux::thread::sleep(WATCH_INTERVAL);
     }
-    // Nobody new first; then those who are in, whose last answers are still sent.
+    // First the listeners are closed, then the connections are drained: completed requests are still
+    // replied to.
     drop(server);
     balanced.stop();
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses to let everybody write who reaches a listener, unless that was asked for.
-fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), Refused> {
+/// Rejects writable exports on non-loopback addresses, unless they were explicitly allowed.
+fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), CommandError> {
     let is_remote =
         |address: &&Address| matches!(address, Address::Tcp(at) if !at.ip().is_loopback());
     let Some(remote) = listen.iter().find(is_remote) else { return Ok(()) };
@@ -415,29 +424,30 @@ fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), R
     let text = format!(
         "listen at {}: other machines could write there without authentication, expected an address of \
          loopback, --read-only or --allow-remote-write",
-        as_typed(remote)
+        listen_text(remote)
     );
     let hint = "Add --read-only, or --allow-remote-write if everybody who reaches it may write.";
-    Err(Refused::caller(text).with_hint(hint))
+    Err(CommandError::caller(text).with_hint(hint))
 }
 
-/// Makes a device of what was opened, and holds it for those who connect.
-fn offer(
+/// Wraps the opened device in a block-layer device and claims it for the export.
+fn export_device(
     arguments: &ServeArguments,
     uri: &Uri,
-    opened: Opened,
-    regions: &Regions,
+    opened: OpenedDevice,
+    regions: &RegionTable,
     clock: Clock,
-) -> Result<Served, Refused> {
-    let ServeArguments { name, read_only, allow_resize, limit_iops, limit_bytes, .. } = arguments;
+) -> Result<ExportedDevice, CommandError> {
+    let ServeArguments { export_name, read_only, allow_resize, limit_iops, limit_bytes, .. } =
+        arguments;
     let uri = uri.to_string();
-    let refuse = |why: MediumError| Refused::of(why.blame(), format!("serve {uri}: {why}"));
-    let total = Rate { iops: *limit_iops, bytes: *limit_bytes };
-    let limiter = Limiter::new(Caps { total, ..Caps::default() });
-    let options = DeviceOptions { limiter: Some(limiter.clone()), ..DeviceOptions::new(clock, 1) };
-    let device = Device::new(&uri, opened.medium, options).map_err(refuse)?;
-    let plan = ServedPlan {
-        name: name.clone().unwrap_or_else(|| uri.clone()),
+    let refuse = |why: DeviceError| CommandError::of(why.blame(), format!("serve {uri}: {why}"));
+    let total = RateLimit { iops: *limit_iops, bytes: *limit_bytes };
+    let limiter = QosLimiter::new(QosLimits { total, ..QosLimits::default() });
+    let options = BdevOptions { limiter: Some(limiter.clone()), ..BdevOptions::new(clock, 1) };
+    let device = Bdev::new(&uri, opened.medium, options).map_err(refuse)?;
+    let plan = ExportConfig {
+        name: export_name.clone().unwrap_or_else(|| uri.clone()),
         description: opened.description,
         uri: uri.clone(),
         device: &device,
@@ -446,11 +456,11 @@ fn offer(
         lets_resize: *allow_resize,
         regions,
     };
-    Served::new(plan).map_err(refuse)
+    ExportedDevice::new(plan).map_err(refuse)
 }
 
-/// The cores to serve on, if they are ours and the scheduler's rules are about them.
-fn serving_cores(arguments: &ServeArguments, allowed: &Cores) -> Result<Cores, Refused> {
+/// The cores to serve on, checked against the allowed cores and the scheduler's options.
+fn serving_cores(arguments: &ServeArguments, allowed: &CpuList) -> Result<CpuList, CommandError> {
     let last = || allowed.iter().last().into_iter().collect();
     let cores = arguments.cores.clone().unwrap_or_else(last);
     check_cores("-c", &cores, allowed)?;
@@ -458,37 +468,40 @@ fn serving_cores(arguments: &ServeArguments, allowed: &Cores) -> Result<Cores, R
     Ok(cores)
 }
 
-/// Reactors, and what spreads connections over them, watches what the kernel leaves them, and governs
-/// their cores where that is wanted.
-fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<Balanced, Refused> {
-    let cores = serving_cores(arguments, &Cores::allowed())?;
+/// Starts the reactors and their balancer, which places connections, follows CPU affinity changes and
+/// optionally scales core frequencies.
+fn start_reactors(
+    arguments: &ServeArguments,
+    clock: &Clock,
+) -> Result<BalancedReactors, CommandError> {
+    let cores = serving_cores(arguments, &CpuList::allowed())?;
     let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
     let ServeArguments { scheduler, governor, .. } = arguments;
     let reactors = Reactors::start(&cores, &options, clock)
-        .map_err(|why| Refused::of(why.blame(), why.to_string()))?;
+        .map_err(|why| CommandError::of(why.blame(), why.to_string()))?;
     let tell = |text: String| tracing::info!("{text}");
-    let balance = Balance::start(scheduler, *governor, reactors.directory(), &cores, &tell)?;
-    Ok(Balanced { reactors, balance })
+    let balance = BalancerGuard::start(scheduler, *governor, reactors.directory(), &cores, &tell)?;
+    Ok(BalancedReactors { reactors, balance })
 }
 
-fn open_door(address: &Address) -> Result<Door, Refused> {
-    Door::open(address).map_err(|error| match error.kind() {
+fn open_listener(address: &Address) -> Result<StreamListener, CommandError> {
+    StreamListener::open(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
-            Refused::caller(format!("listen at {address}: somebody listens there already"))
+            CommandError::caller(format!("listen at {address}: somebody listens there already"))
         }
-        io::ErrorKind::AlreadyExists => Refused::caller(format!(
+        io::ErrorKind::AlreadyExists => CommandError::caller(format!(
             "listen at {address}: a file lies there that is no socket, expected none"
         )),
         io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
-            Refused::caller(format!("listen at {address}: {error}"))
+            CommandError::caller(format!("listen at {address}: {error}"))
         }
-        _ => Refused::machine(format!("listen at {address}: {error}")),
+        _ => CommandError::machine(format!("listen at {address}: {error}")),
     })
 }
 
-/// What is printed once it listens.
-fn ready(arguments: &ServeArguments, served: &Served, server: &Server) -> String {
-    let listens: Vec<String> = server.addresses().iter().map(as_typed).collect();
+/// The ready message, as text or JSON.
+fn ready_message(arguments: &ServeArguments, served: &ExportedDevice, server: &Server) -> String {
+    let listens: Vec<String> = server.addresses().iter().map(listen_text).collect();
     if !arguments.json {
         return format!("ready {}\n", listens.join(" "));
     }
@@ -496,7 +509,7 @@ fn ready(arguments: &ServeArguments, served: &Served, server: &Server) -> String
     let line = json!({
         "ready": true,
         "listen": listens,
-        "connect": server.addresses().iter().map(for_clients).collect::<Vec<_>>(),
+        "connect": server.addresses().iter().map(nbd_uri).collect::<Vec<_>>(),
         "uri": served.uri(),
         "name": export.name(),
         "description": export.description(),
@@ -507,16 +520,16 @@ fn ready(arguments: &ServeArguments, served: &Served, server: &Server) -> String
     format!("{line}\n")
 }
 
-/// An address as `--listen` takes it.
-fn as_typed(address: &Address) -> String {
+/// An address in the syntax of `--listen`.
+fn listen_text(address: &Address) -> String {
     match address {
         Address::Path(path) => format!("nbd:{}", path.display()),
         Address::Tcp(port) => format!("nbd://{port}"),
     }
 }
 
-/// An address as clients take it.
-fn for_clients(address: &Address) -> String {
+/// An address as an NBD URI.
+fn nbd_uri(address: &Address) -> String {
     match address {
         Address::Path(path) => format!("nbd+unix:///?socket={}", path.display()),
         Address::Tcp(port) => format!("nbd://{port}"),

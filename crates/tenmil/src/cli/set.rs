@@ -1,30 +1,30 @@
-//! `tenmil set`.
+//! `tenmil set`: calls a `set` method of a running process.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use control::Verb;
+use tenmil_rpc::MethodKind;
 
-use super::get::ask;
-use super::running::Whom;
+use super::get::call_method;
+use super::rpc_endpoint::ProcessSelector;
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
-/// Change something in a running tenmil process, and print how it then is.
+/// Change a setting of a running tenmil process, and print its new state.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct SetArguments {
-    /// What to change
+    /// Method to call
     #[arg(value_name = "NAME")]
     name: String,
 
-    /// How it is to be
+    /// Parameters of the method
     #[arg(value_name = "NAME=VALUE")]
     parameters: Vec<String>,
 
     #[command(flatten)]
-    whom: Whom,
+    whom: ProcessSelector,
 
     /// Print JSON
     #[arg(long)]
@@ -38,9 +38,9 @@ Examples:
 
 `tenmil get` lists what can be set; docs/control.md describes it.";
 
-/// Changes and prints.
-pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Calls the method and prints its result.
+pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
     let SetArguments { name, parameters, whom, json } = arguments;
-    write_out(out, &ask(Verb::Set, name, parameters, *whom, *json)?)?;
+    write_out(out, &call_method(MethodKind::Set, name, parameters, *whom, *json)?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,23 +1,23 @@
-//! `tenmil sim`.
+//! `tenmil sim`: runs the driver in the simulator.
 
 use clap::Args;
 
 use super::perf::whole;
 use crate::simulation::SimOptions;
 
-/// Run the driver against a simulated controller that breaks its contract in every way we know.
+/// Run the driver against a simulated controller that violates its contract in every known way.
 ///
-/// All scripted scenarios first, then a swarm of seeds. A seed repeats its run bit for bit.
-/// With --cluster: hosts, pools, mirrors and tenants with reservations, and target processes with the
-/// disks they serve, over a network that fails.
+/// Runs all scripted scenarios first, then random seeds. A seed reproduces its run bit for bit. With
+/// --cluster: hosts, pools, mirrors and tenants with reservations, and target processes with the disks
+/// they serve, over a network that fails.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct SimArguments {
-    /// How many seeds to run after the scenarios
+    /// Number of seeds to run after the scenarios
     #[arg(long, value_name = "N", default_value = "200", value_parser = whole::<u64>)]
     seeds: u64,
 
-    /// Run this seed alone
+    /// Run this seed only
     #[arg(long, value_name = "SEED", value_parser = whole::<u64>, conflicts_with = "scenario")]
     seed: Option<u64>,
 
@@ -25,21 +25,17 @@ pub(super) struct SimArguments {
     #[arg(long, value_name = "TEXT")]
     scenario: Option<String>,
 
-    /// Name the scenarios and run none
+    /// List the scenarios and run none
     #[arg(long)]
     list: bool,
 
-    /// Plant bugs, one at a time, each of which must be found
-    #[arg(long)]
-    canary: bool,
-
-    /// Run hosts against target processes that are killed, lose power and are partitioned
-    #[arg(long, conflicts_with_all = ["scenario", "list", "canary"])]
+    /// Run hosts against target processes that crash, lose power and are partitioned
+    #[arg(long, conflicts_with_all = ["scenario", "list"])]
     cluster: bool,
 
-    /// With --cluster: put known bugs back, one at a time, each of which must be found by one of the
-    /// seeds
-    #[arg(long, requires = "cluster", conflicts_with = "seed")]
+    /// Inject bugs, one at a time, each of which must be found; with --cluster, known bugs of the past,
+    /// each by one of the seeds
+    #[arg(long, conflicts_with = "seed")]
     injected_bugs: bool,
 }
 
@@ -48,7 +44,7 @@ Examples:
   tenmil sim                       all scenarios and 200 seeds
   tenmil sim --seed 4711           one run again
   tenmil sim --scenario identify   some scenarios
-  tenmil sim --canary              proof that a bug would be found
+  tenmil sim --injected-bugs     proof that a bug would be found
   tenmil sim --cluster --seeds 300 hosts and targets, 300 seeds
   tenmil sim --cluster --seed 11   one of those runs again";
 
@@ -59,9 +55,9 @@ impl SimArguments {
             seed: self.seed,
             scenario: self.scenario.clone(),
             list: self.list,
-            canary: self.canary,
+            canary: self.injected_bugs && !self.cluster,
             cluster: self.cluster,
-            injected_bugs: self.injected_bugs,
+            injected_bugs: self.injected_bugs && self.cluster,
         }
     }
 }

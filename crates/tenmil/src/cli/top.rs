@@ -1,27 +1,27 @@
-//! `tenmil top`.
+//! `tenmil top`: live view of a running process.
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use base::Span;
 use clap::Args;
+use tenmil_base::Span;
 
-use super::running::{Whom, choose, connect, directory, listening};
+use super::rpc_endpoint::{ProcessSelector, choose, connect, directory, listening};
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 use crate::balance::put_back_frequencies;
-use block::quantity::parse_time;
-use host::machine::Machine;
+use tenmil_block::quantity::parse_time;
+use tenmil_linux::kernel_files::Machine;
 
-/// Watch the reactors, threads and pollers of a running tenmil process.
+/// Show the reactors, threads and pollers of a running tenmil process, live.
 ///
-/// Without a terminal to draw on, the tables are printed once, as with --once.
+/// Without a terminal, the tables are printed once, as with --once.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct TopArguments {
     #[command(flatten)]
-    whom: Whom,
+    whom: ProcessSelector,
 
     /// Print one sample as JSON
     #[arg(long)]
@@ -31,7 +31,7 @@ pub(super) struct TopArguments {
     #[arg(long)]
     once: bool,
 
-    /// Time between two samples, from which the rates are made
+    /// Interval between two samples; rates are computed over it
     #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
     interval: Span,
 }
@@ -55,8 +55,8 @@ fn interval(text: &str) -> Result<Span, String> {
     Err(format!("`{text}` is out of range, expected a time from {least} to {most}"))
 }
 
-/// Watches, or looks once.
-pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Runs the live view, or prints one sample.
+pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
     let TopArguments { whom, json, once, interval } = *arguments;
     if json {
         write_out(out, &crate::top::json(&mut connect(whom)?, interval)?)?;
@@ -66,15 +66,16 @@ pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitC
         let directory = directory()?;
         put_back_frequencies(&Machine::this(), &directory, &|text| tracing::info!("{text}"));
         if let Some(pid) = whom.pid {
-            // One that was never there is a mistake; one that goes later is waited for.
+            // A process that does not exist at the start is a usage error; one that exits later is
+            // awaited.
             choose(Some(pid), &listening(&directory)?)?;
         }
-        crate::top::watch(directory, whom.pid, interval, is_coloured(no_color().as_deref()))?;
+        crate::top::watch(directory, whom.pid, interval, is_colored(no_color().as_deref()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether there is a terminal at both ends that can place what is written.
+/// Whether input and output are terminals that support cursor positioning.
 fn can_draw() -> bool {
     let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
     io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb
@@ -84,8 +85,8 @@ fn no_color() -> Option<std::ffi::OsString> {
     std::env::var_os("NO_COLOR")
 }
 
-/// no-color.org: any value but none and an empty one.
-fn is_coloured(no_color: Option<&OsStr>) -> bool {
+/// no-color.org: any value other than unset or empty disables color.
+fn is_colored(no_color: Option<&OsStr>) -> bool {
     no_color.is_none_or(OsStr::is_empty)
 }
 
@@ -93,9 +94,9 @@ fn is_coloured(no_color: Option<&OsStr>) -> bool {
 mod tests {
     use std::ffi::OsStr;
 
-    use base::Span;
+    use tenmil_base::Span;
 
-    use super::{interval, is_coloured};
+    use super::{interval, is_colored};
 
     #[test]
     fn an_interval_is_neither_nothing_nor_for_ever() {
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn colour_is_refused_by_any_value() {
-        assert!(is_coloured(None) && is_coloured(Some(OsStr::new(""))));
-        assert!(!is_coloured(Some(OsStr::new("0"))));
+        assert!(is_colored(None) && is_colored(Some(OsStr::new(""))));
+        assert!(!is_colored(Some(OsStr::new("0"))));
     }
 }

@@ -1,34 +1,34 @@
-//! `tenmil unbind`.
+//! `tenmil unbind`: binds NVMe devices back to their former drivers.
 
 use std::fmt::Write as _;
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use host::machine::Machine;
-use host::pci::{self, Address, Which};
 use serde_json::json;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::pci::{self, Address, UnbindSelection};
 
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
-/// Give SSDs back to the drivers that had them, also after a crash.
+/// Bind NVMe devices back to their former drivers, also after a crash.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct UnbindArguments {
-    /// Where they sit, such as 0000:5e:00.0
+    /// PCI addresses, such as 0000:5e:00.0
     #[arg(value_name = "ADDRESS", required_unless_present = "all", conflicts_with = "all")]
     addresses: Vec<Address>,
 
-    /// All that `tenmil bind` has taken since the machine started
+    /// All devices that `tenmil bind` has bound since boot
     #[arg(long)]
     all: bool,
 
-    /// Give them to this driver, whatever is recorded, or if nothing is
+    /// Bind to this driver instead of the recorded one
     #[arg(long, value_name = "DRIVER", conflicts_with = "all")]
     to: Option<String>,
 
-    /// Say what would be done; change nothing
+    /// Show what would be done; change nothing
     #[arg(long)]
     dry_run: bool,
 
@@ -43,16 +43,19 @@ Examples:
   sudo tenmil unbind 0000:5e:00.0 --dry-run   the steps
   sudo tenmil unbind 0000:5e:00.0 --to nvme   one that another program has bound";
 
-/// Gives back, or says what would be done.
-pub(super) fn run(arguments: &UnbindArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Runs `unbind`, or prints the plan with `--dry-run`.
+pub(super) fn run(
+    arguments: &UnbindArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
     let machine = Machine::this();
     let mut addresses = arguments.addresses.clone();
     addresses.sort();
     addresses.dedup();
     let which = match &arguments.to {
-        _ if arguments.all => Which::All,
-        Some(driver) => Which::To(addresses, driver.clone()),
-        None => Which::These(addresses),
+        _ if arguments.all => UnbindSelection::All,
+        Some(driver) => UnbindSelection::To(addresses, driver.clone()),
+        None => UnbindSelection::These(addresses),
     };
     if arguments.dry_run {
         let plans = pci::plan_back(&machine, &which)?;
@@ -72,9 +75,9 @@ pub(super) fn run(arguments: &UnbindArguments, out: &mut dyn Write) -> Result<Ex
 
 const NOTHING: &str = "no SSD is recorded as bound\n";
 
-type Plan = (Address, Vec<pci::Step>);
+type UnbindPlan = (Address, Vec<pci::BindStep>);
 
-fn plans_as_text(plans: &[Plan]) -> String {
+fn plans_as_text(plans: &[UnbindPlan]) -> String {
     let mut text = String::new();
     for (address, steps) in plans {
         let _ = writeln!(text, "{address}: would be given back by these steps");
@@ -83,8 +86,8 @@ fn plans_as_text(plans: &[Plan]) -> String {
     if plans.is_empty() { NOTHING.into() } else { text }
 }
 
-fn plans_as_json(plans: &[Plan]) -> String {
-    let plan = |(address, steps): &Plan| {
+fn plans_as_json(plans: &[UnbindPlan]) -> String {
+    let plan = |(address, steps): &UnbindPlan| {
         let steps: Vec<String> = steps.iter().map(|step| step.shown(*address)).collect();
         json!({ "address": address.to_string(), "steps": steps })
     };
@@ -102,13 +105,13 @@ fn given_as_json(given: &[Address]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use host::pci::Step;
+    use tenmil_linux::pci::BindStep;
 
     use super::{NOTHING, plans_as_text};
 
     #[test]
     fn a_dry_run_shows_the_steps() {
-        let plans = [("5e:00.0".parse().unwrap(), vec![Step::Forget])];
+        let plans = [("5e:00.0".parse().unwrap(), vec![BindStep::RemoveRecord])];
         assert_eq!(
             plans_as_text(&plans),
             "0000:5e:00.0: would be given back by these steps\n  remove the record in /run/tenmil\n"

@@ -1,15 +1,15 @@
-//! One line for every command line that cannot be understood.
+//! Converts clap errors to one-line usage errors.
 
 use std::ffi::OsString;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
-use crate::Refused;
+use crate::CommandError;
 
-/// What to say about `error`, which is of the line `words`: the value that was found, and what is
-/// accepted.
-pub(super) fn refusal(error: &Error, root: &Command, words: &[OsString]) -> Refused {
+/// Converts `error`, found in the command line `words`, to an error that names the value found and the
+/// values accepted.
+pub(super) fn usage_error(error: &Error, root: &Command, words: &[OsString]) -> CommandError {
     let command = innermost(root, words);
     let flag = || text(error, ContextKind::InvalidArg).map(|arg| name_of(&arg, root));
     let value = text(error, ContextKind::InvalidValue).unwrap_or_default();
@@ -31,10 +31,15 @@ pub(super) fn refusal(error: &Error, root: &Command, words: &[OsString]) -> Refu
             let expected = either(&accepted).unwrap_or_else(|| "another".into());
             format!("{} {value}: expected {expected}", flag().unwrap_or_default())
         }
-        ErrorKind::UnknownArgument => unknown_argument(error),
+        ErrorKind::UnknownArgument => {
+            let found = text(error, ContextKind::InvalidArg).unwrap_or_default();
+            let innermost = command.get_name();
+            renamed_word(innermost, &found).unwrap_or_else(|| unknown_argument(error))
+        }
         ErrorKind::InvalidSubcommand => {
             let found = text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
-            format!("no command `{found}`, expected {}", commands(command))
+            let unknown = || format!("no command `{found}`, expected {}", commands(command));
+            renamed_word(command.get_name(), &found).unwrap_or_else(unknown)
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             format!("no command is given, expected {}", commands(command))
@@ -54,7 +59,13 @@ pub(super) fn refusal(error: &Error, root: &Command, words: &[OsString]) -> Refu
         }
         _ => error.to_string().lines().next().unwrap_or_default().replace("error: ", ""),
     };
-    Refused::caller(line)
+    CommandError::caller(line)
+}
+
+/// Error for a word of version 0.1 that has a new name.
+fn renamed_word(command: &str, found: &str) -> Option<String> {
+    let old = found.split('=').next().unwrap_or(found);
+    super::renamed::new_word(command, old).map(|new| format!("`{old}` is now `{new}`"))
 }
 
 fn unknown_argument(error: &Error) -> String {
@@ -66,7 +77,7 @@ fn unknown_argument(error: &Error) -> String {
     }
 }
 
-/// The command that was reached before the line could not be understood.
+/// The innermost subcommand that was parsed before the error.
 fn innermost<'a>(root: &'a Command, words: &[OsString]) -> &'a Command {
     let words = words.iter().skip(1).map_while(|word| word.to_str());
     let mut command = root;
@@ -77,7 +88,7 @@ fn innermost<'a>(root: &'a Command, words: &[OsString]) -> &'a Command {
     command
 }
 
-/// The letter of a flag, where it has one, or else its long name.
+/// The short name of a flag if it has one, otherwise its long name.
 fn name_of(argument: &str, root: &Command) -> String {
     let name = argument.split([' ', '=', '[']).next().unwrap_or(argument);
     let all = root.get_subcommands().flat_map(Command::get_arguments);

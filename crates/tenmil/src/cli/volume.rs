@@ -1,32 +1,32 @@
-//! `tenmil volume`.
+//! `tenmil volume`: creates, changes, lists and deletes volumes, snapshots and clones.
 
 mod clone;
 mod list;
-mod said;
+mod output;
 pub(super) mod stream;
 mod thick;
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use block::Opener;
-use block::quantity::parse_size;
-use block::store::Place;
-use block::uri::Uri;
 use clap::{Args, Subcommand};
-use control::orders::{Long, Order, Told, What};
+use tenmil_block::Opener;
+use tenmil_block::pool::VolumeRef;
+use tenmil_block::quantity::parse_size;
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::{CommandResult, JobKind, JobSpec, PoolCommand};
 
 use self::clone::CloneArguments;
 use self::list::ListArguments;
 use self::stream::{DiffArguments, ReceiveArguments, SendArguments};
 use self::thick::InflateArguments;
-use super::hand::Hand;
-use super::store::{EXIT_INTERRUPTED, with_opener};
+use super::pool::{EXIT_INTERRUPTED, with_opener};
+use super::pool_access::PoolAccess;
 use super::write_out;
-use crate::Refused;
+use crate::CommandError;
 
-/// Make, change, list or delete volumes of a store; if another process of yours has it open, that
-/// process does it.
+/// Create, change, list or delete volumes of a pool. If another process of this user has the pool open,
+/// that process carries out the command.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
 pub(super) struct VolumeArguments {
@@ -36,53 +36,53 @@ pub(super) struct VolumeArguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Make an empty volume; it takes room as it is written, or at once if it is to be thick.
+    /// Create an empty volume: thin-provisioned, or fully allocated with --thick.
     Create(CreateArguments),
-    /// Delete a volume or a snapshot, and give its room back.
+    /// Delete a volume or a snapshot and free its space.
     Delete(DeleteArguments),
-    /// Give a volume another name.
+    /// Rename a volume.
     Rename(NameArguments),
-    /// Give a volume another size.
+    /// Resize a volume.
     Resize(ResizeArguments),
-    /// Keep what a volume holds now, under a name of its own; nothing is written to a snapshot.
+    /// Create a snapshot: a read-only copy of a volume at this moment.
     Snapshot(NameArguments),
-    /// Make a volume that holds what another, a snapshot, or an image elsewhere holds now.
+    /// Clone a volume, a snapshot, or an external image.
     Clone(CloneArguments),
-    /// Make a volume hold what it held when a snapshot of it was made.
-    Revert(NameArguments),
-    /// Have a clone stand on its own, so that what it was made from can be deleted like any other.
+    /// Roll a volume back to one of its snapshots.
+    Rollback(NameArguments),
+    /// Detach a clone from its parent, so that the parent can be deleted (compare rbd flatten).
     Decouple(DecoupleArguments),
-    /// Make a volume thick: give it room for all of its blocks, of its own, while others use it.
+    /// Make a volume thick: allocate all of its blocks exclusively, also while it is in use.
     Inflate(InflateArguments),
-    /// Say what a snapshot or volume has that another one has not, from their maps alone.
+    /// List the ranges that differ between two volumes or snapshots, from metadata alone.
     Diff(DiffArguments),
-    /// Write a snapshot, or what it has that another one has not, to standard output.
+    /// Write a snapshot to standard output as a stream, in full or incrementally.
     Send(SendArguments),
-    /// Make a snapshot of what `send` has written, from standard input.
+    /// Create a snapshot from a stream on standard input.
     Receive(ReceiveArguments),
-    /// List the volumes of a store.
+    /// List the volumes of a pool.
     List(ListArguments),
 }
 
 #[derive(Debug, Args)]
 struct CreateArguments {
-    /// The volume, such as volume:[file:/var/tmp/pool]/db
+    /// Volume, such as volume:[file:/var/tmp/pool]/db
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
-    /// How large it is, such as 10g; it may be larger than the store
+    /// Volume size, such as 10g; may exceed the pool size
     #[arg(long, value_name = "BYTES")]
-    size: Size,
+    size: ByteSize,
 
-    /// In what pieces room is given to it: 4k, 8k, 16k, 32k or 64k
+    /// Cluster size (allocation unit): 4k, 8k, 16k, 32k or 64k
     #[arg(long, value_name = "BYTES", default_value = "64k")]
-    unit: Size,
+    unit: ByteSize,
 
-    /// Keep a checksum of every block, and refuse to read what does not have its own
+    /// Store a checksum of every block, and fail reads of blocks that do not match
     #[arg(long)]
     checksums: bool,
 
-    /// Give it room for all of its blocks now, so that no first write finds the store full
+    /// Allocate all blocks now, so that no later write fails because the pool is full
     #[arg(long)]
     thick: bool,
 
@@ -93,15 +93,15 @@ struct CreateArguments {
 
 #[derive(Debug, Args)]
 struct DeleteArguments {
-    /// The volume or snapshot
+    /// Volume or snapshot
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
-    /// Delete a snapshot even if volumes were made from it; they keep what they hold
+    /// Delete a snapshot even if it has clones; the clones keep their data
     #[arg(long)]
     orphan: bool,
 
-    /// Succeed even if there is no such volume, for scripts that say it twice
+    /// Succeed if the volume does not exist, for idempotent scripts
     #[arg(long)]
     if_exists: bool,
 
@@ -112,11 +112,11 @@ struct DeleteArguments {
 
 #[derive(Debug, Args)]
 struct NameArguments {
-    /// The volume
+    /// Volume
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
-    /// The other name, in the same store
+    /// Second name, in the same pool
     #[arg(value_name = "NAME")]
     name: String,
 
@@ -127,13 +127,13 @@ struct NameArguments {
 
 #[derive(Debug, Args)]
 struct DecoupleArguments {
-    /// The volume; what it shares with others stays where it is, what is an image's is copied
+    /// Volume; blocks shared inside the pool stay shared, blocks of an external image are copied
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
-    /// Copy so many bytes in a second at most, such as 100m
+    /// Limit of copied bytes per second, such as 100m
     #[arg(long, value_name = "BYTES")]
-    rate: Option<Size>,
+    limit_bytes: Option<ByteSize>,
 
     /// Print JSON
     #[arg(long)]
@@ -142,15 +142,15 @@ struct DecoupleArguments {
 
 #[derive(Debug, Args)]
 struct ResizeArguments {
-    /// The volume
+    /// Volume
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
-    /// How large it is to be
+    /// New size
     #[arg(long, value_name = "BYTES")]
-    size: Size,
+    size: ByteSize,
 
-    /// Make it smaller, too: what lies behind the new end is lost
+    /// Allow shrinking: data beyond the new end are lost
     #[arg(long)]
     shrink: bool,
 
@@ -159,11 +159,11 @@ struct ResizeArguments {
     json: bool,
 }
 
-/// A number of bytes on the command line.
+/// Byte count argument, such as 10g.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size(pub(super) u64);
+pub(super) struct ByteSize(pub(super) u64);
 
-impl std::str::FromStr for Size {
+impl std::str::FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -181,9 +181,9 @@ Examples:
   tenmil volume clone volume:[file:/var/tmp/pool]/vm --from file:/srv/golden.img --size 20g
   tenmil volume rename volume:[file:/var/tmp/pool]/trial next
   tenmil volume resize volume:[file:/var/tmp/pool]/next --size 200g
-  tenmil volume revert volume:[file:/var/tmp/pool]/db monday
+  tenmil volume rollback volume:[file:/var/tmp/pool]/db monday
   tenmil volume decouple volume:[file:/var/tmp/pool]/next
-  tenmil volume inflate volume:[file:/var/tmp/pool]/next --rate 100m
+  tenmil volume inflate volume:[file:/var/tmp/pool]/next --limit-bytes 100m
   tenmil volume delete volume:[file:/var/tmp/pool]/next
   tenmil volume list file:/var/tmp/pool
   tenmil volume diff volume:[file:/var/tmp/pool]/monday tuesday --json
@@ -195,33 +195,37 @@ Examples:
       tenmil volume snapshot volume:[file:/var/tmp/pool]/db now, while it is served";
 
 impl VolumeArguments {
-    /// Whether it only looks.
+    /// Whether the command reads only.
     pub(super) fn only_reads(&self) -> bool {
         matches!(self.command, Command::Diff(_) | Command::Send(_) | Command::List(_))
     }
 }
 
-/// Makes a change, or lists.
-pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Refused> {
+/// Runs the subcommand.
+pub(super) fn run(
+    arguments: &VolumeArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
     let text = with_opener(|opener| match &arguments.command {
         Command::Create(it) => create(opener, it),
         Command::Delete(it) => {
-            let order = |name| Order::Delete { name, orphan: it.orphan, if_exists: it.if_exists };
-            give(opener, &it.volume, order, it.json)
+            let order =
+                |name| PoolCommand::Delete { name, orphan: it.orphan, if_exists: it.if_exists };
+            execute(opener, &it.volume, order, it.json)
         }
         Command::Rename(it) => {
-            let order = |name| Order::Rename { name, to: it.name.clone() };
-            give(opener, &it.volume, order, it.json)
+            let order = |name| PoolCommand::Rename { name, to: it.name.clone() };
+            execute(opener, &it.volume, order, it.json)
         }
         Command::Resize(it) => resize(opener, it),
         Command::Snapshot(it) => {
-            let order = |volume| Order::Snapshot { volume, name: it.name.clone() };
-            give(opener, &it.volume, order, it.json)
+            let order = |volume| PoolCommand::Snapshot { volume, name: it.name.clone() };
+            execute(opener, &it.volume, order, it.json)
         }
         Command::Clone(it) => clone::clone(opener, it),
-        Command::Revert(it) => {
-            let order = |volume| Order::Revert { volume, snapshot: it.name.clone() };
-            give(opener, &it.volume, order, it.json)
+        Command::Rollback(it) => {
+            let order = |volume| PoolCommand::Rollback { volume, snapshot: it.name.clone() };
+            execute(opener, &it.volume, order, it.json)
         }
         Command::Decouple(it) => decouple(opener, it),
         Command::Inflate(it) => thick::inflate(opener, it),
@@ -235,88 +239,93 @@ pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is to be printed; none if it was stopped.
-type Printed = Result<Option<String>, Refused>;
+/// Text to print; `None` if the command was interrupted.
+type CommandOutput = Result<Option<String>, CommandError>;
 
-/// The store of a volume, wherever it is open, and the volume's name.
-fn hand_on<'a>(opener: &'a Opener<'a>, uri: &Uri) -> Result<(Hand<'a>, String), Refused> {
-    let place = Place::of(uri)?;
+/// Access to the pool of a volume, in this or another process, and the volume's name.
+fn open_pool_of<'a>(
+    opener: &'a Opener<'a>,
+    uri: &Uri,
+) -> Result<(PoolAccess<'a>, String), CommandError> {
+    let place = VolumeRef::of(uri)?;
     let name = place.volume(uri)?.to_owned();
-    Ok((Hand::on(opener, &place)?, name))
+    Ok((PoolAccess::on(opener, &place)?, name))
 }
 
-/// Gives an order about a volume, and says what came of it.
-fn give(
+/// Executes a pool command on a volume and renders the result.
+fn execute(
     opener: &Opener<'_>,
     uri: &Uri,
-    order: impl FnOnce(String) -> Order,
+    order: impl FnOnce(String) -> PoolCommand,
     is_json: bool,
-) -> Printed {
-    let (mut hand, name) = hand_on(opener, uri)?;
-    let told = hand.order(&order(name))?;
-    Ok(Some(said::render(&told, &hand, is_json)))
+) -> CommandOutput {
+    let (mut hand, name) = open_pool_of(opener, uri)?;
+    let told = hand.execute(&order(name))?;
+    Ok(Some(output::render(&told, &hand, is_json)))
 }
 
-/// The same, and then gives a thick volume what it is owed.
-fn give_thick(
+/// The same, and afterwards allocates the missing blocks if the volume is thick.
+fn execute_and_inflate(
     opener: &Opener<'_>,
     uri: &Uri,
-    order: impl FnOnce(String) -> Order,
+    order: impl FnOnce(String) -> PoolCommand,
     is_json: bool,
-) -> Printed {
-    let (mut hand, name) = hand_on(opener, uri)?;
-    let told = hand.order(&order(name.clone()))?;
+) -> CommandOutput {
+    let (mut hand, name) = open_pool_of(opener, uri)?;
+    let told = hand.execute(&order(name.clone()))?;
     let is_thick = told.volume.as_ref().is_some_and(|volume| volume["thick"] == true);
-    let owed = Long { what: What::Inflate(name), rate_bytes: None, unheard_max: None };
+    let owed = JobSpec { what: JobKind::Inflate(name), rate_bytes: None, unheard_max: None };
     if is_thick && hand.long(&owed, "inflating")?.is_none() {
         return Ok(None);
     }
-    Ok(Some(said::render(&told, &hand, is_json)))
+    Ok(Some(output::render(&told, &hand, is_json)))
 }
 
-/// Has something long done to a volume.
-fn give_long(
+/// Runs a long job on a volume and renders the result.
+fn run_job(
     opener: &Opener<'_>,
     uri: &Uri,
-    rate: Option<Size>,
-    long: (fn(String) -> What, &'static str),
+    rate: Option<ByteSize>,
+    long: (fn(String) -> JobKind, &'static str),
     is_json: bool,
-) -> Printed {
+) -> CommandOutput {
     let rate_bytes = self::rate(uri, rate)?;
-    let (mut hand, name) = hand_on(opener, uri)?;
+    let (mut hand, name) = open_pool_of(opener, uri)?;
     let (what, phase) = long;
-    let long = Long { what: what(name), rate_bytes, unheard_max: None };
+    let long = JobSpec { what: what(name), rate_bytes, unheard_max: None };
     let Some(done) = hand.long(&long, phase)? else { return Ok(None) };
-    let told = Told::from_json(&done);
-    let told =
-        told.ok_or_else(|| Refused::peer(format!("{uri}: found {done}, expected what it is")))?;
-    Ok(Some(said::render(&told, &hand, is_json)))
+    let told = CommandResult::from_json(&done);
+    let told = told
+        .ok_or_else(|| CommandError::peer(format!("{uri}: found {done}, expected what it is")))?;
+    Ok(Some(output::render(&told, &hand, is_json)))
 }
 
-fn create(opener: &Opener<'_>, it: &CreateArguments) -> Printed {
-    let (Size(size_bytes), Size(unit_bytes)) = (it.size, it.unit);
+fn create(opener: &Opener<'_>, it: &CreateArguments) -> CommandOutput {
+    let (ByteSize(size_bytes), ByteSize(unit_bytes)) = (it.size, it.unit);
     let (checksums, thick) = (it.checksums, it.thick);
-    let order = |name| Order::Create { name, size_bytes, unit_bytes, checksums, thick };
-    give_thick(opener, &it.volume, order, it.json)
+    let order = |name| PoolCommand::Create { name, size_bytes, unit_bytes, checksums, thick };
+    execute_and_inflate(opener, &it.volume, order, it.json)
 }
 
-fn resize(opener: &Opener<'_>, it: &ResizeArguments) -> Printed {
-    let (Size(size_bytes), shrink) = (it.size, it.shrink);
-    let order = |name| Order::Resize { name, size_bytes, shrink };
-    give_thick(opener, &it.volume, order, it.json)
+fn resize(opener: &Opener<'_>, it: &ResizeArguments) -> CommandOutput {
+    let (ByteSize(size_bytes), shrink) = (it.size, it.shrink);
+    let order = |name| PoolCommand::Resize { name, size_bytes, shrink };
+    execute_and_inflate(opener, &it.volume, order, it.json)
 }
 
-fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> Printed {
-    give_long(opener, &it.volume, it.rate, (What::Decouple, "copying"), it.json)
+fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> CommandOutput {
+    run_job(opener, &it.volume, it.limit_bytes, (JobKind::Decouple, "copying"), it.json)
 }
 
-/// How fast to copy: bytes in a second.
-fn rate(volume: &Uri, rate: Option<Size>) -> Result<Option<u64>, Refused> {
-    if let Some(Size(0)) = rate {
+/// Validates the limit of copied bytes per second.
+fn rate(volume: &Uri, rate: Option<ByteSize>) -> Result<Option<u64>, CommandError> {
+    if let Some(ByteSize(0)) = rate {
         let text = format!("{volume}: rate is 0, expected a byte at least");
-        return Err(Refused::caller(text).with_hint("Leave --rate out to copy at full speed."));
+        return Err(
+            CommandError::caller(text).with_hint("Leave --limit-bytes out to copy at full speed.")
+        );
     }
-    Ok(rate.map(|Size(rate)| rate))
+    Ok(rate.map(|ByteSize(rate)| rate))
 }
 
 #[cfg(test)]
@@ -324,10 +333,10 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
-    use block::store::{OpenStore, Place};
+    use tenmil_block::pool::{OpenPool, VolumeRef};
 
     use super::{VolumeArguments, run, with_opener};
-    use crate::Refused;
+    use crate::CommandError;
 
     #[derive(Parser)]
     struct Line {
@@ -335,20 +344,20 @@ mod tests {
         volume: VolumeArguments,
     }
 
-    pub(super) fn say(words: &[&str]) -> Result<String, Refused> {
+    pub(super) fn say(words: &[&str]) -> Result<String, CommandError> {
         let line = Line::try_parse_from(["volume"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
         run(&line.volume, &mut out)?;
         Ok(String::from_utf8(out).unwrap())
     }
 
-    /// A store, and what it is on.
+    /// Creates a pool in a temporary directory.
     pub(super) fn pool() -> (tempfile::TempDir, String) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
         with_opener(|opener| {
-            Ok(block::store::create(opener, &device.parse().unwrap(), "pool", false)?)
+            Ok(tenmil_block::pool::create(opener, &device.parse().unwrap(), "pool", false)?)
         })
         .unwrap();
         (directory, device)
@@ -371,7 +380,7 @@ mod tests {
         say(&["clone", &volume("monday"), "trial"]).unwrap();
         say(&["rename", &volume("trial"), "next"]).unwrap();
         say(&["resize", &volume("next"), "--size", "2g"]).unwrap();
-        say(&["revert", &volume("db"), "monday"]).unwrap();
+        say(&["rollback", &volume("db"), "monday"]).unwrap();
 
         let listed = say(&["list", &device]).unwrap();
         let lines: Vec<Vec<&str>> =
@@ -400,8 +409,8 @@ mod tests {
             let before = say(&["list", &device, "--json"]).unwrap();
             let generation = || {
                 with_opener(|opener| {
-                    let place = Place::of(&db.parse().unwrap())?;
-                    Ok(OpenStore::open(opener, &place)?.generation())
+                    let place = VolumeRef::of(&db.parse().unwrap())?;
+                    Ok(OpenPool::open(opener, &place)?.generation())
                 })
             };
             let then = generation().unwrap();
@@ -417,7 +426,7 @@ mod tests {
         let said = "volume `trial`, a clone of `monday`, is there already\n";
         twice(&["clone", &monday, "trial"], said);
         twice(&["resize", &db, "--size", "2m"], "volume `db` has that size already\n");
-        twice(&["revert", &db, "monday"], "volume `db` holds what `monday` has already\n");
+        twice(&["rollback", &db, "monday"], "volume `db` holds what `monday` has already\n");
         let said = "there is no `trial`, and `next` is there already\n";
         twice(&["rename", &trial, "next"], said);
         let said = say(&["rename", &volume("next"), "next"]).unwrap();
@@ -433,7 +442,7 @@ mod tests {
             assert!(refused.hint.unwrap().contains("--if-exists"));
         }
 
-        // It is not what it was.
+        // The volume has changed since the snapshot, so the same command is an error now.
         say(&["resize", &db, "--size", "4m"]).unwrap();
         let refused = say(&["snapshot", &db, "monday"]).unwrap_err();
         assert!(refused.text.contains("`monday`: the name is in use"), "{refused}");
@@ -448,7 +457,7 @@ mod tests {
             (&["create", &db, "--size", "1m"], "db"),
             (&["resize", &db, "--size", "2m"], "db"),
             (&["snapshot", &db, "monday"], "monday"),
-            (&["revert", &db, "monday"], "db"),
+            (&["rollback", &db, "monday"], "db"),
             (&["clone", &volume("monday"), "trial"], "trial"),
             (&["decouple", &trial], "trial"),
             (&["rename", &trial, "next"], "next"),
@@ -457,8 +466,8 @@ mod tests {
             serde_json::from_str(&say(&[words, &["--json"]].concat()).unwrap()).unwrap()
         };
         for (words, name) in cases {
-            // Nothing was written to it, so to go back changes nothing.
-            let is_changed = words[0] != "revert";
+            // A rollback of an unwritten volume changes nothing.
+            let is_changed = words[0] != "rollback";
             for is_changed in [is_changed, false] {
                 let found = json(words);
                 assert_eq!(found["changed"], is_changed, "{words:?}");
@@ -496,7 +505,7 @@ mod tests {
             (vec!["snapshot", &volume("x"), "y"], "volume `x`: there is none", ""),
             (vec!["resize", &volume("s"), "--size", "2m"], "it is a snapshot", "make a clone"),
             (vec!["resize", &volume("db"), "--size", "4k"], "has 1048576 bytes", "--shrink"),
-            (vec!["revert", &volume("c"), "s"], "`s` is not a snapshot of it", ""),
+            (vec!["rollback", &volume("c"), "s"], "`s` is not a snapshot of it", ""),
             (vec!["create", &volume("y"), "--size", "1000"], "expected a multiple of 4096", ""),
             (
                 vec!["create", &volume("y"), "--size", "1m", "--unit", "12k"],

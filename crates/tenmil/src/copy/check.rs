@@ -1,52 +1,52 @@
-//! Reading both sides back and comparing them.
+//! Comparison of source and target after a copy.
 
 use std::ops::Range;
 
-use base::{Answer, Extent, Holds, Instant, Operation, Outcome, Segment};
-use dma::Region;
+use tenmil_base::{BlockExtent, ExtentKind, Instant, IoCompletion, IoStatus, Operation, Segment};
+use tenmil_dma::Region;
 
 use super::Devices;
-use super::drive::Work;
+use super::drive::CopyTask;
 use super::geometry::Geometry;
-use super::outcome::{Comparison, Ending, Tally, Which};
-use super::side::{Ask, Sides};
+use super::outcome::{CompareResult, CopyAbort, CopySide, CopyStats};
+use super::side::{CopyChannels, SideRequest};
 
-/// A comparison under way. What both sides know to be zeroes is not read, and what could not be
-/// copied is left out.
+/// Comparison in progress. Ranges known to be zeroes on both devices are not read, and unreadable
+/// ranges are skipped.
 pub(super) struct Check<'a> {
     devices: &'a Devices,
     geometry: Geometry,
-    /// What could not be copied, in whole units.
+    /// Unreadable ranges, extended to whole units.
     lost: Vec<Range<u64>>,
-    sides: Sides,
-    answers: Vec<(Which, Answer)>,
-    pairs: Box<[Pair]>,
+    sides: CopyChannels,
+    answers: Vec<(CopySide, IoCompletion)>,
+    pairs: Box<[ComparePair]>,
     _memory: Region,
     next: u64,
-    comparison: Comparison,
-    ending: Option<Ending>,
+    comparison: CompareResult,
+    ending: Option<CopyAbort>,
 }
 
-/// The same range of both, on its way.
-struct Pair {
+/// The same range of both devices, being read.
+struct ComparePair {
     at: u64,
     len: u64,
     source: Segment,
     target: Segment,
-    /// Reads that are not answered.
+    /// Reads in flight.
     awaited: u8,
 }
 
-/// Ranges of zeroes that are gone past in one turn.
+/// Maximum number of zero ranges skipped per step.
 const HOLES_MAX: usize = 64;
 
 impl<'a> Check<'a> {
     pub(super) fn new(
         devices: &'a Devices,
         geometry: Geometry,
-        tally: &Tally,
+        tally: &CopyStats,
     ) -> Result<Self, String> {
-        let sides = Sides::open(&*devices.source, &*devices.target)?;
+        let sides = CopyChannels::open(&*devices.source, &*devices.target)?;
         let chunk = usize::try_from(geometry.chunk).unwrap_or(usize::MAX);
         let len_bytes = chunk.saturating_mul(2 * geometry.depth);
         let memory = devices.regions.allocate(len_bytes).map_err(|error| error.to_string())?;
@@ -55,13 +55,14 @@ impl<'a> Check<'a> {
             offset: index as u64 * geometry.chunk,
             len_bytes: u32::try_from(geometry.chunk).unwrap_or(u32::MAX),
         };
-        let pair = |index: usize| Pair {
+        let pair = |index: usize| ComparePair {
             at: 0,
             len: 0,
             source: part(2 * index),
             target: part(2 * index + 1),
             awaited: 0,
         };
+        // A unit that is unreadable in part is skipped as a whole.
         let whole = |range: &Range<u64>| geometry.floor(range.start)..geometry.ceiling(range.end);
         Ok(Self {
             geometry,
@@ -71,14 +72,14 @@ impl<'a> Check<'a> {
             pairs: (0..geometry.depth).map(pair).collect(),
             _memory: memory,
             next: 0,
-            comparison: Comparison { block: geometry.unit, ..Comparison::default() },
+            comparison: CompareResult { block: geometry.unit, ..CompareResult::default() },
             ending: None,
             devices,
         })
     }
 
-    /// What was found, and why it ended if that was early.
-    pub(super) fn end(self) -> (Comparison, Option<Ending>) {
+    /// The result, and the reason for an early end.
+    pub(super) fn end(self) -> (CompareResult, Option<CopyAbort>) {
         (self.comparison, self.ending)
     }
 
@@ -102,7 +103,7 @@ impl<'a> Check<'a> {
         self.next != before
     }
 
-    /// Goes past zeroes of both sides, or reads what is next, no further than `until`.
+    /// Skips zeroes of both devices, or reads the next range up to `until`.
     fn compare_from(&mut self, index: usize, until: u64) {
         let (geometry, at) = (self.geometry, self.next);
         let zeroes = self.zeroes(at).min(until);
@@ -117,40 +118,41 @@ impl<'a> Check<'a> {
         (pair.at, pair.len, pair.awaited) = (at, len, 2);
         let (token, operation) = (index as u64, Operation::Read);
         let memory = slice(pair.source, 0, len);
-        let ask = Ask { token, operation, at, len_bytes: len, memory };
-        self.sides.source.ask(&ask);
+        let ask = SideRequest { token, operation, at, len_bytes: len, memory };
+        self.sides.source.submit(&ask);
         let in_target = geometry.in_target(len);
         let memory = slice(pair.target, 0, in_target);
-        self.sides.target.ask(&Ask { len_bytes: in_target, memory, ..ask });
+        self.sides.target.submit(&SideRequest { len_bytes: in_target, memory, ..ask });
     }
 
-    /// Up to where both sides know that they hold zeroes, in whole units; `at` if one does not.
+    /// End of the range from `at` that both devices report as zeroes, in whole units; `at` if there is
+    /// none.
     fn zeroes(&self, at: u64) -> u64 {
-        let until = |extent: Result<Extent, String>, block: u64| match extent {
-            Ok(Extent { blocks, holds: Holds::Zeroes | Holds::Hole }) => {
+        let until = |extent: Result<BlockExtent, String>, block: u64| match extent {
+            Ok(BlockExtent { blocks, holds: ExtentKind::Zeroes | ExtentKind::Hole }) => {
                 at.saturating_add(blocks.saturating_mul(block))
             }
             _ => at,
         };
         let Geometry { source_block, target_block, .. } = self.geometry;
-        let source = until(self.devices.source.extent(at / source_block), source_block);
-        let target = until(self.devices.target.extent(at / target_block), target_block);
+        let source = until(self.devices.source.block_status(at / source_block), source_block);
+        let target = until(self.devices.target.block_status(at / target_block), target_block);
         self.geometry.floor(source.min(target)).max(at)
     }
 
-    fn after_read(&mut self, which: Which, index: usize, outcome: Outcome) {
+    fn after_read(&mut self, which: CopySide, index: usize, outcome: IoStatus) {
         let pair = &mut self.pairs[index];
         pair.awaited -= 1;
         if !outcome.is_success() {
             let (range, operation) = (pair.at..pair.at + pair.len, Operation::Read);
-            self.ending.get_or_insert(Ending::Failed { side: which, operation, range, outcome });
+            self.ending.get_or_insert(CopyAbort::Failed { side: which, operation, range, outcome });
         } else if pair.awaited == 0 && self.ending.is_none() {
             self.compare(index);
         }
     }
 
     fn compare(&mut self, index: usize) {
-        let Pair { at, len, source, target, .. } = self.pairs[index];
+        let ComparePair { at, len, source, target, .. } = self.pairs[index];
         let regions = &self.devices.regions;
         let same = |skip: u64, len: u64| {
             regions.equal(slice(source, skip, len), slice(target, skip, len)).unwrap_or(false)
@@ -171,12 +173,12 @@ impl<'a> Check<'a> {
     }
 }
 
-impl Work for Check<'_> {
+impl CopyTask for Check<'_> {
     fn step(&mut self, now: Instant) -> bool {
         let begun = self.begin();
         let mut answers = std::mem::take(&mut self.answers);
         let moved = self.sides.turn(now, &mut answers);
-        for (which, Answer { token, outcome, .. }) in answers.drain(..) {
+        for (which, IoCompletion { token, outcome, .. }) in answers.drain(..) {
             if let Ok(index) = usize::try_from(token)
                 && index < self.pairs.len()
             {
@@ -189,7 +191,7 @@ impl Work for Check<'_> {
 
     fn stop(&mut self) {
         if self.next < self.geometry.size {
-            self.ending.get_or_insert(Ending::Interrupted);
+            self.ending.get_or_insert(CopyAbort::Interrupted);
         }
     }
 
@@ -203,12 +205,12 @@ impl Work for Check<'_> {
         (awaited.map(|pair| pair.at).min().unwrap_or(self.next), self.geometry.size)
     }
 
-    fn sides(&mut self) -> &mut Sides {
+    fn sides(&mut self) -> &mut CopyChannels {
         &mut self.sides
     }
 }
 
-/// A part of a buffer, which is never longer than that.
+/// Part of a buffer, within its bounds.
 fn slice(buffer: Segment, skip: u64, len: u64) -> Segment {
     let part = u32::try_from(skip).ok().zip(u32::try_from(len).ok());
     part.and_then(|(skip, len)| buffer.slice(skip, len)).unwrap_or_default()

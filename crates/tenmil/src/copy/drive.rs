@@ -1,43 +1,42 @@
-//! The loop around a copy: it sleeps until one of the devices has something, and looks now and then
-//! whether somebody wants it to end.
+//! Event loop of a copy: sleeps until a device has completions, and checks periodically for a cancel.
 
-use base::{Instant, Span, WakeSource};
-use host::Clock;
-use host::bell::Sleeper;
-use host::turn::{Turn, Wait, run};
+use tenmil_base::{Instant, Span, WakeSource};
+use tenmil_linux::Clock;
+use tenmil_linux::event_loop::{EventLoop, NextStep, run};
+use tenmil_linux::wakeup::Sleeper;
 
-use super::side::Sides;
+use super::side::CopyChannels;
 
-/// Work on two sides, a bounded piece at a time.
-pub(super) trait Work {
-    /// Does what there is to do. Says whether there was anything.
+/// Bounded step of a copy or comparison.
+pub(super) trait CopyTask {
+    /// Submits and completes requests. Returns whether anything was done.
     fn step(&mut self, now: Instant) -> bool;
-    /// Begin nothing new.
+    /// Stops submitting new work.
     fn stop(&mut self);
-    /// Whether nothing is left to do, and nothing in flight.
+    /// Whether all work is done and nothing is in flight.
     fn is_over(&self) -> bool;
-    /// How many bytes of how many have been dealt with.
+    /// Bytes processed, and bytes in total.
     fn progress(&self) -> (u64, u64);
-    /// Both sides.
-    fn sides(&mut self) -> &mut Sides;
+    /// Channels of both devices.
+    fn sides(&mut self) -> &mut CopyChannels;
 }
 
-/// Told how far the work is, as often as the loop turns; false if it is to end.
-pub type Watch<'a> = dyn FnMut(Instant, (u64, u64)) -> bool + 'a;
+/// Progress callback, called in every iteration of the loop; returning false cancels the copy.
+pub type CopyProgressFn<'a> = dyn FnMut(Instant, (u64, u64)) -> bool + 'a;
 
-/// How long it sleeps at most: so soon is it seen that somebody wants it to end.
+/// Longest sleep, which bounds the delay of a cancel.
 const LOOK_AROUND: Span = Span::from_ms(100);
 
-struct Driver<'a, W> {
+struct CopyLoop<'a, W> {
     work: &'a mut W,
-    watch: &'a mut Watch<'a>,
+    watch: &'a mut CopyProgressFn<'a>,
 }
 
-/// Does all of `work`, or as much as the watcher lets it.
+/// Drives `work` until it ends or the callback cancels it.
 pub(super) fn drive<'a>(
-    work: &'a mut impl Work,
+    work: &'a mut impl CopyTask,
     clock: &Clock,
-    watch: &'a mut Watch<'a>,
+    watch: &'a mut CopyProgressFn<'a>,
 ) -> Result<(), String> {
     let refuse = |error: std::io::Error| format!("prepare to sleep: {error}");
     let mut sleeper = Sleeper::new().map_err(refuse)?;
@@ -47,22 +46,22 @@ pub(super) fn drive<'a>(
             sleeper.sources().add(descriptor, token).map_err(refuse)?;
         }
     }
-    run(&mut Driver { work, watch }, clock, &mut sleeper);
+    run(&mut CopyLoop { work, watch }, clock, &mut sleeper);
     Ok(())
 }
 
-impl<W: Work> Turn for Driver<'_, W> {
-    fn turn(&mut self, now: Instant) -> Wait {
+impl<W: CopyTask> EventLoop for CopyLoop<'_, W> {
+    fn iterate(&mut self, now: Instant) -> NextStep {
         let worked = self.work.step(now);
         if !(self.watch)(now, self.work.progress()) {
             self.work.stop();
         }
         if self.work.is_over() {
-            Wait::Ended
+            NextStep::Exit
         } else if worked {
-            Wait::Again
+            NextStep::Again
         } else {
-            Wait::Until(self.work.sides().wake_at().min(now.after(LOOK_AROUND)))
+            NextStep::Until(self.work.sides().wake_at().min(now.after(LOOK_AROUND)))
         }
     }
 

@@ -1,48 +1,49 @@
-//! What fits both sides: how much goes at once, and where the end is.
+//! Request sizes and limits that suit both devices.
 
-use base::{Limits, Operation};
+use tenmil_base::{Limits, Operation};
 
 use super::CopyOptions;
-use crate::Refused;
+use crate::CommandError;
 
-/// How a copy between two devices is cut.
+/// Request sizes of a copy between two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Geometry {
-    /// Bytes in the larger of the two blocks: what everything but the end is a multiple of.
+    /// Larger of both block sizes in bytes; every request but the last is a multiple of it.
     pub(super) unit: u64,
-    /// Bytes that are read at once.
+    /// Bytes per read.
     pub(super) chunk: u64,
-    /// Bytes that become zeroes at once.
+    /// Bytes per WriteZeroes.
     pub(super) zero_chunk: u64,
-    /// Bytes in a block of the source.
+    /// Block size of the source in bytes.
     pub(super) source_block: u64,
-    /// Bytes in a block of the target.
+    /// Block size of the target in bytes.
     pub(super) target_block: u64,
-    /// Bytes of the source: where the copy ends.
+    /// Size of the source in bytes, where the copy ends.
     pub(super) size: u64,
-    /// Whether the target has an operation for zeroes.
+    /// Whether the target supports WriteZeroes.
     pub(super) has_zeroes: bool,
-    /// Whether the target has a flush.
+    /// Whether the target supports Flush.
     pub(super) has_flush: bool,
     /// Chunks in flight.
     pub(super) depth: usize,
 }
 
-/// The most that one request makes zeroes of.
+/// Maximum number of bytes per WriteZeroes.
 const ZERO_BYTES_MAX: u64 = 16 << 20;
 
 impl Geometry {
-    /// What fits `source` and `target`, which are called so.
+    /// Derives the sizes from the limits of both devices; the names are for errors.
     pub(super) fn of(
         (source_name, source): (&str, &Limits),
         (target_name, target): (&str, &Limits),
         options: &CopyOptions,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, CommandError> {
         let size = size_bytes(source);
         let room = size_bytes(target);
         let target_block = u64::from(target.block_size);
+        // The last block is padded with zeroes, so the target needs room for the whole block.
         if room < size.next_multiple_of(target_block) {
-            return Err(Refused::caller(format!(
+            return Err(CommandError::caller(format!(
                 "copy to {target_name}: it has {room} bytes, expected at least the {size} of \
                  {source_name}"
             )));
@@ -50,7 +51,7 @@ impl Geometry {
         for (name, limits) in [(source_name, source), (target_name, target)] {
             if limits.metadata_size != 0 {
                 let found = limits.metadata_size;
-                return Err(Refused::caller(format!(
+                return Err(CommandError::caller(format!(
                     "copy {name}: its blocks have {found} bytes of metadata, expected none"
                 )));
             }
@@ -60,16 +61,17 @@ impl Geometry {
         for (name, limits, operation) in needs {
             if !limits.support.has(operation) {
                 let operation = operation.name();
-                return Err(Refused::caller(format!("copy {name}: it has no {operation}")));
+                return Err(CommandError::caller(format!("copy {name}: it has no {operation}")));
             }
         }
+        // Requests are multiples of the larger block size, so that both devices accept their ranges.
         let unit = u64::from(source.block_size.max(target.block_size));
         let most =
             |limits: &Limits| u64::from(limits.request_blocks_max) * u64::from(limits.block_size);
         let chunk = options.request_bytes.min(most(source)).min(most(target)).min(CHUNK_MAX);
         let chunk = chunk - chunk % unit;
         if chunk == 0 {
-            return Err(Refused::caller(format!(
+            return Err(CommandError::caller(format!(
                 "copy {source_name} to {target_name}: blocks have {unit} bytes, expected at most \
                  the {} that go at once",
                 options.request_bytes.min(most(source)).min(most(target))
@@ -89,27 +91,27 @@ impl Geometry {
         })
     }
 
-    /// `at` rounded down to a unit, except that the end is the end.
+    /// Rounds `at` down to a unit; the end of the source stays as it is.
     pub(super) const fn floor(&self, at: u64) -> u64 {
         if at >= self.size { self.size } else { at - at % self.unit }
     }
 
-    /// `at` rounded up to a unit, and no further than the end.
+    /// Rounds `at` up to a unit, at most to the end of the source.
     pub(super) fn ceiling(&self, at: u64) -> u64 {
         at.next_multiple_of(self.unit).min(self.size)
     }
 
-    /// So many bytes of the source in whole blocks of the target.
+    /// Rounds a length up to whole blocks of the target.
     pub(super) const fn in_target(&self, len_bytes: u64) -> u64 {
         len_bytes.next_multiple_of(self.target_block)
     }
 }
 
-/// A chunk is named by 32 bits.
+/// The length of a chunk is a 32-bit number.
 const CHUNK_MAX: u64 = 1 << 30;
 const DEPTH_MAX: u32 = 1024;
 
-/// How long a device is.
+/// Size of a device in bytes.
 pub(super) fn size_bytes(limits: &Limits) -> u64 {
     limits.block_count.saturating_mul(u64::from(limits.block_size))
 }

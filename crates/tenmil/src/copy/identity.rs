@@ -1,63 +1,62 @@
-//! Which device a copy reads or writes: as much as can be known of it before it is read.
+//! Identity of the devices of a copy, as far as it is known before they are read.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use base::Limits;
-use block::uri::Uri;
-use host::file::reach;
-use host::holders::{Place, device_mark, file_mark};
-use host::machine::Machine;
 use serde::{Deserialize, Serialize};
+use tenmil_base::Limits;
+use tenmil_block::uri::Uri;
+use tenmil_linux::file::reach;
+use tenmil_linux::holders::{DevicePath, device_mark, file_mark};
+use tenmil_linux::kernel_files::Machine;
 
-use super::outcome::Which;
+use super::outcome::CopySide;
 
-/// Which device it is.
+/// Identity of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     uri: String,
     pub(super) size_bytes: u64,
     block_size: u32,
-    files: Vec<Leaf>,
+    files: Vec<BackingFile>,
 }
 
-/// A file or a device that it stands on.
+/// File or kernel device below a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Leaf {
-    /// The path of what the kernel has; the name of anything else.
+struct BackingFile {
+    /// Canonical path of a file; the URI of anything else.
     path: String,
-    /// Which file or device it is, if anything tells it from others.
+    /// Identity of the file or device, if it has one.
     which: Option<String>,
-    /// When it was changed last; of the source only, since a copy changes its target, and of files
-    /// only, since of a device nobody knows.
+    /// Modification time. Only of the source, because a copy changes its target, and only of files,
+    /// because devices have none.
     modified_ns: Option<String>,
 }
 
 impl Identity {
-    /// The device that `uri` names, which has been opened.
-    pub fn of(which: Which, uri: &Uri, limits: &Limits) -> Self {
+    /// The identity of the open device that `uri` names.
+    pub fn of(which: CopySide, uri: &Uri, limits: &Limits) -> Self {
         Self {
             uri: uri.to_string(),
             size_bytes: super::geometry::size_bytes(limits),
             block_size: limits.block_size,
-            files: leaves(uri).iter().map(|leaf| Leaf::of(which, leaf)).collect(),
+            files: leaves(uri).iter().map(|leaf| BackingFile::of(which, leaf)).collect(),
         }
     }
 
-    /// Those of its files and devices that nothing tells from others: another may have taken their
-    /// place without a trace.
-    pub fn unmarked(&self) -> impl Iterator<Item = &str> {
+    /// Files and devices without an identity: they may have been replaced unnoticed.
+    pub fn unidentified(&self) -> impl Iterator<Item = &str> {
         self.files.iter().filter(|leaf| leaf.which.is_none()).map(|leaf| &*leaf.path)
     }
 
-    /// Whether the file of this file system and number is one that it stands on.
-    pub(super) fn stands_on(&self, (device, inode): (u64, u64)) -> bool {
+    /// Whether the file with this file system and inode number is below the device.
+    pub(super) fn includes_file(&self, (device, inode): (u64, u64)) -> bool {
         self.files.iter().any(|leaf| number(Path::new(&leaf.path)) == Some((device, inode)))
     }
 }
 
-impl Leaf {
-    fn of(which: Which, uri: &Uri) -> Self {
+impl BackingFile {
+    fn of(which: CopySide, uri: &Uri) -> Self {
         if uri.scheme() != "file" {
             return Self { path: uri.to_string(), which: None, modified_ns: None };
         }
@@ -65,13 +64,13 @@ impl Leaf {
         Self {
             path: whole(path).display().to_string(),
             which: mark(path),
-            modified_ns: (which == Which::Source).then(|| modified_ns(path)).flatten(),
+            modified_ns: (which == CopySide::Source).then(|| modified_ns(path)).flatten(),
         }
     }
 }
 
-/// The files and devices of the kernel that a device stands on; not those with stores, which are not
-/// a volume's alone.
+/// Files and kernel devices below a device, without the devices of pools, which are not exclusive to
+/// one volume.
 pub fn files_of(uri: &Uri) -> Vec<PathBuf> {
     leaves(uri)
         .iter()
@@ -80,8 +79,8 @@ pub fn files_of(uri: &Uri) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What stands on nothing else, and volumes: what is known of the device of a store says nothing of
-/// its volumes, which come and go.
+/// Devices without devices below, and volumes: the identity of a pool's device does not identify its
+/// volumes, which are created and deleted.
 fn leaves(uri: &Uri) -> Vec<&Uri> {
     match uri.children() {
         [] => vec![uri],
@@ -102,7 +101,7 @@ fn whole(path: &Path) -> PathBuf {
 
 fn mark(path: &Path) -> Option<String> {
     if reach(path).metadata().ok()?.file_type().is_block_device() {
-        return device_mark(&Machine::this(), &Place::of(path));
+        return device_mark(&Machine::this(), &DevicePath::of(path));
     }
     file_mark(path)
 }
@@ -112,12 +111,12 @@ fn modified_ns(path: &Path) -> Option<String> {
     found.is_file().then(|| format!("{}.{:09}", found.mtime(), found.mtime_nsec()))
 }
 
-/// The file system and the number of a file.
+/// File system and inode number of a file.
 pub(super) fn number(path: &Path) -> Option<(u64, u64)> {
     reach(path).metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
-/// What differs first, in words.
+/// Describes the first difference.
 pub(super) fn difference(found: &Identity, expected: &Identity) -> String {
     let say = |what: &str, found: &dyn std::fmt::Display, expected: &dyn std::fmt::Display| {
         format!("the record is of {what} {found}, found {expected}")
@@ -133,8 +132,9 @@ pub(super) fn difference(found: &Identity, expected: &Identity) -> String {
     }
     for (found, expected) in found.files.iter().zip(&expected.files) {
         if found.path != expected.path || found.which != expected.which {
-            let which = |leaf: &Leaf| leaf.which.clone().unwrap_or("nothing tells which".into());
-            let file = |leaf: &Leaf| format!("{} ({})", leaf.path, which(leaf));
+            let which =
+                |leaf: &BackingFile| leaf.which.clone().unwrap_or("nothing tells which".into());
+            let file = |leaf: &BackingFile| format!("{} ({})", leaf.path, which(leaf));
             return say("file", &file(found), &file(expected));
         }
         if found.modified_ns != expected.modified_ns {

@@ -1,76 +1,76 @@
-//! How a copy went.
+//! Results of a copy and of a comparison.
 
 use std::fmt;
 use std::ops::Range;
 
-use base::{Blame, Operation, Outcome};
+use tenmil_base::{ErrorCategory, IoStatus, Operation};
 
-/// What has been done.
+/// Progress and statistics of a copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    /// Up to here everything has been dealt with; after a flush, it is surely on the target.
+pub struct CopyStats {
+    /// Everything up to here is done; after a flush, it is durable on the target.
     pub until: u64,
-    /// Bytes that were read.
+    /// Bytes read.
     pub read: u64,
-    /// Bytes that were written.
+    /// Bytes written.
     pub written: u64,
-    /// Bytes that the target was told to make zeroes.
+    /// Bytes zeroed on the target.
     pub zeroed: u64,
-    /// Bytes of zeroes that lay on the target already.
+    /// Bytes of zeroes that the target already held.
     pub kept: u64,
-    /// What could not be read, and is zeroes on the target.
+    /// Unreadable ranges, which are zeroes on the target.
     pub lost: Vec<Range<u64>>,
-    /// Whether the target has flushed since its last write.
+    /// Whether the target was flushed after its last write.
     pub is_flushed: bool,
 }
 
-/// What comparing both sides came to.
+/// Result of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Comparison {
-    /// Bytes that were compared.
+pub struct CompareResult {
+    /// Bytes compared.
     pub compared: u64,
-    /// Bytes in what is counted as a block: the larger of both.
+    /// Block size of the count: the larger of both devices.
     pub block: u64,
-    /// Blocks that differ.
+    /// Number of blocks that differ.
     pub different: u64,
-    /// Where the first of them lies.
+    /// Byte offset of the first block that differs.
     pub first: Option<u64>,
 }
 
-/// How a copy, or a comparison, ended early.
+/// Reason for an early end of a copy or comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Somebody wanted it to.
+pub enum CopyAbort {
+    /// Canceled by the user.
     Interrupted,
-    /// A device could not do its part.
+    /// A request failed.
     Failed {
-        /// Which of the two.
-        side: Which,
-        /// What it was asked for.
+        /// Device of the request.
+        side: CopySide,
+        /// Operation of the request.
         operation: Operation,
-        /// Where, in bytes. Nowhere, of a flush.
+        /// Byte range of the request; empty for a flush.
         range: Range<u64>,
-        /// What it answered.
-        outcome: Outcome,
+        /// Status of the request.
+        outcome: IoStatus,
     },
-    /// The record could not be kept.
+    /// The checkpoint could not be stored.
     Record(String),
-    /// The machine lacks something: memory, a descriptor, a channel.
+    /// Local resource error: memory, a descriptor, a channel.
     Machine(String),
 }
 
-/// One of two devices.
+/// One of the two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// The one that is read.
+pub enum CopySide {
+    /// The device that is read.
     Source,
-    /// The one that is written.
+    /// The device that is written.
     Target,
 }
 
-impl Tally {
-    /// Notes that a range could not be read; neighbours become one.
-    pub(super) fn lose(&mut self, range: Range<u64>) {
+impl CopyStats {
+    /// Records an unreadable range; adjacent ranges are merged.
+    pub(super) fn record_unreadable(&mut self, range: Range<u64>) {
         let place = self.lost.partition_point(|one| one.start < range.start);
         self.lost.insert(place, range);
         let mut joined: Vec<Range<u64>> = Vec::with_capacity(self.lost.len());
@@ -83,26 +83,26 @@ impl Tally {
         self.lost = joined;
     }
 
-    /// Bytes that could not be read.
+    /// Number of unreadable bytes.
     pub fn lost_bytes(&self) -> u64 {
         self.lost.iter().map(|range| range.end - range.start).sum()
     }
 }
 
-impl Ending {
-    /// Whose move it is.
-    pub fn blame(&self) -> Blame {
+impl CopyAbort {
+    /// Error category.
+    pub fn blame(&self) -> ErrorCategory {
         match self {
-            Self::Interrupted => Blame::Caller,
-            Self::Failed { outcome: Outcome::CAPACITY_EXCEEDED, .. }
+            Self::Interrupted => ErrorCategory::Usage,
+            Self::Failed { outcome: IoStatus::CAPACITY_EXCEEDED, .. }
             | Self::Record(_)
-            | Self::Machine(_) => Blame::Machine,
-            Self::Failed { .. } => Blame::Peer,
+            | Self::Machine(_) => ErrorCategory::Environment,
+            Self::Failed { .. } => ErrorCategory::Remote,
         }
     }
 }
 
-impl fmt::Display for Which {
+impl fmt::Display for CopySide {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Source => "the source",
@@ -111,7 +111,7 @@ impl fmt::Display for Which {
     }
 }
 
-impl fmt::Display for Ending {
+impl fmt::Display for CopyAbort {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interrupted => out.write_str("interrupted"),
@@ -122,11 +122,11 @@ impl fmt::Display for Ending {
                     write!(out, ", bytes {} to {}", range.start, range.end - 1)?;
                 }
                 match *outcome {
-                    Outcome::CAPACITY_EXCEEDED => out.write_str(": there is no room left"),
-                    Outcome::NO_DEVICE | Outcome::ABORTED_BY_HOST => {
+                    IoStatus::CAPACITY_EXCEEDED => out.write_str(": there is no room left"),
+                    IoStatus::NO_DEVICE | IoStatus::ABORTED_BY_HOST => {
                         out.write_str(": the device has been removed")
                     }
-                    outcome => write!(out, ": {}", wire::Status(outcome.0)),
+                    outcome => write!(out, ": {}", tenmil_wire::Status(outcome.0)),
                 }
             }
         }
@@ -135,15 +135,15 @@ impl fmt::Display for Ending {
 
 #[cfg(test)]
 mod tests {
-    use base::{Blame, Operation, Outcome};
+    use tenmil_base::{ErrorCategory, IoStatus, Operation};
 
-    use super::{Ending, Tally, Which};
+    use super::{CopyAbort, CopySide, CopyStats};
 
     #[test]
     fn lost_ranges_are_in_order_and_joined() {
-        let mut tally = Tally::default();
+        let mut tally = CopyStats::default();
         for range in [8..9, 0..1, 3..4, 1..2, 4..6] {
-            tally.lose(range);
+            tally.record_unreadable(range);
         }
         assert_eq!(tally.lost, [0..2, 3..6, 8..9]);
         assert_eq!(tally.lost_bytes(), 6);
@@ -151,27 +151,27 @@ mod tests {
 
     #[test]
     fn what_failed_is_named_with_its_range_and_whose_move_it_is() {
-        let failed = |outcome, range| Ending::Failed {
-            side: Which::Target,
+        let failed = |outcome, range| CopyAbort::Failed {
+            side: CopySide::Target,
             operation: Operation::Write,
             range,
             outcome,
         };
         for (ending, text, blame) in [
             (
-                failed(Outcome::CAPACITY_EXCEEDED, 512..1024),
+                failed(IoStatus::CAPACITY_EXCEEDED, 512..1024),
                 "write of the target, bytes 512 to 1023: there is no room left",
-                Blame::Machine,
+                ErrorCategory::Environment,
             ),
             (
-                failed(Outcome::NO_DEVICE, 0..1),
+                failed(IoStatus::NO_DEVICE, 0..1),
                 "write of the target, bytes 0 to 0: the device has been removed",
-                Blame::Peer,
+                ErrorCategory::Remote,
             ),
             (
-                failed(Outcome::WRITE_FAULT, 0..0),
+                failed(IoStatus::WRITE_FAULT, 0..0),
                 "write of the target: Write Fault (SCT 0x2, SC 0x80)",
-                Blame::Peer,
+                ErrorCategory::Remote,
             ),
         ] {
             assert_eq!(ending.to_string().to_lowercase(), text.to_lowercase());

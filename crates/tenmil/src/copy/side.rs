@@ -1,23 +1,26 @@
-//! One side of a copy: a channel, what waits for room in it, and what it owes an answer for.
+//! I/O channel of one device of a copy, with its queued requests.
 
 use std::collections::VecDeque;
 
-use base::{Answer, Answers, Backend, Flags, Instant, Medium, Operation, Request, Segment};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, Operation, Request,
+    RequestFlags, Segment,
+};
 
-use super::outcome::Which;
+use super::outcome::CopySide;
 
-/// A channel that is asked in bytes.
-pub(super) struct Side {
-    channel: Box<dyn Backend>,
+/// Channel addressed in bytes.
+pub(super) struct ByteChannel {
+    channel: Box<dyn IoChannel>,
     block_size: u64,
     waiting: VecDeque<(Request, Segment)>,
     in_flight: usize,
-    answers: Answers,
+    answers: CompletionBatch,
 }
 
-/// What to do, where, and with which memory: [`Segment::default`] where no data moves.
+/// Queued request: operation, byte range and buffer, which is [`Segment::default`] if no data move.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ask {
+pub(super) struct SideRequest {
     pub(super) token: u64,
     pub(super) operation: Operation,
     pub(super) at: u64,
@@ -27,22 +30,22 @@ pub(super) struct Ask {
 
 const ANSWERS: usize = 64;
 
-impl Side {
-    /// A channel of `medium`.
-    pub(super) fn open(medium: &dyn Medium) -> Result<Self, String> {
+impl ByteChannel {
+    /// Opens a channel of `medium`.
+    pub(super) fn open(medium: &dyn BlockDevice) -> Result<Self, String> {
         let channel = medium.channel()?;
         Ok(Self {
             block_size: u64::from(channel.limits().block_size),
             channel,
             waiting: VecDeque::new(),
             in_flight: 0,
-            answers: Answers::with_capacity(ANSWERS),
+            answers: CompletionBatch::with_capacity(ANSWERS),
         })
     }
 
-    /// Queues a request. The range is of whole blocks.
-    pub(super) fn ask(&mut self, ask: &Ask) {
-        let Ask { token, operation, at, len_bytes, memory } = *ask;
+    /// Queues a request. The range must consist of whole blocks.
+    pub(super) fn submit(&mut self, ask: &SideRequest) {
+        let SideRequest { token, operation, at, len_bytes, memory } = *ask;
         debug_assert!(at.is_multiple_of(self.block_size), "{ask:?}");
         debug_assert!(len_bytes.is_multiple_of(self.block_size), "{ask:?}");
         let moves = matches!(operation, Operation::Read | Operation::Write);
@@ -56,14 +59,14 @@ impl Side {
             segment_count: u16::from(moves),
             metadata_count: 0,
             operation,
-            flags: if zeroes { Flags::DEALLOCATE } else { Flags::NONE },
+            flags: if zeroes { RequestFlags::DEALLOCATE } else { RequestFlags::NONE },
         };
         self.waiting.push_back((request, memory));
     }
 
-    /// Submits what there is room for, and takes the answers that have come. Says whether anything
-    /// has moved.
-    pub(super) fn turn(&mut self, now: Instant, taken: &mut Vec<Answer>) -> bool {
+    /// Submits queued requests as far as the channel accepts them, and collects completions. Returns
+    /// whether anything was done.
+    pub(super) fn turn(&mut self, now: Instant, taken: &mut Vec<IoCompletion>) -> bool {
         let before = self.in_flight;
         while let Some((request, memory)) = self.waiting.front() {
             if self.channel.submit(now, &[*request], &[*memory]) == 0 {
@@ -82,33 +85,37 @@ impl Side {
         submitted > 0 || count > 0
     }
 
-    /// Whether nothing is queued and nothing owed.
+    /// Whether no request is queued or in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.in_flight == 0
     }
 
-    /// The channel, for whoever sleeps until it has something.
-    pub(super) fn channel(&mut self) -> &mut dyn Backend {
+    /// The channel, for waiting on its completions.
+    pub(super) fn channel(&mut self) -> &mut dyn IoChannel {
         &mut *self.channel
     }
 }
 
-/// Both sides.
-pub(super) struct Sides {
-    pub(super) source: Side,
-    pub(super) target: Side,
-    taken: Vec<Answer>,
+/// Channels of both devices.
+pub(super) struct CopyChannels {
+    pub(super) source: ByteChannel,
+    pub(super) target: ByteChannel,
+    taken: Vec<IoCompletion>,
 }
 
-impl Sides {
-    pub(super) fn open(source: &dyn Medium, target: &dyn Medium) -> Result<Self, String> {
-        let (source, target) = (Side::open(source)?, Side::open(target)?);
+impl CopyChannels {
+    pub(super) fn open(source: &dyn BlockDevice, target: &dyn BlockDevice) -> Result<Self, String> {
+        let (source, target) = (ByteChannel::open(source)?, ByteChannel::open(target)?);
         Ok(Self { source, target, taken: Vec::new() })
     }
 
-    /// A turn of each, and the answers of both.
-    pub(super) fn turn(&mut self, now: Instant, answers: &mut Vec<(Which, Answer)>) -> bool {
-        let sides = [(Which::Source, &mut self.source), (Which::Target, &mut self.target)];
+    /// Polls both channels and collects their completions.
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        answers: &mut Vec<(CopySide, IoCompletion)>,
+    ) -> bool {
+        let sides = [(CopySide::Source, &mut self.source), (CopySide::Target, &mut self.target)];
         let mut has_moved = false;
         for (which, side) in sides {
             has_moved |= side.turn(now, &mut self.taken);
@@ -117,19 +124,19 @@ impl Sides {
         has_moved
     }
 
-    /// When either wants to be polled even if nothing happens.
+    /// Earliest time at which a channel must be polled without a wake-up.
     pub(super) fn wake_at(&self) -> Instant {
         self.source.channel.wake_at().min(self.target.channel.wake_at())
     }
 
-    /// Gets both ready for a sleep; true if there must be none.
+    /// Arms the wake-ups of both channels; returns true if there are completions already.
     pub(super) fn arm(&mut self) -> bool {
         let source = !self.source.is_idle() && self.source.channel.arm();
         let target = !self.target.is_idle() && self.target.channel.arm();
         source || target
     }
 
-    /// The sleep is over.
+    /// Disarms the wake-ups after a sleep.
     pub(super) fn disarm(&mut self) {
         self.source.channel.disarm();
         self.target.channel.disarm();

@@ -1,25 +1,28 @@
-//! Copies between devices that lose power, blocks and room, step by step and in no time.
+//! Tests of copies between simulated devices that lose power, blocks and space, in simulated time.
 
 mod shelf;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::{Instant, Medium, Operation, Outcome, Random, Span};
-use block::{Claim, Device, DeviceOptions};
-use dma::Regions;
-use host::Clock;
+use tenmil_base::{BlockDevice, Instant, IoStatus, Operation, Random, Span};
+use tenmil_block::{Bdev, BdevOptions, Claim};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
 
 use self::shelf::Shelf;
 use super::check::Check;
-use super::drive::Work;
+use super::drive::CopyTask;
+use super::engine::CopyEngine;
 use super::geometry::Geometry;
-use super::pass::Pass;
-use super::{Comparison, Copy, CopyOptions, Devices, Ending, Keep, OnError, Tally, Which};
+use super::{
+    CheckpointSink, CompareResult, Copy, CopyAbort, CopyOptions, CopySide, CopyStats, Devices,
+    OnError,
+};
 
 const KIB: usize = 1024;
 
-/// What survives this process.
+/// State that survives the process.
 #[derive(Default)]
 struct Kept {
     until: u64,
@@ -27,7 +30,7 @@ struct Kept {
     count: usize,
 }
 
-impl Keep for Kept {
+impl CheckpointSink for Kept {
     fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
         assert!(until >= self.until, "no step back");
         (self.until, self.lost, self.count) = (until, lost.to_vec(), self.count + 1);
@@ -36,8 +39,8 @@ impl Keep for Kept {
 }
 
 impl Kept {
-    fn tally(&self) -> Tally {
-        Tally { until: self.until, lost: self.lost.clone(), ..Tally::default() }
+    fn tally(&self) -> CopyStats {
+        CopyStats { until: self.until, lost: self.lost.clone(), ..CopyStats::default() }
     }
 }
 
@@ -53,9 +56,9 @@ struct World {
 }
 
 impl World {
-    /// A source of 1 MiB with holes and zeroes, and a target full of something else.
+    /// A source of 1 MiB with holes and zeroes, and a target full of other data.
     fn new(seed: u64, blocks: (u32, u32)) -> Self {
-        let regions = Regions::new(16);
+        let regions = RegionTable::new(16);
         let mut random = Random::new(seed);
         let source = Shelf::new(&regions, blocks.0, 1024 * KIB, seed);
         let target = Shelf::new(&regions, blocks.1, 1024 * KIB + 64 * KIB, seed + 1);
@@ -64,7 +67,9 @@ impl World {
                 match random.below(3) {
                     0 => part.fill(0),
                     1 => part[16 * KIB..].fill(7),
-                    _ => part.iter_mut().for_each(|byte| *byte = random.draw().to_le_bytes()[0]),
+                    _ => {
+                        part.iter_mut().for_each(|byte| *byte = random.next_u64().to_le_bytes()[0])
+                    }
                 }
             }
         });
@@ -80,11 +85,11 @@ impl World {
         Geometry::of(("source", &limits.0), ("target", &limits.1), &self.options).unwrap()
     }
 
-    /// Copies for so many steps, a simulated second each; says how it ended if it did.
-    fn copy(&self, kept: &mut Kept, steps: usize) -> Option<(Tally, Option<Ending>)> {
+    /// Runs this many steps of a simulated second each; returns how the copy ended, if it did.
+    fn copy(&self, kept: &mut Kept, steps: usize) -> Option<(CopyStats, Option<CopyAbort>)> {
         let from = kept.tally();
         let mut pass =
-            Pass::new(&self.devices, &self.options, self.geometry(), from, kept).unwrap();
+            CopyEngine::new(&self.devices, &self.options, self.geometry(), from, kept).unwrap();
         for step in 0..steps {
             pass.step(Instant { ns: 1_000_000_000 * step as u64 });
             let (done, size) = pass.progress();
@@ -96,7 +101,7 @@ impl World {
         None
     }
 
-    fn compare(&self, tally: &Tally) -> (Comparison, Option<Ending>) {
+    fn compare(&self, tally: &CopyStats) -> (CompareResult, Option<CopyAbort>) {
         let mut check = Check::new(&self.devices, self.geometry(), tally).unwrap();
         for step in 0..STEPS_MAX {
             check.step(Instant { ns: step as u64 });
@@ -107,7 +112,7 @@ impl World {
         panic!("it does not come to an end");
     }
 
-    /// Whether what would survive on the target is what the source holds.
+    /// Whether the durable data of the target equal the source.
     fn is_copied(&self) -> bool {
         self.source.with_bytes(|source| {
             self.target.with_bytes(|target| source[..] == target[..source.len()])
@@ -146,7 +151,7 @@ fn a_copy_that_is_cut_at_any_step_goes_on_and_loses_nothing() {
             let world = World::new(seed, (512, 1024));
             let mut kept = Kept::default();
             let ended = world.copy(&mut kept, steps).is_some();
-            // With the process, its requests go too.
+            // The requests in flight end with the process.
             world.source.cut();
             world.target.cut();
             let until = usize::try_from(kept.until).unwrap();
@@ -173,7 +178,8 @@ fn somebody_who_stops_it_finds_what_was_done_flushed() {
     let mut kept = Kept::default();
     let geometry = world.geometry();
     let mut pass =
-        Pass::new(&world.devices, &world.options, geometry, Tally::default(), &mut kept).unwrap();
+        CopyEngine::new(&world.devices, &world.options, geometry, CopyStats::default(), &mut kept)
+            .unwrap();
     for step in 0..STEPS_MAX as u64 {
         pass.step(Instant { ns: step });
         if step > 20 {
@@ -184,7 +190,7 @@ fn somebody_who_stops_it_finds_what_was_done_flushed() {
         }
     }
     let (tally, ending) = pass.end();
-    assert_eq!((ending, tally.is_flushed), (Some(Ending::Interrupted), true));
+    assert_eq!((ending, tally.is_flushed), (Some(CopyAbort::Interrupted), true));
     assert!(tally.until > 0 && tally.until < 1 << 20 && kept.until == tally.until);
     world.target.cut();
     let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
@@ -200,10 +206,11 @@ fn a_block_that_cannot_be_read_is_named_or_left_out() {
     world.source.break_block(700);
     let mut kept = Kept::default();
     let (tally, ending) = world.copy(&mut kept, STEPS_MAX).unwrap();
-    let Some(Ending::Failed { side: Which::Source, operation, range, outcome }) = ending else {
+    let Some(CopyAbort::Failed { side: CopySide::Source, operation, range, outcome }) = ending
+    else {
         panic!("{ending:?}");
     };
-    assert_eq!((operation, outcome), (Operation::Read, Outcome::UNRECOVERED_READ));
+    assert_eq!((operation, outcome), (Operation::Read, IoStatus::UNRECOVERED_READ));
     assert_eq!(range, 51_200..51_712, "one block, however much was read at once");
     assert!(tally.until <= 51_200 && tally.is_flushed);
 
@@ -218,8 +225,8 @@ fn a_block_that_cannot_be_read_is_named_or_left_out() {
     });
     let (comparison, ending) = world.compare(&tally);
     assert_eq!((comparison.different, ending), (0, None), "what was lost is left out");
-    let (_, ending) = world.compare(&Tally::default());
-    assert!(matches!(ending, Some(Ending::Failed { side: Which::Source, .. })), "{ending:?}");
+    let (_, ending) = world.compare(&CopyStats::default());
+    assert!(matches!(ending, Some(CopyAbort::Failed { side: CopySide::Source, .. })), "{ending:?}");
 }
 
 #[test]
@@ -239,24 +246,24 @@ fn blocks_of_the_target_with_something_lost_in_them_are_not_compared() {
 #[test]
 fn a_full_target_and_one_that_fails_end_it_with_their_reason() {
     for (outcome, operation) in [
-        (Outcome::CAPACITY_EXCEEDED, Operation::Write),
-        (Outcome::WRITE_FAULT, Operation::Write),
-        (Outcome::WRITE_FAULT, Operation::WriteZeroes),
-        (Outcome::WRITE_FAULT, Operation::Flush),
+        (IoStatus::CAPACITY_EXCEEDED, Operation::Write),
+        (IoStatus::WRITE_FAULT, Operation::Write),
+        (IoStatus::WRITE_FAULT, Operation::WriteZeroes),
+        (IoStatus::WRITE_FAULT, Operation::Flush),
     ] {
         let world = World::new(2, (512, 512));
         world.target.fail(operation, outcome);
         let (tally, ending) = world.copy(&mut Kept::default(), STEPS_MAX).unwrap();
-        let Some(Ending::Failed { side, operation: found, outcome: answer, .. }) = ending else {
+        let Some(CopyAbort::Failed { side, operation: found, outcome: answer, .. }) = ending else {
             panic!("{ending:?}");
         };
-        assert_eq!((side, found, answer), (Which::Target, operation, outcome));
+        assert_eq!((side, found, answer), (CopySide::Target, operation, outcome));
         assert!(!tally.is_flushed && tally.until < 1 << 20);
         assert_eq!(world.target.in_flight(), 0);
     }
 }
 
-/// What ends a copy before its target fails.
+/// Reason that ends a copy before its target fails.
 #[derive(Clone, Copy, Debug)]
 enum Before {
     Stopped,
@@ -264,13 +271,13 @@ enum Before {
     Unkept,
 }
 
-/// A record that cannot be kept from the second time on, if that is how the copy is to end.
+/// Checkpoint sink that fails from the second time on, if the copy is to end that way.
 struct Keeper {
     kept: Kept,
     is_full: bool,
 }
 
-impl Keep for Keeper {
+impl CheckpointSink for Keeper {
     fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String> {
         if self.is_full && self.kept.count > 0 {
             return Err("no room".into());
@@ -295,9 +302,12 @@ fn a_flush_that_fails_after_the_copy_has_ended_is_the_last_and_nothing_is_kept_a
             let context = format!("{before:?}, for ever: {fails_for_ever}");
             assert!(matches!(
                 (before, &ending),
-                (Before::Unkept, Some(Ending::Record(_)))
-                    | (Before::Unread, Some(Ending::Failed { operation: Operation::Read, .. }))
-                    | (Before::Stopped, Some(Ending::Failed { operation: Operation::Flush, .. }))
+                (Before::Unkept, Some(CopyAbort::Record(_)))
+                    | (Before::Unread, Some(CopyAbort::Failed { operation: Operation::Read, .. }))
+                    | (
+                        Before::Stopped,
+                        Some(CopyAbort::Failed { operation: Operation::Flush, .. })
+                    )
             ));
             assert!(!tally.is_flushed, "{context}");
             assert_eq!(flushes, 1, "{context}: a flush is not asked for again");
@@ -311,17 +321,17 @@ fn a_flush_that_fails_after_the_copy_has_ended_is_the_last_and_nothing_is_kept_a
     }
 }
 
-/// Copies until something ends it, and lets the flush fail that comes then. Says how many flushes
-/// there were from there on.
+/// Copies until something ends it, and fails the flush that follows. Returns the number of flushes from
+/// there on.
 fn end_and_fail(
     world: &World,
     keeper: &mut Keeper,
     before: Before,
     fails_for_ever: bool,
-) -> (Tally, Option<Ending>, usize) {
-    let from = Tally::default();
+) -> (CopyStats, Option<CopyAbort>, usize) {
+    let from = CopyStats::default();
     let mut pass =
-        Pass::new(&world.devices, &world.options, world.geometry(), from, keeper).unwrap();
+        CopyEngine::new(&world.devices, &world.options, world.geometry(), from, keeper).unwrap();
     let mut ended_after = None;
     for step in 0..STEPS_MAX as u64 {
         pass.step(Instant { ns: step * 1_000_000_000 });
@@ -332,7 +342,7 @@ fn end_and_fail(
             ended_after = Some(world.target.flushes());
             world.target.fail_one_flush();
             if fails_for_ever {
-                world.target.fail(Operation::Flush, Outcome::WRITE_FAULT);
+                world.target.fail(Operation::Flush, IoStatus::WRITE_FAULT);
             }
         }
         if pass.is_over() {
@@ -401,7 +411,7 @@ fn a_target_without_an_operation_for_zeroes_is_written_them() {
 
 #[test]
 fn the_end_of_a_source_within_a_block_of_the_target_is_filled_with_zeroes() {
-    let regions = Regions::new(16);
+    let regions = RegionTable::new(16);
     let source = Shelf::new(&regions, 512, 9 * 512, 1);
     let target = Shelf::new(&regions, 4096, 16 * KIB, 2);
     source.with_bytes(|bytes| bytes.fill(3));
@@ -421,11 +431,12 @@ fn the_end_of_a_source_within_a_block_of_the_target_is_filled_with_zeroes() {
 
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
-    let regions = Regions::new(16);
+    let regions = RegionTable::new(16);
     let limits = |block: u32, len: usize| Shelf::new(&regions, block, len, 1).limits();
-    let refuse = |source: &base::Limits, target: &base::Limits, options: &CopyOptions| {
-        Geometry::of(("ram:a", source), ("ram:b", target), options).unwrap_err().text
-    };
+    let refuse =
+        |source: &tenmil_base::Limits, target: &tenmil_base::Limits, options: &CopyOptions| {
+            Geometry::of(("ram:a", source), ("ram:b", target), options).unwrap_err().text
+        };
     assert_eq!(
         refuse(&limits(512, 8192), &limits(512, 4096), &options()),
         "copy to ram:b: it has 4096 bytes, expected at least the 8192 of ram:a"
@@ -433,7 +444,7 @@ fn what_does_not_fit_is_refused_by_name() {
     let small = CopyOptions { request_bytes: 512, ..options() };
     let text = refuse(&limits(512, 4096), &limits(4096, 8192), &small);
     assert!(text.ends_with("blocks have 4096 bytes, expected at most the 512 that go at once"));
-    let metadata = base::Limits { metadata_size: 8, ..limits(512, 4096) };
+    let metadata = tenmil_base::Limits { metadata_size: 8, ..limits(512, 4096) };
     assert!(refuse(&metadata, &limits(512, 8192), &options()).contains("8 bytes of metadata"));
 }
 
@@ -442,11 +453,11 @@ fn a_device_that_is_removed_ends_the_copy_and_gives_everything_back() {
     let world = World::new(1, (512, 512));
     let clock = Clock::start();
     let device = |name, medium: &Shelf| {
-        Device::new(name, Arc::new(medium.clone()), DeviceOptions::new(clock, 1)).unwrap()
+        Bdev::new(name, Arc::new(medium.clone()), BdevOptions::new(clock, 1)).unwrap()
     };
     let (source, target) = (device("source", &world.source), device("target", &world.target));
     world.target.hang(Operation::Write);
-    let open = |device: &Device, claim| -> Arc<dyn Medium> {
+    let open = |device: &Bdev, claim| -> Arc<dyn BlockDevice> {
         Arc::new(device.open(claim, "test").unwrap())
     };
     let devices = Devices {
@@ -456,7 +467,7 @@ fn a_device_that_is_removed_ends_the_copy_and_gives_everything_back() {
     };
     let copy = Copy::new(devices, options(), ("source", "target")).unwrap();
     let mut turns = 0;
-    let (tally, ending) = copy.run(Tally::default(), &clock, &mut (), &mut |_, _| {
+    let (tally, ending) = copy.run(CopyStats::default(), &clock, &mut (), &mut |_, _| {
         turns += 1;
         if turns == 50 {
             target.remove();
@@ -468,27 +479,32 @@ fn a_device_that_is_removed_ends_the_copy_and_gives_everything_back() {
     assert!(tally.until < 1 << 20 && !tally.is_flushed);
     drop(copy);
     assert_eq!((source.holders(), target.holders()), (Vec::new(), Vec::new()));
-    assert_eq!((source.ways_open(), target.ways_open()), (0, 0));
+    assert_eq!((source.channels_open(), target.channels_open()), (0, 0));
 }
 
 #[test]
 fn a_record_that_cannot_be_kept_ends_the_copy() {
     struct Full;
-    impl Keep for Full {
+    impl CheckpointSink for Full {
         fn keep(&mut self, until: u64, _lost: &[Range<u64>]) -> Result<(), String> {
             Err(format!("no room for {until}"))
         }
     }
     let world = World::new(1, (512, 512));
     let mut full = Full;
-    let mut pass =
-        Pass::new(&world.devices, &world.options, world.geometry(), Tally::default(), &mut full)
-            .unwrap();
+    let mut pass = CopyEngine::new(
+        &world.devices,
+        &world.options,
+        world.geometry(),
+        CopyStats::default(),
+        &mut full,
+    )
+    .unwrap();
     let mut now = Instant::default();
     while !pass.is_over() {
         pass.step(now);
         now = now.after(Span::from_secs(1));
         assert!(now.ns < 1_000_000_000 * STEPS_MAX as u64);
     }
-    assert!(matches!(pass.end().1, Some(Ending::Record(_))));
+    assert!(matches!(pass.end().1, Some(CopyAbort::Record(_))));
 }

@@ -1,41 +1,45 @@
-//! The device's side: one SSD behind its registers, as a thread turns it.
+//! Device side of an emulated SSD, polled by a device thread.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use base::{Dma, Instant, Interrupts, Medium};
-use ctrl::Buffers;
-use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
-use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd, Wait};
-use dma::{Attachment, DevicePool, SharedHostMemory};
-use host::{Bell, EventVectors};
+use tenmil_base::{BlockDevice, Dma, Instant, Interrupts};
+use tenmil_dma::{DevicePool, DeviceThreadGuard, SharedHostMemory};
+use tenmil_linux::{EventVectors, Notifier};
+use tenmil_nvme_controller::BouncePool;
+use tenmil_nvme_controller::controller::{
+    ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
+};
+use tenmil_nvme_controller::transport::{
+    HostBar, MemoryTransport, MemoryTransportConfig, NextPoll,
+};
 
 use crate::EmuSpec;
 
-/// One emulated SSD, as its device's thread turns it.
+/// Device side of one emulated SSD.
 pub(crate) struct EmulatedSsd<I: Interrupts = EventVectors> {
-    front: MemoryFrontEnd<SharedHostMemory, I>,
-    /// Dropped after the front end: who is gone touches nothing.
-    attachment: Option<Attachment>,
+    front: MemoryTransport<SharedHostMemory, I>,
+    /// Dropped after the front end, which accesses host memory until it is dropped.
+    attachment: Option<DeviceThreadGuard>,
 }
 
-/// Commands that may need more than one request each, per queue.
+/// Number of commands per queue that may be split into several requests at the same time.
 const AREAS: u16 = 32;
 
 /// Bounce buffers of an SSD.
 const BUFFERS: u32 = 4;
 const BUFFER_BYTES: u32 = 64 << 10;
 
-/// Bytes of a pool that the device's side takes for itself.
+/// Bytes of the pool that the device side uses.
 pub(super) const DEVICE_BYTES: u64 = BUFFERS as u64 * BUFFER_BYTES as u64;
 
 impl<I: Interrupts> EmulatedSsd<I> {
-    /// SSD number `index` of the run, of the kind that `spec` names. Queues whose vector `vectors`
-    /// does not have are never signalled.
+    /// Creates SSD number `index` of the run from `spec`. Queues whose vector is missing from
+    /// `vectors` are never signaled.
     pub(crate) fn new(
         spec: &EmuSpec,
         index: usize,
-        medium: Arc<dyn Medium>,
+        medium: Arc<dyn BlockDevice>,
         pool: &DevicePool,
         vectors: I,
         now: Instant,
@@ -52,49 +56,51 @@ impl<I: Interrupts> EmulatedSsd<I> {
         };
         let controller = subsystem.controller(now, config)?;
         let in_flight_max = u16::try_from(*entries).unwrap_or(u16::MAX);
-        let front = FrontEndConfig {
+        let front = MemoryTransportConfig {
             in_flight_max,
             areas: AREAS.min(in_flight_max),
             burst: u32::from(in_flight_max),
-            ..FrontEndConfig::default()
+            ..MemoryTransportConfig::default()
         };
-        // Media reach the data of reads and writes where they lie; the buffers are for commands that
-        // look at data themselves, such as a compare that the medium does not know.
+        // Block devices access the data of reads and writes in place. These buffers are for
+        // commands that the controller executes itself, such as a Compare that the block device
+        // does not support.
         let buffers = (0..BUFFERS).map_while(|_| pool.allocate(BUFFER_BYTES)).collect();
-        let buffers = Buffers::new(Arc::new(pool.clone()), buffers);
+        let buffers = BouncePool::new(Arc::new(pool.clone()), buffers);
         let host = SharedHostMemory::new(pool);
-        let front = MemoryFrontEnd::new(controller, host, vectors, buffers, front);
+        let front = MemoryTransport::new(controller, host, vectors, buffers, front);
         Ok(Self { front, attachment: None })
     }
 
-    /// It is going to have a thread, which `bell` wakes: its host then waits for that thread when
-    /// it cuts the SSD off from `pool`.
-    pub(super) fn attach(&mut self, pool: &DevicePool, bell: Bell) {
+    /// Registers the device thread that will poll this SSD, woken by `bell`. Revoking the access to
+    /// `pool` then waits for that thread.
+    pub(super) fn attach(&mut self, pool: &DevicePool, bell: Notifier) {
         self.attachment = Some(pool.attach(bell));
     }
 
-    /// The registers, as the host holds them that wakes the device through `device`.
+    /// Host view of the registers; doorbell writes wake the device thread through `device`.
     pub(crate) fn host_bar<W>(&self, device: W) -> HostBar<W> {
         HostBar::new(Arc::clone(self.front.bar()), device)
     }
 
-    /// Does a bounded amount of work.
+    /// Performs a bounded amount of work.
     #[inline]
-    pub(crate) fn turn(&mut self, now: Instant) -> Wait {
+    pub(crate) fn turn(&mut self, now: Instant) -> NextPoll {
         self.front.turn(now)
     }
 
-    /// Gets ready for a sleep of the thread and looks once more: until when it may sleep.
+    /// Announces that the thread will sleep and checks for work once more. Returns the time until
+    /// which it may sleep, or none if there is work.
     pub(super) fn arm(&mut self, now: Instant) -> Option<Instant> {
         self.front.arm(now)
     }
 
-    /// The thread is awake.
+    /// Ends the announcement of [`arm`](Self::arm) after the thread has woken up.
     pub(super) fn disarm(&mut self) {
         self.front.disarm();
     }
 
-    /// Descriptors that will wake the thread, each handed out once.
+    /// Passes each new descriptor that must wake the thread to `each`, once.
     pub(super) fn new_descriptors(&mut self, each: impl FnMut(BorrowedFd<'_>)) {
         self.front.new_descriptors(each);
     }

@@ -1,49 +1,49 @@
-//! `emu:` as a kind of block device.
+//! `emu:` as a block device kind.
 
 use std::sync::Arc;
 
-use block::uri::Uri;
-use block::{MediumError, Opened, Opener};
-use host::Cores;
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_linux::CpuList;
 
-use super::fleet::{Fleet, SsdMedium};
+use super::device_set::{EmulatedDevices, SsdDevice};
 use super::{EmuPlan, Emulated};
 use crate::perf::options::Techniques;
-use crate::{EmuSpec, Refused};
+use crate::{CommandError, EmuSpec};
 
-/// Commands in flight on a channel, where the controller's rings hold as many.
+/// Default depth of a channel, if the rings of the controller are large enough.
 const DEPTH: u32 = 127;
 
-/// Opens emulated SSDs, each with its driver, on a device's thread of its own.
+/// Opens emulated SSDs, each with its driver and a device thread.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
-    /// Whether every block of one in memory is written first, so that a read of it moves bytes.
+    /// Whether every block of a RAM device is written at the start, so that reads transfer data.
     pub fills: bool,
 }
 
-impl block::Kind for Kind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+impl tenmil_block::DeviceType for Kind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
         let spec = EmuSpec::of(uri)?;
         if spec.count != 1 {
             let problem = format!("count is {}, expected 1: one device is one SSD", spec.count);
             return Err(uri.refuse(problem).into());
         }
         let medium = start(opener, &spec, self.fills)
-            .map_err(|refused| MediumError::new(refused.blame, refused.text))?;
+            .map_err(|refused| DeviceError::new(refused.blame, refused.text))?;
         let existing = medium.existing();
-        Ok(Opened {
+        Ok(OpenedDevice {
             existing,
-            ..Opened::fresh(Arc::new(medium), "an emulated SSD behind its driver")
+            ..OpenedDevice::fresh(Arc::new(medium), "an emulated SSD behind its driver")
         })
     }
 }
 
-/// Brings one SSD up.
+/// Starts and initializes one SSD.
 pub(super) fn start(
     opener: &Opener<'_>,
     spec: &EmuSpec,
     fills: bool,
-) -> Result<SsdMedium, Refused> {
+) -> Result<SsdDevice, CommandError> {
     let techniques = Techniques::default();
     let plan = EmuPlan {
         specs: std::slice::from_ref(spec),
@@ -52,12 +52,12 @@ pub(super) fn start(
         buffer_bytes: 0,
         techniques: &techniques,
         device_cores: &[None],
-        gives_way: Cores::allowed().len() < 2,
+        gives_way: CpuList::allowed().len() < 2,
         interrupts: true,
         fills,
         seed: opener.seed,
     };
     let emulated = Emulated::start_in(opener.regions, &plan, &opener.clock)?;
     let channels_max = u32::from(spec.queues);
-    Fleet::new(emulated, plan.depth, channels_max, &techniques, opener.clock)?.medium(0)
+    EmulatedDevices::new(emulated, plan.depth, channels_max, &techniques, opener.clock)?.medium(0)
 }

@@ -1,69 +1,76 @@
-//! What stands behind an emulated controller.
+//! Block device behind an emulated controller.
 
 use std::sync::Arc;
 
-use base::Medium;
-use block::{FileMedium, FileMediumOptions, MediumError, Model, Null, Opened, Profile, Ram};
-use dma::Regions;
+use tenmil_base::BlockDevice;
+use tenmil_block::{
+    DeviceError, FileDevice, FileDeviceOptions, LatencyModel, ModelProfile, NullDevice,
+    OpenedDevice, RamDevice,
+};
+use tenmil_dma::RegionTable;
 
 use super::EmuPlan;
-use crate::{EmuMedium, EmuSpec, Refused};
+use crate::{CommandError, EmuMedium, EmuSpec};
 
-/// Places in the table of regions that one medium may take: its store, and what each channel needs.
+/// Maximum number of regions of one block device: its data, and the buffers of each channel.
 pub(super) const REGIONS_MAX: usize = 130;
 
-/// Opens the medium of SSD `number` of `spec`.
+/// Opens the block device of SSD `number` of `spec`.
 pub(super) fn open(
     spec: &EmuSpec,
     number: u32,
-    regions: &Regions,
+    regions: &RegionTable,
     plan: &EmuPlan<'_>,
-) -> Result<Opened, Refused> {
-    let refuse = |error: MediumError| Refused::of(error.blame(), format!("{spec}: {error}"));
+) -> Result<OpenedDevice, CommandError> {
+    let refuse = |error: DeviceError| CommandError::of(error.blame(), format!("{spec}: {error}"));
     let EmuSpec { block_size, size_bytes, .. } = *spec;
     let block_count = size_bytes / u64::from(block_size);
     let ram = || {
-        let ram = Ram::new(regions, block_size, block_count);
+        let ram = RamDevice::new(regions, block_size, block_count);
         ram.map(|ram| if plan.fills { ram.filled() } else { ram }).map_err(refuse)
     };
-    let made = |medium: Arc<dyn Medium>| Opened::fresh(medium, spec.medium.to_string());
+    let made = |medium: Arc<dyn BlockDevice>| OpenedDevice::fresh(medium, spec.medium.to_string());
     Ok(match &spec.medium {
-        EmuMedium::Null => made(Arc::new(Null::new(block_size, block_count).map_err(refuse)?)),
+        EmuMedium::Null => {
+            made(Arc::new(NullDevice::new(block_size, block_count).map_err(refuse)?))
+        }
         EmuMedium::Ram => made(Arc::new(ram()?)),
         EmuMedium::Model { name } => {
-            let profile = Profile::named(name)
-                .ok_or_else(|| Refused::caller(format!("{spec}: there is no model `{name}`")))?;
+            let profile = ModelProfile::named(name).ok_or_else(|| {
+                CommandError::caller(format!("{spec}: there is no model `{name}`"))
+            })?;
             let seed = plan.seed.wrapping_add(u64::from(number));
-            made(Arc::new(Model::new(Arc::new(ram()?), profile, seed)))
+            made(Arc::new(LatencyModel::new(Arc::new(ram()?), profile, seed)))
         }
         EmuMedium::File { path } => {
-            let options = FileMediumOptions {
+            let options = FileDeviceOptions {
                 path: path.into(),
                 size_bytes: spec.size_bytes_known(),
                 block_size,
                 direct: true,
                 read_only: false,
-                engine: host::engine::Choice::Best,
+                engine: tenmil_linux::engine::EngineChoice::Best,
             };
-            let file = FileMedium::open(regions, &options).map_err(refuse)?;
+            let file = FileDevice::open(regions, &options).map_err(refuse)?;
             let existing = file.existing().into_iter().collect();
             let description = file.describe();
-            Opened { existing, ..Opened::fresh(Arc::new(file), description) }
+            OpenedDevice { existing, ..OpenedDevice::fresh(Arc::new(file), description) }
         }
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use base::Holds;
-    use dma::Regions;
+    use tenmil_base::ExtentKind;
+    use tenmil_dma::RegionTable;
 
     use super::open;
     use crate::EmuSpec;
     use crate::emu::EmuPlan;
     use crate::perf::options::Techniques;
 
-    /// A read of what was never written would move no bytes, and a figure of it would say nothing.
+    /// A read of a block that was never written would transfer no data, so its measurement would be
+    /// meaningless.
     #[test]
     fn what_is_measured_in_memory_lies_there() {
         for uri in ["emu:ram?size=1m", "emu:model:p4600?size=1m"] {
@@ -81,9 +88,9 @@ mod tests {
                     fills,
                     seed: 1,
                 };
-                let opened = open(&specs[0], 0, &Regions::new(2), &plan).unwrap();
-                let extent = opened.medium.extent(0).unwrap();
-                let expected = if fills { Holds::Data } else { Holds::Hole };
+                let opened = open(&specs[0], 0, &RegionTable::new(2), &plan).unwrap();
+                let extent = opened.medium.block_status(0).unwrap();
+                let expected = if fills { ExtentKind::Data } else { ExtentKind::Hole };
                 assert_eq!(
                     (extent.blocks, extent.holds),
                     (opened.medium.limits().block_count, expected)

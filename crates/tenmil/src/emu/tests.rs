@@ -4,29 +4,29 @@ mod on_reactor;
 mod stage;
 mod virtual_time;
 
-use base::{
-    Answers, Backend, Flags, Instant, Operation, Outcome, Random, Request, Segment, Span,
-    WakeSource,
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Operation, Random, Request, RequestFlags,
+    Segment, Span, WakeSource,
 };
-use host::{Clock, Sleeper};
+use tenmil_linux::{Clock, Sleeper};
 
 use super::{EmuPlan, Emulated};
 use crate::EmuSpec;
 use crate::perf::options::Techniques;
 
-/// One SSD, and a thread (this one) that sleeps on its only queue pair.
+/// One SSD, and this thread, which sleeps on its only queue pair.
 struct Bed {
     emulated: Emulated,
-    queue: Box<dyn Backend>,
+    queue: Box<dyn IoChannel>,
     buffer: Segment,
     sleeper: Sleeper,
     clock: Clock,
-    answers: Answers,
-    /// How often the host's thread has slept for an answer.
+    answers: CompletionBatch,
+    /// Number of sleeps of the host thread.
     sleeps: u32,
 }
 
-/// An answer that takes longer was forgotten.
+/// Time after which a completion counts as lost.
 const FORGOTTEN: Span = Span::from_secs(5);
 
 impl Bed {
@@ -50,11 +50,11 @@ impl Bed {
         let sleeper = Sleeper::new().unwrap();
         let WakeSource::Descriptor(vector) = queue.wake_source() else { panic!("no vector") };
         sleeper.sources().add(vector, 0).unwrap();
-        let answers = Answers::with_capacity(8);
+        let answers = CompletionBatch::with_capacity(8);
         Self { emulated, queue, buffer, sleeper, clock, answers, sleeps: 0 }
     }
 
-    /// Reads or flushes, and says how long that took. `sleeps`: the host does, too.
+    /// Reads or flushes, and returns the time it took. `sleeps`: whether the host sleeps as well.
     fn run(&mut self, operation: Operation, sleeps: bool) -> Span {
         let begun = self.clock.now();
         let data = u16::from(operation == Operation::Read);
@@ -67,7 +67,7 @@ impl Bed {
             segment_count: data,
             metadata_count: 0,
             operation,
-            flags: Flags::NONE,
+            flags: RequestFlags::NONE,
         };
         assert_eq!(self.queue.submit(begun, &[request], &[self.buffer]), 1);
         self.queue.flush();
@@ -75,13 +75,13 @@ impl Bed {
             let now = self.clock.now();
             if self.queue.poll(now, &mut self.answers) > 0 {
                 let outcomes: Vec<_> = self.answers.drain().map(|answer| answer.outcome).collect();
-                assert_eq!(outcomes, [Outcome::SUCCESS]);
+                assert_eq!(outcomes, [IoStatus::SUCCESS]);
                 return now.since(begun);
             }
             assert!(now.since(begun) < FORGOTTEN, "{operation:?} was forgotten");
             match sleeps {
                 true => self.sleep(now),
-                false => host::thread::give_way(),
+                false => tenmil_linux::thread::yield_now(),
             }
         }
     }
@@ -95,21 +95,21 @@ impl Bed {
         self.queue.disarm();
     }
 
-    /// Thousands of commands, with gaps between them of a microsecond to five milliseconds: so the
-    /// device is found at work, falling asleep, and asleep.
+    /// Thousands of commands with gaps of one microsecond to five milliseconds, so that the device
+    /// is polling, arming, or asleep.
     fn go_through_gaps(mut self, name: &str, count: u32) {
         let mut random = Random::new(3);
         let mut latest = Span::default();
         for number in 0..count {
-            // Log-uniform: from 2^10 to 2^22.3 nanoseconds.
+            // Log-uniform: from 2^10 to 2^22.3 ns.
             let scale = 1_u64 << (10 + random.below(12));
             let gap = Span { ns: scale + random.below(scale) };
-            host::thread::rest(gap);
+            tenmil_linux::thread::sleep(gap);
             let flushes = random.chance(1, 8);
             let operation = if flushes { Operation::Flush } else { Operation::Read };
             latest = latest.max(self.run(operation, random.chance(3, 4)));
             if number % 64 == 0 {
-                self.emulated.look_after(self.clock.now()).unwrap();
+                self.emulated.poll_controllers(self.clock.now()).unwrap();
             }
         }
         println!("{name}: slept {} times for {count} answers, latest {latest}", self.sleeps);

@@ -1,22 +1,22 @@
-//! What a block device is, as the block layer has it: asked of what was opened, and of nothing else.
+//! Identify result of a block device, from the opened device alone.
 
 use core::fmt::Write;
 
-use base::{Holds, Limits, Medium, Operation};
-use block::guard::Findings;
-use block::uri::Uri;
-use block::{MediumError, Opened, Opener};
-use dma::Regions;
-use host::Clock;
-use host::machine::Machine;
 use serde_json::{Value, json};
+use tenmil_base::{BlockDevice, ExtentKind, Limits, Operation};
+use tenmil_block::overwrite::OverwriteReport;
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::kernel_files::Machine;
 
-use crate::perf::report::figures::show_size;
-use crate::{KINDS, Refused};
+use crate::perf::report::format::show_size;
+use crate::{CommandError, KINDS};
 
-/// What is known of a block device.
+/// Properties of a block device.
 #[derive(Clone, Debug)]
-pub struct BlockDevice {
+pub struct BlockDeviceInfo {
     uri: String,
     description: String,
     limits: Limits,
@@ -25,38 +25,38 @@ pub struct BlockDevice {
     extents: Extents,
 }
 
-/// How many bytes hold what, as far as was looked.
+/// Bytes by what the extents hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Extents {
     data: u64,
     zeroes: u64,
     holes: u64,
-    /// How many there are.
+    /// Number of extents.
     count: u64,
-    /// Bytes that nobody looked at: there were too many extents.
+    /// Bytes not examined because there were too many extents.
     rest: u64,
 }
 
-/// Extents that are looked at.
+/// Maximum number of extents examined.
 const EXTENTS_MAX: u64 = 1 << 20;
 
-/// Places in the table of regions.
+/// Capacity of the DMA region table.
 const REGIONS_MAX: usize = 4095;
 
-/// Opens the device that `uri` names, and asks it.
+/// Opens the device of `uri` and reads its properties.
 ///
 /// # Errors
 ///
-/// If it cannot be had, or cannot say what its blocks hold.
-pub fn block_device(uri: &Uri) -> Result<BlockDevice, Refused> {
-    let regions = Regions::new(REGIONS_MAX);
+/// If it cannot be opened, or its extents cannot be read.
+pub fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, CommandError> {
+    let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: KINDS };
-    let Opened { medium, description, existing, .. } = open(&opener, uri)?;
+    let OpenedDevice { medium, description, existing, .. } = open(&opener, uri)?;
     let machine = Machine::this();
-    let existing = existing.iter().map(|one| Findings::of(one, &machine).to_string());
+    let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());
     let extents = Extents::of(&*medium)
-        .map_err(|found| Refused::machine(format!("{uri}: look for data: {found}")))?;
-    Ok(BlockDevice {
+        .map_err(|found| CommandError::machine(format!("{uri}: look for data: {found}")))?;
+    Ok(BlockDeviceInfo {
         uri: uri.to_string(),
         description,
         limits: medium.limits(),
@@ -66,8 +66,8 @@ pub fn block_device(uri: &Uri) -> Result<BlockDevice, Refused> {
     })
 }
 
-/// Opens the device as whoever uses it would, or, while others do, for a look.
-fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+/// Opens the device read-write, or read-only if it is in use.
+fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
     opener.open(uri).or_else(|refused| {
         let looked_at = opener.open(&uri.clone().to_read());
         looked_at.map_err(|_| refused.clone()).map(|mut opened| {
@@ -78,19 +78,19 @@ fn open(opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
 }
 
 impl Extents {
-    fn of(medium: &dyn Medium) -> Result<Self, String> {
+    fn of(medium: &dyn BlockDevice) -> Result<Self, String> {
         let limits = medium.limits();
         let block_size = u64::from(limits.block_size);
         let (mut extents, mut lba) = (Self::default(), 0);
         while lba < limits.block_count && extents.count < EXTENTS_MAX {
-            let extent = medium.extent(lba)?;
+            let extent = medium.block_status(lba)?;
             if extent.blocks == 0 {
                 return Err(format!("an extent of no blocks at block {lba}, expected some"));
             }
             let bytes = match extent.holds {
-                Holds::Data => &mut extents.data,
-                Holds::Zeroes => &mut extents.zeroes,
-                Holds::Hole => &mut extents.holes,
+                ExtentKind::Data => &mut extents.data,
+                ExtentKind::Zeroes => &mut extents.zeroes,
+                ExtentKind::Hole => &mut extents.holes,
             };
             *bytes += extent.blocks * block_size;
             extents.count += 1;
@@ -101,7 +101,7 @@ impl Extents {
     }
 }
 
-impl BlockDevice {
+impl BlockDeviceInfo {
     fn operations(&self) -> Vec<&'static str> {
         let all = Operation::ALL.into_iter();
         let there = all.filter(|operation| self.limits.support.has(*operation));
@@ -112,7 +112,7 @@ impl BlockDevice {
         self.limits.block_count.saturating_mul(u64::from(self.limits.block_size))
     }
 
-    /// All of it as text.
+    /// All properties as text.
     pub fn text(&self) -> String {
         let Limits { block_size, block_count, .. } = self.limits;
         let blocks = |count: u32| match count {
@@ -147,7 +147,7 @@ impl BlockDevice {
         text
     }
 
-    /// All of it as one JSON object, with a newline at its end.
+    /// All properties as one JSON object, with a trailing newline.
     pub fn json(&self) -> String {
         let Limits { block_size, block_count, metadata_size, .. } = self.limits;
         let Extents { data, zeroes, holes, count, rest } = self.extents;
@@ -196,10 +196,10 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
-    use block::Opener;
-    use dma::Regions;
-    use host::Clock;
     use serde_json::Value;
+    use tenmil_block::Opener;
+    use tenmil_dma::RegionTable;
+    use tenmil_linux::Clock;
 
     use super::block_device;
 
@@ -243,7 +243,7 @@ mod tests {
         let path = directory.path().join("disk");
         let uri = format!("file:{}?engine=threads", path.display());
         ask(&format!("{uri}&size=1m"));
-        let (regions, clock) = (Regions::new(8), Clock::start());
+        let (regions, clock) = (RegionTable::new(8), Clock::start());
         let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
         let reader = opener.open(&format!("{uri}&read-only=yes").parse().unwrap()).unwrap();
         let (text, json) = ask(&uri);

@@ -1,38 +1,38 @@
-//! Features, as they are set now.
+//! Current values of the features.
 
-use wire::Typed;
-use wire::admin::GetFeatures;
-use wire::feature::Feature;
-use wire::feature::identity::{
+use tenmil_wire::TypedCommand;
+use tenmil_wire::admin::GetFeatures;
+use tenmil_wire::feature::Feature;
+use tenmil_wire::feature::identity::{
     HostIdentifier, HostIdentifierExtendedPage, HostIdentifierPage, ReservationNotificationMask,
     ReservationPersistence, SoftwareProgressMarker,
 };
-use wire::feature::media::{
+use tenmil_wire::feature::media::{
     ErrorRecovery, LbaRanges, LbaStatusAttributes, NamespaceWriteProtection, SanitizeConfig,
     VolatileWriteCache, WriteAtomicity,
 };
-use wire::feature::power::{
+use tenmil_wire::feature::power::{
     AutonomousPowerStateTransition, HostMemoryBuffer, NonOperationalPowerState, PowerManagement,
     PowerStateTransitions, TemperatureThreshold, ThermalManagement, Timestamp,
 };
-use wire::feature::queue::{
+use tenmil_wire::feature::queue::{
     Arbitration, AsynchronousEventConfiguration, CommandSetProfile, HostBehaviorSupport,
     InterruptCoalescing, InterruptVectorConfiguration, KeepAliveTimer, NumberOfQueues,
 };
-use wire::layout::Decoded;
+use tenmil_wire::layout::Decoded;
 
-use super::{Answer, Controller, Document, fields_of, fields_of_dword};
-use crate::Refused;
+use super::{AdminResult, Controller, Document, fields_of, fields_of_dword};
+use crate::CommandError;
 
-/// A feature, and how its value is read.
+/// Feature with the decoder of its value.
 struct Setting {
     feature: Feature,
     path: &'static str,
     scope: Scope,
-    decode: fn(&Answer) -> Vec<Decoded>,
+    decode: fn(&AdminResult) -> Vec<Decoded>,
 }
 
-/// Whose setting a feature is (Base 2.1 §5.1.25, figure 403).
+/// Scope of a feature (Base 2.1 §5.1.25, figure 403).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Controller,
@@ -96,24 +96,28 @@ const SETTINGS: [Setting; 26] = [
     ),
 ];
 
-const fn of(feature: Feature, path: &'static str, decode: fn(&Answer) -> Vec<Decoded>) -> Setting {
+const fn of(
+    feature: Feature,
+    path: &'static str,
+    decode: fn(&AdminResult) -> Vec<Decoded>,
+) -> Setting {
     Setting { feature, path, scope: Scope::Controller, decode }
 }
 
 const fn of_namespace(
     feature: Feature,
     path: &'static str,
-    decode: fn(&Answer) -> Vec<Decoded>,
+    decode: fn(&AdminResult) -> Vec<Decoded>,
 ) -> Setting {
     Setting { feature, path, scope: Scope::Namespace, decode }
 }
 
-/// Reads all features; those of a namespace from `namespace`, if there is one.
+/// Reads all features; those of namespace scope from `namespace`, if there is one.
 pub(super) fn read(
     controller: &mut dyn Controller,
     document: &mut Document,
     namespace: Option<u32>,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     for Setting { feature, path, scope, decode } in &SETTINGS {
         let nsid = match (scope, namespace) {
             (Scope::Controller, _) => 0,
@@ -122,7 +126,7 @@ pub(super) fn read(
         };
         let name = feature.name().trim_end_matches('.');
         let title = format!("{name} (feature {:02X}h)", feature.code());
-        // EXHID: over fabrics nothing else is taken (Base 2.1 §5.1.25.1.28).
+        // EXHID: over fabrics only the 128-bit host identifier is allowed (Base 2.1 §5.1.25.1.28).
         let is_long = *feature == Feature::HostIdentifier && document.has_long_host_id;
         let cdw11 = u32::from(is_long);
         let command = GetFeatures { nsid, fid: feature.code(), cdw11, ..GetFeatures::default() };
@@ -140,15 +144,15 @@ pub(super) fn read(
     Ok(())
 }
 
-fn dword<T: wire::Layout>(answer: &Answer) -> Vec<Decoded> {
+fn dword<T: tenmil_wire::Layout>(answer: &AdminResult) -> Vec<Decoded> {
     fields_of_dword::<T>(answer.result)
 }
 
-fn page<T: wire::Layout>(answer: &Answer) -> Vec<Decoded> {
+fn page<T: tenmil_wire::Layout>(answer: &AdminResult) -> Vec<Decoded> {
     fields_of::<T>(&answer.bytes)
 }
 
-fn both<T: wire::Layout, U: wire::Layout>(answer: &Answer) -> Vec<Decoded> {
+fn both<T: tenmil_wire::Layout, U: tenmil_wire::Layout>(answer: &AdminResult) -> Vec<Decoded> {
     let mut fields = dword::<T>(answer);
     fields.extend(page::<U>(answer));
     fields

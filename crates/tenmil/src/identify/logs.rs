@@ -1,27 +1,27 @@
-//! Log pages.
+//! Log pages of the controller.
 
-use wire::Layout;
-use wire::Typed;
-use wire::admin::GetLogPage;
-use wire::identify::NSID_ALL;
-use wire::identify::list::NamespaceList;
-use wire::layout::{Decoded, Value};
-use wire::log::LogPage;
-use wire::log::ana::{AnaHeader, groups};
-use wire::log::effects::{
+use tenmil_wire::Layout;
+use tenmil_wire::TypedCommand;
+use tenmil_wire::admin::GetLogPage;
+use tenmil_wire::identify::NSID_ALL;
+use tenmil_wire::identify::list::NamespaceList;
+use tenmil_wire::layout::{Decoded, Value};
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::ana::{AnaHeader, groups};
+use tenmil_wire::log::effects::{
     CommandsEffects, FeaturesEffects, LogPageEffects, ManagementEffects, SupportedLogPages,
 };
-use wire::log::error::entries;
-use wire::log::event::ReservationNotification;
-use wire::log::firmware::{FirmwareSlots, TelemetryController, TelemetryHost};
-use wire::log::health::HealthInformation;
-use wire::log::sanitize::SanitizeStatus;
-use wire::log::self_test::SelfTestPage;
+use tenmil_wire::log::error::entries;
+use tenmil_wire::log::event::ReservationNotification;
+use tenmil_wire::log::firmware::{FirmwareSlots, TelemetryController, TelemetryHost};
+use tenmil_wire::log::health::HealthInformation;
+use tenmil_wire::log::sanitize::SanitizeStatus;
+use tenmil_wire::log::self_test::SelfTestPage;
 
 use super::{Controller, Document, fields_of};
-use crate::Refused;
+use crate::CommandError;
 
-/// A page that is read whole, or as far as its header goes.
+/// Log page that is read whole, or as far as its header needs.
 struct Page {
     page: LogPage,
     path: &'static str,
@@ -29,14 +29,15 @@ struct Page {
     decode: fn(&[u8]) -> Vec<Decoded>,
 }
 
-/// Entries of the error log that are asked for: a page of them.
+/// Size of the Error Information log that is read: one page of entries.
 const ERROR_BYTES: u32 = 64 * 64;
 
-/// The groups are read in pieces of so many bytes, and so many at most: 128 groups of 8 000 namespaces.
+/// Chunk size and maximum number of chunks of the ANA log: enough for 128 groups of 8 000 namespaces in
+/// total.
 const ANA_BYTES: u32 = 4096;
 const ANA_PIECES: u64 = 16;
 
-/// The pages, each with where it goes in the document.
+/// Log pages with their paths in the document.
 const PAGES: [Page; 14] = [
     Page::of::<SupportedLogPages>(LogPage::SupportedLogPages, "supported"),
     Page {
@@ -68,11 +69,11 @@ impl Page {
     }
 }
 
-/// Reads all pages that the controller has.
+/// Reads all log pages that the controller supports.
 pub(super) fn read(
     controller: &mut dyn Controller,
     document: &mut Document,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     let mut supported = None;
     for page in &PAGES {
         let lid = page.page.code();
@@ -80,7 +81,7 @@ pub(super) fn read(
             continue;
         }
         let title = format!("{} (log page {lid:02X}h)", page.page.name().trim_end_matches('.'));
-        // Reading must change nothing: events stay outstanding.
+        // Retain Asynchronous Event (RAE): reading leaves pending events pending.
         let command =
             GetLogPage { nsid: NSID_ALL, rae: true, ..GetLogPage::new(lid, page.len_bytes) };
         let answer = document.ask(controller, &title, command.to_command(), page.len_bytes)?;
@@ -96,13 +97,13 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Reads on until all groups are there that the header tells of.
+/// Reads further chunks until all ANA groups counted in the header are present.
 fn read_rest_of_groups(
     controller: &mut dyn Controller,
     document: &mut Document,
     title: &str,
     bytes: &mut Vec<u8>,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     let told = AnaHeader::parse(bytes).map_or(0, |header| usize::from(header.ngrps()));
     for piece in 1..ANA_PIECES {
         if groups(bytes).count() >= told {
@@ -121,7 +122,7 @@ fn has(pages: &SupportedLogPages, lid: u8) -> bool {
     pages.lid(lid.into()).is_some_and(|effects: LogPageEffects| effects.lsupp())
 }
 
-/// The entries of the error log, without those that have never been used.
+/// Entries of the Error Information log, without unused ones.
 fn error_entries(bytes: &[u8]) -> Vec<Decoded> {
     let entries = entries(bytes).map(|entry| Value::Structure(entry.decode()));
     let value = Value::List(entries.collect());

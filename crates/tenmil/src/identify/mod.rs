@@ -1,8 +1,8 @@
-//! Ask a controller what it is, and decode all it answers.
+//! Identify data of a controller, read and decoded.
 //!
-//! Everything that can be asked without changing anything is asked: registers, Identify, log pages
-//! and features. A field is shown because the structure declares it, never because somebody thought
-//! of it here. What a controller does not answer is listed with the status it gave.
+//! Reads everything that can be read without side effects: registers, Identify data, log pages and
+//! features. Fields come from the declarations of the wire structures, so every declared field is
+//! shown. Commands that the controller rejects are listed with their status.
 
 mod block;
 mod features;
@@ -10,67 +10,68 @@ mod logs;
 mod pages;
 pub mod show;
 
-use wire::layout::Decoded;
-use wire::{Command, Layout, Status};
+use tenmil_wire::layout::Decoded;
+use tenmil_wire::{Command, Layout, Status};
 
-use crate::{EmuSpec, Refused};
+use crate::{CommandError, EmuSpec};
 
-pub use self::block::{BlockDevice, block_device};
+pub use self::block::{BlockDeviceInfo, block_device};
 
-/// Brings up the SSD that a URI names, and lets somebody ask it things.
-pub type WithController = fn(&EmuSpec, Ask<'_>) -> Result<(), Refused>;
+/// Attaches the SSD of a URI and calls a function with its controller.
+pub type WithControllerFn = fn(&EmuSpec, ControllerFn<'_>) -> Result<(), CommandError>;
 
-/// Somebody who wants to ask a controller things.
-pub type Ask<'a> = &'a mut dyn FnMut(&mut dyn Controller) -> Result<(), Refused>;
+/// Function that is called with a controller.
+pub type ControllerFn<'a> = &'a mut dyn FnMut(&mut dyn Controller) -> Result<(), CommandError>;
 
-/// A controller that is ready for admin commands, in whatever way it is reached.
+/// Controller that accepts admin commands, independent of the transport.
 pub trait Controller {
     /// Reads the 32-bit register at `offset`.
     fn read32(&mut self, offset: usize) -> u32;
     /// Reads the 64-bit register at `offset`.
     fn read64(&mut self, offset: usize) -> u64;
-    /// Has an admin command done that returns up to `len_bytes`; where they go is not said in
-    /// `command`, and zero bytes need no memory. An error means that there was no answer in time.
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused>;
+    /// Executes an admin command that returns up to `len_bytes`. The data pointer of `command` is set
+    /// by the implementation; zero bytes need no buffer. An error means that the command did not
+    /// complete in time.
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError>;
 }
 
-/// The answer to an admin command.
+/// Completion of an admin command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// How it ended.
+pub struct AdminResult {
+    /// Status code.
     pub status: Status,
     /// Dword 0 of the completion.
     pub result: u32,
-    /// What was returned; as long as was asked for.
+    /// Data returned, of the requested length.
     pub bytes: Vec<u8>,
 }
 
-/// All that a controller has answered.
+/// All data read from a controller.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
-    /// What was answered, in the order in which it was asked.
+    /// Structures read, in order.
     pub sections: Vec<Section>,
-    /// What was not, with the reason.
+    /// Commands that the controller rejected, with the status.
     pub unanswered: Vec<(String, Status)>,
-    /// The namespaces that the controller shows to this host.
+    /// Active namespaces visible to this host.
     pub namespaces: Vec<u32>,
-    /// The host identifier has 16 bytes, as over fabrics it always has.
+    /// Whether host identifiers have 128 bits, as they always have over fabrics.
     has_long_host_id: bool,
 }
 
-/// One structure that was read.
+/// One structure read from the controller.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Where it belongs: `["namespaces", "1", "identify"]`.
+    /// Path in the JSON document: `["namespaces", "1", "identify"]`.
     pub path: Vec<String>,
-    /// What it is, in words.
+    /// Title for people.
     pub title: String,
-    /// What it holds, with the fields that the specification gives it.
+    /// Fields in the order of the specification.
     pub fields: Vec<Decoded>,
 }
 
-/// Asks `controller` all there is to ask.
-pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, Refused> {
+/// Reads everything from `controller`.
+pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, CommandError> {
     let mut document = Document::default();
     pages::read_registers(controller, &mut document);
     document.namespaces = pages::read_identify(controller, &mut document)?;
@@ -81,12 +82,12 @@ pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, Refused>
 }
 
 impl Document {
-    /// Refuses if the controller does not show namespace `nsid` to this host.
+    /// Checks that namespace `nsid` is visible to this host.
     ///
     /// # Errors
     ///
-    /// Says which ones it shows.
-    pub fn require(&self, name: &str, nsid: u32) -> Result<(), Refused> {
+    /// Names the visible namespaces.
+    pub fn require(&self, name: &str, nsid: u32) -> Result<(), CommandError> {
         if self.namespaces.contains(&nsid) {
             return Ok(());
         }
@@ -96,9 +97,9 @@ impl Document {
             false => format!("expected one of: {}", shown.join(", ")),
         };
         let text = format!("identify {name}: no namespace {nsid} is shown to this host, {shown}");
-        Err(Refused::caller(text).with_hint(
-            "if it is there, it is masked: add this host to the namespace's `hosts` where it is \
-             served, or say who calls with `host=NQN`; without `ns=` everything else is printed",
+        Err(CommandError::caller(text).with_hint(
+            "if it is there, it is masked: add this host to the namespace's `allowed-hosts` where it is \
+             served, or say who calls with `hostnqn=NQN`; without `ns=` everything else is printed",
         ))
     }
 
@@ -107,21 +108,21 @@ impl Document {
         self.sections.push(Section { path, title: title.into(), fields });
     }
 
-    /// Has a command done. What it returned, or a note that it was not answered.
+    /// Executes a command. Returns the result, or records that the controller rejected the command.
     fn ask(
         &mut self,
         controller: &mut dyn Controller,
         title: &str,
         command: Command,
         len_bytes: u32,
-    ) -> Result<Option<Answer>, Refused> {
+    ) -> Result<Option<AdminResult>, CommandError> {
         let answer = controller.admin(command, len_bytes)?;
         if !answer.status.is_success() {
             self.unanswered.push((title.to_owned(), answer.status));
             return Ok(None);
         }
         if answer.bytes.len() < len_bytes as usize {
-            return Err(Refused::peer(format!(
+            return Err(CommandError::peer(format!(
                 "{title}: {} bytes came, expected {len_bytes}",
                 answer.bytes.len()
             )));
@@ -130,12 +131,12 @@ impl Document {
     }
 }
 
-/// The fields of `T` in `bytes`.
+/// Decodes the fields of `T` in `bytes`.
 fn fields_of<T: Layout>(bytes: &[u8]) -> Vec<Decoded> {
     T::parse(bytes).map(|structure| structure.decode()).unwrap_or_default()
 }
 
-/// The fields of a structure of one dword.
+/// Decodes the fields of a structure of one dword.
 fn fields_of_dword<T: Layout>(dword: u32) -> Vec<Decoded> {
     fields_of::<T>(&dword.to_le_bytes())
 }

@@ -1,28 +1,28 @@
-//! Registers, and what Identify answers.
+//! Registers and Identify data structures.
 
-use wire::admin::Identify;
-use wire::identify::descriptor::{NamespaceIdentifier, descriptors};
-use wire::identify::list::{CommandSets, ControllerList, NamespaceList};
-use wire::identify::namespace::{
+use tenmil_wire::admin::Identify;
+use tenmil_wire::identify::descriptor::{NamespaceIdentifier, descriptors};
+use tenmil_wire::identify::list::{CommandSets, ControllerList, NamespaceList};
+use tenmil_wire::identify::namespace::{
     IdentifyNamespace, IdentifyNamespaceIndependent, IdentifyNamespaceNvm,
 };
-use wire::identify::{BYTES, Cns, CommandSet, NSID_MAX};
-use wire::identify::{IdentifyController, IdentifyControllerNvm};
-use wire::layout::{Decoded, Value};
-use wire::register::{
+use tenmil_wire::identify::{BYTES, Cns, CommandSet, NSID_MAX};
+use tenmil_wire::identify::{IdentifyController, IdentifyControllerNvm};
+use tenmil_wire::layout::{Decoded, Value};
+use tenmil_wire::register::{
     AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, MemoryBufferLocation,
     MemoryBufferSize, ReadyTimeouts, Version, offset,
 };
-use wire::{Layout, Typed};
+use tenmil_wire::{Layout, TypedCommand};
 
 use super::{Controller, Document, fields_of, fields_of_dword};
-use crate::Refused;
+use crate::CommandError;
 
-/// Namespaces that are asked for at most: as many as the driver uses
-/// ([`ControllerOptions::namespaces_max`](nvme::ControllerOptions)).
+/// Maximum number of namespaces read: as many as the driver uses
+/// ([`ControllerOptions::namespaces_max`](tenmil_nvme_host::ControllerOptions)).
 const NAMESPACES_MAX: usize = 1024;
 
-/// Reads the registers that have no effect when they are read.
+/// Reads the registers whose reads have no side effects.
 pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Document) {
     let cap = controller.read64(offset::CAP).to_le_bytes();
     let path = |name: &'static str| ["registers", name];
@@ -47,12 +47,12 @@ pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Doc
     document.add(&path("cmbsz"), "CMBSZ: Controller Memory Buffer Size", fields);
 }
 
-/// Reads all that Identify says, and returns the active namespaces.
+/// Reads all Identify data structures and returns the active namespaces.
 pub(super) fn read_identify(
     controller: &mut dyn Controller,
     document: &mut Document,
-) -> Result<Vec<u32>, Refused> {
-    let mut asker = Asker { controller, document };
+) -> Result<Vec<u32>, CommandError> {
+    let mut asker = IdentifyReader { controller, document };
     if let Some(bytes) = asker.bytes(Cns::Controller, 0)? {
         let identity = IdentifyController::parse(&bytes);
         asker.document.has_long_host_id =
@@ -73,20 +73,20 @@ pub(super) fn read_identify(
     Ok(namespaces)
 }
 
-struct Asker<'a> {
+struct IdentifyReader<'a> {
     controller: &'a mut dyn Controller,
     document: &'a mut Document,
 }
 
-impl Asker<'_> {
-    fn page<T: Layout>(&mut self, path: &[&str], cns: Cns, nsid: u32) -> Result<(), Refused> {
+impl IdentifyReader<'_> {
+    fn page<T: Layout>(&mut self, path: &[&str], cns: Cns, nsid: u32) -> Result<(), CommandError> {
         if let Some(bytes) = self.bytes(cns, nsid)? {
             self.document.add(path, title(cns, nsid), fields_of::<T>(&bytes));
         }
         Ok(())
     }
 
-    fn bytes(&mut self, cns: Cns, nsid: u32) -> Result<Option<Vec<u8>>, Refused> {
+    fn bytes(&mut self, cns: Cns, nsid: u32) -> Result<Option<Vec<u8>>, CommandError> {
         let csi = CommandSet::Nvm.code();
         let command = Identify { nsid, cns: cns.code(), csi, ..Identify::default() }.to_command();
         let len_bytes = u32::try_from(BYTES).expect("a page of 4 KiB");
@@ -94,26 +94,28 @@ impl Asker<'_> {
         Ok(answer.map(|answer| answer.bytes))
     }
 
-    /// The active namespaces. A list that does not rise is a lie, and would never end.
-    fn active_namespaces(&mut self) -> Result<Vec<u32>, Refused> {
+    /// Reads the active namespace list. A list that does not increase is invalid and could repeat
+    /// forever, so it is an error.
+    fn active_namespaces(&mut self) -> Result<Vec<u32>, CommandError> {
         let mut namespaces: Vec<u32> = Vec::new();
         let mut has_more = false;
         while namespaces.len() < NAMESPACES_MAX {
             let after = namespaces.last().copied().unwrap_or(0);
             let Some(bytes) = self.bytes(Cns::ActiveNamespaces, after)? else { break };
-            let list =
-                NamespaceList::parse(&bytes).map_err(|short| Refused::peer(short.to_string()))?;
+            let list = NamespaceList::parse(&bytes)
+                .map_err(|short| CommandError::peer(short.to_string()))?;
             let found: Vec<u32> = list.iter().collect();
             for nsid in &found {
                 let last = namespaces.last().copied().unwrap_or(0);
                 if *nsid <= last || *nsid > NSID_MAX {
-                    return Err(Refused::peer(format!(
+                    return Err(CommandError::peer(format!(
                         "active namespace list: {nsid:#x} after {last:#x}, expected identifiers \
                          that rise"
                     )));
                 }
                 namespaces.push(*nsid);
             }
+            // A list that is not full is the last one.
             if found.len() < NamespaceList::CAPACITY {
                 break;
             }
@@ -131,7 +133,7 @@ impl Asker<'_> {
         Ok(namespaces)
     }
 
-    fn namespace(&mut self, nsid: u32) -> Result<(), Refused> {
+    fn namespace(&mut self, nsid: u32) -> Result<(), CommandError> {
         let number = nsid.to_string();
         let path = |name| ["namespaces", number.as_str(), name];
         self.page::<IdentifyNamespace>(&path("identify"), Cns::Namespace, nsid)?;

@@ -1,13 +1,13 @@
-//! What a controller has answered, as text and as JSON.
+//! Rendering of a document as text and JSON.
 
 use core::fmt::Write;
 
 use serde_json::{Map, Value as Json, json};
-use wire::layout::{Decoded, Value};
+use tenmil_wire::layout::{Decoded, Value};
 
 use super::{Document, Section};
 
-/// Everything as text. Fields that are zero are left out unless `all` is set.
+/// Renders the document as text. Fields that are zero are left out unless `all` is set.
 pub fn text(document: &Document, all: bool) -> String {
     let mut out = String::new();
     let mut left_out = 0;
@@ -52,7 +52,7 @@ fn write_field(out: &mut String, field: &Decoded, all: bool, left_out: &mut u32)
     }
 }
 
-/// A list of numbers on a line; one of structures with a line for each that is not zero.
+/// Writes a list: numbers on one line, structures on one line each, without zero entries.
 fn write_list(out: &mut String, field: &Decoded, values: &[Value], all: bool) {
     let values = without_end(values);
     if values.iter().all(|value| matches!(value, Value::Number(_))) {
@@ -82,7 +82,9 @@ fn show(value: &Value) -> String {
         Value::Number(number @ 0..=9) => number.to_string(),
         Value::Number(number) => format!("{number} ({number:#x})"),
         Value::Code(code, name) => format!("{} ({code:#x})", name.trim_end_matches('.')),
-        Value::Text(text) => format!("\"{}\"", base::text::plain(&text.escape_debug().to_string())),
+        Value::Text(text) => {
+            format!("\"{}\"", tenmil_base::text::plain(&text.escape_debug().to_string()))
+        }
         Value::Bytes(_) => value.to_string(),
         Value::Structure(fields) => {
             let fields = fields.iter().filter(|field| !field.value.is_zero());
@@ -103,7 +105,7 @@ fn show_short(field: &Decoded) -> String {
     }
 }
 
-/// Everything as JSON, by where it belongs. Lists end with their last value that is not zero.
+/// Renders the document as JSON, nested by path. Lists end with their last nonzero value.
 pub fn json(document: &Document) -> String {
     let mut root = Map::new();
     for section in &document.sections {
@@ -132,7 +134,7 @@ fn fields_json(fields: &[Decoded]) -> Json {
     let mut object = Map::new();
     for field in fields {
         object.insert(field.name.into(), value_json(&field.value));
-        // The parts of a word stand beside it: all names of a structure are different.
+        // The parts of a word become siblings of it: all names within a structure are different.
         for part in &field.parts {
             object.insert(part.name.into(), value_json(&part.value));
         }
@@ -143,7 +145,7 @@ fn fields_json(fields: &[Decoded]) -> Json {
 fn value_json(value: &Value) -> Json {
     match value {
         Value::Flag(flag) => json!(flag),
-        // What is wider than 64 bits would be rounded by most readers; a string is not.
+        // Most JSON readers round integers wider than 64 bits, so those are strings.
         Value::Number(number) => match u64::try_from(*number) {
             Ok(number) => json!(number),
             Err(_) => json!(number.to_string()),
@@ -158,7 +160,7 @@ fn value_json(value: &Value) -> Json {
     }
 }
 
-/// `values` up to the last that is not zero.
+/// `values` up to the last nonzero one.
 fn without_end(values: &[Value]) -> &[Value] {
     let end = values.iter().rposition(|value| !value.is_zero()).map_or(0, |last| last + 1);
     &values[..end]

@@ -1,23 +1,23 @@
-//! A controller that answers from a table, and what is made of its answers.
+//! Tests with a controller that answers from a table.
 
-use wire::identify::controller::IdentifyController;
-use wire::identify::list::NamespaceList;
-use wire::identify::namespace::IdentifyNamespace;
-use wire::identify::{Cns, descriptor::NamespaceIdentifier, descriptor::descriptor_list};
-use wire::layout::{Ascii, Value};
-use wire::log::LogPage;
-use wire::log::ana::{self, AnaGroup, AnaHeader};
-use wire::log::effects::{LogPageEffects, SupportedLogPages};
-use wire::log::health::HealthInformation;
-use wire::register::{Capabilities, VERSION_2_1, offset};
-use wire::{AdminOpcode, Command, Layout, Status};
+use tenmil_wire::identify::controller::IdentifyController;
+use tenmil_wire::identify::list::NamespaceList;
+use tenmil_wire::identify::namespace::IdentifyNamespace;
+use tenmil_wire::identify::{Cns, descriptor::NamespaceIdentifier, descriptor::descriptor_list};
+use tenmil_wire::layout::{Ascii, Value};
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader};
+use tenmil_wire::log::effects::{LogPageEffects, SupportedLogPages};
+use tenmil_wire::log::health::HealthInformation;
+use tenmil_wire::register::{Capabilities, VERSION_2_1, offset};
+use tenmil_wire::{AdminOpcode, Command, Layout, Status};
 
-use super::{Answer, Controller, Document, interrogate, show};
-use crate::Refused;
+use super::{AdminResult, Controller, Document, interrogate, show};
+use crate::CommandError;
 
-/// Two namespaces, a health page and few features; everything else is an invalid field.
+/// Controller with two namespaces, a SMART log and few features; other commands fail as Invalid Field.
 pub(crate) struct Scripted {
-    /// The active namespaces, as the list says.
+    /// Active namespace list.
     pub(crate) namespaces: Vec<u32>,
     /// CMBLOC and CMBSZ.
     cmb: [u32; 2],
@@ -83,7 +83,7 @@ impl Controller for Scripted {
         Capabilities::zeroed().with(|cap| cap.mqes(1023)).0
     }
 
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
         self.asked.push(command);
         let code = command.cdw10().to_le_bytes()[0];
         let page = match command.opcode() {
@@ -95,9 +95,9 @@ impl Controller for Scripted {
         Ok(match page {
             Some(mut bytes) => {
                 bytes.resize(len_bytes as usize, 0);
-                Answer { status: Status::SUCCESS, result: 0x000f_000f, bytes }
+                AdminResult { status: Status::SUCCESS, result: 0x000f_000f, bytes }
             }
-            None => Answer { status: Status::INVALID_FIELD, result: 0, bytes: vec![] },
+            None => AdminResult { status: Status::INVALID_FIELD, result: 0, bytes: vec![] },
         })
     }
 }
@@ -152,7 +152,7 @@ fn log_pages_that_are_not_supported_are_not_asked_for() {
         .filter(|command| command.opcode() == AdminOpcode::GetLogPage.code());
     let lids: Vec<u8> = logs.clone().map(|command| command.cdw10().to_le_bytes()[0]).collect();
     assert_eq!(lids, [0, 2]);
-    // RAE is bit 15 of dword 10 (Base 2.1 §5.1.12): reading must not take an event away.
+    // RAE is bit 15 of dword 10 (Base 2.1 §5.1.12): reading must not clear an event.
     assert!(logs.clone().all(|command| command.cdw10() & 1 << 15 != 0));
 }
 
@@ -193,7 +193,7 @@ fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
         fn read64(&mut self, offset: usize) -> u64 {
             self.0.read64(offset)
         }
-        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
             let mut answer = self.0.admin(command, len_bytes)?;
             if command.cdw10() == u32::from(Cns::ActiveNamespaces.code()) {
                 answer.bytes = NamespaceList::new([5, 5]).bytes();
@@ -204,7 +204,7 @@ fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
     let refused = interrogate(&mut Liar(Scripted::default())).unwrap_err();
     assert_eq!(
         refused,
-        Refused::peer("active namespace list: 0x5 after 0x5, expected identifiers that rise")
+        CommandError::peer("active namespace list: 0x5 after 0x5, expected identifiers that rise")
     );
 }
 
@@ -226,7 +226,7 @@ fn an_answer_that_is_too_short_is_the_peers_lie() {
         fn read64(&mut self, offset: usize) -> u64 {
             self.0.read64(offset)
         }
-        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
             let mut answer = self.0.admin(command, len_bytes)?;
             answer.bytes.pop();
             Ok(answer)
@@ -236,7 +236,7 @@ fn an_answer_that_is_too_short_is_the_peers_lie() {
     assert_eq!(refused.text, "Identify Controller (CNS 01h): 4095 bytes came, expected 4096");
 }
 
-/// Answers the ANA log page with so many groups of two namespaces each.
+/// Reports an ANA log with the given number of groups, with two namespaces each.
 struct Grouped(Scripted, Vec<u8>);
 
 impl Controller for Grouped {
@@ -246,19 +246,19 @@ impl Controller for Grouped {
     fn read64(&mut self, offset: usize) -> u64 {
         self.0.read64(offset)
     }
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<Answer, Refused> {
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
         let is_log = command.opcode() == AdminOpcode::GetLogPage.code();
         match LogPage::from_code(command.cdw10().to_le_bytes()[0]) {
-            // Then all pages are asked for.
+            // Without that log, all pages are tried.
             LogPage::SupportedLogPages if is_log => {
                 let (status, bytes) = (Status::INVALID_LOG_PAGE, Vec::new());
-                Ok(Answer { status, result: 0, bytes })
+                Ok(AdminResult { status, result: 0, bytes })
             }
             LogPage::Ana if is_log => {
                 let from = self.1.iter().skip(command.cdw12() as usize);
                 let mut bytes: Vec<u8> = from.take(len_bytes as usize).copied().collect();
                 bytes.resize(len_bytes as usize, 0);
-                Ok(Answer { status: Status::SUCCESS, result: 0, bytes })
+                Ok(AdminResult { status: Status::SUCCESS, result: 0, bytes })
             }
             _ => self.0.admin(command, len_bytes),
         }
@@ -290,7 +290,7 @@ fn a_namespace_that_is_not_shown_is_refused_with_those_that_are() {
     let refused = document.require("tcp://x", 2).unwrap_err();
     let text = "identify tcp://x: no namespace 2 is shown to this host, expected one of: 1, 7";
     assert_eq!(refused.text, text);
-    assert!(refused.hint.unwrap().contains("`hosts`"));
+    assert!(refused.hint.unwrap().contains("`allowed-hosts`"));
     let document = Document::default();
     let refused = document.require("tcp://x", 1).unwrap_err();
     assert!(refused.text.ends_with("it shows none"), "{refused}");

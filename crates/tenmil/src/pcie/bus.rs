@@ -1,100 +1,100 @@
-//! What an SSD on the PCI bus is reached by.
+//! PCIe access to a controller.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{BarPart, Blame, NoDeviceMemory, RegionId, Segment, Vector};
-use dma::{DeviceKind, NoRegion, Region, Regions};
-use host::{EventVectors, Steps};
-use vfio::{Bar, Function, Isolation, NotAttached, Place, Way};
+use tenmil_base::{BarMapError, BarRange, ErrorCategory, InterruptVector, RegionId, Segment};
+use tenmil_dma::{DeviceKind, Region, RegionError, RegionTable};
+use tenmil_linux::{EventVectors, StepTimer};
+use tenmil_pci::{AttachError, Bar, Function, IommuMode, VfioInterface, VfioRoot};
 
 use super::name::PcieName;
 use super::registers::{Register, Registers};
 use super::vector::FunctionVector;
-use crate::Refused;
-use crate::attached::Bus;
+use crate::CommandError;
+use crate::attached::ControllerBus;
 
-/// A function that VFIO has handed to us.
+/// A PCI function opened through VFIO.
 #[derive(Clone)]
 pub(super) struct PcieBus {
-    shared: Arc<Shared>,
+    shared: Arc<BusState>,
 }
 
-struct Shared {
+struct BusState {
     bar: Bar,
     name: String,
-    isolation: Isolation,
-    way: Way,
-    /// How many vectors signal when they are asked to.
+    isolation: IommuMode,
+    way: VfioInterface,
+    /// Number of interrupt vectors that can signal an event descriptor.
     vectors: u32,
-    /// The kernel wants the function back, or the bus reports an error: one descriptor for each.
+    /// Event descriptors for a device request of the kernel and for a bus error.
     alarms: EventVectors,
-    kept: Mutex<Kept>,
+    kept: Mutex<FunctionState>,
 }
 
-struct Kept {
-    /// None once it is the kernel's again.
+struct FunctionState {
+    /// None once the function has been returned to the kernel.
     function: Option<Arc<Function>>,
-    /// What it was shown, and where it finds that.
+    /// Mapped regions and their IOVAs.
     shown: BTreeMap<RegionId, u64>,
-    /// The part of a BAR with memory of the function's own, once somebody wanted it.
+    /// BAR with controller memory, once it has been mapped.
     memory: Option<Bar>,
     lost: Option<String>,
-    /// It was not kept from memory when it should have been, and no IOMMU does that either: what it was
-    /// shown is its own.
+    /// Revoking DMA access failed and no IOMMU enforces it, so regions that were mapped can never
+    /// be reused.
     is_at_large: bool,
 }
 
-/// Which alarm is which.
-const WANTED_BACK: u16 = 0;
+/// Indices of `alarms`.
+const DEVICE_REQUEST: u16 = 0;
 const BUS_ERROR: u16 = 1;
-/// What to do about memory that an SSD without an IOMMU would not find.
+/// Hint for memory that an SSD without an IOMMU cannot address.
 const NAMED_FIRST: &str = "Name it on the command line of a command, before devices that hold memory; \
                            programs and changed files of `serve` cannot add one.";
 
 impl PcieBus {
     pub(super) fn open(
         name: &PcieName,
-        regions: &Regions,
-        steps: &mut Steps,
-    ) -> Result<Self, Refused> {
-        if name.isolation == Isolation::None && !regions.lay_rows() {
-            return Err(Refused::caller(format!(
+        regions: &RegionTable,
+        steps: &mut StepTimer,
+    ) -> Result<Self, CommandError> {
+        if name.isolation == IommuMode::None && !regions.use_contiguous() {
+            return Err(CommandError::caller(format!(
                 "attach {}: unsafe-no-iommu: memory was handed out already that does not lie in a \
                  row, expected none",
                 name.address
             ))
             .with_hint(NAMED_FIRST));
         }
-        let function = Function::open(&Place::default(), &name.address, name.isolation, regions);
+        let function = Function::open(&VfioRoot::default(), &name.address, name.isolation, regions);
         let function = function.map_err(|why| refused(&why))?;
         steps.done("take it from VFIO");
         function.start().map_err(|why| refused(&why))?;
         steps.done("reset it");
-        if let Some(why) = function.instead() {
+        if let Some(why) = function.iommufd_error() {
             tracing::info!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address);
         }
         let machine = |what: &str, error: std::io::Error| {
-            Refused::machine(format!("attach {}: {what}: {error}", name.address))
+            CommandError::machine(format!("attach {}: {what}: {error}", name.address))
         };
         let bar = function.bar(regions).map_err(|error| machine("map BAR 0", error))?;
         let vectors = function.vectors().min(u32::from(name.wanted.queues) + 1);
         let has_vectors = vectors > 1 && function.prepare_vectors(vectors).is_ok();
         let alarms = EventVectors::new(2).map_err(|error| machine("make an event", error))?;
-        // A kernel that tells neither leaves it to reads of ones.
-        if let Some(event) = alarms.descriptor(WANTED_BACK) {
-            let _ = function.signal_request(event);
+        // If the kernel supports neither event, removal is detected by registers that read as ones.
+        if let Some(event) = alarms.descriptor(DEVICE_REQUEST) {
+            let _ = function.set_req_irq(event);
         }
         if let Some(event) = alarms.descriptor(BUS_ERROR) {
-            let _ = function.signal_error(event);
+            let _ = function.set_err_irq(event);
         }
         steps.done("map its registers, and have its vectors signal");
         let way = function.way();
         let function = Some(Arc::new(function));
         let shown = BTreeMap::new();
-        let kept = Kept { function, shown, memory: None, lost: None, is_at_large: false };
-        let shared = Shared {
+        let kept = FunctionState { function, shown, memory: None, lost: None, is_at_large: false };
+        let shared = BusState {
             bar,
             name: format!("{}:{}", PcieName::SCHEME, name.address),
             isolation: name.isolation,
@@ -106,12 +106,12 @@ impl PcieBus {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, FunctionState> {
         self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Bus for PcieBus {
+impl ControllerBus for PcieBus {
     type Registers = Registers;
     type Doorbell = Register;
 
@@ -121,13 +121,15 @@ impl Bus for PcieBus {
         &self.shared.name
     }
 
-    fn what(&self) -> &'static str {
+    fn describe(&self) -> &'static str {
         match (self.shared.isolation, self.shared.way) {
-            (Isolation::Iommu { .. }, Way::Iommufd) => {
+            (IommuMode::Iommu { .. }, VfioInterface::Iommufd) => {
                 "an SSD on the PCI bus, over VFIO and iommufd"
             }
-            (Isolation::Iommu { .. }, Way::Group) => "an SSD on the PCI bus, over a group of VFIO",
-            (Isolation::None, _) => {
+            (IommuMode::Iommu { .. }, VfioInterface::Group) => {
+                "an SSD on the PCI bus, over a group of VFIO"
+            }
+            (IommuMode::None, _) => {
                 "an SSD on the PCI bus, over VFIO, which no IOMMU keeps from any memory"
             }
         }
@@ -138,20 +140,20 @@ impl Bus for PcieBus {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.shared.alarms.descriptor(WANTED_BACK).expect("it was made with two")
+        self.shared.alarms.descriptor(DEVICE_REQUEST).expect("it was made with two")
     }
 
-    fn carry(&self) {
+    fn process_messages(&self) {
         let shared = &self.shared;
-        if shared.alarms.clear(WANTED_BACK) {
-            self.lose("the kernel wants it back: it is being removed or unbound");
+        if shared.alarms.clear(DEVICE_REQUEST) {
+            self.mark_lost("the kernel wants it back: it is being removed or unbound");
         }
         if shared.alarms.clear(BUS_ERROR) {
-            self.lose("the PCI bus reports an error of it");
+            self.mark_lost("the PCI bus reports an error of it");
         }
         let memory_has_failed = self.lock().memory.as_ref().is_some_and(Bar::has_failed);
         if shared.bar.has_failed() || memory_has_failed {
-            self.lose("its registers are gone: it was pulled or lost its power");
+            self.mark_lost("its registers are gone: it was pulled or lost its power");
         }
     }
 
@@ -159,33 +161,33 @@ impl Bus for PcieBus {
         self.lock().lost.clone()
     }
 
-    fn lose(&self, why: &str) {
+    fn mark_lost(&self, why: &str) {
         self.lock().lost.get_or_insert_with(|| why.to_owned());
     }
 
-    fn allocate(&self, regions: &Regions, len_bytes: usize) -> Result<Region, NoRegion> {
+    fn allocate(&self, regions: &RegionTable, len_bytes: usize) -> Result<Region, RegionError> {
         match self.shared.isolation {
-            Isolation::Iommu { .. } => regions.allocate_shared(len_bytes),
-            Isolation::None => regions.allocate(len_bytes),
+            IommuMode::Iommu { .. } => regions.allocate_shared(len_bytes),
+            IommuMode::None => regions.allocate(len_bytes),
         }
     }
 
-    fn show(&self, region: RegionId) -> Result<u64, Refused> {
+    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
         let mut kept = self.lock();
         if let Some(iova) = kept.shown.get(&region) {
             return Ok(*iova);
         }
-        let gone = || Refused::peer("the kernel has it back");
-        let shown = kept.function.as_ref().ok_or_else(gone)?.container().show(region);
+        let gone = || CommandError::peer("the kernel has it back");
+        let shown = kept.function.as_ref().ok_or_else(gone)?.container().map_region(region);
         let iova = shown.map_err(|why| {
             let hint = why.hint();
-            Refused { hint, ..Refused::machine(why.to_string()) }
+            CommandError { hint, ..CommandError::machine(why.to_string()) }
         })?;
         kept.shown.insert(region, iova);
         Ok(iova)
     }
 
-    fn hide(&self, region: RegionId) -> bool {
+    fn unmap(&self, region: RegionId) -> bool {
         let mut kept = self.lock();
         if kept.is_at_large && kept.shown.contains_key(&region) {
             return false;
@@ -194,26 +196,27 @@ impl Bus for PcieBus {
         else {
             return true;
         };
-        let is_gone = function.container().hide(region).is_ok();
+        let is_gone = function.container().unmap_region(region).is_ok();
         if is_gone {
             kept.shown.remove(&region);
         }
         is_gone
     }
 
-    /// It is kept from being master of the bus; one that is not there any more reaches nothing. If
-    /// that was for good, the kernel has it back.
+    /// Clears Bus Master Enable. A function that has been removed accesses nothing. If the function
+    /// is marked lost, it is returned to the kernel.
     fn cut_off(&self) -> bool {
         let mut kept = self.lock();
         let Some(function) = kept.function.clone() else { return true };
-        let is_cut = function.let_reach(false).is_ok() || !function.is_there();
-        kept.is_at_large = !is_cut && self.shared.isolation == Isolation::None;
+        let is_cut = function.set_bus_master(false).is_ok() || !function.is_present();
+        kept.is_at_large = !is_cut && self.shared.isolation == IommuMode::None;
         if is_cut && kept.lost.is_some() {
             for region in std::mem::take(&mut kept.shown).into_keys() {
-                // What the kernel keeps goes with the container.
-                let _ = function.container().hide(region);
+                // A region that the kernel does not unmap now is unmapped when the container is
+                // closed.
+                let _ = function.container().unmap_region(region);
             }
-            // A mapping is a handle on the function, too.
+            // The mapping of a BAR holds the function open as well.
             self.shared.bar.let_go();
             kept.memory.iter().for_each(Bar::let_go);
             kept.function = None;
@@ -223,15 +226,16 @@ impl Bus for PcieBus {
 
     fn reconnect(&self) {
         let function = self.lock().function.clone();
-        if function.is_none_or(|function| function.let_reach(true).is_err()) {
-            self.lose("its configuration cannot be written any more");
+        if function.is_none_or(|function| function.set_bus_master(true).is_err()) {
+            self.mark_lost("its configuration cannot be written any more");
         }
     }
 
-    fn device_memory(&self, part: BarPart) -> Result<(Segment, u64), NoDeviceMemory> {
-        let gone = NoDeviceMemory::Unusable { why: "the kernel has it back" };
+    fn device_memory(&self, part: BarRange) -> Result<(Segment, u64), BarMapError> {
+        let gone = BarMapError::Unusable { why: "the kernel has it back" };
         let function = self.lock().function.clone().ok_or(gone)?;
-        // A region that is not mapped in the end is taken away here, so nobody may be in here now.
+        // The lock must not be held here: a region that fails to be mapped is unmapped in this
+        // call, which takes the lock.
         let (memory, address) = function.memory(part, self.shared.bar.regions())?;
         let segment = memory.segment();
         self.lock().memory = Some(memory);
@@ -242,7 +246,10 @@ impl Bus for PcieBus {
         self.shared.vectors
     }
 
-    fn vector(&self, number: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String> {
+    fn vector(
+        &self,
+        number: u16,
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
         let function = self.lock().function.clone().ok_or("the kernel has it back")?;
         let vector = FunctionVector::new(&function, number)?;
         let event = vector.event();
@@ -250,12 +257,12 @@ impl Bus for PcieBus {
     }
 }
 
-fn refused(why: &NotAttached) -> Refused {
+fn refused(why: &AttachError) -> CommandError {
     let blame = match why {
-        NotAttached::Absent { .. } | NotAttached::Driver { .. } | NotAttached::Class { .. } => {
-            Blame::Caller
+        AttachError::Absent { .. } | AttachError::Driver { .. } | AttachError::Class { .. } => {
+            ErrorCategory::Usage
         }
-        _ => Blame::Machine,
+        _ => ErrorCategory::Environment,
     };
-    Refused { hint: why.hint(), ..Refused::of(blame, why.to_string()) }
+    CommandError { hint: why.hint(), ..CommandError::of(blame, why.to_string()) }
 }

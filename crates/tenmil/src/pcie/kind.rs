@@ -1,8 +1,8 @@
-//! `pcie:` as a kind of block device.
+//! `pcie:` as a block device kind.
 
-use block::uri::Uri;
-use block::{MediumError, Opened, Opener};
-use host::Steps;
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_linux::StepTimer;
 
 use super::attach;
 use super::name::PcieName;
@@ -11,9 +11,9 @@ use super::name::PcieName;
 #[derive(Clone, Copy, Debug)]
 pub struct Kind;
 
-impl block::Kind for Kind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
-        let mut steps = Steps::begin(opener.clock);
+impl tenmil_block::DeviceType for Kind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+        let mut steps = StepTimer::begin(opener.clock);
         attach(&PcieName::of(uri)?, opener.regions, &mut steps)?.open(uri)
     }
 }

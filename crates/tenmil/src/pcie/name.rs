@@ -1,45 +1,48 @@
-//! SSDs on the PCI bus by name.
+//! `pcie:` URIs.
 //!
 //! ```text
 //!   pcie:0000:5e:00.0
 //!   pcie:5e:00.0?ns=2&queues=4
 //! ```
 
-use block::uri::{Uri, UriError};
-use vfio::{Isolation, Way};
+use tenmil_block::uri::{Uri, UriError};
+use tenmil_pci::{IommuMode, VfioInterface};
 
-use crate::attached::Wanted;
+use crate::attached::AttachOptions;
 
-/// What a `pcie:` URI says.
+/// Parsed `pcie:` URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PcieName {
-    /// Where it is on the bus, with its domain.
+    /// PCI address, including the domain.
     pub address: String,
-    /// What is wanted of it.
-    pub wanted: Wanted,
-    /// What keeps it from other memory.
-    pub isolation: Isolation,
+    /// Options for attaching the controller.
+    pub wanted: AttachOptions,
+    /// How its DMA is isolated.
+    pub isolation: IommuMode,
 }
 
-/// What a controller memory buffer is used for.
+/// Values of `cmb`: the use of the Controller Memory Buffer.
 const USES: [(&str, bool); 2] = [("no", false), ("queues", true)];
-/// How it is taken from VFIO.
-const WAYS: [(&str, Option<Way>); 3] =
-    [("auto", None), ("iommufd", Some(Way::Iommufd)), ("group", Some(Way::Group))];
-/// Whether it is known that nothing keeps the device from any memory.
+/// Values of `vfio`: the VFIO interface.
+const WAYS: [(&str, Option<VfioInterface>); 3] = [
+    ("auto", None),
+    ("iommufd", Some(VfioInterface::Iommufd)),
+    ("group", Some(VfioInterface::Group)),
+];
+/// Values of `unsafe-no-iommu`: whether DMA without isolation is accepted.
 const UNSAFE: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
 impl PcieName {
-    /// What stands before the first colon.
+    /// URI scheme.
     pub const SCHEME: &str = "pcie";
 
-    /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
+    /// Parses `uri`, whose scheme must be [`SCHEME`](Self::SCHEME).
     ///
     /// # Errors
     ///
-    /// If it names no function.
+    /// If the path is no PCI address, or an option is invalid.
     pub fn of(uri: &Uri) -> Result<Self, UriError> {
-        let Some(address) = whole(uri.path()) else {
+        let Some(address) = normalize(uri.path()) else {
             let problem = format!(
                 "no PCI address in `{}`, expected pcie:ADDRESS, such as pcie:0000:5e:00.0; \
                  `tenmil list` shows which there are",
@@ -51,22 +54,22 @@ impl PcieName {
         let queues_in_cmb = fields.choice("cmb", &USES)?.unwrap_or(false);
         let by = fields.choice("vfio", &WAYS)?.flatten();
         let isolation = match (fields.choice("unsafe-no-iommu", &UNSAFE)?.unwrap_or(false), by) {
-            (false, by) => Isolation::Iommu { by },
-            (true, Some(Way::Iommufd)) => {
+            (false, by) => IommuMode::Iommu { by },
+            (true, Some(VfioInterface::Iommufd)) => {
                 let problem = "vfio=iommufd with unsafe-no-iommu=yes: iommufd has no such functions, \
                                expected one of the two";
                 return Err(uri.refuse(problem.to_owned()));
             }
-            (true, _) => Isolation::None,
+            (true, _) => IommuMode::None,
         };
-        let wanted = Wanted { queues_in_cmb, ..Wanted::of(&mut fields)? };
+        let wanted = AttachOptions { queues_in_cmb, ..AttachOptions::of(&mut fields)? };
         fields.finish()?;
         Ok(Self { address, wanted, isolation })
     }
 }
 
-/// An address with its domain and small digits, if it is one.
-fn whole(text: &str) -> Option<String> {
+/// Normalizes a PCI address: adds the domain and uses lower-case digits. None if it is not valid.
+fn normalize(text: &str) -> Option<String> {
     let (place, function) = text.rsplit_once('.')?;
     let mut parts = place.rsplit(':');
     let (device, bus) = (parts.next()?, parts.next()?);
@@ -84,12 +87,12 @@ fn whole(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use vfio::{Isolation, Way};
+    use tenmil_pci::{IommuMode, VfioInterface};
 
     use super::PcieName;
 
     fn of(text: &str) -> Result<PcieName, String> {
-        let uri = text.parse().map_err(|error: block::uri::UriError| error.to_string())?;
+        let uri = text.parse().map_err(|error: tenmil_block::uri::UriError| error.to_string())?;
         PcieName::of(&uri).map_err(|error| error.to_string())
     }
 
@@ -104,13 +107,13 @@ mod tests {
         assert!(of("pcie:5e:00.0?cmb=data").unwrap_err().contains("expected"));
         assert_eq!(of("pcie:5e:00.0").unwrap().address, "0000:5e:00.0");
         let isolation = |text: &str| of(text).unwrap().isolation;
-        assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=yes"), Isolation::None);
-        let behind = |by| Isolation::Iommu { by };
+        assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=yes"), IommuMode::None);
+        let behind = |by| IommuMode::Iommu { by };
         assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=no"), behind(None));
         assert_eq!(isolation("pcie:5e:00.0"), behind(None));
         assert_eq!(isolation("pcie:5e:00.0?vfio=auto"), behind(None));
-        assert_eq!(isolation("pcie:5e:00.0?vfio=group"), behind(Some(Way::Group)));
-        assert_eq!(isolation("pcie:5e:00.0?vfio=iommufd"), behind(Some(Way::Iommufd)));
+        assert_eq!(isolation("pcie:5e:00.0?vfio=group"), behind(Some(VfioInterface::Group)));
+        assert_eq!(isolation("pcie:5e:00.0?vfio=iommufd"), behind(Some(VfioInterface::Iommufd)));
         assert!(of("pcie:5e:00.0?unsafe-no-iommu").is_err());
         assert!(of("pcie:5e:00.0?vfio=type1").unwrap_err().contains("expected"));
         let both = of("pcie:5e:00.0?vfio=iommufd&unsafe-no-iommu=yes").unwrap_err();

@@ -1,17 +1,17 @@
 //! BAR 0 of a function.
 
-use base::{Doorbell, Memory, Mmio, Segment};
-use vfio::Bar;
+use tenmil_base::{Doorbell, Memory, Mmio, Segment};
+use tenmil_pci::Bar;
 
-/// Registers. Those of a function that was pulled read as ones.
+/// Controller registers. Those of a removed function read as ones.
 pub(super) struct Registers {
     bar: Bar,
 }
 
-/// One doorbell.
+/// One doorbell register.
 pub(super) struct Register {
     bar: Bar,
-    /// None if the BAR is too short for it; then nobody hears it.
+    /// None if the BAR is too short for it. Writes are ignored then.
     word: Option<Segment>,
 }
 
@@ -27,11 +27,12 @@ impl Mmio for Registers {
     fn read32(&mut self, offset: u32) -> u32 {
         let word = self.bar.word(offset);
         let read = word.and_then(|word| self.bar.regions().load_u32(word).ok());
-        // What is read after the kernel took the BAR away is not the function's.
+        // A value read after the BAR was revoked does not come from the function.
         if self.bar.has_failed() { u32::MAX } else { read.unwrap_or(u32::MAX) }
     }
 
-    /// Two halves, the lower one first, as any controller has to allow (PCIe Transport 1.0 §3.1).
+    /// Reads two halves, the lower one first, which every controller supports (PCIe Transport 1.0
+    /// §3.1).
     fn read64(&mut self, offset: u32) -> u64 {
         let low = self.read32(offset);
         u64::from(self.read32(offset + 4)) << 32 | u64::from(low)
@@ -39,7 +40,7 @@ impl Mmio for Registers {
 
     fn write32(&mut self, offset: u32, value: u32) {
         if let Some(word) = self.bar.word(offset) {
-            // It lies inside: that was just looked at.
+            // In bounds: checked above.
             let _ = self.bar.regions().store_u32(word, value);
         }
     }
@@ -59,7 +60,7 @@ impl Doorbell for Register {
     #[inline]
     fn ring(&mut self, value: u32) {
         if let Some(word) = self.word {
-            // It lies inside: that was looked at when it was made.
+            // In bounds: checked when the register was created.
             let _ = self.bar.regions().store_u32(word, value);
         }
     }

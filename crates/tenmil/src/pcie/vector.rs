@@ -1,29 +1,30 @@
-//! A vector of a function, to sleep on.
+//! Interrupt vector of a PCI function.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
 
-use base::Vector;
-use host::EventVectors;
-use vfio::Function;
+use tenmil_base::InterruptVector;
+use tenmil_linux::EventVectors;
+use tenmil_pci::Function;
 
-/// A vector that signals an event descriptor while somebody sleeps on it.
+/// MSI-X vector that signals an event descriptor while a thread sleeps on it.
 ///
-/// Under MSI-X nobody may mask by INTMS (Base 2.1 §3.1.4.3), so a vector is quietened by taking its
-/// descriptor away, which is a call to the kernel. While its host polls, the descriptor therefore
-/// stays for a while: only a vector that has been polled past for long is taken off.
+/// The host must not mask by INTMS under MSI-X (Base 2.1 §3.1.4.3), so a vector is masked by
+/// detaching its descriptor, which is a system call. While the host polls, the descriptor therefore
+/// stays attached at first; it is detached after several interrupts in a row that no thread waited
+/// for.
 pub(super) struct FunctionVector {
     event: EventVectors,
-    /// The kernel may want it back while somebody has the vector.
+    /// Weak, since the kernel may request the function back while the vector is in use.
     function: Weak<Function>,
     number: u16,
-    /// Whether the descriptor is there.
+    /// Whether the descriptor is attached.
     is_attached: bool,
-    /// How many times in a row the vector was masked and signalled meanwhile.
+    /// Number of consecutive times the vector was signaled while it was masked.
     vain: u32,
 }
 
-/// Signals that nobody waited for until the descriptor is taken away.
+/// Unnecessary interrupts before the descriptor is detached.
 const VAIN_MAX: u32 = 16;
 
 impl FunctionVector {
@@ -36,16 +37,16 @@ impl FunctionVector {
     fn signal(&self, is_wanted: bool) -> bool {
         let event = self.event.descriptor(0).filter(|_| is_wanted);
         let function = self.function.upgrade();
-        function.is_some_and(|function| function.signal(self.number.into(), event).is_ok())
+        function.is_some_and(|function| function.set_irq_eventfd(self.number.into(), event).is_ok())
     }
 
-    /// What is slept on, to be raised once when the controller is lost.
+    /// Event to sleep on. Signaled once when the controller is lost.
     pub(super) fn event(&self) -> EventVectors {
         self.event.clone()
     }
 }
 
-impl Vector for FunctionVector {
+impl InterruptVector for FunctionVector {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.event.descriptor(0).expect("it was made with one")
     }

@@ -1,37 +1,37 @@
-//! When the next I/O is due, where a rate was asked for.
+//! Arrival times of an open-loop load.
 //!
-//! In an open loop I/Os arrive whether or not earlier ones have ended, as from users who do not
-//! know of each other. One that could not be submitted in time is late by its own waiting too, so
-//! its latency counts from the intended start; otherwise a stalled device would stop the clock that
-//! measures it.
+//! In an open loop, I/Os start independently of earlier completions, as from independent clients.
+//! The latency of an I/O counts from its intended start, so it includes the time that the I/O waits
+//! for submission. Otherwise a stalled device would stop the arrivals that measure the stall
+//! (coordinated omission).
 
-use base::{Instant, Random};
+use tenmil_base::{Instant, Random};
 
-use super::options::{ArrivalLaw, OpenLoop};
+use super::options::{ArrivalProcess, OpenLoop};
 
-/// Intended starts, one after the other.
+/// Sequence of intended start times.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     random: Random,
-    law: ArrivalLaw,
-    /// Mean time between two, in [`TICKS`] of a nanosecond.
+    law: ArrivalProcess,
+    /// Mean interval, in units of 1/[`TICKS`] ns.
     mean: u64,
-    /// The next intended start, in the same unit.
+    /// Next intended start, in the same unit.
     next: u64,
 }
 
-/// Parts of a nanosecond: at 10 M per second and more, whole ones would falsify the rate by per
-/// cents. The clock of a run ends after 2^54 ns, which is 208 days.
+/// Ticks per nanosecond: whole nanoseconds would distort a rate of 10 M per second by several
+/// percent. A run may last 2^54 ns, which is 208 days.
 const TICKS: u64 = 1 << TICK_BITS;
 const TICK_BITS: u32 = 10;
 
 impl Arrivals {
-    /// The arrivals at one of `parts` threads that share the rate, beginning at `start`. Uniform
-    /// arrivals of different parts are interleaved, not simultaneous.
+    /// Arrivals of one of `parts` threads that share the rate, from `start` on. Uniform arrivals of
+    /// different threads are interleaved.
     ///
     /// # Panics
     ///
-    /// If the rate or `parts` is zero; both have been checked with the options.
+    /// If the rate or `parts` is zero, which the check of the options excludes.
     pub fn new(rate: OpenLoop, part: u64, parts: u64, start: Instant, seed: u64) -> Self {
         assert!(rate.per_second > 0 && parts > 0 && part < parts);
         let mean = 1_000_000_000 * TICKS * parts / rate.per_second;
@@ -41,13 +41,13 @@ impl Arrivals {
             mean,
             next: (start.ns << TICK_BITS) + mean / parts * part,
         };
-        if rate.arrivals == ArrivalLaw::Poisson {
+        if rate.arrivals == ArrivalProcess::Poisson {
             arrivals.advance();
         }
         arrivals
     }
 
-    /// Takes the next intended start if it is not after `now`.
+    /// Consumes the next intended start if it is not after `now`.
     #[inline]
     pub fn due(&mut self, now: Instant) -> Option<Instant> {
         let next = self.next_due();
@@ -58,13 +58,13 @@ impl Arrivals {
         Some(next)
     }
 
-    /// When the next I/O is intended to start.
+    /// Next intended start.
     #[inline]
     pub fn next_due(&self) -> Instant {
         Instant { ns: self.next >> TICK_BITS }
     }
 
-    /// How many are due at `now` and have not been taken; on average, where they are random.
+    /// Number of arrivals due at `now` and not consumed; an estimate for random arrivals.
     pub fn backlog(&self, now: Instant) -> u64 {
         (now.ns << TICK_BITS).checked_sub(self.next).map_or(0, |late| late / self.mean + 1)
     }
@@ -72,31 +72,31 @@ impl Arrivals {
     #[inline]
     fn advance(&mut self) {
         self.next += match self.law {
-            ArrivalLaw::Uniform => self.mean,
-            ArrivalLaw::Poisson => self.exponential(),
+            ArrivalProcess::Uniform => self.mean,
+            ArrivalProcess::Poisson => self.exponential(),
         };
     }
 
-    /// A time between two independent arrivals.
+    /// Draws an exponentially distributed interval.
     #[expect(clippy::cast_possible_truncation, reason = "at most 37 times the mean")]
     #[expect(clippy::cast_sign_loss, reason = "the logarithm of at most one, negated")]
     #[expect(clippy::cast_precision_loss, reason = "a mean of 2^53 ticks would be 100 days")]
     fn exponential(&mut self) -> u64 {
-        // One minus a number below one is never zero.
-        let logarithm = (1.0 - self.random.unit()).ln();
+        // `unit` is below one, so the argument is never zero.
+        let logarithm = (1.0 - self.random.next_f64()).ln();
         (-logarithm * self.mean as f64) as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
+    use tenmil_base::Instant;
 
-    use super::{ArrivalLaw, Arrivals, OpenLoop};
+    use super::{ArrivalProcess, Arrivals, OpenLoop};
 
     const SECOND: Instant = Instant { ns: 1_000_000_000 };
 
-    fn arrivals(per_second: u64, arrivals: ArrivalLaw) -> Arrivals {
+    fn arrivals(per_second: u64, arrivals: ArrivalProcess) -> Arrivals {
         Arrivals::new(OpenLoop { per_second, arrivals }, 0, 1, Instant { ns: 0 }, 9)
     }
 
@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn the_rate_is_kept_by_both_laws_even_where_an_interval_is_no_whole_nanosecond() {
-        // A tick is 1 part in 34 133 of the shorter interval; a random count varies by its root.
-        for (law, slack) in [(ArrivalLaw::Uniform, 5), (ArrivalLaw::Poisson, 5 * 548)] {
+        // A tick is 1/34133 of the shorter interval; a random count varies by its square root.
+        for (law, slack) in [(ArrivalProcess::Uniform, 5), (ArrivalProcess::Poisson, 5 * 548)] {
             for (rate, until_ns) in [(300_000, 1_000_000_000), (30_000_000, 10_000_000)] {
                 let until = Instant { ns: until_ns };
                 let count = intervals(&mut arrivals(rate, law), until).len() as u64;
@@ -124,14 +124,14 @@ mod tests {
 
     #[test]
     fn uniform_arrivals_are_all_the_same_apart() {
-        let intervals = intervals(&mut arrivals(1000, ArrivalLaw::Uniform), SECOND);
+        let intervals = intervals(&mut arrivals(1000, ArrivalProcess::Uniform), SECOND);
         assert!(intervals[1..].iter().all(|interval| *interval == 1_000_000));
     }
 
     #[test]
     fn independent_arrivals_are_exponentially_apart() {
-        let intervals = intervals(&mut arrivals(100_000, ArrivalLaw::Poisson), SECOND);
-        // Of exponential intervals, exp(-x) are longer than x times the mean.
+        let intervals = intervals(&mut arrivals(100_000, ArrivalProcess::Poisson), SECOND);
+        // Fraction exp(-x) of exponential intervals exceeds x times the mean.
         for (times_mean, share) in [(0.1, 0.9048), (1.0, 0.3679), (3.0, 0.0498)] {
             let longer = intervals.iter().filter(|ns| **ns as f64 > times_mean * 10_000.0).count();
             let found = longer as f64 / intervals.len() as f64;
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_is_late_keeps_its_intended_start() {
-        let mut arrivals = arrivals(1000, ArrivalLaw::Uniform);
+        let mut arrivals = arrivals(1000, ArrivalProcess::Uniform);
         assert_eq!(arrivals.backlog(SECOND), 1001);
         assert_eq!(arrivals.due(SECOND), Some(Instant { ns: 0 }));
         assert_eq!(arrivals.due(SECOND), Some(Instant { ns: 1_000_000 }));
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn threads_that_share_a_rate_take_turns() {
-        let rate = OpenLoop { per_second: 1000, arrivals: ArrivalLaw::Uniform };
+        let rate = OpenLoop { per_second: 1000, arrivals: ArrivalProcess::Uniform };
         let starts: Vec<u64> = (0..4)
             .map(|part| Arrivals::new(rate, part, 4, SECOND, part).next_due().ns - SECOND.ns)
             .collect();

@@ -1,68 +1,68 @@
-//! The engine: brings the devices up, loads them from one thread per core, and adds up what was
-//! found.
+//! Engine of `perf`: starts the devices, loads them from one thread per core, and sums up the
+//! results.
 //!
 //! ```text
-//!   Rig ── emulated SSDs, each with its driver, and any other block devices
+//!   DeviceSet ── emulated SSDs, each with its driver, and other block devices
 //!    │
-//!    ├── Worker (on a reactor) ── Lane, Lane, …    one per SSD and queue pair
-//!    ├── Worker (on a reactor) ── Lane, Lane, …
+//!    ├── Worker (on a reactor) ── QueueRunner, QueueRunner, …    one per device and queue pair
+//!    ├── Worker (on a reactor) ── QueueRunner, QueueRunner, …
 //!    │
-//!   the calling thread: looks after the controllers, draws the live line
+//!   calling thread: polls the controllers, draws the progress line
 //! ```
 
-mod bare;
-mod by_hand;
-mod copy_loop;
-mod exchange;
-mod lane;
+mod baseline_load;
+mod cpu_placement;
+mod device_set;
 mod media;
+mod memcpy_baseline;
 mod null_blk;
-mod places;
-mod rig;
-mod rounds;
-mod scrutiny;
-mod tally;
+mod queue_runner;
+mod ring_baseline;
+mod single_step;
+mod socket_baseline;
+mod totals;
+mod verify;
 mod worker;
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, TryRecvError};
 
-use base::Span;
-use host::environment::ProcessorTime;
-use host::machine::Machine;
-use host::{Clock, Cores, Environment};
-use reactor::{ReactorOptions, Reactors, Registration, ThreadPlan};
+use tenmil_base::Span;
+use tenmil_linux::environment::ProcessorTime;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::{Clock, CpuList, Environment};
+use tenmil_reactor::{PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 
 use super::environment::RunEnvironment;
-use super::options::{PerfOptions, RAM_TIME, Supplies};
-use super::outcome::{CeilingOutcome, DeviceOutcome, Ended, PerfOutcome, RamOutcome};
+use super::options::{MachineResources, PerfOptions, RAM_TIME};
+use super::outcome::{BaselineOutcome, DeviceOutcome, PerfOutcome, RamOutcome, RunEnd};
 use super::progress::{Phase, Progress};
-use crate::balance::Balance;
-use crate::{EmuMedium, EmuSpec, Refused, Uri};
-pub use by_hand::ByHand;
-pub(crate) use places::Places;
-use rig::{Rig, depth_of_a_pair};
-use scrutiny::{Place, Scrutiny, Stamped, Unlooked};
-use tally::Tally;
-use worker::{Plan, Share, Worker, WorkerParts};
+use crate::balance::BalancerGuard;
+use crate::{CommandError, EmuMedium, EmuSpec, Uri};
+pub(crate) use cpu_placement::CoreAssignment;
+use device_set::{DeviceSet, depth_of_a_pair};
+pub use single_step::SingleStep;
+use totals::RunTotals;
+use verify::{BlockArea, NoVerify, StampVerifier, Verifier};
+use worker::{Worker, WorkerParts, WorkerPlan, WorkerResult};
 
-/// What a caller does while the engine runs, ten times a second.
-pub type Watch<'a> = &'a mut dyn FnMut(&Progress);
+/// Callback that runs ten times a second while the engine runs.
+pub type TickFn<'a> = &'a mut dyn FnMut(&Progress);
 
-/// Runs what `options` ask for.
+/// Runs `perf` with these options.
 pub fn run(
     options: &PerfOptions,
     progress: &Arc<Progress>,
-    watch: Watch<'_>,
-) -> Result<PerfOutcome, Refused> {
+    watch: TickFn<'_>,
+) -> Result<PerfOutcome, CommandError> {
     let clock = Clock::start();
-    let places = Places::choose(options, &Cores::allowed());
+    let places = CoreAssignment::choose(options, &CpuList::allowed());
     let machine = Environment::read();
-    let allowed = Cores::allowed();
+    let allowed = CpuList::allowed();
     let before = ProcessorTime::read(&allowed);
-    let mut rig = Rig::bring_up(options, &places, clock)?;
+    let mut rig = DeviceSet::bring_up(options, &places, clock)?;
     let options = &options.suited_to(rig.depth_max());
-    host::file::keep()?;
+    tenmil_linux::file::keep()?;
     let tally = rig.load(options, &places, progress, watch)?;
     let memory_backing = rig.memory_backing();
     rig.shut_down();
@@ -77,21 +77,21 @@ pub fn run(
     Ok(outcome)
 }
 
-/// Measures what the run is compared with, until somebody has seen enough. What was measured before
-/// stands, whatever becomes of this.
+/// Measures the baselines of a run, until interrupted. The result of the run is kept whatever
+/// happens here.
 fn compare(
     outcome: &mut PerfOutcome,
     options: &PerfOptions,
-    places: &Places,
+    places: &CoreAssignment,
     clock: Clock,
     progress: &Arc<Progress>,
-    watch: Watch<'_>,
+    watch: TickFn<'_>,
 ) {
-    let is_over = |ended| ended == Ended::Interrupt || host::signal::interrupted();
+    let is_over = |ended| ended == RunEnd::Interrupt || tenmil_linux::signal::interrupted();
     let PerfOutcome { ended, devices, ceiling: bare, ram, null_blk, missing, .. } = outcome;
-    let mut known = |found: Result<(), Refused>| missing.extend(found.err());
+    let mut known = |found: Result<(), CommandError>| missing.extend(found.err());
     if !is_over(*ended) {
-        let found = ceiling(options, devices, places, clock, progress, watch);
+        let found = baseline(options, devices, places, clock, progress, watch);
         known(found.map(|found| *bare = found));
     }
     if !is_over(*ended) {
@@ -102,33 +102,36 @@ fn compare(
     }
 }
 
-impl Rig {
-    /// Loads the devices as `options` say.
+impl DeviceSet {
+    /// Loads the devices according to `options`.
     fn load(
         &mut self,
         options: &PerfOptions,
-        places: &Places,
+        places: &CoreAssignment,
         progress: &Arc<Progress>,
-        watch: Watch<'_>,
-    ) -> Result<Tally, Refused> {
+        watch: TickFn<'_>,
+    ) -> Result<RunTotals, CommandError> {
         if options.verify {
             self.load_with(options, places, progress, watch, |rig, place, depth| {
-                Stamped::new(place, depth, options.seed, rig.regions().clone())
+                StampVerifier::new(place, depth, options.seed, rig.regions().clone())
             })
         } else {
-            self.load_with(options, places, progress, watch, |_, _, _| Unlooked)
+            self.load_with(options, places, progress, watch, |_, _, _| NoVerify)
         }
     }
 
-    fn load_with<S: Scrutiny + Send + 'static>(
+    fn load_with<S: Verifier + Send + 'static>(
         &mut self,
         options: &PerfOptions,
-        places: &Places,
+        places: &CoreAssignment,
         progress: &Arc<Progress>,
-        watch: Watch<'_>,
-        scrutiny: impl Fn(&Self, &Place, usize) -> S,
-    ) -> Result<Tally, Refused> {
+        watch: TickFn<'_>,
+        scrutiny: impl Fn(&Self, &BlockArea, usize) -> S,
+    ) -> Result<RunTotals, CommandError> {
         let (tell, told) = mpsc::channel();
+        // Workers are created before the reactors, so that an error leaves no reactor running.
+        // Results come back through the channel, whose disconnection means that all workers have
+        // ended.
         let mut workers = Vec::new();
         for (index, _) in places.submit.iter().enumerate() {
             let (lanes, workload) = self.lanes(options, places, index, &scrutiny)?;
@@ -136,17 +139,18 @@ impl Rig {
                 lanes,
                 workload,
                 clock: *self.clock(),
-                plan: Plan::new(options, places),
+                plan: WorkerPlan::new(options, places),
                 index,
                 progress: Arc::clone(progress),
                 tell: tell.clone(),
             });
             let woken_by = worker.woken_by();
-            let woken_by = woken_by.map_err(|error| Refused::machine(format!("wait: {error}")))?;
+            let woken_by =
+                woken_by.map_err(|error| CommandError::machine(format!("wait: {error}")))?;
             let is_done_by_kernel = worker.is_done_by_kernel();
-            let registration = Registration::active("load", woken_by, worker);
+            let registration = PollerBuilder::active("load", woken_by, worker);
             workers.push(match is_done_by_kernel {
-                true => registration.sleeps_at_once(),
+                true => registration.no_spin(),
                 false => registration,
             });
         }
@@ -155,41 +159,43 @@ impl Rig {
         let reactors = self.reactors(options, &cores)?;
         let note = |text| progress.note(text);
         let (rules, has_governor) = (&options.scheduler, options.governor);
-        let balance = Balance::start(rules, has_governor, reactors.directory(), &cores, &note)?;
+        let balance =
+            BalancerGuard::start(rules, has_governor, reactors.directory(), &cores, &note)?;
         progress.show_steering(balance.steering().clone());
         let directory = Arc::clone(reactors.directory());
-        progress.show_reactors(control::Running { directory, clock: *self.clock() });
-        progress.enter(Phase::WarmUp);
+        progress.show_reactors(tenmil_rpc::ReactorSet { directory, clock: *self.clock() });
+        progress.set_phase(Phase::WarmUp);
         for ((index, worker), reactor) in
             workers.into_iter().enumerate().zip(reactors.directory().reactors())
         {
-            let plan = ThreadPlan::new(&format!("submit-{index}")).on(reactor).poller(worker);
-            reactors.spawn(plan).map_err(|error| Refused::machine(error.to_string()))?;
+            let plan = ThreadBuilder::new(&format!("submit-{index}")).on(reactor).poller(worker);
+            reactors.spawn(plan).map_err(|error| CommandError::machine(error.to_string()))?;
         }
         let shares = self.await_shares(&told, places.submit.len(), progress, watch)?;
         let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
         reactors.stop();
-        progress.hide_steering();
-        let mut tally = Tally::new(self.descriptions(), sleeps, balance.into_frequency_scaling());
+        progress.clear_steering();
+        let mut tally =
+            RunTotals::new(self.descriptions(), sleeps, balance.into_frequency_scaling());
         shares.into_iter().for_each(|share| tally.add(share));
         Ok(tally)
     }
 
-    /// A reactor for each submitting thread.
-    fn reactors(&self, options: &PerfOptions, cores: &Cores) -> Result<Reactors, Refused> {
+    /// Starts a reactor for each submitting thread.
+    fn reactors(&self, options: &PerfOptions, cores: &CpuList) -> Result<Reactors, CommandError> {
         let poll = ReactorOptions { poll: options.poll, ..ReactorOptions::default() };
         Reactors::start(cores, &poll, self.clock()).map_err(refused)
     }
 
-    /// Looks after the controllers until `count` workers have told what they found. Fails if a
-    /// controller is lost, or a worker ends without a word.
+    /// Polls the controllers until `count` workers have reported. Fails if a controller is lost, or
+    /// a worker ends without a report.
     fn await_shares(
         &mut self,
-        told: &mpsc::Receiver<Share>,
+        told: &mpsc::Receiver<WorkerResult>,
         count: usize,
         progress: &Progress,
-        watch: Watch<'_>,
-    ) -> Result<Vec<Share>, Refused> {
+        watch: TickFn<'_>,
+    ) -> Result<Vec<WorkerResult>, CommandError> {
         let mut shares = Vec::new();
         let mut health = Ok(());
         loop {
@@ -197,21 +203,23 @@ impl Rig {
                 Ok(share) => shares.push(share),
                 Err(TryRecvError::Disconnected) => break,
                 Err(TryRecvError::Empty) => {
+                    // After an error the loop continues until all workers have ended, since they
+                    // still use the devices.
                     if health.is_ok() {
-                        health = self.look_after();
+                        health = self.maintain();
                     }
-                    if health.is_err() || host::signal::interrupted() {
+                    if health.is_err() || tenmil_linux::signal::interrupted() {
                         progress.ask_to_stop();
                     }
                     watch(progress);
-                    host::thread::rest(WATCH_INTERVAL);
+                    tenmil_linux::thread::sleep(WATCH_INTERVAL);
                 }
             }
         }
         health?;
         if shares.len() < count {
             let found = shares.len();
-            return Err(Refused::machine(format!(
+            return Err(CommandError::machine(format!(
                 "add up the run: {found} submitting threads told what they found, expected {count}"
             )));
         }
@@ -219,55 +227,63 @@ impl Rig {
     }
 }
 
-/// Why there are no reactors, in this house's words.
-fn refused(why: reactor::Refused) -> Refused {
+/// Converts an error of the reactors.
+fn refused(why: tenmil_reactor::ReactorError) -> CommandError {
     let text = why.to_string();
     match why.blame() {
-        base::Blame::Caller => Refused::caller(text),
-        base::Blame::Machine => Refused::machine(text),
-        base::Blame::Peer => Refused::peer(text),
+        tenmil_base::ErrorCategory::Usage => CommandError::caller(text),
+        tenmil_base::ErrorCategory::Environment => CommandError::machine(text),
+        tenmil_base::ErrorCategory::Remote => CommandError::peer(text),
     }
 }
 
-/// Measures the bare ring with as many rings as the run had, between the same two threads; or bare
-/// copies, where the devices are memory.
-fn ceiling(
+/// Measures the baseline: as many rings as the run had, between the same two threads, or memory
+/// copies for RAM devices.
+fn baseline(
     options: &PerfOptions,
     devices: &[DeviceOutcome],
-    places: &Places,
+    places: &CoreAssignment,
     clock: Clock,
     progress: &Arc<Progress>,
-    watch: Watch<'_>,
-) -> Result<Option<CeilingOutcome>, Refused> {
+    watch: TickFn<'_>,
+) -> Result<Option<BaselineOutcome>, CommandError> {
     let Some(time) = options.ceiling else { return Ok(None) };
-    progress.enter(Phase::Ceiling);
+    progress.set_phase(Phase::Baseline);
     watch(progress);
     if let Some(engine) = options.exchange_engine() {
-        let plan = exchange::Plan { options, places, clock, time, engine };
-        return exchange::measure(&plan, depth_of_a_pair(options, 0)).map(Some);
+        let plan = socket_baseline::SocketBaselinePlan { options, places, clock, time, engine };
+        return socket_baseline::measure(&plan, depth_of_a_pair(options, 0)).map(Some);
     }
     if !options.is_all_emulated() {
-        return copy_loop::measure(options, devices, places, clock, time).map(Some);
+        return memcpy_baseline::measure(options, devices, places, clock, time).map(Some);
     }
     let rings = options.device_count() * u32::from(options.queue_pairs);
     let depth = depth_of_a_pair(options, 0);
-    bare::measure(&bare::Plan { options, rings, depth, time, places, clock }).map(Some)
+    ring_baseline::measure(&ring_baseline::RingBaselinePlan {
+        options,
+        rings,
+        depth,
+        time,
+        places,
+        clock,
+    })
+    .map(Some)
 }
 
-/// Runs the same workload over SSDs that move the data.
+/// Runs the same workload over emulated SSDs that transfer data.
 fn over_ram(
     options: &PerfOptions,
-    places: &Places,
+    places: &CoreAssignment,
     clock: Clock,
     progress: &Arc<Progress>,
-    watch: Watch<'_>,
-) -> Result<Option<RamOutcome>, Refused> {
+    watch: TickFn<'_>,
+) -> Result<Option<RamOutcome>, CommandError> {
     let Some(time) = options.ram else { return Ok(None) };
-    progress.enter(Phase::Ram);
+    progress.set_phase(Phase::Ram);
     let needed = RAM_SIZE_BYTES * u64::from(options.device_count());
-    let there = Supplies::look(&Machine::this()).memory_available_bytes;
+    let there = MachineResources::probe_machine(&Machine::this()).memory_available_bytes;
     if needed > there / 2 {
-        return Err(Refused::machine(format!(
+        return Err(CommandError::machine(format!(
             "run over memory: {} SSDs take {} MiB, expected at most half of the {} MiB that are \
              available",
             options.device_count(),
@@ -286,14 +302,14 @@ fn over_ram(
         warm_up: Span { ns: RAM_TIME.ns / 10 },
         ..options.clone()
     };
-    let mut rig = Rig::bring_up(&options, places, clock)?;
+    let mut rig = DeviceSet::bring_up(&options, places, clock)?;
     let tally = rig.load(&options, places, progress, watch)?;
     rig.shut_down();
     Ok(tally.into_ram_outcome(&options))
 }
 
-/// How much each SSD of the phase over memory holds: together more than the caches do.
+/// Size of each device of the run over RAM. Together they exceed the CPU caches.
 const RAM_SIZE_BYTES: u64 = 16 << 20;
 
-/// How often controllers are looked after and the live line is drawn.
+/// Interval in which controllers are polled and the progress line is drawn.
 const WATCH_INTERVAL: Span = Span::from_ms(100);

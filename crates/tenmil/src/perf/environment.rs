@@ -1,37 +1,37 @@
-//! What a run happened on: the machine, and what only the run itself can tell about it.
+//! Environment of a run: the machine, and conditions that were measured during the run.
 
-use host::Environment;
-use reactor::PollMode;
-use reactor::schedule::Policy;
+use tenmil_linux::Environment;
+use tenmil_reactor::PollMode;
+use tenmil_reactor::schedule::Policy;
 
 use super::options::PerfOptions;
 
-/// What a run happened on.
+/// Environment of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunEnvironment {
-    /// The machine, the kernel and the limits.
+    /// Machine, kernel and resource limits.
     pub machine: Environment,
-    /// The share of time, from 0 to 1, that the hypervisor gave to others during the run.
+    /// Fraction of CPU time, from 0 to 1, that the hypervisor gave to other guests during the run.
     pub stolen: f64,
-    /// Ticks of the time stamp counter per second, where there is one that can be used.
+    /// Frequency of the time stamp counter, if it is usable.
     pub tsc_hz: Option<u64>,
-    /// What rings and buffers were made of, in words: `2 MiB pages`.
+    /// Description of the pages of rings and buffers, such as `2 MiB pages`.
     pub memory_backing: String,
-    /// How reactors looked for work.
+    /// Poll mode of the reactors.
     pub poll: PollMode,
-    /// How their threads were spread.
+    /// Scheduling policy of the threads.
     pub scheduler: Policy,
-    /// What was done about the frequency of their cores, in words: `left alone`.
+    /// Description of the frequency scaling, such as `left alone`.
     pub frequency_scaling: String,
-    /// Whether this program was built with optimisation.
+    /// Whether this program was built with optimization.
     pub optimised: bool,
 }
 
-/// More stolen time than this is worth a word.
+/// Stolen time above this fraction is reported.
 const STOLEN_NOTABLE: f64 = 0.005;
 
 impl RunEnvironment {
-    /// `machine`, and what a run was asked for, before it has told anything.
+    /// Environment before a run, from the machine and the options.
     pub fn of(machine: Environment, options: &PerfOptions) -> Self {
         Self {
             machine,
@@ -45,7 +45,7 @@ impl RunEnvironment {
         }
     }
 
-    /// What the machine does to the number, if it does something: the sentence under the headline.
+    /// Conditions that distort the result, one sentence each.
     pub fn caveats(&self) -> Vec<String> {
         let mut caveats = Vec::new();
         if !self.optimised {
@@ -74,7 +74,7 @@ impl RunEnvironment {
         caveats
     }
 
-    /// What to change to go faster, a sentence each, the most effective first.
+    /// Recommended changes for a better result, one sentence each, the most effective first.
     pub fn remedies(&self) -> Vec<String> {
         let mut remedies = Vec::new();
         if !self.optimised {
@@ -87,7 +87,7 @@ impl RunEnvironment {
         remedies
     }
 
-    /// Rows for a table: what, and how it is here.
+    /// Table rows of name and value.
     pub fn rows(&self) -> Vec<(&'static str, String)> {
         let mut rows = machine_rows(&self.machine);
         rows.extend([
@@ -107,7 +107,7 @@ impl RunEnvironment {
     }
 }
 
-/// Rows for a table of what does not change from run to run.
+/// Table rows of the properties that do not change between runs.
 pub(crate) fn machine_rows(machine: &Environment) -> Vec<(&'static str, String)> {
     let unknown = || "unknown".to_owned();
     let processor = machine.processor.clone().unwrap_or_else(unknown);
@@ -145,14 +145,14 @@ fn lockable(bytes: Option<u64>) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use host::{Cores, Environment};
-    use reactor::PollMode;
-    use reactor::schedule::Policy;
+    use tenmil_linux::{CpuList, Environment};
+    use tenmil_reactor::PollMode;
+    use tenmil_reactor::schedule::Policy;
 
     use super::RunEnvironment;
 
     pub(crate) fn quiet_machine() -> RunEnvironment {
-        let cores = Cores::parse("0-1").unwrap();
+        let cores = CpuList::parse("0-1").unwrap();
         RunEnvironment {
             machine: Environment {
                 processor: Some("Fast One".into()),
@@ -191,7 +191,7 @@ pub(crate) mod tests {
         environment.stolen = 0.031;
         environment.optimised = false;
         environment.machine.quota = Some(1.5);
-        environment.machine.allowed = Cores::parse("1").unwrap();
+        environment.machine.allowed = CpuList::parse("1").unwrap();
         let caveats = environment.caveats();
         for (caveat, start) in caveats.iter().zip([
             "built without optimisation",

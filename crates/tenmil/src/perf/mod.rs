@@ -1,18 +1,18 @@
-//! `perf`: load SSDs and say what they, and the driver, can do.
+//! The benchmark `perf`: loads devices and reports what they and the driver achieve.
 //!
 //! ```text
 //!   options ──> engine (one thread per core: workload, arrivals, stamp) ──> outcome ──> report
-//!                  └─ progress ──> the live line
+//!                 └─ progress ──> progress line
 //! ```
 
 pub mod arrivals;
 pub mod engine;
 pub mod environment;
-pub mod ledger;
 pub mod options;
 pub mod outcome;
 pub mod progress;
 pub mod report;
 pub mod stamp;
+pub mod version_map;
 pub mod workload;
 pub mod zipf;

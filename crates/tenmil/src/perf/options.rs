@@ -1,83 +1,83 @@
-//! What a run of `perf` is asked to do: plain values, checked before anything starts.
+//! Options of a `perf` run: plain values, checked before anything starts.
 
 mod check;
 mod layer;
 mod techniques;
 
-use base::Span;
-use host::Cores;
-use reactor::{PollMode, schedule};
+use tenmil_base::Span;
+use tenmil_linux::CpuList;
+use tenmil_reactor::{PollMode, schedule};
 
 use crate::{EmuMedium, EmuSpec, Uri};
-use block::quantity::{parse_count, parse_size};
+use tenmil_block::quantity::{parse_count, parse_size};
 
-pub use check::Supplies;
+pub use check::MachineResources;
 pub use layer::{Layer, LayerOptions, parse_map, show_map};
 pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
 
-/// Everything the engine needs to know about a run.
+/// Configuration of a `perf` run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PerfOptions {
-    /// The devices to load, in order; each may stand for several.
+    /// Devices to load, in order. Each URI may describe several.
     pub uris: Vec<Uri>,
-    /// I/Os in flight per device and submitting thread, spread evenly over its queue pairs.
+    /// Queue depth: I/Os in flight per device and submitting thread, divided evenly among its queue
+    /// pairs.
     pub depth: u32,
-    /// Nobody has asked for that depth: a device that takes fewer is loaded with as many as it takes.
+    /// The depth is a default: it is reduced for a device with a smaller one.
     pub depth_may_be_less: bool,
-    /// How large an I/O is.
+    /// I/O sizes.
     pub sizes: SizeMix,
-    /// Which operations, and where.
+    /// Access pattern.
     pub pattern: Pattern,
-    /// How many of a hundred I/Os are reads, where the pattern mixes them.
+    /// Percentage of reads in a mixed pattern.
     pub read_percent: u8,
-    /// How long to measure.
+    /// Duration of the measurement.
     pub time: Span,
-    /// How long to run before measuring.
+    /// Duration of the warm-up before it.
     pub warm_up: Span,
-    /// Where the submitting threads run, one on each; empty means one thread, where it fits best.
-    pub cores: Cores,
-    /// Where the threads of emulated SSDs run, one on each; empty means one thread, where it fits
-    /// best.
-    pub device_cores: Cores,
+    /// Cores of the submitting threads, one each. Empty means one thread on the best core.
+    pub cores: CpuList,
+    /// Cores of the threads of emulated SSDs, one each. Empty means one thread on the best core.
+    pub device_cores: CpuList,
     /// Queue pairs, or channels, per device and submitting thread.
     pub queue_pairs: u16,
-    /// Stop after so many I/Os per device and submitting thread, even if there is time left.
+    /// Number of I/Os per device and submitting thread after which the run stops.
     pub io_count: Option<u64>,
-    /// Start I/Os at this rate, whether or not earlier ones have ended.
+    /// Rate of an open-loop load, whose I/Os start independently of completions.
     pub rate: Option<OpenLoop>,
-    /// Skew of the addresses: some blocks are drawn more often than others.
+    /// Zipf exponent of the address distribution.
     pub zipf: Option<f64>,
-    /// What stands between the load and its devices.
+    /// Block layer above the devices.
     pub layer: LayerOptions,
-    /// Compare the modes of the block layer over a null device, for so long each.
+    /// Duration for each mode of the block-layer comparison over a null device.
     pub null_blk: Option<Span>,
-    /// Write to devices that hold something which this run did not create.
+    /// Allows writes to devices with existing data.
     pub overwrite: bool,
-    /// Stamp every block that is written, and check every block that is read.
+    /// Stamps every block that is written and verifies every block that is read.
     pub verify: bool,
-    /// What a submitting thread does while there is nothing to do.
+    /// Behavior of an idle submitting thread.
     pub poll: PollMode,
-    /// How submitting threads are spread over the cores, and by which rules.
+    /// Policy and rules by which submitting threads are distributed over the cores.
     pub scheduler: schedule::Options,
-    /// Choose how fast the submitting threads' cores run, by their load.
+    /// Whether to scale the frequency of the submitting threads' cores with their load.
     pub governor: bool,
-    /// What is switched on and off on the fast path.
+    /// Driver options.
     pub techniques: Techniques,
-    /// Measure the bare ring for so long, for the ratio.
+    /// Duration of the baseline measurement.
     pub ceiling: Option<Span>,
-    /// What the limit is made of.
-    pub ceiling_of: CeilingOf,
-    /// Run once more over a medium that moves data, for so long.
+    /// Kind of the baseline.
+    pub ceiling_of: BaselineKind,
+    /// Duration of an additional run over RAM devices, which transfer data.
     pub ram: Option<Span>,
-    /// Where the JSON report goes.
+    /// Destination of the JSON report.
     pub json: Option<Output>,
-    /// Where the HTML report goes.
+    /// Path of the HTML report.
     pub html: Option<String>,
-    /// What all random numbers are made from.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
-/// Which operations, and where.
+/// Access pattern: operations and order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Sequential reads.
@@ -94,68 +94,68 @@ pub enum Pattern {
     RandRw,
     /// Random deallocations.
     Trim,
-    /// Random reads and writes, and a flush in place of every sixteenth on average.
+    /// Random reads and writes; on average every sixteenth operation is a flush.
     FlushMix,
 }
 
-/// Sizes of I/Os, with how often each is drawn.
+/// I/O sizes with weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeMix {
-    /// At least one, at most [`SIZES_MAX`]; no size and no weight is zero.
+    /// At least one and at most [`SIZES_MAX`]. No size and no weight is zero.
     pub shares: Vec<SizeShare>,
 }
 
 /// One size of a [`SizeMix`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeShare {
-    /// Bytes in one I/O.
+    /// Bytes per I/O.
     pub len_bytes: u32,
-    /// How often, in relation to the other weights.
+    /// Weight relative to the other sizes.
     pub weight: u32,
 }
 
-/// Arrivals at a rate of their own.
+/// Open-loop load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenLoop {
-    /// I/Os per second, over all SSDs and threads.
+    /// I/Os per second, over all devices and threads.
     pub per_second: u64,
-    /// How the time between two is drawn.
-    pub arrivals: ArrivalLaw,
+    /// Distribution of the time between two arrivals.
+    pub arrivals: ArrivalProcess,
 }
 
-/// How the time between two arrivals is drawn.
+/// Distribution of the time between two arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ArrivalLaw {
-    /// Independent of all others, as from many clients: exponentially distributed.
+pub enum ArrivalProcess {
+    /// Exponential: independent arrivals, as from many clients.
     Poisson,
-    /// Always the same.
+    /// Constant.
     Uniform,
 }
 
-/// Where a report goes.
+/// Destination of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// To standard output, in place of the text.
+    /// Standard output, in place of the text report.
     Standard,
-    /// To this file.
+    /// This file.
     File(String),
 }
 
-/// Sizes in a mix at most.
+/// Maximum number of sizes in a mix.
 pub const SIZES_MAX: usize = 8;
 
-/// Bytes in one I/O at most.
+/// Maximum number of bytes per I/O.
 pub const IO_BYTES_MAX: u32 = 16 << 20;
 
-/// On average one operation of so many is a flush in [`Pattern::FlushMix`].
+/// Average number of operations per flush in [`Pattern::FlushMix`].
 pub const FLUSH_EVERY: u32 = 16;
 
-/// SSDs in one run at most: the engine's tokens have room for no more.
+/// Maximum number of devices in a run, limited by the tokens of the engine.
 pub const DEVICES_MAX: u32 = 1024;
 
 impl Default for PerfOptions {
-    /// What `tenmil perf` does when it is asked for nothing in particular, except for the ceiling,
-    /// the phase over memory and the HTML page, which [`PerfOptions::with_extras`] adds.
+    /// Options of `tenmil perf` without arguments, except for the baseline, the run over RAM and
+    /// the HTML report, which [`PerfOptions::with_extras`] adds.
     fn default() -> Self {
         Self {
             uris: vec![Uri::Emu(EmuSpec { count: 21, ..EmuSpec::new(EmuMedium::Null) })],
@@ -166,8 +166,8 @@ impl Default for PerfOptions {
             read_percent: 50,
             time: Span::from_secs(10),
             warm_up: Span::from_ms(500),
-            cores: Cores::default(),
-            device_cores: Cores::default(),
+            cores: CpuList::default(),
+            device_cores: CpuList::default(),
             queue_pairs: 1,
             io_count: None,
             rate: None,
@@ -181,7 +181,7 @@ impl Default for PerfOptions {
             governor: false,
             techniques: Techniques::default(),
             ceiling: None,
-            ceiling_of: CeilingOf::Own,
+            ceiling_of: BaselineKind::Own,
             ram: None,
             json: None,
             html: None,
@@ -191,8 +191,8 @@ impl Default for PerfOptions {
 }
 
 impl PerfOptions {
-    /// The same, with everything that a run without any argument adds: a second of the bare ring,
-    /// two seconds over memory, and `tenmil-perf.html`.
+    /// Adds what a run without arguments includes: one second of baseline, two seconds over RAM,
+    /// and the report `tenmil-perf.html`.
     #[must_use]
     pub fn with_extras(mut self) -> Self {
         self.ceiling = Some(CEILING_TIME);
@@ -201,32 +201,32 @@ impl PerfOptions {
         self
     }
 
-    /// How many devices the run loads.
+    /// Number of devices.
     pub fn device_count(&self) -> u32 {
         self.uris.iter().map(Uri::count).sum()
     }
 
-    /// The emulated SSDs among them.
+    /// Emulated SSDs among the devices.
     pub fn emulated(&self) -> impl Iterator<Item = &EmuSpec> {
         self.uris.iter().filter_map(Uri::emulated)
     }
 
-    /// Whether the device that `uri` names is loaded through the bare driver.
+    /// Whether the device that `uri` names is loaded through the driver without the block layer.
     pub(crate) fn is_bare(&self, uri: &Uri) -> bool {
         uri.emulated().is_some() && self.layer.over(uri) == Layer::None
     }
 
-    /// Whether all of them are.
+    /// Whether all devices are emulated SSDs.
     pub fn is_all_emulated(&self) -> bool {
         self.uris.iter().all(|uri| uri.emulated().is_some())
     }
 
-    /// How many threads submit.
+    /// Number of submitting threads.
     pub fn thread_count(&self) -> u32 {
         u32::try_from(self.cores.len().max(1)).unwrap_or(u32::MAX)
     }
 
-    /// Bytes of data buffers that the run needs.
+    /// Bytes of data buffers.
     pub fn buffer_bytes(&self) -> u64 {
         let in_flight = u64::from(self.device_count())
             .saturating_mul(u64::from(self.depth))
@@ -235,29 +235,29 @@ impl PerfOptions {
     }
 }
 
-/// What a run is compared with.
+/// Kind of baseline that a run is compared with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CeilingOf {
-    /// What its devices stand on: rings, copies, or sockets.
+pub enum BaselineKind {
+    /// The lowest layer of its devices: rings, memory copies, or sockets.
     #[default]
     Own,
-    /// Bare messages of the same sizes over TCP.
+    /// Plain messages of the same sizes over TCP.
     Tcp,
-    /// The same over the `io_uring` engine for sockets.
+    /// The same over the `io_uring` socket engine.
     TcpRing,
 }
 
-/// How long the bare ring is measured.
+/// Default duration of the baseline.
 pub const CEILING_TIME: Span = Span::from_secs(1);
 
-/// How long each mode of the block layer is measured.
+/// Default duration for each mode of the block layer.
 pub const NULL_BLK_TIME: Span = Span::from_secs(1);
 
-/// How long the phase over memory is.
+/// Default duration of the run over RAM.
 pub const RAM_TIME: Span = Span::from_secs(2);
 
 impl Pattern {
-    /// Every pattern, by name.
+    /// All patterns.
     pub const ALL: [Self; 8] = [
         Self::Read,
         Self::Write,
@@ -269,7 +269,7 @@ impl Pattern {
         Self::FlushMix,
     ];
 
-    /// The name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -283,7 +283,7 @@ impl Pattern {
         }
     }
 
-    /// The pattern in words.
+    /// Description of the pattern.
     pub const fn words(self) -> &'static str {
         match self {
             Self::Read => "sequential reads",
@@ -297,29 +297,29 @@ impl Pattern {
         }
     }
 
-    /// Whether addresses are drawn, and not counted up.
+    /// Whether addresses are random.
     pub const fn is_random(self) -> bool {
         !matches!(self, Self::Read | Self::Write | Self::Rw)
     }
 
-    /// Whether the read share has a say.
+    /// Whether the percentage of reads applies.
     pub const fn is_mixed(self) -> bool {
         matches!(self, Self::Rw | Self::RandRw | Self::FlushMix)
     }
 
-    /// Whether anything is ever written.
+    /// Whether the pattern changes data.
     pub const fn writes(self) -> bool {
         !matches!(self, Self::Read | Self::RandRead)
     }
 }
 
 impl SizeMix {
-    /// One size only.
+    /// Mix of a single size.
     pub fn of(len_bytes: u32) -> Self {
         Self { shares: vec![SizeShare { len_bytes, weight: 1 }] }
     }
 
-    /// Reads `4k`, or `4k:70,64k:30`.
+    /// Parses `4k` or `4k:70,64k:30`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let shares: Result<Vec<SizeShare>, String> =
             text.split(',').map(|part| parse_share(text, part)).collect();
@@ -331,14 +331,14 @@ impl SizeMix {
         Ok(Self { shares })
     }
 
-    /// The largest size.
+    /// Largest size.
     pub fn largest(&self) -> u32 {
         self.shares.iter().map(|share| share.len_bytes).max().unwrap_or(0)
     }
 
-    /// The flag that this was given with.
+    /// Command line flag for this kind of mix.
     fn flag(&self) -> &'static str {
-        if self.shares.len() == 1 { "-o" } else { "--bs-mix" }
+        if self.shares.len() == 1 { "-o" } else { "--bssplit" }
     }
 }
 

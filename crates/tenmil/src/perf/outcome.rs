@@ -1,215 +1,215 @@
-//! What a run of `perf` has found out: plain values that the engine fills and the reports show.
+//! Result of a `perf` run: plain values that the engine fills in and the reports show.
 
 use std::collections::BTreeMap;
 
-use base::{Durability, Histogram, Operation, Span};
+use tenmil_base::{Durability, Histogram, Operation, Span};
 
 use super::environment::RunEnvironment;
 use super::options::PerfOptions;
-use super::report::figures::show_count;
-use crate::{Refused, Uri};
+use super::report::format::show_count;
+use crate::{CommandError, Uri};
 
-/// Everything a run has found out.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct PerfOutcome {
-    /// What had been asked for.
+    /// Options of the run.
     pub options: PerfOptions,
-    /// How long was measured, without the warm-up; shorter than asked if interrupted.
+    /// Duration of the measurement without the warm-up. Shorter than requested if interrupted.
     pub elapsed: Span,
     /// What ended the measurement.
-    pub ended: Ended,
-    /// One per SSD, in the order of the URIs.
+    pub ended: RunEnd,
+    /// One entry per device, in the order of the URIs.
     pub devices: Vec<DeviceOutcome>,
-    /// Over all SSDs and threads.
+    /// Sums over all devices and threads.
     pub totals: Counts,
-    /// Latency of every I/O. With open-loop arrivals from the intended start.
+    /// Latency of every I/O, from the intended start in an open loop.
     pub latency: Histogram,
-    /// Latency by operation; only operations that happened.
+    /// Latency by operation, for operations that occurred.
     pub latency_by_operation: Vec<(Operation, Histogram)>,
-    /// Each latency is known to this: time stamps are taken once per batch and once per poll.
+    /// Error bound of each latency: time stamps are taken once per batch and once per poll.
     pub time_stamp_error: Span,
     /// I/Os over time.
-    pub series: Series,
-    /// How often each thing on the fast path happened.
-    pub turns: Turns,
-    /// How often a submitting thread went to sleep.
+    pub series: TimeSeries,
+    /// Counters of the I/O path.
+    pub turns: FastPathCounters,
+    /// Number of times that a submitting thread slept.
     pub sleeps: u64,
-    /// Time stamp counter ticks during the measurement on one submitting thread; none where the
-    /// processor has no such counter.
+    /// Ticks of the time stamp counter during the measurement, on one submitting thread. None if
+    /// the CPU has no usable counter.
     pub tsc_ticks: Option<u64>,
-    /// Ended I/Os that failed, by status (NVMe status field without the phase).
+    /// Failed I/Os by status (NVMe status field without the phase tag).
     pub errors_by_status: BTreeMap<u16, u64>,
-    /// What was done to the fast path, as it came out: `auto` resolved.
-    pub techniques: Vec<Technique>,
-    /// What checking the stamps found.
-    pub verified: Option<Verified>,
-    /// How well the intended rate was kept.
+    /// Driver options in effect, with `auto` resolved.
+    pub techniques: Vec<DriverOption>,
+    /// Result of the verification.
+    pub verified: Option<VerifyResult>,
+    /// Result of the open-loop load.
     pub open_loop: Option<OpenLoopOutcome>,
-    /// The bare ring, or bare copies.
-    pub ceiling: Option<CeilingOutcome>,
-    /// The same workload over memory that is moved.
+    /// Baseline.
+    pub ceiling: Option<BaselineOutcome>,
+    /// Result of the same workload over RAM.
     pub ram: Option<RamOutcome>,
-    /// The modes of the block layer, compared.
+    /// Comparison of the modes of the block layer.
     pub null_blk: Option<NullBlkOutcome>,
-    /// What was to follow the run and did not, and why.
-    pub missing: Vec<Refused>,
-    /// Which submitting threads ran where.
+    /// Errors of the measurements that should have followed the run.
+    pub missing: Vec<CommandError>,
+    /// Placement of the threads.
     pub threads: Vec<ThreadPlace>,
-    /// The machine.
+    /// Environment of the run.
     pub environment: RunEnvironment,
 }
 
 /// What ended a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// The time was over.
+pub enum RunEnd {
+    /// The time has passed.
     Time,
-    /// All I/Os were done.
+    /// All I/Os have completed.
     Count,
-    /// Somebody pressed Ctrl-C.
+    /// Ctrl-C (SIGINT).
     Interrupt,
 }
 
-/// Plain sums.
+/// Sums of a run, a device or a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// I/Os that ended well.
+    /// Successful I/Os.
     pub ios: u64,
-    /// Bytes that those moved, or were asked to move.
+    /// Bytes of the successful I/Os.
     pub bytes: u64,
-    /// I/Os that ended badly.
+    /// Failed I/Os.
     pub errors: u64,
-    /// Reads that ended well.
+    /// Successful reads.
     pub reads: u64,
-    /// Writes that ended well.
+    /// Successful writes.
     pub writes: u64,
 }
 
-/// What one SSD did.
+/// Result of one device.
 #[derive(Clone, Debug)]
 pub struct DeviceOutcome {
-    /// Which: the URI, with a number if it names several.
+    /// URI, with a number if it describes several devices.
     pub name: String,
-    /// What it is: the model number that a controller tells, or a line about a device without one.
+    /// Model number of the controller, or a description of another device.
     pub model: String,
-    /// What an answered write is worth.
+    /// Durability of a completed write.
     pub durability: Durability,
-    /// Bytes on it.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// Bytes in a logical block.
+    /// Block size in bytes.
     pub block_size: u32,
-    /// Its sums.
+    /// Sums.
     pub counts: Counts,
-    /// Its latencies.
+    /// Latencies.
     pub latency: Histogram,
 }
 
 /// I/Os over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Series {
-    /// One point stands for so long.
+pub struct TimeSeries {
+    /// Interval between two points.
     pub interval: Span,
-    /// I/Os that ended in each interval.
+    /// I/Os completed in each interval.
     pub ios: Vec<u64>,
-    /// Bytes in each interval.
+    /// Bytes transferred in each interval.
     pub bytes: Vec<u64>,
 }
 
-/// How often each thing on the fast path happened, over all submitting threads.
+/// Counters of the I/O path, over all submitting threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Turns {
-    /// Looks at a completion ring.
+pub struct FastPathCounters {
+    /// Polls of a completion queue.
     pub polls: u64,
-    /// Looks that found nothing.
+    /// Polls that found no completion.
     pub idle_polls: u64,
-    /// Completions found.
+    /// Completions.
     pub completions: u64,
-    /// Submission doorbells rung.
+    /// Submission queue doorbell updates.
     pub submission_doorbells: u64,
-    /// Completion doorbells rung.
+    /// Completion queue doorbell updates.
     pub completion_doorbells: u64,
-    /// How many of both were written to a register.
+    /// Doorbell updates of both kinds that were written to a register.
     pub doorbell_registers: u64,
-    /// Commands that were stored into a controller memory buffer.
+    /// Commands stored in a Controller Memory Buffer.
     pub cmb_commands: u64,
 }
 
-/// One technique of the fast path.
+/// Setting of one driver option.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Technique {
-    /// Its name.
+pub struct DriverOption {
+    /// Name of the option.
     pub name: &'static str,
-    /// How it was set.
+    /// Its value.
     pub setting: String,
-    /// The switch that changes it.
+    /// Command line flag that changes it.
     pub switch: &'static str,
 }
 
-/// What checking the stamps found.
+/// Result of the verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
-    /// Blocks that held what was last written to them.
+pub struct VerifyResult {
+    /// Blocks with the expected contents.
     pub good_blocks: u64,
-    /// Blocks that this run had not written yet, which may hold anything.
+    /// Blocks that this run had not written, whose contents are not checked.
     pub unwritten_blocks: u64,
-    /// Blocks with an older version than was last written.
+    /// Blocks with an older version than the last one written.
     pub stale_blocks: u64,
-    /// Blocks of which one part is of another version.
+    /// Blocks with contents of more than one write.
     pub torn_blocks: u64,
-    /// Blocks that belong elsewhere.
+    /// Blocks of another address.
     pub misplaced_blocks: u64,
-    /// Blocks that hold no stamp of this run.
+    /// Blocks without a stamp of this run.
     pub foreign_blocks: u64,
-    /// The first of the bad ones, in words.
+    /// Description of the first bad block.
     pub first_bad: Option<String>,
 }
 
-/// How well an intended rate was kept.
+/// Result of an open-loop load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenLoopOutcome {
-    /// The rate asked for, in I/Os per second.
+    /// Requested rate in I/Os per second.
     pub intended_per_second: u64,
-    /// I/Os that had arrived and were not yet submitted at the end.
+    /// I/Os that were due and not submitted at the end.
     pub backlog: u64,
-    /// I/Os that were submitted later than intended because the queues were full.
+    /// I/Os that were submitted late because the queues were full.
     pub delayed: u64,
 }
 
-/// What a loop without everything else could do.
+/// Result of a baseline measurement.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CeilingOutcome {
-    /// What it was made of.
-    pub limit: Limit,
-    /// Entries, copies or exchanges per second.
+pub struct BaselineOutcome {
+    /// Kind of the baseline.
+    pub limit: Baseline,
+    /// Ring entries, copies or message exchanges per second.
     pub iops: f64,
-    /// How long it was measured.
+    /// Duration of the measurement.
     pub elapsed: Span,
-    /// Rings, or connections.
+    /// Number of rings or connections.
     pub rings: u32,
-    /// Entries in flight on each.
+    /// Depth of each.
     pub depth: u32,
-    /// The median round trip, where the depth is 1.
+    /// Median round trip time at depth 1.
     pub round_trip: Option<Span>,
 }
 
-/// What nothing can be faster than.
+/// Upper bound that a run is compared with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Limit {
-    /// The bare ring between two threads.
+pub enum Baseline {
+    /// Ring between two threads.
     #[default]
     Ring,
-    /// Bare copies between the same places in memory.
+    /// Memory copies between the same addresses.
     Copies,
-    /// Bare messages over TCP, by this engine for sockets.
+    /// Messages over TCP, with this socket engine.
     Messages(&'static str),
 }
 
-/// What the same workload did over memory that is moved.
+/// Result of the same workload over RAM.
 #[derive(Clone, Debug)]
 pub struct RamOutcome {
-    /// The SSDs.
+    /// URI of the devices.
     pub uri: String,
-    /// How long it was measured.
+    /// Duration of the measurement.
     pub elapsed: Span,
     /// Sums.
     pub counts: Counts,
@@ -217,41 +217,41 @@ pub struct RamOutcome {
     pub latency: Histogram,
 }
 
-/// The modes of the block layer over a null device.
+/// Comparison of the modes of the block layer over a null device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NullBlkOutcome {
-    /// I/Os in flight on each thread.
+    /// Queue depth of each thread.
     pub depth: u32,
-    /// How long each was measured.
+    /// Duration of each measurement.
     pub time: Span,
-    /// Mode by mode.
+    /// Results by mode.
     pub rows: Vec<NullBlkRow>,
 }
 
-/// One mode of the block layer.
+/// Results of one mode of the block layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NullBlkRow {
-    /// Its name.
+    /// Name of the mode.
     pub mode: &'static str,
-    /// Hardware contexts, where the mode has several.
+    /// Number of hardware contexts, if the mode has several.
     pub contexts: Option<u32>,
-    /// By number of threads, from one on.
+    /// Results by number of threads, from one up.
     pub points: Vec<NullBlkPoint>,
 }
 
-/// One mode with so many threads.
+/// Result of one mode with a number of threads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NullBlkPoint {
-    /// Threads, a core for each.
+    /// Number of threads, each on its own core.
     pub threads: usize,
-    /// I/Os per second, all together.
+    /// I/Os per second of all threads.
     pub iops: f64,
-    /// The share of their time, from 0 to 1, that they waited for the lock.
+    /// Fraction of time, from 0 to 1, that the threads waited for the lock.
     pub lock_wait_share: f64,
 }
 
 impl NullBlkRow {
-    /// The mode in words: `mq, 2 contexts`.
+    /// Name of the mode with its contexts, such as `mq, 2 contexts`.
     pub fn words(&self) -> String {
         match self.contexts {
             None => self.mode.into(),
@@ -261,17 +261,17 @@ impl NullBlkRow {
     }
 }
 
-/// Where a thread ran.
+/// Placement of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadPlace {
-    /// What it does: `submit` or `device`.
+    /// Role: `submit` or `device`.
     pub role: &'static str,
-    /// Its core, if it was pinned to one.
+    /// Core it was pinned to, if any.
     pub core: Option<u32>,
 }
 
 impl PerfOutcome {
-    /// What one should know before one believes the number, and what is missing beside it.
+    /// Conditions that distort the result, and measurements that are missing.
     pub fn caveats(&self) -> Vec<String> {
         let mut caveats = self.environment.caveats();
         caveats.extend(self.missing.iter().map(|refused| refused.text.clone()));
@@ -288,62 +288,62 @@ impl PerfOutcome {
         per_second(self.totals.bytes, self.elapsed)
     }
 
-    /// Time that one submitting thread spent per I/O, in nanoseconds.
+    /// Time of one submitting thread per I/O, in nanoseconds.
     pub fn ns_per_io(&self) -> f64 {
         ratio(self.elapsed.ns.saturating_mul(self.submitting_threads()), self.totals.ios)
     }
 
-    /// Ticks of the time stamp counter per I/O on one submitting thread.
+    /// Ticks of the time stamp counter of one submitting thread per I/O.
     pub fn tsc_per_io(&self) -> Option<f64> {
         let threads = self.submitting_threads();
         self.tsc_ticks.map(|ticks| ratio(ticks.saturating_mul(threads), self.totals.ios))
     }
 
-    /// What this run reached of what the bare ring, or bare copies, could do.
-    pub fn ceiling_ratio(&self) -> Option<f64> {
+    /// Ratio of this run to the baseline.
+    pub fn baseline_ratio(&self) -> Option<f64> {
         let ceiling = self.ceiling.filter(|ceiling| ceiling.iops > 0.0)?;
         Some(self.iops() / ceiling.iops)
     }
 
-    /// Whether any of the bytes moved, and were not only asked for.
+    /// Whether any device transfers data.
     pub fn moves_data(&self) -> bool {
         self.options.uris.iter().any(Uri::keeps_data)
     }
 
-    /// How many threads submitted.
+    /// Number of submitting threads.
     pub fn submitting_threads(&self) -> u64 {
         let submitting = self.threads.iter().filter(|place| place.role == "submit").count();
         u64::try_from(submitting.max(1)).unwrap_or(1)
     }
 
-    /// Whether every I/O ended well and every stamp was right.
+    /// Whether every I/O succeeded and every verified block was good.
     pub fn is_clean(&self) -> bool {
-        self.totals.errors == 0 && self.verified.as_ref().is_none_or(Verified::is_clean)
+        self.totals.errors == 0 && self.verified.as_ref().is_none_or(VerifyResult::is_clean)
     }
 }
 
-impl Turns {
-    /// Completions per look that found something.
+impl FastPathCounters {
+    /// Completions per poll that found any.
     pub fn completions_per_poll(&self) -> f64 {
         ratio(self.completions, self.polls.saturating_sub(self.idle_polls))
     }
 
-    /// Doorbells of both kinds per completed I/O.
+    /// Doorbell updates of both kinds per completed I/O.
     pub fn doorbells_per_io(&self) -> f64 {
         ratio(self.submission_doorbells + self.completion_doorbells, self.completions)
     }
 
-    /// Doorbells per completed I/O that were written to a register.
+    /// Doorbell register writes per completed I/O.
     pub fn doorbell_registers_per_io(&self) -> f64 {
         ratio(self.doorbell_registers, self.completions)
     }
 
-    /// Commands per completed I/O that were stored into a controller memory buffer.
+    /// Commands stored in a Controller Memory Buffer per completed I/O.
     pub fn cmb_commands_per_io(&self) -> f64 {
         ratio(self.cmb_commands, self.completions)
     }
 
-    /// What has happened since `before`.
+    /// Difference to the earlier counters `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -357,7 +357,7 @@ impl Turns {
         }
     }
 
-    /// Adds another thread's.
+    /// Adds the counters of another thread.
     pub fn merge(&mut self, other: &Self) {
         self.polls += other.polls;
         self.idle_polls += other.idle_polls;
@@ -370,7 +370,7 @@ impl Turns {
 }
 
 impl Counts {
-    /// Adds another's.
+    /// Adds other sums.
     pub fn merge(&mut self, other: &Self) {
         self.ios += other.ios;
         self.bytes += other.bytes;
@@ -380,13 +380,13 @@ impl Counts {
     }
 }
 
-impl Verified {
+impl VerifyResult {
     /// Whether no block was bad.
     pub fn is_clean(&self) -> bool {
         self.bad_blocks() == 0
     }
 
-    /// The findings in words.
+    /// Description of the result.
     pub fn words(&self) -> String {
         let checked = show_count(self.good_blocks + self.bad_blocks());
         if self.is_clean() {
@@ -406,12 +406,12 @@ impl Verified {
         format!("{bad} of {checked} blocks are bad: {}; first: {first}", kinds.join(", "))
     }
 
-    /// How many blocks were bad, in whatever way.
+    /// Number of bad blocks of any kind.
     pub fn bad_blocks(&self) -> u64 {
         self.stale_blocks + self.torn_blocks + self.misplaced_blocks + self.foreign_blocks
     }
 
-    /// Adds another thread's.
+    /// Adds the result of another thread.
     pub fn merge(&mut self, other: &Self) {
         self.good_blocks += other.good_blocks;
         self.unwritten_blocks += other.unwritten_blocks;
@@ -437,13 +437,13 @@ impl RamOutcome {
     }
 }
 
-/// `count` per second of `elapsed`; zero if there was no time.
+/// `count` per second of `elapsed`. Zero if `elapsed` is zero.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
 pub(crate) fn per_second(count: u64, elapsed: Span) -> f64 {
     if elapsed.ns == 0 { 0.0 } else { count as f64 * 1e9 / elapsed.ns as f64 }
 }
 
-/// `part` per `whole`; zero if there is no whole.
+/// Ratio of `part` to `whole`. Zero if `whole` is zero.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
 fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
@@ -451,19 +451,19 @@ fn ratio(part: u64, whole: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Turns, per_second};
-    use base::Span;
+    use super::{FastPathCounters, per_second};
+    use tenmil_base::Span;
 
     #[test]
     fn nothing_per_nothing_is_zero_and_not_an_accident() {
         assert_eq!(per_second(5, Span { ns: 0 }).to_bits(), 0.0_f64.to_bits());
-        assert_eq!(Turns::default().completions_per_poll().to_bits(), 0.0_f64.to_bits());
-        assert_eq!(Turns::default().doorbells_per_io().to_bits(), 0.0_f64.to_bits());
+        assert_eq!(FastPathCounters::default().completions_per_poll().to_bits(), 0.0_f64.to_bits());
+        assert_eq!(FastPathCounters::default().doorbells_per_io().to_bits(), 0.0_f64.to_bits());
     }
 
     #[test]
     fn idle_polls_do_not_dilute_the_completions_per_poll() {
-        let turns = Turns {
+        let turns = FastPathCounters {
             polls: 30,
             idle_polls: 20,
             completions: 80,

@@ -1,39 +1,39 @@
-//! How far a run has come, for whoever watches it.
+//! Progress of a run, shared with its observers.
 //!
-//! Each submitting thread stores its own sums, on a cache line of its own, now and then; the thread
-//! that waits for them loads all. Nothing is ordered by these values, so every access is relaxed.
+//! Each submitting thread stores its own sums from time to time, on a cache line of its own;
+//! observers load all of them. The values order no other memory access, so every access is relaxed.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 
-use base::{Instant, Span};
-use control::Running;
-use reactor::balance::Steering;
+use tenmil_base::{Instant, Span};
+use tenmil_reactor::balance::SchedulerHandle;
+use tenmil_rpc::ReactorSet;
 
 use super::outcome::Counts;
-use super::report::figures::{show_bytes_per_second, show_rate};
+use super::report::format::{show_bytes_per_second, show_rate};
 
-/// What the threads of a run and its watcher share.
+/// Progress of a run, shared by its threads and its observers.
 #[derive(Debug)]
 pub struct Progress {
     threads: Box<[ThreadProgress]>,
     phase: AtomicU8,
     stop: AtomicBool,
-    /// Locked when reactors start and when somebody asks, never on the way of an I/O.
-    reactors: Mutex<Option<Running>>,
-    steering: Mutex<Option<Steering>>,
-    notes: Mutex<Notes>,
+    /// Locked when reactors start and by RPC methods, never on the I/O path.
+    reactors: Mutex<Option<ReactorSet>>,
+    steering: Mutex<Option<SchedulerHandle>>,
+    notes: Mutex<RunNotes>,
 }
 
-/// What a run has to say before its report. Nothing is said twice.
+/// Notes of a run, shown before its report. Each is shown once.
 #[derive(Debug, Default)]
-struct Notes {
+struct RunNotes {
     all: Vec<String>,
     told: usize,
 }
 
-/// One thread's sums since the run began.
+/// Sums of one thread since the run began.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct ThreadProgress {
@@ -42,25 +42,25 @@ pub struct ThreadProgress {
     errors: AtomicU64,
 }
 
-/// What a run is doing.
+/// Phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// Starting the SSDs.
+    /// Starting the devices.
     BringUp,
-    /// Running, not yet measuring.
+    /// Warm-up before the measurement.
     WarmUp,
-    /// Measuring.
+    /// Measurement.
     Measure,
-    /// Measuring the bare ring.
-    Ceiling,
-    /// Running over memory.
+    /// Measuring the baseline.
+    Baseline,
+    /// Run over RAM.
     Ram,
     /// Comparing the modes of the block layer.
     NullBlk,
 }
 
-/// The line on a terminal that says how far a run has come.
+/// Progress line on a terminal.
 #[derive(Debug)]
 pub struct LiveLine {
     shown: bool,
@@ -69,13 +69,13 @@ pub struct LiveLine {
     began: (Phase, Instant),
 }
 
-/// The line is drawn anew at most so often.
+/// Minimum interval between two drawings of the line.
 const REDRAW: Span = Span::from_ms(100);
 
 const BAR_CELLS: u64 = 24;
 
 impl Progress {
-    /// Progress of so many submitting threads, none of which has begun.
+    /// Creates the progress of `threads` submitting threads.
     pub fn new(threads: usize) -> Self {
         let threads = (0..threads).map(|_| ThreadProgress::default()).collect();
         Self {
@@ -88,12 +88,12 @@ impl Progress {
         }
     }
 
-    /// The place of one thread.
+    /// Sums of one thread.
     pub fn thread(&self, index: usize) -> &ThreadProgress {
         &self.threads[index]
     }
 
-    /// The sums of all threads.
+    /// Sums over all threads.
     pub fn sums(&self) -> Counts {
         let mut sums = Counts::default();
         for thread in &self.threads {
@@ -104,42 +104,42 @@ impl Progress {
         sums
     }
 
-    /// Says what the run is doing now.
-    pub fn enter(&self, phase: Phase) {
+    /// Sets the phase.
+    pub fn set_phase(&self, phase: Phase) {
         self.phase.store(phase as u8, Relaxed);
     }
 
-    /// What the run is doing.
+    /// Current phase.
     pub fn phase(&self) -> Phase {
         Phase::ALL[usize::from(self.phase.load(Relaxed)).min(Phase::ALL.len() - 1)]
     }
 
-    /// Says on which reactors the run runs now, for whoever asks the process.
-    pub fn show_reactors(&self, running: Running) {
+    /// Publishes the reactors of the run for RPC methods.
+    pub fn show_reactors(&self, running: ReactorSet) {
         *self.reactors.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
     }
 
-    /// The reactors that the run runs on, or ran on last.
-    pub fn reactors(&self) -> Option<Running> {
+    /// Current or last reactors of the run.
+    pub fn reactors(&self) -> Option<ReactorSet> {
         self.reactors.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says by what the threads' balancer is steered now, for whoever asks the process.
-    pub fn show_steering(&self, steering: Steering) {
+    /// Publishes the control of the balancer for RPC methods.
+    pub fn show_steering(&self, steering: SchedulerHandle) {
         *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
     }
 
-    /// Says that nothing is balanced any more.
-    pub fn hide_steering(&self) {
+    /// Withdraws the control of the balancer.
+    pub fn clear_steering(&self) {
         *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// What the balancer is steered by, if there is one.
-    pub fn steering(&self) -> Option<Steering> {
+    /// Control of the balancer, while there is one.
+    pub fn steering(&self) -> Option<SchedulerHandle> {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Says something that does not wait for the report, unless it has been said.
+    /// Adds a note that is shown at once. A note that was added before is ignored.
     pub fn note(&self, text: String) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         if !notes.all.contains(&text) {
@@ -147,7 +147,7 @@ impl Progress {
         }
     }
 
-    /// What has been said and nobody has taken yet.
+    /// Notes added since the previous call.
     fn take_notes(&self) -> Vec<String> {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let new = notes.all[notes.told..].to_vec();
@@ -155,12 +155,12 @@ impl Progress {
         new
     }
 
-    /// Asks the threads to come to an end, with what they have so far.
+    /// Requests the threads to stop early, with the results so far.
     pub fn ask_to_stop(&self) {
         self.stop.store(true, Relaxed);
     }
 
-    /// Whether the threads were asked to come to an end. To be looked at once per turn at most.
+    /// Whether the threads should stop. Called once per iteration at most.
     #[inline]
     pub fn is_stopping(&self) -> bool {
         self.stop.load(Relaxed)
@@ -168,7 +168,7 @@ impl Progress {
 }
 
 impl ThreadProgress {
-    /// Says how far this thread has come since it began.
+    /// Stores the sums of this thread since it began.
     #[inline]
     pub fn set(&self, ios: u64, bytes: u64, errors: u64) {
         self.ios.store(ios, Relaxed);
@@ -179,15 +179,15 @@ impl ThreadProgress {
 
 impl Phase {
     const ALL: [Self; 6] =
-        [Self::BringUp, Self::WarmUp, Self::Measure, Self::Ceiling, Self::Ram, Self::NullBlk];
+        [Self::BringUp, Self::WarmUp, Self::Measure, Self::Baseline, Self::Ram, Self::NullBlk];
 
-    /// The phase in words.
+    /// Description of the phase.
     pub const fn words(self) -> &'static str {
         match self {
             Self::BringUp => "bringing up",
             Self::WarmUp => "warming up",
             Self::Measure => "measuring",
-            Self::Ceiling => "bare ring",
+            Self::Baseline => "bare ring",
             Self::Ram => "over ram",
             Self::NullBlk => "block layer",
         }
@@ -195,14 +195,14 @@ impl Phase {
 }
 
 impl LiveLine {
-    /// A line that is drawn if `shown`: if standard error is a terminal.
+    /// Creates the line. It is drawn only if `shown`, which is set if standard error is a terminal.
     pub fn new(shown: bool, now: Instant) -> Self {
         let last = (now, Counts::default());
         Self { shown, next: now, last, began: (Phase::BringUp, now) }
     }
 
-    /// Draws the line if it is time to, where the phase takes `length`. To be called as often as
-    /// one likes.
+    /// Draws the line if the redraw interval has passed, for a phase of duration `length`. May be
+    /// called at any rate.
     pub fn turn(
         &mut self,
         now: Instant,
@@ -225,7 +225,7 @@ impl LiveLine {
         out.flush()
     }
 
-    /// Tells what the run has said, above the line.
+    /// Prints new notes above the line.
     pub fn tell(&mut self, progress: &Progress, out: &mut dyn Write) -> io::Result<()> {
         for note in progress.take_notes() {
             self.clear(out)?;
@@ -234,7 +234,7 @@ impl LiveLine {
         Ok(())
     }
 
-    /// Takes the line away.
+    /// Erases the line.
     pub fn clear(&mut self, out: &mut dyn Write) -> io::Result<()> {
         if !self.shown {
             return Ok(());
@@ -269,7 +269,7 @@ impl LiveLine {
 
 #[cfg(test)]
 mod tests {
-    use base::{Instant, Span};
+    use tenmil_base::{Instant, Span};
 
     use super::{LiveLine, Phase, Progress};
 
@@ -283,7 +283,7 @@ mod tests {
     fn the_line_shows_the_rate_of_the_last_tenth_of_a_second_over_all_threads() {
         let progress = Progress::new(2);
         let mut line = LiveLine::new(true, at_ms(0));
-        progress.enter(Phase::Measure);
+        progress.set_phase(Phase::Measure);
         let mut out = Vec::new();
         line.turn(at_ms(0), &progress, LENGTH, &mut out).unwrap();
         progress.thread(0).set(2_000_000, 2_000_000 * 4096, 0);
@@ -340,7 +340,7 @@ mod tests {
     fn a_phase_is_told_to_the_watcher_and_a_stop_to_the_threads() {
         let progress = Progress::new(1);
         for phase in Phase::ALL {
-            progress.enter(phase);
+            progress.set_phase(phase);
             assert_eq!(progress.phase(), phase);
         }
         assert!(!progress.is_stopping());

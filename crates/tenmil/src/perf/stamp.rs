@@ -1,57 +1,57 @@
-//! Blocks that say by themselves what they are.
+//! Self-describing block contents for verification.
 //!
 //! ```text
 //!   0        8        12        16      24      32         40                     end of block
-//!   | seed   | device | version | lba   | token | checksum | words made from the header … |
+//!   | seed   | device | version | lba   | token | checksum | words derived from the header … |
 //! ```
 //!
-//! The words after the header are made from the header, so a block whose parts come from different
-//! writes shows where one write ends and the other begins.
+//! The words after the header are derived from it, so a torn block shows where one write ends and
+//! the other begins.
 
 use core::fmt;
 
-/// What a block says about itself.
+/// Identity of a written block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The SSD that it was written to, by its number in the run.
+    /// Number of the device in the run.
     pub device: u32,
-    /// How often this block had been written, this time included; never zero.
+    /// Number of writes of this block so far, including this one. Never zero.
     pub version: u32,
-    /// Its address.
+    /// Logical block address.
     pub lba: u64,
-    /// The token of the request that wrote it.
+    /// Token of the request that wrote it.
     pub token: u64,
 }
 
-/// Writes and checks the blocks of one run.
+/// Writer and verifier of the stamps of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamper {
     mark: u64,
 }
 
-/// What reading a block found.
+/// Result of verifying a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// What was expected.
+pub enum BlockCheck {
+    /// Matches the expected stamp.
     Good,
-    /// A whole block of this address, but not the version that was written last.
+    /// A complete block of this address in another version than the last one written.
     Stale {
-        /// The version that it is.
+        /// Version that was read.
         found: u32,
-        /// The version that was written last.
+        /// Version that was written last.
         expected: u32,
     },
-    /// Not all of it comes from the write that its header comes from.
+    /// Contents from more than one write.
     Torn {
-        /// The first byte that does not.
+        /// First byte that does not match the header.
         at_byte: usize,
     },
-    /// A block that belongs elsewhere.
+    /// Block of another address or device.
     Misplaced {
-        /// What the block says about itself.
+        /// Stamp that was read.
         found: Stamp,
     },
-    /// Nothing that this run has written.
+    /// Not written by this run.
     Foreign,
 }
 
@@ -59,16 +59,16 @@ const HEADER_WORDS: usize = 5;
 const WORD: usize = size_of::<u64>();
 
 impl Stamper {
-    /// A stamper for the run with this seed.
+    /// Creates the stamper of the run with this seed.
     pub fn new(seed: u64) -> Self {
         Self { mark: mix(seed ^ 0x7465_6e6d_696c_2121) }
     }
 
-    /// Fills `block` so that it says what it is.
+    /// Fills `block` with the stamp and the words derived from it.
     ///
     /// # Panics
     ///
-    /// If `block` is too short for a header; no logical block is.
+    /// If `block` is shorter than the header, which no logical block is.
     pub fn write(&self, stamp: Stamp, block: &mut [u8]) {
         let header = self.header(stamp);
         for (index, word) in block.chunks_exact_mut(WORD).enumerate() {
@@ -76,15 +76,16 @@ impl Stamper {
         }
     }
 
-    /// Says what `block` is, where version `expected.version` of this address was written last.
-    /// The token is not compared: the version says already which write it was.
-    pub fn check(&self, expected: Stamp, block: &[u8]) -> Verdict {
+    /// Verifies `block` against the last written version of its address. The token is not compared,
+    /// since the version already identifies the write.
+    pub fn check(&self, expected: Stamp, block: &[u8]) -> BlockCheck {
         let mut found = [0; HEADER_WORDS];
         for (index, word) in found.iter_mut().enumerate() {
             *word = load(block, index);
         }
+        // From the least to the most specific mismatch: each test relies on those before it.
         if found[0] != self.mark {
-            return Verdict::Foreign;
+            return BlockCheck::Foreign;
         }
         let stamp = Stamp {
             device: high(found[1]),
@@ -93,20 +94,20 @@ impl Stamper {
             token: found[3],
         };
         if found != self.header(stamp) {
-            return Verdict::Torn { at_byte: WORD };
+            return BlockCheck::Torn { at_byte: WORD };
         }
         let other = (HEADER_WORDS..block.len() / WORD)
             .find(|index| load(block, *index) != word_at(&found, *index));
         if let Some(index) = other {
-            return Verdict::Torn { at_byte: index * WORD };
+            return BlockCheck::Torn { at_byte: index * WORD };
         }
         if (stamp.device, stamp.lba) != (expected.device, expected.lba) {
-            return Verdict::Misplaced { found: stamp };
+            return BlockCheck::Misplaced { found: stamp };
         }
         if stamp.version != expected.version {
-            return Verdict::Stale { found: stamp.version, expected: expected.version };
+            return BlockCheck::Stale { found: stamp.version, expected: expected.version };
         }
-        Verdict::Good
+        BlockCheck::Good
     }
 
     fn header(self, stamp: Stamp) -> [u64; HEADER_WORDS] {
@@ -117,7 +118,7 @@ impl Stamper {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for BlockCheck {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Good => out.write_str("as written"),
@@ -133,12 +134,12 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The word with this index, in the header or after it.
+/// Word with this index, in the header or after it.
 #[inline]
 fn word_at(header: &[u64; HEADER_WORDS], index: usize) -> u64 {
     match header.get(index) {
         Some(word) => *word,
-        // An odd multiplier, so that no two words of a block are made from the same number.
+        // Multiplication by an odd number is a bijection, so the inputs of all words differ.
         None => mix(header[4].wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))),
     }
 }
@@ -150,7 +151,7 @@ fn load(block: &[u8], index: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Spreads every bit over all others (the finaliser of SplitMix64).
+/// Finalizer of SplitMix64.
 #[inline]
 const fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -169,7 +170,7 @@ const fn high(word: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Stamp, Stamper, Verdict};
+    use super::{BlockCheck, Stamp, Stamper};
 
     const STAMP: Stamp = Stamp { device: 3, version: 7, lba: 1 << 40, token: 99 };
 
@@ -179,29 +180,29 @@ mod tests {
         block
     }
 
-    fn check(block: &[u8]) -> Verdict {
+    fn check(block: &[u8]) -> BlockCheck {
         Stamper::new(1).check(STAMP, block)
     }
 
     #[test]
     fn a_block_that_was_read_back_whole_is_good_whoever_wrote_it() {
         for len_bytes in [512, 4096] {
-            assert_eq!(check(&block(STAMP, len_bytes)), Verdict::Good);
-            assert_eq!(check(&block(Stamp { token: 5, ..STAMP }, len_bytes)), Verdict::Good);
+            assert_eq!(check(&block(STAMP, len_bytes)), BlockCheck::Good);
+            assert_eq!(check(&block(Stamp { token: 5, ..STAMP }, len_bytes)), BlockCheck::Good);
         }
     }
 
     #[test]
     fn an_older_version_is_stale() {
         let verdict = check(&block(Stamp { version: 6, ..STAMP }, 512));
-        assert_eq!(verdict, Verdict::Stale { found: 6, expected: 7 });
+        assert_eq!(verdict, BlockCheck::Stale { found: 6, expected: 7 });
         assert_eq!(verdict.to_string(), "stale: version 6, expected 7");
     }
 
     #[test]
     fn a_block_of_another_address_or_another_ssd_is_misplaced() {
         for found in [Stamp { lba: 8, ..STAMP }, Stamp { device: 2, ..STAMP }] {
-            assert_eq!(check(&block(found, 512)), Verdict::Misplaced { found });
+            assert_eq!(check(&block(found, 512)), BlockCheck::Misplaced { found });
         }
     }
 
@@ -210,15 +211,16 @@ mod tests {
         let (older, newer) = (block(Stamp { version: 6, ..STAMP }, 512), block(STAMP, 512));
         for cut in (8..512).step_by(8) {
             let torn = [&newer[..cut], &older[cut..]].concat();
-            // The first words of both are the same: the tear shows where they first differ.
+            // The first words of both blocks are equal, so the tear is detected at the first
+            // difference.
             let at_byte = if cut < 40 { 8 } else { cut };
             let expected = match cut {
-                8 => Verdict::Stale { found: 6, expected: 7 },
-                _ => Verdict::Torn { at_byte },
+                8 => BlockCheck::Stale { found: 6, expected: 7 },
+                _ => BlockCheck::Torn { at_byte },
             };
             assert_eq!(check(&torn), expected, "cut at {cut}");
             let torn = [&older[..cut], &newer[cut..]].concat();
-            assert_eq!(check(&torn) == Verdict::Good, cut == 8, "cut at {cut}");
+            assert_eq!(check(&torn) == BlockCheck::Good, cut == 8, "cut at {cut}");
         }
     }
 
@@ -228,15 +230,15 @@ mod tests {
         for bit in 0..512 * 8 {
             let mut flipped = whole.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_ne!(check(&flipped), Verdict::Good, "bit {bit}");
+            assert_ne!(check(&flipped), BlockCheck::Good, "bit {bit}");
         }
     }
 
     #[test]
     fn zeroes_and_other_runs_are_foreign() {
-        assert_eq!(check(&[0; 512]), Verdict::Foreign);
+        assert_eq!(check(&[0; 512]), BlockCheck::Foreign);
         let mut other = vec![0; 512];
         Stamper::new(2).write(STAMP, &mut other);
-        assert_eq!(check(&other), Verdict::Foreign);
+        assert_eq!(check(&other), BlockCheck::Foreign);
     }
 }

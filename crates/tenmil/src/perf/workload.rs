@@ -1,78 +1,81 @@
-//! What the next I/O is: operation, address and size.
+//! Workload generator: operation, address and size of the next I/O.
 //!
-//! Drawing one is on the way of every I/O, so there is no division in it, and nothing is drawn that
-//! is not needed: a run of one size draws no size, a run of reads draws no operation.
+//! It is part of the path of every I/O, so it has no division and draws no random number that is
+//! not needed: a run with one size draws no size, a run of reads draws no operation.
 
-use base::{Operation, Random};
+use tenmil_base::{Operation, Random};
 
 use super::options::{FLUSH_EVERY, Pattern, PerfOptions, SIZES_MAX, SizeMix};
 use super::zipf::Zipf;
 
-/// Draws I/Os. Each submitting thread has one.
+/// Generator of I/Os. Each submitting thread has one.
 #[derive(Clone, Debug)]
 pub struct Workload {
     random: Random,
     operations: Operations,
     sizes: Sizes,
-    order: Order,
+    order: AccessOrder,
     theta: Option<f64>,
     skews: Vec<Zipf>,
 }
 
-/// One queue pair's part of a workload: the blocks it addresses, and how far it has come.
+/// Addresses of one queue pair: its range of blocks and the position in it.
 #[derive(Clone, Debug)]
-pub struct Lane {
+pub struct AddressStream {
     /// First block of the range.
     first: u64,
-    /// In a random order: places to choose from. In a sequential one: blocks in the range.
+    /// Random order: number of slots to choose from. Sequential order: number of blocks in the
+    /// range.
     places: u64,
-    /// The next block of a sequential order, counted from `first`.
+    /// Sequential order: next block, relative to `first`.
     next: u64,
-    /// Places are so many blocks apart.
+    /// Blocks per slot.
     place_blocks: u32,
     largest_blocks: u32,
     block_shift: u32,
-    /// Index into the workload's skews.
+    /// Index into the Zipf tables of the workload.
     skew: u32,
 }
 
-/// One I/O to do.
+/// One I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draw {
-    /// What.
+pub struct IoSpec {
+    /// Operation.
     pub operation: Operation,
     /// First block. Zero for a flush.
     pub lba: u64,
-    /// How many blocks. Zero for a flush.
+    /// Number of blocks. Zero for a flush.
     pub blocks: u32,
-    /// The same in bytes.
+    /// Number of bytes.
     pub len_bytes: u32,
 }
 
-/// A range of blocks.
+/// Range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRange {
-    /// The first.
+    /// First block.
     pub first: u64,
-    /// How many.
+    /// Number of blocks.
     pub count: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Order {
+enum AccessOrder {
     Sequential,
     Uniform,
     Skewed,
 }
 
-/// A number below `flush_below` is a flush, below `read_below` a read, else a write.
+/// Operations of a workload. A random number below `flush_below` selects a flush, below
+/// `read_below` a read, and a write otherwise.
 #[derive(Clone, Copy, Debug)]
 enum Operations {
     Always(Operation),
     Mixed { flush_below: u64, read_below: u64 },
 }
 
-/// A number at or above so many of `bounds` draws the size with that index.
+/// Sizes of a workload. The number of `bounds` that a random number reaches is the index of the
+/// size.
 #[derive(Clone, Debug)]
 struct Sizes {
     bounds: [u64; SIZES_MAX],
@@ -83,12 +86,12 @@ struct Sizes {
 }
 
 impl Workload {
-    /// What `options` ask for, drawn from `seed`.
+    /// Creates the workload of `options` with this seed.
     pub fn new(options: &PerfOptions, seed: u64) -> Self {
         let order = match (options.pattern.is_random(), options.zipf) {
-            (false, _) => Order::Sequential,
-            (true, None) => Order::Uniform,
-            (true, Some(_)) => Order::Skewed,
+            (false, _) => AccessOrder::Sequential,
+            (true, None) => AccessOrder::Uniform,
+            (true, Some(_)) => AccessOrder::Skewed,
         };
         Self {
             random: Random::new(seed),
@@ -100,30 +103,30 @@ impl Workload {
         }
     }
 
-    /// A lane over `range` of a device with blocks of `block_size` bytes.
+    /// Creates an address stream over `range` of a device with `block_size`-byte blocks.
     ///
     /// # Panics
     ///
-    /// If the range is too small for the largest size, or the block is no power of two: both have
-    /// been checked with the options.
-    pub fn lane(&mut self, range: BlockRange, block_size: u32) -> Lane {
+    /// If the range is smaller than the largest size, or the block size is no power of two, which
+    /// the check of the options excludes.
+    pub fn lane(&mut self, range: BlockRange, block_size: u32) -> AddressStream {
         assert!(block_size.is_power_of_two(), "a block of {block_size} bytes");
         let block_shift = block_size.trailing_zeros();
         let largest_blocks = self.sizes.largest >> block_shift;
         let place_blocks = self.sizes.smallest >> block_shift;
         assert!(range.count >= u64::from(largest_blocks), "a range of {} blocks", range.count);
         let places = match self.order {
-            Order::Sequential => range.count,
-            Order::Uniform | Order::Skewed => {
+            AccessOrder::Sequential => range.count,
+            AccessOrder::Uniform | AccessOrder::Skewed => {
                 (range.count - u64::from(largest_blocks)) / u64::from(place_blocks) + 1
             }
         };
         let skew = self.skew_of(places);
         let (first, next) = (range.first, 0);
-        Lane { first, places, next, place_blocks, largest_blocks, block_shift, skew }
+        AddressStream { first, places, next, place_blocks, largest_blocks, block_shift, skew }
     }
 
-    /// The one operation and size of all I/Os, if there is only one of each.
+    /// Operation and size of all I/Os, if there is only one of each.
     pub fn fixed(&self) -> Option<(Operation, u32)> {
         match self.operations {
             Operations::Always(operation) if self.sizes.count == 1 => {
@@ -133,13 +136,13 @@ impl Workload {
         }
     }
 
-    /// Draws the first block of the next I/O of `lane`, which is so many blocks long.
+    /// Draws the first block of the next I/O of `lane`, which has `blocks` blocks.
     #[inline]
-    pub fn address(&mut self, lane: &mut Lane, blocks: u32) -> u64 {
+    pub fn address(&mut self, lane: &mut AddressStream, blocks: u32) -> u64 {
         let offset = match self.order {
-            Order::Uniform => return lane.uniform(&mut self.random),
-            Order::Sequential => lane.advance(blocks),
-            Order::Skewed => {
+            AccessOrder::Uniform => return lane.uniform(&mut self.random),
+            AccessOrder::Sequential => lane.advance(blocks),
+            AccessOrder::Skewed => {
                 let place = self.skews[lane.skew as usize].draw(&mut self.random);
                 place * u64::from(lane.place_blocks)
             }
@@ -147,26 +150,26 @@ impl Workload {
         lane.first + offset
     }
 
-    /// What addresses are drawn from where each place is as likely as any other: for a loop that
-    /// draws many, by [`Lane::uniform`], and gives back what it has made of it.
+    /// Random generator of uniform addresses, if the order is uniform. A loop that draws many
+    /// addresses by [`AddressStream::uniform`] may work on a copy and must store it back.
     #[inline]
     pub(super) fn uniform(&mut self) -> Option<&mut Random> {
-        matches!(self.order, Order::Uniform).then_some(&mut self.random)
+        matches!(self.order, AccessOrder::Uniform).then_some(&mut self.random)
     }
 
     /// Draws the next I/O of `lane`.
     #[inline]
-    pub fn draw(&mut self, lane: &mut Lane) -> Draw {
+    pub fn draw(&mut self, lane: &mut AddressStream) -> IoSpec {
         let operation = self.operations.draw(&mut self.random);
         if operation == Operation::Flush {
-            return Draw { operation, lba: 0, blocks: 0, len_bytes: 0 };
+            return IoSpec { operation, lba: 0, blocks: 0, len_bytes: 0 };
         }
         let len_bytes = self.sizes.draw(&mut self.random);
         let blocks = len_bytes >> lane.block_shift;
-        Draw { operation, lba: self.address(lane, blocks), blocks, len_bytes }
+        IoSpec { operation, lba: self.address(lane, blocks), blocks, len_bytes }
     }
 
-    /// The skew over so many places, made if it is not there yet.
+    /// Index of the Zipf table over `places` slots, which is created on first use.
     fn skew_of(&mut self, places: u64) -> u32 {
         let Some(theta) = self.theta else { return 0 };
         let known = self.skews.iter().position(|skew| skew.places() == places);
@@ -178,15 +181,15 @@ impl Workload {
     }
 }
 
-impl Lane {
-    /// The first block of an I/O at any place.
+impl AddressStream {
+    /// Draws the first block of a uniformly distributed slot.
     #[inline(always)]
     pub(super) fn uniform(&self, random: &mut Random) -> u64 {
         self.first + random.below(self.places) * u64::from(self.place_blocks)
     }
 
-    /// The next block of a sequential order, and past it. What is left at the end of the range and
-    /// too short for the largest size is never touched.
+    /// Advances the sequential order. A rest at the end of the range that is too short for the
+    /// largest size is never accessed.
     #[inline]
     fn advance(&mut self, blocks: u32) -> u64 {
         let at = self.next;
@@ -198,7 +201,7 @@ impl Lane {
 }
 
 impl BlockRange {
-    /// The part with this index of `parts` parts of equal size.
+    /// Part `index` of `parts` equal parts.
     #[must_use]
     pub fn part(self, index: u64, parts: u64) -> Self {
         let count = self.count / parts;
@@ -227,7 +230,7 @@ impl Operations {
         match self {
             Self::Always(operation) => operation,
             Self::Mixed { flush_below, read_below } => {
-                let number = random.draw();
+                let number = random.next_u64();
                 if number < flush_below {
                     Operation::Flush
                 } else if number < read_below {
@@ -261,8 +264,8 @@ impl Sizes {
         if self.count == 1 {
             return self.largest;
         }
-        let number = random.draw();
-        // The last size has no bound that counts, so the index stays below `count`.
+        let number = random.next_u64();
+        // The bound of the last size is not compared, so the index stays below `count`.
         let passed = self.bounds[..self.count - 1].iter().filter(|bound| number >= **bound);
         self.len_bytes[passed.count()]
     }
@@ -270,7 +273,7 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use base::Operation;
+    use tenmil_base::Operation;
 
     use super::{BlockRange, Workload};
     use crate::perf::options::{Pattern, PerfOptions, SizeMix};

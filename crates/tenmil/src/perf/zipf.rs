@@ -1,59 +1,61 @@
-//! Addresses of which some are drawn more often than others.
+//! Zipf-distributed addresses.
 //!
-//! The place of rank k is drawn in proportion to 1 / k^theta. The ranks are put into columns of an
-//! alias table once, before the run: the hottest `EXACT` one to a column, the others in stretches
-//! that grow with the rank, 32 to an octave. A draw is one multiply, one comparison, and a second
-//! multiply inside a stretch; its cost depends on neither the skew nor the number of places.
+//! Rank k is drawn with a probability proportional to 1 / k^theta. Before the run, the ranks are
+//! placed in the columns of an alias table: each of the `EXACT` hottest ranks has a column of its
+//! own, and the others are grouped in stretches that grow with the rank, 32 per octave. A draw
+//! costs one multiplication, one comparison, and a second multiplication within a stretch,
+//! independent of the skew and of the number of slots.
 //!
 //! ```text
 //!   rank      0 | 1 | 2 | … | 255 | 256 … 261 | 262 … 267 | …          | places-1
 //!   column    0 | 1 | 2 | … | 255 |    256    |    257    | …
 //! ```
 //!
-//! Inside a stretch all ranks are drawn alike, which is wrong by at most theta per cent or so.
+//! Within a stretch all ranks are equally likely, with an error of about theta percent at most.
 
-use base::Random;
+use tenmil_base::Random;
 
-/// A skewed choice of places.
+/// Zipf distribution over a number of slots.
 #[derive(Clone, Debug)]
 pub struct Zipf {
     columns: Box<[Column]>,
     places: u64,
 }
 
-/// A column of the alias table: below `cut` it stands for its own stretch, else for the other one.
+/// Column of the alias table: a number below `cut` selects its own stretch, and the other stretch
+/// otherwise.
 #[derive(Clone, Copy, Debug)]
 struct Column {
     cut: u64,
-    own: Stretch,
-    other: Stretch,
+    own: RankRange,
+    other: RankRange,
 }
 
-/// Neighbouring ranks that are drawn alike.
+/// Stretch of consecutive ranks with equal probability.
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
+struct RankRange {
     first: u64,
     count: u64,
 }
 
-/// So many of the hottest ranks have a column each.
+/// Number of ranks with a column of their own.
 const EXACT: u64 = 256;
 
-/// Above those, a stretch is so small a part of its first rank.
+/// Length of a stretch above those, as a fraction of its first rank.
 const STRETCH_PART: u64 = 45;
 
 const _: () = assert!(STRETCH_PART < EXACT, "the first stretch holds more than nothing");
 
-/// 2^64 divided by the golden ratio. Multiples of it fall as evenly as can be, so that hot ranks
-/// never share a place and do not lie side by side (Knuth, volume 3, section 6.4).
+/// 2^64 divided by the golden ratio. Its multiples are spread evenly, so hot ranks never share a
+/// slot and are not adjacent (Knuth, volume 3, section 6.4).
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Zipf {
-    /// A choice among `places` with this skew.
+    /// Distribution over `places` slots with exponent `theta`.
     ///
     /// # Panics
     ///
-    /// If there are no places.
+    /// If `places` is zero.
     pub fn new(places: u64, theta: f64) -> Self {
         assert!(places > 0, "a choice among nothing");
         let mut stretches = Vec::new();
@@ -61,19 +63,19 @@ impl Zipf {
         while first < places {
             let count = if first < EXACT { 1 } else { first / STRETCH_PART };
             let count = count.min(places - first);
-            stretches.push(Stretch { first, count });
+            stretches.push(RankRange { first, count });
             first += count;
         }
         let masses = stretches.iter().map(|stretch| stretch.mass(theta)).collect();
         Self { columns: alias_table(&stretches, masses), places }
     }
 
-    /// How many places there are.
+    /// Number of slots.
     pub fn places(&self) -> u64 {
         self.places
     }
 
-    /// Draws a place.
+    /// Draws a slot.
     #[inline]
     pub fn draw(&self, random: &mut Random) -> u64 {
         scatter(self.rank(random), self.places)
@@ -82,8 +84,8 @@ impl Zipf {
     /// Draws a rank; zero is the hottest.
     #[inline]
     fn rank(&self, random: &mut Random) -> u64 {
-        // The high half of the product is a column, the low half a number inside it.
-        let wide = u128::from(random.draw()) * self.columns.len() as u128;
+        // The high half of the product selects a column, the low half is a random number within it.
+        let wide = u128::from(random.next_u64()) * self.columns.len() as u128;
         let column = &self.columns[column_of(wide)];
         let stretch = if inside(wide) < column.cut { column.own } else { column.other };
         match stretch.count {
@@ -93,15 +95,15 @@ impl Zipf {
     }
 }
 
-impl Stretch {
-    /// The sum of 1 / k^theta over its ranks, where the first rank of all counts as 1.
+impl RankRange {
+    /// Sum of 1 / k^theta over the ranks, where the hottest rank is k = 1.
     #[expect(clippy::cast_precision_loss, reason = "a stretch is narrower than 2^53")]
     fn mass(self, theta: f64) -> f64 {
         let first = self.first as f64 + 1.0;
         if self.count == 1 {
             return first.powf(-theta);
         }
-        // The integral between the edges, half a rank outside; off by less than 1 in 10^6.
+        // Integral between the edges, half a rank outside. Its error is below 1 in 10^6.
         let (from, to) = (first - 0.5, first - 0.5 + self.count as f64);
         let power = 1.0 - theta;
         if power.abs() < 1e-9 {
@@ -111,11 +113,11 @@ impl Stretch {
     }
 }
 
-/// The table from which one number draws in proportion to `masses` (Vose, 1991).
+/// Alias table with probabilities proportional to `masses` (Vose, 1991).
 #[expect(clippy::cast_precision_loss, reason = "a table is shorter than 2^53")]
-fn alias_table(stretches: &[Stretch], mut masses: Vec<f64>) -> Box<[Column]> {
+fn alias_table(stretches: &[RankRange], mut masses: Vec<f64>) -> Box<[Column]> {
     let mean = masses.iter().sum::<f64>() / masses.len() as f64;
-    let whole = |own: &Stretch| Column { cut: u64::MAX, own: *own, other: *own };
+    let whole = |own: &RankRange| Column { cut: u64::MAX, own: *own, other: *own };
     let mut columns: Vec<Column> = stretches.iter().map(whole).collect();
     let (mut below, mut above): (Vec<usize>, Vec<usize>) =
         (0..masses.len()).partition(|index| masses[*index] < mean);
@@ -131,7 +133,7 @@ fn alias_table(stretches: &[Stretch], mut masses: Vec<f64>) -> Box<[Column]> {
     columns.into_boxed_slice()
 }
 
-/// Where `rank` lies among `places`.
+/// Slot of a rank.
 #[inline]
 const fn scatter(rank: u64, places: u64) -> u64 {
     let wide = rank.wrapping_mul(GOLDEN) as u128 * places as u128;
@@ -150,7 +152,7 @@ const fn column_of(wide: u128) -> usize {
     (wide >> 64) as usize
 }
 
-/// A probability as a number to compare a drawn one with.
+/// Random number below which an event of this probability occurs.
 #[expect(clippy::cast_possible_truncation, reason = "saturates, which is what is wanted")]
 #[expect(clippy::cast_sign_loss, reason = "a probability is not negative")]
 fn threshold(probability: f64) -> u64 {
@@ -159,11 +161,11 @@ fn threshold(probability: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use base::Random;
+    use tenmil_base::Random;
 
     use super::{Zipf, scatter};
 
-    /// How often each rank came, and how often it should have.
+    /// Observed and expected count of each rank.
     fn drawn(places: u64, theta: f64, draws: u32) -> (Vec<u32>, Vec<f64>) {
         let zipf = Zipf::new(places, theta);
         let mut random = Random::new(11);

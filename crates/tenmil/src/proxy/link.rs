@@ -1,75 +1,76 @@
-//! One connection through the proxy.
+//! Connection forwarded by the proxy.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
-use base::{Instant, Random, Received, Stream, Stretch, WakeSource};
-use host::socket::{Dial, Sockets, reset_at_end};
-use host::watch::{Interest, Watch};
-use sim::network::{Arrival, Line, LineOptions};
+use tenmil_base::{Instant, Random, RecvResult, SendSlice, Stream, WakeSource};
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_linux::socket::{ConnectOp, SocketFactory, reset_at_end};
+use tenmil_sim::network::{Arrival, LinkDirection, LinkOptions};
 
-/// Both sides of a connection and what lies between them.
-pub(super) struct Link {
+/// Both sockets of a connection and the fault lines between them.
+pub(super) struct ProxiedConnection {
     number: u64,
-    sockets: Sockets,
-    near: Side,
-    far: Far,
-    /// Towards the target.
-    there: Way,
-    /// Towards whoever connected.
-    back: Way,
+    sockets: SocketFactory,
+    near: ProxySocket,
+    far: UpstreamState,
+    /// Direction towards the target.
+    there: Direction,
+    /// Direction towards the client.
+    back: Direction,
     is_over: bool,
 }
 
 /// One of the two sockets.
-struct Side {
+struct ProxySocket {
     stream: Box<dyn Stream>,
-    /// The same socket once more, to reset it by.
+    /// Duplicate of the socket, used to reset it.
     socket: OwnedFd,
-    /// Nothing more comes from it.
+    /// Whether the peer has closed its direction.
     has_ended: bool,
 }
 
-/// The side of the target.
-enum Far {
-    Dialling(Box<Dial>),
-    Connected(Box<Side>),
-    /// Both sides are closed.
-    Gone,
+/// Connection to the target.
+enum UpstreamState {
+    Connecting(Box<ConnectOp>),
+    Connected(Box<ProxySocket>),
+    /// Both sockets are closed.
+    Closed,
 }
 
 /// One direction.
-struct Way {
-    line: Line,
-    /// Came out of the line and has not been sent.
+struct Direction {
+    line: LinkDirection,
+    /// Bytes that left the line and are not sent yet.
     pending: Vec<u8>,
     has_ended: bool,
 }
 
-/// How a turn of a direction went.
-enum Went {
+/// Result of forwarding one direction.
+enum ForwardResult {
     Nothing,
-    Something,
-    /// The connection is to be broken, and why.
+    Progress,
+    /// The connection must be reset, for this reason.
     Cut(String),
 }
 
 const READABLE: Interest = Interest { readable: true, writable: false };
-/// As much comes out of a line at once.
+/// Maximum number of bytes taken from a line at a time.
 const PORTION_BYTES: usize = 64 << 10;
 
-impl Link {
+impl ProxiedConnection {
     pub(super) fn new(
         number: u64,
         socket: OwnedFd,
-        dial: Dial,
-        sockets: &Sockets,
-        (there, back): (LineOptions, LineOptions),
+        dial: ConnectOp,
+        sockets: &SocketFactory,
+        (there, back): (LinkOptions, LinkOptions),
         mut random: Random,
     ) -> Result<Self, String> {
-        let near = Side::new(socket, sockets)?;
-        let (there, back) = (Way::new(there, random.fork()), Way::new(back, random.fork()));
-        let (sockets, far) = (sockets.clone(), Far::Dialling(Box::new(dial)));
+        let near = ProxySocket::new(socket, sockets)?;
+        let (there, back) =
+            (Direction::new(there, random.fork()), Direction::new(back, random.fork()));
+        let (sockets, far) = (sockets.clone(), UpstreamState::Connecting(Box::new(dial)));
         Ok(Self { number, sockets, near, far, there, back, is_over: false })
     }
 
@@ -81,45 +82,47 @@ impl Link {
         self.is_over
     }
 
-    /// Moves what can be moved, both ways.
+    /// Forwards pending bytes in both directions. Returns whether anything was done.
     pub(super) fn turn(&mut self, now: Instant, tell: &mut dyn FnMut(String)) -> bool {
         let went = match &mut self.far {
-            Far::Dialling(dial) => match dial.poll(now) {
+            UpstreamState::Connecting(dial) => match dial.poll(now) {
                 None => return false,
-                Some(Err(error)) => Went::Cut(error.to_string()),
-                Some(Ok(socket)) => match Side::new(socket, &self.sockets) {
-                    Err(why) => Went::Cut(why),
+                Some(Err(error)) => ForwardResult::Cut(error.to_string()),
+                Some(Ok(socket)) => match ProxySocket::new(socket, &self.sockets) {
+                    Err(why) => ForwardResult::Cut(why),
                     Ok(side) => {
-                        self.far = Far::Connected(Box::new(side));
-                        Went::Something
+                        self.far = UpstreamState::Connected(Box::new(side));
+                        ForwardResult::Progress
                     }
                 },
             },
-            Far::Connected(far) => {
+            UpstreamState::Connected(far) => {
                 let there = self.there.turn(now, &mut self.near, far);
                 match (there, self.back.turn(now, far, &mut self.near)) {
-                    (Went::Cut(why), _) | (_, Went::Cut(why)) => Went::Cut(why),
-                    (Went::Nothing, Went::Nothing) => Went::Nothing,
-                    _ => Went::Something,
+                    (ForwardResult::Cut(why), _) | (_, ForwardResult::Cut(why)) => {
+                        ForwardResult::Cut(why)
+                    }
+                    (ForwardResult::Nothing, ForwardResult::Nothing) => ForwardResult::Nothing,
+                    _ => ForwardResult::Progress,
                 }
             }
-            Far::Gone => return false,
+            UpstreamState::Closed => return false,
         };
         match went {
-            Went::Cut(why) => self.cut(&why, tell),
-            Went::Something if self.there.has_ended && self.back.has_ended => {
+            ForwardResult::Cut(why) => self.cut(&why, tell),
+            ForwardResult::Progress if self.there.has_ended && self.back.has_ended => {
                 self.end("both sides have closed", tell);
             }
-            Went::Nothing => return false,
-            Went::Something => {}
+            ForwardResult::Nothing => return false,
+            ForwardResult::Progress => {}
         }
         true
     }
 
-    /// Resets both sides.
+    /// Resets both sockets.
     fn cut(&mut self, why: &str, tell: &mut dyn FnMut(String)) {
         reset_at_end(&self.near.socket);
-        if let Far::Connected(far) = &self.far {
+        if let UpstreamState::Connected(far) = &self.far {
             reset_at_end(&far.socket);
         }
         self.end(why, tell);
@@ -128,59 +131,59 @@ impl Link {
     fn end(&mut self, why: &str, tell: &mut dyn FnMut(String)) {
         let (number, there, back) = (self.number, self.there.line.given(), self.back.line.given());
         tell(format!("connection {number}: {why}, after {there} bytes there and {back} back"));
-        self.far = Far::Gone;
+        self.far = UpstreamState::Closed;
         self.is_over = true;
     }
 
-    /// When something is due although nothing comes.
+    /// Time of the next timer.
     pub(super) fn wake_at(&self, now: Instant) -> Instant {
         match &self.far {
-            Far::Dialling(dial) => dial.wake_at(),
-            Far::Connected(_) => self.there.wake_at(now).min(self.back.wake_at(now)),
-            Far::Gone => now,
+            UpstreamState::Connecting(dial) => dial.wake_at(),
+            UpstreamState::Connected(_) => self.there.wake_at(now).min(self.back.wake_at(now)),
+            UpstreamState::Closed => now,
         }
     }
 
-    /// Has `watch` wake for both sides. True if there is something to do already.
-    pub(super) fn arm(&mut self, now: Instant, watch: &Watch) -> io::Result<bool> {
+    /// Registers both sockets with `watch`. Returns true if there is work already.
+    pub(super) fn arm(&mut self, now: Instant, watch: &PollSet) -> io::Result<bool> {
         match &mut self.far {
-            Far::Dialling(dial) => {
+            UpstreamState::Connecting(dial) => {
                 add(watch, dial.wake_source())?;
                 Ok(false)
             }
-            Far::Connected(far) => {
+            UpstreamState::Connected(far) => {
                 let near = self.near.arm(watch, &self.there, &self.back)?;
                 let far = far.arm(watch, &self.back, &self.there)?;
                 let is_due = self.there.wake_at(now).min(self.back.wake_at(now)) <= now;
                 Ok(near || far || is_due)
             }
-            Far::Gone => Ok(true),
+            UpstreamState::Closed => Ok(true),
         }
     }
 
     pub(super) fn disarm(&mut self) {
         self.near.stream.disarm();
-        if let Far::Connected(far) = &mut self.far {
+        if let UpstreamState::Connected(far) = &mut self.far {
             far.stream.disarm();
         }
     }
 }
 
-fn add(watch: &Watch, source: WakeSource<'_>) -> io::Result<()> {
+fn add(watch: &PollSet, source: WakeSource<'_>) -> io::Result<()> {
     match source {
         WakeSource::Descriptor(descriptor) => watch.add(descriptor, 0, READABLE),
-        WakeSource::Nothing | WakeSource::Deadline => Ok(()),
+        WakeSource::None | WakeSource::Deadline => Ok(()),
     }
 }
 
-impl Side {
-    fn new(socket: OwnedFd, sockets: &Sockets) -> Result<Self, String> {
+impl ProxySocket {
+    fn new(socket: OwnedFd, sockets: &SocketFactory) -> Result<Self, String> {
         let again = socket.try_clone().map_err(|error| format!("copy a descriptor: {error}"))?;
         let stream = sockets.stream(socket).map_err(|error| error.to_string())?;
         Ok(Self { stream, socket: again, has_ended: false })
     }
 
-    fn arm(&mut self, watch: &Watch, from: &Way, to: &Way) -> io::Result<bool> {
+    fn arm(&mut self, watch: &PollSet, from: &Direction, to: &Direction) -> io::Result<bool> {
         let wants_bytes = !self.has_ended && from.line.room() > 0;
         let wants_room = !to.pending.is_empty();
         add(watch, self.stream.wake_source())?;
@@ -188,47 +191,53 @@ impl Side {
     }
 }
 
-impl Way {
-    fn new(options: LineOptions, random: Random) -> Self {
-        Self { line: Line::new(options, random), pending: Vec::new(), has_ended: false }
+impl Direction {
+    fn new(options: LinkOptions, random: Random) -> Self {
+        Self { line: LinkDirection::new(options, random), pending: Vec::new(), has_ended: false }
     }
 
-    fn turn(&mut self, now: Instant, from: &mut Side, to: &mut Side) -> Went {
+    fn turn(
+        &mut self,
+        now: Instant,
+        from: &mut ProxySocket,
+        to: &mut ProxySocket,
+    ) -> ForwardResult {
         let came = match self.take_in(now, from) {
-            Went::Cut(why) => return Went::Cut(why),
-            Went::Something => true,
-            Went::Nothing => false,
+            ForwardResult::Cut(why) => return ForwardResult::Cut(why),
+            ForwardResult::Progress => true,
+            ForwardResult::Nothing => false,
         };
         match self.give_out(now, to) {
-            Went::Nothing if came => Went::Something,
+            ForwardResult::Nothing if came => ForwardResult::Progress,
             went => went,
         }
     }
 
-    /// Puts into the line what has come, as far as there is room in it.
-    fn take_in(&mut self, now: Instant, from: &mut Side) -> Went {
+    /// Moves received bytes into the line, as far as its buffer has space.
+    fn take_in(&mut self, now: Instant, from: &mut ProxySocket) -> ForwardResult {
         if from.has_ended || self.line.room() == 0 {
-            return Went::Nothing;
+            return ForwardResult::Nothing;
         }
         let received = from.stream.receive();
-        let count = self.line.put(now, from.stream.bytes());
+        let count = self.line.put(now, from.stream.buffered());
         from.stream.consume(count);
         match received {
-            Received::Broken(broken) => Went::Cut(broken.to_string()),
-            Received::End if from.stream.bytes().is_empty() => {
+            RecvResult::Failed(broken) => ForwardResult::Cut(broken.to_string()),
+            // The end is forwarded only after all bytes received before it.
+            RecvResult::Eof if from.stream.buffered().is_empty() => {
                 from.has_ended = true;
                 self.line.close();
-                Went::Something
+                ForwardResult::Progress
             }
-            _ if count > 0 => Went::Something,
-            _ => Went::Nothing,
+            _ if count > 0 => ForwardResult::Progress,
+            _ => ForwardResult::Nothing,
         }
     }
 
-    /// Sends what comes out of the line.
-    fn give_out(&mut self, now: Instant, to: &mut Side) -> Went {
+    /// Sends bytes that leave the line.
+    fn give_out(&mut self, now: Instant, to: &mut ProxySocket) -> ForwardResult {
         if self.has_ended {
-            return Went::Nothing;
+            return ForwardResult::Nothing;
         }
         if self.pending.is_empty() {
             self.pending.resize(PORTION_BYTES, 0);
@@ -236,23 +245,23 @@ impl Way {
             self.pending.truncate(if let Arrival::Bytes(count) = arrival { count } else { 0 });
             match arrival {
                 Arrival::Bytes(_) => {}
-                Arrival::Nothing => return Went::Nothing,
-                Arrival::Cut => return Went::Cut("it was cut".to_owned()),
+                Arrival::Nothing => return ForwardResult::Nothing,
+                Arrival::Cut => return ForwardResult::Cut("it was cut".to_owned()),
                 Arrival::End => {
-                    to.stream.shut_down();
+                    to.stream.shutdown_write();
                     self.has_ended = true;
-                    return Went::Something;
+                    return ForwardResult::Progress;
                 }
             }
         }
         let len_bytes = u32::try_from(self.pending.len()).unwrap_or(u32::MAX);
-        let all = [Stretch::Headers { at: 0, len_bytes }];
+        let all = [SendSlice::Headers { at: 0, len_bytes }];
         match to.stream.send(&self.pending, &all, false) {
-            Err(broken) => Went::Cut(broken.to_string()),
-            Ok(0) => Went::Nothing,
+            Err(broken) => ForwardResult::Cut(broken.to_string()),
+            Ok(0) => ForwardResult::Nothing,
             Ok(count) => {
                 self.pending.drain(..count);
-                Went::Something
+                ForwardResult::Progress
             }
         }
     }

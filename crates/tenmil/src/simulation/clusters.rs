@@ -1,23 +1,23 @@
-//! `tenmil sim --cluster`: seeds of hosts and targets, counted and reported.
+//! `tenmil sim --cluster`: runs, counts and reports cluster seeds.
 
 use std::io::{self, Write};
 
-use cluster::{InjectedBugs, Outcome, Plan};
-use host::Clock;
+use tenmil_cluster::{InjectedBugs, Outcome, Plan};
+use tenmil_linux::Clock;
 
 use super::SimOptions;
-use crate::Refused;
+use crate::CommandError;
 
-/// Runs what `options` ask for and reports it.
+/// Runs the seeds and reports the result.
 ///
 /// # Errors
 ///
-/// If a promise was broken, or a bug that was put back was not found.
-pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refused> {
+/// If an invariant was violated, or an injected bug was not found.
+pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), CommandError> {
     let clock = Clock::start();
     let begun = clock.now();
     let seconds = || clock.now().since(begun).as_secs_f64();
-    let written = |error: io::Error| Refused::machine(format!("write the report: {error}"));
+    let written = |error: io::Error| CommandError::machine(format!("write the report: {error}"));
     if options.injected_bugs {
         let (all, found) = find_bugs(options.seeds, out).map_err(written)?;
         let seconds = seconds();
@@ -25,7 +25,7 @@ pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refus
         let missed = all - found;
         return match missed {
             0 => Ok(()),
-            _ => Err(Refused::peer(format!("{missed} injected bugs were not found"))),
+            _ => Err(CommandError::peer(format!("{missed} injected bugs were not found"))),
         };
     }
     let (first, count) = options.seed.map_or((0, options.seeds), |seed| (seed, 1));
@@ -33,7 +33,7 @@ pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refus
     for further in 0..count {
         let seed = first.wrapping_add(further);
         let plan = Plan::of(seed, InjectedBugs::default());
-        let outcome = cluster::run(&plan);
+        let outcome = tenmil_cluster::run(&plan);
         if outcome.failure.is_some() {
             failed += 1;
             report(&outcome, out).map_err(written)?;
@@ -47,11 +47,11 @@ pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Refus
     writeln!(out, "{count} seeds in {seconds:.1} s: {failed} failed").map_err(written)?;
     match failed {
         0 => Ok(()),
-        _ => Err(Refused::peer(format!("{failed} simulated runs broke a promise"))),
+        _ => Err(CommandError::peer(format!("{failed} simulated runs broke a promise"))),
     }
 }
 
-/// Puts each bug back. How many there are, and how many were found.
+/// Reintroduces each known bug. Returns the number of bugs and the number found.
 fn find_bugs(seeds: u64, out: &mut dyn Write) -> io::Result<(u64, u64)> {
     let (mut all, mut found) = (0, 0);
     for (name, bugs) in InjectedBugs::each() {

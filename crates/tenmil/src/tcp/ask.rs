@@ -1,32 +1,32 @@
-//! Asking a remote SSD what it is.
+//! Identify access to a remote controller.
 
-use base::{Dma, Instant, Memory, Mmio, Outcome};
-use dma::Regions;
-use host::Clock;
-use wire::{Command, Status};
+use tenmil_base::{Dma, Instant, IoStatus, Memory, Mmio};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_wire::{Command, Status};
 
-use super::attached::{Attached, Pulse};
+use super::attached::{Attached, ConnectionHealth};
 use super::name::TcpName;
-use crate::Refused;
-use crate::identify::{self, Ask};
+use crate::CommandError;
+use crate::identify::{self, ControllerFn};
 
-/// Calls the SSD that `name` names, and lets `ask` ask it things.
-pub(crate) fn with_controller(name: &TcpName, ask: Ask<'_>) -> Result<(), Refused> {
-    let mut ssd = AskedRemote::call(name)?;
+/// Connects to the controller that `name` names and runs `ask` with admin access to it.
+pub(crate) fn with_controller(name: &TcpName, ask: ControllerFn<'_>) -> Result<(), CommandError> {
+    let mut ssd = RemoteAdmin::call(name)?;
     ask(&mut ssd)
 }
 
-/// The controller of a remote SSD.
-pub(super) struct AskedRemote {
+/// Admin access to a remote controller.
+pub(super) struct RemoteAdmin {
     attached: Attached,
-    /// How many commands there have been: the token of the last one.
+    /// Number of commands so far, which is the token of the last one.
     asked: u64,
     address: String,
 }
 
-impl AskedRemote {
-    /// Calls the first path that leads there.
-    pub(super) fn call(name: &TcpName) -> Result<Self, Refused> {
+impl RemoteAdmin {
+    /// Connects over the first path that works.
+    pub(super) fn call(name: &TcpName) -> Result<Self, CommandError> {
         let mut refused = None;
         for address in name.addresses() {
             let name = TcpName { address: address.to_owned(), others: Vec::new(), ..name.clone() };
@@ -35,32 +35,32 @@ impl AskedRemote {
                 Err(problem) => drop(refused.get_or_insert(problem)),
             }
         }
-        Err(refused.unwrap_or_else(|| Refused::caller("call nobody: no address".to_owned())))
+        Err(refused.unwrap_or_else(|| CommandError::caller("call nobody: no address".to_owned())))
     }
 
-    fn call_one(name: &TcpName) -> Result<Self, Refused> {
+    fn call_one(name: &TcpName) -> Result<Self, CommandError> {
         let name = TcpName { queues: 1, depth: MEMORY_DEPTH, ..name.clone() };
-        let regions = Regions::new(4);
+        let regions = RegionTable::new(4);
         let attached = Attached::call(&name, &regions, Clock::start())?;
         Ok(Self { attached, asked: 0, address: name.address })
     }
 
-    /// Who was called.
+    /// Address of the connected path.
     pub(super) fn address(&self) -> &str {
         &self.address
     }
 
-    /// What time it is for it.
+    /// Current time of the clock that the controller uses.
     pub(super) fn now(&self) -> Instant {
         self.attached.clock.now()
     }
 
-    /// What has happened to it so far. An error if it was given up.
-    pub(super) fn pulse(&self) -> Result<Pulse, Refused> {
-        self.attached.pulse()
+    /// Connection events so far. An error if the controller is lost.
+    pub(super) fn health(&self) -> Result<ConnectionHealth, CommandError> {
+        self.attached.health()
     }
 
-    /// Whether it says when its discovery log page has changed.
+    /// Whether the controller reports Discovery Log Page Change events.
     pub(super) fn tells_of_changes(&self) -> bool {
         self.attached.with(|remote| {
             let identity = remote.controller().identity();
@@ -69,10 +69,10 @@ impl AskedRemote {
     }
 }
 
-/// No queue is made; its share of the memory takes the answers.
+/// Queue depth that sizes the memory. No I/O queue is created; its share holds admin data.
 const MEMORY_DEPTH: u32 = 511;
 
-impl identify::Controller for AskedRemote {
+impl identify::Controller for RemoteAdmin {
     fn read32(&mut self, offset: usize) -> u32 {
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
         self.attached.with(|remote| remote.controller().mmio().read32(offset))
@@ -83,12 +83,18 @@ impl identify::Controller for AskedRemote {
         self.attached.with(|remote| remote.controller().mmio().read64(offset))
     }
 
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::Answer, Refused> {
+    fn admin(
+        &mut self,
+        command: Command,
+        len_bytes: u32,
+    ) -> Result<identify::AdminResult, CommandError> {
         let reach = self.attached.with(|remote| remote.reach().clone());
         let data = match len_bytes {
             0 => None,
             _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
-                Refused::machine(format!("allocate {len_bytes} bytes for an answer: none are left"))
+                CommandError::machine(format!(
+                    "allocate {len_bytes} bytes for an answer: none are left"
+                ))
             })?),
         };
         self.asked += 1;
@@ -96,15 +102,17 @@ impl identify::Controller for AskedRemote {
         let sent = self
             .attached
             .with(|remote| remote.controller().submit_admin(now, token, command, data));
-        sent.map_err(|refusal| Refused::peer(format!("ask tcp://{}: {refusal}", self.address)))?;
-        let base::Answer { outcome: Outcome(status), result, .. } =
+        sent.map_err(|refusal| {
+            CommandError::peer(format!("ask tcp://{}: {refusal}", self.address))
+        })?;
+        let tenmil_base::IoCompletion { outcome: IoStatus(status), result, .. } =
             self.attached.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = reach.load(data, &mut bytes);
             reach.release(data);
-            loaded.map_err(|stray| Refused::machine(format!("read an answer: {stray:?}")))?;
+            loaded.map_err(|stray| CommandError::machine(format!("read an answer: {stray:?}")))?;
         }
-        Ok(identify::Answer { status: Status(status), result, bytes })
+        Ok(identify::AdminResult { status: Status(status), result, bytes })
     }
 }

@@ -1,95 +1,103 @@
-//! An SSD that was called, and the thread that tends it.
+//! A connected remote controller and its admin thread.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Instant, Span};
-use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
-use host::{Clock, Stop, Turn, Wait};
-use nvme::{ControllerOptions, Event, ResetCause, ShutdownNotification, State};
-use remote::{Calling, NotReached, Policy, Remote, RemoteQueue, Sleep};
+use tenmil_base::{Instant, Span};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, Region, RegionTable};
+use tenmil_linux::{Clock, EventLoop, NextStep, StopFlag};
+use tenmil_nvme_fabrics::{
+    ConnectError, Connecting, FabricsChannel, FabricsController, TimeoutPolicy, WaitHandle,
+};
+use tenmil_nvme_host::{ControllerOptions, Event, ResetCause, ShutdownNotification, State};
 
-use super::channel::Queues;
-use super::dial::Caller;
+use super::admin_thread::{AdminThread, AdminThreadBuilder, wait_for_shutdown};
+use super::channel::QueueSource;
+use super::connector::TcpConnector;
 use super::name::TcpName;
+use super::path_notifier::PathNotifier;
 use super::reservations::{ReservationQueue, ReservedNamespace};
-use super::sleep::Pillow;
-use super::teller::Teller;
-use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
+use super::wait_set::WaitSet;
 use super::wanted::WantedQueues;
-use crate::Refused;
-use crate::growth::Growth;
+use crate::CommandError;
+use crate::size_watch::SizeWatch;
 
-/// An SSD and the thread that tends it. It goes with the last medium and channel.
+/// A remote controller and its admin thread. Dropped with the last device and channel.
 pub(super) struct Attached {
-    shared: Arc<Shared>,
-    /// Ends before the SSD is shut down.
-    thread: TendingThread,
+    shared: Arc<RemoteState>,
+    /// Stopped before the controller is shut down.
+    thread: AdminThread,
     pub(super) clock: Clock,
     name: TcpName,
-    growth: Arc<Growth>,
-    regions: Regions,
+    growth: Arc<SizeWatch>,
+    regions: RegionTable,
     /// Queue pairs may live on when their SSD is lost.
     _memory: Arc<Region>,
 }
 
-struct Shared {
-    remote: Mutex<Kept>,
+struct RemoteState {
+    remote: Mutex<RemoteControllerState>,
 }
 
-/// What the lock is around.
-struct Kept {
-    remote: Remote,
-    /// Answers of admin commands that somebody waits for.
-    answers: Vec<base::Answer>,
+/// State behind the lock.
+struct RemoteControllerState {
+    remote: FabricsController,
+    /// Completions of admin commands that a caller waits for.
+    answers: Vec<tenmil_base::IoCompletion>,
     /// Queue pairs that channels wait for.
     wanted: WantedQueues,
     /// Why it is not there any more.
     lost: Option<String>,
-    pulse: Pulse,
-    /// Since when it is away, while it is.
+    pulse: ConnectionHealth,
+    /// Time at which the connection was lost, while it is.
     away_since: Option<Instant>,
-    teller: Teller,
+    teller: PathNotifier,
     namespace: u32,
-    growth: Arc<Growth>,
+    growth: Arc<SizeWatch>,
 }
 
-/// What has happened to an SSD, or to whatever else was called.
+/// Connection events of a remote controller or discovery service so far.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pulse {
-    /// How often it has said that a log page holds something new.
+pub(super) struct ConnectionHealth {
+    /// Number of asynchronous events about a changed log page.
     pub(super) notices: u64,
-    /// How often it was lost, and how often it came back.
+    /// Number of times the connection was lost, and restored.
     pub(super) losses: u64,
     pub(super) returns: u64,
-    /// Why it is away, while it is.
+    /// Why the connection is lost, while it is.
     pub(super) away: Option<String>,
 }
 
-/// Pages for the admin queue and its lists.
+/// Memory of the admin queue and its lists.
 const ADMIN_BYTES: u64 = 256 << 10;
 const PAGE: u64 = 4096;
-/// How long the thread sleeps at most.
+/// Longest sleep of the admin thread.
 const TENDED: Span = Span::from_ms(100);
 
 impl Attached {
-    /// Calls the SSD and brings it up. What it is given or asked for lies in `regions`.
-    pub(super) fn call(name: &TcpName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
+    /// Connects and initializes the controller. Its queues and admin data are allocated in
+    /// `regions`.
+    pub(super) fn call(
+        name: &TcpName,
+        regions: &RegionTable,
+        clock: Clock,
+    ) -> Result<Self, CommandError> {
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            Refused::machine(format!("call tcp://{}: {what}: {error}", name.address))
+            CommandError::machine(format!("call tcp://{}: {what}: {error}", name.address))
         };
         let memory = regions
             .allocate(usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX))
             .map_err(|error| machine("memory for its queues", &error))?;
         let store = CommandStore::for_device(DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory.segment(), DeviceKind::Emulated, store);
-        pool.map_on_use();
-        let bed = TenderBed::make(name)?;
-        let teller = Teller::new(name);
+        pool.map_on_demand();
+        let bed = AdminThreadBuilder::make(name)?;
+        let teller = PathNotifier::new(name);
         let remote = bring_up(name, pool, regions, &clock, &teller)?;
-        teller.tell_only_up();
-        let (answers, wanted, pulse) = (Vec::new(), WantedQueues::new(name), Pulse::default());
-        let (namespace, growth) = (name.namespace, Arc::new(Growth::default()));
-        let kept = Kept {
+        teller.notify_up();
+        let (answers, wanted, pulse) =
+            (Vec::new(), WantedQueues::new(name), ConnectionHealth::default());
+        let (namespace, growth) = (name.namespace, Arc::new(SizeWatch::default()));
+        let kept = RemoteControllerState {
             remote,
             answers,
             wanted,
@@ -100,10 +108,11 @@ impl Attached {
             namespace,
             growth: Arc::clone(&growth),
         };
-        let shared = Arc::new(Shared { remote: Mutex::new(kept) });
+        let shared = Arc::new(RemoteState { remote: Mutex::new(kept) });
         let tended = Arc::clone(&shared);
+        // From here on an event of the connection wakes the admin thread.
         shared.lock().remote.wakes(bed.bell());
-        let thread = bed.begin(name, clock, |stop, pillow| Tender {
+        let thread = bed.begin(name, clock, |stop, pillow| TcpAdminLoop {
             shared: tended,
             stop,
             pillow,
@@ -115,26 +124,29 @@ impl Attached {
     }
 
     /// Does something with the controller.
-    pub(super) fn with<T>(&self, work: impl FnOnce(&mut Remote) -> T) -> T {
+    pub(super) fn with<T>(&self, work: impl FnOnce(&mut FabricsController) -> T) -> T {
         let result = work(&mut self.shared.lock().remote);
         self.thread.wake();
         result
     }
 
-    /// What has happened so far.
+    /// Connection events so far.
     ///
     /// # Errors
     ///
-    /// If it is not there any more.
-    pub(super) fn pulse(&self) -> Result<Pulse, Refused> {
+    /// If the controller is lost.
+    pub(super) fn health(&self) -> Result<ConnectionHealth, CommandError> {
         let mut kept = self.shared.lock();
         kept.look_after(self.clock.now());
         kept.check(&self.name)?;
         Ok(kept.pulse.clone())
     }
 
-    /// The answer to the owner's admin command with this token.
-    pub(super) fn await_answer(&self, token: u64) -> Result<base::Answer, Refused> {
+    /// Waits for the completion of the admin command with this token.
+    pub(super) fn await_answer(
+        &self,
+        token: u64,
+    ) -> Result<tenmil_base::IoCompletion, CommandError> {
         let end = self.clock.now().after(Span::from_secs(60));
         loop {
             let now = self.clock.now();
@@ -149,12 +161,12 @@ impl Attached {
             if now >= end {
                 return Err(self.peer("an admin command was not answered"));
             }
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
     }
 
-    fn peer(&self, problem: &str) -> Refused {
-        Refused::peer(format!("tcp://{}: {problem}", self.name.address))
+    fn peer(&self, problem: &str) -> CommandError {
+        CommandError::peer(format!("tcp://{}: {problem}", self.name.address))
     }
 }
 
@@ -162,7 +174,7 @@ impl Drop for Attached {
     fn drop(&mut self) {
         self.thread.end();
         let mut kept = self.shared.lock();
-        // One that cannot be shut down is dropped, and thereby left.
+        // A controller that cannot be shut down is dropped, which closes its connections.
         let now = self.clock.now();
         let _ = kept.remote.controller().shut_down(now, ShutdownNotification::Normal);
         wait_for_shutdown(&self.clock, |now| {
@@ -172,11 +184,11 @@ impl Drop for Attached {
     }
 }
 
-impl Queues for Attached {
-    type Queue = RemoteQueue;
+impl QueueSource for Attached {
+    type Queue = FabricsChannel;
     type Ticket = u64;
 
-    fn open_queue(&self) -> Result<u64, Refused> {
+    fn open_queue(&self) -> Result<u64, CommandError> {
         let mut kept = self.shared.lock();
         kept.look_after(self.clock.now());
         kept.check(&self.name)?;
@@ -188,11 +200,11 @@ impl Queues for Attached {
     }
 
     /// A queue pair with a connection of its own.
-    fn take_queue(&self, ticket: u64) -> Result<Option<RemoteQueue>, Refused> {
+    fn take_queue(&self, ticket: u64) -> Result<Option<FabricsChannel>, CommandError> {
         let mut kept = self.shared.lock();
         kept.look_after(self.clock.now());
         kept.check(&self.name)?;
-        let Kept { remote, wanted, .. } = &mut *kept;
+        let RemoteControllerState { remote, wanted, .. } = &mut *kept;
         wanted.take(ticket, remote).map_err(|why| self.peer(&why))
     }
 
@@ -205,11 +217,11 @@ impl Queues for Attached {
         kept.away_since.is_none() && kept.lost.is_none()
     }
 
-    fn with_sleep(queue: RemoteQueue, sleep: Box<dyn Sleep>) -> RemoteQueue {
-        queue.with_sleep(sleep)
+    fn with_sleep(queue: FabricsChannel, wait_set: Box<dyn WaitHandle>) -> FabricsChannel {
+        queue.with_sleep(wait_set)
     }
 
-    fn clock(&self) -> (&Clock, &Policy) {
+    fn clock(&self) -> (&Clock, &TimeoutPolicy) {
         (&self.clock, &self.name.options.policy)
     }
 
@@ -221,8 +233,8 @@ impl Queues for Attached {
         self.shared.lock().remote.controller().queue_pairs_max().into()
     }
 
-    fn takes_lent(&self) -> Result<u32, String> {
-        self.name.takes_lent()
+    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+        self.name.supports_kernel_buffers()
     }
 
     fn identity(&self) -> Option<String> {
@@ -237,7 +249,7 @@ impl Queues for Attached {
         ReservedNamespace::of(&self.name, rescap, &self.regions, self.clock)
     }
 
-    fn reservation_queue(&self) -> Result<ReservationQueue, Refused> {
+    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError> {
         if let Ok(queue) = self.queue() {
             return Ok(ReservationQueue { queue, _attached: None });
         }
@@ -246,29 +258,29 @@ impl Queues for Attached {
         ReservationQueue::of(Self::call(&name, &self.regions, self.clock)?)
     }
 
-    fn growth(&self) -> &Growth {
+    fn growth(&self) -> &SizeWatch {
         &self.growth
     }
 
-    fn abandon(&self, queue: &mut RemoteQueue) -> bool {
+    fn abandon(&self, queue: &mut FabricsChannel) -> bool {
         queue.abandon(self.clock.now())
     }
 }
 
-impl Pulse {
-    /// Whether it is away, and was not, or came back between.
+impl ConnectionHealth {
+    /// Whether the connection is lost now and was lost again since `before`.
     pub(super) const fn is_newly_away(&self, before: &Self) -> bool {
         self.away.is_some() && self.losses > before.losses
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+impl RemoteState {
+    fn lock(&self) -> MutexGuard<'_, RemoteControllerState> {
         self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Kept {
+impl RemoteControllerState {
     fn look_after(&mut self, now: Instant) {
         while let Some(event) = self.remote.poll(now) {
             match event {
@@ -284,27 +296,30 @@ impl Kept {
                 }
                 Event::Notice { .. } => self.pulse.notices += 1,
                 Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
-                    self.growth.has_now(to_blocks);
+                    self.growth.set_size(to_blocks);
                 }
                 Event::ResetStarted { cause } => {
+                    // Invalid data from the peer is the more precise cause; `remote.why()` is the
+                    // reason of the transport.
                     let lie = match cause {
-                        ResetCause::Lie(lie) => Some(lie.to_string()),
+                        ResetCause::InvalidData(lie) => Some(lie.to_string()),
                         _ => None,
                     };
                     let is_other = lie.is_some() && self.pulse.away != lie;
                     let why = lie.or_else(|| self.remote.why());
                     let why = why.unwrap_or_else(|| "it is being reset".to_owned());
-                    // Some more resets may follow before it is there again.
+                    // Several resets may follow before the connection is restored. They are
+                    // reported once, unless the cause changes.
                     if self.away_since.is_none() || is_other {
                         self.away_since.get_or_insert(now);
-                        self.teller.tell_only_away(&why);
+                        self.teller.notify_lost(&why);
                     }
                     self.pulse.away = Some(why);
                     self.pulse.losses += 1;
                 }
                 Event::Recovered => {
                     let since = self.away_since.take().unwrap_or(now);
-                    self.teller.tell_only_back(now.since(since));
+                    self.teller.notify_restored(now.since(since));
                     self.pulse.away = None;
                     self.pulse.returns += 1;
                 }
@@ -315,48 +330,48 @@ impl Kept {
     }
 
     fn lose(&mut self, why: String) {
-        self.teller.tell_only_gone(&why);
+        self.teller.notify_removed(&why);
         self.lost = Some(why);
     }
 
-    fn check(&mut self, name: &TcpName) -> Result<(), Refused> {
+    fn check(&mut self, name: &TcpName) -> Result<(), CommandError> {
         match &self.lost {
-            Some(why) => Err(Refused::peer(format!("tcp://{}: {why}", name.address))),
+            Some(why) => Err(CommandError::peer(format!("tcp://{}: {why}", name.address))),
             None => Ok(()),
         }
     }
 
-    fn check_namespace(&mut self, name: &TcpName) -> Result<(), Refused> {
+    fn check_namespace(&mut self, name: &TcpName) -> Result<(), CommandError> {
         let controller = self.remote.controller();
         if controller.namespace(name.namespace).is_some() {
             return Ok(());
         }
         let ids: Vec<String> = controller.namespaces().map(|known| known.id.to_string()).collect();
         let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
-        Err(Refused::caller(format!(
+        Err(CommandError::caller(format!(
             "tcp://{}: no namespace {} in {}, expected one of: {ids}",
             name.address, name.namespace, name.options.subsystem
         )))
     }
 }
 
-/// What the thread does.
-struct Tender {
-    shared: Arc<Shared>,
-    stop: Stop,
-    pillow: Pillow,
-    /// Which connection is watched, by its number.
+/// Loop of the admin thread.
+struct TcpAdminLoop {
+    shared: Arc<RemoteState>,
+    stop: StopFlag,
+    pillow: WaitSet,
+    /// Number of the connection in the wait set.
     watched: u64,
 }
 
-impl Turn for Tender {
-    fn turn(&mut self, now: Instant) -> Wait {
+impl EventLoop for TcpAdminLoop {
+    fn iterate(&mut self, now: Instant) -> NextStep {
         if self.stop.is_stopped() {
-            return Wait::Ended;
+            return NextStep::Exit;
         }
         let mut kept = self.shared.lock();
         kept.look_after(now);
-        Wait::Until(kept.remote.wake_at(now).min(now.after(TENDED)))
+        NextStep::Until(kept.remote.wake_at(now).min(now.after(TENDED)))
     }
 
     fn arm(&mut self, _: Instant) -> bool {
@@ -373,50 +388,51 @@ impl Turn for Tender {
     }
 }
 
-/// Calls, and waits until the controller is ready. Every wait on the way has an end.
+/// Connects and polls until the controller is ready. Every state has a timeout.
 fn bring_up(
     name: &TcpName,
     pool: DevicePool,
-    regions: &Regions,
+    regions: &RegionTable,
     clock: &Clock,
-    teller: &Teller,
-) -> Result<Remote, Refused> {
-    let refuse = |error: &NotReached| Refused::of(error.blame(), error.to_string());
-    let dial = Box::new(Caller::new(&name.address, regions, &name.sockets));
+    teller: &PathNotifier,
+) -> Result<FabricsController, CommandError> {
+    let refuse = |error: &ConnectError| CommandError::of(error.blame(), error.to_string());
+    let dial = Box::new(TcpConnector::new(&name.address, regions, &name.sockets));
     let wishes = ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
     let options = name.options.clone();
-    let mut calling =
-        Calling::begin(pool, dial, options, wishes, clock.now()).map_err(|error| refuse(&error))?;
+    let mut calling = Connecting::begin(pool, dial, options, wishes, clock.now())
+        .map_err(|error| refuse(&error))?;
+    // First the admin connection, then the controller.
     let mut remote = loop {
         if let Some(ended) = calling.turn(clock.now()) {
             break ended.map_err(|error| refuse(&error))?;
         }
-        host::thread::rest(PAUSE);
+        tenmil_linux::thread::sleep(PAUSE);
     };
     loop {
         match remote.poll(clock.now()) {
             Some(Event::Ready) => return Ok(remote),
             Some(Event::Dead(error)) => {
                 let why = remote.why().unwrap_or_else(|| error.to_string());
-                return Err(Refused::peer(format!("call tcp://{}: {why}", name.address)));
+                return Err(CommandError::peer(format!("call tcp://{}: {why}", name.address)));
             }
             Some(Event::Removed) => {
                 let why = remote.why().unwrap_or_else(|| ALL_ONES.to_owned());
-                return Err(Refused::peer(format!("call tcp://{}: {why}", name.address)));
+                return Err(CommandError::peer(format!("call tcp://{}: {why}", name.address)));
             }
             Some(event) => teller.tell_of_controller(event),
-            None => host::thread::rest(PAUSE),
+            None => tenmil_linux::thread::sleep(PAUSE),
         }
     }
 }
 
-/// Why a controller is taken for gone that was not lost.
+/// Reason given when a controller was removed without a transport error.
 const ALL_ONES: &str = "a register reads as ones, expected the value of a controller that is there";
 
-/// Between two looks while nobody has anything else to do.
+/// Poll interval while the caller has nothing else to do.
 const PAUSE: Span = Span::from_us(50);
 
-/// Memory for the queues and lists of one SSD; what is not used is not there.
+/// Size of the memory for the queues and lists of one controller. Unused pages are not backed.
 pub(super) fn pool_bytes(name: &TcpName) -> u64 {
     let entries = u64::from(name.depth) + 1;
     let queue = entries * (64 + 16 + PAGE) + 4 * PAGE;

@@ -1,34 +1,34 @@
-//! A namespace of remote SSDs as a medium, however many paths lead to it.
+//! Namespace of a remote controller as a block device, over one or several paths.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use base::{
-    Answers, Backend, DoorbellCounts, Instant, Limits, Medium, Request, ReservationHolder,
-    Reservations, Segment, Span, WakeSource,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Request,
+    ReservationHolder, Reservations, Segment, Span, WakeSource,
 };
-use host::Clock;
-use remote::{Policy, Sleep};
+use tenmil_linux::Clock;
+use tenmil_nvme_fabrics::{TimeoutPolicy, WaitHandle};
 
 use super::opening::Opening;
 use super::reservations::{ReservationQueue, ReservedNamespace};
-use super::sleep::Pillow;
-use crate::Refused;
-use crate::growth::Growth;
+use super::wait_set::WaitSet;
+use crate::CommandError;
+use crate::size_watch::SizeWatch;
 
-/// What stands behind a medium: connections to remote SSDs, and who tends them.
-pub(super) trait Queues: Send + Sync + 'static {
-    /// A queue to the namespace, for one thread.
-    type Queue: Backend + Send + 'static;
+/// Source of queues: the connections to remote controllers, and their admin thread.
+pub(super) trait QueueSource: Send + Sync + 'static {
+    /// Queue to the namespace, used by one thread.
+    type Queue: IoChannel + Send + 'static;
 
     /// A queue that was asked for.
     type Ticket: Copy + Send + 'static;
 
     /// Asks for another queue, with connections of its own. Waits for nothing: the queue is connected
     /// when the device is.
-    fn open_queue(&self) -> Result<Self::Ticket, Refused>;
+    fn open_queue(&self) -> Result<Self::Ticket, CommandError>;
 
     /// The queue that was asked for, once it is connected. The error says why it is not.
-    fn take_queue(&self, ticket: Self::Ticket) -> Result<Option<Self::Queue>, Refused>;
+    fn take_queue(&self, ticket: Self::Ticket) -> Result<Option<Self::Queue>, CommandError>;
 
     /// Gives up a queue that was asked for and has not been taken.
     fn close_queue(&self, ticket: Self::Ticket);
@@ -37,16 +37,16 @@ pub(super) trait Queues: Send + Sync + 'static {
     fn is_up(&self) -> bool;
 
     /// What the thread of a queue sleeps on.
-    fn with_sleep(queue: Self::Queue, sleep: Box<dyn Sleep>) -> Self::Queue;
+    fn with_sleep(queue: Self::Queue, sleep: Box<dyn WaitHandle>) -> Self::Queue;
 
     /// The clock of the queues, and when what waits for a connection fails.
-    fn clock(&self) -> (&Clock, &Policy);
+    fn clock(&self) -> (&Clock, &TimeoutPolicy);
 
     /// Who is called, for errors.
     fn address(&self) -> &str;
 
     /// Another queue, which is waited for as long as a connection may take.
-    fn queue(&self) -> Result<Self::Queue, Refused> {
+    fn queue(&self) -> Result<Self::Queue, CommandError> {
         let (clock, policy) = self.clock();
         let end = clock.now().after(policy.connect);
         let pillow = pillow()?;
@@ -54,11 +54,11 @@ pub(super) trait Queues: Send + Sync + 'static {
         let taken = loop {
             match self.take_queue(ticket) {
                 Ok(Some(queue)) => return Ok(Self::with_sleep(queue, Box::new(pillow))),
-                Ok(None) if clock.now() < end => host::thread::give_way(),
+                Ok(None) if clock.now() < end => tenmil_linux::thread::yield_now(),
                 Ok(None) => {
                     let address = self.address();
                     let why = format!("tcp://{address}: a queue was not connected in time");
-                    break Refused::peer(why);
+                    break CommandError::peer(why);
                 }
                 Err(refused) => break refused,
             }
@@ -67,47 +67,48 @@ pub(super) trait Queues: Send + Sync + 'static {
         Err(taken)
     }
 
-    /// How many queues there can be.
+    /// Maximum number of queues.
     fn queues_max(&self) -> u32;
 
-    /// As [`Medium::takes_lent`].
-    fn takes_lent(&self) -> Result<u32, String>;
+    /// See [`BlockDevice::supports_kernel_buffers`].
+    fn supports_kernel_buffers(&self) -> Result<u32, String>;
 
-    /// As [`Medium::identity`].
+    /// See [`BlockDevice::identity`].
     fn identity(&self) -> Option<String>;
 
     /// The namespace, if it takes reservations that exclude other hosts from writing.
     fn reserved(&self) -> Option<ReservedNamespace>;
 
     /// A queue for reservation commands.
-    fn reservation_queue(&self) -> Result<ReservationQueue, Refused>;
+    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError>;
 
     /// How long the namespace is by now.
-    fn growth(&self) -> &Growth;
+    fn growth(&self) -> &SizeWatch;
 
-    /// Takes what comes to a queue that is about to be dropped, and tells nobody. True once nothing is
-    /// owed any more.
+    /// Polls a queue that is about to be dropped, and discards its completions. True once no
+    /// request can access memory any more.
     fn abandon(&self, queue: &mut Self::Queue) -> bool;
 }
 
-/// The namespace.
-pub(super) struct RemoteMedium<Q: Queues> {
-    /// The queue that told what all are like, until somebody wants it. Dropped before its SSDs.
+/// Remote namespace as a block device.
+pub(super) struct RemoteDevice<Q: QueueSource> {
+    /// Queue from which the limits were read; the first channel uses it. Dropped before the
+    /// controllers.
     first: Mutex<Option<Q::Queue>>,
     behind: Arc<Q>,
     limits: Limits,
     reserved: Option<ReservedNamespace>,
 }
 
-/// A queue of it.
-struct RemoteChannel<Q: Queues> {
+/// I/O channel: one queue.
+struct RemoteChannel<Q: QueueSource> {
     queue: Queue<Q>,
     /// Dropped after the queue.
     behind: Arc<Q>,
 }
 
 /// A queue, as soon as there is one.
-enum Queue<Q: Queues> {
+enum Queue<Q: QueueSource> {
     Open(Q::Queue),
     Opening(Box<Opening<Q::Ticket>>),
 }
@@ -116,8 +117,8 @@ enum Queue<Q: Queues> {
 /// opener. The device may be gone without anybody knowing yet, and other openers queue up behind.
 const OPEN_WAIT: Span = Span::from_ms(100);
 
-impl<Q: Queues> RemoteMedium<Q> {
-    pub(super) fn new(behind: Q) -> Result<Self, Refused> {
+impl<Q: QueueSource> RemoteDevice<Q> {
+    pub(super) fn new(behind: Q) -> Result<Self, CommandError> {
         let first = behind.queue()?;
         let limits = first.limits().clone();
         let reserved = behind.reserved();
@@ -125,12 +126,12 @@ impl<Q: Queues> RemoteMedium<Q> {
     }
 }
 
-impl<Q: Queues> Medium for RemoteMedium<Q> {
+impl<Q: QueueSource> BlockDevice for RemoteDevice<Q> {
     fn limits(&self) -> Limits {
         self.behind.growth().limits(&self.limits)
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let behind = Arc::clone(&self.behind);
         let channel = match first {
@@ -144,8 +145,8 @@ impl<Q: Queues> Medium for RemoteMedium<Q> {
         self.behind.queues_max()
     }
 
-    fn takes_lent(&self) -> Result<u32, String> {
-        self.behind.takes_lent()
+    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+        self.behind.supports_kernel_buffers()
     }
 
     fn identity(&self) -> Option<String> {
@@ -156,12 +157,12 @@ impl<Q: Queues> Medium for RemoteMedium<Q> {
         self.reserved.is_some().then_some(self)
     }
 
-    fn notice_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, String> {
         Ok(self.behind.growth().block_count(&self.limits))
     }
 }
 
-impl<Q: Queues> RemoteMedium<Q> {
+impl<Q: QueueSource> RemoteDevice<Q> {
     fn to_reserve(&self) -> Result<(&ReservedNamespace, ReservationQueue), String> {
         let namespace = self.reserved.as_ref().ok_or("the namespace takes no reservations")?;
         let queue = self.behind.reservation_queue().map_err(|refused| refused.text)?;
@@ -169,7 +170,7 @@ impl<Q: Queues> RemoteMedium<Q> {
     }
 }
 
-impl<Q: Queues> Reservations for RemoteMedium<Q> {
+impl<Q: QueueSource> Reservations for RemoteDevice<Q> {
     fn holder(&self) -> Result<Option<ReservationHolder>, String> {
         let (namespace, queue) = self.to_reserve()?;
         namespace.holder(queue)
@@ -186,10 +187,10 @@ impl<Q: Queues> Reservations for RemoteMedium<Q> {
     }
 }
 
-impl<Q: Queues> RemoteChannel<Q> {
+impl<Q: QueueSource> RemoteChannel<Q> {
     /// A channel whose queue is connected when the device is. Nothing is waited for while the device
     /// is absent.
-    fn open(behind: Arc<Q>, limits: Limits) -> Result<Self, Refused> {
+    fn open(behind: Arc<Q>, limits: Limits) -> Result<Self, CommandError> {
         let pillow = pillow()?;
         let ticket = behind.open_queue()?;
         let fail_fast = behind.clock().1.fail_fast;
@@ -197,13 +198,13 @@ impl<Q: Queues> RemoteChannel<Q> {
         let mut channel = Self { queue: Queue::Opening(Box::new(opening)), behind };
         let end = channel.behind.clock().0.now().after(OPEN_WAIT);
         while channel.behind.is_up() && channel.behind.clock().0.now() < end && !channel.take()? {
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
         Ok(channel)
     }
 
     /// Takes the queue, if it is connected by now. Whether it is open.
-    fn take(&mut self) -> Result<bool, Refused> {
+    fn take(&mut self) -> Result<bool, CommandError> {
         let Queue::Opening(opening) = &mut self.queue else { return Ok(true) };
         let Some(queue) = self.behind.take_queue(opening.ticket)? else { return Ok(false) };
         let mut queue = match opening.sleep.take() {
@@ -226,7 +227,7 @@ impl<Q: Queues> RemoteChannel<Q> {
     }
 }
 
-impl<Q: Queues> Backend for RemoteChannel<Q> {
+impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
     fn limits(&self) -> &Limits {
         match &self.queue {
             Queue::Open(queue) => queue.limits(),
@@ -253,7 +254,7 @@ impl<Q: Queues> Backend for RemoteChannel<Q> {
     }
 
     #[inline]
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         match &mut self.queue {
             Queue::Open(queue) => queue.poll(now, answers),
             Queue::Opening(opening) => {
@@ -266,9 +267,9 @@ impl<Q: Queues> Backend for RemoteChannel<Q> {
         }
     }
 
-    fn doorbells(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellCounts {
         match &self.queue {
-            Queue::Open(queue) => queue.doorbells(),
+            Queue::Open(queue) => queue.doorbell_stats(),
             Queue::Opening(_) => DoorbellCounts::default(),
         }
     }
@@ -315,14 +316,14 @@ impl<Q: Queues> Backend for RemoteChannel<Q> {
     }
 }
 
-impl<Q: Queues> Drop for RemoteChannel<Q> {
-    /// Waits until nobody touches memory of a request any more: it answers what it has, or is found
-    /// lost by the thread that tends it.
+impl<Q: QueueSource> Drop for RemoteChannel<Q> {
+    /// Waits until no request can access memory any more: either the peer completes all requests,
+    /// or the admin thread finds it lost.
     fn drop(&mut self) {
         match &mut self.queue {
             Queue::Open(queue) => {
                 while !self.behind.abandon(queue) {
-                    host::thread::give_way();
+                    tenmil_linux::thread::yield_now();
                 }
             }
             Queue::Opening(opening) => self.behind.close_queue(opening.ticket),
@@ -330,9 +331,9 @@ impl<Q: Queues> Drop for RemoteChannel<Q> {
     }
 }
 
-fn pillow() -> Result<Pillow, Refused> {
-    let refused = |error| Refused::machine(format!("make a descriptor to sleep on: {error}"));
-    Pillow::new().map_err(refused)
+fn pillow() -> Result<WaitSet, CommandError> {
+    let refused = |error| CommandError::machine(format!("make a descriptor to sleep on: {error}"));
+    WaitSet::new().map_err(refused)
 }
 
 #[cfg(test)]

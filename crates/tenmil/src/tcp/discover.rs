@@ -1,41 +1,41 @@
-//! Asking a discovery service which subsystems there are.
+//! Discovery log page of a discovery service.
 
 mod watch;
 
-pub(crate) use watch::{Change, Watch};
-use wire::admin::GetLogPage;
-use wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, entries};
-use wire::{Layout, Typed, nqn};
+use tenmil_wire::admin::GetLogPage;
+use tenmil_wire::log::discovery::{DiscoveryEntry, DiscoveryHeader, entries};
+use tenmil_wire::{Layout, TypedCommand, nqn};
+pub(crate) use watch::{DiscoveryChange, DiscoveryWatch};
 
-use block::uri::Uri;
+use tenmil_block::uri::Uri;
 
-use super::ask::AskedRemote;
+use super::ask::RemoteAdmin;
 use super::name::TcpName;
-use crate::Refused;
+use crate::CommandError;
 use crate::identify::Controller;
 
-/// What a discovery service has said.
+/// Contents of a discovery log page.
 #[derive(Clone, Debug)]
-pub(crate) struct Discovered {
-    /// It grows with every change.
+pub(crate) struct DiscoveryLog {
+    /// Generation counter, which is incremented with every change.
     pub(crate) generation: u64,
-    /// Each way to a subsystem.
+    /// Log page entries, one for each path to a subsystem.
     pub(crate) entries: Vec<DiscoveryEntry>,
 }
 
-/// The discovery log page (Base 2.1 §5.1.12.3.1).
+/// Identifier of the discovery log page (Base 2.1 §5.1.12.3.1).
 const PAGE: u8 = 0x70;
-/// Entries that are asked for at a time: the least that a controller sends which has a limit (MDTS).
+/// Entries read by one command, small enough for any MDTS.
 const ENTRIES: u64 = 8;
-/// Entries that are believed.
+/// Limit on the number of entries, against invalid data.
 const ENTRIES_MAX: u64 = 65_536;
-/// Times that a page which changes meanwhile is read again.
+/// Attempts to read a page that changes in between.
 const ATTEMPTS: u32 = 8;
 
-/// The discovery service that `text` names: `tcp://HOST:PORT`, and what else a `tcp://` URI may say.
-pub(crate) fn service(text: &str) -> Result<TcpName, Refused> {
+/// Parses the URI of a discovery service: `tcp://HOST:PORT`, with the options of `tcp://` URIs.
+pub(crate) fn service(text: &str) -> Result<TcpName, CommandError> {
     let refuse = |problem: &str| {
-        Refused::caller(format!("discover {text}: {problem}, expected tcp://HOST:PORT"))
+        CommandError::caller(format!("discover {text}: {problem}, expected tcp://HOST:PORT"))
     };
     let rest = text.strip_prefix("tcp://").ok_or_else(|| refuse("no address"))?;
     let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -47,30 +47,32 @@ pub(crate) fn service(text: &str) -> Result<TcpName, Refused> {
     Ok(TcpName::of(&uri)?)
 }
 
-/// Asks the discovery service that `name` names.
-pub(crate) fn discover(name: &TcpName) -> Result<Discovered, Refused> {
-    read_whole(&mut AskedRemote::call(name)?)
+/// Connects to the discovery service that `name` names and reads its log page.
+pub(crate) fn discover(name: &TcpName) -> Result<DiscoveryLog, CommandError> {
+    read_whole(&mut RemoteAdmin::call(name)?)
 }
 
-/// Reads the page as it is at one time.
-fn read_whole(service: &mut AskedRemote) -> Result<Discovered, Refused> {
+/// Reads a consistent copy of the log page.
+fn read_whole(service: &mut RemoteAdmin) -> Result<DiscoveryLog, CommandError> {
     for _ in 0..ATTEMPTS {
         let found = read(service)?;
-        // What was read in pieces is whole only if nothing has changed meanwhile.
+        // The page was read in pieces: they belong together only if the generation has not changed.
         if header(service)?.genctr() == found.generation {
             return Ok(found);
         }
     }
     let address = service.address();
-    Err(Refused::peer(format!("discover tcp://{address}: it changed {ATTEMPTS} times meanwhile")))
+    Err(CommandError::peer(format!(
+        "discover tcp://{address}: it changed {ATTEMPTS} times meanwhile"
+    )))
 }
 
-fn read(service: &mut AskedRemote) -> Result<Discovered, Refused> {
+fn read(service: &mut RemoteAdmin) -> Result<DiscoveryLog, CommandError> {
     let first = header(service)?;
     let count = first.numrec();
     if count > ENTRIES_MAX {
         let address = service.address();
-        return Err(Refused::peer(format!(
+        return Err(CommandError::peer(format!(
             "discover tcp://{address}: it has {count} entries, expected at most {ENTRIES_MAX}"
         )));
     }
@@ -84,23 +86,25 @@ fn read(service: &mut AskedRemote) -> Result<Discovered, Refused> {
         page.extend(get(service, 1024 * (at + 1), len_bytes)?);
         found.extend(entries(&page));
     }
-    Ok(Discovered { generation: first.genctr(), entries: found })
+    Ok(DiscoveryLog { generation: first.genctr(), entries: found })
 }
 
-fn header(service: &mut AskedRemote) -> Result<DiscoveryHeader, Refused> {
+fn header(service: &mut RemoteAdmin) -> Result<DiscoveryHeader, CommandError> {
     let bytes = get(service, 0, 1024)?;
     DiscoveryHeader::parse(&bytes).map_err(|_| {
         let (address, count) = (service.address(), bytes.len());
-        Refused::peer(format!("discover tcp://{address}: {count} bytes came, expected 1024"))
+        CommandError::peer(format!("discover tcp://{address}: {count} bytes came, expected 1024"))
     })
 }
 
-fn get(service: &mut AskedRemote, offset: u64, len_bytes: u32) -> Result<Vec<u8>, Refused> {
+fn get(service: &mut RemoteAdmin, offset: u64, len_bytes: u32) -> Result<Vec<u8>, CommandError> {
     let log = GetLogPage { lpo: offset, ..GetLogPage::new(PAGE, len_bytes) };
     let answer = service.admin(log.to_command(), len_bytes)?;
     if !answer.status.is_success() {
         let (status, address) = (answer.status, service.address());
-        return Err(Refused::peer(format!("discover tcp://{address}: Get Log Page: {status}")));
+        return Err(CommandError::peer(format!(
+            "discover tcp://{address}: Get Log Page: {status}"
+        )));
     }
     Ok(answer.bytes)
 }

@@ -1,43 +1,43 @@
-//! SSDs behind a network by name.
+//! `tcp://` URIs.
 //!
 //! ```text
 //!   tcp://192.0.2.7:4420/nqn.2024-01.example:disk?ns=1
 //!   tcp://[2001:db8::7]:4420/nqn.2024-01.example:disk?hdgst=yes&ddgst=yes
-//!   tcp://192.0.2.7:4420,198.51.100.7:4420/nqn.2024-01.example:disk?spread=round-robin
+//!   tcp://192.0.2.7:4420,198.51.100.7:4420/nqn.2024-01.example:disk?iopolicy=round-robin
 //! ```
 
-use base::Span;
-use block::uri::{Uri, UriError};
-use host::machine::Machine;
-use host::socket::{SocketEngine, SocketOptions};
-use remote::{Cache, DigestUse, Options, PATHS_MAX, Policy, Spread};
+use tenmil_base::Span;
+use tenmil_block::uri::{Uri, UriError};
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::socket::{SocketEngine, SocketOptions};
+use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, TimeoutPolicy};
 
-use super::maps::Maps;
+use super::queue_map::QueueMapOptions;
 use super::sockets;
-use crate::Refused;
+use crate::CommandError;
 
-/// What a `tcp://` URI says.
+/// Parsed `tcp://` URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpName {
-    /// `HOST:PORT`, of the first path.
+    /// `HOST:PORT` of the first path.
     pub address: String,
-    /// Of the other paths to the same namespace.
+    /// `HOST:PORT` of the other paths to the same namespace.
     pub others: Vec<String>,
-    /// How requests are spread over paths that lead equally well.
-    pub spread: Spread,
-    /// Whose the volatile caches are that writes over several paths go through.
-    pub cache: Cache,
-    /// Which kinds of requests have connections of their own.
-    pub maps: Maps,
-    /// The namespace.
+    /// I/O policy: how requests are distributed over paths of equal ANA state.
+    pub spread: IoPolicy,
+    /// Which controllers share a volatile write cache. Determines which losses make a flush fail.
+    pub cache: CacheScope,
+    /// Kinds of requests that have connections of their own.
+    pub maps: QueueMapOptions,
+    /// Namespace identifier.
     pub namespace: u32,
-    /// Commands in flight on each queue.
+    /// Queue depth: commands in flight on each queue.
     pub depth: u32,
-    /// I/O queues that the controller is asked for.
+    /// Number of I/O queues requested from the controller.
     pub queues: u16,
-    /// Who is called, who calls, and what is agreed upon.
+    /// Subsystem and host NQN, digests, timeouts and other negotiated options.
     pub options: Options,
-    /// How its sockets are made.
+    /// Socket options.
     pub sockets: SocketOptions,
 }
 
@@ -46,24 +46,25 @@ const DEPTH_MAX: u64 = 1023;
 const QUEUES: u64 = 32;
 const QUEUES_MAX: u64 = 1024;
 
-/// Words for yes and no.
-const DIGESTS: [(&str, DigestUse); 2] = [("no", DigestUse::Off), ("yes", DigestUse::Required)];
+/// Values of `hdgst` and `ddgst`.
+const DIGESTS: [(&str, DigestMode); 2] = [("no", DigestMode::Off), ("yes", DigestMode::Required)];
 
 pub(super) const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
-/// What a machine's own name is made from, so that its number is not told to everybody.
+/// Salts for the identifiers derived from `/etc/machine-id`, which is not to be disclosed itself
+/// (machine-id(5)).
 const SALT: u64 = 0x7465_6e6d_696c_0001;
 const DISCOVERY_SALT: u64 = 0x7465_6e6d_696c_0002;
 
 impl TcpName {
-    /// What stands before the colon.
+    /// URI scheme.
     pub const SCHEME: &str = "tcp";
 
-    /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
+    /// Parses `uri`, whose scheme must be [`SCHEME`](Self::SCHEME).
     ///
     /// # Errors
     ///
-    /// If it names no SSD.
+    /// If the address or the subsystem is missing, or an option is invalid.
     pub fn of(uri: &Uri) -> Result<Self, UriError> {
         let expected =
             "expected tcp://HOST:PORT/NQN, such as tcp://127.0.0.1:4420/nqn.2024-01.example:disk";
@@ -87,9 +88,9 @@ impl TcpName {
         name.queues = u16::try_from(queues).unwrap_or(1);
         name.maps.read = fields.choice("read-queue", &YES_OR_NO)?.unwrap_or(false);
         name.maps.poll = fields.choice("poll-queue", &YES_OR_NO)?.unwrap_or(false);
-        let spread = fields.choice("spread", &Spread::NAMES)?;
-        let cache = fields.choice("cache", &Cache::NAMES)?;
-        for (key, is_given) in [("spread", spread.is_some()), ("cache", cache.is_some())] {
+        let spread = fields.choice("iopolicy", &IoPolicy::NAMES)?;
+        let cache = fields.choice("write-cache", &CacheScope::NAMES)?;
+        for (key, is_given) in [("iopolicy", spread.is_some()), ("write-cache", cache.is_some())] {
             if is_given && name.others.is_empty() {
                 let expected = "expected tcp://HOST:PORT,HOST:PORT/NQN";
                 return Err(uri.refuse(format!("{key} is for several paths, {expected}")));
@@ -104,10 +105,10 @@ impl TcpName {
         if let Some(digest) = fields.choice("ddgst", &DIGESTS)? {
             options.data_digest = digest;
         }
-        if let Some(direct) = fields.choice("direct", &YES_OR_NO)? {
+        if let Some(direct) = fields.choice("inline-send", &YES_OR_NO)? {
             options.direct = direct;
         }
-        if let Some(host) = fields.text("host") {
+        if let Some(host) = fields.text("hostnqn") {
             // A host identifier belongs to one host NQN (Base 2.1 §5.1.25.1.28).
             options.host_id = host_id_of(&host);
             options.host = host;
@@ -125,16 +126,16 @@ impl TcpName {
         Ok(name)
     }
 
-    /// A subsystem at an address, with nothing out of the ordinary.
+    /// A subsystem at an address, with default options.
     #[must_use]
     pub fn at(address: &str, subsystem: &str) -> Self {
         let host_id = host_id();
         Self {
             address: address.to_owned(),
             others: Vec::new(),
-            spread: Spread::default(),
-            cache: Cache::default(),
-            maps: Maps::default(),
+            spread: IoPolicy::default(),
+            cache: CacheScope::default(),
+            maps: QueueMapOptions::default(),
             namespace: 1,
             depth: 128,
             queues: 32,
@@ -147,7 +148,7 @@ impl TcpName {
 impl TcpName {
     /// The same namespace by its first path and one short queue.
     pub(super) fn to_one_queue(&self) -> Self {
-        let (others, maps) = (Vec::new(), Maps::default());
+        let (others, maps) = (Vec::new(), QueueMapOptions::default());
         Self { others, maps, depth: 4, queues: 1, ..self.clone() }
     }
 
@@ -156,9 +157,9 @@ impl TcpName {
         core::iter::once(&self.address).chain(&self.others).map(String::as_str)
     }
 
-    /// As [`Medium::takes_lent`](base::Medium::takes_lent): sockets take data wherever they lie.
-    pub(super) fn takes_lent(&self) -> Result<u32, String> {
-        if self.options.data_digest != DigestUse::Off {
+    /// See [`Medium::supports_kernel_buffers`](tenmil_base::BlockDevice::supports_kernel_buffers): sockets send data from any memory.
+    pub(super) fn supports_kernel_buffers(&self) -> Result<u32, String> {
+        if self.options.data_digest != DigestMode::Off {
             return Err("its data have a digest, which is computed in memory of this process, \
                         expected none"
                 .to_owned());
@@ -170,7 +171,7 @@ impl TcpName {
     }
 }
 
-/// Whether the paths are some.
+/// Checks that no path is empty or given twice.
 fn check_paths(name: &TcpName) -> Result<(), String> {
     let addresses: Vec<&str> = name.addresses().collect();
     for (index, address) in addresses.iter().enumerate() {
@@ -187,31 +188,31 @@ fn check_paths(name: &TcpName) -> Result<(), String> {
     Ok(())
 }
 
-/// The words of a policy, as they appear in URIs and where they are printed.
-pub(crate) fn times(policy: &mut Policy) -> [(&'static str, &mut Span); 5] {
+/// Timeouts of a policy with their URI keys.
+pub(crate) fn times(policy: &mut TimeoutPolicy) -> [(&'static str, &mut Span); 5] {
     [
-        ("detect", &mut policy.detect),
-        ("connect", &mut policy.connect),
-        ("retry", &mut policy.retry),
-        ("fail-fast", &mut policy.fail_fast),
-        ("give-up", &mut policy.give_up),
+        ("keep-alive-timeout", &mut policy.detect),
+        ("connect-timeout", &mut policy.connect),
+        ("reconnect-delay", &mut policy.retry),
+        ("fast-io-fail-timeout", &mut policy.fail_fast),
+        ("ctrl-loss-timeout", &mut policy.give_up),
     ]
 }
 
-/// What each of them is good for.
+/// Descriptions of the timeouts.
 pub(crate) const MEANINGS: [(&str, &str); 5] = [
     (
-        "detect",
+        "keep-alive-timeout",
         "a peer that is silent is noticed within this time (keep-alive); a write that was cut off is \
          sent again after 2 or 3 times that, and the controller's quiesce time",
     ),
-    ("connect", "each try to connect may take so long"),
-    ("retry", "from one try to the next"),
-    ("fail-fast", "requests are held for so long, and fail from then on"),
-    ("give-up", "nobody tries any more: the device is gone"),
+    ("connect-timeout", "time limit of an attempt to connect"),
+    ("reconnect-delay", "time between two attempts to connect"),
+    ("fast-io-fail-timeout", "requests are held for this long, and fail from then on"),
+    ("ctrl-loss-timeout", "reconnecting ends, and the device is removed"),
 ];
 
-fn check(policy: &Policy) -> Result<(), String> {
+fn check(policy: &TimeoutPolicy) -> Result<(), String> {
     let (least, most) = (Span::from_ms(100), Span::from_secs(8 * 3600));
     for (key, span) in times(&mut policy.clone()) {
         if !(least..=most).contains(span) {
@@ -221,66 +222,68 @@ fn check(policy: &Policy) -> Result<(), String> {
     Ok(())
 }
 
-/// This machine's discovery service at these addresses: a name that no other has, the same each time,
-/// and a number.
+/// NQN and serial number of the discovery service of this machine at these addresses. Stable across
+/// restarts and unique.
 pub(crate) fn discovery_name(addresses: &str) -> (String, String) {
-    let salt = addresses
-        .bytes()
-        .fold(DISCOVERY_SALT, |salt, byte| base::Random::new(salt ^ u64::from(byte)).draw());
+    let salt = addresses.bytes().fold(DISCOVERY_SALT, |salt, byte| {
+        tenmil_base::Random::new(salt ^ u64::from(byte)).next_u64()
+    });
     let id = machine_id(salt);
     let serial = id.iter().take(10).map(|byte| format!("{byte:02x}")).collect();
     (host_name(&id), serial)
 }
 
-/// This machine as a host.
+/// Host identifier of this machine.
 fn host_id() -> [u8; 16] {
     machine_id(SALT)
 }
 
-/// The identifier of a host that goes by another NQN on this machine: the same each time.
+/// Host identifier of another host NQN on this machine. Stable across restarts.
 fn host_id_of(nqn: &str) -> [u8; 16] {
     machine_id(
-        nqn.bytes().fold(SALT, |salt, byte| base::Random::new(salt ^ u64::from(byte)).draw()),
+        nqn.bytes()
+            .fold(SALT, |salt, byte| tenmil_base::Random::new(salt ^ u64::from(byte)).next_u64()),
     )
 }
 
-/// This machine as a number: the same each time, and not the one that others may know it by.
+/// Identifier derived from `/etc/machine-id` and `salt`. Stable, and does not disclose the machine
+/// identifier.
 fn machine_id(salt: u64) -> [u8; 16] {
     let text = Machine::this().text("/etc/machine-id").unwrap_or_default();
     let digits =
         |at: usize| text.get(at..at + 16).and_then(|part| u64::from_str_radix(part, 16).ok());
     let (first, second) = (digits(0).unwrap_or(1), digits(16).unwrap_or(2));
-    let mut random = base::Random::new(first ^ salt);
-    let mut mixed = base::Random::new(second ^ random.draw());
+    let mut random = tenmil_base::Random::new(first ^ salt);
+    let mut mixed = tenmil_base::Random::new(second ^ random.next_u64());
     let mut id = [0; 16];
-    id[..8].copy_from_slice(&mixed.draw().to_le_bytes());
-    id[8..].copy_from_slice(&(mixed.draw() ^ random.draw()).to_le_bytes());
-    // A random UUID, as RFC 9562 marks it.
+    id[..8].copy_from_slice(&mixed.next_u64().to_le_bytes());
+    id[8..].copy_from_slice(&(mixed.next_u64() ^ random.next_u64()).to_le_bytes());
+    // Version 4 and variant bits of a UUID (RFC 9562).
     id[6] = id[6] & 0x0f | 0x40;
     id[8] = id[8] & 0x3f | 0x80;
     id
 }
 
-/// The number as an NQN.
+/// Host NQN in the UUID format.
 fn host_name(id: &[u8; 16]) -> String {
     let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-    format!("{}{}", wire::nqn::UUID_PREFIX, parts.join("-"))
+    format!("{}{}", tenmil_wire::nqn::UUID_PREFIX, parts.join("-"))
 }
 
-/// One word of a policy.
+/// One timeout of a policy, with its description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PolicyRow {
-    /// The word, as it appears in a URI.
+pub(crate) struct TimeoutRow {
+    /// URI key.
     pub(crate) key: &'static str,
     pub(crate) span: Span,
     pub(crate) meaning: &'static str,
 }
 
-/// The policy that `uri` asks for; without one, the defaults.
-pub(crate) fn policy_of(uri: Option<&str>) -> Result<Vec<PolicyRow>, Refused> {
+/// Timeouts of `uri`, or the defaults without one.
+pub(crate) fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, CommandError> {
     let mut policy = match uri {
-        None => Policy::default(),
+        None => TimeoutPolicy::default(),
         Some(text) => {
             let uri: Uri = text.parse()?;
             if uri.scheme() != TcpName::SCHEME {
@@ -291,5 +294,5 @@ pub(crate) fn policy_of(uri: Option<&str>) -> Result<Vec<PolicyRow>, Refused> {
         }
     };
     let rows = times(&mut policy).into_iter().zip(MEANINGS);
-    Ok(rows.map(|((key, span), (_, meaning))| PolicyRow { key, span: *span, meaning }).collect())
+    Ok(rows.map(|((key, span), (_, meaning))| TimeoutRow { key, span: *span, meaning }).collect())
 }

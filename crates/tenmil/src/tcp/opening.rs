@@ -2,18 +2,20 @@
 
 use std::collections::VecDeque;
 
-use base::{Answer, Answers, Instant, Limits, Outcome, Request, Span, WakeSource};
-use remote::Sleep;
+use tenmil_base::{
+    CompletionBatch, Instant, IoCompletion, IoStatus, Limits, Request, Span, WakeSource,
+};
+use tenmil_nvme_fabrics::WaitHandle;
 
 /// What a channel does until it has its queue: as a queue whose connection is lost, it accepts nothing
-/// for the policy's time to [fail fast](remote::Policy::fail_fast), and fails everything from then on.
+/// for the policy's time to [fail fast](tenmil_nvme_fabrics::TimeoutPolicy::fail_fast), and fails everything from then on.
 pub(super) struct Opening<T> {
     /// The queue that was asked for.
     pub(super) ticket: T,
     /// What the device was like when the channel was opened.
     pub(super) limits: Limits,
     /// What the queue will sleep on: the wake source of a channel stays the same.
-    pub(super) sleep: Option<Box<dyn Sleep>>,
+    pub(super) sleep: Option<Box<dyn WaitHandle>>,
     /// Losses that the queue is to fail no flush for.
     pub(super) heeded: u64,
     fail_fast: Span,
@@ -23,14 +25,19 @@ pub(super) struct Opening<T> {
     looks_at: Instant,
     /// A request was not accepted since.
     has_waiting: bool,
-    failed: VecDeque<Answer>,
+    failed: VecDeque<IoCompletion>,
 }
 
 /// Between two questions for the queue.
 const PAUSE: Span = Span::from_ms(1);
 
 impl<T> Opening<T> {
-    pub(super) fn new(ticket: T, limits: Limits, sleep: Box<dyn Sleep>, fail_fast: Span) -> Self {
+    pub(super) fn new(
+        ticket: T,
+        limits: Limits,
+        sleep: Box<dyn WaitHandle>,
+        fail_fast: Span,
+    ) -> Self {
         Self {
             ticket,
             limits,
@@ -65,14 +72,14 @@ impl<T> Opening<T> {
         }
         let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
         let count = requests.len().min(room);
-        let outcome = Outcome::PATH_ERROR;
-        let failed = |request: &Request| Answer { token: request.token, outcome, result: 0 };
+        let outcome = IoStatus::PATH_ERROR;
+        let failed = |request: &Request| IoCompletion { token: request.token, outcome, result: 0 };
         self.failed.extend(requests[..count].iter().map(failed));
         count
     }
 
-    pub(super) fn poll(&mut self, answers: &mut Answers) -> usize {
-        let count = self.failed.len().min(answers.room());
+    pub(super) fn poll(&mut self, answers: &mut CompletionBatch) -> usize {
+        let count = self.failed.len().min(answers.remaining());
         self.failed.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
@@ -86,7 +93,7 @@ impl<T> Opening<T> {
     }
 
     pub(super) fn wake_source(&self) -> WakeSource<'_> {
-        self.sleep.as_ref().map_or(WakeSource::Nothing, |sleep| sleep.wake_source())
+        self.sleep.as_ref().map_or(WakeSource::None, |sleep| sleep.wake_source())
     }
 
     pub(super) fn arm(&mut self) -> bool {

@@ -1,84 +1,91 @@
-//! A namespace that several paths lead to, and the thread that tends their controllers.
+//! Multipath namespace, and the admin thread of its controllers.
 //!
 //! ```text
-//!   RemoteMedium, … ─▶ Tended ── remote::Multipath (locked to ask for a queue, or to tend)
-//!                        └── a thread that tends: connections, ANA states, time-outs, events
+//!   RemoteDevice, … ─▶ MultipathDevice ── multipath driver (under a lock: queue creation, admin)
+//!                        └── admin thread: connections, ANA states, timeouts, events
 //! ```
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use base::{Instant, Span};
-use dma::{CommandStore, DeviceKind, DevicePool, Region, Regions};
-use host::{Clock, Stop, Turn, Wait};
-use nvme::{ControllerOptions, QueuePairOptions, QueueSizes, Techniques};
-use remote::{
-    Multipath, MultipathOptions, MultipathQueue, PathEvent, PathSetup, Policy, QueueTicket, Sleep,
+use tenmil_base::{Instant, Span};
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, Region, RegionTable};
+use tenmil_linux::{Clock, EventLoop, NextStep, StopFlag};
+use tenmil_nvme_fabrics::{
+    Multipath, MultipathChannel, MultipathOptions, PathEvent, PathSetup, QueueRequest,
+    TimeoutPolicy, WaitHandle,
 };
+use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
 
+use super::admin_thread::{AdminThread, AdminThreadBuilder, wait_for_shutdown};
 use super::attached::{Attached, pool_bytes};
-use super::channel::Queues;
-use super::dial::Caller;
+use super::channel::QueueSource;
+use super::connector::TcpConnector;
 use super::name::TcpName;
+use super::path_notifier::PathNotifier;
 use super::reservations::{ReservationQueue, ReservedNamespace};
-use super::sleep::Pillow;
-use super::teller::Teller;
-use super::tending::{TenderBed, TendingThread, wait_for_shutdown};
-use crate::Refused;
-use crate::growth::Growth;
+use super::wait_set::WaitSet;
+use crate::CommandError;
+use crate::size_watch::SizeWatch;
 
-/// The paths, and the thread that tends them. It goes with the last medium and channel.
-pub(super) struct Tended {
+/// Paths to a namespace, and their admin thread. Dropped with the last device and channel.
+pub(super) struct MultipathDevice {
     shared: Arc<Mutex<Multipath>>,
-    thread: TendingThread,
+    thread: AdminThread,
     clock: Clock,
     name: TcpName,
-    teller: Arc<Teller>,
-    growth: Arc<Growth>,
-    regions: Regions,
+    teller: Arc<PathNotifier>,
+    growth: Arc<SizeWatch>,
+    regions: RegionTable,
     /// Queue pairs may live on when their path is lost.
     _memory: Vec<Arc<Region>>,
 }
 
-/// How long the thread sleeps at most, and while somebody is being called.
+/// Longest sleep of the admin thread, and poll interval while connecting.
 const TENDED: Span = Span::from_ms(100);
 const PAUSE: Span = Span::from_us(50);
 
-impl Tended {
-    /// Calls all paths, and waits until one leads there and the others have been tried.
-    pub(super) fn call(name: &TcpName, regions: &Regions, clock: Clock) -> Result<Self, Refused> {
+impl MultipathDevice {
+    /// Connects all paths, and waits until each is up or has failed once. At least one must be up.
+    pub(super) fn call(
+        name: &TcpName,
+        regions: &RegionTable,
+        clock: Clock,
+    ) -> Result<Self, CommandError> {
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            Refused::machine(format!("call tcp://{}: {what}: {error}", name.address))
+            CommandError::machine(format!("call tcp://{}: {what}: {error}", name.address))
         };
         let mut memory = Vec::new();
         let mut setups = Vec::new();
         for address in name.addresses() {
-            // A path that comes back has new queues while the old ones may still be there.
+            // Twice the size: a restored path creates new queues while its old ones may still
+            // exist.
             let bytes = usize::try_from(2 * pool_bytes(name)).unwrap_or(usize::MAX);
             let region = regions.allocate(bytes);
             let region = region.map_err(|error| machine("memory for its queues", &error))?;
             let store = CommandStore::for_device(DeviceKind::Emulated);
             let kind = DeviceKind::Emulated;
             let pool = DevicePool::new(regions.clone(), region.segment(), kind, store);
-            pool.map_on_use();
+            pool.map_on_demand();
             let (address, regions) = (address.to_owned(), regions.clone());
             let sockets = name.sockets.clone();
             let dial = move || {
-                Box::new(Caller::new(&address, &regions, &sockets)) as Box<dyn remote::Dial>
+                Box::new(TcpConnector::new(&address, &regions, &sockets))
+                    as Box<dyn tenmil_nvme_fabrics::Connector>
             };
             setups.push(PathSetup { pool, dial: Box::new(dial) });
             memory.push(Arc::new(region));
         }
-        let bed = TenderBed::make(name)?;
+        let bed = AdminThreadBuilder::make(name)?;
         let multipath = Multipath::begin(setups, wishes(name), clock.now())
-            .map_err(|error| Refused::caller(error.to_string()))?;
+            .map_err(|error| CommandError::caller(error.to_string()))?;
         let shared = Arc::new(Mutex::new(multipath));
-        let teller = Arc::new(Teller::new(name));
+        let teller = Arc::new(PathNotifier::new(name));
         reach(name, &teller, &shared, &clock)?;
         lock(&shared).wakes(bed.pillow().bell());
         let (tended, told) = (Arc::clone(&shared), Arc::clone(&teller));
-        let growth = Arc::new(Growth::default());
+        let growth = Arc::new(SizeWatch::default());
         let grown = Arc::clone(&growth);
-        let thread = bed.begin(name, clock, |stop, pillow| Tender {
+        let thread = bed.begin(name, clock, |stop, pillow| MultipathAdminLoop {
             shared: tended,
             stop,
             pillow,
@@ -90,20 +97,21 @@ impl Tended {
     }
 }
 
-impl Tended {
-    fn check(&self, multipath: &Multipath, now: Instant) -> Result<(), Refused> {
+impl MultipathDevice {
+    fn check(&self, multipath: &Multipath, now: Instant) -> Result<(), CommandError> {
         let address = &self.name.address;
-        let refused = || Refused::peer(format!("tcp://{address}: all paths have been given up"));
+        let refused =
+            || CommandError::peer(format!("tcp://{address}: all paths have been given up"));
         multipath.is_there(now).then_some(()).ok_or_else(refused)
     }
 
     /// A queue to the namespace that the paths lead to, and to no other.
-    fn checked(&self, attached: Attached) -> Result<ReservationQueue, Refused> {
+    fn checked(&self, attached: Attached) -> Result<ReservationQueue, CommandError> {
         let (found, expected) = (attached.identity(), self.identity());
         if found != expected {
             let text = |name: Option<String>| name.unwrap_or_else(|| "none".to_owned());
             let (found, expected) = (text(found), text(expected));
-            return Err(Refused::peer(format!(
+            return Err(CommandError::peer(format!(
                 "reserve tcp://{}: found namespace {found}, expected {expected}",
                 self.name.address
             )));
@@ -114,7 +122,7 @@ impl Tended {
 
 /// What the paths are asked for.
 fn wishes(name: &TcpName) -> MultipathOptions {
-    let techniques = Techniques::default();
+    let techniques = FastPathOptions::default();
     MultipathOptions {
         options: name.options.clone(),
         controller: ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() },
@@ -126,13 +134,13 @@ fn wishes(name: &TcpName) -> MultipathOptions {
     }
 }
 
-/// Waits until each path is up, or has been tried once in vain. Every wait on the way has an end.
+/// Polls until each path is up or has failed once. Every state has a timeout.
 fn reach(
     name: &TcpName,
-    teller: &Teller,
+    teller: &PathNotifier,
     shared: &Mutex<Multipath>,
     clock: &Clock,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     let mut troubles: Vec<Option<String>> = vec![None; name.addresses().count()];
     loop {
         let now = clock.now();
@@ -142,9 +150,10 @@ fn reach(
             teller.tell(event);
         }
         match event {
-            Some(PathEvent::Down { path, why } | PathEvent::Unfit { path, why }) => {
+            Some(PathEvent::Down { path, why } | PathEvent::NamespaceMismatch { path, why }) => {
                 troubles[path] = Some(why);
             }
+            // Other events do not decide the state of a path.
             Some(_) => continue,
             None => {}
         }
@@ -159,12 +168,12 @@ fn reach(
                 .collect();
             let address = &name.address;
             let each = each.join("; ");
-            return Err(Refused::peer(format!(
+            return Err(CommandError::peer(format!(
                 "call tcp://{address}: no path leads there: {each}"
             )));
         }
         drop(multipath);
-        host::thread::rest(PAUSE);
+        tenmil_linux::thread::sleep(PAUSE);
     }
 }
 
@@ -172,24 +181,24 @@ fn lock(shared: &Mutex<Multipath>) -> MutexGuard<'_, Multipath> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Tended {
+impl Drop for MultipathDevice {
     fn drop(&mut self) {
         self.thread.end();
         let mut multipath = lock(&self.shared);
         multipath.shut_down(self.clock.now());
         wait_for_shutdown(&self.clock, |now| {
-            // Nobody is left who would want to know.
+            // Events are not reported any more: no user of the device is left.
             let _ = multipath.poll(now);
             multipath.is_shutting_down()
         });
     }
 }
 
-impl Queues for Tended {
-    type Queue = MultipathQueue;
-    type Ticket = QueueTicket;
+impl QueueSource for MultipathDevice {
+    type Queue = MultipathChannel;
+    type Ticket = QueueRequest;
 
-    fn open_queue(&self) -> Result<QueueTicket, Refused> {
+    fn open_queue(&self) -> Result<QueueRequest, CommandError> {
         let mut multipath = lock(&self.shared);
         self.check(&multipath, self.clock.now())?;
         let ticket = multipath.open_queue();
@@ -199,7 +208,7 @@ impl Queues for Tended {
     }
 
     /// With a connection on each path that is there.
-    fn take_queue(&self, ticket: QueueTicket) -> Result<Option<MultipathQueue>, Refused> {
+    fn take_queue(&self, ticket: QueueRequest) -> Result<Option<MultipathChannel>, CommandError> {
         let now = self.clock.now();
         let mut multipath = lock(&self.shared);
         if let Some(event) = multipath.poll(now) {
@@ -209,7 +218,7 @@ impl Queues for Tended {
         Ok(multipath.take_queue(ticket))
     }
 
-    fn close_queue(&self, ticket: QueueTicket) {
+    fn close_queue(&self, ticket: QueueRequest) {
         lock(&self.shared).close_queue(ticket);
     }
 
@@ -217,11 +226,11 @@ impl Queues for Tended {
         lock(&self.shared).down_since().is_none()
     }
 
-    fn with_sleep(queue: MultipathQueue, sleep: Box<dyn Sleep>) -> MultipathQueue {
-        queue.with_sleep(sleep)
+    fn with_sleep(queue: MultipathChannel, wait_set: Box<dyn WaitHandle>) -> MultipathChannel {
+        queue.with_sleep(wait_set)
     }
 
-    fn clock(&self) -> (&Clock, &Policy) {
+    fn clock(&self) -> (&Clock, &TimeoutPolicy) {
         (&self.clock, &self.name.options.policy)
     }
 
@@ -233,8 +242,8 @@ impl Queues for Tended {
         self.name.queues.into()
     }
 
-    fn takes_lent(&self) -> Result<u32, String> {
-        self.name.takes_lent()
+    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+        self.name.supports_kernel_buffers()
     }
 
     fn identity(&self) -> Option<String> {
@@ -252,7 +261,7 @@ impl Queues for Tended {
     }
 
     /// A queue of a controller of its own: a reservation belongs to the host, whatever the path.
-    fn reservation_queue(&self) -> Result<ReservationQueue, Refused> {
+    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError> {
         let mut refused = None;
         for address in self.name.addresses() {
             let name = TcpName { address: address.to_owned(), ..self.name.to_one_queue() };
@@ -262,49 +271,51 @@ impl Queues for Tended {
                 Err(why) => refused = Some(why),
             }
         }
-        Err(refused.unwrap_or_else(|| Refused::caller("a namespace without a path")))
+        Err(refused.unwrap_or_else(|| CommandError::caller("a namespace without a path")))
     }
 
-    fn growth(&self) -> &Growth {
+    fn growth(&self) -> &SizeWatch {
         &self.growth
     }
 
-    fn abandon(&self, queue: &mut MultipathQueue) -> bool {
+    fn abandon(&self, queue: &mut MultipathChannel) -> bool {
         queue.abandon(self.clock.now())
     }
 }
 
-/// Something has happened.
-fn hear(event: &PathEvent, multipath: &mut Multipath, teller: &Teller, growth: &Growth) {
+/// Reports an event, and updates the size of the device after a resize.
+fn hear(event: &PathEvent, multipath: &mut Multipath, teller: &PathNotifier, growth: &SizeWatch) {
     teller.tell(event);
-    let is_resized = |event: &nvme::Event| matches!(event, nvme::Event::NamespaceResized { .. });
+    let is_resized = |event: &tenmil_nvme_host::Event| {
+        matches!(event, tenmil_nvme_host::Event::NamespaceResized { .. })
+    };
     if matches!(event, PathEvent::Controller { event, .. } if is_resized(event)) {
-        // Whichever path a request takes leads to its blocks.
+        // The size is the same on all paths.
         if let Some(blocks) = multipath.block_count() {
-            growth.has_now(blocks);
+            growth.set_size(blocks);
         }
     }
 }
 
-/// What the thread does.
-struct Tender {
+/// Loop of the admin thread.
+struct MultipathAdminLoop {
     shared: Arc<Mutex<Multipath>>,
-    stop: Stop,
-    pillow: Pillow,
-    teller: Arc<Teller>,
-    growth: Arc<Growth>,
+    stop: StopFlag,
+    pillow: WaitSet,
+    teller: Arc<PathNotifier>,
+    growth: Arc<SizeWatch>,
 }
 
-impl Turn for Tender {
-    fn turn(&mut self, now: Instant) -> Wait {
+impl EventLoop for MultipathAdminLoop {
+    fn iterate(&mut self, now: Instant) -> NextStep {
         if self.stop.is_stopped() {
-            return Wait::Ended;
+            return NextStep::Exit;
         }
         let mut multipath = lock(&self.shared);
         while let Some(event) = multipath.poll(now) {
             hear(&event, &mut multipath, &self.teller, &self.growth);
         }
-        Wait::Until(multipath.wake_at(now).min(now.after(TENDED)))
+        NextStep::Until(multipath.wake_at(now).min(now.after(TENDED)))
     }
 
     fn arm(&mut self, _: Instant) -> bool {

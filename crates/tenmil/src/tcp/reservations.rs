@@ -1,19 +1,19 @@
 //! The reservation of a namespace over NVMe/TCP, by a queue that is connected for the purpose.
 
-use base::{Answers, Instant, Memory, Outcome, ReservationHolder, Span};
-use dma::{Region, Regions};
-use host::Clock;
-use remote::RemoteQueue;
-use wire::Layout as _;
-use wire::Typed as _;
-use wire::io::reservation::{
+use tenmil_base::{CompletionBatch, Instant, IoStatus, Memory, ReservationHolder, Span};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::Clock;
+use tenmil_nvme_fabrics::FabricsChannel;
+use tenmil_wire::Layout as _;
+use tenmil_wire::TypedCommand as _;
+use tenmil_wire::io::reservation::{
     AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
     ReservationAcquire, ReservationRegister, ReservationReport, ReservationStatusExtended,
     ReservationType, registrants_extended,
 };
 
 use super::attached::Attached;
-use super::channel::Queues as _;
+use super::channel::QueueSource as _;
 use super::name::TcpName;
 
 /// What reservation commands to a namespace need to know.
@@ -24,13 +24,13 @@ pub(super) struct ReservedNamespace {
     host_id: [u8; 16],
     /// Reservations persist through a loss of power, if asked to (RESCAP.PTPLS).
     persists: bool,
-    regions: Regions,
+    regions: RegionTable,
     clock: Clock,
 }
 
 /// A queue for reservation commands.
 pub(super) struct ReservationQueue {
-    pub(super) queue: RemoteQueue,
+    pub(super) queue: FabricsChannel,
     /// The controller, if it was attached for the purpose. Dropped after the queue.
     pub(super) _attached: Option<Attached>,
 }
@@ -53,7 +53,12 @@ const COMMAND_MAX: Span = Span::from_secs(30);
 
 impl ReservedNamespace {
     /// The namespace of a name, if its reservations (RESCAP) exclude other hosts from writing.
-    pub(super) fn of(name: &TcpName, rescap: u8, regions: &Regions, clock: Clock) -> Option<Self> {
+    pub(super) fn of(
+        name: &TcpName,
+        rescap: u8,
+        regions: &RegionTable,
+        clock: Clock,
+    ) -> Option<Self> {
         (rescap & WRITE_EXCLUSIVE != 0).then(|| Self {
             name: format!("tcp://{}/{}", name.address, name.options.subsystem),
             nsid: name.namespace,
@@ -192,7 +197,7 @@ impl<'a> Exchange<'a> {
     ) -> Result<(), String> {
         match self.register(what, command, keys)? {
             true => Ok(()),
-            false => Err(self.failed(what, Outcome::RESERVATION_CONFLICT)),
+            false => Err(self.failed(what, IoStatus::RESERVATION_CONFLICT)),
         }
     }
 
@@ -203,9 +208,9 @@ impl<'a> Exchange<'a> {
     }
 
     /// Sends a command with two keys. False if it ends with Reservation Conflict.
-    fn is_done(&mut self, what: &str, command: wire::Command) -> Result<bool, String> {
+    fn is_done(&mut self, what: &str, command: tenmil_wire::Command) -> Result<bool, String> {
         match self.send(what, command, KEYS_BYTES)? {
-            Outcome::SUCCESS => Ok(true),
+            IoStatus::SUCCESS => Ok(true),
             outcome if outcome.is_conflict() => Ok(false),
             outcome => Err(self.failed(what, outcome)),
         }
@@ -215,14 +220,14 @@ impl<'a> Exchange<'a> {
     fn send(
         &mut self,
         what: &str,
-        command: wire::Command,
+        command: tenmil_wire::Command,
         len_bytes: u32,
-    ) -> Result<Outcome, String> {
+    ) -> Result<IoStatus, String> {
         let ReservedNamespace { name, clock, .. } = self.namespace;
         let data = self.memory.segment().slice(0, len_bytes).unwrap_or_default();
         let queue = &mut self.queue.queue;
         let end: Instant = clock.now().after(COMMAND_MAX);
-        let mut answers = Answers::with_capacity(1);
+        let mut answers = CompletionBatch::with_capacity(1);
         let mut is_sent = false;
         loop {
             let now = clock.now();
@@ -231,24 +236,24 @@ impl<'a> Exchange<'a> {
                     queue.queue().submit_raw(now, 1, command, &[data], &[], Some(COMMAND_MAX));
                 match sent {
                     Ok(()) => is_sent = true,
-                    Err(nvme::NotSubmitted::Full) => {}
+                    Err(tenmil_nvme_host::RawSubmitError::Full) => {}
                     Err(refused) => return Err(format!("{name}: {what}: {refused}")),
                 }
             }
             queue.poll_raw(now, &mut answers);
-            base::Backend::flush(queue);
+            tenmil_base::IoChannel::flush(queue);
             if let [answer] = answers.as_slice() {
                 return Ok(answer.outcome);
             }
             if now >= end {
                 return Err(format!("{name}: {what}: no answer in {COMMAND_MAX}"));
             }
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
     }
 
-    fn failed(&self, what: &str, outcome: Outcome) -> String {
-        let status = wire::Status(outcome.0);
+    fn failed(&self, what: &str, outcome: IoStatus) -> String {
+        let status = tenmil_wire::Status(outcome.0);
         format!("{}: {what}: {status}, expected success", self.namespace.name)
     }
 }
@@ -258,14 +263,14 @@ impl Drop for Exchange<'_> {
     fn drop(&mut self) {
         let clock = self.namespace.clock;
         while !self.queue.queue.abandon(clock.now()) {
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
     }
 }
 
 impl ReservationQueue {
     /// A queue of a controller that stays attached for as long as the queue is there.
-    pub(super) fn of(attached: Attached) -> Result<Self, crate::Refused> {
+    pub(super) fn of(attached: Attached) -> Result<Self, crate::CommandError> {
         let queue = attached.queue()?;
         Ok(Self { queue, _attached: Some(attached) })
     }

@@ -1,11 +1,11 @@
-//! Names of SSDs behind a network.
+//! Tests of `tcp://` URIs.
 
-use base::Span;
-use block::uri::Uri;
-use remote::{Cache, DigestUse, Spread};
+use tenmil_base::Span;
+use tenmil_block::uri::Uri;
+use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy};
 
-use super::maps::Maps;
 use super::name::{TcpName, policy_of};
+use super::queue_map::QueueMapOptions;
 
 fn name(text: &str) -> Result<TcpName, String> {
     let uri: Uri = text.parse().unwrap();
@@ -19,19 +19,23 @@ fn a_name_says_who_is_called_and_how() {
     let plain = name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap();
     assert_eq!((plain.address.as_str(), plain.namespace), ("127.0.0.1:4420", 1));
     assert_eq!(plain.options.subsystem, NQN);
-    assert!(plain.options.host.starts_with(wire::nqn::UUID_PREFIX), "{}", plain.options.host);
+    assert!(
+        plain.options.host.starts_with(tenmil_wire::nqn::UUID_PREFIX),
+        "{}",
+        plain.options.host
+    );
     assert_eq!(plain, name(&format!("tcp://127.0.0.1:4420/{NQN}")).unwrap(), "the same each time");
-    let all = "ns=3&depth=16&queues=2&hdgst=yes&ddgst=no&host=nqn.2024-01.example:me&detect=2s\
-               &connect=1s&retry=500ms&fail-fast=10s&give-up=1m&direct=no&gather=no&more=no\
-               &zero-copy=64k&busy-poll=50us&congestion=cubic&read-queue=yes";
+    let all = "ns=3&depth=16&queues=2&hdgst=yes&ddgst=no&hostnqn=nqn.2024-01.example:me&keep-alive-timeout=2s\
+               &connect-timeout=1s&reconnect-delay=500ms&fast-io-fail-timeout=10s&ctrl-loss-timeout=1m&inline-send=no&batch-send=no&msg-more=no\
+               &zero-copy=64k&busy-poll=50us&congestion-control=cubic&read-queue=yes";
     let full = name(&format!("tcp://[2001:db8::7]:8009/{NQN}?{all}")).unwrap();
     assert_eq!(full.address, "[2001:db8::7]:8009");
     assert_eq!((full.namespace, full.depth, full.queues), (3, 16, 2));
     let digests = (full.options.header_digest, full.options.data_digest);
-    assert_eq!(digests, (DigestUse::Required, DigestUse::Off));
+    assert_eq!(digests, (DigestMode::Required, DigestMode::Off));
     assert_eq!(full.options.host, "nqn.2024-01.example:me");
-    assert_eq!(full.maps, Maps { read: true, poll: false });
-    assert_eq!(plain.maps, Maps::default());
+    assert_eq!(full.maps, QueueMapOptions { read: true, poll: false });
+    assert_eq!(plain.maps, QueueMapOptions::default());
     assert!(plain.options.direct && !full.options.direct);
     let sockets = full.sockets;
     assert!(!sockets.gathers && !sockets.says_more);
@@ -46,15 +50,17 @@ fn a_name_says_who_is_called_and_how() {
 #[test]
 fn what_was_lent_is_taken_where_nobody_has_to_look_at_it() {
     let takes = |query: &str| {
-        name(&format!("tcp://192.0.2.7:4420/nqn.2024-01.example:disk{query}")).unwrap().takes_lent()
+        name(&format!("tcp://192.0.2.7:4420/nqn.2024-01.example:disk{query}"))
+            .unwrap()
+            .supports_kernel_buffers()
     };
     for query in ["", "?hdgst=yes", "?read-queue=yes", "?zero-copy=no"] {
         assert_eq!(takes(query), Ok(1), "{query}");
     }
     assert!(takes("?ddgst=yes").unwrap_err().contains("digest"));
     let mut by_ring = name("tcp://192.0.2.7:4420/nqn.2024-01.example:disk").unwrap();
-    by_ring.sockets.engine = host::socket::SocketEngine::Ring;
-    assert!(by_ring.takes_lent().unwrap_err().contains("expected epoll"));
+    by_ring.sockets.engine = tenmil_linux::socket::SocketEngine::Ring;
+    assert!(by_ring.supports_kernel_buffers().unwrap_err().contains("expected epoll"));
 }
 
 #[test]
@@ -65,8 +71,8 @@ fn what_names_nothing_is_refused_with_what_was_expected() {
         ("tcp://127.0.0.1:4420/disk", "subsystem `disk`: NQN does not begin with nqn."),
         ("tcp://a:1/nqn.2024-01.example:d?ns=0", "ns is `0`, expected a number from 1 to"),
         (
-            "tcp://a:1/nqn.2024-01.example:d?give-up=0s",
-            "give-up is 0 ns, expected 100 ms to 8 hours",
+            "tcp://a:1/nqn.2024-01.example:d?ctrl-loss-timeout=0s",
+            "ctrl-loss-timeout is 0 ns, expected 100 ms to 8 hours",
         ),
         ("tcp://a:1/nqn.2024-01.example:d?colour=1", "no parameter `colour`, expected ns"),
     ] {
@@ -77,19 +83,19 @@ fn what_names_nothing_is_refused_with_what_was_expected() {
 
 #[test]
 fn several_addresses_are_paths_to_the_same_namespace() {
-    let two = name(&format!("tcp://127.0.0.1:4420,[::1]:8009/{NQN}?spread=round-robin")).unwrap();
+    let two = name(&format!("tcp://127.0.0.1:4420,[::1]:8009/{NQN}?iopolicy=round-robin")).unwrap();
     assert_eq!(two.addresses().collect::<Vec<_>>(), ["127.0.0.1:4420", "[::1]:8009"]);
-    assert_eq!((two.spread, two.others.len()), (Spread::RoundRobin, 1));
+    assert_eq!((two.spread, two.others.len()), (IoPolicy::RoundRobin, 1));
     let plain = name(&format!("tcp://a:1,b:1/{NQN}")).unwrap();
-    assert_eq!((plain.spread, plain.cache), (Spread::ActivePassive, Cache::Shared));
-    let separate = name(&format!("tcp://a:1,b:1/{NQN}?cache=separate")).unwrap();
-    assert_eq!(separate.cache, Cache::Separate);
+    assert_eq!((plain.spread, plain.cache), (IoPolicy::ActivePassive, CacheScope::Shared));
+    let separate = name(&format!("tcp://a:1,b:1/{NQN}?write-cache=separate")).unwrap();
+    assert_eq!(separate.cache, CacheScope::Separate);
     for (text, expected) in [
         (format!("tcp://a:1,/{NQN}"), "a path has no address, expected HOST:PORT,HOST:PORT"),
         (format!("tcp://a:1,a:1/{NQN}"), "a:1 is given twice, expected each path once"),
-        (format!("tcp://a:1/{NQN}?spread=round-robin"), "spread is for several paths"),
-        (format!("tcp://a:1/{NQN}?cache=shared"), "cache is for several paths"),
-        (format!("tcp://a:1,b:1/{NQN}?spread=x"), "expected active-passive, round-robin or"),
+        (format!("tcp://a:1/{NQN}?iopolicy=round-robin"), "iopolicy is for several paths"),
+        (format!("tcp://a:1/{NQN}?write-cache=shared"), "write-cache is for several paths"),
+        (format!("tcp://a:1,b:1/{NQN}?iopolicy=x"), "expected active-passive, round-robin or"),
     ] {
         let problem = name(&text).unwrap_err();
         assert!(problem.contains(expected), "{problem}");
@@ -99,8 +105,17 @@ fn several_addresses_are_paths_to_the_same_namespace() {
 #[test]
 fn a_policy_is_told_for_a_name_and_without_one() {
     let words: Vec<_> = policy_of(None).unwrap().iter().map(|row| row.key).collect();
-    assert_eq!(words, ["detect", "connect", "retry", "fail-fast", "give-up"]);
-    let rows = policy_of(Some(&format!("tcp://a:1/{NQN}?retry=3s"))).unwrap();
+    assert_eq!(
+        words,
+        [
+            "keep-alive-timeout",
+            "connect-timeout",
+            "reconnect-delay",
+            "fast-io-fail-timeout",
+            "ctrl-loss-timeout"
+        ]
+    );
+    let rows = policy_of(Some(&format!("tcp://a:1/{NQN}?reconnect-delay=3s"))).unwrap();
     assert_eq!(rows[2].span, Span::from_secs(3));
     let refused = policy_of(Some("ram:1m")).unwrap_err();
     assert!(refused.text.contains("only a device behind a network has a policy"), "{refused}");

@@ -1,9 +1,9 @@
 //! Queue pairs of a remote SSD that channels wait for: each is created as soon as the controller is
 //! ready, however long that takes.
 
-use base::{Instant, Span};
-use nvme::{QueuePairOptions, QueueSizes, Refusal, Techniques};
-use remote::{Remote, RemoteQueue};
+use tenmil_base::{Instant, Span};
+use tenmil_nvme_fabrics::{FabricsChannel, FabricsController};
+use tenmil_nvme_host::{FastPathOptions, QueuePairOptions, QueueSizes, RequestError};
 
 use super::name::TcpName;
 
@@ -50,7 +50,7 @@ impl WantedQueues {
     }
 
     /// Has the controller create what is wanted, if it is ready, and delete what is not.
-    pub(super) fn create(&mut self, now: Instant, remote: &mut Remote) {
+    pub(super) fn create(&mut self, now: Instant, remote: &mut FabricsController) {
         let Self { wanted, namespace, depth, retry, .. } = self;
         wanted.retain(|wanted| match wanted.id {
             // A queue pair goes with its queue.
@@ -68,11 +68,11 @@ impl WantedQueues {
             let most = controller.capabilities().map_or(2, |known| known.depth_max);
             let depth = (*depth + 1).clamp(2, most);
             let options =
-                QueuePairOptions { depth, vector: None, techniques: Techniques::default() };
+                QueuePairOptions { depth, vector: None, techniques: FastPathOptions::default() };
             match controller.create_queue_pair(now, options) {
                 Ok(id) => (wanted.id, wanted.refused) = (Some(id), None),
                 // One whose deletion is under way makes room.
-                Err(Refusal::NoQueueLeft { .. } | Refusal::NotReady) => {}
+                Err(RequestError::QueueLimit { .. } | RequestError::NotReady) => {}
                 Err(refusal) => wanted.refused = Some((now.after(*retry), refusal.to_string())),
             }
         }
@@ -90,8 +90,8 @@ impl WantedQueues {
     pub(super) fn take(
         &mut self,
         ticket: u64,
-        remote: &mut Remote,
-    ) -> Result<Option<RemoteQueue>, String> {
+        remote: &mut FabricsController,
+    ) -> Result<Option<FabricsChannel>, String> {
         let found = self.wanted.iter().position(|wanted| wanted.ticket == ticket);
         let Some(at) = found else { return Ok(None) };
         let wanted = &self.wanted[at];

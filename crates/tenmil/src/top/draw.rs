@@ -1,26 +1,26 @@
-//! The picture: a state in, cells of a terminal out, and nothing else. Whatever the size, nothing
-//! is drawn outside of it.
+//! Rendering of the state into terminal cells. Nothing is drawn outside the terminal, whatever its
+//! size.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 
+use super::format::plain;
 use super::grid::{Cell, Column, GAP, Grid, Tone, Width, bar, clip, pad, spark, width};
 use super::header::header;
 use super::keys::KEYS;
-use super::state::{Stage, State, Table};
+use super::state::{AppState, ConnectionStage, Table};
 use super::tables::{processes, table};
-use super::words::plain;
 
-/// How things are set off from each other.
+/// Style of the screen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Theme {
-    /// Whether colours may be used. Bold, dim and reversed are not colours.
+    /// Whether colors may be used. Bold, dim and reversed are not colors.
     pub(crate) is_coloured: bool,
 }
 
-/// Draws all of it.
-pub(crate) fn draw(state: &State, theme: Theme, buffer: &mut Buffer) {
+/// Draws the screen.
+pub(crate) fn draw(state: &AppState, theme: Theme, buffer: &mut Buffer) {
     let mut area = buffer.area;
     for (text, style) in header(state, area.width, theme) {
         line(buffer, top(&mut area), &text, style);
@@ -31,7 +31,7 @@ pub(crate) fn draw(state: &State, theme: Theme, buffer: &mut Buffer) {
     }
     match &state.stage {
         _ if state.is_help => help(buffer, area),
-        Stage::Choosing(running) => {
+        ConnectionStage::Choosing(running) => {
             let title = "Choose a process with the arrows and enter.";
             line(buffer, top(&mut area), title, Style::new());
             Drawing {
@@ -41,7 +41,7 @@ pub(crate) fn draw(state: &State, theme: Theme, buffer: &mut Buffer) {
             }
             .draw(buffer, area, theme);
         }
-        Stage::Looking => {
+        ConnectionStage::Looking => {
             let text = "This waits for a tenmil process to start; q quits, l lists those that run.";
             line(buffer, top(&mut area), text, Style::new());
         }
@@ -49,8 +49,8 @@ pub(crate) fn draw(state: &State, theme: Theme, buffer: &mut Buffer) {
     }
 }
 
-/// The tables, and below them what happened last.
-fn body(buffer: &mut Buffer, mut area: Rect, state: &State, theme: Theme) {
+/// Draws the tables, and the last events below them.
+fn body(buffer: &mut Buffer, mut area: Rect, state: &AppState, theme: Theme) {
     if area.height > 5 {
         let event = bottom(&mut area);
         line(buffer, event, &happened(state), theme.quiet());
@@ -73,12 +73,13 @@ fn body(buffer: &mut Buffer, mut area: Rect, state: &State, theme: Theme) {
     }
 }
 
-/// A head, a row for each or for the word that there is none, and a line to the next table.
+/// Lines of a table: a heading, one per row or a note that there are none, and a separator.
 fn rows_wanted(grid: &Grid<'_>) -> u16 {
     u16::try_from(grid.rows.len().max(1)).unwrap_or(u16::MAX).saturating_add(2)
 }
 
-/// How many lines each table gets. What is too little for all three goes to the one in use.
+/// Distributes the lines over the tables. If there are too few for all three, the focused table gets
+/// the rest.
 fn shares(height: u16, wanted: [u16; 3], focus: usize) -> [u16; 3] {
     const LEAST: u16 = 3;
     let mut shares = [0; 3];
@@ -97,7 +98,7 @@ fn shares(height: u16, wanted: [u16; 3], focus: usize) -> [u16; 3] {
     shares
 }
 
-fn chosen(state: &State, which: Table) -> Option<usize> {
+fn chosen(state: &AppState, which: Table) -> Option<usize> {
     let sample = &state.shown.as_ref()?.sample;
     match which {
         Table::Reactors => {
@@ -115,10 +116,10 @@ fn chosen(state: &State, which: Table) -> Option<usize> {
     }
 }
 
-/// A table on the screen.
+/// Table on the screen.
 struct Drawing<'a> {
     grid: Grid<'a>,
-    /// The row that is chosen.
+    /// Selected row.
     chosen: Option<usize>,
     has_focus: bool,
 }
@@ -149,7 +150,7 @@ impl Drawing<'_> {
         }
     }
 
-    /// The rows that there is room for, around the one that is chosen.
+    /// The rows that fit, around the selected one.
     fn visible(&self, height: u16) -> std::ops::Range<usize> {
         let (count, room) = (self.grid.rows.len(), usize::from(height));
         let middle = self.chosen.unwrap_or(0).saturating_sub(room / 2);
@@ -158,7 +159,7 @@ impl Drawing<'_> {
     }
 }
 
-/// Where the columns of a line are.
+/// Areas of the columns in a line.
 fn places<'a>(
     line: Rect,
     fitted: &'a [(usize, u16)],
@@ -176,23 +177,23 @@ fn cell_text(cell: &Cell<'_>, room: u16, width: Width, theme: Theme) -> (String,
     match cell {
         Cell::Text(text, tone) => (pad(text, room, width), theme.tone(*tone)),
         Cell::Bar(percent) => (bar(*percent, room), theme.share(*percent)),
-        Cell::Minute(minute) => (spark(&minute.pieces(room)), theme.picture()),
+        Cell::History(minute) => (spark(&minute.pieces(room)), theme.picture()),
         Cell::Empty => (String::new(), Style::new()),
     }
 }
 
-fn happened(state: &State) -> String {
+fn happened(state: &AppState) -> String {
     match state.happened.back() {
         Some(last) => format!("last event: {}: {}", plain(&last.kind), plain(&last.text)),
         None => "no event yet".into(),
     }
 }
 
-fn keys(state: &State) -> String {
+fn keys(state: &AppState) -> String {
     if state.is_help {
         return "esc back  q quit".into();
     }
-    if matches!(state.stage, Stage::Choosing(_)) {
+    if matches!(state.stage, ConnectionStage::Choosing(_)) {
         return "q quit  ? help  enter watch".into();
     }
     let (table, sort) = (state.focus.name(), state.sort(state.focus).name());
@@ -217,7 +218,7 @@ fn help(buffer: &mut Buffer, mut area: Rect) {
     }
 }
 
-/// Writes a text into a place, and not beyond it.
+/// Writes a text into an area, clipped to it.
 fn line(buffer: &mut Buffer, place: Rect, text: &str, style: Style) {
     let place = place.intersection(buffer.area);
     if !place.is_empty() {
@@ -226,7 +227,7 @@ fn line(buffer: &mut Buffer, place: Rect, text: &str, style: Style) {
     }
 }
 
-/// Takes a line from the top of an area.
+/// Splits a line off the top of an area.
 fn top(area: &mut Rect) -> Rect {
     let line = Rect { height: area.height.min(1), ..*area };
     area.y += line.height;
@@ -234,7 +235,7 @@ fn top(area: &mut Rect) -> Rect {
     line
 }
 
-/// Takes a line from the bottom of an area.
+/// Splits a line off the bottom of an area.
 fn bottom(area: &mut Rect) -> Rect {
     area.height = area.height.saturating_sub(1);
     Rect { y: area.bottom(), height: 1, ..*area }
@@ -274,7 +275,7 @@ impl Theme {
 
     fn tone(self, tone: Tone) -> Style {
         match tone {
-            Tone::Usual => Style::new(),
+            Tone::Normal => Style::new(),
             Tone::Quiet => self.quiet(),
             Tone::Share(percent) => self.share(percent.into()),
             Tone::Alarm => self.alarm(),

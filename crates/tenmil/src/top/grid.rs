@@ -1,70 +1,71 @@
-//! Rows and columns: which fit into a width, how wide each is, and the text of a cell in it.
+//! Table layout: which columns fit, their widths, and the text of the cells.
 
 use ratatui::text::Span;
 
-use super::minute::Minute;
+use super::history::MinuteHistory;
 
-/// A column of a table.
+/// Column of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     pub(crate) head: &'static str,
     pub(crate) width: Width,
-    /// Where there is no room for all, those with the highest go first; 0 stays.
+    /// Columns of the highest rank are dropped first if the space is too narrow; rank 0 is never
+    /// dropped.
     pub(crate) rank: u8,
 }
 
-/// How wide a column is.
+/// Width and alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Width {
-    /// As wide as what is in it, which stands to the right.
+    /// As wide as its content, right-aligned.
     Number,
-    /// As wide as what is in it.
+    /// As wide as its content.
     Word,
-    /// The same, but where there is little room no more than this.
+    /// As wide as its content, but at most this wide if space is short.
     Name(u16),
-    /// At least the first, at most the second, and what there is room for in between.
+    /// Minimum and maximum width; takes the space that is left.
     Picture(u16, u16),
 }
 
-/// What stands in a row and a column.
+/// Content of a cell.
 #[derive(Clone, Debug)]
 pub(crate) enum Cell<'a> {
     /// A text.
     Text(String, Tone),
-    /// A share, as a bar.
+    /// A percentage, as a bar.
     Bar(f64),
-    /// The last minute, as a line of bars.
-    Minute(&'a Minute),
+    /// The busy share of the last minute, as a line of bars.
+    History(&'a MinuteHistory),
     /// Nothing.
     Empty,
 }
 
-/// What a text is to be noticed for.
+/// Emphasis of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// Nothing.
+    /// Default.
     #[default]
-    Usual,
-    /// It matters little.
+    Normal,
+    /// Of little importance.
     Quiet,
-    /// It is a share of this many percent.
+    /// A load of this many percent.
     Share(u8),
-    /// Somebody should look.
+    /// A problem.
     Alarm,
 }
 
-/// A table.
+/// Table with its columns and rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Grid<'a> {
     pub(crate) columns: &'static [Column],
     pub(crate) rows: Vec<Vec<Cell<'a>>>,
 }
 
-/// Between two columns.
+/// Gap between two columns.
 pub(crate) const GAP: u16 = 2;
 
 impl Grid<'_> {
-    /// The columns that there is room for, and their widths.
+    /// The columns that fit, with their widths.
     pub(crate) fn fit(&self, room: u16) -> Vec<(usize, u16)> {
         let natural: Vec<u16> =
             (0..self.columns.len()).map(|column| self.natural(column)).collect();
@@ -75,6 +76,7 @@ impl Grid<'_> {
         };
         let mut kept: Vec<(usize, u16)> =
             (0..self.columns.len()).map(|column| (column, least(column))).collect();
+        // Drops the column of the highest rank; among equal ranks, the rightmost.
         while total(&kept) > room.into() && kept.len() > 1 {
             let mut ranks = kept.iter().enumerate().map(|(at, it)| (self.columns[it.0].rank, at));
             match ranks.by_ref().max() {
@@ -87,13 +89,14 @@ impl Grid<'_> {
             Width::Name(_) if !is_picture => natural[column],
             _ => 0,
         };
+        // Names take the free space before bars do.
         for is_picture in [false, true] {
             widen(&mut kept, room, |column| most(column, is_picture));
         }
         kept
     }
 
-    /// As wide as the widest in it.
+    /// Width of the widest cell of a column.
     fn natural(&self, column: usize) -> u16 {
         let cells = self.rows.iter().filter_map(|row| match row.get(column) {
             Some(Cell::Text(text, _)) => Some(width(text)),
@@ -102,7 +105,7 @@ impl Grid<'_> {
         cells.chain([width(self.columns[column].head)]).max().unwrap_or(0)
     }
 
-    /// The table as lines of text, as wide as it is, without pictures.
+    /// The table as lines of text in full width, without bars.
     pub(crate) fn lines(&self) -> String {
         let natural: Vec<u16> =
             (0..self.columns.len()).map(|column| self.natural(column)).collect();
@@ -124,7 +127,7 @@ impl Grid<'_> {
     }
 }
 
-/// Gives what is left of the room, cell by cell, to the columns that may have more.
+/// Distributes the remaining space, cell by cell, over the columns that may grow.
 fn widen(kept: &mut [(usize, u16)], room: u16, most: impl Fn(usize) -> u16) {
     let mut left = u32::from(room).saturating_sub(total(kept));
     let mut is_any = true;
@@ -144,14 +147,14 @@ fn total(kept: &[(usize, u16)]) -> u32 {
         + u32::try_from(gaps).unwrap_or(u32::MAX).saturating_mul(GAP.into())
 }
 
-/// A text in a column of `width` cells: what is too long ends in a dot of dots.
+/// Pads or clips a text to `width` cells; a clipped text ends in an ellipsis.
 pub(crate) fn pad(text: &str, room: u16, width_of: Width) -> String {
     let text = clip(text, room);
     let space = " ".repeat((room - width(&text).min(room)).into());
     if width_of == Width::Number { space + &text } else { text + &space }
 }
 
-/// A text of at most so many cells.
+/// Clips a text to at most this many cells.
 pub(crate) fn clip(text: &str, room: u16) -> String {
     if width(text) <= room {
         return text.to_owned();
@@ -172,12 +175,12 @@ pub(crate) fn clip(text: &str, room: u16) -> String {
     clipped
 }
 
-/// The cells of a terminal that a text takes.
+/// Number of terminal cells of a text.
 pub(crate) fn width(text: &str) -> u16 {
     u16::try_from(Span::raw(text).width()).unwrap_or(u16::MAX)
 }
 
-/// A share as a bar of so many cells, to an eighth of a cell.
+/// A percentage as a bar of this many cells, with a resolution of an eighth of a cell.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most eight a cell")]
 pub(crate) fn bar(percent: f64, room: u16) -> String {
     const PARTS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
@@ -191,7 +194,7 @@ pub(crate) fn bar(percent: f64, room: u16) -> String {
     bar
 }
 
-/// Shares as a line of bars. Idle is a line at the bottom, and not known is nothing.
+/// Percentages as a line of bars. Idle is a bar of minimum height, unknown is blank.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most seven")]
 pub(crate) fn spark(pieces: &[Option<f64>]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -211,7 +214,7 @@ mod tests {
     ];
 
     fn grid() -> Grid<'static> {
-        let text = |text: &str| Cell::Text(text.into(), Tone::Usual);
+        let text = |text: &str| Cell::Text(text.into(), Tone::Normal);
         let row = |name, busy| vec![text(name), text(busy), Cell::Bar(50.0), text("-")];
         Grid { columns: COLUMNS, rows: vec![row("a long name", "7"), row("b", "100")] }
     }

@@ -1,25 +1,29 @@
-//! The lines at the top: who is watched, how it polls, and how much of it is busy.
+//! Header lines: the watched process, its polling mode, and its overall load.
 
 use ratatui::style::{Modifier, Style};
 
 use super::draw::Theme;
+use super::format::{age, percent, plain, rate};
 use super::grid::{bar, spark, width};
-use super::rates::Whole;
-use super::state::{Stage, State};
-use super::words::{age, percent, plain, rate};
+use super::rates::TotalRates;
+use super::state::{AppState, ConnectionStage};
 
-/// A bar is not longer than this.
+/// Maximum width of the bar.
 const BAR_MAX: u16 = 24;
 
-/// The lines at the top of a screen of so many columns.
-pub(crate) fn header(state: &State, columns: u16, theme: Theme) -> Vec<(String, Style)> {
+/// The header lines for a screen of this many columns.
+pub(crate) fn header(state: &AppState, columns: u16, theme: Theme) -> Vec<(String, Style)> {
     let mut lines = vec![(process(state), Style::new().add_modifier(Modifier::BOLD))];
     if state.shown.is_some() {
         lines.push((busy(state, columns), Style::new()));
     }
     let mind = match &state.stage {
-        Stage::Gone(why) => Some(format!("GONE: {}. Waiting for another; q quits.", plain(why))),
-        Stage::Silent(why) => Some(format!("SILENT: {}. Asking again; q quits.", plain(why))),
+        ConnectionStage::Gone(why) => {
+            Some(format!("GONE: {}. Waiting for another; q quits.", plain(why)))
+        }
+        ConnectionStage::Silent(why) => {
+            Some(format!("SILENT: {}. Asking again; q quits.", plain(why)))
+        }
         _ if state.is_paused => Some("PAUSED: p goes on.".into()),
         _ => None,
     };
@@ -28,11 +32,11 @@ pub(crate) fn header(state: &State, columns: u16, theme: Theme) -> Vec<(String, 
 }
 
 /// `tenmil 0.1.0  process 4711  up 1:02:03  adaptive polling  dynamic scheduling  perf emu:null`.
-pub(crate) fn process(state: &State) -> String {
+pub(crate) fn process(state: &AppState) -> String {
     let Some(process) = &state.process else { return "tenmil top".into() };
     let mut text = format!("tenmil {}  process {}", plain(&process.version), process.pid);
     if let Some(up_ns) = process.uptime_ns {
-        // It goes on growing older by its own clock.
+        // The uptime advances with the clock of the samples.
         text += &format!("  up {}", age(up_ns.saturating_add(watched_ns(state))));
     }
     if let Some(mode) = mode(state) {
@@ -45,15 +49,15 @@ pub(crate) fn process(state: &State) -> String {
     text + "  " + &words.join(" ")
 }
 
-/// `busy 37.5 % [███▌      ] of 2 reactors  120 sleeps/s  3.2k msgs/s  0 moves/s`, and behind it the
-/// last minute, where there is room for it.
-pub(crate) fn busy(state: &State, columns: u16) -> String {
+/// `busy 37.5 % [███▌      ] of 2 reactors  120 sleeps/s  3.2k msgs/s  0 moves/s`, followed by the last
+/// minute if it fits.
+pub(crate) fn busy(state: &AppState, columns: u16) -> String {
     let Some(shown) = &state.shown else { return String::new() };
     let reactors = match shown.sample.reactors.len() {
         1 => "1 reactor".to_owned(),
         count => format!("{count} reactors"),
     };
-    let Some(Whole { busy_percent, sleeps, messages, moves }) =
+    let Some(TotalRates { busy_percent, sleeps, messages, moves }) =
         shown.rates.as_ref().map(|rates| rates.whole)
     else {
         return format!("busy - of {reactors}");
@@ -76,16 +80,16 @@ pub(crate) fn busy(state: &State, columns: u16) -> String {
     }
 }
 
-/// How the reactors poll, if they agree.
-fn mode(state: &State) -> Option<String> {
+/// The polling mode, if all reactors have the same.
+fn mode(state: &AppState) -> Option<String> {
     let reactors = &state.shown.as_ref()?.sample.reactors;
     let mode = &reactors.first()?.mode;
     let is_same = reactors.iter().all(|reactor| reactor.mode == *mode);
     Some(if is_same { plain(mode) } else { "mixed".into() })
 }
 
-/// The time from the first sample to the one that is shown.
-fn watched_ns(state: &State) -> u64 {
+/// Time from the first sample to the displayed one.
+fn watched_ns(state: &AppState) -> u64 {
     let shown_ns = state.shown.as_ref().map_or(0, |shown| shown.sample.at_ns);
     shown_ns.saturating_sub(state.first_ns.unwrap_or(shown_ns))
 }

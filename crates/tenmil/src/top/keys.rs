@@ -1,20 +1,20 @@
-//! Keys, and what they do to the picture.
+//! Key bindings and their effect on the state.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::order::Sort;
-use super::state::{Stage, State, Table};
+use super::state::{AppState, ConnectionStage, Table};
 
-/// What the other side is asked for.
+/// Command for the sampling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// Watch this process.
+pub(crate) enum Request {
+    /// Attach to this process.
     Attach(u32),
-    /// Let go of the process, and say who there is.
+    /// Detach, and list the running processes.
     List,
 }
 
-/// Every key, with what it does.
+/// All keys with their descriptions.
 pub(crate) const KEYS: [(&str, &str); 10] = [
     ("up down, j k", "choose another row"),
     ("PgUp PgDn Home End", "further, and to the ends"),
@@ -28,12 +28,12 @@ pub(crate) const KEYS: [(&str, &str); 10] = [
     ("q, ctrl-c", "quit"),
 ];
 
-/// Rows of a page.
+/// Rows per page.
 const PAGE: isize = 10;
 
-impl State {
-    /// Does what a key asks for, and says what the other side is asked for.
-    pub(crate) fn press(&mut self, key: KeyEvent) -> Option<Wish> {
+impl AppState {
+    /// Handles a key, and returns a command for the sampling thread if the key needs one.
+    pub(crate) fn press(&mut self, key: KeyEvent) -> Option<Request> {
         if key.kind == KeyEventKind::Release {
             return None;
         }
@@ -56,7 +56,7 @@ impl State {
             KeyCode::Char('s') => self.sort_by(1),
             KeyCode::Char('S') => self.sort_by(-1),
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
-            KeyCode::Char('l') => return Some(Wish::List),
+            KeyCode::Char('l') => return Some(Request::List),
             KeyCode::Enter => return self.enter(),
             _ => {}
         }
@@ -71,9 +71,9 @@ impl State {
         }
     }
 
-    fn enter(&mut self) -> Option<Wish> {
-        if let Stage::Choosing(running) = &self.stage {
-            return running.get(self.chosen.process).map(|running| Wish::Attach(running.pid));
+    fn enter(&mut self) -> Option<Request> {
+        if let ConnectionStage::Choosing(running) = &self.stage {
+            return running.get(self.chosen.process).map(|running| Request::Attach(running.pid));
         }
         if self.focus == Table::Reactors {
             self.is_narrow = !self.is_narrow;
@@ -94,9 +94,9 @@ impl State {
         self.sorts.insert(self.focus, all[next.cast_unsigned()]);
     }
 
-    /// Chooses the row so many further down.
+    /// Moves the selection down by this many rows.
     fn step(&mut self, rows: isize) {
-        if let Stage::Choosing(running) = &self.stage {
+        if let ConnectionStage::Choosing(running) = &self.stage {
             self.chosen.process = moved(self.chosen.process, rows, running.len());
             return;
         }
@@ -126,7 +126,7 @@ fn id_after(ids: &[u32], chosen: Option<u32>, rows: isize) -> Option<u32> {
     ids.get(moved(place, rows, ids.len())).copied()
 }
 
-/// A place so many further down, within a list.
+/// Moves an index within a list of `len` rows.
 fn moved(place: usize, rows: isize, len: usize) -> usize {
     place.saturating_add_signed(rows).min(len.saturating_sub(1))
 }
@@ -135,12 +135,12 @@ fn moved(place: usize, rows: isize, len: usize) -> usize {
 mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-    use super::Wish;
+    use super::Request;
     use crate::top::order::Sort;
     use crate::top::state::tests::watching;
-    use crate::top::state::{News, Running, State, Table};
+    use crate::top::state::{AppState, Running, Table, Update};
 
-    fn press(state: &mut State, codes: &[KeyCode]) -> Option<Wish> {
+    fn press(state: &mut AppState, codes: &[KeyCode]) -> Option<Request> {
         let press = |code: &KeyCode| state.press(KeyEvent::new(*code, KeyModifiers::NONE));
         codes.iter().map(press).last().flatten()
     }
@@ -190,26 +190,26 @@ mod tests {
 
     #[test]
     fn a_process_is_chosen_from_those_that_run() {
-        let mut state = State::default();
+        let mut state = AppState::default();
         let running = |pid| Running { pid, ..Running::default() };
-        state.take(News::Running(vec![running(7), running(8)]));
-        assert_eq!(press(&mut state, &[KeyCode::Enter]), Some(Wish::Attach(7)));
+        state.take(Update::Running(vec![running(7), running(8)]));
+        assert_eq!(press(&mut state, &[KeyCode::Enter]), Some(Request::Attach(7)));
         let keys = [KeyCode::Down, KeyCode::Down, KeyCode::Enter];
-        assert_eq!(press(&mut state, &keys), Some(Wish::Attach(8)));
-        assert_eq!(press(&mut state, &[KeyCode::Char('l')]), Some(Wish::List));
+        assert_eq!(press(&mut state, &keys), Some(Request::Attach(8)));
+        assert_eq!(press(&mut state, &[KeyCode::Char('l')]), Some(Request::List));
     }
 
     #[test]
     fn it_ends_when_told_and_a_key_that_is_let_go_does_nothing() {
         let ended = |code, modifiers| {
-            let mut state = State::default();
+            let mut state = AppState::default();
             state.press(KeyEvent::new(code, modifiers));
             state.is_over
         };
         assert!(ended(KeyCode::Char('q'), KeyModifiers::NONE));
         assert!(ended(KeyCode::Char('c'), KeyModifiers::CONTROL));
         assert!(!ended(KeyCode::Char('c'), KeyModifiers::NONE));
-        let mut state = State::default();
+        let mut state = AppState::default();
         let kind = KeyEventKind::Release;
         let key = KeyEvent::new_with_kind(KeyCode::Char('q'), KeyModifiers::NONE, kind);
         state.press(key);
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn keys_without_anything_to_act_on_do_no_harm() {
-        let mut state = State::default();
+        let mut state = AppState::default();
         let all = [
             KeyCode::Up,
             KeyCode::End,

@@ -1,122 +1,123 @@
-//! The line to a process: a thread that asks it now and then, so that the screen never waits.
+//! Sampling thread: queries the watched process periodically, so that the screen never blocks.
 
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
-use base::Span;
-use control::{Client, Code, Refusal};
-use host::process::command_line;
-use host::runtime_directory::RuntimeDirectory;
-use host::{Clock, Stop, Thread};
 use serde_json::Value;
+use tenmil_base::Span;
+use tenmil_linux::process::command_line;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::{Clock, StopFlag, Thread};
+use tenmil_rpc::{Client, Code, RpcError};
 
-use super::ask::{self, PATIENCE};
-use super::keys::Wish;
+use super::keys::Request;
+use super::query::{self, PATIENCE};
 use super::sample::{Sample, refused};
-use super::state::{Happened, News, Running};
-use crate::Refused;
+use super::state::{EventLine, Running, Update};
+use crate::CommandError;
 
-/// The screen's end of the line. Dropping it ends the thread, which takes as long as one answer.
+/// Handle of the sampling thread. Dropping it stops the thread, which takes as long as one query.
 #[derive(Debug)]
-pub(crate) struct Link {
-    wishes: SyncSender<Wish>,
-    // Dropped before the thread, which may be waiting for room in it.
-    news: Receiver<News>,
+pub(crate) struct SamplerHandle {
+    wishes: SyncSender<Request>,
+    // Dropped before the thread, which may be blocked on the full channel.
+    news: Receiver<Update>,
     _thread: Thread<()>,
 }
 
-/// How often the other end looks whether it is wanted.
-const GLANCE: Span = Span::from_ms(50);
-/// How often it is looked whether somebody has come.
-const LOOK_AROUND: Duration = Duration::from_millis(300);
-/// The second sample comes soon after the first, because there are no rates before.
+/// Interval at which the thread checks for a stop or a command.
+const POLL_INTERVAL: Span = Span::from_ms(50);
+/// Interval at which running processes are listed.
+const LIST_INTERVAL: Duration = Duration::from_millis(300);
+/// The second sample follows soon, because rates need two samples.
 const FIRST_INTERVAL: Span = Span::from_ms(250);
-/// Events that are taken between two samples; the others are passed over.
+/// Maximum number of events taken between two samples; the others are dropped.
 const EVENTS_MAX: usize = 64;
 
-impl Link {
-    /// Watches `pid`, or whoever runs, and asks every `interval`.
+impl SamplerHandle {
+    /// Starts a thread that watches `pid`, or the only running process, and samples it every
+    /// `interval`.
     pub(crate) fn start(
         directory: RuntimeDirectory,
         pid: Option<u32>,
         interval: Span,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, CommandError> {
         let (wishes, wished) = sync_channel(16);
         let (tell, news) = sync_channel(256);
         let clock = Clock::kernel();
-        let watcher = Watcher { directory, pid, must_list: false, interval, wished, tell, clock };
+        let watcher = Sampler { directory, pid, must_list: false, interval, wished, tell, clock };
         let thread = Thread::spawn("top", None, move |stop| watcher.run(stop))
-            .map_err(|error| Refused::machine(format!("start a thread: {error}")))?;
+            .map_err(|error| CommandError::machine(format!("start a thread: {error}")))?;
         Ok(Self { wishes, news, _thread: thread })
     }
 
-    /// Asks for something. What does not fit is a key that was pressed too often.
-    pub(crate) fn wish(&self, wish: Wish) {
+    /// Sends a command. If the channel is full, the command is dropped.
+    pub(crate) fn request(&self, wish: Request) {
         let _ = self.wishes.try_send(wish);
     }
 
-    /// The next of what has come, if anything has.
-    pub(crate) fn news(&self) -> Result<Option<News>, Refused> {
+    /// The next update, if there is one.
+    pub(crate) fn news(&self) -> Result<Option<Update>, CommandError> {
         match self.news.try_recv() {
             Ok(news) => Ok(Some(news)),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => {
-                Err(Refused::machine("watch: the thread that asks has ended, expected it to last"))
-            }
+            Err(TryRecvError::Disconnected) => Err(CommandError::machine(
+                "watch: the thread that asks has ended, expected it to last",
+            )),
         }
     }
 }
 
-/// The other end.
-struct Watcher {
+/// State of the sampling thread.
+struct Sampler {
     directory: RuntimeDirectory,
-    /// Whom to watch; without one, whoever runs.
+    /// Process to watch; without one, the only running process.
     pid: Option<u32>,
-    /// Somebody wants to choose, even from one.
+    /// The user asked for the list, so it is shown even if only one process runs.
     must_list: bool,
     interval: Span,
-    wished: Receiver<Wish>,
-    tell: SyncSender<News>,
+    wished: Receiver<Request>,
+    tell: SyncSender<Update>,
     clock: Clock,
 }
 
-/// Why a process is not watched any more: it has gone, another is wanted, or the screen has gone.
-struct Over;
+/// End of watching a process: it has exited, another command has arrived, or the screen is closed.
+struct StopReason;
 
-impl Watcher {
-    fn run(mut self, stop: &Stop) {
+impl Sampler {
+    fn run(mut self, stop: &StopFlag) {
         while !stop.is_stopped() {
             match self.find() {
                 Ok(Some(mut client)) => drop(self.watch(&mut client, stop)),
                 Ok(None) => {
-                    let wish = self.wished.recv_timeout(LOOK_AROUND);
-                    wish.into_iter().for_each(|wish| self.obey(wish));
+                    let wish = self.wished.recv_timeout(LIST_INTERVAL);
+                    wish.into_iter().for_each(|wish| self.handle_request(wish));
                 }
-                // There is no screen any more.
-                Err(Over) => return,
+                // The screen is closed.
+                Err(StopReason) => return,
             }
         }
     }
 
-    fn tell(&self, news: News) -> Result<(), Over> {
-        self.tell.send(news).map_err(|_| Over)
+    fn tell(&self, news: Update) -> Result<(), StopReason> {
+        self.tell.send(news).map_err(|_| StopReason)
     }
 
-    fn obey(&mut self, wish: Wish) {
+    fn handle_request(&mut self, wish: Request) {
         (self.pid, self.must_list) = match wish {
-            Wish::Attach(pid) => (Some(pid), false),
-            Wish::List => (None, true),
+            Request::Attach(pid) => (Some(pid), false),
+            Request::List => (None, true),
         };
     }
 
-    /// Looks who runs, and connects to the one that is meant.
-    fn find(&self) -> Result<Option<Client>, Over> {
+    /// Lists the running processes, and connects to the selected one.
+    fn find(&self) -> Result<Option<Client>, StopReason> {
         let running = match self.directory.listening() {
             Ok(running) => running,
             Err(error) => {
                 let path = self.directory.path().display();
                 let why = format!("look into {path}: {error}");
-                return self.tell(News::Silent(why)).map(|()| None);
+                return self.tell(Update::Silent(why)).map(|()| None);
             }
         };
         let pid = match (self.pid, running.as_slice()) {
@@ -126,46 +127,46 @@ impl Watcher {
         };
         let Some(pid) = pid else {
             let listed = running.iter().filter(|_| self.pid.is_none()).map(|pid| described(*pid));
-            return self.tell(News::Running(listed.collect())).map(|()| None);
+            return self.tell(Update::Running(listed.collect())).map(|()| None);
         };
         match self.attach(pid) {
             Ok((client, news)) => self.tell(news).map(|()| Some(client)),
-            Err(refused) => self.tell(News::Silent(refused.text)).map(|()| None),
+            Err(refused) => self.tell(Update::Silent(refused.text)).map(|()| None),
         }
     }
 
-    fn attach(&self, pid: u32) -> Result<(Client, News), Refused> {
+    fn attach(&self, pid: u32) -> Result<(Client, Update), CommandError> {
         let path = self.directory.socket_of(pid);
         let mut client = Client::connect(&path, PATIENCE).map_err(refused)?;
-        let process = ask::process(&mut client)?;
-        // One that has no events to tell is watched all the same.
-        let _ = ask::call(&mut client, "events");
-        Ok((client, News::Attached(process)))
+        let process = query::process(&mut client)?;
+        // A process without events is watched all the same.
+        let _ = query::call(&mut client, "events");
+        Ok((client, Update::Attached(process)))
     }
 
-    /// Asks again and again.
-    fn watch(&mut self, client: &mut Client, stop: &Stop) -> Result<(), Over> {
+    /// Samples the process periodically and forwards its events.
+    fn watch(&mut self, client: &mut Client, stop: &StopFlag) -> Result<(), StopReason> {
         let mut interval = self.interval.min(FIRST_INTERVAL);
         while !stop.is_stopped() {
             let next = self.clock.now().after(interval);
             match self.look(client) {
                 Ok(news) => self.tell(news)?,
-                Err(refusal) => self.lose(refusal)?,
+                Err(refusal) => self.handle_error(refusal)?,
             }
             let mut events_left = EVENTS_MAX;
             while self.clock.now() < next && !stop.is_stopped() {
                 if let Ok(wish) = self.wished.try_recv() {
-                    self.obey(wish);
-                    return Err(Over);
+                    self.handle_request(wish);
+                    return Err(StopReason);
                 }
-                let wait = GLANCE.min(next.since(self.clock.now()));
+                let wait = POLL_INTERVAL.min(next.since(self.clock.now()));
                 match client.next_event(wait) {
                     Ok(Some(event)) if events_left > 0 => {
                         events_left -= 1;
-                        self.tell(News::Happened(happened(&event)))?;
+                        self.tell(Update::Happened(happened(&event)))?;
                     }
                     Ok(_) => {}
-                    Err(refusal) => self.lose(refusal)?,
+                    Err(refusal) => self.handle_error(refusal)?,
                 }
             }
             interval = self.interval;
@@ -173,28 +174,28 @@ impl Watcher {
         Ok(())
     }
 
-    fn look(&self, client: &mut Client) -> Result<News, Refusal> {
-        let sample = match ask::call(client, "sample") {
-            // One that runs no reactors now may run some later.
-            Err(refusal) if refusal.code == Code::Absent => {
+    fn look(&self, client: &mut Client) -> Result<Update, RpcError> {
+        let sample = match query::call(client, "snapshot_stats") {
+            // A process without reactors may start some later.
+            Err(refusal) if refusal.code == Code::NotFound => {
                 Sample { at_ns: self.clock.now().ns, ..Sample::default() }
             }
-            answer => match ask::sample(answer?) {
+            answer => match query::sample(answer?) {
                 Ok(sample) => sample,
-                Err(refused) => return Ok(News::Silent(refused.text)),
+                Err(refused) => return Ok(Update::Silent(refused.text)),
             },
         };
-        Ok(News::Looked { sample, policy: ask::policy(client)? })
+        Ok(Update::Looked { sample, policy: query::policy(client)? })
     }
 
-    /// Says that there was no answer. If there will be none either, this one is over.
-    fn lose(&self, refusal: Refusal) -> Result<(), Over> {
+    /// Reports a failed query. Returns an error if the process is gone for good.
+    fn handle_error(&self, refusal: RpcError) -> Result<(), StopReason> {
         match refusal.code {
-            Code::Gone | Code::NotJson | Code::NoProcess => {
-                self.tell(News::Gone(refusal.message))?;
-                Err(Over)
+            Code::ConnectionClosed | Code::NotJson | Code::NoProcess => {
+                self.tell(Update::Gone(refusal.message))?;
+                Err(StopReason)
             }
-            _ => self.tell(News::Silent(refusal.message)),
+            _ => self.tell(Update::Silent(refusal.message)),
         }
     }
 }
@@ -204,21 +205,21 @@ fn described(pid: u32) -> Running {
     Running { pid, command_line }
 }
 
-fn happened(event: &Value) -> Happened {
+fn happened(event: &Value) -> EventLine {
     let text = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
-    Happened { kind: text("kind"), text: text("text") }
+    EventLine { kind: text("kind"), text: text("text") }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::Span;
-    use control::{Event, EventKind, Process, Server, State, TABLE, announcements};
-    use host::Clock;
-    use host::runtime_directory::RuntimeDirectory;
+    use tenmil_base::Span;
+    use tenmil_linux::Clock;
+    use tenmil_linux::runtime_directory::RuntimeDirectory;
+    use tenmil_rpc::{Event, EventKind, Process, Server, ServerState, TABLE, announcements};
 
-    use super::Link;
-    use crate::top::keys::Wish;
-    use crate::top::state::News;
+    use super::SamplerHandle;
+    use crate::top::keys::Request;
+    use crate::top::state::Update;
 
     struct World {
         _root: tempfile::TempDir,
@@ -232,34 +233,34 @@ mod tests {
             Self { _root: root, directory }
         }
 
-        fn serve(&self, pid: u32) -> (Server, control::Announcer) {
+        fn serve(&self, pid: u32) -> (Server, tenmil_rpc::EventSender) {
             let (announcer, announced) = announcements().unwrap();
-            let state = State::new().with(Process { version: "9.9.9", log: None });
+            let state = ServerState::new().with(Process { version: "9.9.9", log: None });
             let server = Server::start(&self.directory, pid, &TABLE, state, announced).unwrap();
             (server, announcer)
         }
 
-        fn link(&self, pid: Option<u32>) -> Link {
-            Link::start(self.directory.clone(), pid, Span::from_ms(20)).unwrap()
+        fn link(&self, pid: Option<u32>) -> SamplerHandle {
+            SamplerHandle::start(self.directory.clone(), pid, Span::from_ms(20)).unwrap()
         }
     }
 
-    /// Waits for news of a kind, with a limit.
-    fn wait_for(link: &Link, what: &str, is_it: impl Fn(&News) -> bool) -> News {
+    /// Waits for an update that matches, with a time limit.
+    fn wait_for(link: &SamplerHandle, what: &str, is_it: impl Fn(&Update) -> bool) -> Update {
         let clock = Clock::kernel();
         let end = clock.now().after(Span::from_secs(30));
         while clock.now() < end {
             match link.news().unwrap() {
                 Some(news) if is_it(&news) => return news,
                 Some(_) => {}
-                None => host::thread::give_way(),
+                None => tenmil_linux::thread::yield_now(),
             }
         }
         panic!("no {what}");
     }
 
-    fn attached(link: &Link) {
-        wait_for(link, "connection", |news| matches!(news, News::Attached(_)));
+    fn attached(link: &SamplerHandle) {
+        wait_for(link, "connection", |news| matches!(news, Update::Attached(_)));
     }
 
     #[test]
@@ -268,13 +269,13 @@ mod tests {
         let (_server, announcer) = world.serve(7);
         let link = world.link(None);
         attached(&link);
-        let news = wait_for(&link, "sample", |news| matches!(news, News::Looked { .. }));
-        let News::Looked { sample, policy } = news else { unreachable!() };
+        let news = wait_for(&link, "sample", |news| matches!(news, Update::Looked { .. }));
+        let Update::Looked { sample, policy } = news else { unreachable!() };
         assert_eq!((sample.reactors.len(), policy), (0, None));
         let kind = EventKind { name: "bell", help: "somebody rang" };
-        announcer.announce(Event { kind, text: "ding".into(), about: serde_json::json!({}) });
-        let news = wait_for(&link, "event", |news| matches!(news, News::Happened(_)));
-        let News::Happened(happened) = news else { unreachable!() };
+        announcer.emit(Event { kind, text: "ding".into(), about: serde_json::json!({}) });
+        let news = wait_for(&link, "event", |news| matches!(news, Update::Happened(_)));
+        let Update::Happened(happened) = news else { unreachable!() };
         assert_eq!((happened.kind.as_str(), happened.text.as_str()), ("bell", "ding"));
     }
 
@@ -282,11 +283,11 @@ mod tests {
     fn one_that_goes_is_said_to_have_gone_and_its_successor_is_watched() {
         let world = World::new();
         let link = world.link(None);
-        wait_for(&link, "list", |news| *news == News::Running(Vec::new()));
+        wait_for(&link, "list", |news| *news == Update::Running(Vec::new()));
         let first = world.serve(7);
         attached(&link);
         drop(first);
-        wait_for(&link, "end", |news| matches!(news, News::Gone(_)));
+        wait_for(&link, "end", |news| matches!(news, Update::Gone(_)));
         let _second = world.serve(8);
         attached(&link);
     }
@@ -297,13 +298,13 @@ mod tests {
         let servers = [world.serve(7), world.serve(8)];
         let link = world.link(None);
         let listed = |count: usize| {
-            let is_it = |news: &News| matches!(news, News::Running(all) if all.len() == count);
+            let is_it = |news: &Update| matches!(news, Update::Running(all) if all.len() == count);
             wait_for(&link, "list", is_it);
         };
         listed(2);
-        link.wish(Wish::Attach(8));
+        link.request(Request::Attach(8));
         attached(&link);
-        link.wish(Wish::List);
+        link.request(Request::List);
         listed(2);
         drop(servers);
         listed(0);
@@ -316,7 +317,7 @@ mod tests {
         let world = World::new();
         let _other = world.serve(8);
         let link = world.link(Some(7));
-        wait_for(&link, "list", |news| *news == News::Running(Vec::new()));
+        wait_for(&link, "list", |news| *news == Update::Running(Vec::new()));
         let _server = world.serve(7);
         attached(&link);
     }

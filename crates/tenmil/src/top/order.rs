@@ -1,8 +1,8 @@
-//! Which rows a table shows, and in what order.
+//! Rows of the tables and their order.
 
-use super::state::{State, Table};
+use super::state::{AppState, Table};
 
-/// What a table is sorted by.
+/// Sort key of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
     Number,
@@ -18,7 +18,7 @@ pub(crate) enum Sort {
 }
 
 impl Sort {
-    /// What a table can be sorted by; the first is how it is sorted until somebody asks.
+    /// Sort keys of a table; the first one is the default.
     pub(crate) const fn of(table: Table) -> &'static [Self] {
         match table {
             Table::Reactors => &[
@@ -36,7 +36,7 @@ impl Sort {
         }
     }
 
-    /// In a word.
+    /// Name of the sort key.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Number => "number",
@@ -53,16 +53,16 @@ impl Sort {
     }
 }
 
-/// A row, and where it belongs: names and places go up, amounts go down.
-type Placed<'a> = (usize, f64, &'a str);
+/// Row index with its sort key: names and numbers ascend, amounts descend.
+type SortKey<'a> = (usize, f64, &'a str);
 
-impl State {
-    /// What a table is sorted by now.
+impl AppState {
+    /// Current sort key of a table.
     pub(crate) fn sort(&self, table: Table) -> Sort {
         self.sorts.get(&table).copied().unwrap_or(Sort::of(table)[0])
     }
 
-    /// The reactors to show, as places in the sample.
+    /// Reactors to show, as indices into the sample.
     pub(crate) fn reactor_rows(&self) -> Vec<usize> {
         let Some(shown) = &self.shown else { return Vec::new() };
         let rates = shown.rates.as_ref().map(|rates| &rates.reactors);
@@ -71,7 +71,7 @@ impl State {
         let row = |(index, reactor): (usize, &super::sample::Reactor)| {
             let rate = rate(index).unwrap_or_default();
             let key = match sort {
-                Sort::Busy => still(rate.busy_percent),
+                Sort::Busy => rounded(rate.busy_percent),
                 Sort::Sleeps => rate.sleeps,
                 Sort::Messages => rate.messages,
                 Sort::Moves => rate.moves,
@@ -83,7 +83,7 @@ impl State {
         sorted(shown.sample.reactors.iter().enumerate().map(row).collect())
     }
 
-    /// The threads to show, as places in the sample.
+    /// Threads to show, as indices into the sample.
     pub(crate) fn thread_rows(&self) -> Vec<usize> {
         let Some(shown) = &self.shown else { return Vec::new() };
         let rates = shown.rates.as_ref().map(|rates| &rates.threads);
@@ -95,7 +95,7 @@ impl State {
         let row = |(index, thread): (usize, &'_ super::sample::Thread)| {
             let rate = rate(index).unwrap_or_default();
             match sort {
-                Sort::Busy => (index, -still(rate.busy_percent), ""),
+                Sort::Busy => (index, -rounded(rate.busy_percent), ""),
                 Sort::Messages => (index, -rate.messages, ""),
                 Sort::Moves => (index, -real(thread.moves), ""),
                 Sort::Home => (index, f64::from(thread.reactor), ""),
@@ -108,7 +108,7 @@ impl State {
         sorted(threads.map(row).collect())
     }
 
-    /// The pollers of the chosen thread, as places in the sample.
+    /// Pollers of the selected thread, as indices into the sample.
     pub(crate) fn poller_rows(&self) -> Vec<usize> {
         let (Some(shown), Some(thread)) = (&self.shown, self.chosen_thread()) else {
             return Vec::new();
@@ -133,7 +133,7 @@ impl State {
         sorted(pollers.map(row).collect())
     }
 
-    /// The reactor that is chosen: the first one until somebody chooses another.
+    /// The selected reactor; by default the first one.
     pub(crate) fn chosen_reactor(&self) -> Option<u32> {
         let reactors = &self.shown.as_ref()?.sample.reactors;
         let chosen = reactors.iter().find(|it| Some(it.id) == self.chosen.reactor);
@@ -142,7 +142,7 @@ impl State {
         })
     }
 
-    /// The thread that is chosen, if it is shown, or else the first that is.
+    /// The selected thread if it is shown, otherwise the first one shown.
     pub(crate) fn chosen_thread(&self) -> Option<u32> {
         let threads = &self.shown.as_ref()?.sample.threads;
         let rows = self.thread_rows();
@@ -152,13 +152,13 @@ impl State {
     }
 }
 
-/// Rows keep their places while what they are sorted by hardly changes.
-fn still(percent: f64) -> f64 {
+/// Rounds a percentage, so that rows do not swap for small changes.
+fn rounded(percent: f64) -> f64 {
     percent.round()
 }
 
-fn sorted(mut rows: Vec<Placed<'_>>) -> Vec<usize> {
-    // The sort is stable, so equals stay in the order of their numbers.
+fn sorted(mut rows: Vec<SortKey<'_>>) -> Vec<usize> {
+    // The sort is stable, so equal rows stay in numerical order.
     rows.sort_by(|one, other| one.1.total_cmp(&other.1).then_with(|| one.2.cmp(other.2)));
     rows.into_iter().map(|(index, ..)| index).collect()
 }
@@ -172,9 +172,9 @@ fn real(number: u64) -> f64 {
 mod tests {
     use super::Sort;
     use crate::top::state::tests::watching;
-    use crate::top::state::{State, Table};
+    use crate::top::state::{AppState, Table};
 
-    fn sorted(table: Table, sort: Sort) -> State {
+    fn sorted(table: Table, sort: Sort) -> AppState {
         let mut state = watching(2, 5);
         state.sorts.insert(table, sort);
         state
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn nothing_is_chosen_where_nothing_is_shown() {
-        let state = State::default();
+        let state = AppState::default();
         assert_eq!((state.chosen_reactor(), state.chosen_thread()), (None, None));
         assert!(state.reactor_rows().is_empty() && state.poller_rows().is_empty());
     }

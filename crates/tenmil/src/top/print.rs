@@ -1,38 +1,38 @@
-//! One sample, for programs and as plain text.
+//! One sample as plain text and as JSON.
 
-use base::Span;
-use control::Client;
-use host::Clock;
 use serde_json::{Value, json};
+use tenmil_base::Span;
+use tenmil_linux::Clock;
+use tenmil_rpc::Client;
 
-use super::ask;
 use super::header::{busy, process};
+use super::query;
 use super::rates::{PollerRates, Rates, ReactorRates, ThreadRates};
 use super::sample::{Poller, Reactor, Thread, refused};
-use super::state::{News, Shown, State, Table};
+use super::state::{AppState, DisplayedSample, Table, Update};
 use super::tables::{all_pollers, table};
-use crate::Refused;
+use crate::CommandError;
 
-/// Asks twice, `interval` apart.
-pub(crate) fn look(client: &mut Client, interval: Span) -> Result<State, Refused> {
-    let mut state = State::default();
-    state.take(News::Attached(ask::process(client)?));
+/// Takes two samples, `interval` apart.
+pub(crate) fn sample_twice(client: &mut Client, interval: Span) -> Result<AppState, CommandError> {
+    let mut state = AppState::default();
+    state.take(Update::Attached(query::process(client)?));
     let clock = Clock::kernel();
     for wait in [Span::default(), interval] {
         let end = clock.now().after(wait);
         while clock.now() < end {
-            // Nobody follows events here, so this only waits, and hears when the process goes.
+            // No events are subscribed here, so this call only waits, and fails if the process exits.
             client.next_event(end.since(clock.now())).map_err(refused)?;
         }
-        let sample = ask::sample(ask::call(client, "sample").map_err(refused)?)?;
-        state.take(News::Looked { sample, policy: ask::policy(client).map_err(refused)? });
+        let sample = query::sample(query::call(client, "snapshot_stats").map_err(refused)?)?;
+        state.take(Update::Looked { sample, policy: query::policy(client).map_err(refused)? });
     }
     Ok(state)
 }
 
-/// The tables as plain text, with all columns and as wide as they are.
-pub(crate) fn text(state: &State) -> String {
-    // So little room that no bar is drawn.
+/// The tables as plain text, with all columns in full width.
+pub(crate) fn text(state: &AppState) -> String {
+    // With a width of zero no bar is drawn.
     let mut text = format!("{}\n{}\n", process(state), busy(state, 0));
     let grids = [table(state, Table::Reactors), table(state, Table::Threads), all_pollers(state)];
     for grid in grids {
@@ -42,10 +42,10 @@ pub(crate) fn text(state: &State) -> String {
     text
 }
 
-/// The sample as JSON, of the form that `shape.rs` writes down and the tests hold it to.
-pub(crate) fn json(state: &State) -> Value {
-    let nothing = Shown::default();
-    let Shown { sample, rates } = state.shown.as_ref().unwrap_or(&nothing);
+/// The sample as JSON, following the schema of `json_schema.rs`, which the tests check.
+pub(crate) fn json(state: &AppState) -> Value {
+    let nothing = DisplayedSample::default();
+    let DisplayedSample { sample, rates } = state.shown.as_ref().unwrap_or(&nothing);
     let rates = rates.clone().unwrap_or_default();
     let process = state.process.clone().unwrap_or_default();
     let Rates { span_ns, whole, reactors, threads, pollers } = &rates;
@@ -116,13 +116,13 @@ fn poller((poller, rates): (&Poller, &PollerRates)) -> Value {
 #[cfg(test)]
 mod tests {
     use super::{json, text};
-    use crate::top::shape::SHAPE;
-    use crate::top::state::State;
+    use crate::top::json_schema::SHAPE;
+    use crate::top::state::AppState;
     use crate::top::state::tests::watching;
 
     #[test]
     fn the_json_has_the_shape_that_is_published() {
-        for state in [State::default(), watching(0, 0), watching(3, 7)] {
+        for state in [AppState::default(), watching(0, 0), watching(3, 7)] {
             assert_eq!(SHAPE.check(&json(&state)), Ok(()));
         }
         let sample = json(&watching(3, 7));

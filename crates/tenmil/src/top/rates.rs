@@ -1,31 +1,31 @@
-//! Rates: what happened between two samples, by the second.
+//! Rates per second between two samples.
 
 use std::collections::BTreeMap;
 
 use super::sample::{Poller, Reactor, Sample, Thread};
 
-/// What happened between two samples. Its lists are in the order of the later one's.
+/// Rates between two samples. Lists are in the order of the later sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Rates {
-    /// The time between them.
+    /// Time between the samples.
     pub(crate) span_ns: u64,
-    pub(crate) whole: Whole,
+    pub(crate) whole: TotalRates,
     pub(crate) reactors: Vec<ReactorRates>,
     pub(crate) threads: Vec<ThreadRates>,
     pub(crate) pollers: Vec<PollerRates>,
 }
 
-/// All reactors together.
+/// Rates of all reactors together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Whole {
-    /// Of all reactors together: 100 is all of them, all of the time.
+pub(crate) struct TotalRates {
+    /// Busy share of all reactors: 100 means that all were busy all of the time.
     pub(crate) busy_percent: f64,
     pub(crate) sleeps: f64,
     pub(crate) messages: f64,
     pub(crate) moves: f64,
 }
 
-/// One reactor.
+/// Rates of a reactor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ReactorRates {
     pub(crate) busy_percent: f64,
@@ -33,30 +33,30 @@ pub(crate) struct ReactorRates {
     pub(crate) sleeps: f64,
     pub(crate) messages: f64,
     pub(crate) moves: f64,
-    /// It was awake at both ends and ended no turn in between.
+    /// Awake in both samples, with no iteration finished in between.
     pub(crate) is_stuck: bool,
 }
 
-/// One thread.
+/// Rates of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ThreadRates {
     pub(crate) busy_percent: f64,
     pub(crate) messages: f64,
 }
 
-/// One poller.
+/// Rates of a poller.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct PollerRates {
     pub(crate) polls: f64,
-    /// Of those polls, the part that found work; `None` where there were none.
+    /// Share of polls that found work; `None` if there were no polls.
     pub(crate) found_percent: Option<f64>,
 }
 
-/// What happened between `before` and `after`.
+/// Computes the rates between `before` and `after`.
 ///
-/// Who was not there before began in between, with all counters at nought. The same holds for whose
-/// counters have run backwards: it is another of the same number, as after a program has replaced
-/// its reactors.
+/// An object missing in `before` counts as started in between, with all counters at zero. The same
+/// holds if a counter decreased: the object is a new one with a reused number, as after a program has
+/// replaced its reactors.
 pub(crate) fn rates(before: &Sample, after: &Sample) -> Rates {
     let span_ns = after.at_ns.saturating_sub(before.at_ns);
     let reactors: Vec<_> = after
@@ -69,7 +69,7 @@ pub(crate) fn rates(before: &Sample, after: &Sample) -> Rates {
     let sum = |part: fn(&ReactorRates) -> f64| {
         reactors.iter().map(part).fold(0.0, |sum, part| sum + part)
     };
-    let whole = Whole {
+    let whole = TotalRates {
         busy_percent: sum(|it| it.busy_percent) / real(reactors.len().max(1) as u64),
         sleeps: sum(|it| it.sleeps),
         messages: sum(|it| it.messages),
@@ -104,7 +104,7 @@ fn of_thread(then: Option<&Thread>, now: &Thread, span_ns: u64) -> ThreadRates {
     }
 }
 
-/// A poller is known by its thread, its name, and how many of that name came before it.
+/// Pollers are matched by thread, name, and position among those of the same name.
 fn of_pollers(before: &Sample, after: &Sample, span_ns: u64) -> Vec<PollerRates> {
     let mut earlier: BTreeMap<(u32, &str), Vec<&Poller>> = BTreeMap::new();
     for poller in before.pollers.iter().rev() {
@@ -124,14 +124,14 @@ fn of_pollers(before: &Sample, after: &Sample, span_ns: u64) -> Vec<PollerRates>
     rates
 }
 
-/// Nothing happens in no time.
+/// Rate per second; 0 for a span of zero.
 fn per_second(then: u64, now: u64, span_ns: u64) -> f64 {
-    // A counter that ran backwards began anew.
+    // A counter that decreased was restarted.
     let more = now.checked_sub(then).unwrap_or(now);
     if span_ns == 0 { 0.0 } else { real(more) * 1e9 / real(span_ns) }
 }
 
-/// At most 100: what lasted from before the span is told in it as a whole.
+/// Percentage, at most 100: an interval that began before the span is counted in full when it ends.
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (real(part) * 100.0 / real(whole)).min(100.0) }
 }

@@ -1,15 +1,14 @@
-//! What a process tells of itself, as plain values: the answers of its methods `process`, `sample`
-//! and `scheduler`, checked and not believed.
+//! Samples of a process: validated results of its methods `process`, `sample` and `scheduler`.
 
-use control::Refusal;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tenmil_rpc::RpcError;
 
-use super::words::plain;
-use crate::Refused;
+use super::format::plain;
+use crate::CommandError;
 
-/// All reactors, threads and pollers of a process, as of one moment.
+/// Reactors, threads and pollers of a process at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) at_ns: u64,
@@ -18,7 +17,7 @@ pub(crate) struct Sample {
     pub(crate) pollers: Vec<Poller>,
 }
 
-/// One reactor. Counters begin with it.
+/// Reactor with its counters since its start.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Reactor {
     pub(crate) id: u32,
@@ -36,7 +35,7 @@ pub(crate) struct Reactor {
     pub(crate) running: Option<String>,
 }
 
-/// One light thread.
+/// Lightweight thread with its counters.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Thread {
     pub(crate) id: u32,
@@ -49,7 +48,7 @@ pub(crate) struct Thread {
     pub(crate) channels: u64,
 }
 
-/// One poller.
+/// Poller with its counters.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Poller {
     pub(crate) thread_id: u32,
@@ -61,7 +60,7 @@ pub(crate) struct Poller {
     pub(crate) found: u64,
 }
 
-/// The process.
+/// Properties of the process.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Process {
     pub(crate) version: String,
@@ -70,32 +69,31 @@ pub(crate) struct Process {
     pub(crate) uptime_ns: Option<u64>,
 }
 
-/// What is shown of the scheduler.
+/// Properties of the scheduler that are shown.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(crate) struct Scheduler {
     pub(crate) policy: String,
 }
 
-/// Reads the answer of `method`. Members that are not known are passed over: a newer process may
-/// say more.
-pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T, Refused> {
+/// Parses the result of `method`. Unknown members are ignored, because a newer process may send more.
+pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T, CommandError> {
     serde_json::from_value(answer).map_err(|error| {
         let found = plain(&error.to_string());
-        Refused::peer(format!("{method}: {found}, expected what this version answers"))
+        CommandError::peer(format!("{method}: {found}, expected what this version answers"))
             .with_hint("use the `tenmil top` of the process's own version")
     })
 }
 
-/// A refusal of the serving side, or of the client, as one of ours.
-pub(crate) fn refused(refusal: Refusal) -> Refused {
-    let Refusal { blame, message, hint, .. } = refusal;
-    Refused { blame, text: plain(&message), hint: hint.map(|hint| plain(&hint)) }
+/// Converts an RPC error to a command error.
+pub(crate) fn refused(refusal: RpcError) -> CommandError {
+    let RpcError { blame, message, hint, .. } = refusal;
+    CommandError { blame, text: plain(&message), hint: hint.map(|hint| plain(&hint)) }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::Blame;
     use serde_json::json;
+    use tenmil_base::ErrorCategory;
 
     use super::{Process, Sample, read};
 
@@ -111,7 +109,7 @@ mod tests {
         let sample: Sample = read("sample", answer).unwrap();
         assert_eq!((sample.at_ns, sample.pollers[0].polls), (5, 3));
         let refused = read::<Sample>("sample", json!({ "at_ns": -1 })).unwrap_err();
-        assert_eq!(refused.blame, Blame::Peer);
+        assert_eq!(refused.blame, ErrorCategory::Remote);
         assert!(refused.text.starts_with("sample: ") && refused.hint.is_some(), "{refused}");
         assert!(read::<Process>("process", json!([])).is_err());
     }

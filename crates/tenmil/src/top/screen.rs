@@ -1,54 +1,54 @@
-//! The terminal: what is shown on it and what is pressed. It is as it was when this ends, in
-//! whatever way: at a key, at a signal, with an error or with a panic.
+//! Terminal input and output. The terminal is restored whenever this module is left: by a key, a
+//! signal, an error or a panic.
 
 use std::io;
 use std::time::Duration;
 
-use base::Span;
-use host::terminal::await_hangup;
-use host::{Stop, Thread};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
+use tenmil_base::Span;
+use tenmil_linux::pty::await_hangup;
+use tenmil_linux::{StopFlag, Thread};
 
 use super::draw::{Theme, draw};
-use super::link::Link;
-use super::state::State;
-use crate::Refused;
+use super::link::SamplerHandle;
+use super::state::AppState;
+use crate::CommandError;
 
-/// How long a wait for a key lasts; then it is looked whether there is news, or a signal.
+/// Longest wait for a key; updates and signals are checked between two waits.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether the terminal has to be watched any more.
+/// Interval at which the hangup watch checks whether it should stop.
 const GLANCE: Span = Span::from_ms(50);
 
-/// A terminal of our own. Dropping it gives it back.
+/// Terminal in raw mode on the alternate screen, restored on drop.
 struct Screen(DefaultTerminal);
 
 impl Screen {
-    /// Also makes a panic, on whatever thread, give the terminal back before it speaks.
-    fn take() -> Result<Self, Refused> {
+    /// Sets up the terminal. A panic on any thread restores it before the panic message.
+    fn take() -> Result<Self, CommandError> {
         ratatui::try_init().map(Self).map_err(|error| lost(&error))
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // With the terminal gone there is nothing to give back to.
+        // If the terminal is gone, there is nothing to restore.
         let _ = ratatui::try_restore();
     }
 }
 
-/// Shows what comes over `link` until somebody has seen enough.
-pub(crate) fn run(link: &Link, theme: Theme) -> Result<(), Refused> {
-    host::signal::catch_interrupts()
-        .and_then(|()| host::signal::catch_hangup())
-        .map_err(|error| Refused::machine(format!("catch signals: {error}")))?;
+/// Runs the live view over `link` until the user quits.
+pub(crate) fn run(link: &SamplerHandle, theme: Theme) -> Result<(), CommandError> {
+    tenmil_linux::signal::catch_interrupts()
+        .and_then(|()| tenmil_linux::signal::catch_hangup())
+        .map_err(|error| CommandError::machine(format!("catch signals: {error}")))?;
     let mut screen = Screen::take()?;
     let _watch = Thread::spawn("hangup", None, watch_for_hangup)
-        .map_err(|error| Refused::machine(format!("start a thread: {error}")))?;
-    let mut state = State::default();
+        .map_err(|error| CommandError::machine(format!("start a thread: {error}")))?;
+    let mut state = AppState::default();
     let mut is_new = true;
-    while !state.is_over && !host::signal::interrupted() {
+    while !state.is_over && !tenmil_linux::signal::interrupted() {
         while let Some(news) = link.news()? {
             state.take(news);
             is_new = true;
@@ -61,9 +61,8 @@ pub(crate) fn run(link: &Link, theme: Theme) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Ends the process when the terminal has gone: whoever waits for keys of one that is gone may wait
-/// for ever.
-fn watch_for_hangup(stop: &Stop) {
+/// Exits the process if the terminal is hung up, because a read from it may then block forever.
+fn watch_for_hangup(stop: &StopFlag) {
     while !stop.is_stopped() {
         if await_hangup(io::stdin(), GLANCE) {
             let _ = ratatui::try_restore();
@@ -72,18 +71,18 @@ fn watch_for_hangup(stop: &Stop) {
     }
 }
 
-/// Waits a little for keys, and takes all there are. Says whether there was anything.
-fn take_keys(state: &mut State, link: &Link) -> io::Result<bool> {
+/// Waits briefly for keys, and handles all pending ones. Returns whether there were any.
+fn take_keys(state: &mut AppState, link: &SamplerHandle) -> io::Result<bool> {
     let mut wait = WAIT;
     let mut is_any = false;
     while event::poll(wait)? {
         match event::read()? {
             Event::Key(key) => {
                 if let Some(wish) = state.press(key) {
-                    link.wish(wish);
+                    link.request(wish);
                 }
             }
-            // The next picture has the new size.
+            // The next frame has the new size.
             Event::Resize(..) => {}
             _ => continue,
         }
@@ -92,8 +91,8 @@ fn take_keys(state: &mut State, link: &Link) -> io::Result<bool> {
     Ok(is_any)
 }
 
-fn lost(error: &io::Error) -> Refused {
-    Refused::machine(format!("use the terminal: {error}, expected one to draw on"))
+fn lost(error: &io::Error) -> CommandError {
+    CommandError::machine(format!("use the terminal: {error}, expected one to draw on"))
         .with_hint("`tenmil top --once` prints the tables and needs no terminal")
 }
 
@@ -101,7 +100,7 @@ fn lost(error: &io::Error) -> Refused {
 mod tests {
     use super::Screen;
 
-    /// For `a_panic_gives_the_terminal_back`, which runs it on a terminal.
+    /// Runs in a child process on a pseudo-terminal, started by `a_panic_gives_the_terminal_back`.
     #[test]
     #[ignore = "it panics, on a terminal"]
     fn a_screen_whose_program_panics() {

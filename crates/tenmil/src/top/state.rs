@@ -1,32 +1,31 @@
-//! What is on the screen, as a plain value: what came from the process, and what the person who
-//! looks has chosen.
+//! Application state of the live view: data from the process and selections of the user.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::minute::Minute;
+use super::history::MinuteHistory;
 use super::order::Sort;
 use super::rates::{Rates, rates};
 use super::sample::{Process, Sample};
 
-/// Everything that is shown.
+/// Everything shown on the screen.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct State {
-    pub(crate) stage: Stage,
+pub(crate) struct AppState {
+    pub(crate) stage: ConnectionStage,
     pub(crate) process: Option<Process>,
-    /// How threads are spread, if the process has a scheduler.
+    /// Scheduling policy, if the process has a scheduler.
     pub(crate) policy: Option<String>,
-    pub(crate) shown: Option<Shown>,
-    /// When the first sample was taken.
+    pub(crate) shown: Option<DisplayedSample>,
+    /// Timestamp of the first sample.
     pub(crate) first_ns: Option<u64>,
-    /// The newest sample, even while another is shown.
+    /// Newest sample, also while the display is paused.
     newest: Option<Sample>,
-    pub(crate) whole: Minute,
-    pub(crate) reactors: BTreeMap<u32, Minute>,
-    /// What has happened, newest last.
-    pub(crate) happened: VecDeque<Happened>,
+    pub(crate) whole: MinuteHistory,
+    pub(crate) reactors: BTreeMap<u32, MinuteHistory>,
+    /// Events, newest last.
+    pub(crate) happened: VecDeque<EventLine>,
     pub(crate) focus: Table,
     pub(crate) chosen: Chosen,
-    /// Only the threads of the chosen reactor are shown.
+    /// Show only the threads of the selected reactor.
     pub(crate) is_narrow: bool,
     pub(crate) sorts: BTreeMap<Table, Sort>,
     pub(crate) is_paused: bool,
@@ -34,44 +33,44 @@ pub(crate) struct State {
     pub(crate) is_over: bool,
 }
 
-/// How far the connection is.
+/// State of the connection to the watched process.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum Stage {
-    /// Nobody is there yet; the text says whom we wait for.
+pub(crate) enum ConnectionStage {
+    /// No process found yet.
     #[default]
     Looking,
-    /// Several are there; somebody has to choose.
+    /// Several processes found; the user has to select one.
     Choosing(Vec<Running>),
-    /// It answers.
+    /// Connected and responding.
     Watching,
-    /// It does not answer in time, but is there.
+    /// Connected but not responding; the text is the error.
     Silent(String),
-    /// It has gone away.
+    /// The process has exited; the text is the error.
     Gone(String),
 }
 
-/// A process that can be watched.
+/// Process that can be watched.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Running {
     pub(crate) pid: u32,
     pub(crate) command_line: String,
 }
 
-/// A sample, and the rates that led to it if there was one before.
+/// Displayed sample, and the rates since the previous one.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Shown {
+pub(crate) struct DisplayedSample {
     pub(crate) sample: Sample,
     pub(crate) rates: Option<Rates>,
 }
 
-/// Something that the process told of itself.
+/// Event of the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Happened {
+pub(crate) struct EventLine {
     pub(crate) kind: String,
     pub(crate) text: String,
 }
 
-/// One of the tables.
+/// Table on the screen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
     Reactors,
@@ -80,8 +79,8 @@ pub(crate) enum Table {
     Pollers,
 }
 
-/// Which rows are chosen. Reactors and threads are chosen by their numbers, so that the choice
-/// stays with them wherever they are shown.
+/// Selected rows. Reactors and threads are selected by number, so that the selection follows them when
+/// rows are reordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chosen {
     pub(crate) process: usize,
@@ -90,35 +89,35 @@ pub(crate) struct Chosen {
     pub(crate) poller: usize,
 }
 
-/// What comes from the other side.
+/// Data from the sampling thread.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum News {
-    /// Those that could be watched: none, or several.
+pub(crate) enum Update {
+    /// Running processes, if not exactly one.
     Running(Vec<Running>),
-    /// We are connected to this one.
+    /// Connected to this process.
     Attached(Process),
-    /// It was asked and answered.
+    /// A sample.
     Looked {
-        /// What it does.
+        /// Reactors, threads and pollers.
         sample: Sample,
-        /// How it spreads its threads.
+        /// Scheduling policy.
         policy: Option<String>,
     },
-    /// It said something.
-    Happened(Happened),
-    /// It did not answer in time.
+    /// An event of the process.
+    Happened(EventLine),
+    /// The process did not respond in time.
     Silent(String),
-    /// It has gone away.
+    /// The process has exited.
     Gone(String),
 }
 
-/// As many events are kept.
+/// Maximum number of events kept.
 const HAPPENED_MAX: usize = 64;
 
 impl Table {
     pub(crate) const ALL: [Self; 3] = [Self::Reactors, Self::Threads, Self::Pollers];
 
-    /// What it shows, in a word.
+    /// Title of the table.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Reactors => "reactors",
@@ -128,42 +127,42 @@ impl Table {
     }
 }
 
-impl State {
-    /// Takes in what came.
-    pub(crate) fn take(&mut self, news: News) {
+impl AppState {
+    /// Applies an update.
+    pub(crate) fn take(&mut self, news: Update) {
         match news {
-            News::Running(running) if running.is_empty() => self.nobody(),
-            News::Running(running) => {
+            Update::Running(running) if running.is_empty() => self.reset_stage(),
+            Update::Running(running) => {
                 self.chosen.process = self.chosen.process.min(running.len() - 1);
-                self.stage = Stage::Choosing(running);
+                self.stage = ConnectionStage::Choosing(running);
             }
-            News::Attached(process) => self.attach(process),
-            News::Looked { sample, policy } => self.look(sample, policy),
-            News::Happened(happened) => {
+            Update::Attached(process) => self.attach(process),
+            Update::Looked { sample, policy } => self.look(sample, policy),
+            Update::Happened(happened) => {
                 self.happened.push_back(happened);
                 if self.happened.len() > HAPPENED_MAX {
                     self.happened.pop_front();
                 }
             }
-            News::Silent(why) => self.stage = Stage::Silent(why),
-            News::Gone(why) => self.stage = Stage::Gone(why),
+            Update::Silent(why) => self.stage = ConnectionStage::Silent(why),
+            Update::Gone(why) => self.stage = ConnectionStage::Gone(why),
         }
     }
 
-    /// What is known of one that has gone stays on the screen.
-    fn nobody(&mut self) {
-        if !matches!(self.stage, Stage::Gone(_)) {
-            self.stage = Stage::Looking;
+    /// The last data of a process that has exited stay on the screen.
+    fn reset_stage(&mut self) {
+        if !matches!(self.stage, ConnectionStage::Gone(_)) {
+            self.stage = ConnectionStage::Looking;
         }
     }
 
-    /// A new process: nothing that was measured of another is true of it.
+    /// Resets the measurements for a new process.
     fn attach(&mut self, process: Process) {
         let Self { focus, is_help, is_over, .. } = *self;
         let sorts = std::mem::take(&mut self.sorts);
         let process = Some(process);
         *self = Self {
-            stage: Stage::Watching,
+            stage: ConnectionStage::Watching,
             process,
             focus,
             sorts,
@@ -174,7 +173,7 @@ impl State {
     }
 
     fn look(&mut self, sample: Sample, policy: Option<String>) {
-        self.stage = Stage::Watching;
+        self.stage = ConnectionStage::Watching;
         self.first_ns.get_or_insert(sample.at_ns);
         let before = self.newest.replace(sample.clone());
         if self.is_paused {
@@ -190,19 +189,19 @@ impl State {
             }
         }
         self.policy = policy;
-        self.shown = Some(Shown { sample, rates });
+        self.shown = Some(DisplayedSample { sample, rates });
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Happened, News, Running, Stage, State};
+    use super::{AppState, ConnectionStage, EventLine, Running, Update};
     use crate::top::sample::{Poller, Process, Reactor, Sample, Thread};
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A process with so many of each, after `seconds` in which reactor and thread `n` were busy
-    /// for `10 n` percent of the time.
+    /// A sample with this many reactors and threads, after `seconds` in which reactor and thread `n`
+    /// were busy for `10 n` percent of the time.
     pub(crate) fn sample(seconds: u64, reactors: u32, threads: u32) -> Sample {
         let busy_ns = |id: u32| seconds * (SECOND / 10) * u64::from(id.min(10));
         let reactor = |id| Reactor {
@@ -253,24 +252,24 @@ pub(crate) mod tests {
         }
     }
 
-    /// A screen that has watched such a process for a while.
-    pub(crate) fn watching(reactors: u32, threads: u32) -> State {
-        let mut state = State::default();
-        state.take(News::Attached(process()));
+    /// State after watching such a process for a while.
+    pub(crate) fn watching(reactors: u32, threads: u32) -> AppState {
+        let mut state = AppState::default();
+        state.take(Update::Attached(process()));
         for seconds in 1..=20 {
             let sample = sample(seconds, reactors, threads);
-            state.take(News::Looked { sample, policy: Some("dynamic".into()) });
+            state.take(Update::Looked { sample, policy: Some("dynamic".into()) });
         }
         let text = "thread 3 'thread-3' moved from reactor 0 to 1".to_owned();
-        state.take(News::Happened(Happened { kind: "thread-moved".into(), text }));
+        state.take(Update::Happened(EventLine { kind: "thread-migrated".into(), text }));
         state
     }
 
     #[test]
     fn the_first_sample_has_no_rates_and_the_second_has() {
-        let mut state = State::default();
-        state.take(News::Attached(process()));
-        let look = |seconds| News::Looked { sample: sample(seconds, 2, 3), policy: None };
+        let mut state = AppState::default();
+        state.take(Update::Attached(process()));
+        let look = |seconds| Update::Looked { sample: sample(seconds, 2, 3), policy: None };
         state.take(look(1));
         assert_eq!(state.shown.as_ref().unwrap().rates, None);
         state.take(look(3));
@@ -286,11 +285,11 @@ pub(crate) mod tests {
         let held = state.shown.clone();
         state.is_paused = true;
         for seconds in 21..=25 {
-            state.take(News::Looked { sample: sample(seconds, 2, 3), policy: None });
+            state.take(Update::Looked { sample: sample(seconds, 2, 3), policy: None });
         }
         assert_eq!((&state.shown, state.policy.as_deref()), (&held, Some("dynamic")));
         state.is_paused = false;
-        state.take(News::Looked { sample: sample(26, 2, 3), policy: None });
+        state.take(Update::Looked { sample: sample(26, 2, 3), policy: None });
         let shown = state.shown.unwrap();
         assert_eq!((shown.sample.at_ns, shown.rates.unwrap().span_ns), (26 * SECOND, SECOND));
     }
@@ -298,39 +297,39 @@ pub(crate) mod tests {
     #[test]
     fn one_that_has_gone_stays_on_the_screen_until_another_comes() {
         let mut state = watching(2, 3);
-        state.take(News::Gone("the process closed the connection".into()));
-        state.take(News::Running(Vec::new()));
-        assert!(matches!(state.stage, Stage::Gone(_)) && state.shown.is_some());
-        state.take(News::Attached(process()));
-        assert_eq!(state.stage, Stage::Watching);
+        state.take(Update::Gone("the process closed the connection".into()));
+        state.take(Update::Running(Vec::new()));
+        assert!(matches!(state.stage, ConnectionStage::Gone(_)) && state.shown.is_some());
+        state.take(Update::Attached(process()));
+        assert_eq!(state.stage, ConnectionStage::Watching);
         assert!(state.shown.is_none() && state.happened.is_empty() && state.reactors.is_empty());
-        state.take(News::Looked { sample: sample(1, 1, 1), policy: None });
+        state.take(Update::Looked { sample: sample(1, 1, 1), policy: None });
         assert_eq!(state.shown.unwrap().rates, None, "the counters of another are nothing to it");
     }
 
     #[test]
     fn one_that_is_late_is_shown_again_when_it_answers() {
         let mut state = watching(1, 1);
-        state.take(News::Silent("no answer within 1 s".into()));
-        assert!(matches!(state.stage, Stage::Silent(_)));
-        state.take(News::Looked { sample: sample(30, 1, 1), policy: None });
-        assert_eq!(state.stage, Stage::Watching);
+        state.take(Update::Silent("no answer within 1 s".into()));
+        assert!(matches!(state.stage, ConnectionStage::Silent(_)));
+        state.take(Update::Looked { sample: sample(30, 1, 1), policy: None });
+        assert_eq!(state.stage, ConnectionStage::Watching);
     }
 
     #[test]
     fn the_choice_of_a_process_stays_within_those_that_run() {
-        let mut state = State::default();
+        let mut state = AppState::default();
         let running = |count| (0..count).map(|pid| Running { pid, ..Running::default() }).collect();
-        state.take(News::Running(running(5)));
+        state.take(Update::Running(running(5)));
         state.chosen.process = 4;
-        state.take(News::Running(running(2)));
+        state.take(Update::Running(running(2)));
         assert_eq!(state.chosen.process, 1);
     }
 
     #[test]
     fn only_so_many_events_are_kept() {
-        let mut state = State::default();
-        (0..1_000).for_each(|_| state.take(News::Happened(Happened::default())));
+        let mut state = AppState::default();
+        (0..1_000).for_each(|_| state.take(Update::Happened(EventLine::default())));
         assert_eq!(state.happened.len(), super::HAPPENED_MAX);
     }
 }

@@ -1,11 +1,11 @@
-//! The tables: their columns, and their rows from a state.
+//! Tables: their columns and rows.
 
+use super::format::{count, percent, plain, rate, span};
 use super::grid::{Cell, Column, Grid, Tone, Width};
-use super::minute::Minute;
+use super::history::MinuteHistory;
 use super::rates::{PollerRates, ReactorRates, ThreadRates};
 use super::sample::{Poller, Reactor, Sample, Thread};
-use super::state::{Running, Shown, State, Table};
-use super::words::{count, percent, plain, rate, span};
+use super::state::{AppState, DisplayedSample, Running, Table};
 
 const fn column(head: &'static str, width: Width, rank: u8) -> Column {
     Column { head, width, rank }
@@ -53,8 +53,8 @@ const POLLERS: &[Column] = &[
 const PROCESSES: &[Column] =
     &[column("process", Width::Number, 0), column("command line", Width::Name(20), 0)];
 
-/// A table of what is shown.
-pub(crate) fn table(state: &State, table: Table) -> Grid<'_> {
+/// Builds a table from the state.
+pub(crate) fn table(state: &AppState, table: Table) -> Grid<'_> {
     match table {
         Table::Reactors => reactors(state),
         Table::Threads => threads(state),
@@ -62,19 +62,19 @@ pub(crate) fn table(state: &State, table: Table) -> Grid<'_> {
     }
 }
 
-/// All pollers, of whatever thread.
-pub(crate) fn all_pollers(state: &State) -> Grid<'_> {
+/// Table of the pollers of all threads.
+pub(crate) fn all_pollers(state: &AppState) -> Grid<'_> {
     let count = state.shown.as_ref().map_or(0, |shown| shown.sample.pollers.len());
     pollers(state, &(0..count).collect::<Vec<_>>())
 }
 
-/// The processes to choose from.
+/// Table of the processes to select from.
 pub(crate) fn processes(running: &[Running]) -> Grid<'_> {
     let row = |it: &Running| vec![number(it.pid.to_string()), text(plain(&it.command_line))];
     Grid { columns: PROCESSES, rows: running.iter().map(row).collect() }
 }
 
-fn reactors(state: &State) -> Grid<'_> {
+fn reactors(state: &AppState) -> Grid<'_> {
     let rows = state.shown.iter().flat_map(|shown| {
         let rates = shown.rates.as_ref();
         state.reactor_rows().into_iter().map(move |at| {
@@ -90,7 +90,7 @@ fn reactor_row<'a>(
     sample: &Sample,
     reactor: &Reactor,
     rates: Option<&ReactorRates>,
-    minute: Option<&'a Minute>,
+    minute: Option<&'a MinuteHistory>,
 ) -> Vec<Cell<'a>> {
     let is_stuck = rates.is_some_and(|rates| rates.is_stuck);
     let now = match (is_stuck, reactor.asleep) {
@@ -98,7 +98,7 @@ fn reactor_row<'a>(
         (false, true) => quiet("asleep"),
         (false, false) => text("awake".into()),
     };
-    // Of one that is stuck it matters in whom, and not who was slow before.
+    // For a stuck reactor, the running poller matters, not the slowest one so far.
     let culprit = if is_stuck { &reactor.running } else { &reactor.longest_culprit };
     let culprit = match culprit {
         Some(name) if is_stuck => Cell::Text(format!("stuck in {}", plain(name)), Tone::Alarm),
@@ -117,7 +117,7 @@ fn reactor_row<'a>(
         now,
         share(rates.map(|rates| rates.busy_percent)),
         rates.map_or(Cell::Empty, |rates| Cell::Bar(rates.busy_percent)),
-        minute.map_or(Cell::Empty, Cell::Minute),
+        minute.map_or(Cell::Empty, Cell::History),
         per_second(rates.map(|rates| rates.moves)),
         per_second(rates.map(|rates| rates.sleeps)),
         per_second(rates.map(|rates| rates.messages)),
@@ -128,8 +128,8 @@ fn reactor_row<'a>(
     ]
 }
 
-fn threads(state: &State) -> Grid<'_> {
-    let rows = state.shown.iter().flat_map(|Shown { sample, rates }| {
+fn threads(state: &AppState) -> Grid<'_> {
+    let rows = state.shown.iter().flat_map(|DisplayedSample { sample, rates }| {
         state.thread_rows().into_iter().map(move |at| {
             let rates = rates.as_ref().and_then(|rates| rates.threads.get(at));
             thread_row(sample, &sample.threads[at], rates)
@@ -154,9 +154,9 @@ fn thread_row<'a>(sample: &Sample, thread: &Thread, rates: Option<&ThreadRates>)
     ]
 }
 
-fn pollers<'a>(state: &State, rows: &[usize]) -> Grid<'a> {
+fn pollers<'a>(state: &AppState, rows: &[usize]) -> Grid<'a> {
     let rows = rows.iter().filter_map(|at| {
-        let Shown { sample, rates } = state.shown.as_ref()?;
+        let DisplayedSample { sample, rates } = state.shown.as_ref()?;
         let rates = rates.as_ref().and_then(|rates| rates.pollers.get(*at));
         Some(poller_row(sample.pollers.get(*at)?, rates))
     });
@@ -181,11 +181,11 @@ fn poller_row<'a>(poller: &Poller, rates: Option<&PollerRates>) -> Vec<Cell<'a>>
 }
 
 fn text<'a>(text: String) -> Cell<'a> {
-    Cell::Text(text, Tone::Usual)
+    Cell::Text(text, Tone::Normal)
 }
 
 fn number<'a>(number: String) -> Cell<'a> {
-    let tone = if number == "0" { Tone::Quiet } else { Tone::Usual };
+    let tone = if number == "0" { Tone::Quiet } else { Tone::Normal };
     Cell::Text(number, tone)
 }
 
@@ -207,7 +207,7 @@ fn share<'a>(value: Option<f64>) -> Cell<'a> {
 mod tests {
     use super::{all_pollers, table};
     use crate::top::state::tests::{sample, watching};
-    use crate::top::state::{News, Table};
+    use crate::top::state::{Table, Update};
 
     #[test]
     fn the_tables_say_what_was_measured() {
@@ -242,7 +242,7 @@ queue-2  active  a descriptor      100     25.0
         let mut stuck = sample(20, 2, 3);
         stuck.at_ns += 1_000_000_000;
         stuck.reactors[1].running = Some("poller 'endless'".into());
-        state.take(News::Looked { sample: stuck, policy: None });
+        state.take(Update::Looked { sample: stuck, policy: None });
         let lines = table(&state, Table::Reactors).lines();
         let line = lines.lines().nth(2).unwrap();
         assert!(line.contains(" stuck ") && line.ends_with("stuck in poller 'endless'"), "{line}");
@@ -252,8 +252,8 @@ queue-2  active  a descriptor      100     25.0
     #[test]
     fn before_there_are_rates_there_are_dashes() {
         let mut state = watching(0, 0);
-        state.take(News::Attached(crate::top::state::tests::process()));
-        state.take(News::Looked { sample: sample(1, 1, 1), policy: None });
+        state.take(Update::Attached(crate::top::state::tests::process()));
+        state.take(Update::Looked { sample: sample(1, 1, 1), policy: None });
         for which in Table::ALL {
             assert!(table(&state, which).lines().contains(" -"), "{which:?}");
         }

@@ -1,71 +1,70 @@
-//! Emulated SSDs by name.
+//! `emu:` URIs of emulated SSDs.
 //!
 //! ```text
-//!   emu:null?count=21            21 emulated SSDs that answer and move nothing
-//!   emu:ram?size=1g&block=4k     one that keeps its blocks in memory
-//!   emu:file:/tmp/disk?size=1g   one over a file
-//!   emu:model:p4600              one that is as slow as a real device is said to be
-//!   emu:null?doorbell=250        one whose doorbells cost 250 ns, as across a bus: a model too
+//!   emu:null?count=21            21 emulated SSDs that complete commands without moving data
+//!   emu:ram?size=1g&block=4k     one that stores its blocks in memory
+//!   emu:file:/tmp/disk?size=1g   one that stores its blocks in a file
+//!   emu:model:p4600              one with the modeled latency of a real SSD
+//!   emu:null?doorbell-cost=250        one with a doorbell cost of 250 ns, as over PCIe (modeled)
 //! ```
 
 use core::fmt;
 use core::str::FromStr;
 
-use block::quantity::{parse_count, parse_size};
-use block::uri::{Uri, UriError};
+use tenmil_block::quantity::{parse_count, parse_size};
+use tenmil_block::uri::{Uri, UriError};
 
-use crate::Refused;
+use crate::CommandError;
 
-/// Emulated SSDs of one kind.
+/// Parameters of a set of equal emulated SSDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmuSpec {
-    /// What stands behind the controllers.
+    /// Backing of the namespaces.
     pub medium: EmuMedium,
-    /// How many SSDs.
+    /// Number of SSDs.
     pub count: u32,
-    /// Bytes on each; zero means as many as the file has.
+    /// Size of each in bytes; zero means the size of the file.
     pub size_bytes: u64,
-    /// Bytes in a logical block: 512, 1024, 2048 or 4096.
+    /// Logical block size in bytes: 512, 1024, 2048 or 4096.
     pub block_size: u32,
-    /// Entries in the largest ring that the controller allows (CAP.MQES + 1). A ring holds one
-    /// command less than it has entries.
+    /// Maximum queue size in entries (CAP.MQES + 1). A queue holds one command less than its size.
     pub entries: u32,
-    /// I/O queue pairs that a controller has.
+    /// I/O queue pairs per controller.
     pub queues: u16,
-    /// How long writing a doorbell holds the processor, in nanoseconds: a model of a write posted
-    /// across PCIe. Zero is the truth, a store.
+    /// Time that a doorbell write takes on the submitting core, in nanoseconds: a model of a PCIe
+    /// posted write. Zero means the unmodified store to memory.
     pub doorbell_ns: u32,
 }
 
-/// What stands behind an emulated controller.
+/// Backing of an emulated namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EmuMedium {
-    /// Answers, and moves no data.
+    /// Completes commands without moving data.
     Null,
     /// Memory.
     Ram,
     /// A file.
     File {
-        /// Where it is.
+        /// Path of the file.
         path: String,
     },
-    /// Memory behind a model of a device's timing.
+    /// Memory with the timing model of a real SSD.
     Model {
         /// One of [`MODELS`].
         name: String,
     },
 }
 
-/// The timing models there are, with what they stand for.
+/// Timing models and their descriptions.
 pub const MODELS: [(&str, &str); 2] = [
     ("p4600", "a model of an Intel P4600: NAND flash, 512-byte sectors, about 80 us to read 4 KiB"),
     ("p4800x", "a model of an Intel P4800X: 3D XPoint, about 9 us to read 4 KiB"),
 ];
 
-/// Emulated SSDs in one URI at most.
+/// Maximum number of emulated SSDs per URI.
 pub const COUNT_MAX: u32 = 256;
 
-/// Nanoseconds that writing a doorbell may be made to take.
+/// Maximum modeled cost of a doorbell write, in nanoseconds.
 const DOORBELL_NS_MAX: u32 = 10_000;
 
 const KINDS: &str = "emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x";
@@ -76,10 +75,10 @@ const RAM_SIZE: u64 = 64 << 20;
 const MODEL_SIZE: u64 = 1 << 30;
 
 impl EmuSpec {
-    /// What stands before the colon.
+    /// URI scheme.
     pub const SCHEME: &str = "emu";
 
-    /// One SSD over `medium`, with every parameter at its default.
+    /// Creates the parameters of one SSD over `medium`, with defaults.
     pub fn new(medium: EmuMedium) -> Self {
         let size_bytes = match medium {
             EmuMedium::Null => NULL_SIZE,
@@ -91,16 +90,17 @@ impl EmuSpec {
         Self { medium, count: 1, size_bytes, block_size: 512, entries, queues, doorbell_ns: 0 }
     }
 
-    /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
+    /// Parses the parameters of `uri`, whose scheme is [`SCHEME`](Self::SCHEME).
     ///
     /// # Errors
     ///
-    /// If there is no such SSD.
+    /// If a parameter is unknown or invalid.
     pub fn of(uri: &Uri) -> Result<Self, UriError> {
         let mut spec = Self::new(medium_of(uri)?);
         let mut fields = uri.fields();
         let mut take = |key: &'static str| fields.text(key).map(|text| (key, text));
-        let values = ["count", "size", "block", "entries", "queues", "doorbell"].map(&mut take);
+        let values =
+            ["count", "size", "block", "queue-size", "queues", "doorbell-cost"].map(&mut take);
         fields.finish()?;
         for (key, value) in values.into_iter().flatten() {
             let refuse =
@@ -111,27 +111,27 @@ impl EmuSpec {
         Ok(spec)
     }
 
-    /// Commands that one queue pair can have in flight.
+    /// Maximum number of commands in flight per queue pair.
     pub fn depth_max(&self) -> u32 {
         self.entries - 1
     }
 
-    /// Bytes on each SSD, if that is known before it is brought up.
+    /// Size of each SSD in bytes, if it is known before the SSD is opened.
     pub fn size_bytes_known(&self) -> Option<u64> {
         (self.size_bytes != 0).then_some(self.size_bytes)
     }
 
-    /// Whether reads return what was written.
+    /// Whether reads return the data written.
     pub fn keeps_data(&self) -> bool {
         self.medium != EmuMedium::Null
     }
 
-    /// Whether all its blocks lie in memory of ours.
+    /// Whether all blocks are in the memory of this process.
     pub fn is_in_memory(&self) -> bool {
         matches!(self.medium, EmuMedium::Ram | EmuMedium::Model { .. })
     }
 
-    /// Sets what `key` means; the error is what was expected.
+    /// Sets the parameter `key`; the error names the expected values.
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let count = || parse_count(value).ok();
         let size = || parse_size(value).ok();
@@ -151,11 +151,11 @@ impl EmuSpec {
                 Some(4096) => self.block_size = 4096,
                 _ => return Err("512, 1k, 2k or 4k".into()),
             },
-            "entries" => match count().and_then(|count| u32::try_from(count).ok()) {
+            "queue-size" => match count().and_then(|count| u32::try_from(count).ok()) {
                 Some(entries @ 2..=65_536) => self.entries = entries,
                 _ => return Err("2 to 65536".into()),
             },
-            "doorbell" => match count().and_then(|count| u32::try_from(count).ok()) {
+            "doorbell-cost" => match count().and_then(|count| u32::try_from(count).ok()) {
                 Some(ns @ 0..=DOORBELL_NS_MAX) => self.doorbell_ns = ns,
                 _ => return Err(format!("0 to {DOORBELL_NS_MAX} nanoseconds")),
             },
@@ -183,9 +183,9 @@ impl EmuSpec {
 }
 
 impl FromStr for EmuSpec {
-    type Err = Refused;
+    type Err = CommandError;
 
-    fn from_str(text: &str) -> Result<Self, Refused> {
+    fn from_str(text: &str) -> Result<Self, CommandError> {
         let uri: Uri = text.parse()?;
         if uri.scheme() != Self::SCHEME {
             let scheme = uri.scheme();
@@ -215,7 +215,7 @@ fn medium_of(uri: &Uri) -> Result<EmuMedium, UriError> {
 }
 
 impl fmt::Display for EmuSpec {
-    /// Writes the shortest URI that means this.
+    /// Formats the shortest equivalent URI.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut uri = Uri::new(Self::SCHEME, self.medium.to_string());
         let usual = Self::new(self.medium.clone());
@@ -223,9 +223,9 @@ impl fmt::Display for EmuSpec {
             ("count", u64::from(self.count), u64::from(usual.count)),
             ("size", self.size_bytes, usual.size_bytes),
             ("block", u64::from(self.block_size), u64::from(usual.block_size)),
-            ("entries", u64::from(self.entries), u64::from(usual.entries)),
+            ("queue-size", u64::from(self.entries), u64::from(usual.entries)),
             ("queues", u64::from(self.queues), u64::from(usual.queues)),
-            ("doorbell", u64::from(self.doorbell_ns), 0),
+            ("doorbell-cost", u64::from(self.doorbell_ns), 0),
         ];
         for (key, value, _) in parameters.into_iter().filter(|(_, value, usual)| value != usual) {
             uri = uri.with(
@@ -251,7 +251,7 @@ impl fmt::Display for EmuMedium {
     }
 }
 
-/// A size as it would be typed: `4k`, `1g`, `513`.
+/// A size in the shortest exact notation: `4k`, `1g`, `513`.
 fn short_size(bytes: u64) -> String {
     let units = [(40, "t"), (30, "g"), (20, "m"), (10, "k")];
     let whole = units.iter().find(|(shift, _)| bytes != 0 && bytes.is_multiple_of(1 << shift));
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_uri_says_what_it_names_and_is_written_back_in_its_shortest_form() {
-        let uri = "emu:ram?count=3&size=1048576&block=4096&entries=1024";
+        let uri = "emu:ram?count=3&size=1048576&block=4096&queue-size=1024";
         let spec: EmuSpec = uri.parse().unwrap();
         let expected = EmuSpec {
             count: 3,
@@ -286,7 +286,7 @@ mod tests {
             "emu:null?count=21",
             "emu:file:/tmp/a:b",
             "emu:model:p4800x",
-            "emu:null?doorbell=250",
+            "emu:null?doorbell-cost=250",
         ] {
             assert_eq!(uri.parse::<EmuSpec>().unwrap().to_string(), uri);
         }
@@ -315,8 +315,8 @@ mod tests {
         );
         assert_eq!(
             refusal("emu:null?colour=1"),
-            "emu:null?colour=1: no parameter `colour`, expected count, size, block, entries, \
-             queues or doorbell"
+            "emu:null?colour=1: no parameter `colour`, expected count, size, block, queue-size, \
+             queues or doorbell-cost"
         );
         assert_eq!(
             refusal("emu:null?block=513"),
@@ -336,16 +336,16 @@ mod tests {
         );
         assert_eq!(refusal("emu:file"), "emu:file: the file is missing, expected emu:file:PATH");
         assert_eq!(
-            refusal("emu:null?entries=1"),
-            "emu:null?entries=1: entries is `1`, expected 2 to 65536"
+            refusal("emu:null?queue-size=1"),
+            "emu:null?queue-size=1: queue-size is `1`, expected 2 to 65536"
         );
         assert_eq!(
             refusal("emu:null?queues=1025"),
             "emu:null?queues=1025: queues is `1025`, expected 1 to 1024"
         );
         assert_eq!(
-            refusal("emu:null?doorbell=10001"),
-            "emu:null?doorbell=10001: doorbell is `10001`, expected 0 to 10000 nanoseconds"
+            refusal("emu:null?doorbell-cost=10001"),
+            "emu:null?doorbell-cost=10001: doorbell-cost is `10001`, expected 0 to 10000 nanoseconds"
         );
         assert_eq!(
             refusal("emu:null?size=1"),

@@ -1,39 +1,39 @@
-//! What a controller of another process is reached by.
+//! vfio-user access to a controller.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use base::{RegionId, Vector};
-use dma::{DeviceKind, Regions};
-use host::{Clock, EventVectors};
+use tenmil_base::{InterruptVector, RegionId};
+use tenmil_dma::{DeviceKind, RegionTable};
+use tenmil_linux::{Clock, EventVectors};
 
-use super::link::{Link, Offer};
+use super::link::{ConnectionHandle, ServerFeatures};
 use super::name::VfuName;
 use super::registers::{Register, Registers};
 use super::vector::MessageVector;
-use crate::Refused;
-use crate::attached::Bus;
+use crate::CommandError;
+use crate::attached::ControllerBus;
 
-/// A connection, and what is offered over it.
+/// A vfio-user connection and the features of the server.
 #[derive(Clone)]
 pub(super) struct VfuBus {
-    link: Link,
-    regions: Regions,
-    offer: Arc<Offer>,
+    link: ConnectionHandle,
+    regions: RegionTable,
+    offer: Arc<ServerFeatures>,
 }
 
 impl VfuBus {
     pub(super) fn connect(
         name: &VfuName,
-        regions: &Regions,
+        regions: &RegionTable,
         clock: Clock,
-    ) -> Result<Self, Refused> {
-        let (link, offer) = Link::connect(name, regions, clock)?;
+    ) -> Result<Self, CommandError> {
+        let (link, offer) = ConnectionHandle::connect(name, regions, clock)?;
         Ok(Self { link, regions: regions.clone(), offer: Arc::new(offer) })
     }
 }
 
-impl Bus for VfuBus {
+impl ControllerBus for VfuBus {
     type Registers = Registers;
     type Doorbell = Register;
 
@@ -43,7 +43,7 @@ impl Bus for VfuBus {
         self.link.name()
     }
 
-    fn what(&self) -> &'static str {
+    fn describe(&self) -> &'static str {
         "a controller of another process, over vfio-user"
     }
 
@@ -55,27 +55,28 @@ impl Bus for VfuBus {
         self.link.descriptor()
     }
 
-    fn carry(&self) {
-        self.link.carry();
+    fn process_messages(&self) {
+        self.link.drive_io();
     }
 
     fn lost(&self) -> Option<String> {
         self.link.lost()
     }
 
-    fn lose(&self, why: &str) {
+    fn mark_lost(&self, why: &str) {
         self.link.lose(why);
     }
 
-    fn show(&self, region: RegionId) -> Result<u64, Refused> {
-        self.link.show(region).map_err(Refused::peer)
+    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
+        self.link.show(region).map_err(CommandError::peer)
     }
 
-    fn hide(&self, region: RegionId) -> bool {
+    fn unmap(&self, region: RegionId) -> bool {
         self.link.hide(region).is_ok()
     }
 
-    /// We say no more; the process that serves has let go of our memory once it has closed, too.
+    /// Closes the sending direction. The server has released all memory once it has closed its side
+    /// as well.
     fn cut_off(&self) -> bool {
         self.link.lose("the device would not stop, so the connection was ended");
         self.link.has_ended()
@@ -88,11 +89,14 @@ impl Bus for VfuBus {
     }
 
     fn vectors(&self) -> u32 {
-        // Without a table that can be reached they cannot be masked.
+        // Vectors cannot be masked without an accessible table.
         if self.offer.table_offset > 0 { self.offer.vectors } else { 0 }
     }
 
-    fn vector(&self, number: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String> {
+    fn vector(
+        &self,
+        number: u16,
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
         let vector = MessageVector::new(&self.link, self.offer.table_offset, number)?;
         let event = vector.event();
         Ok((Box::new(vector), event))

@@ -1,7 +1,7 @@
-//! `vfio-user:` as a kind of block device.
+//! `vfio-user:` as a block device kind.
 
-use block::uri::Uri;
-use block::{MediumError, Opened, Opener};
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, OpenedDevice, Opener};
 
 use super::attach;
 use super::name::VfuName;
@@ -10,8 +10,8 @@ use super::name::VfuName;
 #[derive(Clone, Copy, Debug)]
 pub struct Kind;
 
-impl block::Kind for Kind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<Opened, MediumError> {
+impl tenmil_block::DeviceType for Kind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
         attach(&VfuName::of(uri)?, opener.regions, opener.clock)?.open(uri)
     }
 }

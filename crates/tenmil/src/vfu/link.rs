@@ -1,116 +1,117 @@
-//! The connection to the other process, as all threads of this one share it.
+//! vfio-user connection, shared by all threads of this process.
 //!
-//! Whoever waits for an answer carries whatever else comes meanwhile; while nobody waits, the thread
-//! that tends the controller does. A doorbell that is a message is sent by whoever rings it, and waits
-//! for nobody: the lock is never held while anything is waited for.
+//! A thread that waits for a reply also handles all other incoming messages; while no thread waits,
+//! the admin thread does. A doorbell message is sent by the thread that rings it. The lock of the
+//! connection is never held during a wait.
 //!
 //! ```text
-//!   heard ── lost: we send no more, and say so ──▶ leaving ── the other side has closed, too ──▶ ended
+//!   connected ── lost: sending direction closed ──▶ closing ── server has closed, too ──▶ ended
 //! ```
 //!
-//! Only at the end is our memory ours again: a server closes when it has let go of it, and one that is
-//! stopped meanwhile may still go on with what it was given.
+//! Memory is reusable only in the last state: a server closes its side after it has released the
+//! memory. Until then it may still access what was mapped for it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use base::{Memory, RegionId, Segment, Span};
-use dma::{AddressSpace, Adopted, FilePart, Regions};
-use host::Clock;
-use host::local_socket::{Connection, Received};
-use host::watch::{Interest, Watch};
-use vfu::server::DmaMap;
-use vfu::{
-    Answer, Area, Capabilities, Client, Errno, IrqAction, IrqData, IrqSet, RegionShape, irq_index,
-    region_index,
+use tenmil_base::{Memory, RegionId, Segment, Span};
+use tenmil_dma::{AddressSpace, FileRange, ForeignRegion, RegionTable};
+use tenmil_linux::Clock;
+use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_vfio_user::server::DmaMap;
+use tenmil_vfio_user::{
+    Capabilities, Client, ClientEvent, Errno, IrqAction, IrqData, IrqSet, RegionInfo,
+    SparseMmapArea, irq_index, region_index,
 };
 
 use super::name::VfuName;
-use crate::Refused;
+use crate::CommandError;
 
-/// A handle on the connection. Cheap to clone.
+/// Handle of the connection. Clones are cheap.
 #[derive(Clone)]
-pub(super) struct Link {
-    shared: Arc<Shared>,
+pub(super) struct ConnectionHandle {
+    shared: Arc<ConnectionShared>,
 }
 
-struct Shared {
+struct ConnectionShared {
     connection: Connection,
-    /// Ready when something has come, or there is room for what could not be sent.
-    watch: Watch,
-    wire: Mutex<Wire>,
-    /// Held by whoever waits for an answer.
+    /// Ready when data have arrived, or when the socket has room for data that could not be sent.
+    watch: PollSet,
+    wire: Mutex<ConnectionState>,
+    /// Held by the thread that waits for a reply.
     asking: Mutex<()>,
     clock: Clock,
     patience: Span,
     name: String,
 }
 
-struct Wire {
+struct ConnectionState {
     client: Client<Arc<OwnedFd>>,
-    /// What has come and is awaited.
-    answers: Vec<Answer<Arc<OwnedFd>>>,
-    /// Why it is over.
+    /// Replies that have arrived and not been consumed.
+    answers: Vec<ClientEvent<Arc<OwnedFd>>>,
+    /// Why the connection is lost.
     lost: Option<String>,
-    /// The other side has closed, and has let go of our memory.
+    /// The server has closed its side and released all memory.
     has_ended: bool,
-    /// What the watch waits for.
+    /// Events that the watch waits for.
     interest: Interest,
-    regions: Regions,
-    /// Addresses that nothing has.
+    regions: RegionTable,
+    /// Unused IOVAs.
     space: AddressSpace,
-    /// Memory that the other side may ask for by message, by its address.
-    shown: Vec<Shown>,
+    /// Regions mapped for the server, which it may also access by messages.
+    shown: Vec<MappedRegion>,
     buffer: Box<[u8]>,
 }
 
-/// A region that the other side knows.
+/// A region mapped for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shown {
+struct MappedRegion {
     iova: u64,
     len_bytes: u64,
     region: RegionId,
 }
 
-/// What the other side offers.
-pub(super) struct Offer {
-    /// The part of it with doorbells, if it can be mapped, and where in BAR 0 it begins.
-    pub(super) doorbells: Option<(Arc<Adopted>, Area)>,
-    /// How many vectors.
+/// Features of the server.
+pub(super) struct ServerFeatures {
+    /// Mapped page with the doorbells, if the server offers one, and its place in BAR 0.
+    pub(super) doorbells: Option<(Arc<ForeignRegion>, SparseMmapArea)>,
+    /// Number of MSI-X vectors.
     pub(super) vectors: u32,
-    /// Where in BAR 0 their table lies.
+    /// Offset of the MSI-X table in BAR 0. Zero if there is none there.
     pub(super) table_offset: u32,
 }
 
-/// How a question ended.
-pub(super) type Replied<T> = Result<T, String>;
+/// Result of a request, with the reason of a failure.
+pub(super) type ReplyResult<T> = Result<T, String>;
 
 const BUFFER_BYTES: usize = 256 << 10;
-/// So often the socket is read from before others have their turn.
+/// Maximum number of reads from the socket in one call.
 const READS_MAX: usize = 16;
 const READABLE: Interest = Interest { readable: true, writable: false };
-/// The end is told without being asked for.
+/// Hang-up is reported without being requested.
 const END: Interest = Interest { readable: false, writable: false };
-/// Where memory is shown: far from what a machine of the other side may have of its own.
+/// IOVA range for mappings, above the addresses that a virtual machine of the server may use
+/// itself.
 const ADDRESSES: (u64, u64) = (1 << 36, (1 << 47) - 1);
-/// The command register (PCI 3.0 §6.2.2).
+/// Offset of the Command register (PCI 3.0 §6.2.2).
 const COMMAND: usize = 4;
-/// Memory space, bus master, and interrupt disable: MSI-X is used alone, and some targets look for a
-/// descriptor for INTx, which nobody sets, until this forbids it.
+/// Memory Space, Bus Master, and Interrupt Disable. Only MSI-X is used, and some servers otherwise
+/// try to signal INTx, for which no descriptor is set.
 const COMMAND_SET: u16 = 1 << 1 | 1 << 2 | 1 << 10;
-/// Class code, from byte 9 on: an NVM Express I/O controller.
+/// Class code in bytes 9 to 11: NVM Express I/O controller.
 const NVM_EXPRESS: [u8; 3] = [0x02, 0x08, 0x01];
 const MSIX: u8 = 0x11;
-/// Where doorbells begin.
+/// Offset of the doorbells in BAR 0 (PCIe Transport 1.0 §3.1.2).
 const DOORBELLS: u64 = 0x1000;
 
-impl Link {
-    /// Connects, and finds out what the device is like. All of that has a limit.
+impl ConnectionHandle {
+    /// Connects and reads the properties of the device. All waits have a timeout.
     pub(super) fn connect(
         name: &VfuName,
-        regions: &Regions,
+        regions: &RegionTable,
         clock: Clock,
-    ) -> Result<(Self, Offer), Refused> {
+    ) -> Result<(Self, ServerFeatures), CommandError> {
         let shown = name.shown();
         let connection =
             Connection::connect(&name.path, name.wanted.patience).map_err(|error| {
@@ -120,17 +121,18 @@ impl Link {
                         let hint = format!(
                             "Start whoever serves it: `tenmil serve URI --listen {shown}`."
                         );
-                        Refused { hint: Some(hint), ..Refused::caller(text) }
+                        CommandError { hint: Some(hint), ..CommandError::caller(text) }
                     }
-                    _ => Refused::machine(text),
+                    _ => CommandError::machine(text),
                 }
             })?;
-        let watch = Watch::new().and_then(|watch| {
+        let watch = PollSet::new().and_then(|watch| {
             watch.add(&connection, 0, READABLE)?;
             Ok(watch)
         });
-        let watch = watch.map_err(|error| Refused::machine(format!("attach {shown}: {error}")))?;
-        let wire = Wire {
+        let watch =
+            watch.map_err(|error| CommandError::machine(format!("attach {shown}: {error}")))?;
+        let wire = ConnectionState {
             client: Client::new(),
             answers: Vec::new(),
             lost: None,
@@ -143,72 +145,73 @@ impl Link {
         };
         let (wire, asking, patience) = (Mutex::new(wire), Mutex::new(()), name.wanted.patience);
         let name = shown.clone();
-        let shared = Shared { connection, watch, wire, asking, clock, patience, name };
+        let shared = ConnectionShared { connection, watch, wire, asking, clock, patience, name };
         let link = Self { shared: Arc::new(shared) };
         let offer = link.explore(regions);
-        let offer = offer.map_err(|why| Refused::peer(format!("attach {shown}: {why}")))?;
+        let offer = offer.map_err(|why| CommandError::peer(format!("attach {shown}: {why}")))?;
         Ok((link, offer))
     }
 
-    /// What it is called.
+    /// Name of the device.
     pub(super) fn name(&self) -> &str {
         &self.shared.name
     }
 
-    /// What becomes readable when [`carry`](Self::carry) has something to do.
+    /// Descriptor that becomes readable when [`drive_io`](Self::drive_io) has work.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.shared.watch.as_fd()
     }
 
-    /// Why it is over, if it is.
+    /// Why the connection is lost, if it is.
     pub(super) fn lost(&self) -> Option<String> {
         self.lock().lost.clone()
     }
 
-    /// Ends it. The other side may reach our memory until it [has ended](Self::has_ended), too.
+    /// Marks the connection as lost. The server may access memory until it [has
+    /// ended](Self::has_ended).
     pub(super) fn lose(&self, why: &str) {
         self.lock().lose(&self.shared, why);
     }
 
-    /// Whether the other side has closed, and with that has let go of our memory.
+    /// Whether the server has closed its side, and has thereby released all memory.
     pub(super) fn has_ended(&self) -> bool {
         let mut wire = self.lock();
-        let _ = wire.carry(&self.shared);
+        let _ = wire.drive_io(&self.shared);
         wire.has_ended
     }
 
-    /// Takes what has come, and sends what is to be sent, unless somebody is about it who waits for
-    /// an answer.
-    pub(super) fn carry(&self) {
-        // Held meanwhile: whoever began to wait now would not be woken by what is taken here.
+    /// Receives and sends pending messages, unless a thread that waits for a reply does so already.
+    pub(super) fn drive_io(&self) {
+        // The guard is kept during the call: a thread that starts to wait meanwhile would not be
+        // woken for messages that are received here.
         let turn = self.shared.asking.try_lock();
         if !matches!(turn, Err(TryLockError::WouldBlock)) {
-            let _ = self.lock().carry(&self.shared);
+            let _ = self.lock().drive_io(&self.shared);
         }
     }
 
-    /// Reads a register.
-    pub(super) fn read(&self, region: u32, offset: u64, len_bytes: u32) -> Replied<Vec<u8>> {
+    /// Reads from a region of the device.
+    pub(super) fn read(&self, region: u32, offset: u64, len_bytes: u32) -> ReplyResult<Vec<u8>> {
         let _turn = self.turn();
         let id = self.lock().client.read(region, offset, len_bytes);
         match self.wait(|answer| is_answer_to(answer, id))? {
-            Answer::Data { data, .. } => Ok(data),
+            ClientEvent::Data { data, .. } => Ok(data),
             other => Err(refused(other)),
         }
     }
 
-    /// Writes a register, some time before what is asked later. Never waits.
+    /// Writes to a region of the device without waiting. The write precedes all later requests.
     pub(super) fn post(&self, region: u32, offset: u64, data: &[u8]) {
         let mut wire = self.lock();
         if wire.lost.is_none() {
-            wire.client.post(region, offset, data);
+            wire.client.write_no_reply(region, offset, data);
             let _ = wire.send(&self.shared);
         }
     }
 
-    /// Lets the other process reach a region, by its descriptor, or by message if it has none. Says
-    /// where it finds it.
-    pub(super) fn show(&self, region: RegionId) -> Replied<u64> {
+    /// Maps a region for the server, by its descriptor, or by messages if it has none. Returns its
+    /// IOVA.
+    pub(super) fn show(&self, region: RegionId) -> ReplyResult<u64> {
         let _turn = self.turn();
         let mut wire = self.lock();
         if let Some(shown) = wire.shown.iter().find(|shown| shown.region == region) {
@@ -220,12 +223,12 @@ impl Link {
         let len_bytes = wire.regions.len_bytes(region);
         let iova = wire.space.allocate(len_bytes).filter(|_| len_bytes > 0);
         let iova = iova.ok_or("there is no such region, or no row of addresses for it")?;
-        let shown = Shown { iova, len_bytes, region };
+        let shown = MappedRegion { iova, len_bytes, region };
         let file = wire.regions.descriptor(region).map(Arc::new);
         let (is_readable, is_writable) = (true, true);
         let map = DmaMap { iova, len_bytes, file_offset: 0, is_readable, is_writable };
         let id = wire.client.map(map, file);
-        // What was asked and is not answered may be there.
+        // Recorded before the reply: the server may have mapped the region already.
         wire.shown.push(shown);
         drop(wire);
         let done = self.done(id);
@@ -235,9 +238,9 @@ impl Link {
         done.map(|()| iova)
     }
 
-    /// Takes a region away: once this has returned well, the other process does not reach it.
-    pub(super) fn hide(&self, region: RegionId) -> Replied<()> {
-        // What it does not know needs no turn, for which one may have to wait.
+    /// Unmaps a region. The server cannot access it once this has returned successfully.
+    pub(super) fn hide(&self, region: RegionId) -> ReplyResult<()> {
+        // A region that is not mapped needs no request, and must not wait for the lock.
         if self.lock().known(region).is_none() {
             return Ok(());
         }
@@ -258,8 +261,8 @@ impl Link {
         Ok(())
     }
 
-    /// Has `vector` signalled by `descriptor`.
-    pub(super) fn set_vector(&self, vector: u16, descriptor: BorrowedFd<'_>) -> Replied<()> {
+    /// Assigns an event descriptor to an MSI-X vector.
+    pub(super) fn set_vector(&self, vector: u16, descriptor: BorrowedFd<'_>) -> ReplyResult<()> {
         let file = descriptor.try_clone_to_owned().map_err(|error| error.to_string())?;
         let _turn = self.turn();
         let id = self.lock().client.set_irqs(IrqSet {
@@ -272,29 +275,32 @@ impl Link {
         self.done(id)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Wire> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.shared.wire.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Questions are asked one after the other.
+    /// Serializes requests.
     fn turn(&self) -> MutexGuard<'_, ()> {
         self.shared.asking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn done(&self, id: u16) -> Replied<()> {
+    fn done(&self, id: u16) -> ReplyResult<()> {
         match self.wait(|answer| is_answer_to(answer, id))? {
-            Answer::Done { .. } => Ok(()),
+            ClientEvent::Done { .. } => Ok(()),
             other => Err(refused(other)),
         }
     }
 
-    /// Waits for an answer, of whoever has the turn.
-    fn wait(&self, is_it: impl Fn(&Answer<Arc<OwnedFd>>) -> bool) -> Replied<Answer<Arc<OwnedFd>>> {
+    /// Waits for a reply. The caller must hold the request lock.
+    fn wait(
+        &self,
+        is_it: impl Fn(&ClientEvent<Arc<OwnedFd>>) -> bool,
+    ) -> ReplyResult<ClientEvent<Arc<OwnedFd>>> {
         let end = self.shared.clock.now().after(self.shared.patience);
         let mut ready = Vec::new();
         loop {
             let mut wire = self.lock();
-            wire.carry(&self.shared)?;
+            wire.drive_io(&self.shared)?;
             if let Some(at) = wire.answers.iter().position(&is_it) {
                 return Ok(wire.answers.swap_remove(at));
             }
@@ -310,36 +316,41 @@ impl Link {
         }
     }
 
-    /// Agrees on a version, and asks what the device is like.
-    fn explore(&self, regions: &Regions) -> Replied<Offer> {
+    /// Negotiates the version and reads the properties of the device.
+    fn explore(&self, regions: &RegionTable) -> ReplyResult<ServerFeatures> {
         let turn = self.turn();
-        let ends = |answer: &Answer<_>| matches!(answer, Answer::Refused { .. });
-        let wants = |answer: &Answer<_>| matches!(answer, Answer::Version(_)) || ends(answer);
+        let ends = |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Refused { .. });
+        let wants =
+            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Version(_)) || ends(answer);
         match self.wait(wants)? {
-            Answer::Version(_) => {}
-            Answer::Refused { error: Errno::BUSY, .. } => {
+            ClientEvent::Version(_) => {}
+            ClientEvent::Refused { error: Errno::BUSY, .. } => {
                 return Err("another client has it, expected none".to_owned());
             }
             other => return Err(refused(other)),
         }
         self.lock().client.device();
-        let wants = |answer: &Answer<_>| matches!(answer, Answer::Device { .. }) || ends(answer);
-        let Answer::Device { regions: count, irqs, can_reset } = self.wait(wants)? else {
+        let wants =
+            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Device { .. }) || ends(answer);
+        let ClientEvent::Device { regions: count, irqs, can_reset } = self.wait(wants)? else {
             return Err("it does not say what it is".to_owned());
         };
         if count <= region_index::CONFIGURATION || irqs <= irq_index::MSIX {
             return Err(format!("{count} regions and {irqs} interrupts, expected a PCI device"));
         }
         self.lock().client.region(region_index::BAR0);
-        let wants = |answer: &Answer<_>| matches!(answer, Answer::Region { .. }) || ends(answer);
-        let Answer::Region { shape: bar, file, .. } = self.wait(wants)? else {
+        let wants =
+            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Region { .. }) || ends(answer);
+        let ClientEvent::Region { shape: bar, file, .. } = self.wait(wants)? else {
             return Err("it does not say what BAR 0 is like".to_owned());
         };
         self.lock().client.irqs(irq_index::MSIX);
-        let wants = |answer: &Answer<_>| matches!(answer, Answer::Irqs { .. }) || ends(answer);
-        let Answer::Irqs { shape: msix, .. } = self.wait(wants)? else {
+        let wants =
+            |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Irqs { .. }) || ends(answer);
+        let ClientEvent::Irqs { shape: msix, .. } = self.wait(wants)? else {
             return Err("it does not say what its interrupts are like".to_owned());
         };
+        // A previous client may have left the controller enabled.
         if can_reset {
             let id = self.lock().client.reset();
             self.done(id)?;
@@ -347,11 +358,12 @@ impl Link {
         drop(turn);
         let table_offset = self.check_function(&bar)?;
         let doorbells = doorbells_of(regions, &bar, file);
-        Ok(Offer { doorbells, vectors: msix.count, table_offset })
+        Ok(ServerFeatures { doorbells, vectors: msix.count, table_offset })
     }
 
-    /// Looks whether it is an NVMe controller, and lets it reach memory. Where its vector table is.
-    fn check_function(&self, bar: &RegionShape) -> Replied<u32> {
+    /// Checks that the device is an NVMe controller and enables DMA. Returns the offset of its
+    /// MSI-X table.
+    fn check_function(&self, bar: &RegionInfo) -> ReplyResult<u32> {
         let space = self.read(region_index::CONFIGURATION, 0, 256)?;
         if space[9..12] != NVM_EXPRESS {
             let [interface, subclass, class] = [space[9], space[10], space[11]];
@@ -367,7 +379,7 @@ impl Link {
             if capability[0] == MSIX {
                 let [a, b, c, d] = [4, 5, 6, 7].map(|byte| capability[byte]);
                 let place = u32::from_le_bytes([a, b, c, d]);
-                // In another BAR it is of no use here.
+                // A table in another BAR is not accessible here.
                 let is_inside = place & 7 == 0 && u64::from(place) < bar.size;
                 return Ok(if is_inside { place } else { 0 });
             }
@@ -377,23 +389,23 @@ impl Link {
     }
 }
 
-impl Wire {
-    /// What the other side knows of a region.
-    fn known(&self, region: RegionId) -> Option<Shown> {
+impl ConnectionState {
+    /// Mapping of a region, if there is one.
+    fn known(&self, region: RegionId) -> Option<MappedRegion> {
         let shown = self.shown.iter().find(|shown| shown.region == region);
         shown.filter(|_| !self.has_ended).copied()
     }
 
-    fn lose(&mut self, shared: &Shared, why: &str) {
+    fn lose(&mut self, shared: &ConnectionShared, why: &str) {
         if self.lost.is_none() {
             self.lost = Some(why.to_owned());
-            // One that has gone already need not be told.
+            // Fails if the server has closed already, which is fine.
             let _ = shared.connection.finish();
             self.wait_for(shared, END);
         }
     }
 
-    fn carry(&mut self, shared: &Shared) -> Replied<()> {
+    fn drive_io(&mut self, shared: &ConnectionShared) -> ReplyResult<()> {
         if self.lost.is_none() {
             self.send(shared)?;
         }
@@ -408,8 +420,8 @@ impl Wire {
             let (mut files, most) = (Vec::new(), Capabilities::OURS.files_max as usize);
             let buffer = &mut self.buffer[..wanted];
             match shared.connection.receive_files(buffer, &mut files, most) {
-                Ok(Received::Nothing) => return Ok(()),
-                Ok(Received::Bytes(count)) => {
+                Ok(RecvResult::Nothing) => return Ok(()),
+                Ok(RecvResult::Bytes(count)) => {
                     let files = files.into_iter().map(Arc::new);
                     match self.client.receive(&self.buffer[..count], files) {
                         Ok(None) => {}
@@ -417,7 +429,7 @@ impl Wire {
                         Err(violation) => self.lose(shared, &violation.to_string()),
                     }
                 }
-                Ok(Received::End) => self.end(shared),
+                Ok(RecvResult::End) => self.end(shared),
                 Err(error) => self.lose(shared, &error.to_string()),
             }
         }
@@ -430,28 +442,28 @@ impl Wire {
         }
     }
 
-    /// Reads on to the end, so that the other side is not kept from it.
-    fn await_end(&mut self, shared: &Shared) {
+    /// Discards incoming data until the server closes, so that it does not block on a full socket.
+    fn await_end(&mut self, shared: &ConnectionShared) {
         for _ in 0..READS_MAX {
             if self.has_ended {
                 return;
             }
             match shared.connection.receive(&mut self.buffer) {
-                Ok(Received::Bytes(_)) => {}
-                Ok(Received::Nothing) | Err(_) => return,
-                Ok(Received::End) => self.end(shared),
+                Ok(RecvResult::Bytes(_)) => {}
+                Ok(RecvResult::Nothing) | Err(_) => return,
+                Ok(RecvResult::End) => self.end(shared),
             }
         }
     }
 
-    fn end(&mut self, shared: &Shared) {
+    fn end(&mut self, shared: &ConnectionShared) {
         self.lose(shared, "the process that served it has gone");
         self.has_ended = true;
-        // It would say so for ever.
+        // A closed socket would be ready for ever.
         let _ = shared.watch.remove(&shared.connection);
     }
 
-    fn send(&mut self, shared: &Shared) -> Replied<()> {
+    fn send(&mut self, shared: &ConnectionShared) -> ReplyResult<()> {
         while let Some(outgoing) = self.client.outgoing() {
             if let Some(why) = &self.lost {
                 return Err(why.clone());
@@ -475,18 +487,22 @@ impl Wire {
         Ok(())
     }
 
-    fn wait_for(&mut self, shared: &Shared, interest: Interest) {
+    fn wait_for(&mut self, shared: &ConnectionShared, interest: Interest) {
         if self.interest != interest {
             self.interest = interest;
-            // What is in the set can be changed: no memory is needed for it.
+            // Changing an existing entry of the set needs no memory and cannot fail.
             let _ = shared.watch.change(&shared.connection, 0, interest);
         }
     }
 
-    /// Keeps an answer for whoever waits for it, and serves what is asked of our memory.
-    fn take(&mut self, shared: &Shared, answer: Answer<Arc<OwnedFd>>) -> Replied<()> {
+    /// Stores a reply for the thread that waits for it, and serves memory accesses of the server.
+    fn take(
+        &mut self,
+        shared: &ConnectionShared,
+        answer: ClientEvent<Arc<OwnedFd>>,
+    ) -> ReplyResult<()> {
         match answer {
-            Answer::DmaRead { call, iova, len_bytes } => {
+            ClientEvent::DmaRead { call, iova, len_bytes } => {
                 let mut data = vec![0; len_bytes as usize];
                 let segment = self.segment(iova, len_bytes);
                 match segment.and_then(|segment| self.regions.load(segment, &mut data).ok()) {
@@ -494,7 +510,7 @@ impl Wire {
                     None => self.client.refuse(call, Errno::FAULT),
                 }
             }
-            Answer::DmaWrite { call, iova, data } => {
+            ClientEvent::DmaWrite { call, iova, data } => {
                 let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
                 let segment = self.segment(iova, len_bytes);
                 match segment.and_then(|segment| self.regions.store(segment, &data).ok()) {
@@ -510,13 +526,13 @@ impl Wire {
         self.send(shared)
     }
 
-    fn forget(&mut self, shown: Shown) {
+    fn forget(&mut self, shown: MappedRegion) {
         self.shown.retain(|other| *other != shown);
         self.space.release(shown.iova, shown.len_bytes);
     }
 
     fn segment(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
-        let around = |shown: &&Shown| {
+        let around = |shown: &&MappedRegion| {
             let skip = iova.wrapping_sub(shown.iova);
             skip < shown.len_bytes && u64::from(len_bytes) <= shown.len_bytes - skip
         };
@@ -525,31 +541,33 @@ impl Wire {
     }
 }
 
-fn is_answer_to<F>(answer: &Answer<F>, wanted: u16) -> bool {
+fn is_answer_to<F>(answer: &ClientEvent<F>, wanted: u16) -> bool {
     match answer {
-        Answer::Done { id } | Answer::Refused { id, .. } | Answer::Data { id, .. } => *id == wanted,
+        ClientEvent::Done { id }
+        | ClientEvent::Refused { id, .. }
+        | ClientEvent::Data { id, .. } => *id == wanted,
         _ => false,
     }
 }
 
-fn refused<F>(answer: Answer<F>) -> String {
+fn refused<F>(answer: ClientEvent<F>) -> String {
     match answer {
-        Answer::Refused { command, error, .. } => format!("{command} was refused: {error}"),
+        ClientEvent::Refused { command, error, .. } => format!("{command} was refused: {error}"),
         _ => "an answer to something else".to_owned(),
     }
 }
 
-/// Maps the part of BAR 0 with doorbells, if it is offered.
+/// Maps the part of BAR 0 with the doorbells, if the server offers it.
 fn doorbells_of(
-    regions: &Regions,
-    bar: &RegionShape,
+    regions: &RegionTable,
+    bar: &RegionInfo,
     file: Option<Arc<OwnedFd>>,
-) -> Option<(Arc<Adopted>, Area)> {
+) -> Option<(Arc<ForeignRegion>, SparseMmapArea)> {
     let area = bar.areas.iter().find(|area| area.offset <= DOORBELLS && area.size > 0);
     let (area, file) = area.copied().zip(file)?;
     let offset = bar.file_offset.checked_add(area.offset);
-    let part = FilePart { offset: offset.unwrap_or(u64::MAX), len_bytes: area.size };
-    // What cannot be mapped is written by message.
-    let adopted = regions.adopt(file.as_fd(), part).ok()?;
+    let part = FileRange { offset: offset.unwrap_or(u64::MAX), len_bytes: area.size };
+    // If it cannot be mapped, doorbells are written by messages.
+    let adopted = regions.map_foreign(file.as_fd(), part).ok()?;
     Some((Arc::new(adopted), area))
 }

@@ -1,4 +1,4 @@
-//! Controllers of other processes by name.
+//! `vfio-user:` URIs.
 //!
 //! ```text
 //!   vfio-user:/run/disk.sock
@@ -7,40 +7,40 @@
 
 use std::path::PathBuf;
 
-use block::uri::{Uri, UriError};
+use tenmil_block::uri::{Uri, UriError};
 
-use crate::attached::Wanted;
+use crate::attached::AttachOptions;
 
-/// What a `vfio-user:` URI says.
+/// Parsed `vfio-user:` URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VfuName {
-    /// Where the other process listens.
+    /// Path of the listening socket.
     pub path: PathBuf,
-    /// What is wanted of the controller there.
-    pub wanted: Wanted,
+    /// Options for attaching the controller.
+    pub wanted: AttachOptions,
 }
 
 impl VfuName {
-    /// What stands before the colon.
+    /// URI scheme.
     pub const SCHEME: &str = "vfio-user";
 
-    /// What `uri` says, whose scheme is [`SCHEME`](Self::SCHEME).
+    /// Parses `uri`, whose scheme must be [`SCHEME`](Self::SCHEME).
     ///
     /// # Errors
     ///
-    /// If it names no socket.
+    /// If the path is empty, or an option is invalid.
     pub fn of(uri: &Uri) -> Result<Self, UriError> {
         if uri.path().is_empty() {
             let problem = "no socket, expected vfio-user:PATH, such as vfio-user:/run/disk.sock";
             return Err(uri.refuse(problem));
         }
         let mut fields = uri.fields();
-        let wanted = Wanted::of(&mut fields)?;
+        let wanted = AttachOptions::of(&mut fields)?;
         fields.finish()?;
         Ok(Self { path: uri.path().into(), wanted })
     }
 
-    /// For people.
+    /// URI without options, for messages.
     pub(super) fn shown(&self) -> String {
         format!("{}:{}", Self::SCHEME, self.path.display())
     }
@@ -48,10 +48,10 @@ impl VfuName {
 
 #[cfg(test)]
 mod tests {
-    use super::{VfuName, Wanted};
+    use super::{AttachOptions, VfuName};
 
     fn of(text: &str) -> Result<VfuName, String> {
-        let uri = text.parse().map_err(|error: block::uri::UriError| error.to_string())?;
+        let uri = text.parse().map_err(|error: tenmil_block::uri::UriError| error.to_string())?;
         VfuName::of(&uri).map_err(|error| error.to_string())
     }
 
@@ -59,7 +59,7 @@ mod tests {
     fn a_name_is_a_path_and_what_is_wanted_there() {
         let name = of("vfio-user:/run/disk.sock?ns=2&queues=4&depth=31").unwrap();
         assert_eq!(name.path.to_str(), Some("/run/disk.sock"));
-        let Wanted { namespace, queues, depth, .. } = name.wanted;
+        let AttachOptions { namespace, queues, depth, .. } = name.wanted;
         assert_eq!((namespace, queues, depth), (2, 4, 31));
         let usual = of("vfio-user:a").unwrap().wanted;
         assert_eq!((usual.namespace, usual.shadow_doorbells), (1, true));

@@ -1,50 +1,50 @@
-//! BAR 0 of the other process's controller.
+//! BAR 0 of a vfio-user controller.
 
 use std::sync::Arc;
 
-use base::{Doorbell, Memory, Mmio, Segment};
-use dma::{Adopted, Regions};
-use vfu::{Area, region_index};
+use tenmil_base::{Doorbell, Memory, Mmio, Segment};
+use tenmil_dma::{ForeignRegion, RegionTable};
+use tenmil_vfio_user::{SparseMmapArea, region_index};
 
-use super::link::Link;
+use super::link::ConnectionHandle;
 
-/// Registers by message, and doorbells by whichever way there is.
+/// Registers accessed by messages, and doorbells in mapped memory or by messages.
 pub(super) struct Registers {
-    link: Link,
-    regions: Regions,
-    doorbells: Option<(Arc<Adopted>, Area)>,
+    link: ConnectionHandle,
+    regions: RegionTable,
+    doorbells: Option<(Arc<ForeignRegion>, SparseMmapArea)>,
 }
 
-/// One doorbell.
+/// One doorbell register.
 pub(super) enum Register {
-    /// A word that the other process looks at.
+    /// A word in memory that the server polls.
     Mapped {
-        /// Whose region it is in.
-        regions: Regions,
+        /// Region table that the word belongs to.
+        regions: RegionTable,
         /// The word.
         word: Segment,
-        /// Kept as long as it can be rung.
-        _page: Arc<Adopted>,
+        /// Keeps the page mapped.
+        _page: Arc<ForeignRegion>,
     },
-    /// A message that wakes the other process.
+    /// A message that wakes the server.
     Sent {
-        /// By which connection.
-        link: Link,
-        /// Where in BAR 0.
+        /// The connection.
+        link: ConnectionHandle,
+        /// Offset in BAR 0.
         offset: u32,
     },
 }
 
 impl Registers {
     pub(super) fn new(
-        link: Link,
-        regions: &Regions,
-        doorbells: Option<(Arc<Adopted>, Area)>,
+        link: ConnectionHandle,
+        regions: &RegionTable,
+        doorbells: Option<(Arc<ForeignRegion>, SparseMmapArea)>,
     ) -> Self {
         Self { link, regions: regions.clone(), doorbells }
     }
 
-    /// What is not there any more reads as ones, like a device that was pulled.
+    /// Reads a register. A lost controller reads as all ones, like a removed PCI function.
     fn read<const N: usize>(&self, offset: u32) -> [u8; N] {
         let len = u32::try_from(N).unwrap_or(0);
         let read = self.link.read(region_index::BAR0, offset.into(), len);
@@ -89,7 +89,7 @@ impl Doorbell for Register {
     fn ring(&mut self, value: u32) {
         match self {
             Self::Mapped { regions, word, .. } => {
-                // It lies inside: that was looked at when it was made.
+                // In bounds: checked when the register was created.
                 let _ = regions.store_u32(*word, value);
             }
             Self::Sent { link, offset } => {

@@ -1,36 +1,38 @@
-//! A link, and another process that is a test.
+//! A vfio-user connection to a mock server.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use base::{Instant, Span};
-use dma::{Region, Regions};
-use host::local_socket::{Connection, Received};
-use host::stream::{Address, Door};
-use host::watch::{Interest, Watch};
-use host::{Clock, Stop, Thread};
-use vfu::server::{Call, Request};
-use vfu::{Area, Device, IrqShape, RegionShape, Server, irq_index, region_index};
+use tenmil_base::{Instant, Span};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::{Clock, StopFlag, Thread};
+use tenmil_vfio_user::server::{PendingReply, Request};
+use tenmil_vfio_user::{
+    DeviceInfo, IrqInfo, RegionInfo, Server, SparseMmapArea, irq_index, region_index,
+};
 
 use super::VfuName;
-use super::link::{Link, Offer};
-use crate::attached::Wanted;
+use super::link::{ConnectionHandle, ServerFeatures};
+use crate::attached::AttachOptions;
 
 type File = Arc<OwnedFd>;
 
 const PATIENCE: Span = Span::from_secs(20);
 const DOORBELL: u64 = 0x1000;
-/// What is in the command register before: parity errors and SERR#.
+/// Initial value of the Command register: parity errors and SERR#.
 const COMMAND: u16 = 0x0140;
 
-/// The other end.
+/// Server side.
 struct Peer {
     connection: Connection,
     server: Server<File>,
 }
 
 impl Peer {
-    /// The next thing that it is asked to do; none if the link has ended.
+    /// Next request. None if the connection has ended.
     fn next(&mut self) -> Option<Request<File>> {
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -41,9 +43,9 @@ impl Peer {
             let wanted = self.server.wanted();
             let mut files = Vec::new();
             match self.connection.receive_files(&mut buffer[..wanted], &mut files, 16).unwrap() {
-                Received::End => return None,
-                Received::Nothing => assert!(self.connection.wait_to_receive(PATIENCE).unwrap()),
-                Received::Bytes(count) => {
+                RecvResult::End => return None,
+                RecvResult::Nothing => assert!(self.connection.wait_to_receive(PATIENCE).unwrap()),
+                RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
                     self.server.receive(&buffer[..count], files).unwrap();
                 }
@@ -61,13 +63,13 @@ impl Peer {
         }
     }
 
-    fn done(&mut self, call: Call) {
+    fn done(&mut self, call: PendingReply) {
         self.server.done(call);
         self.send();
     }
 
-    /// Does what it is asked for until somebody has written to `region`: where, and what. None if the
-    /// link has ended before.
+    /// Serves requests until one writes to `region`. Returns its offset and data. None if the
+    /// connection has ended before.
     fn serve_until_written(&mut self, region: u32) -> Option<(u64, Vec<u8>)> {
         while let Some(request) = self.next() {
             match request {
@@ -97,60 +99,72 @@ impl Peer {
     }
 }
 
-/// A device with some area of BAR 0 that can be mapped.
-fn device(area: Option<(Area, File)>) -> Device<File> {
+/// A device with a part of BAR 0 that can be mapped.
+fn device(area: Option<(SparseMmapArea, File)>) -> DeviceInfo<File> {
     let plain =
-        |size| RegionShape { size, is_readable: true, is_writable: true, ..RegionShape::default() };
-    let mut regions = vec![(RegionShape::default(), None); region_index::COUNT as usize];
+        |size| RegionInfo { size, is_readable: true, is_writable: true, ..RegionInfo::default() };
+    let mut regions = vec![(RegionInfo::default(), None); region_index::COUNT as usize];
     let (areas, file) = area.map_or((Vec::new(), None), |(area, file)| (vec![area], Some(file)));
-    regions[region_index::BAR0 as usize] = (RegionShape { areas, ..plain(0x4000) }, file);
+    regions[region_index::BAR0 as usize] = (RegionInfo { areas, ..plain(0x4000) }, file);
     regions[region_index::CONFIGURATION as usize] = (plain(256), None);
-    let mut irqs = vec![IrqShape::default(); irq_index::COUNT as usize];
-    irqs[irq_index::MSIX as usize] = IrqShape { count: 3, ..IrqShape::default() };
-    Device { regions, irqs }
+    let mut irqs = vec![IrqInfo::default(); irq_index::COUNT as usize];
+    irqs[irq_index::MSIX as usize] = IrqInfo { count: 3, ..IrqInfo::default() };
+    DeviceInfo { regions, irqs }
 }
 
-/// A link that has found out what the device is like.
-fn linked(patience: Span, device: Device<File>, regions: &Regions) -> (Link, Offer, Peer) {
+/// A connection that has read the properties of the device.
+fn linked(
+    patience: Span,
+    device: DeviceInfo<File>,
+    regions: &RegionTable,
+) -> (ConnectionHandle, ServerFeatures, Peer) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("device");
-    let door = Door::open(&Address::Path(path.clone())).unwrap();
-    let serve = move |_: &Stop| {
+    let door = StreamListener::open(&Address::Path(path.clone())).unwrap();
+    let serve = move |_: &StopFlag| {
         let socket = loop {
             match door.accept().unwrap() {
                 Some(socket) => break socket,
-                None => host::thread::give_way(),
+                None => tenmil_linux::thread::yield_now(),
             }
         };
         let mut peer = Peer { connection: Connection::from(socket), server: Server::new(device) };
-        // The last thing that a link does before it is one.
+        // The last request of the connection setup.
         let written = peer.serve_until_written(region_index::CONFIGURATION);
-        // What was there, memory space, bus master, and no INTx (PCI 3.0 §6.2.2).
+        // The initial value with Memory Space, Bus Master, and Interrupt Disable (PCI 3.0 §6.2.2).
         assert_eq!(written, Some((4, 0x0546_u16.to_le_bytes().to_vec())));
         peer
     };
     let thread = Thread::spawn("peer", None, serve).unwrap();
     let (shadow_doorbells, queues_in_cmb) = (true, false);
-    let wanted =
-        Wanted { namespace: 1, depth: 1, queues: 1, shadow_doorbells, queues_in_cmb, patience };
+    let wanted = AttachOptions {
+        namespace: 1,
+        depth: 1,
+        queues: 1,
+        shadow_doorbells,
+        queues_in_cmb,
+        patience,
+    };
     let name = VfuName { path, wanted };
-    let Ok((link, offer)) = Link::connect(&name, regions, Clock::start()) else { panic!() };
+    let Ok((link, offer)) = ConnectionHandle::connect(&name, regions, Clock::start()) else {
+        panic!()
+    };
     (link, offer, thread.join())
 }
 
-fn plainly_linked(regions: &Regions) -> (Link, Peer) {
+fn plainly_linked(regions: &RegionTable) -> (ConnectionHandle, Peer) {
     let (link, _, peer) = linked(PATIENCE, device(None), regions);
     (link, peer)
 }
 
-/// A thread that asks for a register.
-fn asker(link: &Link) -> Thread<Result<Vec<u8>, String>> {
+/// Thread that reads a register.
+fn asker(link: &ConnectionHandle) -> Thread<Result<Vec<u8>, String>> {
     let link = link.clone();
     Thread::spawn("asks", None, move |_| link.read(region_index::BAR0, 0, 4)).unwrap()
 }
 
-/// A region that the other end has been shown.
-fn shown(link: &Link, peer: &mut Peer, regions: &Regions) -> Region {
+/// A region that is mapped for the server.
+fn shown(link: &ConnectionHandle, peer: &mut Peer, regions: &RegionTable) -> Region {
     let region = regions.allocate_shared(4096).unwrap();
     let (id, link) = (region.id(), link.clone());
     let shows = Thread::spawn("shows", None, move |_| link.show(id)).unwrap();
@@ -161,10 +175,10 @@ fn shown(link: &Link, peer: &mut Peer, regions: &Regions) -> Region {
     region
 }
 
-/// A server that is stopped for a while goes on later with what it was given.
+/// A server that was stopped may continue later with the memory it was given.
 #[test]
 fn memory_is_our_own_again_only_once_the_other_side_has_closed() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let (link, mut peer) = plainly_linked(&regions);
     let region = shown(&link, &mut peer, &regions);
     link.lose("a test");
@@ -179,7 +193,7 @@ fn memory_is_our_own_again_only_once_the_other_side_has_closed() {
 
 #[test]
 fn a_region_that_is_hidden_is_taken_from_the_other_side_and_its_addresses_are_free() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let (link, mut peer) = plainly_linked(&regions);
     let region = shown(&link, &mut peer, &regions);
     let (id, hiding) = (region.id(), link.clone());
@@ -197,7 +211,7 @@ fn a_region_that_is_hidden_is_taken_from_the_other_side_and_its_addresses_are_fr
 
 #[test]
 fn a_region_that_was_never_shown_is_hidden_while_somebody_waits() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let (link, mut peer) = plainly_linked(&regions);
     let asker = asker(&link);
     let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
@@ -210,7 +224,7 @@ fn a_region_that_was_never_shown_is_hidden_while_somebody_waits() {
 
 #[test]
 fn a_doorbell_does_not_wait_for_the_answer_to_a_question() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let (link, mut peer) = plainly_linked(&regions);
     let asker = asker(&link);
     let Some(Request::Read { call, .. }) = peer.next() else { panic!() };
@@ -221,18 +235,18 @@ fn a_doorbell_does_not_wait_for_the_answer_to_a_question() {
     assert_eq!(asker.join(), Ok(vec![7; 4]));
 }
 
-/// More doorbells than any socket holds.
-fn fill(link: &Link) {
+/// Posts more doorbell writes than any socket buffers.
+fn fill(link: &ConnectionHandle) {
     (0..5000).for_each(|_| link.post(region_index::BAR0, DOORBELL, &[1; 4]));
 }
 
 #[test]
 fn a_question_behind_what_did_not_fit_is_asked_when_there_is_room() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let (link, mut peer) = plainly_linked(&regions);
     fill(&link);
     let asker = asker(&link);
-    let serve = move |_: &Stop| {
+    let serve = move |_: &StopFlag| {
         while let Some(request) = peer.next() {
             match request {
                 Request::Write { call, .. } => peer.done(call),
@@ -253,29 +267,29 @@ fn a_question_behind_what_did_not_fit_is_asked_when_there_is_room() {
 
 #[test]
 fn whoever_tends_a_link_is_woken_when_there_is_room_for_what_did_not_fit() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let (link, mut peer) = plainly_linked(&regions);
     fill(&link);
-    let serve = move |_: &Stop| {
+    let serve = move |_: &StopFlag| {
         for _ in 0..5000 {
             let Some(Request::Write { call, .. }) = peer.next() else { panic!() };
             peer.done(call);
         }
     };
     let peer = Thread::spawn("peer", None, serve).unwrap();
-    let watch = Watch::new().unwrap();
+    let watch = PollSet::new().unwrap();
     let readable = Interest { readable: true, writable: false };
     watch.add(link.descriptor(), 0, readable).unwrap();
     let mut ready = Vec::new();
     while link.lost().is_none() {
         watch.wait(Some(PATIENCE), &mut ready).unwrap();
         assert!(!ready.is_empty(), "nobody says that there is room");
-        link.carry();
+        link.drive_io();
     }
     peer.join();
 }
 
-/// DMA_WRITE that wants no reply, to nowhere (Protocol Specification, Header).
+/// DMA_WRITE requests without reply, to an unmapped address (Protocol Specification, Header).
 fn flood() -> Vec<u8> {
     let (id, command, size, flags, error) = (1_u16, 12_u16, 16_u32 + 16 + 4096, 1_u32 << 4, 0_u32);
     let header = [
@@ -292,10 +306,10 @@ fn flood() -> Vec<u8> {
 
 #[test]
 fn a_server_that_only_talks_is_waited_for_no_longer_than_one_that_is_silent() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let (link, _, peer) = linked(Span::from_ms(100), device(None), &regions);
     let clock = Clock::start();
-    let talk = move |stop: &Stop| {
+    let talk = move |stop: &StopFlag| {
         let message = flood();
         let mut rest = &message[..];
         while !stop.is_stopped() {
@@ -314,12 +328,12 @@ fn a_server_that_only_talks_is_waited_for_no_longer_than_one_that_is_silent() {
 
 #[test]
 fn doorbells_that_cannot_be_mapped_are_sent() {
-    let regions = Regions::new(4);
+    let regions = RegionTable::new(4);
     let file = regions.allocate_shared(8192).unwrap();
     let file = Arc::new(regions.descriptor(file.id()).unwrap());
     for (area, is_mapped) in [
-        (Area { offset: 0x1000, size: 0x1000 }, true),
-        (Area { offset: 0x1000, size: 0x800 }, false),
+        (SparseMmapArea { offset: 0x1000, size: 0x1000 }, true),
+        (SparseMmapArea { offset: 0x1000, size: 0x800 }, false),
     ] {
         let device = device(Some((area, Arc::clone(&file))));
         let (_link, offer, _peer) = linked(PATIENCE, device, &regions);

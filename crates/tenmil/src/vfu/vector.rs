@@ -1,31 +1,35 @@
-//! A vector of the other process's controller, to sleep on.
+//! Interrupt vector of a vfio-user controller.
 
 use std::os::fd::BorrowedFd;
 
-use base::Vector;
-use host::EventVectors;
-use vfu::region_index;
+use tenmil_base::InterruptVector;
+use tenmil_linux::EventVectors;
+use tenmil_vfio_user::region_index;
 
-use super::link::Link;
+use super::link::ConnectionHandle;
 
-/// A vector, masked in the controller's own table while its host polls. What is posted while it is
-/// masked is remembered there and signalled when it is unmasked, so nothing is missed though both are
-/// messages that arrive later.
+/// MSI-X vector that is masked in the vector table of the controller while the host polls. An
+/// interrupt that occurs while the vector is masked stays pending in the controller and is signaled
+/// on unmasking, so none is lost although both are asynchronous messages.
 pub(super) struct MessageVector {
     event: EventVectors,
-    link: Link,
-    /// Where in BAR 0 its control word lies.
+    link: ConnectionHandle,
+    /// Offset of its Vector Control word in BAR 0.
     control: u64,
 }
 
-/// Bytes of an entry of the table, and of what stands before its control word.
+/// Size of an MSI-X table entry, and offset of its Vector Control word in bytes.
 const ENTRY_BYTES: u64 = 16;
 const CONTROL: u64 = 12;
 const MASKED: u32 = 1;
 
 impl MessageVector {
-    /// Has the other process signal vector `number` of the table at `table_offset`.
-    pub(super) fn new(link: &Link, table_offset: u32, number: u16) -> Result<Self, String> {
+    /// Assigns an event descriptor to vector `number` of the table at `table_offset`.
+    pub(super) fn new(
+        link: &ConnectionHandle,
+        table_offset: u32,
+        number: u16,
+    ) -> Result<Self, String> {
         let event = EventVectors::new(1).map_err(|error| error.to_string())?;
         let descriptor = event.descriptor(0).ok_or("no descriptor is left")?;
         let control = u64::from(table_offset) + u64::from(number) * ENTRY_BYTES + CONTROL;
@@ -34,15 +38,15 @@ impl MessageVector {
         Ok(Self { link: link.clone(), control, event })
     }
 
-    /// What is slept on, to be raised once when the controller is lost.
+    /// Event to sleep on. Signaled once when the controller is lost.
     pub(super) fn event(&self) -> EventVectors {
         self.event.clone()
     }
 }
 
-impl Vector for MessageVector {
+impl InterruptVector for MessageVector {
     fn descriptor(&self) -> BorrowedFd<'_> {
-        // It has one, or there would be no vector.
+        // Always has a descriptor: the constructor fails without one.
         self.event.descriptor(0).unwrap_or_else(|| self.link.descriptor())
     }
 

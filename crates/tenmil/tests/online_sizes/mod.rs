@@ -97,5 +97,5 @@ fn a_volume_that_grows_under_load_has_its_new_end_at_once_and_keeps_what_is_writ
     pool.done(&["copy", &pool.file("source"), &server.uri, "--overwrite", "--verify"]);
     drop(server);
     assert!(pool.bytes("db") == source);
-    pool.done(&["store", "check", &pool.device()]);
+    pool.done(&["pool", "check", &pool.device()]);
 }

@@ -228,7 +228,7 @@ fn a_receive_that_is_killed_leaves_nothing_and_only_one_at_a_time_is_done() {
 
     let received = through(&pool, &words, Some("whole"), None);
     let said = String::from_utf8_lossy(&received.stdout);
-    assert!(said.ends_with("which has the store open\n") && said.contains("received\n"), "{said}");
+    assert!(said.ends_with("which has the pool open\n") && said.contains("received\n"), "{said}");
     server.end();
     assert!(pool.bytes("monday") == bytes);
 

@@ -14,16 +14,20 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use base::{Fault, HostMemory, Interrupts, Medium, Memory, Progress, Segment, Ticket};
-use block::Ram;
-use ctrl::Buffers;
-use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
-use ctrl::front::{FrontEndConfig, MemoryFrontEnd, Wait};
-use dma::{Adopted, FilePart, Regions, SharedEntries};
-use host::Clock;
+use tenmil_base::{
+    AccessFault, AccessId, AccessProgress, BlockDevice, HostMemory, Interrupts, Memory, Segment,
+};
+use tenmil_block::RamDevice;
+use tenmil_dma::{FileRange, ForeignRegion, RegionTable, SharedEntries};
+use tenmil_linux::Clock;
+use tenmil_nvme_controller::BouncePool;
+use tenmil_nvme_controller::controller::{
+    ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
+};
+use tenmil_nvme_controller::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
+use tenmil_vfio_user::function::{CONFIGURATION_BYTES, ConfigChange, Function, FunctionConfig};
+use tenmil_vfio_user::{irq_index, region_index};
 use vfio_user::{DmaMapFlags, DmaUnmapFlags, IrqInfo, Server, ServerBackend, ServerRegion};
-use vfu::function::{CONFIGURATION_BYTES, Change, Function, FunctionShape};
-use vfu::{irq_index, region_index};
 
 /// Serves whoever comes, one after the other.
 pub(crate) fn serve(path: &Path) {
@@ -33,7 +37,7 @@ pub(crate) fn serve(path: &Path) {
     std::thread::spawn(move || {
         loop {
             let wait = Peer::lock(&locked).turn();
-            if wait != Wait::Busy {
+            if wait != NextPoll::Busy {
                 std::thread::sleep(Duration::from_micros(20));
             }
         }
@@ -67,31 +71,31 @@ const READ_WRITE: u32 = 3;
 struct Peer {
     locked: Arc<Mutex<Locked>>,
     maps: Maps,
-    regions: Regions,
+    regions: RegionTable,
     vectors: Vectors,
     function: Function,
     bar_bytes: u32,
 }
 
 struct Locked {
-    front: MemoryFrontEnd<Guest, Vectors>,
+    front: MemoryTransport<Guest, Vectors>,
     clock: Clock,
 }
 
 impl Locked {
-    fn turn(&mut self) -> Wait {
+    fn turn(&mut self) -> NextPoll {
         self.front.turn(self.clock.now())
     }
 }
 
 /// What a client has mapped, by its address.
-type Maps = Arc<Mutex<BTreeMap<u64, Adopted>>>;
+type Maps = Arc<Mutex<BTreeMap<u64, ForeignRegion>>>;
 
 /// The controller's way to it.
 #[derive(Clone)]
 struct Guest {
     maps: Maps,
-    regions: Regions,
+    regions: RegionTable,
 }
 
 /// Files that are written to when a vector is signalled.
@@ -107,8 +111,8 @@ impl Interrupts for Vectors {
 }
 
 impl Guest {
-    fn segment(&self, iova: u64, len_bytes: usize) -> Result<Segment, Fault> {
-        let fault = Fault { iova, len_bytes: len_bytes as u64 };
+    fn segment(&self, iova: u64, len_bytes: usize) -> Result<Segment, AccessFault> {
+        let fault = AccessFault { iova, len_bytes: len_bytes as u64 };
         let maps = self.maps.lock().unwrap();
         let (begin, map) = maps.range(..=iova).next_back().ok_or(fault)?;
         let skip = iova - begin;
@@ -122,32 +126,42 @@ impl Guest {
 impl HostMemory for Guest {
     type Entries = SharedEntries;
 
-    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, Fault> {
+    fn entries(&mut self, iova: u64, len_bytes: u64) -> Result<Option<SharedEntries>, AccessFault> {
         let segment = self.segment(iova, usize::try_from(len_bytes).unwrap())?;
         SharedEntries::new(&self.regions, segment, iova).map(Some)
     }
 
-    fn reach(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, Fault> {
+    fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
         self.segment(iova, len_bytes as usize).map(Some)
     }
 
-    fn read(&mut self, _: Ticket, iova: u64, into: &mut [u8]) -> Result<Progress, Fault> {
+    fn read(
+        &mut self,
+        _: AccessId,
+        iova: u64,
+        into: &mut [u8],
+    ) -> Result<AccessProgress, AccessFault> {
         let segment = self.segment(iova, into.len())?;
         self.regions.load(segment, into).unwrap();
-        Ok(Progress::Done)
+        Ok(AccessProgress::Done)
     }
 
-    fn write(&mut self, _: Ticket, iova: u64, from: &[u8]) -> Result<Progress, Fault> {
+    fn write(
+        &mut self,
+        _: AccessId,
+        iova: u64,
+        from: &[u8],
+    ) -> Result<AccessProgress, AccessFault> {
         let segment = self.segment(iova, from.len())?;
         self.regions.store(segment, from).unwrap();
-        Ok(Progress::Done)
+        Ok(AccessProgress::Done)
     }
 }
 
 impl Peer {
     fn new() -> Self {
-        let (regions, clock) = (Regions::new(64), Clock::start());
-        let ram: Arc<dyn Medium> = Arc::new(Ram::new(&regions, 512, BLOCKS).unwrap());
+        let (regions, clock) = (RegionTable::new(64), Clock::start());
+        let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, BLOCKS).unwrap());
         let namespaces = vec![NamespaceConfig::new(ram)];
         let subsystem = Subsystem::new(SubsystemConfig::new(SERIAL, namespaces)).unwrap();
         let config = ControllerConfig {
@@ -159,11 +173,11 @@ impl Peer {
         let controller = subsystem.controller(clock.now(), config).unwrap();
         let (maps, vectors) = (Maps::default(), Vectors::default());
         let guest = Guest { maps: Arc::clone(&maps), regions: regions.clone() };
-        let buffers = Buffers::new(Arc::new(regions.clone()), Vec::new());
-        let options = FrontEndConfig::default();
-        let front = MemoryFrontEnd::new(controller, guest, vectors.clone(), buffers, options);
+        let buffers = BouncePool::new(Arc::new(regions.clone()), Vec::new());
+        let options = MemoryTransportConfig::default();
+        let front = MemoryTransport::new(controller, guest, vectors.clone(), buffers, options);
         let (bar, bar_bytes) = (front.bar(), front.bar().len_bytes());
-        let function = Function::new(FunctionShape {
+        let function = Function::new(FunctionConfig {
             vendor: 0xfff0,
             device: 1,
             bar_bytes,
@@ -199,7 +213,7 @@ impl Peer {
     }
 
     /// Turns the controller until it is as is wanted.
-    fn turn_until(locked: &mut Locked, is_so: impl Fn(&MemoryFrontEnd<Guest, Vectors>) -> bool) {
+    fn turn_until(locked: &mut Locked, is_so: impl Fn(&MemoryTransport<Guest, Vectors>) -> bool) {
         while !is_so(&locked.front) {
             locked.turn();
         }
@@ -210,7 +224,7 @@ impl Peer {
         let now = locked.clock.now();
         locked.front.write(now, CC, 4, 0);
         locked.turn();
-        Self::turn_until(&mut locked, |front| front.read(CSTS, 4) & 1 == 0 && front.is_quiet());
+        Self::turn_until(&mut locked, |front| front.read(CSTS, 4) & 1 == 0 && front.is_quiesced());
         locked.front.bar().arm_vectors();
         self.function.reset();
     }
@@ -238,11 +252,11 @@ impl ServerBackend for Peer {
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> io::Result<()> {
         if region == region_index::CONFIGURATION {
             match self.function.write(offset, data) {
-                Change::Nothing => {}
-                Change::Vectors { is_enabled, is_masked } => {
+                ConfigChange::Nothing => {}
+                ConfigChange::Vectors { is_enabled, is_masked } => {
                     Self::lock(&self.locked).front.bar().set_vectors(is_enabled, is_masked);
                 }
-                Change::Reset => self.reset_controller(),
+                ConfigChange::Reset => self.reset_controller(),
             }
             return Ok(());
         }
@@ -265,18 +279,18 @@ impl ServerBackend for Peer {
     ) -> io::Result<()> {
         assert!(flags.contains(DmaMapFlags::READ_WRITE), "{flags:?}");
         let file = file.ok_or(io::ErrorKind::Unsupported)?;
-        let part = FilePart { offset, len_bytes };
-        let adopted = self.regions.adopt(file.as_fd(), part).map_err(io::Error::other)?;
+        let part = FileRange { offset, len_bytes };
+        let adopted = self.regions.map_foreign(file.as_fd(), part).map_err(io::Error::other)?;
         self.maps.lock().unwrap().insert(address, adopted);
         Ok(())
     }
 
     fn dma_unmap(&mut self, _: DmaUnmapFlags, address: u64, len_bytes: u64) -> io::Result<()> {
         let mut locked = Self::lock(&self.locked);
-        locked.front.hold(true);
-        Self::turn_until(&mut locked, MemoryFrontEnd::is_quiet);
+        locked.front.set_paused(true);
+        Self::turn_until(&mut locked, MemoryTransport::is_quiesced);
         let gone = self.maps.lock().unwrap().remove(&address);
-        locked.front.hold(false);
+        locked.front.set_paused(false);
         let gone = gone.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!(gone.len_bytes(), len_bytes);
         Ok(())

@@ -15,7 +15,7 @@ pub(crate) struct Pool(tempfile::TempDir);
 impl Pool {
     pub(crate) fn new(size: &str) -> Self {
         let pool = Self(tempfile::tempdir().unwrap());
-        pool.done(&["store", "create", &format!("{}?size={size}", pool.device())]);
+        pool.done(&["pool", "create", &format!("{}?size={size}", pool.device())]);
         pool
     }
 
@@ -86,12 +86,12 @@ impl Pool {
     }
 
     pub(crate) fn used(&self) -> u64 {
-        let json = self.done(&["store", "open", &self.device(), "--json"]);
+        let json = self.done(&["pool", "open", &self.device(), "--json"]);
         serde_json::from_str::<Value>(&json).unwrap()["used_bytes"].as_u64().unwrap()
     }
 
     pub(crate) fn is_clean(&self) -> bool {
-        let json = self.done(&["store", "check", &self.device(), "--json"]);
+        let json = self.done(&["pool", "check", &self.device(), "--json"]);
         serde_json::from_str::<Value>(&json).unwrap()["clean"] == true
     }
 }

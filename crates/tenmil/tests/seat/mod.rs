@@ -5,13 +5,13 @@ use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use base::Span;
-use host::terminal::{Modes, Terminal};
-use host::{Clock, Thread};
+use tenmil_base::Span;
+use tenmil_linux::pty::{Pty, TerminalModes};
+use tenmil_linux::{Clock, Thread};
 
 pub(crate) struct Seat {
-    terminal: Option<Terminal>,
-    before: Modes,
+    terminal: Option<Pty>,
+    before: TerminalModes,
     shown: Arc<Mutex<Vec<u8>>>,
     reader: Option<Thread<()>>,
 }
@@ -25,7 +25,7 @@ const FIRST_SCREEN: &str = "\u{1b}[?1049l";
 
 impl Seat {
     pub(crate) fn new() -> Self {
-        let terminal = Terminal::open(100, 30).unwrap();
+        let terminal = Pty::open(100, 30).unwrap();
         let before = terminal.modes().unwrap();
         assert!(before.is_cooked());
         Self { terminal: Some(terminal), before, shown: Arc::default(), reader: None }
@@ -36,7 +36,7 @@ impl Seat {
         let child = self.run_unseen(command);
         let mut screen = File::from(self.terminal().ours.try_clone().unwrap());
         let shown = Arc::clone(&self.shown);
-        let read = move |_: &host::Stop| {
+        let read = move |_: &tenmil_linux::StopFlag| {
             let mut bytes = [0; 4096];
             // An error is the end: nobody has the other side any more.
             while let Ok(count @ 1..) = screen.read(&mut bytes) {
@@ -92,7 +92,7 @@ impl Seat {
         String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
     }
 
-    fn terminal(&self) -> &Terminal {
+    fn terminal(&self) -> &Pty {
         self.terminal.as_ref().unwrap()
     }
 }
@@ -120,7 +120,7 @@ pub(crate) fn await_exit(child: &mut Child) -> Option<i32> {
             panic!("it never ends");
         }
         status = child.try_wait().unwrap();
-        host::thread::give_way();
+        tenmil_linux::thread::yield_now();
     }
     status.unwrap().code()
 }
@@ -130,6 +130,6 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     let end = clock.now().after(PATIENCE);
     while !is_so() {
         assert!(clock.now() < end, "never: {what:?}");
-        host::thread::give_way();
+        tenmil_linux::thread::yield_now();
     }
 }

@@ -9,12 +9,12 @@
 
 use std::sync::mpsc::Sender;
 
-use base::{
-    Answer, Answers, Backend, Flags, Instant, Memory, Operation, Outcome, Random, Request, Segment,
-    Span,
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Random,
+    Request, RequestFlags, Segment, Span,
 };
-use dma::Regions;
-use reactor::{Context, Found, Parting, Poller, ReactorId};
+use tenmil_dma::RegionTable;
+use tenmil_reactor::{Context, DetachReason, PollResult, Poller, ReactorId};
 
 /// I/Os in flight under full load.
 pub(crate) const DEPTH: usize = 128;
@@ -57,13 +57,13 @@ pub(crate) struct Tally {
 }
 
 pub(crate) struct Load {
-    queue: Box<dyn Backend>,
-    memory: Regions,
+    queue: Box<dyn IoChannel>,
+    memory: RegionTable,
     /// By slot, as the slots are.
     buffers: Vec<Segment>,
     slots: [Slot; DEPTH],
     in_flight: usize,
-    answers: Answers,
+    answers: CompletionBatch,
     stage: Stage,
     travel: Travel,
     is_leaving: bool,
@@ -112,8 +112,8 @@ const FULL: usize = 2 * DEPTH;
 
 impl Load {
     pub(crate) fn new(
-        queue: Box<dyn Backend>,
-        memory: Regions,
+        queue: Box<dyn IoChannel>,
+        memory: RegionTable,
         buffers: Vec<Segment>,
         travel: Travel,
         tell: Sender<Told>,
@@ -124,7 +124,7 @@ impl Load {
             buffers,
             slots: [Slot { pending: None, version: 0, reads_next: false }; DEPTH],
             in_flight: 0,
-            answers: Answers::with_capacity(DEPTH),
+            answers: CompletionBatch::with_capacity(DEPTH),
             stage: Stage::Single { left: SINGLE, at: Instant::default() },
             travel,
             is_leaving: false,
@@ -159,7 +159,7 @@ impl Load {
             segment_count: 1,
             metadata_count: 0,
             operation,
-            flags: Flags::NONE,
+            flags: RequestFlags::NONE,
         };
         let taken = self.queue.submit(now, &[request], &self.buffers);
         assert_eq!(taken, 1, "refused with {} in flight", self.in_flight);
@@ -170,18 +170,18 @@ impl Load {
     /// Takes what has been answered. Returns how many that were.
     fn take(&mut self, now: Instant) -> usize {
         let count = self.queue.poll(now, &mut self.answers);
-        let mut answers = std::mem::replace(&mut self.answers, Answers::with_capacity(0));
+        let mut answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
         answers.drain().for_each(|answer| self.answer(now, answer));
         self.answers = answers;
         count
     }
 
-    fn answer(&mut self, now: Instant, answer: Answer) {
+    fn answer(&mut self, now: Instant, answer: IoCompletion) {
         let index = usize::try_from(answer.token & 0xff).unwrap();
         let slot = &mut self.slots[index];
         let pending = slot.pending.take().unwrap_or_else(|| panic!("{answer:?} came twice"));
         assert_eq!(answer.token, pending.token, "slot {index} was answered for another I/O");
-        assert_eq!(answer.outcome, Outcome::SUCCESS, "{answer:?}");
+        assert_eq!(answer.outcome, IoStatus::SUCCESS, "{answer:?}");
         if pending.operation == Operation::Read {
             let mut found = [0; BUFFER_BYTES as usize];
             self.memory.load(self.buffers[index], &mut found).unwrap();
@@ -227,7 +227,7 @@ impl Load {
 }
 
 impl Poller for Load {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         self.home = context.reactor();
         let (answered, submitted) = (self.take(now), self.tally.submitted);
@@ -238,9 +238,9 @@ impl Poller for Load {
             self.stage = Stage::Over;
             self.tell.send(Told::Drained(std::mem::take(&mut self.tally))).unwrap();
             context.end();
-            return Found::Work;
+            return PollResult::Busy;
         }
-        Found::from_count(answered + usize::from(self.tally.submitted > submitted))
+        PollResult::from_count(answered + usize::from(self.tally.submitted > submitted))
     }
 
     fn flush(&mut self) {
@@ -251,11 +251,11 @@ impl Poller for Load {
         self.stage = Stage::Stopping;
     }
 
-    fn arm(&mut self) -> Found {
+    fn arm(&mut self) -> PollResult {
         // In any case: an old signal, which nobody has taken away, would end every sleep at once.
         let is_behind = self.queue.arm();
         self.tally.sleeps[self.home.0 as usize] += u64::from(self.in_flight > 0 && !is_behind);
-        Found::from_count(usize::from(self.in_flight > 0 && is_behind))
+        PollResult::from_count(usize::from(self.in_flight > 0 && is_behind))
     }
 
     fn disarm(&mut self) {
@@ -269,7 +269,7 @@ impl Poller for Load {
         }
     }
 
-    fn detach(&mut self, _: Parting) -> bool {
+    fn detach(&mut self, _: DetachReason) -> bool {
         if matches!(self.stage, Stage::Full { .. }) && !self.is_leaving {
             self.tally.loads_left.push(self.in_flight);
         }
@@ -287,6 +287,6 @@ impl Poller for Load {
 fn content(index: usize, version: u64) -> [u8; BUFFER_BYTES as usize] {
     let mut random = Random::new((index as u64) << 48 | version);
     let mut bytes = [0; BUFFER_BYTES as usize];
-    bytes.as_chunks_mut().0.iter_mut().for_each(|word| *word = random.draw().to_le_bytes());
+    bytes.as_chunks_mut().0.iter_mut().for_each(|word| *word = random.next_u64().to_le_bytes());
     bytes
 }

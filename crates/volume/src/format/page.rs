@@ -1,4 +1,4 @@
-//! Blocks of metadata, taken apart and put together.
+//! Encoding and decoding of metadata blocks.
 
 use std::sync::Arc;
 
@@ -6,80 +6,80 @@ use super::{
     BLOCK_BYTES, Block, Header, Kind, LEVEL_MAX, LabelBody, MAGIC, NUMBER_MAX, OwnerRecord,
     ParentBody, RECORDS_MAX, Record, SUPERBLOCK_MAX, Superblock, VolumeBody,
 };
-use crate::devices::{Devices, Room, TABLE_BYTES};
-use crate::error::{Damage, Flaw};
+use crate::devices::{DataArea, Devices, TABLE_BYTES};
+use crate::error::{Corruption, CorruptionKind};
 use crate::layout::Layout;
 
-/// A block of metadata, its header checked against where it lies and whose it is, and decoded.
+/// Decoded metadata block, whose header has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// What it is.
+    /// Kind.
     pub kind: Kind,
-    /// The transaction that wrote it.
+    /// Generation of the transaction that wrote it.
     pub generation: u64,
-    /// The volume that it was written for; zero if it serves all.
+    /// Volume for which it was written; zero if it belongs to the pool.
     pub owner: u64,
-    /// What it holds.
-    pub body: Body,
+    /// Contents.
+    pub body: PageBody,
 }
 
-/// What a block of metadata holds.
+/// Contents of a metadata block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
-    /// A superblock, the devices behind it, and what is known of its owner.
+pub enum PageBody {
+    /// Superblock, with the device table and the owner record.
     Superblock(Superblock, Arc<Devices>, OwnerRecord),
-    /// A volume.
+    /// Volume.
     Volume(VolumeBody),
-    /// What a volume is read from.
+    /// Parent of a volume.
     Parent(Box<ParentBody>),
-    /// What a device is.
+    /// Device label.
     Label(Box<LabelBody>),
-    /// A node.
+    /// Tree node.
     Node {
         /// Height above the leaves.
         level: u8,
-        /// Its lines, by ascending keys.
+        /// Records, by ascending keys.
         records: Vec<Record>,
     },
 }
 
 impl Page {
-    /// The records of a node; none if it is none.
+    /// Records of a node; empty for other kinds.
     pub fn records(&self) -> &[Record] {
-        if let Body::Node { records, .. } = &self.body { records } else { &[] }
+        if let PageBody::Node { records, .. } = &self.body { records } else { &[] }
     }
 
-    /// How high it is above the leaves.
+    /// Height above the leaves.
     pub const fn level(&self) -> u8 {
-        if let Body::Node { level, .. } = self.body { level } else { 0 }
+        if let PageBody::Node { level, .. } = self.body { level } else { 0 }
     }
 
-    /// Whether it is a node with more records than a block has room for: there is no such block.
+    /// Whether it is a node with more records than fit in a block, which cannot be written.
     pub(crate) fn is_overfull(&self) -> bool {
         self.records().len() > RECORDS_MAX
     }
 
-    /// Whether the blocks that its lines are about lie in the room of a store.
-    pub(crate) fn stays_in(&self, room: &Room) -> bool {
+    /// Whether the blocks in its records are within the data area of a pool.
+    pub(crate) fn stays_in(&self, room: &DataArea) -> bool {
         let is_leaf = self.level() == 0;
         self.records().iter().all(|record| {
             let first = match self.kind {
                 Kind::Map if is_leaf && record.is_hole() => return true,
                 Kind::Map if is_leaf => record.place(),
-                Kind::Space if is_leaf => record.key,
-                // Where a child lies is compared when it is looked for.
+                Kind::SpaceMap if is_leaf => record.key,
+                // The address of a child is checked when the child is read.
                 _ => return true,
             };
             room.holds(first, record.extra)
         })
     }
 
-    /// The block as it lies at `address` in the store.
+    /// Encodes the block for `address` of the pool.
     pub fn encode(&self, store: u128, address: u64) -> Box<Block> {
         let mut bytes = Box::new([0; BLOCK_BYTES]);
         let body = &mut bytes[Header::BYTES..];
         match &self.body {
-            Body::Superblock(superblock, devices, owner) => {
+            PageBody::Superblock(superblock, devices, owner) => {
                 superblock.encode(body);
                 let behind = &mut body[Superblock::BYTES..];
                 devices.encode(behind);
@@ -87,10 +87,10 @@ impl Page {
                     owner.encode(&mut behind[at..]);
                 }
             }
-            Body::Volume(volume) => volume.encode(body),
-            Body::Parent(parent) => parent.encode(body),
-            Body::Label(label) => label.encode(body),
-            Body::Node { records, .. } => {
+            PageBody::Volume(volume) => volume.encode(body),
+            PageBody::Parent(parent) => parent.encode(body),
+            PageBody::Label(label) => label.encode(body),
+            PageBody::Node { records, .. } => {
                 let lines = body.chunks_exact_mut(Record::BYTES);
                 records.iter().zip(lines).for_each(|(record, line)| record.encode(line));
             }
@@ -113,19 +113,19 @@ impl Page {
         bytes
     }
 
-    /// Takes a block apart that was read at `address`. Nothing in it is believed: what it says of
-    /// itself must be true, and every number in it within the format's limits.
+    /// Decodes a block that was read from `address`. Everything is checked: the header must match, and
+    /// every number must be within the limits of the format.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
-    pub fn decode(bytes: &Block, store: u128, address: u64) -> Result<Self, Damage> {
-        let damage = |flaw| Damage { address, kind: None, owner: 0, flaw };
+    /// Kind of the corruption.
+    pub fn decode(bytes: &Block, store: u128, address: u64) -> Result<Self, Corruption> {
+        let damage = |flaw| Corruption { address, kind: None, owner: 0, flaw };
         let header = check_header(bytes, address).map_err(damage)?;
         if header.store != store {
-            return Err(damage(Flaw::Store { found: header.store }));
+            return Err(damage(CorruptionKind::Store { found: header.store }));
         }
-        Self::decode_body(bytes, &header).map_err(|flaw| Damage {
+        Self::decode_body(bytes, &header).map_err(|flaw| Corruption {
             address,
             kind: Kind::from_code(header.kind),
             owner: header.owner,
@@ -133,8 +133,8 @@ impl Page {
         })
     }
 
-    fn decode_body(bytes: &Block, header: &Header) -> Result<Self, Flaw> {
-        let kind = Kind::from_code(header.kind).ok_or(Flaw::Contents)?;
+    fn decode_body(bytes: &Block, header: &Header) -> Result<Self, CorruptionKind> {
+        let kind = Kind::from_code(header.kind).ok_or(CorruptionKind::Contents)?;
         let bytes = &bytes[Header::BYTES..];
         let body = match kind {
             Kind::Superblock => {
@@ -144,79 +144,80 @@ impl Page {
                 let behind = &bytes[Superblock::BYTES..];
                 let owner = owner_at(&devices).map(|at| OwnerRecord::decode(&behind[at..]));
                 let owner = owner.unwrap_or(OwnerRecord::NONE);
-                Body::Superblock(superblock, Arc::new(devices), owner)
+                PageBody::Superblock(superblock, Arc::new(devices), owner)
             }
-            Kind::Volume => Body::Volume(VolumeBody::decode(bytes)),
-            Kind::Parent => Body::Parent(Box::new(ParentBody::decode(bytes))),
-            Kind::Label => Body::Label(Box::new(LabelBody::decode(bytes))),
+            Kind::Volume => PageBody::Volume(VolumeBody::decode(bytes)),
+            Kind::Parent => PageBody::Parent(Box::new(ParentBody::decode(bytes))),
+            Kind::Label => PageBody::Label(Box::new(LabelBody::decode(bytes))),
             _ => decode_node(bytes, header, kind)?,
         };
         match &body {
-            Body::Volume(volume) => volume.check()?,
-            Body::Parent(parent) => parent.check()?,
-            Body::Label(label) => label.check()?,
-            Body::Superblock(..) | Body::Node { .. } => {}
+            PageBody::Volume(volume) => volume.check()?,
+            PageBody::Parent(parent) => parent.check()?,
+            PageBody::Label(label) => label.check()?,
+            PageBody::Superblock(..) | PageBody::Node { .. } => {}
         }
         Ok(Self { kind, generation: header.generation, owner: header.owner, body })
     }
 }
 
-/// The superblock in a block that was read at `address`, whatever the store.
+/// Decodes the superblock in a block that was read from `address`, of any pool.
 ///
 /// # Errors
 ///
-/// What is wrong with the block.
+/// The corruption of the block.
 pub fn decode_superblock(
     bytes: &Block,
     address: u64,
-) -> Result<(u128, u64, Superblock, Arc<Devices>), Flaw> {
+) -> Result<(u128, u64, Superblock, Arc<Devices>), CorruptionKind> {
     let header = check_header(bytes, address)?;
     if header.generation >= SUPERBLOCK_MAX {
-        return Err(Flaw::Contents);
+        return Err(CorruptionKind::Contents);
     }
     match Page::decode_body(bytes, &header)?.body {
-        Body::Superblock(superblock, devices, _) => {
+        PageBody::Superblock(superblock, devices, _) => {
             Ok((header.store, header.generation, superblock, devices))
         }
-        _ => Err(Flaw::Contents),
+        _ => Err(CorruptionKind::Contents),
     }
 }
 
-/// What a superblock says of its owner; nothing is known if it is none.
+/// Owner record of a superblock; empty if the block is not a superblock.
 pub fn decode_owner(bytes: &Block) -> OwnerRecord {
     let header = Header::decode(bytes);
     match Page::decode_body(bytes, &header).map(|page| page.body) {
-        Ok(Body::Superblock(_, _, owner)) => owner,
+        Ok(PageBody::Superblock(_, _, owner)) => owner,
         _ => OwnerRecord::NONE,
     }
 }
 
-/// Where it stands behind the superblock: at the end of the block, if the devices leave room.
+/// Offset of the owner record after the superblock: at the end of the block, if the device table leaves
+/// space.
 fn owner_at(devices: &Devices) -> Option<usize> {
     let at = TABLE_BYTES - OwnerRecord::BYTES;
     (devices.table_bytes() <= at).then_some(at)
 }
 
-fn check_header(bytes: &Block, address: u64) -> Result<Header, Flaw> {
+fn check_header(bytes: &Block, address: u64) -> Result<Header, CorruptionKind> {
     let header = Header::decode(bytes);
     let expected = checksum(bytes);
     if header.magic != MAGIC {
-        Err(Flaw::Magic)
+        Err(CorruptionKind::Magic)
     } else if header.checksum != expected {
-        Err(Flaw::Checksum { found: header.checksum, expected })
+        Err(CorruptionKind::Checksum { found: header.checksum, expected })
     } else if header.address != address {
-        Err(Flaw::Address { found: header.address })
+        Err(CorruptionKind::Address { found: header.address })
     } else if header.generation >= NUMBER_MAX {
-        Err(Flaw::Contents)
+        Err(CorruptionKind::Contents)
     } else {
         Ok(header)
     }
 }
 
-fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<Body, Flaw> {
+fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<PageBody, CorruptionKind> {
     let (count, level) = (usize::from(header.count), header.level);
     if count == 0 || count > RECORDS_MAX || level > LEVEL_MAX {
-        return Err(Flaw::Contents);
+        return Err(CorruptionKind::Contents);
     }
     let lines = bytes.chunks_exact(Record::BYTES);
     let records: Vec<Record> = lines.take(count).map(Record::decode).collect();
@@ -227,10 +228,10 @@ fn decode_node(bytes: &[u8], header: &Header, kind: Kind) -> Result<Body, Flaw> 
         };
         (record.key >= end && whole).then_some(next)
     });
-    last.map(|_| Body::Node { level, records }).ok_or(Flaw::Records)
+    last.map(|_| PageBody::Node { level, records }).ok_or(CorruptionKind::Records)
 }
 
-/// Makes a block's header say whose it is and where it lies, and its checksum right.
+/// Sets pool, address and checksum in a block's header.
 pub(crate) fn reseal(bytes: &mut Block, store: u128, address: u64) {
     let header = Header { magic: MAGIC, store, address, ..Header::decode(&bytes[..]) };
     header.encode(&mut bytes[..]);

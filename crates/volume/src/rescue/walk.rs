@@ -1,44 +1,44 @@
-//! A tree, as much of it as can be read.
+//! Walk of a tree, as far as it is readable.
 
 use std::ops::Range;
 
-use base::Outcome;
+use tenmil_base::IoStatus;
 
-use crate::devices::Room;
-use crate::error::{Damage, Flaw};
+use crate::devices::DataArea;
+use crate::error::{Corruption, CorruptionKind};
 use crate::format::{Block, Kind, Page, Pointer, Record};
 use crate::tree::{ALL, Tree, child_bounds};
 
-/// A walk under way.
+/// Walk in progress.
 #[derive(Debug)]
-pub struct Walk {
+pub struct TreeWalk {
     store: u128,
-    room: Room,
+    room: DataArea,
     tree: Tree,
-    to_visit: Vec<Visit>,
+    to_visit: Vec<NodeVisit>,
     records: Vec<Record>,
-    lost: Vec<Lost>,
+    lost: Vec<LostRange>,
 }
 
-/// Keys of which nothing is known.
+/// Range of keys without readable records.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostRange {
     /// The keys.
     pub keys: Range<u64>,
-    /// The block that would say.
-    pub damage: Damage,
+    /// Corruption of the block that would contain them.
+    pub damage: Corruption,
 }
 
-/// A node that is to be read.
+/// Node to be read.
 #[derive(Debug)]
-struct Visit {
+struct NodeVisit {
     at: Pointer,
     level: Option<u8>,
     bounds: Range<u64>,
 }
 
-impl Walk {
-    pub(super) fn new(store: u128, room: &Room, tree: Tree, root: Pointer) -> Self {
+impl TreeWalk {
+    pub(super) fn new(store: u128, room: &DataArea, tree: Tree, root: Pointer) -> Self {
         let mut walk = Self {
             store,
             room: room.clone(),
@@ -47,11 +47,11 @@ impl Walk {
             records: Vec::new(),
             lost: Vec::new(),
         };
-        walk.visit(Visit { at: root, level: None, bounds: ALL });
+        walk.visit(NodeVisit { at: root, level: None, bounds: ALL });
         walk
     }
 
-    fn visit(&mut self, visit: Visit) {
+    fn visit(&mut self, visit: NodeVisit) {
         let address = visit.at.address;
         if visit.at.is_none() {
             return;
@@ -59,41 +59,41 @@ impl Walk {
         if self.room.contains(&address) {
             self.to_visit.push(visit);
         } else {
-            self.lose(visit.bounds, Damage::at(address, Flaw::Bounds));
+            self.lose(visit.bounds, Corruption::at(address, CorruptionKind::Bounds));
         }
     }
 
-    fn lose(&mut self, keys: Range<u64>, damage: Damage) {
+    fn lose(&mut self, keys: Range<u64>, damage: Corruption) {
         let (kind, owner) = (Some(self.tree.kind), self.tree.owner);
-        self.lost.push(Lost { keys, damage: Damage { kind, owner, ..damage } });
+        self.lost.push(LostRange { keys, damage: Corruption { kind, owner, ..damage } });
     }
 
-    /// The next block that has to be read; `None` once that was all.
+    /// The next block to read, or `None` once all have been read.
     pub fn next_read(&self) -> Option<u64> {
         self.to_visit.last().map(|visit| visit.at.address)
     }
 
-    /// The block that was to be read has been, or not.
-    pub fn handle_read(&mut self, bytes: Result<&Block, Outcome>) {
-        let Some(Visit { at, level, bounds }) = self.to_visit.pop() else { return };
+    /// Handles the result of the requested read.
+    pub fn handle_read(&mut self, bytes: Result<&Block, IoStatus>) {
+        let Some(NodeVisit { at, level, bounds }) = self.to_visit.pop() else { return };
         let page = bytes
-            .map_err(|outcome| Damage::at(at.address, Flaw::Unread(outcome)))
+            .map_err(|outcome| Corruption::at(at.address, CorruptionKind::ReadError(outcome)))
             .and_then(|bytes| Page::decode(bytes, self.store, at.address))
             .and_then(|page| self.check(page, at, level, &bounds));
         match page {
             Err(damage) => self.lose(bounds, damage),
             Ok(page) if page.level() == 0 => {
-                // What is spare reads as zeroes, as if nothing were mapped there; so does a hole, but
-                // where nothing is mapped the parent may be read.
-                let is_written = |line: &&Record| page.kind != Kind::Map || !line.is_spare();
+                // Unwritten blocks read as zeroes, as if they were unmapped. So does a hole, but unmapped
+                // blocks may be read from the parent, so holes are kept.
+                let is_written = |line: &&Record| page.kind != Kind::Map || !line.is_unwritten();
                 self.records.extend(page.records().iter().filter(is_written));
             }
             Ok(page) => {
-                // The last one that is put there is the next to be read.
+                // The last one pushed is read next.
                 for index in (0..page.records().len()).rev() {
                     let bounds = child_bounds(page.records(), index, &bounds);
                     let (at, level) = (page.records()[index].child(), Some(page.level() - 1));
-                    self.visit(Visit { at, level, bounds });
+                    self.visit(NodeVisit { at, level, bounds });
                 }
             }
         }
@@ -105,14 +105,14 @@ impl Walk {
         at: Pointer,
         level: Option<u8>,
         bounds: &Range<u64>,
-    ) -> Result<Page, Damage> {
-        let damage = |flaw| Damage::at(at.address, flaw);
+    ) -> Result<Page, Corruption> {
+        let damage = |flaw| Corruption::at(at.address, flaw);
         let (found, expected) = (page.generation, at.generation);
         if page.kind != self.tree.kind || level.is_some_and(|level| level != page.level()) {
-            return Err(damage(Flaw::Kind { found: page.kind, level: page.level() }));
+            return Err(damage(CorruptionKind::Kind { found: page.kind, level: page.level() }));
         }
         if found != expected {
-            return Err(damage(Flaw::Generation { found, expected }));
+            return Err(damage(CorruptionKind::Generation { found, expected }));
         }
         let end = |record: &Record| match page.level() {
             0 => self.tree.kind.end(record).unwrap_or(u64::MAX),
@@ -120,11 +120,11 @@ impl Walk {
         };
         let is_inside = |record: &Record| record.key >= bounds.start && end(record) <= bounds.end;
         let is_right = page.records().iter().all(is_inside) && page.stays_in(&self.room);
-        if is_right { Ok(page) } else { Err(damage(Flaw::Bounds)) }
+        if is_right { Ok(page) } else { Err(damage(CorruptionKind::Bounds)) }
     }
 
-    /// What was found, by ascending keys, and what was not.
-    pub fn finish(self) -> (Vec<Record>, Vec<Lost>) {
+    /// Records in ascending order of keys, and lost ranges.
+    pub fn finish(self) -> (Vec<Record>, Vec<LostRange>) {
         (self.records, self.lost)
     }
 }

@@ -1,61 +1,61 @@
-//! What may be wrong with a stream.
+//! Errors of streams.
 
 use std::fmt;
 
-use base::Blame;
+use tenmil_base::ErrorCategory;
 
 use super::VERSION;
 
-/// Why a stream cannot be received.
+/// Reason why a stream cannot be received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamError {
-    /// How many bytes of it were right.
+    /// Number of valid bytes before the error.
     pub at: u64,
-    /// What is wrong behind them.
-    pub wrong: Wrong,
+    /// The error after them.
+    pub wrong: StreamErrorKind,
 }
 
-/// What is wrong with a stream.
+/// Kind of a stream error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrong {
-    /// It does not begin like one.
-    NoStream,
-    /// It is of another version, or has features that are not known.
+pub enum StreamErrorKind {
+    /// Its start is not that of a stream.
+    NotAStream,
+    /// Other version, or unknown features.
     Newer {
         /// Its version.
         version: u32,
-        /// Bits of features.
+        /// Feature bits.
         features: u64,
     },
-    /// A checksum is wrong.
+    /// Wrong checksum.
     Checksum {
-        /// What stands there.
+        /// Checksum in the stream.
         found: u32,
-        /// What was computed.
+        /// Computed checksum.
         expected: u32,
     },
-    /// Numbers are beyond the limits.
+    /// Numbers exceed the limits.
     Contents,
-    /// Records are missing, or not in their order.
+    /// Records are missing, or out of order.
     Order,
-    /// It has ended before its end.
-    Cut,
+    /// The input ended before the end of the stream.
+    Truncated,
 }
 
 impl StreamError {
-    /// Whose move it is.
-    pub const fn blame(&self) -> Blame {
+    /// Category of the error, by the party that has to act.
+    pub const fn blame(&self) -> ErrorCategory {
         match self.wrong {
-            Wrong::NoStream | Wrong::Newer { .. } => Blame::Caller,
-            _ => Blame::Peer,
+            StreamErrorKind::NotAStream | StreamErrorKind::Newer { .. } => ErrorCategory::Usage,
+            _ => ErrorCategory::Remote,
         }
     }
 
-    /// What can be done about it.
+    /// Suggested remedy.
     pub const fn hint(&self) -> &'static str {
         match self.wrong {
-            Wrong::NoStream => "Give it what `tenmil volume send` has written.",
-            Wrong::Newer { .. } => "Receive it with a newer tenmil.",
+            StreamErrorKind::NotAStream => "Give it what `tenmil volume send` has written.",
+            StreamErrorKind::Newer { .. } => "Receive it with a newer tenmil.",
             _ => "Send it again.",
         }
     }
@@ -65,18 +65,22 @@ impl fmt::Display for StreamError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "byte {} of the stream: ", self.at)?;
         match self.wrong {
-            Wrong::NoStream => write!(out, "it does not begin like a stream of a snapshot"),
-            Wrong::Newer { version, features } => write!(
+            StreamErrorKind::NotAStream => {
+                write!(out, "it does not begin like a stream of a snapshot")
+            }
+            StreamErrorKind::Newer { version, features } => write!(
                 out,
                 "version {version} with unknown features {features:#x}, expected version \
                  {VERSION} and none"
             ),
-            Wrong::Checksum { found, expected } => {
+            StreamErrorKind::Checksum { found, expected } => {
                 write!(out, "its checksum is {found:#010x}, expected {expected:#010x}")
             }
-            Wrong::Contents => write!(out, "what it says is beyond the limits of the format"),
-            Wrong::Order => write!(out, "records are missing or not in their order"),
-            Wrong::Cut => write!(out, "it ends here, expected more"),
+            StreamErrorKind::Contents => {
+                write!(out, "what it says is beyond the limits of the format")
+            }
+            StreamErrorKind::Order => write!(out, "records are missing or not in their order"),
+            StreamErrorKind::Truncated => write!(out, "it ends here, expected more"),
         }
     }
 }

@@ -1,35 +1,35 @@
-//! A stream, taken apart as it comes.
+//! Incremental decoder of a stream.
 
 use crc_fast::Digest;
 
 use super::{
-    Contents, DATA_BLOCKS_MAX, Kind, MAGIC, StreamError, StreamHead, StreamRecord, VERSION, Wrong,
-    digest, head_sum, record_sum,
+    DATA_BLOCKS_MAX, Kind, MAGIC, StreamError, StreamErrorKind, StreamHead, StreamInfo,
+    StreamRecord, VERSION, digest, head_sum, record_sum,
 };
 use crate::format::{BLOCK_BYTES, BLOCKS_MAX, UNIT_SHIFT_MAX, padded, unpadded};
 use crate::layout::Layout;
 
-/// Takes a stream apart.
+/// Decoder of a stream.
 ///
 /// ```text
 ///   wants() = 384 | handle(bytes) -> Begun | wants() = 32 | handle(bytes) -> More | …
 /// ```
 #[derive(Debug)]
 pub struct Receiver {
-    awaited: Awaited,
+    awaited: StreamState,
     blocks: u64,
-    /// The first block that a record may still be about.
+    /// First block that the next record may contain.
     next: u64,
     records: u64,
     data_blocks: u64,
     sums: Digest,
-    /// Bytes that were handled.
+    /// Number of bytes processed.
     at: u64,
 }
 
-/// What is awaited.
+/// The part of the stream expected next.
 #[derive(Clone, Copy, Debug)]
-enum Awaited {
+enum StreamState {
     Head,
     Record,
     /// The data of this record.
@@ -37,26 +37,26 @@ enum Awaited {
     Nothing,
 }
 
-/// What bytes have said.
+/// Result of processing bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// What the stream holds.
-    Begun(Contents),
-    /// Nothing yet.
+    /// The contents of the stream are known.
+    Begun(StreamInfo),
+    /// More bytes are needed.
     More,
-    /// The bytes just handled are those of blocks from this one on.
+    /// The bytes just processed are the data of blocks from this one on.
     Data {
-        /// The first block.
+        /// First block.
         block: u64,
     },
-    /// Blocks read as zeroes.
+    /// Blocks that read as zeroes.
     Hole {
-        /// The first block.
+        /// First block.
         block: u64,
-        /// How many.
+        /// Number of blocks.
         blocks: u64,
     },
-    /// That was all, and it was whole.
+    /// The stream is complete and valid.
     Ended,
 }
 
@@ -67,43 +67,43 @@ impl Default for Receiver {
 }
 
 impl Receiver {
-    /// One that awaits the beginning.
+    /// A decoder at the start of a stream.
     pub fn new() -> Self {
-        let (awaited, sums) = (Awaited::Head, digest());
+        let (awaited, sums) = (StreamState::Head, digest());
         Self { awaited, blocks: 0, next: 0, records: 0, data_blocks: 0, sums, at: 0 }
     }
 
-    /// How many bytes it wants to be given next, a megabyte at most; zero once it has ended.
+    /// Number of bytes needed next, at most 1 MiB; zero after the end.
     pub fn wants(&self) -> usize {
         match &self.awaited {
-            Awaited::Head => StreamHead::BYTES,
-            Awaited::Record => StreamRecord::BYTES,
-            Awaited::Data(_, record) => {
+            StreamState::Head => StreamHead::BYTES,
+            StreamState::Record => StreamRecord::BYTES,
+            StreamState::Data(_, record) => {
                 usize::try_from(record.blocks).unwrap_or(0).saturating_mul(BLOCK_BYTES)
             }
-            Awaited::Nothing => 0,
+            StreamState::Nothing => 0,
         }
     }
 
-    /// The stream has come to an end before its end.
+    /// Error for an input that ended before the end of the stream.
     pub fn cut(&self) -> StreamError {
-        self.wrong(Wrong::Cut)
+        self.wrong(StreamErrorKind::Truncated)
     }
 
-    /// The next bytes, as many as it wants.
+    /// Processes the next bytes, as many as [`wants`](Self::wants) returned.
     ///
     /// # Errors
     ///
-    /// What is wrong with them; nothing that follows means anything then.
+    /// The error in them; the rest of the stream is meaningless then.
     pub fn handle(&mut self, bytes: &[u8]) -> Result<Event, StreamError> {
         if bytes.len() != self.wants() {
             return Err(self.cut());
         }
         let event = match self.awaited {
-            Awaited::Head => self.handle_head(bytes)?,
-            Awaited::Record => self.handle_record(bytes)?,
-            Awaited::Data(head, record) => self.handle_data(&head, &record, bytes)?,
-            Awaited::Nothing => Event::Ended,
+            StreamState::Head => self.handle_head(bytes)?,
+            StreamState::Record => self.handle_record(bytes)?,
+            StreamState::Data(head, record) => self.handle_data(&head, &record, bytes)?,
+            StreamState::Nothing => Event::Ended,
         };
         self.at += bytes.len() as u64;
         Ok(event)
@@ -113,40 +113,40 @@ impl Receiver {
         let head = StreamHead::decode(bytes);
         let expected = head_sum(bytes);
         if head.magic != MAGIC {
-            return Err(self.wrong(Wrong::NoStream));
+            return Err(self.wrong(StreamErrorKind::NotAStream));
         }
         if head.checksum != expected {
             let found = head.checksum;
-            return Err(self.wrong(Wrong::Checksum { found, expected }));
+            return Err(self.wrong(StreamErrorKind::Checksum { found, expected }));
         }
         if head.version != VERSION || head.incompatible != 0 {
             let (version, features) = (head.version, head.incompatible);
-            return Err(self.wrong(Wrong::Newer { version, features }));
+            return Err(self.wrong(StreamErrorKind::Newer { version, features }));
         }
         let sized = (1..=BLOCKS_MAX).contains(&head.blocks) && head.unit_shift <= UNIT_SHIFT_MAX;
         let named = |name: &[u8]| padded::<128>(&unpadded(name)).is_some();
         let based = head.base == 0 || named(&head.base_name);
         if !sized || head.uuid == 0 || !named(&head.name) || !based {
-            return Err(self.wrong(Wrong::Contents));
+            return Err(self.wrong(StreamErrorKind::Contents));
         }
         self.blocks = head.blocks;
         self.sums.update(&head.checksum.to_le_bytes());
-        self.awaited = Awaited::Record;
-        Ok(Event::Begun(Contents::of(&head)))
+        self.awaited = StreamState::Record;
+        Ok(Event::Begun(StreamInfo::of(&head)))
     }
 
     fn handle_record(&mut self, bytes: &[u8]) -> Result<Event, StreamError> {
         let record = StreamRecord::decode(bytes);
         let Some(kind) = Kind::from_code(record.kind) else {
-            return Err(self.wrong(Wrong::Contents));
+            return Err(self.wrong(StreamErrorKind::Contents));
         };
         if kind == Kind::Data && (1..=DATA_BLOCKS_MAX).contains(&record.blocks) {
             let head = bytes.try_into().unwrap_or([0; StreamRecord::BYTES]);
-            self.awaited = Awaited::Data(head, record);
+            self.awaited = StreamState::Data(head, record);
             return Ok(Event::More);
         }
         if kind == Kind::Data {
-            return Err(self.wrong(Wrong::Contents));
+            return Err(self.wrong(StreamErrorKind::Contents));
         }
         let sums = self.sums.finalize();
         self.take(&record, record_sum(bytes, &[]))?;
@@ -155,9 +155,9 @@ impl Receiver {
             return Ok(Event::Hole { block: record.block, blocks: record.blocks });
         }
         if (record.block, record.blocks) != (self.data_blocks, sums) {
-            return Err(self.wrong(Wrong::Order));
+            return Err(self.wrong(StreamErrorKind::Order));
         }
-        self.awaited = Awaited::Nothing;
+        self.awaited = StreamState::Nothing;
         Ok(Event::Ended)
     }
 
@@ -170,38 +170,40 @@ impl Receiver {
         self.take(record, record_sum(head, data))?;
         self.advance(record)?;
         self.data_blocks += record.blocks;
-        self.awaited = Awaited::Record;
+        self.awaited = StreamState::Record;
         Ok(Event::Data { block: record.block })
     }
 
-    /// Compares a record's checksum and its place among the others.
+    /// Checks the checksum and sequence number of a record.
     fn take(&mut self, record: &StreamRecord, expected: u32) -> Result<(), StreamError> {
         if record.checksum != expected {
             let found = record.checksum;
-            return Err(self.wrong(Wrong::Checksum { found, expected }));
+            return Err(self.wrong(StreamErrorKind::Checksum { found, expected }));
         }
         if record.sequence != self.records {
-            return Err(self.wrong(Wrong::Order));
+            return Err(self.wrong(StreamErrorKind::Order));
         }
         self.records += 1;
         self.sums.update(&record.checksum.to_le_bytes());
         Ok(())
     }
 
-    /// Records are about ever later blocks, none behind the snapshot's end.
+    /// Checks that records have ascending blocks, none after the end of the snapshot.
     fn advance(&mut self, record: &StreamRecord) -> Result<(), StreamError> {
         let end = record.block.checked_add(record.blocks).filter(|end| *end <= self.blocks);
         let Some(end) = end.filter(|_| record.blocks > 0 && record.block >= self.next) else {
-            return Err(self.wrong(Wrong::Contents));
+            return Err(self.wrong(StreamErrorKind::Contents));
         };
         self.next = end;
         Ok(())
     }
 
-    fn wrong(&self, wrong: Wrong) -> StreamError {
-        // What belongs together is right together.
+    fn wrong(&self, wrong: StreamErrorKind) -> StreamError {
+        // A record is only valid together with its data, so the error is at the start of the record.
         let doubted = match self.awaited {
-            Awaited::Data(..) if wrong != Wrong::Cut => StreamRecord::BYTES as u64,
+            StreamState::Data(..) if wrong != StreamErrorKind::Truncated => {
+                StreamRecord::BYTES as u64
+            }
             _ => 0,
         };
         StreamError { at: self.at - doubted, wrong }

@@ -1,25 +1,29 @@
-//! A store is compared with the model of it.
+//! Comparison of a pool with its model.
 
-use tenmil_volume::{Account, Answer, Ask, VolumeInfo};
+use tenmil_volume::{PoolRequest, PoolResponse, SpaceUsage, VolumeInfo};
 
 use super::Rig;
 use super::model::{Cell, Model, Volume, parent_value};
 
-/// What a store says of the room of a volume.
-pub fn account(rig: &mut Rig, name: &str) -> Account {
-    match rig.ask(Ask::Account(name.into())) {
-        Ok(Answer::Account(account)) => account,
+/// Space usage of a volume.
+pub fn account(rig: &mut Rig, name: &str) -> SpaceUsage {
+    match rig.ask(PoolRequest::SpaceUsage(name.into())) {
+        Ok(PoolResponse::Account(account)) => account,
         other => panic!("{other:?}"),
     }
 }
 
-/// Compares all volumes of a store with the model.
+/// Compares all volumes of a pool with the model.
 pub fn compare(rig: &mut Rig, model: &Model) -> Result<(), String> {
-    let Ok(Answer::Usage(usage)) = rig.ask(Ask::Usage) else { return Err("no usage".into()) };
+    let Ok(PoolResponse::Usage(usage)) = rig.ask(PoolRequest::Usage) else {
+        return Err("no usage".into());
+    };
     if usage.thresholds != model.thresholds {
         return Err(format!("{:?}, expected {:?}", usage.thresholds, model.thresholds));
     }
-    let Ok(Answer::Volumes(found)) = rig.ask(Ask::List) else { return Err("no list".into()) };
+    let Ok(PoolResponse::Volumes(found)) = rig.ask(PoolRequest::List) else {
+        return Err("no list".into());
+    };
     let mut names: Vec<&String> = found.iter().map(|info| &info.name).collect();
     names.sort();
     if !names.iter().copied().eq(model.volumes.keys()) {
@@ -32,9 +36,9 @@ pub fn compare(rig: &mut Rig, model: &Model) -> Result<(), String> {
     Ok(())
 }
 
-/// What a volume has that another does not is told, and what is told of holes is true.
+/// Checks that all differences between volumes are reported, and that reported holes are true.
 pub fn compare_differences(rig: &mut Rig, model: &Model) {
-    let Ok(Answer::Volumes(infos)) = rig.ask(Ask::List) else { panic!("no list") };
+    let Ok(PoolResponse::Volumes(infos)) = rig.ask(PoolRequest::List) else { panic!("no list") };
     for (index, info) in infos.iter().enumerate() {
         let base = index.checked_sub(1).map(|before| &infos[before]);
         let base = base.filter(|base| base.id == info.origin || base.origin == info.origin);
@@ -51,7 +55,7 @@ pub fn compare_differences(rig: &mut Rig, model: &Model) {
                 assert_eq!(now, then, "`{}` block {block} is said to be the same", info.name);
             }
             for block in first..first + blocks {
-                // What is the parent's may be a hole of the parent.
+                // A block of the parent may be a hole of the parent.
                 let is_hole = is_mapped && parent_value(block) == 0;
                 let is_data = value(cells(info), block) != 0;
                 assert!(is_data == is_mapped || is_hole, "`{}` {block}", info.name);
@@ -64,13 +68,13 @@ pub fn compare_differences(rig: &mut Rig, model: &Model) {
     }
 }
 
-/// Blocks of a volume that differ from those of another: first, how many, and whether they are read from
-/// somewhere.
+/// Blocks of a volume that differ from those of another: first block, number of blocks, and whether they
+/// have a data source.
 pub fn differences(rig: &mut Rig, base: u64, volume: u64) -> Vec<(u64, u64, bool)> {
     let (mut at, mut found) = (0, Vec::new());
     loop {
-        let answer = rig.ask(Ask::Difference { volume, base, block: at }).unwrap();
-        let Answer::Changed { block, blocks, is_mapped, is_parents } = answer else {
+        let answer = rig.ask(PoolRequest::Difference { volume, base, block: at }).unwrap();
+        let PoolResponse::Changed { block, blocks, is_mapped, is_parents } = answer else {
             panic!("{answer:?}")
         };
         if blocks == 0 {
@@ -89,7 +93,7 @@ fn compare_volume(rig: &mut Rig, info: &VolumeInfo, expected: &Volume) -> Result
         return Err(format!("{info:?}, expected {size} blocks"));
     }
     let is_certain = expected.cells.iter().all(|cell| cell.values.len() == 1);
-    // What is copied from a parent may be there, and the reach that says so not yet.
+    // Blocks copied from a parent may be present before the overlap that excludes them.
     let written = Volume { reach: info.reach.max(expected.reach), ..expected.clone() }.mapped();
     let most = if info.reach.max(expected.reach) > 0 { u64::MAX } else { written };
     if is_certain && !(written..=most).contains(&info.mapped) {

@@ -1,31 +1,32 @@
-//! A sparse device: what reads see, what survives, and what may or may not have reached the medium.
+//! Sparse device that models what reads see, what is durable, and what may or may not have reached the
+//! medium.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::Random;
+use tenmil_base::Random;
 
 pub type Shared = Arc<[u8; 4096]>;
 pub type Image = BTreeMap<u64, Shared>;
 
 pub static ZEROES: [u8; 4096] = [0; 4096];
 
-/// The device, or several whose blocks run through them end to end, and which lose power each by itself.
+/// The device, or several that are concatenated, each of which loses power by itself.
 pub struct Disk {
     now: Image,
     stable: Image,
     volatile: Vec<Volatile>,
-    /// When each was issued, and by how many devices it has been done.
+    /// Time at which each was issued, and number of devices that have done it.
     flushes: BTreeMap<u64, (u64, u64)>,
-    /// Where runs of blocks begin that lie on another device than those before, and on which.
+    /// Starts of runs of blocks on another device than the previous ones, and that device.
     pub runs: Vec<(u64, u32)>,
     clock: u64,
     pub writes: u64,
-    /// Completed writes were lost, and no flush has said so yet.
+    /// Completed writes were lost, and no flush has reported it yet.
     pub has_lost: bool,
 }
 
-/// A write of one block that no flush has made survive.
+/// Write of one block that no flush has made durable.
 struct Volatile {
     io: u64,
     at: u64,
@@ -33,18 +34,18 @@ struct Volatile {
     ended: Option<u64>,
 }
 
-/// What a cut of the power does to writes that were not flushed.
+/// Effect of a power loss on unflushed writes.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut {
-    /// All that was completed is there, and nothing else.
+    /// All completed writes are present, and nothing else.
     AsSeen,
-    /// Nothing is there that was not flushed.
+    /// No unflushed write is present.
     Nothing,
-    /// A random subset, in a random order, with torn sectors.
+    /// A random subset, in random order, with torn sectors.
     Random,
 }
 
-/// A block of which every sector bears a value and its own place; all zeroes for zero.
+/// A block whose sectors contain a value and their own place; all zeroes for zero.
 pub fn stamped(value: u64) -> Shared {
     let mut block = [0; 4096];
     if value != 0 {
@@ -57,7 +58,7 @@ pub fn stamped(value: u64) -> Shared {
     block.into()
 }
 
-/// The value that each sector of a block bears.
+/// The value in each sector of a block.
 pub fn values(block: &[u8; 4096]) -> [u64; 8] {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
     let mut values = [0; 8];
@@ -84,8 +85,8 @@ impl Disk {
         }
     }
 
-    /// The same device, seen by the next program after the one that wrote was killed: reads see
-    /// `image`, and a loss of power may still take all of it that was not flushed.
+    /// The same device after its writer was killed: reads see `image`, and a power loss may still take
+    /// everything that was not flushed.
     pub fn unflushed(&self, image: Image) -> Self {
         let is_new = |(at, block): &(&u64, &Shared)| self.stable.get(at) != Some(*block);
         let write = |(at, block): (&u64, &Shared)| Volatile {
@@ -99,8 +100,8 @@ impl Disk {
         Self { stable, volatile, runs, ..Self::new(image) }
     }
 
-    /// Any subset of the completed writes that no flush has followed is lost, and the device goes on. What
-    /// is under way ends as ever; what is left may be lost as well the next time.
+    /// Loses any subset of the completed writes without a later flush, and continues. I/O in flight ends
+    /// normally; the remaining writes may be lost the next time.
     pub fn lose(&mut self, random: &mut Random) {
         let all = std::mem::take(&mut self.volatile);
         let (ended, begun) = all.into_iter().partition(|write| write.ended.is_some());
@@ -121,7 +122,7 @@ impl Disk {
         self.now.get(&at).cloned().unwrap_or_else(|| Arc::new(ZEROES))
     }
 
-    /// What is there is something else from now on, whatever was written.
+    /// Replaces the contents of a block, regardless of writes.
     pub fn put(&mut self, at: u64, block: Shared) {
         self.stable.insert(at, Arc::clone(&block));
         self.now.insert(at, block);
@@ -148,19 +149,19 @@ impl Disk {
         self.flushes.insert(io, (self.clock, 0));
     }
 
-    /// On which device a block is.
+    /// Device of a block.
     fn device(&self, at: u64) -> u32 {
         let behind = self.runs.partition_point(|(begin, _)| *begin <= at);
         behind.checked_sub(1).map_or(0, |index| self.runs[index].1)
     }
 
-    /// How many devices there are.
+    /// Number of devices.
     fn devices(&self) -> u64 {
         self.runs.iter().map(|(_, device)| u64::from(*device) + 1).max().unwrap_or(1)
     }
 
-    /// One device has done a flush: what had been completed on it when that was issued survives; what came
-    /// later may not. Whether all have.
+    /// One device has done a flush: writes completed on it when the flush was issued are durable; later
+    /// ones may not be. Returns whether all devices have done it.
     pub fn end_flush(&mut self, io: u64) -> bool {
         let devices = self.devices();
         let (issued, done) = self.flushes.get_mut(&io).expect("a flush");
@@ -184,8 +185,8 @@ impl Disk {
         is_done
     }
 
-    /// What is on the medium if the power fails now: on the first device as is said, on each of the others
-    /// as may be.
+    /// Contents of the medium after a power loss now: `cut` on the first device, and random on each of
+    /// the others.
     pub fn cut(&self, cut: Cut, random: &mut Random) -> Image {
         let mut image = self.cut_all(cut, random);
         for device in 1..self.devices() {

@@ -1,4 +1,4 @@
-//! A store over a device that remembers what was not flushed, driven in an order drawn from a seed.
+//! A pool over a device that records unflushed writes, driven in an order drawn from a seed.
 
 #![allow(dead_code, reason = "each program that uses the rig uses a part of it")]
 #![allow(unreachable_pub, reason = "each program that uses the rig has it as a module")]
@@ -10,64 +10,67 @@ pub mod world;
 
 use std::collections::BTreeMap;
 
-use base::Random;
 use disk::{Disk, Image, ZEROES, stamped};
+use tenmil_base::Random;
 use tenmil_volume::format::OwnerRecord;
-use tenmil_volume::{Action, Answer, Ask, Check, Claim, End, NewStore, Opened, Opening, Owner};
+use tenmil_volume::{
+    ActionResult, Check, Claim, DeviceAction, Opened, Opening, Owner, PoolConfig, PoolRequest,
+    PoolResponse,
+};
+use tenmil_volume::{Pool, PoolError, VolumeInfo, checksum};
 use tenmil_volume::{Report, Step};
-use tenmil_volume::{Store, StoreError, VolumeInfo, checksum};
 
-/// A store and its device.
+/// A pool and its device.
 pub struct Rig {
-    pub store: Store,
+    pub store: Pool,
     pub disk: Disk,
     pub random: Random,
-    /// What the store wants done.
-    under_way: Vec<Action>,
+    /// Actions of the pool in flight.
+    under_way: Vec<DeviceAction>,
     /// Data of reads and writes, by token.
     pub buffers: BTreeMap<u64, Vec<disk::Shared>>,
-    pub answers: BTreeMap<u64, Result<Answer, StoreError>>,
+    pub answers: BTreeMap<u64, Result<PoolResponse, PoolError>>,
     next_token: u64,
-    /// The next data write is answered with an error.
+    /// The next data write fails.
     pub fails_writes: bool,
-    /// The next data write is answered with an error, and comes to pass when it is let.
+    /// The next data write fails, and reaches the device later on request.
     pub fails_late: bool,
     late: Vec<u64>,
-    /// The next flush is answered with an error.
+    /// The next flush fails.
     pub fails_flushes: bool,
-    /// The store recovers when it has stopped.
+    /// The pool recovers after a stop.
     pub recovers: bool,
     losses: u64,
-    /// Flushes that were under way when one has told of a loss.
+    /// Flushes that were in flight when another one reported a loss.
     fails_too: Vec<u64>,
-    /// The next read from a parent is answered with an error.
+    /// The next read from a parent fails.
     pub fails_parent: bool,
-    /// So many writes of pages and superblocks from now on, one is answered with an error.
+    /// After this number of writes of pages and superblocks, one fails.
     pub fails_pages: Option<u64>,
-    /// Pages that were read.
+    /// Number of pages read.
     pub reads: u64,
-    /// How often the superblocks at the start were read.
+    /// Number of reads of the superblocks at the start.
     pub slot_reads: u64,
-    /// These actions stay under way.
+    /// These actions stay in flight.
     pub held: Vec<u64>,
-    /// Transfers of data stay under way.
+    /// Data transfers stay in flight.
     pub holds_data: bool,
-    /// Flushes stay under way, so that no commit ends.
+    /// Flushes stay in flight, so that no commit ends.
     pub holds_flushes: bool,
-    /// The next data write is answered as if it had been done.
+    /// The next data write completes without having been done.
     pub loses_writes: bool,
     /// The next data write goes to this block of the device instead.
     pub astray: Option<u64>,
-    /// Where the last data write went that was answered with an error.
+    /// Target of the last data write that failed.
     pub failed_at: Option<u64>,
 }
 
 pub const CACHE_BYTES: usize = 1 << 20;
 
-/// The image of a new store.
+/// Image of a new pool.
 pub fn new_store(blocks: u64) -> Image {
     let mut image = Image::new();
-    let new = NewStore { name: "proof".into(), uuid: 0x7e57, blocks };
+    let new = PoolConfig { name: "proof".into(), uuid: 0x7e57, blocks };
     for step in new.steps().unwrap() {
         if let Step::Write { at, bytes } = step {
             image.insert(at, (*bytes).into());
@@ -76,7 +79,7 @@ pub fn new_store(blocks: u64) -> Image {
     image
 }
 
-/// Somebody who opens stores.
+/// An owner that opens pools.
 pub fn owner(id: u64) -> Owner {
     let mut host = [0; 64];
     host[..4].copy_from_slice(b"host");
@@ -84,33 +87,33 @@ pub fn owner(id: u64) -> Owner {
     Owner { id: u128::from(id) | 1 << 100, record: OwnerRecord { pid, host, ..OwnerRecord::NONE } }
 }
 
-/// Opens the store in an image, to read.
-pub fn open(image: &Image, blocks: u64) -> Result<Opened, StoreError> {
+/// Opens the pool in an image, for reading.
+pub fn open(image: &Image, blocks: u64) -> Result<Opened, PoolError> {
     read_in(image, Opening::new(blocks, CACHE_BYTES))
 }
 
-/// Opens it, to write.
-pub fn open_as(image: &Image, blocks: u64, owner: Owner) -> Result<Opened, StoreError> {
+/// Opens it, for writing.
+pub fn open_as(image: &Image, blocks: u64, owner: Owner) -> Result<Opened, PoolError> {
     read_in(image, Opening::new(blocks, CACHE_BYTES).to_write(owner))
 }
 
-/// Whoever had it open was killed, or lost power.
-pub fn take_over(mut store: Store) -> Store {
+/// The previous owner was killed, or lost power.
+pub fn take_over(mut store: Pool) -> Pool {
     if let Some(former) = store.owner() {
         store.claim_as(Claim::Over(former.id));
     }
     store
 }
 
-fn read_in(image: &Image, mut opening: Opening) -> Result<Opened, StoreError> {
+fn read_in(image: &Image, mut opening: Opening) -> Result<Opened, PoolError> {
     while let Some(at) = opening.next_read() {
         opening.handle_read(Ok(image.get(&at).map_or(&ZEROES, |block| &**block)));
     }
     opening.finish()
 }
 
-/// Checks the store in an image.
-pub fn check(store: &Store, image: &Image) -> Report {
+/// Checks the pool in an image.
+pub fn check(store: &Pool, image: &Image) -> Report {
     let mut check = Check::of(store);
     while let Some(at) = check.next_read() {
         check.handle_read(Ok(image.get(&at).map_or(&ZEROES, |block| &**block)));
@@ -119,18 +122,18 @@ pub fn check(store: &Store, image: &Image) -> Report {
 }
 
 impl Rig {
-    /// A rig with low trees or high ones.
-    pub fn new(image: Image, blocks: u64, mut random: Random) -> Result<Self, StoreError> {
+    /// A rig with low or high trees.
+    pub fn new(image: Image, blocks: u64, mut random: Random) -> Result<Self, PoolError> {
         let fanout = if random.chance(1, 4) { 168 } else { 4 + random.below(12) };
         let mut rig = Self::plain(image, blocks, random)?;
         rig.store = rig.store.with_fanout(usize::try_from(fanout).unwrap());
         Ok(rig)
     }
 
-    /// A rig with trees as they are.
-    pub fn plain(image: Image, blocks: u64, random: Random) -> Result<Self, StoreError> {
+    /// A rig with normal trees.
+    pub fn plain(image: Image, blocks: u64, random: Random) -> Result<Self, PoolError> {
         let mut random = random;
-        let store = take_over(open_as(&image, blocks, owner(random.draw()))?.store);
+        let store = take_over(open_as(&image, blocks, owner(random.next_u64()))?.store);
         Ok(Self {
             store,
             disk: Disk::new(image),
@@ -159,10 +162,13 @@ impl Rig {
         })
     }
 
-    pub fn submit(&mut self, ask: Ask) -> u64 {
+    pub fn submit(&mut self, ask: PoolRequest) -> u64 {
         let token = self.next_token;
         self.next_token += 1;
-        if let Ask::Read { blocks, .. } | Ask::Own { blocks, .. } | Ask::Fill { blocks, .. } = ask {
+        if let PoolRequest::Read { blocks, .. }
+        | PoolRequest::MakeExclusive { blocks, .. }
+        | PoolRequest::CopyFromParent { blocks, .. } = ask
+        {
             let unread = stamped(u64::MAX);
             self.buffers.insert(token, vec![unread; usize::try_from(blocks).unwrap()]);
         }
@@ -170,24 +176,24 @@ impl Rig {
         token
     }
 
-    /// Writes blocks that all bear one value.
+    /// Writes blocks that all contain one value.
     pub fn submit_write(&mut self, volume: u64, block: u64, blocks: u64, value: u64) -> u64 {
-        let token = self.submit(Ask::Write { volume, block, blocks });
+        let token = self.submit(PoolRequest::Write { volume, block, blocks });
         self.buffers.insert(token, vec![stamped(value); usize::try_from(blocks).unwrap()]);
         token
     }
 
-    /// Does one thing that the store wants done, whichever. False if there is none.
+    /// Executes one random action of the pool. False if none is in flight.
     pub fn step(&mut self) -> bool {
         self.begin();
-        let is_held = |action: &Action| match action {
-            Action::ReadData { io, .. } | Action::WriteData { io, .. } => {
+        let is_held = |action: &DeviceAction| match action {
+            DeviceAction::ReadData { io, .. } | DeviceAction::WriteData { io, .. } => {
                 self.holds_data || self.held.contains(io)
             }
-            Action::Flush { .. } => self.holds_flushes,
+            DeviceAction::Flush { .. } => self.holds_flushes,
             _ => false,
         };
-        let may = |(index, action): (usize, &Action)| (!is_held(action)).then_some(index);
+        let may = |(index, action): (usize, &DeviceAction)| (!is_held(action)).then_some(index);
         let choice: Vec<usize> = self.under_way.iter().enumerate().filter_map(may).collect();
         if choice.is_empty() {
             self.collect();
@@ -201,14 +207,14 @@ impl Rig {
         true
     }
 
-    /// Begins all that the store wants done, and ends nothing but zeroes for reads: those nobody completes,
-    /// and they are there before an answer is.
+    /// Starts all actions of the pool, and completes none except zeroes for reads, which have no
+    /// completion, and must be done before a response.
     pub fn begin(&mut self) {
         loop {
             while let Some(action) = self.store.next_action() {
                 self.issue(&action);
                 match action {
-                    Action::Zero { .. } => self.carry_out(action),
+                    DeviceAction::Zero { .. } => self.carry_out(action),
                     _ => self.under_way.push(action),
                 }
             }
@@ -227,15 +233,15 @@ impl Rig {
         }
     }
 
-    fn issue(&mut self, action: &Action) {
+    fn issue(&mut self, action: &DeviceAction) {
         match action {
-            Action::WritePages { io, at, bytes } => {
+            DeviceAction::WritePages { io, at, bytes } => {
                 for (index, block) in (0..).zip(bytes.chunks_exact(4096)) {
                     let block: [u8; 4096] = block.try_into().unwrap();
                     self.disk.issue_write(*io, at + index, block.into());
                 }
             }
-            Action::WriteData { io, token, offset, at, blocks, .. } => {
+            DeviceAction::WriteData { io, token, offset, at, blocks, .. } => {
                 let at = self.astray.take().unwrap_or(*at);
                 for index in 0..*blocks {
                     let data =
@@ -243,40 +249,40 @@ impl Rig {
                     self.disk.issue_write(*io, at + index, data);
                 }
             }
-            Action::Flush { io } => self.disk.issue_flush(*io),
+            DeviceAction::Flush { io } => self.disk.issue_flush(*io),
             _ => {}
         }
     }
 
-    fn carry_out(&mut self, action: Action) {
+    fn carry_out(&mut self, action: DeviceAction) {
         match action {
-            Action::ReadSlots { io } => {
+            DeviceAction::ReadSlots { io } => {
                 self.slot_reads += 1;
                 let slots = [*self.disk.read(0), *self.disk.read(1)];
-                self.store.complete(io, End::Slots(&slots));
+                self.store.complete(io, ActionResult::Slots(&slots));
             }
-            Action::ReadPage { io, at } => {
+            DeviceAction::ReadPage { io, at } => {
                 let block = self.disk.read(at);
                 self.reads += 1;
-                self.store.complete(io, End::Read(&block));
+                self.store.complete(io, ActionResult::Read(&block));
             }
-            Action::WriteData { io, at, .. } if self.fails_writes => {
+            DeviceAction::WriteData { io, at, .. } if self.fails_writes => {
                 self.failed_at = Some(at);
                 self.disk.drop_write(io);
                 self.fails_writes = false;
-                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+                self.store.complete(io, ActionResult::Failed(tenmil_base::IoStatus::WRITE_FAULT));
             }
-            Action::WriteData { io, .. } if self.fails_late => {
+            DeviceAction::WriteData { io, .. } if self.fails_late => {
                 self.fails_late = false;
                 self.late.push(io);
-                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+                self.store.complete(io, ActionResult::Failed(tenmil_base::IoStatus::WRITE_FAULT));
             }
-            Action::WritePages { io, .. } if self.fails_pages == Some(0) => {
+            DeviceAction::WritePages { io, .. } if self.fails_pages == Some(0) => {
                 self.fails_pages = None;
-                // It may still come to pass, and so nothing is dropped.
-                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+                // The write may still reach the device, so nothing is dropped.
+                self.store.complete(io, ActionResult::Failed(tenmil_base::IoStatus::WRITE_FAULT));
             }
-            Action::WriteData { io, token, offset, blocks, is_summed: true, .. } => {
+            DeviceAction::WriteData { io, token, offset, blocks, is_summed: true, .. } => {
                 if std::mem::take(&mut self.loses_writes) {
                     self.disk.drop_write(io);
                 }
@@ -284,35 +290,35 @@ impl Rig {
                 let written = &self.buffers[&token][usize::try_from(offset).unwrap()..];
                 let written = &written[..usize::try_from(blocks).unwrap()];
                 let sums: Vec<u32> = written.iter().map(|block| checksum(block)).collect();
-                self.store.complete(io, End::Sums(&sums));
+                self.store.complete(io, ActionResult::Sums(&sums));
             }
-            Action::WritePages { io, .. } | Action::WriteData { io, .. } => {
-                if matches!(action, Action::WritePages { .. }) {
+            DeviceAction::WritePages { io, .. } | DeviceAction::WriteData { io, .. } => {
+                if matches!(action, DeviceAction::WritePages { .. }) {
                     self.fails_pages = self.fails_pages.map(|left| left - 1);
                 }
                 self.disk.end_write(io);
-                self.store.complete(io, End::Done);
+                self.store.complete(io, ActionResult::Done);
             }
-            Action::Flush { io } if self.disk.has_lost || self.fails_too.contains(&io) => {
+            DeviceAction::Flush { io } if self.disk.has_lost || self.fails_too.contains(&io) => {
                 if std::mem::take(&mut self.disk.has_lost) {
-                    let flush = |action: &Action| match action {
-                        Action::Flush { io } => Some(*io),
+                    let flush = |action: &DeviceAction| match action {
+                        DeviceAction::Flush { io } => Some(*io),
                         _ => None,
                     };
                     self.fails_too = self.under_way.iter().filter_map(flush).collect();
                 }
-                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+                self.store.complete(io, ActionResult::Failed(tenmil_base::IoStatus::WRITE_FAULT));
             }
-            Action::Flush { io } if self.fails_flushes => {
+            DeviceAction::Flush { io } if self.fails_flushes => {
                 self.fails_flushes = false;
-                self.store.complete(io, End::Failed(base::Outcome::WRITE_FAULT));
+                self.store.complete(io, ActionResult::Failed(tenmil_base::IoStatus::WRITE_FAULT));
             }
-            Action::Flush { io } => match self.disk.end_flush(io) {
-                true => self.store.complete(io, End::Done),
-                // Others have still to do it.
+            DeviceAction::Flush { io } => match self.disk.end_flush(io) {
+                true => self.store.complete(io, ActionResult::Done),
+                // Other devices have yet to do it.
                 false => self.under_way.push(action),
             },
-            Action::ReadData { io, token, offset, at, blocks, is_summed } => {
+            DeviceAction::ReadData { io, token, offset, at, blocks, is_summed } => {
                 for index in 0..blocks {
                     let block = self.disk.read(at + index);
                     let place = usize::try_from(offset + index).unwrap();
@@ -321,13 +327,17 @@ impl Rig {
                 let read = &self.buffers[&token][usize::try_from(offset).unwrap()..];
                 let read = &read[..usize::try_from(blocks).unwrap()];
                 let sums: Vec<u32> = read.iter().map(|block| checksum(block)).collect();
-                self.store.complete(io, if is_summed { End::Sums(&sums) } else { End::Done });
+                self.store.complete(
+                    io,
+                    if is_summed { ActionResult::Sums(&sums) } else { ActionResult::Done },
+                );
             }
-            Action::ReadParent { io, .. } if self.fails_parent => {
+            DeviceAction::ReadParent { io, .. } if self.fails_parent => {
                 self.fails_parent = false;
-                self.store.complete(io, End::Failed(base::Outcome::UNRECOVERED_READ));
+                self.store
+                    .complete(io, ActionResult::Failed(tenmil_base::IoStatus::UNRECOVERED_READ));
             }
-            Action::ReadParent { io, token, offset, block, blocks } => {
+            DeviceAction::ReadParent { io, token, offset, block, blocks } => {
                 for index in 0..blocks {
                     let place = usize::try_from(offset + index).unwrap();
                     let value = stamped(model::parent_value(block + index));
@@ -335,9 +345,9 @@ impl Rig {
                 }
                 let holds = |index| model::parent_value(block + index) != 0;
                 let holds: Vec<bool> = (0..blocks).map(holds).collect();
-                self.store.complete(io, End::Contents(&holds));
+                self.store.complete(io, ActionResult::Contents(&holds));
             }
-            Action::Zero { token, offset, blocks } => {
+            DeviceAction::Zero { token, offset, blocks } => {
                 for index in offset..offset + blocks {
                     let place = usize::try_from(index).unwrap();
                     self.buffers.get_mut(&token).unwrap()[place] = stamped(0);
@@ -346,54 +356,54 @@ impl Rig {
         }
     }
 
-    /// Has the writes come to pass that were answered with an error and are late.
+    /// Executes the failed writes that reach the device late.
     pub fn land_late(&mut self) {
         assert!(!self.late.is_empty(), "something is late");
         self.late.drain(..).for_each(|io| self.disk.end_write(io));
     }
 
-    /// What is under way.
-    pub fn under_way(&self) -> &[Action] {
+    /// Actions in flight.
+    pub fn under_way(&self) -> &[DeviceAction] {
         &self.under_way
     }
 
-    /// Goes on until there is nothing to do.
+    /// Runs until idle.
     pub fn settle(&mut self) {
         while self.step() {}
     }
 
-    /// Asks, and goes on until there is nothing to do.
-    pub fn ask(&mut self, ask: Ask) -> Result<Answer, StoreError> {
+    /// Submits a request, and runs until idle.
+    pub fn ask(&mut self, ask: PoolRequest) -> Result<PoolResponse, PoolError> {
         let token = self.submit(ask);
         self.settle();
         self.answers.remove(&token).expect("an answer")
     }
 
-    /// Makes a volume thick, and has all of it lie in units of its own.
-    pub fn inflate(&mut self, name: &str) -> Result<VolumeInfo, StoreError> {
-        let Answer::Volume(info) = self.ask(Ask::Thicken(name.into()))? else {
+    /// Makes a volume thick, with all of its blocks in exclusive clusters.
+    pub fn inflate(&mut self, name: &str) -> Result<VolumeInfo, PoolError> {
+        let PoolResponse::Volume(info) = self.ask(PoolRequest::ReserveThick(name.into()))? else {
             panic!("no volume")
         };
         let (volume, blocks, mut block) = (info.id, 32, 0);
         while block < info.blocks {
-            let answer = self.ask(Ask::Own { volume, block, blocks })?;
-            let Answer::Owned(to) = answer else { panic!("{answer:?}") };
+            let answer = self.ask(PoolRequest::MakeExclusive { volume, block, blocks })?;
+            let PoolResponse::Owned(to) = answer else { panic!("{answer:?}") };
             assert!(to > block, "it goes on");
             block = to;
         }
-        // It may have taken units itself meanwhile.
-        self.ask(Ask::Thicken(name.into()))?;
+        // It may have allocated clusters itself in the meantime.
+        self.ask(PoolRequest::ReserveThick(name.into()))?;
         Ok(info)
     }
 
-    /// The values that blocks of a volume bear, one for each sector.
+    /// Contents of blocks of a volume, one value per sector.
     pub fn read(
         &mut self,
         volume: u64,
         block: u64,
         blocks: u64,
-    ) -> Result<Vec<[u64; 8]>, StoreError> {
-        let token = self.submit(Ask::Read { volume, block, blocks });
+    ) -> Result<Vec<[u64; 8]>, PoolError> {
+        let token = self.submit(PoolRequest::Read { volume, block, blocks });
         self.settle();
         self.answers.remove(&token).expect("an answer")?;
         let data = self.buffers.remove(&token).unwrap();

@@ -1,19 +1,19 @@
-//! What a store should hold, in plain maps.
+//! Expected contents of a pool, in simple maps.
 
 use std::collections::BTreeMap;
 
-use tenmil_volume::{Change, StoreError, THRESHOLDS};
+use tenmil_volume::{PoolError, THRESHOLDS, VolumeOp};
 
 /// Volumes by name.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub volumes: BTreeMap<String, Volume>,
-    /// None of its own before somebody gives it some.
+    /// Zeroes until thresholds are set.
     pub thresholds: [u8; 2],
     next: u64,
 }
 
-/// A volume by name, the first of some of its blocks, and how many.
+/// Name of a volume, first block, and number of blocks.
 pub type BlockRange = (String, u64, u64);
 
 /// A volume.
@@ -24,21 +24,21 @@ pub struct Volume {
     pub is_read_only: bool,
     pub is_thick: bool,
     pub has_checksums: bool,
-    /// What lies before this and was never written is the parent's.
+    /// Unwritten blocks before this one are read from the parent.
     pub reach: u64,
     pub cells: Vec<Cell>,
 }
 
-/// What every parent has in a block.
+/// Contents of a block of every parent.
 pub const fn parent_value(block: u64) -> u64 {
-    // It has holes, too, of whole units.
+    // It also has holes of whole clusters.
     if block % 32 < 16 { PARENT + block } else { 0 }
 }
 
 const PARENT: u64 = 1 << 40;
 
-/// What a block may hold: the oldest value that may come back after a loss of power, and those that
-/// were written later. The last is what it holds. Zero if it was never written, or was trimmed.
+/// Possible contents of a block: the oldest value that a power loss may restore, and all later ones. The
+/// last is the current one. Zero if it was never written, or was trimmed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     pub values: Vec<(u64, u64)>,
@@ -71,7 +71,7 @@ impl Volume {
         Self { number, origin, is_read_only, is_thick, has_checksums, reach, cells }
     }
 
-    /// Whether a block is the volume's own: written, or copied from the parent.
+    /// Whether a block belongs to the volume itself: written, or copied from the parent.
     pub fn is_own(&self, at: usize) -> bool {
         let value = self.cells.get(at).map_or(0, Cell::value);
         value != 0 && (value < PARENT || at as u64 >= self.reach)
@@ -87,15 +87,15 @@ impl Model {
         Self { thresholds: THRESHOLDS, ..Self::default() }
     }
 
-    /// What was written up to this time survives.
+    /// Everything written up to this time is durable.
     pub fn collapse(&mut self, time: u64) {
         for cell in self.volumes.values_mut().flat_map(|volume| &mut volume.cells) {
             cell.collapse(time);
         }
     }
 
-    /// What was written up to this time survives, but for writes that were unanswered: each with its
-    /// blocks, and when it was submitted.
+    /// Everything written up to this time is durable, except for writes that were not completed: each
+    /// with its blocks, and the time of its submission.
     pub fn collapse_but(&mut self, time: u64, unanswered: &[(BlockRange, u64)]) {
         for (name, volume) in &mut self.volumes {
             for (block, cell) in (0..).zip(&mut volume.cells) {
@@ -109,11 +109,11 @@ impl Model {
         }
     }
 
-    pub fn get(&self, name: &str) -> Result<&Volume, StoreError> {
-        self.volumes.get(name).ok_or_else(|| StoreError::NoVolume(name.into()))
+    pub fn get(&self, name: &str) -> Result<&Volume, PoolError> {
+        self.volumes.get(name).ok_or_else(|| PoolError::NoVolume(name.into()))
     }
 
-    /// How many blocks of a volume are mapped, and how many of those another has, too.
+    /// Number of mapped blocks of a volume, and number of those that another volume shares.
     pub fn room(&self, name: &str) -> (u64, u64) {
         let volume = &self.volumes[name];
         let others: Vec<&Volume> =
@@ -128,46 +128,46 @@ impl Model {
         })
     }
 
-    fn free(&self, name: &str) -> Result<(), StoreError> {
+    fn free(&self, name: &str) -> Result<(), PoolError> {
         match self.volumes.get(name) {
-            Some(_) => Err(StoreError::NameTaken(name.into())),
+            Some(_) => Err(PoolError::NameExists(name.into())),
             None => Ok(()),
         }
     }
 
-    /// The model after a change, which makes all that was written survive.
-    pub fn after(&self, change: &Change) -> Result<Self, StoreError> {
+    /// The model after an operation, which makes all writes durable.
+    pub fn after(&self, change: &VolumeOp) -> Result<Self, PoolError> {
         let mut after = self.clone();
         after.collapse(u64::MAX);
         after.apply(change)?;
         Ok(after)
     }
 
-    /// The model once a volume is thick.
-    pub fn thick(&self, name: &str) -> Result<Self, StoreError> {
+    /// The model after a volume has become thick.
+    pub fn thick(&self, name: &str) -> Result<Self, PoolError> {
         let mut after = self.clone();
         after.collapse(u64::MAX);
         let volume = after.get(name)?;
         if volume.is_read_only {
-            return Err(StoreError::ReadOnly(name.into()));
+            return Err(PoolError::ReadOnly(name.into()));
         }
         if volume.has_checksums {
-            return Err(StoreError::ThickChecksums(name.into()));
+            return Err(PoolError::ThickChecksums(name.into()));
         }
         if volume.reach > 0 {
-            return Err(StoreError::HasParent(name.into()));
+            return Err(PoolError::HasParent(name.into()));
         }
         after.volumes.get_mut(name).unwrap().is_thick = true;
         Ok(after)
     }
 
-    fn apply(&mut self, change: &Change) -> Result<(), StoreError> {
+    fn apply(&mut self, change: &VolumeOp) -> Result<(), PoolError> {
         let number = self.next + 1;
         match change {
-            Change::Create { name, blocks, .. } | Change::CreateThick { name, blocks, .. } => {
+            VolumeOp::Create { name, blocks, .. } | VolumeOp::CreateThick { name, blocks, .. } => {
                 self.free(name)?;
-                let is_thick = matches!(change, Change::CreateThick { .. });
-                let has_checksums = matches!(change, Change::Create { checksums: true, .. });
+                let is_thick = matches!(change, VolumeOp::CreateThick { .. });
+                let has_checksums = matches!(change, VolumeOp::Create { checksums: true, .. });
                 let cells = vec![Cell::new(0); usize::try_from(*blocks).unwrap()];
                 let is_read_only = false;
                 let (origin, reach) = (0, 0);
@@ -175,7 +175,7 @@ impl Model {
                     Volume { number, origin, is_read_only, is_thick, has_checksums, reach, cells };
                 self.volumes.insert(name.clone(), volume);
             }
-            Change::CreateOver { name, blocks, checksums: has_checksums, parent, .. } => {
+            VolumeOp::CreateOver { name, blocks, checksums: has_checksums, parent, .. } => {
                 self.free(name)?;
                 let reach = (*blocks).min(parent.blocks);
                 let value = |block| if block < reach { parent_value(block) } else { 0 };
@@ -186,60 +186,60 @@ impl Model {
                     Volume { number, origin, is_read_only, is_thick, has_checksums, reach, cells };
                 self.volumes.insert(name.clone(), volume);
             }
-            Change::Snapshot { volume: from, name, .. } | Change::Clone { from, name, .. } => {
-                let is_read_only = matches!(change, Change::Snapshot { .. });
+            VolumeOp::Snapshot { volume: from, name, .. } | VolumeOp::Clone { from, name, .. } => {
+                let is_read_only = matches!(change, VolumeOp::Snapshot { .. });
                 let copy = self.get(from)?.copy(number, is_read_only);
                 self.free(name)?;
                 self.volumes.insert(name.clone(), copy);
             }
-            Change::Delete { name, orphan } => {
+            VolumeOp::Delete { name, orphan } => {
                 let volume = self.get(name)?;
                 let children = |other: &&Volume| other.origin == volume.number;
                 let children = self.volumes.values().filter(children).count() as u64;
                 if volume.is_read_only && children > 0 && !orphan {
-                    return Err(StoreError::HasChildren { name: name.clone(), children });
+                    return Err(PoolError::HasChildren { name: name.clone(), children });
                 }
                 self.volumes.remove(name);
             }
-            Change::Rename { name, to } => {
+            VolumeOp::Rename { name, to } => {
                 self.get(name)?;
                 self.free(to)?;
                 let volume = self.volumes.remove(name).unwrap();
                 self.volumes.insert(to.clone(), volume);
             }
-            Change::Seal { name, to, .. } => {
+            VolumeOp::ConvertToSnapshot { name, to, .. } => {
                 let is_read_only = self.get(name)?.is_read_only;
                 self.free(to)?;
                 if is_read_only {
-                    return Err(StoreError::ReadOnly(name.clone()));
+                    return Err(PoolError::ReadOnly(name.clone()));
                 }
                 let volume = self.volumes.remove(name).unwrap();
                 let volume = Volume { is_read_only: true, is_thick: false, ..volume };
                 self.volumes.insert(to.clone(), volume);
             }
-            Change::Resize { name, blocks } => {
+            VolumeOp::Resize { name, blocks } => {
                 if self.get(name)?.is_read_only {
-                    return Err(StoreError::ReadOnly(name.clone()));
+                    return Err(PoolError::ReadOnly(name.clone()));
                 }
                 let volume = self.volumes.get_mut(name).unwrap();
                 volume.reach = volume.reach.min(*blocks);
                 volume.cells.resize(usize::try_from(*blocks).unwrap(), Cell::new(0));
             }
-            Change::Decouple { name } => {
+            VolumeOp::Decouple { name } => {
                 if self.get(name)?.is_read_only {
-                    return Err(StoreError::ReadOnly(name.clone()));
+                    return Err(PoolError::ReadOnly(name.clone()));
                 }
                 self.volumes.get_mut(name).unwrap().origin = 0;
             }
-            Change::Thresholds { percent } => self.thresholds = *percent,
-            Change::Revert { volume, snapshot } => {
+            VolumeOp::Thresholds { percent } => self.thresholds = *percent,
+            VolumeOp::Rollback { volume, snapshot } => {
                 let (to, from) = (self.get(volume)?, self.get(snapshot)?);
                 if from.origin != to.number || !from.is_read_only {
                     let (snapshot, volume) = (snapshot.clone(), volume.clone());
-                    return Err(StoreError::NotASnapshotOf { snapshot, volume });
+                    return Err(PoolError::NotOwnSnapshot { snapshot, volume });
                 }
                 if to.is_read_only {
-                    return Err(StoreError::ReadOnly(volume.clone()));
+                    return Err(PoolError::ReadOnly(volume.clone()));
                 }
                 let Volume { cells, reach, .. } = from.copy(0, false);
                 let volume = self.volumes.get_mut(volume).unwrap();

@@ -1,49 +1,50 @@
-//! Random work on a store and on the model of it, and cuts of the power at any moment.
+//! Random work on a pool and on its model, and power loss at any moment.
 
 use std::collections::BTreeMap;
 
-use base::Random;
-use tenmil_volume::devices::{Devices, Other};
-use tenmil_volume::{Answer, Ask, Change, Parent, StoreError};
+use tenmil_base::Random;
+use tenmil_volume::devices::{Devices, SecondaryDevice};
+use tenmil_volume::{ParentInfo, PoolError, PoolRequest, PoolResponse, VolumeOp};
 
 use super::compare::{account, compare, compare_differences};
 use super::disk::{Cut, Image};
 use super::model::{BlockRange, Model, Volume};
 use super::{Rig, check, new_store};
 
-/// A store, what it should hold, and what is done to both.
+/// A pool, its expected contents, and the operations on both.
 pub struct World {
     pub rig: Rig,
     pub model: Model,
-    /// Blocks on the first device.
+    /// Number of blocks on the first device.
     pub blocks: u64,
     random: Random,
     time: u64,
     next_value: u64,
-    /// The power is cut once in so many steps; never if it is zero.
+    /// Average number of steps between power losses; zero for none.
     pub cut_every: u64,
     pub cuts: u64,
     pub operations: u64,
     pub refused_for_room: u64,
-    /// The device loses what was not flushed, and goes on, once in so many steps; never if it is zero.
+    /// Average number of steps after which the device loses unflushed writes and continues; zero for
+    /// none.
     pub loses_every: u64,
     pub losses: u64,
-    /// It has, since the store was last compared with the model.
+    /// It has lost writes since the pool was last compared with the model.
     is_unsure: bool,
-    /// How many of a hundred operations are changes of volumes.
+    /// Percentage of operations that change volumes.
     pub changes: u64,
-    /// Blocks in the largest volume.
+    /// Number of blocks in the largest volume.
     pub size_max: u64,
-    /// After so many operations the room of all volumes is compared.
+    /// Number of operations after which the space usage of all volumes is compared.
     pub account_every: u64,
-    /// Whether blocks were copied, so that what holds the same does not lie in the same place.
+    /// Whether blocks were copied, so that equal contents may be in different places.
     has_copied: bool,
     next_account: u64,
-    /// Whether devices come, and grow, up to so many blocks in all.
+    /// Maximum number of blocks to which devices grow or are added.
     pub grows_to: u64,
-    /// How often they did.
+    /// Number of times they did.
     pub grown: u64,
-    /// What the store lies on for certain, and what it may lie on.
+    /// The devices of the pool for certain, and the possible ones.
     devices: Devices,
     next_devices: Devices,
 }
@@ -80,7 +81,7 @@ impl World {
         }
     }
 
-    /// Some reads, writes, trims and flushes at once, or one change.
+    /// Several concurrent reads, writes, trims and flushes, or one change.
     pub fn work(&mut self) {
         if self.grows_to > self.devices.blocks() && self.random.chance(1, 30) {
             self.grow();
@@ -99,16 +100,19 @@ impl World {
         }
     }
 
-    /// What is said of the room of each volume is what the model says: who writes a block gives it a
-    /// value that no other write has, so what two volumes have in one place they share.
+    /// Compares the space usage of each volume with the model. Every write has a unique value, so blocks
+    /// with equal contents at the same position are shared.
     fn account(&mut self) {
-        let Ok(Answer::Volumes(infos)) = self.rig.ask(Ask::List) else { panic!("no list") };
+        let Ok(PoolResponse::Volumes(infos)) = self.rig.ask(PoolRequest::List) else {
+            panic!("no list")
+        };
         for info in &infos {
             let found = account(&mut self.rig, &info.name);
             let (mapped, shared) = self.model.room(&info.name);
             let own = mapped - shared;
             if self.losses > 0 && info.reach > 0 {
-                // What was copied from its parent may be there, and the reach that says so lost.
+                // Blocks copied from its parent may be present, while the overlap that excludes them was
+                // lost.
                 continue;
             }
             assert_eq!(found.used, mapped, "`{}`", info.name);
@@ -125,7 +129,7 @@ impl World {
         let change = self.draw_change();
         self.operations += 1;
         let after = self.model.after(&change);
-        let token = self.rig.submit(Ask::Change(change.clone()));
+        let token = self.rig.submit(PoolRequest::Change(change.clone()));
         while self.rig.step() {
             self.maybe_cut(after.as_ref().ok());
             self.maybe_lose();
@@ -139,8 +143,8 @@ impl World {
         }
         match (answer, after) {
             (Ok(_), Ok(after)) => self.model = after,
-            (Err(StoreError::NoSpace { .. } | StoreError::NoRoomForThick { .. }), after)
-                if !matches!(change, Change::Delete { .. })
+            (Err(PoolError::NoSpace { .. } | PoolError::NoSpaceForThick { .. }), after)
+                if !matches!(change, VolumeOp::Delete { .. })
                     && (after.is_ok() || self.losses > 0) =>
             {
                 self.refused_for_room += 1;
@@ -150,7 +154,7 @@ impl World {
         }
     }
 
-    /// A device comes, or one that is there has grown; or it is called otherwise.
+    /// Adds a device, grows one, or renames one.
     fn grow(&mut self) {
         let mut devices = self.devices.clone();
         let more = match self.random.below(3) {
@@ -162,7 +166,8 @@ impl World {
         match self.random.below(4) {
             0 if count > 1 => devices.others[0].uri = format!("ram:{more}m"),
             0 | 1 if count < 4 => {
-                let other = Other { uuid: self.random.draw().into(), uri: "ram:1m".into() };
+                let other =
+                    SecondaryDevice { uuid: self.random.next_u64().into(), uri: "ram:1m".into() };
                 devices.add(other, 1 + more);
             }
             _ => devices.gain(pick, devices.needs(pick) + more),
@@ -172,38 +177,38 @@ impl World {
         self.blocks = devices.needs(0);
         self.rig.disk.runs = devices.runs().map(|(begin, run)| (begin, run.device)).collect();
         self.next_devices = devices.clone();
-        let token = self.rig.submit(Ask::Grow(devices.clone()));
+        let token = self.rig.submit(PoolRequest::Grow(devices.clone()));
         while self.rig.step() {
             self.maybe_cut(None);
         }
         let answer = self.rig.answers.remove(&token).expect("an answer");
-        assert_eq!(answer, Ok(Answer::Done), "{devices:?}");
+        assert_eq!(answer, Ok(PoolResponse::Done), "{devices:?}");
         assert_eq!(*self.rig.store.devices(), devices);
         self.devices = devices;
-        // What had been counted as full has room now, and said twice it is there.
-        let again = self.rig.ask(Ask::Grow(self.devices.clone()));
-        assert_eq!(again, Ok(Answer::Done));
+        // The pool that was full has space now, and a repeated request changes nothing.
+        let again = self.rig.ask(PoolRequest::Grow(self.devices.clone()));
+        assert_eq!(again, Ok(PoolResponse::Done));
     }
 
-    /// Makes a volume thick, and has all of it lie in units of its own.
+    /// Makes a volume thick, with all of its blocks in exclusive clusters.
     fn inflate(&mut self) {
         let names: Vec<&String> = self.model.volumes.keys().collect();
         let name = names[usize::try_from(self.random.below(names.len() as u64)).unwrap()].clone();
         self.operations += 1;
         let after = self.model.thick(&name);
-        let token = self.rig.submit(Ask::Thicken(name.clone()));
+        let token = self.rig.submit(PoolRequest::ReserveThick(name.clone()));
         while self.rig.step() {
             self.maybe_cut(after.as_ref().ok());
         }
         let info = match (self.rig.answers.remove(&token).expect("an answer"), after) {
-            (Ok(Answer::Volume(info)), Ok(after)) => {
-                // If it was so already, nothing has been made to survive.
+            (Ok(PoolResponse::Volume(info)), Ok(after)) => {
+                // If it was so already, nothing has become durable.
                 if !self.model.volumes[&name].is_thick {
                     self.model = after;
                 }
                 info
             }
-            (Err(StoreError::NoSpace { .. } | StoreError::NoRoomForThick { .. }), Ok(_)) => {
+            (Err(PoolError::NoSpace { .. } | PoolError::NoSpaceForThick { .. }), Ok(_)) => {
                 self.refused_for_room += 1;
                 return;
             }
@@ -217,13 +222,13 @@ impl World {
             assert!(to > block, "it goes on");
             block = to;
         }
-        self.rig.ask(Ask::Thicken(name.clone())).unwrap();
+        self.rig.ask(PoolRequest::ReserveThick(name.clone())).unwrap();
         let found = account(&mut self.rig, &name);
         assert_eq!(found.own(), info.blocks, "{found:?}");
         assert_eq!(found.missing, 0);
     }
 
-    /// Copies into a volume what its parent has, or some of it.
+    /// Copies some or all blocks of the parent into a volume.
     fn fill(&mut self) {
         let may = |volume: &&Volume| volume.reach > 0 && !volume.is_read_only;
         let names = self.model.volumes.iter().filter(|(_, volume)| may(volume));
@@ -234,7 +239,7 @@ impl World {
         let (volume, blocks) = (self.number(name), 1 + self.random.below(40));
         while self.model.volumes[name].reach > 0 && !self.random.chance(1, 20) {
             self.rig.fails_parent = self.random.chance(1, 50);
-            let token = self.rig.submit(Ask::Fill { volume, blocks });
+            let token = self.rig.submit(PoolRequest::CopyFromParent { volume, blocks });
             self.rig.buffers.get_mut(&token).unwrap().resize(40, super::disk::stamped(7));
             while self.rig.step() {
                 self.maybe_cut(None);
@@ -242,25 +247,25 @@ impl World {
             self.rig.buffers.remove(&token);
             let has_failed = !std::mem::take(&mut self.rig.fails_parent);
             match self.rig.answers.remove(&token).expect("an answer") {
-                Ok(Answer::Filled(to)) => {
+                Ok(PoolResponse::Filled(to)) => {
                     let reach = &mut self.model.volumes.get_mut(name).unwrap().reach;
                     assert!(to < *reach, "it goes on");
                     *reach = to;
                 }
-                Err(StoreError::NoSpace { .. }) => {
+                Err(PoolError::NoSpace { .. }) => {
                     self.refused_for_room += 1;
                     return;
                 }
-                Err(StoreError::Device { .. }) if has_failed => return,
+                Err(PoolError::Device { .. }) if has_failed => return,
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    /// A stretch of a thick volume is to be its own. Where it ends; nothing if there was no room.
+    /// Makes a stretch of a thick volume exclusive. Returns its end, or `None` if there was no space.
     fn own(&mut self, volume: u64, block: u64) -> Option<u64> {
         let blocks = 16 << self.random.below(3);
-        let token = self.rig.submit(Ask::Own { volume, block, blocks });
+        let token = self.rig.submit(PoolRequest::MakeExclusive { volume, block, blocks });
         while self.rig.step() {
             self.maybe_cut(None);
         }
@@ -271,54 +276,54 @@ impl World {
         self.has_copied = true;
         self.rig.buffers.remove(&token);
         match self.rig.answers.remove(&token).expect("an answer") {
-            Ok(Answer::Owned(to)) => Some(to),
-            Err(StoreError::NoSpace { .. }) => {
+            Ok(PoolResponse::Owned(to)) => Some(to),
+            Err(PoolError::NoSpace { .. }) => {
                 self.refused_for_room += 1;
                 None
             }
-            Err(StoreError::Device { .. }) => None,
+            Err(PoolError::Device { .. }) => None,
             other => panic!("{other:?}"),
         }
     }
 
-    fn draw_change(&mut self) -> Change {
+    fn draw_change(&mut self) -> VolumeOp {
         let mut pick = || NAMES[usize::try_from(self.random.below(12)).unwrap()].to_owned();
         let (one, two) = (pick(), pick());
         let blocks = 1 + self.random.below(self.size_max);
-        let uuid = u128::from(self.random.draw());
+        let uuid = u128::from(self.random.next_u64());
         match self.random.below(19) {
             0..=2 => {
                 let (name, unit) = (one, 1 << self.random.below(5));
                 if self.random.chance(1, 3) {
-                    return Change::CreateThick { name, blocks, unit, uuid };
+                    return VolumeOp::CreateThick { name, blocks, unit, uuid };
                 }
                 let checksums = self.random.chance(1, 2);
                 if self.random.chance(1, 2) {
                     let blocks = 1 + self.random.below(self.size_max);
                     let (uri, block_bytes) = ("ram:1m".into(), 512);
-                    let parent = Parent { uri, blocks, block_bytes, uuid, print: 5 };
-                    return Change::CreateOver { name, blocks, unit, uuid, checksums, parent };
+                    let parent = ParentInfo { uri, blocks, block_bytes, uuid, print: 5 };
+                    return VolumeOp::CreateOver { name, blocks, unit, uuid, checksums, parent };
                 }
-                Change::Create { name, blocks, unit, uuid, checksums }
+                VolumeOp::Create { name, blocks, unit, uuid, checksums }
             }
-            3..=6 => Change::Snapshot { volume: one, name: two, uuid },
-            7..=8 => Change::Clone { from: one, name: two, uuid },
-            9..=11 => Change::Delete { name: one, orphan: self.random.chance(1, 2) },
-            12 => Change::Rename { name: one, to: two },
-            13..=14 => Change::Resize { name: one, blocks },
-            16 => Change::Decouple { name: one },
+            3..=6 => VolumeOp::Snapshot { volume: one, name: two, uuid },
+            7..=8 => VolumeOp::Clone { from: one, name: two, uuid },
+            9..=11 => VolumeOp::Delete { name: one, orphan: self.random.chance(1, 2) },
+            12 => VolumeOp::Rename { name: one, to: two },
+            13..=14 => VolumeOp::Resize { name: one, blocks },
+            16 => VolumeOp::Decouple { name: one },
             17 => {
                 let low = self.random.below(101);
                 let percent = [low, low + self.random.below(101 - low)];
-                Change::Thresholds { percent: percent.map(|one| u8::try_from(one).unwrap()) }
+                VolumeOp::Thresholds { percent: percent.map(|one| u8::try_from(one).unwrap()) }
             }
-            15 => Change::Seal { name: one, to: two, uuid },
-            _ => Change::Revert { volume: one, snapshot: two },
+            15 => VolumeOp::ConvertToSnapshot { name: one, to: two, uuid },
+            _ => VolumeOp::Rollback { volume: one, snapshot: two },
         }
     }
 
-    /// Reads, writes, trims and flushes that are submitted while others are under way: any number of steps
-    /// lies between two submissions, so each of them meets the store in any state of its commit.
+    /// Reads, writes, trims and flushes that are submitted while others are in flight: with any number of
+    /// steps between two submissions, so that each of them meets every state of a commit.
     fn batch(&mut self) {
         let ids = self.numbers();
         let mut under_way = Vec::new();
@@ -345,21 +350,22 @@ impl World {
                 _ => None,
             });
             let work = Work::Flush { time: self.time, unanswered: unanswered.collect() };
-            under_way.push((self.rig.submit(Ask::Flush), work));
+            under_way.push((self.rig.submit(PoolRequest::Flush), work));
             return;
         }
         let Some(range) = self.draw_range(under_way) else { return };
         let (name, first, _) = &range;
         let (id, volume) = (ids[name], &self.model.volumes[name]);
         if volume.is_thick && volume.reach == 0 && self.random.chance(1, 10) {
-            let ask = Ask::Own { volume: id, block: *first, blocks: 32 };
+            let ask = PoolRequest::MakeExclusive { volume: id, block: *first, blocks: 32 };
             under_way.push((self.rig.submit(ask), Work::Own));
             return;
         }
         under_way.push(self.submit_io(id, range));
     }
 
-    /// Does one thing that the store wants done, and judges what is answered then. False if there is none.
+    /// Executes one action of the pool, and checks the completions that follow. False if none is in
+    /// flight.
     fn step(&mut self, under_way: &mut Vec<(u64, Work)>) -> bool {
         let did = self.rig.step();
         while let Some(index) =
@@ -376,13 +382,15 @@ impl World {
         did
     }
 
-    /// The numbers of all volumes.
+    /// Numbers of all volumes.
     fn numbers(&mut self) -> BTreeMap<String, u64> {
-        let Ok(Answer::Volumes(infos)) = self.rig.ask(Ask::List) else { panic!("no list") };
+        let Ok(PoolResponse::Volumes(infos)) = self.rig.ask(PoolRequest::List) else {
+            panic!("no list")
+        };
         infos.into_iter().map(|info| (info.name, info.id)).collect()
     }
 
-    /// Blocks that nothing under way reads or writes.
+    /// Blocks that no operation in flight reads or writes.
     fn draw_range(&mut self, under_way: &[(u64, Work)]) -> Option<BlockRange> {
         let names: Vec<&String> = self.model.volumes.keys().collect();
         let name = names[usize::try_from(self.random.below(names.len() as u64)).unwrap()].clone();
@@ -406,7 +414,10 @@ impl World {
         let cells = at(block)..at(block + blocks);
         let kind = self.random.below(10);
         if kind < 3 || is_read_only {
-            return (self.rig.submit(Ask::Read { volume, block, blocks }), Work::Read(range));
+            return (
+                self.rig.submit(PoolRequest::Read { volume, block, blocks }),
+                Work::Read(range),
+            );
         }
         self.time += 1;
         let value = if kind == 3 { 0 } else { self.next_value };
@@ -415,7 +426,7 @@ impl World {
             cell.values.push((self.time, value));
         }
         let token = if kind == 3 {
-            self.rig.submit(Ask::Trim { volume, block, blocks })
+            self.rig.submit(PoolRequest::Trim { volume, block, blocks })
         } else {
             if self.random.chance(1, 200) {
                 self.rig.fails_writes = true;
@@ -425,10 +436,10 @@ impl World {
         (token, Work::Write(range, self.time))
     }
 
-    fn judge(&mut self, token: u64, work: Work, answer: Result<Answer, StoreError>) {
+    fn judge(&mut self, token: u64, work: Work, answer: Result<PoolResponse, PoolError>) {
         let data = self.rig.buffers.remove(&token);
         match (work, answer) {
-            // What is there is looked at once the store has recovered.
+            // The contents are compared once the pool has recovered.
             (work, _) if self.is_unsure => {
                 if let Work::Write(..) = work {
                     self.time += 1;
@@ -450,8 +461,8 @@ impl World {
             }
             (Work::Write(..), Ok(_)) => {}
             (Work::Write((name, first, blocks), _), Err(error)) => {
-                let is_full = matches!(error, StoreError::NoSpace { .. });
-                assert!(is_full || matches!(error, StoreError::Device { .. }), "{error}");
+                let is_full = matches!(error, PoolError::NoSpace { .. });
+                assert!(is_full || matches!(error, PoolError::Device { .. }), "{error}");
                 self.refused_for_room += u64::from(is_full);
                 self.look_again(&name, first, blocks);
             }
@@ -459,7 +470,7 @@ impl World {
         }
     }
 
-    /// A write that was refused may have been done in part: what is there now stays.
+    /// A rejected write may have been done in part: the model takes over the present contents.
     fn look_again(&mut self, name: &str, first: u64, blocks: u64) {
         let id = self.number(name);
         let found = self.rig.read(id, first, blocks).unwrap();
@@ -473,21 +484,23 @@ impl World {
     }
 
     fn number(&mut self, name: &str) -> u64 {
-        match self.rig.ask(Ask::Find(name.into())) {
-            Ok(Answer::Volume(info)) => info.id,
+        match self.rig.ask(PoolRequest::Find(name.into())) {
+            Ok(PoolResponse::Volume(info)) => info.id,
             other => panic!("{other:?}"),
         }
     }
 
-    /// Compares everything: every block, every count.
+    /// Compares every block and every count.
     pub fn compare(&mut self) {
-        self.rig.ask(Ask::Flush).unwrap();
+        self.rig.ask(PoolRequest::Flush).unwrap();
         self.rig.settle();
-        self.rig.ask(Ask::Flush).unwrap();
+        self.rig.ask(PoolRequest::Flush).unwrap();
         self.model.collapse(u64::MAX);
         let report = check(&self.rig.store, self.rig.disk.image());
         assert_eq!(report.findings, [], "the check is clean");
-        let Ok(Answer::Usage(usage)) = self.rig.ask(Ask::Usage) else { panic!("no usage") };
+        let Ok(PoolResponse::Usage(usage)) = self.rig.ask(PoolRequest::Usage) else {
+            panic!("no usage")
+        };
         assert_eq!(usage.used, report.used);
         assert_eq!(report.accounts.len() as u64, report.volumes);
         for counted in &report.accounts {
@@ -498,17 +511,20 @@ impl World {
         compare_differences(&mut self.rig, &self.model);
     }
 
-    /// How far parents reach, and that what is neither theirs nor zero is mapped.
+    /// Compares the overlaps with parents, and that all blocks that are neither the parent's nor zero are
+    /// mapped.
     fn compare_parents(&mut self) {
-        let Ok(Answer::Volumes(infos)) = self.rig.ask(Ask::List) else { panic!("no list") };
+        let Ok(PoolResponse::Volumes(infos)) = self.rig.ask(PoolRequest::List) else {
+            panic!("no list")
+        };
         for info in infos {
             let expected = &self.model.volumes[&info.name];
             assert_eq!(info.reach, expected.reach, "{info:?}");
             let is_unsure = self.losses > 0 && info.reach > 0;
             assert!(is_unsure || info.mapped == expected.mapped(), "{info:?}");
-            let found = self.rig.ask(Ask::Parent { volume: info.id });
-            let Ok(Answer::Parent(found)) = found else { panic!("{found:?}") };
-            let is_right = |parent: &Parent| parent.uri == "ram:1m" && parent.print == 5;
+            let found = self.rig.ask(PoolRequest::Parent { volume: info.id });
+            let Ok(PoolResponse::Parent(found)) = found else { panic!("{found:?}") };
+            let is_right = |parent: &ParentInfo| parent.uri == "ram:1m" && parent.print == 5;
             assert_eq!(found.is_some_and(|parent| is_right(&parent)), info.reach > 0, "{info:?}");
         }
     }
@@ -529,7 +545,7 @@ impl World {
         }
     }
 
-    /// Opens what is left after a loss of power, and compares it with what must be there.
+    /// Opens the pool after a power loss, and compares it with its expected contents.
     fn come_back(&mut self, image: Image, after: Option<&Model>) -> Result<(), String> {
         let disk = self.rig.disk.unflushed(image.clone());
         let mut rig =
@@ -549,11 +565,13 @@ impl World {
         self.go_on(&mut rig, after)
     }
 
-    /// What came back takes writes and changes as ever.
+    /// Checks that the pool accepts writes and changes afterwards.
     fn go_on(&mut self, rig: &mut Rig, after: Option<&Model>) -> Result<(), String> {
         let mut models: Vec<Model> =
             [Some(&self.model), after].into_iter().flatten().cloned().collect();
-        let Ok(Answer::Volumes(volumes)) = rig.ask(Ask::List) else { return Err("no list".into()) };
+        let Ok(PoolResponse::Volumes(volumes)) = rig.ask(PoolRequest::List) else {
+            return Err("no list".into());
+        };
         for info in volumes.iter().filter(|info| !info.is_read_only).take(3) {
             let block = self.random.below(info.blocks);
             let token = rig.submit_write(info.id, block, 1, 77);
@@ -571,10 +589,10 @@ impl World {
         }
         self.cut_again(rig, &models)?;
         if let Some(info) = volumes.first() {
-            let change = Change::Delete { name: info.name.clone(), orphan: true };
-            rig.ask(Ask::Change(change)).map_err(|error| error.to_string())?;
+            let change = VolumeOp::Delete { name: info.name.clone(), orphan: true };
+            rig.ask(PoolRequest::Change(change)).map_err(|error| error.to_string())?;
         }
-        rig.ask(Ask::Flush).map_err(|error| error.to_string())?;
+        rig.ask(PoolRequest::Flush).map_err(|error| error.to_string())?;
         let report = check(&rig.store, rig.disk.image());
         if report.findings.is_empty() {
             Ok(())
@@ -592,12 +610,12 @@ impl World {
         }
     }
 
-    /// The device has lost writes: the next flush fails, one only, and the store has all that was flushed and
-    /// answered, of the rest any, and goes on.
+    /// The device has lost writes: only the next flush fails. The pool has everything flushed and
+    /// completed, any subset of the rest, and continues.
     fn reconcile(&mut self, after: Option<Model>) {
         let before = self.rig.store.losses();
         if self.rig.disk.has_lost {
-            let error = self.rig.ask(Ask::Flush).unwrap_err();
+            let error = self.rig.ask(PoolRequest::Flush).unwrap_err();
             assert_eq!(self.rig.store.losses(), before + 1, "{error}");
         }
         assert!(!self.rig.store.is_stopped(), "{:?}", self.rig.store.stopped_by());
@@ -614,14 +632,14 @@ impl World {
             let blocks = self.model.volumes[&name].cells.len() as u64;
             self.mend(&name, blocks);
         }
-        self.rig.ask(Ask::Flush).expect("the store goes on");
+        self.rig.ask(PoolRequest::Flush).expect("the pool goes on");
         self.model.collapse(u64::MAX);
     }
 
-    /// What is there is what it holds; a block that is torn is written anew.
+    /// The model takes over the present contents; a torn block is rewritten.
     fn mend(&mut self, name: &str, blocks: u64) {
-        let info = match self.rig.ask(Ask::Find(name.into())) {
-            Ok(Answer::Volume(info)) => info,
+        let info = match self.rig.ask(PoolRequest::Find(name.into())) {
+            Ok(PoolResponse::Volume(info)) => info,
             other => panic!("{other:?}"),
         };
         let id = info.id;
@@ -642,7 +660,7 @@ impl World {
         }
     }
 
-    /// The power is lost before what came back has been flushed by anybody but the store itself.
+    /// Power loss again, before any flush except those of the pool itself.
     fn cut_again(&mut self, rig: &Rig, models: &[Model]) -> Result<(), String> {
         let cut = if self.random.chance(1, 3) { Cut::Nothing } else { Cut::Random };
         let image = rig.disk.cut(cut, &mut self.random);
@@ -663,15 +681,15 @@ impl World {
     }
 }
 
-/// Something under way.
+/// Operation in flight.
 enum Work {
-    /// What was written up to this time survives once it is answered; not what was unanswered then.
+    /// Writes up to this time are durable once it completes, except for those that were incomplete then.
     Flush {
         time: u64,
         unanswered: Vec<(BlockRange, u64)>,
     },
     Own,
     Read(BlockRange),
-    /// A write or a trim, and when it was submitted.
+    /// A write or a trim, and the time of its submission.
     Write(BlockRange, u64),
 }

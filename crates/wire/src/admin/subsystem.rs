@@ -1,7 +1,7 @@
-//! Admin commands about the subsystem as a whole: capacity, lockdown, virtual functions, migration,
+//! Admin commands for the whole subsystem: capacity, lockdown, virtual functions, migration,
 //! management (Base 2.1 §5).
 //!
-//! Where an operation gives dwords a meaning of its own, the dwords are given whole.
+//! Where an operation defines dwords of its own, these are fields of a whole dword.
 
 use crate::element::code;
 use crate::opcode::AdminOpcode;
@@ -88,7 +88,7 @@ commands! {
     pub struct TrackReceive = AdminOpcode::TrackReceive, "Track Receive" {
         /// Select: 0 tracked memory changes.
         sel @ 10[0..=7]: u8;
-        /// The operation's own dword 11.
+        /// Operation specific dword 11.
         cdw11 @ 11[0..=31]: u32;
         /// Number of Dwords, 0's based.
         numd @ 12[0..=31]: u32;
@@ -102,7 +102,7 @@ commands! {
         mos @ 10[16..=31]: u16;
         /// Controller Identifier.
         cntlid @ 11[0..=15]: u16;
-        /// The operation's own half of dword 11.
+        /// Operation specific half of dword 11.
         cdw11_high @ 11[16..=31]: u16;
         /// Offset, in bytes.
         offset @ 12[0..=63]: u64;
@@ -138,7 +138,7 @@ commands! {
         sel @ 10[0..=7]: u8;
         /// Management Operation Specific: the queue's type.
         mos @ 10[16..=31]: u16;
-        /// The operation's own dword 11: PC and CQS, or the identifier.
+        /// Operation specific dword 11: PC and CQS, or the identifier.
         cdw11 @ 11[0..=31]: u32;
         /// Size, in dwords.
         cdqsize @ 12[0..=31]: u32;
@@ -186,7 +186,7 @@ code! {
 #[cfg(test)]
 mod tests {
     use super::{CapacityManagement, CapacityOperation, Lockdown};
-    use crate::typed::Typed;
+    use crate::typed::TypedCommand;
 
     #[test]
     fn a_capacity_lies_across_dwords_eleven_and_twelve() {

@@ -1,4 +1,4 @@
-//! Features about who the host is and what it has reserved.
+//! Features for the host's identity and its reservations.
 
 use crate::layout::layout;
 
@@ -15,14 +15,14 @@ layout! {
         exhid @ 0: bool;
     }
 
-    /// The page of 81h with EXHID clear (Base 2.1 §5.1.25.1.28).
+    /// Data structure of 81h with EXHID clear (Base 2.1 §5.1.25.1.28).
     #[derive(Copy)]
     pub struct HostIdentifierPage[8] {
         /// Host Identifier; 0 for none.
         hostid @ 0: u64;
     }
 
-    /// The page of 81h with EXHID set (Base 2.1 §5.1.25.1.28).
+    /// Data structure of 81h with EXHID set (Base 2.1 §5.1.25.1.28).
     #[derive(Copy)]
     pub struct HostIdentifierExtendedPage[16] {
         /// Host Identifier; zeros for none.
@@ -45,7 +45,7 @@ layout! {
         ptpl @ 0: bool;
     }
 
-    /// The header of 7Dh, 7Eh and 7Fh: what the host says about itself (Base 2.1 §5.1.25.1.26).
+    /// Header of 7Dh, 7Eh and 7Fh: host metadata (Base 2.1 §5.1.25.1.26).
     pub struct HostMetadata[4096] {
         /// Number of Metadata Element Descriptors.
         count @ 0: u8;
@@ -55,7 +55,7 @@ layout! {
 }
 
 impl HostMetadata {
-    /// The elements: type, revision and value. One that reaches behind the page ends them.
+    /// Elements: type, revision and value. Iteration ends at one that extends past the page.
     pub fn iter(&self) -> impl Iterator<Item = (u8, u8, &[u8])> + '_ {
         let mut rest = &self.as_bytes()[2..];
         let next = move || {

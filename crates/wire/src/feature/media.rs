@@ -1,4 +1,4 @@
-//! Features about the medium: ranges, errors, caches, atomicity, latency, sanitizing, placement.
+//! Features for the medium: ranges, errors, caches, atomicity, latency, sanitizing, placement.
 
 use crate::element::code;
 use crate::layout::layout;
@@ -11,13 +11,13 @@ layout! {
         num @ 0..=5: u8;
     }
 
-    /// The page of 03h (NVM 1.1 §4.1.3.1).
+    /// Data structure of 03h (NVM 1.1 §4.1.3.1).
     pub struct LbaRanges[4096] {
         /// Entries.
         entry @ 0: LbaRangeEntry[64];
     }
 
-    /// A range of blocks and what it is for (NVM 1.1 §4.1.3.1).
+    /// A range of blocks and its type (NVM 1.1 §4.1.3.1).
     pub struct LbaRangeEntry[64] {
         /// Type: 0 general, 1 filesystem, 2 RAID, 3 cache, 4 swap.
         kind @ 0: u8;
@@ -25,7 +25,7 @@ layout! {
         attributes @ 1: u8 {
             /// The range may be overwritten.
             overwriteable @ 0: bool;
-            /// The range is to be hidden from the system.
+            /// The range should be hidden from the system.
             hidden @ 1: bool;
         };
         /// Starting LBA.
@@ -52,7 +52,7 @@ layout! {
 
     /// 0Ah: Write Atomicity Normal (NVM 1.1 §4.1.3.3).
     pub struct WriteAtomicity(u32) {
-        /// Disable Normal: AWUN and NAWUN do not bind.
+        /// Disable Normal: AWUN and NAWUN do not apply.
         dn @ 0: bool;
     }
 
@@ -80,7 +80,7 @@ layout! {
         lpe @ 0: bool;
     }
 
-    /// The page of 13h (Base 2.1 §5.1.25.1.12).
+    /// Data structure of 13h (Base 2.1 §5.1.25.1.12).
     pub struct PredictableLatencyThresholds[512] {
         /// Enable Event.
         ee @ 0: PredictableLatencyEvents;
@@ -156,7 +156,7 @@ layout! {
 }
 
 code! {
-    /// How a namespace is protected from writes (Base 2.1 §5.1.25.1.31).
+    /// Write protection state of a namespace (Base 2.1 §5.1.25.1.31).
     pub enum WriteProtection {
         /// No write protect.
         None = 0,

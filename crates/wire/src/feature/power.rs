@@ -1,4 +1,4 @@
-//! Features about power, temperature and time.
+//! Features for power, temperature and time.
 
 use crate::element::code;
 use crate::layout::layout;
@@ -30,9 +30,9 @@ layout! {
         apste @ 0: bool;
     }
 
-    /// The page of 0Ch: one transition per power state (Base 2.1 §5.1.25.1.6).
+    /// Data structure of 0Ch: one transition per power state (Base 2.1 §5.1.25.1.6).
     pub struct PowerStateTransitions[256] {
-        /// Transitions, by the state they leave.
+        /// Transitions, indexed by the state they leave.
         transition @ 0: PowerStateTransition[32];
     }
 
@@ -48,13 +48,13 @@ layout! {
     pub struct HostMemoryBuffer(u32) {
         /// Enable Host Memory.
         ehm @ 0: bool;
-        /// Memory Return: it is the memory the controller had before.
+        /// Memory Return: the memory is the one previously allocated to the controller.
         mr @ 1: bool;
         /// Host Memory Non-operational Access Restriction Enable.
         hmnare @ 2: bool;
     }
 
-    /// The page that Get Features answers with for 0Dh (Base 2.1 §5.1.25.2.4).
+    /// Data structure returned by Get Features for 0Dh (Base 2.1 §5.1.25.2.4).
     pub struct HostMemoryAttributes[4096] {
         /// Host Memory Buffer Size, in memory pages; dword 12 of Set Features.
         hsize @ 0: u32;
@@ -112,17 +112,17 @@ layout! {
 }
 
 code! {
-    /// Where a timestamp counts from (Base 2.1 §5.1.25.1.7).
+    /// Origin of a timestamp (Base 2.1 §5.1.25.1.7).
     pub enum TimestampOrigin {
         /// A controller level reset.
         Reset = 0,
-        /// What the host has set.
+        /// Set by the host.
         Host = 1,
     }
 }
 
 impl HostMemoryAttributes {
-    /// Where the descriptor list is.
+    /// Address of the descriptor list.
     #[must_use]
     pub fn list_address(&self) -> u64 {
         u64::from(self.hmdlau()) << 32 | u64::from(self.hmdlal())

@@ -1,4 +1,4 @@
-//! Features about queues, interrupts, events and the host's behaviour.
+//! Features for queues, interrupts, events and host behavior.
 
 use crate::layout::layout;
 use crate::log::health::{CriticalWarning, EnduranceGroupWarning};
@@ -16,7 +16,7 @@ layout! {
         hpw @ 24..=31: u8;
     }
 
-    /// 07h: Number of Queues, asked for and given (Base 2.1 §5.1.25.2.1).
+    /// 07h: Number of Queues, requested and allocated (Base 2.1 §5.1.25.2.1).
     pub struct NumberOfQueues(u32) {
         /// Number of I/O Submission Queues, 0's based.
         nsq @ 0..=15: u16;
@@ -115,7 +115,7 @@ layout! {
 }
 
 impl NumberOfQueues {
-    /// As many pairs as `count`, 1 to 65 536.
+    /// `count` queue pairs, 1 to 65 536.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
     pub fn pairs(count: u32) -> Self {
@@ -123,7 +123,7 @@ impl NumberOfQueues {
         Self::zeroed().with(|queues| queues.nsq(based).ncq(based))
     }
 
-    /// How many pairs there can be: the smaller of both numbers.
+    /// Number of queue pairs: the smaller of both numbers.
     #[must_use]
     pub fn count(&self) -> u32 {
         u32::from(self.nsq().min(self.ncq())) + 1

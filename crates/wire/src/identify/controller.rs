@@ -332,7 +332,7 @@ layout! {
             ana_change @ 4: bool;
             /// The ANA group of an attached namespace does not change.
             ana_group_fixed @ 6: bool;
-            /// Namespace Management may give an ANA group.
+            /// Namespace Management supports a nonzero ANA Group Identifier.
             ana_group_managed @ 7: bool;
         };
         /// ANA Group Identifier Maximum.
@@ -415,9 +415,9 @@ layout! {
         };
         /// Format NVM Attributes.
         fna @ 524: u8 {
-            /// A format is of all namespaces.
+            /// A format applies to all namespaces.
             format_all @ 0: bool;
-            /// A secure erase is of all namespaces.
+            /// A secure erase applies to all namespaces.
             erase_all @ 1: bool;
             /// Cryptographic erase is supported.
             cryptographic_erase @ 2: bool;
@@ -535,7 +535,7 @@ layout! {
         };
         /// Discovery Controller Type.
         dctype @ 1806: u8;
-        /// Cross-Controller Reset Limit: so many may be under way at once (Base 2.3).
+        /// Cross-Controller Reset Limit: maximum in progress at once (Base 2.3).
         ccrl @ 1807: u8;
         /// Power State Descriptors.
         psd @ 2048: PowerState[32];

@@ -1,4 +1,4 @@
-//! CNS 03h: the names of a namespace (Base 2.1 §5.1.13.2.3).
+//! CNS 03h: namespace identification descriptors (Base 2.1 §5.1.13.2.3).
 //!
 //! ```text
 //!  byte 0     type (NIDT)
@@ -6,14 +6,14 @@
 //!  byte 4..   the identifier
 //! ```
 //!
-//! Descriptors follow each other; a length of 0 ends them.
+//! The list is terminated by a length of 0.
 
 use super::CommandSet;
 
-/// The bytes in front of each identifier (Base 2.1 §5.1.13.2.3).
+/// Length of the header of each identifier (Base 2.1 §5.1.13.2.3).
 const HEADER_BYTES: usize = 4;
 
-/// A name of a namespace.
+/// Identifier of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceIdentifier {
     /// NIDT 1h: IEEE Extended Unique Identifier.
@@ -68,7 +68,7 @@ impl NamespaceIdentifier {
     }
 }
 
-/// The identifiers in a descriptor list. Those of unknown type or wrong length are passed over.
+/// Identifiers in a descriptor list. Skips those of unknown type or wrong length.
 pub fn descriptors(page: &[u8]) -> impl Iterator<Item = NamespaceIdentifier> + '_ {
     let mut rest = page;
     core::iter::from_fn(move || {
@@ -81,7 +81,7 @@ pub fn descriptors(page: &[u8]) -> impl Iterator<Item = NamespaceIdentifier> + '
     .flatten()
 }
 
-/// A page with these identifiers, as many as fit.
+/// Builds a list of these identifiers, as many as fit.
 #[must_use]
 pub fn descriptor_list(identifiers: &[NamespaceIdentifier]) -> [u8; super::BYTES] {
     let mut bytes = Vec::new();

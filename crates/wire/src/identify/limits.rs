@@ -1,4 +1,4 @@
-//! What the NVM command set limits (NVM 1.1 §4.1.5.4), and what follows from a controller's numbers.
+//! Limits of the NVM command set (NVM 1.1 §4.1.5.4), and limits derived from controller fields.
 
 use super::controller::IdentifyController;
 use crate::io::copy::CopyFormat;
@@ -24,14 +24,14 @@ layout! {
         kpiocap @ 16: u8 {
             /// Key Per I/O is supported.
             kpios @ 0: bool;
-            /// All namespaces support it alike.
+            /// All namespaces support it.
             kpiosc @ 1: bool;
         };
         /// Write Zeroes With Deallocate Size Limit, 2^WZDSL pages of CAP.MPSMIN; 0 for none.
         wzdsl @ 17: u8;
         /// Admin Optional Command Support.
         aocs @ 18: u16 {
-            /// Reporting Allocated LBA Supported: Get LBA Status tells allocated blocks.
+            /// Reporting Allocated LBA Supported: Get LBA Status reports allocated blocks.
             rals @ 0: bool;
         };
         /// Version of the NVM Command Set specification.
@@ -42,13 +42,13 @@ layout! {
 }
 
 impl IdentifyController {
-    /// The longest transfer of one command, given CAP.MPSMIN. `None` for no limit.
+    /// Maximum data transfer size of a command, from MDTS and CAP.MPSMIN. `None` for no limit.
     #[must_use]
     pub fn transfer_bytes_max(&self, mpsmin: u8) -> Option<u64> {
         limit_bytes(self.mdts(), mpsmin)
     }
 
-    /// How long to wait before a retry, by the CRD of a status; 0 for no hint.
+    /// Delay before a retry, selected by the CRD of a status; 0 for none.
     #[must_use]
     pub fn retry_delay_ms(&self, crd: u8) -> u32 {
         let units = match crd {
@@ -67,7 +67,7 @@ impl IdentifyController {
     }
 }
 
-/// A limit given as a power of two of pages of CAP.MPSMIN. `None` for no limit, and for one that is
+/// Limit given as a power of two of pages of CAP.MPSMIN, in bytes. `None` for no limit, and for one
 /// too large to matter.
 #[must_use]
 pub fn limit_bytes(exponent: u8, mpsmin: u8) -> Option<u64> {

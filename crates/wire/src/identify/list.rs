@@ -1,7 +1,7 @@
 //! Lists of namespaces, controllers and command sets (Base 2.1 §5.1.13.2).
 //!
-//! Lists of identifiers are counted or end with zero; the iterators here stop at whichever end comes
-//! first, and never behind the page.
+//! A list of identifiers has a count or ends with zero; the iterators here stop there, or at the end of
+//! the page.
 
 use crate::layout::layout;
 
@@ -12,7 +12,7 @@ layout! {
         nsid @ 0: u32[1024];
     }
 
-    /// CNS 12h and 13h, and what Namespace Attachment carries: controllers (Base 2.1 §4.6.1).
+    /// CNS 12h and 13h, and the data structure of Namespace Attachment: controllers (Base 2.1 §4.6.1).
     pub struct ControllerList[4096] {
         /// Number of Identifiers.
         count @ 0: u16;
@@ -28,9 +28,9 @@ layout! {
         endgid @ 2: u16[2047];
     }
 
-    /// CNS 1Ch: which command sets can be enabled together (Base 2.1 §5.1.13.2.19).
+    /// CNS 1Ch: command sets that can be enabled together (Base 2.1 §5.1.13.2.19).
     pub struct CommandSets[4096] {
-        /// I/O Command Set Combinations; an empty one ends them.
+        /// I/O Command Set Combinations, terminated by an empty one.
         vector @ 0: CommandSetVector[512];
     }
 
@@ -50,10 +50,10 @@ layout! {
 }
 
 impl NamespaceList {
-    /// How many identifiers one list holds (Base 2.1 §4.6.2): 4 096 bytes, 4 for each.
+    /// Maximum number of identifiers in one list (Base 2.1 §4.6.2): 4096 bytes, 4 each.
     pub const CAPACITY: usize = 1024;
 
-    /// A list of these identifiers, as many as fit.
+    /// Builds a list of these identifiers, as many as fit.
     #[must_use]
     pub fn new(identifiers: impl IntoIterator<Item = u32>) -> Self {
         let mut list = Self::zeroed();
@@ -70,10 +70,10 @@ impl NamespaceList {
 }
 
 impl ControllerList {
-    /// How many identifiers one list holds (Base 2.1 §4.6.1): their count comes first.
+    /// Maximum number of identifiers in one list (Base 2.1 §4.6.1), which begins with their count.
     pub const CAPACITY: u16 = 2047;
 
-    /// A list of these identifiers, as many as fit.
+    /// Builds a list of these identifiers, as many as fit.
     #[must_use]
     pub fn new(identifiers: impl IntoIterator<Item = u16>) -> Self {
         let mut list = Self::zeroed();
@@ -97,7 +97,7 @@ impl EnduranceGroupList {
 }
 
 impl CommandSets {
-    /// The combinations; a combination's place is its index for the I/O Command Set Profile feature.
+    /// Combinations; a combination's position is its index in the I/O Command Set Profile feature.
     pub fn iter(&self) -> impl Iterator<Item = CommandSetVector> + '_ {
         (0..512).map_while(|index| self.vector(index)).take_while(|vector| vector.0 != 0)
     }

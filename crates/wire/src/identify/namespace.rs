@@ -1,5 +1,5 @@
-//! Identify Namespace of the NVM command set (NVM 1.1 §4.1.5.1, §4.1.5.3), and what all command
-//! sets have in common (Base 2.1 §5.1.13.2.8).
+//! Identify Namespace of the NVM command set (NVM 1.1 §4.1.5.1, §4.1.5.3), and the
+//! fields common to all command sets (Base 2.1 §5.1.13.2.8).
 
 use crate::element::code;
 use crate::layout::layout;
@@ -17,17 +17,17 @@ layout! {
         nsfeat @ 24: u8 {
             /// Thin Provisioning.
             thinp @ 0: bool;
-            /// Namespace Supported Atomic Boundary and Power: NAWUN, NAWUPF and NACWU are given.
+            /// Namespace Supported Atomic Boundary and Power: NAWUN, NAWUPF and NACWU are valid.
             nsabp @ 1: bool;
             /// Deallocated or unwritten blocks may be reported as errors.
             dae @ 2: bool;
             /// NGUID and EUI64 are never reused.
             uidreuse @ 3: bool;
-            /// Optimal Performance: which of NPWG, NPWA, NPDG, NPDA and NOWS are given.
+            /// Optimal Performance: which of NPWG, NPWA, NPDG, NPDA and NOWS are valid.
             optperf @ 4..=5: u8;
             /// Multiple Atomicity Mode.
             mam @ 6: bool;
-            /// Optimal Read Performance: NPRG, NPRA and NORS are given.
+            /// Optimal Read Performance: NPRG, NPRA and NORS are valid.
             optrperf @ 7: bool;
         };
         /// Number of LBA Formats, 0's based.
@@ -36,7 +36,7 @@ layout! {
         flbas @ 26: u8 {
             /// Format Index, bits 3 to 0.
             fidxl @ 0..=3: u8;
-            /// Metadata follow the data of each block.
+            /// Metadata follows the data of each block.
             metadata_extended @ 4: bool;
             /// Format Index, bits 5 and 4.
             fidxu @ 5..=6: u8;
@@ -45,7 +45,7 @@ layout! {
         mc @ 27: u8 {
             /// Metadata may follow the data of each block.
             mtedlba @ 0: bool;
-            /// Metadata may lie in a buffer of their own.
+            /// Metadata may be in a separate buffer.
             mtsmb @ 1: bool;
         };
         /// End-to-end Data Protection Capabilities.
@@ -91,7 +91,7 @@ layout! {
             wears @ 5: bool;
             /// Exclusive access, all registrants.
             eaars @ 6: bool;
-            /// Ignore Existing Key as revision 1.3 and later define it.
+            /// Ignore Existing Key as defined in revision 1.3 and later.
             iekr @ 7: bool;
         };
         /// Format Progress Indicator.
@@ -103,11 +103,11 @@ layout! {
         };
         /// Deallocate Logical Block Features.
         dlfeat @ 33: u8 {
-            /// What deallocated blocks read as.
+            /// Content read from deallocated blocks.
             drb @ 0..=2: DeallocatedRead;
             /// Write Zeroes may deallocate.
             wzds @ 3: bool;
-            /// The guard of deallocated blocks is the CRC of what they read as.
+            /// The guard of deallocated blocks is the CRC of the content read.
             gdcrc @ 4: bool;
         };
         /// Namespace Atomic Write Unit Normal, in blocks, 0's based.
@@ -174,7 +174,7 @@ layout! {
         vendor @ 384: [u8; 3712];
     }
 
-    /// What Namespace Management carries to create a namespace (NVM 1.1 §4.1.6).
+    /// Data structure of Namespace Management to create a namespace (NVM 1.1 §4.1.6).
     pub struct NamespaceCreation[4096] {
         /// Namespace Size, in blocks.
         nsze @ 0: u64;
@@ -184,7 +184,7 @@ layout! {
         flbas @ 26: u8 {
             /// Format Index, bits 3 to 0.
             fidxl @ 0..=3: u8;
-            /// Metadata follow the data of each block.
+            /// Metadata follows the data of each block.
             metadata_extended @ 4: bool;
             /// Format Index, bits 5 and 4.
             fidxu @ 5..=6: u8;
@@ -219,7 +219,7 @@ layout! {
     pub struct LbaFormat(u32) {
         /// Metadata Size, in bytes.
         ms @ 0..=15: u16;
-        /// LBA Data Size, as a power of two; 0 for a format that is not there.
+        /// LBA Data Size, as a power of two; 0 for an unsupported format.
         lbads @ 16..=23: u8;
         /// Relative Performance: 0 is best.
         rp @ 24..=25: u8;
@@ -263,7 +263,7 @@ layout! {
         tlbaag @ 292: u32;
     }
 
-    /// What an LBA format's protection information looks like (NVM 1.1 §4.1.5.3, Figure 119).
+    /// Protection information format of an LBA format (NVM 1.1 §4.1.5.3, Figure 119).
     pub struct ExtendedLbaFormat(u32) {
         /// Storage Tag Size, in bits.
         sts @ 0..=6: u8;
@@ -273,13 +273,13 @@ layout! {
         qpif @ 9..=12: u8;
     }
 
-    /// CNS 08h: what every command set has (Base 2.1 §5.1.13.2.8).
+    /// CNS 08h: fields common to all command sets (Base 2.1 §5.1.13.2.8).
     pub struct IdentifyNamespaceIndependent[4096] {
         /// Common Namespace Features.
         nsfeat @ 0: u8 {
             /// NGUID and EUI64 are never reused.
             uidreuse @ 3: bool;
-            /// The medium rotates.
+            /// Rotational medium.
             rmedia @ 4: bool;
             /// Volatile Write Cache Not Present.
             vwcnp @ 5: bool;
@@ -331,7 +331,7 @@ layout! {
 }
 
 code! {
-    /// DRB of DLFEAT: what deallocated blocks read as (NVM 1.1 §4.1.5.1).
+    /// DRB of DLFEAT: content read from deallocated blocks (NVM 1.1 §4.1.5.1).
     pub enum DeallocatedRead {
         /// Not reported.
         NotReported = 0,
@@ -349,31 +349,31 @@ code! {
         Bits32 = 1,
         /// 64 bits.
         Bits64 = 2,
-        /// The qualified format says.
+        /// Given by the qualified protection information format.
         Qualified = 3,
     }
 }
 
 impl IdentifyNamespace {
-    /// Which LBA format the namespace has.
+    /// Index of the namespace's LBA format.
     #[must_use]
     pub fn format_index(&self) -> u8 {
         self.fidxu() << 4 | self.fidxl()
     }
 
-    /// The LBA format the namespace has.
+    /// LBA format of the namespace.
     #[must_use]
     pub fn format(&self) -> LbaFormat {
         self.lbaf(usize::from(self.format_index())).unwrap_or_default()
     }
 
-    /// The length of a block. `None` if the controller says something absurd.
+    /// Logical block size. `None` if the controller reports an impossible value.
     #[must_use]
     pub fn block_bytes(&self) -> Option<u32> {
         self.format().block_bytes()
     }
 
-    /// The optimal boundary, if there is one.
+    /// Optimal boundary, if there is one.
     #[must_use]
     pub fn optimal_boundary_blocks(&self) -> Option<u16> {
         Some(self.noiob()).filter(|&blocks| blocks != 0)
@@ -381,7 +381,7 @@ impl IdentifyNamespace {
 }
 
 impl NamespaceCreation {
-    /// Which LBA format is wanted.
+    /// Index of the requested LBA format.
     #[must_use]
     pub fn format_index(&self) -> u8 {
         self.fidxu() << 4 | self.fidxl()
@@ -395,7 +395,7 @@ impl LbaFormat {
         Self::zeroed().with(|format| format.lbads(lbads).ms(ms))
     }
 
-    /// The length of a block, 512 bytes to 2 GiB. `None` for anything else (NVM 1.1 §4.1.5.1).
+    /// Logical block size, 512 bytes to 2 GiB. `None` for anything else (NVM 1.1 §4.1.5.1).
     #[must_use]
     pub fn block_bytes(&self) -> Option<u32> {
         (9..32).contains(&self.lbads()).then(|| 1 << self.lbads())

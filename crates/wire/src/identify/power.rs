@@ -6,7 +6,7 @@ layout! {
     /// A power state (Base 2.1 §5.1.13.2.1, Figure 313).
     #[derive(Copy)]
     pub struct PowerState[32] {
-        /// Maximum Power, in units that MXPS gives.
+        /// Maximum Power, in units of MXPS.
         mp @ 0: u16;
         /// Flags.
         flags @ 3: u8 {
@@ -39,14 +39,14 @@ layout! {
             /// Relative Write Latency.
             rwl @ 0..=4: u8;
         };
-        /// Idle Power, in units that IPS gives.
+        /// Idle Power, in units of IPS.
         idlp @ 16: u16;
         /// Idle power scale.
         idle_scale @ 18: u8 {
             /// Idle Power Scale: 1 for 0.0001 W, 2 for 0.01 W.
             ips @ 6..=7: u8;
         };
-        /// Active Power, in units that APS gives.
+        /// Active Power, in units of APS.
         actp @ 20: u16;
         /// Active power workload and scale.
         active_scale @ 22: u8 {
@@ -77,7 +77,7 @@ layout! {
 }
 
 impl PowerState {
-    /// The most it may draw, in units of 0.1 mW; 0 if that is not told.
+    /// Maximum power in units of 0.1 mW; 0 if not reported.
     #[must_use]
     pub fn power_max(&self) -> u32 {
         let scale = if self.mxps() { 1 } else { 100 };

@@ -1,4 +1,4 @@
-//! What a subsystem is made of: sets, domains, virtualization resources (Base 2.1 §5.1.13.2).
+//! Resources of a subsystem: NVM sets, domains, virtualization resources (Base 2.1 §5.1.13.2).
 
 use crate::layout::layout;
 
@@ -27,7 +27,8 @@ layout! {
         unvmsetcap @ 32: u128;
     }
 
-    /// CNS 14h: what a primary controller can give to secondary ones (Base 2.1 §5.1.13.3.1).
+    /// CNS 14h: resources that a primary controller can assign to secondary ones (Base 2.1
+    /// §5.1.13.3.1).
     pub struct PrimaryCapabilities[4096] {
         /// Controller Identifier.
         cntlid @ 0: u16;
@@ -82,7 +83,7 @@ layout! {
         pcid @ 2: u16;
         /// Secondary Controller State.
         scs @ 4: u8 {
-            /// It is online.
+            /// Online.
             online @ 0: bool;
         };
         /// Virtual Function Number.
@@ -93,7 +94,7 @@ layout! {
         nvi @ 12: u16;
     }
 
-    /// CNS 16h: sizes namespaces are best made of (NVM 1.1 §4.1.5.8).
+    /// CNS 16h: preferred granularity of namespace sizes (NVM 1.1 §4.1.5.8).
     pub struct NamespaceGranularityList[4096] {
         /// Namespace Granularity Attributes.
         attributes @ 0: u32 {
@@ -114,9 +115,9 @@ layout! {
         ncapgran @ 8: u64;
     }
 
-    /// CNS 17h: UUIDs that commands refer to by index, from 1 on (Base 2.1 §5.1.13.2.14).
+    /// CNS 17h: UUID list; commands refer to a UUID by its index, from 1 on (Base 2.1 §5.1.13.2.14).
     pub struct UuidList[4096] {
-        /// Entries; UUID 0 ends them.
+        /// Entries, terminated by UUID 0.
         entry @ 32: UuidEntry[127];
     }
 

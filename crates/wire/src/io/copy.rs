@@ -1,7 +1,7 @@
 //! Copy (NVM 1.1 §3.3.2).
 //!
 //! The sources are ranges in one of four formats: 0h and 1h name ranges of the same namespace, 2h
-//! and 3h any namespace; 1h and 3h have room for the tags of 32-bit and 64-bit guards.
+//! and 3h of any namespace; 1h and 3h have space for the tags of 32-bit and 64-bit guards.
 
 use super::ProtectionInformation;
 use crate::element::code;
@@ -9,7 +9,7 @@ use crate::layout::layout;
 use crate::opcode::IoOpcode;
 use crate::typed::commands;
 
-/// How many ranges one command may carry: NR is 8 bits wide (NVM 1.1 §3.3.2).
+/// Maximum number of ranges in one command: NR is 8 bits wide (NVM 1.1 §3.3.2).
 pub const RANGES_MAX: usize = 256;
 
 commands! {
@@ -57,7 +57,7 @@ commands! {
 }
 
 code! {
-    /// DESFMT: what the source ranges look like (NVM 1.1 §3.3.2).
+    /// DESFMT: format of the source ranges (NVM 1.1 §3.3.2).
     pub enum CopyFormat {
         /// Same namespace, 16-bit guard.
         SameNamespace = 0,
@@ -132,27 +132,27 @@ layout! {
     }
 }
 
-/// A source range, whatever its format.
+/// Source range of any format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The namespace, if the format names one.
+    /// Namespace, if the format names one.
     pub nsid: Option<u32>,
     /// The first block.
     pub slba: u64,
-    /// How many blocks, 1 to 65 536.
+    /// Number of blocks, 1 to 65 536.
     pub count: u32,
-    /// Whether the copy is to fail rather than be slow; only where the format names a namespace.
+    /// Fast Copy Only: fail rather than copy slowly; only in formats that name a namespace.
     pub fast_only: bool,
     /// Expected logical block tags, 80 bits right-aligned.
     pub tags: u128,
     /// Expected application tag.
     pub application_tag: u16,
-    /// Which bits of it are compared.
+    /// Mask of the compared bits.
     pub application_mask: u16,
 }
 
 impl CopyFormat {
-    /// The length of a range. `None` for a format this crate does not read.
+    /// Length of a range. `None` for a format that this crate does not support.
     #[must_use]
     pub const fn range_bytes(self) -> Option<usize> {
         match self {
@@ -168,9 +168,9 @@ impl CopyFormat {
 }
 
 impl Source {
-    /// Takes a range of `format` out of `bytes`.
+    /// Parses a range of `format`.
     ///
-    /// `None` if they are too few or the format is not one of blocks.
+    /// `None` if there are too few bytes or the format has no block ranges.
     #[must_use]
     pub fn parse(format: CopyFormat, bytes: &[u8]) -> Option<Self> {
         let named = |nsid| format.names_namespace().then_some(nsid);
@@ -203,10 +203,10 @@ impl Source {
         }
     }
 
-    /// Appends the range to `bytes` in `format`.
+    /// Appends the range in `format`.
     ///
-    /// Nothing is appended if the format is not one of blocks; a count outside 1 to 65 536 and a tag
-    /// wider than the format has room for are cut.
+    /// Nothing is appended if the format has no block ranges; a count outside 1 to 65 536 and a tag
+    /// wider than the format permits are truncated.
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
     pub fn emit(&self, format: CopyFormat, bytes: &mut Vec<u8>) {
         let nsid = self.nsid.filter(|_| format.names_namespace()).unwrap_or(0);
@@ -234,7 +234,7 @@ impl Source {
     }
 }
 
-/// The ranges in `bytes`, whole ones only; none for a format that is not one of blocks.
+/// Complete ranges in `bytes`; none for a format without block ranges.
 pub fn sources(format: CopyFormat, bytes: &[u8]) -> impl Iterator<Item = Source> + '_ {
     let length = format.range_bytes().unwrap_or(usize::MAX);
     bytes.chunks_exact(length).filter_map(move |chunk| Source::parse(format, chunk))

@@ -4,7 +4,7 @@ use crate::layout::layout;
 use crate::opcode::IoOpcode;
 use crate::typed::commands;
 
-/// How many ranges one command may carry (NVM 1.1 §3.3.3).
+/// Maximum number of ranges in one command (NVM 1.1 §3.3.3).
 pub const RANGES_MAX: usize = 256;
 
 commands! {
@@ -50,20 +50,20 @@ layout! {
 }
 
 impl DatasetRange {
-    /// `nlb` blocks from `slba` on.
+    /// Range of `nlb` blocks from `slba` on.
     #[must_use]
     pub fn new(slba: u64, nlb: u32) -> Self {
         Self::zeroed().with(|range| range.slba(slba).nlb(nlb))
     }
 
-    /// The block behind the last. `None` if there is no such number.
+    /// The block after the last one. `None` on overflow.
     #[must_use]
     pub fn end(&self) -> Option<u64> {
         self.slba().checked_add(u64::from(self.nlb()))
     }
 }
 
-/// The ranges in `bytes`, whole ones only.
+/// Complete ranges in `bytes`.
 pub fn ranges(bytes: &[u8]) -> impl Iterator<Item = DatasetRange> + '_ {
     bytes.as_chunks::<16>().0.iter().map(DatasetRange::from_bytes)
 }
@@ -71,7 +71,7 @@ pub fn ranges(bytes: &[u8]) -> impl Iterator<Item = DatasetRange> + '_ {
 #[cfg(test)]
 mod tests {
     use super::{DatasetManagement, DatasetRange, ranges};
-    use crate::typed::Typed;
+    use crate::typed::TypedCommand;
 
     #[test]
     fn a_list_of_ranges_is_read_and_a_rest_is_left() {

@@ -1,4 +1,4 @@
-//! Reservations: commands and what they carry (Base 2.1 §7.5 to §7.8, §8.1.22).
+//! Reservations: commands and their data structures (Base 2.1 §7.5 to §7.8, §8.1.22).
 
 use crate::element::code;
 use crate::layout::{Layout, layout};
@@ -6,7 +6,7 @@ use crate::opcode::IoOpcode;
 use crate::typed::commands;
 
 commands! {
-    /// Reservation Register (Base 2.1 §7.6). Its data are [`RegisterKeys`].
+    /// Reservation Register (Base 2.1 §7.6). Its data structure is [`RegisterKeys`].
     pub struct ReservationRegister = IoOpcode::ReservationRegister, "Reservation Register" {
         /// Namespace Identifier.
         nsid @ 1[0..=31]: u32;
@@ -20,7 +20,7 @@ commands! {
         cptpl @ 10[30..=31]: ChangePersistence;
     }
 
-    /// Reservation Report (Base 2.1 §7.8). It answers with [`ReservationStatus`].
+    /// Reservation Report (Base 2.1 §7.8). It returns [`ReservationStatus`].
     pub struct ReservationReport = IoOpcode::ReservationReport, "Reservation Report" {
         /// Namespace Identifier.
         nsid @ 1[0..=31]: u32;
@@ -32,7 +32,7 @@ commands! {
         disnsrs @ 11[1]: bool;
     }
 
-    /// Reservation Acquire (Base 2.1 §7.5). Its data are [`AcquireKeys`].
+    /// Reservation Acquire (Base 2.1 §7.5). Its data structure is [`AcquireKeys`].
     pub struct ReservationAcquire = IoOpcode::ReservationAcquire, "Reservation Acquire" {
         /// Namespace Identifier.
         nsid @ 1[0..=31]: u32;
@@ -46,7 +46,7 @@ commands! {
         rtype @ 10[8..=15]: ReservationType;
     }
 
-    /// Reservation Release (Base 2.1 §7.7). Its data are [`ReleaseKey`].
+    /// Reservation Release (Base 2.1 §7.7). Its data structure is [`ReleaseKey`].
     pub struct ReservationRelease = IoOpcode::ReservationRelease, "Reservation Release" {
         /// Namespace Identifier.
         nsid @ 1[0..=31]: u32;
@@ -62,7 +62,7 @@ commands! {
 }
 
 code! {
-    /// RREGA (Base 2.1 §7.6).
+    /// RREGA: register action (Base 2.1 §7.6).
     pub enum RegisterAction {
         /// Register a key.
         Register = 0,
@@ -72,7 +72,7 @@ code! {
         Replace = 2,
     }
 
-    /// CPTPL: what becomes of the persistence of reservations (Base 2.1 §7.6).
+    /// CPTPL: change of the persistence of reservations (Base 2.1 §7.6).
     pub enum ChangePersistence {
         /// No change.
         None = 0,
@@ -82,7 +82,7 @@ code! {
         Persist = 3,
     }
 
-    /// RACQA (Base 2.1 §7.5).
+    /// RACQA: acquire action (Base 2.1 §7.5).
     pub enum AcquireAction {
         /// Acquire.
         Acquire = 0,
@@ -92,7 +92,7 @@ code! {
         PreemptAndAbort = 2,
     }
 
-    /// RRELA (Base 2.1 §7.7).
+    /// RRELA: release action (Base 2.1 §7.7).
     pub enum ReleaseAction {
         /// Release.
         Release = 0,
@@ -100,7 +100,8 @@ code! {
         Clear = 1,
     }
 
-    /// RTYPE: what a reservation lets others do (Base 2.1 §7.5, Figure 605).
+    /// RTYPE: reservation type, which determines the access of other hosts (Base 2.1 §7.5, Figure
+    /// 605).
     pub enum ReservationType {
         /// No reservation.
         None = 0,
@@ -140,7 +141,7 @@ impl ReservationType {
 }
 
 layout! {
-    /// What Reservation Register carries (Base 2.1 §7.6).
+    /// Data structure of Reservation Register (Base 2.1 §7.6).
     #[derive(Copy)]
     pub struct RegisterKeys[16] {
         /// Current Reservation Key.
@@ -149,7 +150,7 @@ layout! {
         nrkey @ 8: u64;
     }
 
-    /// What Reservation Acquire carries (Base 2.1 §7.5).
+    /// Data structure of Reservation Acquire (Base 2.1 §7.5).
     #[derive(Copy)]
     pub struct AcquireKeys[16] {
         /// Current Reservation Key.
@@ -158,14 +159,14 @@ layout! {
         prkey @ 8: u64;
     }
 
-    /// What Reservation Release carries (Base 2.1 §7.7).
+    /// Data structure of Reservation Release (Base 2.1 §7.7).
     #[derive(Copy)]
     pub struct ReleaseKey[8] {
         /// Current Reservation Key.
         crkey @ 0: u64;
     }
 
-    /// How Reservation Report's answer begins when EDS is clear (Base 2.1 §7.8).
+    /// Header of the Reservation Status data structure when EDS is clear (Base 2.1 §7.8).
     pub struct ReservationStatus[24] {
         /// Generation: counts changes of registrations and reservations.
         generation @ 0: u32;
@@ -177,7 +178,7 @@ layout! {
         ptpls @ 9: u8;
     }
 
-    /// How Reservation Report's answer begins when EDS is set (Base 2.1 §7.8).
+    /// Header of the Reservation Status data structure when EDS is set (Base 2.1 §7.8).
     pub struct ReservationStatusExtended[64] {
         /// Generation: counts changes of registrations and reservations.
         generation @ 0: u32;
@@ -220,14 +221,14 @@ layout! {
     }
 }
 
-/// The registrants in a report, as many as it says and as there are bytes for.
+/// Registrants of a report, limited by its count and by the bytes available.
 pub fn registrants(report: &[u8]) -> impl Iterator<Item = Registrant> + '_ {
     let count = ReservationStatus::parse(report).map_or(0, |status| status.regstrnt());
     let rest = report.get(ReservationStatus::BYTES..).unwrap_or(&[]);
     rest.as_chunks::<24>().0.iter().map(Registrant::from_bytes).take(count.into())
 }
 
-/// The registrants in an extended report, as many as it says and as there are bytes for.
+/// Registrants of an extended report, limited by its count and by the bytes available.
 pub fn registrants_extended(report: &[u8]) -> impl Iterator<Item = RegistrantExtended> + '_ {
     let count = ReservationStatusExtended::parse(report).map_or(0, |status| status.regstrnt());
     let rest = report.get(ReservationStatusExtended::BYTES..).unwrap_or(&[]);
@@ -240,7 +241,7 @@ mod tests {
         AcquireAction, Registrant, ReservationAcquire, ReservationStatus, ReservationType,
         registrants, registrants_extended,
     };
-    use crate::typed::Typed;
+    use crate::typed::TypedCommand;
 
     #[test]
     fn a_report_gives_no_more_registrants_than_it_counts_or_holds() {

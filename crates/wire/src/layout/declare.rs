@@ -1,14 +1,14 @@
-//! The macro that declares structures.
+//! The `layout!` macro.
 //!
-//! A field may hold one element or a row of them, and its word may have named parts; so there is
-//! one rule for bytes in memory, one for a single word, and a few internal ones for the pieces.
+//! A field may be an element or an array, and its word may have named parts; so there is one rule
+//! for bytes in memory, one for a single word, and internal ones for the pieces.
 
 /// Declares a structure; see the [module](crate::layout) for an example.
 macro_rules! layout {
-    // Behind the last structure: what visits them all.
+    // After the last structure: the visitor of all structures of a module.
     (@structures [$($done:ident)*]) => {
         /// Visits every structure that this module declares.
-        pub(crate) fn visit(visitor: &mut impl $crate::layout::Visitor) {
+        pub(crate) fn visit(visitor: &mut impl $crate::layout::LayoutVisitor) {
             $( visitor.visit::<$done>(); )*
         }
     };
@@ -117,10 +117,10 @@ macro_rules! layout {
                 },
             )*];
 
-            fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::Short> {
+            fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::TruncatedError> {
                 match bytes.first_chunk::<$bytes>() {
                     Some(bytes) => Ok(Self(*bytes)),
-                    None => Err($crate::layout::Short {
+                    None => Err($crate::layout::TruncatedError {
                         what: stringify!($name),
                         got_bytes: bytes.len(),
                         need_bytes: $bytes,
@@ -220,8 +220,8 @@ macro_rules! layout {
             const ACCESSORS: &'static [$crate::layout::Accessor<Self>] =
                 &[$( $crate::layout::layout!(@part_accessor $part), )*];
 
-            fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::Short> {
-                $crate::layout::Short::check(
+            fn parse(bytes: &[u8]) -> Result<Self, $crate::layout::TruncatedError> {
+                $crate::layout::TruncatedError::check(
                     stringify!($name), bytes.len(), <Self as $crate::layout::Layout>::BYTES,
                 )?;
                 Ok(<Self as $crate::layout::Element>::load(bytes))

@@ -1,4 +1,5 @@
-//! 0Ch: through which controllers namespaces are reached how well (Base 2.1 §5.1.12.1.13).
+//! 0Ch: Asymmetric Namespace Access: state of each group on this controller (Base 2.1
+//! §5.1.12.1.13).
 //!
 //! A header, then one descriptor per group, each followed by its namespaces.
 
@@ -14,7 +15,7 @@ layout! {
         ngrps @ 8: u16;
     }
 
-    /// A group, in front of its namespaces (Base 2.1 §5.1.12.1.13).
+    /// Descriptor of a group, followed by its namespaces (Base 2.1 §5.1.12.1.13).
     #[derive(Copy)]
     pub struct AnaGroup[32] {
         /// ANA Group ID.
@@ -32,7 +33,7 @@ layout! {
 }
 
 code! {
-    /// How well a namespace is reached (Base 2.1 §8.1.1).
+    /// Asymmetric namespace access state (Base 2.1 §8.1.1).
     pub enum AnaState {
         /// Optimized.
         Optimized = 0x1,
@@ -47,9 +48,9 @@ code! {
     }
 }
 
-/// The groups of a page with their namespaces, as many as there are bytes for.
+/// Groups of a page with their namespaces, limited by the bytes available.
 ///
-/// A group whose namespaces do not all fit ends the page.
+/// Iteration ends at a group whose namespaces do not all fit.
 pub fn groups(page: &[u8]) -> impl Iterator<Item = (AnaGroup, Namespaces<'_>)> + '_ {
     let count = AnaHeader::parse(page).map_or(0, |header| header.ngrps());
     let mut rest = page.get(AnaHeader::BYTES..).unwrap_or(&[]);
@@ -82,7 +83,7 @@ impl Iterator for Namespaces<'_> {
 
 /// Appends a group with its namespaces to a page.
 ///
-/// NNSIDS is set to the number of namespaces; the header's NGRPS is the caller's.
+/// Sets NNSIDS to the number of namespaces; the caller sets NGRPS in the header.
 pub fn emit(group: AnaGroup, namespaces: &[u32], page: &mut Vec<u8>) {
     let nnsids = u32::try_from(namespaces.len()).unwrap_or(u32::MAX);
     page.extend(group.with(|group| group.nnsids(nnsids)).as_bytes());

@@ -1,7 +1,7 @@
-//! 70h: which subsystems there are and how each is reached (Base 2.1 §5.1.12.3.1).
+//! 70h: Discovery: subsystems and their transport addresses (Base 2.1 §5.1.12.3.1).
 //!
-//! A header, then one entry for each way to a subsystem. GENCTR changes with every change: a host
-//! that reads the page in pieces reads the header again at the end, and everything if it changed.
+//! A header, then one entry per path to a subsystem. GENCTR changes with every update: a host that reads
+//! the page in pieces reads the header again at the end, and restarts if it has changed.
 
 use crate::element::{Ascii, code};
 use crate::layout::{Layout, layout};
@@ -17,7 +17,7 @@ layout! {
         recfmt @ 16: u16;
     }
 
-    /// One way to a subsystem (Base 2.1 §5.1.12.3.1).
+    /// Discovery log entry: one path to a subsystem (Base 2.1 §5.1.12.3.1).
     pub struct DiscoveryEntry[1024] {
         /// Transport Type.
         trtype @ 0: TransportType;
@@ -40,7 +40,7 @@ layout! {
         asqsz @ 8: u16;
         /// Entry Flags.
         eflags @ 10: u16 {
-            /// Duplicate Returned Information: the same is reached by another entry of this page.
+            /// Duplicate Returned Information: another entry of this page leads to the same subsystem.
             duplicate @ 0: bool;
             /// Explicit Persistent Connection Support for Discovery.
             persistent @ 1: bool;
@@ -53,7 +53,7 @@ layout! {
         subnqn @ 256: Ascii<256>;
         /// Transport Address.
         traddr @ 512: Ascii<256>;
-        /// Transport Specific Address Subtype: for TCP, how it is secured (TCP 1.0 §3.6.1.1).
+        /// Transport Specific Address Subtype: for TCP, the security protocol (TCP 1.0 §3.6.1.1).
         sectype @ 768: SecurityType;
     }
 }
@@ -67,7 +67,7 @@ code! {
         FibreChannel = 2,
         /// TCP.
         Tcp = 3,
-        /// Within the host.
+        /// Intra-host.
         Loop = 254,
     }
 
@@ -81,7 +81,7 @@ code! {
         InfiniBand = 3,
         /// Fibre Channel.
         FibreChannel = 4,
-        /// Within the host.
+        /// Intra-host.
         Loop = 254,
     }
 
@@ -89,13 +89,13 @@ code! {
     pub enum SubsystemType {
         /// Another discovery service: a referral.
         Referral = 1,
-        /// A subsystem whose controllers may have namespaces.
+        /// A subsystem whose controllers may have attached namespaces.
         Nvm = 2,
         /// This discovery service itself.
         Discovery = 3,
     }
 
-    /// TREQ: whether a secure channel is needed (Base 2.1 §5.1.12.3.1).
+    /// TREQ: secure channel requirement (Base 2.1 §5.1.12.3.1).
     pub enum SecureChannel {
         /// Not specified.
         NotSpecified = 0,
@@ -107,19 +107,19 @@ code! {
 
     /// SECTYPE (TCP 1.0 §3.6.1.1).
     pub enum SecurityType {
-        /// A plain TCP connection.
+        /// No transport security.
         None = 0,
-        /// TLS 1.2, which is obsolete.
+        /// TLS 1.2 (obsolete).
         Tls12 = 1,
         /// TLS 1.3.
         Tls13 = 2,
     }
 }
 
-/// The smallest admin submission queue that an entry may tell (Base 2.1 §5.1.12.3.1).
+/// Minimum admin submission queue size in an entry (Base 2.1 §5.1.12.3.1).
 pub const ASQSZ_MIN: u16 = 32;
 
-/// The entries of a page, as many as the header counts and there are bytes for.
+/// Entries of a page, limited by the header's count and by the bytes available.
 pub fn entries(page: &[u8]) -> impl Iterator<Item = DiscoveryEntry> + '_ {
     let count = DiscoveryHeader::parse(page).map_or(0, |header| header.numrec());
     let rest = page.get(DiscoveryHeader::BYTES..).unwrap_or(&[]);
@@ -128,7 +128,7 @@ pub fn entries(page: &[u8]) -> impl Iterator<Item = DiscoveryEntry> + '_ {
 }
 
 impl DiscoveryEntry {
-    /// The TCP port that TRSVCID names, if it is one in decimal (TCP 1.0 §3.1.2).
+    /// TCP port in TRSVCID, if it is a decimal port number (TCP 1.0 §3.1.2).
     #[must_use]
     pub fn port(&self) -> Option<u16> {
         let text = self.trsvcid();

@@ -1,5 +1,5 @@
-//! What is supported and what it does: log pages (00h), commands (05h), features (12h),
-//! management commands (13h), lockdown (14h).
+//! Support and effects: log pages (00h), commands (05h), features (12h), management commands (13h),
+//! lockdown (14h).
 
 use crate::element::code;
 use crate::layout::layout;
@@ -109,7 +109,7 @@ layout! {
         contents @ 0: u8 {
             /// Scope: 0 admin commands, 2 features, 3 MI commands, 4 PCIe commands.
             scope @ 0..=3: u8;
-            /// 0 what can be prohibited, 1 what is, 2 what is out of band.
+            /// 0 commands that can be prohibited, 1 prohibited, 2 prohibited out of band.
             listed @ 4..=5: u8;
         };
         /// Length of the list.
@@ -120,9 +120,9 @@ layout! {
 }
 
 code! {
-    /// CSE: what may not run beside a command (Base 2.1 §5.1.12.1.6).
+    /// CSE: commands that may not execute concurrently (Base 2.1 §5.1.12.1.6).
     pub enum Exclusion {
-        /// Nothing is excluded.
+        /// No restriction.
         None = 0,
         /// No other command to the same namespace.
         SameNamespace = 1,

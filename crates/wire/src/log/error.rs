@@ -1,4 +1,4 @@
-//! 01h: what went wrong, newest first (Base 2.1 §5.1.12.1.2).
+//! 01h: Error Information, newest first (Base 2.1 §5.1.12.1.2).
 
 use crate::layout::layout;
 use crate::status::Status;
@@ -6,7 +6,7 @@ use crate::status::Status;
 layout! {
     /// One entry of the Error Information log page (Base 2.1 §5.1.12.1.2).
     pub struct ErrorEntry[64] {
-        /// Error Count: a number that grows; 0 for an entry that is not there.
+        /// Error Count: unique, increasing; 0 for an unused entry.
         error_count @ 0: u64;
         /// Submission Queue ID, or all ones.
         sqid @ 8: u16;
@@ -30,7 +30,7 @@ layout! {
         lba @ 16: u64;
         /// Namespace Identifier.
         nsid @ 24: u32;
-        /// Vendor Specific Information Available: a log page.
+        /// Vendor Specific Information Available: log page identifier.
         vendor_page @ 28: u8;
         /// Transport Type.
         trtype @ 29: u8;
@@ -42,23 +42,23 @@ layout! {
         command_specific @ 32: u64;
         /// Transport Type Specific Information.
         transport_specific @ 40: u16;
-        /// Log Page Version: 1 if CSI and opcode are given.
+        /// Log Page Version: 1 if CSI and opcode are valid.
         version @ 63: u8;
     }
 }
 
-/// What SQID, CID and the parameter's location are when they do not apply (Base 2.1 §5.1.12.1.2).
+/// Value of SQID, CID and parameter location if not applicable (Base 2.1 §5.1.12.1.2).
 pub const NOT_APPLICABLE: u16 = 0xffff;
 
 impl ErrorEntry {
-    /// How the command ended.
+    /// Status of the command.
     #[must_use]
     pub fn status(&self) -> Status {
         Status(self.status_field())
     }
 }
 
-/// The entries of a page. Those that are not there are passed over.
+/// Entries of a page, without the unused ones.
 pub fn entries(page: &[u8]) -> impl Iterator<Item = ErrorEntry> + '_ {
     let entries = page.as_chunks::<64>().0.iter().map(ErrorEntry::from_bytes);
     entries.filter(|entry| entry.error_count() != 0)

@@ -1,7 +1,7 @@
-//! Asynchronous events, and the pages that say more about them (Base 2.1 §5.1.2).
+//! Asynchronous events, and the log pages with their details (Base 2.1 §5.1.2).
 //!
-//! An event is DW0 of the completion of an Asynchronous Event Request. Reading the log page that it
-//! names with RAE clear lets the next event of its type through.
+//! An event is reported in DW0 of the completion of an Asynchronous Event Request. Reading the named
+//! log page with RAE clear unmasks the next event of its type.
 
 use crate::element::code;
 use crate::layout::layout;
@@ -19,7 +19,7 @@ layout! {
 
     /// 80h: Reservation Notification (Base 2.1 §5.1.12.1.32).
     pub struct ReservationNotification[64] {
-        /// Log Page Count: grows with every notification.
+        /// Log Page Count: incremented by every notification.
         lpc @ 0: u64;
         /// Reservation Notification Log Page Type.
         rnlpt @ 8: ReservationEvent;
@@ -56,7 +56,7 @@ layout! {
         dtwin_time_estimate @ 144: u64;
     }
 
-    /// What happened to a predictable latency window (Base 2.1 §5.1.12.1.11).
+    /// Event type of a predictable latency window (Base 2.1 §5.1.12.1.11).
     pub struct PredictableLatencyEvents(u16) {
         /// DTWIN Reads Warning.
         reads_warning @ 0: bool;
@@ -72,7 +72,7 @@ layout! {
 }
 
 code! {
-    /// AET: the kind of an event (Base 2.1 §5.1.2.1).
+    /// AET: asynchronous event type (Base 2.1 §5.1.2.1).
     pub enum EventType {
         /// Error status.
         Error = 0,
@@ -178,7 +178,7 @@ code! {
         DataQueueFull = 0x01,
     }
 
-    /// RNLPT: what happened to a reservation (Base 2.1 §5.1.12.1.32).
+    /// RNLPT: type of a reservation notification (Base 2.1 §5.1.12.1.32).
     pub enum ReservationEvent {
         /// The page is empty.
         None = 0,
@@ -194,21 +194,21 @@ code! {
 /// An event, by its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Something is wrong with the host's use of the controller, or inside it.
+    /// Error: invalid use of the controller by the host, or an internal error.
     Error(ErrorEvent),
-    /// The medium needs attention.
+    /// SMART / health: the medium needs attention.
     Health(HealthEvent),
-    /// Something has changed.
+    /// Notice: something has changed.
     Notice(NoticeEvent),
-    /// Something happens now; there is no page to read.
+    /// Immediate: there is no log page to read.
     Immediate(ImmediateEvent),
-    /// Something the host has asked to hear of once.
+    /// One-shot: requested by the host.
     OneShot(OneShotEvent),
     /// Reservations and sanitize operations.
     CommandSet(CommandSetEvent),
-    /// The vendor knows.
+    /// Vendor specific.
     Vendor(u8),
-    /// A type that is not named.
+    /// Reserved type.
     Unknown {
         /// AET.
         kind: u8,
@@ -218,7 +218,7 @@ pub enum Event {
 }
 
 impl EventResult {
-    /// What happened.
+    /// Decodes the event.
     #[must_use]
     pub fn event(&self) -> Event {
         let aei = self.aei();
@@ -234,7 +234,7 @@ impl EventResult {
         }
     }
 
-    /// The result that says this, naming the log page to read.
+    /// DW0 that reports the event and names the log page to read.
     #[must_use]
     pub fn new(event: Event, lid: u8) -> Self {
         let (aet, aei) = match event {

@@ -3,7 +3,7 @@
 use crate::layout::{Ascii, layout};
 use crate::register::BootPartitionInformation;
 
-/// The length of a telemetry data block, and of the header (Base 2.1 §5.1.12.1.8).
+/// Length of a telemetry data block, and of the header (Base 2.1 §5.1.12.1.8).
 pub const TELEMETRY_BLOCK_BYTES: u64 = 512;
 
 layout! {
@@ -80,7 +80,7 @@ layout! {
 }
 
 impl TelemetryHost {
-    /// Header and data blocks up to data area `area`, 1 to 4.
+    /// Length of the header and the data blocks up to data area `area`, 1 to 4.
     #[must_use]
     pub fn len_bytes(&self, area: u8) -> u64 {
         let last = match area {

@@ -1,4 +1,4 @@
-//! How the medium is: SMART (02h), endurance groups (09h), rotation (16h).
+//! Health of the medium: SMART (02h), endurance groups (09h), rotation (16h).
 
 use crate::layout::layout;
 
@@ -41,7 +41,7 @@ layout! {
         warning_temperature_minutes @ 192: u32;
         /// Critical Composite Temperature Time, in minutes.
         critical_temperature_minutes @ 196: u32;
-        /// Temperature Sensors 1 to 8, in kelvins; 0 for one that is not there.
+        /// Temperature Sensors 1 to 8, in kelvins; 0 for one that is not implemented.
         temperature_sensor @ 200: u16[8];
         /// Thermal Management Temperature 1 Transition Count.
         thermal_1_transitions @ 216: u32;
@@ -124,7 +124,7 @@ layout! {
         endgid @ 0: u16;
         /// Number of Actuators.
         actuators @ 2: u16;
-        /// Nominal Rotational Speed, in turns per minute.
+        /// Nominal Rotational Speed, in revolutions per minute.
         nominal_speed @ 4: u16;
         /// Spinup Count.
         spinups @ 8: u32;

@@ -1,5 +1,5 @@
-//! Blocks that may be lost, and blocks that are allocated: log page 0Eh and the answer of Get LBA
-//! Status (NVM 1.1 §4.1.4.5, §4.2.1).
+//! LBA status: log page 0Eh (potentially lost blocks) and the data structure of Get LBA Status
+//! (NVM 1.1 §4.1.4.5, §4.2.1).
 
 use crate::element::code;
 use crate::layout::{Layout, layout};
@@ -17,7 +17,7 @@ layout! {
         lsgc @ 14: u16;
     }
 
-    /// A namespace, in front of its ranges (NVM 1.1 §4.1.4.5).
+    /// Namespace element, followed by its ranges (NVM 1.1 §4.1.4.5).
     pub struct LbaStatusNamespace[16] {
         /// Namespace Element Identifier.
         neid @ 0: u32;
@@ -35,18 +35,18 @@ layout! {
         rnlb @ 8: u32;
     }
 
-    /// How Get LBA Status' answer begins (NVM 1.1 §4.2.1).
+    /// Header of the Get LBA Status data structure (NVM 1.1 §4.2.1).
     pub struct LbaStatusList[8] {
         /// Number of LBA Status Descriptors.
         nlsd @ 0: u32;
         /// Completion Condition.
         cmpc @ 4: u8 {
-            /// Why the list ends.
+            /// Reason why the list ends.
             completion @ 0..=2: LbaStatusCompletion;
         };
     }
 
-    /// A range in Get LBA Status' answer (NVM 1.1 §4.2.1).
+    /// Range in the Get LBA Status data structure (NVM 1.1 §4.2.1).
     pub struct LbaStatusDescriptor[16] {
         /// Descriptor Starting LBA.
         dslba @ 0: u64;
@@ -63,16 +63,16 @@ layout! {
 code! {
     /// CMPC (NVM 1.1 §4.2.1).
     pub enum LbaStatusCompletion {
-        /// Not said.
+        /// Not reported.
         None = 0,
-        /// There is more.
+        /// Incomplete.
         Incomplete = 1,
-        /// That is all.
+        /// Complete.
         Complete = 2,
     }
 }
 
-/// The ranges in Get LBA Status' answer, as many as it says and as there are bytes for.
+/// Ranges of the Get LBA Status data structure, limited by its count and by the bytes available.
 pub fn descriptors(answer: &[u8]) -> impl Iterator<Item = LbaStatusDescriptor> + '_ {
     let count = LbaStatusList::parse(answer).map_or(0, |list| list.nlsd());
     let rest = answer.get(LbaStatusList::BYTES..).unwrap_or(&[]);

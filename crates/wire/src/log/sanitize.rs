@@ -1,15 +1,15 @@
-//! 81h: how far a sanitize operation is (Base 2.1 §5.1.12.1.33).
+//! 81h: Sanitize Status: progress of a sanitize operation (Base 2.1 §5.1.12.1.33).
 
 use crate::element::code;
 use crate::layout::layout;
 
-/// What an estimated time is when none is given (Base 2.1 §5.1.12.1.33).
+/// Value of an estimated time that is not reported (Base 2.1 §5.1.12.1.33).
 pub const NO_ESTIMATE: u32 = u32::MAX;
 
 layout! {
     /// 81h: Sanitize Status (Base 2.1 §5.1.12.1.33).
     pub struct SanitizeStatus[512] {
-        /// Sanitize Progress, in units of 1/65536; all ones when nothing runs.
+        /// Sanitize Progress, in units of 1/65536; all ones if none is in progress.
         sprog @ 0: u16;
         /// Sanitize Status.
         sstat @ 2: u16 {
@@ -49,7 +49,7 @@ layout! {
 }
 
 code! {
-    /// SOS: how the last sanitize operation ended (Base 2.1 §5.1.12.1.33).
+    /// SOS: status of the most recent sanitize operation (Base 2.1 §5.1.12.1.33).
     pub enum SanitizeOutcome {
         /// Never sanitized.
         Never = 0,
@@ -59,11 +59,11 @@ code! {
         Sanitizing = 2,
         /// Sanitize failed.
         Failed = 3,
-        /// Sanitized, and deallocated against the host's wish.
+        /// Sanitized, with deallocation although No-Deallocate was requested.
         SanitizedDeallocated = 4,
     }
 
-    /// SANS: the state of the sanitize machine (Base 2.1 §8.1.24.3).
+    /// SANS: state of the sanitize state machine (Base 2.1 §8.1.24.3).
     pub enum SanitizeState {
         /// Idle.
         Idle = 0,

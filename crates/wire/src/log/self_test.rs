@@ -9,12 +9,12 @@ layout! {
     pub struct SelfTestPage[564] {
         /// Current Device Self-test Operation.
         current @ 0: u8 {
-            /// What runs now.
+            /// Operation in progress.
             current_code @ 0..=3: SelfTestCode;
         };
         /// Current Device Self-test Completion.
         completion @ 1: u8 {
-            /// How far it is, in percent.
+            /// Percentage completed.
             completion_percent @ 0..=6: u8;
         };
         /// Results, newest first.
@@ -34,13 +34,13 @@ layout! {
         segment @ 1: u8;
         /// Valid Diagnostic Information.
         valid @ 2: u8 {
-            /// NSID is given.
+            /// NSID is valid.
             nsid_valid @ 0: bool;
-            /// Failing LBA is given.
+            /// Failing LBA is valid.
             flba_valid @ 1: bool;
-            /// Status code type is given.
+            /// Status code type is valid.
             sct_valid @ 2: bool;
-            /// Status code is given.
+            /// Status code is valid.
             sc_valid @ 3: bool;
         };
         /// Power On Hours.
@@ -62,7 +62,7 @@ layout! {
 }
 
 code! {
-    /// How a self-test ended (Base 2.1 §5.1.12.1.7, Figure 215).
+    /// Result of a self-test (Base 2.1 §5.1.12.1.7, Figure 215).
     pub enum SelfTestOutcome {
         /// Completed without error.
         Passed = 0x0,
@@ -70,27 +70,27 @@ code! {
         AbortedByCommand = 0x1,
         /// Aborted by a controller level reset.
         AbortedByReset = 0x2,
-        /// Aborted because a namespace went away.
+        /// Aborted by the removal of a namespace.
         AbortedByRemoval = 0x3,
         /// Aborted by a format.
         AbortedByFormat = 0x4,
-        /// A fatal error kept it from completing.
+        /// Not completed because of a fatal error.
         FatalError = 0x5,
-        /// Completed with a failed segment that is not known.
+        /// Completed with an unknown failed segment.
         FailedSomewhere = 0x6,
-        /// Completed with a failed segment that is given.
+        /// Completed with a failed segment, which is reported.
         FailedSegment = 0x7,
-        /// Aborted for a reason that is not known.
+        /// Aborted for an unknown reason.
         Aborted = 0x8,
         /// Aborted by a sanitize operation.
         AbortedBySanitize = 0x9,
-        /// The entry is not used.
+        /// Unused entry.
         Unused = 0xf,
     }
 }
 
 impl SelfTestPage {
-    /// The results there are, newest first.
+    /// Results, newest first, without unused entries.
     pub fn results(&self) -> impl Iterator<Item = SelfTestResult> + '_ {
         let results = (0..20).filter_map(|index| self.result(index));
         results.filter(|result| result.outcome() != SelfTestOutcome::Unused)

@@ -1,26 +1,26 @@
-//! What lies in the data of options and of their replies.
+//! Data of options and of their replies.
 
 use super::handshake::{InfoCode, OptionCode, OptionReply, OptionReplyCode, TransmissionFlags};
-use super::{Malformed, Reader};
+use super::{ParseError, Reader};
 
-/// The one metadata context that the protocol itself defines ("Metadata contexts").
+/// The only metadata context defined by the protocol itself ("Metadata contexts").
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
-/// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`: an export, and what is asked about it.
+/// Data of `NBD_OPT_INFO` and `NBD_OPT_GO`: an export name and information requests.
 #[derive(Clone, Copy, Debug)]
 pub struct InfoQuery<'a> {
-    /// The export.
+    /// Export name.
     pub name: &'a str,
     infos: &'a [u8],
 }
 
 impl<'a> InfoQuery<'a> {
-    /// What the data say.
+    /// Parses the data.
     ///
     /// # Errors
     ///
-    /// If a length or the name is not right.
-    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+    /// If a length or the name is invalid.
+    pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = Reader(data);
         let name = reader.text_u32()?;
         let count = usize::from(reader.u16()?);
@@ -29,13 +29,13 @@ impl<'a> InfoQuery<'a> {
         Ok(Self { name, infos })
     }
 
-    /// What is asked, in order.
+    /// Requested information types, in order.
     pub fn infos(&self) -> impl Iterator<Item = InfoCode> + 'a {
         let pairs = self.infos.chunks_exact(2);
         pairs.map(|pair| InfoCode(u16::from_be_bytes([pair[0], pair[1]])))
     }
 
-    /// Appends the data that ask this.
+    /// Appends the encoded data.
     pub fn emit(name: &str, infos: &[InfoCode], out: &mut Vec<u8>) {
         put_text(name, out);
         out.extend(len_u16(infos.len()).to_be_bytes());
@@ -43,24 +43,24 @@ impl<'a> InfoQuery<'a> {
     }
 }
 
-/// The data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`: an export, and what
-/// contexts are looked for.
+/// Data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`: an export name and context
+/// queries.
 #[derive(Clone, Copy, Debug)]
 pub struct ContextQuery<'a> {
-    /// The export.
+    /// Export name.
     pub name: &'a str,
-    /// How many queries there are.
+    /// Number of queries.
     pub count: u32,
     queries: &'a [u8],
 }
 
 impl<'a> ContextQuery<'a> {
-    /// What the data say.
+    /// Parses the data.
     ///
     /// # Errors
     ///
-    /// If a length, the name or a query is not right.
-    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+    /// If a length, the name or a query is invalid.
+    pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = Reader(data);
         let name = reader.text_u32()?;
         let count = reader.u32()?;
@@ -72,13 +72,13 @@ impl<'a> ContextQuery<'a> {
         Ok(Self { name, count, queries })
     }
 
-    /// The queries, in order.
+    /// Queries, in order.
     pub fn queries(&self) -> impl Iterator<Item = &'a str> {
         let mut reader = Reader(self.queries);
         core::iter::from_fn(move || reader.text_u32().ok())
     }
 
-    /// Appends the data that ask this.
+    /// Appends the encoded data.
     pub fn emit(name: &str, queries: &[&str], out: &mut Vec<u8>) {
         put_text(name, out);
         out.extend(len_u32(queries.len()).to_be_bytes());
@@ -86,42 +86,42 @@ impl<'a> ContextQuery<'a> {
     }
 }
 
-/// Whether a query finds `base:allocation`. When contexts are listed, the name of the namespace
-/// alone finds all that is in it ("Option types", `NBD_OPT_LIST_META_CONTEXT`).
+/// Whether a query selects `base:allocation`. When contexts are listed, the namespace name alone
+/// selects all contexts in it ("Option types", `NBD_OPT_LIST_META_CONTEXT`).
 #[must_use]
 pub fn finds_base_allocation(query: &str, lists: bool) -> bool {
     query == BASE_ALLOCATION || (lists && query == "base:")
 }
 
-/// The data of `NBD_REP_INFO`.
+/// Data of `NBD_REP_INFO`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Info<'a> {
     /// Size and flags.
     Export {
-        /// Bytes.
+        /// Size in bytes.
         size_bytes: u64,
-        /// What it can do.
+        /// Capabilities.
         flags: TransmissionFlags,
     },
-    /// What it is called.
+    /// Export name.
     Name(&'a str),
-    /// What it is.
+    /// Description.
     Description(&'a str),
-    /// What requests are to be multiples of.
+    /// Block size constraints.
     BlockSize {
-        /// Every offset and length is a multiple of it.
+        /// Alignment of offsets and lengths.
         minimum: u32,
-        /// Best are multiples of this.
+        /// Preferred block size.
         preferred: u32,
-        /// No payload is longer.
+        /// Maximum payload.
         maximum: u32,
     },
-    /// Something else.
+    /// Unknown information type.
     Other(InfoCode, &'a [u8]),
 }
 
 impl<'a> Info<'a> {
-    /// What it is about.
+    /// Information type.
     #[must_use]
     pub const fn code(&self) -> InfoCode {
         match self {
@@ -133,12 +133,12 @@ impl<'a> Info<'a> {
         }
     }
 
-    /// What the data say.
+    /// Parses the data.
     ///
     /// # Errors
     ///
-    /// If a length or a string is not right.
-    pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
+    /// If a length or a string is invalid.
+    pub fn parse(data: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = Reader(data);
         let info = match InfoCode(reader.u16()?) {
             InfoCode::EXPORT => {
@@ -157,7 +157,7 @@ impl<'a> Info<'a> {
         Ok(info)
     }
 
-    /// Appends the data that say this.
+    /// Appends the encoded data.
     pub fn emit(&self, out: &mut Vec<u8>) {
         out.extend(self.code().0.to_be_bytes());
         match self {
@@ -176,7 +176,7 @@ impl<'a> Info<'a> {
     }
 }
 
-/// Appends a whole reply to an option: its header, and what `data` appends.
+/// Appends a complete reply to an option: its header, and what `data` appends.
 pub fn emit_reply(
     option: OptionCode,
     kind: OptionReplyCode,
@@ -191,18 +191,18 @@ pub fn emit_reply(
     out[begin..begin + OptionReply::BYTES].copy_from_slice(&header);
 }
 
-/// Appends the data of `NBD_REP_SERVER`: an export's name, and what it is ("Option reply types").
+/// Appends the data of `NBD_REP_SERVER`: an export's name and details ("Option reply types").
 pub fn emit_server(name: &str, details: &str, out: &mut Vec<u8>) {
     put_text(name, out);
     out.extend(details.as_bytes());
 }
 
-/// What the data of `NBD_REP_SERVER` say: the name, and what it is.
+/// Parses the data of `NBD_REP_SERVER`: name and details.
 ///
 /// # Errors
 ///
-/// If a length or a string is not right.
-pub fn parse_server(data: &[u8]) -> Result<(&str, &str), Malformed> {
+/// If a length or a string is invalid.
+pub fn parse_server(data: &[u8]) -> Result<(&str, &str), ParseError> {
     let mut reader = Reader(data);
     let name = reader.text_u32()?;
     Ok((name, reader.text(reader.0.len())?))
@@ -214,12 +214,12 @@ pub fn emit_context(id: u32, name: &str, out: &mut Vec<u8>) {
     out.extend(name.as_bytes());
 }
 
-/// What the data of `NBD_REP_META_CONTEXT` say: the context's number and name.
+/// Parses the data of `NBD_REP_META_CONTEXT`: context identifier and name.
 ///
 /// # Errors
 ///
-/// If a length or a string is not right.
-pub fn parse_context(data: &[u8]) -> Result<(u32, &str), Malformed> {
+/// If a length or a string is invalid.
+pub fn parse_context(data: &[u8]) -> Result<(u32, &str), ParseError> {
     let mut reader = Reader(data);
     let id = reader.u32()?;
     Ok((id, reader.text(reader.0.len())?))
@@ -230,7 +230,7 @@ fn put_text(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
-/// Strings are short, and lists of them too: a length that does not fit is our own mistake.
+/// Strings and lists are short: a length that does not fit is a bug of the caller.
 fn len_u32(len: usize) -> u32 {
     u32::try_from(len).expect("the data of an option are short")
 }

@@ -1,4 +1,4 @@
-//! What a request is answered: a simple reply, or chunks.
+//! Replies to requests: simple replies and structured chunks.
 //!
 //! ```text
 //!   simple     | magic  | error  | cookie  |  then the data of a read     0  4  8  16
@@ -11,92 +11,92 @@
 //!              ERROR_OFFSET   | error | length of text | text | offset  |
 //! ```
 
-use super::code::{codes, flags};
-use super::{Malformed, Reader, Writer};
+use super::codes::{codes, flags};
+use super::{ParseError, Reader, Writer};
 
-/// Before a simple reply ("Simple reply message").
+/// Magic number of a simple reply ("Simple reply message").
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// Before a chunk ("Structured reply chunk message").
+/// Magic number of a chunk ("Structured reply chunk message").
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 flags! {
-    /// What is to be known of a chunk.
+    /// Flags of a chunk.
     pub struct ChunkFlags(u16) in "Structured reply flags" {
-        /// It is the last of its request.
+        /// Last chunk of its request.
         DONE = 0 "NBD_REPLY_FLAG_DONE";
     }
 
-    /// What is known of an extent, in context `base:allocation`.
+    /// Flags of an extent, in context `base:allocation`.
     pub struct ExtentFlags(u32) in "Metadata contexts" {
-        /// It takes no room.
+        /// Not allocated.
         HOLE = 0 "NBD_STATE_HOLE";
-        /// It reads as zeroes.
+        /// Reads as zeroes.
         ZERO = 1 "NBD_STATE_ZERO";
     }
 }
 
 codes! {
-    /// What a chunk holds.
+    /// Chunk type.
     pub struct ChunkCode(u16) in "Structured reply types" {
-        /// Nothing; it is the last.
+        /// Empty; the last chunk.
         NONE = 0 "NBD_REPLY_TYPE_NONE";
         /// Data from an offset on.
         OFFSET_DATA = 1 "NBD_REPLY_TYPE_OFFSET_DATA";
         /// Zeroes from an offset on.
         OFFSET_HOLE = 2 "NBD_REPLY_TYPE_OFFSET_HOLE";
-        /// What is where.
+        /// Block status.
         BLOCK_STATUS = 5 "NBD_REPLY_TYPE_BLOCK_STATUS";
-        /// It went wrong.
+        /// Error.
         ERROR = 0x8001 "NBD_REPLY_TYPE_ERROR";
-        /// It went wrong here.
+        /// Error at an offset.
         ERROR_OFFSET = 0x8002 "NBD_REPLY_TYPE_ERROR_OFFSET";
     }
 
-    /// What went wrong.
+    /// Error code.
     pub struct ErrorCode(u32) in "Error values" {
-        /// Nothing.
+        /// No error.
         NONE = 0 "success";
         /// Not permitted.
         EPERM = 1 "EPERM";
-        /// The device could not.
+        /// I/O error.
         EIO = 5 "EIO";
-        /// No memory.
+        /// Out of memory.
         ENOMEM = 12 "ENOMEM";
-        /// It makes no sense.
+        /// Invalid request.
         EINVAL = 22 "EINVAL";
-        /// No room.
+        /// No space left.
         ENOSPC = 28 "ENOSPC";
         /// Too long.
         EOVERFLOW = 75 "EOVERFLOW";
-        /// Not known here, or not in this way.
+        /// Not supported.
         ENOTSUP = 95 "ENOTSUP";
-        /// The server is about to end.
+        /// The server is shutting down.
         ESHUTDOWN = 108 "ESHUTDOWN";
     }
 }
 
 impl ChunkCode {
-    /// Whether it tells of an error: bit 15 ("Structured reply types").
+    /// Whether it reports an error: bit 15 ("Structured reply types").
     #[must_use]
     pub const fn is_error(self) -> bool {
         self.0 >> 15 == 1
     }
 }
 
-/// A simple reply, without the data of a read.
+/// Simple reply, without the data of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimpleReply {
-    /// How it went.
+    /// Result.
     pub error: ErrorCode,
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: u64,
 }
 
 impl SimpleReply {
-    /// How long it is.
+    /// Length in bytes.
     pub const BYTES: usize = 16;
 
-    /// Its bytes.
+    /// Encodes to bytes.
     #[inline]
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
@@ -107,36 +107,36 @@ impl SimpleReply {
             .finish()
     }
 
-    /// What the bytes say.
+    /// Parses the reply.
     ///
     /// # Errors
     ///
-    /// If the magic number is another one, such as that of a chunk.
-    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, Malformed> {
+    /// If the magic number differs, for instance if it is a chunk.
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = Reader(bytes);
         reader.magic_u32(SIMPLE_REPLY_MAGIC)?;
         Ok(Self { error: ErrorCode(reader.u32()?), cookie: reader.u64()? })
     }
 }
 
-/// What comes before the payload of a chunk.
+/// Header of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
-    /// What is to be known of it.
+    /// Flags.
     pub flags: ChunkFlags,
-    /// What it holds.
+    /// Chunk type.
     pub kind: ChunkCode,
-    /// The request's.
+    /// Cookie of the request.
     pub cookie: u64,
-    /// How long the payload is.
+    /// Length of the payload.
     pub len_bytes: u32,
 }
 
 impl ChunkHeader {
-    /// How long it is.
+    /// Length in bytes.
     pub const BYTES: usize = 20;
 
-    /// Its bytes.
+    /// Encodes to bytes.
     #[inline]
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
@@ -149,12 +149,12 @@ impl ChunkHeader {
             .finish()
     }
 
-    /// What the bytes say.
+    /// Parses the header.
     ///
     /// # Errors
     ///
-    /// If the magic number is another one, such as that of a simple reply.
-    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, Malformed> {
+    /// If the magic number differs, for instance if it is a simple reply.
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = Reader(bytes);
         reader.magic_u32(CHUNK_MAGIC)?;
         Ok(Self {
@@ -166,7 +166,7 @@ impl ChunkHeader {
     }
 }
 
-/// The header and the offset before the data of a read that is answered by one chunk.
+/// Header and offset of a read that is answered by a single chunk.
 #[inline]
 #[must_use]
 pub fn data_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader::BYTES + 8] {
@@ -179,58 +179,58 @@ pub fn data_chunk(cookie: u64, offset: u64, len_bytes: u32) -> [u8; ChunkHeader:
     Writer::new().put(header.to_bytes()).put(offset.to_be_bytes()).finish()
 }
 
-/// Blocks that are alike.
+/// Run of bytes in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// How many bytes.
+    /// Length.
     pub len_bytes: u32,
-    /// What is known of them.
+    /// State.
     pub flags: ExtentFlags,
 }
 
-/// The payload of a chunk.
+/// Payload of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Nothing.
+    /// Empty.
     None,
     /// Data.
     Data {
-        /// Where they begin.
+        /// Offset.
         offset: u64,
         /// The data.
         data: &'a [u8],
     },
-    /// Zeroes.
+    /// Hole, which reads as zeroes.
     Hole {
-        /// Where they begin.
+        /// Offset.
         offset: u64,
-        /// How many bytes.
+        /// Length.
         len_bytes: u32,
     },
-    /// What is where.
+    /// Block status.
     Status {
-        /// The number of the metadata context.
+        /// Metadata context identifier.
         context: u32,
         /// Lengths and flags, eight bytes each.
         extents: Extents<'a>,
     },
-    /// It went wrong.
+    /// Error.
     Error {
-        /// What.
+        /// Error code.
         error: ErrorCode,
-        /// In words.
+        /// Error text.
         text: &'a str,
-        /// Where, if that is known.
+        /// Offset, if known.
         offset: Option<u64>,
     },
 }
 
-/// Extents as they lie in a payload.
+/// Encoded extents of a payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Extents<'a>(&'a [u8]);
 
 impl Extents<'_> {
-    /// One after the other.
+    /// Iterates over the extents.
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         let (entries, _) = self.0.as_chunks::<8>();
         entries.iter().map(|[a, b, c, d, rest @ ..]| Extent {
@@ -241,27 +241,26 @@ impl Extents<'_> {
 }
 
 impl<'a> Payload<'a> {
-    /// What the payload of a chunk of this kind says.
+    /// Parses the payload of a chunk of this type.
     ///
     /// # Errors
     ///
-    /// If the chunk is of no known kind, or its payload is too long, too short or no text where it
-    /// should be.
-    pub fn parse(kind: ChunkCode, payload: &'a [u8]) -> Result<Self, Malformed> {
+    /// If the type is unknown, or the payload has a wrong length or contains invalid text.
+    pub fn parse(kind: ChunkCode, payload: &'a [u8]) -> Result<Self, ParseError> {
         let mut reader = Reader(payload);
         let parsed = match kind {
             ChunkCode::NONE => Self::None,
             ChunkCode::OFFSET_DATA => {
                 let offset = reader.u64()?;
                 if reader.0.is_empty() {
-                    return Err(Malformed::Length);
+                    return Err(ParseError::Length);
                 }
                 Self::Data { offset, data: reader.bytes(reader.0.len())? }
             }
             ChunkCode::OFFSET_HOLE => {
                 let (offset, len_bytes) = (reader.u64()?, reader.u32()?);
                 if len_bytes == 0 {
-                    return Err(Malformed::Length);
+                    return Err(ParseError::Length);
                 }
                 Self::Hole { offset, len_bytes }
             }
@@ -270,7 +269,7 @@ impl<'a> Payload<'a> {
                 let extents = Extents(reader.bytes(reader.0.len())?);
                 let whole = extents.0.len().is_multiple_of(8) && !extents.0.is_empty();
                 if !whole || extents.iter().any(|extent| extent.len_bytes == 0) {
-                    return Err(Malformed::Length);
+                    return Err(ParseError::Length);
                 }
                 Self::Status { context, extents }
             }
@@ -282,13 +281,13 @@ impl<'a> Payload<'a> {
                 let offset = if has_offset { Some(reader.u64()?) } else { None };
                 Self::Error { error, text, offset }
             }
-            _ => return Err(Malformed::Length),
+            _ => return Err(ParseError::Length),
         };
         reader.end()?;
         Ok(parsed)
     }
 
-    /// The kind of chunk that it is the payload of.
+    /// Chunk type of the payload.
     #[must_use]
     pub const fn kind(&self) -> ChunkCode {
         match self {
@@ -301,7 +300,7 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Appends its bytes.
+    /// Appends the encoded payload.
     pub fn emit(&self, out: &mut Vec<u8>) {
         match self {
             Self::None => {}
@@ -328,7 +327,7 @@ impl<'a> Payload<'a> {
     }
 }
 
-/// One extent as it lies in the payload of a chunk.
+/// Encodes one extent.
 #[must_use]
 pub fn extent_bytes(extent: Extent) -> [u8; 8] {
     Writer::new().put(extent.len_bytes.to_be_bytes()).put(extent.flags.0.to_be_bytes()).finish()

@@ -1,78 +1,78 @@
-//! What a client asks for once it has an export.
+//! Requests of the transmission phase.
 //!
 //! ```text
 //!   0        4        6      8         16        24       28
 //!   | magic  | flags  | type | cookie  | offset  | length |  then the data of a write
 //! ```
 
-use super::code::{codes, flags};
-use super::{Malformed, Reader, Writer};
+use super::codes::{codes, flags};
+use super::{ParseError, Reader, Writer};
 
-/// Before every request ("Request message").
+/// Magic number of a request ("Request message").
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 
 codes! {
-    /// What is to be done.
+    /// Request type.
     pub struct Command(u16) in "Request types" {
         /// Export to client.
         READ = 0 "NBD_CMD_READ";
-        /// Client to export; the data follow the header.
+        /// Client to export; the data follows the header.
         WRITE = 1 "NBD_CMD_WRITE";
-        /// End; no reply.
+        /// Disconnect; no reply.
         DISC = 2 "NBD_CMD_DISC";
-        /// What was answered before is on stable storage when this is answered.
+        /// Makes everything that was completed before persistent.
         FLUSH = 3 "NBD_CMD_FLUSH";
-        /// The data are no longer needed.
+        /// The data is no longer needed.
         TRIM = 4 "NBD_CMD_TRIM";
-        /// The data will be needed.
+        /// The data will be needed (prefetch).
         CACHE = 5 "NBD_CMD_CACHE";
-        /// The data are zeroes afterwards.
+        /// The range reads as zeroes afterwards.
         WRITE_ZEROES = 6 "NBD_CMD_WRITE_ZEROES";
-        /// What is where.
+        /// Query the block status.
         BLOCK_STATUS = 7 "NBD_CMD_BLOCK_STATUS";
-        /// The export is to have another size.
+        /// Change the size of the export.
         RESIZE = 8 "NBD_CMD_RESIZE";
     }
 }
 
 flags! {
-    /// How it is to be done.
+    /// Request flags.
     pub struct CommandFlags(u16) in "Command flags" {
-        /// Not answered before it is on stable storage.
+        /// Force unit access: complete only when on stable storage.
         FUA = 0 "NBD_CMD_FLAG_FUA";
-        /// Of write zeroes: leave no hole.
+        /// Write zeroes: do not create a hole.
         NO_HOLE = 1 "NBD_CMD_FLAG_NO_HOLE";
-        /// Of reads: in one chunk.
+        /// Read: do not fragment the reply.
         DF = 2 "NBD_CMD_FLAG_DF";
-        /// Of block status: one extent is enough.
+        /// Block status: return one extent only.
         REQ_ONE = 3 "NBD_CMD_FLAG_REQ_ONE";
-        /// Of write zeroes: fast or not at all.
+        /// Write zeroes: fail if it would not be fast.
         FAST_ZERO = 4 "NBD_CMD_FLAG_FAST_ZERO";
-        /// With extended headers: the length is that of a payload.
+        /// Extended headers: the length is that of a payload.
         PAYLOAD_LEN = 5 "NBD_CMD_FLAG_PAYLOAD_LEN";
     }
 }
 
-/// A request, without the data of a write.
+/// Request header, without the data of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// How.
+    /// Flags.
     pub flags: CommandFlags,
-    /// What.
+    /// Request type.
     pub command: Command,
-    /// Returned with the reply, unread.
+    /// Opaque value returned in the reply.
     pub cookie: u64,
-    /// The first byte.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub len_bytes: u32,
 }
 
 impl RequestHeader {
-    /// How long it is.
+    /// Length of the header.
     pub const BYTES: usize = 28;
 
-    /// Its bytes.
+    /// Encodes to bytes.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         Writer::new()
@@ -85,13 +85,13 @@ impl RequestHeader {
             .finish()
     }
 
-    /// What the bytes say.
+    /// Parses the header.
     ///
     /// # Errors
     ///
-    /// If the magic number is another one: then nobody knows where the next request begins.
+    /// If the magic number differs: then the position of the next request is unknown.
     #[inline]
-    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, Malformed> {
+    pub fn parse(bytes: &[u8; Self::BYTES]) -> Result<Self, ParseError> {
         let mut reader = Reader(bytes);
         reader.magic_u32(REQUEST_MAGIC)?;
         Ok(Self {
@@ -103,7 +103,7 @@ impl RequestHeader {
         })
     }
 
-    /// How many bytes of data follow.
+    /// Length of the data that follows.
     #[inline]
     #[must_use]
     pub fn payload_bytes(&self) -> u32 {

@@ -1,6 +1,6 @@
-//! Every structure there and back, every bit of every header, and the bytes of a recorded session.
+//! Round trip of every structure, every bit of every header, and a recorded session.
 
-use super::handshake::{Greeting, OptionHeader, OptionReply, export_name_reply};
+use super::handshake::{OptionHeader, OptionReply, ServerGreeting, export_name_reply};
 use super::option::{
     ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, finds_base_allocation,
     parse_context, parse_server,
@@ -8,16 +8,16 @@ use super::option::{
 use super::reply::{Payload, data_chunk, extent_bytes};
 use super::{
     ChunkCode, ChunkFlags, ChunkHeader, Command, CommandFlags, ErrorCode, Extent, ExtentFlags,
-    HandshakeFlags, InfoCode, Malformed, OptionCode, OptionReplyCode, RequestHeader, SimpleReply,
+    HandshakeFlags, InfoCode, OptionCode, OptionReplyCode, ParseError, RequestHeader, SimpleReply,
     TransmissionFlags,
 };
 
-/// Flips each bit of `bytes`: those of the magic number are refused, all others come back as they
-/// went in, and mean something else.
+/// Flips each bit of `bytes`: changes of the magic number are rejected; all others round-trip and
+/// change the value.
 fn every_bit<const N: usize, T: PartialEq + core::fmt::Debug>(
     bytes: [u8; N],
     magic_bytes: usize,
-    parse: fn(&[u8; N]) -> Result<T, Malformed>,
+    parse: fn(&[u8; N]) -> Result<T, ParseError>,
     emit: fn(T) -> [u8; N],
 ) {
     let plain = parse(&bytes).unwrap();
@@ -25,7 +25,7 @@ fn every_bit<const N: usize, T: PartialEq + core::fmt::Debug>(
         let mut flipped = bytes;
         flipped[bit / 8] ^= 1 << (bit % 8);
         match parse(&flipped) {
-            Err(Malformed::Magic { .. }) => assert!(bit / 8 < magic_bytes, "bit {bit}"),
+            Err(ParseError::Magic { .. }) => assert!(bit / 8 < magic_bytes, "bit {bit}"),
             Err(other) => panic!("bit {bit}: {other}"),
             Ok(parsed) => {
                 assert!(bit / 8 >= magic_bytes, "bit {bit} of a magic number is not looked at");
@@ -38,8 +38,8 @@ fn every_bit<const N: usize, T: PartialEq + core::fmt::Debug>(
 
 #[test]
 fn every_bit_of_every_header_means_something() {
-    let greeting = Greeting { flags: HandshakeFlags(3) };
-    every_bit(greeting.to_bytes(), 16, Greeting::parse, Greeting::to_bytes);
+    let greeting = ServerGreeting { flags: HandshakeFlags(3) };
+    every_bit(greeting.to_bytes(), 16, ServerGreeting::parse, ServerGreeting::to_bytes);
     let option = OptionHeader { option: OptionCode::GO, len_bytes: 0x0102_0304 };
     every_bit(option.to_bytes(), 8, OptionHeader::parse, OptionHeader::to_bytes);
     let reply =
@@ -67,7 +67,7 @@ const READ: RequestHeader = RequestHeader {
 
 #[test]
 fn the_bytes_are_those_that_the_protocol_draws() {
-    let greeting = Greeting { flags: HandshakeFlags(3) }.to_bytes();
+    let greeting = ServerGreeting { flags: HandshakeFlags(3) }.to_bytes();
     assert_eq!(&greeting, b"NBDMAGICIHAVEOPT\x00\x03");
     let option = OptionHeader { option: OptionCode::EXPORT_NAME, len_bytes: 5 }.to_bytes();
     assert_eq!(&option, b"IHAVEOPT\x00\x00\x00\x01\x00\x00\x00\x05");
@@ -107,10 +107,10 @@ fn questions_about_an_export_come_back_as_they_were_asked() {
     assert_eq!(query.name, "disk");
     assert!(query.infos().eq([InfoCode::BLOCK_SIZE, InfoCode(77)]));
     for len in 0..data.len() {
-        assert_eq!(InfoQuery::parse(&data[..len]).unwrap_err(), Malformed::Length, "{len}");
+        assert_eq!(InfoQuery::parse(&data[..len]).unwrap_err(), ParseError::Length, "{len}");
     }
     data.push(0);
-    assert_eq!(InfoQuery::parse(&data).unwrap_err(), Malformed::Length);
+    assert_eq!(InfoQuery::parse(&data).unwrap_err(), ParseError::Length);
 
     let mut data = Vec::new();
     ContextQuery::emit("disk", &["base:allocation", "", "x-y:z"], &mut data);
@@ -118,7 +118,7 @@ fn questions_about_an_export_come_back_as_they_were_asked() {
     assert_eq!((query.name, query.count), ("disk", 3));
     assert!(query.queries().eq(["base:allocation", "", "x-y:z"]));
     for len in 0..data.len() {
-        assert_eq!(ContextQuery::parse(&data[..len]).unwrap_err(), Malformed::Length, "{len}");
+        assert_eq!(ContextQuery::parse(&data[..len]).unwrap_err(), ParseError::Length, "{len}");
     }
     assert!(finds_base_allocation("base:allocation", false));
     assert!(finds_base_allocation("base:", true) && !finds_base_allocation("base:", false));
@@ -131,9 +131,9 @@ fn a_string_that_is_none_is_refused() {
         let mut data = u32::try_from(name.len()).unwrap().to_be_bytes().to_vec();
         data.extend(name);
         data.extend([0; 2]);
-        assert_eq!(InfoQuery::parse(&data).unwrap_err(), Malformed::Text);
+        assert_eq!(InfoQuery::parse(&data).unwrap_err(), ParseError::Text);
     }
-    // More queries than there can be, and a length past the end.
+    // An impossible number of queries, and a length past the end.
     assert!(ContextQuery::parse(&[0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]).is_err());
     assert!(ContextQuery::parse(&[0xff; 12]).is_err());
 }
@@ -151,7 +151,7 @@ fn what_is_told_about_an_export_comes_back() {
         info.emit(&mut data);
         assert_eq!(Info::parse(&data), Ok(info));
     }
-    assert_eq!(Info::parse(&[0, 3, 0]), Err(Malformed::Length));
+    assert_eq!(Info::parse(&[0, 3, 0]), Err(ParseError::Length));
     let mut reply = Vec::new();
     emit_reply(OptionCode::LIST, OptionReplyCode::SERVER, &mut reply, |out| {
         emit_server("disk", "big", out);

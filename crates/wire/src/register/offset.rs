@@ -1,4 +1,4 @@
-//! Where each register lies in BAR 0, or which property it is (Base 2.1 §3.1.4, Figure 33).
+//! Register offsets in BAR 0, which are also property offsets (Base 2.1 §3.1.4, Figure 33).
 
 /// CAP, 8 bytes (Base 2.1 §3.1.4.1).
 pub const CAP: usize = 0x00;
@@ -57,24 +57,24 @@ pub const PMRMSCL: usize = 0xe14;
 /// PMRMSCU (Base 2.1 §3.1.4.28).
 pub const PMRMSCU: usize = 0xe18;
 
-/// The first doorbell: the admin submission queue's tail (PCIe 1.1 §3.1.2.1).
+/// First doorbell: the tail of the admin submission queue (PCIe 1.1 §3.1.2.1).
 pub const DOORBELLS: usize = 0x1000;
 
-/// The tail doorbell of submission queue `queue` (PCIe 1.1 §3.1.2.1).
+/// Tail doorbell of submission queue `queue` (PCIe 1.1 §3.1.2.1).
 #[inline]
 #[must_use]
 pub const fn submission_doorbell(queue: u16, dstrd: u8) -> usize {
     doorbell(2 * queue as usize, dstrd)
 }
 
-/// The head doorbell of completion queue `queue` (PCIe 1.1 §3.1.2.2).
+/// Head doorbell of completion queue `queue` (PCIe 1.1 §3.1.2.2).
 #[inline]
 #[must_use]
 pub const fn completion_doorbell(queue: u16, dstrd: u8) -> usize {
     doorbell(2 * queue as usize + 1, dstrd)
 }
 
-/// How much of BAR 0 a controller with queues 0 to `queue_max` takes.
+/// Length of BAR 0 for queues 0 to `queue_max`.
 #[inline]
 #[must_use]
 pub const fn bar_bytes(queue_max: u16, dstrd: u8) -> usize {
@@ -85,8 +85,8 @@ const fn doorbell(index: usize, dstrd: u8) -> usize {
     DOORBELLS + index * (4 << (dstrd & 0xf))
 }
 
-/// The two doorbells of a queue pair as a place in the shadow buffer (Base 2.1 §5.2.5): the same
-/// distances, counted from zero.
+/// Offset of a doorbell in the shadow doorbell buffer (Base 2.1 §5.2.5): the same distances,
+/// counted from zero.
 #[inline]
 #[must_use]
 pub const fn shadow(doorbell: usize) -> Option<usize> {

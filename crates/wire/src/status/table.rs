@@ -1,26 +1,26 @@
-//! The tables of status codes.
+//! Status code tables.
 //!
-//! Command specific codes from 80h on belong to an I/O command set; fabrics commands reuse some of
-//! the NVM command set's numbers with meanings of their own, and are marked.
+//! Command specific codes from 80h on belong to an I/O command set; fabrics commands reuse some
+//! numbers of the NVM command set with other meanings, and are marked.
 
 use super::Status;
 
-/// One row of a table.
+/// Table entry of a status code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The code and its type.
+    /// Status code and type.
     pub status: Status,
-    /// Its name in the specification.
+    /// Name in the specification.
     pub name: &'static str,
-    /// What it says, in a sentence.
+    /// Meaning, in one sentence.
     pub meaning: &'static str,
-    /// Where it is specified.
+    /// Section of the specification.
     pub section: &'static str,
-    /// Whether it is the answer to a fabrics command.
+    /// Whether it is a status of a fabrics command.
     pub is_fabrics: bool,
 }
 
-/// Rows of one section become constants and entries of [`TABLE`].
+/// Declares the status codes of each section as constants and as entries of [`TABLE`].
 macro_rules! statuses {
     ($(
         $section:literal sct $sct:literal fabrics $fabrics:literal {
@@ -34,7 +34,7 @@ macro_rules! statuses {
             )+)+
         }
 
-        /// Every status code that the specifications name, section by section.
+        /// All status codes defined by the specifications, by section.
         pub static TABLE: &[Entry] = &[$($(
             Entry {
                 status: Status::$constant,

@@ -1,15 +1,16 @@
-//! What is refused in a header for its own sake, whatever came before it.
+//! Validation of a PDU header by itself, independent of the connection state.
 //!
-//! Fields are looked at in their order, so that of several errors the one with the lowest offset is
-//! told (§3.6.2.4). Reserved bits and fields are not looked at. The whole table, with what depends
-//! on a connection's state, is in [`rule`](super::rule).
+//! Fields are checked in order, so that of several errors the one with the lowest offset is
+//! reported (§3.6.2.4). Reserved bits and fields are not checked. The whole table, including rules
+//! that depend on the connection state, is in [`validation_rules`](super::validation_rules).
 
 use super::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, IcReq, IcResp, R2t, TermReq};
 use super::{
-    ALIGNMENT_MAX, End, Framing, H2C_DATA_BYTES_MIN, PFV, PduType, Refusal, TERMINATION_BYTES_MAX,
+    ALIGNMENT_MAX, FatalError, H2C_DATA_BYTES_MIN, PFV, PduFraming, PduType, Role,
+    TERM_REQ_BYTES_MAX,
 };
 
-/// Offsets of fields, as FEI tells them (§3.6.2).
+/// Field offsets, as reported in FEI (§3.6.2).
 pub mod offset {
     /// PDU type.
     pub const TYPE: u8 = 0;
@@ -41,54 +42,55 @@ pub mod offset {
     pub const RCCQE_CID: u8 = 20;
 }
 
-/// Where the data in a capsule are.
+/// Position of in-capsule data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InCapsule {
-    /// How far behind the beginning of the unit.
+    /// Offset from the beginning of the PDU.
     pub offset: u8,
-    /// How many bytes; none if the capsule holds only a command.
+    /// Length; zero if the capsule holds only a command.
     pub len_bytes: u32,
 }
 
-/// The type of a unit that came to `end` (§3.3): one that nobody sends it is refused.
+/// Type of a PDU received by `end` (§3.3): types that are not sent to this side are rejected.
 #[inline]
-pub fn pdu_type(end: End, code: u8) -> Result<PduType, Refusal> {
+pub fn pdu_type(end: Role, code: u8) -> Result<PduType, FatalError> {
     match PduType::from_u8(code) {
         Some(kind) if kind.sender() as u8 != end as u8 => Ok(kind),
-        _ => Err(Refusal::field(offset::TYPE)),
+        _ => Err(FatalError::field(offset::TYPE)),
     }
 }
 
 #[inline]
-const fn require(holds: bool, offset: u8) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal::field(offset)) }
+const fn require(holds: bool, offset: u8) -> Result<(), FatalError> {
+    if holds { Ok(()) } else { Err(FatalError::field(offset)) }
 }
 
-/// A header without data: HDGSTF, HLEN and PLEN (§3.6.2.7, §3.6.2.10).
+/// Checks a header without data: HDGSTF, HLEN and PLEN (§3.6.2.7, §3.6.2.10).
 #[inline]
-fn bare(framing: Framing, hdgstf: bool, hlen: u8, plen: u32) -> Result<(), Refusal> {
+fn bare(framing: PduFraming, hdgstf: bool, hlen: u8, plen: u32) -> Result<(), FatalError> {
     require(hdgstf == framing.header_digest, offset::FLAGS)?;
     require(hlen == 24, offset::HLEN)?;
     require(plen == u32::from(24 + framing.header_digest_bytes()), offset::PLEN)
 }
 
-/// PDO of a unit with data: behind the header, at a multiple of what was agreed upon (§3.3).
+/// Checks PDO of a PDU with data: after the header, at a multiple of the negotiated alignment
+/// (§3.3).
 #[inline]
-fn place(framing: Framing, header_bytes: u8, pdo: u8) -> Result<(), Refusal> {
+fn place(framing: PduFraming, header_bytes: u8, pdo: u8) -> Result<(), FatalError> {
     let least = framing.data_offset(header_bytes);
     let is_padded = || pdo > least && pdo.is_multiple_of((framing.alignment + 1) * 4);
     require(pdo == least || is_padded(), offset::PDO)
 }
 
-/// A header with data behind it (§3.6.2.8, §3.6.2.9).
+/// Checks a header followed by data (§3.6.2.8, §3.6.2.9).
 #[inline]
 fn data(
-    framing: Framing,
+    framing: PduFraming,
     flags: u8,
     (hlen, pdo): (u8, u8),
     plen: u32,
     datal: u32,
-) -> Result<(), Refusal> {
+) -> Result<(), FatalError> {
     require(flags & 0b11 == framing.data_flags(), offset::FLAGS)?;
     require(hlen == 24, offset::HLEN)?;
     place(framing, 24, pdo)?;
@@ -96,32 +98,33 @@ fn data(
     require(plen.checked_sub(rest) == Some(datal), offset::PLEN)
 }
 
-/// DATAO and DATAL, or R2TO and R2TL: dwords, and at least one (§3.6.2.8 to §3.6.2.10).
+/// Checks DATAO and DATAL, or R2TO and R2TL: multiples of dwords, not empty (§3.6.2.8 to
+/// §3.6.2.10).
 #[inline]
-fn range(datao: u32, datal: u32) -> Result<(), Refusal> {
+fn range(datao: u32, datal: u32) -> Result<(), FatalError> {
     require(datao & 3 == 0, offset::DATAO)?;
     require(datal & 3 == 0 && datal != 0, offset::DATAL)
 }
 
 impl IcReq {
-    /// What a controller refuses in it (§3.1, §3.6.2.2).
-    pub fn check(&self) -> Result<(), Refusal> {
+    /// Validation by the controller (§3.1, §3.6.2.2).
+    pub fn check(&self) -> Result<(), FatalError> {
         require(self.hlen() == 128, offset::HLEN)?;
         require(self.plen() == 128, offset::PLEN)?;
         if self.pfv() != PFV {
-            return Err(Refusal::parameter(offset::PFV));
+            return Err(FatalError::parameter(offset::PFV));
         }
         require(self.hpda() <= ALIGNMENT_MAX, offset::ALIGNMENT)
     }
 }
 
 impl IcResp {
-    /// What a host that sent `request` refuses in it (§3.1, §3.3.1.1, §3.6.2.3).
-    pub fn check(&self, request: &IcReq) -> Result<(), Refusal> {
+    /// Validation by the host that sent `request` (§3.1, §3.3.1.1, §3.6.2.3).
+    pub fn check(&self, request: &IcReq) -> Result<(), FatalError> {
         require(self.hlen() == 128, offset::HLEN)?;
         require(self.plen() == 128, offset::PLEN)?;
         if self.pfv() != PFV {
-            return Err(Refusal::parameter(offset::PFV));
+            return Err(FatalError::parameter(offset::PFV));
         }
         require(self.cpda() <= ALIGNMENT_MAX, offset::ALIGNMENT)?;
         let uninvited = self.dgst() & 0b11 & !request.dgst();
@@ -132,12 +135,12 @@ impl IcResp {
 }
 
 impl CapsuleCmd {
-    /// What a controller refuses in it that takes `in_capsule_max` bytes in a capsule; where its
-    /// data are, if it is taken (§3.3.1, §3.6.2.6).
+    /// Validation by a controller that accepts `in_capsule_max` bytes of in-capsule data; returns
+    /// its position (§3.3.1, §3.6.2.6).
     ///
-    /// DDGSTF means nothing in a capsule without data.
+    /// DDGSTF has no meaning in a capsule without data.
     #[inline]
-    pub fn check(&self, framing: Framing, in_capsule_max: u32) -> Result<InCapsule, Refusal> {
+    pub fn check(&self, framing: PduFraming, in_capsule_max: u32) -> Result<InCapsule, FatalError> {
         require(self.hdgstf() == framing.header_digest, offset::FLAGS)?;
         let plen = self.plen();
         let has_data = plen != u32::from(72 + framing.header_digest_bytes());
@@ -156,61 +159,61 @@ impl CapsuleCmd {
 }
 
 impl CapsuleResp {
-    /// What a host refuses in it (§3.6.2.7).
+    /// Validation by the host (§3.6.2.7).
     #[inline]
-    pub fn check(&self, framing: Framing) -> Result<(), Refusal> {
+    pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
         bare(framing, self.hdgstf(), self.hlen(), self.plen())
     }
 }
 
 impl H2CData {
-    /// What a controller refuses in it before it looks for whom it is (§3.6.2.8).
+    /// Validation by the controller, before its command is looked up (§3.6.2.8).
     #[inline]
-    pub fn check(&self, framing: Framing) -> Result<(), Refusal> {
+    pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
         data(framing, self.flags(), (self.hlen(), self.pdo()), self.plen(), self.datal())
     }
 
-    /// What a controller refuses in its range (§3.6.2.8).
+    /// Validation of its range by the controller (§3.6.2.8).
     #[inline]
-    pub fn check_range(&self) -> Result<(), Refusal> {
+    pub fn check_range(&self) -> Result<(), FatalError> {
         range(self.datao(), self.datal())
     }
 }
 
 impl C2HData {
-    /// What a host refuses in it before it looks for whom it is (§3.3.2.1, §3.6.2.9).
+    /// Validation by the host, before its command is looked up (§3.3.2.1, §3.6.2.9).
     #[inline]
-    pub fn check(&self, framing: Framing) -> Result<(), Refusal> {
+    pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
         require(self.last() || !self.success(), offset::FLAGS)?;
         data(framing, self.flags(), (self.hlen(), self.pdo()), self.plen(), self.datal())
     }
 
-    /// What a host refuses in its range (§3.6.2.9).
+    /// Validation of its range by the host (§3.6.2.9).
     #[inline]
-    pub fn check_range(&self) -> Result<(), Refusal> {
+    pub fn check_range(&self) -> Result<(), FatalError> {
         range(self.datao(), self.datal())
     }
 }
 
 impl R2t {
-    /// What a host refuses in it before it looks for whom it is (§3.6.2.10).
+    /// Validation by the host, before its command is looked up (§3.6.2.10).
     #[inline]
-    pub fn check(&self, framing: Framing) -> Result<(), Refusal> {
+    pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
         bare(framing, self.hdgstf(), self.hlen(), self.plen())
     }
 
-    /// What a host refuses in its range (§3.6.2.10).
+    /// Validation of its range by the host (§3.6.2.10).
     #[inline]
-    pub fn check_range(&self) -> Result<(), Refusal> {
+    pub fn check_range(&self) -> Result<(), FatalError> {
         range(self.r2to(), self.r2tl())
     }
 }
 
 impl TermReq {
-    /// Whether it is to be listened to. One that is not ends the connection all the same (§3.5).
+    /// Whether the request is well-formed. An invalid one ends the connection too (§3.5).
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let plen = self.plen();
-        self.hlen() == 24 && (24..=TERMINATION_BYTES_MAX).any(|len| u32::try_from(len) == Ok(plen))
+        self.hlen() == 24 && (24..=TERM_REQ_BYTES_MAX).any(|len| u32::try_from(len) == Ok(plen))
     }
 }

@@ -1,15 +1,15 @@
-//! Digests: CRC32C, of a header or of data (§3.3.1.1).
+//! Header and data digests: CRC32C (§3.3.1.1).
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// The digest of bytes that lie together.
+/// Digest of contiguous bytes.
 #[inline]
 #[must_use]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// The digest of bytes that come in pieces.
+/// Digest of bytes that arrive in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc32c {
     state: u64,
@@ -22,20 +22,20 @@ impl Default for Crc32c {
 }
 
 impl Crc32c {
-    /// Nothing has come yet.
+    /// Creates the digest of no bytes.
     #[must_use]
     pub const fn new() -> Self {
         Self { state: 0xffff_ffff }
     }
 
-    /// The next piece.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, self.state);
         digest.update(bytes);
         self.state = digest.get_state();
     }
 
-    /// The digest of all that came.
+    /// Digest of all bytes added.
     #[must_use]
     pub const fn value(self) -> u32 {
         let [a, b, c, d, ..] = self.state.to_le_bytes();
@@ -47,7 +47,7 @@ impl Crc32c {
 mod tests {
     use super::{Crc32c, crc32c};
 
-    /// The examples of RFC 3720, appendix B.4, which uses the same polynomial.
+    /// Examples of RFC 3720, appendix B.4, which uses the same polynomial.
     #[test]
     fn digests_are_those_of_the_examples() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);

@@ -1,12 +1,12 @@
-//! The headers of all units, each field with its place (§3.6.2).
+//! PDU headers, each field with its offset (§3.6.2).
 
-use super::{FatalStatus, Framing, PFV, PduType, Refusal, TERMINATION_BYTES_MAX};
+use super::{FatalError, FatalStatus, PFV, PduFraming, PduType, TERM_REQ_BYTES_MAX};
 use crate::command::Command;
 use crate::completion::Completion;
 use crate::layout::layout;
 
 layout! {
-    /// Initialize Connection Request: the whole unit (§3.6.2.2).
+    /// Initialize Connection Request: the whole PDU (§3.6.2.2).
     pub struct IcReq[128] {
         /// PDU type: 00h.
         pdu_type @ 0: u8;
@@ -22,7 +22,7 @@ layout! {
         pfv @ 8: u16;
         /// Host PDU Data Alignment, in dwords, 0's based.
         hpda @ 10: u8;
-        /// Digests that the host asks for.
+        /// Digests requested by the host.
         dgst @ 11: u8 {
             /// Header digest.
             hdgst @ 0: bool;
@@ -33,7 +33,7 @@ layout! {
         maxr2t @ 12: u32;
     }
 
-    /// Initialize Connection Response: the whole unit (§3.6.2.3).
+    /// Initialize Connection Response: the whole PDU (§3.6.2.3).
     pub struct IcResp[128] {
         /// PDU type: 01h.
         pdu_type @ 0: u8;
@@ -49,7 +49,7 @@ layout! {
         pfv @ 8: u16;
         /// Controller PDU Data Alignment, in dwords, 0's based.
         cpda @ 10: u8;
-        /// Digests that are used.
+        /// Digests in use.
         dgst @ 11: u8 {
             /// Header digest.
             hdgst @ 0: bool;
@@ -60,7 +60,7 @@ layout! {
         maxh2cdata @ 12: u32;
     }
 
-    /// The header of a termination request of either direction (§3.6.2.4, §3.6.2.5).
+    /// Header of a termination request, in either direction (§3.6.2.4, §3.6.2.5).
     pub struct TermReq[24] {
         /// PDU type: 02h or 03h.
         pdu_type @ 0: u8;
@@ -78,7 +78,7 @@ layout! {
         fei @ 10: u32;
     }
 
-    /// The header of a command capsule (§3.6.2.6).
+    /// Header of a command capsule (§3.6.2.6).
     pub struct CapsuleCmd[72] {
         /// PDU type: 04h.
         pdu_type @ 0: u8;
@@ -99,7 +99,7 @@ layout! {
         ccsqe @ 8: [u8; 64];
     }
 
-    /// The header of a response capsule (§3.6.2.7).
+    /// Header of a response capsule (§3.6.2.7).
     pub struct CapsuleResp[24] {
         /// PDU type: 05h.
         pdu_type @ 0: u8;
@@ -118,7 +118,7 @@ layout! {
         rccqe @ 8: [u8; 16];
     }
 
-    /// The header of data from host to controller (§3.6.2.8).
+    /// Header of H2CData (§3.6.2.8).
     pub struct H2CData[24] {
         /// PDU type: 06h.
         pdu_type @ 0: u8;
@@ -128,7 +128,7 @@ layout! {
             hdgstf @ 0: bool;
             /// A data digest follows the data.
             ddgstf @ 1: bool;
-            /// The last unit for its R2T.
+            /// Last PDU of its R2T.
             last @ 2: bool;
         };
         /// Header Length: 24.
@@ -147,7 +147,7 @@ layout! {
         datal @ 16: u32;
     }
 
-    /// The header of data from controller to host (§3.6.2.9).
+    /// Header of C2HData (§3.6.2.9).
     pub struct C2HData[24] {
         /// PDU type: 07h.
         pdu_type @ 0: u8;
@@ -157,7 +157,7 @@ layout! {
             hdgstf @ 0: bool;
             /// A data digest follows the data.
             ddgstf @ 1: bool;
-            /// The last unit for its command.
+            /// Last PDU of its command.
             last @ 2: bool;
             /// The command has succeeded, and no response capsule follows.
             success @ 3: bool;
@@ -176,7 +176,7 @@ layout! {
         datal @ 16: u32;
     }
 
-    /// Ready to Transfer: the controller asks for data (§3.6.2.10).
+    /// Ready to Transfer: the controller requests data (§3.6.2.10).
     pub struct R2t[24] {
         /// PDU type: 09h.
         pdu_type @ 0: u8;
@@ -202,15 +202,15 @@ layout! {
     }
 }
 
-/// The `plen` of a unit with `len_bytes` of data that begin at `pdo`. Data are never so long that it
-/// does not fit: both ends have limits far below.
+/// `plen` of a PDU with `len_bytes` of data that begin at `pdo`. It cannot overflow: the limits of
+/// both sides are far below.
 #[inline]
-fn plen(framing: Framing, pdo: u8, len_bytes: u32) -> u32 {
+fn plen(framing: PduFraming, pdo: u8, len_bytes: u32) -> u32 {
     len_bytes.saturating_add(u32::from(pdo) + u32::from(framing.data_digest_bytes()))
 }
 
 impl IcReq {
-    /// A host's request.
+    /// Request of a host.
     #[must_use]
     pub fn new(hpda: u8, header_digest: bool, data_digest: bool, maxr2t: u32) -> Self {
         Self::zeroed().with(|pdu| {
@@ -227,7 +227,7 @@ impl IcReq {
 }
 
 impl IcResp {
-    /// A controller's response.
+    /// Response of a controller.
     #[must_use]
     pub fn new(cpda: u8, header_digest: bool, data_digest: bool, maxh2cdata: u32) -> Self {
         Self::zeroed().with(|pdu| {
@@ -244,10 +244,10 @@ impl IcResp {
 }
 
 impl CapsuleCmd {
-    /// A command with `len_bytes` of data in its capsule.
+    /// Command capsule with `len_bytes` of in-capsule data.
     #[inline]
     #[must_use]
-    pub fn new(framing: Framing, command: &Command, len_bytes: u32) -> Self {
+    pub fn new(framing: PduFraming, command: &Command, len_bytes: u32) -> Self {
         let mut pdu = Self::zeroed();
         let (flags, pdo, plen) = if len_bytes == 0 {
             let header = 72 + framing.header_digest_bytes();
@@ -266,7 +266,7 @@ impl CapsuleCmd {
         pdu
     }
 
-    /// The command in it.
+    /// Submission queue entry in the capsule.
     #[inline]
     #[must_use]
     pub fn command(&self) -> Command {
@@ -275,10 +275,10 @@ impl CapsuleCmd {
 }
 
 impl CapsuleResp {
-    /// The answer to a command.
+    /// Response capsule for a completion.
     #[inline]
     #[must_use]
-    pub fn new(framing: Framing, completion: &Completion) -> Self {
+    pub fn new(framing: PduFraming, completion: &Completion) -> Self {
         let mut pdu = Self::zeroed();
         pdu.set()
             .pdu_type(PduType::CapsuleResp as u8)
@@ -289,7 +289,7 @@ impl CapsuleResp {
         pdu
     }
 
-    /// The completion in it.
+    /// Completion queue entry in the capsule.
     #[inline]
     #[must_use]
     pub fn completion(&self) -> Completion {
@@ -298,11 +298,11 @@ impl CapsuleResp {
 }
 
 impl H2CData {
-    /// `len_bytes` of a command's data from `offset` on, asked for by the R2T with `ttag`.
+    /// `len_bytes` of a command's data from `offset` on, requested by the R2T with `ttag`.
     #[inline]
     #[must_use]
     pub fn new(
-        framing: Framing,
+        framing: PduFraming,
         (cccid, ttag): (u16, u16),
         offset: u32,
         len_bytes: u32,
@@ -329,7 +329,7 @@ impl C2HData {
     #[inline]
     #[must_use]
     pub fn new(
-        framing: Framing,
+        framing: PduFraming,
         cccid: u16,
         offset: u32,
         len_bytes: u32,
@@ -351,10 +351,15 @@ impl C2HData {
 }
 
 impl R2t {
-    /// Asks for `len_bytes` of a command's data from `offset` on.
+    /// Requests `len_bytes` of a command's data from `offset` on.
     #[inline]
     #[must_use]
-    pub fn new(framing: Framing, (cccid, ttag): (u16, u16), offset: u32, len_bytes: u32) -> Self {
+    pub fn new(
+        framing: PduFraming,
+        (cccid, ttag): (u16, u16),
+        offset: u32,
+        len_bytes: u32,
+    ) -> Self {
         let mut pdu = Self::zeroed();
         pdu.set()
             .pdu_type(PduType::R2t as u8)
@@ -370,16 +375,16 @@ impl R2t {
 }
 
 impl TermReq {
-    /// The whole termination request about `header`, of which it takes 128 bytes at most, and how
-    /// many bytes it has (§3.5).
+    /// Complete termination request for the rejected `header`, of which at most 128 bytes are
+    /// included, and its length (§3.5).
     #[must_use]
     pub fn whole(
         kind: PduType,
-        refusal: Refusal,
+        refusal: FatalError,
         header: &[u8],
-    ) -> ([u8; TERMINATION_BYTES_MAX], usize) {
-        let mut bytes = [0; TERMINATION_BYTES_MAX];
-        let header = &header[..header.len().min(TERMINATION_BYTES_MAX - Self::BYTES)];
+    ) -> ([u8; TERM_REQ_BYTES_MAX], usize) {
+        let mut bytes = [0; TERM_REQ_BYTES_MAX];
+        let header = &header[..header.len().min(TERM_REQ_BYTES_MAX - Self::BYTES)];
         let whole = Self::BYTES + header.len();
         let pdu = Self::zeroed().with(|pdu| {
             pdu.pdu_type(kind as u8)
@@ -393,9 +398,9 @@ impl TermReq {
         (bytes, whole)
     }
 
-    /// What it says.
+    /// Fatal error in the request.
     #[must_use]
-    pub fn refusal(&self) -> Refusal {
-        Refusal { status: FatalStatus::from_code(self.fes()), information: self.fei() }
+    pub fn refusal(&self) -> FatalError {
+        FatalError { status: FatalStatus::from_code(self.fes()), information: self.fei() }
     }
 }

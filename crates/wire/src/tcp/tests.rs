@@ -1,24 +1,24 @@
-//! Units as the specification draws them, and every field at the edges of what is refused.
+//! PDUs as specified, and every field at the limits of its valid range.
 
 use std::collections::BTreeSet;
 
 use super::check::{self, offset};
 use super::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, IcReq, IcResp, R2t, TermReq};
-use super::rule::{Judge, RULES, Rule};
-use super::{End, FatalStatus, Framing, PduType, Refusal};
+use super::validation_rules::{CheckedBy, RULES, ValidationRule};
+use super::{FatalError, FatalStatus, PduFraming, PduType, Role};
 use crate::command::Command;
 use crate::completion::Completion;
 use crate::layout::Layout;
 use crate::sgl::Descriptor;
 use crate::status::Status;
 
-const PLAIN: Framing = Framing { header_digest: false, data_digest: false, alignment: 0 };
-const BOTH: Framing = Framing { header_digest: true, data_digest: true, alignment: 3 };
+const PLAIN: PduFraming = PduFraming { header_digest: false, data_digest: false, alignment: 0 };
+const BOTH: PduFraming = PduFraming { header_digest: true, data_digest: true, alignment: 3 };
 
-/// Framings that differ in all that can differ.
-fn framings() -> impl Iterator<Item = Framing> {
+/// Framings that differ in every parameter.
+fn framings() -> impl Iterator<Item = PduFraming> {
     (0..4).flat_map(|digests| {
-        [0, 1, 2, 3, 15, 30, 31].map(|alignment| Framing {
+        [0, 1, 2, 3, 15, 30, 31].map(|alignment| PduFraming {
             header_digest: digests & 1 != 0,
             data_digest: digests & 2 != 0,
             alignment,
@@ -45,7 +45,7 @@ fn capsules_are_these_bytes() {
     assert_eq!(bare.as_bytes()[..12], [4, 1, 72, 0, 76, 0, 0, 0, 2, 0x40, 5, 6]);
     assert_eq!(bare.as_bytes()[32..48], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0x5a]);
     assert_eq!(bare.command(), read);
-    // A header of 72, a digest of 4, and padding to a multiple of 16: data begin at 80.
+    // Header of 72 bytes, digest of 4, and padding to a multiple of 16: data begins at 80.
     let loaded = CapsuleCmd::new(BOTH, &read, 1024);
     assert_eq!(loaded.as_bytes()[..8], [4, 3, 72, 80, 0x54, 4, 0, 0]);
     let completion = Completion::new(0x0605, Status::INVALID_FIELD).with_sqhd(9);
@@ -60,7 +60,7 @@ fn data_and_what_asks_for_it_are_these_bytes() {
     let ask = R2t::new(PLAIN, (0x0201, 0x0403), 0x1000, 0x2000);
     let expected = [9, 0, 24, 0, 24, 0, 0, 0, 1, 2, 3, 4, 0, 0x10, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0];
     assert_eq!(ask.as_bytes(), &expected);
-    // A header of 24, a digest of 4, and padding to a multiple of 16: data begin at 32.
+    // Header of 24 bytes, digest of 4, and padding to a multiple of 16: data begins at 32.
     let up = H2CData::new(BOTH, (0x0201, 0x0403), 0x1000, 0x2000, true);
     let expected =
         [6, 7, 24, 32, 0x24, 0x20, 0, 0, 1, 2, 3, 4, 0, 0x10, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0];
@@ -72,15 +72,15 @@ fn data_and_what_asks_for_it_are_these_bytes() {
 
 #[test]
 fn a_termination_request_holds_the_header_that_was_refused_and_no_more_than_128_bytes_of_it() {
-    let (bytes, whole) = TermReq::whole(PduType::C2HTermReq, Refusal::field(10), &[0xa5; 24]);
+    let (bytes, whole) = TermReq::whole(PduType::C2HTermReq, FatalError::field(10), &[0xa5; 24]);
     assert_eq!(bytes[..14], [3, 0, 24, 0, 48, 0, 0, 0, 1, 0, 10, 0, 0, 0]);
     assert_eq!((&bytes[14..24], &bytes[24..48], whole), (&[0; 10][..], &[0xa5; 24][..], 48));
-    let (bytes, whole) = TermReq::whole(PduType::H2CTermReq, Refusal::digest(7), &[1; 200]);
+    let (bytes, whole) = TermReq::whole(PduType::H2CTermReq, FatalError::digest(7), &[1; 200]);
     assert_eq!((bytes[0], bytes[4], whole), (2, 152, 152));
     for plen in 0..400 {
         let pdu = TermReq::from_bytes(bytes.first_chunk().unwrap()).with(|pdu| pdu.plen(plen));
         assert_eq!(pdu.is_sound(), (24..=152).contains(&plen), "PLEN {plen}");
-        assert_eq!(pdu.refusal(), Refusal::digest(7));
+        assert_eq!(pdu.refusal(), FatalError::digest(7));
     }
     let long = TermReq::zeroed().with(|pdu| pdu.plen(24).hlen(25));
     assert!(!long.is_sound());
@@ -90,7 +90,7 @@ fn a_termination_request_holds_the_header_that_was_refused_and_no_more_than_128_
 #[test]
 fn data_begin_at_the_first_multiple_behind_the_header() {
     let at = |header_digest, alignment, header| {
-        Framing { header_digest, data_digest: false, alignment }.data_offset(header)
+        PduFraming { header_digest, data_digest: false, alignment }.data_offset(header)
     };
     assert_eq!((at(false, 0x0f, 24), at(false, 3, 24)), (64, 32));
     for framing in framings() {
@@ -105,12 +105,12 @@ fn data_begin_at_the_first_multiple_behind_the_header() {
 #[test]
 fn a_type_is_taken_from_its_sender_and_from_nobody_else() {
     for code in 0..=u8::MAX {
-        for end in [End::Host, End::Controller] {
+        for end in [Role::Host, Role::Controller] {
             let expected = match (end, code) {
-                (End::Controller, 0 | 2 | 4 | 6) | (End::Host, 1 | 3 | 5 | 7 | 9) => {
+                (Role::Controller, 0 | 2 | 4 | 6) | (Role::Host, 1 | 3 | 5 | 7 | 9) => {
                     Ok(PduType::from_u8(code).unwrap())
                 }
-                _ => Err(Refusal::field(offset::TYPE)),
+                _ => Err(FatalError::field(offset::TYPE)),
             };
             assert_eq!(check::pdu_type(end, code), expected, "{code:#x} at {end:?}");
         }
@@ -127,28 +127,31 @@ fn every_fatal_status_survives_and_says_what_it_is() {
         assert_eq!(FatalStatus::from_code(code).code(), code);
     }
     assert_eq!(FatalStatus::ALL.map(FatalStatus::code), [1, 2, 3, 4, 5, 6]);
-    assert_eq!(Refusal::field(10).to_string(), "Invalid PDU Header Field (FES 0x1, offset 10)");
-    assert_eq!(Refusal::SEQUENCE.to_string(), "PDU Sequence Error (FES 0x2)");
-    assert_eq!(Refusal::digest(1).to_string(), "Header Digest Error (FES 0x3, digest 0x00000001)");
+    assert_eq!(FatalError::field(10).to_string(), "Invalid PDU Header Field (FES 0x1, offset 10)");
+    assert_eq!(FatalError::SEQUENCE.to_string(), "PDU Sequence Error (FES 0x2)");
+    assert_eq!(
+        FatalError::digest(1).to_string(),
+        "Header Digest Error (FES 0x3, digest 0x00000001)"
+    );
 }
 
-/// A field, what it may hold, and what else is answered with.
+/// A field, its valid values, and the expected error.
 struct Row {
     at: u8,
     width: usize,
     takes: Box<dyn Fn(u32) -> bool>,
-    refusal: Refusal,
+    refusal: FatalError,
 }
 
 fn row(at: u8, width: usize, takes: impl Fn(u32) -> bool + 'static) -> Row {
-    Row { at, width, takes: Box::new(takes), refusal: Refusal::field(at) }
+    Row { at, width, takes: Box::new(takes), refusal: FatalError::field(at) }
 }
 
 fn only(at: u8, width: usize, value: u32) -> Row {
     row(at, width, move |found| found == value)
 }
 
-/// Every value of a byte; of wider fields those at which something changes.
+/// Every value of a byte; of wider fields the values at which something changes.
 fn values(good: u32, width: usize) -> Vec<u32> {
     if width == 1 {
         return (0..256).collect();
@@ -163,12 +166,12 @@ fn values(good: u32, width: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Changes each field of a good header to each value, and compares.
+/// Sets each field of a valid header to each value, and compares the result.
 fn walk(
     kind: PduType,
     good: &[u8],
     rows: &[Row],
-    judge: impl Fn(&[u8]) -> Result<(), Refusal>,
+    judge: impl Fn(&[u8]) -> Result<(), FatalError>,
     seen: &mut BTreeSet<(PduType, u8)>,
 ) {
     assert_eq!(judge(good), Ok(()), "{kind:?}: {good:x?}");
@@ -190,23 +193,23 @@ fn walk(
 
 fn judged<T: Layout>(
     bytes: &[u8],
-    check: impl Fn(T) -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
+    check: impl Fn(T) -> Result<(), FatalError>,
+) -> Result<(), FatalError> {
     check(T::parse(bytes).unwrap())
 }
 
-/// Multiples of the alignment from the end of the header on, if PLEN is as it would be with `pdo`.
-fn places(framing: Framing) -> impl Fn(u32) -> bool {
+/// Multiples of the alignment from the end of the header on, if PLEN is consistent with `pdo`.
+fn places(framing: PduFraming) -> impl Fn(u32) -> bool {
     move |pdo| pdo == u32::from(framing.data_offset(24))
 }
 
-fn digest_bits(framing: Framing, mask: u32) -> impl Fn(u32) -> bool {
+fn digest_bits(framing: PduFraming, mask: u32) -> impl Fn(u32) -> bool {
     let expected = u32::from(framing.data_flags());
     move |flags| (flags ^ expected) & mask == 0
 }
 
 fn walk_openings(seen: &mut BTreeSet<(PduType, u8)>) {
-    let pfv = |at| Row { refusal: Refusal::parameter(at), ..only(at, 2, 0) };
+    let pfv = |at| Row { refusal: FatalError::parameter(at), ..only(at, 2, 0) };
     let ends = |rest: Vec<Row>| {
         let mut rows = vec![row(1, 1, |_| true), only(2, 1, 128), row(3, 1, |_| true)];
         rows.extend([only(4, 4, 128), pfv(8), row(10, 1, |value| value <= 31)]);
@@ -230,7 +233,7 @@ fn walk_openings(seen: &mut BTreeSet<(PduType, u8)>) {
     }
 }
 
-fn walk_capsules(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
+fn walk_capsules(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let command = Command::new(1).with_cid(9);
     let least = u32::from(framing.header_digest_bytes());
     let judge = |bytes: &[u8]| judged(bytes, |pdu: CapsuleCmd| pdu.check(framing, 4096).map(drop));
@@ -256,7 +259,7 @@ fn walk_capsules(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
         }),
     ];
     walk(PduType::CapsuleCmd, loaded.as_bytes(), &rows, judge, seen);
-    // Where the flags fit both, PLEN alone says whether there are data.
+    // Where the flags fit both, PLEN alone tells whether there is data.
     let fits_both = !ddgst;
     let rows = [row(4, 4, move |plen| {
         (fits_both && plen == end) || (plen > around && plen <= around + 4096)
@@ -278,7 +281,7 @@ fn walk_capsules(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
     walk(PduType::CapsuleResp, response.as_bytes(), &rows, judge, seen);
 }
 
-fn walk_data(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
+fn walk_data(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let rows = |flags: Row, plen: u32| {
         let mut rows = vec![flags, only(2, 1, 24), only(4, 4, plen)];
         rows.extend([row(8, 4, |_| true), row(12, 4, |value| value % 4 == 0)]);
@@ -295,7 +298,7 @@ fn walk_data(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
     let loose = |bytes: &[u8]| {
         // Padding changes PLEN as well; see the walk of padding below.
         judged(bytes, |pdu: H2CData| match pdu.check(framing) {
-            Err(refusal) if refusal == Refusal::field(4) => Err(Refusal::field(3)),
+            Err(refusal) if refusal == FatalError::field(4) => Err(FatalError::field(3)),
             other => other,
         })
     };
@@ -319,14 +322,14 @@ fn walk_data(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
     walk(PduType::R2t, ask.as_bytes(), &bare, judge, seen);
 }
 
-/// PDO and PLEN together: more padding than needed is taken, as long as it is aligned.
-fn walk_padding(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
+/// PDO and PLEN together: more padding than needed is accepted, as long as it is aligned.
+fn walk_padding(framing: PduFraming, seen: &mut BTreeSet<(PduType, u8)>) {
     let rest = 64 + u32::from(framing.data_digest_bytes());
     let (end, unit) = (24 + framing.header_digest_bytes(), (framing.alignment + 1) * 4);
     for pdo in 0..=u8::MAX {
         let plen = u32::from(pdo) + rest;
         let expected = pdo >= end && pdo.is_multiple_of(unit);
-        let expected = if expected { Ok(()) } else { Err(Refusal::field(offset::PDO)) };
+        let expected = if expected { Ok(()) } else { Err(FatalError::field(offset::PDO)) };
         let up = H2CData::new(framing, (1, 2), 8, 64, false).with(|up| up.pdo(pdo).plen(plen));
         let down = C2HData::new(framing, 1, 8, 64, (true, false));
         let down = down.with(|down| down.pdo(pdo).plen(plen));
@@ -338,7 +341,7 @@ fn walk_padding(framing: Framing, seen: &mut BTreeSet<(PduType, u8)>) {
     for len in [0, 1, 2, 3, 4, 5, 8, 64, 66, u32::MAX - 200] {
         let up = H2CData::new(framing, (1, 2), 8, len, false);
         let down = C2HData::new(framing, 1, 8, len, (true, false));
-        let whole = if len % 4 == 0 && len != 0 { Ok(()) } else { Err(Refusal::field(16)) };
+        let whole = if len % 4 == 0 && len != 0 { Ok(()) } else { Err(FatalError::field(16)) };
         assert_eq!((up.check(framing), down.check(framing)), (Ok(()), Ok(())), "DATAL {len}");
         assert_eq!((up.check_range(), down.check_range()), (whole, whole), "DATAL {len}");
         if whole.is_err() {
@@ -357,10 +360,10 @@ fn every_field_is_refused_at_its_edges_as_the_table_says_and_all_of_the_table_is
         walk_padding(framing, &mut seen);
     }
     for kind in PduType::ALL {
-        // Held by `a_type_is_taken_from_its_sender_and_from_nobody_else`.
+        // Covered by `a_type_is_taken_from_its_sender_and_from_nobody_else`.
         seen.insert((kind, offset::TYPE));
     }
-    let is_about = |rule: &&Rule| rule.judge == Judge::Header;
+    let is_about = |rule: &&ValidationRule| rule.judge == CheckedBy::Header;
     let told: BTreeSet<_> =
         RULES.iter().filter(is_about).map(|rule| (rule.pdu, rule.offset.unwrap())).collect();
     let spoken: BTreeSet<_> =
@@ -383,7 +386,7 @@ fn every_rule_cites_its_section_and_its_field() {
     }
 }
 
-/// Several errors: the one with the lowest offset is told (§3.6.2.4).
+/// Of several errors, the one with the lowest offset is reported (§3.6.2.4).
 #[test]
 fn of_several_errors_the_first_is_told() {
     let up = H2CData::new(BOTH, (1, 2), 8, 64, false);
@@ -394,8 +397,8 @@ fn of_several_errors_the_first_is_told() {
             bytes[usize::from(at)] ^= 1;
         }
         let pdu = H2CData::from_bytes(&bytes);
-        assert_eq!(pdu.check(BOTH), Err(Refusal::field(first)));
+        assert_eq!(pdu.check(BOTH), Err(FatalError::field(first)));
     }
     let odd = up.with(|pdu| pdu.datao(1).datal(1));
-    assert_eq!(odd.check_range(), Err(Refusal::field(offset::DATAO)));
+    assert_eq!(odd.check_range(), Err(FatalError::field(offset::DATAO)));
 }

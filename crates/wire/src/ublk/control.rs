@@ -1,4 +1,4 @@
-//! Commands to `/dev/ublk-control`, and what a device says about itself.
+//! Commands to `/dev/ublk-control`, and the description of a device.
 
 use super::{READ, READ_WRITE, code, put, take};
 
@@ -7,58 +7,59 @@ use super::{READ, READ_WRITE, code, put, take};
 ///   | device | queue | bytes | address | data  | path len |     | reserved |
 /// ```
 ///
-/// `struct ublksrv_ctrl_cmd`. It lies in the command area of a submission entry of 128 bytes.
+/// `struct ublksrv_ctrl_cmd`, in the command area of a 128-byte submission entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlCommand {
-    /// Which device; [`ANY_DEVICE`] if the kernel is to pick a number.
+    /// Device number; [`ANY_DEVICE`] lets the kernel select one.
     pub device: u32,
-    /// Which queue; [`NO_QUEUE`] where it is about none.
+    /// Queue number; [`NO_QUEUE`] if not applicable.
     pub queue: u16,
-    /// How long what lies at `address` is.
+    /// Length of the payload at `address`.
     pub len_bytes: u16,
-    /// Where in the memory of the process the command finds what it takes, or leaves what it gives.
+    /// Address of the payload, which is input or output.
     pub address: u64,
-    /// A number that some commands take.
+    /// Additional number of some commands.
     pub data: u64,
 }
 
-/// The kernel picks a number (`(__u32)-1`).
+/// The kernel selects a number (`(__u32)-1`).
 pub const ANY_DEVICE: u32 = u32::MAX;
-/// About no queue (`(__u16)-1`).
+/// No queue (`(__u16)-1`).
 pub const NO_QUEUE: u16 = u16::MAX;
-/// Bytes of a command.
+/// Length of a command.
 pub const COMMAND_BYTES: usize = COMMAND_SIZE as usize;
 const COMMAND_SIZE: u16 = 32;
 
-/// What is asked of `/dev/ublk-control` (`UBLK_U_CMD_*`).
+/// Control operation (`UBLK_U_CMD_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlOp {
-    /// What a device is like: a [`DeviceInfo`].
+    /// Reads the description of a device: a [`DeviceInfo`].
     GetDeviceInfo,
-    /// Makes a device: takes a [`DeviceInfo`] and gives one.
+    /// Creates a device: input and output are a [`DeviceInfo`].
     AddDevice,
-    /// Takes a device away, and waits until nobody has it any more.
+    /// Deletes a device, and waits until no process has it open.
     DeleteDevice,
-    /// Shows the disk: waits until every request of every queue was asked for. Data: the process.
+    /// Starts the disk: waits until every request of every queue was fetched. Data: the process
+    /// identifier.
     StartDevice,
-    /// Takes the disk away: waits for what is under way.
+    /// Stops the disk: waits for requests in progress.
     StopDevice,
-    /// What the disk will be like: [`Parameters`](super::Parameters).
+    /// Sets the disk parameters: [`Parameters`](super::Parameters).
     SetParameters,
-    /// What the disk is like.
+    /// Reads the disk parameters.
     GetParameters,
-    /// A process has died, and this one goes on with its device.
+    /// Starts the recovery of a device whose server has died.
     StartRecovery,
-    /// The same, once every request was asked for. Data: the process.
+    /// Ends a recovery, once every request was fetched. Data: the process identifier.
     EndRecovery,
-    /// What this kernel can do: [`Features`], eight bytes.
+    /// Reads the features of the kernel: [`Features`], eight bytes.
     GetFeatures,
-    /// Takes a device away, and waits for nobody.
+    /// Deletes a device without waiting.
     DeleteDeviceAsync,
 }
 
 impl ControlOp {
-    /// Every command, in the order of their numbers.
+    /// All operations, in numerical order.
     pub const ALL: [Self; 11] = [
         Self::GetDeviceInfo,
         Self::AddDevice,
@@ -73,7 +74,7 @@ impl ControlOp {
         Self::DeleteDeviceAsync,
     ];
 
-    /// Its code.
+    /// Operation code.
     pub const fn code(self) -> u32 {
         let (direction, number) = match self {
             Self::GetDeviceInfo => (READ, 0x02),
@@ -91,7 +92,7 @@ impl ControlOp {
         code(direction, COMMAND_SIZE, number)
     }
 
-    /// What it does, as it stands in a refusal.
+    /// Action text for error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::GetDeviceInfo => "ask what it is",
@@ -109,12 +110,12 @@ impl ControlOp {
 }
 
 impl ControlCommand {
-    /// A command about `device` as a whole, without anything in memory.
-    pub const fn about(device: u32) -> Self {
+    /// Command for `device` without payload.
+    pub const fn for_device(device: u32) -> Self {
         Self { device, queue: NO_QUEUE, len_bytes: 0, address: 0, data: 0 }
     }
 
-    /// It as bytes.
+    /// Encodes to bytes.
     pub fn to_bytes(self) -> [u8; COMMAND_BYTES] {
         let mut bytes = [0; COMMAND_BYTES];
         put(&mut bytes, 0, &self.device.to_ne_bytes());
@@ -136,39 +137,39 @@ impl ControlCommand {
 /// `struct ublksrv_ctrl_dev_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// How many queues it has. The kernel makes no more than there are processors.
+    /// Number of queues. The kernel limits it to the number of CPUs.
     pub queues: u16,
-    /// How many requests each of them may have.
+    /// Requests per queue.
     pub depth: u16,
-    /// What it is about.
+    /// State.
     pub state: DeviceState,
-    /// The most that a request may move; whole pages.
+    /// Maximum length of a request; whole pages.
     pub io_bytes_max: u32,
-    /// Its number.
+    /// Device number.
     pub device: u32,
-    /// The process that serves it; -1 if none does.
+    /// Process identifier of the server; -1 if there is none.
     pub process: i32,
-    /// What it was made with.
+    /// Features that the device was created with.
     pub features: Features,
-    /// A number that the server has given it, unread by the kernel (`ublksrv_flags`).
+    /// Number assigned by the server, ignored by the kernel (`ublksrv_flags`).
     pub signature: u64,
-    /// Whose it is.
+    /// Owning user.
     pub owner_uid: u32,
-    /// Whose it is.
+    /// Owning group.
     pub owner_gid: u32,
 }
 
-/// What a device is about (`UBLK_S_DEV_*`).
+/// Device state (`UBLK_S_DEV_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceState {
-    /// It has no disk: not yet, or not any more.
+    /// No disk: not started, or stopped.
     #[default]
     Dead,
-    /// Its disk is there, and served.
+    /// The disk is served.
     Live,
-    /// Its disk is there, its server is not: what is asked of it waits.
+    /// The disk exists without a server: requests wait.
     Quiesced,
-    /// Another state, by its number.
+    /// Another state, by number.
     Other(u16),
 }
 
@@ -193,10 +194,10 @@ impl DeviceState {
 }
 
 impl DeviceInfo {
-    /// How long it is.
+    /// Length in bytes.
     pub const BYTES: usize = 64;
 
-    /// It as bytes.
+    /// Encodes to bytes.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         put(&mut bytes, 0, &self.queues.to_ne_bytes());
@@ -212,7 +213,7 @@ impl DeviceInfo {
         bytes
     }
 
-    /// What `bytes` say.
+    /// Decodes bytes.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         Self {
             queues: u16::from_ne_bytes(take(bytes, 0)),
@@ -229,25 +230,25 @@ impl DeviceInfo {
     }
 }
 
-/// What a kernel can do, and what a device was made with (`UBLK_F_*`).
+/// Features of a kernel or a device (`UBLK_F_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u64);
 
 impl Features {
-    /// Nothing.
+    /// No features.
     pub const NONE: Self = Self(0);
-    /// The data of requests can be lent to a ring as buffers of it (Linux 6.15).
+    /// Request data can be registered as buffers of a ring (zero copy, Linux 6.15).
     pub const ZERO_COPY: Self = Self(1 << 0);
-    /// When its server dies, the disk waits for another (Linux 6.1).
+    /// After the server's death the disk waits for a new one (Linux 6.1).
     pub const RECOVERY: Self = Self(1 << 3);
-    /// The same, and what the server had not answered is asked again.
+    /// As above, and requests that the server had not completed are reissued.
     pub const RECOVERY_REISSUE: Self = Self(1 << 4);
-    /// Commands are numbered as `ioctl`s are (Linux 6.4).
+    /// Operation codes are encoded as `ioctl` numbers (Linux 6.4).
     pub const IOCTL_ENCODE: Self = Self(1 << 6);
-    /// The data of requests are read and written by way of `/dev/ublkcN` (Linux 6.5).
+    /// Request data is read and written through `/dev/ublkcN` (Linux 6.5).
     pub const USER_COPY: Self = Self(1 << 7);
 
-    /// Any thread may have them lent, and taken back (Linux 6.17).
+    /// Any thread may register and unregister buffers (Linux 6.17).
     pub const LENT_TO_ANY_THREAD: Self = Self(1 << 14);
 
     const NAMES: [(Self, &'static str); 6] = [
@@ -259,24 +260,24 @@ impl Features {
         (Self::LENT_TO_ANY_THREAD, "zero copy by any thread"),
     ];
 
-    /// Both sets.
+    /// Union of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are in it.
+    /// Whether all of `other` are in the set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// It without `other`.
+    /// Difference: the set without `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// The names of those that this crate knows.
+    /// Names of the known features.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         Self::NAMES.into_iter().filter(move |(one, _)| self.has(*one)).map(|(_, name)| name)
     }

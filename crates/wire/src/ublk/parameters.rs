@@ -1,4 +1,4 @@
-//! What a disk is like.
+//! Disk parameters.
 
 use super::{put, take};
 
@@ -13,59 +13,59 @@ use super::{put, take};
 ///   | numbers of its devices | what zones it has | alignment mask |     |
 /// ```
 ///
-/// `struct ublk_params`, as far as the basic parameters, those of discard and the alignment of
-/// memory. What follows in newer kernels is left out: the length says so.
+/// `struct ublk_params`, as far as the basic parameters, those of discard and the DMA alignment.
+/// Parameters of newer kernels are omitted, as the length indicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// What it is besides.
+    /// Attributes.
     pub attributes: Attributes,
-    /// Bytes in a block, as a power of two.
+    /// Logical block size, as a power of two.
     pub block_shift: u8,
-    /// Bytes of which a part is not written faster than the whole, as a power of two.
+    /// Physical block size, as a power of two.
     pub physical_shift: u8,
-    /// Sectors in the largest request that moves data.
+    /// Sectors in the largest data request.
     pub sectors_max: u32,
-    /// Sectors on the disk.
+    /// Capacity in sectors.
     pub sectors: u64,
-    /// What can be deallocated and zeroed; none if neither can be.
+    /// Discard and write zeroes parameters; `None` if neither is supported.
     pub discard: Option<Discard>,
-    /// Bytes that the memory of requests is aligned to, a power of two; none leaves it to the kernel,
-    /// which takes 4.
+    /// Memory alignment of requests in bytes, a power of two; `None` leaves it to the kernel, which
+    /// uses 4.
     pub memory_alignment: Option<u32>,
 }
 
-/// How blocks are deallocated, and zeroed (`struct ublk_param_discard`).
+/// Discard and write zeroes parameters (`struct ublk_param_discard`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Discard {
-    /// Bytes that can be deallocated by themselves.
+    /// Discard granularity in bytes.
     pub granularity: u32,
-    /// Sectors in the largest deallocation; zero if there is none.
+    /// Sectors in the largest discard; zero if not supported.
     pub discard_sectors_max: u32,
-    /// Sectors that can be zeroed at once; zero if none can be.
+    /// Sectors in the largest write zeroes; zero if not supported.
     pub zero_sectors_max: u32,
 }
 
-/// What a disk is besides (`UBLK_ATTR_*`).
+/// Disk attributes (`UBLK_ATTR_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes(pub u32);
 
 impl Attributes {
-    /// Nothing.
+    /// No attributes.
     pub const NONE: Self = Self(0);
-    /// Nobody may write.
+    /// Read-only.
     pub const READ_ONLY: Self = Self(1 << 0);
-    /// It has a cache that is lost with the power, and flushes.
+    /// The disk has a volatile write cache and supports flush.
     pub const VOLATILE_CACHE: Self = Self(1 << 2);
-    /// Single writes may be forced past that cache.
+    /// Force unit access is supported.
     pub const FUA: Self = Self(1 << 3);
 
-    /// Both sets.
+    /// Union of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` are in it.
+    /// Whether all of `other` are in the set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -77,19 +77,19 @@ const DISCARD: u32 = 1 << 1;
 const ALIGNMENT: u32 = 1 << 4;
 
 impl Parameters {
-    /// How long they are.
+    /// Length in bytes.
     pub const BYTES: usize = 116;
     const SIZE: u32 = 116;
-    /// How long they are without an alignment: all that kernels before 6.5 know.
+    /// Length without the DMA alignment: all that kernels before 6.5 know.
     const SIZE_WITHOUT: u32 = 60;
 
-    /// They as bytes.
+    /// Encodes to bytes.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let mut types = BASIC;
         let mut size = Self::SIZE_WITHOUT;
         put(&mut bytes, 8, &self.attributes.0.to_ne_bytes());
-        // The best size is the physical block, and so is the least that is worth while.
+        // Optimal and minimum I/O size are the physical block size.
         let physical = self.physical_shift;
         put(&mut bytes, 12, &[self.block_shift, physical, physical, physical]);
         put(&mut bytes, 16, &self.sectors_max.to_ne_bytes());
@@ -99,7 +99,7 @@ impl Parameters {
             put(&mut bytes, 44, &discard.granularity.to_ne_bytes());
             put(&mut bytes, 48, &discard.discard_sectors_max.to_ne_bytes());
             put(&mut bytes, 52, &discard.zero_sectors_max.to_ne_bytes());
-            // No kernel takes more.
+            // The kernel accepts no more than one segment.
             put(&mut bytes, 56, &1_u16.to_ne_bytes());
         }
         if let Some(alignment) = self.memory_alignment {
@@ -112,14 +112,14 @@ impl Parameters {
         bytes
     }
 
-    /// What the kernel is given to say how much it may answer.
-    pub fn question() -> [u8; Self::BYTES] {
+    /// Buffer for GET_PARAMS: its length field limits the result.
+    pub fn query() -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         put(&mut bytes, 0, &Self::SIZE.to_ne_bytes());
         bytes
     }
 
-    /// What `bytes` say; none if they do not say what the disk is like.
+    /// Decodes bytes; `None` if the basic parameters are missing.
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let types = u32::from_ne_bytes(take(bytes, 4));
         let discard = Discard {

@@ -1,8 +1,8 @@
-//! What a queue is told on `/dev/ublkcN`, and what the kernel asks it for.
+//! Queue commands on `/dev/ublkcN`, and request descriptors.
 //!
-//! For each of its tags a queue has a command with the kernel, which ends when there is a request
-//! with that tag; what it is lies in a table that the kernel shares. The next command hands in how
-//! the request has ended and asks for another.
+//! For each tag, a queue has one command outstanding in the kernel, which completes when a request
+//! with that tag arrives; the request descriptor is in a mapped table. The next command returns the
+//! result of the request and fetches another one.
 
 use super::{DEPTH_MAX, READ_WRITE, code, put, take};
 
@@ -11,58 +11,59 @@ use super::{DEPTH_MAX, READ_WRITE, code, put, take};
 ///   | queue | tag | result | address |
 /// ```
 ///
-/// `struct ublksrv_io_cmd`, in the command area of a submission entry of 64 bytes. With user copy
-/// there is no address; where the data of a request are lent, it is the place of their buffer.
+/// `struct ublksrv_io_cmd`, in the command area of a 64-byte submission entry. With user copy there
+/// is no address; with zero copy the field is the index of the registered buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueCommand {
-    /// Which queue.
+    /// Queue number.
     pub queue: u16,
-    /// Which request.
+    /// Request tag.
     pub tag: u16,
-    /// How it has ended: bytes moved, or an error number below zero.
+    /// Result: bytes transferred, or a negative error number.
     pub result: i32,
-    /// Which buffer of the ring its data are, for [`QueueOp::Lend`] and [`QueueOp::TakeBack`]; else
-    /// zero.
+    /// Index of the registered buffer, for [`QueueOp::RegisterBuffer`] and
+    /// [`QueueOp::UnregisterBuffer`]; else zero.
     pub buffer: u16,
 }
 
-/// What is told (`UBLK_U_IO_*`).
+/// Queue operation (`UBLK_U_IO_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueOp {
-    /// A request with this tag is waited for.
+    /// Fetches the first request with this tag.
     Fetch,
-    /// The request has ended, and the next one is waited for.
+    /// Commits the result of a request and fetches the next one.
     CommitAndFetch,
-    /// The data of the request become a buffer of the ring that this is said on (Linux 6.15).
-    Lend,
-    /// The buffer is one no more. The request ends once that is said, and it was committed.
-    TakeBack,
+    /// Registers the data of the request as a buffer of the ring on which this is submitted (Linux
+    /// 6.15).
+    RegisterBuffer,
+    /// Unregisters the buffer. The request ends after this and its commit.
+    UnregisterBuffer,
 }
 
-/// A command ended so: there is a request (`UBLK_IO_RES_OK`).
-pub const ARRIVED: i32 = 0;
-/// A command ended so: there will be none any more (`UBLK_IO_RES_ABORT`, `-ENODEV`).
-pub const ABORTED: i32 = -19;
+/// Result of a fetch: a request is available (`UBLK_IO_RES_OK`).
+pub const RES_OK: i32 = 0;
+/// Result of a fetch: no further request will arrive (`UBLK_IO_RES_ABORT`, `-ENODEV`).
+pub const RES_ABORT: i32 = -19;
 
 impl QueueOp {
-    /// Its code.
+    /// Operation code.
     pub const fn code(self) -> u32 {
         let number = match self {
             Self::Fetch => 0x20,
             Self::CommitAndFetch => 0x21,
-            Self::Lend => 0x23,
-            Self::TakeBack => 0x24,
+            Self::RegisterBuffer => 0x23,
+            Self::UnregisterBuffer => 0x24,
         };
         code(READ_WRITE, QueueCommand::SIZE, number)
     }
 }
 
 impl QueueCommand {
-    /// How long it is.
+    /// Length in bytes.
     pub const BYTES: usize = Self::SIZE as usize;
     const SIZE: u16 = 16;
 
-    /// It as bytes.
+    /// Encodes to bytes.
     #[inline]
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
@@ -82,30 +83,30 @@ impl QueueCommand {
 /// `struct ublksrv_io_desc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// What is asked for.
+    /// Operation.
     pub op: IoOp,
-    /// How.
+    /// Flags.
     pub flags: IoFlags,
-    /// How many sectors.
+    /// Number of sectors.
     pub sectors: u32,
-    /// The first of them.
+    /// First sector.
     pub first_sector: u64,
 }
 
-/// What is asked for (`UBLK_IO_OP_*`).
+/// Request operation (`UBLK_IO_OP_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoOp {
     /// Disk to request.
     Read,
     /// Request to disk.
     Write,
-    /// What was written before is to survive a loss of power.
+    /// Makes earlier writes persistent.
     Flush,
-    /// The sectors are not needed.
+    /// Deallocates the sectors.
     Discard,
-    /// The sectors are to read as zeroes.
+    /// Zeroes the sectors.
     WriteZeroes,
-    /// Something else, by its number.
+    /// Another operation, by number.
     Other(u8),
 }
 
@@ -121,7 +122,7 @@ impl IoOp {
         }
     }
 
-    /// Its number.
+    /// Operation number.
     pub const fn number(self) -> u8 {
         match self {
             Self::Read => 0,
@@ -134,19 +135,19 @@ impl IoOp {
     }
 }
 
-/// How it is asked for (`UBLK_IO_F_*`).
+/// Request flags (`UBLK_IO_F_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoFlags(pub u32);
 
 impl IoFlags {
-    /// Nothing special.
+    /// No flags.
     pub const NONE: Self = Self(0);
-    /// It is to survive a loss of power once it is answered.
+    /// Force unit access: persistent at completion.
     pub const FUA: Self = Self(1 << 13);
-    /// Zeroed sectors are to keep their room.
+    /// Zeroed sectors stay allocated.
     pub const NO_UNMAP: Self = Self(1 << 15);
 
-    /// Whether all of `other` are in it.
+    /// Whether all flags of `other` are set.
     #[inline]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -154,10 +155,10 @@ impl IoFlags {
 }
 
 impl Descriptor {
-    /// How long it is.
+    /// Length in bytes.
     pub const BYTES: usize = 24;
 
-    /// What `bytes` say.
+    /// Decodes bytes.
     #[inline]
     pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
         let word = u32::from_ne_bytes(take(bytes, 0));
@@ -169,7 +170,7 @@ impl Descriptor {
         }
     }
 
-    /// It as bytes: what a kernel writes.
+    /// Encodes to bytes, as the kernel does.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         put(&mut bytes, 0, &(u32::from(self.op.number()) | self.flags.0).to_ne_bytes());
@@ -179,30 +180,30 @@ impl Descriptor {
     }
 }
 
-/// Where the tables of descriptors begin (`UBLKSRV_CMD_BUF_OFFSET`), and the data of requests
+/// Offsets of the descriptor tables (`UBLKSRV_CMD_BUF_OFFSET`) and of request data
 /// (`UBLKSRV_IO_BUF_OFFSET`).
-const TABLES: u64 = 0;
-const DATA: u64 = 0x8000_0000;
-/// Bits of a place in the data of a request, and of a tag (`UBLK_IO_BUF_BITS`, `UBLK_TAG_BITS`).
+const CMD_BUF_OFFSET: u64 = 0;
+const IO_BUF_OFFSET: u64 = 0x8000_0000;
+/// Bits of an offset in request data, and of a tag (`UBLK_IO_BUF_BITS`, `UBLK_TAG_BITS`).
 const BYTE_BITS: u32 = 25;
 const TAG_BITS: u32 = 16;
-/// The most that a request may move, so that a place in it can be told.
+/// Maximum length of a request, so that every offset in it is representable.
 pub const IO_BYTES_MAX: u32 = 1 << BYTE_BITS;
 
-/// Where in `/dev/ublkcN` the table of a queue lies: each has room for the deepest.
+/// Offset of a queue's table in `/dev/ublkcN`: each has room for the maximum depth.
 pub fn table_at(queue: u16, page_bytes: usize) -> u64 {
-    TABLES + u64::from(queue) * table_bytes(DEPTH_MAX, page_bytes) as u64
+    CMD_BUF_OFFSET + u64::from(queue) * table_bytes(DEPTH_MAX, page_bytes) as u64
 }
 
-/// How long the table of a queue is that has so many requests: whole pages. The kernel maps all of it
-/// or nothing.
+/// Length of the table of a queue of this depth, in whole pages. The kernel maps all of it or
+/// nothing.
 pub fn table_bytes(depth: u16, page_bytes: usize) -> usize {
     (usize::from(depth) * Descriptor::BYTES).next_multiple_of(page_bytes)
 }
 
-/// Where in `/dev/ublkcN` byte `byte` of the data of a request lies.
+/// Offset of byte `byte` of a request's data in `/dev/ublkcN`.
 #[inline]
 pub fn data_at(queue: u16, tag: u16, byte: u32) -> u64 {
     let queue = u64::from(queue) << (BYTE_BITS + TAG_BITS);
-    DATA + (queue | u64::from(tag) << BYTE_BITS | u64::from(byte & (IO_BYTES_MAX - 1)))
+    IO_BUF_OFFSET + (queue | u64::from(tag) << BYTE_BITS | u64::from(byte & (IO_BYTES_MAX - 1)))
 }

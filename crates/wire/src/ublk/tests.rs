@@ -1,13 +1,13 @@
-//! Bytes that a C program has made of the structures of `include/uapi/linux/ublk_cmd.h`, on x86-64.
+//! Bytes produced by a C program from the structures of `include/uapi/linux/ublk_cmd.h`, on x86-64.
 
 use super::control::{ANY_DEVICE, NO_QUEUE};
-use super::queue::{ABORTED, IO_BYTES_MAX, data_at, table_at, table_bytes};
+use super::queue::{IO_BYTES_MAX, RES_ABORT, data_at, table_at, table_bytes};
 use super::{
     Attributes, ControlCommand, ControlOp, Descriptor, DeviceInfo, DeviceState, Discard, Features,
     IoFlags, IoOp, Parameters, QueueCommand, QueueOp,
 };
 
-/// The bytes that are written so, in hexadecimal digits; the rest is zero.
+/// Decodes hexadecimal digits; the rest is zero.
 fn bytes<const N: usize>(digits: &str) -> [u8; N] {
     let digits: String = digits.split_whitespace().collect();
     let mut bytes = [0; N];
@@ -36,7 +36,10 @@ fn commands_have_the_kernels_codes() {
     assert_eq!(control, expected);
     assert_eq!(QueueOp::Fetch.code(), 0xc010_7520);
     assert_eq!(QueueOp::CommitAndFetch.code(), 0xc010_7521);
-    assert_eq!((QueueOp::Lend.code(), QueueOp::TakeBack.code()), (0xc010_7523, 0xc010_7524));
+    assert_eq!(
+        (QueueOp::RegisterBuffer.code(), QueueOp::UnregisterBuffer.code()),
+        (0xc010_7523, 0xc010_7524)
+    );
 }
 
 #[test]
@@ -49,7 +52,7 @@ fn a_control_command_is_laid_out_as_the_kernels() {
         data: 4321,
     };
     assert_eq!(command.to_bytes(), bytes("07000000ffff4000 8877665544332211 e110"));
-    assert_eq!(ControlCommand::about(ANY_DEVICE).to_bytes(), bytes("ffffffffffff"));
+    assert_eq!(ControlCommand::for_device(ANY_DEVICE).to_bytes(), bytes("ffffffffffff"));
 }
 
 #[test]
@@ -113,15 +116,15 @@ fn parameters_are_laid_out_as_the_kernels() {
     assert_eq!(Parameters::from_bytes(&exact), Some(parameters));
     let plain = Parameters { discard: None, ..parameters };
     assert_eq!(Parameters::from_bytes(&plain.to_bytes()), Some(plain));
-    assert_eq!(Parameters::from_bytes(&Parameters::question()), None, "it says nothing yet");
-    assert_eq!(Parameters::question(), bytes("74"));
+    assert_eq!(Parameters::from_bytes(&Parameters::query()), None, "it says nothing yet");
+    assert_eq!(Parameters::query(), bytes("74"));
     let aligned = Parameters { memory_alignment: Some(512), ..plain };
     let exact: [u8; Parameters::BYTES] = aligned.to_bytes();
     assert_eq!((exact[..8].to_vec(), exact[108..116].to_vec()), aligned_bytes());
     assert_eq!(Parameters::from_bytes(&exact), Some(aligned));
 }
 
-/// The length and types of parameters with an alignment to 512 bytes, and `dma` of them.
+/// Length and types of parameters with an alignment of 512 bytes, and `dma` of them.
 fn aligned_bytes() -> (Vec<u8>, Vec<u8>) {
     (bytes::<8>("7400000011000000").to_vec(), bytes::<8>("ff010000").to_vec())
 }
@@ -132,7 +135,7 @@ fn what_a_queue_says_is_laid_out_as_the_kernels() {
     assert_eq!(command.to_bytes(), bytes("0200ff01fbffffff"));
     let lends = QueueCommand { queue: 2, tag: 3, result: 0, buffer: 0x102 };
     assert_eq!(lends.to_bytes(), bytes("0200030000000000 0201"));
-    assert_eq!(ABORTED, -19, "ENODEV of asm-generic/errno-base.h");
+    assert_eq!(RES_ABORT, -19, "ENODEV of asm-generic/errno-base.h");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is public in a crate, read from its sources.
+//! Public items of a crate, extracted from its sources.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use syn::{
     Visibility, parse_quote,
 };
 
-/// The surface of the crate called `name` whose sources are in `sources`.
+/// The public API of the crate `name` with the sources in `sources`.
 pub(super) fn of(sources: &Path, name: &str) -> Result<String, String> {
     let root = Module { file: sources.join("lib.rs"), inside: sources.into(), path: name.into() };
     let mut surface = Surface::default();
@@ -17,7 +17,7 @@ pub(super) fn of(sources: &Path, name: &str) -> Result<String, String> {
     Ok(surface.text)
 }
 
-/// A module, where it lies, and where those inside it do.
+/// Module with its file, the directory of its submodules, and its path.
 struct Module {
     file: PathBuf,
     inside: PathBuf,
@@ -27,7 +27,7 @@ struct Module {
 #[derive(Default)]
 struct Surface {
     text: String,
-    /// Modules that have been written down, with what of them.
+    /// Modules that were written already, with the selected names.
     done: BTreeSet<(String, Option<BTreeSet<String>>)>,
 }
 
@@ -41,7 +41,7 @@ impl Module {
 }
 
 impl Surface {
-    /// Writes down a module that all can name, or only those `names` of one that nobody can.
+    /// Writes a public module, or only the items `names` of a private one.
     fn module(&mut self, module: &Module, names: Option<&BTreeSet<String>>) -> Result<(), String> {
         if !self.done.insert((module.path.clone(), names.cloned())) {
             return Ok(());
@@ -73,7 +73,7 @@ impl Surface {
         self.brought_out(module, &items, names)
     }
 
-    /// What is named here and lies in a module that nobody can name.
+    /// Writes items of private modules that are re-exported here.
     fn brought_out(
         &mut self,
         module: &Module,
@@ -113,7 +113,7 @@ fn is_public(visibility: &Visibility) -> bool {
     matches!(visibility, Visibility::Public(_))
 }
 
-/// Whether an item is for tests or for macros alone.
+/// Whether an item is hidden from the documentation or only for tests.
 fn is_hidden(item: &Item) -> bool {
     let attributes = match item {
         Item::Mod(of) => &of.attrs,
@@ -139,7 +139,7 @@ fn inner_module(item: &Item) -> Option<&ItemMod> {
     }
 }
 
-/// What a public item is called.
+/// Name of a public item.
 fn public_name(item: &Item) -> Option<String> {
     let (visibility, name) = match item {
         Item::Struct(of) => (&of.vis, &of.ident),
@@ -154,7 +154,7 @@ fn public_name(item: &Item) -> Option<String> {
     is_public(visibility).then(|| name.to_string())
 }
 
-/// An item without documentation, bodies, values and what is private in it.
+/// The item without documentation, bodies, values and private parts.
 fn bare(item: &Item) -> Item {
     let mut item = item.clone();
     match &mut item {
@@ -209,13 +209,13 @@ fn keep_public(fields: &mut Fields) {
             named.named = kept.collect();
             named.named.iter_mut().for_each(|field| field.attrs.clear());
         }
-        // Their places count, so those that nobody can name stay.
+        // Fields of a tuple struct are identified by position, so private ones stay.
         Fields::Unnamed(unnamed) => unnamed.unnamed.iter_mut().for_each(|f| f.attrs.clear()),
         Fields::Unit => {}
     }
 }
 
-/// What is implemented for one of those types: the public methods, or the name of the trait.
+/// An implementation for one of the types: its public methods, or the trait name.
 fn for_one_of(of: &ItemImpl, types: &BTreeSet<String>) -> Option<Item> {
     let Type::Path(path) = &*of.self_ty else { return None };
     let name = path.path.segments.last()?.ident.to_string();
@@ -244,7 +244,7 @@ fn for_one_of(of: &ItemImpl, types: &BTreeSet<String>) -> Option<Item> {
     (!of.items.is_empty()).then_some(Item::Impl(of))
 }
 
-/// The names that a `use` takes out of module `from`.
+/// The names that a `use` imports from module `from`.
 fn leaves(tree: &UseTree, from: &str, is_inside: bool, names: &mut BTreeSet<String>) {
     match tree {
         UseTree::Path(path) if path.ident == "self" => leaves(&path.tree, from, is_inside, names),

@@ -1,11 +1,12 @@
-//! The disks of a world, each behind a mount of its own, and what happens at one of their syncs.
+//! Disks of a world, each behind a FUSE mount of its own, and the events at their syncs.
 //!
 //! ```text
 //!   tenmil serve ──▶ kernel ──▶ /dev/fuse ──▶ a thread here ──▶ Disks ──▶ Medium
-//!                                                                 └── the trap: kill, lose, fail, stall
+//!                                                                 └── trap: kill, lose power, fail, stall
 //! ```
 //!
-//! One lock covers all disks: at a loss of power no request of any disk comes between.
+//! One lock covers all disks, so that a power loss is atomic with respect to the requests of every
+//! disk.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -15,22 +16,22 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::Random;
+use tenmil_base::Random;
 
 use super::fuse::{Answer, Ask, Request, WRITE_BYTES_MAX, errno, is_root};
 use super::medium::{Keep, Medium, ROOT};
 use super::process::Server;
 
-/// Threads that serve one mount, so that a write may be held back while others go on.
+/// Threads per mount, so that one write can be held back while others proceed.
 const THREADS: usize = 3;
 
-/// All disks.
+/// Disks of a world with their traps.
 #[derive(Debug)]
 pub(super) struct Disks {
     disks: Vec<Disk>,
-    /// What waits for its sync, in order: only the first is armed.
+    /// Traps in order; only the first one is armed.
     traps: VecDeque<Trap>,
-    /// What the traps did.
+    /// Reports of the traps that have fired.
     pub(super) fired: Vec<Fired>,
     random: Random,
 }
@@ -38,51 +39,51 @@ pub(super) struct Disks {
 #[derive(Debug, Default)]
 struct Disk {
     medium: Medium,
-    /// Since the first trap was set, or the last one sprang.
+    /// Syncs since the first trap was set or the last one fired.
     syncs: u64,
     writes: u64,
-    /// Since the first trap was set.
+    /// Syncs since the first trap was set.
     syncs_of_round: u64,
 }
 
-/// What happens at a request of a disk.
+/// Event at a request of a disk.
 #[derive(Clone, Debug)]
 pub(super) struct Trap {
-    /// The disk whose requests are counted.
+    /// Disk whose requests are counted.
     pub(super) disk: usize,
-    /// At which of them it happens, from 1 on.
+    /// Number of the request, counted from 1.
     pub(super) at: u64,
-    pub(super) moment: Moment,
-    /// Who is killed.
+    pub(super) moment: TrapPoint,
+    /// Processes to kill.
     pub(super) kill: Vec<Server>,
-    /// Which disks lose power.
+    /// Disks that lose power.
     pub(super) lose: Vec<usize>,
-    /// What they keep of what was not synced.
+    /// Unsynced data that those disks keep.
     pub(super) keep: Keep,
 }
 
-/// When it happens.
+/// Moment of the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moment {
-    /// A sync has arrived, and does not take place.
+pub(super) enum TrapPoint {
+    /// A sync has arrived and is not executed.
     BeforeSync,
-    /// A sync has taken place, and is not answered yet.
+    /// A sync was executed and is not completed.
     AfterSync,
-    /// A sync fails, and what was not synced is lost in part; nobody is killed for it.
+    /// A sync fails, and part of the unsynced data is lost; no process is killed.
     FailedSync,
-    /// A write is held back, for so many milliseconds.
+    /// A write is delayed by this many milliseconds.
     HeldWrite(u64),
 }
 
-/// What a trap did.
+/// Report of a trap that has fired.
 #[derive(Clone, Debug)]
 pub(super) struct Fired {
     pub(super) when: Instant,
-    /// Sectors that were not synced, of all disks that lost power.
+    /// Unsynced sectors of all disks that lost power.
     pub(super) unsynced: usize,
 }
 
-/// A handle to the disks.
+/// Shared handle to the disks.
 pub(super) type Shared = Arc<Mutex<Disks>>;
 
 pub(super) fn lock(disks: &Shared) -> MutexGuard<'_, Disks> {
@@ -122,23 +123,23 @@ impl Disks {
         }
     }
 
-    /// How many syncs a disk had since the first trap was set.
+    /// Number of syncs of a disk since the first trap was set.
     pub(super) fn syncs_of_round(&self, disk: usize) -> u64 {
         self.disks[disk].syncs_of_round
     }
 
-    /// All bytes of a file.
+    /// Content of a file.
     pub(super) fn content(&mut self, disk: usize, name: &str) -> Vec<u8> {
         let medium = &mut self.disks[disk].medium;
         let file = medium.find(name).and_then(|node| medium.file(node));
         file.map_or_else(Vec::new, |file| file.read(0, usize::MAX))
     }
 
-    /// The rest of the traps springs now, whatever is going on. How many there were.
-    pub(super) fn spring_all(&mut self) -> usize {
+    /// Fires the remaining traps at once. Returns their number.
+    pub(super) fn fire_all(&mut self) -> usize {
         let count = self.traps.len();
         while let Some(trap) = self.traps.pop_front() {
-            self.spring(&trap);
+            self.fire(&trap);
         }
         count
     }
@@ -146,23 +147,24 @@ impl Disks {
     fn take_trap(&mut self, disk: usize, is_write: bool) -> Option<Trap> {
         let seen = if is_write { self.disks[disk].writes } else { self.disks[disk].syncs };
         let first = self.traps.front()?;
-        let fits = first.disk == disk && matches!(first.moment, Moment::HeldWrite(_)) == is_write;
+        let fits =
+            first.disk == disk && matches!(first.moment, TrapPoint::HeldWrite(_)) == is_write;
         if !fits || seen < first.at {
             return None;
         }
         self.traps.pop_front()
     }
 
-    fn spring(&mut self, trap: &Trap) {
+    fn fire(&mut self, trap: &Trap) {
         let when = Instant::now();
-        // A process that is killed runs no more when its disk loses anything.
+        // The processes are killed first, so that none runs after its disk has lost data.
         for server in &trap.kill {
             server.strike();
         }
         let unsynced = trap.lose.iter().map(|disk| self.disks[*disk].medium.unsynced()).sum();
         for disk in &trap.lose {
             let medium = &mut self.disks[*disk].medium;
-            if trap.moment == Moment::FailedSync {
+            if trap.moment == TrapPoint::FailedSync {
                 medium.lose_cache(trap.keep, &mut self.random);
             } else {
                 medium.lose_power(trap.keep, &mut self.random);
@@ -177,18 +179,20 @@ impl Disks {
         self.disks[disk].syncs_of_round += 1;
         let trap = self.take_trap(disk, false);
         let epoch = self.disks[disk].medium.epoch;
-        if let Some(trap) = trap.as_ref().filter(|trap| trap.moment != Moment::AfterSync) {
-            self.spring(trap);
-            // Where only the host is killed the sync goes on.
+        if let Some(trap) = trap.as_ref().filter(|trap| trap.moment != TrapPoint::AfterSync) {
+            self.fire(trap);
+            // If only the host is killed, the sync proceeds.
             let own = ["target-a", "target-b"][disk];
             let is_hit = trap.lose.contains(&disk) || trap.kill.iter().any(|it| it.name() == own);
-            if is_hit && trap.moment == Moment::BeforeSync || trap.moment == Moment::FailedSync {
+            if is_hit && trap.moment == TrapPoint::BeforeSync
+                || trap.moment == TrapPoint::FailedSync
+            {
                 return Err(errno::IO);
             }
         }
         self.disks[disk].medium.file(node).ok_or(errno::NOENT)?.sync();
-        if let Some(trap) = trap.as_ref().filter(|trap| trap.moment == Moment::AfterSync) {
-            self.spring(trap);
+        if let Some(trap) = trap.as_ref().filter(|trap| trap.moment == TrapPoint::AfterSync) {
+            self.fire(trap);
         }
         if self.disks[disk].medium.epoch == epoch { Ok(Answer::empty()) } else { Err(errno::IO) }
     }
@@ -201,6 +205,7 @@ impl Disks {
             ask,
             Ask::Read { .. } | Ask::Write { .. } | Ask::Zero { .. } | Ask::Grow { .. } | Ask::Sync
         );
+        // A handle from before a power loss is stale; its owner has to reopen the file.
         if opened && *handle != epoch {
             return Err(errno::IO);
         }
@@ -263,7 +268,7 @@ impl Disks {
     }
 }
 
-/// Answers one request, after a while if it is a write that is held back.
+/// Serves one request, delayed if it is a write that is held back.
 fn serve(disks: &Shared, disk: usize, bytes: &[u8]) -> Option<Vec<u8>> {
     let request = Request::parse(bytes);
     if request.ask == Ask::Note {
@@ -273,9 +278,9 @@ fn serve(disks: &Shared, disk: usize, bytes: &[u8]) -> Option<Vec<u8>> {
     if matches!(request.ask, Ask::Write { .. }) {
         held.disks[disk].writes += 1;
         if let Some(trap) = held.take_trap(disk, true) {
-            held.spring(&trap);
+            held.fire(&trap);
             drop(held);
-            if let Moment::HeldWrite(milliseconds) = trap.moment {
+            if let TrapPoint::HeldWrite(milliseconds) = trap.moment {
                 std::thread::sleep(Duration::from_millis(milliseconds));
             }
             held = lock(disks);
@@ -286,7 +291,7 @@ fn serve(disks: &Shared, disk: usize, bytes: &[u8]) -> Option<Vec<u8>> {
     Some(Answer::packed(answer, request.unique))
 }
 
-/// A disk where the kernel sees it, until this is dropped.
+/// FUSE mount of a disk, unmounted on drop.
 #[derive(Debug)]
 pub(super) struct Mount {
     path: PathBuf,
@@ -306,7 +311,7 @@ impl Mount {
             let started = thread.spawn(move || turn(&disks, disk, fuse));
             started.map_err(|why| refuse(why.to_string()))?;
         }
-        // Its standard input is the descriptor that the kernel is told of.
+        // The mount command inherits the descriptor as its standard input (fd=0).
         let mut mount = Command::new("mount");
         mount.args(["--internal-only", "-t", "fuse", "-o"]);
         mount.arg("fd=0,rootmode=40000,user_id=0,group_id=0,nosuid,nodev");
@@ -331,11 +336,11 @@ fn turn(disks: &Shared, disk: usize, mut fuse: File) {
         match fuse.read(&mut bytes) {
             Ok(len) => {
                 if let Some(answer) = serve(disks, disk, &bytes[..len]) {
-                    // Nobody waits for it if its process was killed.
+                    // If the calling process was killed, the kernel discards the reply.
                     let _ = fuse.write(&answer);
                 }
             }
-            // ENODEV: unmounted. ENOENT: the request was taken back. EPERM: not mounted yet.
+            // ENODEV: unmounted. ENOENT: the request was interrupted. EPERM: not mounted yet.
             Err(why) if why.raw_os_error() == Some(19) => return,
             Err(why) if why.raw_os_error() == Some(1) => {
                 std::thread::sleep(Duration::from_millis(1));

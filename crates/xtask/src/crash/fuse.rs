@@ -1,18 +1,17 @@
-//! The kernel's FUSE protocol, as far as one directory of files needs it (linux/fuse.h, version 7.31):
-//! requests that are read from `/dev/fuse`, and the answers that are written to it. Numbers are in the
-//! machine's byte order.
+//! FUSE kernel protocol, as far as one directory of files needs it (linux/fuse.h, version 7.31):
+//! requests read from `/dev/fuse` and replies written to it. Numbers are in host byte order.
 
 use super::medium::{File, ROOT};
 
-/// The minor version of the protocol that is spoken.
+/// Minor version of the supported protocol.
 const MINOR: u32 = 31;
-/// The most bytes of one write.
+/// Maximum number of bytes per write.
 pub(super) const WRITE_BYTES_MAX: usize = 1 << 20;
-/// `fuse_in_header`.
+/// Size of `fuse_in_header`.
 const IN_HEADER_BYTES: usize = 40;
 /// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_ASYNC_DIO` and `FUSE_MAX_PAGES`.
 const INIT_FLAGS: u32 = 1 | 1 << 5 | 1 << 15 | 1 << 22;
-/// `FOPEN_DIRECT_IO` and `FOPEN_PARALLEL_DIRECT_WRITES`: nothing stays in the kernel's page cache.
+/// `FOPEN_DIRECT_IO` and `FOPEN_PARALLEL_DIRECT_WRITES`: the kernel caches no data.
 const OPEN_FLAGS: u32 = 1 | 1 << 6;
 const FATTR_SIZE: u32 = 1 << 3;
 const O_DSYNC: u32 = 0o10_000;
@@ -21,7 +20,7 @@ const SEEK_HOLE: u32 = 4;
 const FALLOC_FL_PUNCH_HOLE: u32 = 2;
 const FALLOC_FL_ZERO_RANGE: u32 = 0x10;
 
-/// Errors of Linux (errno(3)).
+/// Error numbers of Linux (errno(3)).
 pub(super) mod errno {
     pub(in super::super) const NOENT: i32 = 2;
     pub(in super::super) const IO: i32 = 5;
@@ -31,7 +30,7 @@ pub(super) mod errno {
     pub(in super::super) const OPNOTSUPP: i32 = 95;
 }
 
-/// What the kernel asks for.
+/// Operation of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     Init {
@@ -82,17 +81,17 @@ pub(super) enum Ask {
     },
     Statistics,
     Close,
-    /// The kernel expects no answer.
+    /// Requests without a reply.
     Note,
     Unknown,
 }
 
-/// One request.
+/// FUSE request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) unique: u64,
     pub(super) node: u64,
-    /// What was answered when the file was opened.
+    /// File handle from the reply to the open.
     pub(super) handle: u64,
     pub(super) ask: Ask,
 }
@@ -112,7 +111,7 @@ fn name_at(bytes: &[u8], at: usize) -> String {
 }
 
 impl Request {
-    /// What one read of `/dev/fuse` has returned.
+    /// Parses the bytes of one read from `/dev/fuse`.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let body = bytes.get(IN_HEADER_BYTES..).unwrap_or_default();
         let (first, second) = (u64_at(body, 0), u64_at(body, 8));
@@ -161,7 +160,7 @@ impl Request {
     }
 }
 
-/// An answer while it is made.
+/// Reply under construction.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer(Vec<u8>);
 
@@ -206,11 +205,11 @@ impl Answer {
         let write_max = u32::try_from(WRITE_BYTES_MAX).unwrap_or(u32::MAX);
         let limits = Self::default().u32(7).u32(minor.min(MINOR)).u32(0).u32(INIT_FLAGS);
         let limits = limits.u16(64).u16(48).u32(write_max).u32(1);
-        // Pages of the longest request.
+        // Maximum number of pages per request.
         limits.u16(256).zeroes(2 + 32)
     }
 
-    /// `fuse_entry_out`: nothing of it stays in the kernel's caches.
+    /// `fuse_entry_out` with cache timeouts of zero.
     pub(super) fn entry(node: u64, file: Option<&File>) -> Self {
         Self::default().u64(node).u64(0).zeroes(24).attributes(node, file)
     }
@@ -234,13 +233,13 @@ impl Answer {
         Self::entry(node, file).u64(handle).u32(OPEN_FLAGS).u32(0)
     }
 
-    /// `fuse_dirent` for each of the names after the first `offset`.
+    /// `fuse_dirent` for each name after the first `offset`.
     pub(super) fn list<'a>(names: impl Iterator<Item = (&'a String, u64)>, offset: u64) -> Self {
         let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
         let mut answer = Self::default();
         for (index, (name, node)) in names.enumerate().skip(skipped) {
             let len = u32::try_from(name.len()).unwrap_or(0);
-            // A regular file.
+            // A regular file (DT_REG).
             answer = answer.u64(node).u64(index as u64 + 1).u32(len).u32(8);
             answer.0.extend(name.as_bytes());
             answer = answer.zeroes(name.len().next_multiple_of(8) - name.len());
@@ -268,7 +267,7 @@ impl Answer {
         counts.u32(4096).u32(120).u32(4096).zeroes(28)
     }
 
-    /// With its `fuse_out_header`.
+    /// The reply with its `fuse_out_header`.
     pub(super) fn packed(answer: Result<Self, i32>, unique: u64) -> Vec<u8> {
         let (error, body) = match answer {
             Ok(body) => (0, body.0),

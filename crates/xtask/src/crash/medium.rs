@@ -1,36 +1,36 @@
-//! A disk with a volatile cache: files whose sectors are durable once they were synced.
+//! Disk with a volatile cache: files whose sectors become durable with a sync.
 //!
 //! ```text
 //!   write ──▶ volatile: every version of a sector since the last sync ── sync ──▶ durable
-//!                 └── loss of power: any of these versions, or the durable one, for each sector
+//!                 └── power loss: any of these versions, or the durable one, for each sector
 //! ```
 
 use std::collections::BTreeMap;
 
-use base::Random;
+use tenmil_base::Random;
 
-/// What survives or is lost as a whole.
+/// Size of a sector, which is atomic at a power loss.
 pub(super) const SECTOR_BYTES: usize = 512;
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
-/// The node of the only directory.
+/// Node number of the only directory.
 pub(super) const ROOT: u64 = 1;
 
-/// The files of one disk.
+/// Files of one disk.
 #[derive(Debug, Default)]
 pub(super) struct Medium {
     files: BTreeMap<u64, File>,
     names: BTreeMap<String, u64>,
     names_durable: BTreeMap<String, u64>,
     nodes_made: u64,
-    /// How often power was lost: what was opened before a loss does not reach the disk after it.
+    /// Number of power losses: a file handle from before a power loss no longer reaches the disk.
     pub(super) epoch: u64,
 }
 
-/// One sector, or zeroes that take no room.
+/// Data of a sector; `None` stands for zeroes.
 type Sector = Option<Box<[u8; SECTOR_BYTES]>>;
 
-/// One file.
+/// File with durable and volatile sectors.
 #[derive(Debug, Default)]
 pub(super) struct File {
     len: u64,
@@ -40,14 +40,14 @@ pub(super) struct File {
     volatile: BTreeMap<u64, Vec<Sector>>,
 }
 
-/// What is kept of the sectors that were not synced.
+/// Unsynced data that survive a power loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
     /// None.
     Nothing,
-    /// The newest version of each.
+    /// The newest version of each sector.
     All,
-    /// For each sector one of its versions, or the durable one.
+    /// For each sector any of its versions, or the durable one.
     Any,
 }
 
@@ -62,12 +62,12 @@ impl Keep {
 }
 
 impl Medium {
-    /// The node of a name.
+    /// Node number of a file name.
     pub(super) fn find(&self, name: &str) -> Option<u64> {
         self.names.get(name).copied()
     }
 
-    /// Names and nodes, in order.
+    /// File names with node numbers, in order.
     pub(super) fn names(&self) -> impl Iterator<Item = (&String, u64)> {
         self.names.iter().map(|(name, node)| (name, *node))
     }
@@ -76,7 +76,7 @@ impl Medium {
         self.files.get_mut(&node)
     }
 
-    /// The node of this name, which is made if there is none.
+    /// Node number of a file name; creates the file if it does not exist.
     pub(super) fn create(&mut self, name: &str) -> u64 {
         if let Some(node) = self.find(name) {
             return node;
@@ -92,30 +92,30 @@ impl Medium {
         self.names.remove(name).is_some()
     }
 
-    /// Sync of the directory.
+    /// Syncs the directory.
     pub(super) fn sync_names(&mut self) {
         self.names_durable = self.names.clone();
     }
 
-    /// Removes everything, as from a new disk.
+    /// Removes all files, as on a new disk.
     pub(super) fn clear(&mut self) {
         let (nodes_made, epoch) = (self.nodes_made, self.epoch + 1);
         *self = Self { nodes_made, epoch, ..Self::default() };
     }
 
-    /// How many sectors are not durable.
+    /// Number of sectors that are not durable.
     pub(super) fn unsynced(&self) -> usize {
         self.files.values().map(|file| file.volatile.len()).sum()
     }
 
-    /// Loses power: of what was not synced, any subset is kept.
+    /// Simulates a power loss: of the unsynced data, `keep` survives.
     pub(super) fn lose_power(&mut self, keep: Keep, random: &mut Random) {
         self.epoch += 1;
         self.lose_cache(keep, random);
         self.names = self.names_durable.clone();
     }
 
-    /// Loses of what was not synced any subset, and serves on.
+    /// Loses unsynced data as in a power loss, while files stay open.
     pub(super) fn lose_cache(&mut self, keep: Keep, random: &mut Random) {
         for file in self.files.values_mut() {
             file.lose(keep, random);
@@ -128,7 +128,7 @@ impl File {
         self.len
     }
 
-    /// Bytes that take room.
+    /// Allocated bytes.
     pub(super) fn allocated(&self) -> u64 {
         let sectors = self.durable.len() + self.volatile.len();
         sectors as u64 * SECTOR
@@ -149,7 +149,7 @@ impl File {
         found.as_deref()
     }
 
-    /// As many bytes at `offset` as there are, at most `len`.
+    /// Reads up to `len` bytes at `offset`, limited by the end of the file.
     pub(super) fn read(&self, offset: u64, len: usize) -> Vec<u8> {
         let left = usize::try_from(self.len.saturating_sub(offset)).unwrap_or(usize::MAX);
         let mut bytes = vec![0; len.min(left)];
@@ -193,7 +193,7 @@ impl File {
         }
     }
 
-    /// The first byte from `offset` on that is data, or a hole.
+    /// Offset of the next data, or the next hole, from `offset` on (lseek(2)).
     pub(super) fn seek(&self, offset: u64, data: bool) -> Option<u64> {
         if offset >= self.len {
             return None;
@@ -206,7 +206,7 @@ impl File {
         }
     }
 
-    /// Makes everything durable.
+    /// Makes all sectors durable.
     pub(super) fn sync(&mut self) {
         for (sector, mut versions) in std::mem::take(&mut self.volatile) {
             self.settle(sector, versions.pop().flatten());
@@ -214,7 +214,7 @@ impl File {
         self.len_durable = self.len;
     }
 
-    /// Makes a range durable: a forced write.
+    /// Makes a range durable, for a synchronous write.
     pub(super) fn sync_range(&mut self, offset: u64, len: usize) {
         for piece in pieces(offset, len) {
             if let Some(mut versions) = self.volatile.remove(&piece.sector) {
@@ -254,7 +254,7 @@ impl File {
     }
 }
 
-/// A part of one sector, and where it lies in a buffer.
+/// Part of one sector, with its offset in a buffer.
 struct Piece {
     sector: u64,
     within: usize,

@@ -1,31 +1,31 @@
-//! What the blocks of a volume may hold: what was flushed, or any write after it.
+//! Model of the permitted content of a volume: the flushed data, or any later write.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use base::Random;
+use tenmil_base::Random;
 
 use super::medium::SECTOR_BYTES;
 
-/// Bytes of a block, which is written as a whole.
+/// Size of a block, the unit of writes.
 pub(super) const BLOCK_BYTES: usize = 4096;
 const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 const MAGIC: u64 = 0x7465_6e6d_696c_2e63;
 
-/// What a sector holds.
+/// Content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Content {
     Zero,
-    /// What the write of this version has put there.
+    /// Stamp of the write with this version.
     Stamp(u64),
-    /// Neither zeroes nor a stamp of this place.
+    /// Neither zeroes nor a stamp for this sector.
     Foreign,
 }
 
-/// The blocks of one volume.
+/// Permitted content of the blocks of a volume.
 #[derive(Debug)]
 pub(super) struct Model {
-    /// Stamps of another model are foreign.
+    /// Identity of this model, which its stamps carry; stamps of another model are foreign.
     identity: u64,
     blocks: Vec<Block>,
     version: u64,
@@ -33,9 +33,9 @@ pub(super) struct Model {
 
 #[derive(Clone, Debug)]
 struct Block {
-    /// What has to be there, unless something pending is.
+    /// Durable content, which must be present unless a pending write is.
     settled: [Content; SECTORS],
-    /// Written since then, oldest first.
+    /// Writes since then, oldest first.
     pending: Vec<Pending>,
 }
 
@@ -50,15 +50,15 @@ struct Pending {
 enum State {
     InFlight,
     Completed,
-    /// A flush that follows says nothing of it: it failed, or a flush after it has.
+    /// Not covered by later flushes: the write failed, or a flush after it did.
     Doubtful,
 }
 
-/// The writes that a flush makes durable if it succeeds.
+/// Writes that a flush makes durable if it succeeds.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Promise(BTreeMap<usize, u64>);
+pub(super) struct FlushSet(BTreeMap<usize, u64>);
 
-/// A sector that holds what it may not.
+/// Sector with content that is not permitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) block: usize,
@@ -78,7 +78,7 @@ impl Model {
         self.blocks.len()
     }
 
-    /// A write of these blocks, stamped or of zeroes. Returns its version.
+    /// Starts a write of these blocks with a stamp or zeroes. Returns its version.
     pub(super) fn begin(&mut self, blocks: std::ops::Range<usize>, zero: bool) -> u64 {
         self.version += 1;
         let version = self.version;
@@ -89,13 +89,13 @@ impl Model {
         version
     }
 
-    /// The bytes of these blocks as a write of this version puts them there.
+    /// The data of these blocks as written by this version.
     pub(super) fn stamped(&self, blocks: std::ops::Range<usize>, version: u64) -> Vec<u8> {
         let sectors = blocks.flat_map(|block| (0..SECTORS).map(move |sector| (block, sector)));
         sectors.flat_map(|(block, sector)| stamp(self.identity, block, sector, version)).collect()
     }
 
-    /// A write was answered. If it was forced, it is durable.
+    /// Completes a write. A forced write (FUA) is durable.
     pub(super) fn end(&mut self, blocks: std::ops::Range<usize>, version: u64, forced: bool) {
         for block in &mut self.blocks[blocks] {
             let found = block.pending.iter_mut().find(|pending| pending.version == version);
@@ -108,7 +108,7 @@ impl Model {
         }
     }
 
-    /// A write was answered with an error: it may be there or not.
+    /// Fails a write: its data may be present or not.
     pub(super) fn fail(&mut self, blocks: std::ops::Range<usize>, version: u64) {
         for block in &mut self.blocks[blocks] {
             for pending in block.pending.iter_mut().filter(|pending| pending.version == version) {
@@ -117,26 +117,26 @@ impl Model {
         }
     }
 
-    /// A flush or a connection has failed: what was written may be there or not.
-    pub(super) fn doubt(&mut self) {
+    /// Marks all pending writes doubtful after a failed flush or a lost connection.
+    pub(super) fn mark_doubtful(&mut self) {
         for pending in self.blocks.iter_mut().flat_map(|block| &mut block.pending) {
             pending.state = State::Doubtful;
         }
     }
 
-    /// A flush is submitted.
-    pub(super) fn promise(&self) -> Promise {
+    /// The writes that a flush submitted now will cover.
+    pub(super) fn promise(&self) -> FlushSet {
         let last = |block: &Block| {
             let completed = |pending: &&Pending| pending.state == State::Completed;
             block.pending.iter().rfind(completed).map(|pending| pending.version)
         };
         let blocks = self.blocks.iter().enumerate();
-        Promise(blocks.filter_map(|(index, block)| Some((index, last(block)?))).collect())
+        FlushSet(blocks.filter_map(|(index, block)| Some((index, last(block)?))).collect())
     }
 
-    /// The flush has succeeded. Of what has become doubtful since it was submitted it promises nothing:
-    /// the answer of the flush that failed and this one's submission may have crossed on the socket.
-    pub(super) fn keep(&mut self, promise: &Promise) {
+    /// Completes a flush. Writes that became doubtful since its submission are not covered: the reply
+    /// of a failed flush and the submission of this one may have crossed on the socket.
+    pub(super) fn keep(&mut self, promise: &FlushSet) {
         for (index, version) in &promise.0 {
             let block = &mut self.blocks[*index];
             let is_kept = |it: &Pending| it.version == *version && it.state == State::Completed;
@@ -146,7 +146,7 @@ impl Model {
         }
     }
 
-    /// Checks what was read from `first` on. `exact` if nothing can have been lost.
+    /// Checks data read from the block `first` on. `exact` if no data can have been lost.
     pub(super) fn check(&self, first: usize, bytes: &[u8], exact: bool) -> Vec<Wrong> {
         let mut wrong = Vec::new();
         for (at, content) in contents(self.identity, first, bytes) {
@@ -167,7 +167,7 @@ impl Model {
         wrong
     }
 
-    /// What was read, after a flush, is what has to be there from now on.
+    /// Adopts data read after a flush as the durable content.
     pub(super) fn adopt(&mut self, first: usize, bytes: &[u8]) {
         for (at, content) in contents(self.identity, first, bytes) {
             self.blocks[first + at / SECTORS].settled[at % SECTORS] = content;
@@ -190,14 +190,14 @@ fn stamp(identity: u64, block: usize, sector: usize, version: u64) -> [u8; SECTO
     let mut bytes = [0; SECTOR_BYTES];
     let mut random = Random::new(identity ^ version.rotate_left(32) ^ (block * 8 + sector) as u64);
     let header = [MAGIC, identity, (block * SECTORS + sector) as u64, version];
-    let body = std::iter::repeat_with(|| random.draw());
+    let body = std::iter::repeat_with(|| random.next_u64());
     for (word, value) in bytes.chunks_exact_mut(8).zip(header.into_iter().chain(body)) {
         word.copy_from_slice(&value.to_le_bytes());
     }
     bytes
 }
 
-/// What each sector of these bytes holds.
+/// The content of each sector in these bytes.
 fn contents(
     identity: u64,
     first: usize,
@@ -276,7 +276,7 @@ mod tests {
     fn flush_after_a_failed_one_does_not_settle_earlier_writes() {
         let mut model = Model::new(9, 4);
         written(&mut model);
-        model.doubt();
+        model.mark_doubtful();
         let promise = model.promise();
         model.keep(&promise);
         assert!(model.check(1, &[0; BLOCK_BYTES], false).is_empty());
@@ -292,7 +292,7 @@ mod tests {
         let mut model = Model::new(9, 4);
         written(&mut model);
         let promise = model.promise();
-        model.doubt();
+        model.mark_doubtful();
         model.keep(&promise);
         assert!(model.check(1, &[0; BLOCK_BYTES], false).is_empty());
     }
@@ -324,7 +324,7 @@ mod tests {
     fn what_was_read_is_expected_from_then_on() {
         let mut model = Model::new(9, 4);
         let version = written(&mut model);
-        model.doubt();
+        model.mark_doubtful();
         let bytes = model.stamped(BLOCKS, version);
         model.adopt(1, &bytes);
         assert!(!model.check(1, &[0; BLOCK_BYTES], false).is_empty());

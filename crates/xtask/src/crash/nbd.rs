@@ -1,5 +1,5 @@
-//! A client of NBD over a Unix socket (the NBD protocol, doc/proto.md): simple replies, several
-//! requests in flight, answered in any order.
+//! NBD client over a Unix socket (NBD protocol, doc/proto.md): simple replies, several requests in
+//! flight, replies in any order.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -15,7 +15,7 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const REPLY_BYTES: usize = 16;
 
-/// One request.
+/// Request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     Read {
@@ -27,7 +27,7 @@ pub(super) enum Command {
         bytes: Vec<u8>,
         forced: bool,
     },
-    /// `keep` asks that the blocks stay allocated.
+    /// `keep` is NBD_CMD_FLAG_NO_HOLE: the blocks stay allocated.
     WriteZeroes {
         offset: u64,
         len: u32,
@@ -37,20 +37,20 @@ pub(super) enum Command {
     Flush,
 }
 
-/// What was answered: the data of a read, or the error.
+/// Reply: the data of a read, or the error.
 pub(super) type Answered = Result<Vec<u8>, u32>;
 
-/// A connection.
+/// NBD connection.
 #[derive(Debug)]
 pub(super) struct Client {
     stream: UnixStream,
     inbox: Vec<u8>,
     sent: u64,
-    /// The bytes that each request is answered with.
+    /// Reply length in bytes of each request in flight.
     waiting: BTreeMap<u64, usize>,
 }
 
-/// The server is gone, or does not speak NBD.
+/// The connection was closed, or the server violated the NBD protocol.
 #[derive(Debug)]
 pub(super) struct Gone(pub(super) String);
 
@@ -67,7 +67,8 @@ impl Client {
         stream.set_write_timeout(Some(Duration::from_secs(60)))?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
-        // Fixed newstyle, no zeroes; the export without a name, no information asked for.
+        // Fixed newstyle and no zeroes; NBD_OPT_GO for the default export, with no information
+        // requests.
         let mut hello = 3_u32.to_be_bytes().to_vec();
         hello.extend(OPTION_MAGIC.to_be_bytes());
         hello.extend(OPTION_GO.to_be_bytes());
@@ -118,7 +119,7 @@ impl Client {
         Ok(self.sent)
     }
 
-    /// The next answer, if one comes within `most`.
+    /// The next reply, if one arrives within `most`.
     pub(super) fn next(&mut self, most: Duration) -> Result<Option<(u64, Answered)>, Gone> {
         loop {
             if let Some(answer) = self.parse()? {

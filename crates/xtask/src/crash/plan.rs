@@ -1,18 +1,18 @@
-//! What happens in a round, drawn from the seed and the number of the round.
+//! Plan of a round, derived from the seed and the number of the round.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use base::Random;
+use tenmil_base::Random;
 
 use super::medium::Keep;
 
-/// What the volume or the block device stands on.
+/// Stack below the NBD export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stack {
-    /// A volume of a store over one target.
+    /// A volume of a pool on one target.
     Store,
-    /// A volume of a store over a mirror of two targets.
+    /// A volume of a pool on a mirror of two targets.
     StoreOverMirror,
     /// A mirror of two targets.
     Mirror,
@@ -23,8 +23,8 @@ impl Stack {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Store => "store",
-            Self::StoreOverMirror => "store-mirror",
+            Self::Store => "pool",
+            Self::StoreOverMirror => "pool-mirror",
             Self::Mirror => "mirror",
         }
     }
@@ -44,24 +44,24 @@ impl Stack {
     }
 }
 
-/// What happens at the chosen flush.
+/// Event at the chosen sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// A target is killed; its disk goes on.
+    /// A target is killed; its disk keeps all data.
     KillTarget,
     /// A target is killed and its disk loses power.
     PowerTarget,
     /// The process that has the volume or the mirror open is killed.
     KillHost,
-    /// All processes are killed; the disks go on.
+    /// All processes are killed; the disks keep all data.
     KillAll,
     /// All processes are killed and all disks lose power.
     PowerAll,
-    /// A disk fails a sync and loses what was not synced.
+    /// A sync fails and the disk loses unsynced data.
     FailedSync,
-    /// A write is held back by its disk, while the process that sent it is killed and started again.
+    /// A write is delayed by its disk, while the process that sent it is killed and restarted.
     HeldWrite,
-    /// One leg of a mirror loses power; later everything else does. All come back at once.
+    /// One leg of a mirror loses power, and later everything else does. All restart at once.
     LegThenAll,
 }
 
@@ -96,43 +96,43 @@ impl Event {
     }
 }
 
-/// One round.
+/// Plan of a round.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) round: u64,
     pub(super) stack: Stack,
     pub(super) event: Event,
-    /// The target that is hit, if only one is.
+    /// The affected target, if only one is.
     pub(super) leg: usize,
-    /// At which of its syncs, or writes.
+    /// Number of the sync, or write, of the event.
     pub(super) at: u64,
-    /// At which sync of the other leg the rest is hit.
+    /// Number of the sync of the other leg at which the second event occurs.
     pub(super) then_at: u64,
-    /// Whether the sync has taken place when it happens.
+    /// Whether the event occurs after the sync was executed.
     pub(super) after: bool,
     pub(super) keep: Keep,
-    /// After how many milliseconds a target that was killed is started again.
+    /// Delay in milliseconds before a killed target is restarted.
     pub(super) back_after_ms: u64,
     pub(super) operations: u64,
     pub(super) depth: usize,
     pub(super) snapshot: bool,
-    /// Of the operations.
+    /// Seed of the operations.
     pub(super) seed: u64,
 }
 
-/// Walks over the flushes of the rounds of each kind.
+/// Iterator over the syncs of the rounds, for each stack and event.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     next: BTreeMap<(Stack, Event), u64>,
-    /// The most syncs that one disk had in a round.
+    /// Maximum number of syncs of one disk in a round.
     seen: BTreeMap<Stack, u64>,
 }
 
-/// Syncs of a round before one was seen.
+/// Assumed number of syncs before the first round.
 const SEEN_FIRST: u64 = 24;
 
 impl Walk {
-    /// A round had so many syncs.
+    /// Records the number of syncs of a round.
     pub(super) fn saw(&mut self, stack: Stack, syncs: u64) {
         let seen = self.seen.entry(stack).or_insert(SEEN_FIRST);
         *seen = syncs.max(*seen);
@@ -146,13 +146,13 @@ impl Walk {
         only: Option<Event>,
     ) -> Plan {
         let mut random = Random::new(seed ^ round.rotate_left(32));
-        random.draw();
+        random.next_u64();
         let events: Vec<Event> = stack.events().collect();
         let drawn = events[usize::try_from(random.below(events.len() as u64)).unwrap_or(0)];
         let event = only.filter(|event| events.contains(event)).unwrap_or(drawn);
         let next = self.next.entry((stack, event)).or_default();
         let seen = self.seen.get(&stack).copied().unwrap_or(SEEN_FIRST);
-        // A stride without a common divisor with most counts, so that few rounds meet all parts.
+        // The stride has no common divisor with most counts, so that few rounds cover all parts.
         let at = 1 + *next * 7 % seen;
         *next += 1;
         let leg = usize::try_from(random.below(stack.targets() as u64)).unwrap_or(0);
@@ -169,13 +169,13 @@ impl Walk {
             operations: 60 + random.below(100),
             depth: usize::try_from(1 + random.below(6)).unwrap_or(1),
             snapshot: stack.has_store() && random.chance(1, 4),
-            seed: random.draw(),
+            seed: random.next_u64(),
         }
     }
 }
 
 impl Plan {
-    /// Whether nothing may be lost, and nobody may notice: the other leg has everything.
+    /// Whether no request may fail and no data may be lost, because the other leg is intact.
     pub(super) fn is_lossless(&self) -> bool {
         self.stack.targets() > 1 && !self.event.kills_host()
     }
@@ -196,14 +196,14 @@ impl fmt::Display for Plan {
     }
 }
 
-/// An event by its name.
+/// Parses the name of an event.
 pub(super) fn event(name: &str) -> Result<Event, String> {
     let known = Event::ALL.map(Event::name);
     let found = Event::ALL.into_iter().find(|event| event.name() == name);
     found.ok_or_else(|| format!("event '{name}': expected one of {}", known.join(", ")))
 }
 
-/// A stack by its name.
+/// Parses the name of a stack.
 pub(super) fn stack(name: &str) -> Result<Stack, String> {
     let known = Stack::ALL.map(Stack::name);
     let found = Stack::ALL.into_iter().find(|stack| stack.name() == name);

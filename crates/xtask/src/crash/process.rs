@@ -1,4 +1,4 @@
-//! The `tenmil serve` processes of a world: started, killed, started again.
+//! The `tenmil serve` processes of a world.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// How long a process may take until it serves. A debug build on a busy machine takes a second.
+/// Time limit for the start of a process. A debug build on a busy machine takes a second.
 const START_MAX: Duration = Duration::from_secs(40);
-/// How long a killed process may take until it is gone.
+/// Time limit for a killed process to be reaped.
 const REAP_MAX: Duration = Duration::from_secs(20);
-/// How long the threads of a killed process may take that wait for nothing.
+/// Time limit for threads of a killed process that are not blocked to end.
 const STRIKE_MAX: Duration = Duration::from_millis(10);
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// One process that is started again and again with the same output files.
+/// Process that is restarted with the same output files.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     name: &'static str,
     room: PathBuf,
     child: Arc<Mutex<Option<Child>>>,
-    /// Whether it was killed and not started since.
+    /// Whether it was killed and not started again.
     is_struck: Arc<AtomicBool>,
 }
 
@@ -40,7 +40,7 @@ impl Server {
         self.room.join(format!("{}.{kind}", self.name))
     }
 
-    /// Starts `tenmil serve` and waits until it listens. Returns what it prints then.
+    /// Starts `tenmil serve` and waits until it listens. Returns its ready message.
     pub(super) fn start(&self, tenmil: &Path, arguments: &[String]) -> Result<Value, String> {
         self.kill();
         let (out, err) = (self.file("out"), self.file("err"));
@@ -49,7 +49,7 @@ impl Server {
         let stdout = File::create(&out).map_err(doing)?;
         let stderr = OpenOptions::new().create(true).append(true).open(&err).map_err(doing)?;
         let mut command = Command::new(tenmil);
-        command.arg("serve").args(arguments).args(["--json", "--with-parent"]);
+        command.arg("serve").args(arguments).args(["--json", "--exit-with-parent"]);
         command.current_dir(&self.room).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         *self.child() = Some(command.spawn().map_err(doing)?);
         let begun = Instant::now();
@@ -74,13 +74,13 @@ impl Server {
         self.name
     }
 
-    /// Copies what it has printed on standard error.
+    /// Copies its standard error to `folder`.
     pub(super) fn keep_output(&self, folder: &Path) {
         let _ = std::fs::copy(self.file("err"), folder.join(format!("{}.err", self.name)));
     }
 
     /// The last lines of its standard error.
-    pub(super) fn last_words(&self) -> Vec<String> {
+    pub(super) fn stderr_tail(&self) -> Vec<String> {
         let said = std::fs::read_to_string(self.file("err")).unwrap_or_default();
         let lines: Vec<&str> = said.lines().collect();
         let first = lines.len().saturating_sub(4);
@@ -97,8 +97,8 @@ impl Server {
         self.child().as_ref().map(Child::id)
     }
 
-    /// SIGKILL, and waits until no thread of it can run any more: one that waits for a disk ends
-    /// when it is answered, without looking at the answer.
+    /// Sends SIGKILL, and waits until no thread can run any more: a thread blocked on a disk ends when
+    /// its request completes, without processing the result.
     pub(super) fn strike(&self) {
         self.is_struck.store(true, Ordering::Relaxed);
         if let Some(child) = self.child().as_mut() {
@@ -107,17 +107,17 @@ impl Server {
         }
     }
 
-    /// SIGKILL, and waits until the process is gone, for a while.
+    /// Sends SIGKILL, and waits for a limited time until the process is reaped.
     pub(super) fn kill(&self) {
         let Some(mut child) = self.child().take() else { return };
         let _ = child.kill();
         if !ends(&mut child, REAP_MAX) {
-            // What it waits for in the kernel is answered soon; the rest is for the kernel.
+            // It is blocked in the kernel by a request that will complete soon.
             *self.child() = Some(child);
         }
     }
 
-    /// SIGTERM; whether the process was gone within `most`.
+    /// Sends SIGTERM; returns whether the process ended within `most`.
     pub(super) fn terminate(&self, most: Duration) -> bool {
         let Some(mut child) = self.child().take() else { return true };
         let _ = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
@@ -141,14 +141,14 @@ fn ends(child: &mut Child, most: Duration) -> bool {
     true
 }
 
-/// Runs a command of tenmil to its end.
+/// Runs a tenmil command to its end.
 pub(super) fn command(tenmil: &Path, room: &Path, arguments: &[&str]) -> Result<Output, String> {
     let mut command = Command::new(tenmil);
     command.args(arguments).current_dir(room).stdin(Stdio::null());
     command.output().map_err(|why| format!("run tenmil {}: {why}", arguments.join(" ")))
 }
 
-/// Runs a command of tenmil that has to succeed. Returns what it printed.
+/// Runs a tenmil command that has to succeed. Returns its output.
 pub(super) fn succeed(tenmil: &Path, room: &Path, arguments: &[&str]) -> Result<String, String> {
     let output = command(tenmil, room, arguments)?;
     let (out, err) = (&output.stdout, String::from_utf8_lossy(&output.stderr));

@@ -1,33 +1,34 @@
-//! A client that writes, forces, zeroes, reads and flushes, with several requests in flight.
+//! NBD workload of writes, forced writes (FUA), zeroes, reads and flushes, with several requests in
+//! flight.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use base::Random;
+use tenmil_base::Random;
 
-use super::model::{BLOCK_BYTES, Model, Promise, Wrong};
+use super::model::{BLOCK_BYTES, FlushSet, Model, Wrong};
 use super::nbd::{Answered, Client, Command};
 use super::plan::Plan;
 use super::world::History;
 
-/// How long one request may take: longer than any time-out of the product.
+/// Response timeout of a request, longer than every timeout of tenmil.
 const ANSWER_MAX: Duration = Duration::from_secs(90);
 const STEP: Duration = Duration::from_millis(10);
-/// After so many errors no further operation is begun.
+/// Number of errors after which no new operation starts.
 const ERRORS_MAX: u64 = 6;
 const BLOCKS_MAX: u64 = 8;
 
-/// How a workload ended.
+/// Reason for the end of a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// Everything was answered.
+    /// All requests were completed.
     Answered,
-    /// The server is gone.
+    /// The server closed the connection.
     Gone,
 }
 
-/// The operations of a round.
+/// Operations of a round.
 #[derive(Debug)]
 pub(super) struct Load {
     random: Random,
@@ -36,7 +37,7 @@ pub(super) struct Load {
     depth: usize,
     errors: u64,
     flight: BTreeMap<u64, Operation>,
-    /// The last answer.
+    /// Time of the last reply.
     heard: Instant,
 }
 
@@ -44,7 +45,7 @@ pub(super) struct Load {
 enum Operation {
     Write { blocks: Range<usize>, version: u64, forced: bool },
     Read { blocks: Range<usize> },
-    Flush { promise: Promise },
+    Flush { promise: FlushSet },
 }
 
 impl Operation {
@@ -73,8 +74,8 @@ impl Load {
         self.left * 2 < self.operations
     }
 
-    /// Submits what fits, and handles an answer. `exact` while nothing can have been lost, asked
-    /// after the answer has come: then no request may fail.
+    /// Submits requests up to the queue depth and handles one reply. `exact` is evaluated after the
+    /// reply arrived; while it is true no data can have been lost, so no request may fail.
     pub(super) fn step(
         &mut self,
         client: &mut Client,
@@ -108,7 +109,7 @@ impl Load {
 
     fn gone(&mut self, model: &mut Model, history: &mut History) -> Ended {
         history.note(&format!("connection lost, {} requests in flight", self.flight.len()));
-        model.doubt();
+        model.mark_doubtful();
         Ended::Gone
     }
 
@@ -119,6 +120,7 @@ impl Load {
         history: &mut History,
     ) -> Result<(), super::nbd::Gone> {
         let kind = self.random.below(20);
+        // A flush covers the writes that completed before its submission.
         if kind < 4 {
             let promise = model.promise();
             let handle = client.submit(&Command::Flush)?;
@@ -151,7 +153,8 @@ impl Load {
         Ok(())
     }
 
-    /// Blocks that nothing in flight touches: often in a few places, so that they are written again.
+    /// Picks blocks that no request in flight touches, often in a few places, so that they are
+    /// rewritten.
     fn place(&mut self, blocks: usize) -> Option<Range<usize>> {
         let most = blocks as u64 - BLOCKS_MAX;
         let first = match self.random.below(4) {
@@ -181,6 +184,7 @@ impl Load {
                 self.left = 0;
             }
         }
+        // A request may fail only if an event may have affected it.
         let complain = |what: String| if exact { Err(what) } else { Ok(()) };
         match operation {
             Operation::Flush { promise } => {
@@ -189,7 +193,7 @@ impl Load {
                     model.keep(promise);
                     return Ok(());
                 }
-                model.doubt();
+                model.mark_doubtful();
                 complain(format!("a flush fails though nothing can be lost: {described}"))
             }
             Operation::Write { blocks, version, forced } => {
@@ -220,12 +224,12 @@ pub(super) fn described(answer: &Answered) -> String {
     answer.as_ref().map_or_else(|error| format!("error {error}"), |_| "success".into())
 }
 
-/// What is wrong, and how many sectors are.
+/// Describes the first wrong sector and the number of wrong sectors.
 pub(super) fn complaint(all: &[Wrong], first: &Wrong) -> String {
     format!("{first} ({} sectors are wrong)", all.len().max(1))
 }
 
-/// Submits one request and waits for it.
+/// Submits one request and waits for its reply.
 fn ask(client: &mut Client, command: &Command) -> Result<Answered, String> {
     let begun = Instant::now();
     let lost = |why: super::nbd::Gone| format!("the connection is lost: {}", why.0);
@@ -243,18 +247,18 @@ fn ask(client: &mut Client, command: &Command) -> Result<Answered, String> {
     }
 }
 
-/// A flush with nothing else in flight.
+/// Flushes with no other request in flight.
 pub(super) fn flush(client: &mut Client, model: &mut Model) -> Result<Answered, String> {
     let promise = model.promise();
     let answer = ask(client, &Command::Flush)?;
     match &answer {
         Ok(_) => model.keep(&promise),
-        Err(_) => model.doubt(),
+        Err(_) => model.mark_doubtful(),
     }
     Ok(answer)
 }
 
-/// Everything, in pieces of this many bytes.
+/// Reads the whole export in pieces of this many bytes.
 pub(super) fn read_all(client: &mut Client, len: usize, piece: usize) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(len);
     while bytes.len() < len {

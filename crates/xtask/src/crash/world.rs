@@ -1,11 +1,11 @@
-//! One stack of real processes over disks that lose power, used by several rounds.
+//! World: one stack of real processes over disks that lose power, used for several rounds.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::disks::{Fired, Moment, Shared, Trap, lock};
+use super::disks::{Fired, Shared, Trap, TrapPoint, lock};
 use super::model::{BLOCK_BYTES, Model};
 use super::nbd::Client;
 use super::plan::{Event, Plan, Stack};
@@ -14,25 +14,25 @@ use super::workload::{self, Ended};
 
 const DISK_BYTES: u64 = 32 << 20;
 const VOLUME_BYTES: usize = 8 << 20;
-/// Bytes at the start of each leg that are the mirror's own.
+/// Size of the mirror's metadata at the start of each leg.
 const MIRROR_BYTES: usize = 1 << 20;
 /// What a target says that cannot have its file yet.
 const STILL_OPEN: &str = "the kernel has not done its I/O yet";
 /// How long that may last.
 const START_MAX: Duration = Duration::from_secs(30);
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
-/// How long a mirror may take until its legs are alike again.
+/// Time limit for a mirror to resync its legs.
 const SYNC_MAX: Duration = Duration::from_secs(20);
 /// How long a store may take until it answers flushes again by itself: its first recovery begins at once or
 /// after 2 s, a path is tried again every second, and what the path then reports as lost takes a second
 /// recovery 2 s later. The rest is for a busy machine.
 const RECOVER_MAX: Duration = Duration::from_secs(20);
 
-/// Where a world lives.
+/// Paths and processes that a world uses.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) tenmil: PathBuf,
-    /// From here.
+    /// Path relative to the working directory.
     pub(super) room: PathBuf,
     pub(super) room_whole: PathBuf,
     pub(super) disks: Shared,
@@ -42,16 +42,16 @@ pub(super) struct Place {
 /// Index of the process that has the volume or the mirror open.
 const HOST: usize = 2;
 
-/// A stack of processes.
+/// Stack of processes with its model.
 #[derive(Debug)]
 pub(super) struct World {
     place: Place,
     stack: Stack,
     identity: u64,
     addresses: Vec<String>,
-    /// How long the host holds requests for a target that is not there: a mirror drops the leg then.
+    /// Fast I/O fail timeout of the host in seconds: a mirror drops a missing leg after it.
     fail_fast_s: u64,
-    /// What is served by NBD.
+    /// URI of the device exported over NBD.
     uri: String,
     pub(super) model: Model,
     client: Option<Client>,
@@ -59,7 +59,7 @@ pub(super) struct World {
     snapshots: u64,
 }
 
-/// What happened in a round.
+/// Events of a round.
 #[derive(Debug)]
 pub(super) struct History {
     begun: Instant,
@@ -82,7 +82,7 @@ impl History {
 }
 
 impl World {
-    /// Makes the stack on new disks.
+    /// Creates the stack on new disks.
     pub(super) fn new(place: &Place, stack: Stack, identity: u64) -> Result<Self, String> {
         lock(&place.disks).clear();
         let model = Model::new(identity, VOLUME_BYTES / BLOCK_BYTES);
@@ -91,7 +91,7 @@ impl World {
             stack,
             identity,
             addresses: Vec::new(),
-            // A leg that is back within 4 s is dropped in one half of the worlds.
+            // A leg that is back within 4 s is dropped in one half of the worlds only.
             fail_fast_s: if stack.targets() == 1 { 30 } else { 2 + identity % 2 * 6 },
             uri: String::new(),
             model,
@@ -100,7 +100,8 @@ impl World {
             snapshots: 0,
         };
         for target in 0..stack.targets() {
-            // An address of its own: a port that is free for a moment is not taken by a client.
+            // Each target has an address of its own, so that no client socket takes its port during a
+            // restart.
             let listen = format!("tcp://127.0.0.{}:0", target + 2);
             let disk = format!("file:disk-{target}/disk?size={DISK_BYTES}&block=4k");
             let ready = world.serve(target, &disk, &listen)?;
@@ -114,7 +115,7 @@ impl World {
         }
         world.uri = device.clone();
         if stack.has_store() {
-            world.run(&["store", "create", "--overwrite", &device])?;
+            world.run(&["pool", "create", "--overwrite", &device])?;
             world.uri = format!("volume:[{device}]/v");
             let size = VOLUME_BYTES.to_string();
             world.run(&["volume", "create", &world.uri, "--size", &size])?;
@@ -130,10 +131,13 @@ impl World {
     }
 
     fn leg(&self, target: usize) -> String {
-        format!("{}/{NQN}?detect=1s&fail-fast={}s", self.addresses[target], self.fail_fast_s)
+        format!(
+            "{}/{NQN}?keep-alive-timeout=1s&fast-io-fail-timeout={}s",
+            self.addresses[target], self.fail_fast_s
+        )
     }
 
-    /// What the store, or NBD, stands on.
+    /// URI of the device below the pool or the NBD export.
     fn device(&self) -> String {
         match self.stack {
             Stack::Store => self.leg(0),
@@ -146,7 +150,7 @@ impl World {
     }
 
     fn serve(&self, server: usize, uri: &str, listen: &str) -> Result<Value, String> {
-        let arguments = [uri, "--listen", listen, "--memory", "32m"];
+        let arguments = [uri, "--listen", listen, "--buffer-memory", "32m"];
         let arguments = if server == HOST { &arguments[..3] } else { &arguments[..] };
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         self.place.servers[server].start(&self.place.tenmil, &arguments)
@@ -176,14 +180,15 @@ impl World {
         Ok(())
     }
 
-    /// Runs one round. The error says what was wrong; [`World::history`] has the rest.
+    /// Runs one round. The error names the failure; [`World::history`] has the details.
     pub(super) fn round(&mut self, plan: &Plan) -> Result<(), String> {
         self.history = History::new();
         self.history.note(&plan.to_string());
         lock(&self.place.disks).arm(self.traps(plan));
         let mut snapshot = None;
         let ended = self.load(plan, &mut snapshot)?;
-        let left = lock(&self.place.disks).spring_all();
+        // Traps whose request number was not reached fire now, so that no round is without its event.
+        let left = lock(&self.place.disks).fire_all();
         if left > 0 {
             self.history.note(&format!("{left} traps sprang after the last operation"));
         }
@@ -208,7 +213,7 @@ impl World {
         &self.history.lines
     }
 
-    /// Syncs that the disk that was hit has had in the last round.
+    /// Maximum number of syncs of one disk in the last round.
     pub(super) fn syncs(&self) -> u64 {
         let disks = lock(&self.place.disks);
         (0..self.stack.targets()).map(|disk| disks.syncs_of_round(disk)).max().unwrap_or(0)
@@ -217,7 +222,7 @@ impl World {
     fn traps(&self, plan: &Plan) -> Vec<Trap> {
         let servers = &self.place.servers;
         let (leg, keep, at) = (plan.leg, plan.keep, plan.at);
-        let moment = if plan.after { Moment::AfterSync } else { Moment::BeforeSync };
+        let moment = if plan.after { TrapPoint::AfterSync } else { TrapPoint::BeforeSync };
         let everybody = || servers.iter().rev().cloned().collect();
         let all: Vec<usize> = (0..self.stack.targets()).collect();
         let trap = |kill, lose| Trap { disk: leg, at, moment, kill, lose, keep };
@@ -229,10 +234,10 @@ impl World {
             Event::KillAll => vec![trap(everybody(), vec![])],
             Event::PowerAll => vec![trap(everybody(), all)],
             Event::FailedSync => {
-                vec![Trap { moment: Moment::FailedSync, ..trap(vec![], vec![leg]) }]
+                vec![Trap { moment: TrapPoint::FailedSync, ..trap(vec![], vec![leg]) }]
             }
             Event::HeldWrite => {
-                let moment = Moment::HeldWrite(300 + plan.back_after_ms * 2);
+                let moment = TrapPoint::HeldWrite(300 + plan.back_after_ms * 2);
                 vec![Trap { moment, ..trap(vec![servers[HOST].clone()], vec![]) }]
             }
             Event::LegThenAll => {
@@ -242,7 +247,7 @@ impl World {
         }
     }
 
-    /// The workload, and targets that come back while it runs.
+    /// Runs the workload, and restarts targets meanwhile.
     fn load(&mut self, plan: &Plan, snapshot: &mut Option<Snapshot>) -> Result<Ended, String> {
         let Some(mut client) = self.client.take() else { return Err("no connection".into()) };
         let mut load = workload::Load::new(plan);
@@ -271,16 +276,16 @@ impl World {
         Ok(ended)
     }
 
-    /// The target that was hit comes back.
+    /// Restarts the affected target.
     fn back(&mut self, plan: &Plan) -> Result<(), String> {
         if plan.event == Event::FailedSync {
-            // Its end and start is how its owner acknowledges the loss.
+            // The operator acknowledges the loss of data by restarting the target.
             self.place.servers[plan.leg].terminate(Duration::from_secs(8));
         }
         self.start_target(plan.leg)
     }
 
-    /// Everything runs again, and a flush succeeds.
+    /// Restarts all processes, and waits for a flush to succeed.
     fn recover(&mut self, plan: &Plan, ended: Ended) -> Result<(), String> {
         for target in 0..self.stack.targets() {
             if !self.place.servers[target].is_running() {
@@ -293,7 +298,7 @@ impl World {
             if !plan.event.kills_host() {
                 return Err("the host has ended or closed the connection".into());
             }
-            self.model.doubt();
+            self.model.mark_doubtful();
             self.start_host()?;
         }
         if self.flushes(plan)? {
@@ -307,12 +312,12 @@ impl World {
         })
     }
 
-    /// Whether the target was started again in this round.
+    /// Whether a target was restarted in this round.
     fn was_back(&self) -> bool {
         self.history.lines.iter().any(|line| line.ends_with("is back"))
     }
 
-    /// Whether a flush succeeds within some time.
+    /// Whether a flush succeeds within a time limit.
     fn flushes(&mut self, plan: &Plan) -> Result<bool, String> {
         let Some(client) = &mut self.client else { return Err("no connection".into()) };
         let begun = Instant::now();
@@ -351,7 +356,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until the legs of a mirror are alike.
+    /// Waits until the legs of a mirror are in sync.
     fn wait_in_sync(&mut self) -> Result<(), String> {
         if self.stack.targets() == 1 {
             return Ok(());
@@ -381,14 +386,14 @@ impl World {
         Snapshot::begin(&self.place, &self.uri, name)
     }
 
-    /// Whether the snapshot was made.
+    /// Waits for the snapshot; returns whether it was created.
     fn end_snapshot(&mut self, snapshot: Snapshot) -> Result<bool, String> {
         let (made, said) = snapshot.end()?;
         self.history.note(&format!("snapshot s{}: {said}", self.snapshots));
         Ok(made)
     }
 
-    /// What was acknowledged is there. Deletes it, so that the store does not become full.
+    /// Checks that an acknowledged snapshot exists, and deletes it, so that the pool does not fill up.
     fn check_snapshot(&mut self, kept: bool) -> Result<(), String> {
         let device = self.device();
         let listed = self.run(&["volume", "list", &device, "--json"])?;
@@ -403,7 +408,7 @@ impl World {
         Ok(())
     }
 
-    /// Stops everything, and looks at what is left on the disks.
+    /// Stops the host, checks the metadata of the pool, and compares the legs of a mirror.
     pub(super) fn end(mut self) -> Result<(), String> {
         self.history.note("the world ends");
         lock(&self.place.disks).disarm();
@@ -412,7 +417,7 @@ impl World {
             return Err("the host is there 8 s after SIGTERM".into());
         }
         if self.stack.has_store() {
-            self.run(&["store", "check", &self.device()])?;
+            self.run(&["pool", "check", &self.device()])?;
         }
         if self.stack.targets() > 1 {
             let arguments = ["mirror", "show", &self.device()];
@@ -432,7 +437,7 @@ impl World {
     }
 }
 
-/// A snapshot that another process has taken.
+/// Snapshot being created by another process.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     child: std::process::Child,
@@ -448,7 +453,7 @@ impl Snapshot {
         Ok(Self { child })
     }
 
-    /// Whether it was made, and what was said.
+    /// Returns whether it was created, and the output.
     fn end(self) -> Result<(bool, String), String> {
         let output = self.child.wait_with_output();
         let output = output.map_err(|why| format!("end a snapshot: {why}"))?;

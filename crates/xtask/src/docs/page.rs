@@ -1,30 +1,30 @@
-//! The commands of a page.
+//! Extraction of the commands of a page.
 
-/// Commands that stand together.
+/// Block of commands.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Where it begins.
+    /// Line number of its start.
     pub(super) line: usize,
-    pub(super) mark: Option<Mark>,
-    pub(super) commands: Vec<Typed>,
+    pub(super) mark: Option<BlockMark>,
+    pub(super) commands: Vec<DocCommand>,
 }
 
-/// What the comment before a block says.
+/// Annotation in the comment before a block.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(super) enum BlockMark {
     NotRun(String),
     Needs(Vec<String>),
     Long(String),
 }
 
-/// One command, which may have several lines.
+/// Command, which may span several lines.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Typed {
+pub(super) struct DocCommand {
     pub(super) line: usize,
     pub(super) text: String,
 }
 
-/// All blocks of `sh` in a page.
+/// All `sh` blocks of a page.
 pub(super) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut mark = None;
@@ -49,29 +49,29 @@ pub(super) fn blocks(page: &str, text: &str) -> Result<Vec<Block>, String> {
     Ok(blocks)
 }
 
-fn take_line(commands: &mut Vec<Typed>, number: usize, line: &str) {
+fn take_line(commands: &mut Vec<DocCommand>, number: usize, line: &str) {
     let goes_on = commands.last_mut().filter(|before| before.text.ends_with('\\'));
     if let Some(before) = goes_on {
         before.text.push('\n');
         before.text.push_str(line);
     } else if !line.is_empty() && !line.starts_with('#') {
-        commands.push(Typed { line: number, text: without_comment(line).to_owned() });
+        commands.push(DocCommand { line: number, text: without_comment(line).to_owned() });
     }
 }
 
-/// A command without what is said of it.
+/// The command without a trailing comment.
 fn without_comment(line: &str) -> &str {
     line.split(" # ").next().unwrap_or(line).trim_end()
 }
 
-fn parse_mark(line: &str) -> Option<Mark> {
+fn parse_mark(line: &str) -> Option<BlockMark> {
     let said = line.strip_prefix("<!--")?.strip_suffix("-->")?;
     let (kind, rest) = said.split_once(':')?;
     let rest = rest.trim().to_owned();
     match kind.trim() {
-        "not run" => Some(Mark::NotRun(rest)),
-        "needs" => Some(Mark::Needs(rest.split_whitespace().map(str::to_owned).collect())),
-        "long" => Some(Mark::Long(rest)),
+        "not run" => Some(BlockMark::NotRun(rest)),
+        "needs" => Some(BlockMark::Needs(rest.split_whitespace().map(str::to_owned).collect())),
+        "long" => Some(BlockMark::Long(rest)),
         _ => None,
     }
 }
@@ -80,15 +80,15 @@ fn parse_mark(line: &str) -> Option<Mark> {
 mod tests {
     use super::*;
 
-    fn typed(line: usize, text: &str) -> Typed {
-        Typed { line, text: text.to_owned() }
+    fn typed(line: usize, text: &str) -> DocCommand {
+        DocCommand { line, text: text.to_owned() }
     }
 
     #[test]
     fn blocks_are_found_with_their_marks() {
         let page = "a\n```sh\ntenmil list   # all\n\n# said\nb \\\n  c\n```\n\
                     ```toml\n```\n<!-- needs: jq root -->\n```sh\nd &\n```\n";
-        let needs = Mark::Needs(vec!["jq".into(), "root".into()]);
+        let needs = BlockMark::Needs(vec!["jq".into(), "root".into()]);
         let expected = vec![
             Block {
                 line: 2,

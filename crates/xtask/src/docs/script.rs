@@ -1,26 +1,26 @@
-//! The shell that a page is typed into.
+//! Execution of the commands of a page in a shell.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::page::Typed;
+use super::page::DocCommand;
 
-/// Where commands are run.
+/// Environment of the commands.
 pub(super) struct Bench {
     root: PathBuf,
     binary: PathBuf,
-    /// What gives a shell a network of its own, if that can be had.
+    /// Command prefix that runs a shell in a network namespace of its own, if that is possible.
     apart: Vec<&'static str>,
 }
 
-/// How long a page may take; and with what takes long.
+/// Time limit of a page in seconds, without and with long blocks.
 const LIMIT_S: [u32; 2] = [240, 3000];
 
-/// How `timeout` ends when time was up.
+/// Exit code of `timeout` after the time limit.
 const OUT_OF_TIME: i32 = 124;
 
-/// What every page begins with.
+/// Prologue of the script of every page.
 const PREAMBLE: &str = r#"
 exec 3>&1 >output 2>&1
 set -euo pipefail
@@ -65,11 +65,11 @@ impl Bench {
         Ok(Self { root: root.to_owned(), binary: binary.to_owned(), apart })
     }
 
-    /// Runs the commands of a page; how many ended well.
+    /// Runs the commands of a page; returns the number of successful ones.
     pub(super) fn run(
         &self,
         page: &str,
-        commands: &[&Typed],
+        commands: &[&DocCommand],
         is_long: bool,
         failed: &mut Vec<String>,
     ) -> Result<usize, String> {
@@ -98,11 +98,12 @@ impl Bench {
         Ok(count)
     }
 
-    /// Looks only whether `tenmil` has the options that a command names; false if it is not called.
+    /// Only checks that `tenmil` accepts the options of a command; false if the command does not call
+    /// it.
     pub(super) fn check(
         &self,
         page: &str,
-        command: &Typed,
+        command: &DocCommand,
         failed: &mut Vec<String>,
     ) -> Result<bool, String> {
         let text = command.text.trim_end_matches('&').trim();
@@ -128,13 +129,13 @@ impl Bench {
             .env("PATH", format!("{beside}:{before}"))
             .env("PROJECT", &self.root)
             .env("APART", self.apart.join(" "))
-            // Processes of other pages are not asked.
+            // Hides the processes of other pages.
             .env("XDG_RUNTIME_DIR", room);
     }
 }
 
-/// Commands with what tells where they stand.
-fn script(page: &str, commands: &[&Typed]) -> String {
+/// The commands as a script that reports the line of each.
+fn script(page: &str, commands: &[&DocCommand]) -> String {
     let mut script = PREAMBLE.to_owned();
     for (number, command) in commands.iter().enumerate() {
         let first = command.text.lines().next().unwrap_or_default();
@@ -158,7 +159,7 @@ mod tests {
 
     fn bench(directory: &Path) -> Bench {
         let binary = directory.join("tenmil");
-        // Knows of one option.
+        // A stand-in that rejects one option.
         let text =
             "#!/bin/sh\ncase \"$*\" in *--bad*) exit 2;; *serve*) echo ready; sleep 9;; esac\n";
         std::fs::write(&binary, text).unwrap();
@@ -166,15 +167,16 @@ mod tests {
         Bench::new(directory, &binary).unwrap()
     }
 
-    fn typed(lines: &[&str]) -> Vec<Typed> {
-        let typed = |(at, text): (usize, &&str)| Typed { line: at + 1, text: (*text).to_owned() };
+    fn typed(lines: &[&str]) -> Vec<DocCommand> {
+        let typed =
+            |(at, text): (usize, &&str)| DocCommand { line: at + 1, text: (*text).to_owned() };
         lines.iter().enumerate().map(typed).collect()
     }
 
     fn tried(lines: &[&str]) -> (usize, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let (commands, mut failed) = (typed(lines), Vec::new());
-        let commands: Vec<&Typed> = commands.iter().collect();
+        let commands: Vec<&DocCommand> = commands.iter().collect();
         let count = bench(directory.path()).run("page", &commands, false, &mut failed).unwrap();
         (count, failed)
     }

@@ -1,5 +1,5 @@
-//! An initramfs: a "newc" archive, as `Documentation/driver-api/early-userspace/buffer-format.rst`
-//! of the kernel draws it.
+//! Writer for an initramfs: a "newc" cpio archive (kernel documentation,
+//! driver-api/early-userspace/buffer-format.rst).
 //!
 //! ```text
 //!   "070701" · 13 fields of 8 hexadecimal digits · name and NUL, to 4 bytes · bytes, to 4 bytes
@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-/// Writes files into an archive, and the directories that they lie in before them.
+/// Archive writer, which creates parent directories as needed.
 pub(crate) struct Archive<W> {
     out: W,
     at: usize,
@@ -25,7 +25,7 @@ impl<W: Write> Archive<W> {
         Self { out, at: 0, inode: 0, directories: BTreeSet::new() }
     }
 
-    /// An empty directory; no error if it is there.
+    /// Adds an empty directory, unless it exists already.
     pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         let path = path.trim_matches('/');
         if path.is_empty() || !self.directories.insert(path.to_owned()) {
@@ -35,19 +35,19 @@ impl<W: Write> Archive<W> {
         self.entry(path, DIRECTORY, &[])
     }
 
-    /// A file that may be read and executed.
+    /// Adds a readable and executable file.
     pub(crate) fn file(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
         self.parent(path)?;
         self.entry(path, PROGRAM, bytes)
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub(crate) fn link(&mut self, path: &str, to: &str) -> io::Result<()> {
         self.parent(path)?;
         self.entry(path, LINK, to.as_bytes())
     }
 
-    /// Ends the archive; how many bytes it has.
+    /// Ends the archive; returns its size in bytes.
     pub(crate) fn end(mut self) -> io::Result<usize> {
         self.entry("TRAILER!!!", 0, &[])?;
         self.out.flush()?;

@@ -1,85 +1,88 @@
-//! What a guest says on its console: lines that begin with a mark are for us.
+//! Protocol of the guest console: lines that begin with a mark are messages to the test.
 //!
 //! ```text
-//!   @@ ok WHAT          a check that passed
-//!   @@ not ok WHAT      one that did not, and why
-//!   @@ skip WHAT        one that cannot be made there, and why
-//!   @@ note WHAT        something to know, and no check
-//!   @@ kill beside      the tenmil beside the guest is killed, and started again
-//!   @@ cold start       the machine is ended, and another started with the same disks
-//!   @@ do WHAT          something is done to the machine from outside; the answer is a line of input
-//!   @@ end              the script came to its end
+//!   @@ ok WHAT          passed check
+//!   @@ not ok WHAT      failed check, with the reason
+//!   @@ skip WHAT        check that is impossible there, with the reason
+//!   @@ note WHAT        information
+//!   @@ kill beside      kill and restart the companion tenmil process
+//!   @@ cold start       end the machine, and start another with the same disks
+//!   @@ do WHAT          perform a monitor action; the reply is a line of input
+//!   @@ end              end of the script
 //! ```
 
 use std::fmt;
 
-/// What begins a line that is for us.
+/// Prefix of a message.
 const MARK: &str = "@@ ";
 
-/// One thing that was looked at.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Check {
-    pub(crate) verdict: Verdict,
-    /// What was looked at, and if it did not pass, what was found.
+pub(crate) struct CheckResult {
+    pub(crate) verdict: CheckStatus,
+    /// Description of the check, and the finding if it did not pass.
     pub(crate) what: String,
 }
 
-/// How a check went.
+/// Status of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum CheckStatus {
     Passed,
     Failed,
     Skipped,
 }
 
-/// What a line of the console means.
+/// Parsed console line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
-    Check(Check),
-    /// Something to know.
+pub(crate) enum ConsoleLine {
+    Check(CheckResult),
+    /// Information.
     Note(String),
     KillBeside,
     ColdStart,
-    /// Something is asked for by its name.
+    /// Requested monitor action, by name.
     Do(String),
     End,
-    /// It is not for us.
+    /// Other output.
     Noise,
 }
 
-impl fmt::Display for Check {
+impl fmt::Display for CheckResult {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let word = match self.verdict {
-            Verdict::Passed => "ok     ",
-            Verdict::Failed => "FAILED ",
-            Verdict::Skipped => "skipped",
+            CheckStatus::Passed => "ok     ",
+            CheckStatus::Failed => "FAILED ",
+            CheckStatus::Skipped => "skipped",
         };
         write!(out, "{word} {}", self.what)
     }
 }
 
-/// Reads a line. The kernel may have written before our mark without ending its own line.
-pub(crate) fn read(line: &str) -> Word {
-    let Some(at) = line.find(MARK) else { return Word::Noise };
+/// Parses a line. The mark may follow kernel output on the same line.
+pub(crate) fn read(line: &str) -> ConsoleLine {
+    let Some(at) = line.find(MARK) else { return ConsoleLine::Noise };
     let text = line[at + MARK.len()..].trim_end();
-    let verdicts =
-        [("ok ", Verdict::Passed), ("not ok ", Verdict::Failed), ("skip ", Verdict::Skipped)];
+    let verdicts = [
+        ("ok ", CheckStatus::Passed),
+        ("not ok ", CheckStatus::Failed),
+        ("skip ", CheckStatus::Skipped),
+    ];
     for (word, verdict) in verdicts {
         if let Some(what) = text.strip_prefix(word) {
-            return Word::Check(Check { verdict, what: what.to_owned() });
+            return ConsoleLine::Check(CheckResult { verdict, what: what.to_owned() });
         }
     }
     if let Some(what) = text.strip_prefix("note ") {
-        return Word::Note(what.to_owned());
+        return ConsoleLine::Note(what.to_owned());
     }
     if let Some(name) = text.strip_prefix("do ") {
-        return Word::Do(name.to_owned());
+        return ConsoleLine::Do(name.to_owned());
     }
     match text {
-        "kill beside" => Word::KillBeside,
-        "cold start" => Word::ColdStart,
-        "end" => Word::End,
-        _ => Word::Noise,
+        "kill beside" => ConsoleLine::KillBeside,
+        "cold start" => ConsoleLine::ColdStart,
+        "end" => ConsoleLine::End,
+        _ => ConsoleLine::Noise,
     }
 }
 
@@ -89,17 +92,19 @@ mod tests {
 
     #[test]
     fn marked_lines_are_checks_and_all_others_are_noise() {
-        let check = |verdict, what: &str| Word::Check(Check { verdict, what: what.to_owned() });
-        assert_eq!(read("@@ ok it connects\r"), check(Verdict::Passed, "it connects"));
-        assert_eq!(read("[ 1.2] nvme0: @@ not ok a: b"), check(Verdict::Failed, "a: b"));
-        assert_eq!(read("@@ skip no module"), check(Verdict::Skipped, "no module"));
-        assert_eq!(read("@@ note Linux 6.12\r"), Word::Note("Linux 6.12".to_owned()));
-        assert_eq!(read("@@ end"), Word::End);
-        assert_eq!(read("@@ kill beside"), Word::KillBeside);
-        assert_eq!(read("@@ cold start"), Word::ColdStart);
-        assert_eq!(read("@@ do pull\r"), Word::Do("pull".to_owned()));
+        let check = |verdict, what: &str| {
+            ConsoleLine::Check(CheckResult { verdict, what: what.to_owned() })
+        };
+        assert_eq!(read("@@ ok it connects\r"), check(CheckStatus::Passed, "it connects"));
+        assert_eq!(read("[ 1.2] nvme0: @@ not ok a: b"), check(CheckStatus::Failed, "a: b"));
+        assert_eq!(read("@@ skip no module"), check(CheckStatus::Skipped, "no module"));
+        assert_eq!(read("@@ note Linux 6.12\r"), ConsoleLine::Note("Linux 6.12".to_owned()));
+        assert_eq!(read("@@ end"), ConsoleLine::End);
+        assert_eq!(read("@@ kill beside"), ConsoleLine::KillBeside);
+        assert_eq!(read("@@ cold start"), ConsoleLine::ColdStart);
+        assert_eq!(read("@@ do pull\r"), ConsoleLine::Do("pull".to_owned()));
         for line in ["", "ok it connects", "@@ endless", "@@ okay", "@@", "@@ done"] {
-            assert_eq!(read(line), Word::Noise, "{line}");
+            assert_eq!(read(line), ConsoleLine::Noise, "{line}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One guest: QEMU without acceleration, a console that is read line by line, a limit in time.
+//! QEMU guest without acceleration, with a parsed console and a time limit.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -7,48 +7,50 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use super::console::{self, Check, Verdict, Word};
+use super::console::{self, CheckResult, CheckStatus, ConsoleLine};
 use super::monitor;
 use super::parts::Image;
 use super::scenario::Scenario;
-use super::tally::Trouble;
+use super::totals::ScenarioError;
 
-/// How long a tenmil beside a guest may take until it is ready.
+/// Time limit for the companion process to become ready.
 const READY: Duration = Duration::from_secs(60);
 
-/// What is said of a machine that ended so.
+/// Name of the check that is skipped because QEMU exited together with the companion.
 const ENDED_WITH_BESIDE: &str = "what a guest does without its server: QEMU has ended with it";
 
 /// How a guest ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Its script came to its end.
-    Whole,
-    /// It was there no more before that.
-    Early,
-    /// It took too long, and was ended.
-    Late,
+pub(crate) enum VmExit {
+    /// The script finished.
+    Completed,
+    /// The guest exited before that.
+    Crashed,
+    /// The time limit expired and the guest was killed.
+    TimedOut,
 }
 
-impl End {
-    /// What is wrong with that, if anything is.
+impl VmExit {
+    /// Failure message, unless the guest completed.
     pub(crate) fn complaint(self, scenario: &Scenario) -> Option<String> {
         match self {
-            Self::Whole => None,
-            Self::Early => Some("the guest ended before its script did".to_owned()),
-            Self::Late => Some(format!("the guest took longer than {} s", scenario.seconds_max)),
+            Self::Completed => None,
+            Self::Crashed => Some("the guest ended before its script did".to_owned()),
+            Self::TimedOut => {
+                Some(format!("the guest took longer than {} s", scenario.seconds_max))
+            }
         }
     }
 }
 
-/// Boots `scenario` and tells of every check as it is made; the console is kept in `room`.
+/// Boots `scenario` and reports each check as it is made; the console log is written to `room`.
 pub(crate) fn run(
     scenario: &Scenario,
     image: &Image,
     room: &Path,
-    told: &mut dyn FnMut(&Check),
-) -> Result<End, Trouble> {
-    // First, for it may have to be fetched.
+    told: &mut dyn FnMut(&CheckResult),
+) -> Result<VmExit, ScenarioError> {
+    // Prepared first, because it may have to be downloaded.
     let emulator = scenario.emulator.command(room)?;
     if let Some(version) = scenario.emulator.version(room) {
         println!("  note: {version}");
@@ -62,44 +64,47 @@ pub(crate) fn run(
             made.map_err(|why| format!("create {}: {why}", disk.display()))?;
         }
     }
-    let mut beside = Beside::start(scenario, &image.tenmil, room)?;
+    let mut beside = Companion::start(scenario, &image.tenmil, room)?;
     let mut machine = start(emulator, scenario, image, room)?;
     let mut lines = listen(machine.stdout.take());
     let deadline = Instant::now() + Duration::from_secs(scenario.seconds_max);
-    let mut end = End::Early;
+    let mut end = VmExit::Crashed;
     let mut may_end = false;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         match lines.recv_timeout(left) {
             Ok(line) => {
-                // A console that cannot be kept is still read.
+                // A failure to write the log does not end the run.
                 _ = writeln!(log, "{line}");
                 match console::read(&line) {
-                    Word::Check(check) => told(&check),
-                    Word::Note(what) => println!("  note: {what}"),
-                    Word::KillBeside => {
-                        // The socket that it leaves behind is replaced by the next.
+                    ConsoleLine::Check(check) => told(&check),
+                    ConsoleLine::Note(what) => println!("  note: {what}"),
+                    ConsoleLine::KillBeside => {
+                        // The new process replaces the socket that the old one leaves behind.
                         drop(beside);
-                        let again = Beside::start(scenario, &image.tenmil, room);
+                        let again = Companion::start(scenario, &image.tenmil, room);
                         beside = again.inspect_err(|_| stop(&mut machine))?;
                         may_end = scenario.may_end_with_beside;
                     }
-                    Word::ColdStart => {
+                    ConsoleLine::ColdStart => {
                         stop(&mut machine);
                         machine = start(scenario.emulator.command(room)?, scenario, image, room)?;
                         lines = listen(machine.stdout.take());
                         may_end = false;
                     }
-                    Word::Do(name) => {
+                    ConsoleLine::Do(name) => {
                         let done = monitor::carry_out(scenario.deeds, &name, room);
                         answer(&mut machine, done);
                     }
-                    Word::End => end = End::Whole,
-                    Word::Noise => {}
+                    ConsoleLine::End => end = VmExit::Completed,
+                    ConsoleLine::Noise => {}
                 }
             }
             Err(RecvTimeoutError::Disconnected) if may_end => {
-                told(&Check { verdict: Verdict::Skipped, what: ENDED_WITH_BESIDE.to_owned() });
+                told(&CheckResult {
+                    verdict: CheckStatus::Skipped,
+                    what: ENDED_WITH_BESIDE.to_owned(),
+                });
                 stop(&mut machine);
                 machine = start(scenario.emulator.command(room)?, scenario, image, room)?;
                 lines = listen(machine.stdout.take());
@@ -107,8 +112,8 @@ pub(crate) fn run(
             }
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                if end != End::Whole {
-                    end = End::Late;
+                if end != VmExit::Completed {
+                    end = VmExit::TimedOut;
                 }
                 break;
             }
@@ -125,8 +130,7 @@ fn start(
     image: &Image,
     room: &Path,
 ) -> Result<Child, String> {
-    // A kernel that checks the timer against a processor which others use as well may find that there is
-    // none.
+    // On a busy host, the kernel's timer check may fail for lack of CPU time (no_timer_check).
     let line = format!(
         "console=ttyS0 no_timer_check quiet loglevel=1 panic=-1 random.trust_cpu=on lab={} lab_short={} {}",
         scenario.name,
@@ -152,7 +156,7 @@ fn start(
         .map_err(|why| format!("start QEMU: {why}"))
 }
 
-/// What QEMU is told of a monitor, for machines that something is done to.
+/// QEMU arguments of the monitor, for scenarios with monitor actions.
 fn monitored(scenario: &Scenario, room: &Path) -> Vec<String> {
     if scenario.deeds.is_empty() {
         return Vec::new();
@@ -162,21 +166,21 @@ fn monitored(scenario: &Scenario, room: &Path) -> Vec<String> {
     vec!["-qmp".to_owned(), place]
 }
 
-/// Tells the guest, on its console, how it went.
+/// Sends the result of a monitor action to the guest console.
 fn answer(machine: &mut Child, done: Result<(), String>) {
     let line = done.map_or_else(|why| format!("not done: {why}"), |()| "done".to_owned());
     if let Some(console) = &mut machine.stdin {
-        // A guest that has gone wants no answer.
+        // If the guest has exited, no reply is needed.
         _ = writeln!(console, "{line}");
     }
 }
 
-/// A tenmil beside the guest. It is ended with it.
-struct Beside(Option<Child>);
+/// Companion tenmil process beside the guest, ended with it.
+struct Companion(Option<Child>);
 
-impl Beside {
-    /// Starts it, and waits until it says that it is ready.
-    fn start(scenario: &Scenario, tenmil: &Path, room: &Path) -> Result<Self, Trouble> {
+impl Companion {
+    /// Starts the process, and waits until it prints `ready`.
+    fn start(scenario: &Scenario, tenmil: &Path, room: &Path) -> Result<Self, ScenarioError> {
         if scenario.beside.is_empty() {
             return Ok(Self(None));
         }
@@ -185,7 +189,7 @@ impl Beside {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|why| Trouble::Failed(format!("start {}: {why}", tenmil.display())))?;
+            .map_err(|why| ScenarioError::Failed(format!("start {}: {why}", tenmil.display())))?;
         let lines = listen(process.stdout.take());
         let beside = Self(Some(process));
         let said = match lines.recv_timeout(READY) {
@@ -194,11 +198,11 @@ impl Beside {
             Err(RecvTimeoutError::Disconnected) => "ended before it was ready".to_owned(),
             Err(RecvTimeoutError::Timeout) => format!("is not ready within {} s", READY.as_secs()),
         };
-        Err(Trouble::Failed(format!("tenmil {}: {said}", scenario.beside.join(" "))))
+        Err(ScenarioError::Failed(format!("tenmil {}: {said}", scenario.beside.join(" "))))
     }
 }
 
-impl Drop for Beside {
+impl Drop for Companion {
     fn drop(&mut self) {
         if let Some(process) = &mut self.0 {
             stop(process);
@@ -210,7 +214,7 @@ fn placed(word: &str, room: &Path) -> String {
     word.replace("ROOM", &room.to_string_lossy())
 }
 
-/// Has the console read beside us, so that silence can be noticed.
+/// Reads the console on a thread of its own, so that receiving can time out.
 fn listen(console: Option<ChildStdout>) -> Receiver<String> {
     let (sender, lines) = channel();
     std::thread::spawn(move || {
@@ -227,7 +231,7 @@ fn listen(console: Option<ChildStdout>) -> Receiver<String> {
 }
 
 fn stop(machine: &mut Child) {
-    // It may have ended by itself; then there is nothing to end, and only its status to take.
+    // If the process has exited already, this only reaps it.
     _ = machine.kill();
     _ = machine.wait();
 }
@@ -240,20 +244,21 @@ mod tests {
     #[test]
     fn a_tenmil_beside_that_is_not_ready_has_failed() {
         let scenario = Scenario { beside: &["serve"], ..SCENARIOS[0] };
-        let start = |tenmil: &str| Beside::start(&scenario, Path::new(tenmil), Path::new("/tmp"));
-        // One that says something else, one that ends without a word, and none at all.
+        let start =
+            |tenmil: &str| Companion::start(&scenario, Path::new(tenmil), Path::new("/tmp"));
+        // A process with other output, one that exits silently, and a missing program.
         for (tenmil, said) in [
             ("echo", "tenmil serve: serve"),
             ("false", "ended before"),
             ("/nowhere", "start /nowhere"),
         ] {
             match start(tenmil) {
-                Err(Trouble::Failed(why)) => assert!(why.contains(said), "{why}"),
-                Err(Trouble::Lacking(why)) => panic!("{tenmil}: lacking {why}"),
+                Err(ScenarioError::Failed(why)) => assert!(why.contains(said), "{why}"),
+                Err(ScenarioError::Unavailable(why)) => panic!("{tenmil}: lacking {why}"),
                 Ok(_) => panic!("{tenmil} is said to be ready"),
             }
         }
         let alone = Scenario { beside: &[], ..SCENARIOS[0] };
-        assert!(Beside::start(&alone, Path::new("/nowhere"), Path::new("/tmp")).is_ok());
+        assert!(Companion::start(&alone, Path::new("/nowhere"), Path::new("/tmp")).is_ok());
     }
 }

@@ -1,5 +1,5 @@
-//! What is done to a machine from outside, over QEMU's monitor for programs (QMP): lines of JSON over
-//! a socket, a greeting, then a command and its answer at a time, with events in between.
+//! Client of the QEMU Machine Protocol (QMP): JSON lines over a socket, with a greeting, then one
+//! command and its response at a time, and events in between.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -8,24 +8,24 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The socket of every machine that is done anything to, in the directory where everything lies.
+/// Monitor socket, in the directory of the lab.
 pub(super) const SOCKET: &str = "monitor.sock";
-/// How long QEMU may take to answer.
+/// Response timeout of QEMU.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What opens the monitor for commands.
+/// Command that leaves the negotiation mode.
 const OPEN: &str = r#"{"execute":"qmp_capabilities"}"#;
 
-/// Something that a guest may ask for.
+/// QMP command that a guest may request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Deed {
-    /// What the guest says.
+pub(crate) struct MonitorAction {
+    /// Name used by the guest.
     pub(crate) name: &'static str,
-    /// What QEMU is told.
+    /// QMP command.
     pub(crate) command: &'static str,
 }
 
-/// Does the deed of that name to the machine whose monitor is in `room`.
-pub(super) fn carry_out(deeds: &[Deed], name: &str, room: &Path) -> Result<(), String> {
+/// Executes the action `name` on the machine whose monitor is in `room`.
+pub(super) fn carry_out(deeds: &[MonitorAction], name: &str, room: &Path) -> Result<(), String> {
     let Some(deed) = deeds.iter().find(|deed| deed.name == name) else {
         let known: Vec<_> = deeds.iter().map(|deed| deed.name).collect();
         let known = if known.is_empty() { "nothing".to_owned() } else { known.join(", ") };
@@ -37,7 +37,7 @@ pub(super) fn carry_out(deeds: &[Deed], name: &str, room: &Path) -> Result<(), S
     talk(stream, deed.command, PATIENCE).map_err(|why| format!("{name}: QEMU: {why}"))
 }
 
-/// Waits for the greeting, and then for an answer to each of two commands.
+/// Waits for the greeting, and sends two commands, each after the response to the one before.
 fn talk(stream: UnixStream, command: &str, patience: Duration) -> Result<(), String> {
     let about = |why: std::io::Error| why.to_string();
     let mut out = stream.try_clone().map_err(about)?;
@@ -51,7 +51,7 @@ fn talk(stream: UnixStream, command: &str, patience: Duration) -> Result<(), Str
     Ok(())
 }
 
-/// What a line says of the command before it; `None` if it is an event.
+/// Result of the last command in a line; `None` if the line is an event.
 fn answer(line: &Value) -> Option<Result<(), String>> {
     if line.get("return").is_some() {
         return Some(Ok(()));
@@ -59,7 +59,7 @@ fn answer(line: &Value) -> Option<Result<(), String>> {
     line.get("error").map(|error| Err(error["desc"].as_str().unwrap_or("an error").to_owned()))
 }
 
-/// Reads lines until one is what is waited for.
+/// Reads lines until one matches.
 fn until(
     lines: &mut BufReader<UnixStream>,
     end: Instant,
@@ -99,7 +99,8 @@ mod tests {
     const DONE: &str = r#"{"return": {}}"#;
     const EVENT: &str = r#"{"event": "DEVICE_DELETED", "data": {}, "timestamp": {}}"#;
 
-    /// Talks to a monitor that greets with the first of `lines` and answers with the others.
+    /// Runs the client against a monitor that greets with the first of `lines` and responds with the
+    /// others.
     fn told(answers: [&'static str; 3]) -> (Result<(), String>, Vec<String>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let monitor = thread::spawn(move || {
@@ -114,7 +115,7 @@ mod tests {
                     writeln!(out, "{EVENT}\n{answer}").unwrap();
                 }
             }
-            // Who was not answered gives up by itself.
+            // The client gives up by itself if there is no response.
             heard.next();
             commands
         });
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn only_what_is_in_the_table_is_done() {
-        let deeds = [Deed { name: "pull", command: "{}" }];
+        let deeds = [MonitorAction { name: "pull", command: "{}" }];
         let refused = carry_out(&deeds, "quit", Path::new("/")).unwrap_err();
         assert_eq!(refused, "the guest asked for 'quit', expected pull");
         let refused = carry_out(&[], "quit", Path::new("/")).unwrap_err();

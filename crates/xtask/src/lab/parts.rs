@@ -1,4 +1,4 @@
-//! What a guest is made of, and where it comes from.
+//! Components of the guests: kernel, initramfs and programs.
 
 mod binary;
 mod built;
@@ -16,29 +16,29 @@ use std::process::Command;
 pub(crate) use emulator::Emulator;
 pub(crate) use kernel::BUILT;
 use kernel::Kernel;
-use newer::Newer;
+use newer::NewerUserland;
 use programs::Programs;
 
 use super::archive::Archive;
 use super::scenario::{BEGINNING, INIT, SCENARIOS, Scenario};
-use super::tally::Trouble;
+use super::totals::ScenarioError;
 
-/// Everything that guests are made of. What some of them need is looked for when one needs it, and once.
+/// Components of all guests. Those that only some scenarios need are prepared on first use.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct GuestImages {
     room: PathBuf,
-    /// The suite whose kernel is booted where a scenario names no other.
+    /// Suite of the kernel, if a scenario names no other.
     suite: String,
     programs: Programs,
-    /// Those that go with that suite, or why they cannot be had.
-    newer: Result<Newer, String>,
-    /// Our own.
+    /// Newer programs of that suite, or why they are unavailable.
+    newer: Result<NewerUserland, String>,
+    /// Path of the static tenmil.
     tenmil: PathBuf,
-    /// What was asked for before: suites, and what boots with the kernel of each.
+    /// Images prepared so far, by suite.
     images: Vec<(String, Result<Image, String>)>,
 }
 
-/// What a guest boots, and what runs beside it.
+/// Kernel and initramfs of a guest, and the program of its companion.
 #[derive(Clone, Debug)]
 pub(crate) struct Image {
     pub(crate) kernel: PathBuf,
@@ -46,11 +46,15 @@ pub(crate) struct Image {
     pub(crate) tenmil: PathBuf,
 }
 
-impl Parts {
-    /// Finds what all guests need, and fetches or builds what is not there; says so while it does.
-    pub(crate) fn gather(room: &Path, suite: &str, tenmil: Option<&Path>) -> Result<Self, Trouble> {
+impl GuestImages {
+    /// Finds, downloads or builds the components that all guests need, and reports progress.
+    pub(crate) fn gather(
+        room: &Path,
+        suite: &str,
+        tenmil: Option<&Path>,
+    ) -> Result<Self, ScenarioError> {
         let programs = Programs::find()?;
-        let newer = Newer::find(room, suite);
+        let newer = NewerUserland::find(room, suite);
         let tenmil = match tenmil {
             Some(path) => path.to_owned(),
             None => binary::build()?,
@@ -59,12 +63,12 @@ impl Parts {
         Ok(Self { room, suite, programs, newer, tenmil, images: Vec::new() })
     }
 
-    /// Which programs of this machine take part, and which versions these are of.
+    /// Versions of the programs of this machine that take part.
     pub(crate) fn versions(&self) -> String {
         self.programs.versions()
     }
 
-    /// What the guest of a scenario boots.
+    /// The image of a scenario.
     pub(crate) fn image(&mut self, scenario: &Scenario) -> Result<Image, String> {
         if let (true, Err(why)) = (scenario.needs_newer, &self.newer) {
             return Err(why.clone());
@@ -86,7 +90,7 @@ impl Parts {
         Ok(Image { kernel: kernel.image, initramfs, tenmil: self.tenmil.clone() })
     }
 
-    /// Writes the initramfs of all scenarios for a kernel; how many bytes it has.
+    /// Writes the initramfs of all scenarios for a kernel; returns its size in bytes.
     fn pack(&self, kernel: &Kernel, image: &Path) -> Result<usize, String> {
         let about = |why| format!("write {}: {why}", image.display());
         let file = File::create(image).map_err(about)?;
@@ -109,7 +113,7 @@ impl Parts {
     }
 }
 
-/// Runs a program to its end; what it said.
+/// Runs a program to its end and returns its output.
 fn run(command: &mut Command) -> Result<String, String> {
     let name = format!("{:?}", command.get_program());
     let output = command.output().map_err(|why| format!("start {name}: {why}"))?;
@@ -121,7 +125,7 @@ fn run(command: &mut Command) -> Result<String, String> {
     Err(format!("{name}: {}: {}", output.status, last.join("; ")))
 }
 
-/// The first line of what a program says of its version, wherever it says it.
+/// First line of the version output of a program, on standard output or standard error.
 fn version(command: &mut Command) -> Option<String> {
     let output = command.output().ok()?;
     let said = [output.stdout, output.stderr].concat();

@@ -1,70 +1,69 @@
-//! What is tried in guests: a table, and a script for each in `guest/`.
+//! Scenarios: a table, and a script for each in `guest/`.
 
-use super::monitor::Deed;
+use super::monitor::MonitorAction;
 use super::parts::{BUILT, Emulator};
 
-/// One guest and what it has to do.
+/// Scenario of one guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// What it shows, in a line.
+    /// One-line description.
     pub(crate) about: &'static str,
-    /// What meets what in it.
+    /// What is tested with what.
     pub(crate) kind: Kind,
-    /// How long a guest may take, from its first instruction to its last.
+    /// Time limit of the guest in seconds, including the boot.
     pub(crate) seconds_max: u64,
-    /// The same of a run that leaves some of it out, where that is part of the short lab.
+    /// Time limit of the short variant, if there is one.
     pub(crate) short_seconds_max: Option<u64>,
-    /// Whether this is such a run, which the script is told.
+    /// Whether this is the short variant; the script is told so.
     pub(crate) is_short: bool,
-    /// Which QEMU.
+    /// QEMU to use.
     pub(crate) emulator: Emulator,
-    /// QEMU's word for the machine.
+    /// QEMU machine type.
     pub(crate) machine: &'static str,
-    /// What QEMU puts in beside it. `ROOM` in a word is the directory where everything lies.
+    /// Further QEMU arguments. `ROOM` stands for the directory of the lab.
     pub(crate) devices: &'static [&'static str],
-    /// How long the sparse files are that are made anew for it.
+    /// Size in bytes of the sparse disk files, which are created anew.
     pub(crate) disk_bytes: u64,
-    /// What they are called: `ROOM/disk`.
+    /// Names of the disk files: `ROOM/disk`.
     pub(crate) disks: &'static [&'static str],
-    /// What the guest may have done to the machine from outside.
-    pub(crate) deeds: &'static [Deed],
-    /// Whether the guest may restart.
+    /// Monitor actions that the guest may request.
+    pub(crate) deeds: &'static [MonitorAction],
+    /// Whether the guest may reboot.
     pub(crate) may_restart: bool,
-    /// What a tenmil beside the guest is told, if there is one, with `ROOM` as above.
+    /// Arguments of the companion tenmil process, if there is one, with `ROOM` as above.
     pub(crate) beside: &'static [&'static str],
-    /// Whether QEMU may end when that one does: then another is started, as after `@@ cold start`.
+    /// Whether QEMU may exit with the companion; then another is started, as after `@@ cold start`.
     pub(crate) may_end_with_beside: bool,
-    /// The Debian suite that its kernel comes from, whatever was asked for: one that has what it needs;
-    /// or [`BUILT`].
+    /// Debian suite of the kernel, overriding the option: one with the needed features, or [`BUILT`].
     pub(crate) suite: Option<&'static str>,
-    /// Whether it uses programs of the kernel's suite that this machine may not have.
+    /// Whether it needs programs of the kernel's suite that this machine may lack.
     pub(crate) needs_newer: bool,
-    /// What the kernel is told beside what it always is.
+    /// Further kernel parameters.
     pub(crate) kernel_line: &'static str,
-    /// What the guest does.
+    /// The guest script.
     pub(crate) script: &'static str,
 }
 
-/// What meets what. Of each there is one scenario in the short lab.
+/// Kind of a scenario. The short run has one scenario of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// SSDs on the bus, and tenmil's driver.
+    /// Emulated SSDs and tenmil's driver.
     Ssd,
-    /// A host that is Linux, and tenmil's target.
+    /// Linux as the host and tenmil as the target.
     OurTarget,
-    /// Tenmil's host, and a target that is Linux.
+    /// Tenmil as the host and Linux as the target.
     OurHost,
-    /// A guest, and a controller over vfio-user.
+    /// A guest and a controller over vfio-user.
     Controller,
-    /// A kernel, and a disk over ublk or vhost-user.
+    /// A kernel and a disk over ublk or vhost-user.
     Disk,
-    /// Two block layers, over nothing.
+    /// The block layers of Linux and tenmil, over null devices.
     BlockLayer,
 }
 
 impl Kind {
-    /// It in a word or two.
+    /// Short name.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ssd => "pcie",
@@ -78,19 +77,19 @@ impl Kind {
 }
 
 impl Scenario {
-    /// It as the short lab has it, if it does.
+    /// The short variant, if there is one.
     pub(crate) fn shortened(self) -> Option<Self> {
         self.short_seconds_max.map(|seconds_max| Self {
             seconds_max,
             is_short: true,
-            // What uses them is in no short run.
+            // No short variant uses them.
             needs_newer: false,
             ..self
         })
     }
 }
 
-/// A machine without anything.
+/// Defaults: a machine without devices.
 const BARE: Scenario = Scenario {
     name: "",
     about: "",
@@ -113,14 +112,14 @@ const BARE: Scenario = Scenario {
     script: "",
 };
 
-/// Two SSDs behind an IOMMU: one with two namespaces, and one in a slot.
+/// Two SSDs behind an IOMMU: one with two namespaces, and one in a hot-plug slot.
 const PCIE: Scenario = Scenario {
     name: "pcie",
     about: "QEMU's NVMe devices behind an IOMMU, driven by tenmil, and one pulled under load",
     machine: "q35,kernel-irqchip=split",
     devices: &[
         "-device",
-        // As many as client processors have.
+        // The address width of client processors.
         "intel-iommu,intremap=on,aw-bits=39",
         "-drive",
         "file=ROOM/disk,format=raw,if=none,id=disk",
@@ -134,7 +133,7 @@ const PCIE: Scenario = Scenario {
         "nvme-ns,bus=fixed,drive=disk2,nsid=2",
         "-device",
         "pcie-root-port,id=bay,chassis=1,slot=1",
-        // A drive would go with its device.
+        // A drive would be deleted with its device.
         "-blockdev",
         "driver=raw,node-name=disk3,file.driver=file,file.filename=ROOM/disk3",
         "-device",
@@ -142,7 +141,10 @@ const PCIE: Scenario = Scenario {
     ],
     disk_bytes: 256 << 20,
     disks: &["disk", "disk2", "disk3"],
-    deeds: &[Deed { name: "pull", command: PULL }, Deed { name: "put in", command: PUT_IN }],
+    deeds: &[
+        MonitorAction { name: "pull", command: PULL },
+        MonitorAction { name: "put in", command: PUT_IN },
+    ],
     kernel_line: "intel_iommu=on",
     seconds_max: 900,
     short_seconds_max: Some(150),
@@ -150,7 +152,7 @@ const PCIE: Scenario = Scenario {
     ..BARE
 };
 
-/// Every scenario there is.
+/// All scenarios.
 pub(crate) const SCENARIOS: [Scenario; 15] = [
     Scenario {
         name: "bind",
@@ -244,7 +246,7 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
             "-device",
             "nvme,serial=LAB1,drive=disk,cmb_size_mb=4",
             "-device",
-            // As before NVMe 1.4.
+            // CMB registers as before NVMe 1.4.
             "nvme,serial=LAB2,drive=disk2,cmb_size_mb=4,legacy-cmb=on",
             "-device",
             "nvme,serial=LAB3,drive=disk3",
@@ -363,15 +365,15 @@ pub(crate) const SCENARIOS: [Scenario; 15] = [
     },
 ];
 
-/// What pulls the one that is in a slot.
+/// Command that removes the SSD from its slot.
 const PULL: &str = r#"{"execute":"device_del","arguments":{"id":"pulled"}}"#;
-/// What puts it in again.
+/// Command that inserts it again.
 const PUT_IN: &str = r#"{"execute":"device_add","arguments":{"driver":"nvme","id":"pulled","bus":"bay","drive":"disk3","serial":"LAB2"}}"#;
 
-/// What all scripts begin with.
+/// Prologue of all scripts.
 pub(crate) const BEGINNING: &str = include_str!("guest/lab.sh");
 
-/// The first process of every guest.
+/// First process of every guest.
 pub(crate) const INIT: &str = include_str!("guest/init.sh");
 
 #[cfg(test)]

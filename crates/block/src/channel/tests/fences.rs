@@ -1,8 +1,11 @@
-//! Blocks that stay closed while somebody who has gone still writes them.
+//! Blocks that stay fenced while writes of a departed client are in flight.
 
 use std::sync::atomic::Ordering;
 
-use base::{Answers, Backend, Instant, Medium, Operation, Outcome, Random, Request, Segment, Span};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Operation, Random, Request,
+    Segment, Span,
+};
 
 use super::late::{Log, request};
 use super::{device, is_woken, open};
@@ -15,7 +18,7 @@ fn blocks(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
     Request { blocks, ..request(operation, token, lba) }
 }
 
-/// What is in flight in the medium, by their tags' first blocks.
+/// First blocks of the requests in flight in the device below, in order of their tags.
 fn in_flight(log: &Log) -> Vec<u64> {
     let mut found: Vec<u64> =
         log.in_flight.lock().unwrap().iter().map(|(_, request)| request.lba).collect();
@@ -23,9 +26,9 @@ fn in_flight(log: &Log) -> Vec<u64> {
     found
 }
 
-/// All answers of a channel that are there.
-fn poll(channel: &mut dyn Backend, now: Instant) -> Vec<(u64, Outcome)> {
-    let mut answers = Answers::with_capacity(64);
+/// All available completions of a channel.
+fn poll(channel: &mut dyn IoChannel, now: Instant) -> Vec<(u64, IoStatus)> {
+    let mut answers = CompletionBatch::with_capacity(64);
     (0..64).for_each(|_| {
         channel.poll(now, &mut answers);
     });
@@ -38,7 +41,7 @@ fn blocks_that_an_ended_client_writes_are_closed_until_the_medium_has_answered()
         (QueueMap::of(PER_CHANNEL), Mode::Mq),
         (QueueMap::of(1), Mode::Mq),
         (QueueMap { read: 1, ..QueueMap::of(1) }, Mode::Mq),
-        (QueueMap::of(1), Mode::Single),
+        (QueueMap::of(1), Mode::SingleQueue),
     ] {
         let (device, log) = device(16, |options| {
             (options.map, options.mode, options.channels_max) = (map, mode, 4);
@@ -67,7 +70,7 @@ fn blocks_that_an_ended_client_writes_are_closed_until_the_medium_has_answered()
         assert!(!new.arm(), "it may sleep");
 
         log.is_stuck.store(false, Ordering::SeqCst);
-        assert_eq!(poll(&mut *old, NOW), [(1, Outcome::SUCCESS)]);
+        assert_eq!(poll(&mut *old, NOW), [(1, IoStatus::SUCCESS)]);
         assert!(device.fenced().is_empty());
         assert!(is_woken(&*new) || new.arm(), "what waits is told");
         new.disarm();
@@ -91,14 +94,14 @@ fn what_waits_too_long_is_answered_and_may_be_tried_again() {
     assert_eq!(new.wake_at(), NOW.after(WAIT_MAX));
     let before = Instant { ns: NOW.after(WAIT_MAX).ns - 1 };
     assert_eq!(poll(&mut *new, before), []);
-    assert_eq!(poll(&mut *new, NOW.after(WAIT_MAX)), [(2, Outcome::INTERRUPTED)]);
+    assert_eq!(poll(&mut *new, NOW.after(WAIT_MAX)), [(2, IoStatus::INTERRUPTED)]);
     assert_eq!(new.wake_at(), Instant::NEVER);
-    // The medium never answers, and the blocks stay closed even without the channel.
+    // The device below never completes, and the blocks stay fenced even without the channel.
     drop(old);
     assert!(matches!(&device.fenced()[..], [it] if *it == (10..11)));
     assert_eq!(new.submit(NOW, &[request(Operation::Read, 3, 10)], &[]), 1);
     device.remove();
-    assert_eq!(poll(&mut *new, NOW), [(3, Outcome::NO_DEVICE)]);
+    assert_eq!(poll(&mut *new, NOW), [(3, IoStatus::NO_DEVICE)]);
 }
 
 #[test]
@@ -115,15 +118,15 @@ fn reads_of_an_ended_client_close_nothing_and_what_it_waits_for_never_begins() {
     first.fence_writes();
     assert_eq!(second.submit(NOW, &[request(Operation::Write, 4, 10)], &[]), 1);
     second.fence_writes();
-    assert_eq!(poll(&mut *second, NOW), [(4, Outcome::ABORTED)]);
+    assert_eq!(poll(&mut *second, NOW), [(4, IoStatus::ABORTED)]);
     log.is_stuck.store(false, Ordering::SeqCst);
-    assert_eq!(poll(&mut *first, NOW), [(3, Outcome::SUCCESS)]);
+    assert_eq!(poll(&mut *first, NOW), [(3, IoStatus::SUCCESS)]);
     assert!(device.fenced().is_empty());
     assert_eq!(poll(&mut *second, NOW), [], "it was given up");
 }
 
-/// Whatever the order: while a write is in flight whose client has gone, nothing of its blocks is
-/// submitted; and everything is answered once.
+/// In any order: while a write of a departed client is in flight, no request for its blocks is submitted,
+/// and every request completes once.
 #[test]
 fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
     let maps =
@@ -134,9 +137,9 @@ fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
             (options.map, options.channels_max) = (*map, 64);
         });
         let descriptor = open(&device);
-        let mut live: Vec<(Box<dyn Backend>, usize)> =
+        let mut live: Vec<(Box<dyn IoChannel>, usize)> =
             (0..4).map(|_| (descriptor.channel().unwrap(), 0)).collect();
-        let mut ended: Vec<Box<dyn Backend>> = Vec::new();
+        let mut ended: Vec<Box<dyn IoChannel>> = Vec::new();
         let (mut token, mut given) = (0, 0);
         for turn in 0..400 {
             let now = Instant { ns: turn * 1_000_000 };
@@ -167,11 +170,11 @@ fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
                 let is_open = closed.iter().all(|it| end <= it.start || it.end <= request.lba);
                 assert!(is_open, "seed {seed}, turn {turn}: {request:?} beside {closed:?}");
             }
-            let mut answers = Answers::with_capacity(8);
+            let mut answers = CompletionBatch::with_capacity(8);
             let count = channel.poll(now, &mut answers);
             (*owed, given) = (*owed - count, given + count);
             ended.iter_mut().for_each(|channel| {
-                channel.poll(now, &mut Answers::with_capacity(8));
+                channel.poll(now, &mut CompletionBatch::with_capacity(8));
             });
         }
         log.is_stuck.store(false, Ordering::SeqCst);
@@ -179,10 +182,10 @@ fn nothing_is_ever_submitted_beside_a_write_of_an_ended_client() {
         for _ in 0..200 {
             now = now.after(Span::from_ms(1));
             ended.iter_mut().for_each(|channel| {
-                channel.poll(now, &mut Answers::with_capacity(8));
+                channel.poll(now, &mut CompletionBatch::with_capacity(8));
             });
             for (channel, owed) in &mut live {
-                *owed -= channel.poll(now, &mut Answers::with_capacity(8));
+                *owed -= channel.poll(now, &mut CompletionBatch::with_capacity(8));
             }
         }
         assert!(device.fenced().is_empty(), "seed {seed}");

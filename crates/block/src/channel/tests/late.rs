@@ -1,32 +1,32 @@
-//! A medium that answers late, out of order, and remembers what it was asked.
+//! A device that completes late and out of order, and records its requests.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use base::{
-    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Medium, Operation, Outcome,
-    Random, Request, Segment, Support,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, OperationSet, Random, Request, RequestFlags, Segment,
 };
 
-/// See the file.
+/// See the module.
 pub(crate) struct Late {
     pub(crate) depth: u32,
     pub(crate) log: Arc<Log>,
 }
 
-/// What was asked of all channels of a medium.
+/// Requests to all channels of a device.
 #[derive(Default)]
 pub(crate) struct Log {
     /// Channels that were opened and not dropped.
     pub(crate) open: AtomicU32,
     opened: AtomicU32,
-    /// In flight, with the number of the channel.
+    /// Requests in flight, with the number of the channel.
     pub(crate) in_flight: Mutex<Vec<(u32, Request)>>,
-    /// How many requests were taken at each call.
+    /// Number of requests accepted by each call.
     pub(crate) batches: Mutex<Vec<usize>>,
-    /// How long it was asked to be, and what was in flight then.
+    /// Sizes it was set to, and the number of requests in flight at the time.
     pub(crate) sizes: Mutex<Vec<(u64, usize)>>,
-    /// Channels do not answer while this is set.
+    /// While set, channels complete nothing.
     pub(crate) is_stuck: std::sync::atomic::AtomicBool,
 }
 
@@ -39,7 +39,7 @@ struct LateChannel {
 }
 
 pub(crate) const BLOCKS: u64 = 1_000;
-/// A size that it refuses.
+/// A size that it rejects.
 pub(crate) const REFUSED: u64 = 13;
 
 impl Late {
@@ -48,7 +48,7 @@ impl Late {
     }
 }
 
-/// What a request is answered with: it can be told from all others by that.
+/// The result of a request, which distinguishes it from all others.
 pub(crate) fn result_of(request: &Request) -> u32 {
     u32::try_from(request.lba).unwrap() * 7 + request.operation as u32
 }
@@ -64,11 +64,11 @@ pub(crate) fn request(operation: Operation, token: u64, lba: u64) -> Request {
         segment_count: 0,
         metadata_count: 0,
         operation,
-        flags: Flags::NONE,
+        flags: RequestFlags::NONE,
     }
 }
 
-impl Medium for Late {
+impl BlockDevice for Late {
     fn limits(&self) -> Limits {
         Limits {
             block_size: 512,
@@ -79,12 +79,12 @@ impl Medium for Late {
             optimal_boundary_blocks: 0,
             atomic_write_blocks: 1,
             depth_max: self.depth,
-            durability: Durability::None,
-            support: Support::of(&Operation::ALL),
+            durability: Durability::NonPersistent,
+            support: OperationSet::of(&Operation::ALL),
         }
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         self.log.open.fetch_add(1, Ordering::SeqCst);
         let number = self.log.opened.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(LateChannel {
@@ -100,7 +100,7 @@ impl Medium for Late {
         true
     }
 
-    /// It has more blocks than it tells of; none is refused.
+    /// Accepts every size except [`REFUSED`]: the device has more blocks than its limits declare.
     fn resize(&self, block_count: u64) -> Result<(), String> {
         let in_flight = self.log.in_flight.lock().unwrap().len();
         self.log.sizes.lock().unwrap().push((block_count, in_flight));
@@ -108,7 +108,7 @@ impl Medium for Late {
     }
 }
 
-impl Backend for LateChannel {
+impl IoChannel for LateChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -123,12 +123,12 @@ impl Backend for LateChannel {
         taken.len()
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
         if self.is_stuck() {
             return 0;
         }
         let mut count = 0;
-        while !self.in_flight.is_empty() && answers.room() > 0 && self.random.chance(3, 4) {
+        while !self.in_flight.is_empty() && answers.remaining() > 0 && self.random.chance(3, 4) {
             let index = self.random.below(self.in_flight.len() as u64);
             let request = self.in_flight.swap_remove(usize::try_from(index).unwrap());
             let mut log = self.log.in_flight.lock().unwrap();
@@ -137,14 +137,18 @@ impl Backend for LateChannel {
             log.swap_remove(logged.expect("it was submitted"));
             drop(log);
             let is_good = request.lba % 10 != 9;
-            let outcome = if is_good { Outcome::SUCCESS } else { Outcome::UNRECOVERED_READ };
-            answers.push(Answer { token: request.token, outcome, result: result_of(&request) });
+            let outcome = if is_good { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
+            answers.push(IoCompletion {
+                token: request.token,
+                outcome,
+                result: result_of(&request),
+            });
             count += 1;
         }
         count
     }
 
-    /// One that is stuck has nothing to say, and would say so.
+    /// A stuck channel has no completions, and would report them.
     fn arm(&mut self) -> bool {
         !self.is_stuck()
     }

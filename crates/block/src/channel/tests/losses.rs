@@ -1,25 +1,25 @@
-//! Lost writes that a device reports once, to one of its clients.
+//! Lost writes that a device reports once, to one of its channels.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use base::{
-    Answer, Answers, Backend, Durability, Instant, Limits, Medium, Operation, Outcome, Request,
-    Segment, Support,
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, OperationSet, Request, Segment,
 };
-use host::Clock;
+use tenmil_linux::Clock;
 
 use super::late::request;
-use crate::{Claim, Descriptor, Device, DeviceOptions, Mode, PER_CHANNEL, QueueMap};
+use crate::{Bdev, BdevDescriptor, BdevOptions, Claim, Mode, PER_CHANNEL, QueueMap};
 
 const NOW: Instant = Instant { ns: 1_000 };
 
-/// A disk with a volatile cache: the next flush after a loss fails, whichever channel it comes over.
+/// A disk with a volatile cache: the next flush after a loss fails, on whichever channel it arrives.
 #[derive(Clone, Default)]
 struct Disk {
     has_lost: Arc<AtomicBool>,
-    /// Answers that are held back.
+    /// Completions are held back.
     is_slow: Arc<AtomicBool>,
     /// Each channel reports a loss by itself.
     tells_each: bool,
@@ -30,7 +30,7 @@ struct DiskChannel {
     limits: Limits,
     disk: Disk,
     has_lost: Arc<AtomicBool>,
-    answers: VecDeque<Answer>,
+    answers: VecDeque<IoCompletion>,
 }
 
 impl Disk {
@@ -41,7 +41,7 @@ impl Disk {
     }
 }
 
-impl Medium for Disk {
+impl BlockDevice for Disk {
     fn limits(&self) -> Limits {
         Limits {
             block_size: 512,
@@ -53,11 +53,11 @@ impl Medium for Disk {
             atomic_write_blocks: 1,
             depth_max: 16,
             durability: Durability::VolatileCache,
-            support: Support::of(&Operation::ALL),
+            support: OperationSet::of(&Operation::ALL),
         }
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         let has_lost = Arc::new(AtomicBool::new(false));
         self.channels.lock().unwrap().push(Arc::clone(&has_lost));
         let (limits, disk, answers) = (self.limits(), self.clone(), VecDeque::new());
@@ -65,7 +65,7 @@ impl Medium for Disk {
     }
 }
 
-impl Backend for DiskChannel {
+impl IoChannel for DiskChannel {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -75,53 +75,53 @@ impl Backend for DiskChannel {
             let fails = request.operation == Operation::Flush
                 && (self.disk.has_lost.swap(false, Ordering::SeqCst)
                     || self.has_lost.swap(false, Ordering::SeqCst));
-            let outcome = if fails { Outcome(0x4280) } else { Outcome::SUCCESS };
-            self.answers.push_back(Answer { token: request.token, outcome, result: 0 });
+            let outcome = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
+            self.answers.push_back(IoCompletion { token: request.token, outcome, result: 0 });
         }
         requests.len()
     }
 
-    fn poll(&mut self, _: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
         let is_slow = self.disk.is_slow.load(Ordering::SeqCst);
-        let count = if is_slow { 0 } else { answers.room().min(self.answers.len()) };
+        let count = if is_slow { 0 } else { answers.remaining().min(self.answers.len()) };
         self.answers.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
 }
 
-/// Every way in which channels of a device reach its medium.
-fn on_each_map(disk: &Disk, test: impl Fn(&Disk, &Descriptor)) {
+/// Runs `test` for every mapping of channels to the device below.
+fn on_each_map(disk: &Disk, test: impl Fn(&Disk, &BdevDescriptor)) {
     for (map, mode) in [
         (QueueMap::of(PER_CHANNEL), Mode::Mq),
         (QueueMap::of(1), Mode::Mq),
         (QueueMap { read: 1, ..QueueMap::of(2) }, Mode::Mq),
-        (QueueMap::of(1), Mode::Single),
+        (QueueMap::of(1), Mode::SingleQueue),
     ] {
         let disk = Disk { channels: Arc::default(), ..disk.clone() };
-        let mut options = DeviceOptions::new(Clock::kernel(), 1);
+        let mut options = BdevOptions::new(Clock::kernel(), 1);
         (options.map, options.mode, options.channels_max) = (map, mode, 4);
-        let device = Device::new("disk0", Arc::new(disk.clone()), options).unwrap();
+        let device = Bdev::new("disk0", Arc::new(disk.clone()), options).unwrap();
         test(&disk, &device.open(Claim::Exclusive, "test").unwrap());
     }
 }
 
-fn submit(client: &mut dyn Backend, operation: Operation, token: u64) {
+fn submit(client: &mut dyn IoChannel, operation: Operation, token: u64) {
     assert_eq!(client.submit(NOW, &[request(operation, token, 3)], &[]), 1);
     client.flush();
 }
 
-fn poll(client: &mut dyn Backend) -> Vec<(u64, bool)> {
-    let mut answers = Answers::with_capacity(8);
+fn poll(client: &mut dyn IoChannel) -> Vec<(u64, bool)> {
+    let mut answers = CompletionBatch::with_capacity(8);
     client.poll(NOW, &mut answers);
-    let is_good = |answer: Answer| {
-        let is_fault = answer.outcome.0 & 0x7ff == Outcome::WRITE_FAULT.0;
+    let is_good = |answer: IoCompletion| {
+        let is_fault = answer.outcome.0 & 0x7ff == IoStatus::WRITE_FAULT.0;
         assert!(answer.outcome.is_success() || is_fault, "{}", answer.outcome);
         (answer.token, !is_fault)
     };
     answers.drain().map(is_good).collect()
 }
 
-fn is_good(client: &mut dyn Backend, operation: Operation) -> bool {
+fn is_good(client: &mut dyn IoChannel, operation: Operation) -> bool {
     submit(client, operation, 7);
     let answers = poll(client);
     assert_eq!(answers.len(), 1);

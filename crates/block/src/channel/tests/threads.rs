@@ -1,20 +1,22 @@
-//! Channels on threads that sleep, over files: the kernel answers when it likes.
+//! Channels on sleeping threads, over files: the kernel determines the order of completions.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use base::{Answers, Backend, Instant, Medium, Operation, Segment, Span, WakeSource};
-use dma::{Backing, Mapping, Regions};
-use host::thread::Thread;
-use host::{Clock, Sleeper};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Segment, Span, WakeSource,
+};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_linux::thread::Thread;
+use tenmil_linux::{Clock, Sleeper};
 
 use super::late::request;
-use crate::{Claim, Descriptor, Device, DeviceOptions, Mode, Opener, QueueMap};
+use crate::{Bdev, BdevDescriptor, BdevOptions, Claim, Mode, Opener, QueueMap};
 
-/// One thread: keeps `depth` reads in flight, sleeps whenever it may, and returns how many were
-/// answered.
+/// One thread: keeps `depth` reads in flight, sleeps whenever it may, and returns the number of
+/// completions.
 struct Reader {
-    channel: Box<dyn Backend>,
+    channel: Box<dyn IoChannel>,
     segment: Segment,
     sleeper: Sleeper,
     clock: Clock,
@@ -23,7 +25,7 @@ struct Reader {
 const ROUNDS: u64 = 1_500;
 
 impl Reader {
-    fn new(descriptor: &Descriptor, segment: Segment, clock: Clock) -> Self {
+    fn new(descriptor: &BdevDescriptor, segment: Segment, clock: Clock) -> Self {
         let channel = descriptor.channel().unwrap();
         let sleeper = Sleeper::new().unwrap();
         match channel.wake_source() {
@@ -35,12 +37,12 @@ impl Reader {
 
     fn run(&mut self, depth: u64) -> u64 {
         let (mut sent, mut answered) = (0, 0);
-        let mut answers = Answers::with_capacity(8);
+        let mut answers = CompletionBatch::with_capacity(8);
         while answered < ROUNDS {
             let now = self.clock.now();
             while sent < ROUNDS && sent - answered < depth {
                 let read = request(Operation::Read, sent, sent % 64);
-                let read = base::Request { segment_count: 1, ..read };
+                let read = tenmil_base::Request { segment_count: 1, ..read };
                 if self.channel.submit(now, &[read], &[self.segment]) == 0 {
                     break;
                 }
@@ -57,7 +59,7 @@ impl Reader {
         answered
     }
 
-    /// Sleeps until it is woken. One second is a wake-up that was lost.
+    /// Sleeps until it is woken. A sleep of one second means a lost wake-up.
     fn sleep(&mut self) {
         if !self.channel.arm() && self.channel.wake_at() == Instant::NEVER {
             let began = self.clock.now();
@@ -71,17 +73,17 @@ impl Reader {
 
 fn device(
     file: &Path,
-    regions: &Regions,
+    regions: &RegionTable,
     engine: &str,
-    change: impl FnOnce(&mut DeviceOptions),
-) -> Device {
+    change: impl FnOnce(&mut BdevOptions),
+) -> Bdev {
     let uri = format!("file:{}?size=64k&engine={engine}", file.display());
     let clock = Clock::kernel();
     let opener = Opener { regions, clock, seed: 1, more: &[] };
     let medium = opener.open(&uri.parse().unwrap()).unwrap().medium;
-    let mut options = DeviceOptions::new(clock, 1);
+    let mut options = BdevOptions::new(clock, 1);
     change(&mut options);
-    Device::new("file0", medium, options).unwrap()
+    Bdev::new("file0", medium, options).unwrap()
 }
 
 #[test]
@@ -92,9 +94,9 @@ fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_roo
         ("threads", Mode::Mq, 3, 1, 1),
         ("auto", Mode::Mq, 3, 2, 2),
         ("auto", Mode::Mq, 2, 8, 3),
-        ("threads", Mode::Single, 2, 2, 1),
+        ("threads", Mode::SingleQueue, 2, 2, 1),
     ] {
-        let regions = Regions::new(8);
+        let regions = RegionTable::new(8);
         let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
         let segment = memory.slice(0, 512).unwrap();
         let device = device(&directory.path().join("disk"), &regions, engine, |options| {
@@ -111,6 +113,6 @@ fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_roo
         let answered: u64 = running.into_iter().map(Thread::join).sum();
         assert_eq!(answered, ROUNDS * u64::from(threads), "{engine} {mode:?} {tags}");
         assert_eq!(device.statistics().of(Operation::Read).count, answered);
-        assert_eq!(device.ways_open(), 0);
+        assert_eq!(device.channels_open(), 0);
     }
 }

@@ -1,26 +1,26 @@
-//! Random requests through a scheduler, and a backend that judges what arrives.
+//! Random requests through a scheduler, and a backend that checks what arrives.
 //!
-//! The memory of a request says by its offset whose it is and which of its blocks. So the judge,
-//! which applies what it takes at once and answers later, knows for every block who changed it last,
-//! and every read what it saw. The same is worked out beforehand, in the order of submission.
+//! The memory of a request identifies by its offset the request and the block. The backend applies a
+//! request at once and completes it later, so it knows for every block the request that changed it last,
+//! and for every read what it saw. The same is computed in advance in the order of submission.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use base::{
-    Answer, Answers, Backend, Durability, Flags, Instant, Limits, Operation, Outcome, Random,
-    RegionId, Request, Segment, Span, Support, WakeSource,
+use tenmil_base::{
+    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
+    OperationSet, Random, RegionId, Request, RequestFlags, Segment, Span, WakeSource,
 };
 
 use crate::Scheduler;
 
 const BLOCKS: u64 = 40;
 const BLOCK: u64 = 512;
-/// Each request has a megabyte of the region for itself.
+/// Each request has its own megabyte of the region.
 const PLACE_BITS: u32 = 20;
 const DEPTH: u32 = 24;
 
-/// Who changed which block last, and what reads saw, by their number and block.
+/// The last request that changed each block, and what reads saw, by their number and block.
 #[derive(Default)]
 struct World {
     blocks: Vec<u64>,
@@ -30,13 +30,13 @@ struct World {
 #[derive(Default)]
 struct Shared {
     world: World,
-    /// How often each request was carried out.
+    /// Number of executions of each request.
     applied: BTreeMap<u64, usize>,
-    /// Requests that were part of one that failed: they may have been sent again.
+    /// Requests that were part of a failed merged request: they may have been sent again.
     spoiled: BTreeSet<u64>,
-    /// For each flush, the requests carried out before it.
+    /// For each flush, the requests executed before it.
     before_flush: BTreeMap<u64, BTreeSet<u64>>,
-    due: Vec<(Instant, Answer)>,
+    due: Vec<(Instant, IoCompletion)>,
     under_way: usize,
 }
 
@@ -52,7 +52,7 @@ impl World {
         Self { blocks: vec![0; usize::try_from(BLOCKS).unwrap()], seen: BTreeMap::new() }
     }
 
-    /// Carries out a request on one of its blocks.
+    /// Executes a request on one of its blocks.
     fn act(&mut self, operation: Operation, number: u64, index: u64, block: u64) {
         let block = &mut self.blocks[usize::try_from(block).unwrap()];
         match operation {
@@ -65,7 +65,7 @@ impl World {
 }
 
 impl Shared {
-    /// Carries out one request, which may be several in one. Returns whose it is.
+    /// Executes one request, which may be a merge of several, and returns their numbers.
     fn apply(&mut self, request: &Request, segments: &[Segment]) -> Vec<u64> {
         let first = request.segment_first as usize;
         let own = &segments[first..first + usize::from(request.segment_count)];
@@ -100,7 +100,7 @@ impl Shared {
     }
 }
 
-impl Backend for Judge {
+impl IoChannel for Judge {
     fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -113,22 +113,22 @@ impl Backend for Judge {
             assert!(request.blocks <= self.limits.request_blocks_max);
             assert!(request.segment_count <= self.limits.segments_max);
             let numbers = shared.apply(request, segments);
-            let mut outcome = Outcome::SUCCESS;
+            let mut outcome = IoStatus::SUCCESS;
             if request.operation == Operation::Read && self.random.chance(1, 6) {
-                outcome = Outcome::UNRECOVERED_READ;
+                outcome = IoStatus::UNRECOVERED_READ;
                 shared.spoiled.extend(numbers);
             }
             let due = now.after(Span::from_us(self.random.below(30)));
-            shared.due.push((due, Answer { token: request.token, outcome, result: 0 }));
+            shared.due.push((due, IoCompletion { token: request.token, outcome, result: 0 }));
         }
         shared.under_way += count;
         count
     }
 
-    fn poll(&mut self, now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut shared = self.shared.lock().unwrap();
         let mut count = 0;
-        while answers.room() > 0
+        while answers.remaining() > 0
             && let Some(at) = shared.due.iter().position(|(due, _)| *due <= now)
         {
             answers.push(shared.due.swap_remove(at).1);
@@ -163,11 +163,11 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: DEPTH,
         durability: Durability::VolatileCache,
-        support: Support::of(&Operation::ALL),
+        support: OperationSet::of(&Operation::ALL),
     }
 }
 
-/// A random request, often next to the one before, and its memory.
+/// A random request, often adjacent to the previous one, and its memory.
 fn draw(random: &mut Random, number: u64, before: Option<&Request>) -> (Request, Vec<Segment>) {
     let operation = match random.below(12) {
         0 => Operation::Flush,
@@ -185,7 +185,7 @@ fn draw(random: &mut Random, number: u64, before: Option<&Request>) -> (Request,
         segment_count: 0,
         metadata_count: 0,
         operation,
-        flags: Flags(u8::try_from(random.below(5) / 4).unwrap()),
+        flags: RequestFlags(u8::try_from(random.below(5) / 4).unwrap()),
     };
     if let Some(before) = before.filter(|_| random.chance(2, 3)) {
         let next = before.lba + u64::from(before.blocks);
@@ -212,16 +212,16 @@ fn draw(random: &mut Random, number: u64, before: Option<&Request>) -> (Request,
     (request, segments)
 }
 
-/// A program with random wishes.
+/// A client with random requests.
 struct Program {
     random: Random,
     now: Instant,
     next_number: u64,
     waiting: Vec<(Request, Vec<Segment>)>,
-    /// What should come of it, in the order of submission.
+    /// Expected result, in the order of submission.
     world: World,
     answered: BTreeMap<u64, usize>,
-    /// For each flush, what was answered before it was submitted.
+    /// For each flush, the requests completed before its submission.
     covered: BTreeMap<u64, BTreeSet<u64>>,
 }
 
@@ -256,7 +256,7 @@ impl Program {
         }
     }
 
-    fn submit(&mut self, channel: &mut dyn Backend) {
+    fn submit(&mut self, channel: &mut dyn IoChannel) {
         let mut table = Vec::new();
         let place = |(request, segments): &(Request, Vec<Segment>)| {
             let segment_first = u32::try_from(table.len()).unwrap();
@@ -276,14 +276,14 @@ impl Program {
         }
     }
 
-    fn turn(&mut self, channel: &mut dyn Backend) {
+    fn turn(&mut self, channel: &mut dyn IoChannel) {
         self.wish();
         self.submit(channel);
         if self.random.chance(1, 2) {
             channel.flush();
         }
         let room = usize::try_from(self.random.below(5)).unwrap();
-        let mut answers = Answers::with_capacity(room);
+        let mut answers = CompletionBatch::with_capacity(room);
         channel.poll(self.now, &mut answers);
         for answer in answers.drain() {
             *self.answered.entry(answer.token).or_default() += 1;

@@ -1,9 +1,12 @@
-//! What goes down, when: one step at a time.
+//! Order and time of the requests below, step by step.
 
-use base::{Answer, Backend, Flags, Instant, Operation, Outcome, RegionId, Request, Segment, Span};
+use tenmil_base::{
+    Instant, IoChannel, IoCompletion, IoStatus, Operation, RegionId, Request, RequestFlags,
+    Segment, Span,
+};
 
+use crate::adapt::tests::scripted::{Scripted, limits, poll, request};
 use crate::schedule::{Deadline, DeadlineOptions, Merge, StreamBatch, StreamBatchOptions};
-use crate::shape::tests::scripted::{Scripted, limits, poll, request};
 
 const NOW: Instant = Instant { ns: 0 };
 
@@ -15,8 +18,8 @@ fn write(token: u64, lba: u64) -> Request {
     Request { operation: Operation::Write, ..read(token, lba) }
 }
 
-/// Submits requests that each have one segment, which says whose it is.
-fn submit(channel: &mut impl Backend, now: Instant, requests: &[Request]) -> usize {
+/// Submits requests with one segment each, which identifies the request.
+fn submit(channel: &mut impl IoChannel, now: Instant, requests: &[Request]) -> usize {
     let memory = |request: &Request| Segment {
         region: RegionId(0),
         offset: request.token * 10_000,
@@ -28,7 +31,7 @@ fn submit(channel: &mut impl Backend, now: Instant, requests: &[Request]) -> usi
     channel.submit(now, &requests, &segments)
 }
 
-/// First block and number of blocks of what was taken.
+/// First block and number of blocks of each accepted request.
 fn ranges(below: &Scripted) -> Vec<(u64, u32)> {
     below.taken().iter().map(|(request, _)| (request.lba, request.blocks)).collect()
 }
@@ -37,13 +40,13 @@ fn tokens(below: &Scripted) -> Vec<u64> {
     below.taken().iter().map(|(request, _)| request.token).collect()
 }
 
-fn good(token: u64) -> Answer {
-    Answer { token, outcome: Outcome::SUCCESS, result: 0 }
+fn good(token: u64) -> IoCompletion {
+    IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 }
 }
 
-/// Answers what is below.
-fn answer(below: &Scripted, channel: &mut impl Backend, tokens: &[u64], now: Instant) {
-    tokens.iter().for_each(|token| below.answer(*token, Outcome::SUCCESS, 0));
+/// Completes requests below.
+fn answer(below: &Scripted, channel: &mut impl IoChannel, tokens: &[u64], now: Instant) {
+    tokens.iter().for_each(|token| below.answer(*token, IoStatus::SUCCESS, 0));
     assert_eq!(poll(channel, now).len(), tokens.len());
 }
 
@@ -57,15 +60,15 @@ fn neighbours_go_down_as_one_and_are_answered_each() {
     assert_eq!(ranges, [(50, 2), (10, 4), (20, 2)]);
     let offsets: Vec<u64> = taken[1].1.iter().map(|segment| segment.offset).collect();
     assert_eq!(offsets, [20_000, 30_000]);
-    below.answer(taken[1].0.token, Outcome::SUCCESS, 0);
+    below.answer(taken[1].0.token, IoStatus::SUCCESS, 0);
     assert_eq!(poll(&mut merge, NOW), [good(2), good(3)]);
-    below.answer(4, Outcome::SUCCESS, 0);
+    below.answer(4, IoStatus::SUCCESS, 0);
     assert_eq!(poll(&mut merge, NOW), [good(4)]);
 }
 
 #[test]
 fn nothing_is_merged_that_must_not_be() {
-    let forced = |token, lba| Request { flags: Flags::FUA, ..write(token, lba) };
+    let forced = |token, lba| Request { flags: RequestFlags::FUA, ..write(token, lba) };
     let flush = request(Operation::Flush, 9, 0, 0);
     let lost = |token, lba| Request { segment_count: 2, ..read(token, lba) };
     for batch in [
@@ -74,7 +77,7 @@ fn nothing_is_merged_that_must_not_be() {
         vec![write(1, 0), flush, write(2, 2)],
         vec![write(1, 0), write(2, 1)],
         vec![write(1, 0), write(2, 3)],
-        // More segments, and more blocks, than there may be in one.
+        // More segments, and more blocks, than one request may have.
         vec![lost(1, 0), read(2, 2)],
         vec![Request { blocks: 7, ..read(1, 0) }, read(2, 7)],
     ] {
@@ -92,9 +95,9 @@ fn a_caller_may_use_any_token() {
     let segments = [Segment { len_bytes: 1024, ..Segment::default() }];
     assert_eq!(merge.submit(NOW, &[read(u64::MAX, 10), read(u64::MAX - 1, 12)], &segments), 2);
     let sent = tokens(&below);
-    below.answer(sent[1], Outcome::INTERNAL_ERROR, 3);
-    below.answer(sent[0], Outcome::SUCCESS, 0);
-    let bad = Answer { token: u64::MAX - 1, outcome: Outcome::INTERNAL_ERROR, result: 3 };
+    below.answer(sent[1], IoStatus::INTERNAL_ERROR, 3);
+    below.answer(sent[0], IoStatus::SUCCESS, 0);
+    let bad = IoCompletion { token: u64::MAX - 1, outcome: IoStatus::INTERNAL_ERROR, result: 3 };
     assert_eq!(poll(&mut merge, NOW), [bad, good(u64::MAX)]);
 }
 
@@ -103,19 +106,19 @@ fn no_read_fails_for_the_sake_of_another_and_no_write_is_written_twice() {
     let below = Scripted::new(limits(), 100);
     let mut merge = Merge::new(below.clone());
     assert_eq!(submit(&mut merge, NOW, &[read(1, 10), read(2, 12)]), 2);
-    below.answer(tokens(&below)[0], Outcome::UNRECOVERED_READ, 0);
+    below.answer(tokens(&below)[0], IoStatus::UNRECOVERED_READ, 0);
     assert_eq!(poll(&mut merge, NOW), []);
     let again = below.taken();
     let places: Vec<_> = again.iter().map(|(one, memory)| (one.token, memory[0].offset)).collect();
     assert_eq!(places, [(1, 10_000), (2, 20_000)]);
-    below.answer(1, Outcome::UNRECOVERED_READ, 7);
-    below.answer(2, Outcome::SUCCESS, 0);
-    let bad = |token, outcome, result| Answer { token, outcome, result };
-    assert_eq!(poll(&mut merge, NOW), [bad(1, Outcome::UNRECOVERED_READ, 7), good(2)]);
+    below.answer(1, IoStatus::UNRECOVERED_READ, 7);
+    below.answer(2, IoStatus::SUCCESS, 0);
+    let bad = |token, outcome, result| IoCompletion { token, outcome, result };
+    assert_eq!(poll(&mut merge, NOW), [bad(1, IoStatus::UNRECOVERED_READ, 7), good(2)]);
 
     assert_eq!(submit(&mut merge, NOW, &[write(1, 10), write(2, 12)]), 2);
-    below.answer(tokens(&below)[0], Outcome::WRITE_FAULT, 0);
-    let fault = |token| bad(token, Outcome::WRITE_FAULT, 0);
+    below.answer(tokens(&below)[0], IoStatus::WRITE_FAULT, 0);
+    let fault = |token| bad(token, IoStatus::WRITE_FAULT, 0);
     assert_eq!(poll(&mut merge, NOW), [fault(1), fault(2)]);
     assert_eq!(below.taken().len(), 0);
 }
@@ -170,7 +173,7 @@ fn nobody_starves_behind_an_endless_stream() {
     let (read_late, write_late) = (Span::from_ms(1), Span::from_ms(3));
     let options = DeadlineOptions { read: read_late, write: write_late, batch, depth: 1 };
     let (below, mut channel) = deadline(1, options);
-    // A read far behind, and a write, against reads that always come before them.
+    // A read at a high address, and a write, against reads that always precede them.
     let first = [read(1, 0), read(2, 990), write(3, 500), read(4, 10)];
     assert_eq!(submit(&mut channel, NOW, &first), 4);
     let mut sent = tokens(&below);
@@ -186,9 +189,9 @@ fn nobody_starves_behind_an_endless_stream() {
         assert!(sent.len() < 100, "{sent:?}");
     }
     let place = |token: u64| sent.iter().position(|one| *one == token).unwrap();
-    // Two batches of reads go by a write.
+    // Two batches of reads pass over a write.
     assert!(place(3) <= 2 * usize::from(batch) + 1, "{sent:?}");
-    // Late after ten, it is behind the batch of the moment and one for each that was late before.
+    // Late after ten, it follows the current batch and one for each request that was late before.
     assert!((9..=10 + 3 * usize::from(batch)).contains(&place(2)), "{sent:?}");
 }
 

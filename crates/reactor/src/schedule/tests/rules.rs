@@ -1,14 +1,16 @@
-//! Idle threads gather, full reactors shed, nothing moves twice too soon.
+//! Idle threads are collected, overloaded reactors relieved, and rest times obeyed.
 
-use base::Span;
+use tenmil_base::Span;
 
-use super::{Options, Policy, Reason, at, cores, dynamic, order, plan, scheduler, snapshot};
+use super::{
+    MigrationReason, Options, Policy, at, cores, dynamic, order, plan, scheduler, snapshot,
+};
 
 #[test]
 fn idle_threads_gather_on_the_scheduling_core() {
     let loads = snapshot(4, &[(0, 10), (1, 0), (2, 19), (3, 70)]);
     let found = plan(dynamic(), &loads);
-    let gathered = [order(1, 1, 0, Reason::Idle), order(2, 2, 0, Reason::Idle)];
+    let gathered = [order(1, 1, 0, MigrationReason::Idle), order(2, 2, 0, MigrationReason::Idle)];
     assert_eq!(found.moves, gathered);
     assert_eq!(found.empty, cores("1-2"));
 
@@ -31,15 +33,15 @@ fn idle_threads_do_not_gather_beyond_the_limit() {
 #[test]
 fn a_thread_that_does_nothing_gathers_on_a_full_core_too() {
     let found = plan(dynamic(), &snapshot(2, &[(0, 100), (1, 0)]));
-    assert_eq!(found.moves, [order(1, 1, 0, Reason::Idle)]);
+    assert_eq!(found.moves, [order(1, 1, 0, MigrationReason::Idle)]);
 }
 
 #[test]
 fn a_full_reactor_sheds_the_smallest_thread_that_is_enough() {
     let loads = snapshot(2, &[(0, 22), (0, 30), (0, 40), (1, 31)]);
-    assert_eq!(plan(dynamic(), &loads).moves, [order(0, 0, 1, Reason::Overload)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(0, 0, 1, MigrationReason::Overload)]);
     let loads = snapshot(2, &[(0, 5), (0, 40), (0, 45), (1, 31)]);
-    assert_eq!(plan(dynamic(), &loads).moves, [order(1, 0, 1, Reason::Overload)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(1, 0, 1, MigrationReason::Overload)]);
 }
 
 #[test]
@@ -50,7 +52,7 @@ fn one_thread_may_fill_a_core() {
 
 #[test]
 fn what_takes_two_steps_is_found() {
-    // The thread of 40 that must leave fits nowhere until one of the others makes place.
+    // The thread of 40 that must leave fits nowhere until another one makes room.
     let mut loads = snapshot(3, &[(0, 50), (0, 40), (1, 30), (1, 20), (2, 55)]);
     for thread in [0, 4] {
         loads.threads[thread].mask = Some(cores(if thread == 0 { "0" } else { "2" }));
@@ -63,27 +65,27 @@ fn what_takes_two_steps_is_found() {
     let load = |core| loads.threads.iter().filter(move |it| it.home == core).map(|it| it.busy);
     let sums: Vec<u64> = (0..3).map(|core| load(core).sum()).collect();
     assert!(sums.iter().all(|sum| *sum <= 80), "{sums:?} after {:?}", found.moves);
-    found.moves.retain(|order| order.reason != Reason::Overload);
+    found.moves.retain(|order| order.reason != MigrationReason::Overload);
     assert_eq!(found.moves, []);
 }
 
 #[test]
 fn where_all_is_full_the_fullest_gives_to_the_emptiest_if_that_helps() {
     let loads = snapshot(2, &[(0, 40), (0, 40), (0, 20), (1, 45), (1, 20)]);
-    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 0, 1, Reason::Overload)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 0, 1, MigrationReason::Overload)]);
     let level = snapshot(2, &[(0, 50), (0, 50), (1, 50), (1, 45)]);
     assert_eq!(plan(dynamic(), &level).moves, []);
 }
 
 #[test]
 fn what_a_full_reactor_sets_free_is_not_given_away_before_it_is_seen() {
-    // Core 0 was always busy: when 50 leave, the other 50 may well be 80.
+    // Core 0 was saturated: when 50 leave, the other 50 may well be 80.
     let mut loads = snapshot(3, &[(0, 50), (0, 50), (1, 24)]);
     for thread in 0..2 {
         loads.threads[thread].mask = Some(cores("0,2"));
     }
     loads.threads[2].mask = Some(cores("0-1"));
-    assert_eq!(plan(dynamic(), &loads).moves, [order(0, 0, 2, Reason::Overload)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(0, 0, 2, MigrationReason::Overload)]);
 }
 
 #[test]
@@ -91,16 +93,16 @@ fn a_load_that_was_seen_is_not_forgotten_on_a_full_reactor() {
     let mut scheduler = scheduler(dynamic(), 3);
     let apart = snapshot(3, &[(0, 60), (1, 70), (2, 60)]);
     assert_eq!(scheduler.plan(at(0), &apart).moves, []);
-    // Somebody puts the first two together; each gets half of the core now, and wants more.
+    // An external migration puts the first two together; each gets half of the core and wants more.
     let together = snapshot(3, &[(1, 50), (1, 50), (2, 30)]);
     let moves = scheduler.plan(at(9), &together).moves;
-    assert_eq!(moves, [order(0, 1, 0, Reason::Overload)], "it would not fit in beside 30");
+    assert_eq!(moves, [order(0, 1, 0, MigrationReason::Overload)], "it would not fit in beside 30");
 }
 
 #[test]
 fn a_reactor_whose_threads_fit_elsewhere_is_emptied() {
     let found = plan(dynamic(), &snapshot(3, &[(0, 30), (1, 25), (2, 60)]));
-    assert_eq!(found.moves, [order(1, 1, 0, Reason::Emptying)]);
+    assert_eq!(found.moves, [order(1, 1, 0, MigrationReason::Emptying)]);
     assert_eq!(found.empty, cores("1"));
     let found = plan(dynamic(), &snapshot(3, &[(0, 50), (1, 26), (2, 76)]));
     assert_eq!(found.moves, [], "76 would be less than 5 below the limit");
@@ -109,7 +111,7 @@ fn a_reactor_whose_threads_fit_elsewhere_is_emptied() {
 #[test]
 fn a_thread_that_fills_a_core_is_not_moved_to_where_idle_threads_gather() {
     let found = plan(dynamic(), &snapshot(2, &[(1, 70)]));
-    assert_eq!(found.moves, [order(0, 1, 0, Reason::Emptying)]);
+    assert_eq!(found.moves, [order(0, 1, 0, MigrationReason::Emptying)]);
     assert_eq!(plan(dynamic(), &snapshot(2, &[(1, 90)])).moves, []);
 }
 
@@ -124,8 +126,8 @@ fn nothing_moves_twice_within_the_rest() {
     let options = Options { rest: Span::from_secs(5), ..dynamic() };
     let mut scheduler = scheduler(options, 2);
     let idle = snapshot(2, &[(0, 10), (1, 5)]);
-    assert_eq!(scheduler.plan(at(10), &idle).moves, [order(1, 1, 0, Reason::Idle)]);
-    // The order is not carried out, or somebody undid it.
+    assert_eq!(scheduler.plan(at(10), &idle).moves, [order(1, 1, 0, MigrationReason::Idle)]);
+    // The migration was not carried out, or was undone.
     assert_eq!(scheduler.plan(at(11), &idle).moves, []);
     assert_eq!(scheduler.plan(at(14), &idle).moves, []);
     assert_eq!(scheduler.plan(at(15), &idle).moves.len(), 1);

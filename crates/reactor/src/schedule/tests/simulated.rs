@@ -1,22 +1,23 @@
-//! Whole schedules from a seed: loads, masks, cpusets, quotas and policies change as they like, and
-//! then hold still.
+//! Whole schedules from a seed: loads, masks, cpusets, quotas and policies change at random, and
+//! then stay constant.
 //!
-//! `TENMIL_SEED=N cargo test -p tenmil-reactor schedules` plays one seed again and prints its moves.
+//! `TENMIL_SEED=N cargo test -p tenmil-reactor schedules` repeats one seed and prints its
+//! migrations.
 
 mod feasible;
 mod world;
 
-use base::Random;
+use tenmil_base::Random;
 
 use super::Policy;
 use feasible::can_be_within;
 use world::World;
 
 const SEEDS: u64 = 4_000;
-/// How long everything changes, and then how long everything stays, in periods.
+/// Number of periods with changes, and then without.
 const RESTLESS: u64 = 40;
 const STILL: u64 = 60;
-/// For how many periods at the end nothing may move.
+/// Number of final periods in which nothing may move.
 const SETTLED: u64 = 12;
 
 #[test]
@@ -32,7 +33,7 @@ fn schedules_lose_nothing_and_end_within_the_limits() {
     }
 }
 
-/// How often the assertions had something to assert.
+/// How often each assertion applied.
 #[derive(Debug, Default)]
 struct Outcomes {
     possible: u64,

@@ -1,8 +1,10 @@
-//! Masks, cpusets, quotas, nodes and siblings.
+//! Masks, cpusets, quotas, NUMA nodes and siblings.
 
-use host::Cores;
+use tenmil_linux::CpuList;
 
-use super::{Options, Reason, Scheduler, at, cores, dynamic, order, plan, scheduler, snapshot};
+use super::{
+    MigrationReason, Options, Scheduler, at, cores, dynamic, order, plan, scheduler, snapshot,
+};
 use crate::schedule::Event;
 
 #[test]
@@ -11,7 +13,7 @@ fn a_mask_is_honoured_under_both_policies() {
         let mut loads = snapshot(3, &[(0, 40), (1, 50)]);
         loads.threads[0].mask = Some(cores("2"));
         loads.threads[1].mask = Some(cores("1-2"));
-        assert_eq!(plan(options, &loads).moves[0], order(0, 0, 2, Reason::Mask));
+        assert_eq!(plan(options, &loads).moves[0], order(0, 0, 2, MigrationReason::Mask));
     }
 }
 
@@ -23,7 +25,7 @@ fn threads_leave_a_core_that_is_taken() {
         loads.threads[2].mask = Some(cores("2"));
         loads.reactors[1].taken = true;
         let found = scheduler.plan(at(0), &loads);
-        assert_eq!(found.moves, [order(1, 1, 2, Reason::CoreTaken)], "where it fits");
+        assert_eq!(found.moves, [order(1, 1, 2, MigrationReason::CoreTaken)], "where it fits");
         assert_eq!(found.events, [Event::CoreTaken { core: 1 }]);
         assert_eq!(found.empty, cores("1"));
         assert_eq!(scheduler.plan(at(1), &loads).events, [], "told once");
@@ -51,14 +53,14 @@ fn a_mask_that_matches_nothing_is_told_and_honoured_again_when_it_can_be() {
     let found = scheduler.plan(at(0), &loads);
     let unmatched = Event::MaskUnmatched { thread: 1, mask: cores("3") };
     assert_eq!(found.events, [Event::CoreTaken { core: 3 }, unmatched]);
-    assert_eq!(found.moves, [order(1, 3, 2, Reason::CoreTaken)], "the nearest core");
+    assert_eq!(found.moves, [order(1, 3, 2, MigrationReason::CoreTaken)], "the nearest core");
 
     loads.threads[1].home = 2;
     assert_eq!(scheduler.plan(at(6), &loads).events, []);
     loads.reactors[3].taken = false;
     let found = scheduler.plan(at(12), &loads);
     assert_eq!(found.events, [Event::CoreReturned { core: 3 }, Event::MaskMatched { thread: 1 }]);
-    assert_eq!(found.moves, [order(1, 2, 3, Reason::Mask)]);
+    assert_eq!(found.moves, [order(1, 2, 3, MigrationReason::Mask)]);
 }
 
 #[test]
@@ -70,7 +72,7 @@ fn when_all_cores_are_taken_planning_goes_on_as_if_none_were() {
     }
     let found = scheduler.plan(at(0), &loads);
     assert!(found.events.contains(&Event::NoCoreLeft));
-    assert_eq!(found.moves, [order(1, 1, 0, Reason::Idle)]);
+    assert_eq!(found.moves, [order(1, 1, 0, MigrationReason::Idle)]);
     assert_eq!(scheduler.plan(at(1), &loads).events, []);
 }
 
@@ -79,9 +81,12 @@ fn no_more_reactors_are_busy_than_the_quota_has_processors() {
     let mut loads = snapshot(4, &[(0, 30), (1, 45), (2, 45), (3, 30)]);
     loads.quota = Some(2.9);
     let found = plan(dynamic(), &loads);
-    assert_eq!(found.moves, [order(0, 0, 1, Reason::Overload), order(3, 3, 2, Reason::Overload)]);
+    assert_eq!(
+        found.moves,
+        [order(0, 0, 1, MigrationReason::Overload), order(3, 3, 2, MigrationReason::Overload)]
+    );
 
-    // Too much for one, and one is what there is.
+    // Too much for one, but one is all there is.
     loads.quota = Some(0.5);
     let found = plan(dynamic(), &loads);
     assert_eq!(found.empty.len(), 3, "{found:?}");
@@ -96,7 +101,7 @@ fn a_mask_counts_for_more_than_a_quota() {
     loads.quota = Some(1.0);
     loads.threads[0].mask = Some(cores("0"));
     loads.threads[1].mask = Some(cores("1"));
-    assert_eq!(plan(dynamic(), &loads).moves, [order(1, 0, 1, Reason::Mask)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(1, 0, 1, MigrationReason::Mask)]);
 }
 
 #[test]
@@ -112,13 +117,13 @@ fn a_thread_stays_near_its_memory_unless_the_limits_say_otherwise() {
         loads
     };
     let near = on_nodes(&[(0, 30)]);
-    assert_eq!(plan(dynamic(), &near).moves, [order(0, 0, 2, Reason::Node)]);
+    assert_eq!(plan(dynamic(), &near).moves, [order(0, 0, 2, MigrationReason::Node)]);
     let sheds = on_nodes(&[(2, 50), (2, 40)]);
-    assert_eq!(plan(dynamic(), &sheds).moves, [order(1, 2, 3, Reason::Overload)]);
+    assert_eq!(plan(dynamic(), &sheds).moves, [order(1, 2, 3, MigrationReason::Overload)]);
     let full = on_nodes(&[(2, 50), (2, 45), (3, 70)]);
-    assert_eq!(plan(dynamic(), &full).moves, [order(1, 2, 0, Reason::Overload)]);
+    assert_eq!(plan(dynamic(), &full).moves, [order(1, 2, 0, MigrationReason::Overload)]);
     let idle = on_nodes(&[(3, 5)]);
-    assert_eq!(plan(dynamic(), &idle).moves, [order(0, 3, 0, Reason::Idle)]);
+    assert_eq!(plan(dynamic(), &idle).moves, [order(0, 3, 0, MigrationReason::Idle)]);
     let settled = on_nodes(&[(2, 60), (3, 60)]);
     assert_eq!(plan(dynamic(), &settled).moves, [], "not emptied into a core that is far");
 }
@@ -134,9 +139,9 @@ fn a_core_with_an_idle_sibling_is_preferred() {
     };
     let pairs = ["0-1", "0-1", "2-3", "2-3"];
     let sheds = paired(&[(0, 50), (0, 50)], pairs);
-    assert_eq!(plan(dynamic(), &sheds).moves, [order(0, 0, 2, Reason::Overload)]);
+    assert_eq!(plan(dynamic(), &sheds).moves, [order(0, 0, 2, MigrationReason::Overload)]);
     let both = paired(&[(0, 60), (1, 60)], pairs);
-    assert_eq!(plan(dynamic(), &both).moves, [order(1, 1, 2, Reason::Sibling)]);
+    assert_eq!(plan(dynamic(), &both).moves, [order(1, 1, 2, MigrationReason::Sibling)]);
     let all = paired(&[(0, 60), (1, 60), (2, 60), (3, 60)], pairs);
     assert_eq!(plan(dynamic(), &all).moves, [], "no core is better");
     // 30 and 40 would fit side by side, but not with a sibling that takes a quarter of its 70.
@@ -168,7 +173,7 @@ fn a_core_is_not_emptied_into_one_with_a_busy_sibling() {
     let mut loads = snapshot(3, &[(0, 10), (1, 40), (2, 30)]);
     loads.threads[1].mask = Some(cores("1"));
     loads.threads[2].mask = Some(cores("0,2"));
-    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 2, 0, Reason::Emptying)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 2, 0, MigrationReason::Emptying)]);
     for core in 0..2 {
         loads.reactors[core].siblings = cores("0-1");
     }
@@ -183,9 +188,9 @@ fn an_isolated_core_is_for_those_who_name_nothing_else() {
     loads.threads[3].mask = Some(cores("3"));
     loads.threads[4].mask = Some(cores("1,3"));
     let found = plan(options, &loads);
-    let masked = [order(3, 1, 3, Reason::Mask), order(5, 3, 1, Reason::Mask)];
+    let masked = [order(3, 1, 3, MigrationReason::Mask), order(5, 3, 1, MigrationReason::Mask)];
     assert_eq!(found.moves[..2], masked);
-    assert_eq!(found.moves[2..], [order(1, 2, 1, Reason::Idle)], "core 1 stands in for 0");
+    assert_eq!(found.moves[2..], [order(1, 2, 1, MigrationReason::Idle)], "core 1 stands in for 0");
     assert_eq!(found.empty, cores("0,2"));
 }
 
@@ -193,7 +198,7 @@ fn an_isolated_core_is_for_those_who_name_nothing_else() {
 fn new_threads_go_round_the_reactors_of_their_mask() {
     let options = Options { isolated: cores("1"), ..Options::default() };
     let mut scheduler = Scheduler::new(options, cores("0-4")).unwrap();
-    let (none, taken) = (Cores::default(), cores("3"));
+    let (none, taken) = (CpuList::default(), cores("3"));
     let mut placed: Vec<Option<u32>> = (0..5).map(|_| scheduler.place(None, &taken)).collect();
     assert_eq!(placed, [Some(0), Some(2), Some(4), Some(0), Some(2)]);
     placed = (0..3).map(|_| scheduler.place(Some(&cores("1-2,9")), &none)).collect();

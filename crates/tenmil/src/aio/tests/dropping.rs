@@ -1,13 +1,14 @@
-//! Futures that are dropped: what a device may touch is nobody else's until it has answered.
+//! Dropped futures: their memory is not reused before the device has completed the request.
 
-use base::Random;
+use tenmil_base::Random;
 
 use super::{BLOCK, Op, PAGE, Stand};
 use crate::aio::Buffer;
 
 #[test]
 fn a_future_may_be_dropped_at_any_point() {
-    // Dropped after so many polls and turns, answered after so many turns: before, between, after.
+    // Dropped after a number of polls and iterations, completed after a number of iterations:
+    // before, between, after.
     for dropped in 0..6 {
         for answered in 0..6 {
             let mut stand = Stand::new(4, 4, 4);
@@ -62,8 +63,8 @@ fn a_pool_that_dropped_futures_have_emptied_fills_again_with_the_answers() {
     assert!(again.poll().is_some_and(|ended| ended.is_ok()), "the places are free again too");
 }
 
-/// Begins, drops and answers at random, with a device that is often full and a pool that is often
-/// empty; then nothing but answers, and everything has to end.
+/// Starts, drops and completes operations at random, with a device that is often full and a pool
+/// that is often empty. At the end all operations are completed.
 fn run_seed(seed: u64) -> usize {
     let mut random = Random::new(seed);
     let mut draw = |bound: usize| usize::try_from(random.below(bound.max(1) as u64)).unwrap();
@@ -78,7 +79,7 @@ fn run_seed(seed: u64) -> usize {
             0 | 1 => {
                 let buffer = idle.pop().or_else(|| stand.device.buffer(BLOCK));
                 if let Some(mut buffer) = buffer {
-                    // Whoever else had it would see this.
+                    // Another owner of the memory would detect this.
                     buffer.store(0, &[0xee; BLOCK as usize]);
                     ops.push(stand.read(lba, buffer));
                 }

@@ -1,11 +1,11 @@
-//! Devices and threads that go: everybody who waits is told why.
+//! Devices and threads that end: all waiting futures complete with an error.
 
-use base::Span;
+use tenmil_base::Span;
 
 use super::{Op, PAGE, Stand};
-use crate::aio::{Device, NotDone, Why};
+use crate::aio::{Device, IoError, IoErrorKind};
 
-/// Three reads: one that the device has, one that it has no room for, and one in line.
+/// Three reads: one in the device, one that the device has no slot for, and one in the wait queue.
 fn three_reads(stand: &mut Stand) -> Vec<Op> {
     let mut ops: Vec<Op> = (0..3).map(|lba| stand.read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
@@ -14,10 +14,10 @@ fn three_reads(stand: &mut Stand) -> Vec<Op> {
     ops
 }
 
-/// Whether each is told that the device is gone, and gets its buffer back.
+/// Whether each operation has failed with `DeviceGone` and returned its buffer.
 fn told(ops: &mut [Op]) -> Vec<bool> {
     let tell = |op: &mut Op| match op.poll() {
-        Some(Err(NotDone { why: Why::Gone, buffer, .. })) => buffer.is_some(),
+        Some(Err(IoError { why: IoErrorKind::DeviceGone, buffer, .. })) => buffer.is_some(),
         other => panic!("{other:?}"),
     };
     ops.iter_mut().map(tell).collect()
@@ -35,7 +35,7 @@ fn a_backend_that_panics_fails_those_who_wait_for_it() {
     drop(ops);
     let lost = baseline - stand.free_bytes();
     assert_eq!(lost, u64::from(PAGE), "what the device had is nobody's any more");
-    // It goes on scribbling into memory that nobody else has.
+    // The device continues to write to memory that must have been leaked.
     let _rest = (stand.buffer(), stand.buffer(), stand.buffer());
     stand.slow.answer_all();
     assert_eq!(
@@ -55,7 +55,7 @@ fn memory_that_a_backend_may_have_taken_when_it_panicked_is_lost() {
     stand.turn(3);
     assert!(stand.device.is_gone());
     assert_eq!(stand.slow.held(), 1);
-    // It was given two and has taken one of them. Which, it did not come to say.
+    // Two requests were submitted and one was accepted. Which one is unknown after the panic.
     assert_eq!(told(&mut ops), [false, false, true]);
     drop(ops);
     assert_eq!(baseline - stand.free_bytes(), 2 * u64::from(PAGE));

@@ -1,43 +1,44 @@
-//! Devices by name: opened where nobody waits for it, shared by claims, closed when they are let go.
+//! Devices opened by URI: without blocking the reactor, shared according to the claims, closed on
+//! drop.
 
 use std::sync::PoisonError;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use base::{Blame, Outcome, Span};
-use host::{Clock, Cores};
-use reactor::{Handle, PollMode, ReactorOptions, Reactors, ThreadPlan};
 use smol::future::block_on;
+use tenmil_base::{ErrorCategory, IoStatus, Span};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{PollMode, ReactorOptions, Reactors, ThreadBuilder, ThreadHandle};
 
-use crate::Refused;
-use crate::aio::{Buffer, Claim, Device, NotDone, Opener, Uri, Why};
+use crate::CommandError;
+use crate::aio::{Buffer, Claim, Device, IoError, IoErrorKind, Opener, Uri};
 
-/// Longer than anything here takes on the busiest machine.
+/// Longer than any step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A reactor, a thread on it, and an opener.
+/// A reactor, a lightweight thread on it, and an opener.
 struct Stage {
     opener: Opener,
-    thread: Handle,
+    thread: ThreadHandle,
     reactors: Reactors,
 }
 
 impl Stage {
     fn new() -> Self {
         let clock = Clock::start();
-        let cores = Cores::from_iter(Cores::allowed().iter().take(1));
+        let cores = CpuList::from_iter(CpuList::allowed().iter().take(1));
         let options =
             ReactorOptions { pin: false, poll: PollMode::Adaptive, ..ReactorOptions::default() };
         let reactors = Reactors::start(&cores, &options, &clock).unwrap();
-        let thread = reactors.spawn(ThreadPlan::new("storage")).unwrap();
+        let thread = reactors.spawn(ThreadBuilder::new("storage")).unwrap();
         Self { opener: Opener::with_buffers(&clock, 4 << 20).unwrap(), thread, reactors }
     }
 
-    fn open(&self, name: &str, claim: Claim) -> Result<Device, Refused> {
+    fn open(&self, name: &str, claim: Claim) -> Result<Device, CommandError> {
         self.opener.open(&name.parse::<Uri>().unwrap(), claim, &self.thread).wait()
     }
 
-    /// Waits until the reactor has answered a message.
+    /// Waits until the reactor has handled a message.
     fn ask(&self) {
         let (send, answer) = channel();
         assert!(self.thread.call(move |_| send.send(()).unwrap()).is_ok());
@@ -50,7 +51,7 @@ impl Stage {
         pollers.map(|poller| poller.name.clone()).collect()
     }
 
-    /// How often pollers have found work.
+    /// Number of polls that found work.
     fn found(&self) -> u64 {
         let sample = self.reactors.sample();
         sample.threads.iter().flat_map(|thread| &thread.pollers).map(|poller| poller.found).sum()
@@ -64,7 +65,7 @@ fn filled(device: &Device, blocks: u32, byte: u8) -> Buffer {
     buffer
 }
 
-fn outcome(ended: Result<Buffer, NotDone>) -> Result<Vec<u8>, Why> {
+fn outcome(ended: Result<Buffer, IoError>) -> Result<Vec<u8>, IoErrorKind> {
     ended.map(|buffer| buffer.to_vec()).map_err(|not_done| not_done.why)
 }
 
@@ -93,7 +94,7 @@ fn every_kind_of_device_is_opened_and_does_all_it_can() {
             pair.store(u32::try_from(block).unwrap(), &vec![2; block]);
             let pair = device.compare_and_write(9, pair).await.unwrap();
             let again = outcome(device.compare_and_write(9, pair).await);
-            assert_eq!(again, Err(Why::Outcome(Outcome::COMPARE_FAILURE)), "{name}");
+            assert_eq!(again, Err(IoErrorKind::Outcome(IoStatus::COMPARE_FAILURE)), "{name}");
             let read = outcome(device.read(9, ones).await).unwrap();
             assert_eq!(read, [vec![2; block], vec![1; block]].concat(), "{name}");
             device.write_zeroes(10, 1).await.unwrap();
@@ -102,7 +103,7 @@ fn every_kind_of_device_is_opened_and_does_all_it_can() {
             device.deallocate(9, 2).await.unwrap();
             let far = device.limits().block_count;
             let beyond = outcome(device.read(far, filled(&device, 1, 0)).await);
-            assert_eq!(beyond, Err(Why::Outcome(Outcome::LBA_OUT_OF_RANGE)), "{name}");
+            assert_eq!(beyond, Err(IoErrorKind::Outcome(IoStatus::LBA_OUT_OF_RANGE)), "{name}");
         });
         assert!(stage.pollers().contains(&name.to_owned()), "{name} is polled by its name");
     }
@@ -117,13 +118,16 @@ fn whoever_opens_the_same_name_shares_the_device_by_the_claims() {
     let read = block_on(reader.read(5, filled(&reader, 1, 0)));
     assert_eq!(outcome(read), Ok(vec![9; 512]));
     let refused = block_on(reader.write(5, filled(&reader, 1, 0))).unwrap_err();
-    assert!(matches!(refused.why, Why::Unsupported(base::Operation::Write)), "{refused}");
+    assert!(
+        matches!(refused.why, IoErrorKind::Unsupported(tenmil_base::Operation::Write)),
+        "{refused}"
+    );
     assert!(refused.buffer.is_some());
     assert_eq!(refused.to_string(), "ram:1m: write of block 5: the device has no such operation");
 
     for claim in [Claim::WriteOnce, Claim::Exclusive] {
         let refused = stage.open("ram:1m", claim).unwrap_err();
-        assert_eq!(refused.blame, Blame::Caller);
+        assert_eq!(refused.blame, ErrorCategory::Usage);
         assert!(refused.text.starts_with("open ram:1m: "), "{refused}");
     }
     let other = stage.open("ram:2m", Claim::Exclusive).unwrap();
@@ -147,11 +151,11 @@ fn what_cannot_be_opened_is_refused_by_its_name() {
     ] {
         let refused = stage.open(name, Claim::WriteOnce).unwrap_err();
         assert!(refused.text.starts_with(said), "{refused}");
-        assert_eq!(refused.blame, Blame::Caller);
+        assert_eq!(refused.blame, ErrorCategory::Usage);
     }
     stage.reactors.directory().end_thread(stage.thread.id()).unwrap();
     while !stage.thread.is_gone() {
-        host::thread::give_way();
+        tenmil_linux::thread::yield_now();
     }
     let refused = stage.open("ram:1m", Claim::WriteOnce).unwrap_err();
     assert_eq!(refused.text, "attach 'ram:1m': its thread has ended");
@@ -165,8 +169,8 @@ fn a_reactor_goes_on_while_a_device_is_being_opened() {
     let held = place.lock().unwrap_or_else(PoisonError::into_inner);
     let (send, opened) = channel();
     let opener = stage.opener.clone();
-    // Asked for on the reactor itself, as a poller would.
-    let ask = move |_: &mut reactor::Context<'_>| {
+    // Opened on the reactor itself, as by a poller.
+    let ask = move |_: &mut tenmil_reactor::Context<'_>| {
         drop(send.send(opener.open(&name, Claim::WriteOnce, &thread)));
     };
     assert!(stage.thread.call(ask).is_ok());

@@ -1,13 +1,14 @@
-//! Futures that wait: for a place, for a device that is full, and for a thread that sleeps.
+//! Waiting futures: for a slot, for a device that is full, and for a sleeping thread.
 
-use base::{Outcome, Span};
-use host::{Clock, Cores, Thread, Turn, Wait};
-use reactor::{PollMode, ReactorOptions, Reactors, ThreadPlan};
+use tenmil_base::{IoStatus, Span};
+use tenmil_linux::{Clock, CpuList, EventLoop, NextStep, Thread};
+use tenmil_reactor::{PollMode, ReactorOptions, Reactors, ThreadBuilder};
 
 use super::{BLOCK, Op, Stand, pool};
-use crate::aio::{Buffers, Claim, NotDone, Opener, Why};
+use crate::aio::{BufferPool, Claim, IoError, IoErrorKind, Opener};
 
-/// Begins `count` reads and lets the device answer one at a time. Returns who ended, in order.
+/// Starts `count` reads and completes them one at a time. Returns the operations in the order of
+/// completion.
 fn one_by_one(stand: &mut Stand, count: u64) -> Vec<u64> {
     let mut ops: Vec<_> = (0..count).map(|lba| (lba, stand.read(lba, stand.buffer()))).collect();
     let mut ended = Vec::new();
@@ -48,7 +49,7 @@ fn whoever_leaves_the_line_holds_nobody_up() {
     stand.slow.answer_all();
     stand.turn(2);
     assert!(ops[0].poll().is_some());
-    // The second has been told that there is a place, and goes.
+    // The second one was woken for the free slot, and is dropped.
     drop(ops.remove(1));
     assert!(ops[1].poll().is_none(), "it has the place now");
     stand.turn(2);
@@ -73,7 +74,7 @@ fn an_idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
     }
 }
 
-/// As a device behind a network does while that is away.
+/// Like a network device whose connection is lost.
 #[test]
 fn a_device_that_takes_nothing_is_tried_again_when_it_says_and_keeps_nobody_awake_until_then() {
     let mut stand = Stand::new(4, 0, 4);
@@ -85,7 +86,7 @@ fn a_device_that_takes_nothing_is_tried_again_when_it_says_and_keeps_nobody_awak
     stand.slow.inner(|inner| inner.again_at = again_at);
     assert!(stand.falls_asleep());
     stand.reactor.woken(&[]);
-    assert!(matches!(stand.turn(1), Wait::Until(at) if at <= again_at));
+    assert!(matches!(stand.turn(1), NextStep::Until(at) if at <= again_at));
     stand.slow.inner(|inner| inner.room = 1);
     stand.pass(Span::from_secs(1));
     stand.turn(2);
@@ -95,7 +96,7 @@ fn a_device_that_takes_nothing_is_tried_again_when_it_says_and_keeps_nobody_awak
     assert!(op.poll().is_some_and(|result| result.is_ok()));
 }
 
-/// Its descriptor may still be readable for an answer that has been taken: arming takes that away.
+/// The descriptor may still be readable for a completion that was reaped already: arming clears it.
 #[test]
 fn a_device_is_armed_for_a_sleep_even_if_it_owes_nothing() {
     let mut stand = Stand::new(4, 4, 4);
@@ -109,7 +110,7 @@ fn a_device_is_armed_for_a_sleep_even_if_it_owes_nothing() {
 #[test]
 fn an_operation_that_begins_just_before_the_sleep_keeps_the_thread_awake() {
     let mut stand = Stand::new(4, 4, 4);
-    while !matches!(stand.turn(1), Wait::Until(_)) {}
+    while !matches!(stand.turn(1), NextStep::Until(_)) {}
     let mut op = stand.read(0, stand.buffer());
     assert!(op.poll().is_none());
     stand.sleeper.announce();
@@ -120,7 +121,7 @@ fn an_operation_that_begins_just_before_the_sleep_keeps_the_thread_awake() {
 #[test]
 fn a_future_that_was_polled_by_another_task_wakes_that_one() {
     let mut stand = Stand::new(1, 1, 4);
-    // One waits for the device, the other for a place.
+    // One waits for the device, the other for a slot.
     let mut ops: Vec<Op> = (0..2).map(|lba| stand.read(lba, stand.buffer())).collect();
     assert!(ops.iter_mut().all(|op| op.poll().is_none()));
     let begun: Vec<_> = ops.iter_mut().map(Op::hand_over).collect();
@@ -129,7 +130,7 @@ fn a_future_that_was_polled_by_another_task_wakes_that_one() {
     stand.slow.answer_all();
     stand.turn(2);
     assert!(ops[0].poll().is_some() && ops[1].poll().is_none());
-    assert_eq!(stand.turn(2), Wait::Again);
+    assert_eq!(stand.turn(2), NextStep::Again);
     assert_eq!(stand.slow.held(), 1, "the other was told, and has the place");
     assert!(begun.iter().all(|woken| !woken.is_set()), "those who polled first were not");
 }
@@ -138,43 +139,43 @@ fn a_future_that_was_polled_by_another_task_wakes_that_one() {
 fn what_cannot_be_done_comes_back_with_its_buffer() {
     let mut stand = Stand::new(4, 4, 4);
     let odd = stand.device.buffer(BLOCK + 1).unwrap();
-    let Some(Err(NotDone { why, buffer, .. })) = stand.read(0, odd).poll() else {
+    let Some(Err(IoError { why, buffer, .. })) = stand.read(0, odd).poll() else {
         panic!("it is odd")
     };
-    assert_eq!(why, Why::Length { len_bytes: BLOCK + 1, block_size: BLOCK });
+    assert_eq!(why, IoErrorKind::Length { len_bytes: BLOCK + 1, block_size: BLOCK });
     assert!(buffer.is_some());
 
-    let foreign = Buffers::new(pool(1)).allocate(BLOCK).unwrap();
-    let Some(Err(NotDone { why, buffer, .. })) = stand.read(0, foreign).poll() else { panic!() };
-    assert_eq!((why, buffer.is_some()), (Why::Stranger, true));
+    let foreign = BufferPool::new(pool(1)).allocate(BLOCK).unwrap();
+    let Some(Err(IoError { why, buffer, .. })) = stand.read(0, foreign).poll() else { panic!() };
+    assert_eq!((why, buffer.is_some()), (IoErrorKind::ForeignBuffer, true));
 
     let mut op = stand.read(0, stand.buffer());
     assert!(op.poll().is_none());
     stand.turn(2);
-    stand.slow.inner(|inner| inner.outcome = Outcome::UNRECOVERED_READ);
+    stand.slow.inner(|inner| inner.outcome = IoStatus::UNRECOVERED_READ);
     stand.slow.answer_all();
     stand.turn(2);
     let Some(Err(refused)) = op.poll() else { panic!("it was answered so") };
     let said = "slow: read of block 0: ";
     assert!(refused.to_string().starts_with(said), "{refused}, expected {said}");
-    let NotDone { why, buffer, .. } = refused;
-    assert_eq!((why, buffer.is_some()), (Why::Outcome(Outcome::UNRECOVERED_READ), true));
+    let IoError { why, buffer, .. } = refused;
+    assert_eq!((why, buffer.is_some()), (IoErrorKind::Outcome(IoStatus::UNRECOVERED_READ), true));
 }
 
 #[test]
 fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
     let clock = Clock::start();
-    let cores = Cores::from_iter(Cores::allowed().iter().take(1));
+    let cores = CpuList::from_iter(CpuList::allowed().iter().take(1));
     let options = ReactorOptions { pin: false, ..ReactorOptions::default() };
     let reactors = Reactors::start(&cores, &options, &clock).unwrap();
-    let thread = reactors.spawn(ThreadPlan::new("storage")).unwrap();
+    let thread = reactors.spawn(ThreadBuilder::new("storage")).unwrap();
     let opener = Opener::new(&clock).unwrap();
     let opening = opener.open(&"emu:ram".parse().unwrap(), Claim::WriteOnce, &thread);
     let device = opening.wait().unwrap();
     let baseline = device.buffers().free_bytes();
     let work = |lane: u8| {
         let device = device.clone();
-        let body = move |_: &host::Stop| {
+        let body = move |_: &tenmil_linux::StopFlag| {
             smol::block_on(async {
                 let mut buffer = device.buffer(BLOCK).unwrap();
                 for round in 0..50 {
@@ -183,13 +184,13 @@ fn every_operation_reaches_an_emulated_ssd_from_several_os_threads() {
                     buffer = device.write(lba, buffer).await.unwrap();
                     buffer = device.compare(lba, buffer).await.unwrap();
                     device.flush().await.unwrap();
-                    // One that nobody waits for.
+                    // An operation whose future is dropped.
                     let other = device.buffer(BLOCK).unwrap();
                     smol::future::poll_once(device.read(lba, other)).await;
                     device.write_zeroes(lba, 1).await.unwrap();
-                    let NotDone { why, buffer: back, .. } =
+                    let IoError { why, buffer: back, .. } =
                         device.compare(lba, buffer).await.unwrap_err();
-                    assert_eq!(why, Why::Outcome(Outcome::COMPARE_FAILURE));
+                    assert_eq!(why, IoErrorKind::Outcome(IoStatus::COMPARE_FAILURE));
                     buffer = device.read(lba, back.unwrap()).await.unwrap();
                     assert!(buffer.to_vec().iter().all(|byte| *byte == 0));
                     device.deallocate(lba, 1).await.unwrap();
@@ -217,13 +218,13 @@ fn a_reactor_in_hybrid_mode_rests_for_three_quarters_of_what_the_device_takes() 
     };
     for _ in 0..64 {
         let (mut op, wait) = begin(&mut stand);
-        assert!(!matches!(wait, Wait::Pause(_)), "nothing is known yet");
+        assert!(!matches!(wait, NextStep::Pause(_)), "nothing is known yet");
         stand.pass(Span::from_us(100));
         stand.slow.answer(0);
         stand.turn(2);
         assert!(op.poll().is_some_and(|result| result.is_ok()));
     }
     let (_op, wait) = begin(&mut stand);
-    let Wait::Pause(rest) = wait else { panic!("{wait:?}") };
+    let NextStep::Pause(rest) = wait else { panic!("{wait:?}") };
     assert!((70_000..80_000).contains(&rest.ns), "{rest}");
 }

@@ -1,28 +1,30 @@
-//! A controller that answers late: what becomes of queue pairs that nobody waits for any more.
+//! A slow controller: abandoned requests for queue pairs.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use base::{Dma, Medium, RegionId, Segment, Span, Vector};
-use block::Null;
-use ctrl::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
-use ctrl::front::{FrontEndConfig, HostBar, MemoryFrontEnd};
-use ctrl::{Buffers, SharedDoorbell};
-use dma::{CommandStore, DeviceKind, DevicePool, Regions, SharedHostMemory};
-use host::{Clock, EventVectors, Steps};
+use tenmil_base::{BlockDevice, Dma, InterruptVector, RegionId, Segment, Span};
+use tenmil_block::NullDevice;
+use tenmil_dma::{CommandStore, DeviceKind, DevicePool, RegionTable, SharedHostMemory};
+use tenmil_linux::{Clock, EventVectors, StepTimer};
+use tenmil_nvme_controller::controller::{
+    ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,
+};
+use tenmil_nvme_controller::transport::{HostBar, MemoryTransport, MemoryTransportConfig};
+use tenmil_nvme_controller::{BouncePool, SharedDoorbell};
 
-use super::super::{Attached, Bus, Wanted};
-use crate::Refused;
+use super::super::{AttachOptions, AttachedController, ControllerBus};
+use crate::CommandError;
 
-/// A controller in this process, which works only while somebody carries and its gate is open.
+/// A controller in this process, which runs only while messages are processed and its gate is open.
 #[derive(Clone)]
 struct LateBus {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    regions: Regions,
+    regions: RegionTable,
     clock: Clock,
     event: EventVectors,
     is_open: AtomicBool,
@@ -32,14 +34,14 @@ struct Shared {
 
 struct Device {
     pool: DevicePool,
-    front: MemoryFrontEnd<SharedHostMemory, EventVectors>,
+    front: MemoryTransport<SharedHostMemory, EventVectors>,
 }
 
-/// One I/O queue, and two vectors.
+/// One I/O queue, and two interrupt vectors.
 const QUEUES: u16 = 1;
 
 impl LateBus {
-    fn new(regions: &Regions, clock: Clock) -> Self {
+    fn new(regions: &RegionTable, clock: Clock) -> Self {
         let event = EventVectors::new(QUEUES + 1).unwrap();
         let (device, lost) = (Mutex::default(), Mutex::default());
         let (regions, is_open) = (regions.clone(), AtomicBool::new(true));
@@ -59,12 +61,12 @@ impl LateBus {
         Segment { region, offset: 0, len_bytes: u32::try_from(len_bytes).unwrap() }
     }
 
-    /// The controller, whose host has `memory`.
+    /// Creates the controller; `memory` is the memory of its host.
     fn make(&self, memory: RegionId) -> Device {
         let Shared { regions, clock, event, .. } = &*self.shared;
         let (memory, kind) = (self.whole(memory), DeviceKind::Emulated);
         let pool = DevicePool::new(regions.clone(), memory, kind, CommandStore::Plain);
-        let medium: Arc<dyn Medium> = Arc::new(Null::new(512, 64).unwrap());
+        let medium: Arc<dyn BlockDevice> = Arc::new(NullDevice::new(512, 64).unwrap());
         let namespaces = vec![NamespaceConfig::new(medium)];
         let subsystem = Subsystem::new(SubsystemConfig::new("LATE", namespaces)).unwrap();
         let config = ControllerConfig {
@@ -73,14 +75,14 @@ impl LateBus {
             ..ControllerConfig::default()
         };
         let controller = subsystem.controller(clock.now(), config).unwrap();
-        let buffers = Buffers::new(Arc::new(regions.clone()), Vec::new());
-        let (host, options) = (SharedHostMemory::new(&pool), FrontEndConfig::default());
-        let front = MemoryFrontEnd::new(controller, host, event.clone(), buffers, options);
+        let buffers = BouncePool::new(Arc::new(regions.clone()), Vec::new());
+        let (host, options) = (SharedHostMemory::new(&pool), MemoryTransportConfig::default());
+        let front = MemoryTransport::new(controller, host, event.clone(), buffers, options);
         Device { pool, front }
     }
 }
 
-impl Bus for LateBus {
+impl ControllerBus for LateBus {
     type Registers = HostBar;
     type Doorbell = SharedDoorbell;
 
@@ -90,7 +92,7 @@ impl Bus for LateBus {
         "late"
     }
 
-    fn what(&self) -> &'static str {
+    fn describe(&self) -> &'static str {
         "what a test has made"
     }
 
@@ -102,7 +104,7 @@ impl Bus for LateBus {
         self.shared.event.descriptor(0).unwrap()
     }
 
-    fn carry(&self) {
+    fn process_messages(&self) {
         if self.shared.is_open.load(Ordering::Relaxed) {
             self.device().as_mut().unwrap().front.turn(self.shared.clock.now());
         }
@@ -112,11 +114,11 @@ impl Bus for LateBus {
         self.shared.lost.lock().unwrap().clone()
     }
 
-    fn lose(&self, why: &str) {
+    fn mark_lost(&self, why: &str) {
         self.shared.lost.lock().unwrap().get_or_insert_with(|| why.to_owned());
     }
 
-    fn show(&self, region: RegionId) -> Result<u64, Refused> {
+    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
         let mut device = self.device();
         let is_first = device.is_none();
         let device = device.get_or_insert_with(|| self.make(region));
@@ -126,7 +128,7 @@ impl Bus for LateBus {
         Ok(device.pool.iova(Segment { len_bytes: 1, ..self.whole(region) }).unwrap())
     }
 
-    fn hide(&self, _: RegionId) -> bool {
+    fn unmap(&self, _: RegionId) -> bool {
         true
     }
 
@@ -140,7 +142,10 @@ impl Bus for LateBus {
         u32::from(QUEUES) + 1
     }
 
-    fn vector(&self, number: u16) -> Result<(Box<dyn Vector + Send>, EventVectors), String> {
+    fn vector(
+        &self,
+        number: u16,
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
         let vector = self.shared.event.vector(number).ok_or("there is no such vector")?;
         Ok((Box::new(vector), EventVectors::new(1).unwrap()))
     }
@@ -148,9 +153,9 @@ impl Bus for LateBus {
 
 #[test]
 fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
-    let (regions, clock) = (Regions::new(8), Clock::start());
+    let (regions, clock) = (RegionTable::new(8), Clock::start());
     let bus = LateBus::new(&regions, clock);
-    let wanted = Wanted {
+    let wanted = AttachOptions {
         namespace: 1,
         depth: 3,
         queues: QUEUES,
@@ -158,7 +163,8 @@ fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
         queues_in_cmb: false,
         patience: Span::from_ms(50),
     };
-    let attached = Attached::call(&bus, &wanted, &regions, &mut Steps::begin(clock)).unwrap();
+    let attached =
+        AttachedController::attach(&bus, &wanted, &regions, &mut StepTimer::begin(clock)).unwrap();
     for round in 0..3 {
         let end = clock.now().after(Span::from_secs(20));
         loop {
@@ -167,17 +173,17 @@ fn a_queue_pair_that_comes_too_late_costs_none_of_those_that_are_granted() {
             if refused.text == "late: a queue pair was not created in time" {
                 break;
             }
-            // The last one is not deleted yet.
+            // The previous queue pair is not deleted yet.
             assert!(clock.now() < end, "round {round}: {}", refused.text);
             bus.open(true);
-            host::thread::rest(Span::from_ms(5));
+            tenmil_linux::thread::sleep(Span::from_ms(5));
         }
         let free = attached.shared.lock().vectors_free.len();
         assert_eq!(free, 0, "the one that comes late has it");
         bus.open(true);
         loop {
             match attached.queue() {
-                // Once the late one is deleted, and its vector with it.
+                // The late queue pair is deleted, and its vector is free.
                 Ok(lent) if lent.vector == Some(1) => break,
                 Ok(other) => drop(other),
                 Err(refused) => assert!(clock.now() < end, "round {round}: {}", refused.text),

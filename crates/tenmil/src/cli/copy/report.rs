@@ -1,39 +1,39 @@
-//! What is said of a copy when it has ended.
+//! Report of a finished copy, as text and JSON.
 
 use std::fmt::Write as _;
 
-use base::{Durability, Span};
 use serde_json::json;
+use tenmil_base::{Durability, Span};
 
-use super::line::{bytes, rate};
-use crate::copy::{Comparison, Ending, Tally};
+use super::progress_bar::{bytes, rate};
+use crate::copy::{CompareResult, CopyAbort, CopyStats};
 
-/// A copy that has ended, one way or the other.
-pub(super) struct Report {
+/// Summary of a copy that has ended, successfully or not.
+pub(super) struct CopyReport {
     pub(super) source: String,
     pub(super) target: String,
     pub(super) size_bytes: u64,
-    /// Where it went on.
+    /// Byte offset at which the copy was resumed.
     pub(super) resumed_at: u64,
-    pub(super) tally: Tally,
-    pub(super) ending: Option<Ending>,
-    pub(super) comparison: Option<Comparison>,
+    pub(super) tally: CopyStats,
+    pub(super) ending: Option<CopyAbort>,
+    pub(super) comparison: Option<CompareResult>,
     pub(super) durability: Durability,
-    /// How long the copying took, without the comparing.
+    /// Duration of the copy without the comparison.
     pub(super) took: Span,
 }
 
-/// Ranges that are named.
+/// Maximum number of ranges listed.
 const RANGES_MAX: usize = 10;
 
-impl Report {
-    /// Whether all is on the target.
+impl CopyReport {
+    /// Whether the target holds all data.
     pub(super) fn is_copied(&self) -> bool {
         self.tally.until == self.size_bytes
     }
 
     pub(super) fn as_text(&self) -> String {
-        let Tally { until, read, written, zeroed, kept, lost, .. } = &self.tally;
+        let CopyStats { until, read, written, zeroed, kept, lost, .. } = &self.tally;
         let mut text = String::new();
         let took = self.took.as_secs_f64();
         let _ = writeln!(
@@ -51,7 +51,7 @@ impl Report {
             bytes(*zeroed),
             bytes(*kept)
         );
-        let _ = writeln!(text, "  {}", self.promise());
+        let _ = writeln!(text, "  {}", self.durability_text());
         for range in lost.iter().take(RANGES_MAX) {
             let (first, last) = (range.start, range.end - 1);
             let _ = writeln!(text, "  could not be read, zeroes now: bytes {first} to {last}");
@@ -62,18 +62,18 @@ impl Report {
         if let Some(comparison) = &self.comparison {
             let _ = writeln!(text, "  {}", compared(comparison, self.ending.is_none()));
         }
-        if self.ending == Some(Ending::Interrupted) {
+        if self.ending == Some(CopyAbort::Interrupted) {
             text += "  interrupted\n";
         }
         text
     }
 
-    /// What the target makes of what it was given.
-    fn promise(&self) -> &'static str {
+    /// Durability of the copied data on the target.
+    fn durability_text(&self) -> &'static str {
         match (self.durability, self.tally.is_flushed) {
-            (Durability::None, _) => "nothing survives: the target is memory",
+            (Durability::NonPersistent, _) => "nothing survives: the target is memory",
             (_, true) => "flushed: all of it is on stable media",
-            (Durability::Stable, false) if self.is_copied() => {
+            (Durability::Persistent, false) if self.is_copied() => {
                 "no flush is needed: an answered write is stable"
             }
             _ => "not all of it is flushed: what is copied survives, what came after may not",
@@ -103,7 +103,7 @@ impl Report {
             "kept_zero_bytes": tally.kept,
             "lost_ranges": lost,
             "flushed": tally.is_flushed,
-            "durability": self.promise(),
+            "durability": self.durability_text(),
             "took_s": self.took.as_secs_f64(),
             "ended_early": self.ending.as_ref().map(ToString::to_string),
             "verified": compared,
@@ -112,8 +112,8 @@ impl Report {
     }
 }
 
-fn compared(found: &Comparison, is_whole: bool) -> String {
-    let Comparison { compared, block, different, first } = found;
+fn compared(found: &CompareResult, is_whole: bool) -> String {
+    let CompareResult { compared, block, different, first } = found;
     let amount = bytes(*compared);
     match first {
         Some(first) => format!(
@@ -126,18 +126,18 @@ fn compared(found: &Comparison, is_whole: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use base::{Durability, Span};
+    use tenmil_base::{Durability, Span};
 
-    use super::Report;
-    use crate::copy::{Comparison, Ending, Tally};
+    use super::CopyReport;
+    use crate::copy::{CompareResult, CopyAbort, CopyStats};
 
-    fn report() -> Report {
-        Report {
+    fn report() -> CopyReport {
+        CopyReport {
             source: "ram:1m".into(),
             target: "ram:2m".into(),
             size_bytes: 1 << 20,
             resumed_at: 1 << 19,
-            tally: Tally { until: 1 << 20, is_flushed: true, ..Tally::default() },
+            tally: CopyStats { until: 1 << 20, is_flushed: true, ..CopyStats::default() },
             ending: None,
             comparison: None,
             durability: Durability::VolatileCache,
@@ -150,28 +150,29 @@ mod tests {
         let text = report().as_text();
         assert!(text.starts_with("1 MiB of 1 MiB copied in 1.0 s (0.5 MB/s)\n"), "{text}");
         assert!(text.contains("flushed: all of it is on stable media"), "{text}");
-        let memory = Report { durability: Durability::None, ..report() };
+        let memory = CopyReport { durability: Durability::NonPersistent, ..report() };
         assert!(memory.as_text().contains("nothing survives"));
-        let unflushed = || Tally { is_flushed: false, ..report().tally };
-        let stable = Report { durability: Durability::Stable, tally: unflushed(), ..report() };
+        let unflushed = || CopyStats { is_flushed: false, ..report().tally };
+        let stable =
+            CopyReport { durability: Durability::Persistent, tally: unflushed(), ..report() };
         assert!(stable.as_text().contains("no flush is needed"));
-        let part = Tally { until: 512, ..unflushed() };
-        let part = Report { durability: Durability::Stable, tally: part, ..report() };
+        let part = CopyStats { until: 512, ..unflushed() };
+        let part = CopyReport { durability: Durability::Persistent, tally: part, ..report() };
         assert!(part.as_text().contains("not all of it is flushed"));
     }
 
     #[test]
     fn a_difference_and_what_was_lost_are_named() {
         let comparison =
-            Comparison { compared: 1 << 20, block: 512, different: 3, first: Some(512) };
+            CompareResult { compared: 1 << 20, block: 512, different: 3, first: Some(512) };
         let lost = (0..12).map(|index| index * 2..index * 2 + 1).collect();
-        let tally = Tally { lost, ..report().tally };
+        let tally = CopyStats { lost, ..report().tally };
         let comparison = Some(comparison);
-        let text = Report { tally, comparison, ..report() }.as_text();
+        let text = CopyReport { tally, comparison, ..report() }.as_text();
         assert!(text.contains("3 blocks of 512 bytes differ, the first at byte 512"), "{text}");
         assert!(text.contains("zeroes now: bytes 18 to 18") && text.contains("and 2 ranges more"));
-        let ending = Some(Ending::Interrupted);
-        let early = Report { ending, comparison: Some(Comparison::default()), ..report() };
+        let ending = Some(CopyAbort::Interrupted);
+        let early = CopyReport { ending, comparison: Some(CompareResult::default()), ..report() };
         let text = early.as_text();
         assert!(text.ends_with("the same as far as it went, 0 bytes\n  interrupted\n"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&early.as_json()).unwrap();

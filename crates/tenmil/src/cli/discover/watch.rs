@@ -1,32 +1,32 @@
-//! `tenmil discover --watch`.
+//! `tenmil discover --watch`: prints changes of a discovery log.
 
 use std::io::Write;
 use std::process::ExitCode;
 
-use base::{Instant, Span};
-use host::Clock;
 use serde_json::{Value, json};
+use tenmil_base::{Instant, Span};
+use tenmil_linux::Clock;
 
 use super::{DiscoverArguments, line_of, object_of};
-use crate::Refused;
+use crate::CommandError;
 use crate::cli::write_out;
-use crate::tcp::{Change, TcpName, Watch};
+use crate::tcp::{DiscoveryChange, DiscoveryWatch, TcpName};
 
-/// Between two looks at what the connection's thread has heard.
-const PAUSE: Span = Span::from_ms(20);
+/// Interval at which the connection's thread is checked for changes.
+const POLL_INTERVAL: Span = Span::from_ms(20);
 
-/// Watches and prints until it is told to stop.
+/// Watches the discovery log and prints changes until a limit or Ctrl-C.
 pub(super) fn run(
     arguments: &DiscoverArguments,
     name: &TcpName,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
-    host::signal::catch_interrupts()
-        .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
+) -> Result<ExitCode, CommandError> {
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::kernel();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut left = arguments.count.unwrap_or(u64::MAX);
-    let mut watch = Watch::begin(name)?;
+    let mut watch = DiscoveryWatch::begin(name)?;
     loop {
         for change in watch.next()? {
             write_out(out, &printed(&change, watch.generation(), arguments.json))?;
@@ -35,33 +35,35 @@ pub(super) fn run(
                 return Ok(ExitCode::SUCCESS);
             }
         }
-        if clock.now() >= end || host::signal::interrupted() {
+        if clock.now() >= end || tenmil_linux::signal::interrupted() {
             return Ok(ExitCode::SUCCESS);
         }
-        host::thread::rest(PAUSE);
+        tenmil_linux::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// A change in a line.
-fn printed(change: &Change, generation: u64, json: bool) -> String {
+/// A change as one line of text or JSON.
+fn printed(change: &DiscoveryChange, generation: u64, json: bool) -> String {
     if json { format!("{}\n", object(change, generation)) } else { line(change) }
 }
 
-fn line(change: &Change) -> String {
+fn line(change: &DiscoveryChange) -> String {
     match change {
-        Change::Came(entry) => format!("came  {}\n", line_of(entry)),
-        Change::Went(entry) => format!("went  {}\n", line_of(entry)),
-        Change::Away(why) => format!("away  {}; it is called again\n", base::text::plain(why)),
-        Change::Back => "back  it answers again\n".to_owned(),
+        DiscoveryChange::Added(entry) => format!("came  {}\n", line_of(entry)),
+        DiscoveryChange::Removed(entry) => format!("went  {}\n", line_of(entry)),
+        DiscoveryChange::Disconnected(why) => {
+            format!("away  {}; it is called again\n", tenmil_base::text::plain(why))
+        }
+        DiscoveryChange::Reconnected => "back  it answers again\n".to_owned(),
     }
 }
 
-fn object(change: &Change, generation: u64) -> Value {
+fn object(change: &DiscoveryChange, generation: u64) -> Value {
     let (word, mut object) = match change {
-        Change::Came(entry) => ("came", object_of(entry)),
-        Change::Went(entry) => ("went", object_of(entry)),
-        Change::Away(why) => ("away", json!({ "why": why })),
-        Change::Back => ("back", json!({})),
+        DiscoveryChange::Added(entry) => ("came", object_of(entry)),
+        DiscoveryChange::Removed(entry) => ("went", object_of(entry)),
+        DiscoveryChange::Disconnected(why) => ("away", json!({ "why": why })),
+        DiscoveryChange::Reconnected => ("back", json!({})),
     };
     object["change"] = word.into();
     object["generation"] = generation.into();
@@ -70,18 +72,18 @@ fn object(change: &Change, generation: u64) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use wire::log::discovery::DiscoveryEntry;
+    use tenmil_wire::log::discovery::DiscoveryEntry;
 
-    use super::{Change, printed};
+    use super::{DiscoveryChange, printed};
 
     #[test]
     fn every_change_is_one_line() {
         let entry = DiscoveryEntry::zeroed();
         for (change, word) in [
-            (Change::Came(entry.clone()), "came"),
-            (Change::Went(entry), "went"),
-            (Change::Away("cut".to_owned()), "away"),
-            (Change::Back, "back"),
+            (DiscoveryChange::Added(entry.clone()), "came"),
+            (DiscoveryChange::Removed(entry), "went"),
+            (DiscoveryChange::Disconnected("cut".to_owned()), "away"),
+            (DiscoveryChange::Reconnected, "back"),
         ] {
             let text = printed(&change, 7, false);
             assert!(text.starts_with(word) && text.lines().count() == 1, "{text}");

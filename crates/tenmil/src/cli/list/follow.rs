@@ -1,71 +1,76 @@
-//! `tenmil list --follow`: NVMe functions as they come, change and go.
+//! `tenmil list --follow`: NVMe functions as they are added, changed and removed.
 //!
-//! The kernel's messages are hints. After each that may matter, and when some were lost, all
-//! functions are looked at anew and what differs is told; one that goes and comes back before that
-//! look is told of twice, because the message says that it went.
+//! Kernel uevents are hints only. After each relevant one, and when some were lost, all functions are
+//! read again and the differences are printed. A function that is removed and added again before that
+//! is reported twice, because the removal is taken from the uevent itself.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
 
-use base::{Instant, Span};
-use host::Clock;
-use host::machine::Machine;
-use host::pci::{Address, Function};
-use host::uevent::{Heard, Listener, Uevent};
-use host::watch::{Interest, Watch};
 use serde_json::{Value, json};
+use tenmil_base::{Instant, Span};
+use tenmil_linux::Clock;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::pci::{Address, Function};
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_linux::uevent::{Listener, Uevent, UeventResult};
 
-use super::functions::{self, Headline};
-use crate::Refused;
+use super::functions::{self, FunctionLine};
+use crate::CommandError;
 use crate::cli::write_out;
 
-/// How a function differs from what was known.
+/// Change of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// It was there when we began.
+enum FunctionChange {
+    /// Present at the start.
     There,
     Came,
-    /// Its driver or its controller is another one, or is in another state.
+    /// Its driver, its controller or the state of the controller has changed.
     Changed,
     Gone,
 }
 
-/// What is known of the functions of this machine.
+/// Last known functions of this machine.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownFunctions {
     functions: BTreeMap<Address, Function>,
 }
 
-/// What ends it, beside Ctrl-C.
+/// Limits after which the command ends, besides Ctrl-C.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Until {
+pub(super) struct FollowLimit {
     pub(super) count: Option<u64>,
     pub(super) time: Option<Span>,
 }
 
-/// How long one wait lasts; between two, Ctrl-C is looked at.
+/// Longest wait for a uevent; Ctrl-C is checked between two waits.
 const WAIT: Span = Span::from_ms(200);
-/// As many messages are taken before what they say is printed.
+/// Maximum number of uevents handled before changes are printed.
 const HEARD_MAX: usize = 1024;
 
-/// Prints what is there, and then what happens.
-pub(super) fn run(until: Until, is_json: bool, out: &mut dyn Write) -> Result<ExitCode, Refused> {
-    host::signal::catch_interrupts()
-        .map_err(|error| Refused::machine(format!("catch Ctrl-C: {error}")))?;
-    let machine = |error| Refused::machine(format!("listen to the kernel's messages: {error}"));
-    // It listens before it looks: what happens in between is heard.
+/// Prints the present functions, then the changes.
+pub(super) fn run(
+    until: FollowLimit,
+    is_json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
+    let machine =
+        |error| CommandError::machine(format!("listen to the kernel's messages: {error}"));
+    // The socket is opened before the first read, so that no change in between is missed.
     let mut listener = Listener::new().map_err(machine)?;
-    let watch = Watch::new().map_err(machine)?;
+    let watch = PollSet::new().map_err(machine)?;
     watch.add(&listener, 0, Interest { readable: true, writable: false }).map_err(machine)?;
     let clock = Clock::kernel();
     let end = until.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut left = until.count.unwrap_or(u64::MAX);
-    let (mut known, mut ready) = (Known::default(), Vec::new());
+    let (mut known, mut ready) = (KnownFunctions::default(), Vec::new());
     for (_, function) in known.look(Function::all(&Machine::this())) {
-        write_out(out, &line(clock.now(), Change::There, &function, is_json))?;
+        write_out(out, &line(clock.now(), FunctionChange::There, &function, is_json))?;
     }
-    while left > 0 && clock.now() < end && !host::signal::interrupted() {
+    while left > 0 && clock.now() < end && !tenmil_linux::signal::interrupted() {
         let wait = WAIT.min(end.since(clock.now()));
         watch.wait(Some(wait), &mut ready).map_err(machine)?;
         for (change, function) in known.listen(&mut listener).map_err(machine)? {
@@ -78,13 +83,16 @@ pub(super) fn run(until: Until, is_json: bool, out: &mut dyn Write) -> Result<Ex
     Ok(ExitCode::SUCCESS)
 }
 
-impl Known {
-    /// Takes what the kernel has said, and tells what is different now.
-    fn listen(&mut self, listener: &mut Listener) -> std::io::Result<Vec<(Change, Function)>> {
+impl KnownFunctions {
+    /// Handles pending uevents and returns the changes.
+    fn listen(
+        &mut self,
+        listener: &mut Listener,
+    ) -> std::io::Result<Vec<(FunctionChange, Function)>> {
         let (mut told, mut is_due) = (Vec::new(), false);
         for _ in 0..HEARD_MAX {
-            let heard = listener.hear()?;
-            if heard == Heard::Nothing {
+            let heard = listener.recv()?;
+            if heard == UeventResult::Nothing {
                 break;
             }
             is_due |= self.take(heard, &mut told);
@@ -95,19 +103,23 @@ impl Known {
         Ok(told)
     }
 
-    /// Takes one thing that was heard. True if all functions are to be looked at anew.
-    fn take(&mut self, heard: Heard<'_>, told: &mut Vec<(Change, Function)>) -> bool {
+    /// Handles one uevent. Returns whether all functions have to be read again.
+    fn take(
+        &mut self,
+        heard: UeventResult<'_>,
+        told: &mut Vec<(FunctionChange, Function)>,
+    ) -> bool {
         match heard {
-            Heard::Nothing => false,
-            Heard::Lost => true,
-            Heard::Uevent(uevent) => {
-                told.extend(self.hear(&uevent).map(|function| (Change::Gone, function)));
+            UeventResult::Nothing => false,
+            UeventResult::Lost => true,
+            UeventResult::Uevent(uevent) => {
+                told.extend(self.hear(&uevent).map(|function| (FunctionChange::Gone, function)));
                 matters(&uevent)
             }
         }
     }
 
-    /// The function that a message says is gone, if it was known.
+    /// The known function that a uevent reports as removed.
     fn hear(&mut self, uevent: &Uevent<'_>) -> Option<Function> {
         if (uevent.subsystem, uevent.action) != ("pci", "remove") {
             return None;
@@ -115,39 +127,39 @@ impl Known {
         self.functions.remove(&uevent.name().parse().ok()?)
     }
 
-    /// What differs from `found`, which is known from now on.
-    fn look(&mut self, found: Vec<Function>) -> Vec<(Change, Function)> {
+    /// Replaces the known functions by `found` and returns the differences.
+    fn look(&mut self, found: Vec<Function>) -> Vec<(FunctionChange, Function)> {
         let found: BTreeMap<_, _> = found.into_iter().map(|one| (one.address, one)).collect();
         let before = std::mem::replace(&mut self.functions, found);
         let gone = before.values().filter(|one| !self.functions.contains_key(&one.address));
-        let gone = gone.map(|one| (Change::Gone, one.clone()));
+        let gone = gone.map(|one| (FunctionChange::Gone, one.clone()));
         let there = self.functions.values().filter_map(|one| match before.get(&one.address) {
-            None => Some((Change::Came, one.clone())),
-            Some(old) if state(old) != state(one) => Some((Change::Changed, one.clone())),
+            None => Some((FunctionChange::Came, one.clone())),
+            Some(old) if state(old) != state(one) => Some((FunctionChange::Changed, one.clone())),
             Some(_) => None,
         });
         gone.chain(there).collect()
     }
 }
 
-/// What of a function is worth a line when it becomes something else.
+/// Properties of a function whose change is reported.
 fn state(function: &Function) -> impl PartialEq + '_ {
     (&function.driver, &function.controller)
 }
 
-/// Whether a message may be about an NVMe function, its driver or its controller.
+/// Whether a uevent may concern an NVMe function, its driver or its controller.
 fn matters(uevent: &Uevent<'_>) -> bool {
     matches!(uevent.subsystem, "pci" | "nvme")
 }
 
-fn line(now: Instant, change: Change, function: &Function, is_json: bool) -> String {
+fn line(now: Instant, change: FunctionChange, function: &Function, is_json: bool) -> String {
     if is_json {
         return format!("{}\n", as_json(now, change, function));
     }
-    format!("{:<8}{}\n", change.word(), Headline(function))
+    format!("{:<8}{}\n", change.word(), FunctionLine(function))
 }
 
-fn as_json(now: Instant, change: Change, function: &Function) -> Value {
+fn as_json(now: Instant, change: FunctionChange, function: &Function) -> Value {
     json!({
         "event": change.word(),
         "at_ns": now.ns,
@@ -156,7 +168,7 @@ fn as_json(now: Instant, change: Change, function: &Function) -> Value {
     })
 }
 
-impl Change {
+impl FunctionChange {
     fn word(self) -> &'static str {
         match self {
             Self::There => "there",
@@ -169,11 +181,11 @@ impl Change {
 
 #[cfg(test)]
 mod tests {
-    use base::Instant;
-    use host::pci::{Controller, Function};
-    use host::uevent::Uevent;
+    use tenmil_base::Instant;
+    use tenmil_linux::pci::{Controller, Function};
+    use tenmil_linux::uevent::Uevent;
 
-    use super::{Change, Heard, Known, line};
+    use super::{FunctionChange, KnownFunctions, UeventResult, line};
 
     fn function(address: &str, driver: Option<&str>) -> Function {
         Function {
@@ -190,37 +202,37 @@ mod tests {
         }
     }
 
-    fn changes(told: Vec<(Change, Function)>) -> Vec<(Change, String)> {
+    fn changes(told: Vec<(FunctionChange, Function)>) -> Vec<(FunctionChange, String)> {
         told.into_iter().map(|(change, one)| (change, one.address.to_string())).collect()
     }
 
     #[test]
     fn what_comes_changes_and_goes_is_told_once() {
-        let mut known = Known::default();
+        let mut known = KnownFunctions::default();
         let (one, two) = (function("0000:01:00.0", Some("nvme")), function("0000:02:00.0", None));
         let told = changes(known.look(vec![one.clone()]));
-        assert_eq!(told, [(Change::Came, "0000:01:00.0".to_owned())]);
+        assert_eq!(told, [(FunctionChange::Came, "0000:01:00.0".to_owned())]);
         assert_eq!(known.look(vec![one.clone()]), []);
         let taken = function("0000:01:00.0", Some("vfio-pci"));
         let told = changes(known.look(vec![taken.clone(), two.clone()]));
-        assert_eq!(told[0], (Change::Changed, "0000:01:00.0".to_owned()));
-        assert_eq!(told[1..], [(Change::Came, "0000:02:00.0".to_owned())]);
+        assert_eq!(told[0], (FunctionChange::Changed, "0000:01:00.0".to_owned()));
+        assert_eq!(told[1..], [(FunctionChange::Came, "0000:02:00.0".to_owned())]);
         let named = Function { controller: Some(Controller::default()), ..two.clone() };
-        assert_eq!(changes(known.look(vec![taken, named]))[0].0, Change::Changed);
+        assert_eq!(changes(known.look(vec![taken, named]))[0].0, FunctionChange::Changed);
         let told = changes(known.look(vec![two]));
-        assert_eq!(told[0], (Change::Gone, "0000:01:00.0".to_owned()));
+        assert_eq!(told[0], (FunctionChange::Gone, "0000:01:00.0".to_owned()));
     }
 
     #[test]
     fn one_that_goes_and_comes_back_between_two_looks_is_told_of_twice() {
-        let mut known = Known::default();
+        let mut known = KnownFunctions::default();
         let one = function("0000:01:00.0", None);
         known.look(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:00:05.0/0000:01:00.0";
         let uevent = Uevent { action: "remove", path, subsystem: "pci" };
         assert_eq!(known.hear(&uevent), Some(one.clone()));
         assert_eq!(known.hear(&uevent), None, "it is not known any more");
-        assert_eq!(changes(known.look(vec![one.clone()]))[0].0, Change::Came);
+        assert_eq!(changes(known.look(vec![one.clone()]))[0].0, FunctionChange::Came);
         for other in [
             Uevent { action: "unbind", ..uevent },
             Uevent { subsystem: "net", ..uevent },
@@ -233,28 +245,28 @@ mod tests {
 
     #[test]
     fn what_was_lost_and_what_is_about_functions_and_controllers_is_looked_after() {
-        let (mut known, mut told) = (Known::default(), Vec::new());
+        let (mut known, mut told) = (KnownFunctions::default(), Vec::new());
         let one = function("0000:01:00.0", None);
         known.look(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:01:00.0";
-        let uevent = |action, subsystem| Heard::Uevent(Uevent { action, path, subsystem });
-        assert!(known.take(Heard::Lost, &mut told), "nobody knows what has changed");
+        let uevent = |action, subsystem| UeventResult::Uevent(Uevent { action, path, subsystem });
+        assert!(known.take(UeventResult::Lost, &mut told), "nobody knows what has changed");
         assert!(known.take(uevent("add", "pci"), &mut told));
         assert!(known.take(uevent("change", "nvme"), &mut told));
         assert!(!known.take(uevent("remove", "net"), &mut told));
         assert!(!known.take(uevent("add", "block"), &mut told));
-        assert!(!known.take(Heard::Nothing, &mut told));
+        assert!(!known.take(UeventResult::Nothing, &mut told));
         assert_eq!(told, []);
         assert!(known.take(uevent("remove", "pci"), &mut told));
-        assert_eq!(told, [(Change::Gone, one)]);
+        assert_eq!(told, [(FunctionChange::Gone, one)]);
     }
 
     #[test]
     fn a_change_is_one_line() {
         let one = function("0000:01:00.0", Some("nvme"));
-        let text = line(Instant { ns: 7 }, Change::Came, &one, false);
+        let text = line(Instant { ns: 7 }, FunctionChange::Came, &one, false);
         assert_eq!(text, "came    0000:01:00.0  1b36:0010, driver nvme, no IOMMU group\n");
-        let text = line(Instant { ns: 7 }, Change::Gone, &one, true);
+        let text = line(Instant { ns: 7 }, FunctionChange::Gone, &one, true);
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["event"], &json["at_ns"]), (&"gone".into(), &7.into()));
         assert_eq!(json["function"]["driver"], "nvme");

@@ -1,30 +1,30 @@
-//! An NVMe function, as `tenmil list` shows it.
+//! NVMe PCI functions as shown by `tenmil list`.
 
 use std::fmt;
 
-use host::holders::Openers;
-use host::machine::Machine;
-use host::pci::{Function, Neighbour};
 use serde_json::{Value, json};
+use tenmil_linux::holders::Openers;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::pci::{Function, GroupMember};
 
-/// A function in a line.
-pub(super) struct Headline<'a>(pub(super) &'a Function);
+/// One-line summary of a function.
+pub(super) struct FunctionLine<'a>(pub(super) &'a Function);
 
-/// A function, and who uses it.
+/// Function and its users.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct FunctionInfo {
     function: Function,
     used: Openers,
 }
 
-impl Shown {
-    /// All functions of `machine`.
+impl FunctionInfo {
+    /// All NVMe functions of `machine`.
     pub(super) fn all(machine: &Machine) -> Vec<Self> {
         let shown = |function: Function| Self { used: function.used_by(machine), function };
         Function::all(machine).into_iter().map(shown).collect()
     }
 
-    /// For programs.
+    /// The function as JSON, with its users.
     pub(super) fn as_json(&self) -> Value {
         let Self { function, used } = self;
         let mut shown = as_json(function);
@@ -34,7 +34,7 @@ impl Shown {
     }
 }
 
-/// A function for programs, without who uses it.
+/// The function as JSON, without its users.
 pub(super) fn as_json(function: &Function) -> Value {
     let controller = function.controller.as_ref();
     let others = function.group.iter().flat_map(|group| &group.others);
@@ -58,7 +58,7 @@ pub(super) fn as_json(function: &Function) -> Value {
     })
 }
 
-impl fmt::Display for Headline<'_> {
+impl fmt::Display for FunctionLine<'_> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let function = self.0;
         write!(out, "{}  {}", function.address, function.model())?;
@@ -74,11 +74,11 @@ impl fmt::Display for Headline<'_> {
     }
 }
 
-/// A line, and a line for whatever keeps it from being bound.
-impl fmt::Display for Shown {
+/// One line for the function, and one for each obstacle to binding it.
+impl fmt::Display for FunctionInfo {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { function, used } = self;
-        writeln!(out, "  {}", Headline(function))?;
+        writeln!(out, "  {}", FunctionLine(function))?;
         let state = function.controller.as_ref().and_then(|one| one.state.as_deref());
         if let Some(state) = state.filter(|state| *state != "live") {
             writeln!(out, "      its controller is {state}")?;
@@ -95,30 +95,30 @@ impl fmt::Display for Shown {
     }
 }
 
-fn neighbour(out: &mut fmt::Formatter<'_>, other: &Neighbour) -> fmt::Result {
+fn neighbour(out: &mut fmt::Formatter<'_>, other: &GroupMember) -> fmt::Result {
     let driver = other.driver.as_deref().unwrap_or("none");
     writeln!(out, "      {} is in its IOMMU group, driver {driver}", other.address)
 }
 
 #[cfg(test)]
 mod tests {
-    use host::holders::{InUse, Openers};
-    use host::pci::{Controller, Function, Group, Neighbour};
+    use tenmil_linux::holders::{DeviceUser, Openers};
+    use tenmil_linux::pci::{Controller, Function, GroupMember, IommuGroup};
 
-    use super::Shown;
+    use super::FunctionInfo;
 
-    fn shown() -> Shown {
+    fn shown() -> FunctionInfo {
         let text = |text: &str| Some(text.to_owned());
         let (model, serial, state) = (text("Disk 9"), text("S4EW"), text("resetting"));
         let other =
-            Neighbour { address: "0000:5e:00.1".into(), driver: text("ahci"), is_bridge: false };
+            GroupMember { address: "0000:5e:00.1".into(), driver: text("ahci"), is_bridge: false };
         let function = Function {
             address: "5e:00.0".parse().unwrap(),
             vendor: 0x8086,
             device: 0x0a54,
             driver: text("nvme"),
             driver_override: None,
-            group: Some(Group { number: 12, others: vec![other] }),
+            group: Some(IommuGroup { number: 12, others: vec![other] }),
             numa_node: Some(1),
             virtual_functions: 0,
             controller: Some(Controller {
@@ -130,8 +130,8 @@ mod tests {
             }),
             disks: Vec::new(),
         };
-        let mounted = InUse::Mounted { device: "nvme0n1p1".into(), at: "/srv".into() };
-        Shown { function, used: Openers { found: vec![mounted], hidden: 7 } }
+        let mounted = DeviceUser::Mounted { device: "nvme0n1p1".into(), at: "/srv".into() };
+        FunctionInfo { function, used: Openers { found: vec![mounted], hidden: 7 } }
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! `tenmil serve` over NVMe/TCP.
+//! `tenmil serve` over NVMe/TCP: start, reload on SIGHUP, and shutdown.
 
+mod banner;
 mod limits;
-mod ready;
-mod standing;
+mod live_config;
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -10,71 +10,75 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::Span;
-use block::uri::Uri;
-use control::configuration::{self, Configuration, Line};
-use control::{Announcer, Devices, Queues, Relay};
-use host::{Clock, Thread};
-use target::tcp::{DiscoveryName, News, Server, ServerPlan, Service, StateDirectory};
-
-use self::ready::ready;
-use self::standing::{Standing, Unfit, World};
-use super::{
-    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, running, start_reactors,
+use tenmil_base::Span;
+use tenmil_block::uri::Uri;
+use tenmil_linux::{Clock, Thread};
+use tenmil_rpc::config::{self, LineNumber, TargetConfig};
+use tenmil_rpc::{Devices, EventRelay, EventSender, NvmeConnections};
+use tenmil_serve::tcp::{
+    DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
 };
-use crate::Refused;
-use crate::balance::Balanced;
+
+use self::banner::ready;
+use self::live_config::{ApplyError, LiveConfig, TargetContext};
+use super::{
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, rpc_endpoint, start_reactors,
+};
+use crate::CommandError;
+use crate::balance::BalancedReactors;
 use crate::cli::write_out;
 use crate::pcie::regions_for;
 use crate::tcp::{discovery_name, sockets};
 
-/// What a subsystem is called if nobody says.
+/// Default subsystem NQN.
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
-/// How long its end may take: less than the 5 seconds after which a service manager loses patience.
+/// Time limit of a shutdown, below the 5 seconds after which a service manager kills the process.
 const END_MAX: Span = Span::from_secs(4);
 const END_INTERVAL: Span = Span::from_ms(10);
 
-/// What the arguments ask for, as a file would say it.
-pub(super) fn asked(
+/// The configuration that the arguments describe.
+pub(super) fn config_from_arguments(
     arguments: &ServeArguments,
     listeners: Vec<SocketAddr>,
-) -> Result<Configuration, Refused> {
-    let hosts = match (arguments.host.is_empty(), arguments.allow_any_host) {
-        (false, false) => configuration::Hosts::Only(arguments.host.clone()),
-        (true, _) => configuration::Hosts::Any,
+) -> Result<TargetConfig, CommandError> {
+    let hosts = match (arguments.allowed_host.is_empty(), arguments.allow_any_host) {
+        (false, false) => config::Hosts::Only(arguments.allowed_host.clone()),
+        (true, _) => config::Hosts::Any,
         (false, true) => {
-            return Err(Refused::caller("--host and --allow-any-host together, expected one"));
+            return Err(CommandError::caller(
+                "--allowed-host and --allow-any-host together, expected one",
+            ));
         }
     };
     let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
-    let refuse = |name: &str, why| Refused::caller(format!("`{name}`: {why}"));
-    wire::nqn::check(&nqn).map_err(|why| refuse(&nqn, why))?;
-    for name in &arguments.host {
-        wire::nqn::check_host(name).map_err(|why| refuse(name, why))?;
+    let refuse = |name: &str, why| CommandError::caller(format!("`{name}`: {why}"));
+    tenmil_wire::nqn::check(&nqn).map_err(|why| refuse(&nqn, why))?;
+    for name in &arguments.allowed_host {
+        tenmil_wire::nqn::check_host(name).map_err(|why| refuse(name, why))?;
     }
-    let namespace = |(nsid, uri): (u32, &Uri)| configuration::Namespace {
+    let namespace = |(nsid, uri): (u32, &Uri)| config::Namespace {
         nsid,
         uri: uri.clone(),
-        line: Line::default(),
+        line: LineNumber::default(),
         is_read_only: arguments.read_only,
-        hosts: configuration::Hosts::Any,
+        hosts: config::Hosts::Any,
         ana_group: 1,
     };
-    let subsystem = configuration::Subsystem {
+    let subsystem = config::Subsystem {
         nqn,
-        line: Line::default(),
+        line: LineNumber::default(),
         serial: None,
         hosts,
         listeners: (0..listeners.len()).collect(),
         namespaces: (1..).zip(&arguments.uris).map(namespace).collect(),
         paths: Vec::new(),
     };
-    let listener = |address| configuration::Listener { address, line: Line::default() };
-    let asked = Configuration {
-        memory_bytes: arguments.memory.map(std::num::NonZeroU64::get),
-        memory_line: Line::default(),
-        state: arguments.state.clone(),
-        state_line: Line::default(),
+    let listener = |address| config::Listener { address, line: LineNumber::default() };
+    let asked = TargetConfig {
+        memory_bytes: arguments.buffer_memory.map(std::num::NonZeroU64::get),
+        memory_line: LineNumber::default(),
+        state: arguments.state_dir.clone(),
+        state_line: LineNumber::default(),
         listeners: listeners.into_iter().map(listener).collect(),
         subsystems: vec![subsystem],
         referrals: Vec::new(),
@@ -84,27 +88,31 @@ pub(super) fn asked(
     Ok(asked)
 }
 
-/// Serves until somebody ends it.
+/// Serves until SIGTERM or Ctrl-C.
 pub(super) fn run(
     arguments: &ServeArguments,
-    asked: Configuration,
+    asked: TargetConfig,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let (sockets, placement) = sockets::of_server(&arguments.socket)?;
     let clock = Clock::start();
     let namespaces = asked.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
-    let limits = limits::limits(arguments, &asked).map_err(|unfit| placed(arguments, unfit))?;
+    let limits =
+        limits::limits(arguments, &asked).map_err(|unfit| with_location(arguments, unfit))?;
     let service = Service::new(&regions, limits).map_err(|why| {
-        let refused = Refused::machine(why);
-        placed(arguments, Unfit { refused, line: asked.memory_line, key: "memory" })
+        let refused = CommandError::machine(why);
+        with_location(
+            arguments,
+            ApplyError { refused, line: asked.memory_line, key: "buffer-memory" },
+        )
     })?;
     name_discovery(&service, &asked)?;
     let state = open_state(&asked, &arguments.adopt_reservations)
-        .map_err(|unfit| placed(arguments, unfit))?;
+        .map_err(|unfit| with_location(arguments, unfit))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let server = Server::start(ServerPlan {
+    let server = Server::start(ServerConfig {
         doors: Vec::new(),
         service: service.clone(),
         regions: regions.clone(),
@@ -113,81 +121,91 @@ pub(super) fn run(
         reactors: Arc::clone(reactors.directory()),
         clock,
     });
-    let server = server.map_err(|error| Refused::machine(format!("serve: {error}")))?;
+    let server = server.map_err(|error| CommandError::machine(format!("serve: {error}")))?;
     let devices = Devices::default();
     let hands = devices.clone();
-    let world = World { service: service.clone(), server, regions, clock, state, devices };
-    let mut standing = Standing::new(world);
-    standing.apply(asked).map_err(|unfit| placed(arguments, unfit))?.all()?;
-    let state = running::state_of(&balanced).with(Queues(service.clone())).with(hands);
-    let mut asking = running::serve(state);
-    host::file::keep()?;
+    let world = TargetContext { service: service.clone(), server, regions, clock, state, devices };
+    let mut standing = LiveConfig::new(world);
+    standing.apply(asked).map_err(|unfit| with_location(arguments, unfit))?.all()?;
+    let state =
+        rpc_endpoint::state_of(&balanced).with(NvmeConnections(service.clone())).with(hands);
+    // The control socket comes last, so that RPC clients see a complete configuration.
+    let mut asking = rpc_endpoint::serve(state);
+    tenmil_linux::file::keep()?;
     write_out(out, &ready(arguments.json, &standing))?;
-    while !host::signal::interrupted() {
+    while !tenmil_linux::signal::interrupted() {
         if let Some(path) = &arguments.config
-            && host::signal::reload_asked()
+            && tenmil_linux::signal::reload_asked()
         {
-            reload(path, &mut standing, announcer(&asking));
+            reload(path, &mut standing, event_sender(&asking));
         }
-        tell(&service, announcer(&asking));
-        standing.hear();
+        log_events(&service, event_sender(&asking));
+        standing.handle_events();
         if let Some((_, relay)) = &mut asking {
-            relay.pass_on(&running::of(reactors));
+            relay.forward_events(&rpc_endpoint::of(reactors));
         }
-        host::thread::rest(WATCH_INTERVAL);
+        tenmil_linux::thread::sleep(WATCH_INTERVAL);
     }
-    end(clock, standing, balanced, &service)
+    shut_down(clock, standing, balanced, &service)
 }
 
-/// Hosts know a discovery service by its name and its serial number: this machine's, at these addresses.
-fn name_discovery(service: &Service, asked: &Configuration) -> Result<(), Refused> {
+/// Names the discovery subsystem: its NQN and serial number identify this machine and these listeners.
+fn name_discovery(service: &Service, asked: &TargetConfig) -> Result<(), CommandError> {
     let addresses: Vec<String> =
         asked.listeners.iter().map(|listener| listener.address.to_string()).collect();
     let (nqn, serial) = discovery_name(&addresses.join(","));
-    service.name_discovery(DiscoveryName { nqn, serial }).map_err(Refused::machine)
+    service.name_discovery(DiscoveryName { nqn, serial }).map_err(CommandError::machine)
 }
 
-/// The directory for what survives a loss of power, if there is to be one.
-fn open_state(asked: &Configuration, adopted: &[String]) -> Result<Option<StateDirectory>, Unfit> {
+/// Opens the state directory for reservations that persist across power loss, if one is configured.
+fn open_state(
+    asked: &TargetConfig,
+    adopted: &[String],
+) -> Result<Option<StateDirectory>, ApplyError> {
     if asked.state.is_none() && !adopted.is_empty() {
         let text = "--adopt-reservations without a state directory, expected one";
-        let refused =
-            Refused::caller(text).with_hint("name it with --state, or `state` in the file");
-        return Err(Unfit { refused, line: asked.state_line, key: "state" });
+        let refused = CommandError::caller(text)
+            .with_hint("name it with --state-dir, or `state-dir` in the file");
+        return Err(ApplyError { refused, line: asked.state_line, key: "state-dir" });
     }
     let opened = asked.state.as_deref().map(StateDirectory::open).transpose();
     let opened = opened.and_then(|state| state.map(|state| state.adopting(adopted)).transpose());
-    let refuse =
-        |why| Unfit { refused: Refused::machine(why), line: asked.state_line, key: "state" };
+    let refuse = |why| ApplyError {
+        refused: CommandError::machine(why),
+        line: asked.state_line,
+        key: "state-dir",
+    };
     opened.map_err(refuse)
 }
 
-/// Why something cannot be served, with its place if a file asks for it.
-fn placed(arguments: &ServeArguments, unfit: Unfit) -> Refused {
+/// Converts an apply error; with a configuration file it names the line and key.
+fn with_location(arguments: &ServeArguments, unfit: ApplyError) -> CommandError {
     match &arguments.config {
         Some(path) => unfit.in_file(path),
         None => unfit.refused,
     }
 }
 
-/// Where those who follow events are told of them, if they can be.
-fn announcer(asking: &Option<(control::Server, Relay)>) -> Option<&Announcer> {
+/// The sender for events of RPC clients, if the control socket exists.
+fn event_sender(asking: &Option<(tenmil_rpc::Server, EventRelay)>) -> Option<&EventSender> {
     asking.as_ref().map(|(_, relay)| relay.announcer())
 }
 
-/// What lines about such news are limited by, if they are written: what peers cause as often as they like
-/// keeps back nothing else.
-const fn cause_of(news: &News) -> Option<&'static str> {
+/// Rate-limit key of the log line of an event, if it is logged. Events that a peer can cause at will
+/// have keys of their own, so that they cannot suppress other messages.
+const fn cause_of(news: &TargetEvent) -> Option<&'static str> {
     match news {
-        News::Refused { .. } => Some("refused"),
-        News::Notice(_) => Some("notice"),
-        News::Trouble(_) => Some("trouble"),
-        News::Connected { .. } | News::Associated { .. } | News::Disconnected { .. } => None,
+        TargetEvent::Refused { .. } => Some("refused"),
+        TargetEvent::Notice(_) => Some("notice"),
+        TargetEvent::Trouble(_) => Some("trouble"),
+        TargetEvent::Connected { .. }
+        | TargetEvent::Associated { .. }
+        | TargetEvent::Disconnected { .. } => None,
     }
 }
 
-/// Passes on what has happened.
-fn tell(service: &Service, announcer: Option<&Announcer>) {
+/// Logs the events of the service and forwards them to RPC clients.
+fn log_events(service: &Service, announcer: Option<&EventSender>) {
     while let Some(news) = service.next_news() {
         if let Some(cause) = cause_of(&news) {
             tracing::info!(cause, "{news}");
@@ -198,8 +216,8 @@ fn tell(service: &Service, announcer: Option<&Announcer>) {
     }
 }
 
-/// Serves what the file says now, or goes on as before.
-fn reload(path: &Path, standing: &mut Standing, announcer: Option<&Announcer>) {
+/// Applies the configuration file again; on an error the running configuration stays.
+fn reload(path: &Path, standing: &mut LiveConfig, announcer: Option<&EventSender>) {
     let read = read_configuration(path);
     let applied = read.and_then(|asked| standing.apply(asked).map_err(|unfit| unfit.in_file(path)));
     let shown = path.display().to_string();
@@ -226,49 +244,51 @@ fn reload(path: &Path, standing: &mut Standing, announcer: Option<&Announcer>) {
     }
 }
 
-/// Lets nobody in, has those who are in finish, and says what it has given up when that takes too long.
-fn end(
+/// Shuts down: closes the listeners, drains connections and closes devices. What is not finished within
+/// the time limit is abandoned and named in the error.
+fn shut_down(
     clock: Clock,
-    standing: Standing,
-    balanced: Balanced,
+    standing: LiveConfig,
+    balanced: BalancedReactors,
     service: &Service,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let until = clock.now().after(END_MAX);
-    let leave = move |_: &host::Stop| {
-        // Nobody new first; then those who are in; then what they were served.
+    let leave = move |_: &tenmil_linux::StopFlag| {
+        // Listeners first, then connections, then the devices they use.
         let devices = standing.close();
         balanced.stop();
         drop(devices);
     };
     let leaving = Thread::spawn("ending", None, leave)
-        .map_err(|error| Refused::machine(format!("end: {error}")))?;
+        .map_err(|error| CommandError::machine(format!("end: {error}")))?;
     let mut is_whole = true;
     while !leaving.is_finished() && is_whole {
-        host::thread::rest(END_INTERVAL);
+        tenmil_linux::thread::sleep(END_INTERVAL);
         is_whole = clock.now() < until;
     }
-    tell(service, None);
+    log_events(service, None);
     if is_whole {
         leaving.join();
         return Ok(ExitCode::SUCCESS);
     }
-    // It may never come back; the process goes all the same, and the thread with it.
+    // The thread may be blocked in a device for good; it ends with the process.
     std::mem::forget(leaving);
     let connected = service.connected();
-    Err(Refused::machine(format!(
+    Err(CommandError::machine(format!(
         "end: {connected} connections and their devices are given up after {} s, expected them to \
          let go",
         END_MAX.ns / 1_000_000_000
     )))
 }
 
-/// Whoever can reach a listener beyond this machine has to be named, or let in on purpose.
-fn check_access(asked: &Configuration, allows_any: bool) -> Result<(), Refused> {
+/// Rejects listeners beyond loopback for subsystems without allowed hosts, unless any host is
+/// explicitly allowed.
+fn check_access(asked: &TargetConfig, allows_any: bool) -> Result<(), CommandError> {
     for subsystem in &asked.subsystems {
         let reached = subsystem.listeners.iter().filter_map(|at| asked.listeners.get(*at));
         let beyond = reached.map(|listener| listener.address).find(|at| !at.ip().is_loopback());
         if let Some(address) = beyond
-            && subsystem.hosts == configuration::Hosts::Any
+            && subsystem.hosts == config::Hosts::Any
             && !allows_any
         {
             let text = format!(
@@ -276,8 +296,8 @@ fn check_access(asked: &Configuration, allows_any: bool) -> Result<(), Refused> 
                  expected a list of hosts",
                 subsystem.nqn
             );
-            let hint = "name them with --host NQN, or say --allow-any-host";
-            return Err(Refused { hint: Some(hint.to_owned()), ..Refused::caller(text) });
+            let hint = "name them with --allowed-host NQN, or say --allow-any-host";
+            return Err(CommandError { hint: Some(hint.to_owned()), ..CommandError::caller(text) });
         }
     }
     Ok(())

@@ -1,45 +1,45 @@
-//! Where `serve` listens, and for whom.
+//! Listen addresses of `serve`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-use host::stream::Address;
+use tenmil_linux::stream::Address;
 
-/// A place to listen at.
+/// Listen address and its transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Listen {
-    /// For NBD clients.
+    /// NBD over a Unix or TCP socket.
     Nbd(Address),
-    /// For NVMe/TCP hosts.
+    /// NVMe/TCP.
     NvmeTcp(SocketAddr),
-    /// For virtual machines and other drivers.
+    /// vfio-user, for virtual machines and other drivers.
     VfioUser(PathBuf),
-    /// For virtual machines, as a disk of theirs.
+    /// vhost-user-blk, for virtual machines.
     VhostUser(PathBuf),
-    /// For this machine's Linux, as a disk.
-    Ublk(Place),
+    /// ublk block device of this machine.
+    Ublk(UblkTarget),
 }
 
-/// Which disk of Linux's it is to be.
+/// Options of a ublk device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Its number; without one the kernel picks one.
+pub(super) struct UblkTarget {
+    /// Device number N of /dev/ublkbN; without it the kernel picks one.
     pub(super) number: Option<u32>,
-    /// Its queues; without a number one for each serving core.
+    /// Number of queues; without it one per serving core.
     pub(super) queues: Option<u16>,
-    /// Requests in each of them.
+    /// Queue depth.
     pub(super) depth: Option<u16>,
-    /// Whether what a dead server of something else has left there is taken away.
+    /// Whether a device that another server has left behind is deleted first.
     pub(super) replaces: bool,
-    /// Whether data are copied even where they need not be.
+    /// Whether data are copied even if zero copy is possible.
     pub(super) copies: bool,
 }
 
-/// The port that IANA has reserved for NVMe over TCP (TCP 1.0 §3.1.2).
+/// Port registered with IANA for NVMe/TCP (NVMe/TCP Transport Specification 1.0, section 3.1.2).
 const PORT: u16 = 4420;
 
-/// The place that `text` stands for: `nbd:PATH`, `nbd://HOST:PORT`, `tcp://HOST:PORT`,
-/// `vfio-user:PATH`, `vhost-user:PATH` or `ublk:N`.
+/// Parses a listen address: `nbd:PATH`, `nbd://HOST:PORT`, `tcp://HOST:PORT`, `vfio-user:PATH`,
+/// `vhost-user:PATH` or `ublk:N`.
 pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
     if let Some(place) = text.strip_prefix("ublk:") {
         return parse_place(place).map(Listen::Ublk).ok_or_else(|| {
@@ -59,7 +59,7 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
         };
     }
     let Some(place) = text.strip_prefix("tcp://") else {
-        return target::nbd::parse_address(text).map(Listen::Nbd).map_err(|why| {
+        return tenmil_serve::nbd::parse_address(text).map(Listen::Nbd).map_err(|why| {
             let others = format!(
                 "tcp://127.0.0.1:{PORT}, vfio-user:/path/of/a/socket, \
                  vhost-user:/path/of/a/socket or ublk:"
@@ -86,15 +86,15 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, String> {
     Ok(Listen::NvmeTcp(found))
 }
 
-/// `[N][?queues=N&depth=N&replace=yes&zero-copy=off]`.
-fn parse_place(text: &str) -> Option<Place> {
+/// Parses `[N][?queues=N&depth=N&replace=yes&zero-copy=off]`.
+fn parse_place(text: &str) -> Option<UblkTarget> {
     let (number, pairs) = match text.split_once('?') {
         Some((number, pairs)) => (number, Some(pairs)),
         None => (text, None),
     };
-    let mut place = Place::default();
+    let mut place = UblkTarget::default();
     if !number.is_empty() {
-        // The largest number is the kernel's word for none.
+        // The kernel reserves the largest number for "pick one".
         place.number = Some(number.parse().ok().filter(|number| *number < u32::MAX)?);
     }
     let some = |value: &str| value.parse().ok().filter(|count| *count > 0);
@@ -114,7 +114,7 @@ fn parse_place(text: &str) -> Option<Place> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Listen, Place, parse_listen};
+    use super::{Listen, UblkTarget, parse_listen};
 
     #[test]
     fn a_disk_has_a_number_or_any() {
@@ -122,13 +122,13 @@ mod tests {
             Ok(Listen::Ublk(place)) => place,
             other => panic!("{text}: {other:?}"),
         };
-        assert_eq!(disk("ublk:"), Place::default());
-        assert_eq!(disk("ublk:7"), Place { number: Some(7), ..Place::default() });
+        assert_eq!(disk("ublk:"), UblkTarget::default());
+        assert_eq!(disk("ublk:7"), UblkTarget { number: Some(7), ..UblkTarget::default() });
         let (number, queues, depth) = (Some(0), Some(2), Some(64));
-        let whole = Place { number, queues, depth, replaces: true, copies: true };
+        let whole = UblkTarget { number, queues, depth, replaces: true, copies: true };
         assert_eq!(disk("ublk:0?queues=2&depth=64&replace=yes&zero-copy=off"), whole);
         assert!(!disk("ublk:0?zero-copy=on").copies);
-        let any = Place { queues: Some(3), ..Place::default() };
+        let any = UblkTarget { queues: Some(3), ..UblkTarget::default() };
         assert_eq!(disk("ublk:?queues=3"), any);
         for text in [
             "ublk:x",

@@ -1,7 +1,7 @@
-//! What is refused before anything is there.
+//! Argument errors that are reported before anything is created.
 
-use base::Blame;
 use clap::Parser;
+use tenmil_base::ErrorCategory;
 
 use super::{ServeArguments, fabrics};
 use crate::cli::{Engines, dispatch};
@@ -12,16 +12,16 @@ struct Line {
     serve: ServeArguments,
 }
 
-/// Why a command line is refused.
+/// The error message of a rejected command line.
 fn refused(line: &str) -> String {
     let words: Vec<_> = line.split_whitespace().map(Into::into).collect();
     let mut out = Vec::new();
     let refused = dispatch(&words, &Engines::real(), &mut out).unwrap_err();
-    assert_eq!((refused.blame, out.len()), (Blame::Caller, 0), "{line}");
+    assert_eq!((refused.blame, out.len()), (ErrorCategory::Usage, 0), "{line}");
     refused.text
 }
 
-/// Before a file is made, and before anybody could find a socket.
+/// Neither a file nor a socket exists at that point.
 #[test]
 fn cores_and_rules_about_cores_are_refused_before_anything_is_opened() {
     let directory = tempfile::tempdir().unwrap();
@@ -65,16 +65,17 @@ fn a_server_that_cannot_offer_all_that_it_was_asked_to_does_not_begin() {
     let arguments = Line::parse_from(line).serve;
     let asked = |count| {
         let listeners = vec!["127.0.0.1:0".parse().unwrap()];
-        let mut asked = fabrics::asked(&arguments, listeners).unwrap();
+        let mut asked = fabrics::config_from_arguments(&arguments, listeners).unwrap();
         asked.subsystems = vec![asked.subsystems[0].clone(); count];
         asked
     };
     // Where it says that it is ready nothing can be written: one that begins ends with that.
+    #[expect(clippy::disallowed_methods, reason = "a test may")]
     let mut full = std::fs::File::create("/dev/full").unwrap();
     let refused = fabrics::run(&arguments, asked(2), &mut full).unwrap_err();
     let expected = "serve: cannot offer nqn.2026-01.org.tenmil:disk: it is offered already, \
                     expected one of a name";
-    assert_eq!((refused.text.as_str(), refused.blame), (expected, Blame::Machine));
+    assert_eq!((refused.text.as_str(), refused.blame), (expected, ErrorCategory::Environment));
     let refused = fabrics::run(&arguments, asked(1), &mut full).unwrap_err();
     assert!(!refused.text.starts_with("serve: "), "{}", refused.text);
 }

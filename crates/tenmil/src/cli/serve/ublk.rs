@@ -1,62 +1,62 @@
-//! `tenmil serve URI --listen ublk:N`.
+//! `tenmil serve URI --listen ublk:N`: a Linux block device through ublk.
 
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::{Medium, Span};
-use block::DeviceOptions;
-use block::uri::Uri;
-use dma::Regions;
-use host::Clock;
-use host::machine::Machine;
 use serde_json::json;
-use target::ublk::{Done, Limits, News, Plan, Server, shaped, signature};
+use tenmil_base::{BlockDevice, Span};
+use tenmil_block::BdevOptions;
+use tenmil_block::uri::Uri;
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_serve::ublk::{Limits, Server, ServerConfig, UblkEvent, UblkStats, shaped, signature};
 
-use super::guests::{claim, refused};
-use super::listen::Place;
+use super::endpoint::{claim, refused};
+use super::listen::UblkTarget;
 use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, start_reactors};
-use crate::Refused;
-use crate::cli::{running, write_out};
+use crate::CommandError;
+use crate::cli::{rpc_endpoint, write_out};
 
-/// Requests of a queue, if nothing else is asked for.
+/// Default queue depth.
 const DEPTH: u16 = 128;
-/// How long what is under way may take at the end.
-const ENDING: Span = Span::from_secs(4);
+/// Time limit for draining requests at shutdown.
+const DRAIN_MAX: Span = Span::from_secs(4);
 
-/// Serves a disk until somebody ends it, or takes it away.
+/// Serves the device until SIGTERM, Ctrl-C or deletion of the ublk device.
 pub(super) fn run(
     arguments: &ServeArguments,
-    place: &Place,
+    place: &UblkTarget,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let [uri] = arguments.uris.as_slice() else {
         let count = arguments.uris.len();
-        return Err(Refused::caller(format!(
+        return Err(CommandError::caller(format!(
             "serve {count} devices as ublk:, expected one: each is a disk of its own"
         )));
     };
     let (machine, clock) = (Machine::this(), Clock::start());
-    let regions = Regions::new(REGIONS_MAX);
+    let regions = RegionTable::new(REGIONS_MAX);
     let medium = open(arguments, uri, &regions, clock)?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let mut asked = running::serve(running::state_of(&balanced));
+    let mut asked = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
     let cores = u16::try_from(reactors.directory().reactors().count()).unwrap_or(u16::MAX);
     let limits =
         Limits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
-    let plan = Plan {
+    let plan = ServerConfig {
         number: place.number,
         medium,
         is_read_only: arguments.read_only,
-        signature: signature(&known_by(uri)),
+        signature: signature(&device_identity(uri)),
         limits,
         replaces: place.replaces,
         wants_zero_copy: !place.copies,
         regions,
         reactors: Arc::clone(reactors.directory()),
     };
-    let mut server = Server::start(&machine, &plan).map_err(|why| Refused {
+    let mut server = Server::start(&machine, &plan).map_err(|why| CommandError {
         blame: why.blame,
         text: format!("serve {uri}: {}", why.text),
         hint: why.hint,
@@ -65,26 +65,26 @@ pub(super) fn run(
         let number = server.number();
         tracing::info!("ublk:{number} was left behind by a process that has died, and goes on");
     }
-    tracing::info!("{}", way(&server));
-    host::file::keep()?;
+    tracing::info!("{}", describe_data_path(&server));
+    tenmil_linux::file::keep()?;
     write_out(out, &ready(arguments, uri, &plan, &server))?;
-    let mut done = Done::default();
-    while !host::signal::interrupted() && server.is_served() {
-        hear(&mut server, &mut done);
+    let mut done = UblkStats::default();
+    while !tenmil_linux::signal::interrupted() && server.is_served() {
+        handle_events(&mut server, &mut done);
         if let Some((_, relay)) = &mut asked {
-            relay.pass_on(&running::of(reactors));
+            relay.forward_events(&rpc_endpoint::of(reactors));
         }
-        host::thread::rest(WATCH_INTERVAL);
+        tenmil_linux::thread::sleep(WATCH_INTERVAL);
     }
-    let is_taken_away = !host::signal::interrupted();
+    let is_taken_away = !tenmil_linux::signal::interrupted();
     if is_taken_away {
         tracing::info!("somebody has taken {} away", server.path());
     }
-    // The disk first, while what is under way is still served.
-    let stopped = server.stop(ENDING);
+    // The ublk device is stopped first, while the reactors still serve requests in flight.
+    let stopped = server.stop(DRAIN_MAX);
     balanced.stop();
-    hear(&mut server, &mut done);
-    tracing::info!("{}", ended(&server, done));
+    handle_events(&mut server, &mut done);
+    tracing::info!("{}", summary(&server, done));
     let removed = server.remove(&machine);
     let mut is_clean = !is_taken_away;
     for why in [stopped.err(), removed.err()].into_iter().flatten() {
@@ -94,12 +94,12 @@ pub(super) fn run(
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Takes what has happened: troubles are told, what queues have done is added up.
-fn hear(server: &mut Server, all: &mut Done) {
+/// Handles server events: logs errors and adds up the queues' statistics.
+fn handle_events(server: &mut Server, all: &mut UblkStats) {
     while let Some(news) = server.next_news() {
         match news {
-            News::Trouble(text) => tracing::info!("{text}"),
-            News::QueueEnded { done, .. } => {
+            UblkEvent::Trouble(text) => tracing::info!("{text}"),
+            UblkEvent::QueueEnded { done, .. } => {
                 all.good += done.good;
                 all.failed += done.failed;
                 all.lent_bytes += done.lent_bytes;
@@ -109,8 +109,8 @@ fn hear(server: &mut Server, all: &mut Done) {
     }
 }
 
-/// How data go, and why so.
-fn way(server: &Server) -> String {
+/// Describes how data are transferred (zero copy or copies), and why.
+fn describe_data_path(server: &Server) -> String {
     let number = server.number();
     match server.zero_copy() {
         Ok(()) => format!("the data of ublk:{number} go between kernel and medium without a copy"),
@@ -118,9 +118,9 @@ fn way(server: &Server) -> String {
     }
 }
 
-/// What has been done, at the end.
-fn ended(server: &Server, done: Done) -> String {
-    let Done { good, failed, lent_bytes, copied_bytes } = done;
+/// Summary of the served requests, printed at the end.
+fn summary(server: &Server, done: UblkStats) -> String {
+    let UblkStats { good, failed, lent_bytes, copied_bytes } = done;
     let number = server.number();
     format!(
         "ublk:{number} has done {good} requests and failed {failed}; {lent_bytes} bytes went \
@@ -128,20 +128,21 @@ fn ended(server: &Server, done: Done) -> String {
     )
 }
 
-/// Opens the device and claims it.
+/// Opens and claims the device.
 fn open(
     arguments: &ServeArguments,
     uri: &Uri,
-    regions: &Regions,
+    regions: &RegionTable,
     clock: Clock,
-) -> Result<Arc<dyn Medium>, Refused> {
-    let options = DeviceOptions::new(clock, 1);
+) -> Result<Arc<dyn BlockDevice>, CommandError> {
+    let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "ublk")?;
     shaped(&device, descriptor, regions).map_err(|why| refused(uri, why))
 }
 
-/// What says that two processes serve the same: the name, and where it is looked for if that matters.
-pub(super) fn known_by(uri: &Uri) -> String {
+/// Identity by which a restarted server recognizes its ublk device: the URI, with the working directory
+/// if the URI is relative.
+pub(super) fn device_identity(uri: &Uri) -> String {
     let text = uri.to_string();
     let is_relative = ["file:", "vfio-user:", "key-file="].iter().any(|before| {
         text.match_indices(before).any(|(at, _)| !text[at + before.len()..].starts_with('/'))
@@ -152,8 +153,8 @@ pub(super) fn known_by(uri: &Uri) -> String {
     }
 }
 
-/// What is printed once the disk is there.
-fn ready(arguments: &ServeArguments, uri: &Uri, plan: &Plan, server: &Server) -> String {
+/// The ready message, as text or JSON.
+fn ready(arguments: &ServeArguments, uri: &Uri, plan: &ServerConfig, server: &Server) -> String {
     if !arguments.json {
         return format!("ready {}\n", server.path());
     }
@@ -178,11 +179,11 @@ fn ready(arguments: &ServeArguments, uri: &Uri, plan: &Plan, server: &Server) ->
 
 #[cfg(test)]
 mod tests {
-    use super::known_by;
+    use super::device_identity;
 
     #[test]
     fn a_relative_path_is_known_by_where_it_is_looked_for() {
-        let known = |uri: &str| known_by(&uri.parse().unwrap());
+        let known = |uri: &str| device_identity(&uri.parse().unwrap());
         assert_eq!(known("file:/a?size=1m"), "file:/a?size=1m");
         assert_eq!(known("ram:1m"), "ram:1m");
         let here = std::env::current_dir().unwrap();

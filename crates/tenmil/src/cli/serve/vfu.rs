@@ -1,54 +1,55 @@
-//! `tenmil serve URI… --listen vfio-user:PATH…`.
+//! `tenmil serve URI… --listen vfio-user:PATH…`: NVMe controllers over vfio-user.
 
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::Medium;
-use block::{Descriptor, DeviceOptions};
-use dma::Regions;
-use host::Clock;
-use host::stream::Address;
-use reactor::PollMode;
 use serde_json::json;
-use target::vfu::{DeviceOptions as ControllerOptions, Plan, Server};
+use tenmil_base::BlockDevice;
+use tenmil_block::{BdevDescriptor, BdevOptions};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::stream::Address;
+use tenmil_reactor::PollMode;
+use tenmil_serve::vfu::{DeviceOptions as ControllerOptions, Server, ServerConfig};
 
-use super::guests::{check_guest_memory, claim, hear, watch};
-use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
-use crate::Refused;
-use crate::cli::{running, write_out};
+use super::endpoint::{check_guest_memory, claim, handle_event, watch};
+use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
+use crate::CommandError;
+use crate::cli::{rpc_endpoint, write_out};
 
-/// Serves controllers until somebody ends it: at one socket one that has all devices as its
-/// namespaces, at several one for each device.
+/// Serves controllers until SIGTERM or Ctrl-C. With one socket, all devices are namespaces of one
+/// controller; with several, each device has a controller of its own.
 pub(super) fn run(
     arguments: &ServeArguments,
     sockets: &[PathBuf],
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let each = devices_each(arguments.uris.len(), sockets.len())?;
     let clock = Clock::start();
-    let regions = Regions::new(REGIONS_MAX);
+    let regions = RegionTable::new(REGIONS_MAX);
     let namespaces = open(arguments, &regions, clock)?;
-    let open_one = |socket: &PathBuf| open_door(&Address::Path(socket.clone()));
+    let open_one = |socket: &PathBuf| open_listener(&Address::Path(socket.clone()));
     let doors = sockets.iter().map(open_one).collect::<Result<Vec<_>, _>>()?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let asked = running::serve(running::state_of(&balanced));
-    // Whoever never sleeps looks at doorbells by himself.
+    let asked = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
+    // A thread that never sleeps polls the doorbells in shared memory; no client message has to wake
+    // it.
     let maps_doorbells = arguments.poll == PollMode::Always;
     let mut servers = Vec::new();
     for (index, (door, devices)) in doors.into_iter().zip(namespaces.chunks(each)).enumerate() {
         let options = ControllerOptions { maps_doorbells, ..ControllerOptions::default() };
-        let server = Server::start(Plan {
+        let server = Server::start(ServerConfig {
             door,
-            media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn Medium>).collect(),
+            media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn BlockDevice>).collect(),
             options: ControllerOptions { serial: serial(options.serial, index), ..options },
             regions: regions.clone(),
             reactors: Arc::clone(reactors.directory()),
             clock,
         });
-        servers.push(server.map_err(|why| Refused::machine(format!("serve: {why}")))?);
+        servers.push(server.map_err(|why| CommandError::machine(format!("serve: {why}")))?);
     }
     let listen = |server: &Server| format!("vfio-user:{}", server.address());
     let listens: Vec<_> = servers.iter().map(listen).collect();
@@ -60,7 +61,7 @@ pub(super) fn run(
     watch(asked, reactors, "client", || {
         for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {
             let nsid = u32::try_from(index % each + 1).unwrap_or(u32::MAX);
-            hear(uri, namespace, || servers[index / each].resized(nsid));
+            handle_event(uri, namespace, || servers[index / each].resized(nsid));
         }
         let next = |server: &Server| Some((listen(server), server.next_news()?));
         let (place, news) = servers.iter().find_map(next)?;
@@ -71,41 +72,41 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// How many of so many devices are namespaces of the controller at each of so many sockets.
-fn devices_each(devices: usize, sockets: usize) -> Result<usize, Refused> {
+/// Number of namespaces per controller, for this many devices and sockets.
+fn devices_each(devices: usize, sockets: usize) -> Result<usize, CommandError> {
     match sockets {
         1 => Ok(devices),
         _ if sockets == devices => Ok(1),
-        _ => Err(Refused::caller(format!(
+        _ => Err(CommandError::caller(format!(
             "serve {devices} devices at {sockets} sockets of vfio-user, expected one socket for all \
              of them, or one for each"
         ))),
     }
 }
 
-/// Machines tell controllers apart by their serial numbers.
+/// Serial number of the controller with this index: guests tell controllers apart by it.
 fn serial(first: String, index: usize) -> String {
     if index == 0 { first } else { format!("{first}{}", index + 1) }
 }
 
-/// Opens every device and claims it.
+/// Opens and claims all devices.
 fn open(
     arguments: &ServeArguments,
-    regions: &Regions,
+    regions: &RegionTable,
     clock: Clock,
-) -> Result<Vec<Arc<Descriptor>>, Refused> {
-    let open = |uri| -> Result<Arc<Descriptor>, Refused> {
+) -> Result<Vec<Arc<BdevDescriptor>>, CommandError> {
+    let open = |uri| -> Result<Arc<BdevDescriptor>, CommandError> {
         check_guest_memory(uri)?;
-        // A controller times its commands itself.
+        // The controller measures the time of its commands itself.
         let options =
-            DeviceOptions { depth: QUEUE_DEPTH, timing: false, ..DeviceOptions::new(clock, 1) };
+            BdevOptions { depth: QUEUE_DEPTH, timing: false, ..BdevOptions::new(clock, 1) };
         let (_, descriptor) = claim(arguments, uri, regions, options, "vfio-user")?;
         Ok(Arc::new(descriptor))
     };
     arguments.uris.iter().map(open).collect()
 }
 
-/// Commands in flight on each queue.
+/// Queue depth of the device channel.
 const QUEUE_DEPTH: u32 = 256;
 
 #[cfg(test)]

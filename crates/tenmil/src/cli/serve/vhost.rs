@@ -1,58 +1,58 @@
-//! `tenmil serve URI --listen vhost-user:PATH`.
+//! `tenmil serve URI --listen vhost-user:PATH`: a virtio disk over vhost-user.
 
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use base::{Limits, Medium};
-use block::uri::Uri;
-use block::{Descriptor, DeviceOptions};
-use dma::Regions;
-use host::Clock;
-use host::stream::Address;
 use serde_json::json;
-use target::vhost::{Plan, Server, id, shaped};
+use tenmil_base::{BlockDevice, Limits};
+use tenmil_block::uri::Uri;
+use tenmil_block::{BdevDescriptor, BdevOptions};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::stream::Address;
+use tenmil_serve::vhost::{Server, ServerConfig, id, shaped};
 
-use super::guests::{check_guest_memory, claim, hear, refused, watch};
-use super::ublk::known_by;
-use super::{REGIONS_MAX, ServeArguments, open_door, start_reactors};
-use crate::Refused;
-use crate::cli::{running, write_out};
+use super::endpoint::{check_guest_memory, claim, handle_event, refused, watch};
+use super::ublk::device_identity;
+use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
+use crate::CommandError;
+use crate::cli::{rpc_endpoint, write_out};
 
-/// Serves a disk until somebody ends it.
+/// Serves the device until SIGTERM or Ctrl-C.
 pub(super) fn run(
     arguments: &ServeArguments,
     socket: &Path,
     out: &mut dyn Write,
-) -> Result<ExitCode, Refused> {
+) -> Result<ExitCode, CommandError> {
     let [uri] = arguments.uris.as_slice() else {
         let count = arguments.uris.len();
-        return Err(Refused::caller(format!(
+        return Err(CommandError::caller(format!(
             "serve {count} devices over vhost-user, expected one: each is a disk of its own"
         )));
     };
     let clock = Clock::start();
-    let regions = Regions::new(REGIONS_MAX);
+    let regions = RegionTable::new(REGIONS_MAX);
     let (descriptor, medium) = open(arguments, uri, &regions, clock)?;
     let limits = medium.limits();
-    let door = open_door(&Address::Path(socket.into()))?;
+    let door = open_listener(&Address::Path(socket.into()))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
-    let asked = running::serve(running::state_of(&balanced));
-    let server = Server::start(Plan {
+    let asked = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
+    let server = Server::start(ServerConfig {
         door,
         medium,
         is_read_only: arguments.read_only,
-        id: id(&known_by(uri)),
+        id: id(&device_identity(uri)),
         regions,
         reactors: Arc::clone(reactors.directory()),
     });
-    let server = server.map_err(|why| Refused::caller(format!("serve {uri}: {why}")))?;
-    host::file::keep()?;
+    let server = server.map_err(|why| CommandError::caller(format!("serve {uri}: {why}")))?;
+    tenmil_linux::file::keep()?;
     write_out(out, &ready(arguments, uri, &limits, &server))?;
     watch(asked, reactors, "front end", || {
-        hear(uri, &descriptor, || server.resized());
+        handle_event(uri, &descriptor, || server.resized());
         server.next_news()
     });
     drop(server);
@@ -60,22 +60,22 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Opens the device and claims it.
+/// Opens and claims the device.
 fn open(
     arguments: &ServeArguments,
     uri: &Uri,
-    regions: &Regions,
+    regions: &RegionTable,
     clock: Clock,
-) -> Result<(Arc<Descriptor>, Arc<dyn Medium>), Refused> {
+) -> Result<(Arc<BdevDescriptor>, Arc<dyn BlockDevice>), CommandError> {
     check_guest_memory(uri)?;
-    let options = DeviceOptions::new(clock, 1);
+    let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "vhost-user")?;
     let descriptor = Arc::new(descriptor);
     let medium = shaped(&device, Arc::clone(&descriptor), regions);
     Ok((descriptor, medium.map_err(|why| refused(uri, why))?))
 }
 
-/// What is printed once it listens.
+/// The ready message, as text or JSON.
 fn ready(arguments: &ServeArguments, uri: &Uri, of: &Limits, server: &Server) -> String {
     let listen = format!("vhost-user:{}", server.address());
     if !arguments.json {

@@ -1,37 +1,37 @@
-//! `tenmil volume clone`: of a volume or a snapshot of the store, or of an image elsewhere.
+//! `tenmil volume clone`: clones a volume or snapshot of the pool, or an external image.
 
-use block::Opener;
-use block::uri::Uri;
 use clap::Args;
-use control::orders::Order;
+use tenmil_block::Opener;
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::PoolCommand;
 
-use super::{Printed, Size, give, hand_on, said};
-use crate::Refused;
+use super::{ByteSize, CommandOutput, execute, open_pool_of, output};
+use crate::CommandError;
 
 #[derive(Debug, Args)]
 pub(super) struct CloneArguments {
-    /// What it is made from; with --from, the volume that is made
+    /// Parent volume or snapshot; with --from, the volume to create
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
-    /// What it is to be called, in the same store
+    /// Name of the clone, in the same pool
     #[arg(value_name = "NAME", required_unless_present = "from", conflicts_with = "from")]
     name: Option<String>,
 
-    /// Read what is not written from this image, which nobody may change: any device, or a snapshot of
-    /// another store
+    /// Read unwritten blocks from this external image, which must not change: any device, or a snapshot
+    /// of another pool
     #[arg(long, value_name = "URI")]
     from: Option<Uri>,
 
-    /// How large it is, if not like the image; behind its end it reads as zeroes
+    /// Size of the volume [default: the size of the image]; blocks beyond the image read as zeroes
     #[arg(long, value_name = "BYTES", requires = "from")]
-    size: Option<Size>,
+    size: Option<ByteSize>,
 
-    /// In what pieces room is given to it: 4k, 8k, 16k, 32k or 64k, which it is if not said
+    /// Cluster size (allocation unit): 4k, 8k, 16k, 32k or 64k [default: 64k]
     #[arg(long, value_name = "BYTES", requires = "from")]
-    unit: Option<Size>,
+    unit: Option<ByteSize>,
 
-    /// Keep a checksum of every block that is written; the image has none
+    /// Store a checksum of every written block; blocks of the image have none
     #[arg(long, requires = "from")]
     checksums: bool,
 
@@ -40,51 +40,51 @@ pub(super) struct CloneArguments {
     pub(super) json: bool,
 }
 
-/// In what pieces room is given if nothing is said.
-const UNIT: Size = Size(64 << 10);
+/// Default cluster size.
+const UNIT: ByteSize = ByteSize(64 << 10);
 
-/// Makes a clone.
-pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> Printed {
+/// Creates a clone.
+pub(super) fn clone(opener: &Opener<'_>, it: &CloneArguments) -> CommandOutput {
     match (&it.from, &it.name) {
         (Some(image), _) => over(opener, it, image),
         (None, name) => inside(opener, it, name.as_deref().unwrap_or_default()),
     }
 }
 
-/// One of a volume or a snapshot of the same store.
-fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> Printed {
-    // The parser does not look at what they require where NAME is given.
+/// Clones a volume or snapshot of the same pool.
+fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput {
+    // clap does not check `requires` where NAME, which conflicts with --from, is given.
     let said =
         [("size", it.size.is_some()), ("unit", it.unit.is_some()), ("checksums", it.checksums)];
     if let Some((switch, _)) = said.into_iter().find(|(_, is_said)| *is_said) {
         let text = format!("clone {}: --{switch} is given, expected only with --from", it.volume);
         let hint = "A clone of a volume is like the volume; leave it out.";
-        return Err(Refused::caller(text).with_hint(hint));
+        return Err(CommandError::caller(text).with_hint(hint));
     }
-    let order = |from| Order::Clone { from, name: name.to_owned() };
-    give(opener, &it.volume, order, it.json)
+    let order = |from| PoolCommand::Clone { from, name: name.to_owned() };
+    execute(opener, &it.volume, order, it.json)
 }
 
-/// One of an image elsewhere.
-fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> Printed {
-    let Size(unit_bytes) = it.unit.unwrap_or(UNIT);
-    let size_bytes = it.size.map(|Size(bytes)| bytes);
-    let (mut hand, name) = hand_on(opener, &it.volume)?;
+/// Creates a volume over an external image.
+fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput {
+    let ByteSize(unit_bytes) = it.unit.unwrap_or(UNIT);
+    let size_bytes = it.size.map(|ByteSize(bytes)| bytes);
+    let (mut hand, name) = open_pool_of(opener, &it.volume)?;
     if let (Some(pid), Some(path)) = (hand.pid(), relative(image)) {
         let text = format!(
-            "clone {}: process {pid} has the store open and its own folder: found {path}, expected a \
+            "clone {}: process {pid} has the pool open and its own folder: found {path}, expected a \
              path from / on",
             it.volume
         );
-        return Err(Refused::caller(text).with_hint("Say the whole path of the image."));
+        return Err(CommandError::caller(text).with_hint("Say the whole path of the image."));
     }
     let (image, checksums) = (image.clone(), it.checksums);
-    let order = Order::CreateOver { name, image, size_bytes, unit_bytes, checksums };
-    let told = hand.order(&order)?;
-    Ok(Some(said::render(&told, &hand, it.json)))
+    let order = PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums };
+    let told = hand.execute(&order)?;
+    Ok(Some(output::render(&told, &hand, it.json)))
 }
 
-/// A file of a device that is found from the folder of whoever opens it.
+/// A relative file path below the device, which would be resolved by whichever process opens it.
 fn relative(device: &Uri) -> Option<&str> {
     match device.scheme() {
         "file" => Some(device.path()).filter(|path| !path.starts_with('/')),

@@ -1,19 +1,19 @@
-//! `tenmil volume list`.
+//! `tenmil volume list`: lists the volumes of a pool.
 
-use block::Opener;
-use block::store::Place;
-use block::uri::Uri;
 use clap::Args;
-use control::orders::size;
 use serde_json::{Value, json};
+use tenmil_block::Opener;
+use tenmil_block::pool::VolumeRef;
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::size;
 
-use super::super::hand::Hand;
-use super::super::store::table;
-use crate::Refused;
+use super::super::pool::table;
+use super::super::pool_access::PoolAccess;
+use crate::CommandError;
 
 #[derive(Debug, Args)]
 pub(super) struct ListArguments {
-    /// The store: the device that it is on
+    /// Pool, by its device
     #[arg(value_name = "URI")]
     store: Uri,
 
@@ -22,9 +22,9 @@ pub(super) struct ListArguments {
     json: bool,
 }
 
-/// All volumes, and how much room each takes.
-pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Refused> {
-    let mut hand = Hand::on(opener, &Place::of(&list.store)?)?;
+/// All volumes with their space usage.
+pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, CommandError> {
+    let mut hand = PoolAccess::on(opener, &VolumeRef::of(&list.store)?)?;
     let volumes = hand.volumes()?;
     if list.json {
         return Ok(format!("{:#}\n", json!({ "volumes": volumes, "process": hand.pid() })));

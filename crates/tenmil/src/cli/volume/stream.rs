@@ -1,29 +1,29 @@
-//! `tenmil volume diff`, `send` and `receive`.
+//! `tenmil volume diff`, `send` and `receive`: differences and streams of volumes.
 
 use std::io::{IsTerminal, Write};
 
-use base::Instant;
-use block::Opener;
-use block::store::{Changed, PAGE_BYTES};
-use block::uri::Uri;
 use clap::Args;
-use control::orders::{kind_of_range as kind, size};
 use serde_json::{Value, json};
+use tenmil_base::Instant;
+use tenmil_block::Opener;
+use tenmil_block::pool::{ChangedRange, PAGE_BYTES};
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::{kind_of_range as kind, size};
 
-use super::super::copy::line::Line;
-use super::super::hand::Hand;
-use super::super::store::table;
+use super::super::copy::progress_bar::ProgressBar;
+use super::super::pool::table;
+use super::super::pool_access::PoolAccess;
 use super::super::write_out;
-use super::hand_on;
-use crate::Refused;
+use super::open_pool_of;
+use crate::CommandError;
 
 #[derive(Debug, Args)]
 pub(super) struct DiffArguments {
-    /// The one that came first, such as volume:[file:/var/tmp/pool]/monday
+    /// Older volume or snapshot, such as volume:[file:/var/tmp/pool]/monday
     #[arg(value_name = "A")]
     volume: Uri,
 
-    /// The name of the other one, in the same store
+    /// Name of the newer one, in the same pool
     #[arg(value_name = "B")]
     name: String,
 
@@ -34,22 +34,22 @@ pub(super) struct DiffArguments {
 
 #[derive(Debug, Args)]
 pub(super) struct SendArguments {
-    /// The snapshot
+    /// Snapshot
     #[arg(value_name = "SNAPSHOT")]
     volume: Uri,
 
-    /// Only what the snapshot has that this one, in the same store, has not
+    /// Incremental: send only the changes since this snapshot of the same pool
     #[arg(long, value_name = "NAME")]
     from: Option<String>,
 
-    /// Say what was sent as JSON, on standard error
+    /// Print a summary as JSON on standard error
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ReceiveArguments {
-    /// What the snapshot is to be called, such as volume:[file:/mnt/backup]/monday
+    /// Snapshot to create, such as volume:[file:/mnt/backup]/monday
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
@@ -58,13 +58,13 @@ pub(super) struct ReceiveArguments {
     json: bool,
 }
 
-/// Says what B has that A has not.
+/// Lists the ranges of B that differ from A.
 pub(super) fn diff(
     opener: &Opener<'_>,
     arguments: &DiffArguments,
     out: &mut dyn Write,
-) -> Result<(), Refused> {
-    let (mut hand, from) = hand_on(opener, &arguments.volume)?;
+) -> Result<(), CommandError> {
+    let (mut hand, from) = open_pool_of(opener, &arguments.volume)?;
     let changed = hand.differences(&from, &arguments.name)?;
     let text = match arguments.json {
         true => diff_json((&from, &arguments.name), &changed, hand.pid()),
@@ -73,9 +73,9 @@ pub(super) fn diff(
     write_out(out, &text)
 }
 
-fn diff_text((a, b): (&str, &str), changed: &[Changed]) -> String {
+fn diff_text((a, b): (&str, &str), changed: &[ChangedRange]) -> String {
     let head = ["from byte", "bytes", "size", "now"].map(String::from);
-    let row = |range: &Changed| {
+    let row = |range: &ChangedRange| {
         let (at, len) = (bytes(range.block), bytes(range.blocks));
         [at.to_string(), len.to_string(), size(len), kind(range).into()]
     };
@@ -88,8 +88,8 @@ fn diff_text((a, b): (&str, &str), changed: &[Changed]) -> String {
     format!("{ranges}`{b}` has {data} that `{a}` has not, and {holes} of new holes{more}\n")
 }
 
-fn diff_json((a, b): (&str, &str), changed: &[Changed], process: Option<u32>) -> String {
-    let range = |range: &Changed| {
+fn diff_json((a, b): (&str, &str), changed: &[ChangedRange], process: Option<u32>) -> String {
+    let range = |range: &ChangedRange| {
         json!({
             "offset_bytes": bytes(range.block),
             "length_bytes": bytes(range.blocks),
@@ -109,8 +109,8 @@ fn diff_json((a, b): (&str, &str), changed: &[Changed], process: Option<u32>) ->
     format!("{document:#}\n")
 }
 
-/// Bytes of data, of holes, and of what is the parent's.
-fn sums(changed: &[Changed]) -> [u64; 3] {
+/// Sums of the changed bytes: data, holes, and ranges that read from the parent.
+fn sums(changed: &[ChangedRange]) -> [u64; 3] {
     ["data", "hole", "parent"].map(|of| {
         let these = changed.iter().filter(|range| kind(range) == of);
         bytes(these.map(|range| range.blocks).sum())
@@ -121,66 +121,66 @@ const fn bytes(blocks: u64) -> u64 {
     blocks * PAGE_BYTES as u64
 }
 
-/// Writes the stream.
+/// Writes the stream to standard output.
 pub(super) fn send(
     opener: &Opener<'_>,
     arguments: &SendArguments,
     out: &mut dyn Write,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     if std::io::stdout().is_terminal() {
         let text = "volume send: standard output is a terminal, expected a file or a pipe";
         let hint = "Add `> FILE`, or `| tenmil volume receive VOLUME`.";
-        return Err(Refused::caller(text).with_hint(hint));
+        return Err(CommandError::caller(text).with_hint(hint));
     }
-    let (mut hand, name) = hand_on(opener, &arguments.volume)?;
-    // Standard error is for the document alone, if one is asked for.
+    let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
+    // With --json, standard error carries the JSON document only.
     let progress = match arguments.json {
         true => Progress::silent(opener),
         false => Progress::new(opener, "sending"),
     };
     let sent = hand.send(&name, arguments.from.as_deref(), out, progress)?;
     let report = carried(sent, "sent", &hand, arguments.json);
-    // With standard error closed the exit code still says it.
+    // With standard error closed, the exit code is the only indication.
     let _ = std::io::stderr().write_all(report.as_bytes());
     Ok(())
 }
 
-/// Reads one from standard input.
+/// Receives a stream from standard input.
 pub(super) fn receive(
     opener: &Opener<'_>,
     arguments: &ReceiveArguments,
     out: &mut dyn Write,
-) -> Result<(), Refused> {
+) -> Result<(), CommandError> {
     if std::io::stdin().is_terminal() {
         let text = "volume receive: standard input is a terminal, expected a file or a pipe";
         return Err(
-            Refused::caller(text).with_hint("Add `< FILE`, as `volume send` has written it.")
+            CommandError::caller(text).with_hint("Add `< FILE`, as `volume send` has written it.")
         );
     }
-    let (mut hand, name) = hand_on(opener, &arguments.volume)?;
+    let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
     let received = hand.receive(&name)?;
     write_out(out, &carried(received, "received", &hand, arguments.json))
 }
 
-/// A bar on standard error.
+/// Progress bar on standard error.
 pub(in crate::cli) struct Progress<'a> {
     opener: &'a Opener<'a>,
     phase: &'static str,
-    line: Option<Line>,
+    line: Option<ProgressBar>,
 }
 
 impl<'a> Progress<'a> {
     pub(in crate::cli) fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
         let now: Instant = opener.clock.now();
-        Self { opener, phase, line: Some(Line::new(std::io::stderr().is_terminal(), now)) }
+        Self { opener, phase, line: Some(ProgressBar::new(std::io::stderr().is_terminal(), now)) }
     }
 
-    /// None.
+    /// Creates a progress bar that prints nothing.
     pub(in crate::cli) const fn silent(opener: &'a Opener<'a>) -> Self {
         Self { opener, phase: "", line: None }
     }
 
-    /// Goes on.
+    /// Updates the bar. Always returns true: the job continues.
     pub(in crate::cli) fn turn(&mut self, progress: (u64, u64)) -> bool {
         if let Some(line) = &mut self.line {
             line.turn(self.phase, self.opener.clock.now(), progress, &mut std::io::stderr());
@@ -195,8 +195,9 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// What was sent or received, for people or for programs, and by which process if that was another one.
-fn carried(mut carried: Value, verb: &str, hand: &Hand<'_>, is_json: bool) -> String {
+/// Renders the summary of a transfer as text or JSON, with the process that did it if it was another
+/// one.
+fn carried(mut carried: Value, verb: &str, hand: &PoolAccess<'_>, is_json: bool) -> String {
     match is_json {
         true => {
             carried["process"] = hand.pid().into();
@@ -220,7 +221,7 @@ fn carried_text(verb: &str, carried: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use block::store::Changed;
+    use tenmil_block::pool::ChangedRange;
 
     use super::{diff_json, diff_text};
 
@@ -228,7 +229,7 @@ mod tests {
     fn a_difference_is_told_to_people_and_to_programs() {
         let of = |block, blocks, is_mapped| {
             let is_parents = false;
-            Changed { block, blocks, is_mapped, is_parents }
+            ChangedRange { block, blocks, is_mapped, is_parents }
         };
         let changed = [of(0, 16, true), of(100, 1, false)];
         let text = diff_text(("a", "b"), &changed);

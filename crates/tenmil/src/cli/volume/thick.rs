@@ -1,21 +1,21 @@
-//! `tenmil volume create --thick` and `tenmil volume inflate`.
+//! `tenmil volume create --thick` and `tenmil volume inflate`: fully allocated volumes.
 
-use block::Opener;
-use block::uri::Uri;
 use clap::Args;
-use control::orders::What;
+use tenmil_block::Opener;
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::JobKind;
 
-use super::{Printed, Size, give_long};
+use super::{ByteSize, CommandOutput, run_job};
 
 #[derive(Debug, Args)]
 pub(super) struct InflateArguments {
-    /// The volume; what it shares with others, or has from its parent, is copied
+    /// Volume; blocks shared with others or read from the parent are copied
     #[arg(value_name = "VOLUME")]
     volume: Uri,
 
-    /// Copy so many bytes in a second at most, such as 100m
+    /// Limit of copied bytes per second, such as 100m
     #[arg(long, value_name = "BYTES")]
-    rate: Option<Size>,
+    limit_bytes: Option<ByteSize>,
 
     /// Print JSON
     #[arg(long)]
@@ -23,8 +23,8 @@ pub(super) struct InflateArguments {
 }
 
 /// Makes a volume thick.
-pub(super) fn inflate(opener: &Opener<'_>, it: &InflateArguments) -> Printed {
-    give_long(opener, &it.volume, it.rate, (What::Inflate, "inflating"), it.json)
+pub(super) fn inflate(opener: &Opener<'_>, it: &InflateArguments) -> CommandOutput {
+    run_job(opener, &it.volume, it.limit_bytes, (JobKind::Inflate, "inflating"), it.json)
 }
 
 #[cfg(test)]
@@ -99,8 +99,8 @@ mod tests {
                 "expected one of them",
                 "Leave one of them out",
             ),
-            (vec!["create", &new, "--size", "1g", "--thick"], "it wants 26", "store grow"),
-            (vec!["inflate", &large], "it wants 26", "store grow"),
+            (vec!["create", &new, "--size", "1g", "--thick"], "it wants 26", "pool grow"),
+            (vec!["inflate", &large], "it wants 26", "pool grow"),
             (vec!["inflate", &sums], "it has checksums", "thick or with checksums"),
             (vec!["inflate", &snapshot], "it is a snapshot", "make a clone"),
             (vec!["inflate", &new], "there is none", ""),

@@ -1,35 +1,35 @@
-//! A medium that answers at random, has a volatile cache, and can be told to fail.
+//! Simulated device that completes in random order, has a volatile cache, and can be made to fail.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use base::{
-    Answer, Answers, Backend, Durability, Extent, Holds, Instant, Limits, Medium, Memory,
-    Operation, Outcome, Random, Request, Segment, Support,
+use tenmil_base::{
+    BlockDevice, BlockExtent, CompletionBatch, Durability, ExtentKind, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Random, Request, Segment,
 };
-use dma::Regions;
+use tenmil_dma::RegionTable;
 
-/// A medium. Clones share the blocks.
+/// Simulated device. Clones share the blocks.
 #[derive(Clone)]
 pub(super) struct Shelf(Arc<Mutex<State>>);
 
 struct State {
     limits: Limits,
-    regions: Regions,
+    regions: RegionTable,
     random: Random,
-    /// What a read returns.
+    /// Data that a read returns.
     bytes: Vec<u8>,
-    /// What was flushed.
+    /// Data that were flushed.
     stable: Vec<u8>,
-    /// Blocks that were written since.
+    /// Blocks written since the last flush.
     cached: BTreeSet<usize>,
-    /// Blocks that a flush which failed was to make stable; no other flush remembers them.
+    /// Blocks of a failed flush, which no later flush covers.
     forgotten: BTreeSet<usize>,
     under_way: Vec<UnderWay>,
     bad: BTreeSet<u64>,
-    /// What fails, how, and how often yet.
-    failing: Option<(Operation, Outcome, usize)>,
-    /// Flushes that were answered.
+    /// Failing operation, its status, and how many times it still fails.
+    failing: Option<(Operation, IoStatus, usize)>,
+    /// Completed flushes.
     flushes: usize,
     hanging: Option<Operation>,
     tells_holes: bool,
@@ -38,14 +38,14 @@ struct State {
 struct UnderWay {
     request: Request,
     segment: Segment,
-    /// Of a flush: what was to be made stable when it was submitted, and no more.
+    /// Of a flush: the blocks that were written when it was submitted, and no others.
     cached: Vec<(usize, Vec<u8>)>,
 }
 
 struct ShelfChannel(Shelf, Limits);
 
 impl Shelf {
-    pub(super) fn new(regions: &Regions, block_size: u32, len: usize, seed: u64) -> Self {
+    pub(super) fn new(regions: &RegionTable, block_size: u32, len: usize, seed: u64) -> Self {
         let limits = Limits {
             block_size,
             metadata_size: 0,
@@ -56,7 +56,7 @@ impl Shelf {
             atomic_write_blocks: 1,
             depth_max: 3,
             durability: Durability::VolatileCache,
-            support: Support::of(&[
+            support: OperationSet::of(&[
                 Operation::Read,
                 Operation::Write,
                 Operation::WriteZeroes,
@@ -84,7 +84,7 @@ impl Shelf {
         self.0.lock().unwrap()
     }
 
-    /// Looks at the bytes, or changes them, past all queues; what is there is stable afterwards.
+    /// Accesses the data directly, past all queues; they are durable afterwards.
     pub(super) fn with_bytes<T>(&self, work: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut state = self.lock();
         let result = work(&mut state.bytes);
@@ -94,7 +94,7 @@ impl Shelf {
         result
     }
 
-    /// The power fails and comes back: of what was not flushed, some blocks survive.
+    /// Simulates a power loss: some of the blocks that were not flushed survive.
     pub(super) fn cut(&self) {
         let mut state = self.lock();
         let block = state.limits.block_size as usize;
@@ -118,15 +118,15 @@ impl Shelf {
         self.lock().bad.insert(lba);
     }
 
-    /// Every request of this kind fails.
-    pub(super) fn fail(&self, operation: Operation, outcome: Outcome) {
+    /// Makes every request of this kind fail.
+    pub(super) fn fail(&self, operation: Operation, outcome: IoStatus) {
         self.lock().failing = Some((operation, outcome, usize::MAX));
     }
 
-    /// The next flush fails, as the kernel has it: what it was to make stable never will be, and
-    /// the flush after it knows nothing of that.
+    /// Makes the next flush fail as in Linux: the blocks that it covered never become durable, and the
+    /// flush after it succeeds without them.
     pub(super) fn fail_one_flush(&self) {
-        self.lock().failing = Some((Operation::Flush, Outcome::WRITE_FAULT, 1));
+        self.lock().failing = Some((Operation::Flush, IoStatus::WRITE_FAULT, 1));
     }
 
     pub(super) fn flushes(&self) -> usize {
@@ -139,7 +139,7 @@ impl Shelf {
 
     pub(super) fn without(&self, operation: Operation) {
         let mut state = self.lock();
-        state.limits.support = state.limits.support.without(Support::of(&[operation]));
+        state.limits.support = state.limits.support.without(OperationSet::of(&[operation]));
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -147,32 +147,32 @@ impl Shelf {
     }
 }
 
-impl Medium for Shelf {
+impl BlockDevice for Shelf {
     fn limits(&self) -> Limits {
         self.lock().limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn Backend>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
         Ok(Box::new(ShelfChannel(self.clone(), self.limits())))
     }
 
-    fn extent(&self, lba: u64) -> Result<Extent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
         let state = self.lock();
         let block = state.limits.block_size as usize;
         let blocks = state.limits.block_count - lba;
         if !state.tells_holes {
-            return Ok(Extent { blocks, holds: Holds::Data });
+            return Ok(BlockExtent { blocks, holds: ExtentKind::Data });
         }
         let from = usize::try_from(lba).unwrap() * block;
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         let mut rest = state.bytes[from..].chunks(block).map(is_zero);
         let first = rest.next().unwrap_or(false);
         let blocks = 1 + rest.take_while(|zero| *zero == first).count() as u64;
-        Ok(Extent { blocks, holds: if first { Holds::Hole } else { Holds::Data } })
+        Ok(BlockExtent { blocks, holds: if first { ExtentKind::Hole } else { ExtentKind::Data } })
     }
 }
 
-impl Backend for ShelfChannel {
+impl IoChannel for ShelfChannel {
     fn limits(&self) -> &Limits {
         &self.1
     }
@@ -195,10 +195,10 @@ impl Backend for ShelfChannel {
         taken
     }
 
-    fn poll(&mut self, _now: Instant, answers: &mut Answers) -> usize {
+    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut state = self.0.lock();
         let mut count = 0;
-        while answers.room() > 0 && !state.under_way.is_empty() {
+        while answers.remaining() > 0 && !state.under_way.is_empty() {
             let len = state.under_way.len() as u64 + 1;
             let index = usize::try_from(state.random.below(len)).unwrap();
             let Some(UnderWay { request, .. }) = state.under_way.get(index) else { break };
@@ -207,7 +207,7 @@ impl Backend for ShelfChannel {
             }
             let one = state.under_way.remove(index);
             let (request, outcome) = (one.request, state.carry_out(one));
-            answers.push(Answer { token: request.token, outcome, result: 0 });
+            answers.push(IoCompletion { token: request.token, outcome, result: 0 });
             count += 1;
         }
         count
@@ -220,7 +220,7 @@ impl State {
         &self.bytes[index * block..(index + 1) * block]
     }
 
-    fn carry_out(&mut self, UnderWay { request, segment, cached }: UnderWay) -> Outcome {
+    fn carry_out(&mut self, UnderWay { request, segment, cached }: UnderWay) -> IoStatus {
         self.flushes += usize::from(request.operation == Operation::Flush);
         if let Some((operation, outcome, times)) = &mut self.failing
             && *operation == request.operation
@@ -242,7 +242,7 @@ impl State {
             Operation::Read => {
                 let blocks = request.lba..request.lba + u64::from(request.blocks);
                 if self.bad.range(blocks).next().is_some() {
-                    return Outcome::UNRECOVERED_READ;
+                    return IoStatus::UNRECOVERED_READ;
                 }
                 self.regions.store(segment, &self.bytes[range]).unwrap();
             }
@@ -255,12 +255,12 @@ impl State {
                     }
                     self.stable[index * block..(index + 1) * block].copy_from_slice(&bytes);
                 }
-                return Outcome::SUCCESS;
+                return IoStatus::SUCCESS;
             }
         }
         if request.operation != Operation::Read {
             self.cached.extend(first..first + count);
         }
-        Outcome::SUCCESS
+        IoStatus::SUCCESS
     }
 }

@@ -1,19 +1,19 @@
-//! An emulated SSD whose host lives on a reactor, both on one thread, in an order drawn from a seed:
-//! what one does may come between any two steps of the other that goes to sleep.
+//! An emulated SSD whose host runs on a reactor, both on one thread, interleaved by a seed: each
+//! step of one side may occur between any two steps of the other side going to sleep.
 //!
 //! ```text
-//!   device    turn ── announce ── look once more ── asleep ── woken by a bell or a deadline
-//!   reactor   turn ── announce ── arm its poller ── asleep ── woken by the vector or a deadline
+//!   device    poll ── arm ── check once more ── asleep ── woken by a doorbell or a deadline
+//!   reactor   poll ── arm ── arm its poller  ── asleep ── woken by the vector or a deadline
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use base::{Answers, Backend, Instant, Outcome, Random, Request, Segment, Span};
-use host::{Sleeper, Turn, Wait};
-use reactor::{
-    Assembly, Context, Found, Poller, Reactor, ReactorOptions, Registration, Stopwatch, ThreadPlan,
-    WokenBy,
+use tenmil_base::{CompletionBatch, Instant, IoChannel, IoStatus, Random, Request, Segment, Span};
+use tenmil_linux::{EventLoop, NextStep, Sleeper};
+use tenmil_reactor::{
+    Context, PollResult, Poller, PollerBuilder, PollerWake, Reactor, ReactorOptions, ReactorSet,
+    ThreadBuilder, TimeSource,
 };
 
 use super::stage::{Device, FORGOTTEN, Nap, Planted, READ, Stage, StageController};
@@ -28,47 +28,47 @@ struct World {
     ledger: Arc<Mutex<Ledger>>,
     random: Random,
     now: Instant,
-    /// The same, for the reactor's books.
+    /// The same, for the statistics of the reactor.
     stopwatch: Arc<AtomicU64>,
-    /// How often the reactor has slept.
+    /// Number of sleeps of the reactor.
     sleeps: u32,
-    /// When the command in flight was submitted, as of the last step.
+    /// Submission time of the command in flight, as of the last step.
     submitted: Option<Instant>,
-    /// The device's thread does nothing before that.
+    /// The device thread does nothing before this time.
     held_until: Instant,
     _controller: StageController,
 }
 
-/// Where the reactor's OS thread would be.
+/// State of the reactor's OS thread.
 #[derive(Clone, Copy, Debug)]
 enum ReactorIs {
     Turning,
-    /// It has found nothing, and is about to say so.
+    /// No work was found; about to arm.
     Tired(Instant),
     Announced(Instant),
     Asleep(Instant),
 }
 
-/// What the poller has come to.
+/// State of the poller.
 #[derive(Debug, Default)]
 struct Ledger {
     answered: u64,
     latest: Span,
-    /// When the command in flight was submitted.
+    /// Submission time of the command in flight.
     pending: Option<Instant>,
 }
 
-/// One command at a time, each a gap after the answer to the one before.
+/// One command at a time, each after a gap.
 struct Gaps {
-    queue: Box<dyn Backend>,
+    queue: Box<dyn IoChannel>,
     buffer: Segment,
-    answers: Answers,
+    answers: CompletionBatch,
     random: Random,
     due: Instant,
     ledger: Arc<Mutex<Ledger>>,
 }
 
-/// The longest gap.
+/// Longest gap.
 const GAP_MAX: Span = Span::from_ms(50);
 
 impl World {
@@ -76,20 +76,20 @@ impl World {
         let stage = Stage::new(seed, planted);
         let Stage { device, queue, host_nap, buffer, now, controller } = stage;
         let stopwatch = Arc::new(AtomicU64::new(now.ns));
-        let simulated = Stopwatch::Simulated(Arc::clone(&stopwatch));
-        let assembly = Assembly::new(&[0], &ReactorOptions::default(), &simulated, now).unwrap();
+        let simulated = TimeSource::Simulated(Arc::clone(&stopwatch));
+        let assembly = ReactorSet::new(&[0], &ReactorOptions::default(), &simulated, now).unwrap();
         let (reactor, sleeper) = assembly.reactors.into_iter().next().unwrap();
         let ledger = Arc::<Mutex<Ledger>>::default();
-        let woken_by = WokenBy::of(queue.wake_source()).unwrap();
+        let woken_by = PollerWake::of(queue.wake_source()).unwrap();
         let gaps = Gaps {
             queue,
             buffer,
-            answers: Answers::with_capacity(8),
+            answers: CompletionBatch::with_capacity(8),
             random: Random::new(!seed),
             due: now,
             ledger: Arc::clone(&ledger),
         };
-        let plan = ThreadPlan::new("gaps").poller(Registration::active("gaps", woken_by, gaps));
+        let plan = ThreadBuilder::new("gaps").poller(PollerBuilder::active("gaps", woken_by, gaps));
         assembly.directory.spawn(plan).unwrap();
         Self {
             device,
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Goes on until so many commands have been answered, or one was forgotten.
+    /// Runs until a number of commands have completed, or one was lost.
     fn run(&mut self, commands: u64) -> Result<(), String> {
         loop {
             let Ledger { answered, pending, .. } = *self.ledger.lock().unwrap();
@@ -124,15 +124,15 @@ impl World {
         }
     }
 
-    /// One step of either side, and a little time.
+    /// One step of either side, and a small time step.
     fn step(&mut self, pending: Option<Instant>) {
         if pending.is_some() && pending != self.submitted {
-            // Its thread has the processor sooner or later, so answers come at any time after.
+            // The thread is scheduled sooner or later, so completions arrive at any later time.
             self.held_until = self.now.after(Span { ns: 1 << self.random.below(20) });
         }
         self.submitted = pending;
         let can_device_step = self.now >= self.held_until && self.device.can_step(self.now);
-        // While both only look, nobody is in anybody's way.
+        // While both sides only poll, they do not affect each other.
         let little = if pending.is_some() { 300 } else { 1 << self.random.below(14) };
         let passes = match (can_device_step, self.can_reactor_step()) {
             (true, true) if self.random.chance(1, 2) => {
@@ -156,7 +156,7 @@ impl World {
         self.stopwatch.store(self.now.ns, Ordering::Relaxed);
     }
 
-    /// When anything happens again, if both sleep or are held up.
+    /// Time of the next event, if both sides sleep or are held.
     fn next_deadline(&self, pending: Option<Instant>) -> Instant {
         let forgotten = pending.map_or(Instant::NEVER, |begun| begun.after(FORGOTTEN));
         let is_held = self.now < self.held_until;
@@ -168,7 +168,7 @@ impl World {
         self.reactor_nap.is_woken() || self.now >= self.reactor_deadline()
     }
 
-    /// When it wakes by itself; now, if it does not sleep.
+    /// Wake-up time of the reactor. The current time if it does not sleep.
     fn reactor_deadline(&self) -> Instant {
         match self.reactor_is {
             ReactorIs::Asleep(until) => until,
@@ -178,10 +178,10 @@ impl World {
 
     fn step_reactor(&mut self) {
         self.reactor_is = match self.reactor_is {
-            ReactorIs::Turning => match self.reactor.turn(self.now) {
-                Wait::Until(until) => ReactorIs::Tired(until),
+            ReactorIs::Turning => match self.reactor.iterate(self.now) {
+                NextStep::Until(until) => ReactorIs::Tired(until),
                 wait => {
-                    assert_eq!(wait, Wait::Again, "in adaptive mode, and never ordered to end");
+                    assert_eq!(wait, NextStep::Again, "in adaptive mode, and never ordered to end");
                     ReactorIs::Turning
                 }
             },
@@ -209,21 +209,21 @@ impl World {
 }
 
 impl Poller for Gaps {
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         let mut ledger = self.ledger.lock().unwrap();
         let token = ledger.answered;
         if let Some(begun) = ledger.pending {
             if self.queue.poll(now, &mut self.answers) == 0 {
-                return Found::Nothing;
+                return PollResult::Idle;
             }
             let answers: Vec<_> =
                 self.answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
-            assert_eq!(answers, [(token, Outcome::SUCCESS)]);
+            assert_eq!(answers, [(token, IoStatus::SUCCESS)]);
             ledger.answered += 1;
             ledger.pending = None;
             ledger.latest = ledger.latest.max(now.since(begun));
-            // From one microsecond to 50 milliseconds, each scale as likely as the next.
+            // From one microsecond to 50 milliseconds, log-uniform.
             let scale = 1_u64 << (10 + self.random.below(16));
             let gap = Span { ns: scale + self.random.below(scale) };
             self.due = now.after(gap.min(GAP_MAX));
@@ -232,19 +232,19 @@ impl Poller for Gaps {
             assert_eq!(self.queue.submit(now, &[request], &[self.buffer]), 1);
             ledger.pending = Some(now);
         } else {
-            return Found::Nothing;
+            return PollResult::Idle;
         }
-        Found::Work
+        PollResult::Busy
     }
 
     fn flush(&mut self) {
         self.queue.flush();
     }
 
-    fn arm(&mut self) -> Found {
+    fn arm(&mut self) -> PollResult {
         let is_behind = self.queue.arm();
         let is_pending = self.ledger.lock().unwrap().pending.is_some();
-        Found::from_count(usize::from(is_pending && is_behind))
+        PollResult::from_count(usize::from(is_pending && is_behind))
     }
 
     fn disarm(&mut self) {
@@ -257,7 +257,7 @@ impl Poller for Gaps {
     }
 }
 
-/// Nothing is forgotten in so many gaps, and both sides have slept in between.
+/// No command is lost in this number of gaps, and both sides have slept.
 fn go_through_gaps(seed: u64, commands: u64) {
     let mut world = World::new(seed, Planted::Nothing);
     assert_eq!(world.run(commands), Ok(()), "seed {seed}");
@@ -280,7 +280,7 @@ fn a_reactor_and_its_ssd_forget_nothing_in_simulated_gaps() {
     (0..20).for_each(|seed| go_through_gaps(seed, 2_000));
 }
 
-/// Twenty minutes: `.ci/nightly gaps`; with `short`, a hundredth of it.
+/// Twenty minutes: `.ci/nightly gaps`. With `short`, a hundredth of it.
 #[test]
 #[ignore = "takes twenty minutes"]
 fn a_reactor_and_its_ssd_forget_nothing_in_a_million_gaps_twenty_times_over() {

@@ -1,48 +1,53 @@
-//! An emulated SSD without a thread, and the queue pair of its host, for tests that let the time pass.
+//! An emulated SSD without a thread, and the queue pair of its host, for tests in simulated time.
 //! Both sleepers are words in memory.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use base::{Backend, Dma, Flags, Instant, Interrupts, Medium, Operation, Request, Segment, Span};
-use base::{Vector, Wake};
-use block::{Model, Null, Profile};
-use ctrl::front::HostBar;
-use dma::{Backing, DeviceKind, DevicePool, Mapping, Regions};
-use host::{EventVectors, Sleeper, Turn, Wait};
-use nvme::{Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State};
+use tenmil_base::{
+    BlockDevice, Dma, Instant, Interrupts, IoChannel, Operation, Request, RequestFlags, Segment,
+    Span,
+};
+use tenmil_base::{InterruptVector, Wake};
+use tenmil_block::{LatencyModel, ModelProfile, NullDevice};
+use tenmil_dma::{Backing, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_linux::{EventLoop, EventVectors, NextStep, Sleeper};
+use tenmil_nvme_controller::transport::HostBar;
+use tenmil_nvme_host::{
+    Controller, ControllerOptions, NamespaceQueue, QueuePairOptions, QueueSizes, State,
+};
 
-use crate::emu::shift::OnShift;
+use crate::emu::device_thread::DeviceLoop;
 use crate::emu::{EmulatedSsd, NSID, command_store};
 use crate::perf::options::Techniques;
 use crate::{EmuMedium, EmuSpec};
 
-/// What stands on the stage.
+/// SSD and host of a test.
 pub(super) struct Stage {
     pub(super) device: Device,
     /// The only queue pair.
-    pub(super) queue: Box<dyn Backend>,
-    /// The host's sleep, which the vector of the queue pair ends.
+    pub(super) queue: Box<dyn IoChannel>,
+    /// Sleeper of the host, woken by the vector of the queue pair.
     pub(super) host_nap: Nap,
     pub(super) buffer: Segment,
     pub(super) now: Instant,
-    /// To be kept: the queue pair is cut off when it goes.
+    /// Not dropped before the queue pair, whose DMA access it would revoke.
     pub(super) controller: StageController,
 }
 
-/// What has made the queue pair.
+/// Controller that has created the queue pair.
 pub(super) type StageController = Controller<HostBar<Bell>, DevicePool>;
 
-/// A mistake that is made on purpose.
+/// An injected bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Planted {
     Nothing,
-    /// The device sleeps without a second look.
+    /// The device sleeps without a second check.
     DeviceLooksOnce,
-    /// The host does.
+    /// The host sleeps without a second check.
     HostLooksOnce,
-    /// Doorbells wake nobody.
+    /// Doorbells do not wake the device.
     MuteBell,
 }
 
@@ -51,12 +56,12 @@ impl Planted {
         [Self::DeviceLooksOnce, Self::HostLooksOnce, Self::MuteBell];
 }
 
-/// What takes longer was forgotten.
+/// Time after which a completion counts as lost.
 pub(super) const FORGOTTEN: Span = Span::from_ms(100);
 
-/// The device's side, a step at a time.
+/// Device side, executed step by step.
 pub(super) struct Device {
-    turn: OnShift<Nap>,
+    turn: DeviceLoop<Nap>,
     nap: Nap,
     pub(super) is: DeviceIs,
     looks_once: bool,
@@ -66,7 +71,7 @@ pub(super) struct Device {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DeviceIs {
     Awake,
-    /// It has found nothing, and is about to say so.
+    /// No work was found; about to arm.
     Tired(Instant),
     Announced(Instant),
     Asleep(Instant),
@@ -78,7 +83,7 @@ pub(super) struct Nap(Arc<NapWords>);
 
 #[derive(Default)]
 struct NapWords {
-    /// It wants to be woken.
+    /// Armed.
     is_announced: AtomicBool,
     is_woken: AtomicBool,
 }
@@ -106,10 +111,10 @@ impl Wake for Nap {
     }
 }
 
-/// The one vector of the I/O queue, both ends of it.
+/// The only vector of the I/O queue, both ends of it.
 struct NapVector {
     nap: Nap,
-    /// Can be waited for, and is never signalled.
+    /// A descriptor that is never signaled.
     silent: EventVectors,
 }
 
@@ -121,7 +126,7 @@ impl Interrupts for Nap {
     }
 }
 
-impl Vector for NapVector {
+impl InterruptVector for NapVector {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.silent.descriptor(0).expect("it was made with one vector")
     }
@@ -137,7 +142,7 @@ impl Vector for NapVector {
     }
 }
 
-/// What the host rings: the device's sleeper, unless the mistake is here.
+/// Waker of the device for doorbells, unless the injected bug disables it.
 #[derive(Clone)]
 pub(super) struct Bell {
     nap: Nap,
@@ -153,18 +158,18 @@ impl Wake for Bell {
 }
 
 impl Stage {
-    /// Brings the SSD up. Half of the seeds have one that takes its time.
+    /// Initializes the SSD. Half of the seeds have a slow one.
     pub(super) fn new(seed: u64, planted: Planted) -> Self {
         let (device_nap, host_nap) = (Nap::default(), Nap::default());
         let bell = Bell { nap: device_nap.clone(), is_mute: Arc::default() };
-        let regions = Regions::new(1);
+        let regions = RegionTable::new(1);
         let memory = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
         let store = command_store(&Techniques::default());
         let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
-        let null = Arc::new(Null::new(4096, 1 << 20).unwrap());
-        let medium: Arc<dyn Medium> = match seed % 2 {
+        let null = Arc::new(NullDevice::new(4096, 1 << 20).unwrap());
+        let medium: Arc<dyn BlockDevice> = match seed % 2 {
             0 => null,
-            _ => Arc::new(Model::new(null, Profile::named("p4600").unwrap(), seed)),
+            _ => Arc::new(LatencyModel::new(null, ModelProfile::named("p4600").unwrap(), seed)),
         };
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let mut now = Instant { ns: 1_000_000 };
@@ -172,19 +177,22 @@ impl Stage {
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
         let bar = ssd.host_bar(bell.clone());
         let mut controller = Controller::new(bar, pool.clone(), options).unwrap();
-        // Sources are added to by media with descriptors, and there are none here.
-        let mut device = OnShift::by_hand(ssd, Sleeper::new().unwrap().sources());
+        // Only devices with descriptors need wait sources, and there are none here.
+        let mut device = DeviceLoop::by_hand(ssd, Sleeper::new().unwrap().sources());
         let mut turn = |controller: &mut Controller<_, _>| {
             now = now.after(Span::from_us(100));
-            device.turn(now);
+            device.iterate(now);
             while controller.poll(now).is_some() {}
             now
         };
         while controller.state() != State::Ready {
             turn(&mut controller);
         }
-        let pair_options =
-            QueuePairOptions { depth: 8, vector: Some(1), techniques: nvme::Techniques::default() };
+        let pair_options = QueuePairOptions {
+            depth: 8,
+            vector: Some(1),
+            techniques: tenmil_nvme_host::FastPathOptions::default(),
+        };
         let asked_at = turn(&mut controller);
         let id = controller.create_queue_pair(asked_at, pair_options).unwrap();
         let pair = loop {
@@ -222,7 +230,7 @@ impl Device {
         }
     }
 
-    /// When it wakes by itself.
+    /// Wake-up time without an event.
     pub(super) fn deadline(&self) -> Instant {
         match self.is {
             DeviceIs::Asleep(until) => until,
@@ -232,8 +240,8 @@ impl Device {
 
     pub(super) fn step(&mut self, now: Instant) {
         self.is = match self.is {
-            DeviceIs::Awake => match self.turn.turn(now) {
-                Wait::Until(until) => DeviceIs::Tired(until),
+            DeviceIs::Awake => match self.turn.iterate(now) {
+                NextStep::Until(until) => DeviceIs::Tired(until),
                 _ => DeviceIs::Awake,
             },
             DeviceIs::Tired(until) => {
@@ -259,7 +267,7 @@ impl Device {
     }
 }
 
-/// A read of a block.
+/// A read of one block.
 pub(super) const READ: Request = Request {
     token: 0,
     lba: 0,
@@ -269,5 +277,5 @@ pub(super) const READ: Request = Request {
     segment_count: 1,
     metadata_count: 0,
     operation: Operation::Read,
-    flags: Flags::NONE,
+    flags: RequestFlags::NONE,
 };

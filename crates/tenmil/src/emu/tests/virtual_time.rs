@@ -1,25 +1,25 @@
-//! Both sides of an emulated SSD on one thread, in an order drawn from a seed: what one does may come
-//! between any two steps of the other that goes to sleep.
+//! Both sides of an emulated SSD on one thread, interleaved by a seed: each step of one side may
+//! occur between any two steps of the other side going to sleep.
 //!
 //! ```text
-//!   device   turn ── announce ── look once more ── asleep ── woken by a bell or a deadline
-//!   host     think ── submit ── ring ── poll ── unmask and look ── asleep ── woken by the vector
+//!   device   poll ── arm ── check once more ── asleep ── woken by a doorbell or a deadline
+//!   host     think ── submit ── ring ── poll ── unmask and check ── asleep ── woken by the vector
 //! ```
 //!
-//! Time is a number that is added to.
+//! Time is simulated.
 
-use base::{Answers, Instant, Random, Request, Span};
+use tenmil_base::{CompletionBatch, Instant, Random, Request, Span};
 
 use super::stage::{FORGOTTEN, Planted, READ, Stage};
 
 #[derive(Clone, Copy, Debug)]
 enum Host {
-    /// Until it wants something.
+    /// Idle until this time.
     Thinking(Instant),
     Submitted,
-    /// So many times more, and then it is tired.
+    /// Polls this number of times, then goes to sleep.
     Polling(u32),
-    /// It has found nothing, and is about to ask for a signal.
+    /// No completion was found; about to unmask the interrupt.
     Tired,
     Asleep(Instant),
 }
@@ -27,13 +27,13 @@ enum Host {
 struct World {
     stage: Stage,
     host_is: Host,
-    answers: Answers,
+    answers: CompletionBatch,
     random: Random,
     now: Instant,
     begun: Instant,
     answered: u32,
     latest: Span,
-    /// How often the host has slept.
+    /// Number of sleeps of the host.
     sleeps: u32,
     looks_once: bool,
 }
@@ -45,7 +45,7 @@ impl World {
         Self {
             stage,
             host_is: Host::Thinking(now),
-            answers: Answers::with_capacity(8),
+            answers: CompletionBatch::with_capacity(8),
             random: Random::new(seed),
             now,
             begun: now,
@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    /// Goes on until so many commands have been answered, or one was forgotten.
+    /// Runs until a number of commands have completed, or one was lost.
     fn run(&mut self, commands: u32) -> Result<(), String> {
         while self.answered < commands {
             let waits = !matches!(self.host_is, Host::Thinking(_));
@@ -68,7 +68,7 @@ impl World {
                 (true, true) if self.random.chance(1, 2) => self.stage.device.step(self.now),
                 (_, true) => self.step_host(),
                 (true, false) => {
-                    // Nobody is in the device's way: time may pass faster.
+                    // The host is idle, so the time step may be larger.
                     self.stage.device.step(self.now);
                     self.now.ns += self.random.below(20_000);
                 }
@@ -108,7 +108,7 @@ impl World {
             }
             Host::Submitted => {
                 self.stage.queue.flush();
-                // Its patience may end at any time, before the answer or just when it comes.
+                // The poll time may end at any time, before the completion or at the same instant.
                 let scale = 1 << self.random.below(10);
                 Host::Polling(u32::try_from(self.random.below(scale)).unwrap())
             }
@@ -127,7 +127,7 @@ impl World {
             assert_eq!(tokens, [u64::from(self.answered)]);
             self.answered += 1;
             self.latest = self.latest.max(self.now.since(self.begun));
-            // From one microsecond to four milliseconds, each scale as likely as the next.
+            // From one microsecond to four milliseconds, log-uniform.
             let scale = 1_u64 << (10 + self.random.below(12));
             let gap = Span { ns: scale + self.random.below(scale) };
             return Host::Thinking(self.now.after(gap));

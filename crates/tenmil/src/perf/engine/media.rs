@@ -1,46 +1,49 @@
-//! Devices of the block layer under load: opened by name, with buffers in a region of the run.
+//! Block devices under load: opened by URI, with buffers in a region of the run.
 
 use std::cell::Cell;
 use std::sync::Arc;
 
-use base::{Backend, Durability, Histogram, Limits, Medium, Operation, Segment, Span};
-use block::{
-    BounceMemory, Claim, Device, DeviceOptions, Existing, Limiter, Opened, Opener, Scheduler,
-    ShapeOptions, Shaped,
+use tenmil_base::{
+    BlockDevice, Durability, Histogram, IoChannel, Limits, Operation, Segment, Span,
 };
-use dma::{Backing, Mapping, Regions};
-use host::Clock;
-use host::machine::Machine;
+use tenmil_block::{
+    AdaptOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, ExistingData,
+    OpenedDevice, Opener, QosLimiter, Scheduler,
+};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_linux::Clock;
+use tenmil_linux::kernel_files::Machine;
 
-use super::places::Places;
-use super::rig::{depth_of_a_pair, queue_pairs, start_ssds};
-use crate::emu::Fleet;
-use crate::perf::options::{Layer, Pattern, PerfOptions, Supplies, show_map};
+use super::cpu_placement::CoreAssignment;
+use super::device_set::{depth_of_a_pair, queue_pairs, start_ssds};
+use crate::emu::EmulatedDevices;
+use crate::perf::options::{Layer, MachineResources, Pattern, PerfOptions, show_map};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{EmuSpec, FILLED_KINDS, Refused, Uri};
+use crate::{CommandError, EmuSpec, FILLED_KINDS, Uri};
 
-/// Opened devices, with what stands above them, and the memory that is moved to and from them.
-pub(super) struct Media {
-    devices: Vec<Named>,
+/// Opened devices, with the block layer above them and the memory for their data.
+pub(super) struct BlockDeviceSet {
+    devices: Vec<NamedDevice>,
     buffers: Option<Buffers>,
 }
 
-struct Named {
+struct NamedDevice {
     name: String,
-    /// What it is, in a line.
+    /// One-line description.
     description: String,
-    /// What channels are opened of: the device, or the medium where nothing stands above it.
-    medium: Arc<dyn Medium>,
-    /// What an answered write is worth.
+    /// Source of the channels: the block layer, or the block device if there is no layer above it.
+    medium: Arc<dyn BlockDevice>,
+    /// Durability of a completed write.
     durability: Durability,
-    existing: Vec<Existing>,
-    /// The block layer above it.
-    device: Option<Device>,
-    /// The SSD whose memory it finds its data in fastest.
-    ssd: Option<(Arc<Fleet>, usize)>,
+    existing: Vec<ExistingData>,
+    /// Block layer above it.
+    device: Option<Bdev>,
+    /// Emulated SSD in whose pool its buffers are allocated, since address translation is fastest
+    /// there.
+    ssd: Option<(Arc<EmulatedDevices>, usize)>,
 }
 
-/// Memory that is handed out from its beginning to its end.
+/// Memory that is allocated from the beginning to the end and never freed.
 struct Buffers {
     memory: Segment,
     len_bytes: u64,
@@ -48,21 +51,21 @@ struct Buffers {
     backing: String,
 }
 
-/// Bytes in the buffer that cut requests would take a detour through, if memory had to.
+/// Bounce buffer size of the splitting layer.
 const BUFFER_BYTES: u32 = 64 << 10;
 
-/// Buffers begin on pages: direct I/O asks for no less.
+/// Alignment of buffers. Direct I/O requires no more than a page.
 const PAGE: u64 = 4096;
 
-impl Media {
-    /// Opens what `options` name and is not loaded through the bare driver, in the order of the
-    /// names, and refuses what they cannot do.
+impl BlockDeviceSet {
+    /// Opens the devices of `options` that are not loaded through the driver alone, in order, and
+    /// rejects options that they do not support.
     pub(super) fn open(
         options: &PerfOptions,
-        places: &Places,
-        regions: &Regions,
+        places: &CoreAssignment,
+        regions: &RegionTable,
         clock: Clock,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, CommandError> {
         let opener = Opener { regions, clock, seed: options.seed, more: FILLED_KINDS };
         let mut ssds = start_under(options, places, regions, clock)?.into_iter();
         let mut devices = Vec::new();
@@ -72,6 +75,7 @@ impl Media {
                 Uri::Emu(spec) => devices.extend(ssds.by_ref().take(spec.count as usize)),
             }
         }
+        // Options are checked with the layer in place, since the layer may split requests.
         for (device, number) in devices.iter_mut().zip(0..) {
             device.put_layer(options, regions, clock, number)?;
             device.check(options)?;
@@ -79,6 +83,7 @@ impl Media {
         }
         let each = u64::from(options.depth) * u64::from(options.thread_count());
         let stride = u64::from(options.sizes.largest()).next_multiple_of(PAGE);
+        // Emulated SSDs allocate buffers in their own pools.
         let count = devices.iter().filter(|device| device.ssd.is_none()).count();
         let len_bytes = count as u64 * each * stride;
         let huge_pages = options.techniques.huge_pages;
@@ -86,37 +91,37 @@ impl Media {
         Ok(Self { devices, buffers: buffers.transpose()? })
     }
 
-    /// What lies under them that this run did not create.
-    pub(super) fn existing(&self) -> impl Iterator<Item = &Existing> {
+    /// Existing data on the devices.
+    pub(super) fn existing(&self) -> impl Iterator<Item = &ExistingData> {
         self.devices.iter().flat_map(|device| &device.existing)
     }
 
-    /// What buffers are made of, in words.
+    /// Description of the pages of the buffers.
     pub(super) fn memory_backing(&self) -> String {
         self.buffers.as_ref().map_or_else(String::new, |buffers| buffers.backing.clone())
     }
 
-    /// I/Os in flight that a channel of each device takes.
+    /// Smallest queue depth that a channel of every device supports.
     pub(super) fn depth_max(&self) -> u32 {
         let each = self.devices.iter().map(|device| device.medium.limits().depth_max);
         each.min().unwrap_or(u32::MAX)
     }
 
-    /// A channel of device `index`.
-    pub(super) fn channel(&self, index: usize) -> Result<Box<dyn Backend>, Refused> {
-        let Named { name, medium, .. } = &self.devices[index];
-        medium.channel().map_err(|text| Refused::machine(format!("{name}: {text}")))
+    /// Creates a channel of device `index`.
+    pub(super) fn channel(&self, index: usize) -> Result<Box<dyn IoChannel>, CommandError> {
+        let NamedDevice { name, medium, .. } = &self.devices[index];
+        medium.channel().map_err(|text| CommandError::machine(format!("{name}: {text}")))
     }
 
     /// Fails once a device is lost for good.
-    pub(super) fn look_after(&self) -> Result<(), Refused> {
+    pub(super) fn check_health(&self) -> Result<(), CommandError> {
         self.devices
             .iter()
-            .find_map(|device| device.medium.lost())
-            .map_or(Ok(()), |why| Err(Refused::peer(why)))
+            .find_map(|device| device.medium.failure())
+            .map_or(Ok(()), |why| Err(CommandError::peer(why)))
     }
 
-    /// A buffer that device `index` can reach.
+    /// Allocates a buffer that device `index` can access.
     pub(super) fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
         match &self.devices[index].ssd {
             Some((fleet, ssd)) => fleet.allocate(*ssd, len_bytes),
@@ -124,15 +129,15 @@ impl Media {
         }
     }
 
-    /// How long threads have waited for locks of the block layer, all together.
+    /// Time that threads have waited for locks of the block layer, in total.
     pub(super) fn lock_wait(&self) -> Span {
         let devices = self.devices.iter().filter_map(|device| device.device.as_ref());
         Span { ns: devices.map(|device| device.statistics().lock_wait.ns).sum() }
     }
 
-    /// Device `index`, before anything has happened to it.
+    /// Description of device `index`, with zero counters.
     pub(super) fn describe(&self, index: usize) -> DeviceOutcome {
-        let Named { name, description, medium, durability, .. } = &self.devices[index];
+        let NamedDevice { name, description, medium, durability, .. } = &self.devices[index];
         let limits = medium.limits();
         DeviceOutcome {
             name: name.clone(),
@@ -149,22 +154,23 @@ impl Media {
 fn open_one(
     options: &PerfOptions,
     opener: &Opener<'_>,
-    uri: &block::uri::Uri,
-) -> Result<Named, Refused> {
-    let Opened { medium, description, existing, .. } = opener.open(uri)?;
+    uri: &tenmil_block::uri::Uri,
+) -> Result<NamedDevice, CommandError> {
+    let OpenedDevice { medium, description, existing, .. } = opener.open(uri)?;
     let (name, durability) = (uri.to_string(), medium.limits().durability);
-    let named = Named { name, description, medium, durability, existing, device: None, ssd: None };
+    let named =
+        NamedDevice { name, description, medium, durability, existing, device: None, ssd: None };
     named.check(options)?;
     Ok(named)
 }
 
-/// Brings up the emulated SSDs that are not loaded through the bare driver.
+/// Starts the emulated SSDs that are loaded through the block layer.
 fn start_under(
     options: &PerfOptions,
-    places: &Places,
-    regions: &Regions,
+    places: &CoreAssignment,
+    regions: &RegionTable,
     clock: Clock,
-) -> Result<Vec<Named>, Refused> {
+) -> Result<Vec<NamedDevice>, CommandError> {
     let under = options.uris.iter().filter(|uri| !options.is_bare(uri));
     let specs: Vec<EmuSpec> = under.filter_map(Uri::emulated).cloned().collect();
     if specs.is_empty() {
@@ -174,10 +180,10 @@ fn start_under(
     let (outcomes, existing) = (ssds.descriptions(), ssds.existing().to_vec());
     let channels_max = u32::from(queue_pairs(options));
     let depth = depth_of_a_pair(options, 0);
-    let fleet = Fleet::new(ssds, depth, channels_max, &options.techniques, clock)?;
+    let fleet = EmulatedDevices::new(ssds, depth, channels_max, &options.techniques, clock)?;
     let mut named = Vec::new();
     for (index, outcome) in outcomes.into_iter().enumerate() {
-        named.push(Named {
+        named.push(NamedDevice {
             name: outcome.name,
             description: outcome.model,
             medium: Arc::new(fleet.medium(index)?),
@@ -190,44 +196,48 @@ fn start_under(
     Ok(named)
 }
 
-impl Named {
-    /// Puts the block layer above it, if there is to be one.
+impl NamedDevice {
+    /// Puts the block layer above the device, if one is configured.
     fn put_layer(
         &mut self,
         options: &PerfOptions,
-        regions: &Regions,
+        regions: &RegionTable,
         clock: Clock,
         number: u64,
-    ) -> Result<(), Refused> {
-        // What has the bare driver is not among the media.
+    ) -> Result<(), CommandError> {
+        // Devices without a default layer are loaded through the driver alone and are not in this
+        // set.
         let layer = options.layer.layer.unwrap_or(Layer::Mq);
         let Some(mode) = layer.mode() else { return Ok(()) };
         let map = options.layer.map.unwrap_or_default();
-        let device = DeviceOptions {
+        let device = BdevOptions {
             mode,
             map,
             channels_max: queue_pairs(options).into(),
             scheduler: options.layer.scheduler,
-            limiter: options.layer.caps().map(Limiter::new),
-            ..DeviceOptions::new(clock, options.seed.wrapping_add(number))
+            limiter: options.layer.caps().map(QosLimiter::new),
+            ..BdevOptions::new(clock, options.seed.wrapping_add(number))
         };
-        let device = Device::new(&self.name, Arc::clone(&self.medium), device)?;
+        let device = Bdev::new(&self.name, Arc::clone(&self.medium), device)?;
         let claim = if options.pattern.writes() { Claim::WriteOnce } else { Claim::ReadShared };
         let descriptor = device
             .open(claim, "perf")
-            .map_err(|refused| Refused::of(refused.blame(), refused.to_string()))?;
+            .map_err(|refused| CommandError::of(refused.blame(), refused.to_string()))?;
         let largest = largest_bytes(&self.medium.limits());
-        let cuts = u64::from(options.sizes.largest()) > largest && mode != block::Mode::Bypass;
+        let cuts =
+            u64::from(options.sizes.largest()) > largest && mode != tenmil_block::Mode::Bypass;
         self.medium = if cuts {
             let memory = BounceMemory::new(regions, BUFFER_BYTES, 1)?;
             let parents_max = u16::try_from(options.depth).unwrap_or(u16::MAX);
-            let shape = ShapeOptions { parents_max, ..ShapeOptions::default() };
-            Arc::new(Shaped::new(&device, descriptor, memory, shape)?)
+            let shape = AdaptOptions { parents_max, ..AdaptOptions::default() };
+            Arc::new(AdaptedDevice::new(&device, descriptor, memory, shape)?)
         } else {
             Arc::new(descriptor)
         };
         self.description += &match mode {
-            block::Mode::Mq => format!(", under the block layer in mode mq, {}", show_map(&map)),
+            tenmil_block::Mode::Mq => {
+                format!(", under the block layer in mode mq, {}", show_map(&map))
+            }
             _ => format!(", under the block layer in mode {layer}"),
         };
         if cuts {
@@ -240,31 +250,31 @@ impl Named {
         Ok(())
     }
 
-    /// Refuses what it cannot do, naming the value and what it allows.
-    fn check(&self, options: &PerfOptions) -> Result<(), Refused> {
+    /// Rejects options that the device does not support.
+    fn check(&self, options: &PerfOptions) -> Result<(), CommandError> {
         let (name, limits) = (&self.name, self.medium.limits());
         options.check_queues(name, limits.depth_max, self.medium.channels_max())?;
         options.check_sizes(name, limits.block_size, size_bytes(&limits))?;
         for operation in operations(options) {
             if !limits.support.has(*operation) {
-                return Err(Refused::caller(format!(
+                return Err(CommandError::caller(format!(
                     "-w {}: {name} has no {}, expected another pattern",
                     options.pattern.name(),
                     operation.name()
                 )));
             }
         }
-        let supplies = Supplies::look(&Machine::this());
+        let supplies = MachineResources::probe_machine(&Machine::this());
         options.check_table(name, limits.block_count, supplies.memory_available_bytes)
     }
 
-    /// Refuses requests that are too large for what is loaded, where nothing cuts them.
-    fn check_largest(&self, options: &PerfOptions) -> Result<(), Refused> {
+    /// Rejects requests that are larger than the device supports and that no layer splits.
+    fn check_largest(&self, options: &PerfOptions) -> Result<(), CommandError> {
         let (largest, most) = (options.sizes.largest(), largest_bytes(&self.medium.limits()));
         if u64::from(largest) <= most {
             return Ok(());
         }
-        Err(Refused::caller(format!(
+        Err(CommandError::caller(format!(
             "-o {}: size is {largest} bytes, expected at most the {most} bytes of a request to {}, \
              or --block mq, which cuts it",
             options.sizes, self.name
@@ -273,15 +283,15 @@ impl Named {
 }
 
 impl Buffers {
-    fn new(regions: &Regions, len_bytes: u64, huge_pages: bool) -> Result<Self, Refused> {
+    fn new(regions: &RegionTable, len_bytes: u64, huge_pages: bool) -> Result<Self, CommandError> {
         let refuse = |error: &dyn std::fmt::Display| {
-            Refused::machine(format!("{len_bytes} bytes of buffers: {error}"))
+            CommandError::machine(format!("{len_bytes} bytes of buffers: {error}"))
         };
         let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;
         let mapping = match huge_pages {
-            // An SSD without an IOMMU finds no others.
-            _ if regions.is_in_rows() => Mapping::new(len, Backing::Row),
-            // Another process maps them too.
+            // Without an IOMMU, memory must be physically contiguous.
+            _ if regions.is_contiguous() => Mapping::new(len, Backing::Contiguous),
+            // Another process maps the buffers as well.
             _ if regions.is_shared() => Mapping::new(len, Backing::Shared),
             true => Mapping::new(len, Backing::Private),
             false => Mapping::with_small_pages(len),
@@ -289,7 +299,7 @@ impl Buffers {
         let mapping = mapping.map_err(|error| refuse(&error))?;
         mapping.populate();
         let backing = match mapping.backing() {
-            Backing::Row => "2 MiB pages in a row",
+            Backing::Contiguous => "2 MiB pages in a row",
             _ if mapping.transparent_huge_pages() => {
                 "transparent huge pages, where the kernel gives them"
             }
@@ -309,7 +319,7 @@ impl Buffers {
     }
 }
 
-/// Bytes in the largest request.
+/// Bytes of the largest request.
 fn largest_bytes(limits: &Limits) -> u64 {
     u64::from(limits.request_blocks_max) * u64::from(limits.block_size)
 }
@@ -318,7 +328,7 @@ fn size_bytes(limits: &Limits) -> u64 {
     limits.block_count.saturating_mul(u64::from(limits.block_size))
 }
 
-/// What a run may ask of a device.
+/// Operations that a run may use.
 fn operations(options: &PerfOptions) -> &'static [Operation] {
     match options.pattern {
         Pattern::Read | Pattern::RandRead => &[Operation::Read],

@@ -1,40 +1,40 @@
-//! The experiment of the fourth seed: modes of the block layer over a device that only answers.
+//! Block-layer comparison over a null device, as in null_blk (source 4 of `reproduce`).
 //!
-//! With one lock, threads are in each other's way; with a queue each, they are not. The device costs
-//! next to nothing, so what differs is what the layer costs.
+//! With one lock, threads block each other; with a queue each, they do not. The device costs next
+//! to nothing, so the difference is the cost of the layer.
 
 use std::sync::Arc;
 
-use base::Span;
-use block::QueueMap;
-use host::{Clock, Cores};
+use tenmil_base::Span;
+use tenmil_block::QueueMap;
+use tenmil_linux::{Clock, CpuList};
 
-use super::Watch;
-use super::places::Places;
-use super::rig::Rig;
+use super::TickFn;
+use super::cpu_placement::CoreAssignment;
+use super::device_set::DeviceSet;
 use crate::perf::options::{Layer, LayerOptions, PerfOptions};
 use crate::perf::outcome::{NullBlkOutcome, NullBlkPoint, NullBlkRow, per_second};
 use crate::perf::progress::{Phase, Progress};
-use crate::{Refused, Uri};
+use crate::{CommandError, Uri};
 
-/// Measures every mode with 1 to all threads, if `options` ask for it. Ends early when somebody
-/// presses Ctrl-C, with what there is.
+/// Measures every mode with 1 to all threads, if `options` request it. SIGINT ends it early, with
+/// the results so far.
 pub(super) fn compare(
     options: &PerfOptions,
     clock: Clock,
-    watch: Watch<'_>,
-) -> Result<Option<NullBlkOutcome>, Refused> {
+    watch: TickFn<'_>,
+) -> Result<Option<NullBlkOutcome>, CommandError> {
     let Some(time) = options.null_blk else { return Ok(None) };
-    let cores: Vec<u32> = Cores::allowed().iter().collect();
+    let cores: Vec<u32> = CpuList::allowed().iter().collect();
     let mut rows = Vec::new();
     for (layer, contexts) in modes(cores.len()) {
         let mut points = Vec::new();
         for threads in 1..=cores.len() {
-            if host::signal::interrupted() {
+            if tenmil_linux::signal::interrupted() {
                 break;
             }
             let options = PerfOptions {
-                uris: vec![Uri::Block(block::uri::Uri::new("null", ""))],
+                uris: vec![Uri::Block(tenmil_block::uri::Uri::new("null", ""))],
                 cores: cores[..threads].iter().copied().collect(),
                 layer: LayerOptions {
                     layer: Some(layer),
@@ -55,7 +55,7 @@ pub(super) fn compare(
     Ok(Some(NullBlkOutcome { depth: options.depth, time, rows }))
 }
 
-/// The modes, and with `mq` 1, 2 and as many hardware contexts as there are threads.
+/// Modes to measure; `mq` with 1, 2 and as many hardware contexts as threads.
 fn modes(threads: usize) -> Vec<(Layer, Option<u32>)> {
     let all = u32::try_from(threads).unwrap_or(u32::MAX);
     let mut modes = vec![(Layer::Single, None), (Layer::Bypass, None)];
@@ -69,12 +69,12 @@ fn measure(
     options: &PerfOptions,
     threads: usize,
     clock: Clock,
-    watch: Watch<'_>,
-) -> Result<NullBlkPoint, Refused> {
-    let places = Places::choose(options, &Cores::allowed());
+    watch: TickFn<'_>,
+) -> Result<NullBlkPoint, CommandError> {
+    let places = CoreAssignment::choose(options, &CpuList::allowed());
     let progress = Arc::new(Progress::new(threads));
-    let mut rig = Rig::bring_up(options, &places, clock)?;
-    progress.enter(Phase::NullBlk);
+    let mut rig = DeviceSet::bring_up(options, &places, clock)?;
+    progress.set_phase(Phase::NullBlk);
     let tally = rig.load(options, &places, &progress, watch)?;
     let waited = rig.lock_wait();
     rig.shut_down();
@@ -87,7 +87,7 @@ fn measure(
     })
 }
 
-/// `part` of `whole`; zero if there is no whole.
+/// Fraction of `part` in `whole`. Zero if `whole` is zero.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }

@@ -1,77 +1,78 @@
-//! One submitting thread: a poller on a reactor that turns its lanes until the time is over.
+//! Submitting thread: a poller on a reactor that runs its queue runners for the duration of the
+//! test.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use base::{Instant, Span};
-use host::Clock;
-use host::watch::{Interest, Watch};
-use reactor::{Context, Found, Poller, WokenBy};
+use tenmil_base::{Instant, Span};
+use tenmil_linux::Clock;
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_reactor::{Context, PollResult, Poller, PollerWake};
 
-use super::lane::{Bounds, Lane, Sums};
-use super::places::Places;
-use super::scrutiny::Scrutiny;
+use super::cpu_placement::CoreAssignment;
+use super::queue_runner::{QueueRunner, QueueTotals, StepBounds};
+use super::verify::Verifier;
 use crate::perf::arrivals::Arrivals;
 use crate::perf::options::{OpenLoop, PerfOptions};
-use crate::perf::outcome::{Counts, Ended, Turns, Verified};
+use crate::perf::outcome::{Counts, FastPathCounters, RunEnd, VerifyResult};
 use crate::perf::progress::{Phase, Progress};
 use crate::perf::workload::Workload;
 
-/// A submitting thread. It ends the light thread that it lives on when it has told what it found.
+/// Submitting thread. It ends its lightweight thread after it has reported its result.
 pub(super) struct Worker<S> {
-    lanes: Vec<LaneOf<S>>,
+    lanes: Vec<DeviceQueue<S>>,
     workload: Workload,
     clock: Clock,
-    plan: Plan,
-    /// Its number among the submitting threads.
+    plan: WorkerPlan,
+    /// Index among the submitting threads.
     index: usize,
     progress: Arc<Progress>,
-    tell: Sender<Share>,
-    stage: Stage,
-    /// The next time at which there is more to do than to turn lanes.
+    tell: Sender<WorkerResult>,
+    stage: WorkerStage,
+    /// Next time at which there is work besides the queue runners.
     look_at: Instant,
-    series: Series,
-    /// What an I/O takes on average, and how many there are in flight.
+    series: IntervalRecorder,
+    /// Mean latency of an I/O. Used to predict the next completion.
     latency: Span,
 }
 
-/// What a submitting thread is made of.
+/// Constructor arguments of a worker.
 pub(super) struct WorkerParts<S> {
-    pub(super) lanes: Vec<LaneOf<S>>,
+    pub(super) lanes: Vec<DeviceQueue<S>>,
     pub(super) workload: Workload,
     pub(super) clock: Clock,
-    pub(super) plan: Plan,
+    pub(super) plan: WorkerPlan,
     pub(super) index: usize,
     pub(super) progress: Arc<Progress>,
-    pub(super) tell: Sender<Share>,
+    pub(super) tell: Sender<WorkerResult>,
 }
 
-/// How far a worker has come.
-enum Stage {
+/// Phase of a worker.
+enum WorkerStage {
     /// Nothing has been submitted.
     Begin,
-    /// Running, not yet counting.
+    /// Running, counters are discarded.
     WarmUp { until: Instant },
-    /// Counting.
-    Measure { since: Instant, ticks: u64, until: Instant, before: Vec<Turns> },
-    /// Starting nothing new, and waiting for what is in flight.
-    Drain { until: Instant, share: Box<Share> },
-    /// All is told.
+    /// Running, counters are kept.
+    Measure { since: Instant, ticks: u64, until: Instant, before: Vec<FastPathCounters> },
+    /// No new I/Os; waiting for those in flight.
+    Drain { until: Instant, share: Box<WorkerResult> },
+    /// The result has been reported.
     Over,
 }
 
-/// A lane and the SSD that it loads.
-pub(super) struct LaneOf<S> {
-    pub(super) lane: Lane<S>,
+/// A queue runner and the index of its device.
+pub(super) struct DeviceQueue<S> {
+    pub(super) lane: QueueRunner<S>,
     pub(super) device: usize,
-    /// Where a rate was asked for, this lane's part of it.
+    /// Share of the rate, in an open loop.
     pub(super) rate: Option<RateShare>,
-    /// Made from it when the thread starts.
+    /// Arrivals of that share, created when the thread starts.
     pub(super) arrivals: Option<Arrivals>,
 }
 
-/// One lane's part of a rate.
+/// Share of one queue runner in a rate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RateShare {
     pub(super) rate: OpenLoop,
@@ -80,18 +81,18 @@ pub(super) struct RateShare {
     pub(super) seed: u64,
 }
 
-/// When to do what.
+/// Schedule of a worker.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(super) struct WorkerPlan {
     pub(super) warm_up: Span,
     pub(super) time: Span,
-    /// Whether the other side needs this processor too.
+    /// Whether the device side shares this CPU.
     pub(super) gives_way: bool,
 }
 
-impl Plan {
-    /// What `options` ask for.
-    pub(super) fn new(options: &PerfOptions, places: &Places) -> Self {
+impl WorkerPlan {
+    /// Schedule of `options`.
+    pub(super) fn new(options: &PerfOptions, places: &CoreAssignment) -> Self {
         Self {
             warm_up: if options.io_count.is_some() { Span { ns: 0 } } else { options.warm_up },
             time: options.time,
@@ -100,49 +101,48 @@ impl Plan {
     }
 }
 
-/// What a submitting thread has found out.
-pub(super) struct Share {
-    pub(super) lanes: Vec<LaneShare>,
+/// Result of a submitting thread.
+pub(super) struct WorkerResult {
+    pub(super) lanes: Vec<QueueResult>,
     pub(super) elapsed: Span,
     pub(super) ticks: u64,
-    pub(super) ended: Ended,
+    pub(super) ended: RunEnd,
     /// I/Os and bytes in each interval.
     pub(super) series: Vec<(u64, u64)>,
-    /// I/Os that had arrived and were not yet started at the end.
+    /// I/Os that were due and not started at the end.
     pub(super) backlog: u64,
-    /// I/Os that had still not been answered when the wait for them was over.
+    /// I/Os that did not complete before the drain timeout.
     pub(super) unanswered: u64,
 }
 
-/// What one lane has done.
-pub(super) struct LaneShare {
+/// Result of one queue runner.
+pub(super) struct QueueResult {
     pub(super) device: usize,
-    pub(super) sums: Sums,
-    pub(super) turns: Turns,
-    pub(super) verified: Option<Verified>,
+    pub(super) sums: QueueTotals,
+    pub(super) turns: FastPathCounters,
+    pub(super) verified: Option<VerifyResult>,
 }
 
-/// One point of the series.
+/// Interval of the time series.
 pub(super) const INTERVAL: Span = Span::from_ms(100);
 
-/// How often lanes are turned before a poll has found nothing: a look is several times cheaper than
-/// the turn of a reactor around it, and what comes in between is met sooner.
+/// Empty rounds over the queue runners before a poll reports no work. A round is several times
+/// cheaper than the reactor iteration around it, and sees completions in between earlier.
 const LOOKS: u32 = 8;
 
-/// How often lanes are turned in one poll while they find something, and with how many I/Os found a
-/// poll is over: the turn of a reactor costs as much as two I/Os, and its messages can wait for so
-/// many.
+/// Limits of one poll while I/Os complete: number of rounds, and number of completions. A reactor
+/// iteration costs as much as two I/Os, and its messages can wait for so many.
 const ROUNDS: u32 = 32;
 const ENOUGH: usize = 32;
 
-/// The same for a lane that goes alone.
-const ALONE: Bounds = Bounds { ios: ENOUGH as u64, looks: LOOKS as u64 };
+/// The same limits for a single queue runner of depth 1.
+const DEPTH_ONE_BOUNDS: StepBounds = StepBounds { ios: ENOUGH as u64, looks: LOOKS as u64 };
 
-/// How long I/Os in flight are waited for at the end.
+/// Drain timeout.
 const DRAIN: Span = Span::from_secs(5);
 
-impl<S: Scrutiny> Worker<S> {
-    /// A worker that has not begun.
+impl<S: Verifier> Worker<S> {
+    /// Creates a worker that has not started.
     pub(super) fn new(parts: WorkerParts<S>) -> Self {
         let WorkerParts { lanes, workload, clock, plan, index, progress, tell } = parts;
         Self {
@@ -153,38 +153,38 @@ impl<S: Scrutiny> Worker<S> {
             index,
             progress,
             tell,
-            stage: Stage::Begin,
+            stage: WorkerStage::Begin,
             look_at: Instant::default(),
-            series: Series::default(),
+            series: IntervalRecorder::default(),
             latency: Span::default(),
         }
     }
 
-    /// What wakes it: any of its lanes. Nothing, if there is one that wakes nobody.
-    pub(super) fn woken_by(&self) -> io::Result<WokenBy> {
+    /// Wake-up sources of its queue runners. None if one of them has none.
+    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
         if let [of] = self.lanes.as_slice() {
-            return WokenBy::of(of.lane.wake_source());
+            return PollerWake::of(of.lane.wake_source());
         }
-        let watch = Watch::new()?;
+        let watch = PollSet::new()?;
         for (token, of) in (0..).zip(&self.lanes) {
             match of.lane.wake_source() {
-                base::WakeSource::Descriptor(descriptor) => {
+                tenmil_base::WakeSource::Descriptor(descriptor) => {
                     watch.add(descriptor, token, Interest { readable: true, writable: false })?;
                 }
-                base::WakeSource::Deadline => {}
-                base::WakeSource::Nothing => return Ok(WokenBy::Nothing),
+                tenmil_base::WakeSource::Deadline => {}
+                tenmil_base::WakeSource::None => return Ok(PollerWake::Never),
             }
         }
-        Ok(WokenBy::Descriptor(watch.into()))
+        Ok(PollerWake::Descriptor(watch.into()))
     }
 
-    /// Whether the kernel of this machine carries out all I/O of all its lanes.
+    /// Whether the kernel performs all I/O of all queue runners.
     pub(super) fn is_done_by_kernel(&self) -> bool {
         self.lanes.iter().all(|of| of.lane.is_done_by_kernel())
     }
 
     fn begin(&mut self, now: Instant) {
-        for LaneOf { lane, rate, arrivals, .. } in &mut self.lanes {
+        for DeviceQueue { lane, rate, arrivals, .. } in &mut self.lanes {
             *arrivals = rate.map(|RateShare { rate, part, parts, seed }| {
                 Arrivals::new(rate, part, parts, now, seed)
             });
@@ -192,13 +192,13 @@ impl<S: Scrutiny> Worker<S> {
                 lane.fill(now, &mut self.workload);
             }
         }
-        self.series = Series::from(now);
-        self.stage = Stage::WarmUp { until: now.after(self.plan.warm_up) };
-        self.look_around(now);
+        self.series = IntervalRecorder::from(now);
+        self.stage = WorkerStage::WarmUp { until: now.after(self.plan.warm_up) };
+        self.do_periodic(now);
     }
 
-    /// Turns each lane once. Returns how many I/Os ended or started, and the time as it was read
-    /// last.
+    /// Runs each queue runner once. Returns the number of completions and starts, and the time as
+    /// last read.
     #[inline]
     fn round(&mut self, mut now: Instant) -> (usize, Instant) {
         let mut found = 0;
@@ -213,14 +213,14 @@ impl<S: Scrutiny> Worker<S> {
         (found, now)
     }
 
-    /// Turns lanes for as long as they find something and it is not enough, or until some looks
-    /// have found nothing.
+    /// Runs the queue runners until enough I/Os have completed, or until several rounds in a row
+    /// were empty.
     #[inline]
     fn rounds(&mut self, mut now: Instant) -> (usize, Instant) {
-        if let [LaneOf { lane, arrivals: None, .. }] = self.lanes.as_mut_slice()
-            && lane.goes_alone()
+        if let [DeviceQueue { lane, arrivals: None, .. }] = self.lanes.as_mut_slice()
+            && lane.is_depth_one()
         {
-            return lane.turns_alone(now, &self.clock, &mut self.workload, ALONE);
+            return lane.run_depth_one(now, &self.clock, &mut self.workload, DEPTH_ONE_BOUNDS);
         }
         let (mut found, mut looks) = (0, 0);
         for _ in 0..ROUNDS {
@@ -236,51 +236,51 @@ impl<S: Scrutiny> Worker<S> {
         (found, now)
     }
 
-    /// Everything but turning lanes: the time has come for some of it.
+    /// Performs periodic work: publishes the counters and changes the phase.
     #[cold]
-    fn look_around(&mut self, now: Instant) {
+    fn do_periodic(&mut self, now: Instant) {
         if now >= self.series.mark {
             self.publish(now);
         }
         let (is_stopping, is_done) = (self.progress.is_stopping(), self.is_done());
         let is_over = is_stopping || is_done;
-        if matches!(self.stage, Stage::WarmUp { until } if is_over || now >= until) {
+        if matches!(self.stage, WorkerStage::WarmUp { until } if is_over || now >= until) {
             self.measure(now);
         }
         match self.stage {
-            Stage::Measure { until, .. } if now >= until => self.finish(now, Ended::Time),
-            Stage::Measure { .. } if is_stopping => self.finish(now, Ended::Interrupt),
-            Stage::Measure { .. } if is_done => self.finish(now, Ended::Count),
-            Stage::WarmUp { until } | Stage::Measure { until, .. } => {
+            WorkerStage::Measure { until, .. } if now >= until => self.finish(now, RunEnd::Time),
+            WorkerStage::Measure { .. } if is_stopping => self.finish(now, RunEnd::Interrupt),
+            WorkerStage::Measure { .. } if is_done => self.finish(now, RunEnd::Count),
+            WorkerStage::WarmUp { until } | WorkerStage::Measure { until, .. } => {
                 self.look_at = self.series.mark.min(until);
             }
-            Stage::Begin | Stage::Drain { .. } | Stage::Over => {}
+            WorkerStage::Begin | WorkerStage::Drain { .. } | WorkerStage::Over => {}
         }
     }
 
-    /// The warm-up is over: what was counted is forgotten.
+    /// Ends the warm-up and clears the counters.
     fn measure(&mut self, now: Instant) {
         let before = self.lanes.iter().map(|of| of.lane.turns()).collect();
         self.lanes.iter_mut().for_each(|of| of.lane.clear());
-        self.progress.enter(Phase::Measure);
-        self.series = Series::from(now);
+        self.progress.set_phase(Phase::Measure);
+        self.series = IntervalRecorder::from(now);
         let ticks = self.clock.ticks();
         let until = now.after(self.plan.time);
-        self.stage = Stage::Measure { since: now, ticks, until, before };
+        self.stage = WorkerStage::Measure { since: now, ticks, until, before };
     }
 
-    /// The measurement is over: its results are put together, and what is in flight is waited for.
-    fn finish(&mut self, now: Instant, ended: Ended) {
-        let stage = std::mem::replace(&mut self.stage, Stage::Over);
-        let Stage::Measure { since, ticks, before, .. } = stage else { return };
-        let lanes = self.lanes.iter().zip(before).map(|(of, before)| LaneShare {
+    /// Ends the measurement, collects its results and begins to drain.
+    fn finish(&mut self, now: Instant, ended: RunEnd) {
+        let stage = std::mem::replace(&mut self.stage, WorkerStage::Over);
+        let WorkerStage::Measure { since, ticks, before, .. } = stage else { return };
+        let lanes = self.lanes.iter().zip(before).map(|(of, before)| QueueResult {
             device: of.device,
             sums: of.lane.sums(),
             turns: of.lane.turns().since(&before),
             verified: None,
         });
         let backlog = self.lanes.iter().filter_map(|of| of.arrivals.as_ref());
-        let share = Share {
+        let share = WorkerResult {
             lanes: lanes.collect(),
             elapsed: now.since(since),
             ticks: self.clock.ticks().saturating_sub(ticks),
@@ -289,16 +289,17 @@ impl<S: Scrutiny> Worker<S> {
             backlog: backlog.map(|arrivals| arrivals.backlog(now)).sum(),
             unanswered: 0,
         };
-        self.stage = Stage::Drain { until: now.after(DRAIN), share: Box::new(share) };
+        self.stage = WorkerStage::Drain { until: now.after(DRAIN), share: Box::new(share) };
         self.look_at = now;
     }
 
-    /// Takes what comes back; tells everything when nothing more does.
+    /// Drains the I/Os in flight, and reports the result when none is left or the timeout has
+    /// passed.
     fn drain(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         self.lanes.iter_mut().for_each(|of| of.lane.drain(now));
         let left: u64 = self.lanes.iter().map(|of| u64::from(of.lane.in_flight())).sum();
-        let Stage::Drain { until, share } = &mut self.stage else { return };
+        let WorkerStage::Drain { until, share } = &mut self.stage else { return };
         if left > 0 && now < *until {
             return;
         }
@@ -306,14 +307,16 @@ impl<S: Scrutiny> Worker<S> {
         for (of, lane) in self.lanes.iter().zip(&mut share.lanes) {
             lane.verified = of.lane.scrutiny().verified();
         }
-        if let Stage::Drain { share, .. } = std::mem::replace(&mut self.stage, Stage::Over) {
-            // Nobody listens any more only if the run was given up.
+        if let WorkerStage::Drain { share, .. } =
+            std::mem::replace(&mut self.stage, WorkerStage::Over)
+        {
+            // The receiver is gone only if the run was given up.
             let _ = self.tell.send(*share);
         }
         context.end();
     }
 
-    /// Ten times a second: writes down how far it has come.
+    /// Publishes the counters, ten times a second.
     fn publish(&mut self, now: Instant) {
         let mut counts = Counts::default();
         self.lanes.iter().for_each(|of| counts.merge(&of.lane.counts()));
@@ -330,35 +333,36 @@ impl<S: Scrutiny> Worker<S> {
     }
 }
 
-impl<S: Scrutiny + Send> Poller for Worker<S> {
+impl<S: Verifier + Send> Poller for Worker<S> {
     #[inline]
-    fn poll(&mut self, context: &mut Context<'_>) -> Found {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         let (found, now) = match self.stage {
-            Stage::WarmUp { .. } | Stage::Measure { .. } => self.rounds(now),
-            Stage::Begin => {
+            WorkerStage::WarmUp { .. } | WorkerStage::Measure { .. } => self.rounds(now),
+            WorkerStage::Begin => {
                 self.begin(now);
-                return Found::Work;
+                return PollResult::Busy;
             }
-            Stage::Drain { .. } => {
+            WorkerStage::Drain { .. } => {
                 self.drain(context);
-                return Found::Work;
+                return PollResult::Busy;
             }
-            Stage::Over => (0, now),
+            WorkerStage::Over => (0, now),
         };
         if now >= self.look_at || found == 0 && self.is_done() {
-            self.look_around(now);
+            self.do_periodic(now);
         }
         if found == 0 && self.plan.gives_way {
-            host::thread::give_way();
+            tenmil_linux::thread::yield_now();
         }
-        Found::from_count(found)
+        PollResult::from_count(found)
     }
 
-    fn arm(&mut self) -> Found {
-        // All of them: each has to be ready to wake this thread.
+    fn arm(&mut self) -> PollResult {
+        // Arms every queue runner, even after one has reported work: each must be able to wake this
+        // thread.
         let working = self.lanes.iter_mut().filter_map(|of| of.lane.arm().then_some(())).count();
-        Found::from_count(working)
+        PollResult::from_count(working)
     }
 
     fn disarm(&mut self) {
@@ -379,23 +383,23 @@ impl<S: Scrutiny + Send> Poller for Worker<S> {
     }
 }
 
-/// I/Os and bytes in each interval, as they are written down.
+/// Recorder of I/Os and bytes per interval.
 #[derive(Default)]
-struct Series {
-    /// When the present interval ends.
+struct IntervalRecorder {
+    /// End of the current interval.
     mark: Instant,
-    /// I/Os and bytes up to the last mark.
+    /// Sums at the last mark.
     seen: (u64, u64),
     points: Vec<(u64, u64)>,
 }
 
-impl Series {
-    /// A series that begins at `now`.
+impl IntervalRecorder {
+    /// Creates a series that begins at `now`.
     fn from(now: Instant) -> Self {
         Self { mark: now.after(INTERVAL), ..Self::default() }
     }
 
-    /// Ends every interval that `now` is past; `sums` are I/Os and bytes since the beginning.
+    /// Ends every interval before `now`. `sums` are I/Os and bytes since the beginning.
     fn add(&mut self, now: Instant, sums: (u64, u64)) {
         while now >= self.mark {
             self.points.push((sums.0 - self.seen.0, sums.1 - self.seen.1));
@@ -404,7 +408,7 @@ impl Series {
         }
     }
 
-    /// The last interval that has ended.
+    /// Last complete interval.
     fn last(&self) -> Option<(u64, u64)> {
         self.points.last().copied()
     }

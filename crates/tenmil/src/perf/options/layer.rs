@@ -1,46 +1,46 @@
-//! What stands between a load and its devices: the block layer, and limits.
+//! Block layer options of a load: mode, queue map, scheduler and rate limits.
 
 use std::fmt;
 use std::num::NonZeroU64;
 
-use block::quantity::parse_count;
-use block::{Caps, PER_CHANNEL, QueueMap, Rate, Scheduler};
+use tenmil_block::quantity::parse_count;
+use tenmil_block::{PER_CHANNEL, QosLimits, QueueMap, RateLimit, Scheduler};
 
 use crate::Uri;
 
-/// How a load reaches its devices.
+/// Layer between a load and its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// Straight: a channel of the medium, and for an emulated SSD the bare driver.
+    /// None: a channel of the block device, or for an emulated SSD the driver alone.
     None,
-    /// Through a device that adds nothing but claims.
+    /// A device that only checks claims.
     Bypass,
-    /// Through one queue behind one lock.
+    /// One queue with one lock.
     Single,
-    /// Through software queues over hardware contexts.
+    /// Software queues over hardware contexts (multi-queue).
     Mq,
 }
 
-/// What was asked for between a load and its devices.
+/// Block layer options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerOptions {
-    /// How; if nobody says, the bare driver of emulated SSDs and the layer over all else.
+    /// Mode. By default emulated SSDs have none and all other devices have multi-queue.
     pub layer: Option<Layer>,
-    /// Which channels share hardware contexts.
+    /// Assignment of channels to hardware contexts.
     pub map: Option<QueueMap>,
-    /// In what order requests go to each channel of the medium.
+    /// Scheduler of the requests to each channel of the device below.
     pub scheduler: Scheduler,
-    /// Requests per second that each device lets through.
+    /// Limit of requests per second and device.
     pub limit_iops: Option<NonZeroU64>,
-    /// Bytes per second that each device lets through.
+    /// Limit of bytes per second and device.
     pub limit_bytes: Option<NonZeroU64>,
 }
 
 impl Layer {
-    /// Every way, by name.
+    /// All modes.
     pub const ALL: [Self; 4] = [Self::Mq, Self::Single, Self::Bypass, Self::None];
 
-    /// The name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -50,31 +50,31 @@ impl Layer {
         }
     }
 
-    /// The mode of a device, if there is one.
-    pub(crate) const fn mode(self) -> Option<block::Mode> {
+    /// Mode of the block layer, if there is one.
+    pub(crate) const fn mode(self) -> Option<tenmil_block::Mode> {
         match self {
             Self::None => None,
-            Self::Bypass => Some(block::Mode::Bypass),
-            Self::Single => Some(block::Mode::Single),
-            Self::Mq => Some(block::Mode::Mq),
+            Self::Bypass => Some(tenmil_block::Mode::Bypass),
+            Self::Single => Some(tenmil_block::Mode::SingleQueue),
+            Self::Mq => Some(tenmil_block::Mode::Mq),
         }
     }
 }
 
 impl LayerOptions {
-    /// How the device that `uri` names is reached.
+    /// Mode for the device that `uri` names.
     pub fn over(&self, uri: &Uri) -> Layer {
         self.layer.unwrap_or(if uri.emulated().is_some() { Layer::None } else { Layer::Mq })
     }
 
-    /// The limits of each device, if there are any.
-    pub(crate) fn caps(&self) -> Option<Caps> {
+    /// Rate limits of each device, if there are any.
+    pub(crate) fn caps(&self) -> Option<QosLimits> {
         let (iops, bytes) = (self.limit_iops, self.limit_bytes);
-        let total = Rate { iops, bytes };
-        (total != Rate::default()).then(|| Caps { total, ..Caps::default() })
+        let total = RateLimit { iops, bytes };
+        (total != RateLimit::default()).then(|| QosLimits { total, ..QosLimits::default() })
     }
 
-    /// The first flag that needs a layer which `layer` is not, if any is given.
+    /// First given flag that needs another mode than `layer`.
     pub(super) fn needs_more_than(&self, layer: Layer) -> Option<&'static str> {
         let has_queues = matches!(layer, Layer::Mq | Layer::Single);
         let given = [
@@ -87,7 +87,7 @@ impl LayerOptions {
     }
 }
 
-/// Reads `default=2,read=1`.
+/// Parses `default=2,read=1`.
 pub fn parse_map(text: &str) -> Result<QueueMap, String> {
     let mut map = QueueMap::of(PER_CHANNEL);
     for part in text.split(',') {
@@ -106,7 +106,7 @@ pub fn parse_map(text: &str) -> Result<QueueMap, String> {
     Ok(map)
 }
 
-/// A map as it is typed.
+/// Queue map in the form that is typed.
 pub fn show_map(map: &QueueMap) -> String {
     let count = |count: u32| match count {
         PER_CHANNEL => "one for each channel".to_owned(),
@@ -127,7 +127,7 @@ impl fmt::Display for Layer {
 
 #[cfg(test)]
 mod tests {
-    use block::{PER_CHANNEL, QueueMap};
+    use tenmil_block::{PER_CHANNEL, QueueMap};
 
     use super::{Layer, LayerOptions, parse_map, show_map};
 

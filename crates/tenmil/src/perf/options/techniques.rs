@@ -1,56 +1,56 @@
-//! What can be switched on the fast path.
+//! Driver options: optimizations of the I/O path that can be switched off.
 
-use dma::CommandStore;
+use tenmil_dma::CommandStore;
 
-use crate::Refused;
+use crate::CommandError;
 
-/// What can be switched on the fast path, each with its default first.
+/// Driver options. The variants of each option begin with the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Techniques {
-    /// Ring the submission doorbell once per turn, and not for each command.
+    /// Ring the submission doorbell once per iteration rather than for each command.
     pub doorbell_batching: bool,
-    /// When the completion doorbell rings.
+    /// When to ring the completion doorbell.
     pub completion_doorbell: CompletionDoorbell,
-    /// With which instructions commands are stored; none means what suits the kind of device.
+    /// Instructions that store commands. None selects what suits the kind of device.
     pub command_store: Option<CommandStore>,
-    /// What is fetched into the cache ahead of its use.
+    /// Data that are prefetched into the cache.
     pub prefetch: Prefetch,
-    /// How completions are taken from the ring.
+    /// How completions are read from the queue.
     pub completion_copy: CompletionCopy,
-    /// Doorbells in memory, where the controller has them.
+    /// Use shadow doorbells, if the controller supports them.
     pub shadow_doorbells: bool,
-    /// Ask the kernel for huge pages.
+    /// Request huge pages from the kernel.
     pub huge_pages: bool,
 }
 
-/// When the completion doorbell rings.
+/// When the completion doorbell is rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionDoorbell {
     /// Once per poll.
     Poll,
     /// For each completion.
     Each,
-    /// Only when the controller will need the room.
+    /// Only when the controller is about to need free entries.
     Deferred,
 }
 
-/// What is fetched into the cache ahead of its use.
+/// Data that are prefetched into the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
-    /// The slots of the next completions.
+    /// Command slots of the next completions.
     pub slots: bool,
-    /// The ring entries that will be written next.
+    /// Queue entries that are written next.
     pub ring: bool,
-    /// What `perf` itself keeps per I/O.
+    /// State of `perf` per I/O.
     pub tasks: bool,
 }
 
-/// How completions are taken from the ring.
+/// How completions are read from the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionCopy {
-    /// A cache line of up to four at once.
+    /// A cache line of up to four entries at once.
     Line,
-    /// One at a time.
+    /// One entry at a time.
     One,
 }
 
@@ -69,17 +69,17 @@ impl Default for Techniques {
 }
 
 impl Techniques {
-    /// Refuses what has no effect beside what else was asked for.
-    pub(super) fn check(&self) -> Result<(), Refused> {
+    /// Rejects combinations in which an option has no effect.
+    pub(super) fn check(&self) -> Result<(), CommandError> {
         let by_line = self.completion_copy == CompletionCopy::Line;
         if by_line && self.completion_doorbell == CompletionDoorbell::Each {
-            return Err(Refused::caller(
+            return Err(CommandError::caller(
                 "--completion-copy line: completions are taken one by one with --cq-doorbell each, \
                  expected --cq-doorbell poll or deferred",
             ));
         }
         if self.prefetch.slots && !by_line {
-            return Err(Refused::caller(
+            return Err(CommandError::caller(
                 "--prefetch slots: completions are copied one by one, expected --completion-copy \
                  line beside it",
             ));
@@ -87,7 +87,7 @@ impl Techniques {
         Ok(())
     }
 
-    /// The first flag by which something is switched in the driver, if any is.
+    /// First flag that changes an option of the driver, if any was given.
     pub(super) fn switched_in_driver(&self) -> Option<&'static str> {
         let usual = Self::default();
         let Prefetch { slots, ring, .. } = self.prefetch;
@@ -104,7 +104,7 @@ impl Techniques {
 }
 
 impl CompletionDoorbell {
-    /// The name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Poll => "poll",
@@ -115,7 +115,7 @@ impl CompletionDoorbell {
 }
 
 impl Prefetch {
-    /// Reads `all`, `none`, or some of `slots,ring,tasks`.
+    /// Parses `all`, `none`, or some of `slots,ring,tasks`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut prefetch = Self { slots: false, ring: false, tasks: false };
         match text {
@@ -139,7 +139,7 @@ impl Prefetch {
         Ok(prefetch)
     }
 
-    /// The name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub fn name(self) -> String {
         let parts = [(self.slots, "slots"), (self.ring, "ring"), (self.tasks, "tasks")];
         let on: Vec<&str> = parts.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
@@ -152,7 +152,7 @@ impl Prefetch {
 }
 
 impl CompletionCopy {
-    /// The name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Line => "line",

@@ -1,31 +1,31 @@
-//! Each refusal, word for word.
+//! Exact text of each validation error.
 
-use base::{Blame, Span};
+use tenmil_base::{ErrorCategory, Span};
 
-use dma::CommandStore;
-use host::Cores;
+use tenmil_dma::CommandStore;
+use tenmil_linux::CpuList;
 
 use crate::balance::parse_rules;
 
 use super::{
-    ArrivalLaw, CeilingOf, CompletionCopy, CompletionDoorbell, OpenLoop, Pattern, PerfOptions,
-    Prefetch, SizeMix, SizeShare, Supplies,
+    ArrivalProcess, BaselineKind, CompletionCopy, CompletionDoorbell, MachineResources, OpenLoop,
+    Pattern, PerfOptions, Prefetch, SizeMix, SizeShare,
 };
 
-fn cores(text: &str) -> Cores {
-    Cores::parse(text).unwrap()
+fn cores(text: &str) -> CpuList {
+    CpuList::parse(text).unwrap()
 }
 
-fn supplies() -> Supplies {
-    Supplies { cores: cores("0-1,3"), memory_available_bytes: 1 << 30 }
+fn supplies() -> MachineResources {
+    MachineResources { cores: cores("0-1,3"), memory_available_bytes: 1 << 30 }
 }
 
-/// What the user reads when the default options are changed like this.
+/// Error text for default options with this change.
 fn refusal(change: impl FnOnce(&mut PerfOptions)) -> String {
     let mut options = PerfOptions::default();
     change(&mut options);
     let refused = options.check(&supplies()).unwrap_err();
-    assert_eq!(refused.blame, Blame::Caller);
+    assert_eq!(refused.blame, ErrorCategory::Usage);
     assert!(!refused.text.contains('\n'), "one line: {refused}");
     refused.text
 }
@@ -84,7 +84,7 @@ fn a_size_that_is_no_multiple_of_the_block_is_refused() {
     );
     assert_eq!(
         refusal(|options| options.sizes = SizeMix::parse("4k:1,1000:2").unwrap()),
-        "--bs-mix 4096:1,1000:2: size is 1000 bytes, expected a multiple of the 512-byte blocks \
+        "--bssplit 4096:1,1000:2: size is 1000 bytes, expected a multiple of the 512-byte blocks \
          of emu:null?count=21"
     );
     assert_eq!(
@@ -111,7 +111,7 @@ fn a_core_that_does_not_exist_is_refused() {
 #[test]
 fn rules_about_cores_that_nobody_submits_on_are_refused() {
     let with = |cores: &str, rules: &str| {
-        let (cores, rules) = (Cores::parse(cores).unwrap_or_default(), rules.to_owned());
+        let (cores, rules) = (CpuList::parse(cores).unwrap_or_default(), rules.to_owned());
         move |options: &mut PerfOptions| {
             (options.cores, options.scheduler) = (cores, parse_rules(&rules).unwrap());
         }
@@ -121,7 +121,7 @@ fn rules_about_cores_that_nobody_submits_on_are_refused() {
         ("0,3", "static?isolated=1", "isolated cores are 1"),
         ("0,3", "dynamic?isolated=0,3", "isolated cores are 0,3"),
         ("0,3", "dynamic?isolated=3&gather=3", "scheduling core 3 is isolated"),
-        // The core that is chosen where none is named is known, too.
+        // The default core is known to the check as well.
         ("", "dynamic?gather=3", "scheduling core is 3, expected a reactor's: 0"),
     ] {
         let text = refusal(with(cores, rules));
@@ -226,13 +226,13 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
             options.uris = vec!["ram:1g".parse().unwrap(), "null:".parse().unwrap()];
             options.ceiling = Some(Span::from_secs(1));
         }),
-        "--ceiling: null: has neither a bare ring nor bare copies, expected emulated SSDs alone, \
-         ram: alone, or --ceiling=tcp"
+        "--baseline: null: has neither a bare ring nor bare copies, expected emulated SSDs alone, \
+         ram: alone, or --baseline=tcp"
     );
     let of_tcp = |change: fn(&mut PerfOptions)| {
         let uris = vec!["null:".parse().unwrap()];
         let ceiling = Some(Span::from_secs(1));
-        let ceiling_of = CeilingOf::Tcp;
+        let ceiling_of = BaselineKind::Tcp;
         let mut options = PerfOptions { uris, ceiling, ceiling_of, ..PerfOptions::default() };
         change(&mut options);
         options.check(&supplies())
@@ -241,14 +241,14 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
     let mixed = of_tcp(|options| options.sizes = SizeMix::parse("4k:1,8k:1").unwrap());
     assert_eq!(
         mixed.unwrap_err().to_string(),
-        "--ceiling: several sizes, expected one: bare messages are of one size"
+        "--baseline: several sizes, expected one: bare messages are of one size"
     );
     let mixed = of_tcp(|options| options.pattern = Pattern::RandRw).unwrap_err().to_string();
-    assert!(mixed.starts_with("--ceiling: pattern randrw goes both ways"), "{mixed}");
+    assert!(mixed.starts_with("--baseline: pattern randrw goes both ways"), "{mixed}");
     let over_ram = over_ram(|options| {
         (options.ceiling, options.pattern) = (Some(Span::from_secs(1)), Pattern::Trim);
     });
-    assert!(over_ram.starts_with("--ceiling: pattern trim is no copying"), "{over_ram}");
+    assert!(over_ram.starts_with("--baseline: pattern trim is no copying"), "{over_ram}");
     let uris = vec!["ram:1g".parse().unwrap()];
     let options = PerfOptions { uris, ceiling: second, ..PerfOptions::default() };
     assert_eq!(options.check(&supplies()), Ok(()));
@@ -272,7 +272,7 @@ fn shares_times_counts_rates_and_skews_have_bounds() {
         refusal(|options| options.io_count = Some(0)),
         "-d 0: no I/Os to do, expected at least 1"
     );
-    let rate = OpenLoop { per_second: 0, arrivals: ArrivalLaw::Poisson };
+    let rate = OpenLoop { per_second: 0, arrivals: ArrivalProcess::Poisson };
     assert_eq!(
         refusal(|options| options.rate = Some(rate)),
         "--rate 0: expected 1 to 1000000000 I/Os per second"

@@ -1,15 +1,17 @@
-//! The report as one page that needs nothing but itself.
+//! HTML report: one self-contained page.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::figures::{
+use super::format::{
     scaled, show_byte_rate, show_count, show_iops, show_ns, show_ns_f64, show_size,
 };
 use super::page_style::STYLE;
-use super::{ceiling_line, error_rows, how_it_ended, latency_row, plot, what_it_is, workload_line};
-use crate::perf::outcome::{DeviceOutcome, Limit, PerfOutcome, per_second};
+use super::{
+    baseline_line, error_rows, how_it_ended, latency_row, plot, what_it_is, workload_line,
+};
+use crate::perf::outcome::{Baseline, DeviceOutcome, PerfOutcome, per_second};
 
-/// The whole page. `command` is the command line that repeats the run.
+/// Renders the page. `command` is the command line that repeats the run.
 pub fn render(outcome: &PerfOutcome, command: &str) -> String {
     let title = format!("tenmil perf: {}", show_iops(outcome.iops()));
     let page = html! {
@@ -63,8 +65,8 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
     html! {
         div.tiles {
             (tile("per I/O and thread", &show_ns_f64(outcome.ns_per_io()), cycles.as_deref()))
-            @if let (Some(ratio), Some(ceiling)) = (outcome.ceiling_ratio(), outcome.ceiling) {
-                div.tile title=[ceiling_line(outcome)] {
+            @if let (Some(ratio), Some(ceiling)) = (outcome.baseline_ratio(), outcome.ceiling) {
+                div.tile title=[baseline_line(outcome)] {
                     div.what { "of the " (limit_words(ceiling.limit).0) }
                     div.value { (format!("{ratio:.2}")) }
                     div.meter { i style=(width(ratio)) {} }
@@ -91,12 +93,12 @@ fn tiles(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-/// What a limit is, and what its rate is.
-fn limit_words(limit: Limit) -> (&'static str, &'static str) {
+/// Name of a baseline, and the explanation of its rate.
+fn limit_words(limit: Baseline) -> (&'static str, &'static str) {
     match limit {
-        Limit::Ring => ("bare ring", " is the most these rings can do here"),
-        Limit::Copies => ("bare copies", " is what bare copies do here"),
-        Limit::Messages(_) => ("bare messages", " is what bare messages over TCP do here"),
+        Baseline::Ring => ("bare ring", " is the most these rings can do here"),
+        Baseline::Copies => ("bare copies", " is what bare copies do here"),
+        Baseline::Messages(_) => ("bare messages", " is what bare messages over TCP do here"),
     }
 }
 
@@ -310,7 +312,7 @@ fn remedies(outcome: &PerfOutcome) -> Markup {
     }
 }
 
-/// Text in which what stands between backquotes is code.
+/// Renders text between backquotes as code.
 pub(crate) fn in_code(text: &str) -> Markup {
     html! {
         @for (index, part) in text.split('`').enumerate() {
@@ -319,7 +321,7 @@ pub(crate) fn in_code(text: &str) -> Markup {
     }
 }
 
-/// The width of a bar.
+/// Width of a bar as CSS.
 fn width(part: f64) -> String {
     format!("width:{:.1}%", part.clamp(0.0, 1.0) * 100.0)
 }
@@ -390,7 +392,7 @@ mod tests {
     #[test]
     fn a_run_without_a_single_io_is_a_page_too() {
         let mut outcome = sample();
-        outcome.latency = base::Histogram::new();
+        outcome.latency = tenmil_base::Histogram::new();
         outcome.series.ios.clear();
         outcome.totals.ios = 0;
         outcome.null_blk = None;

@@ -1,21 +1,21 @@
-//! The report for programs.
+//! JSON report.
 //!
-//! The names of the top level are published: they are added to, never changed or taken away.
+//! The top-level names are a stable interface: names may be added, but not changed or removed.
 
-use base::Histogram;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use tenmil_base::Histogram;
 
 use super::{PERCENTILES, error_rows, what_it_is};
 use crate::perf::options::{Layer, PerfOptions, show_map};
 use crate::perf::outcome::{
-    CeilingOutcome, DeviceOutcome, Ended, NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome,
-    RamOutcome, Verified,
+    BaselineOutcome, DeviceOutcome, NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome,
+    RamOutcome, RunEnd, VerifyResult,
 };
 
-/// The top level.
+/// Top-level object.
 #[derive(Debug, Serialize)]
-struct Report {
+struct JsonReport {
     iops: f64,
     ns_per_io: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -62,7 +62,7 @@ struct Report {
     version: &'static str,
 }
 
-/// The latency of some I/Os, in nanoseconds.
+/// Latency distribution in nanoseconds.
 #[derive(Debug, Serialize)]
 struct Latency {
     mean: f64,
@@ -73,15 +73,15 @@ struct Latency {
     max: u64,
 }
 
-/// The whole report as one JSON object, with a newline at its end.
+/// Renders the report as one JSON object with a trailing newline.
 pub fn render(outcome: &PerfOutcome) -> String {
     let text = serde_json::to_string_pretty(&report(outcome));
     text.expect("every key is a string and every number finite") + "\n"
 }
 
-fn report(outcome: &PerfOutcome) -> Report {
+fn report(outcome: &PerfOutcome) -> JsonReport {
     let by_operation = outcome.latency_by_operation.iter();
-    Report {
+    JsonReport {
         iops: outcome.iops(),
         ns_per_io: outcome.ns_per_io(),
         tsc_per_io: outcome.tsc_per_io(),
@@ -92,9 +92,9 @@ fn report(outcome: &PerfOutcome) -> Report {
         errors: outcome.totals.errors,
         elapsed_s: outcome.elapsed.as_secs_f64(),
         ended: match outcome.ended {
-            Ended::Time => "time",
-            Ended::Count => "count",
-            Ended::Interrupt => "interrupt",
+            RunEnd::Time => "time",
+            RunEnd::Count => "count",
+            RunEnd::Interrupt => "interrupt",
         },
         latency_ns: Latency::of(&outcome.latency),
         latency_ns_by_operation: by_operation
@@ -110,7 +110,7 @@ fn report(outcome: &PerfOutcome) -> Report {
         poll: outcome.options.poll.name(),
         sleeps: outcome.sleeps,
         ceiling_iops: outcome.ceiling.map(|ceiling| ceiling.iops),
-        ceiling_ratio: outcome.ceiling_ratio(),
+        ceiling_ratio: outcome.baseline_ratio(),
         ceiling_round_trip_ns: outcome.ceiling.and_then(round_trip_ns),
         ram: outcome.ram.as_ref().map(ram),
         null_blk: outcome.null_blk.as_ref().map(null_blk),
@@ -152,7 +152,7 @@ impl Latency {
     }
 }
 
-fn round_trip_ns(ceiling: CeilingOutcome) -> Option<u64> {
+fn round_trip_ns(ceiling: BaselineOutcome) -> Option<u64> {
     ceiling.round_trip.map(|span| span.ns)
 }
 
@@ -186,7 +186,7 @@ fn null_blk(compared: &NullBlkOutcome) -> Value {
     })
 }
 
-fn verified(verified: &Verified) -> Value {
+fn verified(verified: &VerifyResult) -> Value {
     json!({
         "good_blocks": verified.good_blocks,
         "unwritten_blocks": verified.unwritten_blocks,
@@ -338,7 +338,7 @@ mod tests {
     fn an_empty_run_is_still_a_report() {
         let mut outcome = sample();
         outcome.totals = crate::perf::outcome::Counts::default();
-        outcome.elapsed = base::Span { ns: 0 };
+        outcome.elapsed = tenmil_base::Span { ns: 0 };
         let report = parsed(&render(&outcome));
         assert_eq!(report["iops"], 0.0);
         assert_eq!(report["ns_per_io"], 0.0);

@@ -1,6 +1,6 @@
-//! What a run has found out: as text, as JSON, and as one HTML page.
+//! Reports of a run: text, JSON and HTML.
 
-pub mod figures;
+pub mod format;
 pub mod html;
 pub mod json;
 mod page_style;
@@ -9,23 +9,24 @@ pub(crate) mod plot;
 pub(crate) mod sample;
 pub mod text;
 
-use base::Histogram;
-use wire::Status;
+use tenmil_base::Histogram;
+use tenmil_wire::Status;
 
 pub(crate) use super::environment::machine_rows;
 pub(crate) use html::in_code;
 pub(crate) use page_style::STYLE;
 
 use super::options::{OpenLoop, PerfOptions};
-use super::outcome::{CeilingOutcome, Ended, Limit, PerfOutcome};
+use super::outcome::{Baseline, BaselineOutcome, PerfOutcome, RunEnd};
 use crate::EmuMedium;
-use figures::{show_count, show_iops, show_ns_f64, show_size};
+use format::{show_count, show_iops, show_ns_f64, show_size};
 
-/// The percentiles that every report shows: the name, and how many of a million do not exceed it.
+/// Percentiles of every report: name, and rank in parts per million.
 pub const PERCENTILES: [(&str, u64); 4] =
     [("p50", 500_000), ("p99", 990_000), ("p99.9", 999_000), ("p99.99", 999_900)];
 
-/// What was measured, in a line: `21 SSDs, random reads of 4 KiB, depth 128, 1 submitting thread`.
+/// One-line description of the test: `21 SSDs, random reads of 4 KiB, depth 128, 1 submitting
+/// thread`.
 pub fn workload_line(options: &PerfOptions) -> String {
     let count = options.device_count();
     let plural = |count: u64| if count == 1 { "" } else { "s" };
@@ -58,7 +59,7 @@ pub fn workload_line(options: &PerfOptions) -> String {
     line + &format!(", {threads} submitting thread{}", plural(threads.into()))
 }
 
-/// What the number is, and what it is not, in sentences: what stands right under the headline.
+/// Qualifications of the result, one sentence each, shown under the headline.
 pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
     let options = &outcome.options;
     let mut sentences = about_emulated(options);
@@ -71,7 +72,7 @@ pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
             true => device.durability.describe(),
             false => "some or all of its blocks only answer",
         };
-        // A description may begin with the kind of device, which the name does too.
+        // A description may begin with the kind of device, which the name repeats.
         let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
         let what = kind.map_or(device.model.as_str(), |(_, rest)| rest);
         sentences.push(format!("`{}`: {what}; {answered}.", device.name));
@@ -79,7 +80,7 @@ pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
     sentences
 }
 
-/// What emulated SSDs are and are not.
+/// Explanation of emulated SSDs.
 fn about_emulated(options: &PerfOptions) -> Vec<String> {
     let mut sentences = Vec::new();
     let media = || options.emulated().map(|spec| &spec.medium);
@@ -125,45 +126,45 @@ fn about_emulated(options: &PerfOptions) -> Vec<String> {
     sentences
 }
 
-/// How the run ended, if not by the time that was asked for.
+/// What ended the run, unless it was the duration.
 pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
     let asked = outcome.options.time.as_secs_f64();
     let measured = outcome.elapsed.as_secs_f64();
     match outcome.ended {
-        Ended::Time => None,
-        Ended::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
-        Ended::Interrupt => {
+        RunEnd::Time => None,
+        RunEnd::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
+        RunEnd::Interrupt => {
             Some(format!("Interrupted: these are the first {measured:.2} s of {asked:.2} s."))
         }
     }
 }
 
-/// How large a part of the rate of the bare ring, or of bare copies, this is, in a sentence.
-pub fn ceiling_line(outcome: &PerfOutcome) -> Option<String> {
-    let (ratio, ceiling) = (outcome.ceiling_ratio()?, outcome.ceiling?);
-    if ceiling.limit == Limit::Copies {
+/// Comparison with the baseline, in one sentence.
+pub fn baseline_line(outcome: &PerfOutcome) -> Option<String> {
+    let (ratio, ceiling) = (outcome.baseline_ratio()?, outcome.ceiling?);
+    if ceiling.limit == Baseline::Copies {
         let rate = show_iops(ceiling.iops);
         return Some(format!(
             "{ratio:.2} of bare copies: {rate} between addresses drawn alike, with the next one \
              fetched ahead and stores past the cache, in the same run"
         ));
     }
-    let CeilingOutcome { rings, depth, .. } = ceiling;
+    let BaselineOutcome { rings, depth, .. } = ceiling;
     let rate = show_iops(ceiling.iops);
     let mut line = match ceiling.limit {
-        Limit::Messages(engine) => format!(
+        Baseline::Messages(engine) => format!(
             "{ratio:.2} of bare messages over TCP: {rate} over {rings} connections with {depth} \
              in flight each, by {engine}, in the same run"
         ),
-        Limit::Ring | Limit::Copies => format!(
+        Baseline::Ring | Baseline::Copies => format!(
             "{ratio:.2} of the bare ring: {rate} through {rings} rings with {depth} entries in \
              flight each, in the same run"
         ),
     };
     if let Some(round_trip) = ceiling.round_trip {
-        let round_trip_ns = figures::show_ns(round_trip.ns);
+        let round_trip_ns = format::show_ns(round_trip.ns);
         line += &format!(", {round_trip_ns} for a round trip");
-        if matches!(ceiling.limit, Limit::Messages(_)) && round_trip.ns > 0 {
+        if matches!(ceiling.limit, Baseline::Messages(_)) && round_trip.ns > 0 {
             #[expect(clippy::cast_precision_loss, reason = "shown to people")]
             let times = outcome.latency.percentile(500_000) as f64 / round_trip.ns as f64;
             line += &format!(", of which the median I/O takes {times:.2}");
@@ -172,14 +173,14 @@ pub fn ceiling_line(outcome: &PerfOutcome) -> Option<String> {
     Some(line)
 }
 
-/// Mean, percentiles and maximum of `latency`, as a report shows them.
+/// Mean, percentiles and maximum of `latency`, formatted.
 pub fn latency_row(latency: &Histogram) -> [String; 6] {
-    let at = |index: usize| figures::show_ns(latency.percentile(PERCENTILES[index].1));
+    let at = |index: usize| format::show_ns(latency.percentile(PERCENTILES[index].1));
     let mean = show_ns_f64(latency.mean());
-    [mean, at(0), at(1), at(2), at(3), figures::show_ns(latency.max())]
+    [mean, at(0), at(1), at(2), at(3), format::show_ns(latency.max())]
 }
 
-/// The errors of a run by status: its name in the specification, and how many there were.
+/// Errors by status: name in the NVMe specification, and count.
 pub fn error_rows(outcome: &PerfOutcome) -> Vec<(String, u64)> {
     let rows = outcome.errors_by_status.iter();
     rows.map(|(status, count)| (Status(*status).to_string(), *count)).collect()

@@ -1,6 +1,6 @@
-//! How the page looks.
+//! Style sheet of the HTML reports.
 
-/// The style sheet: one face for light and one for dark surroundings, and one for paper.
+/// Style sheet with color schemes for light and dark screens and for print.
 pub(crate) const STYLE: &str = r#"
 :root {
   color-scheme: light dark;

@@ -1,14 +1,13 @@
-//! The plots of the page, as SVG to stand inside it.
+//! Plots of the HTML report, as inline SVG.
 //!
-//! The library that draws knows fixed colours only, and the page has a light and a dark face. So
-//! each colour here is a number that stands for a role, and is replaced by the style sheet's name
-//! for that role once the drawing is done.
+//! The plotting library knows fixed colors only, and the page has a light and a dark scheme. Each
+//! color here is therefore a number that identifies a role. After drawing it is replaced by the CSS
+//! variable of that role.
 
 mod rounds;
 
 use core::ops::Range;
 
-use base::Histogram;
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::{
@@ -17,39 +16,46 @@ use plotters::prelude::{
 };
 use plotters::style::TextStyle;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use tenmil_base::Histogram;
 
 use super::PERCENTILES;
-use super::figures::{scaled, show_ns_f64};
-use crate::perf::outcome::{NullBlkOutcome, Series};
+use super::format::{scaled, show_ns_f64};
+use crate::perf::outcome::{NullBlkOutcome, TimeSeries};
 
 pub(crate) use rounds::{PlotRow, rounds};
 
-/// What a colour stands for.
+/// Role of a color.
 #[derive(Clone, Copy)]
-struct Role {
+struct SeriesStyle {
     colour: RGBColor,
     hex: &'static str,
     style: &'static str,
 }
 
-const INK: Role = Role { colour: RGBColor(1, 1, 1), hex: "#010101", style: "var(--ink)" };
-const MUTED: Role = Role { colour: RGBColor(2, 2, 2), hex: "#020202", style: "var(--muted)" };
-const GRID: Role = Role { colour: RGBColor(3, 3, 3), hex: "#030303", style: "var(--grid)" };
-const ACCENT: Role = Role { colour: RGBColor(4, 4, 4), hex: "#040404", style: "var(--accent)" };
-const SOFT: Role = Role { colour: RGBColor(5, 5, 5), hex: "#050505", style: "var(--soft)" };
-const MARK: Role = Role { colour: RGBColor(6, 6, 6), hex: "#060606", style: "var(--mark)" };
-const ROLES: [Role; 6] = [INK, MUTED, GRID, ACCENT, SOFT, MARK];
+const INK: SeriesStyle =
+    SeriesStyle { colour: RGBColor(1, 1, 1), hex: "#010101", style: "var(--ink)" };
+const MUTED: SeriesStyle =
+    SeriesStyle { colour: RGBColor(2, 2, 2), hex: "#020202", style: "var(--muted)" };
+const GRID: SeriesStyle =
+    SeriesStyle { colour: RGBColor(3, 3, 3), hex: "#030303", style: "var(--grid)" };
+const ACCENT: SeriesStyle =
+    SeriesStyle { colour: RGBColor(4, 4, 4), hex: "#040404", style: "var(--accent)" };
+const SOFT: SeriesStyle =
+    SeriesStyle { colour: RGBColor(5, 5, 5), hex: "#050505", style: "var(--soft)" };
+const MARK: SeriesStyle =
+    SeriesStyle { colour: RGBColor(6, 6, 6), hex: "#060606", style: "var(--mark)" };
+const ROLES: [SeriesStyle; 6] = [INK, MUTED, GRID, ACCENT, SOFT, MARK];
 
 const FONT: &str = "sans-serif";
 const FONT_SIZE: i32 = 13;
 const SIZE: (u32, u32) = (1040, 300);
 
-/// Bins of a distribution to a power of two.
+/// Histogram bins per power of two.
 const BINS_PER_OCTAVE: f64 = 20.0;
 
 /// I/Os per second over time.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
-pub(super) fn throughput(series: &Series) -> String {
+pub(super) fn throughput(series: &TimeSeries) -> String {
     let interval_s = series.interval.as_secs_f64();
     if series.ios.is_empty() || series.interval.ns == 0 {
         return String::new();
@@ -57,7 +63,7 @@ pub(super) fn throughput(series: &Series) -> String {
     let rates: Vec<f64> = series.ios.iter().map(|ios| *ios as f64 / interval_s).collect();
     let end = rates.len() as f64 * interval_s;
     let top = rates.iter().copied().fold(1.0, f64::max) * 1.15;
-    // Each point stands in the middle of its interval, and the curve reaches both edges.
+    // Each point is drawn in the middle of its interval, and the curve extends to both edges.
     let points = || {
         let inner = rates.iter().enumerate();
         let inner = inner.map(|(index, rate)| ((index as f64 + 0.5) * interval_s, *rate));
@@ -71,13 +77,13 @@ pub(super) fn throughput(series: &Series) -> String {
     })
 }
 
-/// How many I/Os took how long, with the percentiles marked, on a logarithmic axis.
+/// Latency distribution on a logarithmic axis, with the percentiles marked.
 pub(super) fn distribution(latency: &Histogram) -> String {
     let bins = bins_of(latency);
     let (Some(first), Some(last)) = (bins.first(), bins.last()) else { return String::new() };
     let slack = if last.1 < 3.0 * first.0 { 2.0 } else { 1.1 };
     let (from, to) = (first.0 / slack, last.1 * slack);
-    // The tail is what matters, and on a linear axis it is not to be seen.
+    // Logarithmic, since the tail would be invisible on a linear axis.
     let rarest = bins.iter().map(|bin| bin.2).filter(|share| *share > 0.0).fold(1.0, f64::min);
     let bottom = 10.0_f64.powf(rarest.log10().floor().max(-7.0));
     let span = 1.6 / bottom;
@@ -107,14 +113,14 @@ pub(super) fn distribution(latency: &Histogram) -> String {
     })
 }
 
-/// I/Os per second by number of threads, a line for each mode of the block layer.
+/// I/Os per second by number of threads, with one line for each mode of the block layer.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
 pub(super) fn by_threads(compared: &NullBlkOutcome) -> String {
     let points = || compared.rows.iter().flat_map(|row| &row.points);
     let top = points().map(|point| point.iops).fold(1.0, f64::max) * 1.15;
     let last = points().map(|point| point.threads).max().unwrap_or(1) as f64;
     draw(SIZE, |backend| {
-        // Room on the right for the names of the lines.
+        // Margin on the right for the names of the lines.
         let mut chart = frame(backend, 0.5..last + (last + 1.0) * 0.3, 0.0..top);
         let whole = |x: &f64| if x.fract() == 0.0 { format!("{x:.0}") } else { String::new() };
         mesh(&mut chart, &whole, &show_axis_rate);
@@ -131,8 +137,8 @@ pub(super) fn by_threads(compared: &NullBlkOutcome) -> String {
     })
 }
 
-/// Where a logarithmic axis is labelled: at 1, 2 and 5 of each power of ten, or at the powers alone
-/// where there are many.
+/// Labels of a logarithmic axis: at 1, 2 and 5 of each power of ten, or only at the powers if there
+/// are many.
 fn ticks(range: Range<f64>) -> Vec<f64> {
     let steps: &[f64] = if range.end / range.start > 2e4 { &[1.0] } else { &[1.0, 2.0, 5.0] };
     let decades = (0..=12).map(|exponent| 10.0_f64.powi(exponent));
@@ -140,9 +146,9 @@ fn ticks(range: Range<f64>) -> Vec<f64> {
     all.filter(|tick| range.contains(tick)).collect()
 }
 
-/// A vertical line up to `at`, with a label on its right (side 1) or its left (side -1).
+/// Vertical line up to `at`, with a label on its right (side 1) or left (side -1).
 fn mark(
-    chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<Ticked, Log>>,
+    chart: &mut ChartContext<'_, SVGBackend<'_>, Cartesian2d<LogScaleWithTicks, Log>>,
     label: &str,
     at: (f64, f64),
     bottom: f64,
@@ -156,8 +162,8 @@ fn mark(
     chart.draw_series([label]).ok();
 }
 
-/// The buckets of a histogram spread over bins that are equally wide on a logarithmic axis: where
-/// each begins and ends, and which share of all values it has.
+/// Distributes the buckets of a histogram over bins of equal width on a logarithmic axis. Each bin
+/// has its bounds and its fraction of all values.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few hundred bins")]
 fn bins_of(latency: &Histogram) -> Vec<(f64, f64, f64)> {
@@ -166,7 +172,7 @@ fn bins_of(latency: &Histogram) -> Vec<(f64, f64, f64)> {
     let buckets: Vec<(f64, f64, u64)> = latency
         .buckets()
         .map(|(last, count)| {
-            // A bucket is as wide as a 64th of the power of two it lies in.
+            // The width of a bucket is a 64th of its power of two.
             let width = 1_u64 << last.max(1).ilog2().saturating_sub(6);
             (place((last + 1 - width) as f64), place((last + 1) as f64), count)
         })
@@ -190,7 +196,7 @@ fn bins_of(latency: &Histogram) -> Vec<(f64, f64, f64)> {
 
 type Linear = plotters::coord::types::RangedCoordf64;
 type Log = plotters::coord::combinators::LogCoord<f64>;
-type Ticked = plotters::coord::combinators::WithKeyPoints<Log>;
+type LogScaleWithTicks = plotters::coord::combinators::WithKeyPoints<Log>;
 
 fn frame<'a>(
     backend: SVGBackend<'a>,
@@ -206,7 +212,7 @@ fn log_frame<'a>(
     backend: SVGBackend<'a>,
     x: Range<f64>,
     y: Range<f64>,
-) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<Ticked, Log>> {
+) -> ChartContext<'a, SVGBackend<'a>, Cartesian2d<LogScaleWithTicks, Log>> {
     builder(&backend.into_drawing_area())
         .build_cartesian_2d(x.clone().log_scale().with_key_points(ticks(x)), y.log_scale())
         .expect("a string takes every drawing")
@@ -257,7 +263,7 @@ fn show_share(share: &f64) -> String {
     format!("{percent:.decimals$} %")
 }
 
-/// Draws into a string, and gives the colours back to the style sheet.
+/// Draws into a string and replaces the colors by CSS variables.
 fn draw(size: (u32, u32), picture: impl FnOnce(SVGBackend<'_>)) -> String {
     let mut svg = String::new();
     picture(SVGBackend::with_string(&mut svg, size));

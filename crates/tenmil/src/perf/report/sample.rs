@@ -1,20 +1,21 @@
-//! An outcome to try reports with.
+//! Sample result for tests of the reports.
 
 use std::collections::BTreeMap;
 
-use base::{Durability, Histogram, Operation, Outcome, Random, Span};
+use tenmil_base::{Durability, Histogram, IoStatus, Operation, Random, Span};
 
-use crate::Refused;
+use crate::CommandError;
 use crate::perf::environment::tests::quiet_machine;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{
-    CeilingOutcome, Counts, DeviceOutcome, Ended, Limit, NullBlkOutcome, NullBlkPoint, NullBlkRow,
-    PerfOutcome, RamOutcome, Series, Technique, ThreadPlace, Turns,
+    Baseline, BaselineOutcome, Counts, DeviceOutcome, DriverOption, FastPathCounters,
+    NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome, RamOutcome, RunEnd, ThreadPlace,
+    TimeSeries,
 };
 
 const IOS: u64 = 314_000_000;
 
-/// What a default run on a quiet machine could look like.
+/// Result of a default run on a quiet machine.
 pub(crate) fn sample() -> PerfOutcome {
     let mut random = Random::new(4);
     let latency = latency(&mut random, 85_000);
@@ -22,7 +23,7 @@ pub(crate) fn sample() -> PerfOutcome {
         .map(|index| DeviceOutcome {
             name: format!("emu:null #{index}"),
             model: "tenmil emulated SSD".into(),
-            durability: Durability::None,
+            durability: Durability::NonPersistent,
             size_bytes: 1 << 40,
             block_size: 512,
             counts: counts(IOS / 21 - index * 1000),
@@ -32,19 +33,19 @@ pub(crate) fn sample() -> PerfOutcome {
     PerfOutcome {
         options: PerfOptions::default().with_extras(),
         elapsed: Span::from_secs(10),
-        ended: Ended::Time,
+        ended: RunEnd::Time,
         devices,
         totals: counts(IOS),
         latency_by_operation: vec![(Operation::Read, latency.clone())],
         latency,
         time_stamp_error: Span { ns: 640 },
-        series: Series {
+        series: TimeSeries {
             interval: Span::from_ms(100),
             ios: (0..100).map(|_| 3_040_000 + random.below(200_000)).collect(),
             bytes: vec![0; 100],
         },
         sleeps: 3,
-        turns: Turns {
+        turns: FastPathCounters {
             polls: 30_000_000,
             idle_polls: 4_000_000,
             completions: IOS,
@@ -66,8 +67,8 @@ pub(crate) fn sample() -> PerfOutcome {
         ],
         verified: None,
         open_loop: None,
-        ceiling: Some(CeilingOutcome {
-            limit: Limit::Ring,
+        ceiling: Some(BaselineOutcome {
+            limit: Baseline::Ring,
             iops: 74_800_000.0,
             elapsed: Span::from_secs(1),
             rings: 21,
@@ -97,35 +98,36 @@ pub(crate) fn sample() -> PerfOutcome {
     }
 }
 
-/// The sample, with everything in it that can go wrong.
+/// The sample with every kind of failure.
 pub(crate) fn bad_sample() -> PerfOutcome {
     let mut outcome = sample();
     outcome.totals.errors = 12;
     outcome.errors_by_status =
-        BTreeMap::from([(Outcome::UNRECOVERED_READ.0, 11), (Outcome::LBA_OUT_OF_RANGE.0, 1)]);
-    outcome.ended = Ended::Interrupt;
-    outcome.missing = vec![Refused::machine("allocate 336 MiB of memory: there is no such room")];
+        BTreeMap::from([(IoStatus::UNRECOVERED_READ.0, 11), (IoStatus::LBA_OUT_OF_RANGE.0, 1)]);
+    outcome.ended = RunEnd::Interrupt;
+    outcome.missing =
+        vec![CommandError::machine("allocate 336 MiB of memory: there is no such room")];
     outcome.elapsed = Span::from_secs(4);
     outcome.environment.stolen = 0.05;
     outcome.environment.machine.governor = Some("powersave".into());
-    outcome.verified = Some(crate::perf::outcome::Verified {
+    outcome.verified = Some(crate::perf::outcome::VerifyResult {
         good_blocks: 1000,
         torn_blocks: 2,
         first_bad: Some("block 7 of SSD 3: torn: another write from byte 512 on".into()),
-        ..crate::perf::outcome::Verified::default()
+        ..crate::perf::outcome::VerifyResult::default()
     });
     outcome
 }
 
-fn technique(name: &'static str, setting: &str, switch: &'static str) -> Technique {
-    Technique { name, setting: setting.into(), switch }
+fn technique(name: &'static str, setting: &str, switch: &'static str) -> DriverOption {
+    DriverOption { name, setting: setting.into(), switch }
 }
 
 fn counts(ios: u64) -> Counts {
     Counts { ios, bytes: ios * 4096, errors: 0, reads: ios, writes: 0 }
 }
 
-/// Latencies around `median`, a few of them much later.
+/// Latencies around `median`, with a tail.
 fn latency(random: &mut Random, median: u64) -> Histogram {
     let mut latency = Histogram::new();
     for _ in 0..100_000 {

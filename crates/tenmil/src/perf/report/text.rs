@@ -1,12 +1,12 @@
-//! The report on a terminal: the headline first, then what it is, then everything else.
+//! Text report: headline, test, then all details.
 
 use core::fmt::{self, Write};
 
-use super::figures::{show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
-use super::{ceiling_line, error_rows, how_it_ended, latency_row, what_it_is, workload_line};
+use super::format::{show_byte_rate, show_count, show_iops, show_ns, show_ns_f64};
+use super::{baseline_line, error_rows, how_it_ended, latency_row, what_it_is, workload_line};
 use crate::perf::outcome::PerfOutcome;
 
-/// The whole report, with where the other reports lie.
+/// Renders the report, with the paths of the other reports.
 pub fn render(outcome: &PerfOutcome, written: &[String]) -> String {
     let mut out = String::new();
     write_all(&mut out, outcome, written).expect("a string takes everything");
@@ -53,7 +53,7 @@ fn write_headline(out: &mut String, outcome: &PerfOutcome) -> fmt::Result {
     if let Some(ended) = how_it_ended(outcome) {
         writeln!(out, "  {ended}")?;
     }
-    if let Some(line) = ceiling_line(outcome) {
+    if let Some(line) = baseline_line(outcome) {
         writeln!(out, "  {line}.")?;
     }
     if let Some(ram) = &outcome.ram {
@@ -162,7 +162,7 @@ fn technique_rows(outcome: &PerfOutcome) -> Vec<(&'static str, String)> {
     .collect()
 }
 
-/// A table of two columns, the first as wide as it has to be.
+/// Two-column table; the width of the first column fits its contents.
 fn write_rows(out: &mut String, title: &str, rows: &[(&str, String)]) -> fmt::Result {
     if rows.is_empty() {
         return Ok(());
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_doorbell_that_costs_something_is_called_a_model() {
         let mut outcome = sample();
-        outcome.options.uris = vec!["emu:null?doorbell=250".parse().unwrap()];
+        outcome.options.uris = vec!["emu:null?doorbell-cost=250".parse().unwrap()];
         let text = render(&outcome, &[]);
         assert!(text.contains("holds the processor for 250 ns: a model of a write posted"));
         assert!(!render(&sample(), &[]).contains("posted across"));

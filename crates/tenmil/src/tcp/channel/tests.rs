@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use base::{Answers, Backend, Instant, Medium, Operation, Outcome, Request, Span};
-use host::Clock;
-use remote::{Policy, Sleep};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Operation, Request, Span,
+};
+use tenmil_linux::Clock;
+use tenmil_nvme_fabrics::{TimeoutPolicy, WaitHandle};
 
-use super::{Growth, Queues, RemoteMedium};
-use crate::Refused;
+use super::{QueueSource, RemoteDevice, SizeWatch};
+use crate::CommandError;
 use crate::tcp::reservations::{ReservationQueue, ReservedNamespace};
 
 /// A device that is connected or not.
@@ -16,9 +18,9 @@ struct Device {
     is_up: Arc<AtomicBool>,
     counts: Arc<Counts>,
     clock: Clock,
-    policy: Policy,
-    growth: Growth,
-    medium: block::Null,
+    policy: TimeoutPolicy,
+    growth: SizeWatch,
+    medium: tenmil_block::NullDevice,
 }
 
 #[derive(Default)]
@@ -27,15 +29,15 @@ struct Counts {
     closed: AtomicU32,
 }
 
-impl Queues for Device {
-    type Queue = Box<dyn Backend>;
+impl QueueSource for Device {
+    type Queue = Box<dyn IoChannel>;
     type Ticket = u32;
 
-    fn open_queue(&self) -> Result<u32, Refused> {
+    fn open_queue(&self) -> Result<u32, CommandError> {
         Ok(7)
     }
 
-    fn take_queue(&self, ticket: u32) -> Result<Option<Box<dyn Backend>>, Refused> {
+    fn take_queue(&self, ticket: u32) -> Result<Option<Box<dyn IoChannel>>, CommandError> {
         assert_eq!(ticket, 7);
         self.counts.asked.fetch_add(1, Ordering::Relaxed);
         let is_up = self.is_up();
@@ -50,11 +52,11 @@ impl Queues for Device {
         self.is_up.load(Ordering::Relaxed)
     }
 
-    fn with_sleep(queue: Box<dyn Backend>, _: Box<dyn Sleep>) -> Box<dyn Backend> {
+    fn with_sleep(queue: Box<dyn IoChannel>, _: Box<dyn WaitHandle>) -> Box<dyn IoChannel> {
         queue
     }
 
-    fn clock(&self) -> (&Clock, &Policy) {
+    fn clock(&self) -> (&Clock, &TimeoutPolicy) {
         (&self.clock, &self.policy)
     }
 
@@ -66,7 +68,7 @@ impl Queues for Device {
         4
     }
 
-    fn takes_lent(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, String> {
         Ok(1)
     }
 
@@ -78,31 +80,31 @@ impl Queues for Device {
         None
     }
 
-    fn reservation_queue(&self) -> Result<ReservationQueue, Refused> {
-        Err(Refused::caller("no reservations"))
+    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError> {
+        Err(CommandError::caller("no reservations"))
     }
 
-    fn growth(&self) -> &Growth {
+    fn growth(&self) -> &SizeWatch {
         &self.growth
     }
 
-    fn abandon(&self, _: &mut Box<dyn Backend>) -> bool {
+    fn abandon(&self, _: &mut Box<dyn IoChannel>) -> bool {
         true
     }
 }
 
 /// A medium whose first queue is taken and whose device is gone by now.
-fn absent() -> (RemoteMedium<Device>, Arc<AtomicBool>, Arc<Counts>) {
+fn absent() -> (RemoteDevice<Device>, Arc<AtomicBool>, Arc<Counts>) {
     let (is_up, counts) = (Arc::new(AtomicBool::new(true)), Arc::<Counts>::default());
     let device = Device {
         is_up: Arc::clone(&is_up),
         counts: Arc::clone(&counts),
         clock: Clock::kernel(),
-        policy: Policy { fail_fast: Span::from_secs(2), ..Policy::default() },
-        growth: Growth::default(),
-        medium: block::Null::new(512, 1 << 20).unwrap(),
+        policy: TimeoutPolicy { fail_fast: Span::from_secs(2), ..TimeoutPolicy::default() },
+        growth: SizeWatch::default(),
+        medium: tenmil_block::NullDevice::new(512, 1 << 20).unwrap(),
     };
-    let medium = RemoteMedium::new(device).unwrap();
+    let medium = RemoteDevice::new(device).unwrap();
     drop(medium.channel().unwrap());
     is_up.store(false, Ordering::Relaxed);
     counts.asked.store(0, Ordering::Relaxed);
@@ -127,10 +129,10 @@ fn channel_to_an_absent_device_opens_without_waiting_and_works_once_it_is_back()
     assert!(channel.wake_at() <= at(10), "nobody tells that there is a queue by now");
     is_up.store(true, Ordering::Relaxed);
     assert_eq!(channel.submit(at(10), &[read(3)], &[]), 1);
-    let mut answers = Answers::with_capacity(4);
+    let mut answers = CompletionBatch::with_capacity(4);
     assert_eq!(channel.poll(at(10), &mut answers), 1);
     let answer = answers.drain().next().unwrap();
-    assert_eq!((answer.token, answer.outcome), (3, Outcome::SUCCESS));
+    assert_eq!((answer.token, answer.outcome), (3, IoStatus::SUCCESS));
     drop(channel);
     assert_eq!(counts.closed.load(Ordering::Relaxed), 0);
 }
@@ -139,7 +141,7 @@ fn channel_to_an_absent_device_opens_without_waiting_and_works_once_it_is_back()
 fn requests_to_an_absent_device_fail_after_fail_fast_and_work_once_it_is_back() {
     let (medium, is_up, _counts) = absent();
     let mut channel = medium.channel().unwrap();
-    let mut answers = Answers::with_capacity(4);
+    let mut answers = CompletionBatch::with_capacity(4);
     assert_eq!(channel.submit(at(0), &[read(1)], &[]), 0);
     assert_eq!(channel.submit(at(1999), &[read(1)], &[]), 0);
     assert_eq!(channel.submit(at(2000), &[read(1), read(2)], &[]), 2);
@@ -149,11 +151,11 @@ fn requests_to_an_absent_device_fail_after_fail_fast_and_work_once_it_is_back() 
     is_up.store(true, Ordering::Relaxed);
     assert_eq!(channel.submit(at(2010), &[read(4)], &[]), 1);
     assert_eq!(channel.poll(at(2010), &mut answers), 3);
-    assert!(answers.drain().all(|answer| answer.outcome == Outcome::PATH_ERROR));
+    assert!(answers.drain().all(|answer| answer.outcome == IoStatus::PATH_ERROR));
     assert!(!channel.arm());
     assert_eq!(channel.submit(at(2020), &[read(3)], &[]), 1);
     assert_eq!(channel.poll(at(2020), &mut answers), 1);
-    assert_eq!(answers.drain().next().unwrap().outcome, Outcome::SUCCESS);
+    assert_eq!(answers.drain().next().unwrap().outcome, IoStatus::SUCCESS);
 }
 
 #[test]

@@ -1,78 +1,80 @@
-//! A discovery service that is asked again whenever it says that something has changed.
+//! Monitoring of a discovery service: its log page is read again after every change notification.
 //!
-//! The connection stays: the driver keeps it alive, notices when it is lost, and calls again as its
-//! policy says. What was missed meanwhile is found by reading everything again.
+//! The connection is persistent: the driver sends Keep Alive commands, detects its loss and
+//! reconnects according to the policy. Changes during an outage are found by reading the whole page
+//! again.
 
-use base::{Instant, Span};
-use wire::log::discovery::DiscoveryEntry;
+use tenmil_base::{Instant, Span};
+use tenmil_wire::log::discovery::DiscoveryEntry;
 
-use super::{Discovered, read_whole};
-use crate::Refused;
-use crate::tcp::ask::AskedRemote;
-use crate::tcp::attached::Pulse;
+use super::{DiscoveryLog, read_whole};
+use crate::CommandError;
+use crate::tcp::ask::RemoteAdmin;
+use crate::tcp::attached::ConnectionHealth;
 use crate::tcp::name::TcpName;
 
-/// A discovery service, and what it said last.
-pub(crate) struct Watch {
-    service: AskedRemote,
-    known: Discovered,
-    /// What had happened when it was looked at last.
-    seen: Pulse,
-    /// Something may have changed that was not read.
+/// A discovery service and its last known log page.
+pub(crate) struct DiscoveryWatch {
+    service: RemoteAdmin,
+    known: DiscoveryLog,
+    /// Connection events as of the last call.
+    seen: ConnectionHealth,
+    /// The log page may have changed since it was read.
     wants: bool,
-    /// One that tells of no changes is asked again at this time.
+    /// Time of the next read, for a service without change notifications.
     ask_at: Instant,
 }
 
-/// What has changed.
+/// A change of the log page or of the connection.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Change {
-    /// There is one more way to a subsystem.
-    Came(DiscoveryEntry),
-    /// There is one less.
-    Went(DiscoveryEntry),
-    /// The service does not answer, for this reason; it is called again.
-    Away(String),
-    /// It answers again.
-    Back,
+pub(crate) enum DiscoveryChange {
+    /// A path to a subsystem was added.
+    Added(DiscoveryEntry),
+    /// A path to a subsystem was removed.
+    Removed(DiscoveryEntry),
+    /// The connection was lost for this reason; it is being reconnected.
+    Disconnected(String),
+    /// The connection was restored.
+    Reconnected,
 }
 
-/// How often a service is asked that does not tell of changes.
+/// Read interval of a service without change notifications.
 const INTERVAL: Span = Span::from_secs(10);
 
-impl Watch {
-    /// Calls the service that `name` names. Nothing is known of it yet.
-    pub(crate) fn begin(name: &TcpName) -> Result<Self, Refused> {
-        let service = AskedRemote::call(name)?;
-        let seen = service.pulse()?;
-        let known = Discovered { generation: 0, entries: Vec::new() };
+impl DiscoveryWatch {
+    /// Connects to the service that `name` names. Its log page is read by the first
+    /// [`next`](Self::next).
+    pub(crate) fn begin(name: &TcpName) -> Result<Self, CommandError> {
+        let service = RemoteAdmin::call(name)?;
+        let seen = service.health()?;
+        let known = DiscoveryLog { generation: 0, entries: Vec::new() };
         Ok(Self { service, known, seen, wants: true, ask_at: Instant::NEVER })
     }
 
-    /// The generation of what is known.
+    /// Generation counter of the last known log page.
     pub(crate) fn generation(&self) -> u64 {
         self.known.generation
     }
 
-    /// What has changed since this was last called; to be called again and again.
+    /// Changes since the previous call. To be called repeatedly.
     ///
     /// # Errors
     ///
-    /// If the service was given up, or says what makes no sense.
-    pub(crate) fn next(&mut self) -> Result<Vec<Change>, Refused> {
+    /// If the connection was given up, or the service returns invalid data.
+    pub(crate) fn next(&mut self) -> Result<Vec<DiscoveryChange>, CommandError> {
         let now = self.service.now();
-        let pulse = self.service.pulse()?;
+        let pulse = self.service.health()?;
         let mut changes = Vec::new();
         if pulse.returns > self.seen.returns {
-            // It may have gone and come since.
+            // The connection may have been lost and restored since the last call.
             if self.seen.away.is_none() {
-                changes.push(Change::Away("the connection was lost".to_owned()));
+                changes.push(DiscoveryChange::Disconnected("the connection was lost".to_owned()));
             }
-            changes.push(Change::Back);
+            changes.push(DiscoveryChange::Reconnected);
             self.wants = true;
         }
         if let (Some(why), true) = (&pulse.away, pulse.is_newly_away(&self.seen)) {
-            changes.push(Change::Away(why.clone()));
+            changes.push(DiscoveryChange::Disconnected(why.clone()));
         }
         self.wants |= pulse.notices > self.seen.notices || now >= self.ask_at;
         self.seen = pulse;
@@ -82,12 +84,12 @@ impl Watch {
         Ok(changes)
     }
 
-    /// Reads everything, and compares. Nothing if the connection was lost meanwhile.
-    fn read(&mut self, now: Instant) -> Result<Vec<Change>, Refused> {
+    /// Reads the log page and compares. No changes if the connection was lost meanwhile.
+    fn read(&mut self, now: Instant) -> Result<Vec<DiscoveryChange>, CommandError> {
         let found = match read_whole(&mut self.service) {
             Ok(found) => found,
             Err(refused) => {
-                let pulse = self.service.pulse()?;
+                let pulse = self.service.health()?;
                 let was_lost = pulse.away.is_some() || pulse.returns > self.seen.returns;
                 return if was_lost { Ok(Vec::new()) } else { Err(refused) };
             }
@@ -101,21 +103,21 @@ impl Watch {
     }
 }
 
-/// What came and went from `before` to `after`.
-fn differences(before: &[DiscoveryEntry], after: &[DiscoveryEntry]) -> Vec<Change> {
+/// Entries added and removed between `before` and `after`.
+fn differences(before: &[DiscoveryEntry], after: &[DiscoveryEntry]) -> Vec<DiscoveryChange> {
     let lacks = |all: &[DiscoveryEntry], one: &DiscoveryEntry| {
         all.iter().all(|other| other.as_bytes() != one.as_bytes())
     };
-    let went = before.iter().filter(|one| lacks(after, one)).cloned().map(Change::Went);
-    let came = after.iter().filter(|one| lacks(before, one)).cloned().map(Change::Came);
+    let went = before.iter().filter(|one| lacks(after, one)).cloned().map(DiscoveryChange::Removed);
+    let came = after.iter().filter(|one| lacks(before, one)).cloned().map(DiscoveryChange::Added);
     went.chain(came).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use wire::log::discovery::DiscoveryEntry;
+    use tenmil_wire::log::discovery::DiscoveryEntry;
 
-    use super::{Change, differences};
+    use super::{DiscoveryChange, differences};
 
     #[test]
     fn what_stays_is_no_change_and_what_differs_went_and_came() {
@@ -124,10 +126,10 @@ mod tests {
         let before = [entry(1, 0), entry(2, 0), entry(3, 0)];
         let after = [entry(4, 0), entry(3, 9), entry(1, 0)];
         let expected = [
-            Change::Went(entry(2, 0)),
-            Change::Went(entry(3, 0)),
-            Change::Came(entry(4, 0)),
-            Change::Came(entry(3, 9)),
+            DiscoveryChange::Removed(entry(2, 0)),
+            DiscoveryChange::Removed(entry(3, 0)),
+            DiscoveryChange::Added(entry(4, 0)),
+            DiscoveryChange::Added(entry(3, 9)),
         ];
         assert_eq!(differences(&before, &after), expected);
         assert_eq!(differences(&after, &after), []);

@@ -1,4 +1,4 @@
-//! Pictures, compared as text.
+//! Tests of the rendering, compared as text.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -6,25 +6,25 @@ use ratatui::style::Color;
 
 use super::{Theme, draw, shares};
 use crate::top::state::tests::{process, sample, watching};
-use crate::top::state::{Happened, News, Running, State, Table};
+use crate::top::state::{AppState, EventLine, Running, Table, Update};
 
 const PLAIN: Theme = Theme { is_coloured: false };
 
-fn drawn(state: &State, theme: Theme, size: (u16, u16)) -> Terminal<TestBackend> {
+fn drawn(state: &AppState, theme: Theme, size: (u16, u16)) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
     terminal.draw(|frame| draw(state, theme, frame.buffer_mut())).unwrap();
     terminal
 }
 
-/// The screen as lines, without the blanks at their ends.
-fn picture(state: &State, size: (u16, u16)) -> String {
+/// The screen as lines without trailing blanks.
+fn picture(state: &AppState, size: (u16, u16)) -> String {
     let terminal = drawn(state, PLAIN, size);
     let buffer = terminal.backend().buffer();
     let row = |y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>();
     (0..size.1).map(|y| row(y).trim_end().to_owned() + "\n").collect()
 }
 
-fn check(state: &State, size: (u16, u16), expected: &str) {
+fn check(state: &AppState, size: (u16, u16), expected: &str) {
     let found = picture(state, size);
     assert!(found == expected, "found:\n{found}\nexpected:\n{expected}");
 }
@@ -59,16 +59,16 @@ fn a_hundred_threads_are_scrolled_to_the_one_that_is_chosen() {
 #[test]
 fn a_process_that_has_gone() {
     let mut state = watching(1, 1);
-    state.take(News::Gone("the process closed the connection".into()));
+    state.take(Update::Gone("the process closed the connection".into()));
     check(&state, (80, 12), include_str!("tests/gone.txt"));
 }
 
 #[test]
 fn several_to_choose_from() {
-    let mut state = State::default();
+    let mut state = AppState::default();
     let running = |pid, text: &str| Running { pid, command_line: text.into() };
     let running = vec![running(17, "tenmil perf"), running(4711, "tenmil perf -t \u{1b}[31m60")];
-    state.take(News::Running(running));
+    state.take(Update::Running(running));
     check(&state, (60, 8), include_str!("tests/choose.txt"));
 }
 
@@ -79,14 +79,14 @@ fn the_help() {
     check(&state, (100, 22), include_str!("tests/help.txt"));
 }
 
-/// Names that would order a terminal about, and turn its lines around.
-fn hostile() -> State {
+/// State with names that contain terminal control and bidirectional characters.
+fn hostile() -> AppState {
     const EVIL: &str = "\u{1b}[2J\u{9b}31m\r\n\t\u{7}\u{202e}\u{200b}一二\u{0}";
-    let mut state = State::default();
+    let mut state = AppState::default();
     let mut hostile = process();
     hostile.version = EVIL.into();
     hostile.command_line = vec![EVIL.into(); 3];
-    state.take(News::Attached(hostile));
+    state.take(Update::Attached(hostile));
     for seconds in 1..3 {
         let mut sample = sample(seconds, 2, 3);
         for reactor in &mut sample.reactors {
@@ -99,9 +99,9 @@ fn hostile() -> State {
         for poller in &mut sample.pollers {
             (poller.name, poller.wake) = (EVIL.into(), EVIL.into());
         }
-        state.take(News::Looked { sample, policy: Some(EVIL.into()) });
+        state.take(Update::Looked { sample, policy: Some(EVIL.into()) });
     }
-    state.take(News::Happened(Happened { kind: EVIL.into(), text: EVIL.into() }));
+    state.take(Update::Happened(EventLine { kind: EVIL.into(), text: EVIL.into() }));
     state
 }
 
@@ -110,8 +110,8 @@ fn names_full_of_escapes_are_spelled_out_and_not_sent() {
     let mut state = hostile();
     for stage in 0..3 {
         match stage {
-            1 => state.take(News::Gone("\u{1b}]0;gone\u{7}".into())),
-            2 => state.take(News::Silent("\u{1b}c\u{202e}".into())),
+            1 => state.take(Update::Gone("\u{1b}]0;gone\u{7}".into())),
+            2 => state.take(Update::Silent("\u{1b}c\u{202e}".into())),
             _ => {}
         }
         let text = picture(&state, (200, 40));
@@ -123,7 +123,7 @@ fn names_full_of_escapes_are_spelled_out_and_not_sent() {
 
 #[test]
 fn every_size_is_drawn_without_harm() {
-    let mut states = [watching(0, 0), watching(3, 100), hostile(), State::default()];
+    let mut states = [watching(0, 0), watching(3, 100), hostile(), AppState::default()];
     states[1].is_paused = true;
     for state in &mut states {
         for table in Table::ALL {

@@ -96,7 +96,7 @@ shows 'the host is connected again' live cat /sys/class/nvme/nvme0/state
 check 'nvme disconnect' nvme disconnect -n $SUBSYSTEM
 check 'no device is left' within 10 gone $D
 # connections: how many the target has.
-connections() { tenmil get queues --json | grep -c '"queue"'; }
+connections() { tenmil get nvme_connections --json | grep -c '"queue"'; }
 forgotten() { [ "$(connections)" = 0 ]; }
 check 'the target has forgotten its host' within 5 forgotten
 refused() { ! "$@"; }

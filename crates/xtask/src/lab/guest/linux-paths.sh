@@ -16,7 +16,7 @@ address = "127.0.0.1:4420"
 address = "127.0.0.1:4421"
 [[subsystem]]
 nqn = "$SUBSYSTEM"
-hosts = ["$HOST"]
+allowed-hosts = ["$HOST"]
 [[subsystem.namespace]]
 uri = "file:/tmp/disk?size=64m"
 nsid = 1
@@ -24,11 +24,11 @@ $3
 [[subsystem.path]]
 listener = "127.0.0.1:4420"
 ana-group = 1
-access = "$1"
+ana-state = "$1"
 [[subsystem.path]]
 listener = "127.0.0.1:4421"
 ana-group = 1
-access = "$2"
+ana-state = "$2"
 EOF
 }
 applied() { grep -c '^note: target.toml: ' serve.log; }
@@ -80,7 +80,7 @@ check 'and back' change optimized inaccessible
 check 'Linux sees it' within 10 is 4420 optimized
 
 DB='volume:[file:/tmp/pool]/db'
-check 'a store is made' tenmil store create 'file:/tmp/pool?size=64m'
+check 'a store is made' tenmil pool create 'file:/tmp/pool?size=64m'
 check 'and a volume' tenmil volume create $DB --size 16m
 check 'it is added as a namespace under load' change optimized non-optimized "
 [[subsystem.namespace]]

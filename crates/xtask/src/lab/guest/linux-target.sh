@@ -46,10 +46,10 @@ check 'writes and reads that are verified' perf "$DISK" -w randrw --verify -q 16
 check 'both digests' perf "$DISK&hdgst=yes&ddgst=yes" -w randrw --verify -q 16
 
 # Two hosts and a pool: the target refuses the former owner, so that no force is needed.
-ONE="$DISK&host=nqn.2026-01.example:one"
-TWO="$DISK&host=nqn.2026-01.example:two"
+ONE="$DISK&hostnqn=nqn.2026-01.example:one"
+TWO="$DISK&hostnqn=nqn.2026-01.example:two"
 own() {
-    tenmil store create "$ONE" --overwrite &&
+    tenmil pool create "$ONE" --overwrite &&
         tenmil volume create "volume:[$ONE]/v" --size 16m &&
         tenmil perf "volume:[$ONE]/v" -w randwrite -q 4 -o 4k -t 2 --overwrite
 }
@@ -64,16 +64,16 @@ if there $CAN_RESERVE; then
     own_under_load
     check 'and has it open' within 10 is_owned
     sleep 2
-    check 'another host takes it over without force' tenmil store takeover "$TWO"
+    check 'another host takes it over without force' tenmil pool takeover "$TWO"
     check 'the former owner ends with an error' fails $owning
     shows 'which is a reservation conflict' 'Reservation Conflict' cat /tmp/owner.log
     check 'the new owner writes' tenmil volume create "volume:[$TWO]/w" --size 1m
-    check 'and finds a pool that is whole' tenmil store check "$TWO"
+    check 'and finds a pool that is whole' tenmil pool check "$TWO"
     shows 'the former owner is refused, as it may still run' 'has reserved it' \
         eval '! tenmil volume create "volume:[$ONE]/x" --size 1m'
-    check 'until it takes the pool over' tenmil store takeover "$ONE"
+    check 'until it takes the pool over' tenmil pool takeover "$ONE"
     # Clears it for what follows, which has another host identifier.
-    check 'a third host takes it, too' tenmil store takeover "$DISK"
+    check 'a third host takes it, too' tenmil pool takeover "$DISK"
     check 'and has the device for itself' perf "$DISK" -w randwrite -q 4
 else
     skip 'a pool that is excluded by the device: needs resv_enable, Linux 6.13'

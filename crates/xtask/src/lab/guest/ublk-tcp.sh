@@ -25,7 +25,7 @@ loaded() {
 modprobe ublk_drv
 modprobe ext4
 N=nqn.2026-01.example:lab
-U="tcp://127.0.0.1:4420/$N?detect=2s&retry=500ms"
+U="tcp://127.0.0.1:4420/$N?keep-alive-timeout=2s&reconnect-delay=500ms"
 L='ublk:3?queues=2&depth=64'
 
 check 'a target over memory' target || exit 1

@@ -1,16 +1,16 @@
-//! Our own program, without shared libraries: a guest has none but those of its tools.
+//! Static build of tenmil: a guest has only the shared libraries of its tools.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::lab::tally::Trouble;
+use crate::lab::totals::ScenarioError;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Optimised within each crate: a guest is emulated, and waits for nobody's linker.
+/// Optimized per crate only: guests are emulated, and link-time optimization would take long.
 const PROFILE: &str = "release-no-lto";
 
-/// Builds it; where it is.
-pub(super) fn build() -> Result<PathBuf, Trouble> {
+/// Builds the program; returns its path.
+pub(super) fn build() -> Result<PathBuf, ScenarioError> {
     println!("lab: building a static tenmil");
     let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["build", "--quiet", "-p", "tenmil", "--bin", "tenmil"])
@@ -22,7 +22,7 @@ pub(super) fn build() -> Result<PathBuf, Trouble> {
         .status()
         .map_err(|why| format!("start cargo: {why}"))?;
     if !status.success() {
-        return Err(Trouble::Failed(format!("build a static tenmil: {status}")));
+        return Err(ScenarioError::Failed(format!("build a static tenmil: {status}")));
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
     Ok(target.join(TARGET).join(PROFILE).join("tenmil"))

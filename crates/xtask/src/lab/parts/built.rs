@@ -1,18 +1,18 @@
-//! A kernel of the distribution's source, with what none of its own kernels has: VFIO without an IOMMU,
-//! and iommufd. It has little beside what guests need, so it is made in some minutes.
+//! Kernel built from the distribution's source, with features that its own kernels lack: VFIO without
+//! an IOMMU (noiommu), and iommufd. It has few other options, so it builds within minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::suite::Suite;
+use super::suite::DistroSuite;
 use super::{make_parent, programs, run, write};
 
-/// What its options are (`allnoconfig` and these).
+/// Kernel configuration: `allnoconfig` and these options.
 const OPTIONS: &str = include_str!("kernel.config");
-/// Whose source it is.
+/// Suite of the source.
 const SUITE: &str = "trixie";
 const PACKAGE: &str = "linux-source";
-/// What making it needs, and the package that brings each.
+/// Tools needed for the build, with their packages.
 const NEEDED: [(&str, &str); 6] = [
     ("gcc", "gcc"),
     ("make", "make"),
@@ -22,7 +22,7 @@ const NEEDED: [(&str, &str); 6] = [
     ("tar", "tar"),
 ];
 
-/// Whether what was made in `root` was made with these options.
+/// Whether the kernel in `root` was built with these options.
 pub(super) fn is_current(root: &Path) -> bool {
     std::fs::read_to_string(options_in(root)).is_ok_and(|options| options == OPTIONS)
 }
@@ -31,11 +31,11 @@ fn options_in(root: &Path) -> PathBuf {
     root.join("kernel.config")
 }
 
-/// Makes kernel and modules in `root`, as a package of the distribution would have them there.
+/// Builds kernel and modules into `root`, in the layout of a distribution package.
 pub(super) fn make(root: &Path) -> Result<(), String> {
     programs::need(&NEEDED)?;
     println!("lab: fetching {PACKAGE} of {SUITE}");
-    let packages = Suite::open(&root.join("apt"), SUITE)?;
+    let packages = DistroSuite::open(&root.join("apt"), SUITE)?;
     let package = packages.needs(PACKAGE, "linux-source-")?.ok_or_else(|| {
         format!("{PACKAGE} of {SUITE}: needs no linux-source-*, expected that of a version")
     })?;
@@ -62,14 +62,14 @@ pub(super) fn make(root: &Path) -> Result<(), String> {
     make_parent(&image)?;
     std::fs::copy(tree.join("arch/x86/boot/bzImage"), &image)
         .map_err(|why| format!("copy the kernel to {}: {why}", image.display()))?;
-    // What it was made of is large.
+    // The build tree is large.
     _ = std::fs::remove_dir_all(tree);
     _ = std::fs::remove_file(archive);
     Ok(())
 }
 
-/// Whether the kernel will have what was asked for: an option that another one stands in the way of is
-/// left out without a word.
+/// Checks that the configuration has all options: Kconfig drops an option with an unmet dependency
+/// silently.
 fn check_options(tree: &Path) -> Result<(), String> {
     let path = tree.join(".config");
     let made =
@@ -80,7 +80,7 @@ fn check_options(tree: &Path) -> Result<(), String> {
     }
 }
 
-/// The first option that was asked for and is not there.
+/// The first option that is missing.
 fn missing<'a>(asked: &'a str, made: &str) -> Option<&'a str> {
     let options = asked.lines().filter(|line| line.starts_with("CONFIG_"));
     options.into_iter().find(|option| !made.lines().any(|line| line == *option))

@@ -1,27 +1,27 @@
-//! QEMU: that of this system, or a newer one that lies unpacked beside its own libraries.
+//! QEMU: the installed one, or a newer one unpacked with its own libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::suite::Suite;
+use super::suite::DistroSuite;
 use super::{version, write};
 
-/// The suite whose QEMU has a client of vfio-user.
+/// Suite whose QEMU has a vfio-user client.
 const SUITE: &str = "forky";
 const PACKAGE: &str = "qemu-system-x86";
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// Which QEMU.
+/// Selection of the QEMU program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Emulator {
-    /// The one that is installed.
+    /// The installed QEMU.
     Installed,
-    /// One that has a client of vfio-user.
+    /// A QEMU with a vfio-user client.
     Newer,
 }
 
 impl Emulator {
-    /// How it is started.
+    /// The command that starts it.
     pub(crate) fn command(self, room: &Path) -> Result<Command, String> {
         match self {
             Self::Installed => Ok(Command::new(PROGRAM)),
@@ -29,7 +29,7 @@ impl Emulator {
         }
     }
 
-    /// What it says of its version.
+    /// Its version.
     pub(crate) fn version(self, room: &Path) -> Option<String> {
         version(self.command(room).ok()?.arg("--version"))
     }
@@ -39,9 +39,9 @@ fn newer(root: &Path) -> Result<Command, String> {
     let unpacked = root.join("unpacked");
     if !unpacked.exists() {
         println!("lab: fetching {PACKAGE} of {SUITE}");
-        // What an earlier try left is of no use.
+        // Removes the remains of an incomplete attempt.
         _ = std::fs::remove_dir_all(root);
-        Suite::open(&root.join("apt"), SUITE)?.unpack_whole(PACKAGE, root)?;
+        DistroSuite::open(&root.join("apt"), SUITE)?.unpack_whole(PACKAGE, root)?;
         write(&unpacked, b"")?;
     }
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
@@ -53,7 +53,7 @@ fn newer(root: &Path) -> Result<Command, String> {
     Ok(command)
 }
 
-/// The loader, in whichever of these directories it is.
+/// The first of these directories that holds the dynamic loader.
 fn first_of(root: &Path, directories: &[&str]) -> PathBuf {
     let loader = |directory: &&str| root.join(directory).join("ld-linux-x86-64.so.2");
     directories.iter().map(loader).find(|path| path.exists()).unwrap_or_default()

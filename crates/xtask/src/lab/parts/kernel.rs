@@ -1,15 +1,15 @@
-//! A distribution's kernel and those of its modules that scenarios want.
+//! Kernel of a distribution, with the modules that scenarios need.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::suite::Suite;
+use super::suite::DistroSuite;
 use super::{built, make_parent, read, run, write};
 use crate::lab::archive::Archive;
 
-/// What scenarios load; what these stand on comes with them.
+/// Modules that scenarios load; their dependencies are added.
 const MODULES: [&str; 12] = [
     "nvme-tcp",
     "nvmet-tcp",
@@ -24,15 +24,15 @@ const MODULES: [&str; 12] = [
     "loop",
     "configfs",
 ];
-/// What some do, and say so where the kernel has it not: that which is built here is without.
+/// Optional modules: a scenario skips checks without them. The kernel built here lacks them.
 const MODULES_MAYBE: [&str; 1] = ["veth"];
-/// In the place of a suite: what is [built] here, as no suite has such a kernel.
+/// Name in place of a suite for the kernel that is [built] here.
 pub(crate) const BUILT: &str = "built";
 const PACKAGE: &str = "linux-image-amd64";
-/// What newer suites have taken out of the package of a kernel, as those begin.
+/// Name prefixes of the packages into which newer suites split the kernel package.
 const PARTS: [&str; 3] = ["linux-base-", "linux-binary-", "linux-modules-"];
 
-/// A kernel, unpacked.
+/// Unpacked kernel.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) version: String,
@@ -42,12 +42,12 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Finds it in `room`, or fetches it there from a suite, or builds it there.
+    /// Finds the kernel in `room`, or downloads it from a suite, or builds it.
     pub(super) fn find(room: &Path, suite: &str) -> Result<Self, String> {
         let root = room.join(suite);
         let is_current = suite != BUILT || built::is_current(&root);
         if !root.join("unpacked").exists() || !is_current {
-            // What an earlier try left is of no use.
+            // Removes the remains of an incomplete attempt.
             _ = std::fs::remove_dir_all(&root);
             match suite {
                 BUILT => built::make(&root)?,
@@ -87,7 +87,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Files of the modules that are wanted.
+    /// Files of the needed modules and their dependencies.
     fn wanted(&self) -> Result<BTreeSet<PathBuf>, String> {
         let mut files = BTreeSet::new();
         let depends = |name: &str| {
@@ -110,7 +110,7 @@ impl Kernel {
 
 fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     println!("lab: fetching {PACKAGE} of {suite}");
-    let packages = Suite::open(&root.join("apt"), suite)?;
+    let packages = DistroSuite::open(&root.join("apt"), suite)?;
     let image = packages.needs(PACKAGE, "linux-image-")?.ok_or_else(|| {
         format!("{PACKAGE} of {suite}: needs no linux-image-*, expected the kernel of a version")
     })?;
@@ -125,13 +125,13 @@ fn fetch(root: &Path, suite: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a kernel lies: in newer suites beside its modules.
+/// Path of the kernel image: in newer suites it is beside its modules.
 fn image(root: &Path, version: &str) -> PathBuf {
     let beside = root.join(format!("lib/modules/{version}/vmlinuz"));
     if beside.exists() { beside } else { root.join(format!("boot/vmlinuz-{version}")) }
 }
 
-/// A package for a system whose `/lib` is in `/usr` has its modules there only.
+/// Packages for a merged `/usr` have their modules in `usr/lib` only; links `lib` there.
 fn lead_to_modules(root: &Path) -> Result<(), String> {
     let lib = root.join("lib");
     if lib.exists() {

@@ -1,30 +1,30 @@
-//! Programs of the kernel's suite that the suite of this machine may not have yet. They stand on a
-//! newer C library, so they go into guests with it and its loader, in a directory of their own.
+//! Programs of the kernel's suite that this machine may lack. They need a newer C library, so guests
+//! get them with that library and its loader, in a directory of their own.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::suite::Suite;
+use super::suite::DistroSuite;
 use super::{read, write};
 use crate::lab::archive::Archive;
 
-/// Programs, and the package that brings each.
+/// Programs with their packages.
 const PROGRAMS: [(&str, &str); 1] = [("blkpr", "util-linux-extra")];
-/// What brings what these stand on.
+/// Package of the C library.
 const C_LIBRARY: &str = "libc6";
 const LOADER: &str = "ld-linux-x86-64.so.2";
 const LIBRARIES: [&str; 2] = [LOADER, "libc.so.6"];
-/// Where they lie in a guest.
+/// Directory in the guest.
 const PLACE: &str = "lab/newer";
 
-/// Programs with a C library of their own, unpacked.
+/// Unpacked programs with their own C library.
 #[derive(Debug)]
-pub(super) struct Newer {
+pub(super) struct NewerUserland {
     root: PathBuf,
 }
 
-impl Newer {
-    /// Finds them in `room`, or fetches them there from a suite.
+impl NewerUserland {
+    /// Finds the programs in `room`, or downloads them from a suite.
     pub(super) fn find(room: &Path, suite: &str) -> Result<Self, String> {
         let root = room.join(format!("{suite}-programs"));
         if !root.join("unpacked").exists() {
@@ -33,7 +33,7 @@ impl Newer {
         Ok(Self { root })
     }
 
-    /// Packs them, and for each a script that starts it by its own loader.
+    /// Adds the programs to an archive, each with a script that starts it through its own loader.
     pub(super) fn pack<W: Write>(&self, archive: &mut Archive<W>) -> Result<(), String> {
         let about = |why| format!("pack programs: {why}");
         let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
@@ -55,9 +55,9 @@ fn starter(program: &str) -> String {
 }
 
 fn fetch(root: &Path, suite: &str) -> Result<(), String> {
-    // What an earlier try left is of no use.
+    // Removes the remains of an incomplete attempt.
     _ = std::fs::remove_dir_all(root);
-    let packages = Suite::open(&root.join("apt"), suite)?;
+    let packages = DistroSuite::open(&root.join("apt"), suite)?;
     for package in [C_LIBRARY].into_iter().chain(PROGRAMS.map(|(_, package)| package)) {
         println!("lab: fetching {package} of {suite}");
         packages.unpack(package, root)?;

@@ -1,5 +1,5 @@
-//! Programs of this machine: those that make and run guests, and those that go into them with the
-//! libraries that they need.
+//! Programs of this machine: those that build and run guests, and those that are copied into guests
+//! with their shared libraries.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::process::Command;
 use super::{read, run, version};
 use crate::lab::archive::Archive;
 
-/// What has to be there, and the package that brings it.
+/// Required programs with their packages.
 const NEEDED: [(&str, &str); 10] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -22,10 +22,10 @@ const NEEDED: [(&str, &str); 10] = [
     ("mkfs.ext4", "e2fsprogs"),
     ("e2fsck", "e2fsprogs"),
 ];
-/// What guests get of these, beside busybox.
+/// Programs copied into guests, besides busybox.
 const IN_GUESTS: [&str; 4] = ["fio", "nvme", "mkfs.ext4", "e2fsck"];
 
-/// Programs that are there.
+/// Programs found.
 #[derive(Debug)]
 pub(crate) struct Programs {
     busybox: PathBuf,
@@ -33,7 +33,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Finds them; installs what is missing where that may be done.
+    /// Finds the programs; installs missing ones if it may.
     pub(super) fn find() -> Result<Self, String> {
         need(&NEEDED)?;
         let busybox = must_find("busybox")?;
@@ -41,7 +41,7 @@ impl Programs {
         Ok(Self { busybox, in_guests })
     }
 
-    /// What those that guests get say of their versions.
+    /// Versions of the programs in guests.
     pub(super) fn versions(&self) -> String {
         let asked = [("fio", "--version"), ("nvme", "version"), ("mkfs.ext4", "-V")];
         let programs = self.in_guests.iter().filter_map(|program| {
@@ -52,7 +52,7 @@ impl Programs {
         programs.chain(busybox).collect::<Vec<_>>().join(", ")
     }
 
-    /// Packs them, and `tenmil` too.
+    /// Adds the programs and `tenmil` to an archive.
     pub(super) fn pack<W: Write>(
         &self,
         tenmil: &Path,
@@ -67,7 +67,7 @@ impl Programs {
         }
         archive.link("sbin", "bin").map_err(about)?;
         archive.file("bin/tenmil", &read(tenmil)?).map_err(about)?;
-        // One without shared libraries is said to be no dynamic executable.
+        // `ldd` fails for a static program.
         let mut libraries: BTreeSet<_> = needs(tenmil).unwrap_or_default().into_iter().collect();
         for program in &self.in_guests {
             let name = program.file_name().unwrap_or_default().to_string_lossy();
@@ -89,7 +89,7 @@ fn needs(program: &Path) -> Result<Vec<String>, String> {
     Ok(said.lines().filter_map(path).collect())
 }
 
-/// Installs what is missing of these, where that may be done: programs, and the package that brings each.
+/// Installs those of the programs that are missing, if it may; each has the package that provides it.
 pub(super) fn need(programs: &[(&str, &'static str)]) -> Result<(), String> {
     let missing = programs.iter().filter(|(program, _)| find(program).is_none());
     let missing: BTreeSet<_> = missing.map(|(_, package)| *package).collect();
@@ -110,7 +110,7 @@ fn install(packages: &[&str]) -> Result<(), String> {
         run(command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
     };
     let install = || apt(&mut line.split(' ').skip(1));
-    // A fresh machine may know of no packages yet.
+    // A fresh machine may have no package lists yet.
     install().or_else(|_| apt(&mut ["update"].into_iter()).and_then(|()| install()))
 }
 

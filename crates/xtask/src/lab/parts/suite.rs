@@ -1,20 +1,20 @@
-//! Packages of a suite of the distribution, fetched and unpacked but not installed.
+//! Packages of a distribution suite, downloaded and unpacked but not installed.
 //!
-//! The system's own package tools fetch them from the mirror that the system uses, with lists and a
-//! cache of their own: what the system has installed, and knows of, stays as it is.
+//! The system's package tools download them from the system's mirror, with package lists and a cache of
+//! their own, so that the package state of the system is not changed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{make_parent, run, write};
 
-/// A suite, and where its packages go.
-pub(super) struct Suite {
+/// Suite, with the directory of its packages.
+pub(super) struct DistroSuite {
     at: PathBuf,
 }
 
-impl Suite {
-    /// Fetches the lists of `suite`, and keeps them in `at`.
+impl DistroSuite {
+    /// Downloads the package lists of `suite` into `at`.
     pub(super) fn open(at: &Path, suite: &str) -> Result<Self, String> {
         let (at, shown) = (at.to_owned(), at.display());
         for part in ["parts", "lists/partial", "cache/archives/partial"] {
@@ -22,7 +22,7 @@ impl Suite {
         }
         let sources = format!("deb {} {suite} main\n", mirror()?);
         write(&at.join("sources.list"), sources.as_bytes())?;
-        // As if nothing were installed: then whatever a package needs is fetched with it.
+        // An empty status file: nothing counts as installed, so all dependencies are downloaded.
         write(&at.join("status"), b"")?;
         let configuration = format!(
             "Dir::Etc::sourcelist \"{shown}/sources.list\";\n\
@@ -37,7 +37,7 @@ impl Suite {
         Ok(suite)
     }
 
-    /// The first package that `package` needs and whose name begins so, if it needs one.
+    /// The first dependency of `package` with this name prefix, if there is one.
     pub(super) fn needs(&self, package: &str, beginning: &str) -> Result<Option<String>, String> {
         let said = self.apt("apt-cache", &["depends", package])?;
         let mut names = said.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -50,7 +50,7 @@ impl Suite {
         self.unpack_all(&self.at, root)
     }
 
-    /// Unpacks a package and all that it needs into `root`.
+    /// Unpacks a package and all its dependencies into `root`.
     pub(super) fn unpack_whole(&self, package: &str, root: &Path) -> Result<(), String> {
         self.apt("apt-get", &["install", "--download-only", package])?;
         self.unpack_all(&self.at.join("cache/archives"), root)
@@ -74,7 +74,7 @@ impl Suite {
     }
 }
 
-/// The mirror that this system takes its packages from.
+/// The mirror that this system uses.
 fn mirror() -> Result<String, String> {
     let said = run(Command::new("apt-get").args([
         "indextargets",

@@ -1,8 +1,8 @@
-//! Whether loads can be spread within the limits at all: every arrangement is tried.
+//! Whether loads can be placed within the limits at all: exhaustive search.
 
 use super::world::World;
 
-/// Whether there is an arrangement with all shared cores at 79 % or less, and no more busy ones than
+/// Whether there is a placement with all shared cores at 79 % or less, and no more busy ones than
 /// the quota.
 pub(super) fn can_be_within(world: &World) -> bool {
     let working = world.threads.iter().filter(|thread| thread.demand > 0);

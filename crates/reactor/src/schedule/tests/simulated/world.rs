@@ -1,12 +1,12 @@
-//! Reactors and threads that do what a scheduler orders, some time later.
+//! Simulated reactors and threads that carry out migrations with a delay.
 
-use base::{Random, Span};
-use host::Cores;
+use tenmil_base::{Random, Span};
+use tenmil_linux::CpuList;
 
 use super::super::{ELAPSED, Options, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad, at};
-use crate::schedule::{Move, Reason};
+use crate::schedule::{Migration, MigrationReason};
 
-/// Parts of a percent that loads are counted in here, so that shared cores come out even.
+/// Fractions of a percent in which loads are counted here, so that shared cores come out exact.
 const FINE: u64 = 1_000;
 
 pub(super) struct World {
@@ -17,9 +17,9 @@ pub(super) struct World {
     pub(super) threads: Vec<Simulated>,
     pub(super) cores: Vec<Core>,
     pub(super) quota: Option<u32>,
-    /// Whether two cores are halves of a physical one.
+    /// Whether pairs of cores are hardware threads of one physical core.
     halves: bool,
-    /// Periods since the beginning, one a second.
+    /// Periods since the beginning, one per second.
     pub(super) now: u64,
     pub(super) last_order: u64,
     pub(super) moves: u64,
@@ -35,11 +35,11 @@ pub(super) struct Core {
 /// A light thread.
 pub(super) struct Simulated {
     pub(super) home: u32,
-    /// What it would do in a period if it had a core for itself, in percent.
+    /// Load in percent if it had a core for itself.
     pub(super) demand: u64,
-    pub(super) mask: Option<Cores>,
+    pub(super) mask: Option<CpuList>,
     node: Option<u32>,
-    /// When it was last ordered to move, and when it arrives.
+    /// Time of its last migration request, and of its arrival.
     ordered: Option<u64>,
     arrives: u64,
 }
@@ -89,7 +89,7 @@ impl World {
         world
     }
 
-    /// Whether all arrangements can be tried.
+    /// Whether all placements can be enumerated.
     pub(super) fn is_small(&self) -> bool {
         self.cores.len() <= 4 && self.threads.len() <= 7
     }
@@ -103,14 +103,14 @@ impl World {
     }
 
     fn add_thread(&mut self) {
-        let home = self.scheduler.place(None, &Cores::default()).unwrap();
+        let home = self.scheduler.place(None, &CpuList::default()).unwrap();
         let node = self.random.chance(1, 3).then(|| u32::from(self.random.chance(1, 2)));
         let demand = draw_demand(&mut self.random);
         let thread = Simulated { home, demand, mask: None, node, ordered: None, arrives: 0 };
         self.threads.push(thread);
     }
 
-    /// Changes this or that.
+    /// Makes a random change.
     pub(super) fn change(&mut self) {
         let index = usize::try_from(self.random.below(self.threads.len() as u64)).unwrap();
         let count = self.count();
@@ -135,13 +135,13 @@ impl World {
         }
     }
 
-    /// From now on nothing changes but by orders.
+    /// From now on nothing changes except by migrations.
     pub(super) fn hold_still(&mut self) {
         self.still = true;
         self.last_order = self.now;
     }
 
-    /// Lets a period pass, and carries out what is ordered at its end.
+    /// Advances by a period, and carries out the migrations at its end.
     pub(super) fn period(&mut self) {
         self.now += 1;
         let snapshot = self.snapshot();
@@ -153,12 +153,12 @@ impl World {
         for order in &plan.moves {
             self.carry_out(order);
         }
-        let held: Cores = self.threads.iter().map(|thread| thread.home).collect();
-        let empty: Cores = (0..self.count()).filter(|core| !held.contains(*core)).collect();
+        let held: CpuList = self.threads.iter().map(|thread| thread.home).collect();
+        let empty: CpuList = (0..self.count()).filter(|core| !held.contains(*core)).collect();
         assert_eq!(plan.empty, empty, "seed {}", self.seed);
     }
 
-    fn carry_out(&mut self, order: &Move) {
+    fn carry_out(&mut self, order: &Migration) {
         let Self { seed, now, .. } = *self;
         if self.tell {
             println!("{now:>4} {order}");
@@ -169,7 +169,8 @@ impl World {
         assert!(!to.taken || self.cores.iter().all(|core| core.taken), "seed {seed}: {order}");
         assert!(order.from != order.to, "seed {seed}: {order}");
         if self.policy() == Policy::Static {
-            let needed = [Reason::Mask, Reason::CoreTaken].contains(&order.reason);
+            let needed =
+                [MigrationReason::Mask, MigrationReason::CoreTaken].contains(&order.reason);
             assert!(needed, "seed {seed}: static, and {order}");
         }
         let index = usize::try_from(order.thread).unwrap();
@@ -185,7 +186,7 @@ impl World {
         self.moves += 1;
     }
 
-    /// What is measured: on a core that cannot do all that is wanted everybody gets a part.
+    /// Measured loads: on an overloaded core every thread gets a share.
     fn snapshot(&self) -> Snapshot {
         let reactor = |core: u32| ReactorLoad {
             core,
@@ -216,21 +217,21 @@ impl World {
         here.map(|thread| thread.demand).sum()
     }
 
-    /// Where a thread may be when all is as it should: by the rules, told once more.
-    pub(super) fn may_be(&self, thread: &Simulated) -> Cores {
+    /// Cores on which a thread may be in a valid placement, computed independently.
+    pub(super) fn may_be(&self, thread: &Simulated) -> CpuList {
         let none_left = self.cores.iter().all(|core| core.taken);
         let open = |core: &u32| none_left || !self.cores[*core as usize].taken;
         let isolated = &self.scheduler.options().isolated;
-        let all: Cores = (0..self.count()).filter(open).collect();
+        let all: CpuList = (0..self.count()).filter(open).collect();
         let asked = thread.mask.as_ref().map_or_else(|| all.clone(), |mask| mask.and(&all));
-        let shared = |cores: &Cores| -> Cores {
-            let found: Cores = cores.iter().filter(|core| !isolated.contains(*core)).collect();
+        let shared = |cores: &CpuList| -> CpuList {
+            let found: CpuList = cores.iter().filter(|core| !isolated.contains(*core)).collect();
             if found.is_empty() { cores.clone() } else { found }
         };
         if !asked.is_empty() {
             return shared(&asked);
         }
-        // No core of the mask is left: near to one that is named, or where it is.
+        // No core of the mask is left: near a named one, or the current one.
         let node = |core: u32| self.cores.get(core as usize).map(|core| core.node);
         let named = |core| {
             thread
@@ -239,14 +240,14 @@ impl World {
                 .is_some_and(|mask| mask.iter().any(|other| node(other) == node(core)))
         };
         let near = |core: &u32| named(*core) && !isolated.contains(*core);
-        let near: Cores = all.iter().filter(near).collect();
+        let near: CpuList = all.iter().filter(near).collect();
         let stays = all.contains(thread.home) && !isolated.contains(thread.home);
         let home = stays.then_some(thread.home);
         let found = if near.is_empty() { shared(&all) } else { near };
         found.iter().chain(home).collect()
     }
 
-    /// Prints how everything stands.
+    /// Prints the placement.
     pub(super) fn tell(&self) {
         let options = self.scheduler.options();
         println!("{options:?} quota {:?}", self.quota);
@@ -259,7 +260,7 @@ impl World {
         }
     }
 
-    /// Nobody is on a core that was taken, or outside its mask.
+    /// No thread is on a taken core, or outside its mask.
     pub(super) fn check_places(&self) {
         for thread in &self.threads {
             let allowed = self.may_be(thread);
@@ -269,7 +270,7 @@ impl World {
         }
     }
 
-    /// No core that is shared has more to do than the limit, and no more are busy than the quota.
+    /// No shared core is over the limit, and the quota is obeyed.
     pub(super) fn check_limits(&self) {
         let Self { seed, .. } = self;
         let isolated = &self.scheduler.options().isolated;
@@ -289,7 +290,7 @@ impl World {
         self.threads.iter().filter(|thread| thread.home == core && thread.demand > 0).count()
     }
 
-    /// Whoever does nothing is on the scheduling core, and whoever is idle too if there is room.
+    /// Threads without load are on the scheduling core, and idle ones too if there is room.
     pub(super) fn check_gathered(&self) {
         let Self { seed, .. } = self;
         let options = self.scheduler.options();
@@ -326,7 +327,7 @@ fn draw_demand(random: &mut Random) -> u64 {
     }
 }
 
-fn draw_mask(random: &mut Random, count: u32) -> Option<Cores> {
-    let mask = (0..count + 1).filter(|_| random.chance(1, 2)).collect::<Cores>();
+fn draw_mask(random: &mut Random, count: u32) -> Option<CpuList> {
+    let mask = (0..count + 1).filter(|_| random.chance(1, 2)).collect::<CpuList>();
     (!mask.is_empty() && random.chance(2, 3)).then_some(mask)
 }

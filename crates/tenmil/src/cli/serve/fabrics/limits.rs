@@ -1,35 +1,42 @@
-//! How many connections may be whose: what the arguments and the file say, as the target has it.
+//! Connection limits of the NVMe/TCP target, from arguments and configuration file.
 
-use control::configuration::{Configuration, ConnectionLimits, Line};
-use target::tcp::Limits;
+use tenmil_rpc::config::{ConnectionLimits, LineNumber, TargetConfig};
+use tenmil_serve::tcp::Limits;
 
-use super::Unfit;
-use crate::Refused;
+use super::ApplyError;
+use crate::CommandError;
 use crate::cli::serve::ServeArguments;
 
-/// What the arguments say of connections.
+/// Connection limits given as arguments.
 pub(super) fn asked(arguments: &ServeArguments) -> ConnectionLimits {
     ConnectionLimits {
-        connections: arguments.connections,
+        connections: arguments.max_connections,
         per_address: arguments.connections_per_address,
         per_host: arguments.connections_per_host,
         ..ConnectionLimits::default()
     }
 }
 
-/// The limits of the target. `--connections` goes with a file as well, unless that says so itself.
-pub(super) fn limits(arguments: &ServeArguments, asked: &Configuration) -> Result<Limits, Unfit> {
+/// Limits of the target. `--max-connections` also applies with a file that does not set that limit itself.
+pub(super) fn limits(
+    arguments: &ServeArguments,
+    asked: &TargetConfig,
+) -> Result<Limits, ApplyError> {
     let usual = Limits::default();
     let mut said = asked.limits.clone();
     if let (Some(switch), Some(_)) = (&arguments.config, said.connections)
-        && arguments.connections.is_some()
+        && arguments.max_connections.is_some()
     {
         let shown = switch.display();
         let text =
-            format!("--connections is given and {shown} says it too, expected one of the two");
-        return Err(Unfit { refused: Refused::caller(text), line: said.line, key: "limits" });
+            format!("--max-connections is given and {shown} says it too, expected one of the two");
+        return Err(ApplyError {
+            refused: CommandError::caller(text),
+            line: said.line,
+            key: "limits",
+        });
     }
-    said.connections = arguments.connections.or(said.connections);
+    said.connections = arguments.max_connections.or(said.connections);
     let (connections_max, admission) = said.resolve();
     Ok(Limits {
         memory_bytes: asked.memory_bytes.unwrap_or(usual.memory_bytes),
@@ -39,12 +46,12 @@ pub(super) fn limits(arguments: &ServeArguments, asked: &Configuration) -> Resul
     })
 }
 
-/// Whether limits are as they were at start.
-pub(super) fn check_same(before: &Configuration, asked: &Configuration) -> Result<(), Unfit> {
+/// Checks that the limits equal those at start, as they cannot change at run time.
+pub(super) fn check_same(before: &TargetConfig, asked: &TargetConfig) -> Result<(), ApplyError> {
     if before.limits == asked.limits {
         return Ok(());
     }
-    let refused = Refused::caller("they are others, expected those at start")
+    let refused = CommandError::caller("they are others, expected those at start")
         .with_hint("limits are taken once: start the process again for others");
-    Err(Unfit { refused, line: Line(asked.limits.line.0.max(1)), key: "limits" })
+    Err(ApplyError { refused, line: LineNumber(asked.limits.line.0.max(1)), key: "limits" })
 }

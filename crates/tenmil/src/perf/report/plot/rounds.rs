@@ -1,24 +1,25 @@
-//! Things that took turns: a row for each, with a dot for each round and a bar at the median.
+//! Plot of interleaved trials: one row per variant, with a dot for each round and a bar at the
+//! median.
 
 use plotters::prelude::{Circle, Color, EmptyElement, IntoDrawingArea, PathElement, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::{ACCENT, INK, MARK, SIZE, builder, draw, mesh, text_style};
 
-/// A row: what it is called, and its rounds.
+/// Row: label and values.
 pub(crate) struct PlotRow<'a> {
-    /// Its name.
+    /// Label.
     pub(crate) label: &'a str,
-    /// A value for each round.
+    /// Value of each round.
     pub(crate) values: Vec<f64>,
 }
 
-/// Pixels of a row.
+/// Height of a row in pixels.
 const ROW_HEIGHT: u32 = 34;
-/// And of what is above and below all of them.
+/// Height of the margins above and below in pixels.
 const EDGES: u32 = 46;
 
-/// Draws the rows from top to bottom, all from zero on.
+/// Draws the rows from top to bottom, on a common axis that begins at zero.
 #[expect(clippy::cast_precision_loss, reason = "a drawing")]
 pub(crate) fn rounds(rows: &[PlotRow<'_>], show: &dyn Fn(&f64) -> String) -> String {
     let most = rows.iter().flat_map(|row| row.values.iter().copied()).fold(0.0, f64::max);

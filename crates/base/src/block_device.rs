@@ -1,0 +1,445 @@
+//! Block device interface: [`BlockDevice`], and [`IoChannel`] per thread.
+
+use crate::request::Operation;
+use crate::{CompletionBatch, Instant, Request, Reservations, Segment, WakeSource};
+
+/// Channel of one thread to a block device: the trait that block devices implement, and the only
+/// dynamic call on the I/O path. Both hot calls process batches, so its cost is paid per batch.
+/// (SPDK: `spdk_io_channel`.)
+///
+/// Requests may complete in any order, many iterations later. Every accepted request completes
+/// exactly once, and until then the memory that it names may be accessed.
+///
+/// Dropping a channel abandons its outstanding requests: their results are lost, and once the drop
+/// has returned, their memory is not accessed any more. Where a device or another thread works on
+/// them, the drop waits until that has stopped.
+pub trait IoChannel: Send {
+    /// Geometry and limits. Constant until an event announces a change.
+    fn limits(&self) -> &Limits;
+
+    /// Submits requests from the front of `requests`, and returns how many were accepted. Fewer
+    /// than all means that the channel is full: the rest stays with the caller, unread. A channel
+    /// that is full without an outstanding request makes room in calls of this function: it need
+    /// not be polled.
+    ///
+    /// The requests' segment numbers are indexes into `segments`, which is read only during the
+    /// call.
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize;
+
+    /// Makes submitted requests visible to the device: doorbells, system calls. Called once per
+    /// iteration, or at once by a caller that needs minimum latency.
+    fn flush(&mut self) {}
+
+    /// Does a bounded amount of work and appends completions. Returns their number.
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize;
+
+    /// Doorbell write counters, zero if it has no doorbells.
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        DoorbellCounts::default()
+    }
+
+    /// Time at which the channel must be polled even if its wake source is silent: an internal
+    /// deadline, or [`Instant::NEVER`].
+    fn wake_at(&self) -> Instant {
+        Instant::NEVER
+    }
+
+    /// Wake source for a thread that sleeps while this channel has outstanding requests. Constant
+    /// during the channel's life.
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::None
+    }
+
+    /// Whether the local kernel does all the work, on CPUs that it would share with a polling
+    /// thread: then an idle thread sleeps at once instead of spinning. Constant during the
+    /// channel's life. A stacked channel returns true if all channels below it do.
+    fn is_kernel_io(&self) -> bool {
+        false
+    }
+
+    /// Arms the channel before its thread sleeps: makes everything submitted visible, arms the wake
+    /// source, and polls once more. True if a completion is available, or may arrive without a
+    /// wake-up: then the thread must not sleep. False if every later completion wakes it.
+    ///
+    /// Without a wake source of its own a channel keeps its thread awake.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// Disarms the wake source: the thread polls again. Also called if the thread did not sleep
+    /// after `arm`.
+    fn disarm(&mut self) {}
+
+    /// Fences the writes of this channel's client, which is disconnected.
+    ///
+    /// Accepted requests that have not started never start, and until the writes in flight have
+    /// completed, no channel to the same blocks starts a request that overlaps one of them:
+    /// otherwise a write whose completion the client never saw could land on top of later writes.
+    /// The caller submits nothing more, and polls until everything has completed.
+    ///
+    /// Only a device that knows all channels to its blocks can do this; others do nothing.
+    fn fence_writes(&mut self) {}
+
+    /// Number of times that the device is known to have lost completed writes. Counted per device;
+    /// a channel that has failed a flush for a loss, or has read from a controller that was connected
+    /// after the loss, returns at least that count. Zero if the device does not count losses. Called
+    /// after each poll: takes no lock.
+    fn losses(&self) -> u64 {
+        0
+    }
+
+    /// Acknowledges the first `count` losses, as counted by [`losses`](Self::losses), after the
+    /// owner of this channel has repaired them: no current or later flush fails because of these.
+    /// Flushes fail for all later losses. Does nothing for a device that does not count.
+    fn heed_losses(&mut self, count: u64) {
+        let _ = count;
+    }
+
+    /// The owner of this channel gives up all that was completed and not flushed, on whichever channel,
+    /// and goes on from what reads return from now on. A device that fails every flush once it has lost
+    /// writes fails no flush of this channel for the losses so far, other than those under way. A device
+    /// whose losses are over with one failed flush does nothing.
+    ///
+    /// # Errors
+    ///
+    /// Why reads may return what is not on the medium, what was expected, and what to do: then nothing was
+    /// acknowledged.
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl<B: IoChannel + ?Sized> IoChannel for Box<B> {
+    fn limits(&self) -> &Limits {
+        (**self).limits()
+    }
+
+    #[inline]
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        (**self).submit(now, requests, segments)
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        (**self).flush();
+    }
+
+    #[inline]
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        (**self).poll(now, answers)
+    }
+
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        (**self).doorbell_stats()
+    }
+
+    fn wake_at(&self) -> Instant {
+        (**self).wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        (**self).wake_source()
+    }
+
+    fn is_kernel_io(&self) -> bool {
+        (**self).is_kernel_io()
+    }
+
+    fn arm(&mut self) -> bool {
+        (**self).arm()
+    }
+
+    fn disarm(&mut self) {
+        (**self).disarm();
+    }
+
+    fn fence_writes(&mut self) {
+        (**self).fence_writes();
+    }
+
+    fn losses(&self) -> u64 {
+        (**self).losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        (**self).heed_losses(count);
+    }
+
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        (**self).acknowledge_losses()
+    }
+}
+
+/// Doorbell write counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoorbellCounts {
+    /// Submission doorbells.
+    pub submission: u64,
+    /// Completion doorbells.
+    pub completion: u64,
+    /// Writes of both kinds to a register; shadow doorbells in memory avoid the others.
+    pub registers: u64,
+    /// Commands stored into a controller memory buffer, so that they are not fetched across the bus
+    /// after the doorbell.
+    pub cmb_commands: u64,
+}
+
+impl DoorbellCounts {
+    /// Sum of both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            submission: self.submission + other.submission,
+            completion: self.completion + other.completion,
+            registers: self.registers + other.registers,
+            cmb_commands: self.cmb_commands + other.cmb_commands,
+        }
+    }
+}
+
+/// Block device shared by threads; opens an I/O channel for each.
+pub trait BlockDevice: Send + Sync {
+    /// Geometry and limits of every channel.
+    fn limits(&self) -> Limits;
+    /// Opens a channel to the same blocks. The error is one line: what was found and what was
+    /// expected.
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String>;
+
+    /// Maximum number of open channels: queue pairs, connections.
+    fn channels_max(&self) -> u32 {
+        u32::MAX
+    }
+
+    /// Reason why the device has failed for good, in one line; `None` while it may succeed.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
+    /// Persistent unique identity of the device: the same for every opener and path; `None` if it
+    /// has none. For an NVMe namespace its UUID, NGUID or EUI-64, else the controller's serial
+    /// number with the namespace identifier.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// Reservations of the namespace that this device is, if they can exclude other hosts from writing: for a
+    /// device that is a whole namespace, and not for one that stands on others.
+    fn reservations(&self) -> Option<&dyn Reservations> {
+        None
+    }
+
+    /// What the blocks from `lba` on hold, as far as that is known without reading them. May block:
+    /// never called on the way of an I/O.
+    ///
+    /// # Errors
+    ///
+    /// What was found and what was expected, in one line.
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+        let blocks = self.limits().block_count.saturating_sub(lba);
+        Ok(BlockExtent { blocks, holds: ExtentKind::Data })
+    }
+
+    /// Re-reads the number of blocks: larger than before if the device was extended elsewhere,
+    /// which then applies to all channels. May block: never called on the I/O path.
+    ///
+    /// # Errors
+    ///
+    /// What was found and what was expected, in one line.
+    fn refresh_size(&self) -> Result<u64, String> {
+        Ok(self.limits().block_count)
+    }
+
+    /// Whether its channels accept reads and writes on kernel-owned memory (ublk zero copy), which
+    /// has no address in this process, and the required alignment. No layer may access the data of
+    /// such a request.
+    ///
+    /// # Errors
+    ///
+    /// Reason why they do not, in one line.
+    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+        Err("it works on data in memory of this process, expected a file, a block device or an SSD \
+             behind a network"
+            .into())
+    }
+
+    /// Whether [`resize`](Self::resize) is supported.
+    fn is_resizable(&self) -> bool {
+        false
+    }
+
+    /// Changes the size to `block_count` blocks, durably: blocks past a new end are lost, and
+    /// blocks between an old end and a new one read as zeroes. Applies to all channels. May block:
+    /// never called on the I/O path.
+    ///
+    /// # Errors
+    ///
+    /// What was found and what was expected, in one line; the size is then unchanged.
+    fn resize(&self, block_count: u64) -> Result<(), String> {
+        Err(format!(
+            "a size of {block_count} blocks was asked for, expected the {} that it has: it cannot \
+             change its size",
+            self.limits().block_count
+        ))
+    }
+}
+
+/// Run of blocks in one allocation state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockExtent {
+    /// Number of blocks; zero only past the end.
+    pub blocks: u64,
+    /// Allocation state.
+    pub holds: ExtentKind,
+}
+
+/// Allocation state of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExtentKind {
+    /// Data.
+    Data,
+    /// Zeroes, allocated.
+    Zeroes,
+    /// Zeroes, not allocated.
+    Hole,
+}
+
+/// Geometry and limits of a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Logical block size in bytes; a power of two.
+    pub block_size: u32,
+    /// Metadata bytes per block, in separate segments. Zero means none.
+    pub metadata_size: u16,
+    /// Capacity in blocks.
+    pub block_count: u64,
+    /// Blocks in the largest data request.
+    pub request_blocks_max: u32,
+    /// Segments in the largest request.
+    pub segments_max: u16,
+    /// Boundary in blocks that requests should not cross. Zero means none.
+    pub optimal_boundary_blocks: u32,
+    /// Blocks that are written atomically with respect to power failure.
+    pub atomic_write_blocks: u32,
+    /// Maximum number of outstanding requests.
+    pub depth_max: u32,
+    /// Durability of completed writes.
+    pub durability: Durability,
+    /// Supported operations.
+    pub support: OperationSet,
+}
+
+/// Durability of a completed write at a power failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// On stable media.
+    Persistent,
+    /// In a volatile cache until a flush.
+    VolatileCache,
+    /// Nothing survives, flushed or not: the medium is memory.
+    NonPersistent,
+}
+
+/// Bit set of operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationSet(u16);
+
+impl OperationSet {
+    /// Set of these operations.
+    pub const fn of(operations: &[Operation]) -> Self {
+        let mut bits = 0;
+        let mut index = 0;
+        while index < operations.len() {
+            bits |= 1 << operations[index] as u16;
+            index += 1;
+        }
+        Self(bits)
+    }
+
+    /// Difference: this set without those in `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The set as bits: that of an operation is `1 << operation as u16`.
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// The set with `operation` added.
+    #[must_use]
+    pub const fn with(self, operation: Operation) -> Self {
+        Self(self.0 | 1 << operation as u16)
+    }
+
+    /// Whether `operation` is in the set.
+    #[inline]
+    pub const fn has(self, operation: Operation) -> bool {
+        self.0 & (1 << operation as u16) != 0
+    }
+
+    /// Intersection: the operations of a device stacked on two others.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+impl Durability {
+    /// The weaker of two, for a device stacked on two others.
+    #[must_use]
+    pub const fn weaker(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::NonPersistent, _) | (_, Self::NonPersistent) => Self::NonPersistent,
+            (Self::VolatileCache, _) | (_, Self::VolatileCache) => Self::VolatileCache,
+            (Self::Persistent, Self::Persistent) => Self::Persistent,
+        }
+    }
+
+    /// Description for messages.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Persistent => "an answered write is stable",
+            Self::VolatileCache => "an answered write is in a volatile cache until a flush",
+            Self::NonPersistent => "nothing survives",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Durability, OperationSet};
+    use crate::Operation;
+
+    #[test]
+    fn a_set_holds_what_was_put_in_and_nothing_else() {
+        let set = OperationSet::of(&[Operation::Read, Operation::Copy]);
+        for operation in Operation::ALL {
+            let expected = matches!(operation, Operation::Read | Operation::Copy);
+            assert_eq!(set.has(operation), expected, "{operation:?}");
+            assert_eq!(set.bits() >> operation as u16 & 1 == 1, expected);
+            assert!(set.with(operation).has(operation));
+        }
+        let less = set.without(OperationSet::of(&[Operation::Copy, Operation::Write]));
+        assert_eq!(less, OperationSet::of(&[Operation::Read]));
+    }
+
+    #[test]
+    fn two_sets_share_what_is_in_both() {
+        let left = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Copy]);
+        let right = OperationSet::of(&[Operation::Read, Operation::Copy, Operation::Flush]);
+        let common = OperationSet::of(&[Operation::Read, Operation::Copy]);
+        assert_eq!(left.common(right), common);
+    }
+
+    #[test]
+    fn a_promise_is_as_good_as_the_weaker_of_two() {
+        let promises =
+            [Durability::NonPersistent, Durability::VolatileCache, Durability::Persistent];
+        for (index, left) in promises.into_iter().enumerate() {
+            for (other, right) in promises.into_iter().enumerate() {
+                assert_eq!(left.weaker(right), promises[index.min(other)]);
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Two ways to draw a random LBA: the remainder of a division, and the high half of a product.
+
+use core::hint::black_box;
+
+use tenmil_base::Random;
+
+/// Draws `count` slots out of `places` with a division each. Returns their sum, so that no draw is
+/// optimized away.
+#[inline(never)]
+pub fn divide(random: &mut Random, places: u64, count: u64) -> u64 {
+    // Prevents the compiler from replacing the division by a constant.
+    let places = black_box(places);
+    (0..count).fold(0_u64, |sum, _| sum.wrapping_add(random.next_u64() % places))
+}
+
+/// Draws `count` slots out of `places` with a multiplication each.
+#[inline(never)]
+pub fn multiply(random: &mut Random, places: u64, count: u64) -> u64 {
+    let places = black_box(places);
+    (0..count).fold(0_u64, |sum, _| sum.wrapping_add(random.below(places)))
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Random;
+
+    use super::{divide, multiply};
+
+    #[test]
+    fn both_draw_as_many_places_from_all_of_the_device() {
+        let mean = |draw: fn(&mut Random, u64, u64) -> u64| draw(&mut Random::new(1), 1001, 10_000);
+        for sum in [mean(divide), mean(multiply)] {
+            assert!((4_900_000..5_100_000).contains(&sum), "{sum}, expected about 500 each");
+        }
+        assert_eq!(
+            (divide(&mut Random::new(1), 7, 0), multiply(&mut Random::new(1), 1, 9)),
+            (0, 0)
+        );
+    }
+}

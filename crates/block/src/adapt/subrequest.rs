@@ -1,0 +1,435 @@
+//! Sub-requests: building the parts of a parent, and handling their completion.
+
+use tenmil_base::{Instant, IoChannel, IoStatus, Operation, Request, RequestFlags, Segment};
+
+use super::parent::{BounceChunk, ChunkStep, FlushState, ParentStage, SplitRequest, trim};
+use super::rules::{AdaptPlan, DeviceConstraints, changes};
+use super::{AdaptedChannel, BounceBuffers, RangeLock};
+use crate::internal_token::internal_token;
+
+/// The next action of a parent.
+enum ParentAction {
+    /// None, until a part completes.
+    Rest,
+    /// Re-evaluate: the stage has changed.
+    Again,
+    /// Complete the parent.
+    End,
+    /// Send a request, whose memory is in `slices`.
+    Send(Request, PartKind),
+}
+
+/// What a sub-request is to its parent.
+#[derive(Clone, Copy)]
+enum PartKind {
+    Flush,
+    Chunk,
+    /// A part of so many blocks and data bytes.
+    Part {
+        blocks: u32,
+        bytes: u64,
+    },
+}
+
+/// Bit in the index of a part, above the index of its parent: the data is in the bounce buffer.
+const IS_CHUNK: u32 = 1 << 16;
+
+/// The parent of a part, and whether the part is a chunk.
+#[expect(clippy::cast_possible_truncation, reason = "the low half is the parent")]
+pub(super) fn read_number(number: u32) -> (u16, bool) {
+    (number as u16, number & IS_CHUNK != 0)
+}
+
+impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
+    /// Sends the parts of a parent that can go. Returns whether any was sent, and whether the channel
+    /// below is full.
+    pub(super) fn send_parts(&mut self, now: Instant, index: u16) -> (bool, bool) {
+        let mut has_sent = false;
+        loop {
+            match self.next(index) {
+                ParentAction::Rest => return (has_sent, false),
+                ParentAction::Again => {}
+                ParentAction::End => {
+                    self.end(index);
+                    return (has_sent, false);
+                }
+                ParentAction::Send(request, sent) => {
+                    if self.below.submit(now, &[request], &self.slices) == 0 {
+                        return (has_sent, true);
+                    }
+                    has_sent = true;
+                    self.has_gone(index, sent);
+                }
+            }
+        }
+    }
+
+    fn next(&mut self, index: u16) -> ParentAction {
+        let alone = self.passed == 0 && self.parents_under_way() == 1;
+        let parent = &mut self.parents[usize::from(index)];
+        let Request { lba, blocks, .. } = parent.request;
+        match parent.stage {
+            ParentStage::Draining if !alone => ParentAction::Rest,
+            ParentStage::Draining => {
+                parent.stage = ParentStage::Locking;
+                ParentAction::Again
+            }
+            ParentStage::Locking if !self.lock.acquire(lba..lba + u64::from(blocks)) => {
+                ParentAction::Rest
+            }
+            ParentStage::Locking => {
+                parent.stage = ParentStage::Moving;
+                ParentAction::Again
+            }
+            ParentStage::SyncingBefore(_) | ParentStage::SyncingAfter(_)
+                if parent.under_way > 0 =>
+            {
+                ParentAction::Rest
+            }
+            ParentStage::SyncingBefore(FlushState::Due)
+            | ParentStage::SyncingAfter(FlushState::Due) => {
+                self.slices.clear();
+                let flush =
+                    Request { flags: RequestFlags::NONE, ..parent.child(Operation::Flush, 0, 0) };
+                ParentAction::Send(
+                    Request { lba: 0, token: internal_token(index.into()), ..flush },
+                    PartKind::Flush,
+                )
+            }
+            ParentStage::SyncingBefore(FlushState::Sent) if parent.outcome.is_success() => {
+                parent.stage = ParentStage::Moving;
+                ParentAction::Again
+            }
+            ParentStage::SyncingBefore(FlushState::Sent)
+            | ParentStage::SyncingAfter(FlushState::Sent) => ParentAction::End,
+            ParentStage::Moving | ParentStage::Writing => self.next_part(index),
+        }
+    }
+
+    /// The next action of a parent that moves data.
+    fn next_part(&mut self, index: u16) -> ParentAction {
+        let parent = &self.parents[usize::from(index)];
+        let is_idle = parent.under_way == 0;
+        if !parent.outcome.is_success() {
+            return if is_idle { ParentAction::End } else { ParentAction::Rest };
+        }
+        match parent.chunk.map(|chunk| chunk.step) {
+            Some(ChunkStep::WaitsForBuffer) if parent.buffer.is_some() => {
+                self.fill_chunk(index);
+                return ParentAction::Again;
+            }
+            Some(ChunkStep::ToFetch | ChunkStep::ToStore) => return self.chunk_request(index),
+            Some(_) if !parent.goes_straight() => return ParentAction::Rest,
+            _ => {}
+        }
+        // A request that is sent whole may have zero blocks.
+        let all_given = match parent.plan {
+            AdaptPlan::Whole => parent.next > 0,
+            _ => parent.next == parent.request.blocks,
+        };
+        if all_given {
+            let done = is_idle && parent.chunk.is_none();
+            return if done { self.stage_done(index) } else { ParentAction::Rest };
+        }
+        if parent.under_way >= self.children_max {
+            return ParentAction::Rest;
+        }
+        match parent.plan {
+            AdaptPlan::Whole => self.whole(index),
+            _ if parent.goes_straight() => self.straight_part(index),
+            _ => self.begin_chunk(index, u32::MAX),
+        }
+    }
+
+    /// All blocks of the stage have been processed.
+    fn stage_done(&mut self, index: u16) -> ParentAction {
+        let block_size = self.rules.block_size;
+        let parent = &mut self.parents[usize::from(index)];
+        if parent.plan == AdaptPlan::CompareAndWrite && parent.stage == ParentStage::Moving {
+            parent.turn_to_writing(block_size);
+            return ParentAction::Again;
+        }
+        if self.rules.must_sync(&parent.request) && changes(parent.request.operation) {
+            parent.stage = ParentStage::SyncingAfter(FlushState::Due);
+            return ParentAction::Again;
+        }
+        ParentAction::End
+    }
+
+    fn whole(&mut self, index: u16) -> ParentAction {
+        let parent = &self.parents[usize::from(index)];
+        self.slices.clear();
+        self.slices.extend_from_slice(&parent.segments);
+        let flags = flags_below(&self.rules, parent.request.flags);
+        let token = internal_token(index.into());
+        let request = Request { token, flags, segment_first: 0, ..parent.request };
+        ParentAction::Send(
+            request,
+            PartKind::Part { blocks: parent.request.blocks.max(1), bytes: 0 },
+        )
+    }
+
+    /// A part transferred directly between the device and memory, or a chunk if the memory is unaligned.
+    fn straight_part(&mut self, index: u16) -> ParentAction {
+        let parent = &self.parents[usize::from(index)];
+        let operation = parent.part_operation();
+        let lba = parent.request.lba + u64::from(parent.next);
+        let left = parent.request.blocks - parent.next;
+        let most = left.min(self.rules.blocks_max).min(self.rules.to_boundary(lba));
+        self.slices.clear();
+        let blocks = if parent.plan == AdaptPlan::Zeroes {
+            zero_slices(&self.rules, &self.buffers, most, &mut self.slices)
+        } else {
+            data_slices(&self.rules, parent, most, &mut self.slices)
+        };
+        // A write within the atomic size must not be split: a bounce buffer joins its segments.
+        let is_cut = parent.request.blocks <= self.rules.atomic_blocks && blocks < left;
+        if blocks == 0
+            || (is_cut && operation == Operation::Write && parent.plan == AdaptPlan::Parts)
+        {
+            return self.begin_chunk(index, most);
+        }
+        let mut request = parent.child(operation, parent.next, blocks);
+        request.segment_count = count_of(&self.slices);
+        let metadata_bytes = u64::from(blocks) * u64::from(self.rules.metadata_size);
+        if parent.plan == AdaptPlan::Parts && metadata_bytes > 0 {
+            add_metadata(parent, metadata_bytes, &mut self.slices, &mut request);
+        }
+        request.flags = flags_below(&self.rules, parent.request.flags);
+        if parent.plan == AdaptPlan::Zeroes {
+            request.flags.0 &= !RequestFlags::DEALLOCATE.0;
+        }
+        request.token = internal_token(index.into());
+        let bytes = u64::from(blocks) * u64::from(self.rules.block_size);
+        ParentAction::Send(request, PartKind::Part { blocks, bytes })
+    }
+
+    /// Reserves the next blocks, at most `most`, for a chunk, and a buffer for them.
+    fn begin_chunk(&mut self, index: u16, most: u32) -> ParentAction {
+        let parent = &mut self.parents[usize::from(index)];
+        if parent.chunk.is_some() {
+            return ParentAction::Rest;
+        }
+        let room = self.buffers.chunk_bytes() / self.rules.block_size;
+        let most = most.min(room).min(self.rules.blocks_max);
+        let (first, blocks) = chunk_range(&self.rules, parent, most);
+        parent.chunk = Some(BounceChunk { first, blocks, step: ChunkStep::WaitsForBuffer });
+        parent.next += blocks;
+        let bytes = u64::from(blocks) * u64::from(self.rules.block_size);
+        advance(parent, blocks, bytes, self.rules.metadata_size);
+        parent.buffer = self.buffers.take(index);
+        if parent.buffer.is_some() { ParentAction::Again } else { ParentAction::Rest }
+    }
+
+    /// The chunk has its buffer: fills it if it is to be written.
+    fn fill_chunk(&mut self, index: u16) {
+        let block_size = self.rules.block_size;
+        let parent = &mut self.parents[usize::from(index)];
+        let (Some(mut chunk), Some(buffer)) = (parent.chunk, parent.buffer) else { return };
+        chunk.step = parent.first_step();
+        parent.chunk = Some(chunk);
+        if chunk.step == ChunkStep::ToStore {
+            let own = self.buffers.part(buffer, chunk.blocks * block_size);
+            let skip = parent.data_offset(chunk.first, block_size);
+            if let Err(outcome) = self.buffers.gather(parent.data_segments(), skip, own) {
+                parent.outcome = outcome;
+                self.end_chunk(index);
+            }
+        }
+    }
+
+    /// The request that transfers a chunk between the device and its buffer.
+    fn chunk_request(&mut self, index: u16) -> ParentAction {
+        let parent = &self.parents[usize::from(index)];
+        let (Some(chunk), Some(buffer)) = (parent.chunk, parent.buffer) else {
+            return ParentAction::Rest;
+        };
+        let BounceChunk { first, blocks, step } = chunk;
+        let stores = step == ChunkStep::ToStore;
+        let operation = if stores { Operation::Write } else { Operation::Read };
+        let mut request = parent.child(operation, first, blocks);
+        if parent.plan == AdaptPlan::Copy && !stores {
+            request.lba = parent.request.operand + u64::from(first);
+        }
+        self.slices.clear();
+        self.slices.push(self.buffers.part(buffer, blocks * self.rules.block_size));
+        request.segment_count = 1;
+        let flags = flags_below(&self.rules, parent.request.flags);
+        let is_own = parent.request.operation == operation || stores;
+        request.flags =
+            if is_own { flags } else { RequestFlags(flags.0 & RequestFlags::LIMITED_RETRY.0) };
+        let metadata_bytes = u64::from(blocks) * u64::from(self.rules.metadata_size);
+        if metadata_bytes > 0 {
+            // The cursor is already past the chunk; the metadata offset follows from the chunk's first
+            // block.
+            let mut at = super::parent::Cursor::default();
+            let skip = u64::from(first) * u64::from(self.rules.metadata_size);
+            at.advance(parent.metadata_segments(), skip);
+            metadata_slices(parent, at, metadata_bytes, &mut self.slices, &mut request);
+        }
+        request.token = internal_token(IS_CHUNK | u32::from(index));
+        ParentAction::Send(request, PartKind::Chunk)
+    }
+
+    /// Records that a sub-request was submitted.
+    fn has_gone(&mut self, index: u16, sent: PartKind) {
+        let metadata_size = self.rules.metadata_size;
+        let parent = &mut self.parents[usize::from(index)];
+        parent.under_way += 1;
+        match sent {
+            PartKind::Flush => {
+                parent.stage = match parent.stage {
+                    ParentStage::SyncingBefore(_) => ParentStage::SyncingBefore(FlushState::Sent),
+                    _ => ParentStage::SyncingAfter(FlushState::Sent),
+                }
+            }
+            PartKind::Chunk => {
+                if let Some(chunk) = &mut parent.chunk {
+                    let stores = chunk.step == ChunkStep::ToStore;
+                    chunk.step = if stores { ChunkStep::Storing } else { ChunkStep::Fetching };
+                }
+            }
+            PartKind::Part { blocks, bytes } => {
+                parent.next += blocks;
+                advance(parent, blocks, bytes, metadata_size);
+            }
+        }
+    }
+
+    /// Handles the completion of a chunk's read or write.
+    pub(super) fn chunk_ended(&mut self, index: u16) {
+        let block_size = self.rules.block_size;
+        let parent = &mut self.parents[usize::from(index)];
+        let (Some(chunk), Some(buffer)) = (&mut parent.chunk, parent.buffer) else { return };
+        if parent.outcome.is_success() && chunk.step == ChunkStep::Fetching {
+            let BounceChunk { first, blocks, .. } = *chunk;
+            if parent.plan == AdaptPlan::Copy {
+                chunk.step = ChunkStep::ToStore;
+                return;
+            }
+            let own = self.buffers.part(buffer, blocks * block_size);
+            let skip = parent.data_offset(first, block_size);
+            let data = parent.data_segments();
+            let moved = match parent.request.operation {
+                Operation::Read => self.buffers.scatter(own, data, skip),
+                Operation::Verify => Ok(()),
+                _ => self.buffers.compare(own, data, skip),
+            };
+            parent.outcome = moved.err().unwrap_or(IoStatus::SUCCESS);
+        }
+        self.end_chunk(index);
+    }
+
+    fn end_chunk(&mut self, index: u16) {
+        self.parents[usize::from(index)].chunk = None;
+        self.give_buffer_back(index);
+    }
+
+    /// Frees a parent's buffer, or passes it to the parent that has waited longest.
+    pub(super) fn give_buffer_back(&mut self, index: u16) {
+        let Some(buffer) = self.parents[usize::from(index)].buffer.take() else { return };
+        if let Some(next) = self.buffers.give_back(buffer) {
+            self.parents[usize::from(next)].buffer = Some(buffer);
+            self.stand_in_row(next);
+        }
+    }
+}
+
+/// The blocks of the next chunk, relative to the first block of the request.
+fn chunk_range(rules: &DeviceConstraints, parent: &SplitRequest, most: u32) -> (u32, u32) {
+    let Request { lba, operand, blocks, .. } = parent.request;
+    let left = blocks - parent.next;
+    let is_copy = parent.plan == AdaptPlan::Copy;
+    if parent.goes_backwards() {
+        let (target, source) = (lba + u64::from(left), operand + u64::from(left));
+        let most = most.min(rules.since_boundary(target)).min(rules.since_boundary(source));
+        let count = left.min(most);
+        return (left - count, count);
+    }
+    let at = u64::from(parent.next);
+    let source = if is_copy { operand } else { lba };
+    let most = most.min(rules.to_boundary(lba + at)).min(rules.to_boundary(source + at));
+    (parent.next, left.min(most))
+}
+
+/// Advances a parent's cursors past blocks that were sent directly or became a chunk.
+fn advance(parent: &mut SplitRequest, blocks: u32, bytes: u64, metadata_size: u16) {
+    if parent.plan != AdaptPlan::Parts && parent.stage != ParentStage::Writing {
+        return;
+    }
+    let mut data = parent.data;
+    data.advance(parent.data_segments(), bytes);
+    let mut metadata = parent.metadata;
+    let metadata_bytes = u64::from(blocks) * u64::from(metadata_size);
+    metadata.advance(parent.metadata_segments(), metadata_bytes);
+    (parent.data, parent.metadata) = (data, metadata);
+}
+
+/// Fills `slices` with the memory of at most `most` whole blocks, and returns their number.
+fn data_slices(
+    rules: &DeviceConstraints,
+    parent: &SplitRequest,
+    most: u32,
+    slices: &mut Vec<Segment>,
+) -> u32 {
+    let block_size = u64::from(rules.block_size);
+    let wanted = u64::from(most) * block_size;
+    let count_max = usize::from(rules.segments_max);
+    let suits = |slice| rules.alignment.suits(slice);
+    let bytes = parent.data.slices(parent.data_segments(), wanted, count_max, suits, slices);
+    let blocks = bytes / block_size;
+    trim(slices, bytes, blocks * block_size);
+    u32::try_from(blocks).unwrap_or(u32::MAX)
+}
+
+/// Fills `slices` with zeroes for at most `most` blocks, and returns their number.
+fn zero_slices(
+    rules: &DeviceConstraints,
+    buffers: &BounceBuffers,
+    most: u32,
+    slices: &mut Vec<Segment>,
+) -> u32 {
+    let zeroes = buffers.zeroes();
+    let whole = buffers.chunk_bytes() / rules.block_size;
+    let mut blocks = 0;
+    while blocks < most && slices.len() < usize::from(rules.segments_max) {
+        let count = whole.min(most - blocks);
+        slices.push(Segment { len_bytes: count * rules.block_size, ..zeroes });
+        blocks += count;
+    }
+    blocks
+}
+
+/// Appends the metadata of the next part.
+fn add_metadata(
+    parent: &SplitRequest,
+    bytes: u64,
+    slices: &mut Vec<Segment>,
+    request: &mut Request,
+) {
+    metadata_slices(parent, parent.metadata, bytes, slices, request);
+}
+
+fn metadata_slices(
+    parent: &SplitRequest,
+    at: super::parent::Cursor,
+    bytes: u64,
+    slices: &mut Vec<Segment>,
+    request: &mut Request,
+) {
+    let before = slices.len();
+    at.slices(parent.metadata_segments(), bytes, usize::MAX, |_| true, slices);
+    request.metadata_count = count_of(&slices[before..]);
+}
+
+fn count_of(slices: &[Segment]) -> u16 {
+    u16::try_from(slices.len()).unwrap_or(u16::MAX)
+}
+
+/// The flags that a part inherits.
+fn flags_below(rules: &DeviceConstraints, flags: RequestFlags) -> RequestFlags {
+    match rules.force {
+        super::FuaMode::Native => flags,
+        super::FuaMode::Flush => RequestFlags(flags.0 & !RequestFlags::FUA.0),
+    }
+}

@@ -1,0 +1,135 @@
+//! A backend controlled by a test.
+
+use std::sync::{Arc, Mutex};
+
+use tenmil_base::{
+    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
+    OperationSet, Request, RequestFlags, Segment,
+};
+
+/// Keeps accepted requests until the test completes them.
+#[derive(Clone)]
+pub(crate) struct Scripted {
+    limits: Limits,
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Number of further requests that it accepts.
+    room: usize,
+    batches: Vec<usize>,
+    taken: Vec<(Request, Vec<Segment>)>,
+    answers: Vec<IoCompletion>,
+    flushes: usize,
+}
+
+impl Scripted {
+    pub(crate) fn new(limits: Limits, room: usize) -> Self {
+        let shared = Shared { room, ..Shared::default() };
+        Self { limits, shared: Arc::new(Mutex::new(shared)) }
+    }
+
+    /// Changes the size of the device.
+    pub(crate) fn resize(&mut self, block_count: u64) {
+        self.limits.block_count = block_count;
+    }
+
+    pub(crate) fn make_room(&self, room: usize) {
+        self.shared.lock().unwrap().room += room;
+    }
+
+    /// Requests accepted since the last call, oldest first.
+    pub(crate) fn taken(&self) -> Vec<(Request, Vec<Segment>)> {
+        std::mem::take(&mut self.shared.lock().unwrap().taken)
+    }
+
+    /// Lengths of the batches of which any request was accepted since the last call.
+    pub(crate) fn batches(&self) -> Vec<usize> {
+        std::mem::take(&mut self.shared.lock().unwrap().batches)
+    }
+
+    /// Number of calls of `flush` since the last call.
+    pub(crate) fn flushes(&self) -> usize {
+        std::mem::take(&mut self.shared.lock().unwrap().flushes)
+    }
+
+    pub(crate) fn answer(&self, token: u64, outcome: IoStatus, result: u32) {
+        self.shared.lock().unwrap().answers.push(IoCompletion { token, outcome, result });
+    }
+}
+
+impl IoChannel for Scripted {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let mut shared = self.shared.lock().unwrap();
+        let count = requests.len().min(shared.room);
+        shared.room -= count;
+        if count > 0 {
+            shared.batches.push(count);
+        }
+        for request in &requests[..count] {
+            let first = request.segment_first as usize;
+            let own = usize::from(request.segment_count) + usize::from(request.metadata_count);
+            shared.taken.push((*request, segments[first..first + own].to_vec()));
+        }
+        count
+    }
+
+    fn flush(&mut self) {
+        self.shared.lock().unwrap().flushes += 1;
+    }
+
+    fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
+        let mut shared = self.shared.lock().unwrap();
+        let count = answers.remaining().min(shared.answers.len());
+        shared.answers.drain(..count).for_each(|answer| answers.push(answer));
+        count
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.shared.lock().unwrap().answers.is_empty()
+    }
+}
+
+/// Limits with blocks of 512 bytes, and at most 8 blocks and 2 segments in a request.
+pub(crate) fn limits() -> Limits {
+    Limits {
+        block_size: 512,
+        metadata_size: 0,
+        block_count: 1000,
+        request_blocks_max: 8,
+        segments_max: 2,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: 100,
+        durability: Durability::VolatileCache,
+        support: OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]),
+    }
+}
+
+/// A request without memory.
+pub(crate) fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
+    Request {
+        token,
+        lba,
+        operand: 0,
+        segment_first: 0,
+        blocks,
+        segment_count: 0,
+        metadata_count: 0,
+        operation,
+        flags: RequestFlags::NONE,
+    }
+}
+
+/// Polls once, for at most ten completions.
+pub(crate) fn poll(backend: &mut impl IoChannel, now: Instant) -> Vec<IoCompletion> {
+    let mut answers = CompletionBatch::with_capacity(10);
+    let count = backend.poll(now, &mut answers);
+    assert_eq!(count, answers.as_slice().len());
+    answers.drain().collect()
+}

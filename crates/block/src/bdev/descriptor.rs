@@ -1,0 +1,145 @@
+//! Descriptor: an open bdev with its claim.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, BlockExtent, IoChannel, Limits};
+
+use super::{Claim, ClaimGuard, Event, Mode, Shared};
+use crate::channel::{Channel, WRITING};
+use crate::qos::IoClass;
+
+/// An open bdev with a claim (SPDK's bdev_desc). It opens channels. The claim is released when the
+/// descriptor and all its channels have been dropped.
+#[derive(Debug)]
+pub struct BdevDescriptor {
+    grant: Arc<ClaimGuard>,
+    class: IoClass,
+}
+
+impl BdevDescriptor {
+    pub(super) const fn new(grant: Arc<ClaimGuard>) -> Self {
+        Self { grant, class: IoClass::Foreground }
+    }
+
+    /// Sets the I/O class of its channels, which the rate limits of the device distinguish.
+    #[must_use]
+    pub const fn with_class(mut self, class: IoClass) -> Self {
+        self.class = class;
+        self
+    }
+
+    /// The granted claim.
+    pub fn claim(&self) -> Claim {
+        self.grant.claim
+    }
+
+    /// Removes the oldest pending event.
+    pub fn next_event(&self) -> Option<Event> {
+        self.grant.events.next()
+    }
+
+    /// A descriptor that is readable while events are pending. `None` only if the process is out of file
+    /// descriptors.
+    pub fn event_source(&self) -> Option<BorrowedFd<'_>> {
+        self.grant.events.descriptor()
+    }
+
+    /// Opens a channel of mode `mq`, even if the device has mode `bypass`, and without rate limits.
+    ///
+    /// # Errors
+    ///
+    /// If the maximum number of channels is open, the device has been removed, or the device below cannot
+    /// open another channel.
+    pub fn open_channel(&self) -> Result<Channel, String> {
+        Channel::open(Arc::clone(&self.grant), self.limits())
+    }
+
+    /// Whether its channels are those of the device below.
+    fn is_bypass(&self) -> bool {
+        self.grant.shared.options.mode == Mode::Bypass && !self.grant.claim.is_read_only()
+    }
+
+    /// Applies the rate limits of the device, if any, to a channel.
+    pub(crate) fn limited(&self, channel: Box<dyn IoChannel>) -> Box<dyn IoChannel> {
+        match &self.grant.shared.options.limiter {
+            Some(limiter) => Box::new(limiter.over(channel, self.class)),
+            None => channel,
+        }
+    }
+}
+
+impl BlockDevice for BdevDescriptor {
+    /// The limits of the device below, with the current size, the configured depth, and only the
+    /// operations that the claim permits.
+    fn limits(&self) -> Limits {
+        let mut limits = self.grant.shared.limits();
+        if self.grant.claim.is_read_only() {
+            limits.support = limits.support.without(WRITING);
+        }
+        limits
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let shared = &self.grant.shared;
+        if self.is_bypass() {
+            let medium = shared.medium().ok_or_else(|| shared.gone())?;
+            return medium.channel();
+        }
+        Ok(self.limited(Box::new(self.open_channel()?)))
+    }
+
+    fn channels_max(&self) -> u32 {
+        let shared = &self.grant.shared;
+        let options = &shared.options;
+        let of_medium = shared.medium().map_or(0, |medium| medium.channels_max());
+        match options.mode {
+            Mode::Bypass => of_medium,
+            Mode::SingleQueue => options.channels_max,
+            // Shared contexts were counted when the bdev was created.
+            Mode::Mq if options.map.default < options.channels_max => options.channels_max,
+            Mode::Mq => options.channels_max.min(of_medium),
+        }
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.grant.shared.medium().and_then(|medium| medium.failure())
+    }
+
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+        let shared = &self.grant.shared;
+        let medium = shared.medium();
+        medium.ok_or_else(|| shared.gone())?.block_status(lba)
+    }
+
+    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+        let shared = &self.grant.shared;
+        let medium = shared.medium();
+        medium.ok_or_else(|| shared.gone())?.supports_kernel_buffers()
+    }
+
+    fn refresh_size(&self) -> Result<u64, String> {
+        self.grant.shared.notice_size();
+        Ok(self.grant.shared.limits().block_count)
+    }
+
+    fn is_resizable(&self) -> bool {
+        let shared = &self.grant.shared;
+        shared.options.mode != Mode::Bypass
+            && !self.grant.claim.is_read_only()
+            && shared.medium().is_some_and(|medium| medium.is_resizable())
+    }
+
+    /// Like [`Bdev::set_size`](super::Bdev::set_size).
+    fn resize(&self, block_count: u64) -> Result<(), String> {
+        let shared = &self.grant.shared;
+        if self.grant.claim.is_read_only() {
+            let holder = &self.grant.holder;
+            return Err(format!(
+                "{}: {holder} may read it, expected a claim to write it",
+                shared.name
+            ));
+        }
+        Shared::set_size(shared, block_count)
+    }
+}

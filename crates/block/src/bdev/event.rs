@@ -1,0 +1,138 @@
+//! Events of a bdev, delivered to each descriptor.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, PoisonError};
+use std::{fmt, io};
+
+use tenmil_base::Interrupts;
+use tenmil_linux::EventVectors;
+
+/// An event of a bdev.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The device has been resized.
+    Resized {
+        /// New size in blocks.
+        block_count: u64,
+    },
+    /// The device has been removed: requests in flight are completed, and later ones fail. The holder
+    /// drops its channels and the descriptor.
+    Removed,
+    /// The device below has lost data.
+    MediumError {
+        /// First block.
+        lba: u64,
+        /// Number of blocks.
+        blocks: u64,
+    },
+    /// The device below was replaced, or its contents have changed.
+    MediumChanged,
+    /// Older events were dropped because they were not consumed.
+    Overflowed {
+        /// Number of dropped events.
+        lost: u64,
+    },
+}
+
+/// Bounded event queue of one descriptor. An overflow is reported as an event.
+pub(super) struct EventQueue {
+    waiting: Mutex<EventBacklog>,
+    bell: EventVectors,
+}
+
+#[derive(Debug, Default)]
+struct EventBacklog {
+    events: VecDeque<Event>,
+    lost: u64,
+}
+
+/// Maximum number of queued events. An overflow is counted separately.
+const WAITING_MAX: usize = 64;
+
+impl EventQueue {
+    pub(super) fn new() -> io::Result<Self> {
+        let waiting = EventBacklog { events: VecDeque::with_capacity(WAITING_MAX), lost: 0 };
+        Ok(Self { waiting: Mutex::new(waiting), bell: EventVectors::new(1)? })
+    }
+
+    /// Appends an event; a full queue drops the oldest.
+    pub(super) fn push(&self, event: Event) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.events.len() == WAITING_MAX {
+            waiting.events.pop_front();
+            waiting.lost += 1;
+        }
+        waiting.events.push_back(event);
+        self.bell.clone().raise(0);
+    }
+
+    /// Removes the oldest event. After the last one, the descriptor is not readable until the next event.
+    pub(super) fn next(&self) -> Option<Event> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = std::mem::take(&mut waiting.lost);
+        let event =
+            if lost > 0 { Some(Event::Overflowed { lost }) } else { waiting.events.pop_front() };
+        if waiting.events.is_empty() {
+            // `push` holds the same lock, so the barrier inside `unmask` is not needed here.
+            self.bell.unmask(0);
+        }
+        event
+    }
+
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.descriptor(0)
+    }
+}
+
+impl fmt::Debug for EventQueue {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("EventQueue").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Span;
+
+    use super::{Event, EventQueue, WAITING_MAX};
+
+    fn resized(block_count: usize) -> Event {
+        Event::Resized { block_count: block_count as u64 }
+    }
+
+    #[test]
+    fn events_come_in_their_order_and_none_is_lost_silently() {
+        let queue = EventQueue::new().unwrap();
+        assert_eq!(queue.next(), None);
+        (0..WAITING_MAX + 3).for_each(|index| queue.push(resized(index)));
+        assert_eq!(queue.next(), Some(Event::Overflowed { lost: 3 }));
+        for index in 3..WAITING_MAX + 3 {
+            assert_eq!(queue.next(), Some(resized(index)));
+        }
+        assert_eq!(queue.next(), None);
+    }
+
+    #[test]
+    fn the_descriptor_is_ready_until_the_last_event_is_taken() {
+        let queue = EventQueue::new().unwrap();
+        let is_ready = || {
+            let watch = tenmil_linux::poll_set::PollSet::new().unwrap();
+            let readable = tenmil_linux::poll_set::Interest { readable: true, writable: false };
+            watch.add(queue.descriptor().unwrap(), 0, readable).unwrap();
+            let mut found = Vec::new();
+            watch.wait(Some(Span::default()), &mut found).unwrap();
+            !found.is_empty()
+        };
+        for _ in 0..2 {
+            assert!(!is_ready());
+            queue.push(Event::MediumChanged);
+            queue.push(Event::Removed);
+            assert!(is_ready());
+            assert_eq!(queue.next(), Some(Event::MediumChanged));
+            assert!(is_ready(), "one is left");
+            assert_eq!(queue.next(), Some(Event::Removed));
+        }
+        assert!(!is_ready());
+    }
+}

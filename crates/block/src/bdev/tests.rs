@@ -1,0 +1,371 @@
+//! Claims, events, quiesced ranges and removal.
+
+mod composed;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, ErrorCategory, Instant, IoChannel, IoStatus, Operation, Request,
+    Span,
+};
+use tenmil_linux::Clock;
+use tenmil_linux::thread::{Thread, yield_now};
+
+use super::{Bdev, BdevOptions, Claim, Event, Mode};
+use crate::channel::tests::late::{BLOCKS, Late, Log, REFUSED, request};
+use crate::channel::tests::{device, is_woken};
+use crate::{PER_CHANNEL, QueueMap};
+
+const CLAIMS: [Claim; 3] = [Claim::ReadShared, Claim::WriteOnce, Claim::Exclusive];
+
+#[test]
+fn claims_go_with_each_other_as_the_table_says() {
+    let table = [[true, true, false], [true, false, false], [false, false, false]];
+    for (row, asked) in table.iter().zip(CLAIMS) {
+        for (granted, held) in row.iter().zip(CLAIMS) {
+            let (device, _) = device(4, |_| {});
+            let first = device.open(held, "first").unwrap();
+            let second = device.open(asked, "second");
+            assert_eq!(second.is_ok(), *granted, "{asked} beside {held}");
+            drop((first, second));
+            assert!(device.holders().is_empty());
+            device.open(Claim::Exclusive, "third").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_refusal_names_the_device_who_asked_for_what_and_who_has_it() {
+    let (device, _) = device(4, |_| {});
+    let reader = device.open(Claim::ReadShared, "copy").unwrap();
+    let writer = device.open(Claim::WriteOnce, "serve").unwrap();
+    let refused = device.open(Claim::Exclusive, "mirror").unwrap_err();
+    assert_eq!(refused.blame(), ErrorCategory::Usage);
+    assert_eq!(
+        refused.to_string(),
+        "open late0 exclusive for mirror: held by copy (read-shared), serve (write-once), expected \
+         no other holder"
+    );
+    let refused = device.open(Claim::WriteOnce, "mirror").unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "open late0 write-once for mirror: held by serve (write-once), expected readers at most"
+    );
+    drop((reader, writer));
+    device.remove();
+    let refused = device.open(Claim::ReadShared, "copy").unwrap_err().to_string();
+    assert!(refused.ends_with("it has been removed, expected a device that is there"), "{refused}");
+}
+
+#[test]
+fn a_claim_lasts_as_long_as_a_channel() {
+    let (device, _) = device(4, |_| {});
+    let channel = device.open(Claim::WriteOnce, "first").unwrap().channel().unwrap();
+    assert!(device.open(Claim::WriteOnce, "second").is_err());
+    drop(channel);
+    device.open(Claim::WriteOnce, "second").unwrap();
+}
+
+#[test]
+fn every_holder_hears_what_happens() {
+    let (device, _) = device(4, |_| {});
+    let holders = ["one", "other"].map(|name| device.open(Claim::ReadShared, name).unwrap());
+    device.resized(77);
+    device.notify_holders(&Event::MediumError { lba: 5, blocks: 2 });
+    device.remove();
+    device.remove();
+    for holder in &holders {
+        assert_eq!(holder.next_event(), Some(Event::Resized { block_count: 77 }));
+        assert_eq!(holder.next_event(), Some(Event::MediumError { lba: 5, blocks: 2 }));
+        assert_eq!(holder.next_event(), Some(Event::Removed));
+        assert_eq!(holder.next_event(), None);
+        assert_eq!(holder.limits().block_count, 77);
+    }
+}
+
+#[test]
+fn a_map_that_the_medium_cannot_have_is_refused() {
+    struct Few(Late);
+    impl BlockDevice for Few {
+        fn limits(&self) -> tenmil_base::Limits {
+            self.0.limits()
+        }
+        fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+            self.0.channel()
+        }
+        fn channels_max(&self) -> u32 {
+            3
+        }
+    }
+    let make = |map, channels_max| {
+        let options = BdevOptions::new(Clock::kernel(), 1);
+        let options = BdevOptions { map, channels_max, ..options };
+        Bdev::new("few0", Arc::new(Few(Late::with_depth(1))), options)
+    };
+    let (two, three) =
+        (QueueMap { read: 1, ..QueueMap::of(2) }, QueueMap { read: 2, ..QueueMap::of(2) });
+    assert!(make(two, 8).is_ok() && make(QueueMap::of(PER_CHANNEL), 3).is_ok());
+    let refused = make(three, 8).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "few0: the queue map has 4 contexts, expected at most the 3 channels of its medium"
+    );
+    assert!(make(QueueMap::of(PER_CHANNEL), 4).is_err());
+    assert!(make(QueueMap::of(0), 4).unwrap_err().to_string().contains("0 default contexts"));
+    let shared = make(QueueMap::of(3), 8).unwrap().open(Claim::Exclusive, "x").unwrap();
+    let channels: Vec<_> = (0..8).map(|_| shared.channel().unwrap()).collect();
+    assert!(shared.channel().is_err_and(|text| text.contains("8 channels are open")));
+    assert_eq!(shared.channels_max(), 8);
+    drop(channels);
+}
+
+#[test]
+fn what_is_held_is_kept_still_and_what_is_not_goes_on() {
+    let (device, log) = device(8, |_| {});
+    let descriptor = device.open(Claim::Exclusive, "test").unwrap();
+    let mut channel = descriptor.channel().unwrap();
+    let mut idle = descriptor.channel().unwrap();
+    let now = Instant::default();
+    log.is_stuck.store(true, Ordering::SeqCst);
+    assert_eq!(channel.submit(now, &[request(Operation::Write, 1, 10)], &[]), 1);
+    let hold = device.begin_quiesce(10..12, None);
+    assert!(!hold.is_quiesced(), "one is in flight, and the idle channel is not asked");
+    let mut answers = CompletionBatch::with_capacity(8);
+    assert!(channel.arm(), "there is something to look at");
+    channel.disarm();
+    let batch = [
+        request(Operation::Read, 2, 9),
+        request(Operation::Read, 3, 11),
+        request(Operation::Read, 4, 12),
+    ];
+    assert_eq!(channel.submit(now, &batch, &[]), 1, "the order is kept");
+    assert_eq!(idle.submit(now, &[request(Operation::Flush, 5, 0)], &[]), 0);
+    let copy = Request { operand: 10, ..request(Operation::Copy, 6, 500) };
+    assert_eq!(idle.submit(now, &[copy], &[]), 0, "its source is held");
+    assert!(!hold.is_quiesced());
+    log.is_stuck.store(false, Ordering::SeqCst);
+    while answers.as_slice().len() < 2 {
+        channel.poll(now, &mut answers);
+    }
+    assert!(hold.is_quiesced());
+    let text = device.quiesce(0..11, Span::from_ms(1)).unwrap_err().to_string();
+    assert!(text.contains("blocks 0 to 11") && text.contains("an earlier hold"), "{text}");
+    let other = device.begin_quiesce(12..13, None);
+    assert!(other.is_quiesced() && other.blocks() == (12..13));
+    drop(hold);
+    assert!(channel.arm(), "what was held back may go on");
+    assert_eq!(channel.submit(now, &batch[1..], &[]), 1, "12 is held by the other");
+    drop(other);
+    assert_eq!(channel.submit(now, &batch[2..], &[]), 1);
+}
+
+#[test]
+fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
+    let (device, log) = device(8, |_| {});
+    let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
+    let mut channel = descriptor.channel().unwrap();
+    let (now, mut answers) = (Instant::default(), CompletionBatch::with_capacity(8));
+    log.is_stuck.store(true, Ordering::SeqCst);
+    let batch = [request(Operation::Write, 1, 100), request(Operation::Write, 2, 600)];
+    assert_eq!(channel.submit(now, &batch, &[]), 2);
+    let descriptor = Arc::new(descriptor);
+    let asked = Arc::clone(&descriptor);
+    let shrinking = Thread::spawn("shrink", None, move |_| asked.resize(500)).unwrap();
+    while descriptor.limits().block_count != 500 {
+        yield_now();
+    }
+    assert!(log.sizes.lock().unwrap().is_empty(), "one is past the new end");
+    log.is_stuck.store(false, Ordering::SeqCst);
+    while log.sizes.lock().unwrap().is_empty() {
+        channel.poll(now, &mut answers);
+        yield_now();
+    }
+    assert_eq!(shrinking.join(), Ok(()));
+    while answers.as_slice().len() < 2 {
+        channel.poll(now, &mut answers);
+    }
+    answers.clear();
+    assert_eq!(channel.submit(now, &batch[1..], &[]), 1);
+    while channel.poll(now, &mut answers) == 0 {}
+    assert_eq!(answers.as_slice()[0].outcome, IoStatus::LBA_OUT_OF_RANGE);
+    let said = device.set_size(REFUSED).unwrap_err().to_string();
+    assert_eq!(said, "late0: it does not want to");
+    assert_eq!(device.limits().block_count, 500, "it is as long as it was");
+    device.set_size(BLOCKS * 2).unwrap();
+    assert_eq!(descriptor.limits().block_count, BLOCKS * 2);
+    let (sizes, in_flight): (Vec<u64>, Vec<usize>) =
+        log.sizes.lock().unwrap().iter().copied().unzip();
+    assert_eq!(sizes, [500, REFUSED, BLOCKS * 2]);
+    assert!(in_flight[0] < 2, "what was past the new end has come to its end first");
+}
+
+#[test]
+fn who_may_not_write_or_is_in_the_way_changes_no_size() {
+    let (device, log) = device(8, |_| {});
+    let reader = device.open(Claim::ReadShared, "copy").unwrap();
+    assert!(!reader.is_resizable());
+    let said = reader.resize(10).unwrap_err();
+    assert_eq!(said, "late0: copy may read it, expected a claim to write it");
+    let mut channel = device.open(Claim::WriteOnce, "serve").unwrap().channel().unwrap();
+    log.is_stuck.store(true, Ordering::SeqCst);
+    let last = request(Operation::Write, 1, BLOCKS - 1);
+    assert_eq!(channel.submit(Instant::default(), &[last], &[]), 1);
+    let said = device.set_size(10).unwrap_err().to_string();
+    assert!(said.contains("blocks 10 to 1000") && said.contains("serve"), "{said}");
+    assert_eq!(device.limits().block_count, BLOCKS);
+    assert!(log.sizes.lock().unwrap().is_empty(), "the medium was not asked");
+    let (bypassed, _) = self::device(8, |options| options.mode = Mode::Bypass);
+    assert!(bypassed.set_size(10).unwrap_err().to_string().contains("its mode is bypass"));
+}
+
+#[test]
+fn the_channel_that_holds_goes_on_and_holds_are_granted_in_their_order() {
+    let (device, _) = device(8, |_| {});
+    let descriptor = device.open(Claim::Exclusive, "test").unwrap();
+    let mut mine = descriptor.open_channel().unwrap();
+    let mut other = descriptor.open_channel().unwrap();
+    let first = device.begin_quiesce(0..8, Some(mine.id()));
+    let second = device.begin_quiesce(4..5, Some(other.id()));
+    assert!(first.is_quiesced() && !second.is_quiesced());
+    let now = Instant::default();
+    let write = request(Operation::Write, 1, 4);
+    assert_eq!(other.submit(now, &[write], &[]), 0, "the first decides");
+    assert_eq!(mine.submit(now, &[write], &[]), 1);
+    drop(first);
+    assert!(!second.is_quiesced(), "the write is still in flight");
+    let mut answers = CompletionBatch::with_capacity(1);
+    while mine.poll(now, &mut answers) == 0 {}
+    assert!(second.is_quiesced());
+    assert_eq!((mine.submit(now, &[write], &[]), other.submit(now, &[write], &[])), (0, 1));
+}
+
+/// Runs two threads that write to the whole device until `until` returns, for each map and mode.
+fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) {
+    for (map, mode) in options {
+        let (device, log) = device(16, |options| {
+            (options.map, options.mode, options.channels_max) = (*map, *mode, 2);
+        });
+        let descriptor = Arc::new(device.open(Claim::Exclusive, "load").unwrap());
+        let is_over = Arc::new(AtomicBool::new(false));
+        let threads: Vec<_> = (0..2_u64)
+            .map(|thread| {
+                let mut channel = descriptor.channel().unwrap();
+                let is_over = Arc::clone(&is_over);
+                let run = move |_: &_| {
+                    let (clock, mut token, mut good) = (Clock::kernel(), 0, 0_u64);
+                    let mut answers = CompletionBatch::with_capacity(8);
+                    while !is_over.load(Ordering::SeqCst) {
+                        let lba = (token * 13 + thread) % BLOCKS;
+                        let write = request(Operation::Write, token, lba);
+                        token += channel.submit(clock.now(), &[write], &[]) as u64;
+                        channel.poll(clock.now(), &mut answers);
+                        let ended =
+                            answers.drain().map(|answer| u64::from(answer.outcome.is_success()));
+                        good += ended.sum::<u64>();
+                    }
+                    good
+                };
+                Thread::spawn("load", None, run).unwrap()
+            })
+            .collect();
+        // Both threads are writing.
+        while device.statistics().of(Operation::Write).count < 500 {
+            yield_now();
+        }
+        until(&device, &log);
+        is_over.store(true, Ordering::SeqCst);
+        let good: u64 = threads.into_iter().map(Thread::join).sum();
+        assert!(good > 0, "{map:?} {mode:?}");
+    }
+}
+
+#[test]
+fn under_load_nothing_is_where_it_is_quiesced() {
+    let shapes = [
+        (QueueMap::of(PER_CHANNEL), Mode::Mq),
+        (QueueMap::of(1), Mode::Mq),
+        (QueueMap::of(1), Mode::SingleQueue),
+    ];
+    under_load(&shapes, |device, log| {
+        for round in 0..300 {
+            let range = if round % 3 == 0 { 0..BLOCKS } else { 100..700 };
+            let hold = device.quiesce(range.clone(), Span::from_secs(20)).unwrap();
+            for _ in 0..20 {
+                let in_flight = log.in_flight.lock().unwrap();
+                let inside = in_flight.iter().find(|(_, sent)| range.contains(&sent.lba));
+                assert!(inside.is_none(), "{inside:?} in round {round}");
+            }
+            drop(hold);
+        }
+    });
+}
+
+#[test]
+fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
+    for (map, mode) in [
+        (QueueMap::of(PER_CHANNEL), Mode::Mq),
+        (QueueMap::of(1), Mode::Mq),
+        (QueueMap { default: 1, read: 2, poll: 0 }, Mode::Mq),
+        (QueueMap::of(1), Mode::SingleQueue),
+    ] {
+        let (device, log) = device(16, |options| {
+            (options.map, options.mode, options.channels_max) = (map, mode, 2);
+        });
+        let descriptor = device.open(Claim::Exclusive, "test").unwrap();
+        log.is_stuck.store(true, Ordering::SeqCst);
+        let mut channels = [descriptor.channel().unwrap(), descriptor.channel().unwrap()];
+        let now = Instant::default();
+        let requests: Vec<Request> = (0..6)
+            .map(|token| {
+                request(
+                    [Operation::Read, Operation::Write][usize::from(token % 2 == 1)],
+                    token,
+                    token,
+                )
+            })
+            .collect();
+        for channel in &mut channels {
+            assert_eq!(channel.submit(now, &requests, &[]), 6);
+        }
+        assert_eq!(device.channels_open(), 2);
+        for channel in &mut channels {
+            assert!(!channel.arm() && !is_woken(&**channel));
+        }
+        device.remove();
+        for channel in &mut channels {
+            assert!(is_woken(&**channel));
+            assert!(channel.arm(), "there is something to look at");
+            channel.disarm();
+            let mut answers = CompletionBatch::with_capacity(9);
+            assert_eq!(channel.submit(now, &[request(Operation::Read, 99, 0)], &[]), 1);
+            assert_eq!(channel.poll(now, &mut answers), 7);
+            let mut ended: Vec<_> =
+                answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
+            ended.sort_by_key(|(token, _)| *token);
+            let mut expected: Vec<_> =
+                (0..6).map(|token| (token, IoStatus::ABORTED_BY_HOST)).collect();
+            expected.push((99, IoStatus::NO_DEVICE));
+            assert_eq!(ended, expected);
+            assert_eq!(channel.wake_at(), Instant::NEVER);
+            assert!(!channel.arm(), "nothing will come any more");
+        }
+        assert_eq!((device.channels_open(), log.open.load(Ordering::SeqCst)), (0, 0));
+        assert!(descriptor.channel().is_err() && descriptor.block_status(0).is_err());
+        assert_eq!(device.statistics().of(Operation::Read).errors, 8);
+        assert_eq!(device.statistics().of(Operation::Write).errors, 6);
+    }
+}
+
+#[test]
+fn removal_under_load_reaches_every_thread_within_a_second() {
+    let shapes = [(QueueMap::of(PER_CHANNEL), Mode::Mq), (QueueMap::of(1), Mode::Mq)];
+    under_load(&shapes, |device, log| {
+        let clock = Clock::kernel();
+        device.remove();
+        let began = clock.now();
+        while device.channels_open() > 0 || log.open.load(Ordering::SeqCst) > 0 {
+            assert!(clock.now().since(began) < Span::from_secs(1));
+        }
+    });
+}

@@ -1,0 +1,200 @@
+//! Slow path of a channel: handles changes of its device, rejects and holds requests, and aborts them
+//! after a removal.
+
+use std::sync::atomic::Ordering;
+
+use tenmil_base::{
+    CompletionBatch, Instant, Interrupts, IoCompletion, IoStatus, Operation, Request, Segment,
+};
+
+use super::{Channel, WRITING};
+use crate::quiesce::{QuiesceEntry, RequestRanges};
+
+/// Decision on one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AdmitDecision {
+    Submit,
+    Answer(IoStatus),
+    /// Not accepted now: its blocks are quiesced.
+    Hold,
+    /// Queued until its blocks are no longer fenced.
+    Wait,
+}
+
+impl Channel {
+    /// Handles changes of the device: size, quiesced ranges, fences, removal.
+    #[cold]
+    pub(super) fn handle_changes(&mut self) {
+        // The waker is armed before the state is read: a later change raises it.
+        self.is_deaf = !self.port.bell.unmask(0);
+        let view = self.grant.shared.view();
+        self.seen = view.generation;
+        self.limits.block_count = view.block_count;
+        self.gate.block_count = view.block_count;
+        self.holds = view.holds;
+        self.fences = view.fences;
+        if view.is_removed && !self.is_removed {
+            self.give_up();
+        }
+        self.set_slow();
+        self.tell_if_quiet();
+    }
+
+    /// Determines whether requests and completions need individual checks.
+    pub(super) fn set_slow(&mut self) {
+        self.is_slow = self.is_removed
+            || !self.holds.is_empty()
+            || !self.fences.is_empty()
+            || !self.waiting.is_empty();
+        self.is_careful = self.is_slow || self.flushes > 0;
+    }
+
+    /// The device has been removed. The channels below are closed first, so that no memory is accessed
+    /// any more; then requests in flight are completed.
+    fn give_up(&mut self) {
+        self.is_removed = true;
+        let count = self.tags.in_flight();
+        let mut put_by = CompletionBatch::with_capacity(count);
+        for lane in 0..self.lanes.len() {
+            let start = put_by.as_slice().len();
+            self.lanes[lane].close(&mut put_by);
+            let given = put_by.tail_mut(start);
+            self.judge_flushes(given);
+            // The current time is not known here, and these latencies are not of interest.
+            self.tags.release_tags(Instant::default(), given, self.block_shift, &self.port.meter);
+        }
+        self.refused.extend(put_by.as_slice().iter().copied());
+        self.flushes = 0;
+        for (answer, operation) in self.tags.abandon(IoStatus::ABORTED_BY_HOST) {
+            self.port.meter.failed(operation);
+            self.refused.push(answer);
+        }
+        self.port.is_open.store(false, Ordering::Release);
+        self.settle();
+        self.give_up_waiting(IoStatus::NO_DEVICE);
+    }
+
+    /// Notifies the quiescing threads if nothing of this channel is in flight in their ranges.
+    fn tell_if_quiet(&mut self) {
+        let mine = self.port.index;
+        let others = self.holds.iter().filter(|held| held.except != Some(mine));
+        let is_quiet = others
+            .clone()
+            .all(|held| self.tags.touched().all(|touched| !touched.overlaps(&held.blocks)));
+        if is_quiet && self.port.quiet.load(Ordering::Relaxed) < self.seen {
+            // Pairs with the load of the quiescing thread: the requests in its range have ended before
+            // this.
+            self.port.quiet.store(self.seen, Ordering::Release);
+            others.for_each(|held| held.bell.clone().raise(0));
+        }
+    }
+
+    /// Submits consecutive permitted requests together. Each other request is completed or queued
+    /// individually, or ends the batch.
+    #[cold]
+    pub(super) fn submit_slowly(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        let mut done = 0;
+        while done < requests.len() {
+            let room = self.room_for(requests.len() - done).saturating_sub(self.waiting.len());
+            let rest = &requests[done..][..room.min(requests.len() - done)];
+            let verdicts = rest.iter().map(|request| self.verdict(request));
+            let good = verdicts.take_while(|verdict| *verdict == AdmitDecision::Submit).count();
+            if good > 0 {
+                let taken = self.submit_looked_at(now, lane, &rest[..good], segments);
+                done += taken;
+                if taken < good {
+                    break;
+                }
+                continue;
+            }
+            let Some(first) = rest.first() else { break };
+            match self.verdict(first) {
+                AdmitDecision::Answer(outcome) => self.refuse(first, outcome),
+                AdmitDecision::Wait => self.wait_for_fence(now, first, segments),
+                AdmitDecision::Submit | AdmitDecision::Hold => break,
+            }
+            done += 1;
+        }
+        done
+    }
+
+    pub(super) fn submit_looked_at(
+        &mut self,
+        now: Instant,
+        lane: usize,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        if requests.iter().any(|request| self.touches_a_hold(request)) {
+            // Permitted because of an older range. For the other ranges, the channel has not drained any
+            // more.
+            self.port.quiet.store(0, Ordering::Release);
+        }
+        let traits = self.tags.assign_tags(now, requests, &mut self.outgoing);
+        self.mark_flushes();
+        let taken = self.send(now, lane, traits, segments);
+        self.await_flushes(&requests[..taken]);
+        taken
+    }
+
+    fn touches_a_hold(&self, request: &Request) -> bool {
+        let touched = RequestRanges::by(request);
+        let mut others = self.holds.iter().filter(|held| held.except != Some(self.port.index));
+        others.any(|held| touched.iter().any(|part| part.overlaps(&held.blocks)))
+    }
+
+    pub(super) fn verdict(&self, request: &Request) -> AdmitDecision {
+        let Request { lba, operand, operation, .. } = *request;
+        let blocks = u64::from(request.blocks);
+        let fits =
+            |first: u64| first.checked_add(blocks).is_some_and(|end| end <= self.gate.block_count);
+        let is_inside = match operation {
+            Operation::Flush => true,
+            Operation::Copy => fits(lba) && fits(operand),
+            _ => fits(lba),
+        };
+        if self.is_removed {
+            AdmitDecision::Answer(IoStatus::NO_DEVICE)
+        } else if self.gate.is_read_only && WRITING.has(operation) {
+            AdmitDecision::Answer(IoStatus::WRITE_PROTECTED)
+        } else if !self.gate.support.has(operation) {
+            AdmitDecision::Answer(IoStatus::INVALID_OPCODE)
+        } else if !is_inside {
+            AdmitDecision::Answer(IoStatus::LBA_OUT_OF_RANGE)
+        } else if QuiesceEntry::blocks_request(
+            &self.holds,
+            self.port.index,
+            RequestRanges::by(request),
+        ) {
+            AdmitDecision::Hold
+        } else if self.is_fenced(request) {
+            AdmitDecision::Wait
+        } else {
+            AdmitDecision::Submit
+        }
+    }
+
+    pub(super) fn refuse(&mut self, request: &Request, outcome: IoStatus) {
+        self.port.meter.failed(request.operation as usize);
+        self.refused.push(IoCompletion { token: request.token, outcome, result: 0 });
+    }
+
+    /// Delivers pending completions, submits waiting requests, and reports whether ranges have drained.
+    /// Returns the number of completions delivered.
+    #[cold]
+    pub(super) fn poll_slowly(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        self.move_fence();
+        if !self.waiting.is_empty() {
+            self.go_on(now);
+        }
+        let given = self.refused.drain_into(answers);
+        self.tell_if_quiet();
+        given
+    }
+}

@@ -1,0 +1,155 @@
+//! Exclusion of other hosts by the devices of a pool or a mirror: an NVMe reservation, Write Exclusive.
+//!
+//! The key is derived from the identity of the owner that the superblocks name. So another host can see that
+//! the owner writes through the reservation, and can take the pool over without a doubt: once it has preempted
+//! that key, the device refuses every write of the former owner. A device that takes no reservations, or
+//! refuses them, excludes nobody, and is no error.
+//!
+//! After such a takeover the former owner may still run, so the reservation is kept when the pool is closed:
+//! [`KEPT`] in the key says so to the next process of this host.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{BlockDevice, ReservationHolder};
+
+/// The reservations of one owner.
+pub(super) struct Exclusion {
+    key: u64,
+    held: Mutex<Vec<Held>>,
+}
+
+/// A device that this owner has reserved.
+struct Held {
+    medium: Arc<dyn BlockDevice>,
+    key: u64,
+}
+
+/// Which reservation of another host is preempted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Preempts {
+    /// None.
+    Nothing,
+    /// That of an owner that is known to be gone.
+    Gone(u128),
+    /// That of an owner that may still run.
+    Owner(u128),
+    /// Any: the superblocks name no owner.
+    Any,
+    /// Any, from an owner that may still run.
+    Force,
+}
+
+/// What a device does about the writes of other hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Excluded {
+    /// It refuses them from now on. Another host held the reservation, or not.
+    Reserved { was_preempted: bool },
+    /// It takes no reservations, or refused one for this reason.
+    Not(Option<String>),
+}
+
+/// Set in a key whose reservation is kept when the pool is closed.
+const KEPT: u64 = 1 << 63;
+
+impl Exclusion {
+    pub(super) fn new(owner: u128) -> Self {
+        Self { key: key_of(owner), held: Mutex::default() }
+    }
+
+    /// Whether the owner of this identity is the one that the device lets write, so that preempting it
+    /// excludes it.
+    ///
+    /// # Errors
+    ///
+    /// Why it is not.
+    pub(super) fn is_bound(medium: &dyn BlockDevice, owner: u128) -> Result<(), String> {
+        let Some(reservations) = medium.reservations() else {
+            return Err("it takes no reservations".into());
+        };
+        match reservations.holder()? {
+            Some(holder) if !holder.is_this_host && holder.key & !KEPT == key_of(owner) => Ok(()),
+            Some(ReservationHolder { host, key, .. }) => Err(format!(
+                "host {host} has reserved it, with key {key:016x}, which is not the owner's"
+            )),
+            None => Err("it is not reserved".into()),
+        }
+    }
+
+    /// Reserves a device, if it takes reservations.
+    ///
+    /// # Errors
+    ///
+    /// If another host has the reservation, which is not to be preempted.
+    pub(super) fn acquire(
+        &self,
+        medium: &Arc<dyn BlockDevice>,
+        preempts: Preempts,
+    ) -> Result<Excluded, String> {
+        let Some(reservations) = medium.reservations() else { return Ok(Excluded::Not(None)) };
+        let holder = match reservations.holder() {
+            Ok(holder) => holder,
+            Err(why) => return Ok(Excluded::Not(Some(why))),
+        };
+        let preempted = match &holder {
+            Some(holder) if !holder.is_this_host && !preempts.has(holder.key) => {
+                return Err(refusal(holder));
+            }
+            Some(holder) if !holder.is_this_host => Some(holder.key),
+            _ => None,
+        };
+        let was_kept = holder.is_some_and(|holder| holder.key & KEPT != 0);
+        let may_run = match preempts {
+            Preempts::Force => true,
+            Preempts::Nothing | Preempts::Gone(_) => false,
+            Preempts::Owner(_) | Preempts::Any => preempted.is_some(),
+        };
+        let key = if was_kept || may_run { self.key | KEPT } else { self.key };
+        match reservations.acquire(key, preempted) {
+            Ok(true) => {}
+            Ok(false) => return Err("another host has reserved it meanwhile".into()),
+            Err(why) => return Ok(Excluded::Not(Some(why))),
+        }
+        let mut held = self.held();
+        held.retain(|one| !Arc::ptr_eq(&one.medium, medium));
+        held.push(Held { medium: Arc::clone(medium), key });
+        Ok(Excluded::Reserved { was_preempted: preempted.is_some() })
+    }
+
+    /// Releases what is reserved, except what is kept because a former owner may still run.
+    pub(super) fn release(&self) {
+        for Held { medium, key } in std::mem::take(&mut *self.held()) {
+            let reservations = medium.reservations().filter(|_| key & KEPT == 0);
+            // If that fails, the next process of this host replaces the key.
+            let _ = reservations.map(|reservations| reservations.release(key));
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Vec<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Preempts {
+    fn has(self, key: u64) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Gone(owner) | Self::Owner(owner) => key & !KEPT == key_of(owner),
+            Self::Any | Self::Force => true,
+        }
+    }
+}
+
+/// The key of an owner. Zero is no key (Base 2.1 §8.1.22.2).
+fn key_of(owner: u128) -> u64 {
+    let [low, high] = [owner, owner >> 64].map(|part| u64::try_from(part & u128::from(u64::MAX)));
+    let folded = low.unwrap_or(0) ^ high.unwrap_or(0);
+    (folded & !KEPT).max(1)
+}
+
+fn refusal(holder: &ReservationHolder) -> String {
+    let ReservationHolder { host, key, .. } = holder;
+    format!(
+        "host {host} has reserved it, with key {key:016x}, so that other hosts cannot write, expected no \
+         reservation of another host"
+    )
+}

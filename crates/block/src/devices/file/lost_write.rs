@@ -1,0 +1,128 @@
+//! Detection and reporting of lost writes of a file.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tenmil_linux::file::BufferedReason;
+use tenmil_linux::{Errno, Thread};
+
+/// Completed writes that the kernel could not bring to stable storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostWrite {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// The kernel error of the flush or FUA write.
+    pub error: String,
+}
+
+/// How often writes of a file were lost, as far as flushes and forced writes have told, and how many of
+/// these losses an owner has acknowledged.
+///
+/// The kernel reports a failed writeback once and marks the pages clean, so the next fdatasync
+/// succeeds although the data are gone. What it said once stays true here for each channel until the
+/// channel's owner has acknowledged it, or the file is opened anew.
+#[derive(Debug, Default)]
+pub(super) struct LostWrites {
+    noted: AtomicU64,
+    acknowledged: AtomicU64,
+    /// Whether hearers were told of what no successful flush has followed yet.
+    is_told: AtomicBool,
+}
+
+type Hearer = Box<dyn Fn(&LostWrite) + Send>;
+
+static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
+
+/// Has `hear` be called when a file that this process has open loses writes, on a thread of its own: once
+/// until a flush of the file succeeds again. For as long as the process lives.
+pub fn hear_of_lost_writes(hear: impl Fn(&LostWrite) + Send + 'static) {
+    HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
+}
+
+impl LostWrites {
+    /// How many there are. A number by itself: the kernel reports a loss to each channel, so no
+    /// channel depends on another's store being seen in time.
+    #[inline]
+    pub(super) fn count(&self) -> u64 {
+        self.noted.load(Ordering::Relaxed)
+    }
+
+    /// How many of them some owner has acknowledged: a channel that is opened now fails no flush for these.
+    pub(super) fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    /// An owner has acknowledged the first `count` losses.
+    pub(super) fn acknowledge(&self, count: u64) {
+        self.acknowledged.fetch_max(count, Ordering::Relaxed);
+    }
+
+    /// A flush has succeeded, and nothing is lost that its owner has not acknowledged: the next loss is
+    /// reported again.
+    #[inline]
+    pub(super) fn flushed(&self) {
+        if self.is_told.load(Ordering::Relaxed) {
+            self.is_told.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes a loss, and reports it unless the one before was not followed by a successful flush.
+    #[cold]
+    pub(super) fn note(&self, path: &Path, errno: Errno) {
+        self.noted.fetch_add(1, Ordering::Relaxed);
+        if self.is_told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let lost = LostWrite { path: path.into(), error: errno.to_string() };
+        // A callback may block, and a channel must not.
+        let tell = move |_: &tenmil_linux::StopFlag| {
+            let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
+            hearers.iter().for_each(|hear| hear(&lost));
+        };
+        if let Ok(thread) = Thread::spawn("lost-write", None, tell) {
+            // The thread ends by itself and is not joined.
+            std::mem::forget(thread);
+        }
+    }
+}
+
+impl fmt::Display for LostWrite {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, error } = self;
+        write!(
+            out,
+            "flush {}: {error}; answered writes may be lost, so every flush and forced write fails: \
+             a pool or mirror on it acknowledges that and recovers, for others open it anew",
+            path.display()
+        )
+    }
+}
+
+/// Why what was lost cannot be read again, and what to do.
+pub(super) fn cached(path: &dyn fmt::Display, why: BufferedReason) -> String {
+    let fix = match why {
+        BufferedReason::Asked => "open it without direct=no".into(),
+        BufferedReason::UnitTooSmall(needed) => format!("open it with block={needed}"),
+        BufferedReason::Refused(_) => {
+            "end this process, drop the page cache (echo 1 > /proc/sys/vm/drop_caches), and start again"
+                .into()
+        }
+    };
+    format!(
+        "{path} is read through the page cache, which may hold blocks that are not on the disk, expected \
+         direct transfers; fix: {fix}"
+    )
+}
+
+/// Whether a forced write that failed may have been told that earlier writes were lost. Not if the
+/// kernel refuses it before it begins, nor if a direct one finds the file system full: that is about
+/// its own blocks.
+pub(super) fn is_loss(errno: Errno, is_direct: bool) -> bool {
+    match errno {
+        Errno::FAULT | Errno::INVAL | Errno::FBIG | Errno::NOMEM => false,
+        Errno::NOSPC | Errno::DQUOT => !is_direct,
+        _ => true,
+    }
+}

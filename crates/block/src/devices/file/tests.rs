@@ -1,0 +1,539 @@
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tenmil_base::{
+    BlockDevice, BlockExtent, CompletionBatch, ErrorCategory, ExtentKind, Instant, IoChannel,
+    IoStatus, Memory, Operation, Request, RequestFlags, Segment, WakeSource,
+};
+use tenmil_dma::{Backing, KernelBufferSource, Mapping, RegionTable};
+use tenmil_linux::Errno;
+use tenmil_linux::engine::{EngineChoice, FileOp, JobCompletion, SubmitError};
+use tenmil_linux::file::{Alignment, BufferedReason, File, FileExtent, FileOptions};
+
+use super::channel::goes_directly;
+use super::{FileDevice, FileDeviceOptions, in_blocks};
+
+const BLOCK: u32 = 4096;
+
+fn options(path: &Path, size_bytes: Option<u64>) -> FileDeviceOptions {
+    let (path, engine) = (path.into(), EngineChoice::Best);
+    let (direct, read_only) = (true, false);
+    FileDeviceOptions { path, size_bytes, block_size: BLOCK, direct, read_only, engine }
+}
+
+fn run(
+    channel: &mut dyn IoChannel,
+    operation: Operation,
+    blocks: u32,
+    memory: Segment,
+) -> IoStatus {
+    let moves = matches!(operation, Operation::Read | Operation::Write);
+    let request = Request {
+        token: 1,
+        lba: 16,
+        operand: 0,
+        blocks,
+        segment_first: 0,
+        segment_count: u16::from(moves),
+        metadata_count: 0,
+        operation,
+        flags: RequestFlags::NONE,
+    };
+    let mut answers = CompletionBatch::with_capacity(1);
+    assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
+    channel.flush();
+    while channel.poll(Instant::default(), &mut answers) == 0 {
+        std::hint::spin_loop();
+    }
+    answers.as_slice()[0].outcome
+}
+
+#[test]
+fn what_was_flushed_is_there_when_the_file_is_opened_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let regions = RegionTable::new(8);
+    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    for (size_bytes, operation, fill) in
+        [(Some(1 << 20), Operation::Write, 0x5a), (None, Operation::Read, 0)]
+    {
+        let medium = FileDevice::open(&regions, &options(&path, size_bytes)).unwrap();
+        assert_eq!(medium.limits().block_count, 256);
+        let mut channel = medium.channel().unwrap();
+        regions.fill(memory, fill).unwrap();
+        assert_eq!(run(&mut *channel, operation, 16, memory), IoStatus::SUCCESS);
+        assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
+    }
+    let mut bytes = vec![0; 1 << 16];
+    regions.load(memory, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn holes_are_told_as_far_as_they_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let regions = RegionTable::new(8);
+    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+    let extent = |blocks, holds| Ok(BlockExtent { blocks, holds });
+    assert_eq!(medium.block_status(0), extent(256, ExtentKind::Hole));
+    let mut channel = medium.channel().unwrap();
+    assert_eq!(run(&mut *channel, Operation::Write, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
+    assert_eq!(medium.block_status(3), extent(13, ExtentKind::Hole));
+    assert_eq!(medium.block_status(17), extent(15, ExtentKind::Data));
+    assert_eq!(medium.block_status(32), extent(224, ExtentKind::Hole));
+    assert_eq!(medium.block_status(256), extent(0, ExtentKind::Data), "past the end");
+    assert_eq!(run(&mut *channel, Operation::Deallocate, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(medium.block_status(0), extent(256, ExtentKind::Hole));
+    let lost = run(&mut *channel, Operation::WriteUncorrectable, 2, memory);
+    assert_eq!(lost, IoStatus::SUCCESS);
+    assert_eq!(medium.block_status(0), extent(16, ExtentKind::Hole));
+    assert_eq!(medium.block_status(16), extent(2, ExtentKind::Data), "it cannot be read as zeroes");
+}
+
+#[test]
+fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let regions = RegionTable::new(8);
+    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+    let mut channel = medium.channel().unwrap();
+    regions.fill(memory, 0x5a).unwrap();
+    assert_eq!(run(&mut *channel, Operation::Write, 16, memory), IoStatus::SUCCESS);
+    assert_eq!(run(&mut *channel, Operation::WriteUncorrectable, 4, memory), IoStatus::SUCCESS);
+    medium.resize(20).unwrap();
+    assert_eq!(medium.limits().block_count, 20);
+    let past = run(&mut *channel, Operation::Read, 16, memory);
+    assert_eq!(past, IoStatus::LBA_OUT_OF_RANGE, "blocks 16 to 32");
+    assert_eq!(channel.limits().block_count, 20);
+    medium.resize(16).unwrap();
+    medium.resize(512).unwrap();
+    assert_eq!(medium.block_status(511), Ok(BlockExtent { blocks: 1, holds: ExtentKind::Hole }));
+    assert_eq!(run(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
+    let mut bytes = vec![1; 1 << 16];
+    regions.load(memory, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "what was lost is lost, marks too");
+    for impossible in [0, u64::MAX] {
+        let said = medium.resize(impossible).unwrap_err();
+        assert!(said.ends_with("expected at least 1, and fewer than 2^64 bytes"), "{said}");
+    }
+    assert!(medium.resize(1 << 50).is_err(), "no file system has files of that size");
+    assert_eq!(medium.limits().block_count, 512);
+}
+
+#[test]
+fn what_is_lent_goes_to_a_ring_and_only_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let regions = RegionTable::new(8);
+    let alignment = Alignment { memory_bytes: 512, offset_bytes: 4096 };
+    let mut options = options(&directory.path().join("blocks"), Some(1 << 20));
+    let medium = FileDevice::open_as(&regions, &options, Ok(alignment)).unwrap();
+    match medium.has_ring {
+        true => assert_eq!(medium.supports_kernel_buffers(), Ok(512)),
+        false => println!("skipped: io_uring is not allowed here"),
+    }
+    let descriptor = tempfile::tempfile().unwrap().into();
+    let lender = KernelBufferSource { descriptor, queue: 0, data_at: |_, _, _| 0 };
+    let lent = regions.register_kernel_buffers(lender, (4, 1 << 16)).unwrap();
+    let goes = |segment| goes_directly(&medium.shared, &[segment]);
+    assert!(goes(lent.slice(1 << 16, 8192).unwrap()), "its address is the lender's");
+    assert!(!goes(lent.slice(0, 512).unwrap()), "half a block");
+    assert!(!goes(lent.slice(1 << 15, 1 << 16).unwrap()), "parts of two requests");
+    options.engine = EngineChoice::Threads;
+    options.path = directory.path().join("others");
+    let refused =
+        FileDevice::open(&regions, &options).unwrap().supports_kernel_buffers().unwrap_err();
+    assert!(refused.contains("threads") && refused.contains("expected io_uring"), "{refused}");
+}
+
+#[test]
+fn a_block_that_is_partly_a_hole_is_data() {
+    for (len_bytes, is_hole, blocks, holds) in [
+        (4096, true, 1, ExtentKind::Hole),
+        (4095, true, 1, ExtentKind::Data),
+        (8191, true, 1, ExtentKind::Hole),
+        (4095, false, 1, ExtentKind::Data),
+        (8192, false, 2, ExtentKind::Data),
+        (8193, false, 3, ExtentKind::Data),
+    ] {
+        let found = in_blocks(FileExtent { len_bytes, is_hole }, 4096);
+        assert_eq!(found, BlockExtent { blocks, holds }, "{len_bytes} {is_hole}");
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test makes the file that is read")]
+fn what_is_only_read_refuses_to_be_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    std::fs::write(&path, [7; 1 << 17]).unwrap();
+    let regions = RegionTable::new(8);
+    let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+    let to_read = FileDeviceOptions { read_only: true, ..options(&path, None) };
+    let medium = FileDevice::open(&regions, &to_read).unwrap();
+    let mut channel = medium.channel().unwrap();
+    assert_eq!(run(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
+    for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
+        let outcome = run(&mut *channel, operation, 16, memory);
+        assert_eq!(outcome, IoStatus::INVALID_OPCODE, "{operation:?}");
+    }
+    assert!(medium.existing().is_none(), "nothing can be lost");
+}
+
+#[test]
+fn deallocated_blocks_give_their_room_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let regions = RegionTable::new(8);
+    let memory = regions.add(Mapping::new(1 << 18, Backing::Private).unwrap()).unwrap();
+    let options = options(&directory.path().join("blocks"), Some(1 << 20));
+    let medium = FileDevice::open(&regions, &options).unwrap();
+    let mut channel = medium.channel().unwrap();
+    let room = || medium.shared.file.allocated_bytes();
+    assert_eq!(run(&mut *channel, Operation::Write, 64, memory), IoStatus::SUCCESS);
+    assert_eq!(run(&mut *channel, Operation::Flush, 0, memory), IoStatus::SUCCESS);
+    let full = room();
+    assert!(full >= 1 << 18);
+    assert_eq!(run(&mut *channel, Operation::Deallocate, 64, memory), IoStatus::SUCCESS);
+    assert!(room() + (1 << 18) <= full, "{full} {}", room());
+}
+
+#[test]
+fn a_closed_channels_memory_serves_the_next_one() {
+    let directory = tempfile::tempdir().unwrap();
+    // One region for the zeroes, two for two channels at a time.
+    let regions = RegionTable::new(3);
+    let options = options(&directory.path().join("blocks"), Some(1 << 20));
+    let medium = FileDevice::open(&regions, &options).unwrap();
+    for _ in 0..5 {
+        let two = [medium.channel(), medium.channel()];
+        assert!(two.iter().all(Result::is_ok));
+        let third = medium.channel().err().unwrap();
+        assert!(third.contains("made for 3"), "{third}");
+    }
+}
+
+#[test]
+fn a_medium_says_how_it_moves_its_data() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let regions = RegionTable::new(8);
+    let mut options = options(&path, Some(1 << 20));
+    (options.direct, options.engine) = (false, EngineChoice::Threads);
+    let said = FileDevice::open(&regions, &options).unwrap().describe();
+    let expected = "by threads, through the page cache, as asked";
+    assert_eq!(said, format!("file {} {expected}", path.display()));
+}
+
+#[test]
+fn a_medium_is_as_durable_as_its_file() {
+    let regions = RegionTable::new(8);
+    let directories = [tempfile::tempdir(), tempfile::tempdir_in("/dev/shm")];
+    for directory in directories.into_iter().flatten() {
+        let path = directory.path().join("blocks");
+        let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
+        let durability = medium.limits().durability;
+        drop(medium);
+        let (len_bytes, unit_bytes, direct, read_only) = (None, BLOCK, true, false);
+        let file = FileOptions { path, len_bytes, unit_bytes, direct, read_only };
+        assert_eq!(durability, File::open(&file).unwrap().durability(), "{directory:?}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_a_medium_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let regions = RegionTable::new(8);
+    let missing = options(&directory.path().join("missing"), None);
+    let error = FileDevice::open(&regions, &missing).unwrap_err();
+    assert_eq!(error.blame(), ErrorCategory::Usage);
+    assert!(error.to_string().starts_with("file: open "), "{error}");
+    let odd = FileDeviceOptions { block_size: 1000, ..missing };
+    let error = FileDevice::open(&regions, &odd).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "file: block size is 1000, expected a power of two from 512 to 65536"
+    );
+}
+
+/// A kernel that completes each job on command, with the given result.
+#[derive(Clone, Debug, Default)]
+struct Kernel(Arc<Mutex<Jobs>>);
+
+#[derive(Debug, Default)]
+struct Jobs {
+    /// Tokens of the syncs, and of all other jobs, in flight.
+    syncs: VecDeque<u64>,
+    others: VecDeque<u64>,
+    ended: Vec<JobCompletion>,
+}
+
+impl Kernel {
+    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+        self.0.lock().unwrap()
+    }
+
+    fn end_sync(&self, result: Result<(), Errno>) {
+        let mut jobs = self.jobs();
+        let token = jobs.syncs.pop_front().expect("a sync is under way");
+        jobs.ended.push(JobCompletion { token, result });
+    }
+
+    fn end_other(&self, result: Result<(), Errno>) {
+        let mut jobs = self.jobs();
+        let token = jobs.others.pop_front().expect("a job is under way");
+        jobs.ended.push(JobCompletion { token, result });
+    }
+}
+
+impl super::FileIo for Kernel {
+    fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
+        let mut jobs = self.jobs();
+        match job {
+            FileOp::Sync => jobs.syncs.push_back(token),
+            _ => jobs.others.push_back(token),
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, ended: &mut Vec<JobCompletion>) {
+        ended.append(&mut self.jobs().ended);
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::None
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn disarm(&mut self) {}
+
+    fn has_unstarted(&self) -> bool {
+        false
+    }
+}
+
+/// A file with channels over a simulated kernel.
+struct Bench {
+    medium: FileDevice,
+    memory: Segment,
+    _directory: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::of(Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 }))
+    }
+
+    fn of(direct: Result<Alignment, BufferedReason>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let regions = RegionTable::new(16);
+        let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
+        let path = directory.path().join("blocks");
+        let options = options(&path, Some(1 << 20));
+        let medium = FileDevice::open_as(&regions, &options, direct).unwrap();
+        Self { medium, memory, _directory: directory }
+    }
+
+    fn channel(&self) -> (Box<dyn IoChannel>, Kernel) {
+        let kernel = Kernel::default();
+        (self.medium.channel_over(kernel.clone()).unwrap(), kernel)
+    }
+
+    fn submit(
+        &self,
+        channel: &mut dyn IoChannel,
+        token: u64,
+        operation: Operation,
+        flags: RequestFlags,
+    ) {
+        let moves = matches!(operation, Operation::Read | Operation::Write);
+        let request = Request {
+            token,
+            lba: 0,
+            operand: 0,
+            blocks: if operation == Operation::Flush { 0 } else { 1 },
+            segment_first: 0,
+            segment_count: u16::from(moves),
+            metadata_count: 0,
+            operation,
+            flags,
+        };
+        let memory = self.memory.slice(0, BLOCK).unwrap();
+        assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
+    }
+}
+
+fn answers(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
+    let mut answers = CompletionBatch::with_capacity(16);
+    channel.poll(Instant::default(), &mut answers);
+    answers.as_slice().iter().map(|answer| (answer.token, answer.outcome)).collect()
+}
+
+#[test]
+fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() {
+    let bench = Bench::new();
+    let (sender, told) = std::sync::mpsc::channel();
+    let path = bench.medium.shared.file.path().to_owned();
+    super::hear_of_lost_writes(move |news| {
+        // After the test, the receiver is gone.
+        let _ = if news.path == path { sender.send(news.to_string()) } else { Ok(()) };
+    });
+    let (mut one, kernel_one) = bench.channel();
+    let (mut other, kernel_other) = bench.channel();
+    bench.submit(&mut *one, 1, Operation::Flush, RequestFlags::NONE);
+    kernel_one.end_sync(Err(Errno::IO));
+    assert_eq!(answers(&mut *one), [(1, IoStatus::WRITE_FAULT)]);
+    let (mut late, kernel_late) = bench.channel();
+    for (channel, kernel) in
+        [(&mut one, &kernel_one), (&mut other, &kernel_other), (&mut late, &kernel_late)]
+    {
+        for _ in 0..2 {
+            bench.submit(&mut **channel, 2, Operation::Flush, RequestFlags::NONE);
+            kernel.end_sync(Ok(()));
+            assert_eq!(answers(&mut **channel), [(2, IoStatus::WRITE_FAULT)]);
+        }
+        for operation in [Operation::Write, Operation::WriteZeroes, Operation::Deallocate] {
+            bench.submit(&mut **channel, 3, operation, RequestFlags::FUA);
+            kernel.end_other(Ok(()));
+            let mut found = answers(&mut **channel);
+            if operation != Operation::Write {
+                kernel.end_sync(Ok(()));
+                found = answers(&mut **channel);
+            }
+            assert_eq!(found, [(3, IoStatus::WRITE_FAULT)], "{operation:?}");
+        }
+        bench.submit(&mut **channel, 4, Operation::Read, RequestFlags::FUA);
+        kernel.end_sync(Ok(()));
+        assert_eq!(answers(&mut **channel), [(4, IoStatus::WRITE_FAULT)]);
+        // Requests that need no stable storage continue.
+        for operation in [Operation::Read, Operation::Write] {
+            bench.submit(&mut **channel, 5, operation, RequestFlags::NONE);
+            kernel.end_other(Ok(()));
+            assert_eq!(answers(&mut **channel), [(5, IoStatus::SUCCESS)]);
+        }
+    }
+    let news = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert!(news.contains("answered writes may be lost"), "{news}");
+    assert!(told.try_recv().is_err(), "it is reported once");
+}
+
+#[test]
+fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other() {
+    let bench = Bench::of(Ok(Alignment { memory_bytes: 512, offset_bytes: 512 }));
+    let (mut owner, kernel) = bench.channel();
+    let (mut other, kernel_other) = bench.channel();
+    let flush = |channel: &mut dyn IoChannel, kernel: &Kernel, result| {
+        bench.submit(channel, 1, Operation::Flush, RequestFlags::NONE);
+        kernel.end_sync(result);
+        answers(channel)[0].1
+    };
+    for round in 1..3 {
+        assert_eq!(flush(&mut *owner, &kernel, Err(Errno::IO)), IoStatus::WRITE_FAULT);
+        assert_eq!(
+            flush(&mut *owner, &kernel, Ok(())),
+            IoStatus::WRITE_FAULT,
+            "nobody knows of it"
+        );
+        // Two syncs under way and waiting were asked for before the owner acknowledges.
+        bench.submit(&mut *owner, 2, Operation::Flush, RequestFlags::NONE);
+        bench.submit(&mut *owner, 3, Operation::Flush, RequestFlags::NONE);
+        assert_eq!(owner.losses(), round);
+        owner.acknowledge_losses().unwrap();
+        kernel.end_sync(Ok(()));
+        assert_eq!(answers(&mut *owner), [(2, IoStatus::WRITE_FAULT)], "round {round}");
+        kernel.end_sync(Ok(()));
+        assert_eq!(answers(&mut *owner), [(3, IoStatus::WRITE_FAULT)], "round {round}");
+        assert_eq!(flush(&mut *owner, &kernel, Ok(())), IoStatus::SUCCESS);
+        for _ in 0..2 {
+            assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
+        }
+        other.heed_losses(round - 1);
+        assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
+        other.heed_losses(round);
+        assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::SUCCESS);
+        let (mut late, kernel_late) = bench.channel();
+        assert_eq!(flush(&mut *late, &kernel_late, Ok(())), IoStatus::SUCCESS, "it came after");
+        bench.submit(&mut *late, 4, Operation::Write, RequestFlags::FUA);
+        kernel_late.end_other(Ok(()));
+        assert_eq!(answers(&mut *late), [(4, IoStatus::SUCCESS)]);
+    }
+}
+
+#[test]
+fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
+    for (why, fix) in [
+        (BufferedReason::Asked, "fix: open it without direct=no"),
+        (BufferedReason::UnitTooSmall(4096), "fix: open it with block=4096"),
+        (BufferedReason::Refused(Errno::INVAL), "/proc/sys/vm/drop_caches"),
+    ] {
+        let bench = Bench::of(Err(why));
+        let (mut channel, kernel) = bench.channel();
+        for result in [Err(Errno::IO), Ok(())] {
+            bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
+            kernel.end_sync(result);
+            assert_eq!(answers(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
+            let said = channel.acknowledge_losses().unwrap_err();
+            assert!(said.contains("read through the page cache") && said.contains(fix), "{said}");
+        }
+        // Who has written it again needs no read.
+        channel.heed_losses(1);
+        bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
+        kernel.end_sync(Ok(()));
+        assert_eq!(answers(&mut *channel), [(1, IoStatus::SUCCESS)]);
+    }
+}
+
+#[test]
+fn forced_write_that_fails_may_mean_that_earlier_ones_are_lost() {
+    for (errno, outcome, after) in [
+        (Errno::IO, IoStatus::WRITE_FAULT, IoStatus::WRITE_FAULT),
+        (Errno::FBIG, IoStatus::CAPACITY_EXCEEDED, IoStatus::SUCCESS),
+        (Errno::INVAL, IoStatus::INTERNAL_ERROR, IoStatus::SUCCESS),
+    ] {
+        let bench = Bench::new();
+        let (mut channel, kernel) = bench.channel();
+        for flags in [RequestFlags::NONE, RequestFlags::FUA] {
+            bench.submit(&mut *channel, 1, Operation::Write, flags);
+            kernel.end_other(Err(errno));
+            assert_eq!(answers(&mut *channel), [(1, outcome)], "{errno:?}");
+            bench.submit(&mut *channel, 2, Operation::Flush, RequestFlags::NONE);
+            kernel.end_sync(Ok(()));
+            let expected = if flags == RequestFlags::FUA { after } else { IoStatus::SUCCESS };
+            assert_eq!(answers(&mut *channel), [(2, expected)], "{errno:?} {flags:?}");
+        }
+    }
+    for (is_direct, lost) in [(true, false), (false, true)] {
+        assert_eq!(super::lost_write::is_loss(Errno::NOSPC, is_direct), lost);
+    }
+}
+
+#[test]
+fn flushes_of_a_channel_go_one_after_the_other_and_share_the_next() {
+    let bench = Bench::new();
+    let (mut channel, kernel) = bench.channel();
+    for token in 1..=4 {
+        bench.submit(&mut *channel, token, Operation::Flush, RequestFlags::NONE);
+        assert_eq!(kernel.jobs().syncs.len(), 1, "one is under way");
+    }
+    assert_eq!(answers(&mut *channel), []);
+    kernel.end_sync(Ok(()));
+    assert_eq!(answers(&mut *channel), [(1, IoStatus::SUCCESS)]);
+    assert_eq!(kernel.jobs().syncs.len(), 1, "one for the three that came meanwhile");
+    bench.submit(&mut *channel, 5, Operation::Flush, RequestFlags::NONE);
+    kernel.end_sync(Err(Errno::IO));
+    let failed = |tokens: &[u64]| -> Vec<_> {
+        tokens.iter().map(|token| (*token, IoStatus::WRITE_FAULT)).collect()
+    };
+    assert_eq!(answers(&mut *channel), failed(&[2, 3, 4]));
+    kernel.end_sync(Ok(()));
+    assert_eq!(answers(&mut *channel), failed(&[5]), "the kernel has forgotten, and we have not");
+    assert_eq!(kernel.jobs().syncs.len(), 0);
+}

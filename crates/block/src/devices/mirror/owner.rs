@@ -1,0 +1,135 @@
+//! Maintenance thread of an open mirror: resynchronizes without I/O of clients, and emits events.
+//!
+//! It ends after the last channel of the mirror, and then releases ownership in the superblocks.
+//! It has a channel of its own, and is the only one that performs maintenance tasks and writes
+//! superblocks. The channel of a client is polled only while the client waits for completions, and would
+//! leave them unfinished.
+//! It sleeps until the mirror has work to do, a leg completes a request, or a second has passed.
+
+use std::sync::Arc;
+
+use tenmil_base::{CompletionBatch, IoChannel, Span, WakeSource};
+use tenmil_linux::{Clock, Notifier, Sleeper, StopFlag, Thread};
+
+use super::channel::MirrorChannel;
+use super::events::MirrorNews;
+use super::shared::Shared;
+
+/// The maintenance thread. Dropping this stops it.
+pub(super) struct Owner {
+    thread: Thread<()>,
+    bell: Notifier,
+}
+
+struct Running {
+    shared: Arc<Shared>,
+    channel: MirrorChannel,
+    device: String,
+    names: Arc<[Option<String>]>,
+}
+
+/// Maximum time of the last commit.
+const RELEASE_MAX: Span = Span::from_secs(10);
+/// Maximum sleep of the thread.
+const SLEEP_MAX: Span = Span::from_secs(1);
+
+impl Owner {
+    /// Starts the thread, unless a leg has only one channel, which clients need.
+    pub(super) fn start(
+        shared: &Arc<Shared>,
+        device: String,
+        names: &Arc<[Option<String>]>,
+        clock: Clock,
+    ) -> Result<Option<Self>, String> {
+        if shared.media.iter().flatten().any(|leg| leg.channels_max() < 2) {
+            return Ok(None);
+        }
+        let (shared, names) = (Arc::clone(shared), Arc::clone(names));
+        let channel = MirrorChannel::open_for_owner(&shared)?;
+        let mut running = Running { shared, channel, device, names };
+        let refuse = |error: std::io::Error| format!("start the thread of a mirror: {error}");
+        let mut sleeper = Sleeper::new().map_err(refuse)?;
+        let bell = sleeper.bell();
+        let thread = Thread::spawn("mirror", None, move |stop| {
+            running.run(stop, &clock, &mut sleeper);
+        });
+        Ok(Some(Self { thread: thread.map_err(refuse)?, bell }))
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.thread.stop_flag().stop();
+        self.bell.notify();
+    }
+}
+
+impl Running {
+    fn run(&mut self, stop: &StopFlag, clock: &Clock, sleeper: &mut Sleeper) {
+        if let WakeSource::Descriptor(descriptor) = self.channel.wake_source() {
+            // Without it, sleeps are short.
+            let _ = sleeper.sources().add(descriptor, 0);
+        }
+        let mut nothing = CompletionBatch::with_capacity(1);
+        while !stop.is_stopped() {
+            self.channel.poll(clock.now(), &mut nothing);
+            self.announce();
+            self.sleep(stop, clock, sleeper);
+        }
+        self.release(clock, sleeper);
+        if let WakeSource::Descriptor(descriptor) = self.channel.wake_source() {
+            let _ = sleeper.sources().remove(descriptor);
+        }
+    }
+
+    /// Releases ownership in the superblocks, unless that takes too long. Then the exit of the process
+    /// proves that the mirror is free.
+    fn release(&mut self, clock: &Clock, sleeper: &mut Sleeper) {
+        if !self.shared.lock().disown() {
+            return;
+        }
+        let (until, never) = (clock.now().after(RELEASE_MAX), StopFlag::default());
+        let mut nothing = CompletionBatch::with_capacity(1);
+        while clock.now() < until && !self.shared.lock().is_settled() {
+            self.channel.look();
+            self.channel.poll(clock.now(), &mut nothing);
+            self.sleep(&never, clock, sleeper);
+        }
+        if self.shared.lock().is_released() {
+            self.shared.reserved.exclusion.release();
+        }
+    }
+
+    fn sleep(&mut self, stop: &StopFlag, clock: &Clock, sleeper: &mut Sleeper) {
+        // Announced before arming: a wake-up in between ends the sleep at once.
+        let is_silent = !matches!(self.channel.wake_source(), WakeSource::Descriptor(_));
+        sleeper.announce();
+        let is_busy = !is_silent && self.channel.arm();
+        let left = self.channel.wake_at().since(clock.now()).min(SLEEP_MAX);
+        if is_busy || left == Span::default() || stop.is_stopped() {
+            sleeper.cancel();
+            tenmil_linux::thread::yield_now();
+        } else {
+            sleeper.block(left, &mut Vec::new());
+        }
+        self.channel.disarm();
+    }
+
+    fn announce(&self) {
+        let (events, in_sync, legs) = {
+            let mut meta = self.shared.lock();
+            (meta.events.take(), meta.in_sync.count_ones(), meta.members_count())
+        };
+        for event in events {
+            let name = |leg: u8| self.names.get(usize::from(leg)).cloned().flatten();
+            let news = MirrorNews {
+                device: self.device.clone(),
+                event,
+                leg_device: event.leg().and_then(name),
+                legs_in_sync: in_sync,
+                legs,
+            };
+            news.announce();
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Copies a region, or repairs a few blocks: chunk by chunk, with writes to the chunk held. No I/O.
+
+use tenmil_base::Instant;
+
+use super::maintenance::{MaintenancePhase, MaintenanceTask, ResyncStep};
+use super::shared::Shared;
+use super::state::{InjectedBug, MirrorState};
+
+/// A region being copied.
+#[derive(Debug)]
+pub(super) struct RegionResync {
+    pub(super) region: u64,
+    /// The next block and the end.
+    next: u64,
+    end: u64,
+    /// The chunk whose writes are held.
+    pub(super) locked: Option<(u64, u32)>,
+    /// Up to here the copy goes block by block, because no leg can read the chunk as a whole.
+    single_until: u64,
+    /// The whole region is copied, rather than a repair of unreadable blocks.
+    whole: bool,
+    /// The region has to be copied again: it was affected by a failure since the start.
+    pub(super) again: bool,
+}
+
+impl RegionResync {
+    /// The next block.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The rest of a repair.
+    pub(super) fn repair(&self) -> Option<(u64, u32)> {
+        let left = u32::try_from(self.end - self.next).ok()?;
+        (!self.whole).then_some((self.next, left))
+    }
+}
+
+impl MirrorState {
+    pub(super) fn begin_repair(&mut self, shared: &Shared, lba: u64, blocks: u32) -> ResyncStep {
+        let region = self.shape.region_of(lba);
+        let (first, count) = self.shape.blocks_of(region);
+        // A repair that crosses the end of the region continues as another one.
+        let end = lba + u64::from(blocks);
+        if let Ok(left) = u32::try_from(end.saturating_sub(first + count))
+            && left > 0
+        {
+            self.repairs.push((first + count, left));
+        }
+        self.begin_copy(shared, region, lba, end.min(first + count), false)
+    }
+
+    pub(super) fn begin_copy(
+        &mut self,
+        shared: &Shared,
+        region: u64,
+        next: u64,
+        end: u64,
+        whole: bool,
+    ) -> ResyncStep {
+        let (locked, single_until, again) = (None, 0, false);
+        self.copying = Some(RegionResync { region, next, end, locked, single_until, whole, again });
+        shared.closed.set(region, 1);
+        if self.writes_sound_legs() {
+            self.mark(region);
+        }
+        self.go(MaintenancePhase::Drained { epoch: shared.advance() })
+    }
+
+    /// Whether the copy writes to in-sync legs: then the region is marked dirty first.
+    fn writes_sound_legs(&self) -> bool {
+        self.copying.as_ref().is_some_and(|one| !one.whole || self.unequal.has(one.region))
+    }
+
+    pub(super) fn drained(&mut self, epoch: u64, now: Instant) -> ResyncStep {
+        let Some(region) = self.copying.as_ref().map(|one| one.region) else {
+            return self.go(MaintenancePhase::Rest);
+        };
+        let is_marked = self.durable.has(region) || !self.writes_sound_legs();
+        if !is_marked || !self.is_past(epoch) {
+            return self.wait(now);
+        }
+        self.go(MaintenancePhase::Locked)
+    }
+
+    pub(super) fn locked(&mut self, now: Instant) -> ResyncStep {
+        let chunk_blocks = self.chunk_blocks;
+        let Some(copying) = &mut self.copying else { return self.go(MaintenancePhase::Rest) };
+        let (lba, left) = (copying.next, copying.end - copying.next);
+        let most = if lba < copying.single_until { 1 } else { u64::from(chunk_blocks) };
+        let blocks = u32::try_from(left.min(most)).unwrap_or(1);
+        // First new writes are held, then those in flight must end.
+        copying.locked = Some((lba, blocks));
+        if self.is_being_written((lba, u64::from(blocks))) {
+            return self.wait(now);
+        }
+        self.read_chunk(0)
+    }
+
+    /// Reads the chunk from a leg that has not failed to read it.
+    fn read_chunk(&mut self, tried: u8) -> ResyncStep {
+        let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
+            return self.go(MaintenancePhase::Rest);
+        };
+        let leg = lowest(self.in_sync & !tried);
+        self.phase = MaintenancePhase::Read { leg, tried };
+        ResyncStep::Do(MaintenanceTask::Read { leg, lba, blocks })
+    }
+
+    /// The chunk was read. If in-sync legs are to be written, the source is flushed first: if it has lost
+    /// completed writes, the data read may be older than that of the others, and the flush reports it.
+    pub(super) fn read(&mut self, shared: &Shared, leg: u8, tried: u8) -> ResyncStep {
+        if self.writes_sound_legs() && !self.has(InjectedBug::CopiesBeforeFlushing) {
+            self.phase = MaintenancePhase::FlushedToCopy { leg, tried };
+            return ResyncStep::Do(MaintenanceTask::Flush { legs: leg });
+        }
+        self.write_chunk(shared, leg, tried)
+    }
+
+    pub(super) fn flushed_to_copy(
+        &mut self,
+        shared: &Shared,
+        leg: u8,
+        tried: u8,
+        failed: u8,
+    ) -> ResyncStep {
+        if failed == 0 {
+            return self.write_chunk(shared, leg, tried);
+        }
+        if self.in_sync & !failed != 0 {
+            self.fail_legs(shared, failed);
+        }
+        self.stop_copy(shared)
+    }
+
+    fn write_chunk(&mut self, shared: &Shared, leg: u8, tried: u8) -> ResyncStep {
+        let Some(copying) = &self.copying else { return self.go(MaintenancePhase::Rest) };
+        let Some((lba, blocks)) = copying.locked else { return self.go(MaintenancePhase::Rest) };
+        let (region, tried) = (copying.region, tried & self.in_sync);
+        let others = if self.writes_sound_legs() {
+            self.in_sync
+        } else if self.durable.has(region) {
+            tried
+        } else {
+            // In a region that is not marked dirty, in-sync legs must not differ, not even during a torn
+            // write.
+            if tried != 0 {
+                self.repair(shared, lba, blocks);
+            }
+            0
+        };
+        let legs = (others | self.returning) & !leg;
+        if legs == 0 {
+            return self.stop_copy(shared);
+        }
+        self.phase = MaintenancePhase::Written;
+        ResyncStep::Do(MaintenanceTask::Write { legs, lba, blocks })
+    }
+
+    /// No leg of `tried` could read the chunk.
+    pub(super) fn not_read(&mut self, shared: &Shared, tried: u8) -> ResyncStep {
+        // Where legs differ, blocks that the first leg could read must not come from another one: a
+        // client may have read them before.
+        let is_one_by_one = self.copying.as_ref().is_some_and(|one| {
+            !self.unequal.has(one.region) || one.locked.is_none_or(|(_, blocks)| blocks == 1)
+        });
+        if is_one_by_one && self.in_sync & !tried != 0 {
+            return self.read_chunk(tried);
+        }
+        let returning = self.returning;
+        let Some(copying) = &mut self.copying else { return self.go(MaintenancePhase::Rest) };
+        match copying.locked.take() {
+            Some((lba, blocks)) if blocks > 1 => {
+                copying.single_until = lba + u64::from(blocks);
+                shared.tell();
+                self.go(MaintenancePhase::Locked)
+            }
+            _ if returning != 0 => {
+                // Blocks that no leg can read cannot be copied, so the returning leg cannot be in sync.
+                self.fail_legs(shared, returning);
+                self.stop_copy(shared)
+            }
+            // All legs are equal in that they cannot read it.
+            Some((lba, _)) => self.advance_copy(shared, lba + 1),
+            None => self.stop_copy(shared),
+        }
+    }
+
+    pub(super) fn written(&mut self, shared: &Shared, now: Instant, failed: u8) -> ResyncStep {
+        if self.in_sync & !failed != 0 {
+            self.fail_legs(shared, failed);
+        }
+        let Some((lba, blocks)) = self.copying.as_ref().and_then(|one| one.locked) else {
+            return self.stop_copy(shared);
+        };
+        let bytes = u64::from(blocks) * u64::from(self.shape.block_size);
+        self.times.copy_at = now.after(self.pace(bytes));
+        self.advance_copy(shared, lba + u64::from(blocks))
+    }
+
+    fn advance_copy(&mut self, shared: &Shared, next: u64) -> ResyncStep {
+        shared.tell();
+        let Some(copying) = &mut self.copying else { return self.go(MaintenancePhase::Rest) };
+        (copying.locked, copying.next) = (None, next);
+        if next < copying.end {
+            return self.go(MaintenancePhase::Paced);
+        }
+        let (region, is_done) = (copying.region, copying.whole && !copying.again);
+        if is_done {
+            self.todo.clear(region);
+            self.unequal.clear(region);
+            shared.unequal.clear(region, 1);
+        }
+        self.stop_copy(shared)
+    }
+
+    pub(super) fn stop_copy(&mut self, shared: &Shared) -> ResyncStep {
+        self.copying = None;
+        shared.publish(self);
+        shared.tell();
+        self.go(MaintenancePhase::Rest)
+    }
+}
+
+/// Isolates the lowest leg of a mask.
+pub(super) const fn lowest(legs: u8) -> u8 {
+    legs & legs.wrapping_neg()
+}

@@ -1,0 +1,89 @@
+//! Ownership of pools and mirrors open for writing: the owner record of this process, and whether the
+//! process of another record has exited.
+
+use std::sync::{Mutex, PoisonError};
+
+use tenmil_linux::process::{ProcessIdentity, wall_clock_seconds};
+use tenmil_volume::Owner;
+use tenmil_volume::format::{OwnerRecord, unpadded};
+
+/// Ids of owners in this process. A record of this process with an id that is not here was abandoned.
+static OPEN_HERE: Mutex<Vec<u128>> = Mutex::new(Vec::new());
+
+/// Owner id of this process, for as long as a pool or a mirror is open.
+#[derive(Debug)]
+pub(super) struct Opener(Owner);
+
+impl Opener {
+    /// Draws a new id and fills in the record of this process.
+    pub(super) fn draw() -> Self {
+        let id =
+            u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
+        let ProcessIdentity { boot, machine, pid_space, pid, started, host } =
+            ProcessIdentity::this();
+        let mut name = [0; 64];
+        let end = (0..=host.len().min(name.len())).rev().find(|end| host.is_char_boundary(*end));
+        let shown = host.as_bytes().get(..end.unwrap_or(0)).unwrap_or_default();
+        name[..shown.len()].copy_from_slice(shown);
+        let since = wall_clock_seconds();
+        let record =
+            OwnerRecord { boot, machine, pid_space, started, since, pid, gap: 0, host: name };
+        // Zero means no owner.
+        Self::of(Owner { id: id.max(1), record })
+    }
+
+    /// Registers a given owner as one of this process, whatever its record contains.
+    pub(super) fn of(owner: Owner) -> Self {
+        open_here(|open| open.push(owner.id));
+        Self(owner)
+    }
+
+    pub(super) const fn owner(&self) -> Owner {
+        self.0
+    }
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        open_here(|open| open.retain(|id| *id != self.0.id));
+    }
+}
+
+fn open_here<T>(look: impl FnOnce(&mut Vec<u128>) -> T) -> T {
+    look(&mut OPEN_HERE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The process in an owner record.
+pub(super) fn process_of(owner: &Owner) -> ProcessIdentity {
+    let OwnerRecord { boot, machine, pid_space, started, pid, host, .. } = owner.record;
+    ProcessIdentity { boot, machine, pid_space, pid, started, host: unpadded(&host) }
+}
+
+/// Whether an owner is known to be gone. Another process of this machine is checked by pid and start
+/// time; on other machines nothing is known.
+pub(super) fn is_gone(owner: &Owner) -> bool {
+    let (process, this) = (process_of(owner), ProcessIdentity::this());
+    let is_here =
+        process.is_neighbor(&this) && (process.pid, process.started) == (this.pid, this.started);
+    match is_here {
+        true => !open_here(|open| open.contains(&owner.id)),
+        false => process.is_gone() || process.is_of_former_boot(owner.record.since),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Opener, is_gone};
+
+    #[test]
+    fn an_owner_in_this_process_is_there_for_as_long_as_it_has_the_store_open() {
+        let opener = Opener::draw();
+        let owner = opener.owner();
+        assert!(!is_gone(&owner));
+        drop(opener);
+        assert!(is_gone(&owner));
+        let mut elsewhere = owner;
+        elsewhere.record.boot += 1;
+        assert!(!is_gone(&elsewhere), "on another machine nobody knows");
+    }
+}

@@ -1,0 +1,163 @@
+//! Reads that a channel maps itself from its extent cache, without a request to the pool.
+//!
+//! Such reads are looked up in the cached runs, counted as started, and submitted to the device in a
+//! batch with the client's memory. A slot of the channel's table provides their token. It stores their
+//! segments only if the device is full.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenmil_base::{CompletionBatch, IoStatus, Operation, Request};
+use tenmil_volume::VolumeRun;
+
+use super::extent_cache::ExtentCache;
+use super::read_epochs::ReadEpochs;
+
+/// The cached reads of a channel, those of a batch and those in flight.
+pub(super) struct CachedReads {
+    /// Cached runs, valid while `epoch` equals `seen`.
+    extents: ExtentCache,
+    epoch: Arc<AtomicU64>,
+    seen: u64,
+    readers: ReadEpochs,
+    /// By slot of the channel's table.
+    reads: Box<[CachedRead]>,
+    /// Requests to submit to the device.
+    pub(super) batch: Vec<Request>,
+    request_blocks_max: u32,
+    /// Device blocks in one volume block.
+    per_block: u32,
+}
+
+/// Data for completing a read.
+#[derive(Clone, Copy, Debug, Default)]
+struct CachedRead {
+    /// The client's token.
+    token: u64,
+    /// The read-epoch bucket that counts it.
+    bucket: usize,
+}
+
+/// Marks the token of a cached read.
+const KNOWN: u64 = 1 << 32;
+
+impl CachedReads {
+    /// For a channel with `depth_max` slots, whose oldest read is published by `readers`.
+    pub(super) fn new(
+        readers: ReadEpochs,
+        epoch: Arc<AtomicU64>,
+        limits: &tenmil_base::Limits,
+        per_block: u32,
+    ) -> Self {
+        let depth = limits.depth_max as usize;
+        Self {
+            extents: ExtentCache::of(limits.block_count),
+            seen: epoch.load(Ordering::Acquire),
+            epoch,
+            readers,
+            reads: vec![CachedRead::default(); depth].into(),
+            batch: Vec::with_capacity(depth),
+            request_blocks_max: limits.request_blocks_max,
+            per_block,
+        }
+    }
+
+    /// Number of reads in flight.
+    pub(super) fn under_way(&self) -> usize {
+        self.readers.under_way()
+    }
+
+    /// The device location of a read, as of `seen`.
+    #[inline]
+    pub(super) fn find(&self, request: &Request) -> Option<u64> {
+        if request.operation != Operation::Read
+            || !(1..=self.request_blocks_max).contains(&request.blocks)
+        {
+            return None;
+        }
+        self.extents.find(request.lba, request.blocks.into())
+    }
+
+    /// Caches a run. The caller holds the pool lock, which keeps it valid for the call.
+    pub(super) fn keep(&mut self, block: u64, run: VolumeRun) {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        if epoch != self.seen {
+            self.extents.clear();
+            self.seen = epoch;
+        }
+        self.extents.keep(block, run);
+    }
+
+    /// Adds a read at location `at` to the batch.
+    #[inline]
+    pub(super) fn add(&mut self, slot: u32, request: &Request, at: u64) {
+        self.reads[slot as usize].token = request.token;
+        self.batch.push(Request {
+            token: KNOWN | u64::from(slot),
+            lba: at * u64::from(self.per_block),
+            blocks: request.blocks * self.per_block,
+            ..*request
+        });
+    }
+
+    /// Counts the reads of the batch from `first` on as started in this transaction, if their locations
+    /// are still valid; they then stay valid until the reads have ended. Otherwise removes them from the
+    /// batch and frees their slots.
+    #[inline]
+    pub(super) fn begin(&mut self, first: usize, transaction: u64, free: &mut Vec<u32>) -> bool {
+        let count = self.batch.len() - first;
+        let bucket = self.readers.begin(transaction, count);
+        // After the read epoch is published, so that what is valid now stays valid until it is released.
+        if self.epoch.load(Ordering::Acquire) != self.seen {
+            self.readers.end(bucket, count);
+            free.extend(self.batch.drain(first..).map(|read| slot_of(read.token)));
+            self.extents.clear();
+            return false;
+        }
+        for read in &self.batch[first..] {
+            self.reads[slot_of(read.token) as usize].bucket = bucket;
+        }
+        true
+    }
+
+    /// Ends a read before it was submitted to the device. Returns the client's token.
+    pub(super) fn give_up(&mut self, slot: u32) -> u64 {
+        let CachedRead { token, bucket } = self.reads[slot as usize];
+        self.readers.end(bucket, 1);
+        token
+    }
+
+    /// Ends the reads among completions of the device, and frees their slots. Their completions get the
+    /// client's tokens; all others are removed from `answers` and passed to `other`.
+    #[inline]
+    pub(super) fn end(
+        &mut self,
+        answers: &mut CompletionBatch,
+        first: usize,
+        free: &mut Vec<u32>,
+        mut other: impl FnMut(u64, IoStatus),
+    ) {
+        let mut ended = [0; 2];
+        answers.extract(first, |answer| {
+            if answer.token & KNOWN == 0 {
+                other(answer.token, answer.outcome);
+                return true;
+            }
+            let slot = slot_of(answer.token);
+            let CachedRead { token, bucket } = self.reads[slot as usize];
+            answer.token = token;
+            ended[bucket] += 1;
+            free.push(slot);
+            false
+        });
+        for (bucket, count) in ended.into_iter().enumerate().filter(|(_, count)| *count > 0) {
+            self.readers.end(bucket, count);
+        }
+    }
+}
+
+/// The slot in a token.
+#[expect(clippy::cast_possible_truncation, reason = "the low half is the place")]
+pub(super) const fn slot_of(token: u64) -> u32 {
+    token as u32
+}

@@ -1,0 +1,91 @@
+//! Capacity events of the pools of this process.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tenmil_volume::{CapacityNotice, CapacityState};
+
+use super::PAGE_BYTES;
+
+/// A capacity event of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CapacityEvent {
+    /// Device of the pool.
+    pub device: String,
+    /// Name of the pool.
+    pub store: String,
+    /// The new capacity state.
+    pub fill: CapacityState,
+    /// Allocated bytes.
+    pub taken_bytes: u64,
+    /// Capacity in bytes.
+    pub room_bytes: u64,
+}
+
+type Hearer = Box<dyn Fn(&CapacityEvent) + Send>;
+
+static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
+/// Whether there is a subscriber; no event is created before.
+static IS_HEARD: AtomicBool = AtomicBool::new(false);
+
+/// Subscribes to capacity events. `hear` is called within a second when a pool of this process crosses a
+/// threshold, or rejects a request because it is full, on the pool's metadata thread, for as long as the
+/// process runs.
+pub fn subscribe_capacity(hear: impl Fn(&CapacityEvent) + Send + 'static) {
+    HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
+    // Relaxed: a reader that sees it takes the lock.
+    IS_HEARD.store(true, Ordering::Relaxed);
+}
+
+/// Whether there is a subscriber.
+pub(super) fn is_heard() -> bool {
+    IS_HEARD.load(Ordering::Relaxed)
+}
+
+impl CapacityEvent {
+    pub(super) fn new(device: &str, store: String, notice: &CapacityNotice) -> Self {
+        let bytes = |blocks: u64| blocks * u64::from(PAGE_BYTES);
+        let (taken_bytes, room_bytes) = (bytes(notice.taken), bytes(notice.room));
+        Self { device: device.into(), store, fill: notice.fill, taken_bytes, room_bytes }
+    }
+
+    pub(super) fn tell(&self) {
+        let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
+        hearers.iter().for_each(|hear| hear(self));
+    }
+}
+
+impl fmt::Display for CapacityEvent {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, store, fill, taken_bytes, room_bytes } = self;
+        write!(out, "pool `{store}` on {device}: ")?;
+        match fill {
+            CapacityState::Above(percent) => write!(out, "{percent} % of its room are taken: ")?,
+            CapacityState::Below(percent) => {
+                write!(out, "less than {percent} % of its room are taken: ")?
+            }
+            CapacityState::Full => write!(out, "it is full and has refused a write or a change: ")?,
+        }
+        write!(out, "{taken_bytes} of {room_bytes} bytes")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_volume::{CapacityNotice, CapacityState};
+
+    use super::CapacityEvent;
+
+    #[test]
+    fn what_is_told_says_which_store_and_how_much() {
+        let text = |fill| {
+            let notice = CapacityNotice { fill, taken: 2, room: 4 };
+            CapacityEvent::new("ram:1g", "pool".into(), &notice).to_string()
+        };
+        let expected = "pool `pool` on ram:1g: 80 % of its room are taken: 8192 of 16384 bytes";
+        assert_eq!(text(CapacityState::Above(80)), expected);
+        assert!(text(CapacityState::Below(80)).contains(": less than 80 % of"));
+        assert!(text(CapacityState::Full).contains("it is full"));
+    }
+}

@@ -1,0 +1,462 @@
+//! Metadata thread of a pool: reads and writes its metadata, and flushes.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request,
+    RequestFlags, Segment, Span, WakeSource,
+};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::{Clock, Sleeper};
+use tenmil_volume::{ActionResult, DeviceAction, PoolRequest};
+
+use super::capacity_events::{self, CapacityEvent};
+use super::missing_device::MissingDevice;
+use super::reserved::Reserved;
+use super::shared::{ClientInbox, ClientMessage, Shared};
+use super::stops::StopNews;
+use super::{PAGE_BYTES, PageGeometry};
+
+/// The metadata thread of an open pool.
+pub(super) struct MetadataThread {
+    /// The device of the pool.
+    device: String,
+    pub(super) shared: Arc<Shared>,
+    desk: Arc<ClientInbox>,
+    backend: Box<dyn IoChannel>,
+    shape: PageGeometry,
+    regions: RegionTable,
+    memory: Region,
+    jobs: Box<[PendingIo]>,
+    /// Free entries for one page, and for many.
+    small: Vec<u32>,
+    large: Vec<u32>,
+    waiting: VecDeque<DeviceAction>,
+    /// Requests that the device has not accepted yet.
+    queue: VecDeque<Request>,
+    /// Segments of each entry, one for each part.
+    table: Box<[Segment]>,
+    answers: CompletionBatch,
+    notes: VecDeque<ClientMessage>,
+    /// Devices were added whose wake source is not watched yet.
+    has_more: bool,
+    /// Number of stops that were reported, and whether one was reported without its recovery.
+    told_stops: u64,
+    told_stop: bool,
+    /// Time of the next recovery attempt, while the pool is stopped.
+    recovers_at: Instant,
+    /// What is released once the superblocks name no owner.
+    reserved: Option<Arc<Reserved>>,
+}
+
+/// I/O of an entry.
+#[derive(Clone, Copy, Debug)]
+struct PendingIo {
+    io: u64,
+    /// A page is read, whose contents go to the pool.
+    reads: bool,
+    /// Requests that have not completed.
+    left: u32,
+    outcome: IoStatus,
+    /// For retries: operation, page and length in bytes.
+    work: (Operation, u64, u32),
+    /// Number of retries, and the time of the next one.
+    tries: u32,
+    again_at: Option<Instant>,
+}
+
+impl PendingIo {
+    const NONE: Self = Self {
+        io: 0,
+        reads: false,
+        left: 0,
+        outcome: IoStatus::SUCCESS,
+        work: (Operation::Flush, 0, 0),
+        tries: 0,
+        again_at: None,
+    };
+}
+
+/// Entries for one page.
+const SMALL: u32 = 32;
+/// Entries for many pages.
+const LARGE: u32 = 8;
+/// Pages of an entry for many: the maximum of one metadata write.
+const LARGE_PAGES: u32 = 64;
+/// Bytes of the superblocks at the start.
+const SLOTS_BYTES: u32 = 2 * PAGE_BYTES;
+const PAGE: usize = PAGE_BYTES as usize;
+/// Maximum number of completions per poll.
+const ANSWERS_MAX: usize = 64;
+/// Maximum sleep, and the maximum while reads are awaited before a recovery.
+const SLEEP_MAX: Span = Span::from_secs(1);
+const SLEEP_RECOVERING: Span = Span::from_ms(2);
+/// Number and interval of retries after a transport error. The device has timeouts of its own.
+const TRIES_MAX: u32 = 3;
+const TRY_AGAIN_AFTER: Span = Span::from_ms(500);
+/// Interval of recovery attempts.
+const RECOVER_AFTER: Span = Span::from_secs(2);
+
+impl MetadataThread {
+    pub(super) fn new(
+        device: &str,
+        shared: Arc<Shared>,
+        (desk, backend): (Arc<ClientInbox>, Box<dyn IoChannel>),
+        shape: PageGeometry,
+        regions: &RegionTable,
+    ) -> Result<Self, String> {
+        let pages = SMALL + LARGE * LARGE_PAGES;
+        let memory = regions.allocate((pages * PAGE_BYTES) as usize);
+        let places = (SMALL + LARGE) as usize;
+        Ok(Self {
+            device: device.into(),
+            desk,
+            shared,
+            backend,
+            shape,
+            regions: regions.clone(),
+            memory: memory.map_err(|error| error.to_string())?,
+            jobs: vec![PendingIo::NONE; places].into(),
+            small: (0..SMALL).rev().collect(),
+            large: (SMALL..SMALL + LARGE).rev().collect(),
+            waiting: VecDeque::new(),
+            queue: VecDeque::new(),
+            table: vec![Segment::default(); places * LARGE_PAGES as usize].into(),
+            answers: CompletionBatch::with_capacity(ANSWERS_MAX),
+            notes: VecDeque::new(),
+            has_more: false,
+            told_stops: 0,
+            told_stop: false,
+            recovers_at: Instant::default(),
+            reserved: None,
+        })
+    }
+
+    /// With what is released once the superblocks name no owner.
+    pub(super) fn with_reserved(self, reserved: &Arc<Reserved>) -> Self {
+        Self { reserved: Some(Arc::clone(reserved)), ..self }
+    }
+
+    /// Works until it is told to stop; then has everything that was written survive, unless that takes
+    /// too long, and ends.
+    pub(super) fn run(
+        mut self,
+        stop: &tenmil_linux::StopFlag,
+        clock: &Clock,
+        sleeper: &mut Sleeper,
+        closing_max: Span,
+    ) {
+        if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
+            // Without it, sleeps are short.
+            let _ = sleeper.sources().add(descriptor, 0);
+        }
+        while !stop.is_stopped() {
+            if !self.turn(clock.now()) {
+                self.sleep(stop, clock, sleeper);
+            }
+            if std::mem::take(&mut self.has_more)
+                && let WakeSource::Descriptor(descriptor) = self.backend.wake_source()
+            {
+                // Without it, sleeps are short.
+                let _ = sleeper.sources().add(descriptor, 0);
+            }
+        }
+        let until = clock.now().after(closing_max);
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock_to_tell();
+        state.ask(&self.desk, 0, PoolRequest::Release);
+        shared.dispatch(&mut state);
+        drop(state);
+        while self.notes.is_empty() && clock.now() < until {
+            self.turn(clock.now());
+        }
+        let is_released = matches!(self.notes.front(), Some(ClientMessage::Ended(_, Ok(_))));
+        if let Some(reserved) = self.reserved.take_if(|_| is_released) {
+            reserved.release();
+        }
+        if let WakeSource::Descriptor(descriptor) = self.backend.wake_source() {
+            let _ = sleeper.sources().remove(descriptor);
+        }
+        shared.leave(&self.desk, core::iter::empty());
+    }
+
+    /// One iteration. Returns false if there was nothing to do.
+    fn turn(&mut self, now: Instant) -> bool {
+        if let Some(news) = self.look_around() {
+            news.tell();
+        }
+        self.recover(now);
+        self.try_again(now);
+        self.reach_further();
+        let mut did = false;
+        while let Some(action) = self.waiting.pop_front() {
+            if !self.begin(&action) {
+                self.waiting.push_front(action);
+                break;
+            }
+            did = true;
+        }
+        if !self.queue.is_empty() {
+            let taken = self.backend.submit(now, self.queue.make_contiguous(), &self.table);
+            self.queue.drain(..taken);
+            did |= taken > 0;
+        }
+        self.backend.flush();
+        self.backend.poll(now, &mut self.answers);
+        did | self.end_jobs(now)
+    }
+
+    /// Takes new work. Returns a capacity event if the state has changed. Checked here at least once a
+    /// second, and not on the I/O path.
+    fn look_around(&mut self) -> Option<CapacityEvent> {
+        let mut state = self.shared.lock();
+        state.take_pages(&mut self.waiting);
+        state.take_notes(&self.desk, &mut self.notes);
+        let (stops, stopped) = (state.store.losses(), state.store.is_stopped());
+        let is_news = stops > self.told_stops || (self.told_stop && !stopped);
+        if let Some(why) = state.store.last_stop().filter(|_| is_news) {
+            let recovered = (!stopped).then(|| state.store.generation());
+            let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
+            drop(state);
+            let news = StopNews { device, store, why, recovered };
+            if stops > self.told_stops && recovered.is_some() && !self.told_stop {
+                // It has recovered before the stop could be reported.
+                StopNews { recovered: None, ..news.clone() }.tell();
+            }
+            (self.told_stops, self.told_stop) = (stops, stopped);
+            news.tell();
+            return None;
+        }
+        let notice = capacity_events::is_heard().then(|| state.store.next_notice())??;
+        Some(CapacityEvent::new(&self.device, state.store.name(), &notice))
+    }
+
+    /// While the pool is stopped, retries the recovery at intervals, and reports ended reads to the pool.
+    fn recover(&mut self, now: Instant) {
+        if !self.told_stop {
+            self.recovers_at = now.after(RECOVER_AFTER);
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut state = shared.lock_to_tell();
+        if !state.store.is_recovering() && now >= self.recovers_at {
+            self.recovers_at = now.after(RECOVER_AFTER);
+            state.store.recover();
+        }
+        shared.dispatch(&mut state);
+    }
+
+    /// Repeats I/O that failed with a transport error.
+    fn try_again(&mut self, now: Instant) {
+        for place in 0..SMALL + LARGE {
+            let job = &mut self.jobs[place as usize];
+            if job.again_at.is_none_or(|at| at > now) {
+                continue;
+            }
+            (job.again_at, job.outcome, job.tries) = (None, IoStatus::SUCCESS, job.tries + 1);
+            let (operation, at, len) = job.work;
+            if operation == Operation::Flush {
+                self.push(place, operation, 0, Segment::default());
+            } else {
+                let memory = self.memory(place).slice(0, len).unwrap_or_default();
+                self.push_parts(place, operation, at, memory);
+            }
+        }
+    }
+
+    /// Adds channels to new devices. Other messages are the response to the last flush, and stay in the
+    /// queue.
+    fn reach_further(&mut self) {
+        for note in std::mem::take(&mut self.notes) {
+            let ClientMessage::More(more) = note else {
+                self.notes.push_back(note);
+                continue;
+            };
+            let Ok(none) = MissingDevice(self.backend.limits().clone()).channel() else { continue };
+            let below = std::mem::replace(&mut self.backend, none);
+            let owed: usize = self.jobs.iter().map(|job| job.left as usize).sum();
+            self.shape.request_pages = self.shape.request_pages.min(more.request_pages);
+            self.backend = more.behind(below, owed - self.queue.len());
+            self.has_more = true;
+        }
+    }
+
+    /// Sleeps until there is work.
+    fn sleep(&mut self, stop: &tenmil_linux::StopFlag, clock: &Clock, sleeper: &mut Sleeper) {
+        let under_way = self.jobs.iter().any(|job| job.left > 0);
+        let is_silent = matches!(self.backend.wake_source(), WakeSource::None);
+        if under_way && is_silent {
+            return tenmil_linux::thread::yield_now();
+        }
+        // The sleep is announced before the queues are checked: work that is queued in between ends it at
+        // once.
+        sleeper.announce();
+        let stuck = self.waiting.len();
+        self.shared.lock().take_pages(&mut self.waiting);
+        let has_work = self.waiting.len() > stuck || !self.queue.is_empty() || stop.is_stopped();
+        let busy_below = !is_silent && self.backend.arm();
+        if has_work || busy_below {
+            sleeper.cancel();
+        } else {
+            let most = if self.shared.lock().store.is_recovering() {
+                SLEEP_RECOVERING
+            } else if self.jobs.iter().any(|job| job.again_at.is_some()) {
+                TRY_AGAIN_AFTER
+            } else {
+                SLEEP_MAX
+            };
+            let left = self.backend.wake_at().since(clock.now()).min(most);
+            sleeper.block(left, &mut Vec::new());
+        }
+        self.backend.disarm();
+    }
+
+    /// Starts an action. Returns false if there is no free entry.
+    fn begin(&mut self, action: &DeviceAction) -> bool {
+        let (io, at, bytes, operation) = match action {
+            DeviceAction::ReadSlots { io } => return self.begin_slots(*io),
+            DeviceAction::ReadPage { io, at } => (*io, *at, &[][..], Operation::Read),
+            DeviceAction::WritePages { io, at, bytes } => (*io, *at, &bytes[..], Operation::Write),
+            DeviceAction::Flush { io } => (*io, 0, &[][..], Operation::Flush),
+            // These are executed by the clients.
+            DeviceAction::ReadData { .. }
+            | DeviceAction::ReadParent { .. }
+            | DeviceAction::WriteData { .. }
+            | DeviceAction::Zero { .. } => return true,
+        };
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).max(PAGE_BYTES);
+        let free = if len > PAGE_BYTES { &mut self.large } else { &mut self.small };
+        let Some(place) = free.pop() else { return false };
+        let memory = self.memory(place).slice(0, len).unwrap_or_default();
+        let reads = operation == Operation::Read;
+        let work = (operation, at, len);
+        self.jobs[place as usize] = PendingIo { io, reads, work, ..PendingIo::NONE };
+        if operation == Operation::Flush {
+            self.push(place, operation, 0, Segment::default());
+        } else if operation == Operation::Write && self.regions.store(memory, bytes).is_err() {
+            let job = &mut self.jobs[place as usize];
+            job.outcome = IoStatus::DATA_TRANSFER_ERROR;
+            self.end(place);
+        } else {
+            self.push_parts(place, operation, at, memory);
+        }
+        true
+    }
+
+    /// Starts to read the superblocks at the start.
+    fn begin_slots(&mut self, io: u64) -> bool {
+        let Some(place) = self.large.pop() else { return false };
+        let memory = self.memory(place).slice(0, SLOTS_BYTES).unwrap_or_default();
+        let work = (Operation::Read, 0, SLOTS_BYTES);
+        self.jobs[place as usize] = PendingIo { io, reads: true, work, ..PendingIo::NONE };
+        self.push_parts(place, Operation::Read, 0, memory);
+        true
+    }
+
+    /// Splits a transfer by the request limit of the device.
+    fn push_parts(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
+        let step = self.shape.request_pages.min(LARGE_PAGES) * PAGE_BYTES;
+        let mut done = 0;
+        while done < memory.len_bytes {
+            let len = step.min(memory.len_bytes - done);
+            let part = memory.slice(done, len).unwrap_or_default();
+            self.push(place, operation, at + u64::from(done / PAGE_BYTES), part);
+            done += len;
+        }
+    }
+
+    fn push(&mut self, place: u32, operation: Operation, at: u64, memory: Segment) {
+        let job = &mut self.jobs[place as usize];
+        let segment_first = place * LARGE_PAGES + job.left;
+        job.left += 1;
+        self.table[segment_first as usize] = memory;
+        let moves = operation != Operation::Flush;
+        self.queue.push_back(Request {
+            token: place.into(),
+            lba: at * self.shape.blocks_in_page,
+            operand: 0,
+            segment_first,
+            blocks: memory.len_bytes / self.shape.block_size,
+            segment_count: u16::from(moves),
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        });
+    }
+
+    /// The memory of an entry.
+    fn memory(&self, place: u32) -> Segment {
+        let (first, pages) = match place.checked_sub(SMALL) {
+            None => (place, 1),
+            Some(large) => (SMALL + large * LARGE_PAGES, LARGE_PAGES),
+        };
+        let (at, len_bytes) = (first * PAGE_BYTES, pages * PAGE_BYTES);
+        self.memory.segment().slice(at, len_bytes).unwrap_or_default()
+    }
+
+    /// Handles completions of the device. Returns false if none has ended.
+    fn end_jobs(&mut self, now: Instant) -> bool {
+        let mut ended = Vec::new();
+        for answer in self.answers.drain() {
+            let Ok(place) = u32::try_from(answer.token) else { continue };
+            let job = &mut self.jobs[place as usize];
+            job.left -= 1;
+            if !answer.outcome.is_success() {
+                job.outcome = answer.outcome;
+            }
+            if job.left == 0 && may_be_repeated(job) {
+                job.again_at = Some(now.after(TRY_AGAIN_AFTER));
+            } else if job.left == 0 {
+                ended.push(place);
+            }
+        }
+        ended.iter().for_each(|place| self.end(*place));
+        !ended.is_empty()
+    }
+
+    /// Reports the result of an action to the pool, and frees its entry.
+    fn end(&mut self, place: u32) {
+        let PendingIo { io, reads, outcome, work, .. } = self.jobs[place as usize];
+        // The store reads again what is durable, and its channels hear that writes may be lost.
+        let is_loss = work.0 == Operation::Flush && outcome == IoStatus::WRITE_FAULT;
+        let unread = is_loss.then(|| self.backend.acknowledge_losses()).and_then(Result::err);
+        let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);
+        // Single pages are read into entries for one page; other reads are of superblocks.
+        let read = if place < SMALL { &mut page[..] } else { slots.as_flattened_mut() };
+        let len_bytes = u32::try_from(read.len()).unwrap_or(u32::MAX);
+        let memory = self.memory(place).slice(0, len_bytes).unwrap_or_default();
+        let end = if !outcome.is_success() {
+            ActionResult::Failed(outcome)
+        } else if !reads {
+            ActionResult::Done
+        } else if self.regions.load(memory, read).is_err() {
+            ActionResult::Failed(IoStatus::DATA_TRANSFER_ERROR)
+        } else if place < SMALL {
+            ActionResult::Read(&page)
+        } else {
+            ActionResult::Slots(&slots)
+        };
+        if place < SMALL {
+            self.small.push(place)
+        } else {
+            self.large.push(place)
+        }
+        let mut state = self.shared.lock_to_tell();
+        state.store.complete(io, end);
+        if let Some(why) = unread {
+            state.store.refuse_recovery(why);
+        }
+        self.shared.dispatch(&mut state);
+    }
+}
+
+/// Whether the error is one of the path to the device, which may be temporary and implies no data loss:
+/// any path status, and for a flush every status but Write Fault, which reports lost writes.
+fn may_be_repeated(job: &PendingIo) -> bool {
+    let status = job.outcome.0 & 0x7ff;
+    let is_path =
+        status >> 8 == 3 || [IoStatus::INTERRUPTED.0, IoStatus::ABORTED.0].contains(&status);
+    let is_flush = job.work.0 == Operation::Flush && job.outcome != IoStatus::WRITE_FAULT;
+    !job.outcome.is_success() && job.tries < TRIES_MAX && (is_path || is_flush)
+}

@@ -1,0 +1,158 @@
+//! Blocking page I/O for creating, opening and checking pools. Not on the I/O path.
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request,
+    RequestFlags, Segment, Span,
+};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::Clock;
+
+use super::{OpenPool, PAGE_BYTES, PageGeometry};
+
+/// An I/O channel to a device, and memory for some pages.
+pub(super) struct BlockingPageIo<'a> {
+    backend: Box<dyn IoChannel>,
+    regions: &'a RegionTable,
+    memory: Region,
+    /// Number of pages in `memory`.
+    pages: u32,
+    shape: PageGeometry,
+    clock: Clock,
+    /// How long the device may take for a request.
+    pub(super) patience: Span,
+    /// Whether it has not answered one in time. It may still answer, and its memory is not used again: all
+    /// further requests fail.
+    is_overdue: bool,
+}
+
+/// The same for an open pool, which may grow meanwhile.
+pub(super) struct StorePages<'a> {
+    open: &'a OpenPool,
+    raw: BlockingPageIo<'a>,
+    /// End of the pool when the channel was opened.
+    end: u64,
+}
+
+impl<'a> StorePages<'a> {
+    pub(super) fn open(open: &'a OpenPool, pages: u32) -> Result<Self, String> {
+        let ground = open.ground();
+        let raw = BlockingPageIo::wide(
+            &open.regions,
+            &open.clock,
+            &*ground.medium,
+            &ground.shape,
+            pages,
+        )?;
+        let end = open.shared.lock().store.next_devices().blocks();
+        Ok(Self { open, raw, end })
+    }
+
+    /// A channel that reaches up to block `end`.
+    pub(super) fn up_to(&mut self, end: u64) -> Result<&mut BlockingPageIo<'a>, IoStatus> {
+        if end > self.end {
+            let again = Self::open(self.open, self.raw.pages);
+            *self = again.map_err(|_| IoStatus::INTERNAL_ERROR)?;
+        }
+        Ok(&mut self.raw)
+    }
+}
+
+/// Maximum time of one transfer, and so for all of them if it answers nothing.
+const PATIENCE: Span = Span::from_secs(30);
+
+impl<'a> BlockingPageIo<'a> {
+    pub(super) fn open(
+        regions: &'a RegionTable,
+        clock: &Clock,
+        medium: &dyn BlockDevice,
+        shape: &PageGeometry,
+    ) -> Result<Self, String> {
+        Self::wide(regions, clock, medium, shape, 1)
+    }
+
+    /// Opens a channel for up to `pages` pages per transfer, within the limit of the device.
+    pub(super) fn wide(
+        regions: &'a RegionTable,
+        clock: &Clock,
+        medium: &dyn BlockDevice,
+        shape: &PageGeometry,
+        pages: u32,
+    ) -> Result<Self, String> {
+        let pages = pages.min(shape.request_pages);
+        let memory = regions.allocate((pages * PAGE_BYTES) as usize);
+        let memory = memory.map_err(|error| error.to_string())?;
+        let (shape, clock) = (*shape, *clock);
+        let backend = medium.channel()?;
+        let (patience, is_overdue) = (PATIENCE, false);
+        Ok(Self { backend, regions, memory, pages, shape, clock, patience, is_overdue })
+    }
+
+    /// Maximum number of pages per transfer.
+    pub(super) const fn pages_max(&self) -> u32 {
+        self.pages
+    }
+
+    /// Reads as many pages as `bytes` holds.
+    pub(super) fn read_run(&mut self, at: u64, bytes: &mut [u8]) -> Result<(), IoStatus> {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let segment = self.memory.segment().slice(0, len).ok_or(IoStatus::DATA_TRANSFER_ERROR)?;
+        self.run(Operation::Read, at, segment)?;
+        self.regions.load(segment, bytes).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
+    }
+
+    /// Reads a page.
+    pub(super) fn read(&mut self, at: u64, page: &mut [u8; 4096]) -> Result<(), IoStatus> {
+        self.read_run(at, page)
+    }
+
+    /// Writes pages, at most [`pages_max`](Self::pages_max).
+    pub(super) fn write_run(&mut self, at: u64, bytes: &[u8]) -> Result<(), IoStatus> {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let segment = self.memory.segment().slice(0, len).ok_or(IoStatus::DATA_TRANSFER_ERROR)?;
+        self.regions.store(segment, bytes).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)?;
+        self.run(Operation::Write, at, segment)
+    }
+
+    /// Writes a page.
+    pub(super) fn write(&mut self, at: u64, page: &[u8; 4096]) -> Result<(), IoStatus> {
+        self.write_run(at, page)
+    }
+
+    /// Flushes.
+    pub(super) fn flush(&mut self) -> Result<(), IoStatus> {
+        self.run(Operation::Flush, 0, Segment::default())
+    }
+
+    fn run(&mut self, operation: Operation, at: u64, segment: Segment) -> Result<(), IoStatus> {
+        if self.is_overdue {
+            return Err(IoStatus::ABORTED);
+        }
+        let moves = operation != Operation::Flush;
+        let request = Request {
+            lba: at * self.shape.blocks_in_page,
+            blocks: segment.len_bytes / self.shape.block_size,
+            segment_count: u16::from(moves),
+            operation,
+            flags: RequestFlags::NONE,
+            ..Request::NOTHING
+        };
+        let until = self.clock.now().after(self.patience);
+        let mut answers = CompletionBatch::with_capacity(1);
+        let mut taken = false;
+        loop {
+            let now: Instant = self.clock.now();
+            taken = taken || self.backend.submit(now, &[request], &[segment]) == 1;
+            self.backend.flush();
+            self.backend.poll(now, &mut answers);
+            if let [answer] = answers.as_slice() {
+                let outcome = answer.outcome;
+                return if outcome.is_success() { Ok(()) } else { Err(outcome) };
+            }
+            if now > until {
+                self.is_overdue = true;
+                return Err(IoStatus::ABORTED);
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Read epochs: safe reclamation of blocks that channels read without the pool's knowledge.
+//!
+//! A channel reads blocks at cached locations without a request to the pool. Blocks that the pool frees
+//! must not be reused before such reads have ended. So a channel publishes in a word of its own, its
+//! [`ReadEpoch`], the transaction in which its oldest read began, and the pool reuses only what was freed
+//! before:
+//!
+//! ```text
+//!   channel: stores its read epoch | fence | checks that its runs are valid | reads
+//!   pool:    invalidates runs | fence | loads the read epochs | reuses blocks
+//! ```
+//!
+//! Either the channel sees that its runs are invalid, or the pool sees the read epoch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// The transaction in which the oldest read of a channel began; `u64::MAX` if none is in flight.
+#[derive(Clone, Debug)]
+pub(super) struct ReadEpoch(Arc<AtomicU64>);
+
+/// The reads in flight of a channel.
+#[derive(Debug)]
+pub(super) struct ReadEpochs {
+    seat: ReadEpoch,
+    /// The published transaction.
+    since: u64,
+    /// Counts of the reads that the published epoch stands for, and of later ones, which began in
+    /// transaction `later` or after it.
+    counts: [usize; 2],
+    later: u64,
+    /// Index of the count of the older ones.
+    old: usize,
+}
+
+const IDLE: u64 = u64::MAX;
+
+impl ReadEpoch {
+    fn idle() -> Self {
+        Self(Arc::new(AtomicU64::new(IDLE)))
+    }
+
+    /// The transaction of the oldest read. The caller has passed a fence since it invalidated the runs
+    /// whose blocks it wants to reuse.
+    pub(super) fn oldest(&self) -> u64 {
+        // Pairs with the releases below: the effects of the reads are complete.
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl ReadEpochs {
+    pub(super) fn new() -> Self {
+        Self { seat: ReadEpoch::idle(), since: IDLE, counts: [0; 2], later: IDLE, old: 0 }
+    }
+
+    pub(super) fn seat(&self) -> ReadEpoch {
+        self.seat.clone()
+    }
+
+    /// Counts reads that begin in this transaction or a later one. Returns the bucket for
+    /// [`end`](Self::end). Only validity checks after this call apply to them.
+    #[inline]
+    pub(super) fn begin(&mut self, transaction: u64, count: usize) -> usize {
+        if self.since == IDLE {
+            self.since = transaction;
+            self.seat.0.store(transaction, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+        }
+        let is_later = transaction != self.since;
+        let bucket = self.old ^ usize::from(is_later);
+        if is_later && self.counts[bucket] == 0 {
+            self.later = transaction;
+        }
+        self.counts[bucket] += count;
+        bucket
+    }
+
+    /// Number of reads in flight.
+    pub(super) fn under_way(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    /// Counts the end of reads.
+    #[inline]
+    pub(super) fn end(&mut self, bucket: usize, count: usize) {
+        self.counts[bucket] -= count;
+        if self.counts[self.old] == 0 {
+            self.old ^= 1;
+            self.since = if self.counts[self.old] == 0 { IDLE } else { self.later };
+            self.seat.0.store(self.since, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tenmil_base::Random;
+
+    use super::{IDLE, ReadEpochs};
+
+    #[test]
+    fn the_seat_is_never_younger_than_the_oldest_read_and_moves_on_when_it_ends() {
+        for seed in 0..200 {
+            let mut random = Random::new(seed);
+            let mut readers = ReadEpochs::new();
+            let seat = readers.seat();
+            let mut under_way: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+            let mut transaction = 1;
+            for number in 0..300 {
+                transaction += random.below(2);
+                if random.chance(1, 2) {
+                    under_way.insert(number, (transaction, readers.begin(transaction, 1)));
+                } else if let Some(chosen) = under_way.keys().next().copied() {
+                    let others = random.below(under_way.len() as u64 + 1);
+                    let other = under_way.keys().nth(usize::try_from(others).unwrap()).copied();
+                    let (_, bucket) = under_way.remove(&other.unwrap_or(chosen)).unwrap();
+                    readers.end(bucket, 1);
+                }
+                let oldest = under_way.values().map(|(began, _)| *began).min().unwrap_or(IDLE);
+                assert!(seat.oldest() <= oldest, "seed {seed}");
+                assert_eq!(under_way.is_empty(), seat.oldest() == IDLE, "seed {seed}");
+            }
+            // However many reads begin, those of the observed epoch do end.
+            let then = seat.oldest();
+            for (began, bucket) in std::mem::take(&mut under_way).into_values() {
+                let later = readers.begin(transaction + 1 + began, 1);
+                readers.end(bucket, 1);
+                under_way.insert(began, (began, later));
+            }
+            assert!(under_way.is_empty() || seat.oldest() > then, "seed {seed}");
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! An open pool and its clients.
+//!
+//! ```text
+//!   channel ─────────┐                            ┌── transfers, responses ──> the client, and its waker
+//!   channel ─────────┼─ requests, completions ─> Pool
+//!   metadata thread ─┘                            └── pages, flushes ────────> the metadata thread
+//! ```
+//!
+//! The pool is behind a lock under which nothing blocks. The holder submits requests or reports
+//! completions to the pool, and dispatches the resulting actions. Data is transferred by the client that
+//! requested it, over its own channel to the devices; metadata by the metadata thread, which runs as long
+//! as the pool is open.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{Interrupts, IoStatus};
+use tenmil_linux::{EventVectors, Notifier};
+use tenmil_volume::{ActionResult, DeviceAction, Pool, PoolError, PoolRequest, PoolResponse};
+
+use super::grow::DeviceChannel;
+use super::read_epochs;
+
+/// State shared by all clients of an open pool.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// The current transaction, or an earlier one.
+    transaction: AtomicU64,
+    /// Number of times that completed but unflushed writes may have been lost.
+    losses: AtomicU64,
+    /// Wakes the metadata thread.
+    bell: Notifier,
+}
+
+/// State behind the lock.
+pub(super) struct State {
+    pub(super) store: Pool,
+    seats: BTreeMap<u32, ClientEntry>,
+    next_seat: u32,
+    /// Actions for the metadata thread.
+    pages: VecDeque<DeviceAction>,
+    /// Ids of volumes that are open for writing.
+    pub(super) written: Vec<u64>,
+    /// Ids of volumes and snapshots that are open for outside users, once per open.
+    pub(super) used: Vec<u64>,
+    /// Names of snapshots that are being received.
+    pub(super) arriving: Vec<String>,
+    /// Number of times that an outside user was notified of growth.
+    pub(super) told: u64,
+    /// Number of open volumes.
+    pub(super) volumes_open: u64,
+    /// For each open volume, the count of invalidations of its runs.
+    epochs: BTreeMap<u64, Arc<AtomicU64>>,
+    /// Whether the takeover by another owner has invalidated all runs.
+    is_taken_over: bool,
+}
+
+/// A client, as seen by the lock holder.
+struct ClientEntry {
+    desk: Arc<ClientInbox>,
+    bell: EventVectors,
+    notes: VecDeque<ClientMessage>,
+    /// If it reads by cached runs: its oldest read.
+    reads: Option<read_epochs::ReadEpoch>,
+    /// Whether it has its own channel to the devices.
+    has_way: bool,
+}
+
+/// State of a client that it reads without the lock.
+pub(super) struct ClientInbox {
+    pub(super) number: u32,
+    has_notes: AtomicBool,
+    pub(super) bell: EventVectors,
+}
+
+/// A message to a client.
+#[derive(Debug)]
+pub(super) enum ClientMessage {
+    /// Perform a data transfer.
+    Do(DeviceAction),
+    /// The response to the request with this number.
+    Ended(u32, Result<PoolResponse, PoolError>),
+    /// Add a channel to a new device.
+    More(DeviceChannel),
+}
+
+impl Shared {
+    pub(super) fn new(store: Pool, bell: Notifier) -> Self {
+        let state = State {
+            store,
+            seats: BTreeMap::new(),
+            next_seat: 0,
+            pages: VecDeque::new(),
+            written: Vec::new(),
+            used: Vec::new(),
+            told: 0,
+            arriving: Vec::new(),
+            volumes_open: 0,
+            epochs: BTreeMap::new(),
+            is_taken_over: false,
+        };
+        let transaction = AtomicU64::new(state.store.transaction());
+        Self { state: Mutex::new(state), transaction, losses: AtomicU64::new(0), bell }
+    }
+
+    /// The current transaction, or an earlier one.
+    #[inline]
+    pub(super) fn transaction(&self) -> u64 {
+        self.transaction.load(Ordering::Acquire)
+    }
+
+    /// Number of times that completed but unflushed writes may have been lost. A channel whose last
+    /// failed flush was before that fails another one.
+    #[inline]
+    pub(super) fn losses(&self) -> u64 {
+        // Stored before the responses of the pool are sent, which are read after this.
+        self.losses.load(Ordering::Acquire)
+    }
+
+    /// Takes the lock to submit to the pool, and updates its oldest read.
+    pub(super) fn lock_to_tell(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        // Pairs with the fence in `ReadEpochs::begin`: a channel whose read epoch is not seen here has
+        // seen all earlier invalidations of runs.
+        fence(Ordering::SeqCst);
+        let seats = state.seats.values().filter_map(|seat| seat.reads.as_ref());
+        let oldest = seats.map(read_epochs::ReadEpoch::oldest).min().unwrap_or(u64::MAX);
+        state.store.note_oldest_read(oldest);
+        state
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the metadata thread.
+    pub(super) fn ring(&self) {
+        self.bell.notify();
+    }
+
+    /// Registers a client.
+    pub(super) fn join(
+        &self,
+        reads: Option<read_epochs::ReadEpoch>,
+        has_way: bool,
+    ) -> Result<Arc<ClientInbox>, String> {
+        let bell = EventVectors::new(1).map_err(|error| format!("a descriptor: {error}"))?;
+        bell.mask(0);
+        let mut state = self.lock();
+        let number = state.next_seat;
+        state.next_seat += 1;
+        let desk =
+            Arc::new(ClientInbox { number, has_notes: AtomicBool::new(false), bell: bell.clone() });
+        let seat =
+            ClientEntry { desk: Arc::clone(&desk), bell, notes: VecDeque::new(), reads, has_way };
+        state.seats.insert(number, seat);
+        Ok(desk)
+    }
+
+    /// Sends a channel to a new device to every client that has its own channel.
+    pub(super) fn add_device_channel(
+        &self,
+        mut make: impl FnMut() -> Result<DeviceChannel, String>,
+    ) -> Result<(), String> {
+        let ways = self.lock().seats.iter().filter(|(_, seat)| seat.has_way).count();
+        let made = (0..ways).map(|_| make()).collect::<Result<Vec<DeviceChannel>, String>>()?;
+        let mut state = self.lock();
+        let seats = state.seats.iter().filter(|(_, seat)| seat.has_way);
+        let seats: Vec<u32> = seats.map(|(number, _)| *number).collect();
+        for (seat, more) in seats.into_iter().zip(made) {
+            state.tell(seat, ClientMessage::More(more));
+        }
+        drop(state);
+        self.ring();
+        Ok(())
+    }
+
+    /// Unregisters a client: its pending actions fail, and so do the given transfers.
+    pub(super) fn leave(&self, desk: &ClientInbox, transfers: impl Iterator<Item = u64>) {
+        let mut state = self.lock_to_tell();
+        let seat = state.seats.remove(&desk.number);
+        for note in seat.map(|seat| seat.notes).unwrap_or_default() {
+            if let ClientMessage::Do(action) = note {
+                state.refuse(&action);
+            }
+        }
+        for io in transfers {
+            state.store.complete(io, ActionResult::Failed(IoStatus::ABORTED));
+        }
+        self.dispatch(&mut state);
+    }
+
+    /// Dispatches the actions and responses of the pool to the clients and the metadata thread.
+    pub(super) fn dispatch(&self, state: &mut State) {
+        let before = state.pages.len();
+        loop {
+            while let Some(action) = state.store.next_action() {
+                match token_of(&action) {
+                    None => state.pages.push_back(action),
+                    Some(token) => state.pass_on(token, action),
+                }
+            }
+            if !self.begin_recovery(state) {
+                break;
+            }
+        }
+        while let Some(volume) = state.store.next_remapped() {
+            if let Some(epoch) = state.epochs.get(&volume) {
+                // Pairs with the loads of channels: a client that receives the response sees this.
+                epoch.fetch_add(1, Ordering::Release);
+            }
+        }
+        if state.store.is_taken_over() && !state.is_taken_over {
+            // No cached run is valid any more.
+            state.is_taken_over = true;
+            for epoch in state.epochs.values() {
+                epoch.fetch_add(1, Ordering::Release);
+            }
+        }
+        let transaction = state.store.transaction();
+        // Stored only if it has changed, because all readers share the cache line.
+        if self.transaction.load(Ordering::Relaxed) != transaction {
+            self.transaction.store(transaction, Ordering::Release);
+        }
+        while let Some((token, answer)) = state.store.next_answer() {
+            let (seat, number) = parts(token);
+            state.tell(seat, ClientMessage::Ended(number, answer));
+        }
+        if state.pages.len() > before {
+            self.ring();
+        }
+    }
+}
+
+impl Shared {
+    /// If the pool has stopped because its device failed, starts to re-read the durable state before any
+    /// further request. Cached runs are invalidated.
+    fn begin_recovery(&self, state: &mut State) -> bool {
+        let losses = state.store.losses();
+        if losses == self.losses.load(Ordering::Relaxed) {
+            return false;
+        }
+        for epoch in state.epochs.values() {
+            epoch.fetch_add(1, Ordering::Release);
+        }
+        self.losses.store(losses, Ordering::Release);
+        // A recovery that fails again at once is retried later by the metadata thread.
+        state.store.may_recover_at_once() && state.store.recover()
+    }
+}
+
+impl State {
+    /// Submits a request to the pool; the response carries `number`.
+    #[inline]
+    pub(super) fn ask(&mut self, desk: &ClientInbox, number: u32, ask: PoolRequest) {
+        self.store.submit(u64::from(desk.number) << 32 | u64::from(number), ask);
+    }
+
+    /// Whether there is foreground I/O: requests of the pool, and cached reads.
+    pub(super) fn is_busy(&self) -> bool {
+        let reads = self.seats.values().filter_map(|seat| seat.reads.as_ref());
+        self.store.has_tasks()
+            || reads.map(read_epochs::ReadEpoch::oldest).any(|oldest| oldest != u64::MAX)
+    }
+
+    /// Registers a receive. Returns false if one of the same name is in progress.
+    pub(super) fn begin_to_arrive(&mut self, part: &str) -> bool {
+        let is_new = !self.arriving.iter().any(|one| one == part);
+        if is_new {
+            self.arriving.push(part.to_owned());
+        }
+        is_new
+    }
+
+    /// The invalidation count of a volume's runs.
+    pub(super) fn epoch(&mut self, volume: u64) -> Arc<AtomicU64> {
+        Arc::clone(self.epochs.entry(volume).or_default())
+    }
+
+    /// Takes the actions of the metadata thread.
+    pub(super) fn take_pages(&mut self, into: &mut VecDeque<DeviceAction>) {
+        into.append(&mut self.pages);
+    }
+
+    /// Takes the messages of a client, in order.
+    pub(super) fn take_notes(&mut self, desk: &ClientInbox, into: &mut VecDeque<ClientMessage>) {
+        if let Some(seat) = self.seats.get_mut(&desk.number) {
+            desk.has_notes.store(false, Ordering::Relaxed);
+            into.append(&mut seat.notes);
+        }
+    }
+
+    fn pass_on(&mut self, token: u64, action: DeviceAction) {
+        let (seat, _) = parts(token);
+        if let Some(note) = self.tell(seat, ClientMessage::Do(action))
+            && let ClientMessage::Do(action) = note
+        {
+            self.refuse(&action);
+        }
+    }
+
+    /// Sends a message to a client. Returns it if the client does not exist.
+    fn tell(&mut self, seat: u32, note: ClientMessage) -> Option<ClientMessage> {
+        let Some(seat) = self.seats.get_mut(&seat) else { return Some(note) };
+        seat.notes.push_back(note);
+        // Release pairs with the acquire in `has_notes`; the reader then takes the lock.
+        seat.desk.has_notes.store(true, Ordering::Release);
+        seat.bell.raise(0);
+        None
+    }
+
+    fn refuse(&mut self, action: &DeviceAction) {
+        if let Some(io) = transfer_of(action) {
+            self.store.complete(io, ActionResult::Failed(IoStatus::ABORTED));
+        }
+    }
+}
+
+impl ClientInbox {
+    /// Whether there are messages.
+    #[inline]
+    pub(super) fn has_notes(&self) -> bool {
+        self.has_notes.load(Ordering::Acquire)
+    }
+}
+
+/// The client token of a data transfer; `None` for an action of the pool itself.
+fn token_of(action: &DeviceAction) -> Option<u64> {
+    match action {
+        DeviceAction::ReadData { token, .. }
+        | DeviceAction::ReadParent { token, .. }
+        | DeviceAction::WriteData { token, .. }
+        | DeviceAction::Zero { token, .. } => Some(*token),
+        DeviceAction::ReadPage { .. }
+        | DeviceAction::ReadSlots { .. }
+        | DeviceAction::WritePages { .. }
+        | DeviceAction::Flush { .. } => None,
+    }
+}
+
+/// The id to complete a data transfer with.
+pub(super) const fn transfer_of(action: &DeviceAction) -> Option<u64> {
+    match action {
+        DeviceAction::ReadData { io, .. }
+        | DeviceAction::ReadParent { io, .. }
+        | DeviceAction::WriteData { io, .. } => Some(*io),
+        _ => None,
+    }
+}
+
+/// The client number and the request number in a token.
+#[expect(clippy::cast_possible_truncation, reason = "cut as they were put together")]
+const fn parts(token: u64) -> (u32, u32) {
+    ((token >> 32) as u32, token as u32)
+}

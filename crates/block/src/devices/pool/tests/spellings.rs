@@ -1,0 +1,54 @@
+//! A pool on a device that several URIs name.
+
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, IoChannel, Limits};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+
+use crate::devices::pool::{OpenPool, VolumeRef, create};
+use crate::devices::ram::RamDevice;
+use crate::uri::Uri;
+use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+
+/// One namespace under all names.
+struct Namespace(Arc<RamDevice>);
+
+impl BlockDevice for Namespace {
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        self.0.channel()
+    }
+
+    fn identity(&self) -> Option<String> {
+        Some("uuid.1".into())
+    }
+}
+
+#[test]
+fn a_pool_is_open_once_whichever_uri_leads_to_its_namespace() {
+    let regions = RegionTable::new(200);
+    let ram = Arc::new(RamDevice::new(&regions, 512, 8 * 2048).unwrap());
+    let open = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, DeviceError> {
+        Ok(OpenedDevice::fresh(Arc::new(Namespace(Arc::clone(&ram))), "a namespace"))
+    };
+    let more: &[(&str, &dyn DeviceType)] = &[("path", &open)];
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more };
+    let [one, two] = ["path:one", "path:two"].map(|uri| uri.parse::<Uri>().unwrap());
+    create(&opener, &one, "tests", false).unwrap();
+    let first = OpenPool::open(&opener, &VolumeRef::on(&one)).unwrap();
+    let second = OpenPool::open(&opener, &VolumeRef::on(&two)).unwrap();
+    assert!(Arc::ptr_eq(&first, &second), "two owners in one process");
+    drop((first, second));
+    let again = OpenPool::open(&opener, &VolumeRef::on(&two)).unwrap();
+    again.claim().unwrap();
+    let striped = "stripe:[path:one],[path:two]".parse().unwrap();
+    let mirrored = ["path:one".parse().unwrap(), "path:two".parse().unwrap()];
+    let refused = crate::mirror::create(&opener, &mirrored, true).unwrap_err().to_string();
+    assert!(refused.contains("path:one and path:two are one device"), "{refused}");
+    let opened = opener.open(&striped).unwrap();
+    assert_eq!(opened.identities.len(), 2);
+}

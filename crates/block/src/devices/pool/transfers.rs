@@ -1,0 +1,94 @@
+//! Data transfers of a channel between its memory and the devices, and their results until they are
+//! reported to the pool.
+
+use tenmil_base::{IoStatus, Segment};
+use tenmil_volume::{ActionResult, Pool};
+
+use super::bounce::Bounce;
+
+/// The transfers of a channel. Their index is the token of the device request.
+pub(super) struct TransferTable {
+    /// Of each, the pool's id, and its part of the bounce memory if data has checksums.
+    under_way: Vec<Option<(u64, Segment)>>,
+    free: Vec<u32>,
+    ended: Vec<CompletedTransfer>,
+    /// Checksums of ended transfers, in order.
+    sums: Vec<u32>,
+}
+
+/// An ended transfer and its number of checksums.
+#[derive(Clone, Copy, Debug)]
+struct CompletedTransfer {
+    io: u64,
+    outcome: IoStatus,
+    sums: usize,
+}
+
+impl TransferTable {
+    /// An empty table with capacity for `count` transfers.
+    pub(super) fn with_capacity(count: usize) -> Self {
+        Self {
+            under_way: Vec::with_capacity(count),
+            free: Vec::with_capacity(count),
+            ended: Vec::with_capacity(count),
+            sums: Vec::new(),
+        }
+    }
+
+    /// Adds a transfer. Returns its index.
+    pub(super) fn begin(&mut self, io: u64, through: Segment) -> u32 {
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.under_way.push(None);
+            u32::try_from(self.under_way.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.under_way[number as usize] = Some((io, through));
+        number
+    }
+
+    /// Number of transfers in flight.
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way.iter().flatten().count()
+    }
+
+    /// Whether there are ended transfers to report to the pool.
+    #[inline]
+    pub(super) fn have_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Handles the completion of a transfer.
+    pub(super) fn end(&mut self, token: u64, outcome: IoStatus, bounce: Option<&Bounce>) {
+        let Ok(number) = u32::try_from(token) else { return };
+        let Some((io, through)) = self.under_way[number as usize].take() else { return };
+        self.free.push(number);
+        let before = self.sums.len();
+        let summed = match bounce.filter(|_| outcome.is_success()) {
+            Some(bounce) => bounce.sum(through, &mut self.sums),
+            None => Ok(()),
+        };
+        let outcome = summed.map_or(IoStatus::DATA_TRANSFER_ERROR, |()| outcome);
+        self.ended.push(CompletedTransfer { io, outcome, sums: self.sums.len() - before });
+    }
+
+    /// Reports ended transfers to the pool.
+    pub(super) fn tell(&mut self, store: &mut Pool) {
+        let mut sums = &self.sums[..];
+        for CompletedTransfer { io, outcome, sums: count } in self.ended.drain(..) {
+            let (own, rest) = sums.split_at(count);
+            sums = rest;
+            let end = match outcome.is_success() {
+                false => ActionResult::Failed(outcome),
+                true if own.is_empty() => ActionResult::Done,
+                true => ActionResult::Sums(own),
+            };
+            store.complete(io, end);
+        }
+        self.sums.clear();
+    }
+
+    /// Ids of all transfers whose end was not reported to the pool.
+    pub(super) fn into_untold(self) -> impl Iterator<Item = u64> {
+        let under_way = self.under_way.into_iter().flatten().map(|(io, _)| io);
+        under_way.chain(self.ended.into_iter().map(|ended| ended.io))
+    }
+}

@@ -1,0 +1,125 @@
+//! First and last bytes of a device, with accessors for the fields of signatures.
+
+/// Bytes examined at each edge of a device. The backup labels of ZFS reach farthest inside.
+pub const END_BYTES: usize = 512 << 10;
+
+/// The first and the last bytes of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceEdges<'a> {
+    /// The first [`END_BYTES`] bytes, or the whole device.
+    pub head: &'a [u8],
+    /// The last [`END_BYTES`] bytes, or the whole device.
+    pub tail: &'a [u8],
+    /// Size of the device.
+    pub size_bytes: u64,
+}
+
+impl<'a> DeviceEdges<'a> {
+    /// `len` bytes at `offset`, if they were read.
+    pub(super) fn bytes(&self, offset: u64, len: usize) -> Option<&'a [u8]> {
+        let in_tail = || {
+            let before = self.size_bytes.checked_sub(self.tail.len() as u64)?;
+            cut(self.tail, offset.checked_sub(before)?, len)
+        };
+        cut(self.head, offset, len).or_else(in_tail)
+    }
+
+    /// Whether `magic` is at `offset`.
+    pub(super) fn has(&self, offset: u64, magic: &[u8]) -> bool {
+        self.bytes(offset, magic.len()) == Some(magic)
+    }
+
+    /// `N` bytes at `offset`.
+    pub(super) fn array<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
+        self.bytes(offset, N)?.try_into().ok()
+    }
+
+    /// The little-endian 16-bit integer at `offset`.
+    pub(super) fn le16(&self, offset: u64) -> Option<u16> {
+        self.array(offset).map(u16::from_le_bytes)
+    }
+
+    /// The little-endian 32-bit integer at `offset`.
+    pub(super) fn le32(&self, offset: u64) -> Option<u32> {
+        self.array(offset).map(u32::from_le_bytes)
+    }
+
+    /// The little-endian 64-bit integer at `offset`.
+    pub(super) fn le64(&self, offset: u64) -> Option<u64> {
+        self.array(offset).map(u64::from_le_bytes)
+    }
+
+    /// The big-endian 32-bit integer at `offset`.
+    pub(super) fn be32(&self, offset: u64) -> Option<u32> {
+        self.array(offset).map(u32::from_be_bytes)
+    }
+
+    /// The text in a field of `len` bytes, up to its first NUL and trimmed; `None` if it is empty.
+    pub(super) fn text(&self, offset: u64, len: usize) -> Option<String> {
+        let bytes = self.bytes(offset, len)?;
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(len);
+        shown(&String::from_utf8_lossy(&bytes[..end]))
+    }
+
+    /// The text in a field of `len` bytes of 16-bit characters.
+    pub(super) fn text16(&self, offset: u64, len: usize) -> Option<String> {
+        let words = self.bytes(offset, len)?.chunks_exact(2);
+        let words = words.map(|two| u16::from_le_bytes([two[0], two[1]]));
+        let words: Vec<u16> = words.take_while(|word| *word != 0).collect();
+        shown(&String::from_utf16_lossy(&words))
+    }
+
+    /// The UUID at `offset`, its bytes in text order; `None` if it is zero.
+    pub(super) fn uuid(&self, offset: u64) -> Option<String> {
+        let bytes: [u8; 16] = self.array(offset)?;
+        (bytes != [0; 16]).then(|| crate::Uuid(bytes).to_string())
+    }
+
+    /// The UUID at `offset` with its first three fields little-endian, as in UEFI.
+    pub(super) fn guid(&self, offset: u64) -> Option<String> {
+        let mut bytes: [u8; 16] = self.array(offset)?;
+        bytes[..4].reverse();
+        bytes[4..6].reverse();
+        bytes[6..8].reverse();
+        (bytes != [0; 16]).then(|| crate::Uuid(bytes).to_string())
+    }
+}
+
+fn cut(bytes: &[u8], offset: u64, len: usize) -> Option<&[u8]> {
+    let offset = usize::try_from(offset).ok()?;
+    bytes.get(offset..offset.checked_add(len)?)
+}
+
+/// Removes characters from an untrusted name that must not reach a terminal.
+fn shown(text: &str) -> Option<String> {
+    let text: String =
+        text.trim().chars().map(|c| if tenmil_base::text::acts(c) { '?' } else { c }).collect();
+    (!text.is_empty()).then_some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DeviceEdges;
+
+    #[test]
+    fn bytes_are_found_at_either_end_and_not_between() {
+        let (head, tail) = ([1_u8, 2, 3, 4], [7_u8, 8, 9]);
+        let ends = DeviceEdges { head: &head, tail: &tail, size_bytes: 10 };
+        assert_eq!(ends.bytes(1, 3), Some(&head[1..]));
+        assert_eq!(ends.bytes(2, 3), None, "it begins in one and ends in neither");
+        assert_eq!(ends.bytes(7, 3), Some(&tail[..]));
+        assert_eq!(ends.bytes(6, 1), None);
+        assert_eq!((ends.bytes(8, 3), ends.bytes(u64::MAX, 1)), (None, None));
+        let short = DeviceEdges { head: &head, tail: &head, size_bytes: 4 };
+        assert_eq!(short.le32(0), Some(0x0403_0201));
+    }
+
+    #[test]
+    fn names_are_cut_where_they_end_and_made_harmless() {
+        let bytes = b" a\x1b[2Jb \0rest\0\0";
+        let ends = DeviceEdges { head: bytes, tail: &[], size_bytes: 16 };
+        assert_eq!(ends.text(0, 14).as_deref(), Some("a?[2Jb"));
+        assert_eq!(ends.text(13, 2), None);
+        assert_eq!(ends.text16(0, 3), Some("\u{6120}".into()));
+    }
+}

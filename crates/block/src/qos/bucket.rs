@@ -1,0 +1,161 @@
+//! Token bucket: a rate, and the time up to which its tokens are reserved.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenmil_base::{Instant, Span};
+
+use super::FLOOR_PERCENT;
+
+/// Time in sixteenths of a nanosecond, so that a byte of a fast device has a non-zero cost.
+pub(super) type Ticks = u64;
+
+/// A token bucket, served first come, first served.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    /// Units per second; zero means unlimited.
+    rate: AtomicU64,
+    /// Time up to which all tokens are reserved.
+    given_until: AtomicU64,
+    /// The same for the guaranteed minimum of the background.
+    floor_until: AtomicU64,
+}
+
+/// Burst: how much unused past time can still be reserved. It compensates for late wake-ups, and is less
+/// than 0.5 % of five seconds.
+const CREDIT: Ticks = ticks(Span::from_ms(20));
+const TICKS_PER_NS: u64 = 16;
+const TICKS_PER_SECOND: u128 = 1_000_000_000 * TICKS_PER_NS as u128;
+
+pub(super) const fn ticks(span: Span) -> Ticks {
+    span.ns.saturating_mul(TICKS_PER_NS)
+}
+
+pub(super) const fn ticks_of(now: Instant) -> Ticks {
+    now.ns.saturating_mul(TICKS_PER_NS)
+}
+
+/// The first instant at or after a time in ticks.
+pub(super) const fn instant_of(at: Ticks) -> Instant {
+    Instant { ns: at.div_ceil(TICKS_PER_NS) }
+}
+
+impl Bucket {
+    pub(super) fn new(rate: u64) -> Self {
+        let (given_until, floor_until) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { rate: AtomicU64::new(rate), given_until, floor_until }
+    }
+
+    pub(super) fn rate(&self) -> u64 {
+        self.rate.load(Ordering::Relaxed)
+    }
+
+    /// Time up to which all tokens are reserved; in the past if tokens are available.
+    pub(super) fn reserved_until(&self) -> Ticks {
+        self.given_until.load(Ordering::Relaxed)
+    }
+
+    /// Units that can be reserved at once: those of `span` and recently unused ones.
+    pub(super) fn units_at_once(&self, now: Ticks, rate: u64, span: Ticks) -> u64 {
+        let unused = now.saturating_sub(self.reserved_until()).min(CREDIT);
+        units_in(unused.max(span), rate)
+    }
+
+    /// Reserves `units` and returns when the reservation starts.
+    pub(super) fn reserve(&self, now: Ticks, rate: u64, units: u64) -> Ticks {
+        reserve(&self.given_until, now, cost(units, rate))
+    }
+
+    /// Reserves `units` of the background's guaranteed minimum.
+    pub(super) fn reserve_floor(&self, now: Ticks, rate: u64, units: u64) -> Ticks {
+        let cost = u128::from(cost(units, rate)) * 100 / u128::from(FLOOR_PERCENT);
+        reserve(&self.floor_until, now, u64::try_from(cost).unwrap_or(u64::MAX))
+    }
+
+    /// Changes the rate. Reservations keep their units, not their time.
+    pub(super) fn change(&self, now: Instant, rate: u64) {
+        let (now, old) = (ticks_of(now), self.rate.swap(rate, Ordering::Relaxed));
+        for until in [&self.given_until, &self.floor_until] {
+            let changed = |at: Ticks| Some(rescaled(at, now, old, rate));
+            // Always succeeds: the closure never returns `None`.
+            let _ = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, changed);
+        }
+    }
+}
+
+/// The new time of a reservation that ended at `at`, if the rate changes at `now`.
+pub(super) fn rescaled(at: Ticks, now: Ticks, old: u64, new: u64) -> Ticks {
+    if at <= now || old == 0 || new == 0 {
+        return at.min(now);
+    }
+    let wait = u128::from(at - now) * u128::from(old) / u128::from(new);
+    now.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
+}
+
+fn reserve(until: &AtomicU64, now: Ticks, cost: Ticks) -> Ticks {
+    // A cost above the burst would add up to one more unit than the rate permits.
+    let earliest = if cost > CREDIT { now } else { now.saturating_sub(CREDIT) };
+    let moved = |until: Ticks| Some(until.max(earliest).saturating_add(cost));
+    // Relaxed: the word orders no other data. Always succeeds.
+    let before = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
+    before.unwrap_or_else(|before| before).max(earliest)
+}
+
+/// The cost of `units`, rounded up: a limit is never exceeded because of a fraction.
+fn cost(units: u64, rate: u64) -> Ticks {
+    let ticks = (u128::from(units) * TICKS_PER_SECOND).div_ceil(u128::from(rate.max(1)));
+    u64::try_from(ticks).unwrap_or(u64::MAX)
+}
+
+fn units_in(span: Ticks, rate: u64) -> u64 {
+    let units = u128::from(span) * u128::from(rate) / TICKS_PER_SECOND;
+    u64::try_from(units).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{Instant, Span};
+
+    use super::{Bucket, CREDIT, cost, instant_of, rescaled, ticks, ticks_of, units_in};
+
+    #[test]
+    fn places_are_as_far_apart_as_the_rate_says() {
+        let bucket = Bucket::new(10);
+        let now = ticks(Span::from_secs(7));
+        let tenth = ticks(Span::from_ms(100));
+        assert_eq!(bucket.reserve(now, 10, 1), now);
+        assert_eq!(bucket.reserve(now, 10, 3), now + tenth);
+        assert_eq!(bucket.reserve(now, 10, 1), now + 4 * tenth);
+        assert_eq!(bucket.reserve_floor(now, 10, 1), now, "the floor has a line of its own");
+        assert_eq!(bucket.reserve_floor(now, 10, 1), now + 20 * tenth);
+    }
+
+    #[test]
+    fn what_nobody_took_is_kept_for_a_moment_only() {
+        let bucket = Bucket::new(1_000);
+        let now = ticks(Span::from_secs(7));
+        assert_eq!(bucket.reserve(now, 1_000, 5), now - CREDIT);
+        assert_eq!(bucket.units_at_once(now, 1_000, 0), 15);
+        let later = ticks(Span::from_secs(9));
+        assert_eq!(bucket.units_at_once(later, 1_000, 0), 20);
+    }
+
+    #[test]
+    fn a_fraction_is_neither_lost_nor_given() {
+        assert_eq!(cost(1, 3), 5_333_333_334);
+        assert_eq!(cost(4096, 100_000_000_000), 656);
+        assert_eq!(cost(u64::MAX, 1), u64::MAX);
+        assert_eq!(units_in(ticks(Span::from_ms(1)), 1_000_000), 1_000);
+        assert_eq!(units_in(ticks(Span::from_ms(1)), 1), 0);
+        assert_eq!(instant_of(ticks_of(Instant { ns: 5 }) + 1), Instant { ns: 6 });
+    }
+
+    #[test]
+    fn what_is_owed_stays_owed_in_units() {
+        let at = |ms| ticks(Span::from_ms(ms));
+        assert_eq!(rescaled(at(1_100), at(1_000), 10, 1), at(2_000));
+        assert_eq!(rescaled(at(2_000), at(1_000), 1, 10), at(1_100));
+        assert_eq!(rescaled(at(900), at(1_000), 1, 10), at(900));
+        assert_eq!(rescaled(at(2_000), at(1_000), 1, 0), at(1_000), "no limit, no debt");
+        assert_eq!(rescaled(at(2_000), at(1_000), 0, 1), at(1_000));
+    }
+}

@@ -1,0 +1,33 @@
+//! Parameters of version 0.1 under their new names.
+
+/// Scheme, old key, new key. An empty scheme stands for all.
+const RENAMED: [(&str, &str, &str); 18] = [
+    ("tcp", "detect", "keep-alive-timeout"),
+    ("tcp", "connect", "connect-timeout"),
+    ("tcp", "retry", "reconnect-delay"),
+    ("tcp", "fail-fast", "fast-io-fail-timeout"),
+    ("tcp", "give-up", "ctrl-loss-timeout"),
+    ("tcp", "spread", "iopolicy"),
+    ("tcp", "host", "hostnqn"),
+    ("tcp", "cache", "write-cache"),
+    ("tcp", "more", "msg-more"),
+    ("tcp", "gather", "batch-send"),
+    ("tcp", "direct", "inline-send"),
+    ("tcp", "congestion", "congestion-control"),
+    ("vfio-user", "patience", "command-timeout"),
+    ("pcie", "patience", "command-timeout"),
+    ("emu", "entries", "queue-size"),
+    ("emu", "doorbell", "doorbell-cost"),
+    ("volume", "cache", "metadata-cache"),
+    ("socket", "congestion", "congestion-control"),
+];
+
+/// Options of `serve --socket`, which are parsed as parameters of a URI.
+const SOCKET: [(&str, &str); 2] = [("more", "msg-more"), ("gather", "batch-send")];
+
+/// The present name of the parameter `key` of version 0.1, if it was renamed.
+pub(super) fn new_key(scheme: &str, key: &str) -> Option<&'static str> {
+    let of_scheme = RENAMED.iter().find(|(of, old, _)| *of == scheme && *old == key);
+    let of_socket = SOCKET.iter().find(|(old, _)| scheme == "socket" && *old == key);
+    of_scheme.map(|(_, _, new)| *new).or(of_socket.map(|(_, new)| *new))
+}

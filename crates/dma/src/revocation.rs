@@ -1,0 +1,116 @@
+//! Revocation of a device's memory access, with an acknowledgment by the device.
+//!
+//! ```text
+//!   host     revoke: number odd ── wake the device ── this number acknowledged? ── no: ask again
+//!   device   sees an odd number ── stops, waits for its block devices ── stores the number
+//!   host     restore: number even, which no device ever acknowledges
+//! ```
+//!
+//! Each revocation has its own number, so a late acknowledgment of an earlier one has no effect.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tenmil_base::Wake;
+
+/// Revocation state of a device.
+#[derive(Default)]
+pub(crate) struct Revocation {
+    /// Odd while the access is revoked.
+    number: AtomicU32,
+    /// Last number acknowledged by the device.
+    let_go: AtomicU32,
+    /// Wakes the device, if it has a thread that accesses memory.
+    device: Mutex<Option<Box<dyn Wake + Send + Sync>>>,
+}
+
+impl Revocation {
+    #[inline]
+    pub(crate) fn number(&self) -> u32 {
+        self.number.load(Ordering::Acquire)
+    }
+
+    /// Revokes the access. Returns true once the device has acknowledged, or has no thread.
+    pub(crate) fn cut_off(&self) -> bool {
+        let number = self.number.load(Ordering::Relaxed) | 1;
+        self.number.store(number, Ordering::SeqCst);
+        let device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(device) = &*device else { return true };
+        // Pairs with the release store in `acknowledge`: all earlier accesses of the device are complete.
+        if self.let_go.load(Ordering::Acquire) == number {
+            return true;
+        }
+        device.wake();
+        false
+    }
+
+    pub(crate) fn restore(&self) {
+        let number = self.number.load(Ordering::Relaxed);
+        self.number.store(number.wrapping_add(number % 2), Ordering::SeqCst);
+    }
+
+    pub(crate) fn acknowledge(&self, number: u32) {
+        self.let_go.store(number, Ordering::Release);
+    }
+
+    pub(crate) fn attach(&self, device: Box<dyn Wake + Send + Sync>) {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = Some(device);
+    }
+
+    pub(crate) fn detach(&self) {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl fmt::Debug for Revocation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Cut")
+            .field("number", &self.number)
+            .field("let_go", &self.let_go)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use tenmil_base::Wake;
+
+    use super::Revocation;
+
+    struct Woken(Arc<AtomicU32>);
+
+    impl Wake for Woken {
+        fn wake(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_cut_has_worked_once_the_device_has_let_go_of_that_very_cut() {
+        let (cut, woken) = (Revocation::default(), Arc::new(AtomicU32::new(0)));
+        assert!(cut.cut_off(), "nobody is there");
+        cut.restore();
+        cut.attach(Box::new(Woken(Arc::clone(&woken))));
+        assert!(!cut.cut_off() && !cut.cut_off());
+        assert_eq!(woken.load(Ordering::Relaxed), 2, "it may be asleep");
+        let first = cut.number();
+        cut.acknowledge(first);
+        assert!(cut.cut_off());
+        cut.restore();
+        assert_eq!(cut.number() % 2, 0);
+        assert!(!cut.cut_off(), "what it said of the first says nothing of the second");
+        cut.acknowledge(first);
+        assert!(!cut.cut_off(), "not even if it says it late");
+        cut.acknowledge(cut.number());
+        assert!(cut.cut_off());
+        cut.restore();
+        cut.restore();
+        assert!(!cut.cut_off());
+        cut.detach();
+        assert!(cut.cut_off(), "who is gone touches nothing");
+    }
+}

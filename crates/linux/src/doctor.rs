@@ -1,0 +1,264 @@
+//! Machine checks: what prevents tenmil from working or slows it down, with the fixes.
+//!
+//! A check is a line: the value found, the recommended value, the reason, and the fix. Unreadable
+//! values are reported as such and never guessed. Checking changes nothing; [`apply()`] makes only
+//! changes that deprive no other program and can be undone.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `devices.rs` | IOMMU, VFIO, SSDs and their PCIe links |
+//! | `memory.rs` | lockable memory, huge pages |
+//! | `processors.rs` | isolated CPUs, frequency, quotas, mitigations |
+//! | `kernel.rs` | io_uring, descriptors, socket buffers, NAPI budgets |
+//! | `network.rs` | rings, interrupts and queues of network cards |
+
+mod apply;
+mod devices;
+mod kernel;
+mod limits;
+mod memory;
+mod network;
+mod processors;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub use self::apply::{Applied, apply};
+use crate::kernel_files::Machine;
+use crate::{CpuList, Errno, ethtool, tc_flower, uring};
+
+/// Result of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// Section of the report.
+    pub part: Section,
+    /// Subject: `IOMMU`, `eth0 rings`.
+    pub item: String,
+    /// Severity.
+    pub state: Severity,
+    /// Value found, or why it cannot be read.
+    pub found: String,
+    /// Recommended value.
+    pub advised: &'static str,
+    /// Reason for the recommendation.
+    pub why: &'static str,
+    /// Fix, if there is something to fix.
+    pub remedy: Option<Fix>,
+}
+
+/// Section of the report, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Section {
+    /// SSDs and their prerequisites.
+    Devices,
+    /// Memory.
+    Memory,
+    /// CPUs.
+    Processors,
+    /// Kernel limits and settings.
+    Kernel,
+    /// Network cards.
+    Network,
+}
+
+/// Severity of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As recommended.
+    Good,
+    /// Informational: there is no recommendation.
+    Info,
+    /// Works, but could be faster.
+    Warning,
+    /// Something does not work without it.
+    Required,
+    /// Not readable here.
+    Unknown,
+}
+
+/// Fix for a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fix {
+    /// Command, or an instruction where no command suffices.
+    pub command: String,
+    /// The same as file writes, if it is safe: it deprives no other program and can be undone.
+    pub changes: Vec<SysfsChange>,
+}
+
+/// Value to write to a kernel file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SysfsChange {
+    /// Path without the leading slash.
+    pub path: String,
+    /// Current value, in the form that restores it.
+    pub from: String,
+    /// New value.
+    pub to: String,
+}
+
+/// Machine and user for which checks are made.
+#[derive(Clone, Copy)]
+pub struct DoctorContext<'a> {
+    /// Kernel files.
+    pub machine: &'a Machine,
+    /// Kernel queries that are not files.
+    pub answers: &'a dyn KernelProbe,
+    /// User identifier.
+    pub uid: u32,
+    /// CPUs available to this process.
+    pub allowed: &'a CpuList,
+}
+
+/// Kernel queries that are not files.
+pub trait KernelProbe {
+    /// Whether an `io_uring` can be created; the error is the kernel's text.
+    fn io_uring(&self) -> Result<(), String>;
+    /// Ring sizes of a network card.
+    fn rings(&self, card: &str) -> Result<ethtool::Rings, Errno>;
+    /// Queue counts of a network card.
+    fn channels(&self, card: &str) -> Result<ethtool::Channels, Errno>;
+    /// Interrupt coalescing of a network card.
+    fn coalescing(&self, card: &str) -> Result<ethtool::Coalescing, Errno>;
+    /// Flower filters of the card with this interface index.
+    fn flower_filters(&self, card: u32) -> Result<Vec<tc_flower::FlowerFilter>, Errno>;
+}
+
+/// Queries of the running kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct LiveKernelProbe;
+
+impl KernelProbe for LiveKernelProbe {
+    fn io_uring(&self) -> Result<(), String> {
+        uring::probe().map_err(|errno| errno.to_string())
+    }
+
+    fn rings(&self, card: &str) -> Result<ethtool::Rings, Errno> {
+        ethtool::rings(card)
+    }
+
+    fn channels(&self, card: &str) -> Result<ethtool::Channels, Errno> {
+        ethtool::channels(card)
+    }
+
+    fn coalescing(&self, card: &str) -> Result<ethtool::Coalescing, Errno> {
+        ethtool::coalescing(card)
+    }
+
+    fn flower_filters(&self, card: u32) -> Result<Vec<tc_flower::FlowerFilter>, Errno> {
+        tc_flower::flowers(card)
+    }
+}
+
+/// Runs all checks. Changes nothing.
+pub fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
+    const PARTS: [fn(&DoctorContext<'_>) -> Vec<Check>; 5] =
+        [devices::examine, memory::examine, processors::examine, kernel::examine, network::examine];
+    PARTS.iter().flat_map(|examine| examine(patient)).collect()
+}
+
+/// Runs all checks for this machine and the user of this process.
+pub fn examine_this() -> Vec<Check> {
+    let (machine, allowed) = (Machine::this(), CpuList::allowed());
+    let uid = crate::runtime_directory::uid();
+    examine(&DoctorContext { machine: &machine, answers: &LiveKernelProbe, uid, allowed: &allowed })
+}
+
+impl Section {
+    /// All sections, in order.
+    pub const ALL: [Self; 5] =
+        [Self::Devices, Self::Memory, Self::Processors, Self::Kernel, Self::Network];
+
+    /// Name of the section.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Devices => "devices",
+            Self::Memory => "memory",
+            Self::Processors => "processors",
+            Self::Kernel => "kernel",
+            Self::Network => "network",
+        }
+    }
+
+    /// Creates a check of `item` with unknown state.
+    fn finding(self, item: impl Into<String>, advised: &'static str, why: &'static str) -> Check {
+        let (state, found) = (Severity::Unknown, String::new());
+        Check { part: self, item: item.into(), state, found, advised, why, remedy: None }
+    }
+}
+
+impl Severity {
+    /// Name of the severity, in one word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Info => "plain",
+            Self::Warning => "slow",
+            Self::Required => "missing",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl Check {
+    fn good(self, found: impl Into<String>) -> Self {
+        Self { state: Severity::Good, found: found.into(), ..self }
+    }
+
+    fn plain(self, found: impl Into<String>) -> Self {
+        Self { state: Severity::Info, found: found.into(), ..self }
+    }
+
+    fn slow(self, found: impl Into<String>, command: impl Into<String>) -> Self {
+        self.with(Severity::Warning, found.into(), command.into())
+    }
+
+    fn missing(self, found: impl Into<String>, command: impl Into<String>) -> Self {
+        self.with(Severity::Required, found.into(), command.into())
+    }
+
+    /// Marks the value as unreadable, with the reason.
+    fn unknown(self, why: impl Into<String>) -> Self {
+        Self { state: Severity::Unknown, found: why.into(), ..self }
+    }
+
+    fn with(self, state: Severity, found: String, command: String) -> Self {
+        let remedy = Some(Fix { command, changes: Vec::new() });
+        Self { state, found, remedy, ..self }
+    }
+
+    /// Adds the file writes that `apply` may make.
+    fn safe(mut self, changes: Vec<SysfsChange>) -> Self {
+        if let Some(remedy) = &mut self.remedy {
+            remedy.changes = changes;
+        }
+        self
+    }
+}
+
+/// `slow     THP: never; advised madvise or always: fewer …; mend: echo …`.
+impl fmt::Display for Check {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { item, state, found, advised, why, .. } = self;
+        write!(out, "{:<8} {item}: ", state.name())?;
+        match state {
+            Severity::Unknown => write!(out, "not readable here: {found}")?,
+            _ => out.write_str(found)?,
+        }
+        if !advised.is_empty() {
+            write!(out, "; advised {advised}")?;
+        }
+        if *state != Severity::Good && !why.is_empty() {
+            write!(out, ": {why}")?;
+        }
+        match &self.remedy {
+            Some(remedy) => write!(out, "; mend: {}", remedy.command),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Command line for a root shell that writes a value to a file.
+fn echo(value: &str, path: &str) -> String {
+    format!("echo {value} | sudo tee /{path}")
+}

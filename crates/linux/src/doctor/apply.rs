@@ -1,0 +1,54 @@
+//! Applying safe fixes, and the commands that undo them.
+
+use super::{Check, SysfsChange, echo};
+use crate::Errno;
+use crate::frequency::Files;
+
+/// Result of one attempted change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// Subject of the check.
+    pub item: String,
+    /// The change.
+    pub change: SysfsChange,
+    /// Success if the file has the new value; else the kernel's text.
+    pub outcome: Result<(), String>,
+}
+
+/// Makes the safe changes of all checks: those that deprive no other program and can be undone.
+/// Everything else is left to the administrator.
+pub fn apply(files: &impl Files, findings: &[Check]) -> Vec<Applied> {
+    let changes = |finding: &Check| {
+        let changes = finding.remedy.iter().flat_map(|remedy| remedy.changes.clone());
+        changes.map(|change| (finding.item.clone(), change)).collect::<Vec<_>>()
+    };
+    let tried = |(item, change): (String, SysfsChange)| {
+        let outcome = make(files, &change);
+        Applied { item, change, outcome }
+    };
+    findings.iter().flat_map(changes).map(tried).collect()
+}
+
+fn make(files: &impl Files, change: &SysfsChange) -> Result<(), String> {
+    files.write(&change.path, &change.to).map_err(|errno| match errno {
+        Errno::ACCESS | Errno::PERM => "permission denied, expected to run as root".to_owned(),
+        errno => errno.to_string(),
+    })?;
+    let found = files.text(&change.path).unwrap_or_default();
+    let words: Vec<&str> = found.split_whitespace().collect();
+    let is_chosen = found.contains(&format!("[{}]", change.to));
+    if is_chosen || words == change.to.split_whitespace().collect::<Vec<_>>() {
+        Ok(())
+    } else {
+        Err(format!("the kernel has made `{found}` of it"))
+    }
+}
+
+impl SysfsChange {
+    /// Command that undoes the change.
+    pub fn undo(&self) -> String {
+        let quoted =
+            if self.from.contains(' ') { format!("'{}'", self.from) } else { self.from.clone() };
+        echo(&quoted, &self.path)
+    }
+}

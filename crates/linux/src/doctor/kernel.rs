@@ -1,0 +1,164 @@
+//! Kernel limits and settings: io_uring, descriptors, sockets, NAPI.
+
+use super::limits::limit;
+use super::{Check, DoctorContext, Section, SysfsChange};
+use crate::fd_table::ROOM;
+
+const IO_URING: &str = "proc/sys/kernel/io_uring_disabled";
+
+/// Numeric sysctl with a recommended minimum.
+struct MinimumSetting {
+    name: &'static str,
+    least: u64,
+    advised: &'static str,
+    why: &'static str,
+}
+
+const FLOORS: [MinimumSetting; 5] = [
+    MinimumSetting {
+        name: "net.core.netdev_budget",
+        least: 300,
+        advised: "300 or more",
+        why: "packets that NAPI takes in one turn before it yields to others",
+    },
+    MinimumSetting {
+        name: "net.core.netdev_budget_usecs",
+        least: 8000,
+        advised: "8000 or more",
+        why: "time that NAPI has for one turn",
+    },
+    MinimumSetting {
+        name: "net.core.dev_weight",
+        least: 64,
+        advised: "64 or more",
+        why: "packets that NAPI takes from one card in one turn",
+    },
+    MinimumSetting {
+        name: "net.core.rmem_max",
+        least: 256 << 20,
+        advised: "268435456 or more",
+        why: "the largest receive buffer that a program may ask for; nothing is reserved",
+    },
+    MinimumSetting {
+        name: "net.core.wmem_max",
+        least: 256 << 20,
+        advised: "268435456 or more",
+        why: "the largest send buffer that a program may ask for; nothing is reserved",
+    },
+];
+
+/// Recommended maximum in settings of three numbers: minimum, default and maximum.
+const GREATEST: u64 = 128 << 20;
+
+pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
+    let mut findings = vec![io_uring(patient), descriptors(patient)];
+    findings.extend(FLOORS.iter().map(|floor| at_least(patient, floor)));
+    findings.push(buffers(patient, "net.ipv4.tcp_rmem"));
+    findings.push(buffers(patient, "net.ipv4.tcp_wmem"));
+    findings.push(busy_poll(patient));
+    findings
+}
+
+fn io_uring(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Kernel.finding(
+        "io_uring",
+        "allowed",
+        "without it files are read and written by threads, and sockets by epoll alone",
+    );
+    let switch = patient.machine.number(IO_URING);
+    match (patient.answers.io_uring(), switch) {
+        (Ok(()), _) => finding.good("allowed"),
+        (Err(why), Some(disabled @ 1..)) => finding.slow(
+            format!("refused ({why}), kernel.io_uring_disabled is {disabled}"),
+            "sudo sysctl kernel.io_uring_disabled=0",
+        ),
+        (Err(why), _) => finding.slow(
+            format!("refused ({why})"),
+            "allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp \
+             profile",
+        ),
+    }
+}
+
+fn descriptors(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Kernel.finding(
+        "open files",
+        "65536 or more",
+        "each connection takes five descriptors at a target",
+    );
+    let Some(found) = limit(patient.machine, "Max open files") else {
+        return finding.unknown("/proc/self/limits does not tell");
+    };
+    // Every tenmil process raises its soft limit to the hard limit.
+    let Some(hard) = found.hard else { return finding.good("without limit") };
+    if hard >= ROOM {
+        return finding.good(hard.to_string());
+    }
+    let command = "sudo prlimit --pid $$ --nofile=65536, for good LimitNOFILE=65536 in the service";
+    finding.slow(hard.to_string(), command)
+}
+
+fn at_least(patient: &DoctorContext<'_>, floor: &MinimumSetting) -> Check {
+    let MinimumSetting { name, least, advised, why } = floor;
+    let finding = Section::Kernel.finding(*name, advised, why);
+    let path = path(name);
+    match patient.machine.number(&path) {
+        None => finding.unknown(format!("/{path} is not there, as in a network of its own")),
+        Some(found) if found >= *least => finding.good(found.to_string()),
+        Some(found) => {
+            let (from, to) = (found.to_string(), least.to_string());
+            finding.slow(&*from, format!("sudo sysctl -w {name}={to}")).safe(vec![SysfsChange {
+                path,
+                from: from.clone(),
+                to,
+            }])
+        }
+    }
+}
+
+fn buffers(patient: &DoctorContext<'_>, name: &'static str) -> Check {
+    let finding = Section::Kernel.finding(
+        name,
+        "134217728 or more as the last number",
+        "what a connection may have under way when the kernel adapts its buffers: 100 Gbit/s over 10 \
+         ms; nothing is reserved",
+    );
+    let path = path(name);
+    let text = patient.machine.text(&path).unwrap_or_default();
+    let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match numbers[..] {
+        [_, _, most] if most >= GREATEST => finding.good(shown(&numbers)),
+        [least, default, _] => {
+            let (from, to) = (shown(&numbers), shown(&[least, default, GREATEST]));
+            finding.slow(&*from, format!("sudo sysctl -w {name}='{to}'")).safe(vec![SysfsChange {
+                path,
+                from: from.clone(),
+                to,
+            }])
+        }
+        _ => finding.unknown(format!("/{path} is not there, as in a network of its own")),
+    }
+}
+
+fn busy_poll(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Kernel.finding(
+        "net.core.busy_poll",
+        "0",
+        "who wants it asks for its own sockets with busy-poll=; for all, every poll() in the machine \
+         spins",
+    );
+    let path = path("net.core.busy_poll");
+    match patient.machine.number(&path) {
+        None => finding.unknown(format!("/{path} is not there")),
+        Some(0) => finding.good("0"),
+        Some(found) => finding.plain(format!("{found} us")),
+    }
+}
+
+fn shown(numbers: &[u64]) -> String {
+    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn path(name: &str) -> String {
+    format!("proc/sys/{}", name.replace('.', "/"))
+}

@@ -1,0 +1,249 @@
+//! Network cards: rings, interrupts, queues.
+
+use std::collections::BTreeSet;
+
+use super::{Check, DoctorContext, Section};
+use crate::{CpuList, Errno};
+
+const CARDS: &str = "sys/class/net";
+const RING: u32 = 1024;
+/// NVMe/TCP (TCP transport 1.0 §3.1).
+const STORAGE_PORT: u16 = 4420;
+
+pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
+    let machine = patient.machine;
+    let is_card = |name: &String| machine.has(&format!("{CARDS}/{name}/device"));
+    let cards: Vec<String> = machine.names(CARDS).into_iter().filter(is_card).collect();
+    if cards.is_empty() {
+        let none = Section::Network.finding("network cards", "", "");
+        return vec![none.plain("none")];
+    }
+    let of_card = |card: &String| {
+        [rings, coalescing, queues, xps, interrupts, hard_irqs, classes, rules]
+            .map(|examine| examine(patient, card))
+    };
+    cards.iter().flat_map(of_card).collect()
+}
+
+fn rings(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} rings"),
+        "1024, or as many as there can be",
+        "packets that come in a burst are dropped when there is no room for them",
+    );
+    match patient.answers.rings(card) {
+        Err(errno) => finding.unknown(no_answer(card, "rings", errno)),
+        Ok(found) => {
+            let best = |max: u32| RING.min(max);
+            let shown = format!("{} to receive, {} to send", found.receive, found.send);
+            if found.receive >= best(found.receive_max) && found.send >= best(found.send_max) {
+                return finding.good(shown);
+            }
+            let receive = found.receive.max(best(found.receive_max));
+            let send = found.send.max(best(found.send_max));
+            finding.slow(shown, format!("sudo ethtool -G {card} rx {receive} tx {send}"))
+        }
+    }
+}
+
+fn coalescing(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} interrupts"),
+        "adaptive, or after some microseconds",
+        "an interrupt for every packet costs more than the packet",
+    );
+    match patient.answers.coalescing(card) {
+        Err(errno) => finding.unknown(no_answer(card, "coalescing", errno)),
+        Ok(found) if found.is_adaptive => finding.good("adaptive"),
+        Ok(found) if found.receive_us > 0 => finding.good(format!("after {} us", found.receive_us)),
+        Ok(_) => finding.slow(
+            "one for every packet",
+            format!("sudo ethtool -C {card} adaptive-rx on, or rx-usecs 64 where it cannot"),
+        ),
+    }
+}
+
+fn queues(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} queues"),
+        "one for each processor",
+        "connections then share neither queue nor interrupt",
+    );
+    let online = patient.machine.online().map_or(0, |online| online.len());
+    let wanted = u32::try_from(online).unwrap_or(u32::MAX).max(1);
+    match patient.answers.channels(card) {
+        Err(errno) => finding.unknown(no_answer(card, "channels", errno)),
+        Ok(found) => {
+            let best = wanted.min(found.combined_max);
+            let shown = format!("{} of {}", found.combined, found.combined_max);
+            if found.combined >= best {
+                finding.good(shown)
+            } else {
+                finding.slow(shown, format!("sudo ethtool -L {card} combined {best}"))
+            }
+        }
+    }
+}
+
+/// Transmit queue selection by CPU (XPS).
+fn xps(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} XPS"),
+        "each sending queue with processors of its own",
+        "otherwise threads on all processors take turns at the lock of a queue",
+    );
+    let directory = format!("{CARDS}/{card}/queues");
+    let queues = sending(patient, card);
+    if queues.len() < 2 {
+        return finding.plain(format!("sending queues are {}", queues.len()));
+    }
+    let mask = |queue: &String| patient.machine.text(&format!("{directory}/{queue}/xps_cpus"));
+    let masks: Vec<Option<String>> = queues.iter().map(mask).collect();
+    if masks.iter().all(Option::is_none) {
+        return finding.unknown(format!("/{directory}/*/xps_cpus does not tell"));
+    }
+    let is_empty = |mask: &&Option<String>| {
+        mask.as_ref().is_none_or(|mask| mask.bytes().all(|b| b"0,".contains(&b)))
+    };
+    let empty = masks.iter().filter(is_empty).count();
+    if empty == 0 {
+        return finding.good(format!("{} queues have processors", queues.len()));
+    }
+    finding.slow(
+        format!("{empty} of {} queues have no processors", queues.len()),
+        format!(
+            "for i in $(seq 0 {}); do printf '%x\\n' $((1 << i)) | sudo tee \
+             /{directory}/tx-$i/xps_cpus; done",
+            queues.len() - 1
+        ),
+    )
+}
+
+/// Interrupt affinity of a card.
+fn interrupts(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} interrupt affinity"),
+        "processors that nobody polls on",
+        "an interrupt on an isolated core stops whoever polls there",
+    );
+    let machine = patient.machine;
+    let mut cores: Vec<u32> = Vec::new();
+    let numbers = machine.names(&format!("{CARDS}/{card}/device/msi_irqs"));
+    let names = ["effective_affinity_list", "smp_affinity_list"];
+    let mut read = 0;
+    for number in &numbers {
+        let mut lists =
+            names.iter().map(|name| machine.cores(&format!("proc/irq/{number}/{name}")));
+        if let Some(list) = lists.find_map(|list| list) {
+            cores.extend(list.iter());
+            read += 1;
+        }
+    }
+    if numbers.is_empty() {
+        return finding.unknown("its driver names no interrupts of its own");
+    }
+    if read == 0 {
+        return finding.unknown("/proc/irq does not tell");
+    }
+    let cores: CpuList = cores.into_iter().collect();
+    let shown = format!("{read} on {cores}");
+    let isolated = machine.isolated().map(|isolated| isolated.and(&cores));
+    match isolated.filter(|both| !both.is_empty()) {
+        None => finding.good(shown),
+        Some(both) => finding.slow(
+            format!("{shown}, of which {both} are isolated"),
+            "isolcpus=managed_irq,… on the kernel's command line; or irqbalance off, and sudo tee \
+             /proc/irq/N/smp_affinity_list",
+        ),
+    }
+}
+
+/// Deferral of hardware interrupts after an empty poll.
+fn hard_irqs(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} deferred interrupts"),
+        "2 and 200000 ns where connections ask for busy-poll=, else 0 and 0",
+        "sockets that are polled need no interrupts as long as the polling goes on",
+    );
+    let number = |name: &str| patient.machine.number(&format!("{CARDS}/{card}/{name}"));
+    match (number("napi_defer_hard_irqs"), number("gro_flush_timeout")) {
+        (Some(irqs), Some(flush)) => {
+            finding.plain(format!("napi_defer_hard_irqs {irqs}, gro_flush_timeout {flush} ns"))
+        }
+        _ => finding.unknown("this kernel has no napi_defer_hard_irqs"),
+    }
+}
+
+/// Queue sets for traffic classes (mqprio).
+fn classes(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} queue sets"),
+        "a set of its own for storage, if it shares the card with other traffic",
+        "mqprio gives it queues that others do not fill",
+    );
+    let queues = sending(patient, card).len();
+    match class_numbers(patient, card).len() {
+        _ if queues == 1 => finding.plain("one, as there is one queue"),
+        0 => finding.unknown("its queues tell no class"),
+        1 => {
+            let (others, storage) = (queues - queues / 2, queues / 2);
+            finding.plain(format!(
+                "1; half of the queues for storage: sudo tc qdisc add dev {card} root mqprio num_tc 2 \
+                 map 0 1 queues {others}@0 {storage}@{others} hw 1 mode channel"
+            ))
+        }
+        count => finding.plain(format!("{count}; tc qdisc show dev {card} tells more")),
+    }
+}
+
+/// Traffic class numbers reported by the card's transmit queues.
+fn class_numbers(patient: &DoctorContext<'_>, card: &str) -> BTreeSet<String> {
+    let class = |queue: String| {
+        let path = format!("{CARDS}/{card}/queues/{queue}/traffic_class");
+        patient.machine.text(&path)
+    };
+    sending(patient, card).into_iter().filter_map(class).collect()
+}
+
+/// Filters that steer packets to such a queue set (flower).
+fn rules(patient: &DoctorContext<'_>, card: &str) -> Check {
+    let finding = Section::Network.finding(
+        format!("{card} flower rules"),
+        "one that leads port 4420 to the set for storage, if there is one",
+        "what comes in finds its set by them",
+    );
+    let index = patient.machine.number(&format!("{CARDS}/{card}/ifindex"));
+    let Some(index) = index.and_then(|index| u32::try_from(index).ok()) else {
+        return finding.unknown(format!("/{CARDS}/{card}/ifindex does not tell"));
+    };
+    let found = match patient.answers.flower_filters(index) {
+        Err(errno) => return finding.unknown(no_answer(card, "filters", errno)),
+        Ok(found) => found,
+    };
+    let leads = found.iter().find(|flower| flower.tcp_port == Some(STORAGE_PORT));
+    let sets = class_numbers(patient, card).len();
+    match leads.map(|flower| flower.queue_set) {
+        Some(Some(set)) => finding.good(format!("port {STORAGE_PORT} goes to set {set}")),
+        Some(None) => finding.plain(format!("one for port {STORAGE_PORT}, which names no set")),
+        None if sets < 2 => finding.plain(format!("{}, none for port {STORAGE_PORT}", found.len())),
+        None => finding.slow(
+            format!("{}, none for port {STORAGE_PORT}, and {sets} sets", found.len()),
+            format!(
+                "sudo tc qdisc add dev {card} clsact; sudo tc filter add dev {card} protocol ip \
+                 ingress flower ip_proto tcp dst_port {STORAGE_PORT} skip_sw hw_tc 1"
+            ),
+        ),
+    }
+}
+
+fn sending(patient: &DoctorContext<'_>, card: &str) -> Vec<String> {
+    let names = patient.machine.names(&format!("{CARDS}/{card}/queues"));
+    names.into_iter().filter(|name| name.starts_with("tx-")).collect()
+}
+
+fn no_answer(card: &str, what: &str, errno: Errno) -> String {
+    match errno {
+        Errno::OPNOTSUPP => format!("the driver of {card} does not tell its {what}"),
+        errno => format!("{card} does not tell its {what} ({errno})"),
+    }
+}

@@ -1,0 +1,130 @@
+//! CPUs: isolation, frequency, quotas and mitigations.
+
+use super::{Check, DoctorContext, Section, SysfsChange, echo};
+use crate::CpuList;
+use crate::cgroup::Limits;
+
+const GOVERNOR: &str = "scaling_governor";
+const VULNERABILITIES: &str = "sys/devices/system/cpu/vulnerabilities";
+/// Vulnerabilities whose mitigations slow down system calls or interrupts.
+const AT_SYSTEM_CALLS: [&str; 7] =
+    ["l1tf", "mds", "meltdown", "retbleed", "spec_rstack_overflow", "spectre_v2", "vmscape"];
+
+pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
+    vec![isolated(patient), governor(patient), quota(patient), mitigations(patient)]
+}
+
+fn isolated(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Processors.finding(
+        "isolated cores",
+        "those that poll",
+        "on others the scheduler and its clock tick interrupt whoever polls",
+    );
+    let machine = patient.machine;
+    let Some(online) = machine.online() else {
+        return finding.unknown("the kernel does not tell which cores are on");
+    };
+    let Some(isolated) = machine.isolated() else {
+        if online.len() < 4 {
+            return finding.plain(format!("none of {}, too few to keep any free", online.len()));
+        }
+        let last = online.iter().last().unwrap_or_default();
+        let cores = format!("{}-{last}", last - 1);
+        return finding.slow(
+            format!("none of {online}"),
+            format!(
+                "isolcpus=managed_irq,domain,{cores} nohz_full={cores} rcu_nocbs={cores} on the \
+                 kernel's command line"
+            ),
+        );
+    };
+    let usable = isolated.and(patient.allowed);
+    if usable.is_empty() {
+        return finding.slow(
+            format!("{isolated}, of which this process may use none: it has {}", patient.allowed),
+            format!("start it under taskset -c {isolated}, in a cpuset that has them"),
+        );
+    }
+    let ticking = machine.cores("sys/devices/system/cpu/nohz_full");
+    match ticking.filter(|quiet| usable.iter().all(|core| quiet.contains(core))) {
+        Some(_) => finding.good(format!("{isolated}, without a clock tick")),
+        None => finding.slow(
+            format!("{isolated}, with a clock tick"),
+            format!("nohz_full={isolated} on the kernel's command line, if it is built with it"),
+        ),
+    }
+}
+
+fn governor(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Processors.finding(
+        "frequency governor",
+        "performance",
+        "whoever polls is busy at any frequency, so nothing else makes it run fast",
+    );
+    let machine = patient.machine;
+    let file = |core: u32| format!("sys/devices/system/cpu/cpu{core}/cpufreq/{GOVERNOR}");
+    let all: Vec<(u32, String)> = patient
+        .allowed
+        .iter()
+        .filter_map(|core| Some((core, machine.text(&file(core))?)))
+        .collect();
+    if all.is_empty() {
+        return finding.plain("the kernel does not scale the frequency here");
+    }
+    let others: Vec<&(u32, String)> =
+        all.iter().filter(|(_, name)| name != "performance").collect();
+    let Some((_, name)) = others.first() else { return finding.good("performance") };
+    let cores: CpuList = others.iter().map(|(core, _)| *core).collect();
+    let change = |(core, from): &&(u32, String)| SysfsChange {
+        path: file(*core),
+        from: from.clone(),
+        to: "performance".into(),
+    };
+    let changes = others.iter().map(change).collect();
+    finding
+        .slow(
+            format!("{name} on {cores}"),
+            echo("performance", "sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"),
+        )
+        .safe(changes)
+}
+
+fn quota(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Processors.finding(
+        "quota of the control group",
+        "none, or 2 processors and more",
+        "threads that poll use a quota up, and are then stopped for up to 100 ms",
+    );
+    let machine = patient.machine;
+    if !machine.has("proc/self/cgroup") {
+        return finding.unknown("/proc/self/cgroup is not there");
+    }
+    let limits = Limits::read(machine);
+    match (limits.quota, limits.quota_file) {
+        (Some(quota), Some(file)) if quota < 2.0 => {
+            let unlimited = if file.ends_with("cpu.max") { "max" } else { "-1" };
+            let path = file.trim_start_matches('/');
+            finding.slow(format!("{quota:.2} processors"), echo(unlimited, path))
+        }
+        (Some(quota), _) => finding.good(format!("{quota:.2} processors")),
+        (None, _) => finding.good("none"),
+    }
+}
+
+fn mitigations(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Processors.finding(
+        "mitigations that cost system calls",
+        "as the machine's owner wants them",
+        "SSDs and shared memory are driven without system calls, files and sockets are not",
+    );
+    let machine = patient.machine;
+    if machine.names(VULNERABILITIES).is_empty() {
+        return finding.unknown(format!("/{VULNERABILITIES} is not there"));
+    }
+    let is_on = |name: &&str| {
+        let text = machine.text(&format!("{VULNERABILITIES}/{name}"));
+        text.is_some_and(|text| text.starts_with("Mitigation"))
+    };
+    let on: Vec<&str> = AT_SYSTEM_CALLS.into_iter().filter(is_on).collect();
+    finding.plain(if on.is_empty() { "none".into() } else { on.join(", ") })
+}

@@ -1,0 +1,624 @@
+//! Table of files or card settings, and the resulting checks.
+
+use super::{Told, look, silent};
+use crate::doctor::Severity;
+use crate::ethtool::{Channels, Coalescing, Rings};
+use crate::kernel_files::tests::made_of;
+use crate::tc_flower::FlowerFilter;
+
+const LIMITS: &str = "proc/self/limits";
+const CMDLINE: &str = "proc/cmdline";
+const CPUINFO: &str = "proc/cpuinfo";
+const ONLINE: &str = "sys/devices/system/cpu/online";
+const ISOLATED: &str = "sys/devices/system/cpu/isolated";
+const POOL: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+const FREE: &str = "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+const GROUP: &str = "sys/kernel/iommu_groups/0/type";
+const CARD: &str = "sys/class/net/eth0/device/x";
+
+/// Item, files of the machine, and expected result: severity, value, and a part of the command.
+type Row =
+    (&'static str, &'static [(&'static str, &'static str)], Severity, &'static str, &'static str);
+
+const ROWS: &[Row] = &[
+    // Devices.
+    ("IOMMU", &[(GROUP, "DMA\n")], Severity::Good, "on, 1 groups", ""),
+    ("IOMMU", &[], Severity::Unknown, "/sys/bus/pci is not there", ""),
+    (
+        "IOMMU",
+        &[("sys/bus/pci/x", ""), (CMDLINE, "quiet intel_iommu=off ro\n")],
+        Severity::Required,
+        "off, by intel_iommu=off on the kernel's command line",
+        "take intel_iommu=off from",
+    ),
+    (
+        "IOMMU",
+        &[("sys/bus/pci/x", ""), (CPUINFO, "vendor_id : GenuineIntel\nflags : fpu\n")],
+        Severity::Required,
+        "none",
+        "intel_iommu=on",
+    ),
+    (
+        "IOMMU",
+        &[("sys/bus/pci/x", ""), (CPUINFO, "vendor_id : AuthenticAMD\nflags : fpu hypervisor\n")],
+        Severity::Required,
+        "none, in a virtual machine",
+        "give the virtual machine an IOMMU",
+    ),
+    ("IOMMU pass-through", &[], Severity::Info, "no IOMMU", ""),
+    ("IOMMU pass-through", &[(GROUP, "identity\n")], Severity::Good, "identity", ""),
+    (
+        "IOMMU pass-through",
+        &[(GROUP, "DMA-FQ\n"), (CPUINFO, "vendor_id : x\n")],
+        Severity::Warning,
+        "DMA-FQ",
+        "iommu=pt",
+    ),
+    ("IOMMU pass-through", &[(GROUP, "DMA\n")], Severity::Warning, "DMA", "iommu.passthrough=1"),
+    (
+        "IOMMU pass-through",
+        &[("sys/kernel/iommu_groups/0/devices", "")],
+        Severity::Unknown,
+        "/sys/kernel/iommu_groups/*/type is not there",
+        "",
+    ),
+    ("driver vfio-pci", &[("sys/bus/pci/drivers/vfio-pci/bind", "")], Severity::Good, "loaded", ""),
+    (
+        "driver vfio-pci",
+        &[
+            ("proc/sys/kernel/osrelease", "6.12\n"),
+            ("lib/modules/6.12/modules.dep", "a/vfio-pci.ko.xz:\n"),
+        ],
+        Severity::Required,
+        "not loaded",
+        "sudo modprobe vfio-pci",
+    ),
+    (
+        "driver vfio-pci",
+        &[
+            ("proc/sys/kernel/osrelease", "6.12\n"),
+            ("lib/modules/6.12/modules.dep", "a/vfio.ko:\n"),
+        ],
+        Severity::Required,
+        "not among the modules of kernel 6.12",
+        "CONFIG_VFIO_PCI",
+    ),
+    (
+        "driver vfio-pci",
+        &[("proc/sys/kernel/osrelease", "6.12\n")],
+        Severity::Required,
+        "not loaded, and /lib/modules/6.12 is not there",
+        "outside the container",
+    ),
+    (
+        "driver ublk_drv",
+        &[
+            ("proc/sys/kernel/osrelease", "6.12"),
+            ("lib/modules/6.12/modules.dep", "a/ublk_drv.ko.xz:\n"),
+        ],
+        Severity::Required,
+        "not loaded",
+        "sudo modprobe ublk_drv",
+    ),
+    (
+        "driver ublk_drv",
+        &[("sys/module/ublk_drv/refcnt", "0")],
+        Severity::Required,
+        "loaded, and /dev/ublk-control is not there",
+        "give this container",
+    ),
+    (
+        "driver ublk_drv",
+        &[("dev/ublk-control", "")],
+        Severity::Required,
+        "loaded, and user 1000 may not make disks",
+        "sudo tenmil serve",
+    ),
+    ("/dev/vfio", &[], Severity::Info, "not there, as long as vfio is not loaded", ""),
+    (
+        "NVMe functions",
+        &[],
+        Severity::Info,
+        "none on the PCI bus; emulated ones need no hardware",
+        "",
+    ),
+    // Memory.
+    (
+        "lockable memory",
+        &[(LIMITS, "Max locked memory         65536                65536                bytes\n")],
+        Severity::Warning,
+        "64 KiB",
+        "sudo prlimit --pid $$ --memlock=unlimited",
+    ),
+    (
+        "lockable memory",
+        &[(LIMITS, "Max locked memory         8388608              unlimited            bytes\n")],
+        Severity::Warning,
+        "8 MiB",
+        "ulimit -l 1048576",
+    ),
+    (
+        "lockable memory",
+        &[
+            (LIMITS, "Max locked memory         8388608              8388608              bytes\n"),
+            ("dev/vfio/vfio", ""),
+        ],
+        Severity::Required,
+        "8 MiB",
+        "sudo prlimit --pid $$ --memlock=unlimited",
+    ),
+    (
+        "lockable memory",
+        &[(LIMITS, "Max locked memory         2147483648           2147483648           bytes\n")],
+        Severity::Good,
+        "2 GiB",
+        "",
+    ),
+    (
+        "lockable memory",
+        &[(LIMITS, "Max locked memory         unlimited            unlimited            bytes\n")],
+        Severity::Good,
+        "without limit",
+        "",
+    ),
+    (
+        "lockable memory",
+        &[
+            (LIMITS, "Max locked memory         65536                65536                bytes\n"),
+            ("proc/self/status", "CapEff:\t0000000000004000\n"),
+        ],
+        Severity::Good,
+        "without limit (CAP_IPC_LOCK)",
+        "",
+    ),
+    ("lockable memory", &[], Severity::Unknown, "/proc/self/limits does not tell", ""),
+    (
+        "huge pages of 2 MiB",
+        &[(POOL, "600\n"), (FREE, "100\n")],
+        Severity::Warning,
+        "100 of 600 free",
+        "echo 1012 | sudo tee /proc/sys/vm/nr_hugepages",
+    ),
+    (
+        "huge pages of 2 MiB",
+        &[(POOL, "512\n"), (FREE, "512\n")],
+        Severity::Good,
+        "512 of 512 free",
+        "",
+    ),
+    ("huge pages of 2 MiB", &[], Severity::Unknown, "this kernel shows no pool of them", ""),
+    (
+        "transparent huge pages",
+        &[("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")],
+        Severity::Warning,
+        "never",
+        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
+    ),
+    (
+        "transparent huge pages",
+        &[("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")],
+        Severity::Good,
+        "madvise",
+        "",
+    ),
+    (
+        "transparent huge pages",
+        &[],
+        Severity::Unknown,
+        "/sys/kernel/mm/transparent_hugepage/enabled does not tell",
+        "",
+    ),
+    // CPUs.
+    (
+        "isolated cores",
+        &[(ONLINE, "0-1\n")],
+        Severity::Info,
+        "none of 2, too few to keep any free",
+        "",
+    ),
+    (
+        "isolated cores",
+        &[(ONLINE, "0-7\n")],
+        Severity::Warning,
+        "none of 0-7",
+        "isolcpus=managed_irq,domain,6-7",
+    ),
+    (
+        "isolated cores",
+        &[(ONLINE, "0-7\n"), (ISOLATED, "2-3\n")],
+        Severity::Warning,
+        "2-3, with a clock tick",
+        "nohz_full=2-3",
+    ),
+    (
+        "isolated cores",
+        &[(ONLINE, "0-7\n"), (ISOLATED, "2-3\n"), ("sys/devices/system/cpu/nohz_full", "2-5\n")],
+        Severity::Good,
+        "2-3, without a clock tick",
+        "",
+    ),
+    (
+        "isolated cores",
+        &[(ONLINE, "0-7\n"), (ISOLATED, "6-7\n")],
+        Severity::Warning,
+        "6-7, of which this process may use none: it has 0-3",
+        "taskset -c 6-7",
+    ),
+    ("isolated cores", &[], Severity::Unknown, "the kernel does not tell which cores are on", ""),
+    (
+        "frequency governor",
+        &[
+            ("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n"),
+            ("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave\n"),
+            ("sys/devices/system/cpu/cpu2/cpufreq/scaling_governor", "powersave\n"),
+        ],
+        Severity::Warning,
+        "powersave on 1-2",
+        "echo performance | sudo tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+    ),
+    (
+        "frequency governor",
+        &[("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n")],
+        Severity::Good,
+        "performance",
+        "",
+    ),
+    ("frequency governor", &[], Severity::Info, "the kernel does not scale the frequency here", ""),
+    (
+        "quota of the control group",
+        &[("proc/self/cgroup", "0::/box\n"), ("sys/fs/cgroup/box/cpu.max", "150000 100000\n")],
+        Severity::Warning,
+        "1.50 processors",
+        "echo max | sudo tee /sys/fs/cgroup/box/cpu.max",
+    ),
+    (
+        "quota of the control group",
+        &[("proc/self/cgroup", "0::/box\n"), ("sys/fs/cgroup/box/cpu.max", "250000 100000\n")],
+        Severity::Good,
+        "2.50 processors",
+        "",
+    ),
+    ("quota of the control group", &[("proc/self/cgroup", "0::/\n")], Severity::Good, "none", ""),
+    ("quota of the control group", &[], Severity::Unknown, "/proc/self/cgroup is not there", ""),
+    (
+        "mitigations that cost system calls",
+        &[
+            ("sys/devices/system/cpu/vulnerabilities/meltdown", "Mitigation: PTI\n"),
+            ("sys/devices/system/cpu/vulnerabilities/mds", "Not affected\n"),
+            ("sys/devices/system/cpu/vulnerabilities/spectre_v1", "Mitigation: usercopy\n"),
+        ],
+        Severity::Info,
+        "meltdown",
+        "",
+    ),
+    (
+        "mitigations that cost system calls",
+        &[],
+        Severity::Unknown,
+        "/sys/devices/system/cpu/vulnerabilities is not there",
+        "",
+    ),
+    // The kernel.
+    ("io_uring", &[], Severity::Good, "allowed", ""),
+    (
+        "open files",
+        &[(LIMITS, "Max open files            1024                 524288               files\n")],
+        Severity::Good,
+        "524288",
+        "",
+    ),
+    (
+        "open files",
+        &[(LIMITS, "Max open files            1024                 20000                files\n")],
+        Severity::Warning,
+        "20000",
+        "sudo prlimit --pid $$ --nofile=65536",
+    ),
+    (
+        "open files",
+        &[(LIMITS, "Max open files            65536                65536                files\n")],
+        Severity::Good,
+        "65536",
+        "",
+    ),
+    ("open files", &[], Severity::Unknown, "/proc/self/limits does not tell", ""),
+    (
+        "net.core.netdev_budget",
+        &[("proc/sys/net/core/netdev_budget", "200\n")],
+        Severity::Warning,
+        "200",
+        "sudo sysctl -w net.core.netdev_budget=300",
+    ),
+    (
+        "net.core.netdev_budget",
+        &[("proc/sys/net/core/netdev_budget", "600\n")],
+        Severity::Good,
+        "600",
+        "",
+    ),
+    (
+        "net.core.netdev_budget_usecs",
+        &[("proc/sys/net/core/netdev_budget_usecs", "2000\n")],
+        Severity::Warning,
+        "2000",
+        "sudo sysctl -w net.core.netdev_budget_usecs=8000",
+    ),
+    ("net.core.dev_weight", &[("proc/sys/net/core/dev_weight", "64\n")], Severity::Good, "64", ""),
+    (
+        "net.core.rmem_max",
+        &[("proc/sys/net/core/rmem_max", "212992\n")],
+        Severity::Warning,
+        "212992",
+        "sudo sysctl -w net.core.rmem_max=268435456",
+    ),
+    (
+        "net.core.wmem_max",
+        &[],
+        Severity::Unknown,
+        "/proc/sys/net/core/wmem_max is not there, as in a network of its own",
+        "",
+    ),
+    (
+        "net.ipv4.tcp_rmem",
+        &[("proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")],
+        Severity::Warning,
+        "4096 131072 6291456",
+        "sudo sysctl -w net.ipv4.tcp_rmem='4096 131072 134217728'",
+    ),
+    (
+        "net.ipv4.tcp_wmem",
+        &[("proc/sys/net/ipv4/tcp_wmem", "4096\t16384\t134217728\n")],
+        Severity::Good,
+        "4096 16384 134217728",
+        "",
+    ),
+    (
+        "net.ipv4.tcp_wmem",
+        &[("proc/sys/net/ipv4/tcp_wmem", "4096 what\n")],
+        Severity::Unknown,
+        "/proc/sys/net/ipv4/tcp_wmem is not there, as in a network of its own",
+        "",
+    ),
+    ("net.core.busy_poll", &[("proc/sys/net/core/busy_poll", "0\n")], Severity::Good, "0", ""),
+    ("net.core.busy_poll", &[("proc/sys/net/core/busy_poll", "50\n")], Severity::Info, "50 us", ""),
+    // Network cards.
+    ("network cards", &[("sys/class/net/lo/mtu", "")], Severity::Info, "none", ""),
+    (
+        "eth0 rings",
+        &[(CARD, "")],
+        Severity::Unknown,
+        "the driver of eth0 does not tell its rings",
+        "",
+    ),
+    (
+        "eth0 interrupts",
+        &[(CARD, "")],
+        Severity::Unknown,
+        "the driver of eth0 does not tell its coalescing",
+        "",
+    ),
+    (
+        "eth0 flower rules",
+        &[(CARD, "")],
+        Severity::Unknown,
+        "/sys/class/net/eth0/ifindex does not tell",
+        "",
+    ),
+    (
+        "eth0 flower rules",
+        &[(CARD, ""), ("sys/class/net/eth0/ifindex", "2\n")],
+        Severity::Unknown,
+        "the driver of eth0 does not tell its filters",
+        "",
+    ),
+    (
+        "eth0 queue sets",
+        &[
+            (CARD, ""),
+            ("sys/class/net/eth0/queues/tx-0/traffic_class", "0\n"),
+            ("sys/class/net/eth0/queues/tx-1/traffic_class", "0\n"),
+            ("sys/class/net/eth0/queues/tx-2/traffic_class", "0\n"),
+        ],
+        Severity::Info,
+        "1; half of the queues for storage: sudo tc qdisc add dev eth0 root mqprio num_tc 2 map 0 1 \
+         queues 2@0 1@2 hw 1 mode channel",
+        "",
+    ),
+    (
+        "eth0 XPS",
+        &[(CARD, ""), ("sys/class/net/eth0/queues/tx-0/xps_cpus", "00\n")],
+        Severity::Info,
+        "sending queues are 1",
+        "",
+    ),
+    (
+        "eth0 XPS",
+        &[
+            (CARD, ""),
+            ("sys/class/net/eth0/queues/tx-0/xps_cpus", "00000000,00000001\n"),
+            ("sys/class/net/eth0/queues/tx-1/xps_cpus", "00000000,00000000\n"),
+        ],
+        Severity::Warning,
+        "1 of 2 queues have no processors",
+        "for i in $(seq 0 1)",
+    ),
+    (
+        "eth0 XPS",
+        &[
+            (CARD, ""),
+            ("sys/class/net/eth0/queues/tx-0/xps_cpus", "1\n"),
+            ("sys/class/net/eth0/queues/tx-1/xps_cpus", "2\n"),
+        ],
+        Severity::Good,
+        "2 queues have processors",
+        "",
+    ),
+    (
+        "eth0 queue sets",
+        &[
+            (CARD, ""),
+            ("sys/class/net/eth0/queues/tx-0/traffic_class", "0\n"),
+            ("sys/class/net/eth0/queues/tx-1/traffic_class", "1\n"),
+        ],
+        Severity::Info,
+        "2; tc qdisc show dev eth0 tells more",
+        "",
+    ),
+    (
+        "eth0 interrupt affinity",
+        &[
+            ("sys/class/net/eth0/device/msi_irqs/41", ""),
+            ("sys/class/net/eth0/device/msi_irqs/42", ""),
+            ("proc/irq/41/smp_affinity_list", "0-3\n"),
+            ("proc/irq/41/effective_affinity_list", "1\n"),
+            ("proc/irq/42/smp_affinity_list", "2\n"),
+            (ISOLATED, "2-3\n"),
+            (ONLINE, "0-3\n"),
+        ],
+        Severity::Warning,
+        "2 on 1-2, of which 2 are isolated",
+        "isolcpus=managed_irq",
+    ),
+    (
+        "eth0 interrupt affinity",
+        &[
+            ("sys/class/net/eth0/device/msi_irqs/41", ""),
+            ("proc/irq/41/smp_affinity_list", "0-1\n"),
+        ],
+        Severity::Good,
+        "1 on 0-1",
+        "",
+    ),
+    (
+        "eth0 interrupt affinity",
+        &[(CARD, "")],
+        Severity::Unknown,
+        "its driver names no interrupts of its own",
+        "",
+    ),
+    (
+        "eth0 deferred interrupts",
+        &[
+            (CARD, ""),
+            ("sys/class/net/eth0/napi_defer_hard_irqs", "0\n"),
+            ("sys/class/net/eth0/gro_flush_timeout", "0\n"),
+        ],
+        Severity::Info,
+        "napi_defer_hard_irqs 0, gro_flush_timeout 0 ns",
+        "",
+    ),
+];
+
+fn rings(receive: u32, receive_max: u32, send: u32, send_max: u32) -> Told {
+    Told { rings: Ok(Rings { receive, receive_max, send, send_max }), ..silent() }
+}
+
+fn channels(combined: u32, combined_max: u32) -> Told {
+    Told { channels: Ok(Channels { combined, combined_max }), ..silent() }
+}
+
+fn coalescing(receive_us: u32, is_adaptive: bool) -> Told {
+    Told { coalescing: Ok(Coalescing { receive_us, is_adaptive }), ..silent() }
+}
+
+fn leads(port: u16, queue_set: Option<u32>) -> Told {
+    Told { flowers: Ok(vec![FlowerFilter { tcp_port: Some(port), queue_set }]), ..silent() }
+}
+
+#[test]
+fn what_leads_packets_to_a_set_gets_its_verdict() {
+    let card = [(CARD, ""), ("sys/class/net/eth0/ifindex", "2\n")];
+    let class = |queue: u32| format!("sys/class/net/eth0/queues/tx-{queue}/traffic_class");
+    let classes = [class(0), class(1)];
+    let sets = [(classes[0].as_str(), "0\n"), (classes[1].as_str(), "1\n")];
+    let with_sets: Vec<_> = card.iter().chain(&sets).copied().collect();
+    let check = |files: &[(&str, &str)], told: &Told, expected| {
+        check("eth0 flower rules", files, told, expected);
+    };
+    let storage = leads(4420, Some(1));
+    check(&with_sets, &storage, (Severity::Good, "port 4420 goes to set 1", ""));
+    check(&card, &leads(4420, None), (Severity::Info, "one for port 4420, which names no set", ""));
+    check(&card, &leads(80, Some(1)), (Severity::Info, "1, none for port 4420", ""));
+    let none = Told { flowers: Ok(Vec::new()), ..silent() };
+    let command = "dst_port 4420 skip_sw hw_tc 1";
+    check(&with_sets, &none, (Severity::Warning, "0, none for port 4420, and 2 sets", command));
+    check(
+        &with_sets,
+        &leads(80, Some(1)),
+        (Severity::Warning, "1, none for port 4420, and 2 sets", command),
+    );
+}
+
+/// Severity, value and command of one item.
+fn said(item: &str, files: &[(&str, &str)], told: &Told) -> (Severity, String, String) {
+    let (_root, machine) = made_of(files);
+    let all = look(&machine, told);
+    let finding = all.into_iter().find(|finding| finding.item == item);
+    let finding = finding.unwrap_or_else(|| panic!("nothing is said of {item}"));
+    let command = finding.remedy.map(|remedy| remedy.command).unwrap_or_default();
+    (finding.state, finding.found, command)
+}
+
+fn check(item: &str, files: &[(&str, &str)], told: &Told, expected: (Severity, &str, &str)) {
+    let (state, found, command) = said(item, files, told);
+    let (state_expected, found_expected, part) = expected;
+    assert_eq!((state, found.as_str()), (state_expected, found_expected), "{item} of {files:?}");
+    assert!(command.contains(part), "{item} of {files:?}: {command}");
+    let is_told = matches!(state, Severity::Warning | Severity::Required);
+    assert_eq!(!command.is_empty(), is_told, "{item}: a command where something is to be done");
+}
+
+#[test]
+fn every_value_gets_its_verdict() {
+    for (item, files, state, found, command) in ROWS {
+        check(item, files, &silent(), (*state, found, command));
+    }
+}
+
+#[test]
+fn what_a_card_answers_gets_its_verdict() {
+    let slow = Severity::Warning;
+    for (item, told, expected) in [
+        (
+            "eth0 rings",
+            rings(256, 4096, 2048, 4096),
+            (slow, "256 to receive, 2048 to send", "rx 1024 tx 2048"),
+        ),
+        (
+            "eth0 rings",
+            rings(1024, 4096, 1024, 4096),
+            (Severity::Good, "1024 to receive, 1024 to send", ""),
+        ),
+        (
+            "eth0 rings",
+            rings(512, 512, 256, 512),
+            (slow, "512 to receive, 256 to send", "rx 512 tx 512"),
+        ),
+        ("eth0 interrupts", coalescing(0, true), (Severity::Good, "adaptive", "")),
+        ("eth0 interrupts", coalescing(8, false), (Severity::Good, "after 8 us", "")),
+        (
+            "eth0 interrupts",
+            coalescing(0, false),
+            (slow, "one for every packet", "ethtool -C eth0"),
+        ),
+        ("eth0 queues", channels(2, 8), (slow, "2 of 8", "sudo ethtool -L eth0 combined 4")),
+        ("eth0 queues", channels(2, 2), (Severity::Good, "2 of 2", "")),
+    ] {
+        check(item, &[(CARD, ""), (ONLINE, "0-3\n")], &told, expected);
+    }
+}
+
+#[test]
+fn a_refused_io_uring_is_explained_by_the_switch_or_by_a_profile() {
+    let refused = Told { io_uring: Err("EPERM".into()), ..silent() };
+    let switch: &[(&str, &str)] = &[("proc/sys/kernel/io_uring_disabled", "2\n")];
+    let expected = "refused (EPERM), kernel.io_uring_disabled is 2";
+    check(
+        "io_uring",
+        switch,
+        &refused,
+        (Severity::Warning, expected, "sysctl kernel.io_uring_disabled=0"),
+    );
+    let open: &[(&str, &str)] = &[("proc/sys/kernel/io_uring_disabled", "0\n")];
+    check("io_uring", open, &refused, (Severity::Warning, "refused (EPERM)", "seccomp"));
+}

@@ -1,0 +1,397 @@
+//! Loop of a polling thread: reads the clock and blocks, so that an iteration does neither.
+
+use std::cell::Cell;
+use std::num::NonZeroU64;
+
+use rustix::thread::set_current_timer_slack;
+use tenmil_base::{Instant, Span};
+
+use crate::clock::Clock;
+use crate::wakeup::Sleeper;
+
+/// Bounded work that is called repeatedly and returns when it is to be called again.
+pub trait EventLoop {
+    /// Performs the work due at `now`, up to a bound.
+    fn iterate(&mut self, now: Instant) -> NextStep;
+
+    /// Whether the next immediate iteration needs a fresh clock reading. A reading costs as much as
+    /// a poll, so frequent polls may use an older one.
+    #[inline]
+    fn wants_time(&self) -> bool {
+        true
+    }
+
+    /// Whether work arrived before a pause was announced whose sender would have notified had it
+    /// seen the announcement. Called after the announcement.
+    fn has_unnotified_work(&self) -> bool {
+        false
+    }
+
+    /// Arms the sources of work to end a sleep, and checks all of them once more; true if there is
+    /// work. Called after the thread has announced its sleep.
+    fn arm(&mut self, now: Instant) -> bool;
+
+    /// Handles the end of a sleep, or its omission, with the tokens of ready descriptors. Called
+    /// after every [`arm`](Self::arm).
+    fn woken(&mut self, ready: &[u64]);
+
+    /// Handles the tokens of ready descriptors, after an iteration that returned
+    /// [`NextStep::PollDescriptors`].
+    fn descriptors_ready(&mut self, ready: &[u64]) {
+        let _ = ready;
+    }
+}
+
+/// Result of an iteration: when the next one is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextStep {
+    /// Iterate again at once.
+    Again,
+    /// Poll for ready descriptors, then iterate again at once: for descriptors that no poller
+    /// polls.
+    PollDescriptors,
+    /// Idle until this instant, a notification or a ready descriptor: the thread may sleep.
+    Until(Instant),
+    /// Pause for this long; only a notification ends it early. Nothing is armed and no descriptor
+    /// is waited for.
+    Pause(Span),
+    /// The loop ends.
+    Exit,
+}
+
+thread_local! {
+    static TURNS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Iterates until [`NextStep::Exit`]. Sets the thread's timer slack to 1 ns, so that sleeps are not
+/// up to 50 us late.
+pub fn run(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
+    // If refused, sleeps end late, on which nothing depends.
+    let _ = set_current_timer_slack(NonZeroU64::new(1));
+    TURNS.set(true);
+    turn_until_ended(turn, clock, sleeper);
+    TURNS.set(false);
+    let _ = set_current_timer_slack(None);
+}
+
+/// Whether the current thread runs an event loop and must not block.
+pub fn in_event_loop() -> bool {
+    TURNS.get()
+}
+
+fn turn_until_ended(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
+    let mut ready = Vec::new();
+    let mut now = clock.now();
+    loop {
+        match turn.iterate(now) {
+            NextStep::Again if !turn.wants_time() => continue,
+            NextStep::Again => {}
+            NextStep::PollDescriptors => {
+                sleeper.poll_ready(&mut ready);
+                turn.descriptors_ready(&ready);
+                ready.clear();
+            }
+            NextStep::Pause(span) => {
+                let until = now.after(span);
+                sleeper.announce_pause();
+                // Work that arrived before the announcement was not notified: check for it now.
+                if turn.has_unnotified_work() {
+                    sleeper.cancel();
+                } else {
+                    sleeper.pause(until.since(clock.now()));
+                }
+            }
+            NextStep::Until(deadline) => {
+                sleeper.announce();
+                now = clock.now();
+                // The announcement precedes the final check in `arm`, so no wake-up is lost.
+                if turn.arm(now) {
+                    sleeper.cancel();
+                } else {
+                    sleeper.block(deadline.since(now), &mut ready);
+                }
+                turn.woken(&ready);
+                ready.clear();
+            }
+            NextStep::Exit => return,
+        }
+        now = clock.now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::thread::current_timer_slack;
+    use tenmil_base::{Instant, Span};
+
+    use super::{EventLoop, NextStep, run};
+    use crate::mailbox::{Receiver, Sender, mailbox};
+    use crate::wakeup::{Notifier, Sleeper};
+    use crate::{Clock, Thread};
+
+    /// Returns its scripted steps, and records its calls.
+    struct Scripted<F> {
+        script: F,
+        turns: Vec<Instant>,
+        calls: Vec<Call>,
+        work_when_armed: bool,
+    }
+
+    #[derive(Debug, PartialEq)]
+    enum Call {
+        Turn,
+        Arm,
+        Woken(Vec<u64>),
+    }
+
+    impl<F: FnMut(usize, Instant) -> NextStep> EventLoop for Scripted<F> {
+        fn iterate(&mut self, now: Instant) -> NextStep {
+            self.calls.push(Call::Turn);
+            self.turns.push(now);
+            (self.script)(self.turns.len(), now)
+        }
+
+        fn arm(&mut self, now: Instant) -> bool {
+            self.calls.push(Call::Arm);
+            assert!(Some(&now) >= self.turns.last());
+            self.work_when_armed
+        }
+
+        fn woken(&mut self, ready: &[u64]) {
+            self.calls.push(Call::Woken(ready.to_vec()));
+        }
+    }
+
+    fn play<F: FnMut(usize, Instant) -> NextStep>(sleeper: &mut Sleeper, script: F) -> Scripted<F> {
+        play_with(sleeper, script, false)
+    }
+
+    fn play_with<F: FnMut(usize, Instant) -> NextStep>(
+        sleeper: &mut Sleeper,
+        script: F,
+        work_when_armed: bool,
+    ) -> Scripted<F> {
+        let mut turn = Scripted { script, turns: Vec::new(), calls: Vec::new(), work_when_armed };
+        run(&mut turn, &Clock::start(), sleeper);
+        turn
+    }
+
+    fn silence() -> Call {
+        Call::Woken(Vec::new())
+    }
+
+    #[test]
+    fn a_turn_that_wants_another_has_it_at_once() {
+        let script = |count, _| if count < 4 { NextStep::Again } else { NextStep::Exit };
+        let played = play(&mut Sleeper::new().unwrap(), script);
+        assert_eq!(played.calls, [Call::Turn, Call::Turn, Call::Turn, Call::Turn]);
+    }
+
+    #[test]
+    fn a_deadline_ends_a_sleep_and_a_sleep_is_armed() {
+        let span = Span::from_ms(2);
+        let script = |count, now: Instant| match count {
+            1 => NextStep::Until(now.after(span)),
+            _ => NextStep::Exit,
+        };
+        let played = play(&mut Sleeper::new().unwrap(), script);
+        assert_eq!(played.calls, [Call::Turn, Call::Arm, silence(), Call::Turn]);
+        // The clock's rate is known to one part in a thousand; the kernel's deadline is exact.
+        let slept = played.turns[1].since(played.turns[0]);
+        assert!(slept.ns >= span.ns - span.ns / 500, "{slept}");
+    }
+
+    #[test]
+    fn a_deadline_that_has_passed_lets_descriptors_speak_all_the_same() {
+        let script = |count, _| match count {
+            1 => NextStep::Until(Instant { ns: 0 }),
+            _ => NextStep::Exit,
+        };
+        let mut sleeper = Sleeper::new().unwrap();
+        let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+        sleeper.sources().add(&event, 7).unwrap();
+        let played = play(&mut sleeper, script);
+        assert_eq!(played.calls, [Call::Turn, Call::Arm, Call::Woken(vec![7]), Call::Turn]);
+    }
+
+    #[test]
+    fn work_that_is_found_when_armed_keeps_it_awake() {
+        let script = |count, _| match count {
+            1 => NextStep::Until(Instant::NEVER),
+            _ => NextStep::Exit,
+        };
+        let mut sleeper = Sleeper::new().unwrap();
+        let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+        sleeper.sources().add(&event, 7).unwrap();
+        let played = play_with(&mut sleeper, script, true);
+        assert_eq!(played.calls, [Call::Turn, Call::Arm, silence(), Call::Turn]);
+        assert!(!sleeper.block(Span::default(), &mut Vec::new()), "nobody was asked to wake it");
+    }
+
+    /// Requests a clock reading before every third iteration.
+    struct Patient(Vec<Instant>);
+
+    impl EventLoop for Patient {
+        fn iterate(&mut self, now: Instant) -> NextStep {
+            self.0.push(now);
+            if self.0.len() < 9 { NextStep::Again } else { NextStep::Exit }
+        }
+
+        fn wants_time(&self) -> bool {
+            self.0.len().is_multiple_of(3)
+        }
+
+        fn arm(&mut self, _: Instant) -> bool {
+            false
+        }
+
+        fn woken(&mut self, _: &[u64]) {}
+    }
+
+    #[test]
+    fn the_clock_is_read_only_for_turns_that_want_to_know() {
+        let mut patient = Patient(Vec::new());
+        run(&mut patient, &Clock::start(), &mut Sleeper::new().unwrap());
+        let readings = patient.0.chunk_by(|one, other| one == other).map(<[_]>::len);
+        assert_eq!(readings.collect::<Vec<_>>(), [3, 3, 3]);
+    }
+
+    #[test]
+    fn what_was_ready_once_is_not_told_twice() {
+        let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
+        let script = |count, now: Instant| match count {
+            1 => NextStep::Until(Instant::NEVER),
+            2 => {
+                rustix::io::read(&event, &mut [0; 8]).unwrap();
+                NextStep::Until(now.after(Span::from_us(10)))
+            }
+            _ => NextStep::Exit,
+        };
+        let mut sleeper = Sleeper::new().unwrap();
+        sleeper.sources().add(&event, 7).unwrap();
+        let played = play(&mut sleeper, script);
+        let told: Vec<_> =
+            played.calls.iter().filter(|call| matches!(call, Call::Woken(_))).collect();
+        assert_eq!(told, [&Call::Woken(vec![7]), &silence()]);
+    }
+
+    #[test]
+    fn a_pause_arms_nothing() {
+        let span = Span::from_us(400);
+        let script = |count, _| if count == 1 { NextStep::Pause(span) } else { NextStep::Exit };
+        let played = play(&mut Sleeper::new().unwrap(), script);
+        assert_eq!(played.calls, [Call::Turn, Call::Turn]);
+        let paused = played.turns[1].since(played.turns[0]);
+        assert!(paused.ns >= span.ns - span.ns / 500, "{paused}");
+    }
+
+    /// Pauses once, for long, with unnotified work if requested.
+    struct Resting {
+        turns: u32,
+        is_wanted: bool,
+    }
+
+    impl EventLoop for Resting {
+        fn iterate(&mut self, _: Instant) -> NextStep {
+            self.turns += 1;
+            if self.turns == 1 { NextStep::Pause(Span::from_secs(60)) } else { NextStep::Exit }
+        }
+
+        fn has_unnotified_work(&self) -> bool {
+            self.is_wanted
+        }
+
+        fn arm(&mut self, _: Instant) -> bool {
+            false
+        }
+
+        fn woken(&mut self, _: &[u64]) {}
+    }
+
+    #[test]
+    fn a_pause_ends_with_a_bell_or_does_not_begin_if_there_is_something_already() {
+        let clock = Clock::start();
+        let begun = clock.now();
+        let mut sleeper = Sleeper::new().unwrap();
+        run(&mut Resting { turns: 0, is_wanted: true }, &clock, &mut sleeper);
+        let bell = sleeper.bell();
+        let rest =
+            move |_: &_| run(&mut Resting { turns: 0, is_wanted: false }, &clock, &mut sleeper);
+        let thread = Thread::spawn("rests", None, rest).unwrap();
+        while !thread.is_finished() {
+            bell.notify();
+            crate::thread::yield_now();
+        }
+        thread.join();
+        assert!(clock.now().since(begun) < Span::from_secs(30), "it was rested for");
+    }
+
+    #[test]
+    fn the_kernel_is_asked_to_be_exact_while_it_turns_and_only_then() {
+        let before = current_timer_slack().unwrap();
+        let mut within = 0;
+        let script = |_, _| {
+            within = current_timer_slack().unwrap();
+            NextStep::Exit
+        };
+        play(&mut Sleeper::new().unwrap(), script);
+        assert_eq!((within, current_timer_slack().unwrap()), (1, before));
+    }
+
+    /// Returns each number it receives, incremented, and sleeps whenever it has none.
+    struct Player {
+        from: Receiver<u64>,
+        to: Sender<u64>,
+        bell: Notifier,
+        last: u64,
+        sleeps: u64,
+        give_up: Instant,
+    }
+
+    impl EventLoop for Player {
+        fn iterate(&mut self, now: Instant) -> NextStep {
+            assert!(now < self.give_up, "a wake-up was lost after {} sleeps", self.sleeps);
+            while let Some(number) = self.from.receive() {
+                let sent = self.to.send(number + 1);
+                self.bell.notify();
+                if number >= self.last {
+                    return NextStep::Exit;
+                }
+                sent.unwrap();
+            }
+            NextStep::Until(self.give_up)
+        }
+
+        fn arm(&mut self, _now: Instant) -> bool {
+            !self.from.is_empty()
+        }
+
+        fn woken(&mut self, _ready: &[u64]) {
+            self.sleeps += 1;
+        }
+    }
+
+    #[test]
+    fn two_threads_that_sleep_between_messages_miss_none() {
+        const TRIPS: u64 = 10_000;
+        let clock = Clock::start();
+        let give_up = clock.now().after(Span::from_secs(60));
+        for make in [Sleeper::new, Sleeper::with_fences] {
+            let (mut here, mut there) = (make().unwrap(), make().unwrap());
+            let [one, two] = [mailbox(4), mailbox(4)];
+            one.0.send(0).unwrap();
+            let player =
+                |from, to, bell| Player { from, to, bell, last: TRIPS - 1, sleeps: 0, give_up };
+            let mut first = player(one.1, two.0, there.bell());
+            let mut second = player(two.1, one.0, here.bell());
+            let turn = move |_: &_| run(&mut second, &clock, &mut there);
+            let thread = Thread::spawn("second", None, turn).unwrap();
+            run(&mut first, &clock, &mut here);
+            thread.join();
+            assert!(first.sleeps > 0);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Whether this process makes and grows files, and which it will once it knows that it may.
+//!
+//! A command that only reads makes nothing. One that writes opens first, is refused or not, and makes
+//! after that:
+//!
+//! ```text
+//!   open    a file that is not there: one without a name in its directory (O_TMPFILE)
+//!           a file that is shorter: it is as it was, and reads as zeroes behind its end
+//!   keep    the names are given, and the files are grown
+//! ```
+//!
+//! A process that is killed before leaves nothing. Where a file system has no files without a name, they
+//! are made at once and recorded, and put back if the command is refused.
+//!
+//! A server that has begun does the same for each change of its configuration, on the thread that opens
+//! what is new: [`make_if`]. Other threads make files at once meanwhile.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fstat, ftruncate, linkat, open};
+use rustix::io::Errno;
+
+use super::FileError;
+use super::opening::settle;
+use super::undo::FileUndo;
+
+/// Policy for files that do not exist, or are shorter than requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Making {
+    /// Files are created and grown.
+    Kept,
+    /// They are made and grown by [`keep`]; where that cannot be, at once, to be put back by [`put_back`].
+    Recorded,
+    /// Creating and growing is rejected.
+    Refused,
+}
+
+static MAKING: AtomicU8 = AtomicU8::new(Making::Kept as u8);
+static FOUND: Mutex<Vec<FileUndo>> = Mutex::new(Vec::new());
+static PENDING: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// What this thread makes by [`make_if`], while it does.
+    static CHANGE: RefCell<Option<Change>> = const { RefCell::new(None) };
+}
+
+/// What is made if one change is not refused.
+#[derive(Debug, Default)]
+struct Change {
+    found: Vec<FileUndo>,
+    pending: Vec<Pending>,
+}
+
+/// A file that is made or grown if the command is not refused.
+#[derive(Debug)]
+struct Pending {
+    /// The file, by `O_PATH`: it is neither locked nor kept open for writing by that.
+    file: OwnedFd,
+    /// Its directory, without links, and its name.
+    path: PathBuf,
+    len_bytes: u64,
+    /// Whether it has no name yet.
+    is_new: bool,
+}
+
+/// Sets the policy, once, at process start. The default is [`Making::Kept`].
+pub fn set_making(making: Making) {
+    MAKING.store(making as u8, Ordering::Relaxed);
+}
+
+/// Rejects creating and growing from now on, for commands that only read. Has an effect only while
+/// the policy is [`Making::Recorded`].
+pub fn refuse_making() {
+    let (recorded, refused) = (Making::Recorded as u8, Making::Refused as u8);
+    let _ = MAKING.compare_exchange(recorded, refused, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// All refusals are through: a server is ready, a command begins to write. Gives the files their names and
+/// lengths, durably, and makes files at once from now on. Blocks.
+///
+/// # Errors
+///
+/// If something is by now where a file was to be, and what the kernel says.
+pub fn keep() -> Result<(), FileError> {
+    found().clear();
+    let recorded = Making::Recorded as u8;
+    // The exchange fails if the policy is `Refused`, which stays in force.
+    let _ =
+        MAKING.compare_exchange(recorded, Making::Kept as u8, Ordering::Relaxed, Ordering::Relaxed);
+    let pending = std::mem::take(&mut *pending_files());
+    pending.iter().try_for_each(Pending::make)
+}
+
+/// Removes created files and truncates grown ones since [`Making::Recorded`] was set.
+///
+/// A file that holds data or is open stays unchanged, so callers close their files first.
+pub fn put_back() {
+    pending_files().clear();
+    // The last first: a file may have been made and then grown.
+    let made = std::mem::take(&mut *found());
+    made.iter().rev().for_each(FileUndo::restore);
+}
+
+/// Does what may be refused after it has opened files, in a process that makes them at once: makes and
+/// grows those that this thread has opened once it is not. If it is, they are as they were. Blocks.
+///
+/// # Errors
+///
+/// Why it is refused; or why a file cannot be made, as of [`keep`].
+pub fn make_if<T, E: From<FileError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    if making() != Making::Kept {
+        return work();
+    }
+    CHANGE.set(Some(Change::default()));
+    let done = work();
+    let Change { mut found, pending } = CHANGE.take().unwrap_or_default();
+    let made = done.and_then(|done| {
+        found.extend(pending.iter().filter_map(|one| FileUndo::look(&one.path)));
+        pending.iter().try_for_each(Pending::make)?;
+        Ok(done)
+    });
+    if made.is_err() {
+        found.iter().rev().for_each(FileUndo::restore);
+    }
+    made
+}
+
+/// Does something with what this thread makes by [`make_if`]; none if it does not.
+fn with_change<T>(act: impl FnOnce(&mut Change) -> T) -> Option<T> {
+    CHANGE.with_borrow_mut(|change| change.as_mut().map(act))
+}
+
+/// What becomes of files now.
+pub(super) fn making() -> Making {
+    if with_change(|_| ()).is_some() {
+        return Making::Recorded;
+    }
+    match MAKING.load(Ordering::Relaxed) {
+        0 => Making::Kept,
+        1 => Making::Recorded,
+        _ => Making::Refused,
+    }
+}
+
+/// Records a file before it is created or grown.
+pub(super) fn record(before: Option<FileUndo>) {
+    if making() == Making::Recorded
+        && let Some(before) = before
+        && with_change(|change| change.found.push(before.clone())).is_none()
+    {
+        found().push(before);
+    }
+}
+
+/// Where the file at `path` can be opened and looked at: there, or, as long as it has no name, by a link of
+/// this process.
+pub fn reach(path: &Path) -> PathBuf {
+    let link = (making() == Making::Recorded).then(|| unnamed_at(path)).flatten();
+    link.unwrap_or_else(|| path.into())
+}
+
+/// The link to a file without a name that is to be at `path`.
+pub(super) fn unnamed_at(path: &Path) -> Option<PathBuf> {
+    let find = |pending: &[Pending]| {
+        let whole = if pending.is_empty() { None } else { whole(path) }?;
+        pending.iter().find(|one| one.is_new && one.path == whole).map(|one| link(&one.file))
+    };
+    with_change(|change| find(&change.pending)).unwrap_or_else(|| find(&pending_files()))
+}
+
+/// A file without a name that will be at `path`, `len_bytes` long; none if it is to be made at once.
+pub(super) fn make_unnamed(path: &Path, len_bytes: u64) -> Option<OwnedFd> {
+    // Through a link that leads nowhere a file is made elsewhere.
+    if making() != Making::Recorded || path.symlink_metadata().is_ok() {
+        return None;
+    }
+    let path = whole(path)?;
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let made = open(path.parent()?, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    pend(&made, path, len_bytes, true).then_some(made)
+}
+
+/// Has an open file be grown by [`keep`]. False if that is to be done at once.
+pub(super) fn grow_later(file: &OwnedFd, path: &Path, len_bytes: u64) -> bool {
+    making() == Making::Recorded && pend(file, path.into(), len_bytes, false)
+}
+
+fn pend(file: &OwnedFd, path: PathBuf, len_bytes: u64, is_new: bool) -> bool {
+    let Ok(file) = open(link(file), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
+        return false;
+    };
+    let mut one = Some(Pending { file, path, len_bytes, is_new });
+    with_change(|change| change.pending.extend(one.take()));
+    pending_files().extend(one);
+    true
+}
+
+/// A path without links but for its last part; none if there is no such directory.
+fn whole(path: &Path) -> Option<PathBuf> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Some(directory.unwrap_or(Path::new(".")).canonicalize().ok()?.join(path.file_name()?))
+}
+
+/// The kernel's link to an open file (proc_pid_fd(5)).
+pub(super) fn link(file: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+impl Pending {
+    fn make(&self) -> Result<(), FileError> {
+        let Self { file, path, len_bytes, is_new } = self;
+        if *is_new {
+            linkat(CWD, link(file), CWD, path, AtFlags::SYMLINK_FOLLOW).map_err(|errno| {
+                FileError::new("make", path, errno, "a place where nothing has been made since")
+            })?;
+        }
+        let refuse = |errno: Errno| FileError::new("size", path, errno, "a file that can be grown");
+        let opened = open(link(file), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let opened = opened.map_err(refuse)?;
+        let found = u64::try_from(fstat(&opened).map_err(refuse)?.st_size).unwrap_or(0);
+        if found < *len_bytes {
+            ftruncate(&opened, *len_bytes).map_err(refuse)?;
+        }
+        settle(&opened, path)
+    }
+}
+
+fn pending_files() -> MutexGuard<'static, Vec<Pending>> {
+    PENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn found() -> MutexGuard<'static, Vec<FileUndo>> {
+    FOUND.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,251 @@
+use std::cell::{Cell, RefCell};
+use std::io::{Seek, SeekFrom};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use tenmil_base::ErrorCategory;
+
+use super::{BufferedReason, File, FileError, FileExtent, FileOptions};
+
+thread_local! {
+    /// The inodes that this thread has synced.
+    static SYNCED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn note_sync(descriptor: BorrowedFd<'_>) {
+    SYNCED.with_borrow_mut(|synced| synced.push(rustix::fs::fstat(descriptor).unwrap().st_ino));
+}
+
+fn open(path: &Path, len_bytes: Option<u64>, unit_bytes: u32) -> Result<File, FileError> {
+    let (path, direct, read_only) = (path.into(), true, false);
+    File::open(&FileOptions { path, len_bytes, unit_bytes, direct, read_only })
+}
+
+fn read(path: &Path, len_bytes: Option<u64>) -> Result<File, FileError> {
+    let (path, unit_bytes, direct) = (path.into(), 512, true);
+    File::open(&FileOptions { path, len_bytes, unit_bytes, direct, read_only: true })
+}
+
+#[test]
+fn a_file_is_made_and_takes_no_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let file = open(&path, Some(64 << 20), 4096).unwrap();
+    assert_eq!(file.len_bytes(), 64 << 20);
+    assert!(file.allocated_bytes() < 1 << 20);
+    drop(file);
+    assert_eq!(open(&path, None, 4096).unwrap().len_bytes(), 64 << 20);
+    assert_eq!(open(&path, Some(8192), 4096).unwrap().len_bytes(), 8192);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 << 20, "the rest is left alone");
+}
+
+#[test]
+fn file_that_is_made_or_grown_is_synced_and_then_its_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let (path, link) = (directory.path().join("blocks"), elsewhere.path().join("link"));
+    let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
+    let synced = |at: &Path, len_bytes| {
+        drop(open(at, len_bytes, 4096).unwrap());
+        SYNCED.take()
+    };
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    // The name is in the directory that the link leads to.
+    for (at, len_bytes) in [(&link, 8192), (&path, 1 << 20), (&link, 2 << 20)] {
+        let found = synced(at, Some(len_bytes));
+        assert_eq!(found, [inode(&path), inode(directory.path())], "{len_bytes} bytes");
+    }
+    assert_eq!(synced(&path, Some(8192)), [], "it is as it was");
+    assert_eq!(synced(&path, None), []);
+    let file = open(&path, None, 4096).unwrap();
+    file.resize(4 << 20).unwrap();
+    assert_eq!(SYNCED.take(), [inode(&path)], "its name is where it was");
+}
+
+#[test]
+fn a_file_becomes_longer_and_shorter_and_the_rest_of_one_is_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let on_disk = || std::fs::metadata(&path).unwrap().len();
+    let file = open(&path, Some(8192), 4096).unwrap();
+    file.resize(1 << 20).unwrap();
+    assert_eq!((file.len_bytes(), on_disk()), (1 << 20, 1 << 20));
+    assert_eq!(file.extent(8192), FileExtent { len_bytes: (1 << 20) - 8192, is_hole: true });
+    file.resize(4096).unwrap();
+    assert_eq!((file.len_bytes(), on_disk()), (4096, 4096));
+    drop(file);
+    std::fs::write(&path, [1; 10_000]).unwrap();
+    for used in [Some(4096), None] {
+        let file = open(&path, used, 4096).unwrap();
+        let said = file.resize(16_384).unwrap_err().to_string();
+        assert!(said.ends_with("are used, expected all of them: the rest is left alone"));
+        assert_eq!(on_disk(), 10_000, "{said}");
+    }
+    let reader = read(&path, None).unwrap();
+    assert!(reader.resize(512).is_err() && reader.len_bytes() == 9728);
+}
+
+/// The kernel reports a lost write once per open file description.
+#[test]
+fn who_syncs_has_an_open_file_description_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = open(&directory.path().join("blocks"), Some(8192), 4096).unwrap();
+    let [one, other] = [0; 2].map(|_| std::fs::File::from(file.to_sync().unwrap()));
+    (&one).seek(SeekFrom::Start(4096)).unwrap();
+    // Descriptors that share a file description share its position.
+    assert_eq!((&other).stream_position().unwrap(), 0);
+    let own = rustix::fs::seek(file.as_fd(), rustix::fs::SeekFrom::Current(0)).unwrap();
+    assert_eq!(own, 0);
+    assert!(one.sync_data().is_ok() && other.sync_data().is_ok());
+}
+
+#[test]
+fn a_length_that_is_no_multiple_of_the_unit_is_used_up_to_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    std::fs::write(&path, [1; 1300]).unwrap();
+    assert_eq!(open(&path, None, 512).unwrap().len_bytes(), 1024);
+    let error = open(&path, None, 4096).unwrap_err();
+    assert_eq!(error.blame(), ErrorCategory::Usage);
+    assert!(error.to_string().ends_with("1300 bytes, expected at least one block"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_opened_is_named_with_what_was_expected() {
+    let directory = tempfile::tempdir().unwrap();
+    let missing = directory.path().join("missing");
+    let error = open(&missing, None, 512).unwrap_err();
+    assert!(error.to_string().starts_with(&format!("open {}: ", missing.display())), "{error}");
+    assert!(error.to_string().ends_with("with a size it would be made"), "{error}");
+    assert!(open(directory.path(), Some(512), 512).is_err(), "a directory holds no blocks");
+    assert!(open(&missing.join("deeper"), Some(512), 512).is_err());
+    assert!(!missing.exists());
+}
+
+#[test]
+fn a_file_is_opened_by_one_at_a_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let first = open(&path, Some(4096), 512).unwrap();
+    let error = open(&path, Some(4096), 512).unwrap_err();
+    assert!(error.to_string().contains("the only one"), "{error}");
+    assert!(error.to_string().contains(": this process has it open already, "), "{error}");
+    // As a ring does for a while after its process was killed.
+    let lingering = first.as_fd().try_clone_to_owned().unwrap();
+    drop(first);
+    open(&path, Some(4096), 512).unwrap();
+    drop(lingering);
+}
+
+#[test]
+fn readers_go_together_and_change_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    assert!(read(&path, Some(4096)).is_err() && !path.exists(), "it is not made");
+    std::fs::write(&path, [1; 2048]).unwrap();
+    let error = read(&path, Some(4096)).unwrap_err();
+    assert!(error.to_string().ends_with("2048 bytes, expected at least the size asked for"));
+    let readers = [read(&path, None).unwrap(), read(&path, Some(1024)).unwrap()];
+    assert_eq!(readers.each_ref().map(File::len_bytes), [2048, 1024]);
+    let error = open(&path, None, 512).unwrap_err();
+    assert!(error.to_string().ends_with("to be the only one who has it open"), "{error}");
+    drop(readers);
+    let _writer = open(&path, None, 512).unwrap();
+    let error = read(&path, None).unwrap_err();
+    assert!(error.to_string().ends_with("nobody who has it open for writing"), "{error}");
+}
+
+#[test]
+fn holes_are_told_from_data_as_far_as_the_file_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let file = open(&path, Some(4 << 20), 4096).unwrap();
+    let extent = |len_bytes, is_hole| FileExtent { len_bytes, is_hole };
+    assert_eq!(file.extent(0), extent(4 << 20, true));
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .write_all_at(&[1; 1 << 20], 1 << 20)
+        .unwrap();
+    assert_eq!(file.extent(0), extent(1 << 20, true));
+    assert_eq!(file.extent(4096), extent((1 << 20) - 4096, true));
+    assert_eq!(file.extent(3 << 19), extent(1 << 19, false));
+    assert_eq!(file.extent(2 << 20), extent(2 << 20, true));
+    assert_eq!(file.extent(4 << 20), extent(0, false));
+    drop(file);
+    let part = open(&path, Some(3 << 20), 4096).unwrap();
+    assert_eq!(part.extent(2 << 20), extent(1 << 20, true), "no further than what is used");
+}
+
+#[test]
+fn a_transfer_through_the_page_cache_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let (len_bytes, unit_bytes) = (Some(4096), 512);
+    let options = FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false };
+    assert_eq!(File::open(&options).unwrap().direct(), Err(BufferedReason::Asked));
+    // One byte is less than any device's alignment; without support for direct transfers that is
+    // the reason.
+    let tiny = FileOptions { unit_bytes: 1, direct: true, ..options };
+    let reason = File::open(&tiny).unwrap().direct().unwrap_err();
+    assert_ne!(reason, BufferedReason::Asked);
+    assert!(reason.to_string().starts_with("through the page cache: "));
+}
+
+#[test]
+fn a_file_system_in_memory_is_known_as_one() {
+    let shared_memory = Path::new("/dev/shm");
+    let Ok(file) = tempfile::NamedTempFile::new_in(shared_memory) else {
+        return println!("skipped: no /dev/shm to write to");
+    };
+    let durability = open(file.path(), Some(4096), 512).unwrap().durability();
+    assert_eq!(durability, tenmil_base::Durability::NonPersistent);
+}
+
+#[test]
+fn what_a_process_that_has_ended_still_holds_is_waited_for_and_nobody_else() {
+    let (looks, pauses) = (Cell::new(0), Cell::new(0));
+    let wait = |free_after: u32, left_until: u32| {
+        looks.set(0);
+        pauses.set(0);
+        let takes = || looks.get() > free_after;
+        let is_left = || looks.replace(looks.get() + 1) < left_until;
+        let pause = || pauses.set(pauses.get() + 1);
+        (super::outlives(takes, is_left, pause), pauses.get())
+    };
+    assert_eq!(wait(7, u32::MAX), (true, 7));
+    assert_eq!(wait(0, 0), (true, 0), "it was given back after all");
+    assert_eq!(wait(9, 4), (false, 4), "somebody else has it now");
+    assert_eq!(wait(u32::MAX, u32::MAX), (false, super::LINGER_LOOKS), "and not for ever");
+}
+
+#[test]
+fn who_has_locked_a_file_and_is_gone_is_known() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("blocks");
+    let file = std::fs::File::create_new(&path).unwrap();
+    file.set_len(4096).unwrap();
+    let theirs = file.try_clone().unwrap();
+    let locker = std::process::Command::new("flock").args(["-x", "0"]).stdin(theirs).spawn();
+    let Ok(mut locker) = locker else {
+        println!("skipped: there is no command `flock`");
+        return;
+    };
+    let descriptor = std::os::fd::OwnedFd::from(file.try_clone().unwrap());
+    // It has not been waited for, so its name is still known.
+    while !super::has_ended(locker.id()) {
+        std::thread::yield_now();
+    }
+    let said = super::who_locks(&descriptor);
+    assert!(said.starts_with(&format!("process {} (flock) has ended", locker.id())), "{said}");
+    assert!(locker.wait().unwrap().success());
+    assert_eq!(super::holder(&descriptor), Some(locker.id()), "it is still locked");
+    assert!(super::has_ended(locker.id()));
+    let said = super::who_locks(&descriptor);
+    assert!(said.ends_with("has ended, and the kernel has not done its I/O yet"), "{said}");
+    let opening = std::thread::spawn(move || open(&path, None, 512).is_ok());
+    drop((descriptor, file));
+    assert!(opening.join().unwrap(), "it carries on");
+}

@@ -1,0 +1,258 @@
+//! cpufreq policies: CPUs that share a frequency.
+
+use super::{CpufreqUnavailable, Files, FrequencyError, FrequencyRequest};
+use crate::CpuList;
+
+/// CPUs that share a frequency, and the frequencies they may use.
+#[derive(Clone, Debug)]
+pub struct CpufreqPolicy {
+    /// First CPU of ours; its files represent the policy.
+    core: u32,
+    cores: CpuList,
+    /// Whether it includes CPUs that are not ours.
+    shared: bool,
+    driver: Option<String>,
+    governor: Option<String>,
+    /// Available frequencies in kHz, ascending; empty or at least two.
+    steps: Vec<u64>,
+    /// State as found.
+    found: State,
+    /// State last written.
+    now: State,
+    /// Error last returned.
+    refused: Option<FrequencyError>,
+}
+
+/// State of a policy's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    pub(super) min_khz: u64,
+    pub(super) max_khz: u64,
+    pub(super) preference: Option<String>,
+}
+
+/// Steps into which a range is divided if the driver does not list its frequencies.
+const STEPS: u64 = 10;
+
+const MIN: &str = "scaling_min_freq";
+const MAX: &str = "scaling_max_freq";
+const PREFERENCE: &str = "energy_performance_preference";
+
+impl CpufreqPolicy {
+    /// Policies of these CPUs.
+    pub(super) fn all(
+        files: &impl Files,
+        cores: &CpuList,
+    ) -> Result<Vec<Self>, CpufreqUnavailable> {
+        let mut domains: Vec<Self> = Vec::new();
+        for core in cores.iter() {
+            if !domains.iter().any(|domain| domain.cores.contains(core)) {
+                domains.extend(Self::of(files, core, cores));
+            }
+        }
+        if domains.is_empty() {
+            return Err(CpufreqUnavailable::NoCpufreq { cores: cores.clone() });
+        }
+        Ok(domains)
+    }
+
+    fn of(files: &impl Files, core: u32, ours: &CpuList) -> Option<Self> {
+        let text = |name: &str| files.text(&path(core, name)).filter(|text| !text.is_empty());
+        let found = State::read(files, core)?;
+        let listed = text("affected_cpus").map(|list| list.replace(' ', ","));
+        let mut cores = listed.and_then(|list| CpuList::parse(&list).ok()).unwrap_or_default();
+        if !cores.contains(core) {
+            cores = cores.iter().chain([core]).collect();
+        }
+        Some(Self {
+            core,
+            shared: cores.and(ours) != cores,
+            cores,
+            driver: text("scaling_driver"),
+            governor: text("scaling_governor"),
+            steps: steps(text("scaling_available_frequencies").as_deref(), &found),
+            now: found.clone(),
+            found,
+            refused: None,
+        })
+    }
+
+    /// First of its CPUs that is ours.
+    pub fn core(&self) -> u32 {
+        self.core
+    }
+
+    /// All of its CPUs.
+    pub fn cores(&self) -> &CpuList {
+        &self.cores
+    }
+
+    /// Whether it includes CPUs that are not ours, so that it is never slowed down.
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Kernel driver.
+    pub fn driver(&self) -> Option<&str> {
+        self.driver.as_deref()
+    }
+
+    /// Kernel governor.
+    pub fn governor(&self) -> Option<&str> {
+        self.governor.as_deref()
+    }
+
+    /// Available frequencies in kHz, ascending. Empty if the range found is a single value.
+    pub fn steps_khz(&self) -> &[u64] {
+        &self.steps
+    }
+
+    /// Range last written, in kHz.
+    pub fn range_khz(&self) -> (u64, u64) {
+        (self.now.min_khz, self.now.max_khz)
+    }
+
+    pub(super) fn found(&self) -> &State {
+        &self.found
+    }
+
+    /// Applies a request; returns the error unless it is the same as the last one.
+    pub(super) fn set(
+        &mut self,
+        files: &impl Files,
+        wish: FrequencyRequest,
+    ) -> Option<FrequencyError> {
+        let target = self.target(wish)?;
+        let refused = self.go_to(files, &target);
+        let news = refused.clone().filter(|_| refused != self.refused);
+        self.refused = refused;
+        news
+    }
+
+    /// Restores the state as found.
+    pub(super) fn restore(&mut self, files: &impl Files) -> Option<FrequencyError> {
+        let found = self.found.clone();
+        self.go_to(files, &found)
+    }
+
+    /// Target state for a request; `None` for no change.
+    fn target(&self, wish: FrequencyRequest) -> Option<State> {
+        let (lowest, highest) = (*self.steps.first()?, *self.steps.last()?);
+        // CPUs that are not ours share the policy: they are never slowed down.
+        if wish == FrequencyRequest::Found || self.shared && wish < FrequencyRequest::Keep {
+            return Some(self.found.clone());
+        }
+        let khz = match wish {
+            FrequencyRequest::Keep | FrequencyRequest::Found => return None,
+            FrequencyRequest::Lowest => lowest,
+            FrequencyRequest::Highest => highest,
+            FrequencyRequest::Up => {
+                self.steps.iter().find(|step| **step > self.level()).copied()?
+            }
+            FrequencyRequest::Down => {
+                self.steps.iter().rfind(|step| **step < self.level()).copied()?
+            }
+        };
+        let hint = match wish {
+            FrequencyRequest::Lowest => Some("power"),
+            FrequencyRequest::Highest => Some("performance"),
+            _ => None,
+        };
+        let found = self.found.preference.as_ref();
+        let preference = found.map(|found| hint.unwrap_or(found).to_owned());
+        Some(State { min_khz: khz, max_khz: khz, preference })
+    }
+
+    /// Frequency from which steps count: the top of the range.
+    fn level(&self) -> u64 {
+        self.now.max_khz
+    }
+
+    /// Writes the differences. The range is widened before it is narrowed, so that its minimum
+    /// never exceeds its maximum, which the kernel would refuse.
+    fn go_to(&mut self, files: &impl Files, target: &State) -> Option<FrequencyError> {
+        // Upwards the maximum is written first, downwards the minimum.
+        let grows = target.max_khz >= self.now.max_khz;
+        let order = if grows { [MAX, MIN] } else { [MIN, MAX] };
+        let mut refused = None;
+        for name in order {
+            let (new, now) = match name {
+                MAX => (target.max_khz, &mut self.now.max_khz),
+                _ => (target.min_khz, &mut self.now.min_khz),
+            };
+            if new != *now && refused.is_none() {
+                match write(files, self.core, name, &new.to_string()) {
+                    Ok(()) => *now = new,
+                    Err(error) => refused = Some(error),
+                }
+            }
+        }
+        if let Some(preference) = &target.preference
+            && self.now.preference.as_ref() != Some(preference)
+        {
+            match write(files, self.core, PREFERENCE, preference) {
+                Ok(()) => self.now.preference = Some(preference.clone()),
+                // The preference is only a hint: an error of the range has precedence.
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        refused
+    }
+}
+
+impl State {
+    /// Reads the state of a CPU; `None` if it has no cpufreq files.
+    pub(super) fn read(files: &impl Files, core: u32) -> Option<Self> {
+        let number = |name| files.text(&path(core, name))?.parse().ok();
+        let preference = files.text(&path(core, PREFERENCE)).filter(|text| !text.is_empty());
+        Some(Self { min_khz: number(MIN)?, max_khz: number(MAX)?, preference })
+    }
+
+    /// Writes this state for a CPU, whatever its current state.
+    pub(super) fn put_back(&self, files: &impl Files, core: u32) -> Option<FrequencyError> {
+        let now = Self::read(files, core)?;
+        let mut domain = CpufreqPolicy {
+            core,
+            cores: [core].into_iter().collect(),
+            shared: false,
+            driver: None,
+            governor: None,
+            steps: Vec::new(),
+            found: self.clone(),
+            now,
+            refused: None,
+        };
+        domain.restore(files)
+    }
+}
+
+/// Available frequencies: those listed by the driver, or equal steps of the range.
+fn steps(named: Option<&str>, found: &State) -> Vec<u64> {
+    let State { min_khz, max_khz, .. } = *found;
+    if min_khz >= max_khz {
+        return Vec::new();
+    }
+    let named = named.unwrap_or_default().split_whitespace().filter_map(|khz| khz.parse().ok());
+    let mut steps: Vec<u64> =
+        named.filter(|khz| (min_khz..=max_khz).contains(khz)).chain([min_khz, max_khz]).collect();
+    if steps.len() == 2 {
+        let part = |step| min_khz + (max_khz - min_khz) / STEPS * step;
+        steps.extend((1..STEPS).map(part));
+    }
+    steps.sort_unstable();
+    steps.dedup();
+    steps
+}
+
+fn write(files: &impl Files, core: u32, name: &str, value: &str) -> Result<(), FrequencyError> {
+    let path = path(core, name);
+    files.write(&path, value).map_err(|errno| FrequencyError::Write {
+        file: format!("/{path}"),
+        value: value.into(),
+        errno,
+    })
+}
+
+fn path(core: u32, name: &str) -> String {
+    format!("sys/devices/system/cpu/cpu{core}/cpufreq/{name}")
+}

@@ -1,0 +1,482 @@
+//! Users of a file or a block device, and the identity of the device, from the kernel's files.
+//!
+//! | file | content |
+//! |---|---|
+//! | `/sys/dev/block/M:m/holders`, `dm/name`, `md` | devices stacked on it, recursively |
+//! | `/sys/block/loop*/loop/backing_file` | loop devices backed by it |
+//! | `/sys/fs/btrfs/UUID/devices` | all devices of a mounted btrfs; the mount names only one |
+//! | `/sys/kernel/config/nvmet` | exports of the kernel's NVMe target |
+//! | `/proc/self/mountinfo` | file systems mounted from it, its partitions and its holders |
+//! | `/proc/swaps` | swap |
+//! | `/proc/locks` | processes that have locked a file |
+//! | `/proc/PID/fd` | processes that have a device open, as far as permitted |
+//! | `/sys/dev/block/M:m/start`, `loop/offset`, `slaves` | the underlying bytes |
+//! | `/sys/dev/block/M:m/queue/write_cache` | whether completed writes are persistent |
+//! | `/sys/dev/block/M:m/wwid`, `serial`, `dm/uuid`, `md/uuid` | identity of the device |
+
+mod extent;
+mod identity;
+mod kind;
+mod open;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, major, minor, stat};
+
+pub use self::extent::{Extents, MediumExtent, MediumId};
+pub use self::identity::{device_mark, file_mark, lasting_mark};
+pub use self::kind::HolderKind;
+pub use self::open::{Openers, openers};
+use crate::kernel_files::Machine;
+
+/// User of a file or a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceUser {
+    /// A mounted file system.
+    Mounted {
+        /// Kernel name of the mounted device.
+        device: String,
+        /// Mount point.
+        at: String,
+    },
+    /// Active swap.
+    Swap {
+        /// Device or file.
+        name: String,
+    },
+    /// A stacked kernel device.
+    HeldBy {
+        /// Underlying device.
+        device: String,
+        /// Name of the holder: `dm-0 (LVM vg-root)`.
+        holder: String,
+        /// Kind of the holder.
+        kind: HolderKind,
+    },
+    /// A process that has the device open.
+    Open {
+        /// Device name.
+        device: String,
+        /// Process identifier.
+        process: u32,
+        /// Process name.
+        name: String,
+    },
+}
+
+/// File or device, with its device number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePath {
+    /// Canonical path.
+    pub path: PathBuf,
+    /// Device number of a block device; `None` for a file.
+    pub device: Option<(u32, u32)>,
+}
+
+/// Hardware identity of a block device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    /// Model.
+    pub model: Option<String>,
+    /// Serial number.
+    pub serial: Option<String>,
+    /// World-wide identifier.
+    pub wwid: Option<String>,
+}
+
+/// Maximum depth of stacked devices that is examined.
+const STOREYS_MAX: u32 = 8;
+
+impl DevicePath {
+    /// Resolves the file or device at `path`.
+    pub fn of(path: &Path) -> Self {
+        let is_device = |mode| FileType::from_raw_mode(mode) == FileType::BlockDevice;
+        let found = stat(path).ok().filter(|found| is_device(found.st_mode));
+        let device = found.map(|found| (major(found.st_rdev), minor(found.st_rdev)));
+        Self { path: path.canonicalize().unwrap_or_else(|_| path.into()), device }
+    }
+}
+
+impl DeviceUser {
+    /// Finds the users of the file or device at `path`.
+    pub fn scan(machine: &Machine, path: &Path) -> Vec<Self> {
+        Self::of(machine, &DevicePath::of(path))
+    }
+
+    /// Finds the users of `place`, nearest first.
+    pub fn of(machine: &Machine, place: &DevicePath) -> Vec<Self> {
+        let mut look = HolderScan::new(machine);
+        let path = place.path.display().to_string();
+        match place.device {
+            Some(device) => look.device(device, Some(&path), 1),
+            None => look.file(&path),
+        }
+        look.found
+    }
+
+    /// Whether the user is on `disk` or one of its partitions.
+    pub fn is_of(&self, disk: &str) -> bool {
+        let device = match self {
+            Self::Mounted { device, .. } | Self::HeldBy { device, .. } => device,
+            Self::Open { device, .. } => device,
+            Self::Swap { name } => name.strip_prefix("/dev/").unwrap_or(name),
+        };
+        // A disk whose name ends in a digit has partitions named with `p` and a number.
+        device.strip_prefix(disk).is_some_and(|rest| rest.is_empty() || rest.starts_with('p'))
+    }
+
+    /// Command or action that releases the device.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Mounted { at, .. } => format!("`sudo umount {at}`"),
+            Self::Swap { name } => format!("`sudo swapoff {name}`"),
+            Self::HeldBy { kind, .. } => kind.remedy(),
+            Self::Open { process, .. } => format!("`kill {process}`"),
+        }
+    }
+}
+
+impl Hardware {
+    /// Hardware identity of the device at `place`; for a partition, of its disk.
+    pub fn of(machine: &Machine, place: &DevicePath) -> Self {
+        let Some(device) = place.device else { return Self::default() };
+        let disk = disk(machine, &directory(device));
+        let first = |names: &[&str]| {
+            let mut texts = names.iter().filter_map(|name| machine.text(&format!("{disk}/{name}")));
+            texts.find(|text| !text.is_empty())
+        };
+        Self {
+            model: first(&["device/model"]),
+            serial: first(&["device/serial", "serial"]),
+            wwid: first(&["wwid", "device/wwid"]),
+        }
+    }
+}
+
+/// Cache mode of a block device, or of the disk of a partition: `write back` or `write through`
+/// (`queue/write_cache`). `None` if not reported.
+pub fn write_cache(machine: &Machine, device: (u32, u32)) -> Option<String> {
+    let disk = disk(machine, &directory(device));
+    machine.text(&format!("{disk}/queue/write_cache"))
+}
+
+/// The file below a loop device, or below the one that this is a partition of, and whether the device is
+/// all of it. None of any other device.
+pub fn file_below(machine: &Machine, device: (u32, u32)) -> Option<(PathBuf, bool)> {
+    let own = directory(device);
+    let disk = disk(machine, &own);
+    let path = machine.text(&format!("{disk}/loop/backing_file"))?;
+    let is_zero = |name| machine.number(&format!("{disk}/loop/{name}")).is_none_or(|it| it == 0);
+    let is_whole = disk == own && is_zero("offset") && is_zero("sizelimit");
+    Some((path.into(), is_whole))
+}
+
+/// The process that has a lock on the file of this inode, on a file system of this device.
+pub fn lock_holder(machine: &Machine, device: (u32, u32), inode: u64) -> Option<u32> {
+    let (major, minor) = device;
+    let wanted = format!("{major:02x}:{minor:02x}:{inode}");
+    let text = machine.text("proc/locks")?;
+    // `1: FLOCK  ADVISORY  WRITE 4711 fd:01:123456 0 EOF` (proc_locks(5)).
+    text.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let place = words.iter().position(|word| *word == wanted)?;
+        words.get(place.checked_sub(1)?)?.parse().ok()
+    })
+}
+
+/// Process that has locked the file at `path`.
+pub fn locker_of(machine: &Machine, path: &Path) -> Option<u32> {
+    let found = stat(path).ok()?;
+    lock_holder(machine, (major(found.st_dev), minor(found.st_dev)), found.st_ino)
+}
+
+/// One scan of mounts, swap and holders.
+struct HolderScan<'a> {
+    machine: &'a Machine,
+    mounts: Vec<Mount>,
+    swaps: Vec<String>,
+    found: Vec<DeviceUser>,
+}
+
+struct Mount {
+    device: String,
+    source: String,
+    at: String,
+}
+
+impl<'a> HolderScan<'a> {
+    fn new(machine: &'a Machine) -> Self {
+        let text = |path| machine.text(path).unwrap_or_default();
+        Self {
+            machine,
+            mounts: text("proc/self/mountinfo").lines().filter_map(mount).collect(),
+            swaps: text("proc/swaps").lines().skip(1).filter_map(swap).collect(),
+            found: Vec::new(),
+        }
+    }
+
+    fn file(&mut self, path: &str) {
+        if self.swaps.iter().any(|swap| swap == path) {
+            self.found.push(DeviceUser::Swap { name: path.into() });
+        }
+        self.loops_on(path, path, 1);
+    }
+
+    fn loops_on(&mut self, path: &str, name: &str, storey: u32) {
+        for holder in self.machine.names("sys/block") {
+            let backing = self.machine.text(&format!("sys/block/{holder}/loop/backing_file"));
+            if backing.as_deref() == Some(path) {
+                let found = HolderKind::Loop(holder.clone());
+                self.held(name, found, &format!("sys/block/{holder}"), storey);
+            }
+        }
+    }
+
+    /// Examines a block device, its partitions, and everything stacked on them.
+    fn device(&mut self, device: (u32, u32), path: Option<&str>, storey: u32) {
+        let own = directory(device);
+        let name = device_name(self.machine, &own)
+            .or_else(|| path.map(str::to_owned))
+            .unwrap_or_else(|| number(device));
+        self.used_itself(device, path, &name);
+        self.holders_of(&own, &name, storey);
+        for part in self.machine.names(&own) {
+            let part = format!("{own}/{part}");
+            if self.machine.has(&format!("{part}/partition"))
+                && let Some(device) = number_in(self.machine, &part)
+            {
+                let name = device_name(self.machine, &part).unwrap_or_else(|| number(device));
+                self.used_itself(device, None, &name);
+                self.holders_of(&part, &name, storey);
+            }
+        }
+    }
+
+    fn used_itself(&mut self, device: (u32, u32), path: Option<&str>, name: &str) {
+        let number = number(device);
+        let node = format!("/dev/{name}");
+        let is_it = |text: &str| text == node || path == Some(text);
+        // File systems on several devices have an anonymous device number; their source is one of
+        // the devices.
+        let mounts = self.mounts.iter().filter(|one| one.device == number || is_it(&one.source));
+        let mounts =
+            mounts.map(|one| DeviceUser::Mounted { device: name.into(), at: one.at.clone() });
+        self.found.extend(mounts);
+        if self.swaps.iter().any(|swap| is_it(swap)) {
+            self.found.push(DeviceUser::Swap { name: node });
+        }
+    }
+
+    fn holders_of(&mut self, directory: &str, name: &str, storey: u32) {
+        for holder in self.machine.names(&format!("{directory}/holders")) {
+            let directory = format!("{directory}/holders/{holder}");
+            let found = HolderKind::of(self.machine, &directory, &holder);
+            self.held(name, found, &directory, storey);
+        }
+        for found in kind::without_a_link(self.machine, name) {
+            self.found.push(found.on(name, ""));
+        }
+        if !name.starts_with('/') {
+            self.loops_on(&format!("/dev/{name}"), name, storey);
+        }
+    }
+
+    fn held(&mut self, device: &str, found: HolderKind, directory: &str, storey: u32) {
+        let holder = directory.rsplit('/').next().unwrap_or_default();
+        self.found.push(found.on(device, holder));
+        if storey < STOREYS_MAX
+            && let Some(device) = number_in(self.machine, directory)
+        {
+            self.device(device, None, storey + 1);
+        }
+    }
+}
+
+fn directory((major, minor): (u32, u32)) -> String {
+    format!("sys/dev/block/{major}:{minor}")
+}
+
+/// Disk of a partition; of anything else, itself.
+fn disk(machine: &Machine, own: &str) -> String {
+    let is_partition = machine.has(&format!("{own}/partition"));
+    if is_partition { format!("{own}/..") } else { own.to_owned() }
+}
+
+fn number((major, minor): (u32, u32)) -> String {
+    format!("{major}:{minor}")
+}
+
+fn number_in(machine: &Machine, directory: &str) -> Option<(u32, u32)> {
+    let text = machine.text(&format!("{directory}/dev"))?;
+    let (major, minor) = text.split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn device_name(machine: &Machine, directory: &str) -> Option<String> {
+    let text = machine.text(&format!("{directory}/uevent"))?;
+    text.lines().find_map(|line| line.strip_prefix("DEVNAME=")).map(str::to_owned)
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw` (proc_pid_mountinfo(5)).
+fn mount(line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let fields: Vec<&str> = before.split(' ').collect();
+    let source = after.split(' ').nth(1)?;
+    let (device, at) = (*fields.get(2)?, unescape(fields.get(4)?));
+    Some(Mount { device: device.into(), source: unescape(source), at })
+}
+
+fn swap(line: &str) -> Option<String> {
+    line.split_whitespace().next().map(unescape)
+}
+
+/// Decodes octal escapes such as `\040`, as the kernel writes them.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let octal = after
+            .get(..3)
+            .filter(|_| *byte == b'\\')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        bytes.push(octal.unwrap_or(*byte));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+impl fmt::Display for DeviceUser {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mounted { device, at } => write!(out, "{device} is mounted at {at}"),
+            Self::Swap { name } => write!(out, "{name} is swapped to"),
+            Self::HeldBy { device, holder, .. } => write!(out, "{holder} stands on {device}"),
+            Self::Open { device, process, name } => {
+                write!(out, "process {process} ({name}) has {device} open")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DevicePath, DeviceUser, Hardware, lock_holder};
+    use crate::kernel_files::tests::made_of;
+
+    const DISK: &str = "sys/dev/block/8:0";
+    const DM: &str = "sys/dev/block/8:0/sda2/holders/dm-0";
+
+    fn place(path: &str, device: Option<(u32, u32)>) -> DevicePath {
+        DevicePath { path: path.into(), device }
+    }
+
+    fn said(uses: &[DeviceUser]) -> Vec<String> {
+        uses.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_stands_on_a_disk_is_found_through_partitions_and_holders() {
+        let (_root, machine) = made_of(&[
+            (&format!("{DISK}/uevent"), "MAJOR=8\nDEVNAME=sda\n"),
+            (&format!("{DISK}/device/model"), "Disk 9\n"),
+            (&format!("{DISK}/device/serial"), "S4EW\n"),
+            (&format!("{DISK}/sda1/partition"), "1\n"),
+            (&format!("{DISK}/sda1/dev"), "8:1\n"),
+            (&format!("{DISK}/sda1/uevent"), "DEVNAME=sda1\n"),
+            (&format!("{DISK}/sda2/partition"), "2\n"),
+            (&format!("{DISK}/sda2/dev"), "8:2\n"),
+            (&format!("{DISK}/sda2/uevent"), "DEVNAME=sda2\n"),
+            (&format!("{DM}/dm/name"), "vg-root\n"),
+            (&format!("{DM}/dev"), "253:0\n"),
+            ("sys/dev/block/253:0/uevent", "DEVNAME=dm-0\n"),
+            (
+                "proc/self/mountinfo",
+                "22 1 253:0 / / rw shared:1 - ext4 /dev/mapper/vg-root rw\n\
+                 23 22 0:39 / /data\\040one rw - btrfs /dev/sda1 rw\n\
+                 24 22 8:16 / /other rw - xfs /dev/sdb rw\n",
+            ),
+            ("proc/swaps", "Filename Type Size Used Priority\n/dev/sda1 partition 1 0 -2\n"),
+        ]);
+        let disk = place("/dev/disk/by-id/x", Some((8, 0)));
+        assert_eq!(
+            said(&DeviceUser::of(&machine, &disk)),
+            [
+                "sda1 is mounted at /data one",
+                "/dev/sda1 is swapped to",
+                "dm-0 (vg-root) stands on sda2",
+                "dm-0 is mounted at /"
+            ]
+        );
+        let hardware = Hardware::of(&machine, &disk);
+        assert_eq!((hardware.model.as_deref(), hardware.wwid), (Some("Disk 9"), None));
+        assert_eq!(hardware.serial.as_deref(), Some("S4EW"));
+        assert_eq!(DeviceUser::of(&machine, &place("/dev/sdc", Some((8, 32)))), []);
+    }
+
+    #[test]
+    fn a_disk_is_found_mounted_by_its_number_and_by_the_name_it_was_given() {
+        let (_root, machine) = made_of(&[(
+            "proc/self/mountinfo",
+            "24 22 8:16 / /a rw - xfs /dev/root rw\n25 22 0:9 / /b rw - btrfs /dev/sdb rw\n",
+        )]);
+        let found = DeviceUser::of(&machine, &place("/dev/sdb", Some((8, 16))));
+        let device = || "/dev/sdb".to_owned();
+        assert_eq!(
+            found,
+            [
+                DeviceUser::Mounted { device: device(), at: "/a".into() },
+                DeviceUser::Mounted { device: device(), at: "/b".into() }
+            ]
+        );
+    }
+
+    #[test]
+    fn a_file_is_found_under_a_loop_device_and_as_swap() {
+        let (_root, machine) = made_of(&[
+            ("sys/block/loop0/loop/backing_file", "/srv/other\n"),
+            ("sys/block/loop3/loop/backing_file", "/srv/disk\n"),
+            ("sys/block/loop3/dev", "7:3\n"),
+            ("sys/dev/block/7:3/uevent", "DEVNAME=loop3\n"),
+            ("proc/self/mountinfo", "24 22 7:3 / /mnt rw - ext4 /dev/loop3 rw\n"),
+            ("proc/swaps", "Filename\n/srv/swap\\040file file 1 0 -2\n"),
+        ]);
+        let of = |path| said(&DeviceUser::of(&machine, &place(path, None)));
+        assert_eq!(of("/srv/disk"), ["loop3 stands on /srv/disk", "loop3 is mounted at /mnt"]);
+        assert_eq!(of("/srv/swap file"), ["/srv/swap file is swapped to"]);
+        assert_eq!(of("/srv/new"), [""; 0]);
+    }
+
+    #[test]
+    fn devices_that_stand_on_each_other_in_a_circle_come_to_an_end() {
+        let (_root, machine) = made_of(&[("sys/dev/block/9:0/holders/md0/dev", "9:0\n")]);
+        let found = DeviceUser::of(&machine, &place("/dev/md0", Some((9, 0))));
+        assert_eq!(found.len(), 8);
+    }
+
+    #[test]
+    fn the_disk_of_a_partition_says_what_it_is() {
+        let (_root, machine) = made_of(&[
+            ("sys/dev/block/259:1/partition", "1\n"),
+            ("sys/dev/block/device/model", "NVMe 1\n"),
+            ("sys/dev/block/wwid", "eui.1\n"),
+        ]);
+        let hardware = Hardware::of(&machine, &place("/dev/nvme0n1p1", Some((259, 1))));
+        assert_eq!((hardware.model.as_deref(), hardware.serial), (Some("NVMe 1"), None));
+        assert_eq!(hardware.wwid.as_deref(), Some("eui.1"));
+    }
+
+    #[test]
+    fn a_lock_is_found_by_device_and_inode() {
+        let (_root, machine) = made_of(&[(
+            "proc/locks",
+            "1: POSIX  ADVISORY  WRITE 7 fd:01:12 0 EOF\n\
+             2: FLOCK  ADVISORY  WRITE 4711 fd:01:123456 0 EOF\n\
+             3: OFDLCK ADVISORY  READ -1 fd:01:99 0 EOF\n",
+        )]);
+        assert_eq!(lock_holder(&machine, (253, 1), 123_456), Some(4711));
+        assert_eq!(lock_holder(&machine, (253, 1), 1234), None);
+        assert_eq!(lock_holder(&machine, (253, 1), 99), None, "nobody's number");
+        assert_eq!(lock_holder(&machine, (8, 1), 12), None);
+    }
+}

@@ -1,0 +1,249 @@
+//! Underlying bytes of a file or a block device, to compare two paths.
+//!
+//! ```text
+//!   /dev/loop0p1 ── bytes 1 MiB.. of loop0 ── bytes 0.. of the file /srv/image
+//!   /dev/dm-0    ── itself ── and, below it, all of each device that it is mapped to
+//! ```
+//!
+//! A loop device is a part of its file, and a partition a part of its disk. A mapped device or an
+//! array is a medium of its own, since others may be mapped to other blocks of the same disks.
+
+use std::fmt;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use super::{DevicePath, Hardware, STOREYS_MAX, directory, number_in};
+use crate::file::reach;
+use crate::kernel_files::Machine;
+
+/// Byte range of a medium.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediumExtent {
+    /// The medium.
+    pub medium: MediumId,
+    /// Byte range; ends at `u64::MAX` if it extends to the end of the medium.
+    pub bytes: Range<u64>,
+}
+
+/// Identity of a medium, unique on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MediumId {
+    /// A file, identified by file system and inode.
+    File {
+        /// Device number of the file system.
+        device: u64,
+        /// Inode number.
+        inode: u64,
+    },
+    /// A disk, mapped device or array, by its unique name.
+    Named(String),
+    /// A block device without a unique name, by its device number.
+    Numbered(u32, u32),
+}
+
+/// Underlying bytes of a file or a block device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extents {
+    /// The innermost medium that it is a part of.
+    pub own: Option<MediumExtent>,
+    /// Media below a mapped device or an array; each may have other users too.
+    pub below: Vec<MediumExtent>,
+}
+
+/// Unit of the kernel's sizes and offsets, independent of the device's block size.
+const SECTOR_BYTES: u64 = 512;
+
+impl Extents {
+    /// Examines the file or device at `path`; empty if it does not exist.
+    pub fn of(machine: &Machine, path: &Path) -> Self {
+        match DevicePath::of(path).device {
+            Some(device) => Self::of_device(machine, device, 0..u64::MAX, 1),
+            None => Self { own: file(path, 0..u64::MAX), below: Vec::new() },
+        }
+    }
+
+    /// Examines a byte range of a block device.
+    fn of_device(machine: &Machine, device: (u32, u32), bytes: Range<u64>, storey: u32) -> Self {
+        let own = directory(device);
+        let sectors = |path: &str| Some(machine.number(path)?.saturating_mul(SECTOR_BYTES));
+        // A partition is a range of its disk.
+        if machine.has(&format!("{own}/partition")) && storey < STOREYS_MAX {
+            let begin = sectors(&format!("{own}/start"));
+            let len = sectors(&format!("{own}/size")).unwrap_or(u64::MAX);
+            if let (Some(begin), Some(disk)) = (begin, number_in(machine, &format!("{own}/.."))) {
+                return Self::of_device(machine, disk, within(&bytes, begin, len), storey + 1);
+            }
+        }
+        // A loop device is a range of its backing file or device.
+        if let Some(path) = machine.text(&format!("{own}/loop/backing_file")) {
+            let begin = machine.number(&format!("{own}/loop/offset")).unwrap_or(0);
+            let limit = machine.number(&format!("{own}/loop/sizelimit")).filter(|limit| *limit > 0);
+            let bytes = within(&bytes, begin, limit.unwrap_or(u64::MAX));
+            return match DevicePath::of(Path::new(&path)).device {
+                Some(disk) if storey < STOREYS_MAX => {
+                    Self::of_device(machine, disk, bytes, storey + 1)
+                }
+                _ => {
+                    let numbered = || whole(MediumId::Numbered(device.0, device.1), bytes.clone());
+                    let own = file(Path::new(&path), bytes.clone()).unwrap_or_else(numbered);
+                    Self { own: Some(own), below: Vec::new() }
+                }
+            };
+        }
+        // Anything else is a medium of its own, stacked on its slaves.
+        let below = machine.names(&format!("{own}/slaves"));
+        let below = below.iter().filter_map(|slave| {
+            let device = number_in(machine, &format!("{own}/slaves/{slave}"))?;
+            (storey < STOREYS_MAX)
+                .then(|| Self::of_device(machine, device, 0..u64::MAX, storey + 1))
+        });
+        let below = below.flat_map(|slave| slave.own.into_iter().chain(slave.below)).collect();
+        Self { own: Some(whole(named(machine, device), bytes)), below }
+    }
+
+    /// Whether both are the same bytes of the same medium.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.own.is_some() && self.own == other.own
+    }
+
+    /// Common medium, if both share bytes: a disk and its partition, a file and a loop device on
+    /// it, an array and one of its disks; not two volumes mapped to one disk.
+    pub fn shared_with(&self, other: &Self) -> Option<&MediumExtent> {
+        let (own, others) = (self.own.as_ref()?, other.own.as_ref()?);
+        let meets_below = |below: &[MediumExtent], own: &MediumExtent| {
+            below.iter().any(|extent| extent.meets(own))
+        };
+        if own.meets(others) || meets_below(&other.below, own) {
+            return Some(own);
+        }
+        self.below.iter().find(|extent| extent.meets(others))
+    }
+}
+
+impl MediumExtent {
+    fn meets(&self, other: &Self) -> bool {
+        let (one, two) = (&self.bytes, &other.bytes);
+        self.medium == other.medium && one.start < two.end && two.start < one.end
+    }
+}
+
+const fn whole(medium: MediumId, bytes: Range<u64>) -> MediumExtent {
+    MediumExtent { medium, bytes }
+}
+
+/// Converts a range within a part, given by start and length, to a range of the whole.
+fn within(bytes: &Range<u64>, begin: u64, len: u64) -> Range<u64> {
+    let end = bytes.end.min(len);
+    begin.saturating_add(bytes.start)..begin.saturating_add(end)
+}
+
+fn file(path: &Path, bytes: Range<u64>) -> Option<MediumExtent> {
+    let found = reach(path).metadata().ok()?;
+    Some(whole(MediumId::File { device: found.dev(), inode: found.ino() }, bytes))
+}
+
+/// Unique name of a disk: the world-wide name, which for an NVMe namespace is derived from its
+/// NGUID, EUI-64 or UUID, or from the controller's serial number and the namespace identifier.
+fn named(machine: &Machine, (major, minor): (u32, u32)) -> MediumId {
+    let own = directory((major, minor));
+    let text = |path: String| machine.text(&path).filter(|text| !text.is_empty());
+    let place = DevicePath { path: Path::new("").into(), device: Some((major, minor)) };
+    let Hardware { wwid, .. } = Hardware::of(machine, &place);
+    let mapped = text(format!("{own}/dm/uuid")).or_else(|| text(format!("{own}/md/uuid")));
+    mapped.or(wwid).map_or(MediumId::Numbered(major, minor), MediumId::Named)
+}
+
+impl fmt::Display for MediumId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { device, inode } => write!(out, "inode {inode} of {device:x}"),
+            Self::Named(name) => out.write_str(name),
+            Self::Numbered(major, minor) => write!(out, "block device {major}:{minor}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::{Extents, MediumId};
+    use crate::kernel_files::Machine;
+    use crate::kernel_files::tests::made_of;
+
+    const SYS: &str = "sys/dev/block";
+
+    fn of(machine: &Machine, device: (u32, u32)) -> Extents {
+        Extents::of_device(machine, device, 0..u64::MAX, 1)
+    }
+
+    #[test]
+    fn a_partition_is_a_part_of_its_disk_and_meets_no_other_partition() {
+        // The kernel's links lead from the partition into the directory of its disk.
+        let (root, machine) = made_of(&[
+            ("disk/dev", "8:0"),
+            ("disk/wwid", "naa.5"),
+            ("disk/sda1/partition", "1"),
+            ("disk/sda1/start", "2048"),
+            ("disk/sda1/size", "4096"),
+            ("disk/sda2/partition", "2"),
+            ("disk/sda2/start", "6144"),
+            ("disk/sda2/size", "4096"),
+        ]);
+        std::fs::create_dir_all(root.path().join(SYS)).unwrap();
+        for (number, to) in [("8:0", "disk"), ("8:1", "disk/sda1"), ("8:2", "disk/sda2")] {
+            let link = root.path().join(SYS).join(number);
+            std::os::unix::fs::symlink(root.path().join(to), link).unwrap();
+        }
+        let [disk, one, two] = [(8, 0), (8, 1), (8, 2)].map(|device| of(&machine, device));
+        assert_eq!(one.own.as_ref().unwrap().medium, MediumId::Named("naa.5".into()));
+        assert_eq!(one.own.as_ref().unwrap().bytes, 2048 * 512..6144 * 512);
+        assert!(disk.shared_with(&one).is_some() && two.shared_with(&disk).is_some());
+        assert!(one.shared_with(&two).is_none() && !one.is_same(&disk) && one.is_same(&one));
+    }
+
+    #[test]
+    fn a_loop_device_is_its_file_however_many_stand_on_each_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("image");
+        std::fs::write(&path, "").unwrap();
+        let file = path.metadata().unwrap();
+        let (_root, machine) = made_of(&[
+            (&format!("{SYS}/7:0/loop/backing_file"), path.to_str().unwrap()),
+            (&format!("{SYS}/7:0/loop/offset"), "0"),
+            (&format!("{SYS}/7:0/loop/sizelimit"), "0"),
+            (&format!("{SYS}/7:1/loop/backing_file"), path.to_str().unwrap()),
+            (&format!("{SYS}/7:1/loop/offset"), "4096"),
+            (&format!("{SYS}/7:1/loop/sizelimit"), "8192"),
+            (&format!("{SYS}/7:2/loop/backing_file"), "/gone (deleted)"),
+        ]);
+        let plain = Extents::of(&machine, &path);
+        let [all, part, gone] = [(7, 0), (7, 1), (7, 2)].map(|device| of(&machine, device));
+        let id = MediumId::File { device: file.dev(), inode: file.ino() };
+        assert_eq!(part.own.as_ref().unwrap().medium, id);
+        assert_eq!(part.own.as_ref().unwrap().bytes, 4096..12_288);
+        assert!(plain.is_same(&all) && !plain.is_same(&part));
+        assert!(plain.shared_with(&part).is_some());
+        assert_eq!(gone.own.unwrap().medium, MediumId::Numbered(7, 2));
+    }
+
+    #[test]
+    fn mapped_devices_meet_their_disk_and_not_each_other() {
+        let (_root, machine) = made_of(&[
+            (&format!("{SYS}/253:0/dm/uuid"), "LVM-a"),
+            (&format!("{SYS}/253:0/slaves/sda/dev"), "8:0"),
+            (&format!("{SYS}/253:1/dm/uuid"), "LVM-b"),
+            (&format!("{SYS}/253:1/slaves/sda/dev"), "8:0"),
+            (&format!("{SYS}/8:0/wwid"), "eui.1"),
+            (&format!("{SYS}/8:16/size"), "8"),
+        ]);
+        let [a, b, disk, other] =
+            [(253, 0), (253, 1), (8, 0), (8, 16)].map(|one| of(&machine, one));
+        assert!(a.shared_with(&b).is_none() && b.shared_with(&a).is_none());
+        assert!(a.shared_with(&disk).is_some() && disk.shared_with(&a).is_some());
+        assert!(a.shared_with(&other).is_none() && other.shared_with(&disk).is_none());
+        assert_eq!(other.own.unwrap().medium, MediumId::Numbered(8, 16));
+        assert_eq!(Extents::of(&machine, std::path::Path::new("/no/such/file")).own, None);
+    }
+}

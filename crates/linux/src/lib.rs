@@ -1,0 +1,99 @@
+//! Linux interfaces: clocks, CPUs, threads, files, sockets, block devices and PCI binding.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`clock`] | monotonic clock, read from the TSC in a few nanoseconds |
+//! | [`cpu_list`], [`kernel_files`], [`cgroup`], [`topology`] | CPUs of the machine and of this process |
+//! | [`frequency`] | CPU frequency control (cpufreq), and its restoration |
+//! | [`thread`] | named, pinned threads with a stop flag |
+//! | [`environment`] | machine and load conditions under which a measurement was made |
+//! | [`doctor`], [`ethtool`] | checks of the machine's configuration, with fixes |
+//! | [`event_vectors`] | interrupt vectors backed by eventfds |
+//! | [`mod@mailbox`], [`wakeup`] | messages between threads; sleep and wake-up without lost notifications |
+//! | [`event_loop`] | loop of a polling thread: reads the clock and blocks between iterations |
+//! | [`thread_pool`] | threads for blocking work |
+//! | [`signal`] | SIGINT, SIGTERM and SIGHUP as flags |
+//! | [`pty`] | pseudo-terminal for tests of interactive programs |
+//! | [`log`] | non-blocking log lines, rate-limited per cause |
+//! | [`local_socket`], [`runtime_directory`] | Unix sockets between a user's processes |
+//! | [`socket`] | non-blocking streams for the network protocols |
+//! | [`stream`] | Unix and TCP streams that read and write region memory |
+//! | [`poll_set`] | epoll set off the data path |
+//! | [`key_file`] | key files, rejected if other users can read them |
+//! | [`process`] | CPU time, memory and descriptors used by this process |
+//! | [`holders`] | users of a file or a block device, and device identity |
+//! | [`pci`] | NVMe functions on the PCI bus, and binding them to a driver |
+//! | [`uevent`] | kernel device events |
+//! | [`ublk`] | server side of ublk block devices |
+//! | [`mod@file`], [`engine`] | files, and asynchronous I/O on them |
+//!
+//! # Unsafe
+//!
+//! This crate is one of the few that may contain unsafe code. Its safe interface guarantees:
+//!
+//! - The kernel receives addresses of region memory only, resolved by [`tenmil_dma::RegionTable`], and an
+//!   engine keeps a handle to the regions until the kernel has completed every job that names them.
+//! - What the kernel writes into the table of a ublk queue is copied out word by word. The memory
+//!   that a ublk control command names stays valid until the command completes.
+//! - A message slot of a mailbox is accessed by one thread at a time: by the sender until the
+//!   message is published, by the receiver afterwards. A model checker (loom) verifies this.
+//! - A signal handler uses atomics, a timer, a non-blocking write, and `_exit` only.
+//! - The CPU's counter is read only where the kernel itself uses it as a clock source.
+
+#![expect(clippy::disallowed_methods, reason = "this is the crate that may: see clippy.toml")]
+
+mod barrier;
+pub mod cgroup;
+pub mod clock;
+pub mod cpu_list;
+pub mod doctor;
+pub mod engine;
+pub mod environment;
+pub mod ethtool;
+pub mod event_loop;
+pub mod event_vectors;
+pub mod fd_table;
+pub mod file;
+pub mod frequency;
+pub mod holders;
+pub mod kernel_files;
+pub mod key_file;
+pub mod local_socket;
+pub mod log;
+#[cfg(test)]
+mod loom_tests;
+pub mod mailbox;
+pub mod owned_directory;
+pub mod pci;
+pub mod poll_set;
+pub mod process;
+pub mod pty;
+mod random;
+pub mod runtime_directory;
+pub mod signal;
+pub mod socket;
+mod step_timer;
+pub mod stream;
+mod sync;
+pub mod tc_flower;
+pub mod thread;
+mod thread_engine;
+pub mod thread_pool;
+pub mod topology;
+pub mod ublk;
+pub mod uevent;
+mod uring;
+mod vectored;
+pub mod wakeup;
+
+pub use clock::Clock;
+pub use cpu_list::CpuList;
+pub use environment::Environment;
+pub use event_loop::{EventLoop, NextStep};
+pub use event_vectors::{EventVectors, RemoteEventFd};
+pub use mailbox::{Receiver, Sender, mailbox};
+pub use random::{random_id, random_seed};
+pub use rustix::io::Errno;
+pub use step_timer::{StepTimer, StepTiming};
+pub use thread::{StopFlag, Thread};
+pub use wakeup::{COALESCE_DELAY, Notifier, ParkFlag, Sleeper, WakeSources};

@@ -1,0 +1,514 @@
+//! Unix sockets between processes of one machine, with peer credentials.
+//!
+//! A listener's socket has mode 0600, appears under its name only when it is listening, and is
+//! removed when the listener is dropped. Nothing here blocks, except [`Connection::connect`] and
+//! the `wait_*` functions, which have a time limit.
+
+use std::fs::Permissions;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{self, Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    connect, recvmsg, sendmsg, socket_with,
+};
+use tenmil_base::Span;
+
+use crate::runtime_directory::RuntimeDirectory;
+
+/// Listening Unix socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Inode of the socket file, so that only this listener's file is removed on drop.
+    inode: (u64, u64),
+}
+
+/// Stream between two processes.
+#[derive(Debug)]
+pub struct Connection {
+    stream: UnixStream,
+}
+
+/// Credentials of the peer, as of the time of its connect or listen (SO_PEERCRED).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Process identifier; 0 if it is in a PID namespace that is not visible here.
+    pub pid: u32,
+    /// User identifier.
+    pub uid: u32,
+    /// Group identifier.
+    pub gid: u32,
+}
+
+/// Result of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecvResult {
+    /// Number of bytes, at least one.
+    Bytes(usize),
+    /// Nothing available now.
+    Nothing,
+    /// The peer has closed.
+    End,
+}
+
+/// Control buffer for more descriptors than any sender here passes at once.
+const FILES_SPACE: usize = rustix::cmsg_space!(ScmRights(64));
+
+impl Listener {
+    /// Listens as process `pid` in `directory`. Replaces the socket of a dead process with the same
+    /// identifier.
+    ///
+    /// `AddrInUse` if a live process listens there.
+    pub fn bind(directory: &RuntimeDirectory, pid: u32) -> io::Result<Self> {
+        let path = directory.socket_of(pid);
+        if directory.sweep(pid) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let unnamed = directory.path().join(format!(".{pid}"));
+        match std::fs::remove_file(&unnamed) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        // Bound under a temporary name and renamed when it listens, so that the final name never
+        // belongs to a socket that refuses connections.
+        let socket = UnixListener::bind(&unnamed)?;
+        let prepared = prepare(&socket, &unnamed)
+            .and_then(|inode| std::fs::rename(&unnamed, &path).map(|()| inode));
+        match prepared {
+            Ok(inode) => Ok(Self { socket, path, inode }),
+            Err(error) => {
+                // The first error is the more useful one.
+                let _ = std::fs::remove_file(&unnamed);
+                Err(error)
+            }
+        }
+    }
+
+    /// Path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Accepts the next pending connection, if any.
+    pub fn accept(&self) -> io::Result<Option<Connection>> {
+        loop {
+            match self.socket.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    return Ok(Some(Connection { stream }));
+                }
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(None),
+                    // The client has gone already.
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+}
+
+/// Restricts the socket to its owner and returns the identity of its file.
+fn prepare(socket: &UnixListener, path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    socket.set_nonblocking(true)?;
+    identity(path)
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = std::fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|inode| inode == self.inode) {
+            // A stale socket is removed by the next search.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Connection {
+    /// Connects to the socket at `path`. Waits up to `patience` while the listener's backlog is
+    /// full; then the error is `WouldBlock`.
+    pub fn connect(path: &Path, patience: Span) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // The kernel takes zero for "no timeout", and rounds below a microsecond to zero.
+        let patience = Duration::from_nanos(patience.ns.max(1_000_000));
+        set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+        connect(&socket, &address)?;
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream })
+    }
+
+    /// Creates a connected pair.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = UnixStream::pair()?;
+        one.set_nonblocking(true)?;
+        other.set_nonblocking(true)?;
+        Ok((Self { stream: one }, Self { stream: other }))
+    }
+
+    /// Wraps one end of a stream that another process created and passed to this one.
+    ///
+    /// # Errors
+    ///
+    /// If it is not a Unix stream socket.
+    pub fn given(socket: OwnedFd) -> io::Result<Self> {
+        let is_stream = |socket: &OwnedFd| -> io::Result<bool> {
+            let domain = sockopt::socket_domain(socket)?;
+            Ok(domain == AddressFamily::UNIX && sockopt::socket_type(socket)? == SocketType::STREAM)
+        };
+        if !is_stream(&socket).unwrap_or(false) {
+            let text = "found another kind of descriptor, expected one end of a Unix stream";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let stream = UnixStream::from(socket);
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream })
+    }
+
+    /// Credentials of the peer.
+    pub fn peer(&self) -> io::Result<Peer> {
+        peer_of(self.stream.as_fd())
+    }
+
+    /// Receives what is available, up to the length of `into`.
+    pub fn receive(&self, into: &mut [u8]) -> io::Result<RecvResult> {
+        loop {
+            return match (&self.stream).read(into) {
+                Ok(0) => Ok(RecvResult::End),
+                Ok(count) => Ok(RecvResult::Bytes(count)),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => Ok(RecvResult::Nothing),
+                    io::ErrorKind::Interrupted => continue,
+                    io::ErrorKind::ConnectionReset => Ok(RecvResult::End),
+                    _ => Err(error),
+                },
+            };
+        }
+    }
+
+    /// Sends as much of `bytes` as fits, and returns the number of bytes.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            return match (&self.stream).write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                sent => sent,
+            };
+        }
+    }
+
+    /// Receives what is available, up to the length of `into`, with the descriptors passed along.
+    /// Bytes of two sends that both carried descriptors are never returned together.
+    ///
+    /// # Errors
+    ///
+    /// The error of the system call, or more than `files_max` descriptors.
+    pub fn receive_files(
+        &self,
+        into: &mut [u8],
+        files: &mut Vec<OwnedFd>,
+        files_max: usize,
+    ) -> io::Result<RecvResult> {
+        let mut space = [const { MaybeUninit::uninit() }; FILES_SPACE];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let mut parts = [IoSliceMut::new(into)];
+            match recvmsg(&self.stream, &mut parts, &mut ancillary, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => return Ok(RecvResult::Nothing),
+                // The peer has closed with unread data: treated as the end of the stream.
+                Err(rustix::io::Errno::CONNRESET) => return Ok(RecvResult::End),
+                received => break received?,
+            }
+        };
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                files.extend(passed);
+            }
+        }
+        // CTRUNC: the control buffer was too small and descriptors were lost; the rest is closed.
+        if files.len() > files_max || received.flags.contains(ReturnFlags::CTRUNC) {
+            let found = files.len();
+            files.clear();
+            let text = format!("{found} descriptors or more, expected at most {files_max}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        Ok(if received.bytes == 0 { RecvResult::End } else { RecvResult::Bytes(received.bytes) })
+    }
+
+    /// Sends as much of `bytes` as fits, and returns the number of bytes; unless it is zero, all of
+    /// `files` were passed.
+    pub fn send_files(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<usize> {
+        let mut space = [const { MaybeUninit::uninit() }; FILES_SPACE];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        loop {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut ancillary, flags) {
+                Err(rustix::io::Errno::AGAIN) => return Ok(0),
+                Err(rustix::io::Errno::INTR) => {}
+                sent => return Ok(sent?),
+            }
+        }
+    }
+
+    /// Shuts the write side down: the peer sees the end after the data sent. Receiving still works.
+    ///
+    /// # Errors
+    ///
+    /// If the peer has closed.
+    pub fn finish(&self) -> io::Result<()> {
+        self.stream.shutdown(Shutdown::Write)
+    }
+
+    /// Waits up to `timeout` until data can be received. Returns whether it can.
+    pub fn wait_to_receive(&self, timeout: Span) -> io::Result<bool> {
+        self.wait(PollFlags::IN, timeout)
+    }
+
+    /// Waits up to `timeout` until data can be sent, or the peer has closed. Returns whether so.
+    pub fn wait_to_send(&self, timeout: Span) -> io::Result<bool> {
+        self.wait(PollFlags::OUT, timeout)
+    }
+
+    fn wait(&self, flags: PollFlags, timeout: Span) -> io::Result<bool> {
+        let mut entries = [PollFd::new(&self.stream, flags)];
+        let timeout = Timespec {
+            tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
+            tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
+        };
+        match poll(&mut entries, Some(&timeout)) {
+            Ok(count) => Ok(count > 0),
+            // Interrupted by a signal handler: a spurious return.
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Credentials of the peer of a Unix socket. For other sockets, and for processes in an invisible
+/// PID namespace, the process identifier is 0.
+pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len_bytes = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
+    // SAFETY: the descriptor is open while borrowed; `found` is a plain structure of `len_bytes`
+    // bytes, of which the kernel writes no more, and any bit pattern is valid.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len_bytes,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Peer { pid: u32::try_from(found.pid).unwrap_or(0), uid: found.uid, gid: found.gid })
+}
+
+impl From<OwnedFd> for Connection {
+    /// Wraps a connected non-blocking socket.
+    fn from(socket: OwnedFd) -> Self {
+        Self { stream: socket.into() }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixListener;
+
+    use tenmil_base::Span;
+
+    use super::{Connection, Listener, RecvResult};
+    use crate::runtime_directory::{RuntimeDirectory, uid};
+
+    const PATIENCE: Span = Span::from_secs(10);
+
+    fn directory() -> (tempfile::TempDir, RuntimeDirectory) {
+        let root = tempfile::tempdir().unwrap();
+        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        (root, directory)
+    }
+
+    #[test]
+    fn both_ends_know_each_other_and_bytes_arrive() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        assert!(listener.accept().unwrap().is_none(), "nobody wants one");
+        let client = Connection::connect(listener.path(), PATIENCE).unwrap();
+        let server = listener.accept().unwrap().unwrap();
+        for end in [&client, &server] {
+            let peer = end.peer().unwrap();
+            assert_eq!((peer.pid, peer.uid), (std::process::id(), uid()));
+        }
+        let mut bytes = [0; 8];
+        assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::Nothing);
+        assert!(!server.wait_to_receive(Span::default()).unwrap());
+        assert_eq!(client.send(b"words").unwrap(), 5);
+        assert!(server.wait_to_receive(PATIENCE).unwrap());
+        assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::Bytes(5));
+        assert_eq!(&bytes[..5], b"words");
+        drop(client);
+        assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::End);
+        assert!(server.send(b"gone").is_err());
+    }
+
+    #[test]
+    fn descriptors_come_with_the_bytes_they_were_sent_with() {
+        let (one, other) = Connection::pair().unwrap();
+        let (mut bytes, mut files) = ([0; 16], Vec::new());
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!((received, files.len()), (RecvResult::Nothing, 0));
+        assert_eq!(one.send_files(b"with", &[one.as_fd(), one.as_fd()]).unwrap(), 4);
+        assert_eq!(one.send_files(b"out", &[]).unwrap(), 3);
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!((received, files.len()), (RecvResult::Bytes(4), 2));
+        files.clear();
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!((received, files.len()), (RecvResult::Bytes(3), 0));
+        one.send_files(b"many", &[one.as_fd(); 3]).unwrap();
+        let refused = other.receive_files(&mut bytes, &mut files, 2).unwrap_err();
+        assert_eq!((refused.kind(), files.len()), (io::ErrorKind::InvalidData, 0));
+        drop(one);
+        let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
+        assert_eq!(received, RecvResult::End);
+    }
+
+    #[test]
+    fn only_one_end_of_a_stream_is_taken_for_one() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let given = Connection::given(one.into()).unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(given.receive(&mut bytes).unwrap(), RecvResult::Nothing, "it does not wait");
+        drop(other);
+        let (datagram, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        for wrong in [datagram.into(), file.into()] {
+            let refused = Connection::given(wrong).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+        }
+    }
+
+    #[test]
+    fn who_has_finished_is_met_behind_what_was_sent_and_still_hears() {
+        let (one, other) = Connection::pair().unwrap();
+        one.send(b"last").unwrap();
+        one.finish().unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(other.receive(&mut bytes).unwrap(), RecvResult::Bytes(4));
+        assert_eq!(other.receive(&mut bytes).unwrap(), RecvResult::End);
+        assert_eq!(other.send(b"more").unwrap(), 4);
+        assert_eq!(one.receive(&mut bytes).unwrap(), RecvResult::Bytes(4));
+        drop(other);
+        assert_eq!(one.receive(&mut bytes).unwrap(), RecvResult::End);
+    }
+
+    #[test]
+    fn a_stream_that_nobody_reads_takes_no_more_and_does_not_wait() {
+        let (one, other) = Connection::pair().unwrap();
+        while one.send(&[7; 65_536]).unwrap() > 0 {}
+        assert!(!one.wait_to_send(Span::default()).unwrap(), "no room");
+        while !matches!(other.receive(&mut [0; 65_536]).unwrap(), RecvResult::Nothing) {}
+        assert!(one.wait_to_send(PATIENCE).unwrap());
+    }
+
+    #[test]
+    fn a_socket_is_its_owners_alone_and_gone_with_its_listener() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        let path = directory.socket_of(4);
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "and nothing beside");
+        drop(listener);
+        assert!(!path.exists());
+        let refused = Connection::connect(&path, PATIENCE).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_living_keep_their_socket_and_the_dead_do_not() {
+        let (_root, directory) = directory();
+        let first = Listener::bind(&directory, 4).unwrap();
+        let refused = Listener::bind(&directory, 4).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        // A process that was killed, during its start or after it.
+        drop(UnixListener::bind(directory.socket_of(4)).unwrap());
+        drop(UnixListener::bind(directory.path().join(".4")).unwrap());
+        let next = Listener::bind(&directory, 4).unwrap();
+        Connection::connect(next.path(), PATIENCE).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_took_the_place_of_the_socket_is_left_alone() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        let path = listener.path().to_owned();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "not ours").unwrap();
+        drop(listener);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "not ours");
+    }
+
+    #[test]
+    fn a_listener_that_accepts_nobody_does_not_hold_a_client_for_ever() {
+        let (_root, directory) = directory();
+        let listener = Listener::bind(&directory, 4).unwrap();
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match Connection::connect(listener.path(), Span::from_ms(1)) {
+                Ok(connection) => waiting.push(connection),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!(waiting.len() > 16, "{}", waiting.len());
+        assert!(directory.sweep(4), "busy is alive");
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_refused() {
+        let (_root, directory) = directory();
+        let long = RuntimeDirectory::at(directory.path().join("x".repeat(120))).unwrap();
+        let refused = Listener::bind(&long, 4).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
+    }
+}

@@ -1,0 +1,124 @@
+//! Binding functions to vfio-pci.
+
+use super::bind_records::{BindRecords, former};
+use super::error::BindError;
+use super::kernel::Kernel;
+use super::plan::{BindPlan, BindRequest, plan_bind};
+use super::unbind::{back, check};
+use super::{Address, BindStep};
+use crate::{Clock, StepTimer, StepTiming};
+
+/// Function available to a user-space program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundDevice {
+    /// Its address.
+    pub address: Address,
+    /// Original driver, if tenmil has unbound it.
+    pub former: Option<String>,
+    /// Whether it was bound now and was not available before.
+    pub is_new: bool,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    /// Completed steps with their durations.
+    pub took: Vec<StepTiming>,
+}
+
+/// Binds functions, all or none.
+///
+/// # Errors
+///
+/// The first obstacle, with nothing changed; or a step refused by the kernel, with the earlier
+/// steps undone as far as possible.
+pub fn bind(
+    kernel: &dyn Kernel,
+    addresses: &[Address],
+    terms: &BindRequest<'_>,
+) -> Result<Vec<BoundDevice>, BindError> {
+    // Checked without the lock first: a user without permission for the lock learns of the other
+    // obstacles.
+    cleared(kernel, addresses, terms)?;
+    let ledger = BindRecords::open(kernel.machine())?;
+    // Checked again under the lock, since the state may have changed.
+    let verdicts = cleared(kernel, addresses, terms)?;
+    let mut bound = Vec::new();
+    for verdict in verdicts {
+        let address = verdict.address;
+        let mut watch = StepTimer::begin(Clock::kernel());
+        let ran = run(kernel, &ledger, address, &verdict.steps, |step| watch.done(step));
+        if let Err(error) = ran {
+            // A function that was bound before stays bound: a program may use it.
+            let mut taken: Vec<Address> =
+                verdict.takes_it().then_some(address).into_iter().collect();
+            taken.extend(
+                bound.iter().filter(|one: &&BoundDevice| one.is_new).map(|one| one.address),
+            );
+            return Err(undo(kernel, &ledger, &taken, error));
+        }
+        let former = former(kernel.machine(), address)?.and_then(|former| former.driver);
+        let (is_new, notes) = (verdict.takes_it(), verdict.notes);
+        bound.push(BoundDevice { address, former, is_new, notes, took: watch.took() });
+    }
+    Ok(bound)
+}
+
+fn cleared(
+    kernel: &dyn Kernel,
+    addresses: &[Address],
+    terms: &BindRequest<'_>,
+) -> Result<Vec<BindPlan>, BindError> {
+    let verdicts = plan_bind(kernel, addresses, terms)?;
+    let count: usize = verdicts.iter().map(|verdict| verdict.obstacles.len()).sum();
+    let first = verdicts.iter().find_map(|verdict| Some((verdict, verdict.obstacles.first()?)));
+    match first {
+        None => Ok(verdicts),
+        Some((verdict, obstacle)) => Err(BindError::Obstacle {
+            address: verdict.address,
+            obstacle: Box::new(obstacle.clone()),
+            more: count - 1,
+        }),
+    }
+}
+
+/// Runs steps in order, reports each completed one, and stops at the first failure.
+pub(super) fn run(
+    kernel: &dyn Kernel,
+    ledger: &BindRecords,
+    address: Address,
+    steps: &[BindStep],
+    mut done: impl FnMut(String),
+) -> Result<(), BindError> {
+    for step in steps {
+        step.run(kernel, ledger, address).map_err(|found| BindError::Step {
+            address,
+            step: step.clone(),
+            found: Box::new(found),
+            undone: false,
+        })?;
+        done(step.shown(address));
+    }
+    Ok(())
+}
+
+fn undo(
+    kernel: &dyn Kernel,
+    ledger: &BindRecords,
+    addresses: &[Address],
+    error: BindError,
+) -> BindError {
+    let machine = kernel.machine();
+    let all_back = addresses.iter().map(|address| {
+        let Some(former) = former(machine, *address)? else { return Ok(()) };
+        let steps = back(machine, *address, &former);
+        // The unbind would block if a program had opened the function meanwhile.
+        check(kernel, *address, &steps)?;
+        run(kernel, ledger, *address, &steps, drop)
+    });
+    // Each is attempted, regardless of the others.
+    let is_back = all_back.fold(true, |is_back, one: Result<(), BindError>| is_back & one.is_ok());
+    match error {
+        BindError::Step { address, step, found, .. } => {
+            BindError::Step { address, step, found, undone: is_back }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,234 @@
+//! Bind records: the original state of a function, written before anything is changed.
+//!
+//! ```text
+//!   /run/tenmil/                         0700, root's, locked during changes
+//!     0000:5e:00.0.bound
+//!       boot 2f1c…                       a binding ends with the boot that made it
+//!       driver nvme                      original driver; - for none
+//!       override -                       original driver_override; - for none
+//!       no-iommu N                       original parameter value; - if unchanged
+//! ```
+//!
+//! A binding lasts until reboot, and so does `/run`; the session's runtime directory ends with the
+//! session.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::{Address, BindError};
+use crate::Errno;
+use crate::kernel_files::Machine;
+use crate::runtime_directory::RuntimeDirectory;
+
+/// The bind records, locked.
+#[derive(Debug)]
+pub(super) struct BindRecords {
+    machine: Machine,
+    _locked: File,
+}
+
+/// Original state of a function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OriginalBinding {
+    pub(super) driver: Option<String>,
+    pub(super) driver_override: Option<String>,
+    /// Original value of the no-IOMMU parameter, if it was changed.
+    pub(super) no_iommu: Option<String>,
+}
+
+const DIRECTORY: &str = "run/tenmil";
+const SUFFIX: &str = ".bound";
+const NOTHING: &str = "-";
+const BOOT: &str = "proc/sys/kernel/random/boot_id";
+
+impl BindRecords {
+    /// Opens and locks the records.
+    pub(super) fn open(machine: &Machine) -> Result<Self, BindError> {
+        let directory = RuntimeDirectory::at(machine.path(DIRECTORY))
+            .map_err(|error| BindError::Ledger { found: error.to_string() })?;
+        let shown = directory.path().display().to_string();
+        let refused = |found: String| BindError::Ledger { found: format!("lock {shown}: {found}") };
+        let locked = File::open(directory.path()).map_err(|error| refused(error.to_string()))?;
+        flock(&locked, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => BindError::Busy,
+            errno => refused(errno.to_string()),
+        })?;
+        Ok(Self { machine: machine.clone(), _locked: locked })
+    }
+
+    /// Writes a record atomically.
+    pub(super) fn write(
+        &self,
+        address: Address,
+        former: &OriginalBinding,
+    ) -> Result<(), BindError> {
+        let path = path(&self.machine, address);
+        let draft = path.with_extension("draft");
+        let text = former.text(&boot(&self.machine));
+        let mut options = File::options();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options.open(&draft).and_then(|mut file| {
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&draft, &path)
+        });
+        let shown = path.display();
+        written.map_err(|error| BindError::Ledger { found: format!("write {shown}: {error}") })
+    }
+
+    /// Deletes the record of a function.
+    pub(super) fn forget(&self, address: Address) -> Result<(), BindError> {
+        let path = path(&self.machine, address);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(BindError::Ledger { found: format!("remove {}: {error}", path.display()) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Original state of the function at `address`; `None` if it was not bound by tenmil.
+pub(super) fn former(
+    machine: &Machine,
+    address: Address,
+) -> Result<Option<OriginalBinding>, BindError> {
+    let path = path(machine, address);
+    let Some(text) = machine.text(&format!("{DIRECTORY}/{address}{SUFFIX}")) else {
+        return Ok(None);
+    };
+    match OriginalBinding::parse(&text, &boot(machine)) {
+        Some(former) => Ok(former),
+        None => Err(BindError::Record { address, path }),
+    }
+}
+
+/// Functions recorded as bound by tenmil, by address.
+pub fn recorded(machine: &Machine) -> Vec<Address> {
+    let names = machine.names(DIRECTORY);
+    let addresses = names.iter().filter_map(|name| name.strip_suffix(SUFFIX)?.parse().ok());
+    let is_of_this_boot =
+        |address: &Address| former(machine, *address).map_or(true, |former| former.is_some());
+    let mut addresses: Vec<Address> = addresses.filter(is_of_this_boot).collect();
+    addresses.sort();
+    addresses
+}
+
+impl OriginalBinding {
+    fn text(&self, boot: &str) -> String {
+        let word = |word: &Option<String>| word.clone().unwrap_or_else(|| NOTHING.into());
+        format!(
+            "boot {boot}\ndriver {}\noverride {}\nno-iommu {}\n",
+            word(&self.driver),
+            word(&self.driver_override),
+            word(&self.no_iommu),
+        )
+    }
+
+    /// Parses a record strictly, since its content is written to kernel files. A record of another
+    /// boot counts as absent.
+    fn parse(text: &str, boot: &str) -> Option<Option<Self>> {
+        let mut lines = text.lines();
+        let mut next = |key: &str| lines.next()?.strip_prefix(key)?.strip_prefix(' ');
+        let recorded = next("boot")?;
+        let mut word = |key: &str| match next(key)? {
+            NOTHING => Some(None),
+            word if is_plain(word) => Some(Some(word.to_owned())),
+            _ => None,
+        };
+        let former = Self {
+            driver: word("driver")?,
+            driver_override: word("override")?,
+            no_iommu: word("no-iommu")?,
+        };
+        Some((recorded == boot).then_some(former))
+    }
+}
+
+/// Whether a word is a valid driver name.
+pub(super) fn is_plain(word: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+    !word.is_empty() && word != NOTHING && word.bytes().all(plain)
+}
+
+fn path(machine: &Machine, address: Address) -> PathBuf {
+    machine.path(&format!("{DIRECTORY}/{address}{SUFFIX}"))
+}
+
+fn boot(machine: &Machine) -> String {
+    machine.text(BOOT).unwrap_or_else(|| NOTHING.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BindRecords, OriginalBinding, former, recorded};
+    use crate::kernel_files::tests::made_of;
+    use crate::pci::{Address, BindError};
+
+    fn address() -> Address {
+        "5e:00.0".parse().unwrap()
+    }
+
+    fn taken() -> OriginalBinding {
+        OriginalBinding {
+            driver: Some("nvme".into()),
+            driver_override: None,
+            no_iommu: Some("N".into()),
+        }
+    }
+
+    #[test]
+    fn what_is_written_down_is_read_again_until_the_machine_starts_anew() {
+        let (root, machine) = made_of(&[("run/x", ""), (super::BOOT, "one\n"), ("proc/x", "")]);
+        let ledger = BindRecords::open(&machine).unwrap();
+        assert_eq!(former(&machine, address()).unwrap(), None);
+        ledger.write(address(), &taken()).unwrap();
+        assert_eq!(former(&machine, address()).unwrap(), Some(taken()));
+        assert_eq!(recorded(&machine), [address()]);
+        std::fs::write(root.path().join(super::BOOT), "two\n").unwrap();
+        assert_eq!(former(&machine, address()).unwrap(), None);
+        assert_eq!(recorded(&machine), []);
+        ledger.forget(address()).unwrap();
+        ledger.forget(address()).unwrap();
+        assert!(!super::path(&machine, address()).exists());
+    }
+
+    #[test]
+    fn two_cannot_change_drivers_at_a_time() {
+        let (_root, machine) = made_of(&[("run/x", "")]);
+        let first = BindRecords::open(&machine).unwrap();
+        assert_eq!(BindRecords::open(&machine).unwrap_err(), BindError::Busy);
+        drop(first);
+        BindRecords::open(&machine).unwrap();
+    }
+
+    #[test]
+    fn a_record_that_is_not_as_we_write_them_is_refused_and_not_obeyed() {
+        let good = taken().text("one");
+        assert_eq!(OriginalBinding::parse(&good, "one"), Some(Some(taken())));
+        for text in [
+            "",
+            "boot one\n",
+            "boot one\ndriver nvme\noverride -\n",
+            "boot one\ndriver ../nvme\noverride -\nno-iommu -\n",
+            "boot one\ndriver nvme vfio\noverride -\nno-iommu -\n",
+            "boot one\noverride -\ndriver nvme\nno-iommu -\n",
+        ] {
+            assert_eq!(OriginalBinding::parse(text, "one"), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_draft_that_a_crash_has_left_is_no_record() {
+        let (root, machine) = made_of(&[("run/x", "")]);
+        let ledger = BindRecords::open(&machine).unwrap();
+        std::fs::write(root.path().join("run/tenmil/0000:5e:00.0.draft"), "boot on").unwrap();
+        assert_eq!(recorded(&machine), []);
+        ledger.write(address(), &taken()).unwrap();
+        assert_eq!(former(&machine, address()).unwrap(), Some(taken()));
+    }
+}

@@ -1,0 +1,189 @@
+//! Errors of binding and unbinding.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use tenmil_base::ErrorCategory;
+
+use super::{Address, BindObstacle, BindStep};
+use crate::Errno;
+use crate::holders::DeviceUser;
+
+/// Drivers were not changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BindError {
+    /// A function cannot be bound.
+    Obstacle {
+        /// Its address.
+        address: Address,
+        /// The first obstacle.
+        obstacle: Box<BindObstacle>,
+        /// Number of further obstacles.
+        more: usize,
+    },
+    /// No function has the given serial number.
+    WrongSerial {
+        /// Given serial number.
+        found: String,
+    },
+    /// Another process is changing drivers.
+    Busy,
+    /// The bind records are not usable.
+    Ledger {
+        /// Problem found.
+        found: String,
+    },
+    /// A record is malformed.
+    Record {
+        /// Address of its function.
+        address: Address,
+        /// Path of the record.
+        path: PathBuf,
+    },
+    /// A function has no record.
+    NotOurs {
+        /// Its address.
+        address: Address,
+        /// Bound driver.
+        driver: Option<String>,
+    },
+    /// A program uses the function to be returned.
+    Driven {
+        /// Its address.
+        address: Address,
+        /// The processes.
+        by: Vec<DeviceUser>,
+    },
+    /// The original driver is missing.
+    NoDriver {
+        /// Address of the function.
+        address: Address,
+        /// Name of the driver.
+        driver: String,
+    },
+    /// A step failed.
+    Step {
+        /// Address of the function.
+        address: Address,
+        /// The step.
+        step: BindStep,
+        /// Cause.
+        found: Box<StepError>,
+        /// Whether the original state was restored.
+        undone: bool,
+    },
+}
+
+/// Cause of a failed step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepError {
+    /// The kernel refused.
+    Refused(Errno),
+    /// Another driver, or none, is bound.
+    Driver(Option<String>),
+    /// The record could not be written.
+    Ledger(BindError),
+}
+
+impl BindError {
+    /// Error category.
+    pub fn blame(&self) -> ErrorCategory {
+        match self {
+            Self::Obstacle { obstacle, .. } => obstacle.blame(),
+            Self::WrongSerial { .. } | Self::NotOurs { .. } | Self::Driven { .. } => {
+                ErrorCategory::Usage
+            }
+            _ => ErrorCategory::Environment,
+        }
+    }
+
+    /// Fix.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Obstacle { obstacle, more: 0, .. } => obstacle.remedy(),
+            Self::Obstacle { obstacle, more, .. } => format!(
+                "{} --dry-run shows {more} more reason{}.",
+                obstacle.remedy(),
+                if *more == 1 { "" } else { "s" }
+            ),
+            Self::WrongSerial { .. } => {
+                "`tenmil list` shows the serial numbers; be sure that it is this disk.".into()
+            }
+            Self::Busy => {
+                "Try again when the other `tenmil bind` or `tenmil unbind` has ended.".into()
+            }
+            Self::Ledger { .. } => {
+                "What is bound is recorded there, by root; run it under `sudo`.".into()
+            }
+            Self::Record { address, .. } | Self::NotOurs { address, .. } => {
+                format!("Say who is to have it: `sudo tenmil unbind {address} --to nvme`.")
+            }
+            Self::Driven { by, .. } => {
+                let ends: Vec<String> = by.iter().map(DeviceUser::remedy).collect();
+                format!("End it with {}.", ends.join(" and "))
+            }
+            Self::NoDriver { driver, .. } => format!("Load it with `sudo modprobe {driver}`."),
+            Self::Step { undone: true, .. } => {
+                "All is as it was; `dmesg` may say more, and `tenmil doctor` looks at the rest."
+                    .into()
+            }
+            Self::Step { address, .. } => format!(
+                "`dmesg` may say more; `sudo tenmil unbind {address}` gives it back to its former \
+                 driver."
+            ),
+        }
+    }
+}
+
+impl fmt::Display for BindError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Obstacle { address, obstacle, .. } => write!(out, "bind {address}: {obstacle}"),
+            Self::WrongSerial { found } => write!(
+                out,
+                "--even-if-in-use is `{found}`, expected the serial number of a disk that is named"
+            ),
+            Self::Busy => {
+                out.write_str("lock /run/tenmil: another process changes drivers, expected none")
+            }
+            Self::Ledger { found } => out.write_str(found),
+            Self::Record { address, path } => write!(
+                out,
+                "unbind {address}: {} is not as tenmil writes it, expected boot, driver, override \
+                 and no-iommu",
+                path.display()
+            ),
+            Self::NotOurs { address, driver } => write!(
+                out,
+                "unbind {address}: driver is {}, and no record says that tenmil has bound it",
+                named(driver.as_deref())
+            ),
+            Self::Driven { address, by } => {
+                let by: Vec<String> = by.iter().map(ToString::to_string).collect();
+                write!(out, "unbind {address}: {}, expected nobody", by.join(" and "))
+            }
+            Self::NoDriver { address, driver } => {
+                write!(out, "unbind {address}: driver {driver} is not loaded, expected it to be")
+            }
+            Self::Step { address, step, found, .. } => {
+                write!(out, "{}: ", step.shown(*address))?;
+                match &**found {
+                    StepError::Refused(errno) => write!(out, "{errno}"),
+                    StepError::Driver(driver) => write!(
+                        out,
+                        "driver is {}, expected {}",
+                        named(driver.as_deref()),
+                        step.driver().unwrap_or("none")
+                    ),
+                    StepError::Ledger(error) => error.fmt(out),
+                }
+            }
+        }
+    }
+}
+
+impl std::error::Error for BindError {}
+
+fn named(driver: Option<&str>) -> String {
+    driver.map_or_else(|| "none".into(), |driver| format!("'{driver}'"))
+}

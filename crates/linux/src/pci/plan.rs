@@ -1,0 +1,301 @@
+//! Bind planning: obstacles and steps.
+
+use std::fs::File;
+use std::path::Path;
+
+use super::bind_records::{former, recorded};
+use super::function::{Disk, directory};
+use super::kernel::Kernel;
+use super::obstacle::NO_IOMMU_SWITCH;
+use super::step::PROBE;
+use super::{Address, BindError, BindObstacle, BindStep, Function, GroupMember, VFIO};
+use crate::Errno;
+use crate::kernel_files::Machine;
+
+/// Options of bind.
+#[derive(Clone, Copy)]
+pub struct BindRequest<'a> {
+    /// User that becomes owner of the VFIO device nodes.
+    pub owner: Option<u32>,
+    /// Whether to bind without an IOMMU, if there is none.
+    pub no_iommu: bool,
+    /// Serial numbers of disks to be unbound although they are in use.
+    pub even_if_in_use: &'a [String],
+    /// Reads the signatures of the device or partition at a path.
+    pub marks: &'a dyn Fn(&Path) -> Result<Vec<DiskSignature>, String>,
+}
+
+/// Signature found on a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskSignature {
+    /// Description: `ZFS member "tank"`.
+    pub text: String,
+    /// Whether it marks a member of an array or pool, or something that the kernel assembles
+    /// automatically.
+    pub is_member: bool,
+}
+
+/// Result of planning for one function.
+#[derive(Debug)]
+pub struct BindPlan {
+    /// Address.
+    pub address: Address,
+    /// The function, if it exists.
+    pub function: Option<Function>,
+    /// Obstacles. Empty if it can be bound.
+    pub obstacles: Vec<BindObstacle>,
+    /// Notes for the user.
+    pub notes: Vec<String>,
+    /// Steps. Empty if the function is available already.
+    pub steps: Vec<BindStep>,
+    /// Exclusively opened disks: no other use can begin while these are open.
+    pub(super) claims: Vec<File>,
+}
+
+impl BindPlan {
+    /// An empty plan for an address.
+    pub fn nothing(address: Address) -> Self {
+        let (obstacles, notes, claims) = (Vec::new(), Vec::new(), Vec::new());
+        Self { address, function: None, obstacles, notes, steps: Vec::new(), claims }
+    }
+
+    /// Whether its steps unbind a driver, and do not only change device node owners.
+    pub(super) fn takes_it(&self) -> bool {
+        self.steps.iter().any(|step| !matches!(step, BindStep::Chown { .. }))
+    }
+}
+
+/// Plans the binding of a set of functions. Changes nothing.
+///
+/// # Errors
+///
+/// If a serial number was given that none of them has, or a record is malformed.
+pub fn plan_bind(
+    kernel: &dyn Kernel,
+    addresses: &[Address],
+    terms: &BindRequest<'_>,
+) -> Result<Vec<BindPlan>, BindError> {
+    let machine = kernel.machine();
+    let functions: Vec<Option<Function>> =
+        addresses.iter().map(|address| Function::at(machine, *address)).collect();
+    let serials: Vec<&str> = functions.iter().flatten().filter_map(Function::serial).collect();
+    let wrong = terms.even_if_in_use.iter().find(|said| !serials.contains(&said.as_str()));
+    if let Some(found) = wrong {
+        return Err(BindError::WrongSerial { found: found.clone() });
+    }
+    let together: Vec<Function> = functions.iter().flatten().cloned().collect();
+    let mut look = GroupInspection { kernel, terms, together: &together };
+    addresses.iter().zip(functions).map(|(address, function)| look.at(*address, function)).collect()
+}
+
+/// Inspection of a set of functions.
+struct GroupInspection<'a> {
+    kernel: &'a dyn Kernel,
+    terms: &'a BindRequest<'a>,
+    together: &'a [Function],
+}
+
+impl GroupInspection<'_> {
+    fn at(&mut self, address: Address, function: Option<Function>) -> Result<BindPlan, BindError> {
+        let mut verdict = BindPlan::nothing(address);
+        let Some(function) = function else {
+            verdict.obstacles.push(self.nothing_at(address));
+            return Ok(verdict);
+        };
+        verdict.steps = self.steps(&function)?;
+        if !verdict.steps.is_empty() {
+            self.permission(&function, &mut verdict);
+            if function.driver.as_deref() != Some(VFIO) {
+                self.users(&function, &mut verdict);
+            }
+            self.isolation(&function, &mut verdict);
+            self.driver(&mut verdict);
+        }
+        verdict.function = Some(function);
+        Ok(verdict)
+    }
+
+    fn nothing_at(&self, address: Address) -> BindObstacle {
+        let machine = self.kernel.machine();
+        match Function::class_at(machine, address) {
+            Some(class) => BindObstacle::OtherClass { class },
+            None => {
+                let all = Function::all(machine);
+                BindObstacle::NotFound { others: all.iter().map(|one| one.address).collect() }
+            }
+        }
+    }
+
+    fn permission(&self, function: &Function, verdict: &mut BindPlan) {
+        let own = format!("{}/driver_override", directory(function.address));
+        let needed = [own.as_str(), PROBE];
+        if let Some(path) = needed.into_iter().find(|path| !self.kernel.may_write(path)) {
+            verdict.obstacles.push(BindObstacle::NoPermission { path: path.into() });
+        }
+    }
+
+    /// Collects the users of its disks, and signatures that need them.
+    fn users(&self, function: &Function, verdict: &mut BindPlan) {
+        let may_be_taken = function
+            .serial()
+            .is_some_and(|own| self.terms.even_if_in_use.iter().any(|one| one == own));
+        let mut found = Vec::new();
+        let openers = function.used_by(self.kernel.machine());
+        if openers.hidden > 0 {
+            let hidden = openers.hidden;
+            verdict.notes.push(format!("what {hidden} processes have open cannot be seen"));
+        }
+        for disk in &function.disks {
+            self.paths(disk, &mut found);
+            self.contents(disk, verdict, &mut found);
+            // EBUSY means any use by the kernel; reported only if no user has been found otherwise.
+            let is_named = openers.found.iter().any(|used| used.is_of(&disk.name));
+            match self.kernel.claim(&format!("dev/{}", disk.name)) {
+                Ok(claim) => verdict.claims.push(claim),
+                Err(Errno::BUSY) if !is_named => {
+                    found.push(BindObstacle::Claimed { disk: disk.name.clone() });
+                }
+                // Reported above as unreadable, or as in use.
+                Err(_) => {}
+            }
+        }
+        if !openers.found.is_empty() {
+            found.insert(0, BindObstacle::InUse { uses: openers.found });
+        }
+        // A named serial number overrides these obstacles; they become notes.
+        if may_be_taken {
+            verdict.claims.clear();
+            verdict.notes.extend(found.iter().map(|one| format!("taken all the same: {one}")));
+        } else {
+            verdict.obstacles.extend(found);
+        }
+    }
+
+    fn paths(&self, disk: &Disk, found: &mut Vec<BindObstacle>) {
+        let taken: Vec<&str> = self
+            .together
+            .iter()
+            .filter_map(|function| Some(function.controller.as_ref()?.name.as_str()))
+            .collect();
+        if disk.controllers.iter().any(|name| !taken.contains(&name.as_str())) {
+            let (disk, controllers) = (disk.name.clone(), disk.controllers.clone());
+            found.push(BindObstacle::SeveralPaths { disk, controllers });
+        }
+    }
+
+    fn contents(&self, disk: &Disk, verdict: &mut BindPlan, found: &mut Vec<BindObstacle>) {
+        let machine = self.kernel.machine();
+        let parts = disk.partitions(machine);
+        for name in core::iter::once(&disk.name).chain(&parts) {
+            match (self.terms.marks)(&machine.path(&format!("dev/{name}"))) {
+                Err(why) => found.push(BindObstacle::Unseen { disk: name.clone(), why }),
+                Ok(marks) => {
+                    for mark in marks {
+                        if mark.is_member {
+                            found
+                                .push(BindObstacle::Member { disk: name.clone(), mark: mark.text });
+                        } else {
+                            verdict.notes.push(format!("{name} holds {}", mark.text));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Checks the isolation from the rest of the machine.
+    fn isolation(&self, function: &Function, verdict: &mut BindPlan) {
+        let machine = self.kernel.machine();
+        let address = function.address;
+        if function.virtual_functions > 0 {
+            let count = function.virtual_functions;
+            verdict.obstacles.push(BindObstacle::VirtualFunctions { address, count });
+        }
+        // Domains above 0xffff are created by a driver.
+        if address.domain() > u32::from(u16::MAX) && machine.has("sys/bus/pci/drivers/vmd") {
+            verdict.obstacles.push(BindObstacle::BehindVmd { domain: address.domain() });
+            return;
+        }
+        let Some(group) = &function.group else {
+            if !self.terms.no_iommu {
+                verdict.obstacles.push(BindObstacle::NoIommu);
+            } else if !machine.has(NO_IOMMU_SWITCH) {
+                verdict.obstacles.push(BindObstacle::NoIommuMode);
+            } else {
+                verdict.notes.push(NO_IOMMU_DANGER.into());
+            }
+            return;
+        };
+        let others: Vec<GroupMember> = group
+            .others
+            .iter()
+            .filter(|other| !is_harmless(other) && !self.is_taken_too(&other.address))
+            .cloned()
+            .collect();
+        if !others.is_empty() {
+            verdict.obstacles.push(BindObstacle::SharedGroup { group: group.number, others });
+        }
+    }
+
+    fn is_taken_too(&self, address: &str) -> bool {
+        self.together.iter().any(|function| function.address.to_string() == address)
+    }
+
+    fn driver(&self, verdict: &mut BindPlan) {
+        let machine = self.kernel.machine();
+        if machine.has(&format!("sys/bus/pci/drivers/{VFIO}")) {
+            return;
+        }
+        let release = machine.text("proc/sys/kernel/osrelease").unwrap_or_default();
+        let modules = machine.text(&format!("lib/modules/{release}/modules.dep"));
+        let is_loadable = modules.is_some_and(|text| text.contains("/vfio-pci.ko"));
+        verdict.obstacles.push(BindObstacle::NoVfio { release, is_loadable });
+    }
+
+    fn steps(&self, function: &Function) -> Result<Vec<BindStep>, BindError> {
+        let machine = self.kernel.machine();
+        let give = self.terms.owner.map(|uid| BindStep::Chown { uid });
+        // In no-IOMMU mode the device nodes require CAP_SYS_RAWIO, whoever owns them.
+        let give = give.filter(|_| function.group.is_some());
+        let known = former(machine, function.address)?;
+        // Bound already: only the owner of the device nodes may have to change.
+        if function.driver.as_deref() == Some(VFIO) {
+            return Ok(give.into_iter().collect());
+        }
+        let mut steps = Vec::new();
+        let switch = machine.text(NO_IOMMU_SWITCH).filter(|_| function.group.is_none());
+        let is_off = switch.as_deref().is_some_and(|text| text != "Y");
+        // An existing record holds the original state and must not be overwritten.
+        if known.is_none() {
+            steps.push(BindStep::Record {
+                driver: function.driver.clone(),
+                driver_override: function.driver_override.clone(),
+                // The last function to be returned restores the parameter.
+                no_iommu: if is_off { switch } else { switch.and_then(|_| moved_from(machine)) },
+            });
+        }
+        if is_off {
+            steps.push(BindStep::NoIommu { to: "Y".into() });
+        }
+        steps.push(BindStep::Override { driver: Some(VFIO.into()) });
+        steps.extend(function.driver.clone().map(|driver| BindStep::Unbind { driver }));
+        steps.push(BindStep::Probe { driver: VFIO.into() });
+        steps.extend(give);
+        Ok(steps)
+    }
+}
+
+/// Bridges, unbound functions and those of user-space drivers do not make a group unusable (drivers
+/// that leave DMA to their user: vfio-pci, pci-stub, pcieport).
+fn is_harmless(other: &GroupMember) -> bool {
+    let driver = other.driver.as_deref();
+    other.is_bridge || driver.is_none_or(|name| [VFIO, "pci-stub", "pcieport"].contains(&name))
+}
+
+/// Original value of the no-IOMMU parameter, recorded for another function.
+fn moved_from(machine: &Machine) -> Option<String> {
+    recorded(machine).into_iter().find_map(|other| former(machine, other).ok()??.no_iommu)
+}
+
+const NO_IOMMU_DANGER: &str = "without an IOMMU the device, and so whoever drives it, can read and \
+    write all memory of this machine; the kernel marks itself as tainted, and only root may drive it";

@@ -1,0 +1,163 @@
+//! Returning functions to their original drivers.
+
+use super::bind::run;
+use super::bind_records::{BindRecords, OriginalBinding, former, is_plain, recorded};
+use super::error::BindError;
+use super::function::{directory, is_given};
+use super::kernel::Kernel;
+use super::obstacle::NO_IOMMU_SWITCH;
+use super::{Address, BindStep, Function, VFIO};
+use crate::holders::DeviceUser;
+use crate::kernel_files::Machine;
+
+/// Functions to return.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnbindSelection {
+    /// All functions recorded as bound by tenmil.
+    All,
+    /// These functions.
+    These(Vec<Address>),
+    /// These functions, to this driver, regardless of the records.
+    To(Vec<Address>, String),
+}
+
+/// Plans the steps that return functions. Changes nothing.
+///
+/// # Errors
+///
+/// If a function has no record, is used by a program, or its driver is missing.
+pub fn plan_back(
+    kernel: &dyn Kernel,
+    which: &UnbindSelection,
+) -> Result<Vec<(Address, Vec<BindStep>)>, BindError> {
+    let machine = kernel.machine();
+    let (addresses, to) = match which {
+        UnbindSelection::All => (recorded(machine), None),
+        UnbindSelection::These(addresses) => (addresses.clone(), None),
+        UnbindSelection::To(addresses, driver) => (addresses.clone(), Some(driver.clone())),
+    };
+    let plan = |address: Address| {
+        let driver = machine.link(&format!("{}/driver", directory(address)));
+        let former = match &to {
+            Some(driver) => {
+                let (driver, driver_override) = (Some(driver.clone()), None);
+                OriginalBinding { driver, driver_override, no_iommu: None }
+            }
+            None => former(machine, address)?.ok_or(BindError::NotOurs { address, driver })?,
+        };
+        let steps = back(machine, address, &former);
+        check(kernel, address, &steps)?;
+        Ok((address, steps))
+    };
+    addresses.into_iter().map(plan).collect()
+}
+
+/// Returns functions to their drivers, and lists them. A function that cannot be returned does not
+/// affect the others; the first error is returned: one of [`plan_back`], or a step refused by the
+/// kernel.
+pub fn unbind(
+    kernel: &dyn Kernel,
+    which: &UnbindSelection,
+) -> (Vec<Address>, Result<(), BindError>) {
+    let machine = kernel.machine();
+    let one_by_one = match which {
+        UnbindSelection::All => {
+            recorded(machine).into_iter().map(|one| UnbindSelection::These(vec![one])).collect()
+        }
+        UnbindSelection::These(these) => {
+            these.iter().map(|one| UnbindSelection::These(vec![*one])).collect()
+        }
+        UnbindSelection::To(these, driver) => these
+            .iter()
+            .map(|one| UnbindSelection::To(vec![*one], driver.clone()))
+            .collect::<Vec<_>>(),
+    };
+    if one_by_one.is_empty() {
+        return (Vec::new(), Ok(()));
+    }
+    let ledger = match BindRecords::open(machine) {
+        Ok(ledger) => ledger,
+        Err(error) => return (Vec::new(), Err(error)),
+    };
+    let (mut done, mut error) = (Vec::new(), None);
+    // One at a time, so that an error does not affect the others.
+    for one in one_by_one {
+        let given = plan_back(kernel, &one).and_then(|plans| {
+            for (address, steps) in plans {
+                run(kernel, &ledger, address, &steps, drop)?;
+                done.push(address);
+            }
+            Ok(())
+        });
+        error = error.or(given.err());
+    }
+    (done, error.map_or(Ok(()), Err))
+}
+
+/// Steps from the current to the original state. They depend on nothing else, so they apply at
+/// whatever point a crash left a function.
+pub(super) fn back(machine: &Machine, address: Address, former: &OriginalBinding) -> Vec<BindStep> {
+    let text = |name: &str| machine.text(&format!("{}/{name}", directory(address)));
+    let driver = machine.link(&format!("{}/driver", directory(address)));
+    let pinned = text("driver_override").filter(|name| is_given(name));
+    let mut steps = Vec::new();
+    // A function that is missing, or bound to a third driver, is left as it is.
+    let is_there = text("class").is_some();
+    let is_ours = driver.as_deref().is_none_or(|driver| driver == VFIO);
+    if is_there && is_ours && driver != former.driver {
+        if former.driver.is_some() {
+            steps.push(BindStep::Override { driver: former.driver.clone() });
+        }
+        steps.extend(driver.map(|driver| BindStep::Unbind { driver }));
+        steps.extend(former.driver.clone().map(|driver| BindStep::Probe { driver }));
+        steps.push(BindStep::Override { driver: former.driver_override.clone() });
+    } else if is_there && pinned.as_deref() == Some(VFIO) && pinned != former.driver_override {
+        // Only the override was set: a crash before the unbind, or after a failed probe.
+        steps.push(BindStep::Override { driver: former.driver_override.clone() });
+    } else if is_there && pinned.is_some() && pinned == former.driver {
+        // A crash during the return, after the driver was bound again.
+        steps.push(BindStep::Override { driver: former.driver_override.clone() });
+    }
+    // The last function without an IOMMU restores the no-IOMMU parameter.
+    let others = recorded(machine).into_iter().filter(|other| *other != address);
+    let mut others = others.filter_map(|other| super::bind_records::former(machine, other).ok()?);
+    if let Some(to) = &former.no_iommu
+        && !others.any(|other| other.no_iommu.is_some())
+        && machine.text(NO_IOMMU_SWITCH).as_ref() != Some(to)
+    {
+        steps.push(BindStep::NoIommu { to: to.clone() });
+    }
+    steps.push(BindStep::RemoveRecord);
+    steps
+}
+
+/// Checks that the steps are possible, and that no program has the function open.
+pub(super) fn check(
+    kernel: &dyn Kernel,
+    address: Address,
+    steps: &[BindStep],
+) -> Result<(), BindError> {
+    let machine = kernel.machine();
+    for step in steps {
+        match step {
+            BindStep::Probe { driver }
+                if !is_plain(driver) || !machine.has(&format!("sys/bus/pci/drivers/{driver}")) =>
+            {
+                let driver = driver.clone();
+                return Err(BindError::NoDriver { address, driver });
+            }
+            BindStep::Unbind { .. } => {
+                let function = Function::at(machine, address);
+                let users = function.map(|function| function.used_by(machine)).unwrap_or_default();
+                let is_open = |used: &DeviceUser| matches!(used, DeviceUser::Open { .. });
+                let by: Vec<DeviceUser> = users.found.into_iter().filter(is_open).collect();
+                // The unbind would block until they close it, possibly forever.
+                if !by.is_empty() {
+                    return Err(BindError::Driven { address, by });
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! Receive buffers between the kernel and the consumer.
+//!
+//! ```text
+//!    buffer memory   [ consumed | unconsumed | free ]
+//!                               ^start       ^end
+//! ```
+//!
+//! A stream holds memory of the pool only while needed: when all is consumed, it is returned; when
+//! few bytes are left and nothing more is available, they move to a small stash. The pool is a
+//! stack, so a thread with many connections works in memory that is in its cache.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+/// Unconsumed bytes of one stream.
+pub(crate) struct RecvBuffer {
+    pool: RecvBufferPool,
+    memory: Option<Box<[u8]>>,
+    start: usize,
+    end: usize,
+    /// Unconsumed bytes without pool memory: usually part of a header.
+    stash: Vec<u8>,
+}
+
+/// Pool of receive buffer memory: each thread has its own part, so allocation needs neither a lock
+/// nor an atomic operation.
+#[derive(Clone)]
+pub(crate) struct RecvBufferPool {
+    shape: Arc<BufferShape>,
+}
+
+struct BufferShape {
+    len_bytes: usize,
+    count_max: usize,
+}
+
+/// Part of the pool that belongs to one thread.
+struct ThreadCache {
+    shape: Weak<BufferShape>,
+    /// Free buffers.
+    free: Vec<Box<[u8]>>,
+    /// Number of buffers that may still be allocated.
+    unmade: usize,
+}
+
+thread_local! {
+    static SHARES: RefCell<Vec<ThreadCache>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Unconsumed bytes up to this length are moved to the stash. A header with its digest is at most
+/// 132 bytes.
+const STASH_MAX: usize = 512;
+/// Unconsumed bytes up to this length are moved to the front before a receive.
+const MOVED_MAX: usize = 4096;
+
+impl RecvBufferPool {
+    /// Creates a pool of up to `count_max` buffers of `len_bytes` per thread, allocated on demand.
+    pub(crate) fn new(len_bytes: usize, count_max: usize) -> Self {
+        assert!(len_bytes >= 2 * STASH_MAX, "{len_bytes} bytes are no room to receive into");
+        Self { shape: Arc::new(BufferShape { len_bytes, count_max }) }
+    }
+
+    /// Whether this thread has a free buffer.
+    pub(crate) fn has_free(&self) -> bool {
+        self.with(|share| share.unmade > 0 || !share.free.is_empty()).unwrap_or(false)
+    }
+
+    /// Runs `act` on this thread's part; `None` if the thread is exiting.
+    #[inline]
+    fn with<R>(&self, act: impl FnOnce(&mut ThreadCache) -> R) -> Option<R> {
+        let act = |shares: &RefCell<Vec<ThreadCache>>| {
+            let shares = &mut *shares.borrow_mut();
+            let mine = Arc::as_ptr(&self.shape);
+            let place = shares.iter().position(|share| share.shape.as_ptr() == mine);
+            let place = place.unwrap_or_else(|| self.begin(shares));
+            act(&mut shares[place])
+        };
+        SHARES.try_with(act).ok()
+    }
+
+    /// Registers the first use by this thread and returns the index of its part.
+    #[cold]
+    fn begin(&self, shares: &mut Vec<ThreadCache>) -> usize {
+        shares.retain(|share| share.shape.strong_count() > 0);
+        let (shape, unmade) = (Arc::downgrade(&self.shape), self.shape.count_max);
+        shares.push(ThreadCache { shape, free: Vec::new(), unmade });
+        shares.len() - 1
+    }
+
+    #[inline]
+    fn take(&self) -> Option<Box<[u8]>> {
+        let taken = self.with(|share| share.free.pop().or_else(|| self.make(share)));
+        taken.flatten()
+    }
+
+    #[cold]
+    fn make(&self, share: &mut ThreadCache) -> Option<Box<[u8]>> {
+        share.unmade = share.unmade.checked_sub(1)?;
+        Some(vec![0; self.shape.len_bytes].into_boxed_slice())
+    }
+
+    #[inline]
+    fn give_back(&self, memory: Box<[u8]>) {
+        self.with(|share| share.free.push(memory));
+    }
+}
+
+impl RecvBuffer {
+    pub(crate) fn new(pool: RecvBufferPool) -> Self {
+        Self { pool, memory: None, start: 0, end: 0, stash: Vec::new() }
+    }
+
+    /// Unconsumed bytes, oldest first.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            Some(memory) => &memory[self.start..self.end],
+            None => &self.stash,
+        }
+    }
+
+    /// Free space for the next receive. `None` if no buffer is free; empty if the buffer is full.
+    #[inline]
+    pub(crate) fn room(&mut self) -> Option<&mut [u8]> {
+        if self.memory.is_none() {
+            self.borrow()?;
+        }
+        let memory = self.memory.as_mut()?;
+        let waiting = self.end - self.start;
+        if self.start > 0 && (waiting <= MOVED_MAX || self.end == memory.len()) {
+            memory.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, waiting);
+        }
+        Some(&mut memory[self.end..])
+    }
+
+    fn borrow(&mut self) -> Option<()> {
+        let mut memory = self.pool.take()?;
+        memory[..self.stash.len()].copy_from_slice(&self.stash);
+        (self.start, self.end) = (0, self.stash.len());
+        self.stash.clear();
+        self.memory = Some(memory);
+        Some(())
+    }
+
+    /// Marks `count` bytes of the free space as filled.
+    #[inline]
+    pub(crate) fn filled(&mut self, count: usize) {
+        self.end += count;
+    }
+
+    /// Consumes the first `count` bytes.
+    #[inline]
+    pub(crate) fn consume(&mut self, count: usize) {
+        let waiting = self.bytes().len();
+        assert!(count <= waiting, "{count} consumed of {waiting} bytes");
+        if self.memory.is_none() {
+            self.stash.drain(..count);
+            return;
+        }
+        self.start += count;
+        if self.start == self.end {
+            self.release();
+        }
+    }
+
+    /// Releases the buffer unless many bytes are unconsumed; called when nothing more is available.
+    #[inline]
+    pub(crate) fn release_idle(&mut self) {
+        let Some(memory) = &self.memory else { return };
+        let waiting = &memory[self.start..self.end];
+        if waiting.len() <= STASH_MAX {
+            self.stash.extend_from_slice(waiting);
+            self.release();
+        }
+    }
+
+    /// Whether a receive is possible now.
+    pub(crate) fn has_room(&self) -> bool {
+        match &self.memory {
+            Some(memory) => self.end - self.start < memory.len(),
+            None => self.pool.has_free(),
+        }
+    }
+
+    /// Releases the buffer unless many bytes are unconsumed. Returns whether no memory of this
+    /// thread is held.
+    pub(crate) fn let_go(&mut self) -> bool {
+        self.release_idle();
+        self.memory.is_none()
+    }
+
+    fn release(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.pool.give_back(memory);
+        }
+        (self.start, self.end) = (0, 0);
+    }
+}
+
+impl Drop for RecvBuffer {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl fmt::Debug for RecvBuffer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Inbox").field("waiting", &self.bytes().len()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for RecvBufferPool {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Inboxes")
+            .field("len_bytes", &self.shape.len_bytes)
+            .field("count_max", &self.shape.count_max)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RecvBuffer, RecvBufferPool, STASH_MAX};
+
+    fn put(inbox: &mut RecvBuffer, bytes: &[u8]) -> usize {
+        let Some(room) = inbox.room() else { return 0 };
+        let count = room.len().min(bytes.len());
+        room[..count].copy_from_slice(&bytes[..count]);
+        inbox.filled(count);
+        count
+    }
+
+    #[test]
+    fn an_inbox_has_memory_only_while_bytes_wait() {
+        let pool = RecvBufferPool::new(4096, 1);
+        let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
+        assert_eq!(put(&mut one, b"abc"), 3);
+        assert!(!pool.has_free() && !other.has_room() && other.room().is_none());
+        one.consume(3);
+        assert_eq!(put(&mut other, b"defg"), 4);
+        assert!(one.room().is_none());
+        other.consume(1);
+        other.release_idle();
+        assert_eq!(other.bytes(), b"efg", "what is left waits elsewhere");
+        assert!(pool.has_free());
+        assert_eq!(put(&mut other, b"hi"), 2);
+        assert_eq!(other.bytes(), b"efghi");
+        drop(other);
+        assert!(pool.has_free());
+    }
+
+    #[test]
+    fn much_that_waits_keeps_its_memory_and_its_order() {
+        let pool = RecvBufferPool::new(4096, 1);
+        let mut inbox = RecvBuffer::new(pool.clone());
+        let bytes: Vec<u8> = (0..=255).cycle().take(5000).collect();
+        assert_eq!(put(&mut inbox, &bytes), 4096);
+        assert_eq!(put(&mut inbox, &bytes), 0, "it is full");
+        assert!(!inbox.has_room());
+        inbox.release_idle();
+        assert!(!pool.has_free(), "{} bytes wait", inbox.bytes().len());
+        inbox.consume(4096 - STASH_MAX);
+        assert_eq!(inbox.bytes(), &bytes[4096 - STASH_MAX..4096]);
+        inbox.release_idle();
+        assert!(pool.has_free());
+        assert_eq!(put(&mut inbox, &bytes[4096..]), 904);
+        assert_eq!(inbox.bytes(), &bytes[4096 - STASH_MAX..]);
+    }
+
+    #[test]
+    fn each_thread_has_memory_of_its_own_and_an_inbox_may_go_where_it_has_let_go() {
+        let pool = RecvBufferPool::new(4096, 1);
+        let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
+        assert_eq!(put(&mut one, &[1; 4096]), 4096);
+        assert!(!one.let_go(), "much waits");
+        one.consume(4096 - 3);
+        assert!(one.let_go() && pool.has_free());
+        assert_eq!(put(&mut other, b"here"), 4);
+        std::thread::scope(|scope| {
+            let theirs = scope.spawn(|| {
+                assert_eq!(put(&mut one, b"there"), 5);
+                assert_eq!(one.bytes(), b"\x01\x01\x01there");
+                one.consume(8);
+                pool.has_free()
+            });
+            assert!(theirs.join().unwrap());
+        });
+        assert!(!pool.has_free(), "what came back there is not lent here");
+        assert_eq!(other.bytes(), b"here");
+    }
+
+    #[test]
+    fn pools_that_have_gone_leave_nothing_with_their_threads() {
+        for _ in 0..10 {
+            put(&mut RecvBuffer::new(RecvBufferPool::new(4096, 2)), b"abc");
+        }
+        assert_eq!(super::SHARES.with_borrow(Vec::len), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "4 consumed of 3 bytes")]
+    fn more_than_waits_cannot_be_consumed() {
+        let mut inbox = RecvBuffer::new(RecvBufferPool::new(4096, 1));
+        put(&mut inbox, b"abc");
+        inbox.consume(4);
+    }
+}

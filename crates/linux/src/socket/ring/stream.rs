@@ -1,0 +1,336 @@
+//! Stream on an `io_uring` socket ring.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use tenmil_base::{Memory as _, RecvResult, Segment, SendSlice, Stream, StreamError, WakeSource};
+use tenmil_dma::RegionTable;
+
+use super::buffers::{FilledBuffer, HEADROOM};
+use super::slot::{Slot, StreamEnd};
+use super::{Ring, RingState};
+use crate::poll_set::Interest;
+use crate::socket::waiter::{ERRORS, Waiter};
+use crate::socket::zero_copy::ZeroCopyThreshold;
+use crate::stream::{local_address_of, name_of_peer};
+
+/// One connection.
+pub(in crate::socket) struct RingStream {
+    ring: Ring,
+    key: u32,
+    regions: RegionTable,
+    /// Buffer with unconsumed bytes.
+    held: Option<FilledBuffer>,
+    /// Unconsumed bytes while no buffer is held: usually part of a header.
+    stash: Vec<u8>,
+    /// Number of enters at the last poll.
+    looked_at: u64,
+    threshold: ZeroCopyThreshold,
+    /// The end of the stream has been reported.
+    is_over: bool,
+    is_abandoned: bool,
+    waiter: Waiter,
+    peer: String,
+}
+
+/// Unconsumed bytes up to this length are copied to the stash, and the buffer is released.
+const STASH_MAX: usize = 512;
+
+impl RingStream {
+    pub(in crate::socket) fn new(
+        ring: Ring,
+        socket: OwnedFd,
+        regions: RegionTable,
+        threshold: ZeroCopyThreshold,
+    ) -> io::Result<Self> {
+        let waiter = Waiter::new()?;
+        let peer = name_of_peer(socket.as_fd());
+        let mut core = ring.core();
+        let looked_at = core.generation;
+        let key = core.insert(Slot::new(socket, regions.clone()));
+        drop(core);
+        Ok(Self {
+            ring,
+            key,
+            regions,
+            held: None,
+            stash: Vec::new(),
+            looked_at,
+            threshold,
+            is_over: false,
+            is_abandoned: false,
+            waiter,
+            peer,
+        })
+    }
+
+    /// Takes the next received buffer, with the unconsumed bytes in front of it.
+    fn next_buffer(&mut self) -> RecvResult {
+        let Self { ring, key, held, stash, looked_at, .. } = self;
+        let mut core = ring.core();
+        core.attach(*key);
+        core.start_receiving(*key);
+        // Enter only if entries must be submitted or nothing has arrived yet.
+        if core.unsubmitted > 0 || core.slot(*key).arrived.is_empty() {
+            turn(&mut core, looked_at);
+        }
+        *looked_at = core.generation;
+        let failed = core.problem();
+        let slot = core.slot(*key);
+        let Some(mut lent) = slot.arrived.pop_front() else {
+            let over = slot.over.or(failed.map(StreamEnd::Broken));
+            drop(core);
+            return self.nothing(over);
+        };
+        let count = lent.len();
+        let memory = &ring.memory;
+        // Unconsumed bytes move in front of the new buffer, so that they stay contiguous.
+        match held.take() {
+            Some(before) => {
+                memory.put_before(&mut lent, memory.bytes(&before));
+                core.buffers.give_back(&before);
+            }
+            None => {
+                memory.put_before(&mut lent, stash);
+                stash.clear();
+            }
+        }
+        *held = Some(lent);
+        // The next receive is submitted with the next enter.
+        core.start_receiving(*key);
+        core.counts.receives.add(1);
+        RecvResult::Bytes(count)
+    }
+
+    fn nothing(&mut self, over: Option<StreamEnd>) -> RecvResult {
+        self.settle();
+        self.is_over = over.is_some();
+        match over {
+            None => RecvResult::WouldBlock,
+            Some(StreamEnd::End) => RecvResult::Eof,
+            Some(StreamEnd::Broken(errno)) => {
+                RecvResult::Failed(self.broken("receive from", errno))
+            }
+        }
+    }
+
+    /// Returns the buffer if few bytes are unconsumed.
+    fn settle(&mut self) {
+        let Some(lent) = self.held.take_if(|lent| lent.len() <= STASH_MAX) else { return };
+        self.stash.extend_from_slice(self.ring.memory.bytes(&lent));
+        self.ring.core().buffers.give_back(&lent);
+    }
+
+    #[cold]
+    fn broken(&self, doing: &str, errno: Errno) -> StreamError {
+        let peer = &self.peer;
+        match errno {
+            Errno::EXIST => StreamError(format!("{doing} {peer}: its ring is another thread's")),
+            errno => StreamError(format!("{doing} {peer}: {errno}")),
+        }
+    }
+}
+
+/// Enters the ring if this stream was polled already since the last enter, or if the kernel had not
+/// finished its work then: it processes a limited number of items at a time.
+fn turn(core: &mut RingState, looked_at: &mut u64) {
+    if *looked_at == core.generation || core.uring.submission().taskrun() {
+        core.enter();
+    } else {
+        core.reap();
+    }
+    *looked_at = core.generation;
+}
+
+/// Whether the average length of the region segments reaches `len_bytes`.
+fn has_pieces_of(len_bytes: usize, stretches: &[SendSlice]) -> bool {
+    let (mut pieces, mut bytes) = (0_usize, 0);
+    for stretch in stretches {
+        if let SendSlice::Memory(segment) = stretch {
+            pieces += 1;
+            bytes += segment.len_bytes as usize;
+        }
+    }
+    pieces > 0 && bytes >= len_bytes.saturating_mul(pieces)
+}
+
+impl Stream for RingStream {
+    fn receive(&mut self) -> RecvResult {
+        if self.buffered().len() > HEADROOM {
+            // The headroom could not take these bytes in front of the next buffer.
+            return RecvResult::WouldBlock;
+        }
+        self.next_buffer()
+    }
+
+    #[inline]
+    fn buffered(&self) -> &[u8] {
+        match &self.held {
+            Some(lent) => self.ring.memory.bytes(lent),
+            None => &self.stash,
+        }
+    }
+
+    #[inline]
+    fn consume(&mut self, count: usize) {
+        let waiting = self.buffered().len();
+        assert!(count <= waiting, "{count} consumed of {waiting} bytes");
+        let Some(lent) = &mut self.held else {
+            self.stash.drain(..count);
+            return;
+        };
+        lent.consume(count);
+        if let Some(empty) = self.held.take_if(|lent| lent.len() == 0) {
+            self.ring.core().buffers.give_back(&empty);
+        }
+    }
+
+    fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        assert!(self.buffered().is_empty(), "bytes that came before have not been consumed");
+        let room: usize = into.iter().map(|segment| segment.len_bytes as usize).sum();
+        if room == 0 {
+            return RecvResult::WouldBlock;
+        }
+        match self.next_buffer() {
+            RecvResult::Bytes(_) => {}
+            other => return other,
+        }
+        let mut moved = 0;
+        for segment in into {
+            let bytes = &self.buffered()[moved..];
+            let count = bytes.len().min(segment.len_bytes as usize);
+            let part = u32::try_from(count).ok().and_then(|count| segment.slice(0, count));
+            let stored = part.map(|part| self.regions.store(part, &bytes[..count]));
+            if !matches!(stored, Some(Ok(()))) {
+                let peer = &self.peer;
+                let broken = format!("receive from {peer}: {segment:?} lies in no region");
+                return RecvResult::Failed(StreamError(broken));
+            }
+            moved += count;
+        }
+        self.consume(moved);
+        RecvResult::Bytes(moved)
+    }
+
+    fn send(
+        &mut self,
+        headers: &[u8],
+        stretches: &[SendSlice],
+        has_more: bool,
+    ) -> Result<usize, StreamError> {
+        let mut core = self.ring.core();
+        core.attach(self.key);
+        // One send at a time keeps the byte order.
+        if core.slot(self.key).sending().next().is_some() {
+            turn(&mut core, &mut self.looked_at);
+        }
+        let failed = core.problem();
+        let slot = core.slot(self.key);
+        let broken = slot.broken.or(slot.is_shut.then_some(Errno::PIPE)).or(failed);
+        if let Some(errno) = broken {
+            drop(core);
+            return Err(self.broken("send to", errno));
+        }
+        let by_reference = has_pieces_of(self.threshold.get(), stretches);
+        let filled = slot.fill(headers, stretches, has_more, by_reference).map_err(|nowhere| {
+            StreamError(format!("send to {}: {:?} lies in no region", self.peer, nowhere.0))
+        })?;
+        let Some((number, count)) = filled else { return Ok(0) };
+        core.push_send(self.key, number);
+        core.counts.sends.add(1);
+        Ok(count)
+    }
+
+    fn released_bytes(&mut self) -> u64 {
+        let mut core = self.ring.core();
+        if self.is_abandoned {
+            // No later poll enters the ring on behalf of this stream.
+            core.enter();
+        }
+        core.slot(self.key).released()
+    }
+
+    fn shutdown_write(&mut self) {
+        let mut core = self.ring.core();
+        core.enter();
+        core.slot(self.key).shut_down();
+    }
+
+    fn abort(&mut self) {
+        self.is_abandoned = true;
+        let mut core = self.ring.core();
+        core.attach(self.key);
+        // Cancel before the reset; the second enter handles the completions of both.
+        core.cancel(self.key);
+        core.enter();
+        core.slot(self.key).abort();
+        core.enter();
+        let _ = self.waiter.wait_for(core.slot(self.key).socket(), None);
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Descriptor(self.waiter.as_fd())
+    }
+
+    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+        if self.is_abandoned {
+            return false;
+        }
+        self.settle();
+        let has_room = self.buffered().len() <= HEADROOM;
+        let mut core = self.ring.core();
+        core.attach(self.key);
+        core.start_receiving(self.key);
+        if core.unsubmitted > 0 {
+            core.enter();
+        }
+        let has_free = core.buffers.free() > 0;
+        let has_failed = core.problem().is_some();
+        let slot = core.slot(self.key);
+        // Accepted but not released: a send or a zero-copy notification is outstanding.
+        let is_sending = slot.released() < slot.taken;
+        let has_more = !slot.arrived.is_empty() || (slot.over.is_some() && !self.is_over);
+        let has_bytes = wants_bytes && has_room && has_more;
+        slot.wants_bytes = wants_bytes;
+        slot.wants_room = wants_room || is_sending;
+        let wanted = Interest {
+            readable: wants_bytes && has_room && has_free && slot.over.is_none(),
+            // A zero-copy notification has no event of its own here: writability, which is true
+            // more often, stands for it.
+            writable: wants_room || is_sending,
+        };
+        let wanted = (wanted != ERRORS).then_some(wanted);
+        let waits = self.waiter.wait_for(slot.socket(), wanted);
+        has_bytes || core.has_woken || has_failed || waits.is_err()
+    }
+
+    fn disarm(&mut self) {
+        let mut core = self.ring.core();
+        core.has_woken = false;
+        let slot = core.slot(self.key);
+        (slot.wants_bytes, slot.wants_room) = (false, false);
+    }
+
+    fn is_thread_bound(&self) -> bool {
+        true
+    }
+
+    fn peer(&self) -> String {
+        self.peer.clone()
+    }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        local_address_of(self.ring.core().slot(self.key).socket())
+    }
+}
+
+impl Drop for RingStream {
+    fn drop(&mut self) {
+        let mut core = self.ring.core();
+        // Removed from the poll set before the descriptor number may be reused.
+        let _ = self.waiter.wait_for(core.slot(self.key).socket(), None);
+        core.leave(self.key, self.held.take());
+    }
+}

@@ -1,0 +1,211 @@
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use tenmil_base::{RecvResult, SendSlice, Stream};
+use tenmil_dma::RegionTable;
+
+use super::super::options::SocketOptions;
+use super::super::sockets::Counts;
+use super::super::zero_copy::ZeroCopyThreshold;
+use super::{Kind, Ring, RingStream, from_user_data, to_user_data};
+
+/// A ring, if this kernel supports it; prints a note if not.
+fn ring() -> Option<Ring> {
+    ring_of(SocketOptions { inboxes_max: 16, ..SocketOptions::default() })
+}
+
+fn ring_of(options: SocketOptions) -> Option<Ring> {
+    match Ring::new(&options, Arc::<Counts>::default()) {
+        Ok(ring) => Some(ring),
+        Err(errno) => {
+            eprintln!("skipped: io_uring: {errno}");
+            None
+        }
+    }
+}
+
+fn pair(ring: &Ring) -> [RingStream; 2] {
+    let (one, other) = UnixStream::pair().unwrap();
+    [one, other].map(|socket| {
+        socket.set_nonblocking(true).unwrap();
+        let threshold = ZeroCopyThreshold::new(None);
+        RingStream::new(ring.clone(), socket.into(), RegionTable::new(1), threshold).unwrap()
+    })
+}
+
+fn send(stream: &mut RingStream, bytes: &[u8]) -> usize {
+    let len_bytes = u32::try_from(bytes.len()).unwrap();
+    stream.send(bytes, &[SendSlice::Headers { at: 0, len_bytes }], false).unwrap()
+}
+
+#[test]
+fn what_an_entry_is_about_comes_back() {
+    for kind in [Kind::Receive, Kind::Send(0), Kind::Send(15), Kind::Cancel] {
+        for key in [0, 1, u32::MAX] {
+            assert_eq!(from_user_data(to_user_data(key, kind)), (key, kind));
+        }
+    }
+}
+
+#[test]
+fn there_is_one_enter_a_turn_however_many_streams() {
+    let Some(ring) = ring() else { return };
+    let mut pairs: Vec<[RingStream; 2]> = (0..4).map(|_| pair(&ring)).collect();
+    let mut turn = || {
+        let before = ring.core().counts.enters.get();
+        let mut came = 0;
+        for stream in pairs.iter_mut().flatten() {
+            came += usize::from(matches!(stream.receive(), RecvResult::Bytes(_)));
+            send(stream, b"x");
+        }
+        (ring.core().counts.enters.get() - before, came)
+    };
+    // The first iterations register the sockets.
+    for _ in 0..3 {
+        turn();
+    }
+    for _ in 0..10 {
+        assert_eq!(turn(), (1, 8));
+    }
+}
+
+#[test]
+fn streams_that_go_leave_nothing_behind() {
+    let Some(ring) = ring() else { return };
+    for round in 0..20 {
+        let [mut one, mut other] = pair(&ring);
+        // Data received and not polled, data polled and not consumed, and a receive and a send in
+        // flight.
+        send(&mut one, &[7; 3000]);
+        while other.receive() == RecvResult::WouldBlock {}
+        send(&mut one, &[8; 3000]);
+        one.receive();
+        one.receive();
+        if round % 2 == 0 {
+            let block = vec![0; 100_000];
+            for _ in 0..100 {
+                send(&mut other, &block);
+                other.arm(false, false);
+            }
+        }
+        drop(one);
+        drop(other);
+        let core = ring.core();
+        assert!(core.slots.iter().all(Option::is_none), "round {round}");
+        assert_eq!(core.buffers.free(), 16, "round {round}");
+    }
+}
+
+#[test]
+fn what_comes_for_one_while_another_goes_to_sleep_keeps_the_thread_awake() {
+    let Some(ring) = ring() else { return };
+    let [mut first, mut far] = pair(&ring);
+    let [mut second, _other] = pair(&ring);
+    while first.receive() != RecvResult::WouldBlock || ring.core().unsubmitted > 0 {}
+    assert!(!first.arm(true, false));
+    send(&mut far, b"x");
+    // It enters, to submit its send.
+    assert!(second.arm(true, false), "the first one has something now");
+    first.disarm();
+    second.disarm();
+    assert_eq!(first.receive(), RecvResult::Bytes(1));
+}
+
+#[test]
+fn another_thread_cannot_use_a_ring_and_is_told() {
+    let Some(ring) = ring() else { return };
+    let [mut one, other] = pair(&ring);
+    one.receive();
+    one.receive();
+    let received = std::thread::scope(|scope| {
+        let theirs = scope.spawn(|| {
+            let mut other = other;
+            (0..3).map(|_| other.receive()).last()
+        });
+        theirs.join().unwrap()
+    });
+    let Some(RecvResult::Failed(broken)) = received else { panic!("{received:?}") };
+    assert!(broken.0.ends_with("its ring is another thread's"), "{broken}");
+    // The error was the other thread's and does not affect the ring.
+    let [mut first, mut second] = pair(&ring);
+    send(&mut first, b"x");
+    let came =
+        (0..3).find_map(|_| Some(second.receive()).filter(|it| *it != RecvResult::WouldBlock));
+    assert_eq!(came, Some(RecvResult::Bytes(1)));
+    let ended = (0..3).find_map(|_| Some(one.receive()).filter(|it| *it != RecvResult::WouldBlock));
+    assert_eq!(ended, Some(RecvResult::Eof), "what went in the other thread has gone");
+}
+
+#[test]
+fn streams_that_were_never_used_may_go_in_any_thread() {
+    let Some(ring) = ring() else { return };
+    let unused = pair(&ring);
+    std::thread::scope(|scope| scope.spawn(|| drop(unused)).join().unwrap());
+    let [mut first, mut second] = pair(&ring);
+    send(&mut first, b"x");
+    let came =
+        (0..3).find_map(|_| Some(second.receive()).filter(|it| *it != RecvResult::WouldBlock));
+    assert_eq!(came, Some(RecvResult::Bytes(1)));
+}
+
+/// Another socket floods its own, and nothing consumes the data.
+#[test]
+fn a_socket_whose_bytes_nobody_consumes_leaves_the_buffers_to_others() {
+    for inboxes_max in [4, 64] {
+        let inbox_bytes = 1024;
+        let Some(ring) =
+            ring_of(SocketOptions { inboxes_max, inbox_bytes, ..SocketOptions::default() })
+        else {
+            return;
+        };
+        let [mut flood, mut full] = pair(&ring);
+        // It was the only socket at first.
+        for _ in 0..4 {
+            full.receive();
+        }
+        let [mut one, mut other] = pair(&ring);
+        send(&mut flood, &[7; 100_000]);
+        for round in 0..100 {
+            full.receive();
+            flood.receive();
+            assert_eq!(send(&mut one, b"x"), 1);
+            let came = (0..4).any(|_| other.receive() != RecvResult::WouldBlock);
+            assert!(came, "{inboxes_max}, round {round}");
+            assert_eq!(other.buffered(), b"x");
+            other.consume(1);
+        }
+        let core = ring.core();
+        assert!(core.buffers.free() >= inboxes_max - 3, "{:?} of {inboxes_max}", core.buffers);
+    }
+}
+
+#[test]
+fn a_socket_that_is_alone_stops_before_it_has_all_buffers() {
+    let Some(ring) =
+        ring_of(SocketOptions { inboxes_max: 64, inbox_bytes: 1024, ..SocketOptions::default() })
+    else {
+        return;
+    };
+    let (near, mut far) = UnixStream::pair().unwrap();
+    near.set_nonblocking(true).unwrap();
+    let threshold = ZeroCopyThreshold::new(None);
+    let mut full =
+        RingStream::new(ring.clone(), near.into(), RegionTable::new(1), threshold).unwrap();
+    far.set_nonblocking(true).unwrap();
+    for _ in 0..20 {
+        let _ = std::io::Write::write(&mut far, &[7; 100_000]);
+        full.receive();
+        full.arm(true, false);
+        full.disarm();
+    }
+    let free = ring.core().buffers.free();
+    assert!((1..64).contains(&free), "{free} of 64");
+    // All of it arrives once it is consumed.
+    let mut came = 0;
+    for _ in 0..1_000 {
+        came += full.buffered().len();
+        full.consume(full.buffered().len());
+        full.receive();
+    }
+    assert!(came >= 100_000, "{came}");
+}

@@ -1,0 +1,213 @@
+//! Factory for the streams of one thread.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use tenmil_base::{Counter, ErrorCategory, Stream};
+use tenmil_dma::RegionTable;
+
+use super::epoll::EpollStream;
+use super::napi_groups::NapiGroups;
+use super::options::{OptionRefused, SocketOptions};
+use super::recv_buffer::RecvBufferPool;
+use super::restricted::RestrictedStream;
+use super::ring::{Ring, RingStream};
+use super::zero_copy::ZeroCopyThreshold;
+use rustix::io::Errno;
+
+/// Factory for the streams of one thread: options, receive buffers and counters.
+///
+/// Cheap to clone; clones share all of it. A stream may be created by any thread, but is used by
+/// one only, so that its receive buffers stay in that CPU's cache and its counters have one writer.
+#[derive(Clone, Debug)]
+pub struct SocketFactory {
+    options: Arc<SocketOptions>,
+    regions: RegionTable,
+    inboxes: RecvBufferPool,
+    threshold: ZeroCopyThreshold,
+    counts: Arc<Counts>,
+    groups: NapiGroups,
+    ring: Option<Ring>,
+    why_no_ring: Option<Errno>,
+}
+
+/// Socket engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SocketEngine {
+    /// `recv` and `sendmsg`, and sleeping on `epoll`.
+    #[default]
+    Epoll,
+    /// One `io_uring` for all sockets of the thread, or `epoll` where io_uring is denied.
+    Ring,
+}
+
+/// System call counters of one thread's streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketStats {
+    /// Receive calls.
+    pub receives: u64,
+    /// Receive calls that found nothing.
+    pub receives_in_vain: u64,
+    /// Send calls.
+    pub sends: u64,
+    /// Zero-copy sends.
+    pub sends_by_reference: u64,
+    /// Zero-copy sends that the kernel copied after all.
+    pub copied_anyway: u64,
+    /// Polls skipped because no receive buffer was free.
+    pub without_inbox: u64,
+    /// Enter calls of the `io_uring` engine. With it, the other counters count received buffers and
+    /// submitted sends.
+    pub enters: u64,
+}
+
+/// A descriptor could not be made a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamError {
+    /// The kernel refused an option.
+    Option(OptionRefused),
+    /// The system lacks a resource, for instance a descriptor.
+    Machine {
+        /// Text of the error.
+        found: String,
+    },
+}
+
+/// Counters behind [`SocketStats`].
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) receives: Counter,
+    pub(super) receives_in_vain: Counter,
+    pub(super) sends: Counter,
+    pub(super) sends_by_reference: Counter,
+    pub(super) copied_anyway: Counter,
+    pub(super) without_inbox: Counter,
+    pub(super) enters: Counter,
+}
+
+impl SocketFactory {
+    /// Creates a factory with an empty buffer pool. Segments of direct sends and receives refer to
+    /// `regions`.
+    ///
+    /// # Panics
+    ///
+    /// If `inbox_bytes` is below 1024.
+    pub fn new(regions: RegionTable, options: SocketOptions) -> Self {
+        let inboxes = RecvBufferPool::new(options.inbox_bytes, options.inboxes_max);
+        let counts = Arc::<Counts>::default();
+        let ring = match options.engine {
+            SocketEngine::Epoll => None,
+            SocketEngine::Ring => Some(Ring::new(&options, Arc::clone(&counts))),
+        };
+        let (ring, why_no_ring) = match ring.transpose() {
+            Ok(ring) => (ring, None),
+            Err(errno) => (None, Some(errno)),
+        };
+        let threshold = ZeroCopyThreshold::new(options.zero_copy_from_bytes);
+        let options = Arc::new(options);
+        let groups = NapiGroups::default();
+        Self { options, regions, inboxes, threshold, counts, groups, ring, why_no_ring }
+    }
+
+    /// Clones the factory with separate counters, for streams of another thread.
+    pub fn with_own_counters(&self) -> Self {
+        Self { counts: Arc::default(), ..self.clone() }
+    }
+
+    /// Sets the smallest average segment length for zero-copy sends. `None`: all sends copy.
+    pub fn set_zero_copy_from(&self, bytes: Option<usize>) {
+        self.threshold.set(bytes);
+    }
+
+    /// Name of the engine: `epoll` or `io_uring`.
+    pub fn engine(&self) -> &'static str {
+        if self.ring.is_some() { "io_uring" } else { "epoll" }
+    }
+
+    /// Reason why the requested ring is not used, if so.
+    pub fn why_no_ring(&self) -> Option<String> {
+        self.why_no_ring.map(|errno| errno.to_string())
+    }
+
+    /// Makes a stream of a connected socket.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses an option, or no descriptor is left.
+    pub fn stream(&self, socket: OwnedFd) -> Result<Box<dyn Stream>, StreamError> {
+        self.options.apply(socket.as_fd()).map_err(StreamError::Option)?;
+        let machine = |error: io::Error| StreamError::Machine { found: error.to_string() };
+        let regions = self.regions.clone();
+        if let Some(ring) = &self.ring {
+            let threshold = self.threshold.clone();
+            let stream = RingStream::new(ring.clone(), socket, regions, threshold);
+            let stream = stream.map_err(machine)?;
+            return Ok(self.curbed(Box::new(stream)));
+        }
+        let busy = self.options.busy_poll;
+        let member = busy.and_then(|busy| self.groups.join(socket.as_fd(), busy));
+        let counts = Arc::clone(&self.counts);
+        let (inboxes, threshold) = (self.inboxes.clone(), self.threshold.clone());
+        let stream = EpollStream::new((socket, member), regions, inboxes, threshold, counts);
+        Ok(self.curbed(Box::new(stream.map_err(machine)?)))
+    }
+
+    fn curbed(&self, stream: Box<dyn Stream>) -> Box<dyn Stream> {
+        RestrictedStream::around(stream, self.options.gathers, self.options.says_more)
+    }
+
+    /// Receive queues (NAPI identifiers) of its streams with `busy_poll`, with the number of
+    /// streams on each: one of those polls for all. Streams without a receive queue, as on
+    /// loopback, are not included.
+    pub fn receive_queues(&self) -> Vec<(u32, usize)> {
+        self.groups.sizes()
+    }
+
+    /// Counters of its streams.
+    pub fn counts(&self) -> SocketStats {
+        let counts = &*self.counts;
+        SocketStats {
+            receives: counts.receives.get(),
+            receives_in_vain: counts.receives_in_vain.get(),
+            sends: counts.sends.get(),
+            sends_by_reference: counts.sends_by_reference.get(),
+            copied_anyway: counts.copied_anyway.get(),
+            without_inbox: counts.without_inbox.get(),
+            enters: counts.enters.get(),
+        }
+    }
+}
+
+impl StreamError {
+    /// Error category.
+    pub fn blame(&self) -> ErrorCategory {
+        match self {
+            Self::Option(refused) => refused.blame(),
+            Self::Machine { .. } => ErrorCategory::Environment,
+        }
+    }
+
+    /// Hint for the user, if any.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Option(refused) => refused.hint(),
+            Self::Machine { .. } => Some(
+                "each connection takes two descriptors: raise the limit with `ulimit -n`; \
+                     `tenmil doctor` looks at all limits",
+            ),
+        }
+    }
+}
+
+impl fmt::Display for StreamError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Option(refused) => refused.fmt(out),
+            Self::Machine { found } => write!(out, "make a stream of a socket: {found}"),
+        }
+    }
+}
+
+impl std::error::Error for StreamError {}

@@ -1,0 +1,91 @@
+//! Sleep flag: one flag and an asymmetric barrier that prevent lost wake-ups.
+//!
+//! ```text
+//!   notifier                           sleeper
+//!   --------                           -------
+//!   store the message                  announce: asleep = true
+//!   barrier, light half                announce: barrier, heavy half
+//!   load asleep; if true, wake         check for messages; if none, block
+//! ```
+//!
+//! Either the load sees the flag, or the check sees the message. Both may happen; then one wake-up
+//! is superfluous and harmless.
+
+use super::park_flag::ParkFlag;
+use super::sync::{AtomicBool, Barrier, Ordering};
+
+/// Sleep flag of one sleeper.
+#[derive(Debug)]
+pub(crate) struct SleepFlag {
+    asleep: AtomicBool,
+    /// A parked thread was notified: see `park_flag.rs`.
+    is_called: AtomicBool,
+    barrier: Barrier,
+}
+
+impl SleepFlag {
+    pub(crate) fn new(barrier: Barrier) -> Self {
+        let (asleep, is_called) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { asleep, is_called, barrier }
+    }
+
+    /// Announces that the sleeper is about to block.
+    ///
+    /// What was stored before a [`needs_wakeup`](Self::needs_wakeup) that returned false is visible
+    /// once this has returned true. If this returns false, the kernel refused the barrier and a
+    /// notification may be missed.
+    pub(crate) fn announce(&self) -> bool {
+        self.asleep.store(true, Ordering::Relaxed);
+        self.barrier.heavy()
+    }
+
+    /// Marks the sleeper awake. A `needs_wakeup` that returned true before is still followed by its
+    /// wake-up.
+    pub(crate) fn cancel(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the caller must wake the sleeper; called after a store that it must see. Of several
+    /// callers during one sleep, at most one gets true.
+    #[inline]
+    pub(crate) fn needs_wakeup(&self) -> bool {
+        self.barrier.light();
+        self.is_claimed()
+    }
+
+    /// As [`needs_wakeup`](Self::needs_wakeup), after a store for one parked light thread.
+    #[inline]
+    pub(crate) fn claim_for(&self, doze: &ParkFlag) -> bool {
+        self.barrier.light();
+        if doze.is_dozing() {
+            self.call(doze);
+        }
+        self.is_claimed()
+    }
+
+    #[inline]
+    fn is_claimed(&self) -> bool {
+        self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel)
+    }
+
+    #[cold]
+    fn call(&self, doze: &ParkFlag) {
+        doze.rung();
+        // An exchange, not a store: a reader that clears the last of several notifications must see
+        // the flags that all of them set.
+        self.is_called.swap(true, Ordering::Release);
+        self.barrier.light();
+    }
+
+    /// Whether a parked thread was notified; relaxed, so possibly late.
+    #[inline]
+    pub(crate) fn is_called(&self) -> bool {
+        self.is_called.load(Ordering::Relaxed)
+    }
+
+    /// Clears the notification flag and returns it; which threads were notified is visible
+    /// afterwards.
+    pub(crate) fn take_call(&self) -> bool {
+        self.is_called.swap(false, Ordering::Acquire)
+    }
+}

@@ -1,0 +1,102 @@
+//! Files of a command that may be refused: a process of its own, since all files of a process are treated
+//! alike.
+
+#![allow(clippy::disallowed_methods, reason = "it looks at the files that are made")]
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use tenmil_linux::file::{
+    File, FileError, FileOptions, Making, keep, make_if, put_back, reach, set_making,
+};
+
+fn open(path: &Path, len_bytes: u64) -> Result<File, FileError> {
+    let (path, len_bytes, unit_bytes) = (path.into(), Some(len_bytes), 512);
+    File::open(&FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false })
+}
+
+#[test]
+fn files_are_made_and_grown_once_the_command_is_not_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let [new, short, taken] = ["new", "short", "taken"].map(|name| directory.path().join(name));
+    std::fs::write(&short, [7; 1000]).unwrap();
+    let on_disk = || std::fs::metadata(&short).unwrap().len();
+    set_making(Making::Recorded);
+    let file = open(&new, 8192).unwrap();
+    if new.exists() {
+        println!("skipped: no files without a name here, or no /proc");
+        return;
+    }
+    assert!(reach(&new).metadata().is_ok_and(|found| found.len() == 8192));
+    let error = open(&new, 8192).unwrap_err().to_string();
+    assert!(error.contains("this process has it open already"), "{error}");
+    drop(file);
+    let grown = open(&short, 8192).unwrap();
+    assert_eq!((grown.len_bytes(), grown.notice_len().unwrap(), on_disk()), (8192, 8192, 1000));
+    assert!(grown.is_yet_to_grow());
+    let mut bytes = [1; 1024];
+    grown.read_short(512, &mut bytes).unwrap();
+    assert!(bytes[..488] == [7; 488] && bytes[488..] == [0; 536]);
+    grown.read_short(4096, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 1024]);
+    drop(grown);
+    // Refused.
+    put_back();
+    assert!(!new.exists() && on_disk() == 1000);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+
+    // What was written before it had a name is there, however often it was opened.
+    let file = open(&new, 8192).unwrap();
+    let bytes = std::fs::File::from(file.as_fd().try_clone_to_owned().unwrap());
+    bytes.write_all_at(&[9; 512], 512).unwrap();
+    drop((file, bytes));
+    let file = open(&new, 16_384).unwrap();
+    let _grown = open(&short, 8192).unwrap();
+    let other = open(&taken, 8192).unwrap();
+    std::fs::write(&taken, "another process's").unwrap();
+    let error = keep().unwrap_err().to_string();
+    assert!(error.contains("taken: ") && error.contains("nothing has been made since"), "{error}");
+    assert_eq!(std::fs::read(&taken).unwrap(), b"another process's");
+    assert_eq!((file.len_bytes(), on_disk()), (16_384, 8192));
+    let found = std::fs::read(&new).unwrap();
+    assert!(found.len() == 16_384 && found[512..1024] == [9; 512]);
+    drop((file, other));
+    drop(open(&directory.path().join("at once"), 512).unwrap());
+    assert!(directory.path().join("at once").exists(), "nothing is put off any more");
+    make_and_grow_by_changes(directory.path());
+}
+
+/// A process that has begun, and changes what it has open.
+fn make_and_grow_by_changes(directory: &Path) {
+    let [new, short, other] =
+        ["by change", "short by change", "of another thread"].map(|name| directory.join(name));
+    std::fs::write(&short, [7; 1000]).unwrap();
+    let on_disk = || std::fs::metadata(&short).unwrap().len();
+    // Refused: by what is wrong, or by what comes to be there meanwhile.
+    for wrong in [Some(directory.join("no/such")), None] {
+        let refused = make_if(|| {
+            let files = (open(&short, 8192)?, open(&new, 8192)?);
+            assert!(!new.exists() && on_disk() == 1000);
+            assert!(reach(&new).metadata().is_ok_and(|found| found.len() == 8192));
+            let one = other.clone();
+            std::thread::spawn(move || drop(open(&one, 512).unwrap())).join().unwrap();
+            assert!(other.exists(), "another thread makes its files at once");
+            match &wrong {
+                Some(wrong) => drop(open(wrong, 512)?),
+                None => std::fs::write(&new, "another process's").unwrap(),
+            }
+            Ok::<_, FileError>(files)
+        });
+        refused.unwrap_err();
+        assert_eq!((new.exists(), on_disk()), (wrong.is_none(), 1000));
+        assert!(other.exists());
+    }
+    std::fs::remove_file(&new).unwrap();
+    let files = make_if(|| Ok::<_, FileError>((open(&new, 8192)?, open(&short, 8192)?))).unwrap();
+    assert_eq!((new.metadata().unwrap().len(), on_disk()), (8192, 8192));
+    drop(files);
+    drop(open(&directory.join("at once again"), 512).unwrap());
+    assert!(directory.join("at once again").exists());
+}

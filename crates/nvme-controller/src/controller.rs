@@ -1,0 +1,605 @@
+//! Admin command set of a controller: runs on one thread, has no transport and no I/O queues, and
+//! receives the current time as an argument.
+//!
+//! The interface to the transport in front of it is drawn in [`interface`].
+//!
+//! ```text
+//!   commands ──▶ queues · identify · log · features · format · management · self_test · firmware
+//!                                     │
+//!                      events ◀───────┼───────▶ subsystem ──▶ namespace snapshots for the queues
+//!                  health, power,     │         (state that controllers share)
+//!                  keep_alive         └───────▶ reservation
+//! ```
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use tenmil_base::{Durability, Instant};
+use tenmil_wire::Status;
+use tenmil_wire::admin::{DeviceSelfTest, SelfTestCode};
+use tenmil_wire::feature::Feature;
+use tenmil_wire::log::event::ReservationEvent;
+use tenmil_wire::log::self_test::SelfTestOutcome;
+
+use crate::namespace::{Namespaces, Versioned};
+use crate::queue::FusedArbiter;
+use commands::CommandResult;
+use events::{Event, Events};
+use features::commands::Timestamp;
+use features::persistence::PendingFeatureSave;
+use features::{Key, Values, event_bit};
+use firmware::Download;
+use format::Format;
+use health::{Health, WARNING_READ_ONLY, WARNING_RELIABILITY, WARNING_SPARE, WARNING_TEMPERATURE};
+use interface::{
+    AdminCompletion, AdminOutcome, AdminResult, Arbitration, Coalescing, ControllerSignal,
+    ErrorReport, InvalidDoorbell, IoCounters, ReservationCompletion,
+};
+use keep_alive::KeepAlive;
+use log::error::Errors;
+use log::telemetry::Telemetry;
+use power::Power;
+use queues::GrantedQueues;
+use reservation::change_queue::ReplyTo;
+use reservation::preempted::Preempting;
+pub(crate) use reservation::preempted::Writers;
+use reservation::{HostId, HostNqn, Site};
+use self_test::SelfTests;
+use subsystem::{NOTICES_MAX, NamespaceEntry, PendingUpdates, State};
+
+mod commands;
+mod config;
+mod events;
+mod features;
+mod firmware;
+mod format;
+mod full_scan;
+mod fuzz;
+mod health;
+mod identify;
+pub mod interface;
+mod keep_alive;
+mod log;
+mod management;
+mod power;
+mod queues;
+mod reservation;
+mod self_test;
+mod subsystem;
+#[cfg(test)]
+mod tests;
+
+pub use config::{
+    ControllerConfig, ControllerInstance, NamespaceConfig, NamespacePool, Persistence,
+    ReservationStore, SubsystemConfig, TransportModel,
+};
+pub use firmware::image as firmware_image;
+pub use fuzz::fuzz;
+pub use health::SensorReadings;
+pub use reservation::HostId as HostIdentity;
+pub use reservation::preempted::Preempted;
+pub use subsystem::{AnaState, HostInUse, PersistRequest, Subsystem, WakeFn};
+
+/// Admin controller: one host's view of an NVM subsystem.
+pub struct Controller {
+    config: ControllerConfig,
+    subsystem: Subsystem,
+    published: Arc<Versioned<Namespaces>>,
+    host: HostId,
+    /// Host NQN, if the transport supplies one.
+    nqn: Option<HostNqn>,
+    /// Network origin of the host, set if hosts from there may use any host NQN.
+    origin: Option<Site>,
+    values: Values,
+    granted: GrantedQueues,
+    events: Events,
+    keep_alive: KeepAlive,
+    power: Power,
+    timestamp: Timestamp,
+    /// The host supports retry delays (feature 16h, ACRE).
+    has_advanced_retry: bool,
+    health: Health,
+    errors: Errors,
+    telemetry: Telemetry,
+    self_tests: SelfTests,
+    download: Download,
+    format: Option<Format>,
+    /// Namespaces that have changed since the host last read the Changed Namespace List.
+    changed: BTreeSet<u32>,
+    /// Reservation notifications not yet read by the host, oldest first.
+    notices: VecDeque<(u32, ReservationEvent)>,
+    /// Total number of reservation notifications.
+    notices_ever: u64,
+    aborts: u16,
+    mail_seen: u64,
+    is_in_use: bool,
+    done: VecDeque<AdminCompletion>,
+    /// Results of reservation commands that were deferred.
+    decided: VecDeque<ReservationCompletion>,
+    /// Set Features commands whose values are being made durable.
+    persisting: Vec<PendingFeatureSave>,
+    /// Total number of such commands; numbers them.
+    persisted_ever: u64,
+    signals: VecDeque<ControllerSignal>,
+    /// Preemptions by this host that wait for writes of others.
+    preempting: Vec<Preempting>,
+    /// Preemptions of this host, which wait for its writes.
+    preempted: Vec<Writers>,
+}
+
+impl Controller {
+    fn open(subsystem: Subsystem, now: Instant, config: ControllerConfig) -> Result<Self, String> {
+        let published = subsystem.add_controller(config.cntlid)?;
+        Ok(Self {
+            host: HostId::Anonymous(config.cntlid),
+            nqn: None,
+            origin: None,
+            values: Values::default(),
+            granted: GrantedQueues::new(config.io_queues_max),
+            events: Events::new(config.event_requests_max),
+            keep_alive: KeepAlive::new(&config),
+            power: Power::new(now),
+            timestamp: Timestamp::default(),
+            has_advanced_retry: false,
+            health: Health::new(now, config.temperature_kelvin),
+            errors: Errors::new(config.error_entries.into()),
+            telemetry: Telemetry::default(),
+            self_tests: SelfTests::default(),
+            download: Download::new(config.firmware_bytes_max),
+            format: None,
+            changed: BTreeSet::new(),
+            notices: VecDeque::new(),
+            notices_ever: 0,
+            aborts: 0,
+            mail_seen: 0,
+            is_in_use: false,
+            done: VecDeque::new(),
+            decided: VecDeque::new(),
+            persisting: Vec::new(),
+            persisted_ever: 0,
+            signals: VecDeque::new(),
+            preempting: Vec::new(),
+            preempted: Vec::new(),
+            config,
+            subsystem,
+            published,
+        })
+    }
+
+    /// Performs a bounded amount of background work: timers, formats, self-tests, and updates from other
+    /// controllers.
+    pub fn turn(&mut self, now: Instant) {
+        if self.keep_alive.expired(now) {
+            self.signals.push_back(ControllerSignal::KeepAliveExpired);
+        }
+        self.power.turn(now);
+        self.turn_format(now);
+        self.turn_self_test(now);
+        self.read_mail(now);
+        self.turn_preemptions(now);
+    }
+
+    /// Latest time of the next [`turn`](Self::turn), even if nothing else happens.
+    pub fn wake_at(&self, now: Instant) -> Instant {
+        let format = self.format.as_ref().map_or(Instant::NEVER, |format| format.wake_at(now));
+        let timers = self.keep_alive.wake_at().min(self.power.wake_at());
+        let preemptions = self.preemptions_wake_at(now);
+        timers.min(format).min(self.self_tests.wake_at(now)).min(preemptions)
+    }
+
+    /// Next completion of a command for which [`AdminOutcome::Deferred`] was returned.
+    pub fn next_done(&mut self) -> Option<AdminCompletion> {
+        self.done.pop_front()
+    }
+
+    /// Dword 0 for the oldest outstanding Asynchronous Event Request, if an event is pending.
+    pub fn next_event(&mut self) -> Option<u32> {
+        self.events.next()
+    }
+
+    /// Next action for the transport that is not a completion.
+    pub fn next_signal(&mut self) -> Option<ControllerSignal> {
+        self.signals.pop_front()
+    }
+
+    /// Records a completion with an error status.
+    pub fn report_error(&mut self, _now: Instant, report: &ErrorReport) {
+        // Status code type 2h: media and data integrity errors (Base 2.1 §4.2.3.3).
+        if report.status.sct() == 2 {
+            self.health.media_errors += 1;
+        }
+        self.errors.push(report);
+    }
+
+    /// Records an invalid doorbell write and raises the event for it.
+    pub fn invalid_doorbell(&mut self, now: Instant, doorbell: InvalidDoorbell) {
+        let (event, status) = match doorbell {
+            InvalidDoorbell::Register => {
+                (Event::INVALID_DOORBELL, Status::INVALID_QUEUE_IDENTIFIER)
+            }
+            InvalidDoorbell::Value => (Event::INVALID_DOORBELL_VALUE, Status::INVALID_FIELD),
+        };
+        let no_command =
+            ErrorReport { sqid: u16::MAX, cid: u16::MAX, opcode: 0, status, lba: 0, nsid: 0 };
+        self.report_error(now, &no_command);
+        self.events.happened(event);
+    }
+
+    /// Adds I/O totals of the I/O queues to the SMART counters.
+    pub fn add_traffic(&mut self, traffic: &IoCounters) {
+        self.health.add(traffic);
+    }
+
+    /// Records that I/O commands have arrived since the last call.
+    pub fn io_command_seen(&mut self, now: Instant) {
+        self.keep_alive.note_activity();
+        self.power.worked(now);
+    }
+
+    /// Records that an I/O queue was created: the number of queues is fixed until the next reset.
+    pub fn queue_created(&mut self) {
+        self.granted.is_fixed = true;
+    }
+
+    /// Records that the transport has completed an Abort command.
+    pub fn abort_ended(&mut self) {
+        self.aborts = self.aborts.saturating_sub(1);
+    }
+
+    /// Records that the transport itself has completed an outstanding Asynchronous Event Request.
+    pub fn event_request_aborted(&mut self) {
+        self.events.request_aborted();
+    }
+
+    /// Sets the sensor readings and raises the enabled health events.
+    pub fn set_vitals(&mut self, now: Instant, vitals: SensorReadings) {
+        self.health.set(now, vitals);
+        self.look_at_health();
+    }
+
+    /// Binds the controller to a host by its NQN, which may be empty, and its identifier, unless that is
+    /// zero (fabrics Connect, Base 2.1 §6.3).
+    ///
+    /// # Errors
+    ///
+    /// The identifier belongs to a host with another NQN.
+    pub fn connect_host(&mut self, nqn: &str, identifier: u128) -> Result<(), HostInUse> {
+        let host = match identifier {
+            0 => HostId::Anonymous(self.config.cntlid),
+            _ => HostId::Extended(identifier),
+        };
+        let nqn = HostNqn::from(nqn);
+        self.subsystem.bind_host(self.config.cntlid, host, &nqn)?;
+        self.host = host;
+        self.nqn = Some(nqn);
+        Ok(())
+    }
+
+    /// Limits the registrants of hosts that may use any NQN: all hosts from `origin`, an address,
+    /// together have at most `registrants_max` registrations in a namespace.
+    pub fn limit_registrants(&mut self, origin: &str, registrants_max: usize) {
+        self.origin = Some(Site { name: origin.into(), most: registrants_max });
+    }
+
+    /// Sets the host identifier, for a transport that has no host NQN.
+    pub fn set_host(&mut self, host: HostId) {
+        self.host = host;
+        let mut state = self.subsystem.lock();
+        if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
+            seat.host = host;
+        }
+        self.subsystem.publish_and_notify(state);
+    }
+
+    /// Whether reservations require a host identifier (CTRATT.RHII). Over fabrics, hosts that leave the
+    /// identifier of Connect zero cannot be told apart. On a bus, the host is identified by the
+    /// controller it uses.
+    fn needs_host_identifier(&self) -> bool {
+        self.is_fabrics()
+    }
+
+    /// Sets the keep-alive timeout given in the Connect command (fabrics, Base 2.1 §6.3).
+    pub fn set_keep_alive(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
+        self.keep_alive.set(now, timeout_ms)
+    }
+
+    /// Keep-alive timeout in milliseconds; zero disables it.
+    pub fn keep_alive_ms(&self) -> u32 {
+        self.keep_alive.timeout_ms()
+    }
+
+    /// Records that the controller is ready: from now on the keep-alive timer runs, if the host has set a
+    /// timeout (Base 2.1 §3.9.2).
+    pub fn enabled(&mut self, now: Instant) {
+        self.keep_alive.restart(now);
+    }
+
+    /// Fused-command arbiter of the subsystem.
+    pub(crate) fn floor(&self) -> Arc<FusedArbiter> {
+        Arc::clone(self.subsystem.floor())
+    }
+
+    /// Sets the callback that wakes this controller's thread when another controller has posted updates
+    /// for it.
+    pub fn set_waker(&self, bell: WakeFn) {
+        if let Some(seat) = self.subsystem.lock().seats.get_mut(&self.config.cntlid) {
+            seat.bell = Some(bell);
+        }
+    }
+
+    /// Performs a controller level reset: CC.EN was cleared, or the association ended (Base 2.1 §3.7.2).
+    pub fn reset(&mut self, now: Instant) {
+        self.values.reset();
+        self.granted = GrantedQueues::new(self.config.io_queues_max);
+        self.events.reset();
+        if self.is_fabrics() {
+            // Connect has set the timeout for the lifetime of the association (Base 2.1 §3.9, §6.3).
+            self.keep_alive.suspend();
+        } else {
+            self.keep_alive = KeepAlive::new(&self.config);
+        }
+        self.power = Power::new(now);
+        // An unsupported power state cannot have been saved, so an error changes nothing.
+        let saved = self.values.current(Key { feature: Feature::PowerManagement, of: 0 });
+        let _ = self.power.set(now, saved.to_le_bytes()[0] & 0x1f);
+        self.has_advanced_retry = false;
+        self.download.reset();
+        if self.self_tests.is_ended_by_reset() {
+            self.self_tests.abort(SelfTestOutcome::AbortedByReset, self.health.hours(now));
+        }
+        if let Some(format) = &mut self.format {
+            format.detach_requester();
+        }
+        self.changed.clear();
+        self.notices.clear();
+        self.aborts = 0;
+        self.done.clear();
+        self.decided.clear();
+        self.persisting.clear();
+        self.reset_preemptions();
+        self.forget_host();
+    }
+
+    /// Records that the host has announced a shutdown (CC.SHN): power loss is not an unsafe shutdown
+    /// anymore.
+    pub fn shutdown(&mut self) {
+        self.is_in_use = false;
+        self.tell_seat_in_use();
+    }
+
+    /// Configuration that the controller was opened with.
+    pub fn configuration(&self) -> &ControllerConfig {
+        &self.config
+    }
+
+    /// I/O submission and completion queues granted to the host.
+    pub fn queues_granted(&self) -> (u16, u16) {
+        (self.granted.submission, self.granted.completion)
+    }
+
+    /// Whether the volatile write cache is enabled; if it is disabled, every write is FUA.
+    pub fn write_cache_enabled(&self) -> bool {
+        self.values.write_cache_enabled()
+    }
+
+    /// Interrupt coalescing of the I/O queues.
+    pub fn coalescing(&self) -> Coalescing {
+        self.values.coalescing()
+    }
+
+    /// Whether coalescing is disabled for a vector.
+    pub fn is_coalescing_disabled(&self, vector: u16) -> bool {
+        self.values.is_coalescing_disabled(vector)
+    }
+
+    /// Arbitration of the submission queues.
+    pub fn arbitration(&self) -> Arbitration {
+        self.values.arbitration()
+    }
+
+    /// Namespaces visible to this controller's queues; replaced as a whole at every change.
+    pub fn namespaces(&self) -> &Versioned<Namespaces> {
+        &self.published
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        if let Some(format) = &mut self.format {
+            format.give_up(&self.subsystem);
+        }
+        self.subsystem.remove_controller(self.config.cntlid);
+    }
+}
+
+impl Controller {
+    fn is_fabrics(&self) -> bool {
+        matches!(self.config.transport, TransportModel::Fabrics { .. })
+    }
+
+    fn manages_namespaces(&self) -> bool {
+        self.supports(tenmil_wire::AdminOpcode::NamespaceManagement)
+    }
+
+    /// Whether a namespace of the subsystem may lose a completed write at power loss (VWC): one with a
+    /// volatile cache, or one in memory, which is all cache to its host. All namespaces count, because a
+    /// host that found no cache sends no Flush to a namespace attached later.
+    fn has_volatile_cache(&self) -> bool {
+        let state = self.subsystem.lock();
+        state.records.values().any(|record| record.limits.durability != Durability::Persistent)
+    }
+
+    /// Looks up a namespace that must be attached to this controller (Base 2.1 §3.2.1.5).
+    fn active<'a>(&self, state: &'a State, nsid: u32) -> Result<&'a NamespaceEntry, Status> {
+        if nsid == 0 || nsid > self.subsystem.about().nsid_max {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
+        }
+        state.attached(self.config.cntlid, nsid).ok_or(Status::INVALID_FIELD)
+    }
+
+    /// Namespaces selected by an NSID: one, or every attached namespace for FFFFFFFFh.
+    fn targets(&self, state: &State, nsid: u32) -> Result<Vec<u32>, Status> {
+        if nsid == u32::MAX {
+            return Ok(state.all_attached(self.config.cntlid).map(|record| record.nsid).collect());
+        }
+        self.active(state, nsid).map(|record| vec![record.nsid])
+    }
+
+    /// Records that a command has arrived: power loss without a prior shutdown is now an unsafe shutdown.
+    fn in_use(&mut self) {
+        if !self.is_in_use {
+            self.is_in_use = true;
+            self.tell_seat_in_use();
+        }
+    }
+
+    fn tell_seat_in_use(&self) {
+        if let Some(seat) = self.subsystem.lock().seats.get_mut(&self.config.cntlid) {
+            seat.is_in_use = self.is_in_use;
+        }
+    }
+
+    /// Removes the host identifier: a host without one counts as another host after a reset, and one that
+    /// set it by a feature has to set it again (Base 2.1 §5.1.25.1.28).
+    fn forget_host(&mut self) {
+        let nobody = HostId::Anonymous(self.config.cntlid);
+        if !self.is_fabrics() {
+            self.host = nobody;
+        }
+        let mut state = self.subsystem.lock();
+        state.firmware.activate();
+        state.drop_requesters(self.config.cntlid, |_| true);
+        state.forget_host(nobody);
+        if let Some(seat) = state.seats.get_mut(&self.config.cntlid) {
+            seat.host = self.host;
+        }
+        self.subsystem.publish_and_notify(state);
+    }
+
+    /// Raises events for new critical warnings that the host has enabled (Base 2.1 §5.1.2.1, Figure 152).
+    fn look_at_health(&mut self) {
+        let new = self.health.new_warnings(self.values.thresholds());
+        for (warning, event) in [
+            (WARNING_SPARE, Event::SPARE),
+            (WARNING_TEMPERATURE, Event::TEMPERATURE),
+            (WARNING_RELIABILITY, Event::RELIABILITY),
+            (WARNING_READ_ONLY, Event::RELIABILITY),
+        ] {
+            if new & warning != 0 && self.values.wants_event(warning.into()) {
+                self.events.happened(event);
+            }
+        }
+    }
+
+    fn device_self_test(&mut self, now: Instant, command: &DeviceSelfTest) -> CommandResult {
+        match command.stc {
+            SelfTestCode::Abort => {
+                self.self_tests.abort(SelfTestOutcome::AbortedByCommand, self.health.hours(now));
+            }
+            SelfTestCode::Short | SelfTestCode::Extended => {
+                if self.self_tests.is_running() {
+                    return Err(Status::SELF_TEST_IN_PROGRESS);
+                }
+                let subsystem = self.subsystem.clone();
+                let state = subsystem.lock();
+                let nsids = match command.nsid {
+                    // The lock is held from the check for a format to the start of the test: no format
+                    // begins between.
+                    0 => Vec::new(),
+                    nsid => self.targets(&state, nsid)?,
+                };
+                let is_formatting = |nsid| {
+                    state
+                        .records
+                        .get(nsid)
+                        .is_some_and(|record: &NamespaceEntry| record.is_formatting)
+                };
+                if nsids.iter().any(is_formatting) {
+                    return Err(Status::FORMAT_IN_PROGRESS);
+                }
+                self.self_tests.start(command.stc, command.nsid, &nsids, &state);
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        Ok(AdminOutcome::Done(AdminResult::OK))
+    }
+
+    fn turn_self_test(&mut self, now: Instant) {
+        if !self.self_tests.is_running() {
+            return;
+        }
+        let ending = self.self_tests.turn(
+            now,
+            self.health.hours(now),
+            (&self.subsystem, self.config.cntlid),
+        );
+        if ending.is_some_and(|ending| ending.outcome != SelfTestOutcome::Passed) {
+            self.events.happened(Event::DIAGNOSTIC_FAILURE);
+        }
+    }
+
+    /// Reads the updates posted by other controllers and turns them into events and signals.
+    fn read_mail(&mut self, now: Instant) {
+        let posted = self.subsystem.update_count();
+        if posted == self.mail_seen {
+            return;
+        }
+        self.mail_seen = posted;
+        // The lock is released before the updates are processed: that calls back into the subsystem.
+        let mail = {
+            let mut state = self.subsystem.lock();
+            let seat = state.seats.get_mut(&self.config.cntlid);
+            let mail =
+                seat.map_or_else(PendingUpdates::default, |seat| core::mem::take(&mut seat.mail));
+            for &nsid in mail.changed.iter().filter(|nsid| !state.records.contains_key(nsid)) {
+                self.values.forget_namespace(nsid);
+            }
+            mail
+        };
+        self.take_changes(&mail);
+        for (nsid, notice) in mail.notices {
+            self.take_notice(nsid, notice);
+        }
+        for (nsid, preempted) in mail.aborts {
+            self.preempted.push(preempted.writers());
+            self.signals.push_back(ControllerSignal::AbortNamespace { nsid, preempted });
+        }
+        self.signals.extend(mail.trouble.map(|why| ControllerSignal::PersistFailed { why }));
+        for (reply, end) in mail.ends {
+            match reply {
+                ReplyTo::Queue(from) => self.end_reservation(now, from, end),
+                ReplyTo::Feature(number) => self.persisted(number, end.map(|_| ())),
+            }
+        }
+    }
+
+    fn take_changes(&mut self, mail: &PendingUpdates) {
+        if !mail.changed.is_empty() {
+            self.changed.extend(&mail.changed);
+            if self.values.wants_event(event_bit::NAMESPACE) {
+                self.events.happened(Event::NAMESPACE_CHANGED);
+            }
+        }
+        if mail.is_ana_changed && self.values.wants_event(event_bit::ANA) {
+            self.events.happened(Event::ANA_CHANGED);
+        }
+        if mail.is_activating_firmware && self.values.wants_event(event_bit::FIRMWARE) {
+            self.events.happened(Event::FIRMWARE_ACTIVATION);
+        }
+    }
+
+    /// Records a reservation notification for the log page, unless it is masked (Base 2.1 §5.1.25.1.29).
+    fn take_notice(&mut self, nsid: u32, notice: ReservationEvent) {
+        let mask =
+            self.values.current(Key { feature: Feature::ReservationNotificationMask, of: nsid });
+        if mask & 1 << notice.code() != 0 {
+            return;
+        }
+        if self.notices.len() >= NOTICES_MAX {
+            self.notices.pop_front();
+        }
+        self.notices.push_back((nsid, notice));
+        self.notices_ever += 1;
+        self.events.happened(Event::RESERVATION);
+    }
+}

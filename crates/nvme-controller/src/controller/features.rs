@@ -1,0 +1,301 @@
+//! Features: the supported ones, their attributes, and the values of those that are a single dword (Base
+//! 2.1 §5.1.25).
+//!
+//! ```text
+//!   Get / Set Features ─▶ attributes (saveable? changeable? ─▶ dword:   Values, in this file
+//!                         per namespace?)                   └▶ others:  commands.rs, which asks
+//!                                                              the owner of the value
+//! ```
+
+use std::collections::BTreeMap;
+
+use tenmil_base::Span;
+use tenmil_wire::Status;
+use tenmil_wire::feature::Feature;
+
+use super::config::{ControllerConfig, TransportModel};
+use super::health::{Thresholds, WARNING_KELVIN};
+use super::interface::{Arbitration, Coalescing};
+
+pub(super) mod commands;
+pub(super) mod persistence;
+
+/// Attributes of a feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FeatureAttributes {
+    pub(super) feature: Feature,
+    /// A value may be saved, and then survives resets.
+    pub(super) is_saveable: bool,
+    /// The value belongs to a namespace, not to the controller.
+    pub(super) is_per_namespace: bool,
+    /// Condition under which the feature is supported.
+    needs: FeatureRequirement,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FeatureRequirement {
+    Always,
+    /// A block device with a volatile cache.
+    VolatileCache,
+    /// Queues created by command and signalled by interrupt vectors.
+    MemoryTransport,
+    Reservations,
+}
+
+/// Conditions for optional features, apart from the controller's configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FeatureSupport {
+    /// A block device has a volatile cache.
+    pub(super) volatile_cache: bool,
+    /// Reservations are supported.
+    pub(super) reservations: bool,
+}
+
+const fn rule(feature: Feature) -> FeatureAttributes {
+    FeatureAttributes {
+        feature,
+        is_saveable: false,
+        is_per_namespace: false,
+        needs: FeatureRequirement::Always,
+    }
+}
+
+const fn saveable(feature: Feature) -> FeatureAttributes {
+    FeatureAttributes { is_saveable: true, ..rule(feature) }
+}
+
+/// All known features, by identifier.
+pub(super) const RULES: [FeatureAttributes; 19] = [
+    saveable(Feature::Arbitration),
+    saveable(Feature::PowerManagement),
+    saveable(Feature::TemperatureThreshold),
+    FeatureAttributes { is_per_namespace: true, ..saveable(Feature::ErrorRecovery) },
+    FeatureAttributes {
+        needs: FeatureRequirement::VolatileCache,
+        ..saveable(Feature::VolatileWriteCache)
+    },
+    rule(Feature::NumberOfQueues),
+    FeatureAttributes {
+        needs: FeatureRequirement::MemoryTransport,
+        ..saveable(Feature::InterruptCoalescing)
+    },
+    FeatureAttributes {
+        needs: FeatureRequirement::MemoryTransport,
+        ..saveable(Feature::InterruptVectorConfiguration)
+    },
+    saveable(Feature::WriteAtomicity),
+    saveable(Feature::AsynchronousEventConfiguration),
+    rule(Feature::AutonomousPowerStateTransition),
+    rule(Feature::Timestamp),
+    rule(Feature::KeepAliveTimer),
+    rule(Feature::HostBehaviorSupport),
+    saveable(Feature::SoftwareProgressMarker),
+    rule(Feature::HostIdentifier),
+    FeatureAttributes {
+        is_per_namespace: true,
+        needs: FeatureRequirement::Reservations,
+        ..rule(Feature::ReservationNotificationMask)
+    },
+    FeatureAttributes {
+        is_per_namespace: true,
+        needs: FeatureRequirement::Reservations,
+        ..rule(Feature::ReservationPersistence)
+    },
+    FeatureAttributes { is_per_namespace: true, ..rule(Feature::NamespaceWriteProtection) },
+];
+
+/// Bits of the Asynchronous Event Configuration (Base 2.1 §5.1.25.1.5).
+pub(super) mod event_bit {
+    /// The bits of the Critical Warning byte. No field reports which of them a controller raises, and
+    /// hosts set all of them, so bits without an event are accepted, too.
+    pub(in crate::controller) const WARNINGS: u32 = 0xff;
+    /// Namespace Attribute Notices.
+    pub(in crate::controller) const NAMESPACE: u32 = 1 << 8;
+    /// Firmware Activation Notices.
+    pub(in crate::controller) const FIRMWARE: u32 = 1 << 9;
+    /// Telemetry Log Notices: accepted, because hosts set the bit if LPA reports telemetry. They never
+    /// occur.
+    pub(in crate::controller) const TELEMETRY: u32 = 1 << 10;
+    /// Asymmetric Namespace Access Change Notices.
+    pub(in crate::controller) const ANA: u32 = 1 << 11;
+}
+
+/// Values of the features that are a single dword.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Values {
+    table: BTreeMap<Key, Value>,
+}
+
+/// Feature, and a selector for its value: a namespace, a vector, a sensor; 0 if there is only one value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) feature: Feature,
+    pub(super) of: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Value {
+    current: Option<u32>,
+    saved: Option<u32>,
+}
+
+/// THSEL of [`Feature::TemperatureThreshold`]: over temperature threshold.
+pub(super) const OVER: u32 = 0;
+/// Under temperature threshold.
+pub(super) const UNDER: u32 = 1;
+
+/// Attributes of the feature, if this controller supports it.
+pub(super) fn find(
+    feature: Feature,
+    config: &ControllerConfig,
+    present: FeatureSupport,
+) -> Option<FeatureAttributes> {
+    let rule = RULES.into_iter().find(|rule| rule.feature == feature)?;
+    let is_there = match rule.needs {
+        FeatureRequirement::Always => true,
+        FeatureRequirement::VolatileCache => present.volatile_cache,
+        FeatureRequirement::MemoryTransport => {
+            matches!(config.transport, TransportModel::Memory { .. })
+        }
+        FeatureRequirement::Reservations => present.reservations,
+    };
+    is_there.then_some(rule)
+}
+
+impl Values {
+    /// Current value.
+    pub(super) fn current(&self, key: Key) -> u32 {
+        let value = self.table.get(&key).copied().unwrap_or_default();
+        value.current.or(value.saved).unwrap_or(default_of(key))
+    }
+
+    /// Saved value, which the next reset restores.
+    pub(super) fn saved(&self, key: Key) -> u32 {
+        self.table.get(&key).and_then(|value| value.saved).unwrap_or(default_of(key))
+    }
+
+    /// Sets the current value, and the saved value if `save`.
+    pub(super) fn set(&mut self, key: Key, dword: u32, save: bool) {
+        let value = self.table.entry(key).or_default();
+        value.current = Some(dword);
+        if save {
+            value.saved = Some(dword);
+        }
+    }
+
+    /// Restores the saved values.
+    pub(super) fn reset(&mut self) {
+        self.table.retain(|_, value| {
+            value.current = None;
+            value.saved.is_some()
+        });
+    }
+
+    /// Removes the values of a deleted namespace.
+    pub(super) fn forget_namespace(&mut self, nsid: u32) {
+        for feature in [Feature::ErrorRecovery, Feature::ReservationNotificationMask] {
+            self.table.remove(&Key { feature, of: nsid });
+        }
+    }
+
+    /// Whether the volatile write cache is enabled (Base 2.1 §5.1.25.1.4).
+    pub(super) fn write_cache_enabled(&self) -> bool {
+        self.current(Key { feature: Feature::VolatileWriteCache, of: 0 }) & 1 != 0
+    }
+
+    /// Whether the host has enabled the events of this bit.
+    pub(super) fn wants_event(&self, bit: u32) -> bool {
+        self.current(Key { feature: Feature::AsynchronousEventConfiguration, of: 0 }) & bit != 0
+    }
+
+    /// Interrupt coalescing.
+    pub(super) fn coalescing(&self) -> Coalescing {
+        let [threshold, time, ..] =
+            self.current(Key { feature: Feature::InterruptCoalescing, of: 0 }).to_le_bytes();
+        let time = Span::from_us(100 * u64::from(time));
+        Coalescing { time, threshold: u16::from(threshold) + 1 }
+    }
+
+    /// Whether coalescing is disabled for a vector (Base 2.1 §5.1.25.2.3).
+    pub(super) fn is_coalescing_disabled(&self, vector: u16) -> bool {
+        self.current(Key { feature: Feature::InterruptVectorConfiguration, of: vector.into() })
+            & 1 << 16
+            != 0
+    }
+
+    /// Arbitration of the submission queues.
+    pub(super) fn arbitration(&self) -> Arbitration {
+        let [burst, low, medium, high] =
+            self.current(Key { feature: Feature::Arbitration, of: 0 }).to_le_bytes();
+        let burst = burst & 7;
+        Arbitration {
+            burst: (burst != 7).then_some(1 << burst),
+            low_weight: u16::from(low) + 1,
+            medium_weight: u16::from(medium) + 1,
+            high_weight: u16::from(high) + 1,
+        }
+    }
+
+    /// Temperature thresholds.
+    pub(super) fn thresholds(&self) -> Thresholds {
+        let kelvin = |of| {
+            let dword = self.current(Key { feature: Feature::TemperatureThreshold, of });
+            u16::try_from(dword & 0xffff).unwrap_or(0)
+        };
+        Thresholds { over_kelvin: kelvin(OVER), under_kelvin: kelvin(UNDER) }
+    }
+}
+
+/// Default value.
+pub(super) fn default_of(key: Key) -> u32 {
+    match key.feature {
+        // No limit to a burst, every weight 1.
+        Feature::Arbitration => 7,
+        Feature::TemperatureThreshold if key.of == OVER => WARNING_KELVIN.into(),
+        Feature::VolatileWriteCache => 1,
+        Feature::InterruptVectorConfiguration => key.of,
+        _ => 0,
+    }
+}
+
+/// Checks dword 11 of Set Features for a feature.
+pub(super) fn check(
+    feature: Feature,
+    dword: u32,
+    config: &ControllerConfig,
+    ana: bool,
+) -> Result<(), Status> {
+    let allowed = match feature {
+        Feature::Arbitration => 0xffff_ff07,
+        Feature::PowerManagement => 0xff,
+        Feature::TemperatureThreshold => 0x003f_ffff,
+        // Time limited error recovery; DULBE (error on deallocated blocks) is not supported.
+        Feature::ErrorRecovery => 0xffff,
+        Feature::VolatileWriteCache
+        | Feature::WriteAtomicity
+        | Feature::AutonomousPowerStateTransition => 1,
+        Feature::InterruptCoalescing => 0xffff,
+        Feature::InterruptVectorConfiguration => {
+            if dword & 0xffff >= u32::from(config.vectors) {
+                return Err(Status::INVALID_FIELD);
+            }
+            0x1_ffff
+        }
+        Feature::AsynchronousEventConfiguration => {
+            event_bit::WARNINGS | event_bit::TELEMETRY | notices(ana)
+        }
+        Feature::HostIdentifier => 1,
+        Feature::SoftwareProgressMarker => 0xff,
+        // REGPRE, RESREL and RESPRE (Base 2.1 §5.1.25.1.29).
+        Feature::ReservationNotificationMask => 0b1110,
+        Feature::ReservationPersistence => 1,
+        Feature::NamespaceWriteProtection => 0b111,
+        _ => u32::MAX,
+    };
+    if dword & !allowed == 0 { Ok(()) } else { Err(Status::INVALID_FIELD) }
+}
+
+/// Supported notices, as in OAES of Identify Controller.
+pub(super) const fn notices(ana: bool) -> u32 {
+    event_bit::NAMESPACE | event_bit::FIRMWARE | if ana { event_bit::ANA } else { 0 }
+}

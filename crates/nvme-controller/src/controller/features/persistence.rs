@@ -1,0 +1,70 @@
+//! Reservation Persistence (feature 83h): the command completes when the setting is durable in every
+//! selected namespace (Base 2.1 §5.1.25.1.30).
+
+use std::sync::MutexGuard;
+
+use tenmil_wire::Status;
+
+use crate::controller::Controller;
+use crate::controller::commands::{CommandResult, with_dnr};
+use crate::controller::interface::{AdminCompletion, AdminOutcome, AdminResult};
+use crate::controller::reservation::change_queue::{ChangeKind, PendingChange, ReplyTo, Requester};
+use crate::controller::subsystem::State;
+
+/// Set Features command that waits for durability.
+pub(in crate::controller) struct PendingFeatureSave {
+    number: u64,
+    cid: u16,
+    /// Number of namespaces whose result is pending.
+    left: usize,
+    /// First error.
+    end: Result<(), Status>,
+}
+
+impl Controller {
+    /// Sets whether the reservations of these namespaces persist.
+    pub(super) fn persist_reservations(
+        &mut self,
+        mut state: MutexGuard<'_, State>,
+        cid: u16,
+        nsids: &[u32],
+        persists: bool,
+    ) -> CommandResult {
+        self.persisted_ever += 1;
+        let number = self.persisted_ever;
+        let subsystem = self.subsystem.clone();
+        let by = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Feature(number) };
+        let (mut left, mut end) = (0, Ok(()));
+        for &nsid in nsids {
+            let wish = ChangeKind::Persistence(persists);
+            let (nqn, origin) = (self.nqn.clone(), None);
+            let change = PendingChange { by, host: self.host, nqn, origin, wish };
+            match subsystem.change_reservations(&mut state, nsid, change) {
+                None => left += 1,
+                Some(ended) => end = end.and(ended),
+            }
+        }
+        subsystem.publish_and_notify(state);
+        if left == 0 {
+            return end.map(|()| AdminOutcome::Done(AdminResult::OK));
+        }
+        self.persisting.push(PendingFeatureSave { number, cid, left, end });
+        Ok(AdminOutcome::Deferred)
+    }
+
+    /// Handles the result of one namespace; completes the command with the last one.
+    pub(in crate::controller) fn persisted(&mut self, number: u64, end: Result<(), Status>) {
+        let found = self.persisting.iter().position(|waiting| waiting.number == number);
+        let Some(at) = found else { return };
+        let waiting = &mut self.persisting[at];
+        waiting.left -= 1;
+        waiting.end = waiting.end.and(end);
+        if waiting.left > 0 {
+            return;
+        }
+        let PendingFeatureSave { cid, end, .. } = self.persisting.swap_remove(at);
+        let refused = |status| AdminResult::refused(with_dnr(status));
+        let end = end.map_or_else(refused, |()| AdminResult::OK);
+        self.done.push_back(AdminCompletion { cid, end });
+    }
+}

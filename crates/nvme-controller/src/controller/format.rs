@@ -1,0 +1,186 @@
+//! Format NVM: makes the blocks of one or all namespaces read as zeroes, with the requested block size
+//! (Base 2.1 §5.1.10, NVM 1.1 §4.1.2).
+//!
+//! A format runs over many polls. Until it is complete, every I/O command to its namespaces fails with
+//! Format In Progress.
+
+use tenmil_base::{Instant, Operation};
+use tenmil_wire::Status;
+use tenmil_wire::admin::{FormatNvm, SecureErase};
+use tenmil_wire::log::self_test::SelfTestOutcome;
+
+use super::Controller;
+use super::commands::{CommandResult, with_dnr};
+use super::full_scan::FullScan;
+use super::interface::{AdminCompletion, AdminOutcome, AdminResult};
+use super::subsystem::{NamespaceEntry, State, Subsystem, format_sizes, shift_of};
+
+/// Format in progress.
+pub(super) struct Format {
+    /// Command to complete; `None` after a controller reset.
+    cid: Option<u16>,
+    /// Remaining namespaces, each with its new block size.
+    waiting: Vec<(u32, u32)>,
+    sweep: Option<(u32, u32, FullScan)>,
+}
+
+impl Controller {
+    /// Whether every block device supports Write Zeroes, which a format needs.
+    pub(super) fn can_format(&self) -> bool {
+        let state = self.subsystem.lock();
+        let erasable = |record: &NamespaceEntry| record.limits.support.has(Operation::WriteZeroes);
+        !state.records.is_empty() && state.records.values().all(erasable)
+    }
+
+    pub(super) fn format_nvm(
+        &mut self,
+        now: Instant,
+        cid: u16,
+        format: &FormatNvm,
+    ) -> CommandResult {
+        if self.format.is_some() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        if !matches!(format.ses, SecureErase::None | SecureErase::UserData) {
+            return Err(Status::INVALID_FIELD);
+        }
+        let subsystem = self.subsystem.clone();
+        let mut state = subsystem.lock();
+        let nsids = self.targets(&state, format.nsid)?;
+        let mut waiting = Vec::new();
+        for &nsid in &nsids {
+            let record = self.active(&state, nsid)?;
+            self.check_writable(&state, record)?;
+            waiting.push((nsid, block_size(record, format)?));
+        }
+        for nsid in nsids {
+            if let Some(record) = state.records.get_mut(&nsid) {
+                record.is_formatting = true;
+            }
+            if self.self_tests.reads(nsid) {
+                self.self_tests.abort(SelfTestOutcome::AbortedByFormat, self.health.hours(now));
+            }
+        }
+        subsystem.publish_and_notify(state);
+        self.format = Some(Format { cid: Some(cid), waiting, sweep: None });
+        Ok(AdminOutcome::Deferred)
+    }
+
+    /// Advances the format in progress, if any.
+    pub(super) fn turn_format(&mut self, now: Instant) {
+        let Some(format) = &mut self.format else { return };
+        let Some(end) = format.turn(now, &self.subsystem) else { return };
+        let cid = format.cid;
+        self.format = None;
+        self.done.extend(cid.map(|cid| AdminCompletion { cid, end }));
+    }
+
+    /// Checks that an admin command of this controller's host may change the blocks of a namespace.
+    pub(super) fn check_writable(
+        &self,
+        state: &State,
+        record: &NamespaceEntry,
+    ) -> Result<(), Status> {
+        self.check_changeable(state, record)?;
+        if record.is_protected() { Err(Status::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
+    }
+
+    /// Checks that an admin command of this controller's host may change a namespace (Base 2.1 §8.1.22,
+    /// command behavior table).
+    pub(super) fn check_changeable(
+        &self,
+        state: &State,
+        record: &NamespaceEntry,
+    ) -> Result<(), Status> {
+        if record.is_formatting {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        let seat = state.seats.get(&self.config.cntlid);
+        if let Some(refusal) = seat.and_then(|seat| seat.ana(record.ana_group).refusal()) {
+            return Err(refusal);
+        }
+        let seen = record.reservations.seen_by(self.host);
+        if seen.is_some_and(|reservation| reservation.refuses_writes()) {
+            return Err(Status::RESERVATION_CONFLICT);
+        }
+        Ok(())
+    }
+}
+
+impl Format {
+    fn turn(&mut self, now: Instant, subsystem: &Subsystem) -> Option<AdminResult> {
+        let Some((nsid, block_size, sweep)) = &mut self.sweep else {
+            let Some((nsid, block_size)) = self.waiting.pop() else { return Some(AdminResult::OK) };
+            match open(subsystem, nsid) {
+                Ok(sweep) => self.sweep = Some((nsid, block_size, sweep)),
+                Err(status) => return Some(self.fail(subsystem, nsid, status)),
+            }
+            return None;
+        };
+        let (nsid, block_size) = (*nsid, *block_size);
+        match sweep.turn(now)? {
+            Ok(()) => finish(subsystem, nsid, Some(block_size)),
+            Err(failure) => {
+                let status = Status(failure.outcome.0);
+                return Some(self.fail(subsystem, nsid, status));
+            }
+        }
+        self.sweep = None;
+        self.waiting.is_empty().then_some(AdminResult::OK)
+    }
+
+    fn fail(&mut self, subsystem: &Subsystem, nsid: u32, status: Status) -> AdminResult {
+        finish(subsystem, nsid, None);
+        self.give_up(subsystem);
+        AdminResult::refused(with_dnr(status))
+    }
+
+    /// Makes the remaining namespaces available again, unchanged.
+    pub(super) fn give_up(&mut self, subsystem: &Subsystem) {
+        let current = self.sweep.take().map(|(nsid, _, _)| nsid);
+        for nsid in self.waiting.drain(..).map(|(nsid, _)| nsid).chain(current) {
+            finish(subsystem, nsid, None);
+        }
+    }
+
+    /// Handles a controller reset: the format continues without a command to complete.
+    pub(super) const fn detach_requester(&mut self) {
+        self.cid = None;
+    }
+
+    /// Time of the next poll.
+    pub(super) fn wake_at(&self, now: Instant) -> Instant {
+        self.sweep.as_ref().map_or(now, |(_, _, sweep)| sweep.wake_at(now))
+    }
+}
+
+fn open(subsystem: &Subsystem, nsid: u32) -> Result<FullScan, Status> {
+    let medium = {
+        let state = subsystem.lock();
+        state.records.get(&nsid).ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?.medium.clone()
+    };
+    FullScan::over(&*medium, Operation::WriteZeroes, 0, u64::MAX)
+}
+
+/// Ends the format of one namespace; on success with a new block size.
+fn finish(subsystem: &Subsystem, nsid: u32, block_size: Option<u32>) {
+    let mut state = subsystem.lock();
+    if let Some(record) = state.records.get_mut(&nsid) {
+        record.is_formatting = false;
+        if let Some(block_size) = block_size {
+            record.block_shift = shift_of(block_size);
+        }
+    }
+    state.notify_changed(nsid);
+    subsystem.publish_and_notify(state);
+}
+
+/// Block size of the requested format.
+fn block_size(record: &NamespaceEntry, format: &FormatNvm) -> Result<u32, Status> {
+    let sizes = format_sizes(&record.limits);
+    let size = sizes.get(usize::from(format.format())).copied();
+    if format.pi != 0 || format.mset {
+        return Err(Status::INVALID_FORMAT);
+    }
+    size.ok_or(Status::INVALID_FORMAT)
+}

@@ -1,0 +1,129 @@
+//! Full scan: one operation over a range of blocks of a block device, in bounded steps; used by formats
+//! and self-tests.
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Operation, Request, RequestFlags,
+};
+use tenmil_wire::Status;
+
+/// Scan in progress.
+pub(super) struct FullScan {
+    backend: Box<dyn IoChannel>,
+    operation: Operation,
+    /// Next block to submit.
+    next: u64,
+    /// Block after the last.
+    end: u64,
+    /// Blocks per request.
+    chunk: u32,
+    /// Whether a flush is still to follow.
+    flushes: bool,
+    outstanding: u32,
+    failed: Option<ScanFailure>,
+    answers: CompletionBatch,
+}
+
+/// Status and location of a failed scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ScanFailure {
+    /// Status of the failed request.
+    pub(super) outcome: IoStatus,
+    /// First block of the failed request.
+    pub(super) lba: u64,
+}
+
+/// Maximum requests in flight.
+const DEPTH: u32 = 16;
+
+impl FullScan {
+    /// Starts a scan of `first..end`, in blocks of the block device. A scan that writes ends with a flush
+    /// if the block device supports it; a scan with [`Operation::Flush`] is a single flush.
+    pub(super) fn over(
+        medium: &dyn BlockDevice,
+        operation: Operation,
+        first: u64,
+        end: u64,
+    ) -> Result<Self, Status> {
+        let backend = medium.channel().map_err(|_| Status::INTERNAL_ERROR)?;
+        let limits = backend.limits();
+        let flushes = matches!(operation, Operation::WriteZeroes | Operation::Flush)
+            && limits.support.has(Operation::Flush);
+        Ok(Self {
+            operation,
+            next: first,
+            end: end.min(limits.block_count),
+            chunk: limits.request_blocks_max.max(1),
+            flushes,
+            outstanding: 0,
+            failed: None,
+            answers: CompletionBatch::with_capacity(DEPTH as usize),
+            backend,
+        })
+    }
+
+    /// Performs a bounded amount of work. Returns the result once all requests have completed.
+    pub(super) fn turn(&mut self, now: Instant) -> Option<Result<(), ScanFailure>> {
+        self.submit(now);
+        self.backend.flush();
+        self.backend.poll(now, &mut self.answers);
+        for answer in self.answers.drain() {
+            self.outstanding -= 1;
+            if !answer.outcome.is_success() && self.failed.is_none() {
+                self.failed = Some(ScanFailure { outcome: answer.outcome, lba: answer.token });
+            }
+        }
+        if self.outstanding > 0 || (self.failed.is_none() && self.is_owed()) {
+            return None;
+        }
+        Some(self.failed.map_or(Ok(()), Err))
+    }
+
+    /// Blocks not yet submitted.
+    pub(super) const fn blocks_left(&self) -> u64 {
+        self.end.saturating_sub(self.next)
+    }
+
+    /// Time of the next poll.
+    pub(super) fn wake_at(&self, now: Instant) -> Instant {
+        match self.backend.wake_at() {
+            Instant::NEVER => now,
+            at => at,
+        }
+    }
+
+    fn is_owed(&self) -> bool {
+        self.next < self.end || self.flushes
+    }
+
+    fn submit(&mut self, now: Instant) {
+        while self.failed.is_none() && self.outstanding < DEPTH {
+            let left = self.blocks_left();
+            let is_flush = left == 0;
+            if is_flush && (!self.flushes || self.outstanding > 0) {
+                return;
+            }
+            let blocks = u32::try_from(left).unwrap_or(u32::MAX).min(self.chunk);
+            let request = Request {
+                token: self.next,
+                lba: if is_flush { 0 } else { self.next },
+                operand: 0,
+                blocks,
+                segment_first: 0,
+                segment_count: 0,
+                metadata_count: 0,
+                operation: if is_flush { Operation::Flush } else { self.operation },
+                flags: if self.operation == Operation::WriteZeroes && !is_flush {
+                    RequestFlags::DEALLOCATE
+                } else {
+                    RequestFlags::NONE
+                },
+            };
+            if self.backend.submit(now, &[request], &[]) == 0 {
+                return;
+            }
+            self.outstanding += 1;
+            self.flushes &= !is_flush;
+            self.next += u64::from(blocks);
+        }
+    }
+}

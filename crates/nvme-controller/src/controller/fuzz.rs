@@ -1,0 +1,178 @@
+//! Fuzz target of the admin controller: arbitrary bytes act as a host, which must not cause a panic or a
+//! violation of the interface.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, OperationSet, Request, Segment, Span,
+};
+use tenmil_wire::Command;
+
+use super::interface::{AdminData, AdminOutcome, CommandOrigin, InvalidDoorbell};
+use super::{
+    AnaState, Controller, ControllerConfig, HostIdentity, NamespaceConfig, NamespacePool,
+    Subsystem, SubsystemConfig,
+};
+
+/// Block device without storage that completes requests in the next poll.
+struct Nowhere(Limits);
+
+struct Channel {
+    limits: Limits,
+    waiting: VecDeque<u64>,
+}
+
+struct Pool;
+
+/// Runs the actions encoded in `bytes`, 64 at a time. Most are commands, with the following bytes as
+/// their data; the others are calls of a transport, or actions of another host.
+///
+/// # Panics
+///
+/// The controller has violated its interface: a finding.
+pub fn fuzz(bytes: &[u8]) {
+    let Some((subsystem, mut controllers)) = world() else { return };
+    let mut now = Instant { ns: 0 };
+    let mut rest = bytes;
+    while let Some((chunk, behind)) = rest.split_first_chunk::<64>() {
+        rest = behind;
+        now = now.after(Span::from_us(100));
+        let index = usize::from(chunk[63] & 1);
+        let command = Command::from_bytes(chunk);
+        // No admin command uses CDW3, so it selects the action.
+        match command.cdw3() & 0x3f {
+            0 => controllers[index].reset(now),
+            1 => subsystem.power_cycled(),
+            2 => subsystem.set_ana_state(1, command.nsid() & 3, AnaState::Inaccessible),
+            3 => controllers[index].set_host(HostIdentity::Extended(command.mptr().into())),
+            4 => controllers[index].invalid_doorbell(now, InvalidDoorbell::Value),
+            5 => controllers[index].shutdown(),
+            6 => {
+                subsystem.remove_namespace(command.nsid() & 7);
+            }
+            7..=15 => reserve(&mut controllers[index], now, &command, behind),
+            _ => execute(&mut controllers[index], now, &command, behind),
+        }
+        for controller in &mut controllers {
+            controller.turn(now);
+            while controller.next_done().is_some() {}
+            while controller.next_event().is_some() {}
+            while controller.next_signal().is_some() {}
+        }
+    }
+}
+
+fn execute(controller: &mut Controller, now: Instant, command: &Command, behind: &[u8]) {
+    let Ok(moves) = controller.data(command) else { return };
+    let mut data = sent(moves, behind);
+    let step = controller.execute(now, command, &mut data);
+    match (step, moves) {
+        (AdminOutcome::Done(end), AdminData::ToHost(len_bytes)) if end.status.is_success() => {
+            assert_eq!(data.len(), len_bytes as usize, "as much as was announced: {command:?}");
+        }
+        (AdminOutcome::Abort { .. }, _) => controller.abort_ended(),
+        (AdminOutcome::CreateSubmissionQueue(_), _) => controller.queue_created(),
+        _ => {}
+    }
+}
+
+fn reserve(controller: &mut Controller, now: Instant, command: &Command, behind: &[u8]) {
+    let Ok(moves) = controller.reservation_data(command) else { return };
+    let mut data = sent(moves, behind);
+    let from = CommandOrigin { queue: 1, ticket: 0 };
+    let Some(end) = controller.reservation(now, from, command, &mut data) else { return };
+    if let AdminData::ToHost(len_bytes) = moves
+        && end.status.is_success()
+    {
+        assert_eq!(data.len(), len_bytes as usize, "as much as was announced: {command:?}");
+    }
+}
+
+/// Data from the host: the following bytes, padded with zeroes.
+fn sent(moves: AdminData, behind: &[u8]) -> Vec<u8> {
+    let AdminData::FromHost(len_bytes) = moves else { return Vec::new() };
+    let mut data: Vec<u8> = behind.iter().copied().take(len_bytes as usize).collect();
+    data.resize(len_bytes as usize, 0);
+    data
+}
+
+/// Creates two controllers of a subsystem with every optional feature.
+fn world() -> Option<(Subsystem, [Controller; 2])> {
+    let namespaces = (0..3).map(|_| NamespaceConfig::new(Arc::new(Nowhere(limits(512, 4096)))));
+    let mut config = SubsystemConfig::new("FUZZ", namespaces.collect());
+    config.nsid_max = 8;
+    config.ana_groups = 2;
+    config.pool = Some(Box::new(Pool));
+    let subsystem = Subsystem::new(config).ok()?;
+    let open = |cntlid| {
+        let config = ControllerConfig { cntlid, ..ControllerConfig::default() };
+        subsystem.controller(Instant { ns: 0 }, config).ok()
+    };
+    let controllers = [open(1)?, open(2)?];
+    Some((subsystem, controllers))
+}
+
+fn limits(block_size: u32, block_count: u64) -> Limits {
+    Limits {
+        block_size,
+        metadata_size: 0,
+        block_count,
+        request_blocks_max: 1024,
+        segments_max: 1,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: 8,
+        durability: Durability::VolatileCache,
+        support: OperationSet::of(&Operation::ALL),
+    }
+}
+
+impl BlockDevice for Nowhere {
+    fn limits(&self) -> Limits {
+        self.0.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        Ok(Box::new(Channel { limits: self.0.clone(), waiting: VecDeque::new() }))
+    }
+}
+
+impl IoChannel for Channel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _now: Instant, requests: &[Request], _segments: &[Segment]) -> usize {
+        let room = (self.limits.depth_max as usize).saturating_sub(self.waiting.len());
+        self.waiting.extend(requests.iter().take(room).map(|request| request.token));
+        requests.len().min(room)
+    }
+
+    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
+        let count = self.waiting.len().min(answers.remaining());
+        for token in self.waiting.drain(..count) {
+            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+        }
+        count
+    }
+}
+
+impl NamespacePool for Pool {
+    fn capacity_bytes(&self) -> u64 {
+        64 << 20
+    }
+
+    fn block_sizes(&self) -> &[u32] {
+        &[512, 4096]
+    }
+
+    fn create(
+        &mut self,
+        block_size: u32,
+        block_count: u64,
+    ) -> Result<Arc<dyn BlockDevice>, String> {
+        Ok(Arc::new(Nowhere(limits(block_size, block_count))))
+    }
+}

@@ -1,0 +1,113 @@
+//! Identify Namespace structure (NVM 1.1 §4.1.5.1) and the I/O Command Set Independent Identify Namespace
+//! structure (Base 2.1 §5.1.13.2.8).
+
+use tenmil_base::{Durability, Operation};
+use tenmil_wire::Status;
+use tenmil_wire::identify::{IdentifyNamespace, IdentifyNamespaceIndependent, LbaFormat, NSID_ALL};
+
+use crate::controller::Controller;
+use crate::controller::config::Persistence;
+use crate::controller::subsystem::{NamespaceEntry, format_sizes, shift_of};
+use crate::namespace::CopyLimits;
+
+/// RESCAP with every reservation type, persistence, and the newer meaning of IEKEY (NVM 1.1 §4.1.5.1).
+const EVERY_RESERVATION: u8 = 0xff;
+/// PTPLS bit of RESCAP.
+const PERSISTS: u8 = 1;
+
+impl Controller {
+    pub(super) fn identify_namespace(
+        &self,
+        nsid: u32,
+        must_be_attached: bool,
+        page: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        // NSID FFFFFFFFh: common properties of namespaces that a host creates (NVM 1.1 §4.1.5.1).
+        if nsid == NSID_ALL && must_be_attached && self.manages_namespaces() {
+            let sizes = &self.subsystem.about().pool_block_sizes;
+            page.extend(put_formats(IdentifyNamespace::zeroed(), sizes).as_bytes());
+            return Ok(());
+        }
+        let state = self.subsystem.lock();
+        if let Some(record) = self.found(&state, nsid, must_be_attached)? {
+            page.extend(self.namespace_structure(record).as_bytes());
+        }
+        Ok(())
+    }
+
+    fn namespace_structure(&self, record: &NamespaceEntry) -> IdentifyNamespace {
+        let limits = &record.limits;
+        let sizes = format_sizes(limits);
+        let blocks = record.block_count();
+        let medium_shift = record.block_shift.saturating_sub(shift_of(limits.block_size));
+        let atomic = u16::try_from((limits.atomic_write_blocks >> medium_shift).max(1) - 1);
+        let atomic = atomic.unwrap_or(u16::MAX);
+        let boundary = limits.optimal_boundary_blocks >> medium_shift;
+        let copy = CopyLimits::DEFAULT;
+        let format = sizes.iter().position(|&size| shift_of(size) == record.block_shift);
+        let mut page = put_formats(IdentifyNamespace::zeroed(), &sizes);
+        page.set()
+            .nsze(blocks)
+            .ncap(blocks)
+            .nuse(blocks)
+            .nsabp(true)
+            .nawun(atomic)
+            .nawupf(atomic)
+            .fidxl(format.and_then(|index| u8::try_from(index).ok()).unwrap_or(0))
+            .shrns(record.is_shared)
+            .wzds(limits.support.has(Operation::WriteZeroes))
+            .noiob(u16::try_from(boundary).unwrap_or(0))
+            .nvmcap(record.capacity_bytes().into())
+            .mssrl(copy.range_blocks_max)
+            .mcl(copy.blocks_max)
+            .msrc(u8::try_from(copy.ranges_max - 1).unwrap_or(u8::MAX))
+            .cwp(record.is_protected())
+            .nguid(record.identity.nguid)
+            .eui64(record.identity.eui64);
+        if self.subsystem.about().reservations {
+            page.set().rescap(capabilities(record));
+        }
+        if self.subsystem.about().ana_groups > 0 {
+            page.set().anagrpid(record.ana_group);
+        }
+        if let Some(instance) = record.cache.as_ref().and_then(|cache| cache.instance()) {
+            instance.put(&mut page);
+        }
+        page
+    }
+
+    pub(super) fn independent_structure(
+        &self,
+        record: &NamespaceEntry,
+    ) -> IdentifyNamespaceIndependent {
+        let mut page = IdentifyNamespaceIndependent::zeroed();
+        page.set()
+            .vwcnp(record.limits.durability == Durability::Persistent)
+            .shrns(record.is_shared)
+            .cwp(record.is_protected())
+            .nrdy(!record.is_formatting);
+        if self.subsystem.about().reservations {
+            page.set().rescap(capabilities(record));
+        }
+        if self.subsystem.about().ana_groups > 0 {
+            page.set().anagrpid(record.ana_group);
+        }
+        page
+    }
+}
+
+fn capabilities(record: &NamespaceEntry) -> u8 {
+    match record.persistence {
+        Persistence::None => EVERY_RESERVATION & !PERSISTS,
+        Persistence::Emulated | Persistence::Durable(_) => EVERY_RESERVATION,
+    }
+}
+
+/// Sets the LBA formats for these block sizes, best first.
+fn put_formats(mut page: IdentifyNamespace, sizes: &[u32]) -> IdentifyNamespace {
+    page.set().nlbaf(u8::try_from(sizes.len().saturating_sub(1)).unwrap_or(0));
+    for (index, &size) in sizes.iter().enumerate() {
+        page.set().lbaf(index, LbaFormat::new(shift_of(size), 0));
+    }
+    page
+}

@@ -1,0 +1,234 @@
+//! Keep-alive timer (Base 2.1 §3.9).
+//!
+//! The timer is traffic based (CTRATT.TBKAS): at the end of an interval, another one starts if any
+//! command was fetched during it; otherwise the host is considered lost. Expiry therefore occurs between
+//! one and two timeouts after the host's last command. A Keep Alive command restarts the interval.
+//!
+//! ```text
+//!   |-- timeout ---|-- timeout ---|-- timeout ---|
+//!      c     c           c            no command '-- expired
+//! ```
+//!
+//! Fetching a command counts, not its completion: the execution time says nothing about the host, and a
+//! host that waits for its controller to become quiescent counts from its last submission.
+
+use tenmil_base::{Instant, Span};
+use tenmil_wire::Status;
+
+use super::config::ControllerConfig;
+
+/// Keep-alive timer of one controller.
+#[derive(Clone, Debug)]
+pub(super) struct KeepAlive {
+    /// Granularity of the timeout.
+    step: Span,
+    /// Longest timeout.
+    max: Span,
+    /// Interval for a host without a timeout; `None` disables the timer.
+    silence_max: Option<Span>,
+    /// Timeout; zero turns the timer off.
+    timeout: Span,
+    /// End of the interval; never while the timer is not active.
+    deadline: Instant,
+    /// A command was fetched in the interval.
+    is_heard: bool,
+}
+
+/// Longest timeout that can be reported, in milliseconds.
+const TIMEOUT_MS_MAX: u32 = u32::MAX;
+
+impl KeepAlive {
+    pub(super) const fn new(config: &ControllerConfig) -> Self {
+        let ControllerConfig { keep_alive_step, keep_alive_max, silence_max, .. } = *config;
+        Self {
+            step: keep_alive_step,
+            max: keep_alive_max,
+            silence_max,
+            timeout: Span { ns: 0 },
+            deadline: Instant::NEVER,
+            is_heard: false,
+        }
+    }
+
+    /// KAS: the granularity in units of 100 ms (Base 2.1 §5.1.13.2.1).
+    pub(super) fn granularity(&self) -> u16 {
+        u16::try_from(self.step.ns / Span::from_ms(100).ns).unwrap_or(u16::MAX)
+    }
+
+    /// Sets the timeout, rounded up to the granularity; zero turns the timer off (Base 2.1 §5.1.25.1.8).
+    /// A timeout above the maximum is rejected without effect.
+    pub(super) fn set(&mut self, now: Instant, timeout_ms: u32) -> Result<(), Status> {
+        let asked = Span::from_ms(timeout_ms.into());
+        let timeout = Span { ns: asked.ns.div_ceil(self.step.ns) * self.step.ns };
+        if asked > self.max || timeout.ns > Span::from_ms(TIMEOUT_MS_MAX.into()).ns {
+            return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
+        }
+        self.timeout = timeout;
+        self.is_heard = false;
+        self.restart(now);
+        Ok(())
+    }
+
+    /// Timeout in milliseconds.
+    pub(super) fn timeout_ms(&self) -> u32 {
+        u32::try_from(self.timeout.ns / 1_000_000).unwrap_or(u32::MAX)
+    }
+
+    /// Records that a command was fetched.
+    pub(super) const fn note_activity(&mut self) {
+        self.is_heard = true;
+    }
+
+    /// Starts an interval: for a Keep Alive command, or when the controller is enabled. Commands fetched
+    /// before still count in it, as in other controllers, because hosts are written to cope with that.
+    pub(super) const fn restart(&mut self, now: Instant) {
+        let interval = if self.timeout.ns == 0 { self.silence_max } else { Some(self.timeout) };
+        self.deadline = match interval {
+            Some(interval) => now.after(interval),
+            None => Instant::NEVER,
+        };
+    }
+
+    /// Deactivates the timer until it is restarted; the timeout is kept.
+    pub(super) const fn suspend(&mut self) {
+        self.deadline = Instant::NEVER;
+        self.is_heard = false;
+    }
+
+    /// Whether an interval has passed without activity; reported once.
+    pub(super) fn expired(&mut self, now: Instant) -> bool {
+        if self.deadline == Instant::NEVER || now < self.deadline {
+            return false;
+        }
+        if core::mem::take(&mut self.is_heard) {
+            self.restart(now);
+            return false;
+        }
+        self.deadline = Instant::NEVER;
+        true
+    }
+
+    /// Time of the next check.
+    pub(super) const fn wake_at(&self) -> Instant {
+        self.deadline
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{Instant, Span};
+    use tenmil_wire::Status;
+
+    use super::{ControllerConfig, KeepAlive};
+
+    const fn at_ms(ms: u64) -> Instant {
+        Instant { ns: ms * 1_000_000 }
+    }
+
+    fn timer(timeout_ms: u32) -> KeepAlive {
+        let mut timer = KeepAlive::new(&ControllerConfig::default());
+        timer.set(at_ms(0), timeout_ms).unwrap();
+        timer
+    }
+
+    #[test]
+    fn silence_is_noticed_once_and_at_the_end_of_an_interval() {
+        let mut timer = timer(1000);
+        assert!(!timer.expired(at_ms(999)));
+        assert!(timer.expired(at_ms(1000)));
+        assert!(!timer.expired(at_ms(5000)));
+    }
+
+    #[test]
+    fn a_command_keeps_its_host_to_the_end_of_the_interval_after_its_own() {
+        for fetched_at in [1, 500, 999] {
+            let mut timer = timer(1000);
+            assert!(!timer.expired(at_ms(fetched_at)));
+            timer.note_activity();
+            assert!(!timer.expired(at_ms(1000)), "something has come");
+            assert_eq!(timer.wake_at(), at_ms(2000));
+            assert!(!timer.expired(at_ms(1999)));
+            assert!(timer.expired(at_ms(2000)), "nothing has come since {fetched_at} ms");
+        }
+    }
+
+    /// Behavior of Linux 5.13 to 6.4: it checks every half timeout whether a command has completed, and
+    /// sends Keep Alive if not.
+    #[test]
+    fn a_host_that_leaves_out_keep_alive_for_an_io_is_not_missed() {
+        let mut timer = timer(1000);
+        timer.note_activity();
+        timer.restart(at_ms(0));
+        // The completion of that command is seen at 500, so nothing is sent before 1000.
+        assert!(!timer.expired(at_ms(1000)));
+        timer.restart(at_ms(1000));
+        assert!(!timer.expired(at_ms(1999)));
+        assert!(timer.expired(at_ms(2000)));
+    }
+
+    #[test]
+    fn keep_alive_begins_an_interval_anew() {
+        let mut timer = timer(1000);
+        assert!(!timer.expired(at_ms(900)));
+        timer.restart(at_ms(900));
+        assert!(!timer.expired(at_ms(1899)));
+        assert!(timer.expired(at_ms(1900)));
+    }
+
+    #[test]
+    fn a_timer_that_is_suspended_has_its_time_out_when_it_is_restarted() {
+        let mut timer = timer(1000);
+        timer.note_activity();
+        timer.suspend();
+        assert_eq!((timer.wake_at(), timer.timeout_ms()), (Instant::NEVER, 1000));
+        assert!(!timer.expired(at_ms(9000)));
+        timer.restart(at_ms(9000));
+        assert!(!timer.expired(at_ms(9999)));
+        assert!(timer.expired(at_ms(10_000)), "what was heard before is forgotten");
+    }
+
+    #[test]
+    fn a_time_out_is_rounded_up_to_the_step() {
+        for (asked, got) in [(0, 0), (1, 100), (100, 100), (101, 200), (120_000, 120_000)] {
+            assert_eq!(timer(asked).timeout_ms(), got);
+        }
+        assert_eq!(timer(0).wake_at(), Instant::NEVER, "zero is off");
+    }
+
+    #[test]
+    fn a_time_out_that_cannot_be_rounded_up_is_refused_and_changes_nothing() {
+        let mut timer = timer(500);
+        assert_eq!(timer.set(at_ms(0), u32::MAX), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        assert_eq!(timer.timeout_ms(), 500);
+    }
+
+    #[test]
+    fn a_time_out_above_the_longest_is_refused_and_changes_nothing() {
+        let keep_alive_max = Span::from_secs(600);
+        let config = ControllerConfig { keep_alive_max, ..ControllerConfig::default() };
+        let mut timer = KeepAlive::new(&config);
+        timer.set(at_ms(0), 600_000).unwrap();
+        assert_eq!(timer.set(at_ms(9), 600_001), Err(Status::KEEP_ALIVE_TIMEOUT_INVALID));
+        assert_eq!((timer.timeout_ms(), timer.wake_at()), (600_000, at_ms(600_000)));
+    }
+
+    #[test]
+    fn a_host_without_a_time_out_is_missed_after_the_longest_silence() {
+        let silence_max = Some(Span::from_secs(600));
+        let config = ControllerConfig { silence_max, ..ControllerConfig::default() };
+        let mut timer = KeepAlive::new(&config);
+        timer.set(at_ms(0), 0).unwrap();
+        timer.note_activity();
+        assert!(!timer.expired(at_ms(600_000)), "something has come");
+        assert_eq!(timer.timeout_ms(), 0, "the host is told what it has asked for");
+        assert!(!timer.expired(at_ms(1_199_999)));
+        assert!(timer.expired(at_ms(1_200_000)));
+    }
+
+    #[test]
+    fn the_granularity_is_told_in_tenths_of_a_second() {
+        let keep_alive_step = Span::from_secs(1);
+        let config = ControllerConfig { keep_alive_step, ..ControllerConfig::default() };
+        assert_eq!(KeepAlive::new(&config).granularity(), 10);
+    }
+}

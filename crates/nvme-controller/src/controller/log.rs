@@ -1,0 +1,121 @@
+//! Get Log Page: supported pages, and reading a part of one (Base 2.1 §5.1.12).
+//!
+//! A page is built completely and then cut, so every page can be read at every offset. Bytes beyond its
+//! end are zeroes.
+
+use tenmil_base::Instant;
+use tenmil_wire::Status;
+use tenmil_wire::admin::GetLogPage;
+use tenmil_wire::log::LogPage;
+
+use super::Controller;
+use super::commands::CommandResult;
+use super::interface::{AdminOutcome, AdminResult};
+
+mod effects;
+pub(super) mod error;
+mod health;
+mod notifications;
+mod self_test;
+pub(super) mod telemetry;
+
+impl Controller {
+    pub(super) fn get_log_page(
+        &mut self,
+        now: Instant,
+        get: &GetLogPage,
+        data: &mut Vec<u8>,
+    ) -> CommandResult {
+        let page = LogPage::from_code(get.lid);
+        if !self.has_log_page(page) {
+            return Err(Status::INVALID_LOG_PAGE);
+        }
+        check_scope(get.nsid)?;
+        let len_bytes = self.transfer(get.len_bytes())? as usize;
+        let step = offset_step(page);
+        // No page has an index, so OT must be cleared.
+        if get.ot || !get.lpo.is_multiple_of(step) {
+            return Err(Status::INVALID_FIELD);
+        }
+        let whole = self.log_page(now, page, get)?;
+        let offset = usize::try_from(get.lpo).map_err(|_| Status::INVALID_FIELD)?;
+        let rest = whole.get(offset..).ok_or(Status::INVALID_FIELD)?;
+        data.clear();
+        data.extend(rest.iter().take(len_bytes));
+        data.resize(len_bytes, 0);
+        if !get.rae {
+            self.acknowledge(page);
+        }
+        Ok(AdminOutcome::Done(AdminResult::OK))
+    }
+
+    /// Whether this controller supports the page.
+    fn has_log_page(&self, page: LogPage) -> bool {
+        match page {
+            LogPage::SupportedLogPages
+            | LogPage::ErrorInformation
+            | LogPage::Health
+            | LogPage::FirmwareSlot
+            | LogPage::ChangedNamespaces
+            | LogPage::CommandEffects
+            | LogPage::SelfTest
+            | LogPage::TelemetryHost
+            | LogPage::TelemetryController
+            | LogPage::FeatureEffects => true,
+            LogPage::Ana => self.subsystem.about().ana_groups > 0,
+            LogPage::ReservationNotification => self.subsystem.about().reservations,
+            _ => false,
+        }
+    }
+
+    /// Builds the complete page.
+    fn log_page(
+        &mut self,
+        now: Instant,
+        page: LogPage,
+        get: &GetLogPage,
+    ) -> Result<Vec<u8>, Status> {
+        match page {
+            LogPage::SupportedLogPages => Ok(self.supported_log_pages()),
+            LogPage::ErrorInformation => Ok(self.error_page()),
+            LogPage::Health => Ok(self.health_page(now)),
+            LogPage::FirmwareSlot => Ok(self.firmware_page()),
+            LogPage::ChangedNamespaces => Ok(self.changed_page()),
+            LogPage::CommandEffects if get.csi == 0 => Ok(self.command_effects()),
+            LogPage::CommandEffects => Err(Status::INVALID_FIELD),
+            LogPage::SelfTest => Ok(self.self_test_page()),
+            LogPage::TelemetryHost => self.telemetry_page(now, get.lsp & 1 != 0, get.lpo),
+            LogPage::TelemetryController => Ok(self.controller_telemetry_page()),
+            LogPage::Ana => Ok(self.ana_page(get.lsp & 1 != 0)),
+            LogPage::FeatureEffects => Ok(self.feature_effects()),
+            LogPage::ReservationNotification => Ok(self.notification_page()),
+            _ => Err(Status::INVALID_LOG_PAGE),
+        }
+    }
+
+    /// Handles a page read without Retain Asynchronous Event.
+    fn acknowledge(&mut self, page: LogPage) {
+        self.events.acknowledge(page);
+        match page {
+            LogPage::ChangedNamespaces => self.changed.clear(),
+            LogPage::ReservationNotification => self.notification_read(),
+            _ => {}
+        }
+    }
+}
+
+/// Checks the NSID: all pages have controller scope (LPA.SMART per namespace is cleared).
+fn check_scope(nsid: u32) -> Result<(), Status> {
+    match nsid {
+        0 | u32::MAX => Ok(()),
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+/// Granularity of the offset: a dword, or a telemetry block (Base 2.1 §5.1.12.1.8).
+fn offset_step(page: LogPage) -> u64 {
+    match page {
+        LogPage::TelemetryHost | LogPage::TelemetryController => telemetry::BLOCK_BYTES as u64,
+        _ => 4,
+    }
+}

@@ -1,0 +1,65 @@
+//! Log pages of notifications: changed namespaces, ANA, reservations (Base 2.1 §5.1.12.1.5, §5.1.12.1.13,
+//! §5.1.12.1.32).
+
+use tenmil_wire::identify::NamespaceList;
+use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader};
+use tenmil_wire::log::event::ReservationNotification;
+
+use crate::controller::Controller;
+use crate::controller::events::Event;
+
+impl Controller {
+    /// Changed Namespace List; a single FFFFFFFFh if there are more than fit (Base 2.1 §5.1.12.1.5).
+    pub(super) fn changed_page(&self) -> Vec<u8> {
+        let list = if self.changed.len() > NamespaceList::CAPACITY {
+            NamespaceList::new([u32::MAX])
+        } else {
+            NamespaceList::new(self.changed.iter().copied())
+        };
+        list.as_bytes().to_vec()
+    }
+
+    /// Asymmetric Namespace Access page: every group with its state and, unless `groups_only`, its
+    /// namespaces.
+    pub(super) fn ana_page(&self, groups_only: bool) -> Vec<u8> {
+        let state = self.subsystem.lock();
+        let Some(seat) = state.seats.get(&self.config.cntlid) else { return Vec::new() };
+        let groups = self.subsystem.about().ana_groups;
+        let header = AnaHeader::zeroed().with(|header| {
+            header.chgcnt(seat.ana_changes()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
+        });
+        let mut page = header.as_bytes().to_vec();
+        for grpid in 1..=groups {
+            let nsids: Vec<u32> = state
+                .all_attached(self.config.cntlid)
+                .filter(|record| !groups_only && record.ana_group == grpid)
+                .map(|record| record.nsid)
+                .collect();
+            let group = AnaGroup::zeroed().with(|group| {
+                let state = ana::AnaState::from_code(seat.ana(grpid) as u8);
+                group.grpid(grpid).chgcnt(seat.ana_changes()).state(state)
+            });
+            ana::emit(group, &nsids, &mut page);
+        }
+        page
+    }
+
+    /// Oldest unread notification, and the number of unread ones.
+    pub(super) fn notification_page(&self) -> Vec<u8> {
+        let mut page = ReservationNotification::zeroed();
+        if let Some(&(nsid, notice)) = self.notices.front() {
+            let waiting = u8::try_from(self.notices.len()).unwrap_or(u8::MAX);
+            let number = self.notices_ever - u64::from(waiting) + 1;
+            page.set().lpc(number).rnlpt(notice).nalp(waiting).nsid(nsid);
+        }
+        page.as_bytes().to_vec()
+    }
+
+    /// Removes the oldest notification, which the host has read, and announces the next one.
+    pub(super) fn notification_read(&mut self) {
+        self.notices.pop_front();
+        if !self.notices.is_empty() {
+            self.events.happened(Event::RESERVATION);
+        }
+    }
+}

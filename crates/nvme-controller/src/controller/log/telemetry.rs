@@ -1,0 +1,97 @@
+//! Telemetry log pages: a snapshot of controller data, captured on request of the host (Base 2.1
+//! §5.1.12.1.8, §8.1.25).
+
+use tenmil_base::Instant;
+use tenmil_wire::Status;
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::firmware::{TelemetryController, TelemetryHost};
+
+use crate::controller::Controller;
+
+/// Telemetry data of one controller.
+#[derive(Clone, Debug, Default)]
+pub(in crate::controller) struct Telemetry {
+    /// Host-initiated data: data area 1, whole blocks.
+    area: Vec<u8>,
+    /// Number of host-initiated captures, modulo 256.
+    generation: u8,
+}
+
+/// Bytes of a block of a data area.
+pub(super) const BLOCK_BYTES: usize = 512;
+
+/// Maximum bytes of a capture.
+const AREA_BYTES_MAX: usize = 64 * 1024;
+
+impl Telemetry {
+    /// Captures new data.
+    pub(super) fn capture(&mut self, words: &str) {
+        self.area = words.as_bytes().to_vec();
+        self.area.resize(self.area.len().next_multiple_of(BLOCK_BYTES), 0);
+        self.generation = self.generation.wrapping_add(1);
+    }
+}
+
+impl Controller {
+    /// Telemetry Host-Initiated page: a header, and a data area of text. New data is captured on request.
+    ///
+    /// A capture is only permitted at offset zero, so that all parts of a page belong to one capture.
+    pub(super) fn telemetry_page(
+        &mut self,
+        now: Instant,
+        create: bool,
+        offset: u64,
+    ) -> Result<Vec<u8>, Status> {
+        if create {
+            if offset != 0 {
+                return Err(Status::INVALID_FIELD);
+            }
+            let words = self.words(now);
+            self.telemetry.capture(&words);
+        }
+        let last = u16::try_from(self.telemetry.area.len() / BLOCK_BYTES).unwrap_or(u16::MAX);
+        let header = TelemetryHost::zeroed().with(|header| {
+            header
+                .lid(LogPage::TelemetryHost.code())
+                .da1lb(last)
+                .da2lb(last)
+                .da3lb(last)
+                .thdgn(self.telemetry.generation)
+        });
+        Ok([header.as_bytes(), self.telemetry.area.as_slice()].concat())
+    }
+
+    /// Telemetry Controller-Initiated page: a header without data, because the controller captures none.
+    pub(super) fn controller_telemetry_page(&self) -> Vec<u8> {
+        let lid = LogPage::TelemetryController.code();
+        TelemetryController::zeroed().with(|header| header.lid(lid)).as_bytes().to_vec()
+    }
+
+    /// Content of the data area, one fact per line.
+    fn words(&self, now: Instant) -> String {
+        let about = self.subsystem.about();
+        let traffic = &self.health.traffic;
+        let mut words = format!(
+            "subsystem {}\nserial {}\ncontroller {}\nhours {}\n",
+            about.nqn,
+            about.serial,
+            self.config.cntlid,
+            self.health.hours(now),
+        );
+        words += &format!(
+            "reads {} commands {} bytes\nwrites {} commands {} bytes\nerrors {} media {}\n",
+            traffic.read_commands,
+            traffic.read_bytes,
+            traffic.write_commands,
+            traffic.written_bytes,
+            self.errors.count(),
+            self.health.media_errors,
+        );
+        for record in self.subsystem.lock().all_visible(self.config.cntlid) {
+            let (nsid, blocks, shift) = (record.nsid, record.block_count(), record.block_shift);
+            words += &format!("namespace {nsid} blocks {blocks} of 2^{shift} bytes\n");
+        }
+        words.truncate(AREA_BYTES_MAX);
+        words
+    }
+}

@@ -1,0 +1,183 @@
+//! Change queue of a namespace's reservations: changes are serialized, and each takes effect when it is
+//! durable.
+//!
+//! ```text
+//!   request ─▶ waiting ─▶ evaluate on the state in effect ─┬─ nothing to write ─────▶ in effect ─▶ result
+//!                ▲                                         └─▶ store ─▶ durable ────▶ in effect ─▶ result
+//!                └───────────────────────── next change ◀──────────────────────────────┘
+//! ```
+//!
+//! A change is not visible before it is durable: queues and reports use the previous state. A failed
+//! write therefore needs no rollback, and of two racing hosts, the second change is evaluated on the
+//! result of the first.
+
+use std::collections::VecDeque;
+
+use tenmil_wire::{Command, Status};
+
+use super::commands::{RequestingHost, change};
+use super::{HostId, HostNqn, ReservationEffects, Reservations, Site};
+use crate::controller::config::Persistence;
+use crate::controller::interface::CommandOrigin;
+use crate::controller::subsystem::NamespaceEntry;
+
+/// Pending changes of one namespace.
+#[derive(Default)]
+pub(in crate::controller) struct ChangeQueue {
+    waiting: VecDeque<PendingChange>,
+    writing: Option<WriteInProgress>,
+    /// The last record may not have been written: the next change writes one in any case.
+    is_in_doubt: bool,
+}
+
+/// Requested reservation change.
+pub(in crate::controller) struct PendingChange {
+    pub(in crate::controller) by: Requester,
+    pub(in crate::controller) host: HostId,
+    pub(in crate::controller) nqn: Option<HostNqn>,
+    pub(in crate::controller) origin: Option<Site>,
+    pub(in crate::controller) wish: ChangeKind,
+}
+
+/// Kind of a change.
+pub(in crate::controller) enum ChangeKind {
+    /// Reservation command with its keys.
+    Command(Command, Vec<u8>),
+    /// Whether reservations persist through power loss (feature 83h).
+    Persistence(bool),
+}
+
+/// Receiver of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::controller) struct Requester {
+    pub(in crate::controller) cntlid: u16,
+    pub(in crate::controller) reply: ReplyTo,
+}
+
+/// Command of the controller that waits for the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::controller) enum ReplyTo {
+    /// Command of an I/O queue.
+    Queue(CommandOrigin),
+    /// Set Features command, by its internal number.
+    Feature(u64),
+}
+
+/// Change that is being made durable.
+pub(in crate::controller) struct WriteInProgress {
+    /// `None` if the requester has been reset.
+    pub(in crate::controller) by: Option<Requester>,
+    pub(in crate::controller) number: u64,
+    pub(in crate::controller) after: Reservations,
+    pub(in crate::controller) news: ReservationEffects,
+}
+
+/// Way in which a change takes effect.
+pub(in crate::controller) enum ApplyPlan {
+    /// At once: there is nothing to write.
+    Now,
+    /// After this record is durable; `None` means no record.
+    Write(Option<Vec<u8>>),
+}
+
+impl ChangeQueue {
+    pub(in crate::controller) fn is_writing(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    pub(in crate::controller) fn wait(&mut self, change: PendingChange) {
+        self.waiting.push_back(change);
+    }
+
+    /// Next waiting change, if no write is in progress.
+    pub(in crate::controller) fn next(&mut self) -> Option<PendingChange> {
+        if self.is_writing() { None } else { self.waiting.pop_front() }
+    }
+
+    pub(in crate::controller) fn begin(&mut self, writing: WriteInProgress) {
+        self.writing = Some(writing);
+    }
+
+    /// Ends the write with this number and returns it.
+    pub(in crate::controller) fn written(
+        &mut self,
+        number: u64,
+        is_durable: bool,
+    ) -> Option<WriteInProgress> {
+        let writing = self.writing.take_if(|writing| writing.number == number)?;
+        self.is_in_doubt = !is_durable;
+        Some(writing)
+    }
+
+    /// Drops requesters: their waiting changes are removed, and a change being written takes effect
+    /// without a result.
+    pub(in crate::controller) fn forget(&mut self, is_gone: impl Fn(&Requester) -> bool) {
+        self.waiting.retain(|change| !is_gone(&change.by));
+        if let Some(writing) = &mut self.writing {
+            writing.by.take_if(|by| is_gone(by));
+        }
+    }
+
+    /// Applies an immediate update also to the state that is being written.
+    pub(in crate::controller) fn apply_to_pending(&mut self, happen: impl Fn(&mut Reservations)) {
+        if let Some(writing) = &mut self.writing {
+            happen(&mut writing.after);
+        }
+    }
+
+    /// State after the change that is being written.
+    pub(in crate::controller) fn after(&self) -> Option<&Reservations> {
+        self.writing.as_ref().map(|writing| &writing.after)
+    }
+
+    /// All requesters.
+    pub(in crate::controller) fn askers(self) -> impl Iterator<Item = Requester> {
+        let writing = self.writing.and_then(|writing| writing.by);
+        writing.into_iter().chain(self.waiting.into_iter().map(|change| change.by))
+    }
+}
+
+impl PendingChange {
+    /// Applies the change to `reservations`.
+    pub(in crate::controller) fn make(
+        &self,
+        reservations: &mut Reservations,
+        can_persist: bool,
+    ) -> Result<ReservationEffects, Status> {
+        match &self.wish {
+            ChangeKind::Command(command, data) => {
+                let (nqn, origin) = (self.nqn.as_ref(), self.origin.as_ref());
+                let by = RequestingHost { host: self.host, nqn, origin, can_persist };
+                change(reservations, by, command, data)
+            }
+            ChangeKind::Persistence(persists) => {
+                reservations.set_persists(*persists);
+                Ok(ReservationEffects::default())
+            }
+        }
+    }
+}
+
+impl NamespaceEntry {
+    /// Whether reservations can persist through power loss.
+    pub(in crate::controller) const fn can_persist(&self) -> bool {
+        !matches!(self.persistence, Persistence::None)
+    }
+
+    /// Way in which the reservations become `after`.
+    pub(in crate::controller) fn plan(&self, after: &Reservations) -> Result<ApplyPlan, Status> {
+        let before = &self.reservations;
+        match &self.persistence {
+            Persistence::Emulated => Ok(ApplyPlan::Now),
+            Persistence::None if after != before && after.persists => Err(Status::INVALID_FIELD),
+            Persistence::None => Ok(ApplyPlan::Now),
+            Persistence::Durable(_) => {
+                let is_new = after != before && (after.persists || before.persists);
+                if !is_new && !self.line.is_in_doubt {
+                    return Ok(ApplyPlan::Now);
+                }
+                Ok(ApplyPlan::Write(after.persists.then(|| after.to_record())))
+            }
+        }
+    }
+}

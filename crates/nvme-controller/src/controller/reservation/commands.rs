@@ -1,0 +1,312 @@
+//! The four reservation commands, which arrive through I/O queues and are executed by the controller
+//! (Base 2.1 §7.5 to §7.8).
+
+use tenmil_base::Instant;
+use tenmil_wire::io::reservation::{
+    AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, Registrant,
+    RegistrantExtended, ReleaseAction, ReleaseKey, ReservationAcquire, ReservationRegister,
+    ReservationRelease, ReservationReport, ReservationStatus, ReservationStatusExtended,
+    ReservationType,
+};
+use tenmil_wire::{Command, IoOpcode, Layout, Status, TypedCommand};
+
+use super::change_queue::{ChangeKind, PendingChange, ReplyTo, Requester};
+use super::{HostId, HostNqn, ReservationEffects, Reservations, Site};
+use crate::controller::Controller;
+use crate::controller::commands::with_dnr;
+use crate::controller::interface::{AdminData, AdminResult, CommandOrigin, ReservationCompletion};
+use crate::controller::subsystem::State;
+use crate::namespace::ReservationKind;
+
+impl Controller {
+    /// Data length and direction of a reservation command, or the status that rejects it before any data
+    /// moves.
+    pub fn reservation_data(&self, command: &Command) -> Result<AdminData, Status> {
+        if !self.subsystem.about().reservations {
+            return Err(with_dnr(Status::INVALID_OPCODE));
+        }
+        match IoOpcode::from_u8(command.opcode()) {
+            Some(IoOpcode::ReservationRegister | IoOpcode::ReservationAcquire) => {
+                Ok(AdminData::FromHost(16))
+            }
+            Some(IoOpcode::ReservationRelease) => Ok(AdminData::FromHost(8)),
+            Some(IoOpcode::ReservationReport) => {
+                let report = ReservationReport::parse(command)?;
+                let len_bytes = (u64::from(report.numd) + 1) * 4;
+                self.transfer(len_bytes).map(AdminData::ToHost).map_err(with_dnr)
+            }
+            _ => Err(with_dnr(Status::INVALID_OPCODE)),
+        }
+    }
+
+    /// Executes a reservation command. `data` holds the data from the host, or receives the data for it.
+    /// Every queue of every controller sees the result in its namespace snapshot. Returns `None` if the
+    /// change has to be made durable, or writes of preempted hosts have to end, first: the result then follows through
+    /// [`next_decided`](Self::next_decided), unless the controller is reset or the queue [is
+    /// removed](Self::queue_gone).
+    pub fn reservation(
+        &mut self,
+        now: Instant,
+        from: CommandOrigin,
+        command: &Command,
+        data: &mut Vec<u8>,
+    ) -> Option<AdminResult> {
+        self.io_command_seen(now);
+        match self.reserve(from, command, data) {
+            Ok(is_over) => is_over.then_some(AdminResult::OK),
+            Err(status) => Some(AdminResult::refused(told(status))),
+        }
+    }
+
+    /// Next result of a deferred reservation command.
+    pub fn next_decided(&mut self) -> Option<ReservationCompletion> {
+        self.decided.pop_front()
+    }
+
+    /// Removes an I/O queue: its waiting reservation commands are dropped, and a change being written
+    /// completes without a result.
+    pub fn queue_gone(&mut self, queue: u16) {
+        let is_of_it = |origin: &CommandOrigin| origin.queue == queue;
+        let is_gone =
+            |by: &Requester| matches!(&by.reply, ReplyTo::Queue(origin) if is_of_it(origin));
+        self.subsystem.lock().drop_requesters(self.config.cntlid, is_gone);
+        self.decided.retain(|decided| !is_of_it(&decided.from));
+        self.preempting.retain(|preempting| !is_of_it(&preempting.from));
+    }
+
+    /// Executes the command. Returns whether it has completed.
+    fn reserve(
+        &mut self,
+        from: CommandOrigin,
+        command: &Command,
+        data: &mut Vec<u8>,
+    ) -> Result<bool, Status> {
+        let moves = self.reservation_data(command)?;
+        if self.needs_host_identifier() && matches!(self.host, HostId::Anonymous(_)) {
+            return Err(Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        }
+        let subsystem = self.subsystem.clone();
+        let mut state = subsystem.lock();
+        let nsid = command.nsid();
+        self.active(&state, nsid)?;
+        state.may_reserve(self.config.cntlid, nsid, true)?;
+        if let AdminData::ToHost(len_bytes) = moves {
+            let report = ReservationReport::parse(command)?;
+            return self.report(&state, &report, len_bytes, data).map(|()| true);
+        }
+        let by = Requester { cntlid: self.config.cntlid, reply: ReplyTo::Queue(from) };
+        let wish = ChangeKind::Command(*command, core::mem::take(data));
+        let (nqn, origin) = (self.nqn.clone(), self.origin.clone());
+        let change = PendingChange { by, host: self.host, nqn, origin, wish };
+        let ended = subsystem.change_reservations(&mut state, nsid, change);
+        subsystem.publish_and_notify(state);
+        ended.map_or(Ok(false), |end| end.map(|()| true))
+    }
+
+    fn report(
+        &self,
+        state: &State,
+        report: &ReservationReport,
+        len_bytes: u32,
+        data: &mut Vec<u8>,
+    ) -> Result<(), Status> {
+        let record = self.active(state, report.nsid)?;
+        let reservations = &record.reservations;
+        let is_short = |host| matches!(host, HostId::Short(_));
+        let is_extended = |host| matches!(host, HostId::Extended(_));
+        let mut hosts = reservations.registrants().map(|(host, _)| host).chain([self.host]);
+        if hosts.any(|host| if report.eds { is_short(host) } else { is_extended(host) }) {
+            return Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+        }
+        let mut rows = rows(reservations, state);
+        rows.sort_by_key(|row| row.cntlid);
+        data.clear();
+        if report.eds {
+            extended(reservations, &rows, data)
+        } else {
+            short(reservations, &rows, data)
+        }
+        data.resize(len_bytes as usize, 0);
+        Ok(())
+    }
+}
+
+/// Adds Do Not Retry to a status, with two exceptions for which it makes no difference: Linux before 6.11
+/// compares the whole status field.
+pub(in crate::controller) fn told(status: Status) -> Status {
+    let bare = [Status::RESERVATION_CONFLICT, Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT];
+    if bare.iter().any(|&code| code.is(status)) { status } else { with_dnr(status) }
+}
+
+/// Host of a command, and whether reservations of the namespace can persist.
+#[derive(Clone, Copy)]
+pub(super) struct RequestingHost<'a> {
+    pub(super) host: HostId,
+    pub(super) nqn: Option<&'a HostNqn>,
+    pub(super) origin: Option<&'a Site>,
+    pub(super) can_persist: bool,
+}
+
+/// Applies a reservation command.
+pub(super) fn change(
+    reservations: &mut Reservations,
+    by: RequestingHost<'_>,
+    command: &Command,
+    data: &[u8],
+) -> Result<ReservationEffects, Status> {
+    match IoOpcode::from_u8(command.opcode()) {
+        Some(IoOpcode::ReservationRegister) => {
+            let command = ReservationRegister::parse(command)?;
+            register(reservations, by, &command, data)
+        }
+        Some(IoOpcode::ReservationAcquire) => {
+            acquire(reservations, by.host, &ReservationAcquire::parse(command)?, data)
+        }
+        Some(IoOpcode::ReservationRelease) => {
+            release(reservations, by.host, &ReservationRelease::parse(command)?, data)
+        }
+        _ => Err(Status::INVALID_OPCODE),
+    }
+}
+
+/// Executes Reservation Register. Where persistence is not supported (RESCAP.PTPLS is clear), CPTPL has
+/// no effect: Linux sets it in every registration, whatever a namespace supports.
+fn register(
+    reservations: &mut Reservations,
+    RequestingHost { host, nqn, origin, can_persist }: RequestingHost<'_>,
+    command: &ReservationRegister,
+    data: &[u8],
+) -> Result<ReservationEffects, Status> {
+    let keys = RegisterKeys::parse(data).map_err(|_| Status::INTERNAL_ERROR)?;
+    let current = (!command.iekey).then_some(keys.crkey());
+    let persists = match command.cptpl {
+        ChangePersistence::None => None,
+        ChangePersistence::Clear => Some(false),
+        ChangePersistence::Persist => can_persist.then_some(true),
+        ChangePersistence::Reserved(_) => return Err(Status::INVALID_FIELD),
+    };
+    let news = match command.rrega {
+        RegisterAction::Register => {
+            origin.map_or(Ok(()), |origin| reservations.check_origin(host, origin))?;
+            let news = reservations.register(host, nqn, keys.nrkey());
+            if let (Ok(_), Some(origin)) = (&news, origin) {
+                reservations.came_from(host, origin);
+            }
+            news
+        }
+        RegisterAction::Unregister => reservations.unregister(host, current),
+        RegisterAction::Replace => reservations.replace(host, current, keys.nrkey()),
+        RegisterAction::Reserved(_) => Err(Status::INVALID_FIELD),
+    }?;
+    if let Some(persists) = persists {
+        reservations.set_persists(persists);
+    }
+    Ok(news)
+}
+
+fn acquire(
+    reservations: &mut Reservations,
+    host: HostId,
+    command: &ReservationAcquire,
+    data: &[u8],
+) -> Result<ReservationEffects, Status> {
+    let keys = AcquireKeys::parse(data).map_err(|_| Status::INTERNAL_ERROR)?;
+    let kind = kind_of(command.rtype)?;
+    // Acquire must not ignore the key (Base 2.1 §7.5, IEKEY).
+    if command.iekey {
+        return Err(Status::INVALID_FIELD);
+    }
+    let (current, victim) = (keys.crkey(), keys.prkey());
+    match command.racqa {
+        AcquireAction::Acquire => reservations.acquire(host, current, kind),
+        AcquireAction::Preempt => reservations.preempt(host, current, victim, kind, false),
+        AcquireAction::PreemptAndAbort => reservations.preempt(host, current, victim, kind, true),
+        AcquireAction::Reserved(_) => Err(Status::INVALID_FIELD),
+    }
+}
+
+fn release(
+    reservations: &mut Reservations,
+    host: HostId,
+    command: &ReservationRelease,
+    data: &[u8],
+) -> Result<ReservationEffects, Status> {
+    let current = ReleaseKey::parse(data).map_err(|_| Status::INTERNAL_ERROR)?.crkey();
+    // Release must not ignore the key (Base 2.1 §7.7, IEKEY).
+    if command.iekey {
+        return Err(Status::INVALID_FIELD);
+    }
+    match command.rrela {
+        ReleaseAction::Release => reservations.release(host, current, kind_of(command.rtype)?),
+        ReleaseAction::Clear => reservations.clear(host, current),
+        ReleaseAction::Reserved(_) => Err(Status::INVALID_FIELD),
+    }
+}
+
+fn kind_of(rtype: ReservationType) -> Result<ReservationKind, Status> {
+    ReservationKind::from_code(rtype.code()).ok_or(Status::INVALID_FIELD)
+}
+
+/// Entry of a report: a registrant and one of its controllers.
+struct RegistrantEntry {
+    cntlid: u16,
+    host: HostId,
+    key: u64,
+    is_holder: bool,
+}
+
+/// Entries of all registrants and their controllers; FFFFh for a registrant without a controller.
+fn rows(reservations: &Reservations, state: &State) -> Vec<RegistrantEntry> {
+    let mut rows = Vec::new();
+    for (host, key) in reservations.registrants() {
+        let is_holder = reservations.is_holder(host);
+        let seats = state.seats.iter().filter(|(_, seat)| seat.host == host);
+        let before = rows.len();
+        rows.extend(seats.map(|(&cntlid, _)| RegistrantEntry { cntlid, host, key, is_holder }));
+        if rows.len() == before {
+            rows.push(RegistrantEntry { cntlid: u16::MAX, host, key, is_holder });
+        }
+    }
+    rows
+}
+
+fn rtype_of(reservations: &Reservations) -> ReservationType {
+    let code = reservations.held().map_or(0, |held| held.kind as u8);
+    ReservationType::from_code(code)
+}
+
+fn short(reservations: &Reservations, rows: &[RegistrantEntry], data: &mut Vec<u8>) {
+    let count = u16::try_from(rows.len()).unwrap_or(u16::MAX);
+    let header = ReservationStatus::zeroed().with(|header| {
+        header
+            .generation(reservations.generation())
+            .rtype(rtype_of(reservations))
+            .regstrnt(count)
+            .ptpls(reservations.persists().into())
+    });
+    data.extend(header.as_bytes());
+    for row in rows {
+        let id = if let HostId::Short(id) = row.host { id } else { 0 };
+        let entry = Registrant::zeroed()
+            .with(|entry| entry.cntlid(row.cntlid).holds(row.is_holder).hostid(id).rkey(row.key));
+        data.extend(entry.as_bytes());
+    }
+}
+
+fn extended(reservations: &Reservations, rows: &[RegistrantEntry], data: &mut Vec<u8>) {
+    let count = u16::try_from(rows.len()).unwrap_or(u16::MAX);
+    let header = ReservationStatusExtended::zeroed().with(|header| {
+        header
+            .generation(reservations.generation())
+            .rtype(rtype_of(reservations))
+            .regstrnt(count)
+            .ptpls(reservations.persists().into())
+    });
+    data.extend(header.as_bytes());
+    for row in rows {
+        let id = if let HostId::Extended(id) = row.host { id.to_le_bytes() } else { [0; 16] };
+        let entry = RegistrantExtended::zeroed()
+            .with(|entry| entry.cntlid(row.cntlid).holds(row.is_holder).hostid(id).rkey(row.key));
+        data.extend(entry.as_bytes());
+    }
+}

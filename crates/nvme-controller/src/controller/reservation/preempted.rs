@@ -1,0 +1,137 @@
+//! Preempt and Abort ends once no write of a preempted host can reach the medium any more
+//! (Base 2.1 §8.1.22.7).
+//!
+//! ```text
+//!   preempted ─▶ mail of each controller of the preempted hosts ─▶ its I/O queues ─▶ their media have answered
+//!      │              every arrow passes a `Preempted` on; what ends drops it               │
+//!      └─ the command that preempted waits until none is left, or for WAIT_MAX ◀────────────┘
+//! ```
+//!
+//! New writes are refused from the moment at which the reservation changes, so only those that a queue
+//! has already taken are waited for.
+
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
+
+use tenmil_base::{Instant, Span};
+use tenmil_wire::Status;
+
+use crate::controller::Controller;
+use crate::controller::interface::{
+    AdminResult, CommandOrigin, ControllerSignal, ReservationCompletion,
+};
+use crate::controller::reservation::commands::told;
+
+/// Held by everything through which a preempted host may still write a namespace.
+#[derive(Clone, Debug)]
+pub struct Preempted(Arc<()>);
+
+/// Whether anything through which a preempted host may still write is left.
+#[derive(Clone, Debug)]
+pub(crate) struct Writers(Weak<()>);
+
+/// A Preempt and Abort that is in effect and waits for the writes of the preempted hosts.
+#[derive(Debug)]
+pub(in crate::controller) struct Preempting {
+    pub(in crate::controller) from: CommandOrigin,
+    writers: Writers,
+    since: Instant,
+}
+
+/// How long Preempt and Abort waits: less than the 30 s after which hosts give up a command.
+pub(super) const WAIT_MAX: Span = Span::from_secs(10);
+/// How often is looked whether the media have answered.
+const LOOK: Span = Span::from_ms(1);
+
+impl Preempted {
+    /// One for those who may still write, to be cloned.
+    #[expect(clippy::new_without_default, reason = "each is another preemption")]
+    pub fn new() -> Self {
+        Self(Arc::new(()))
+    }
+
+    pub(crate) fn writers(&self) -> Writers {
+        Writers(Arc::downgrade(&self.0))
+    }
+}
+
+impl PartialEq for Preempted {
+    /// Whether both are of the same preemption.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Preempted {}
+
+impl Writers {
+    /// Whether none is left.
+    pub(crate) fn are_gone(&self) -> bool {
+        let are_gone = self.0.strong_count() == 0;
+        // Pairs with the release with which the last one was dropped.
+        fence(Ordering::Acquire);
+        are_gone
+    }
+}
+
+impl Controller {
+    /// A reservation command has taken effect or was refused: it ends now, or when the preempted hosts
+    /// write no more.
+    pub(in crate::controller) fn end_reservation(
+        &mut self,
+        now: Instant,
+        from: CommandOrigin,
+        end: Result<Option<Writers>, Status>,
+    ) {
+        let end = match end {
+            Ok(Some(writers)) => {
+                self.preempting.push(Preempting { from, writers, since: now });
+                return;
+            }
+            Ok(None) => AdminResult::OK,
+            Err(status) => AdminResult::refused(told(status)),
+        };
+        self.decided.push_back(ReservationCompletion { from, end });
+    }
+
+    /// The controller is reset: nobody waits for its preemptions. Its queues stop, and are still given the
+    /// aborts of preemptions by others, which wait for them.
+    pub(in crate::controller) fn reset_preemptions(&mut self) {
+        self.signals.retain(|signal| matches!(signal, ControllerSignal::AbortNamespace { .. }));
+        self.preempting.clear();
+    }
+
+    /// Ends what need not wait any more, and has the queues look that hold others up.
+    pub(in crate::controller) fn turn_preemptions(&mut self, now: Instant) {
+        if self.preempting.is_empty() && self.preempted.is_empty() {
+            return;
+        }
+        self.preempted.retain(|writers| !writers.are_gone());
+        if !self.preempted.is_empty() {
+            self.signals.push_back(ControllerSignal::CheckPreempted);
+        }
+        for Preempting { from, writers, since } in core::mem::take(&mut self.preempting) {
+            if writers.are_gone() {
+                self.decided.push_back(ReservationCompletion { from, end: AdminResult::OK });
+            } else if now < since.after(WAIT_MAX) {
+                self.preempting.push(Preempting { from, writers, since });
+            } else {
+                let why = format!(
+                    "preempt and abort, by a command of queue {}: media have not answered writes of \
+                     preempted hosts after {} s; the reservation has changed, and those writes may \
+                     still take effect; fix: look after that device",
+                    from.queue,
+                    WAIT_MAX.ns / 1_000_000_000
+                );
+                self.signals.push_back(ControllerSignal::PersistFailed { why });
+                let end = AdminResult::refused(told(Status::INTERNAL_ERROR));
+                self.decided.push_back(ReservationCompletion { from, end });
+            }
+        }
+    }
+
+    pub(in crate::controller) fn preemptions_wake_at(&self, now: Instant) -> Instant {
+        let is_idle = self.preempting.is_empty() && self.preempted.is_empty();
+        if is_idle { Instant::NEVER } else { now.after(LOOK) }
+    }
+}

@@ -1,0 +1,201 @@
+//! Device self-tests: the test in progress and the results of the last ones (Base 2.1 §8.1.7).
+//!
+//! A test reads blocks with Verify requests: a short one the first and the last blocks of each namespace,
+//! an extended one all of them. A block device without Verify is flushed; one without Flush is only
+//! opened.
+
+use std::collections::VecDeque;
+
+use tenmil_base::{Instant, IoStatus, Operation};
+use tenmil_wire::Status;
+use tenmil_wire::admin::SelfTestCode;
+use tenmil_wire::log::self_test::SelfTestOutcome;
+
+use super::full_scan::{FullScan, ScanFailure};
+use super::subsystem::{NamespaceEntry, State, Subsystem};
+
+/// Self-tests of one controller.
+#[derive(Default)]
+pub(super) struct SelfTests {
+    running: Option<RunningTest>,
+    /// Results, newest first.
+    results: VecDeque<TestResult>,
+}
+
+struct RunningTest {
+    code: SelfTestCode,
+    /// NSID of the command: 0 for none, FFFFFFFFh for all.
+    nsid: u32,
+    /// Segments still to be scanned, in blocks of the block device.
+    stretches: VecDeque<TestSegment>,
+    sweep: Option<(u32, FullScan)>,
+    blocks_total: u64,
+}
+
+/// Part of one namespace's block device that a test reads.
+struct TestSegment {
+    nsid: u32,
+    first: u64,
+    end: u64,
+}
+
+/// Namespace and failure of a scan.
+type TestFailure = (u32, ScanFailure);
+
+/// Result of a finished self-test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TestResult {
+    /// Short or extended.
+    pub(super) code: SelfTestCode,
+    pub(super) outcome: SelfTestOutcome,
+    /// Hours since power-on.
+    pub(super) hours: u64,
+    /// Location of the failure.
+    pub(super) failure: Option<TestFailure>,
+}
+
+/// Number of results kept (Base 2.1 §5.1.12.1.7).
+pub(super) const RESULTS_MAX: usize = 20;
+
+/// Blocks at each end of a block device that a short test reads.
+const SHORT_BLOCKS: u64 = 256;
+
+impl SelfTests {
+    /// Starts a test of `nsids`.
+    pub(super) fn start(&mut self, code: SelfTestCode, nsid: u32, nsids: &[u32], state: &State) {
+        let records = nsids.iter().filter_map(|nsid| state.records.get(nsid));
+        let stretches: VecDeque<TestSegment> =
+            records.flat_map(|record| stretches(code, record)).collect();
+        let blocks_total = stretches.iter().map(|stretch| stretch.end - stretch.first).sum();
+        self.running = Some(RunningTest { code, nsid, stretches, sweep: None, blocks_total });
+    }
+
+    /// Whether a test is running.
+    pub(super) const fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// Whether the running test includes this namespace.
+    pub(super) fn reads(&self, nsid: u32) -> bool {
+        self.running.as_ref().is_some_and(|running| [nsid, u32::MAX].contains(&running.nsid))
+    }
+
+    /// Whether a reset aborts the running test (Base 2.1 §8.1.7.1).
+    pub(super) fn is_ended_by_reset(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.code == SelfTestCode::Short)
+    }
+
+    /// Aborts the running test, if any.
+    pub(super) fn abort(&mut self, outcome: SelfTestOutcome, hours: u64) {
+        if let Some(running) = self.running.take() {
+            self.keep(TestResult { code: running.code, outcome, hours, failure: None });
+        }
+    }
+
+    /// Advances the running test. Returns its result once it has finished.
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        hours: u64,
+        read_by: (&Subsystem, u16),
+    ) -> Option<TestResult> {
+        let running = self.running.as_mut()?;
+        let (outcome, failure) = running.turn(now, read_by)?;
+        let ending = TestResult { code: running.code, outcome, hours, failure };
+        self.running = None;
+        self.keep(ending);
+        Some(ending)
+    }
+
+    /// Running test, and its progress in percent.
+    pub(super) fn progress(&self) -> (SelfTestCode, u8) {
+        self.running
+            .as_ref()
+            .map_or((SelfTestCode::None, 0), |running| (running.code, running.percent()))
+    }
+
+    /// Results of the last tests, newest first.
+    pub(super) fn results(&self) -> impl Iterator<Item = &TestResult> {
+        self.results.iter()
+    }
+
+    /// Time of the next poll.
+    pub(super) fn wake_at(&self, now: Instant) -> Instant {
+        self.running.as_ref().map_or(Instant::NEVER, |running| {
+            running.sweep.as_ref().map_or(now, |(_, sweep)| sweep.wake_at(now))
+        })
+    }
+
+    fn keep(&mut self, ending: TestResult) {
+        self.results.truncate(RESULTS_MAX - 1);
+        self.results.push_front(ending);
+    }
+}
+
+impl RunningTest {
+    fn turn(
+        &mut self,
+        now: Instant,
+        read_by: (&Subsystem, u16),
+    ) -> Option<(SelfTestOutcome, Option<TestFailure>)> {
+        if self.sweep.is_none() {
+            let Some(stretch) = self.stretches.pop_front() else {
+                return Some((SelfTestOutcome::Passed, None));
+            };
+            match open(&stretch, read_by) {
+                Some(Ok(sweep)) => self.sweep = Some((stretch.nsid, sweep)),
+                Some(Err(status)) => {
+                    let failure = ScanFailure { outcome: IoStatus(status.0), lba: stretch.first };
+                    return Some((SelfTestOutcome::FailedSegment, Some((stretch.nsid, failure))));
+                }
+                None => return Some((SelfTestOutcome::AbortedByRemoval, None)),
+            }
+        }
+        let (nsid, sweep) = self.sweep.as_mut()?;
+        match sweep.turn(now)? {
+            Ok(()) => {
+                self.sweep = None;
+                self.stretches.is_empty().then_some((SelfTestOutcome::Passed, None))
+            }
+            Err(failure) => Some((SelfTestOutcome::FailedSegment, Some((*nsid, failure)))),
+        }
+    }
+
+    fn percent(&self) -> u8 {
+        let waiting: u64 = self.stretches.iter().map(|stretch| stretch.end - stretch.first).sum();
+        let left = waiting + self.sweep.as_ref().map_or(0, |(_, sweep)| sweep.blocks_left());
+        let done = u128::from(self.blocks_total.saturating_sub(left));
+        let percent = done * 100 / u128::from(self.blocks_total.max(1));
+        u8::try_from(percent).unwrap_or(100)
+    }
+}
+
+/// Segments of a namespace that a test of this kind reads.
+fn stretches(code: SelfTestCode, record: &NamespaceEntry) -> Vec<TestSegment> {
+    let (nsid, count) = (record.nsid, record.limits.block_count);
+    if code == SelfTestCode::Extended || count <= 2 * SHORT_BLOCKS {
+        return vec![TestSegment { nsid, first: 0, end: count }];
+    }
+    vec![
+        TestSegment { nsid, first: 0, end: SHORT_BLOCKS },
+        TestSegment { nsid, first: count - SHORT_BLOCKS, end: count },
+    ]
+}
+
+/// Opens the block device of a segment; `None` if the namespace is no longer attached to the controller.
+fn open(
+    stretch: &TestSegment,
+    (subsystem, cntlid): (&Subsystem, u16),
+) -> Option<Result<FullScan, Status>> {
+    let (medium, support) = {
+        let state = subsystem.lock();
+        let record = state.attached(cntlid, stretch.nsid)?;
+        (record.medium.clone(), record.limits.support)
+    };
+    let (operation, end) = if support.has(Operation::Verify) {
+        (Operation::Verify, stretch.end)
+    } else {
+        (Operation::Flush, stretch.first)
+    };
+    Some(FullScan::over(&*medium, operation, stretch.first, end))
+}

@@ -1,0 +1,638 @@
+//! NVM subsystem: state shared by its controllers. It holds namespaces, reservations and firmware, and
+//! delivers the updates of one controller to all others.
+//!
+//! ```text
+//!    Controller ──┐                                   ┌──▶ Versioned<Namespaces> ──▶ its queues
+//!    Controller ──┼─▶ Subsystem: Mutex<State> ─ entry ┤
+//!    Controller ──┘      records by NSID              └──▶ PendingUpdates ──▶ its Controller, next poll
+//! ```
+//!
+//! The lock is off the I/O path: admin and reservation commands take it, and a controller's poll only if
+//! updates are pending. Queues read published snapshots and never take it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{BlockDevice, Instant, Limits};
+use tenmil_wire::Status;
+use tenmil_wire::derived_uuid::derived_uuid;
+use tenmil_wire::log::event::ReservationEvent;
+
+use super::Controller;
+use super::config::{
+    ControllerConfig, NamespaceConfig, NamespacePool, Persistence, SubsystemConfig,
+};
+use super::firmware::Slots;
+use super::reservation::change_queue::ChangeQueue;
+use super::reservation::preempted::Preempted;
+use super::reservation::{HostId, Reservations};
+use crate::namespace::{CacheVoucher, CopyLimits, Identity, Namespace, Namespaces, Versioned};
+use crate::queue::FusedArbiter;
+
+mod binding;
+mod changes;
+mod controller_entry;
+mod visibility;
+
+pub use binding::HostInUse;
+pub use changes::PersistRequest;
+pub use controller_entry::{AnaState, WakeFn};
+pub(super) use controller_entry::{ControllerEntry, NOTICES_MAX, PendingUpdates};
+pub(super) use visibility::Visibility;
+
+/// Handle to a subsystem; cheap to clone.
+#[derive(Clone)]
+pub struct Subsystem {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    about: SubsystemInfo,
+    /// Number of updates posted. Stored with release order under the lock, so that a controller that
+    /// loads the number finds the updates.
+    posted: AtomicU64,
+    floor: Arc<FusedArbiter>,
+    state: Mutex<State>,
+}
+
+/// Constant subsystem data.
+pub(super) struct SubsystemInfo {
+    pub(super) nqn: String,
+    pub(super) serial: String,
+    pub(super) model: String,
+    pub(super) nsid_max: u32,
+    pub(super) reservations: bool,
+    pub(super) ana_groups: u32,
+    /// Block sizes of new namespaces; empty without a pool.
+    pub(super) pool_block_sizes: Vec<u32>,
+}
+
+/// Variable subsystem data, under the lock.
+pub(super) struct State {
+    pub(super) records: BTreeMap<u32, NamespaceEntry>,
+    pub(super) seats: BTreeMap<u16, ControllerEntry>,
+    pub(super) pool: Option<Box<dyn NamespacePool>>,
+    pub(super) firmware: Slots,
+    /// Number of power cycles.
+    pub(super) power_cycles: u64,
+    /// Number of power losses while a host was active.
+    pub(super) unsafe_shutdowns: u64,
+    nsid_max: u32,
+    mail_count: u64,
+    /// Number of reservation changes ever started.
+    changes: u64,
+}
+
+/// One namespace of the subsystem.
+pub(super) struct NamespaceEntry {
+    pub(super) nsid: u32,
+    pub(super) medium: Arc<dyn BlockDevice>,
+    pub(super) limits: Limits,
+    /// Logical block size in bytes, as a power of two.
+    pub(super) block_shift: u8,
+    pub(super) identity: Identity,
+    pub(super) is_shared: bool,
+    /// Whether it is attached to controllers created later.
+    greets: bool,
+    pub(super) visibility: Visibility,
+    pub(super) ana_group: u32,
+    pub(super) protection: Protection,
+    pub(super) reservations: Reservations,
+    pub(super) persistence: Persistence,
+    pub(super) cache: Option<Arc<CacheVoucher>>,
+    pub(super) line: ChangeQueue,
+    pub(super) is_formatting: bool,
+    /// Whether its space belongs to the pool.
+    is_pooled: bool,
+}
+
+/// Namespace Write Protection State (Base 2.1 §8.1.16).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Protection {
+    /// Writable.
+    #[default]
+    None = 0,
+    /// Write protected until changed.
+    Protected = 1,
+    /// Write protected until the next power cycle.
+    UntilPowerCycle = 2,
+    /// Permanently write protected.
+    Permanent = 3,
+}
+
+impl Subsystem {
+    /// Creates a subsystem. The error is one line with the value found and the value expected.
+    pub fn new(config: SubsystemConfig) -> Result<Self, String> {
+        check_text("nqn", &config.nqn, 223)?;
+        check_text("serial", &config.serial, 20)?;
+        check_text("model", &config.model, 40)?;
+        check_text("firmware", &config.firmware, 8)?;
+        if !(1..=1 << 16).contains(&config.nsid_max) {
+            let found = config.nsid_max;
+            return Err(format!("configure subsystem: nsid_max is {found}, expected 1 to 65536"));
+        }
+        let about = SubsystemInfo {
+            nqn: config.nqn,
+            serial: config.serial,
+            model: config.model,
+            nsid_max: config.nsid_max,
+            reservations: config.reservations,
+            ana_groups: config.ana_groups,
+            pool_block_sizes: config
+                .pool
+                .as_ref()
+                .map_or_else(Vec::new, |pool| pool.block_sizes().to_vec()),
+        };
+        let state = State {
+            records: BTreeMap::new(),
+            seats: BTreeMap::new(),
+            pool: config.pool,
+            firmware: Slots::new(&config.firmware),
+            power_cycles: 1,
+            unsafe_shutdowns: 0,
+            nsid_max: config.nsid_max,
+            mail_count: 0,
+            changes: 0,
+        };
+        let (posted, floor) = (AtomicU64::new(0), Arc::default());
+        let shared = Shared { about, posted, floor, state: Mutex::new(state) };
+        let subsystem = Self { shared: Arc::new(shared) };
+        for namespace in config.namespaces {
+            subsystem.add_namespace(namespace)?;
+        }
+        Ok(subsystem)
+    }
+
+    /// Fused-command arbiter for the queues of all controllers.
+    pub(super) fn floor(&self) -> &Arc<FusedArbiter> {
+        &self.shared.floor
+    }
+
+    /// Opens a controller. The error is one line with the value found and the value expected.
+    pub fn controller(&self, now: Instant, config: ControllerConfig) -> Result<Controller, String> {
+        config.check()?;
+        Controller::open(self.clone(), now, config)
+    }
+
+    /// Adds a namespace and returns its identifier; controllers that attach it are notified.
+    pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, String> {
+        self.add_namespace_for(config, |_| true)
+    }
+
+    /// Adds a namespace that only the existing controllers selected by `gets_it` can see. Controllers
+    /// created later can see it.
+    pub fn add_namespace_for(
+        &self,
+        config: NamespaceConfig,
+        gets_it: impl Fn(u16) -> bool,
+    ) -> Result<u32, String> {
+        self.check_namespace(&config)?;
+        let mut state = self.lock();
+        let nsid = match config.nsid {
+            Some(nsid) => nsid,
+            None => state.free_nsid().ok_or("add namespace: every identifier is in use")?,
+        };
+        if state.records.contains_key(&nsid) {
+            return Err(format!("add namespace: identifier {nsid} is in use, expected a free one"));
+        }
+        let limits = config.medium.limits();
+        let block_size = config.block_size.unwrap_or(limits.block_size);
+        let mut record = NamespaceEntry::new(nsid, config.medium, limits, block_size);
+        record.identity = self.identity_of(nsid, config.identity);
+        record.is_shared = config.is_shared;
+        record.greets = config.is_attached;
+        record.reservations = kept(&config.persistence)?;
+        record.persistence = config.persistence;
+        record.cache = config.cache;
+        record.ana_group = config.ana_group.max(1);
+        if config.is_read_only {
+            record.protection = Protection::Permanent;
+        }
+        state.check_registrants(&record)?;
+        for &cntlid in state.seats.keys().filter(|cntlid| !gets_it(**cntlid)) {
+            record.visibility.hide(cntlid);
+        }
+        state.records.insert(nsid, record);
+        if config.is_attached {
+            // A private namespace is attached to one controller only.
+            let reach = if config.is_shared { usize::MAX } else { 1 };
+            let cntlids = state.seats.keys().copied().filter(|cntlid| gets_it(*cntlid));
+            let cntlids: Vec<u16> = cntlids.take(reach).collect();
+            state.attach(nsid, &cntlids);
+        }
+        self.publish_and_notify(state);
+        Ok(nsid)
+    }
+
+    /// Checks that a namespace can be added, except that its identifier may be in use. The error is one
+    /// line with the value found and the value expected.
+    pub fn check_namespace(&self, config: &NamespaceConfig) -> Result<(), String> {
+        let limits = config.medium.limits();
+        if limits.metadata_size != 0 {
+            let size = limits.metadata_size;
+            return Err(format!(
+                "add namespace: {size} bytes of metadata per block, expected none"
+            ));
+        }
+        let block_size = config.block_size.unwrap_or(limits.block_size);
+        if !format_sizes(&limits).contains(&block_size) {
+            let sizes: Vec<String> = format_sizes(&limits).iter().map(u32::to_string).collect();
+            let expected = sizes.join(" or ");
+            return Err(format!("add namespace: block size is {block_size}, expected {expected}"));
+        }
+        let groups = self.about().ana_groups;
+        if groups > 0 && !(1..=groups).contains(&config.ana_group) {
+            let group = config.ana_group;
+            return Err(format!("add namespace: ANA group is {group}, expected 1 to {groups}"));
+        }
+        kept(&config.persistence)?;
+        let max = self.about().nsid_max;
+        match config.nsid {
+            Some(nsid) if !(1..=max).contains(&nsid) => {
+                Err(format!("add namespace: identifier is {nsid}, expected 1 to {max}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a namespace; its controllers are notified.
+    pub fn remove_namespace(&self, nsid: u32) -> bool {
+        let mut state = self.lock();
+        let removed = state.delete(nsid);
+        self.publish_and_notify(state);
+        removed
+    }
+
+    /// Hides a namespace from a controller, before its host has seen it.
+    pub fn mask_namespace(&self, cntlid: u16, nsid: u32) {
+        let mut state = self.lock();
+        if let Some(record) = state.records.get_mut(&nsid) {
+            record.visibility.hide(cntlid);
+        }
+        self.publish_and_notify(state);
+    }
+
+    /// Attaches a namespace to a controller or hides it from the controller, which is notified of a
+    /// change.
+    pub fn set_visible(&self, cntlid: u16, nsid: u32, is_shown: bool) {
+        let mut state = self.lock();
+        if state.seats.contains_key(&cntlid) {
+            state.set_visible(cntlid, nsid, is_shown);
+        }
+        self.publish_and_notify(state);
+    }
+
+    /// Rereads the size of a namespace's block device, and notifies controllers of a change.
+    pub fn resized(&self, nsid: u32) {
+        let mut state = self.lock();
+        if let Some(record) = state.records.get_mut(&nsid) {
+            let limits = record.medium.limits();
+            if limits != record.limits {
+                record.block_shift = record.block_shift.max(shift_of(limits.block_size));
+                record.limits = limits;
+                state.notify_changed(nsid);
+            }
+        }
+        self.publish_and_notify(state);
+    }
+
+    /// Sets the ANA state of a group for a controller, and notifies the controller.
+    pub fn set_ana_state(&self, cntlid: u16, group: u32, ana: AnaState) {
+        let mut state = self.lock();
+        if let Some(seat) = state.seats.get_mut(&cntlid) {
+            seat.set_ana(group, ana);
+            state.mail_count += 1;
+        }
+        self.publish_and_notify(state);
+    }
+
+    /// Emulates a power cycle: drops all state that does not persist.
+    pub fn power_cycled(&self) {
+        let mut state = self.lock();
+        state.power_cycles += 1;
+        if state.seats.values().any(|seat| seat.is_in_use) {
+            state.unsafe_shutdowns += 1;
+        }
+        for record in state.records.values_mut() {
+            record.reservations.power_cycled();
+            record.line.apply_to_pending(Reservations::power_cycled);
+            if record.protection == Protection::UntilPowerCycle {
+                record.protection = Protection::None;
+            }
+        }
+        state.firmware.activate();
+        self.publish_and_notify(state);
+    }
+
+    /// Constant subsystem data.
+    pub(super) fn about(&self) -> &SubsystemInfo {
+        &self.shared.about
+    }
+
+    /// Takes the lock.
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Publishes changes, releases the lock, and wakes the controllers with new updates.
+    pub(super) fn publish_and_notify(&self, mut state: MutexGuard<'_, State>) {
+        state.publish();
+        // Under the lock; pairs with the acquire load in `update_count`.
+        self.shared.posted.store(state.mail_count, Ordering::Release);
+        let bells: Vec<WakeFn> = state.seats.values().filter_map(ControllerEntry::bell).collect();
+        drop(state);
+        bells.iter().for_each(|bell| bell());
+    }
+
+    /// Total number of updates posted. While it is unchanged, the lock need not be taken.
+    pub(super) fn update_count(&self) -> u64 {
+        self.shared.posted.load(Ordering::Acquire)
+    }
+
+    /// Returns `given`, or a UUID derived from the names of subsystem and namespace (version 8 of RFC
+    /// 9562).
+    pub(super) fn identity_of(&self, nsid: u32, given: Identity) -> Identity {
+        if given != Identity::default() {
+            return given;
+        }
+        let uuid = derived_uuid(&self.about().nqn, nsid);
+        Identity { uuid, ..given }
+    }
+}
+
+impl State {
+    /// Lowest free identifier.
+    pub(super) fn free_nsid(&self) -> Option<u32> {
+        (1..=self.nsid_max).find(|nsid| !self.records.contains_key(nsid))
+    }
+
+    /// Creates a namespace in the pool, not attached to any controller.
+    pub(super) fn create(
+        &mut self,
+        nsid: u32,
+        block_size: u32,
+        block_count: u64,
+        describe: impl FnOnce(&mut NamespaceEntry),
+    ) -> Result<(), Status> {
+        let wanted = u128::from(block_size) * u128::from(block_count);
+        if wanted > u128::from(self.unallocated_bytes()) {
+            return Err(Status::NAMESPACE_INSUFFICIENT_CAPACITY);
+        }
+        let pool = self.pool.as_mut().ok_or(Status::INVALID_OPCODE)?;
+        let medium = pool.create(block_size, block_count).map_err(|_| Status::INTERNAL_ERROR)?;
+        let limits = medium.limits();
+        let mut record = NamespaceEntry::new(nsid, medium, limits, block_size);
+        record.is_pooled = true;
+        describe(&mut record);
+        self.records.insert(nsid, record);
+        Ok(())
+    }
+
+    /// Deletes a namespace and notifies the controllers that had attached it.
+    pub(super) fn delete(&mut self, nsid: u32) -> bool {
+        self.notify_changed(nsid);
+        let removed = self.records.remove(&nsid);
+        let is_removed = removed.is_some();
+        if let Some(record) = removed {
+            self.cancel_changes(record.line);
+        }
+        is_removed
+    }
+
+    /// Attaches a namespace to these controllers and notifies them.
+    pub(super) fn attach(&mut self, nsid: u32, cntlids: &[u16]) {
+        if let Some(record) = self.records.get_mut(&nsid) {
+            cntlids.iter().for_each(|cntlid| record.visibility.attach(*cntlid));
+        }
+        self.notify_changed(nsid);
+    }
+
+    fn set_visible(&mut self, cntlid: u16, nsid: u32, is_shown: bool) {
+        let Some(record) = self.records.get_mut(&nsid) else { return };
+        let is_change = record.visibility.is_attached_to(cntlid) != is_shown;
+        match is_shown {
+            true => record.visibility.reveal(cntlid),
+            // Only attached controllers are notified, so the notification precedes the hiding.
+            false if is_change => self.notify_changed(nsid),
+            false => {}
+        }
+        if is_shown && is_change {
+            self.attach(nsid, &[cntlid]);
+        }
+        if !is_shown && let Some(record) = self.records.get_mut(&nsid) {
+            record.visibility.hide(cntlid);
+        }
+    }
+
+    /// Detaches a namespace from these controllers and notifies them.
+    pub(super) fn detach(&mut self, nsid: u32, cntlids: &[u16]) {
+        self.notify_changed(nsid);
+        if let Some(record) = self.records.get_mut(&nsid) {
+            cntlids.iter().for_each(|cntlid| record.visibility.detach(*cntlid));
+        }
+    }
+
+    /// Posts a namespace attribute change to every controller that has `nsid` attached.
+    pub(super) fn notify_changed(&mut self, nsid: u32) {
+        let Some(record) = self.records.get(&nsid) else { return };
+        for cntlid in record.visibility.attached_from(0) {
+            if let Some(seat) = self.seats.get_mut(&cntlid) {
+                seat.mail.changed.insert(nsid);
+            }
+        }
+        self.mail_count += 1;
+    }
+
+    /// Posts an upcoming firmware activation to all controllers.
+    pub(super) fn post_activation(&mut self) {
+        for seat in self.seats.values_mut() {
+            seat.mail.is_activating_firmware = true;
+        }
+        self.mail_count += 1;
+    }
+
+    /// Posts a reservation notification for `nsid` to the controllers of a host.
+    pub(super) fn notify_reservation(&mut self, nsid: u32, host: HostId, notice: ReservationEvent) {
+        let Some(record) = self.records.get(&nsid) else { return };
+        for (&cntlid, seat) in self.seats.iter_mut().filter(|(_, seat)| seat.host == host) {
+            if record.visibility.is_visible_to(cntlid) {
+                seat.mail.push_notice(nsid, notice);
+            }
+        }
+        self.mail_count += 1;
+    }
+
+    /// Posts an abort of the outstanding commands of `nsid` to the controllers of a host.
+    pub(super) fn request_abort(&mut self, nsid: u32, host: HostId, preempted: &Preempted) {
+        for seat in self.seats.values_mut().filter(|seat| seat.host == host) {
+            seat.mail.aborts.push((nsid, preempted.clone()));
+        }
+        self.mail_count += 1;
+    }
+
+    /// Free space of the pool.
+    pub(super) fn unallocated_bytes(&self) -> u64 {
+        let capacity = self.pool.as_ref().map_or(0, |pool| pool.capacity_bytes());
+        let pooled = self.records.values().filter(|record| record.is_pooled);
+        let used: u64 = pooled.map(NamespaceEntry::capacity_bytes).sum();
+        capacity.saturating_sub(used)
+    }
+
+    /// Total capacity: the pool and the namespaces outside of it.
+    pub(super) fn capacity_bytes(&self) -> u128 {
+        let pool = self.pool.as_ref().map_or(0, |pool| pool.capacity_bytes());
+        let fixed = self.records.values().filter(|record| !record.is_pooled);
+        u128::from(pool) + fixed.map(|record| u128::from(record.capacity_bytes())).sum::<u128>()
+    }
+
+    /// Adds a new controller and attaches the namespaces that are attached by default.
+    fn sit(&mut self, cntlid: u16, seat: ControllerEntry) {
+        for record in self.records.values_mut() {
+            if record.greets && (record.is_shared || record.visibility.attached_count() == 0) {
+                record.visibility.attach(cntlid);
+            }
+        }
+        self.seats.insert(cntlid, seat);
+    }
+
+    /// Builds the namespace snapshot of every controller, and publishes those that have changed.
+    fn publish(&mut self) {
+        for (&cntlid, seat) in &mut self.seats {
+            let mut namespaces = Namespaces::new(self.nsid_max);
+            let records = self.records.values();
+            for record in records.filter(|record| record.visibility.is_attached_to(cntlid)) {
+                namespaces.insert(Arc::new(record.seen_from(seat)));
+            }
+            seat.show(namespaces);
+        }
+    }
+}
+
+impl Subsystem {
+    /// Adds a controller.
+    pub(super) fn add_controller(&self, cntlid: u16) -> Result<Arc<Versioned<Namespaces>>, String> {
+        let mut state = self.lock();
+        if state.seats.contains_key(&cntlid) {
+            return Err(format!("open controller: identifier {cntlid} is in use"));
+        }
+        let published = Arc::new(Versioned::new(Arc::new(Namespaces::new(state.nsid_max))));
+        state.sit(cntlid, ControllerEntry::new(cntlid, published.clone()));
+        self.publish_and_notify(state);
+        Ok(published)
+    }
+
+    /// Removes a controller.
+    pub(super) fn remove_controller(&self, cntlid: u16) {
+        let mut state = self.lock();
+        state.drop_requesters(cntlid, |_| true);
+        state.seats.remove(&cntlid);
+        for record in state.records.values_mut() {
+            record.visibility.forget(cntlid);
+        }
+        state.forget_host(HostId::Anonymous(cntlid));
+        self.publish_and_notify(state);
+    }
+}
+
+impl NamespaceEntry {
+    fn new(nsid: u32, medium: Arc<dyn BlockDevice>, limits: Limits, block_size: u32) -> Self {
+        Self {
+            nsid,
+            medium,
+            limits,
+            block_shift: shift_of(block_size),
+            identity: Identity::default(),
+            is_shared: false,
+            greets: false,
+            visibility: Visibility::default(),
+            ana_group: 1,
+            protection: Protection::None,
+            reservations: Reservations::default(),
+            persistence: Persistence::default(),
+            cache: None,
+            line: ChangeQueue::default(),
+            is_formatting: false,
+            is_pooled: false,
+        }
+    }
+
+    /// Number of logical blocks (NSZE).
+    pub(super) fn block_count(&self) -> u64 {
+        self.limits.block_count >> self.block_shift.saturating_sub(shift_of(self.limits.block_size))
+    }
+
+    /// Capacity of the block device in bytes.
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        self.limits.block_count.saturating_mul(self.limits.block_size.into())
+    }
+
+    /// Whether it is write protected.
+    pub(super) fn is_protected(&self) -> bool {
+        self.protection != Protection::None
+    }
+
+    /// Namespace as seen by a controller's queues.
+    fn seen_from(&self, seat: &ControllerEntry) -> Namespace {
+        let formatting = self.is_formatting.then_some(Status::FORMAT_IN_PROGRESS);
+        Namespace {
+            nsid: self.nsid,
+            block_shift: self.block_shift,
+            metadata_size: self.limits.metadata_size,
+            block_count: self.block_count(),
+            is_write_protected: self.is_protected(),
+            unavailable: formatting.or_else(|| seat.ana(self.ana_group).refusal()),
+            reservation: self.reservations.seen_by(seat.host),
+            identity: self.identity,
+            copy: CopyLimits::DEFAULT,
+            limits: self.limits.clone(),
+            medium: self.medium.clone(),
+            cache: self.cache.clone(),
+        }
+    }
+}
+
+impl Protection {
+    /// State with this code.
+    pub(super) fn from_code(code: u32) -> Option<Self> {
+        [Self::None, Self::Protected, Self::UntilPowerCycle, Self::Permanent]
+            .into_iter()
+            .find(|state| *state as u32 == code)
+    }
+}
+
+/// Loads the persisted reservations.
+fn kept(persistence: &Persistence) -> Result<Reservations, String> {
+    let Persistence::Durable(keeper) = persistence else { return Ok(Reservations::default()) };
+    match keeper.load()? {
+        Some(record) => Reservations::from_record(&record)
+            .map_err(|why| format!("add namespace: its reservations cannot be read: {why}")),
+        None => Ok(Reservations::default()),
+    }
+}
+
+/// Block sizes with which a namespace on such a block device can be formatted: its own, and those of 512
+/// and 4096 that are larger.
+pub(super) fn format_sizes(limits: &Limits) -> Vec<u32> {
+    let larger = [512, 4096].into_iter().filter(|&size| size > limits.block_size);
+    [limits.block_size].into_iter().chain(larger).collect()
+}
+
+/// Block size as a power of two.
+pub(super) fn shift_of(block_size: u32) -> u8 {
+    u8::try_from(block_size.trailing_zeros()).unwrap_or(0)
+}
+
+fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), String> {
+    if text.is_empty()
+        || text.len() > bytes_max
+        || !text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+    {
+        return Err(format!(
+            "configure subsystem: {what} is \"{}\", expected 1 to {bytes_max} printable ASCII characters",
+            text.escape_debug()
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Subsystem state for one controller.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use tenmil_wire::Status;
+use tenmil_wire::log::event::ReservationEvent;
+
+use crate::controller::reservation::change_queue::ReplyTo;
+use crate::controller::reservation::preempted::{Preempted, Writers};
+use crate::controller::reservation::{HostId, HostNqn};
+use crate::namespace::{Namespace, Namespaces, Versioned};
+
+/// Callback that wakes a controller's thread, called from any thread when updates are pending.
+pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
+
+/// Subsystem's state for one controller.
+pub(in crate::controller) struct ControllerEntry {
+    published: Arc<Versioned<Namespaces>>,
+    /// Namespace snapshot published last.
+    shown: Arc<Namespaces>,
+    /// Wakes the controller's thread.
+    pub(in crate::controller) bell: Option<WakeFn>,
+    pub(in crate::controller) host: HostId,
+    /// Host NQN, if the transport supplies one.
+    pub(in crate::controller) nqn: Option<HostNqn>,
+    pub(in crate::controller) mail: PendingUpdates,
+    /// The host has sent commands since the last reset and has not shut the controller down.
+    pub(in crate::controller) is_in_use: bool,
+    /// ANA groups whose state is not Optimized.
+    ana: BTreeMap<u32, AnaState>,
+    /// Number of ANA state changes.
+    ana_changes: u64,
+}
+
+/// Updates that a controller has not processed.
+#[derive(Debug, Default)]
+pub(in crate::controller) struct PendingUpdates {
+    /// Namespaces that have changed.
+    pub(in crate::controller) changed: BTreeSet<u32>,
+    /// Reservation notifications with their namespaces, oldest first.
+    pub(in crate::controller) notices: VecDeque<(u32, ReservationEvent)>,
+    /// Namespaces whose outstanding commands are to be aborted.
+    pub(in crate::controller) aborts: Vec<(u32, Preempted)>,
+    /// An ANA state has changed.
+    pub(in crate::controller) is_ana_changed: bool,
+    /// Firmware is about to be activated.
+    pub(in crate::controller) is_activating_firmware: bool,
+    /// Results of reservation changes that it has requested.
+    pub(in crate::controller) ends: Vec<(ReplyTo, End)>,
+    /// Reason why one of them could not be made durable.
+    pub(in crate::controller) trouble: Option<String>,
+}
+
+/// How a change of reservations ended, and what of preempted hosts may still write.
+pub(in crate::controller) type End = Result<Option<Writers>, Status>;
+
+/// Asymmetric namespace access state (Base 2.1 §8.1.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AnaState {
+    /// Preferred path.
+    #[default]
+    Optimized = 0x1,
+    /// Usable path, not preferred.
+    NonOptimized = 0x2,
+    /// Not usable at present.
+    Inaccessible = 0x3,
+    /// Permanently not usable.
+    PersistentLoss = 0x4,
+    /// In transition to another state.
+    Change = 0xf,
+}
+
+/// Notifications kept for a host that does not read them: the page has one byte for their number (Base
+/// 2.1 §5.1.12.1.32).
+pub(in crate::controller) const NOTICES_MAX: usize = 255;
+
+impl PendingUpdates {
+    /// Adds a notification, and drops the oldest if there are too many.
+    pub(super) fn push_notice(&mut self, nsid: u32, notice: ReservationEvent) {
+        if self.notices.len() >= NOTICES_MAX {
+            self.notices.pop_front();
+        }
+        self.notices.push_back((nsid, notice));
+    }
+
+    fn is_empty(&self) -> bool {
+        let Self { changed, notices, aborts, ends, .. } = self;
+        let Self { is_ana_changed, is_activating_firmware, trouble, .. } = self;
+        changed.is_empty()
+            && notices.is_empty()
+            && aborts.is_empty()
+            && ends.is_empty()
+            && trouble.is_none()
+            && !is_ana_changed
+            && !is_activating_firmware
+    }
+}
+
+impl AnaState {
+    /// Status that rejects commands to the namespace, if any.
+    pub const fn refusal(self) -> Option<Status> {
+        match self {
+            Self::Optimized | Self::NonOptimized => None,
+            Self::Inaccessible => Some(Status::ANA_INACCESSIBLE),
+            Self::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
+            Self::Change => Some(Status::ANA_TRANSITION),
+        }
+    }
+}
+
+impl ControllerEntry {
+    pub(super) fn new(cntlid: u16, published: Arc<Versioned<Namespaces>>) -> Self {
+        let host = HostId::Anonymous(cntlid);
+        Self {
+            shown: published.reader().get().clone(),
+            published,
+            bell: None,
+            host,
+            nqn: None,
+            mail: PendingUpdates::default(),
+            is_in_use: false,
+            ana: BTreeMap::new(),
+            ana_changes: 0,
+        }
+    }
+
+    /// ANA state of a group.
+    pub(in crate::controller) fn ana(&self, group: u32) -> AnaState {
+        self.ana.get(&group).copied().unwrap_or_default()
+    }
+
+    /// Number of ANA state changes.
+    pub(in crate::controller) const fn ana_changes(&self) -> u64 {
+        self.ana_changes
+    }
+
+    /// Publishes a snapshot, unless it equals the last one.
+    pub(super) fn show(&mut self, namespaces: Namespaces) {
+        let is_same = self.shown.iter().count() == namespaces.iter().count()
+            && self.shown.iter().zip(namespaces.iter()).all(|(old, new)| looks_alike(old, new));
+        if !is_same {
+            self.shown = Arc::new(namespaces);
+            self.published.publish(self.shown.clone());
+        }
+    }
+
+    /// Waker to call, if updates are pending and a waker is set.
+    pub(super) fn bell(&self) -> Option<WakeFn> {
+        self.bell.clone().filter(|_| !self.mail.is_empty())
+    }
+
+    pub(super) fn set_ana(&mut self, group: u32, state: AnaState) {
+        if self.ana(group) == state {
+            return;
+        }
+        self.ana.insert(group, state);
+        self.ana_changes += 1;
+        self.mail.is_ana_changed = true;
+    }
+}
+
+/// Whether queues would treat the two namespaces alike.
+fn looks_alike(old: &Namespace, new: &Namespace) -> bool {
+    old.nsid == new.nsid
+        && old.block_shift == new.block_shift
+        && old.block_count == new.block_count
+        && old.is_write_protected == new.is_write_protected
+        && old.unavailable == new.unavailable
+        && old.reservation == new.reservation
+        && old.identity == new.identity
+        && old.limits == new.limits
+        && Arc::ptr_eq(&old.medium, &new.medium)
+}

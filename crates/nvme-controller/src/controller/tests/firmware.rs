@@ -1,0 +1,92 @@
+//! Firmware Image Download and Firmware Commit as commands.
+
+use tenmil_wire::admin::{
+    CommitAction, FirmwareCommit, FirmwareImageDownload, GetLogPage, Identify,
+};
+use tenmil_wire::identify::{Cns, IdentifyController};
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::firmware::FirmwareSlots;
+use tenmil_wire::{Layout, Status};
+
+use super::bench::Bench;
+use crate::controller::{ControllerConfig, firmware_image};
+
+fn download(bench: &mut Bench, offset_bytes: u32, piece: &[u8]) -> Result<u32, Status> {
+    let numd = u32::try_from(piece.len() / 4).unwrap() - 1;
+    bench.send(FirmwareImageDownload { numd, ofst: offset_bytes / 4 }, piece)
+}
+
+fn commit(fs: u8, ca: CommitAction) -> FirmwareCommit {
+    FirmwareCommit { fs, ca, bpid: false }
+}
+
+fn revision(bench: &mut Bench) -> String {
+    let identify = Identify { cns: Cns::Controller.code(), ..Identify::default() };
+    IdentifyController::parse(&bench.get(identify).unwrap()).unwrap().fr().to_string()
+}
+
+fn slots(bench: &mut Bench) -> FirmwareSlots {
+    let page = bench.get(GetLogPage::new(LogPage::FirmwareSlot.code(), 512)).unwrap();
+    FirmwareSlots::parse(&page).unwrap()
+}
+
+#[test]
+fn an_image_runs_at_once_or_after_the_next_reset() {
+    let mut bench = Bench::new();
+    assert_eq!(revision(&mut bench), "t0.1.0");
+    download(&mut bench, 0, &firmware_image("two")).unwrap();
+    bench.run(commit(2, CommitAction::ReplaceAndActivate)).unwrap();
+    assert_eq!(revision(&mut bench), "t0.1.0");
+    let page = slots(&mut bench);
+    assert_eq!((page.cafslt(), page.nrafslt()), (1, 2));
+    assert_eq!(page.frs(1).unwrap().to_string(), "two");
+    bench.controller.reset(bench.now);
+    assert_eq!(revision(&mut bench), "two");
+
+    download(&mut bench, 0, &firmware_image("three")).unwrap();
+    bench.run(commit(3, CommitAction::ActivateNow)).unwrap();
+    assert_eq!(revision(&mut bench), "three");
+    let page = slots(&mut bench);
+    assert_eq!((page.cafslt(), page.nrafslt()), (3, 0));
+    bench.run(commit(1, CommitAction::Activate)).unwrap();
+    bench.subsystem.power_cycled();
+    assert_eq!(revision(&mut bench), "t0.1.0");
+}
+
+#[test]
+fn every_commit_that_cannot_be_is_refused() {
+    let cases = [
+        (commit(1, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
+        (commit(4, CommitAction::Replace), Status::INVALID_FIRMWARE_SLOT),
+        (commit(0, CommitAction::Activate), Status::INVALID_FIRMWARE_SLOT),
+        (commit(2, CommitAction::Activate), Status::INVALID_FIRMWARE_IMAGE),
+        (commit(2, CommitAction::Reserved(4)), Status::INVALID_FIELD),
+        (commit(2, CommitAction::ReplaceBootPartition), Status::INVALID_FIELD),
+        (FirmwareCommit { bpid: true, ..commit(2, CommitAction::Replace) }, Status::INVALID_FIELD),
+    ];
+    for (commit, status) in cases {
+        let mut bench = Bench::new();
+        download(&mut bench, 0, &firmware_image("two")).unwrap();
+        assert_eq!(bench.run(commit), Err(status), "{commit:?}");
+        assert_eq!(revision(&mut bench), "t0.1.0");
+    }
+    let mut bench = Bench::new();
+    let nothing = bench.run(commit(2, CommitAction::Replace));
+    assert_eq!(nothing, Err(Status::INVALID_FIRMWARE_IMAGE), "nothing was downloaded");
+}
+
+#[test]
+fn pieces_are_checked_and_a_reset_forgets_them() {
+    let config = ControllerConfig { firmware_bytes_max: 8192, ..ControllerConfig::default() };
+    let mut bench = Bench::with(vec![], |_| {}, config);
+    assert_eq!(download(&mut bench, 4, &[0; 4096]), Err(Status::INVALID_FIELD));
+    assert_eq!(download(&mut bench, 0, &[0; 2048]), Err(Status::INVALID_FIELD));
+    assert_eq!(download(&mut bench, 8192, &[0; 4096]), Err(Status::INVALID_FIELD));
+    let huge = FirmwareImageDownload { numd: u32::MAX, ofst: u32::MAX };
+    assert_eq!(bench.send(huge, &[]), Err(Status::INVALID_FIELD), "above the largest transfer");
+    download(&mut bench, 0, &firmware_image("two")).unwrap();
+    let again = download(&mut bench, 0, &firmware_image("two"));
+    assert_eq!(again, Err(Status::OVERLAPPING_RANGE));
+    bench.controller.reset(bench.now);
+    assert_eq!(download(&mut bench, 0, &firmware_image("two")), Ok(0));
+}

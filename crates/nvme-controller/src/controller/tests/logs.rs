@@ -1,0 +1,296 @@
+//! Log pages: the supported ones, their contents, and all ways to read a part.
+
+use std::sync::Arc;
+
+use tenmil_base::Span;
+use tenmil_wire::admin::{GetLogPage, Identify};
+use tenmil_wire::identify::{Cns, IdentifyController};
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::ana::{AnaState as ReportedState, groups};
+use tenmil_wire::log::effects::{CommandsEffects, FeaturesEffects, SupportedLogPages};
+use tenmil_wire::log::error::entries;
+use tenmil_wire::log::firmware::{TelemetryController, TelemetryHost};
+use tenmil_wire::log::health::HealthInformation;
+use tenmil_wire::{Command, Layout, Status, TypedCommand};
+
+use super::bench::{Bench, Shelf, ended};
+use crate::controller::interface::{ErrorReport, InvalidDoorbell, IoCounters};
+use crate::controller::{
+    AnaState, ControllerConfig, NamespaceConfig, SensorReadings, SubsystemConfig,
+};
+
+const INVALID: Status = Status::INVALID_FIELD;
+
+fn everything() -> Bench {
+    let change = |config: &mut SubsystemConfig| config.ana_groups = 2;
+    Bench::with(vec![Shelf::new(), Shelf::new()], change, ControllerConfig::default())
+}
+
+fn page(bench: &mut Bench, page: LogPage, len_bytes: u32) -> Vec<u8> {
+    bench.get(GetLogPage { rae: true, ..GetLogPage::new(page.code(), len_bytes) }).unwrap()
+}
+
+fn error(status: Status) -> ErrorReport {
+    ErrorReport { sqid: 1, cid: 5, opcode: 2, status, lba: 9, nsid: 1 }
+}
+
+#[test]
+fn the_list_of_pages_says_which_can_be_read() {
+    let mut rich = everything();
+    let mut poor = Bench::with(
+        vec![Shelf::new()],
+        |config| config.reservations = false,
+        ControllerConfig::default(),
+    );
+    let common = [0x00, 0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x12];
+    for (bench, more) in [(&mut rich, &[0x0c, 0x80][..]), (&mut poor, &[])] {
+        let bytes = page(bench, LogPage::SupportedLogPages, 1024);
+        let listed = SupportedLogPages::parse(&bytes).unwrap();
+        for lid in 0..=255_u8 {
+            let expected = common.contains(&lid) || more.contains(&lid);
+            assert_eq!(listed.lid(lid.into()).unwrap().lsupp(), expected, "{lid:#04x}");
+            let read = bench.get(GetLogPage { rae: true, ..GetLogPage::new(lid, 512) });
+            let refused = read.err();
+            assert_eq!(refused, (!expected).then_some(Status::INVALID_LOG_PAGE), "{lid:#04x}");
+        }
+    }
+}
+
+/// Reads in pieces and at once return the same data, wherever the pieces begin.
+#[test]
+fn every_page_can_be_read_at_every_offset() {
+    let mut bench = everything();
+    bench.controller.report_error(bench.now, &error(Status::LBA_OUT_OF_RANGE));
+    let lengths = [
+        (LogPage::SupportedLogPages, 1024),
+        (LogPage::ErrorInformation, 64 * 64),
+        (LogPage::Health, 512),
+        (LogPage::FirmwareSlot, 512),
+        (LogPage::ChangedNamespaces, 4096),
+        (LogPage::CommandEffects, 4096),
+        (LogPage::SelfTest, 564),
+        (LogPage::Ana, 16 + 32 + 8 + 32),
+        (LogPage::FeatureEffects, 1024),
+        (LogPage::ReservationNotification, 64),
+    ];
+    for (lid, length) in lengths {
+        let whole = page(&mut bench, lid, length);
+        for offset in (0..=length).step_by(4) {
+            let ask =
+                GetLogPage { rae: true, lpo: offset.into(), ..GetLogPage::new(lid.code(), 68) };
+            let part = bench.get(ask).unwrap();
+            let inside = (length - offset).min(68) as usize;
+            let expected = &whole[offset as usize..offset as usize + inside];
+            assert_eq!(&part[..inside], expected, "{lid:?} at {offset}");
+            assert!(part[inside..].iter().all(|&byte| byte == 0), "zeroes behind the end");
+        }
+        for lpo in [u64::from(length) + 4, u64::MAX - 3] {
+            let ask = GetLogPage { lpo, ..GetLogPage::new(lid.code(), 4) };
+            assert_eq!(bench.get(ask), Err(INVALID), "{lid:?} at {lpo:#x}");
+        }
+        for lpo in 1..4 {
+            let ask = GetLogPage { lpo, ..GetLogPage::new(lid.code(), 4) };
+            assert_eq!(bench.get(ask), Err(INVALID), "{lid:?}: dwords only");
+        }
+    }
+}
+
+#[test]
+fn lengths_scopes_and_kinds_of_offset_are_checked() {
+    let mut bench = everything();
+    let health = LogPage::Health.code();
+    let longest = GetLogPage::new(health, 1 << 20);
+    assert_eq!(bench.get(longest).unwrap().len(), 1 << 20, "MDTS");
+    let cases = [
+        (GetLogPage::new(health, (1 << 20) + 4), INVALID),
+        (GetLogPage { numd: u32::MAX, ..longest }, INVALID),
+        (GetLogPage { ot: true, ..GetLogPage::new(health, 4) }, INVALID),
+        (GetLogPage { nsid: 1, ..GetLogPage::new(health, 4) }, INVALID),
+        (GetLogPage { csi: 1, ..GetLogPage::new(LogPage::CommandEffects.code(), 4) }, INVALID),
+    ];
+    for (ask, status) in cases {
+        assert_eq!(bench.get(ask), Err(status), "{ask:?}");
+    }
+    let all = GetLogPage { nsid: u32::MAX, ..GetLogPage::new(health, 4) };
+    assert!(bench.get(all).is_ok());
+}
+
+#[test]
+fn errors_are_listed_newest_first_and_the_oldest_fall_out() {
+    let config = ControllerConfig { error_entries: 3, ..ControllerConfig::default() };
+    let mut bench = Bench::with(vec![], |_| {}, config);
+    assert_eq!(entries(&page(&mut bench, LogPage::ErrorInformation, 192)).count(), 0);
+    let statuses = [Status::LBA_OUT_OF_RANGE, Status::WRITE_FAULT, INVALID.with_dnr()];
+    for status in statuses {
+        bench.controller.report_error(bench.now, &error(status));
+    }
+    bench.controller.invalid_doorbell(bench.now, InvalidDoorbell::Value);
+    let bytes = page(&mut bench, LogPage::ErrorInformation, 192);
+    let found: Vec<_> = entries(&bytes).collect();
+    let counts: Vec<u64> = found.iter().map(|entry| entry.error_count()).collect();
+    assert_eq!(counts, [4, 3, 2]);
+    assert_eq!((found[0].sqid(), found[0].cid()), (0xffff, 0xffff), "no command is to blame");
+    let third = &found[1];
+    assert_eq!((third.sqid(), third.cid(), third.opcode()), (1, 5, 2));
+    assert_eq!((third.status(), third.lba(), third.nsid()), (INVALID.with_dnr(), 9, 1));
+}
+
+#[test]
+fn health_adds_up_what_the_front_end_tells() {
+    let mut bench = Bench::new();
+    let traffic = IoCounters {
+        read_bytes: 1 << 20,
+        written_bytes: 512_000,
+        read_commands: 3,
+        write_commands: 4,
+        busy: Span::from_secs(120),
+    };
+    bench.controller.add_traffic(&traffic);
+    bench.controller.report_error(bench.now, &error(Status::UNRECOVERED_READ_ERROR));
+    bench.controller.report_error(bench.now, &error(INVALID));
+    let vitals = SensorReadings {
+        temperature_kelvin: 353,
+        spare_percent: 5,
+        used_percent: 7,
+        is_unreliable: false,
+        is_read_only: true,
+    };
+    bench.controller.set_vitals(bench.now, vitals);
+    bench.pass(Span::from_secs(7200));
+    let health = HealthInformation::parse(&page(&mut bench, LogPage::Health, 512)).unwrap();
+    assert_eq!((health.data_units_read(), health.data_units_written()), (3, 1));
+    assert_eq!((health.host_read_commands(), health.host_write_commands()), (3, 4));
+    assert_eq!((health.controller_busy_minutes(), health.power_on_hours()), (2, 2));
+    assert_eq!((health.media_errors(), health.error_log_entries()), (1, 2));
+    assert_eq!((health.composite_temperature(), health.available_spare()), (353, 5));
+    assert_eq!((health.percentage_used(), health.critical_warning().0), (7, 0b1011));
+    assert_eq!(health.warning_temperature_minutes(), 120);
+    assert_eq!(health.critical_temperature_minutes(), 120);
+    assert_eq!(health.power_cycles(), 1);
+}
+
+#[test]
+fn power_that_goes_without_a_shutdown_is_counted() {
+    let mut bench = Bench::new();
+    let health = |bench: &mut Bench| {
+        let page = HealthInformation::parse(&page(bench, LogPage::Health, 512)).unwrap();
+        (page.power_cycles(), page.unexpected_power_losses())
+    };
+    bench.subsystem.power_cycled();
+    assert_eq!(health(&mut bench), (2, 0), "nobody had been at work");
+    bench.subsystem.power_cycled();
+    assert_eq!(health(&mut bench), (3, 1));
+    bench.controller.shutdown();
+    bench.subsystem.power_cycled();
+    assert_eq!(health(&mut bench), (4, 1));
+}
+
+#[test]
+fn more_changes_than_fit_are_all_ones() {
+    let change = |config: &mut SubsystemConfig| config.nsid_max = 2000;
+    let mut bench = Bench::with(vec![], change, ControllerConfig::default());
+    for _ in 0..1025 {
+        let more = NamespaceConfig::new(Arc::new(Shelf::new()));
+        bench.subsystem.add_namespace(more).unwrap();
+    }
+    bench.turns(1);
+    let bytes = page(&mut bench, LogPage::ChangedNamespaces, 4096);
+    assert_eq!((&bytes[..4], &bytes[4..8]), (&[0xff; 4][..], &[0; 4][..]));
+}
+
+#[test]
+fn effects_list_exactly_the_opcodes_that_are_answered() {
+    let mut bench = Bench::new();
+    let bytes = page(&mut bench, LogPage::CommandEffects, 4096);
+    let effects = CommandsEffects::parse(&bytes).unwrap();
+    for opcode in 0..=255_u8 {
+        let step = bench.step(&Command::new(opcode), &[]).0;
+        let unknown = matches!(step, super::super::interface::AdminOutcome::Done(end)
+            if end.status.is(Status::INVALID_OPCODE));
+        assert_eq!(effects.acs(opcode.into()).unwrap().csupp(), !unknown, "{opcode:#04x}");
+    }
+    let io: Vec<usize> = (0..256).filter(|&opcode| effects.iocs(opcode).unwrap().csupp()).collect();
+    assert_eq!(io, [0, 1, 2, 4, 5, 8, 9, 0x0c, 0x0d, 0x0e, 0x11, 0x15, 0x19]);
+    let format = effects.acs(0x80).unwrap();
+    assert!(format.lbcc() && format.ncc() && format.scope_namespace());
+    assert!(effects.iocs(1).unwrap().lbcc() && !effects.iocs(2).unwrap().lbcc());
+}
+
+#[test]
+fn effects_of_features_say_whose_they_are() {
+    let mut bench = Bench::new();
+    let effects = FeaturesEffects::parse(&page(&mut bench, LogPage::FeatureEffects, 1024)).unwrap();
+    let of = |fid: usize| {
+        let entry = effects.fid(fid).unwrap();
+        (entry.fsupp(), entry.scope_namespace(), entry.scope_controller())
+    };
+    assert_eq!((of(0x01), of(0x84)), ((true, false, true), (true, true, false)));
+    assert_eq!(of(0x03), (false, false, false));
+}
+
+#[test]
+fn telemetry_is_a_picture_until_another_is_taken() {
+    let mut bench = Bench::new();
+    let host = LogPage::TelemetryHost.code();
+    let ask = |lsp| GetLogPage { lsp, ..GetLogPage::new(host, 1024) };
+    let header = |bytes: &[u8]| {
+        let header = TelemetryHost::parse(bytes).unwrap();
+        (header.da1lb(), header.da3lb(), header.thdgn())
+    };
+    assert_eq!(header(&bench.get(ask(0)).unwrap()), (0, 0, 0), "none yet");
+    let first = bench.get(ask(1)).unwrap();
+    assert_eq!(header(&first), (1, 1, 1));
+    assert!(first[512..].starts_with(b"subsystem nqn.2026-01.org.tenmil:T1\nserial T1\n"));
+    bench.controller.report_error(bench.now, &error(INVALID));
+    assert_eq!(bench.get(ask(0)).unwrap(), first, "the same picture");
+    let second = bench.get(ask(1)).unwrap();
+    assert_ne!(second[512..], first[512..]);
+    let tail = GetLogPage { lpo: 512, ..GetLogPage::new(host, 512) };
+    assert_eq!(bench.get(tail).unwrap(), second[512..]);
+    for bad in [
+        GetLogPage { lpo: 4, ..ask(0) },
+        GetLogPage { lpo: 256, ..ask(0) },
+        GetLogPage { lpo: 512, ..ask(1) },
+    ] {
+        assert_eq!(bench.get(bad), Err(INVALID), "{bad:?}");
+    }
+    let bytes = page(&mut bench, LogPage::TelemetryController, 512);
+    let header = TelemetryController::parse(&bytes).unwrap();
+    assert_eq!((header.lid(), header.da1lb(), header.tcda()), (8, 0, 0));
+}
+
+#[test]
+fn access_states_are_told_by_group() {
+    let mut bench = everything();
+    let told = |bench: &mut Bench, lsp| {
+        let ask = GetLogPage { lsp, ..GetLogPage::new(LogPage::Ana.code(), 4096) };
+        let bytes = bench.get(ask).unwrap();
+        groups(&bytes)
+            .map(|(group, nsids)| (group.grpid(), group.state(), nsids.collect::<Vec<_>>()))
+            .collect::<Vec<_>>()
+    };
+    let optimized = ReportedState::Optimized;
+    assert_eq!(told(&mut bench, 0), [(1, optimized, vec![1, 2]), (2, optimized, vec![])]);
+    assert_eq!(told(&mut bench, 1), [(1, optimized, vec![]), (2, optimized, vec![])]);
+    let states = [
+        (AnaState::NonOptimized, ReportedState::NonOptimized),
+        (AnaState::Inaccessible, ReportedState::Inaccessible),
+        (AnaState::PersistentLoss, ReportedState::PersistentLoss),
+        (AnaState::Change, ReportedState::Change),
+    ];
+    for (set, reported) in states {
+        bench.subsystem.set_ana_state(1, 2, set);
+        assert_eq!(told(&mut bench, 1)[1], (2, reported, vec![]));
+    }
+}
+
+#[test]
+fn identify_says_how_long_the_error_log_is() {
+    let config = ControllerConfig { error_entries: 5, ..ControllerConfig::default() };
+    let mut bench = Bench::with(vec![], |_| {}, config);
+    let identify = Identify { cns: Cns::Controller.code(), ..Identify::default() };
+    let bytes = bench.get(identify).unwrap();
+    assert_eq!(IdentifyController::parse(&bytes).unwrap().elpe(), 4);
+    let beyond = GetLogPage { lpo: 5 * 64 + 4, ..GetLogPage::new(1, 4) };
+    assert_eq!(ended(bench.step(&beyond.to_command(), &[]).0), Err(INVALID));
+}

@@ -1,0 +1,510 @@
+//! Reservation commands of several hosts, submitted as by their queues.
+
+use tenmil_base::Span;
+use tenmil_wire::admin::{
+    AsynchronousEventRequest, FormatNvm, GetFeatures, GetLogPage, Identify, SetFeatures,
+};
+use tenmil_wire::feature::Feature;
+use tenmil_wire::identify::IdentifyController;
+use tenmil_wire::io::reservation::{
+    AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys, ReleaseAction,
+    ReleaseKey, ReservationAcquire, ReservationRegister, ReservationRelease, ReservationReport,
+    ReservationStatus, ReservationStatusExtended, ReservationType, registrants,
+    registrants_extended,
+};
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::event::{ReservationEvent, ReservationNotification};
+use tenmil_wire::{Command, Layout, Status, TypedCommand};
+
+use super::bench::{Bench, Shelf, step};
+use crate::controller::interface::{
+    AdminData, AdminResult, CommandOrigin, ControllerSignal, ReservationCompletion,
+};
+use crate::controller::{Controller, ControllerConfig, HostIdentity, TransportModel};
+use crate::namespace::{Reservation, ReservationKind};
+
+const ORIGIN: CommandOrigin = CommandOrigin { queue: 1, ticket: 0 };
+const REGISTER: ReservationRegister = ReservationRegister {
+    nsid: 1,
+    rrega: RegisterAction::Register,
+    iekey: false,
+    disnsrs: false,
+    cptpl: ChangePersistence::None,
+};
+const ACQUIRE: ReservationAcquire = ReservationAcquire {
+    nsid: 1,
+    racqa: AcquireAction::Acquire,
+    iekey: false,
+    disnsrs: false,
+    rtype: ReservationType::WriteExclusive,
+};
+const RELEASE: ReservationRelease = ReservationRelease {
+    nsid: 1,
+    rrela: ReleaseAction::Release,
+    iekey: false,
+    disnsrs: false,
+    rtype: ReservationType::WriteExclusive,
+};
+
+/// A subsystem with three hosts, each with a controller and its own number as key.
+struct Hosts {
+    bench: Bench,
+    others: [Controller; 2],
+}
+
+impl Hosts {
+    fn new() -> Self {
+        Self::identified(|host| HostIdentity::Extended(host.into()))
+    }
+
+    fn identified(identity: impl Fn(u16) -> HostIdentity) -> Self {
+        let mut bench = Bench::new();
+        let mut others = [bench.second(2), bench.second(3)];
+        bench.controller.set_host(identity(1));
+        for (other, host) in others.iter_mut().zip([2, 3]) {
+            other.set_host(identity(host));
+        }
+        Self { bench, others }
+    }
+
+    fn controller(&mut self, host: usize) -> &mut Controller {
+        if host == 1 { &mut self.bench.controller } else { &mut self.others[host - 2] }
+    }
+
+    fn run(&mut self, host: usize, command: &Command, sent: &[u8]) -> Result<Vec<u8>, Status> {
+        let now = self.bench.now;
+        let controller = self.controller(host);
+        let mut data = match controller.reservation_data(command).map_err(Status::code)? {
+            AdminData::FromHost(len_bytes) => {
+                assert_eq!(len_bytes as usize, sent.len());
+                sent.to_vec()
+            }
+            _ => Vec::new(),
+        };
+        let end = controller.reservation(now, ORIGIN, command, &mut data);
+        match end.expect("nothing has to be written down").status {
+            Status::SUCCESS => Ok(data),
+            status => Err(status.code()),
+        }
+    }
+
+    fn register(&mut self, host: usize) -> Result<Vec<u8>, Status> {
+        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(host as u64));
+        self.run(host, &REGISTER.to_command(), keys.as_bytes())
+    }
+
+    fn acquire(&mut self, host: usize, rtype: ReservationType) -> Result<Vec<u8>, Status> {
+        self.acquire_as(host, ReservationAcquire { rtype, ..ACQUIRE }, 0)
+    }
+
+    fn acquire_as(
+        &mut self,
+        host: usize,
+        acquire: ReservationAcquire,
+        prkey: u64,
+    ) -> Result<Vec<u8>, Status> {
+        let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(host as u64).prkey(prkey));
+        self.run(host, &acquire.to_command(), keys.as_bytes())
+    }
+
+    fn release(&mut self, host: usize, release: ReservationRelease) -> Result<Vec<u8>, Status> {
+        let key = ReleaseKey::zeroed().with(|key| key.crkey(host as u64));
+        self.run(host, &release.to_command(), key.as_bytes())
+    }
+
+    /// The reservation as seen by a host's queues.
+    fn seen(&mut self, host: usize) -> Option<Reservation> {
+        self.controller(host).namespaces().reader().get().get(1).unwrap().reservation
+    }
+
+    fn turn(&mut self) {
+        self.bench.turns(1);
+        let now = self.bench.now;
+        for other in &mut self.others {
+            other.turn(now);
+        }
+    }
+}
+
+#[test]
+fn the_queues_of_every_controller_see_the_reservation_at_once() {
+    for kind in ReservationKind::ALL {
+        let mut hosts = Hosts::new();
+        assert_eq!(hosts.seen(1), None);
+        hosts.register(1).unwrap();
+        hosts.register(2).unwrap();
+        hosts.acquire(1, ReservationType::from_code(kind as u8)).unwrap();
+        let shared = kind as u8 >= 5;
+        let of = |is_holder, is_registrant| Some(Reservation { kind, is_holder, is_registrant });
+        assert_eq!(hosts.seen(1), of(true, true));
+        assert_eq!(hosts.seen(2), of(shared, true));
+        assert_eq!(hosts.seen(3), of(false, false));
+        let rtype = ReservationType::from_code(kind as u8);
+        hosts.release(1, ReservationRelease { rtype, ..RELEASE }).unwrap();
+        assert_eq!([1, 2, 3].map(|host| hosts.seen(host)), [None; 3]);
+    }
+}
+
+#[test]
+fn every_field_of_a_reservation_command_that_cannot_be_is_refused() {
+    const INVALID: Status = Status::INVALID_FIELD;
+    let mut hosts = Hosts::new();
+    let keys = [0; 16];
+    let beyond = 1025;
+    let registers = [
+        (ReservationRegister { rrega: RegisterAction::Reserved(3), ..REGISTER }, INVALID),
+        (ReservationRegister { cptpl: ChangePersistence::Reserved(1), ..REGISTER }, INVALID),
+        (REGISTER, INVALID),
+        (ReservationRegister { rrega: RegisterAction::Replace, ..REGISTER }, INVALID),
+        (ReservationRegister { nsid: 0, ..REGISTER }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (ReservationRegister { nsid: beyond, ..REGISTER }, Status::INVALID_NAMESPACE_OR_FORMAT),
+        (ReservationRegister { nsid: 2, ..REGISTER }, INVALID),
+        (
+            ReservationRegister { rrega: RegisterAction::Unregister, ..REGISTER },
+            Status::RESERVATION_CONFLICT,
+        ),
+    ];
+    for (register, status) in registers {
+        assert_eq!(hosts.run(1, &register.to_command(), &keys), Err(status), "{register:?}");
+    }
+    hosts.register(1).unwrap();
+    let acquires = [
+        ReservationAcquire { racqa: AcquireAction::Reserved(3), ..ACQUIRE },
+        ReservationAcquire { rtype: ReservationType::None, ..ACQUIRE },
+        ReservationAcquire { rtype: ReservationType::Reserved(7), ..ACQUIRE },
+        ReservationAcquire { iekey: true, ..ACQUIRE },
+    ];
+    for acquire in acquires {
+        assert_eq!(hosts.acquire_as(1, acquire, 0), Err(INVALID), "{acquire:?}");
+    }
+    hosts.acquire(1, ReservationType::WriteExclusive).unwrap();
+    let releases = [
+        ReservationRelease { rrela: ReleaseAction::Reserved(2), ..RELEASE },
+        ReservationRelease { rtype: ReservationType::None, ..RELEASE },
+        ReservationRelease { rtype: ReservationType::ExclusiveAccess, ..RELEASE },
+        ReservationRelease { iekey: true, ..RELEASE },
+    ];
+    for release in releases {
+        assert_eq!(hosts.release(1, release), Err(INVALID), "{release:?}");
+    }
+    assert!(hosts.seen(1).is_some_and(|seen| seen.is_holder));
+    let read = Command::new(0x02).with_nsid(1);
+    assert_eq!(hosts.run(1, &read, &[]), Err(Status::INVALID_OPCODE));
+}
+
+#[test]
+fn a_key_may_be_ignored_by_register_and_is_compared_otherwise() {
+    let mut hosts = Hosts::new();
+    hosts.register(1).unwrap();
+    let replace = ReservationRegister { rrega: RegisterAction::Replace, ..REGISTER };
+    let keys =
+        |crkey, nrkey| *RegisterKeys::zeroed().with(|it| it.crkey(crkey).nrkey(nrkey)).as_bytes();
+    let conflict = Err(Status::RESERVATION_CONFLICT);
+    assert_eq!(hosts.run(1, &replace.to_command(), &keys(9, 5)), conflict);
+    hosts.run(1, &replace.to_command(), &keys(1, 5)).unwrap();
+    assert_eq!(hosts.acquire(1, ReservationType::WriteExclusive), conflict, "the key is 5 now");
+    let ignoring = ReservationRegister { iekey: true, ..replace };
+    hosts.run(1, &ignoring.to_command(), &keys(9, 1)).unwrap();
+    hosts.acquire(1, ReservationType::WriteExclusive).unwrap();
+}
+
+#[test]
+fn a_report_lists_registrants_with_their_controllers() {
+    let mut hosts = Hosts::new();
+    hosts.register(3).unwrap();
+    hosts.register(1).unwrap();
+    hosts.acquire(3, ReservationType::ExclusiveAccess).unwrap();
+    let report = ReservationReport { nsid: 1, numd: 63, eds: true, disnsrs: false };
+    let bytes = hosts.run(2, &report.to_command(), &[]).unwrap();
+    assert_eq!(bytes.len(), 256);
+    let header = ReservationStatusExtended::parse(&bytes).unwrap();
+    assert_eq!((header.generation(), header.regstrnt(), header.ptpls()), (2, 2, 0));
+    assert_eq!(header.rtype(), ReservationType::ExclusiveAccess);
+    let rows: Vec<_> = registrants_extended(&bytes)
+        .map(|row| (row.cntlid(), row.holds(), row.rkey(), row.hostid()[0]))
+        .collect();
+    assert_eq!(rows, [(1, false, 1, 1), (3, true, 3, 3)]);
+
+    let header_only = ReservationReport { numd: 1, ..report };
+    assert_eq!(hosts.run(2, &header_only.to_command(), &[]).unwrap(), bytes[..8]);
+    let short = ReservationReport { eds: false, ..report };
+    let inconsistent = Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+    assert_eq!(hosts.run(2, &short.to_command(), &[]), inconsistent);
+    let huge = ReservationReport { numd: u32::MAX, ..report };
+    assert_eq!(hosts.run(2, &huge.to_command(), &[]), Err(Status::INVALID_FIELD));
+}
+
+/// Linux up to 6.10 compares the whole status field with these codes, and would otherwise take a host
+/// without access for a broken disk.
+#[test]
+fn what_a_host_that_reserves_is_refused_with_is_a_code_and_nothing_more() {
+    let mut hosts = Hosts::new();
+    hosts.register(1).unwrap();
+    let now = hosts.bench.now;
+    let mut status = |command: Command, sent: &[u8]| {
+        let end = hosts.controller(2).reservation(now, ORIGIN, &command, &mut sent.to_vec());
+        end.unwrap().status
+    };
+    let acquire = status(ACQUIRE.to_command(), AcquireKeys::zeroed().as_bytes());
+    let release = status(RELEASE.to_command(), ReleaseKey::zeroed().as_bytes());
+    assert_eq!([acquire, release], [Status::RESERVATION_CONFLICT; 2]);
+    let short = ReservationReport { nsid: 1, numd: 63, eds: false, disnsrs: false };
+    let report = status(short.to_command(), &[]);
+    assert_eq!(report, Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+    let never = ReservationAcquire { iekey: true, ..ACQUIRE };
+    let never = status(never.to_command(), AcquireKeys::zeroed().as_bytes());
+    assert_eq!(never, Status::INVALID_FIELD.with_dnr());
+}
+
+/// Connect carries an identifier, and zero means none: hosts with zero are distinct.
+#[test]
+fn over_fabrics_a_host_without_an_identifier_reserves_nothing() {
+    let transport = TransportModel::Fabrics {
+        command_capsule_bytes: 64,
+        descriptors_max: 1,
+        quiesce: Span::from_ms(500),
+    };
+    let config = ControllerConfig { transport, ..ControllerConfig::default() };
+    let mut bench = Bench::with(vec![Shelf::new()], |_| {}, config);
+    let page = bench.get(Identify { cns: 1, ..Identify::default() }).unwrap();
+    let rhii = |page: &[u8]| IdentifyController::from_bytes(page.first_chunk().unwrap()).rhii();
+    assert!(rhii(&page));
+    assert!(!rhii(&Bench::new().get(Identify { cns: 1, ..Identify::default() }).unwrap()));
+    let report = ReservationReport { nsid: 1, numd: 63, eds: true, disnsrs: false };
+    let now = bench.now;
+    let mut status = |host: Option<HostIdentity>| {
+        if let Some(host) = host {
+            bench.controller.set_host(host);
+        }
+        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(1));
+        let mut data = keys.as_bytes().to_vec();
+        [REGISTER.to_command(), report.to_command()].map(|command| {
+            bench.controller.reservation(now, ORIGIN, &command, &mut data).unwrap().status
+        })
+    };
+    assert_eq!(status(None), [Status::HOST_IDENTIFIER_NOT_INITIALIZED.with_dnr(); 2]);
+    assert_eq!(status(Some(HostIdentity::Extended(1))), [Status::SUCCESS; 2]);
+}
+
+#[test]
+fn hosts_of_short_identifiers_get_short_reports() {
+    let mut hosts = Hosts::identified(|host| HostIdentity::Short(host.into()));
+    hosts.register(2).unwrap();
+    let report = ReservationReport { nsid: 1, numd: 63, eds: false, disnsrs: false };
+    let bytes = hosts.run(1, &report.to_command(), &[]).unwrap();
+    assert_eq!(ReservationStatus::parse(&bytes).unwrap().regstrnt(), 1);
+    let rows: Vec<_> =
+        registrants(&bytes).map(|row| (row.cntlid(), row.hostid(), row.rkey())).collect();
+    assert_eq!(rows, [(2, 2, 2)]);
+    let extended = ReservationReport { eds: true, ..report };
+    let inconsistent = Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
+    assert_eq!(hosts.run(1, &extended.to_command(), &[]), inconsistent);
+}
+
+#[test]
+fn a_registrant_whose_controller_has_gone_is_listed_without_one() {
+    let mut hosts = Hosts::new();
+    hosts.register(2).unwrap();
+    let Hosts { bench, others: [second, third] } = hosts;
+    drop(second);
+    let mut hosts = Hosts { others: [bench.second(9), third], bench };
+    let report = ReservationReport { nsid: 1, numd: 63, eds: true, disnsrs: false };
+    let bytes = hosts.run(1, &report.to_command(), &[]).unwrap();
+    let cntlids: Vec<u16> = registrants_extended(&bytes).map(|row| row.cntlid()).collect();
+    assert_eq!(cntlids, [0xffff]);
+}
+
+#[test]
+fn a_preemption_with_abort_reaches_the_victims_queues_and_log() {
+    let mut hosts = Hosts::new();
+    for host in [1, 2, 3] {
+        hosts.register(host).unwrap();
+    }
+    hosts.acquire(2, ReservationType::WriteExclusiveRegistrants).unwrap();
+    let now = hosts.bench.now;
+    let request = AsynchronousEventRequest {}.to_command();
+    step(&mut hosts.others[0], now, &request, &[]);
+    let preempt = ReservationAcquire { racqa: AcquireAction::PreemptAndAbort, ..ACQUIRE };
+    let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
+    let issuer = &mut hosts.bench.controller;
+    assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
+    hosts.turn();
+    assert!(hosts.seen(1).is_some_and(|seen| seen.is_holder));
+    assert!(hosts.seen(2).is_some_and(|seen| !seen.is_registrant));
+    let victim = &mut hosts.others[0];
+    let signal = victim.next_signal();
+    assert!(matches!(signal, Some(ControllerSignal::AbortNamespace { nsid: 1, .. })));
+    assert_eq!(victim.next_event(), Some(0x80_0006));
+    assert_eq!(hosts.bench.controller.next_decided(), None, "its queues have not looked");
+    drop(signal);
+    hosts.turn();
+    let decided = ReservationCompletion { from: ORIGIN, end: AdminResult::OK };
+    assert_eq!(hosts.bench.controller.next_decided(), Some(decided));
+    assert_eq!(hosts.bench.controller.next_signal(), None, "the issuer goes on");
+
+    let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
+    let read = |controller: &mut Controller| {
+        let bytes = step(controller, now, &page, &[]).1;
+        let page = ReservationNotification::parse(&bytes).unwrap();
+        (page.lpc(), page.rnlpt(), page.nalp(), page.nsid())
+    };
+    let told = (1, ReservationEvent::RegistrationPreempted, 1, 1);
+    assert_eq!(read(&mut hosts.others[0]), told);
+    assert_eq!(read(&mut hosts.others[0]), (0, ReservationEvent::None, 0, 0), "read once");
+    let told = (1, ReservationEvent::ReservationReleased, 1, 1);
+    assert_eq!(read(&mut hosts.others[1]), told, "the type has changed");
+}
+
+#[test]
+fn a_preemption_waits_for_the_queues_of_a_controller_that_is_reset() {
+    let mut hosts = Hosts::new();
+    for host in [1, 2] {
+        hosts.register(host).unwrap();
+    }
+    let now = hosts.bench.now;
+    let preempt = ReservationAcquire { racqa: AcquireAction::PreemptAndAbort, ..ACQUIRE };
+    let mut keys = AcquireKeys::zeroed().with(|keys| keys.crkey(1).prkey(2)).as_bytes().to_vec();
+    let issuer = &mut hosts.bench.controller;
+    assert_eq!(issuer.reservation(now, ORIGIN, &preempt.to_command(), &mut keys), None);
+    hosts.turn();
+    let victim = &mut hosts.others[0];
+    victim.reset(now);
+    let signal = victim.next_signal();
+    assert!(matches!(signal, Some(ControllerSignal::AbortNamespace { nsid: 1, .. })), "they stop");
+    hosts.turn();
+    assert_eq!(hosts.bench.controller.next_decided(), None);
+    assert!(hosts.bench.controller.wake_at(now) < now.after(Span::from_ms(2)));
+    drop(signal);
+    hosts.turn();
+    assert!(hosts.bench.controller.next_decided().is_some());
+    assert_eq!(hosts.bench.controller.next_decided(), None);
+    let idle = hosts.bench.controller.wake_at(now);
+    assert!(idle > now.after(Span::from_ms(2)), "{idle:?}");
+}
+
+#[test]
+fn notifications_are_masked_by_kind_and_queue_up_otherwise() {
+    let mut hosts = Hosts::new();
+    hosts.register(1).unwrap();
+    hosts.register(2).unwrap();
+    let now = hosts.bench.now;
+    let mask = SetFeatures {
+        nsid: 1,
+        fid: Feature::ReservationNotificationMask.code(),
+        cdw11: 1 << 2,
+        ..SetFeatures::default()
+    };
+    let waiting = |hosts: &mut Hosts| {
+        hosts.turn();
+        let page = GetLogPage {
+            rae: true,
+            ..GetLogPage::new(LogPage::ReservationNotification.code(), 64)
+        };
+        step(&mut hosts.others[0], now, &page.to_command(), &[]).1[9]
+    };
+    let rtype = ReservationType::WriteExclusiveRegistrants;
+    let release = ReservationRelease { rtype, ..RELEASE };
+    hosts.acquire(1, rtype).unwrap();
+    hosts.release(1, release).unwrap();
+    assert_eq!(waiting(&mut hosts), 1);
+    step(&mut hosts.others[0], now, &mask.to_command(), &[]);
+    hosts.acquire(1, rtype).unwrap();
+    hosts.release(1, release).unwrap();
+    assert_eq!(waiting(&mut hosts), 1, "releases are masked");
+    hosts.release(1, ReservationRelease { rrela: ReleaseAction::Clear, ..RELEASE }).unwrap();
+    assert_eq!(waiting(&mut hosts), 2, "a clear is not");
+}
+
+#[test]
+fn notifications_that_nobody_reads_are_bounded() {
+    let mut hosts = Hosts::new();
+    hosts.register(1).unwrap();
+    hosts.register(2).unwrap();
+    let rtype = ReservationType::WriteExclusiveRegistrants;
+    for round in 0..600 {
+        hosts.acquire(1, rtype).unwrap();
+        hosts.release(1, ReservationRelease { rtype, ..RELEASE }).unwrap();
+        if round == 300 {
+            hosts.turn();
+        }
+    }
+    hosts.turn();
+    let now = hosts.bench.now;
+    let page = GetLogPage::new(LogPage::ReservationNotification.code(), 64).to_command();
+    let waiting = step(&mut hosts.others[0], now, &page, &[]).1[9];
+    assert_eq!(waiting, 255);
+}
+
+#[test]
+fn admin_commands_of_others_respect_the_reservation() {
+    let mut hosts = Hosts::new();
+    hosts.register(2).unwrap();
+    hosts.acquire(2, ReservationType::WriteExclusive).unwrap();
+    let format = FormatNvm { nsid: 1, ..FormatNvm::default() };
+    assert_eq!(hosts.bench.run(format), Err(Status::RESERVATION_CONFLICT));
+    assert_eq!(hosts.bench.shelves[0].unerased(), 2048);
+}
+
+#[test]
+fn a_reservation_that_is_to_persist_survives_the_power_and_others_do_not() {
+    for (cptpl, survives) in [(ChangePersistence::Persist, true), (ChangePersistence::Clear, false)]
+    {
+        let mut hosts = Hosts::new();
+        let register = ReservationRegister { cptpl, ..REGISTER };
+        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(1));
+        hosts.run(1, &register.to_command(), keys.as_bytes()).unwrap();
+        hosts.acquire(1, ReservationType::WriteExclusive).unwrap();
+        let persistence = GetFeatures {
+            nsid: 1,
+            fid: Feature::ReservationPersistence.code(),
+            ..GetFeatures::default()
+        };
+        assert_eq!(hosts.bench.run(persistence), Ok(u32::from(survives)));
+        hosts.bench.subsystem.power_cycled();
+        assert_eq!(hosts.seen(1).is_some(), survives);
+    }
+}
+
+#[test]
+fn the_feature_decides_on_persistence_too() {
+    let mut hosts = Hosts::new();
+    hosts.register(1).unwrap();
+    hosts.acquire(1, ReservationType::WriteExclusive).unwrap();
+    let set = SetFeatures {
+        nsid: 1,
+        fid: Feature::ReservationPersistence.code(),
+        cdw11: 1,
+        ..SetFeatures::default()
+    };
+    hosts.bench.run(set).unwrap();
+    hosts.bench.subsystem.power_cycled();
+    assert!(hosts.seen(1).is_some());
+}
+
+#[test]
+fn a_host_without_an_identifier_loses_everything_at_a_reset() {
+    let mut bench = Bench::new();
+    let other = bench.second(2);
+    let keys = *RegisterKeys::zeroed().with(|keys| keys.nrkey(1)).as_bytes();
+    bench.controller.reservation(bench.now, ORIGIN, &REGISTER.to_command(), &mut keys.to_vec());
+    let keys = *AcquireKeys::zeroed().with(|keys| keys.crkey(1)).as_bytes();
+    bench.controller.reservation(bench.now, ORIGIN, &ACQUIRE.to_command(), &mut keys.to_vec());
+    let seen = || other.namespaces().reader().get().get(1).unwrap().reservation;
+    assert!(seen().is_some());
+    bench.controller.reset(bench.now);
+    assert_eq!(seen(), None);
+}
+
+#[test]
+fn where_reservations_are_not_offered_they_are_refused() {
+    let mut bench = Bench::with(
+        vec![Shelf::new()],
+        |config| config.reservations = false,
+        ControllerConfig::default(),
+    );
+    let command = REGISTER.to_command();
+    let refused = bench.controller.reservation_data(&command).map_err(Status::code);
+    assert_eq!(refused, Err(Status::INVALID_OPCODE));
+    let end = bench.controller.reservation(bench.now, ORIGIN, &command, &mut vec![0; 16]);
+    assert!(end.unwrap().status.is(Status::INVALID_OPCODE));
+}

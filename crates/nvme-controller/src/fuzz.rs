@@ -1,0 +1,263 @@
+//! Fuzz target for a whole controller: registers, rings and memory of a hostile host.
+//!
+//! The bytes are a script. Some steps act as a driver would, so that the others find queues to corrupt.
+//! The other steps are arbitrary: stores to any register, any doorbell values, commands and lists with
+//! any content. No step may cause a panic, and after the script, a controller reset has to complete with
+//! every bounce buffer free and no access to host memory in flight.
+
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Segment, Span};
+use tenmil_wire::admin::{CreateIoCompletionQueue, CreateIoSubmissionQueue};
+use tenmil_wire::{Command, TypedCommand};
+
+use crate::BouncePool;
+use crate::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
+use crate::transport::{MemoryTransport, MemoryTransportConfig};
+use host::{BOUNCE, FakeHost, HostBehavior, Raised, Ram};
+use medium::FakeMedium;
+
+pub(crate) mod host;
+pub(crate) mod medium;
+
+/// Runs a script against a controller.
+///
+/// # Panics
+///
+/// The controller panics, or a reset does not complete: a finding.
+pub fn front_end(script: &[u8]) {
+    let Some((&mode, script)) = script.split_first() else { return };
+    let Some(mut world) = World::new(mode) else { return };
+    let mut script = Script(script);
+    for _ in 0..STEPS_MAX {
+        if script.0.is_empty() {
+            break;
+        }
+        world.step(&mut script);
+    }
+    world.come_to_rest();
+}
+
+/// Maximum steps of one script; each performs bounded work.
+const STEPS_MAX: usize = 256;
+/// Bytes of host memory: rings in the first half, data in the second.
+const HOST_BYTES: u32 = 0x2_0000;
+/// Entries of the rings that a regular step creates.
+const ENTRIES: u16 = 8;
+const BUFFERS: usize = 2;
+
+struct World {
+    ram: Arc<Ram>,
+    front: MemoryTransport<FakeHost, Raised>,
+    buffers: BouncePool,
+    now: Instant,
+    /// Tail of each submission queue, as the driver keeps it.
+    tails: [u16; 4],
+}
+
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    /// Next `N` bytes, padded with zeroes.
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        let (taken, rest) = self.0.split_at(N.min(self.0.len()));
+        bytes[..taken.len()].copy_from_slice(taken);
+        self.0 = rest;
+        bytes
+    }
+
+    fn byte(&mut self) -> u8 {
+        let [byte] = self.take();
+        byte
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+}
+
+impl World {
+    fn new(mode: u8) -> Option<Self> {
+        let manners = HostBehavior {
+            shares_rings: mode & 1 == 0,
+            shares_data: mode & 2 == 0,
+            answers_later: mode & 4 != 0,
+        };
+        let ram = Ram::new(HOST_BYTES as usize, BUFFERS * 0x1000);
+        let medium = FakeMedium::new(&ram, 64);
+        let medium = if mode & 8 == 0 { medium } else { medium.later(mode.into()) };
+        let mut namespace = NamespaceConfig::new(Arc::new(medium));
+        namespace.nsid = Some(1);
+        let subsystem = Subsystem::new(SubsystemConfig::new("FUZZ", vec![namespace])).ok()?;
+        let now = Instant { ns: 1 };
+        let config = ControllerConfig {
+            io_queues_max: 3,
+            vectors: 3,
+            transfer_bytes_max: 1 << 15,
+            queue_entries_max: 16,
+            ..ControllerConfig::default()
+        };
+        let controller = subsystem.controller(now, config).ok()?;
+        let buffer = |index: usize| Segment {
+            region: BOUNCE,
+            offset: index as u64 * 0x1000,
+            len_bytes: 0x1000,
+        };
+        let buffers = BouncePool::new(ram.clone(), (0..BUFFERS).map(buffer).collect());
+        let front = MemoryTransport::new(
+            controller,
+            FakeHost::new(&ram, manners, mode.into()),
+            Raised::default(),
+            buffers.clone(),
+            MemoryTransportConfig {
+                in_flight_max: 8,
+                areas: 3,
+                ..MemoryTransportConfig::default()
+            },
+        );
+        Some(Self { ram, front, buffers, now, tails: [0; 4] })
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.byte() % 10 {
+            0 => self.enable(),
+            1 => self.create(u16::from(script.byte() % 3) + 1),
+            // A command with a chosen opcode and namespace, the rest arbitrary.
+            2 => {
+                let [queue, opcode, flags, place] = script.take();
+                let command = Command(core::array::from_fn(|_| u64::from_le_bytes(script.take())));
+                let data = 0x1_0000 + u64::from(place) * 0x40;
+                let command = command.with_opcode(opcode % 0x20).with_nsid(u32::from(flags & 3));
+                let command = if flags & 4 != 0 { command.with_prp(data, data) } else { command };
+                self.submit(usize::from(queue % 4), command);
+            }
+            3 => {
+                let queue = usize::from(script.byte() % 4);
+                let command = Command(core::array::from_fn(|_| u64::from_le_bytes(script.take())));
+                self.submit(queue, command);
+            }
+            4 => {
+                let (at, value) = (script.word() & 0x3fff, script.word());
+                let size = [1, 2, 4, 8][usize::from(script.byte() % 4)];
+                self.front.write(self.now, at, size, u64::from(value) << (value & 31));
+                let _ = self.front.read(at, size);
+            }
+            5 => {
+                let (index, value) = (u32::from(script.byte() % 12), script.word());
+                let value = if value & 1 == 0 { value % 20 } else { value };
+                self.front.ring(self.now, index, value);
+            }
+            6 => {
+                let (at, bytes) = (script.word() % HOST_BYTES, script.take::<16>());
+                self.fill(u64::from(at), &bytes);
+            }
+            // Frees completion entries.
+            7 => {
+                let (index, head) = (u32::from(script.byte() % 4), u32::from(script.byte() % 8));
+                self.front.ring(self.now, index * 2 + 1, head);
+            }
+            8 => self.turn(usize::from(script.byte() % 64)),
+            _ => {
+                self.front.write(self.now, 0x14, 4, u64::from(script.word() & 0xc001));
+                self.turn(4);
+            }
+        }
+        self.turn(1);
+    }
+
+    fn enable(&mut self) {
+        self.tails = [0; 4];
+        self.fill(0x1000, &[0; 0x1000]);
+        let depth = u64::from(ENTRIES - 1);
+        for (at, size, value) in [
+            (0x24, 4, depth << 16 | depth),
+            (0x28, 8, 0x1000),
+            (0x30, 8, 0x2000),
+            (0x14, 4, 4 << 20 | 6 << 16 | 1),
+        ] {
+            self.front.write(self.now, at, size, value);
+        }
+        self.turn(3);
+    }
+
+    fn create(&mut self, qid: u16) {
+        let (qsize, ring) = (ENTRIES - 1, u64::from(qid) * 0x2000 + 0x2000);
+        let completion =
+            CreateIoCompletionQueue { qid, qsize, pc: true, ien: qid != 2, iv: qid % 3 };
+        let submission =
+            CreateIoSubmissionQueue { qid, qsize, pc: true, cqid: qid, ..Default::default() };
+        self.tails[usize::from(qid)] = 0;
+        self.submit(0, completion.to_command().with_prp(ring, 0));
+        self.turn(30);
+        self.submit(0, submission.to_command().with_prp(ring + 0x1000, 0));
+        self.turn(30);
+    }
+
+    fn submit(&mut self, queue: usize, command: Command) {
+        let ring = if queue == 0 { 0x1000 } else { queue as u64 * 0x2000 + 0x3000 };
+        let tail = self.tails[queue];
+        self.fill(ring + u64::from(tail) * 64, &command.to_bytes());
+        self.tails[queue] = (tail + 1) % ENTRIES;
+        let index = u32::try_from(queue * 2).unwrap_or(u32::MAX);
+        self.front.ring(self.now, index, self.tails[queue].into());
+    }
+
+    fn fill(&mut self, at: u64, bytes: &[u8]) {
+        let mut memory = self.ram.host();
+        let start = usize::try_from(at).unwrap_or(usize::MAX);
+        if let Some(place) = memory.get_mut(start..start.saturating_add(bytes.len())) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    fn turn(&mut self, count: usize) {
+        for _ in 0..count {
+            self.now = self.now.after(Span::from_us(7));
+            let _ = self.front.turn(self.now);
+        }
+    }
+
+    fn come_to_rest(&mut self) {
+        self.front.write(self.now, 0x14, 4, 0);
+        self.turn(1);
+        self.ram.close(true);
+        for _ in 0..10_000 {
+            if self.front.read(0x1c, 4) & 1 == 0 {
+                break;
+            }
+            self.turn(1);
+        }
+        assert_eq!(self.front.read(0x1c, 4) & 3, 0, "it comes to rest");
+        self.ram.seal(true);
+        self.turn(20);
+        assert_eq!(self.ram.violations(), 0, "nothing touches the host after that");
+        assert_eq!(self.buffers.free(), BUFFERS, "every buffer is back");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Random;
+
+    use super::front_end;
+
+    #[test]
+    fn no_script_breaks_it() {
+        let mut random = Random::new(0x5eed);
+        for seed in 0..1_500 {
+            let len = random.below(700);
+            let script: Vec<u8> = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
+            // Half of the scripts begin as a driver does.
+            let mode = random.next_u64().to_le_bytes()[0];
+            let opening: &[u8] = if seed % 2 == 0 { &[0, 1, 0, 1, 1] } else { &[] };
+            front_end(&[&[mode], opening, &script].concat());
+        }
+    }
+
+    #[test]
+    fn an_empty_script_is_a_script() {
+        front_end(&[]);
+        front_end(&[0]);
+    }
+}

@@ -1,0 +1,31 @@
+//! NVMe controller: everything between a command ring and a block device.
+//!
+//! ```text
+//!            registers, doorbells, vectors                     one thread
+//!   host ──▶ transport::MemoryTransport ──▶ controller::Controller  admin, features, reservations
+//!                 │                          │
+//!                 │ creates, deletes         │ namespace::Namespaces, immutable snapshot
+//!                 ▼                          ▼
+//!            queue::Queue ──────────▶ tenmil_base::BlockDevice        any reactor
+//!            fetch, decode, check, translate, submit, poll, complete
+//! ```
+//!
+//! Every command is a state machine: host memory that completes an access many iterations later and a
+//! block device that completes out of order are the normal case; synchronous completion is the fast path.
+//! The crate contains no wire transport. Rings and registers reach it through the traits of [`tenmil_base`], and
+//! the current time is an argument.
+
+#![forbid(unsafe_code)]
+
+mod bounce;
+pub mod controller;
+mod doorbell;
+pub mod fuzz;
+pub mod namespace;
+pub mod queue;
+mod transfer;
+pub mod transport;
+
+pub use bounce::BouncePool;
+pub use doorbell::{DoorbellPage, STRIDE, SharedDoorbell};
+pub use transfer::SGLS;

@@ -1,0 +1,267 @@
+//! I/O channel of one queue to one namespace's block device: batches requests and submits them.
+
+use core::iter::Zip;
+use core::slice::IterMut;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Limits, Operation, Request,
+    Segment, WakeSource,
+};
+
+use crate::namespace::CacheVoucher;
+
+/// I/O channel to the block device of one namespace.
+pub(super) struct Channel {
+    pub(super) nsid: u32,
+    pub(super) limits: Limits,
+    medium: Arc<dyn BlockDevice>,
+    backend: Box<dyn IoChannel>,
+    /// Requests batched in this poll, and those rejected because the block device was full.
+    requests: Box<[Request]>,
+    /// Segment of the request with the same index: a batched request has at most one.
+    segments: Box<[Segment]>,
+    /// Capacity of the two arrays, which are allocated at first use.
+    depth: usize,
+    /// Number of batched requests.
+    gathered: usize,
+    /// Cache instance, revoked when a flush fails.
+    pub(super) cache: Option<Arc<CacheVoucher>>,
+    /// Requests in flight at the block device.
+    outstanding: u32,
+    /// The namespace is gone or has another block device: no new command uses this channel.
+    pub(super) is_retired: bool,
+    wants_flush: bool,
+    /// Completion signals are enabled: the thread sleeps, or is about to.
+    is_armed: bool,
+    /// The descriptor of the block device has been passed to the caller.
+    is_known: bool,
+}
+
+/// State of a loop that batches alike requests, with the changing values in registers.
+pub(super) struct BatchBuilder<'a> {
+    places: Zip<IterMut<'a, Request>, IterMut<'a, Segment>>,
+    /// Index of the next entry.
+    at: u32,
+    gathered: &'a mut usize,
+    like: Request,
+}
+
+impl Channel {
+    /// Opens a channel that can batch `depth` requests.
+    pub(super) fn open(
+        nsid: u32,
+        medium: &Arc<dyn BlockDevice>,
+        depth: usize,
+    ) -> Result<Self, String> {
+        let backend = medium.channel()?;
+        Ok(Self {
+            nsid,
+            limits: backend.limits().clone(),
+            medium: medium.clone(),
+            backend,
+            requests: Box::default(),
+            segments: Box::default(),
+            depth,
+            gathered: 0,
+            cache: None,
+            outstanding: 0,
+            is_retired: false,
+            wants_flush: false,
+            is_armed: false,
+            is_known: false,
+        })
+    }
+
+    /// Whether this channel belongs to `medium`.
+    pub(super) fn leads_to(&self, medium: &Arc<dyn BlockDevice>) -> bool {
+        Arc::ptr_eq(&self.medium, medium)
+    }
+
+    /// Whether no request is batched or in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.outstanding == 0 && self.gathered == 0
+    }
+
+    /// Whether the block device supports Flush.
+    pub(super) fn can_flush(&self) -> bool {
+        self.limits.support.has(Operation::Flush)
+    }
+
+    /// Whether unflushed writes are lost at power loss.
+    pub(super) fn must_flush(&self) -> bool {
+        self.limits.durability == Durability::VolatileCache
+    }
+
+    /// Batches a request with at most one segment. The slot table is not larger than the capacity given
+    /// when the channel was opened, so there is always space.
+    pub(super) fn gather(&mut self, request: Request, segment: Segment) {
+        let mut gathering = self.gather_many(request);
+        gathering.put(request.token, request.lba, segment);
+        gathering.finish(1);
+    }
+
+    /// Starts a loop that batches requests equal to this one except for token, first block and memory.
+    #[inline(always)]
+    pub(super) fn gather_many(&mut self, like: Request) -> BatchBuilder<'_> {
+        if self.requests.is_empty() {
+            self.make_places();
+        }
+        let Self { requests, segments, gathered, .. } = self;
+        let places = requests[*gathered..].iter_mut().zip(segments[*gathered..].iter_mut());
+        BatchBuilder { places, at: index(*gathered), gathered, like }
+    }
+
+    #[cold]
+    fn make_places(&mut self) {
+        self.requests = vec![Request::NOTHING; self.depth].into();
+        self.segments = vec![Segment::default(); self.depth].into();
+    }
+
+    /// Submits a single request with its own segments. Returns false if the block device is full.
+    pub(super) fn submit_one(
+        &mut self,
+        now: Instant,
+        request: &Request,
+        segments: &[Segment],
+    ) -> bool {
+        let is_taken = self.backend.submit(now, core::slice::from_ref(request), segments) > 0;
+        self.outstanding += u32::from(is_taken);
+        self.wants_flush |= is_taken;
+        is_taken
+    }
+
+    /// Submits the batched requests.
+    #[inline]
+    pub(super) fn submit(&mut self, now: Instant) {
+        if self.gathered > 0 {
+            let requests = &self.requests[..self.gathered];
+            let taken = self.backend.submit(now, requests, &self.segments);
+            self.forget(taken.min(self.gathered));
+        }
+        if self.wants_flush {
+            self.wants_flush = false;
+            self.backend.flush();
+        }
+    }
+
+    /// Polls for completions.
+    #[inline]
+    pub(super) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) {
+        if self.outstanding > 0 {
+            let before = answers.as_slice().len();
+            self.backend.poll(now, answers);
+            let count = index(answers.as_slice().len() - before);
+            self.outstanding = self.outstanding.saturating_sub(count);
+        }
+    }
+
+    /// Removes the batched requests that were not submitted and returns their tokens.
+    pub(super) fn take_unsubmitted(&mut self) -> Vec<u64> {
+        let count = core::mem::take(&mut self.gathered);
+        self.requests[..count].iter().map(|request| request.token).collect()
+    }
+
+    /// Blocks all access to the blocks with writes in flight until these complete.
+    pub(super) fn fence_writes(&mut self) {
+        if self.outstanding > 0 {
+            self.backend.fence_writes();
+        }
+    }
+
+    /// Latest time of the next poll of the block device, even without activity.
+    pub(super) fn wake_at(&self) -> Instant {
+        if self.outstanding > 0 { self.backend.wake_at() } else { Instant::NEVER }
+    }
+
+    /// Enables completion signals before the thread sleeps. Returns true if it must stay awake: a
+    /// completion is available or would not be signalled, or requests are batched that no completion will
+    /// make space for.
+    pub(super) fn arm(&mut self) -> bool {
+        if self.outstanding == 0 {
+            return self.gathered > 0;
+        }
+        if matches!(self.backend.wake_source(), WakeSource::None) {
+            return true;
+        }
+        self.is_armed = true;
+        self.backend.arm()
+    }
+
+    /// Whether a completion is pending that would not be signalled.
+    pub(super) fn lacks_wakeup(&self) -> bool {
+        self.outstanding > 0 && !self.is_armed
+    }
+
+    /// Disables completion signals after the thread has woken.
+    pub(super) fn disarm(&mut self) {
+        if core::mem::take(&mut self.is_armed) {
+            self.backend.disarm();
+        }
+    }
+
+    /// Descriptor of the block device, if it has one, at the first call only.
+    pub(super) fn new_descriptor(&mut self) -> Option<BorrowedFd<'_>> {
+        let is_known = core::mem::replace(&mut self.is_known, true);
+        match self.backend.wake_source() {
+            WakeSource::Descriptor(descriptor) if !is_known => Some(descriptor),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn forget(&mut self, taken: usize) {
+        self.outstanding += index(taken);
+        self.wants_flush |= taken > 0;
+        if taken < self.gathered {
+            self.close_up(taken);
+        }
+        self.gathered -= taken;
+    }
+
+    /// Moves the requests that were not submitted to the front.
+    #[cold]
+    fn close_up(&mut self, taken: usize) {
+        self.requests.copy_within(taken..self.gathered, 0);
+        self.segments.copy_within(taken..self.gathered, 0);
+        for (place, request) in (0..).zip(&mut self.requests[..self.gathered - taken]) {
+            request.segment_first = place;
+        }
+    }
+}
+
+impl BatchBuilder<'_> {
+    /// Batches one request.
+    #[inline(always)]
+    pub(super) fn put(&mut self, token: u64, lba: u64, segment: Segment) {
+        let place = self.places.next();
+        let (request, place) = place.expect("there is room for every command of the table");
+        *request = Request { token, lba, segment_first: self.at, ..self.like };
+        *place = segment;
+        self.at += 1;
+    }
+
+    /// Ends the loop, in which `count` requests were batched.
+    #[inline(always)]
+    pub(super) fn finish(self, count: u32) {
+        *self.gathered += count as usize;
+    }
+}
+
+impl core::fmt::Debug for Channel {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.debug_struct("Channel")
+            .field("nsid", &self.nsid)
+            .field("gathered", &self.gathered)
+            .field("outstanding", &self.outstanding)
+            .field("is_retired", &self.is_retired)
+            .finish_non_exhaustive()
+    }
+}
+
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "bounded by the table of commands")]
+fn index(len: usize) -> u32 {
+    len as u32
+}

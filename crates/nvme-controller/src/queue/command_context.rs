@@ -1,0 +1,243 @@
+//! Command contexts: state of commands that need more than one request.
+//!
+//! Their maximum number is known at start. Contexts are allocated on demand, and each keeps the lists it
+//! has grown. A command that needs a context when none is free is held at the head of its submission
+//! queue, which preserves the order.
+
+use tenmil_base::{Request, Segment};
+use tenmil_wire::{Command, Status};
+
+use super::job::Job;
+use crate::transfer::{DataPointerWalk, Direction, HostCopy, HostRanges};
+
+/// Contexts of one queue.
+#[derive(Debug)]
+pub(super) struct ContextPool {
+    areas: Vec<CommandContext>,
+    free: Vec<u16>,
+    count_max: u16,
+    /// Maximum host ranges of the longest transfer.
+    pieces_max: usize,
+}
+
+/// State of a multi-request command.
+#[derive(Debug)]
+pub(super) struct CommandContext {
+    /// Slot of the command.
+    pub(super) slot: u16,
+    pub(super) channel: u16,
+    pub(super) command: Command,
+    pub(super) job: Job,
+    pub(super) wait: WaitReason,
+    pub(super) walk: DataPointerWalk,
+    pub(super) direction: Direction,
+    pub(super) pieces: HostRanges,
+    pub(super) mover: HostCopy,
+    /// Segments in which the block device accesses the data.
+    pub(super) segments: Vec<Segment>,
+    /// Subset of the segments for one request.
+    pub(super) part: Vec<Segment>,
+    /// Data other than blocks: ranges, keys, reports.
+    pub(super) bytes: Vec<u8>,
+    pub(super) buffer: Option<Segment>,
+    /// Compared data is not equal.
+    pub(super) differs: bool,
+    /// Status with which the command ends as soon as its memory is not accessed anymore.
+    pub(super) cancelled: Option<Status>,
+}
+
+/// Condition that a command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WaitReason {
+    /// Nothing: it is executing, or there is no command.
+    Nothing,
+    /// A part of a PRP list or an SGL of this length.
+    List { len_bytes: u32 },
+    /// A bounce buffer.
+    Buffer { is_zeroed: bool },
+    /// Host-memory accesses.
+    Host(CopyTarget),
+    /// Space in the block device for this request.
+    BackendFull(Request),
+    /// Completion by the block device.
+    Backend,
+    /// The result from the controller.
+    Controller,
+    /// The first half of its fused pair, or exclusivity for the pair.
+    Pair,
+}
+
+/// Controller-side buffer of a host copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyTarget {
+    /// The context's own bytes.
+    Bytes,
+    /// The bounce buffer.
+    Buffer,
+    /// The bounce buffer, compared with the host's bytes.
+    Check,
+}
+
+impl ContextPool {
+    /// Creates a pool of at most `count_max` contexts for transfers of at most `transfer_bytes_max`.
+    pub(super) fn new(count_max: u16, transfer_bytes_max: u32) -> Self {
+        let pages = (transfer_bytes_max >> 12) as usize + 2;
+        let (areas, free) = (Vec::new(), Vec::new());
+        Self { areas, free, count_max, pieces_max: pages.max(256) }
+    }
+
+    /// Number of contexts still available.
+    pub(super) fn room(&self) -> usize {
+        usize::from(self.count_max) - (self.areas.len() - self.free.len())
+    }
+
+    /// Whether no context is in use.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.free.len() == self.areas.len()
+    }
+
+    /// Whether a command with a context uses this channel.
+    pub(super) fn use_channel(&self, channel: u16) -> bool {
+        self.areas.iter().any(|area| !matches!(area.job, Job::Idle) && area.channel == channel)
+    }
+
+    /// Allocates a context for the command in `slot`.
+    pub(super) fn take(
+        &mut self,
+        slot: u16,
+        channel: u16,
+        command: Command,
+        job: Job,
+    ) -> Option<u16> {
+        let index = self.free.pop().or_else(|| self.another())?;
+        let area = &mut self.areas[usize::from(index)];
+        (area.slot, area.channel, area.command, area.job) = (slot, channel, command, job);
+        area.wait = WaitReason::Nothing;
+        area.mover = HostCopy::new();
+        area.pieces.clear();
+        area.segments.clear();
+        area.bytes.clear();
+        (area.differs, area.cancelled) = (false, None);
+        Some(index)
+    }
+
+    /// Creates another context, unless the limit is reached.
+    #[cold]
+    fn another(&mut self) -> Option<u16> {
+        let index = u16::try_from(self.areas.len()).ok().filter(|index| *index < self.count_max)?;
+        self.areas.push(CommandContext::new(self.pieces_max));
+        Some(index)
+    }
+
+    /// Frees a context. A context whose memory may still be accessed is never reused.
+    pub(super) fn release(&mut self, index: u16) {
+        let area = &mut self.areas[usize::from(index)];
+        if area.buffer.is_some() || area.mover.is_open() {
+            return;
+        }
+        area.job = Job::Idle;
+        area.wait = WaitReason::Nothing;
+        self.free.push(index);
+    }
+
+    pub(super) fn get(&mut self, index: u16) -> &mut CommandContext {
+        &mut self.areas[usize::from(index)]
+    }
+
+    /// Context referred to by an access identifier or an event, if it has a command.
+    pub(super) fn find(&mut self, index: u32) -> Option<(u16, &mut CommandContext)> {
+        let index = u16::try_from(index).ok()?;
+        let area = self.areas.get_mut(usize::from(index))?;
+        (!matches!(area.job, Job::Idle)).then_some((index, area))
+    }
+}
+
+impl CommandContext {
+    fn new(pieces_max: usize) -> Self {
+        Self {
+            slot: 0,
+            channel: 0,
+            command: Command::default(),
+            job: Job::Idle,
+            wait: WaitReason::Nothing,
+            walk: DataPointerWalk::idle(),
+            direction: Direction::FromHost,
+            pieces: HostRanges::at_most(pieces_max),
+            mover: HostCopy::new(),
+            segments: Vec::new(),
+            part: Vec::new(),
+            bytes: Vec::new(),
+            buffer: None,
+            differs: false,
+            cancelled: None,
+        }
+    }
+
+    /// Whether a host access or a request may still complete for it.
+    pub(super) fn is_referenced(&self) -> bool {
+        matches!(self.wait, WaitReason::List { .. } | WaitReason::Host(_) | WaitReason::Backend)
+    }
+
+    /// Collects the segments of `len_bytes` from byte `at_bytes` on. Returns false if there are too few.
+    pub(super) fn cut(&mut self, at_bytes: u32, len_bytes: u32) -> bool {
+        self.part.clear();
+        let (mut skip, mut left) = (at_bytes, len_bytes);
+        for segment in &self.segments {
+            if skip >= segment.len_bytes {
+                skip -= segment.len_bytes;
+                continue;
+            }
+            let take = (segment.len_bytes - skip).min(left);
+            let Some(part) = segment.slice(skip, take) else { return false };
+            self.part.push(part);
+            (skip, left) = (0, left - take);
+            if left == 0 {
+                return true;
+            }
+        }
+        left == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{RegionId, Segment};
+    use tenmil_wire::{Command, IoOpcode};
+
+    use super::super::job::{FlushAll, Job};
+    use super::{CommandContext, ContextPool};
+
+    #[test]
+    fn there_are_as_many_areas_as_were_ever_wanted_at_once_and_no_more_than_there_may_be() {
+        let mut areas = ContextPool::new(2, 4096);
+        let take = |areas: &mut ContextPool| {
+            areas.take(
+                0,
+                0,
+                Command::new(IoOpcode::Flush.code()),
+                Job::FlushAll(FlushAll::default()),
+            )
+        };
+        assert_eq!(take(&mut areas), Some(0));
+        areas.release(0);
+        assert_eq!((take(&mut areas), areas.areas.len()), (Some(0), 1), "one is enough so far");
+        assert_eq!((take(&mut areas), take(&mut areas)), (Some(1), None));
+        assert_eq!(areas.room(), 0);
+        areas.release(1);
+        assert_eq!(areas.room(), 1);
+    }
+
+    #[test]
+    fn a_part_of_some_segments_is_cut_at_both_ends() {
+        let segment = |offset, len_bytes| Segment { region: RegionId(1), offset, len_bytes };
+        let mut area = CommandContext::new(8);
+        area.segments.extend([segment(0, 100), segment(1000, 50), segment(2000, 100)]);
+        assert!(area.cut(80, 100));
+        assert_eq!(area.part, [segment(80, 20), segment(1000, 50), segment(2000, 30)]);
+        assert!(area.cut(100, 50));
+        assert_eq!(area.part, [segment(1000, 50)]);
+        assert!(area.cut(0, 250));
+        assert!(!area.cut(200, 51), "past the end");
+    }
+}

@@ -1,0 +1,415 @@
+//! Command decoding: checks a command and selects how it is executed.
+//!
+//! The checks follow the order of the specification's tables: opcode, namespace, its state, fields,
+//! access rights, range, size. Errors that a retry would repeat carry Do Not Retry (DNR).
+
+use tenmil_base::{Durability, HostMemory, Instant, Operation, Request, RequestFlags};
+use tenmil_wire::{Command, Fuse, IoOpcode, Status};
+
+use super::Queue;
+use super::fast::{NO_SEGMENT, flags};
+use super::job::{
+    CommandExtent, Copy, DeallocateJob, EmulatedZeroesVerify, FlushAll, Job, JobEvent,
+    ReservationJob, Transfer,
+};
+use super::namespace_table::{FastPathNamespace, READ_CONFLICT, WRITE_CONFLICT, WRITE_PROTECTED};
+use super::slot::{Slot, State};
+use crate::namespace::CopyLimits;
+use crate::transfer::ACCESS_BYTES_MAX;
+
+/// Kind of execution of a command.
+#[derive(Debug)]
+pub(super) enum Dispatch {
+    /// Completes at once.
+    Done,
+    /// One request without data to this channel.
+    Single(u16, Request),
+    /// A job on this channel.
+    Job(u16, Job),
+}
+
+/// Access class for the reservation checks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+/// NSID of a Flush of every namespace (Base 2.1 §7.2).
+const ALL_NAMESPACES: u32 = 0xffff_ffff;
+
+/// PRACT, the first bit of PRINFO, in dword 12 (NVM 1.1 §3.3.4).
+const PRACT: u32 = 1 << 29;
+/// DTYPE in dword 12 of writes: no directive is enabled (Base 2.1 §8.1.8).
+const DTYPE: u32 = 0xf << 20;
+/// DEAC in dword 12 of Write Zeroes (NVM 1.1 §3.3.8).
+const DEAC: u32 = 1 << 25;
+/// AD in dword 11 of Dataset Management (NVM 1.1 §3.3.3).
+const DEALLOCATE: u32 = 1 << 2;
+
+impl<H: HostMemory> Queue<H> {
+    /// Starts, completes or holds a command that the fast path does not support. Returns false if the
+    /// command is held; nothing more may be fetched then.
+    #[cold]
+    pub(super) fn start_command(&mut self, now: Instant, index: usize, command: Command) -> bool {
+        // After a first fused command, the next command must be checked as its second one.
+        if self.submissions[index].first.is_some() || command.fuse() != Fuse::Normal {
+            if command.fuse() == Fuse::Reserved && self.submissions[index].first.is_none() {
+                self.refuse(index, &command, Status::INVALID_FIELD.with_dnr());
+                return true;
+            }
+            return self.admit_fused(now, index, command);
+        }
+        let plan = match self.plan_command(&command) {
+            Ok(plan) => plan,
+            Err(status) => {
+                let status = self.protected(&command).unwrap_or(status);
+                self.refuse(index, &command, status);
+                return true;
+            }
+        };
+        // Completing it with an error would be visible to the host, so the queue waits for a context.
+        if matches!(plan, Dispatch::Job(..)) && self.areas.room() == 0 {
+            self.held = Some((index, command));
+            return false;
+        }
+        match plan {
+            Dispatch::Done => self.refuse(index, &command, Status::SUCCESS),
+            Dispatch::Single(channel, mut request) => {
+                if let Some(slot) = self.take_slot(index, &command, State::Fast)
+                    && let Some(channel_to) = self.directory.channel(channel)
+                {
+                    request.token = slot.into();
+                    channel_to.gather(request, NO_SEGMENT);
+                    self.slots.get_mut(slot).set_channel(channel);
+                }
+            }
+            Dispatch::Job(..) => {
+                if let Some(slot) = self.take_slot(index, &command, State::Slow)
+                    && let Some(area) = self.take_context(slot, command, plan)
+                {
+                    self.drive(now, area, JobEvent::Begin);
+                }
+            }
+        }
+        true
+    }
+
+    /// Namespace Write Protected status for a write. A read-only block device supports no writes, but the
+    /// protection is the status to report, not an invalid opcode.
+    fn protected(&self, command: &Command) -> Option<Status> {
+        let opcode = IoOpcode::from_u8(command.opcode())?;
+        let writes = matches!(
+            opcode,
+            IoOpcode::Write
+                | IoOpcode::WriteZeroes
+                | IoOpcode::WriteUncorrectable
+                | IoOpcode::DatasetManagement
+                | IoOpcode::Copy
+        );
+        let entry = self.directory.entry(command.nsid()).filter(|_| writes)?;
+        let is_protected = entry.rights & WRITE_PROTECTED != 0;
+        is_protected.then_some(Status::NAMESPACE_WRITE_PROTECTED.with_dnr())
+    }
+
+    /// Retries the held command, unless it is for the namespace `barred`. Returns true if none is held
+    /// anymore.
+    #[cold]
+    pub(super) fn resume(&mut self, now: Instant, barred: Option<u32>) -> bool {
+        let Some((index, command)) = self.held.take() else { return true };
+        if self.submissions[index].is_closing {
+            return true;
+        }
+        let is_barred = barred == Some(command.nsid());
+        if is_barred || self.pair.is_some() || self.fetch_budget(1) == 0 {
+            self.held = Some((index, command));
+            return false;
+        }
+        self.start_command(now, index, command)
+    }
+
+    /// Completes a command that has not started.
+    pub(super) fn refuse(&mut self, index: usize, command: &Command, status: Status) {
+        if let Some(slot) = self.take_slot(index, command, State::Slow) {
+            self.complete(slot, status, 0);
+        }
+    }
+
+    /// Allocates a slot for a command from submission queue `index`; the fetch budget guarantees one.
+    pub(super) fn take_slot(
+        &mut self,
+        index: usize,
+        command: &Command,
+        state: State,
+    ) -> Option<u16> {
+        let channel = self.directory.entry(command.nsid()).map_or(u16::MAX, |entry| entry.channel);
+        let submission = u16::try_from(index).ok()?;
+        let (lba, cid, opcode) = (command.0[5], command.cid(), command.opcode());
+        let slot = Slot::new(lba, cid, channel, submission, opcode).in_state(state);
+        let taken = self.slots.take(slot)?;
+        self.submissions[index].in_flight += 1;
+        Some(taken)
+    }
+
+    /// Allocates a context for the command in `slot`.
+    pub(super) fn take_context(
+        &mut self,
+        slot: u16,
+        command: Command,
+        plan: Dispatch,
+    ) -> Option<u16> {
+        let Dispatch::Job(channel, job) = plan else { return None };
+        let area = self.areas.take(slot, channel, command, job)?;
+        if self.scratch.is_empty() {
+            self.scratch = vec![0; ACCESS_BYTES_MAX].into();
+        }
+        let slot = self.slots.get_mut(slot);
+        slot.area = area;
+        slot.set_channel(channel);
+        slot.set_state(State::Slow);
+        Some(area)
+    }
+
+    /// Checks `command` and selects its execution, or returns the status that rejects it.
+    pub(super) fn plan_command(&mut self, command: &Command) -> Result<Dispatch, Status> {
+        let Some(opcode) = IoOpcode::from_u8(command.opcode()) else {
+            return Err(Status::INVALID_OPCODE.with_dnr());
+        };
+        match opcode {
+            IoOpcode::Flush if command.nsid() == ALL_NAMESPACES => {
+                Ok(Dispatch::Job(u16::MAX, Job::FlushAll(FlushAll::default())))
+            }
+            IoOpcode::Flush => self.plan_flush(command),
+            IoOpcode::Read => self.plan_transfer(command, Operation::Read),
+            IoOpcode::Write => self.plan_transfer(command, Operation::Write),
+            IoOpcode::Compare => self.plan_transfer(command, Operation::Compare),
+            IoOpcode::WriteZeroes => self.plan_blocks(command, Operation::WriteZeroes),
+            IoOpcode::WriteUncorrectable => {
+                self.plan_blocks(command, Operation::WriteUncorrectable)
+            }
+            IoOpcode::Verify => self.plan_blocks(command, Operation::Verify),
+            IoOpcode::DatasetManagement => self.plan_ranges(command),
+            IoOpcode::Copy => self.plan_copy(command),
+            IoOpcode::ReservationRegister
+            | IoOpcode::ReservationReport
+            | IoOpcode::ReservationAcquire
+            | IoOpcode::ReservationRelease => {
+                let entry = self.directory.find(command.nsid())?;
+                let job = ReservationJob::new(opcode, command, self.transfer_bytes_max);
+                let job = job.ok_or(Status::INVALID_FIELD.with_dnr())?;
+                Ok(Dispatch::Job(entry.channel, Job::Forwarded(job)))
+            }
+            _ => Err(Status::INVALID_OPCODE.with_dnr()),
+        }
+    }
+
+    fn plan_flush(&mut self, command: &Command) -> Result<Dispatch, Status> {
+        let entry = self.directory.find(command.nsid())?;
+        if entry.rights & WRITE_CONFLICT != 0 {
+            return Err(Status::RESERVATION_CONFLICT.with_dnr());
+        }
+        match self.supports(entry, Operation::Flush) {
+            true => Ok(single(entry.channel, Operation::Flush, RequestFlags::NONE, (0, 0))),
+            // Without a volatile cache, Flush succeeds without doing anything. It also does for volatile
+            // media.
+            false if self.durability(entry) != Durability::VolatileCache => Ok(Dispatch::Done),
+            false => Err(Status::INVALID_OPCODE.with_dnr()),
+        }
+    }
+
+    /// Checks Read, Write and Compare.
+    fn plan_transfer(
+        &mut self,
+        command: &Command,
+        operation: Operation,
+    ) -> Result<Dispatch, Status> {
+        let entry = self.directory.find(command.nsid())?;
+        let compares_here =
+            operation == Operation::Compare && !self.supports(entry, Operation::Compare);
+        let asked = if compares_here { Operation::Read } else { operation };
+        if !self.supports(entry, asked) {
+            return Err(Status::INVALID_OPCODE.with_dnr());
+        }
+        check_fields(command, operation)?;
+        let access = if operation == Operation::Write { Access::Write } else { Access::Read };
+        check_rights(entry, access)?;
+        let (lba, blocks) = check_range(entry, command)?;
+        let len_bytes = u64::from(blocks) << entry.block_shift;
+        if len_bytes > self.transfer_bytes_max.into() {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        self.traffic.count(if access == Access::Write { 1 } else { 2 }, len_bytes);
+        let flags = flags(command.cdw12()).and(self.forced(access));
+        let extent = self.extent(entry, lba, blocks);
+        let segments_max = self.limits(entry).map_or(0, |limits| limits.segments_max.into());
+        let transfer = Transfer::new(operation, flags, extent, segments_max, compares_here);
+        Ok(Dispatch::Job(entry.channel, Job::Transfer(transfer)))
+    }
+
+    /// Checks Write Zeroes, Write Uncorrectable and Verify: commands with a range and no data.
+    fn plan_blocks(&mut self, command: &Command, operation: Operation) -> Result<Dispatch, Status> {
+        let entry = self.directory.find(command.nsid())?;
+        let substitute = match operation {
+            Operation::WriteZeroes => Some(Operation::Write),
+            Operation::Verify => Some(Operation::Read),
+            _ => None,
+        };
+        let substitute = substitute.filter(|operation| self.supports(entry, *operation));
+        let is_native = self.supports(entry, operation);
+        if !is_native && substitute.is_none() {
+            return Err(Status::INVALID_OPCODE.with_dnr());
+        }
+        check_fields(command, operation)?;
+        let access = if operation == Operation::Verify { Access::Read } else { Access::Write };
+        check_rights(entry, access)?;
+        let (lba, blocks) = check_range(entry, command)?;
+        let mut flags = flags(command.cdw12()).and(self.forced(access));
+        if operation == Operation::WriteZeroes && command.cdw12() & DEAC != 0 {
+            flags = flags.and(RequestFlags::DEALLOCATE);
+        }
+        if operation == Operation::Verify {
+            self.traffic.add_read_bytes(u64::from(blocks) << entry.block_shift);
+        }
+        let extent = self.extent(entry, lba, blocks);
+        Ok(match substitute {
+            Some(substitute) if !is_native => Dispatch::Job(
+                entry.channel,
+                Job::Fill(EmulatedZeroesVerify::new(substitute, flags, extent)),
+            ),
+            _ => single(entry.channel, operation, flags, (extent.lba, extent.blocks)),
+        })
+    }
+
+    fn plan_ranges(&mut self, command: &Command) -> Result<Dispatch, Status> {
+        let entry = self.directory.find(command.nsid())?;
+        check_rights(entry, Access::Write)?;
+        // NR is 0's based.
+        let count = (command.cdw10() & 0xff) + 1;
+        let deallocates =
+            command.cdw11() & DEALLOCATE != 0 && self.supports(entry, Operation::Deallocate);
+        let ranges = DeallocateJob::new(count, deallocates, entry.block_count, entry.medium_shift);
+        Ok(Dispatch::Job(entry.channel, Job::Ranges(ranges)))
+    }
+
+    fn plan_copy(&mut self, command: &Command) -> Result<Dispatch, Status> {
+        let entry = self.directory.find(command.nsid())?;
+        let medium_copies = self.supports(entry, Operation::Copy);
+        let copies_here =
+            self.supports(entry, Operation::Read) && self.supports(entry, Operation::Write);
+        if !medium_copies && !copies_here {
+            return Err(Status::INVALID_OPCODE.with_dnr());
+        }
+        // NR in bits 7:0 (0's based), descriptor format in 11:8, PRACT of the read in 15 and of the write
+        // in 29.
+        let (count, format) = ((command.cdw12() & 0xff) + 1, command.cdw12() >> 8 & 0xf);
+        let Some(range_bytes) = super::job::RANGE_BYTES.get(format as usize) else {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        };
+        if command.cdw12() & (1 << 15) != 0 {
+            return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr());
+        }
+        check_fields(command, Operation::Copy)?;
+        check_rights(entry, Access::Read)?;
+        check_rights(entry, Access::Write)?;
+        let limits = self.copy_limits(command.nsid());
+        if count > u32::from(limits.ranges_max) {
+            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr());
+        }
+        let copy = Copy::new(
+            self.extent(entry, command.0[5], 0),
+            (count, *range_bytes),
+            (entry.block_count, entry.medium_shift),
+            limits,
+            flags(command.cdw12()).and(self.forced(Access::Write)),
+            medium_copies,
+        );
+        Ok(Dispatch::Job(entry.channel, Job::Copy(copy)))
+    }
+
+    fn supports(&self, entry: FastPathNamespace, operation: Operation) -> bool {
+        self.limits(entry).is_some_and(|limits| limits.support.has(operation))
+    }
+
+    fn durability(&self, entry: FastPathNamespace) -> Durability {
+        self.limits(entry).map_or(Durability::VolatileCache, |limits| limits.durability)
+    }
+
+    fn limits(&self, entry: FastPathNamespace) -> Option<&tenmil_base::Limits> {
+        self.directory.limits(entry.channel)
+    }
+
+    fn copy_limits(&self, nsid: u32) -> CopyLimits {
+        self.namespaces.get().get(nsid).map_or(CopyLimits::DEFAULT, |namespace| namespace.copy)
+    }
+
+    fn forced(&self, access: Access) -> RequestFlags {
+        if access == Access::Write { self.write_flags } else { RequestFlags::NONE }
+    }
+
+    /// Converts a block range of the namespace to blocks of the block device.
+    fn extent(&self, entry: FastPathNamespace, lba: u64, blocks: u32) -> CommandExtent {
+        CommandExtent {
+            lba: lba << entry.medium_shift,
+            blocks: blocks << entry.medium_shift,
+            shift: entry.block_shift - entry.medium_shift,
+            blocks_max: self.limits(entry).map_or(0, |limits| limits.request_blocks_max),
+        }
+    }
+}
+
+/// A plan with one request; the token is set when a slot is allocated.
+fn single(
+    channel: u16,
+    operation: Operation,
+    flags: RequestFlags,
+    (lba, blocks): (u64, u32),
+) -> Dispatch {
+    let request = Request {
+        token: 0,
+        lba,
+        operand: 0,
+        blocks,
+        segment_first: 0,
+        segment_count: 0,
+        metadata_count: 0,
+        operation,
+        flags,
+    };
+    Dispatch::Single(channel, request)
+}
+
+/// Rejects dword 12 fields for unsupported features: protection information and directives.
+fn check_fields(command: &Command, operation: Operation) -> Result<(), Status> {
+    if command.cdw12() & PRACT != 0 && operation != Operation::WriteUncorrectable {
+        return Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr());
+    }
+    let may_be_directed = matches!(
+        operation,
+        Operation::Write | Operation::Copy | Operation::WriteZeroes | Operation::WriteUncorrectable
+    );
+    if may_be_directed && command.cdw12() & DTYPE != 0 {
+        return Err(Status::INVALID_FIELD.with_dnr());
+    }
+    Ok(())
+}
+
+fn check_rights(entry: FastPathNamespace, access: Access) -> Result<(), Status> {
+    let conflict = if access == Access::Read { READ_CONFLICT } else { WRITE_CONFLICT };
+    if access == Access::Write && entry.rights & WRITE_PROTECTED != 0 {
+        return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr());
+    }
+    if entry.rights & conflict != 0 {
+        return Err(Status::RESERVATION_CONFLICT.with_dnr());
+    }
+    Ok(())
+}
+
+/// Checks and decodes SLBA and NLB; NLB is 0's based.
+fn check_range(entry: FastPathNamespace, command: &Command) -> Result<(u64, u32), Status> {
+    let (lba, blocks) = (command.0[5], (command.cdw12() & 0xffff) + 1);
+    let end = lba.checked_add(blocks.into());
+    if end.is_none_or(|end| end > entry.block_count) {
+        return Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+    }
+    Ok((lba, blocks))
+}

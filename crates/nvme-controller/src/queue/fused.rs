@@ -1,0 +1,187 @@
+//! Fused Compare and Write (Base 2.1 §3.4.2, NVM 1.1 §2.1.3).
+//!
+//! The second command must be the next entry of the same submission queue. A pair runs exclusively: after
+//! all commands this queue has fetched before it, before any later command, and while the other queues of
+//! the subsystem are quiesced in its namespace (see [`FusedArbiter`](super::FusedArbiter)).
+
+use tenmil_base::{HostMemory, Instant, Span};
+use tenmil_wire::{Command, Fuse, IoOpcode, Status};
+
+use super::Queue;
+use super::command_context::WaitReason;
+use super::decode::Dispatch;
+use super::fused_arbiter::ExclusiveState;
+use super::job::JobEvent;
+use super::slot::State;
+
+/// First and second fused command.
+#[derive(Debug)]
+pub(super) struct FusedPair {
+    first: u16,
+    second: u16,
+    nsid: u32,
+    /// Deadline for the pair to get exclusivity.
+    begin_by: Instant,
+    is_running: bool,
+}
+
+/// Longest wait for exclusivity. Commands in progress need a fraction of it, unless they hang.
+const EXCLUSIVE_TIMEOUT: Span = Span::from_secs(5);
+
+impl<H: HostMemory> Queue<H> {
+    /// Handles a command that starts or follows a fused pair. Returns false if it is held.
+    pub(super) fn admit_fused(&mut self, now: Instant, index: usize, command: Command) -> bool {
+        let first = self.submissions[index].first;
+        match (first, command.fuse()) {
+            (None, Fuse::First) => {
+                if let Some(slot) = self.take_slot(index, &command, State::Parked) {
+                    self.submissions[index].first = Some((slot, command));
+                    self.paused += 1;
+                }
+                true
+            }
+            (Some((slot, first)), Fuse::Second) => {
+                self.admit_pair(now, index, (slot, first), command)
+            }
+            (Some((slot, _)), _) => {
+                self.unpark(index);
+                self.complete(slot, Status::ABORTED_MISSING_FUSED, 0);
+                self.start_command(now, index, command)
+            }
+            (None, _) => {
+                self.refuse(index, &command, Status::ABORTED_MISSING_FUSED);
+                true
+            }
+        }
+    }
+
+    /// Ends the wait of a first command for its second.
+    pub(super) fn unpark(&mut self, index: usize) {
+        if self.submissions[index].first.take().is_some() {
+            self.paused -= 1;
+        }
+    }
+
+    /// Starts the pair if it has exclusivity. After the deadline the pair fails with a status that the
+    /// host may retry: otherwise a hanging command would block all queues that wait for this pair.
+    pub(super) fn try_pair(&mut self, now: Instant) {
+        let Some(pair) = self.pair.as_mut().filter(|pair| !pair.is_running) else { return };
+        let first = pair.first;
+        if self.slots.taken() == self.paused && self.voice.try_acquire(pair.nsid) {
+            pair.is_running = true;
+            // Both halves run now. First halves in other submission queues stay paused.
+            self.paused -= 2;
+            self.drive(now, first, JobEvent::Begin);
+        } else if now >= pair.begin_by {
+            self.finish(now, first, Status::COMMAND_INTERRUPTED, 0);
+        }
+    }
+
+    /// Fetches the commands that may run while a queue of the subsystem holds exclusivity.
+    #[cold]
+    pub(super) fn fetch_unblocked(&mut self, now: Instant, takes_none: bool) -> u32 {
+        let (nsid, barred) = match self.voice.check() {
+            ExclusiveState::Nobody => (None, None),
+            ExclusiveState::Requested(nsid) => (Some(nsid), None),
+            ExclusiveState::Held(nsid) => (Some(nsid), Some(nsid)),
+        };
+        let taken = if takes_none { 0 } else { self.fetch(now, barred) };
+        if nsid.is_some_and(|nsid| self.is_quiet_in(nsid)) {
+            self.voice.ack_quiesced();
+        }
+        taken
+    }
+
+    /// Whether no command executes in a namespace. Halves of waiting pairs do not count.
+    fn is_quiet_in(&mut self, nsid: u32) -> bool {
+        let Self { slots, areas, directory, .. } = self;
+        let mut there = slots.iter().filter(|(_, slot)| directory.nsid_of(slot.channel()) == nsid);
+        there.all(|(_, slot)| match slot.state() {
+            State::Free | State::Parked => true,
+            State::Fast => false,
+            State::Slow => areas.get(slot.area).wait == WaitReason::Pair,
+        })
+    }
+
+    /// Handles the end of the command in context `index`, which may be half of the pair.
+    pub(super) fn pair_ended(&mut self, now: Instant, index: u16, status: Status) {
+        let Some(FusedPair { first, second, is_running, .. }) = self.pair else { return };
+        if index == first {
+            if !is_running {
+                self.paused -= 2;
+            }
+            match status.is_success() {
+                true => self.drive(now, second, JobEvent::Begin),
+                false => self.finish(now, second, Status::ABORTED_FAILED_FUSED, 0),
+            }
+        } else if index == second {
+            self.pair = None;
+            self.voice.release();
+        }
+    }
+
+    /// Context of the first command, if the pair has not started.
+    pub(super) fn waiting_pair(&self) -> Option<u16> {
+        self.pair.as_ref().filter(|pair| !pair.is_running).map(|pair| pair.first)
+    }
+
+    fn admit_pair(
+        &mut self,
+        now: Instant,
+        index: usize,
+        (slot, first): (u16, Command),
+        second: Command,
+    ) -> bool {
+        if self.pair.is_some() || self.areas.room() < 2 {
+            self.held = Some((index, second));
+            return false;
+        }
+        let plans = self.plan_pair(&first, &second);
+        let (nsid, begin_by) = (first.nsid(), now.after(EXCLUSIVE_TIMEOUT));
+        self.unpark(index);
+        let Some(second_slot) = self.take_slot(index, &second, State::Slow) else { return true };
+        match plans {
+            Err((status, second_status)) => {
+                self.complete(slot, status, 0);
+                self.complete(second_slot, second_status, 0);
+            }
+            Ok([first_plan, second_plan]) => {
+                let areas = [
+                    self.take_context(slot, first, first_plan),
+                    self.take_context(second_slot, second, second_plan),
+                ];
+                if let [Some(first), Some(second)] = areas {
+                    self.areas.get(first).wait = WaitReason::Pair;
+                    self.areas.get(second).wait = WaitReason::Pair;
+                    self.pair =
+                        Some(FusedPair { first, second, nsid, begin_by, is_running: false });
+                    self.paused += 2;
+                    self.try_pair(now);
+                }
+            }
+        }
+        true
+    }
+
+    /// Checks both commands. If one is rejected, the other fails with it (Base 2.1 §4.2.3.1).
+    fn plan_pair(
+        &mut self,
+        first: &Command,
+        second: &Command,
+    ) -> Result<[Dispatch; 2], (Status, Status)> {
+        let opcodes = (IoOpcode::from_u8(first.opcode()), IoOpcode::from_u8(second.opcode()));
+        let is_known = opcodes == (Some(IoOpcode::Compare), Some(IoOpcode::Write));
+        // "The LBA range shall be the same": NSID, SLBA and NLB.
+        let is_same = first.nsid() == second.nsid()
+            && first.0[5] == second.0[5]
+            && first.cdw12() & 0xffff == second.cdw12() & 0xffff;
+        if !is_known || !is_same {
+            let status = Status::INVALID_FIELD.with_dnr();
+            return Err((status, status));
+        }
+        let failed = Status::ABORTED_FAILED_FUSED;
+        let first = self.plan_command(first).map_err(|status| (status, failed))?;
+        let second = self.plan_command(second).map_err(|status| (failed, status))?;
+        Ok([first, second])
+    }
+}

@@ -1,0 +1,173 @@
+//! State machines of commands that need more than one request.
+//!
+//! A job is independent of hosts, block devices and access identifiers. It receives an event and returns
+//! the next [`JobStep`]; the queue's driver executes the step, at once or over many polls:
+//!
+//! ```text
+//!   decoded ─▶ Walk ─▶ ResolveDirect ──────────▶ Submit … ─▶ End        data is accessible in place
+//!                        └▶ TakeBuffer ─▶ FromHost ─▶ Submit … ─▶ End  data is copied
+//!                                     └─▶ Submit ─▶ ToHost … ─▶ End
+//! ```
+
+use tenmil_base::{IoStatus, Operation, RequestFlags};
+use tenmil_wire::{Command, Status};
+
+use crate::transfer::Direction;
+
+mod copy;
+mod fill;
+mod flush;
+mod ranges;
+mod reservation;
+mod transfer;
+
+pub(in crate::queue) use copy::{Copy, RANGE_BYTES};
+pub(in crate::queue) use fill::EmulatedZeroesVerify;
+pub(in crate::queue) use flush::FlushAll;
+pub(in crate::queue) use ranges::DeallocateJob;
+pub(in crate::queue) use reservation::ReservationJob;
+pub(in crate::queue) use transfer::Transfer;
+
+/// Job of a command context.
+#[derive(Debug)]
+pub(super) enum Job {
+    /// None.
+    Idle,
+    /// Read, Write or Compare.
+    Transfer(Transfer),
+    /// Dataset Management.
+    Ranges(DeallocateJob),
+    /// Copy.
+    Copy(Copy),
+    /// Write Zeroes or Verify, emulated for a block device without it.
+    Fill(EmulatedZeroesVerify),
+    /// Flush of every namespace.
+    FlushAll(FlushAll),
+    /// Reservation command.
+    Forwarded(ReservationJob),
+}
+
+/// Next operation that a job requires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum JobStep {
+    /// The host ranges of the command's data.
+    Walk { len_bytes: u32, direction: Direction },
+    /// Whether the block device can access the data in host memory.
+    ResolveDirect,
+    /// A bounce buffer.
+    TakeBuffer { is_zeroed: bool },
+    /// The next bytes of the data, copied to the buffer.
+    FromHost(u32),
+    /// The bytes of the buffer, copied to the host.
+    ToHost(u32),
+    /// The bytes of the buffer, compared with the next bytes of the data.
+    Check(u32),
+    /// Non-block data from the host.
+    ReadParameters(u32),
+    /// Non-block data to the host.
+    WriteResult(u32),
+    /// A request to the block device.
+    Submit(SubRequest),
+    /// A flush of the first block device from this channel on, if there is one.
+    FlushFrom(u16),
+    /// Execution of the command and its data by the controller.
+    Forward,
+    /// Completion of the command.
+    End(Status, u32),
+}
+
+/// Block-device request of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SubRequest {
+    pub(super) operation: Operation,
+    pub(super) flags: RequestFlags,
+    /// In blocks of the block device.
+    pub(super) lba: u64,
+    pub(super) operand: u64,
+    pub(super) blocks: u32,
+    pub(super) data: DataLocation,
+}
+
+/// Location of a request's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DataLocation {
+    /// No data.
+    Nowhere,
+    /// In host memory.
+    Reached { at_bytes: u32, len_bytes: u32 },
+    /// At the start of the bounce buffer.
+    Buffer { len_bytes: u32 },
+}
+
+/// Input of the job state machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum JobEvent {
+    /// The job starts.
+    Begin,
+    /// The host ranges are known.
+    Walked,
+    /// The block device can access the data in this many segments, or cannot.
+    Reached(Option<usize>),
+    /// A buffer of this many bytes is allocated.
+    Buffered(u32),
+    /// Bytes have been copied or compared.
+    Moved { differs: bool },
+    /// The request has completed.
+    Answered(IoStatus),
+    /// A flush of this channel has completed, or no channel is left.
+    Flushed(Option<(u16, IoStatus)>),
+    /// The controller has returned the result.
+    Decided(Status, u32),
+}
+
+/// Block range of a command, in blocks of the block device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CommandExtent {
+    pub(super) lba: u64,
+    pub(super) blocks: u32,
+    /// Block size in bytes, as a power of two.
+    pub(super) shift: u8,
+    /// Maximum blocks of a request that moves data.
+    pub(super) blocks_max: u32,
+}
+
+impl Job {
+    /// Next step after `event`. `bytes` is the fetched parameter data, or the report from the controller.
+    pub(super) fn next(&mut self, event: JobEvent, command: &Command, bytes: &[u8]) -> JobStep {
+        match self {
+            Self::Idle => JobStep::End(Status::INTERNAL_ERROR, 0),
+            Self::Transfer(job) => job.next(event),
+            Self::Ranges(job) => job.next(event, bytes),
+            Self::Copy(job) => job.next(event, command, bytes),
+            Self::Fill(job) => job.next(event),
+            Self::FlushAll(job) => job.next(event),
+            Self::Forwarded(job) => job.next(event, bytes),
+        }
+    }
+}
+
+impl JobStep {
+    const fn refused(status: Status) -> Self {
+        Self::End(status, 0)
+    }
+
+    const OK: Self = Self::End(Status::SUCCESS, 0);
+
+    /// Result for an event that does not match the last step. This is a bug in the driver; a host or a
+    /// block device cannot cause it.
+    fn confused() -> Self {
+        debug_assert!(false, "an event that answers no step");
+        Self::refused(Status::INTERNAL_ERROR)
+    }
+}
+
+impl CommandExtent {
+    /// Blocks of the next request when `left` blocks remain and pass through a buffer of this length.
+    fn part(&self, left: u32, buffer_len_bytes: u32) -> u32 {
+        left.min(self.blocks_max).min(buffer_len_bytes >> self.shift)
+    }
+
+    fn bytes(&self, blocks: u32) -> u32 {
+        blocks << self.shift
+    }
+}

@@ -1,0 +1,252 @@
+//! Namespace table: maps an NSID to the data of the fast path by one array index.
+
+use tenmil_base::{Instant, Limits, Operation};
+use tenmil_wire::Status;
+
+use super::channel::Channel;
+use crate::namespace::{Namespace, Namespaces};
+
+/// Namespaces of one snapshot, with a channel to each.
+#[derive(Debug)]
+pub(super) struct NamespaceTable {
+    /// Entry `nsid`; entry 0 is never used.
+    entries: Vec<FastPathNamespace>,
+    channels: Vec<Option<Channel>>,
+    nsid_max: u32,
+    depth: usize,
+    has_retired: bool,
+}
+
+/// Namespace data cached for the fast path.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+pub(super) struct FastPathNamespace {
+    pub(super) block_count: u64,
+    /// Status that rejects every command, if any.
+    pub(super) unavailable: Option<Status>,
+    /// Index into the channels, or [`NO_CHANNEL`].
+    pub(super) channel: u16,
+    /// Maximum blocks of a request that needs no splitting.
+    pub(super) blocks_max: u32,
+    pub(super) block_shift: u8,
+    /// Blocks of the block device per logical block, as a power of two.
+    pub(super) medium_shift: u8,
+    /// [`FAST_READ`], [`FAST_WRITE`], and why other accesses are rejected.
+    pub(super) rights: u8,
+}
+
+const _: () = assert!(size_of::<FastPathNamespace>() == 32, "two entries to a cache line");
+
+/// Reads need no further check; the value is the opcode (NVM 1.1 §3.3.4).
+pub(super) const FAST_READ: u8 = 0x02;
+/// Writes need no further check; the value is the opcode (NVM 1.1 §3.3.6).
+pub(super) const FAST_WRITE: u8 = 0x01;
+/// A reservation rejects reads.
+pub(super) const READ_CONFLICT: u8 = 0x10;
+/// A reservation rejects writes.
+pub(super) const WRITE_CONFLICT: u8 = 0x20;
+/// The namespace is write protected.
+pub(super) const WRITE_PROTECTED: u8 = 0x40;
+
+const NO_CHANNEL: u16 = u16::MAX;
+const NO_ENTRY: FastPathNamespace = FastPathNamespace {
+    block_count: 0,
+    unavailable: None,
+    channel: NO_CHANNEL,
+    blocks_max: 0,
+    block_shift: 0,
+    medium_shift: 0,
+    rights: 0,
+};
+
+impl NamespaceTable {
+    /// Creates an empty table for a queue of `depth` commands.
+    pub(super) fn new(depth: usize) -> Self {
+        Self { entries: Vec::new(), channels: Vec::new(), nsid_max: 0, depth, has_retired: false }
+    }
+
+    /// Applies a new snapshot: opens channels to new block devices and retires those that are gone.
+    /// Returns the errors as text.
+    pub(super) fn update(&mut self, namespaces: &Namespaces) -> Vec<String> {
+        let mut troubles = Vec::new();
+        self.nsid_max = namespaces.nsid_max();
+        self.entries.clear();
+        self.entries.resize(namespaces.table_len(), NO_ENTRY);
+        for channel in self.channels.iter_mut().flatten() {
+            channel.is_retired = true;
+        }
+        for namespace in namespaces.iter() {
+            let channel = match self.channel_to(namespace) {
+                Ok(channel) => channel,
+                Err(trouble) => {
+                    troubles.push(format!("namespace {}: {trouble}", namespace.nsid));
+                    NO_CHANNEL
+                }
+            };
+            self.entries[namespace.nsid as usize] = entry(namespace, channel);
+        }
+        self.has_retired = self.channels.iter().flatten().any(|channel| channel.is_retired);
+        troubles
+    }
+
+    fn channel_to(&mut self, namespace: &Namespace) -> Result<u16, String> {
+        let (nsid, medium) = (namespace.nsid, &namespace.medium);
+        let known = self.channels.iter_mut().position(|place| {
+            place.as_mut().is_some_and(|channel| {
+                let is_it = channel.nsid == nsid && channel.leads_to(medium);
+                channel.is_retired &= !is_it;
+                if is_it {
+                    channel.cache.clone_from(&namespace.cache);
+                }
+                is_it
+            })
+        });
+        let place = match known {
+            Some(place) => place,
+            None => {
+                let mut channel = Channel::open(nsid, medium, self.depth)?;
+                channel.cache = namespace.cache.clone();
+                let free = self.channels.iter().position(Option::is_none);
+                let place = free.unwrap_or_else(|| {
+                    self.channels.push(None);
+                    self.channels.len() - 1
+                });
+                self.channels[place] = Some(channel);
+                place
+            }
+        };
+        u16::try_from(place).map_err(|_| format!("{place} channels are open, expected fewer"))
+    }
+
+    /// Closes the retired channels that are idle and not used by a command in progress.
+    #[inline]
+    pub(super) fn reap_retired(&mut self, is_used: impl Fn(u16) -> bool) {
+        if self.has_retired {
+            self.close_retired(is_used);
+        }
+    }
+
+    #[cold]
+    fn close_retired(&mut self, is_used: impl Fn(u16) -> bool) {
+        self.has_retired = false;
+        for (index, place) in (0..).zip(self.channels.iter_mut()) {
+            if place.as_ref().is_some_and(|channel| channel.is_retired) {
+                let is_free = place.as_ref().is_some_and(Channel::is_idle) && !is_used(index);
+                if is_free {
+                    *place = None;
+                } else {
+                    self.has_retired = true;
+                }
+            }
+        }
+    }
+
+    /// Number of channel indices, including free ones.
+    #[inline]
+    pub(super) fn channel_count(&self) -> u16 {
+        u16::try_from(self.channels.len()).unwrap_or(NO_CHANNEL)
+    }
+
+    /// Entry of an NSID, or the status that rejects the NSID (Base 2.1 §4.2.3.1, §3.2.1.2).
+    pub(super) fn find(&self, nsid: u32) -> Result<FastPathNamespace, Status> {
+        if nsid == 0 || nsid > self.nsid_max {
+            return Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
+        }
+        let Some(entry) = self.entry(nsid).filter(|entry| entry.block_shift != 0) else {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        };
+        match entry.unavailable {
+            Some(status) => Err(status),
+            None if entry.channel == NO_CHANNEL => Err(Status::NAMESPACE_NOT_READY),
+            None => Ok(*entry),
+        }
+    }
+
+    #[inline]
+    pub(super) fn entry(&self, nsid: u32) -> Option<&FastPathNamespace> {
+        self.entries.get(nsid as usize)
+    }
+
+    #[inline]
+    pub(super) fn channel(&mut self, index: u16) -> Option<&mut Channel> {
+        self.channels.get_mut(usize::from(index))?.as_mut()
+    }
+
+    #[inline]
+    pub(super) fn channels(&mut self) -> impl Iterator<Item = &mut Channel> {
+        self.channels.iter_mut().flatten()
+    }
+
+    /// Channels available to new commands, with their indices.
+    pub(super) fn open_channels(&self) -> impl Iterator<Item = (u16, &Channel)> {
+        (0..)
+            .zip(self.channels.iter())
+            .filter_map(|(index, place)| Some((index, place.as_ref()?)))
+            .filter(|(_, channel)| !channel.is_retired)
+    }
+
+    /// Limits of the block device of a channel.
+    pub(super) fn limits(&self, index: u16) -> Option<&Limits> {
+        self.channels.get(usize::from(index))?.as_ref().map(|channel| &channel.limits)
+    }
+
+    /// NSID of a channel, or 0.
+    pub(super) fn nsid_of(&self, index: u16) -> u32 {
+        let channel = self.channels.get(usize::from(index)).and_then(Option::as_ref);
+        channel.map_or(0, |channel| channel.nsid)
+    }
+
+    /// Records that a flush failed: revokes the cache instance of the channel's namespace.
+    #[cold]
+    pub(super) fn flush_failed(&self, index: u16) {
+        let channel = self.channels.get(usize::from(index)).and_then(Option::as_ref);
+        if let Some(cache) = channel.and_then(|channel| channel.cache.as_ref()) {
+            cache.revoke();
+        }
+    }
+
+    /// Earliest deadline of the block devices.
+    pub(super) fn wake_at(&self) -> Instant {
+        let wakes = self.channels.iter().flatten().map(Channel::wake_at);
+        wakes.min().unwrap_or(Instant::NEVER)
+    }
+}
+
+fn entry(namespace: &Namespace, channel: u16) -> FastPathNamespace {
+    let medium_shift = namespace.medium_shift();
+    let limits = &namespace.limits;
+    let mut rights = 0;
+    if let Some(reservation) = namespace.reservation {
+        rights |= if reservation.refuses_reads() { READ_CONFLICT } else { 0 };
+        rights |= if reservation.refuses_writes() { WRITE_CONFLICT } else { 0 };
+    }
+    rights |= if namespace.is_write_protected { WRITE_PROTECTED } else { 0 };
+    let unavailable = refusal(namespace);
+    let is_open = unavailable.is_none() && channel != NO_CHANNEL;
+    if is_open && rights & READ_CONFLICT == 0 && limits.support.has(Operation::Read) {
+        rights |= FAST_READ;
+    }
+    let refuses_writes = rights & (WRITE_CONFLICT | WRITE_PROTECTED) != 0;
+    if is_open && !refuses_writes && limits.support.has(Operation::Write) {
+        rights |= FAST_WRITE;
+    }
+    FastPathNamespace {
+        block_count: namespace.block_count,
+        unavailable,
+        channel,
+        blocks_max: limits.request_blocks_max >> medium_shift,
+        block_shift: namespace.block_shift,
+        medium_shift,
+        rights,
+    }
+}
+
+/// Status that rejects every command. This controller does not move metadata, so a format with metadata
+/// is rejected.
+fn refusal(namespace: &Namespace) -> Option<Status> {
+    let has_metadata = namespace.metadata_size != 0 || namespace.limits.metadata_size != 0;
+    let is_too_small = 1_u64.checked_shl(namespace.block_shift.into())
+        < Some(u64::from(namespace.limits.block_size));
+    let wrong = has_metadata || is_too_small;
+    namespace.unavailable.or(wrong.then_some(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()))
+}

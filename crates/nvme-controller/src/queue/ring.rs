@@ -1,0 +1,442 @@
+//! Controller side of a queue pair: consumes a submission ring and produces into a completion ring.
+//!
+//! A ring in shared memory is accessed in place. Entries of a ring in other memory are read in groups
+//! through host accesses, and are available when the access completes.
+
+use tenmil_base::{
+    AccessCompletion, AccessFault, AccessId, AccessProgress, CompletionEntry, HostEntries,
+    HostMemory, entry_to_dwords,
+};
+use tenmil_wire::Command;
+
+use super::shadow::Shadow;
+use crate::doorbell::DoorbellPage;
+
+/// Controller side of a submission queue.
+#[derive(Debug)]
+pub(crate) struct SubmissionQueue<E> {
+    pub(crate) id: u16,
+    size: u32,
+    /// Index of the next entry to fetch, reported in completions as SQHD.
+    head: u32,
+    /// Last valid tail written by the host.
+    tail: u32,
+    ring: Ring<E>,
+    doorbell: DoorbellSource<E>,
+    /// Deleted by the host: nothing more is fetched.
+    pub(crate) is_closing: bool,
+    /// Commands fetched and not completed.
+    pub(crate) in_flight: u32,
+    /// First command of a fused pair, with its slot, while the second one is awaited.
+    pub(crate) first: Option<(u16, Command)>,
+}
+
+/// Controller side of a completion queue.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue<E> {
+    pub(crate) id: u16,
+    size: u32,
+    /// Index of the next entry to fill.
+    tail: u32,
+    phase: bool,
+    /// Last valid head written by the host, updated only when needed.
+    head: u32,
+    ring: Ring<E>,
+    doorbell: DoorbellSource<E>,
+}
+
+/// Memory of a ring.
+#[derive(Debug)]
+enum Ring<E> {
+    Shared(E),
+    Fetched { iova: u64, fetched: Box<Fetched> },
+}
+
+/// Entries of a remote submission queue that were read and not yet consumed.
+#[derive(Debug)]
+struct Fetched {
+    bytes: [u8; FETCH_ENTRIES * COMMAND_BYTES],
+    at: usize,
+    count: usize,
+    is_open: bool,
+}
+
+/// Source of a doorbell value: register or shadow doorbell.
+#[derive(Debug)]
+struct DoorbellSource<E> {
+    shadow: Option<Shadow<E>>,
+    /// Invalid value that has been reported.
+    reported: Option<u32>,
+}
+
+/// The doorbell has an invalid value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InvalidValue;
+
+const COMMAND_BYTES: usize = 64;
+/// Position of the phase tag in the second qword of an entry.
+const PHASE_SHIFT: u32 = 48;
+/// Entries of a remote ring read at once.
+const FETCH_ENTRIES: usize = 8;
+/// Prefetch distance in entries.
+const AHEAD: u32 = 8;
+
+impl<E: HostEntries> SubmissionQueue<E> {
+    pub(crate) fn open<H: HostMemory<Entries = E>>(
+        host: &mut H,
+        id: u16,
+        size: u32,
+        iova: u64,
+    ) -> Result<Self, AccessFault> {
+        let ring = Ring::open(host, iova, u64::from(size) * COMMAND_BYTES as u64)?;
+        let doorbell = DoorbellSource { shadow: None, reported: None };
+        Ok(Self {
+            id,
+            size,
+            head: 0,
+            tail: 0,
+            ring,
+            doorbell,
+            is_closing: false,
+            in_flight: 0,
+            first: None,
+        })
+    }
+
+    pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
+        self.doorbell.shadow = Some(shadow);
+    }
+
+    /// SQHD for completions: all commands before this entry have been fetched.
+    #[inline]
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// Reads the tail doorbell. Returns the number of pending entries, and whether the value is invalid.
+    #[inline]
+    pub(crate) fn read_doorbell(
+        &mut self,
+        doorbells: &DoorbellPage,
+    ) -> (u32, Option<InvalidValue>) {
+        let rung = match &self.doorbell.shadow {
+            None => doorbells.tail(usize::from(self.id)),
+            Some(shadow) => shadow.load().unwrap_or(self.tail),
+        };
+        if rung == self.tail && self.head == self.tail {
+            return (0, None);
+        }
+        let invalid = if rung < self.size {
+            self.tail = rung;
+            None
+        } else {
+            self.doorbell.report(rung)
+        };
+        (distance(self.head, self.tail, self.size), invalid)
+    }
+
+    /// Whether [`read_doorbell`](Self::read_doorbell) would find nothing. Always false with a shadow
+    /// doorbell.
+    #[inline]
+    pub(crate) fn is_caught_up(&self, doorbells: &DoorbellPage) -> bool {
+        let rung = match &self.doorbell.shadow {
+            None => doorbells.tail(usize::from(self.id)),
+            Some(_) => return false,
+        };
+        rung == self.tail && self.head == self.tail
+    }
+
+    /// Whether entries are accessed in place.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.ring, Ring::Shared(_))
+    }
+
+    /// Takes the next entry of a shared ring.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Result<[u64; 8], AccessFault> {
+        let Ring::Shared(entries) = &self.ring else {
+            return Err(AccessFault { iova: 0, len_bytes: 0 });
+        };
+        let words = entries.load_command(self.head)?;
+        let ahead = self.head + AHEAD;
+        entries.prefetch_command(if ahead < self.size { ahead } else { 0 });
+        self.head = next(self.head, self.size);
+        Ok(words)
+    }
+
+    /// Takes at most `count` entries of a shared ring, as long as `begin` accepts the words of a simple
+    /// command. Returns the number accepted, and the entry that was not.
+    #[inline(always)]
+    pub(crate) fn take_run(
+        &mut self,
+        count: u32,
+        mut begin: impl FnMut([u64; 4]) -> bool,
+    ) -> (u32, Result<Option<[u64; 8]>, AccessFault>) {
+        let Ring::Shared(entries) = &self.ring else { return (0, Ok(None)) };
+        let (mut head, mut accepted, mut end) = (self.head, 0, Ok(None));
+        while accepted < count && matches!(end, Ok(None)) {
+            let part = (count - accepted).min(self.size - head);
+            let (taken, refused) = match entries.load_each(head, part, &mut begin) {
+                Ok((taken, refused)) => (taken, Ok(refused)),
+                Err(fault) => (0, Err(fault)),
+            };
+            head += taken + u32::from(matches!(refused, Ok(Some(_))));
+            head = if head == self.size { 0 } else { head };
+            accepted += taken;
+            end = refused;
+        }
+        self.head = head;
+        self.in_flight += accepted;
+        (accepted, end)
+    }
+
+    /// Takes the next entry of a remote ring if it is available; otherwise starts to read pending
+    /// entries.
+    pub(crate) fn take_remote<H: HostMemory>(
+        &mut self,
+        host: &mut H,
+        ticket: AccessId,
+    ) -> Result<Option<[u64; 8]>, AccessFault> {
+        let waiting = distance(self.head, self.tail, self.size);
+        let Ring::Fetched { iova, fetched } = &mut self.ring else { return Ok(None) };
+        if fetched.at == fetched.count {
+            if fetched.is_open {
+                return Ok(None);
+            }
+            let count = (waiting.min(self.size - self.head) as usize).min(FETCH_ENTRIES);
+            (fetched.at, fetched.count) = (0, 0);
+            let bytes = &mut fetched.bytes[..count * COMMAND_BYTES];
+            let from = *iova + u64::from(self.head) * COMMAND_BYTES as u64;
+            match host.read(ticket, from, bytes)? {
+                AccessProgress::Done => fetched.count = count,
+                AccessProgress::Pending => {
+                    fetched.is_open = true;
+                    // Kept as the length of the access until it completes; `at` equals `count`, so no
+                    // entry is available.
+                    (fetched.at, fetched.count) = (count, count);
+                    return Ok(None);
+                }
+            }
+        }
+        let bytes = &fetched.bytes[fetched.at * COMMAND_BYTES..][..COMMAND_BYTES];
+        let mut words = [0; 8];
+        for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *word = u64::from_le_bytes(*chunk);
+        }
+        fetched.at += 1;
+        self.head = next(self.head, self.size);
+        Ok(Some(words))
+    }
+
+    /// Whether a read of entries is in flight.
+    pub(crate) fn is_fetching(&self) -> bool {
+        matches!(&self.ring, Ring::Fetched { fetched, .. } if fetched.is_open)
+    }
+
+    /// Handles the completion of a read of entries.
+    pub(crate) fn fetched<H: HostMemory>(&mut self, host: &mut H, ended: AccessCompletion) {
+        if let Ring::Fetched { fetched, .. } = &mut self.ring
+            && fetched.is_open
+        {
+            fetched.is_open = false;
+            if ended.result.is_ok() {
+                let len_bytes = fetched.count * COMMAND_BYTES;
+                host.take_data(ended.ticket, &mut fetched.bytes[..len_bytes]);
+                fetched.at = 0;
+            }
+        }
+    }
+
+    /// Publishes the event index, up to which the tail doorbell was seen, before the queue goes idle.
+    /// Returns true if the host has written since: it may have skipped the register, so the queue must
+    /// not go idle.
+    pub(crate) fn publish_event_index(&mut self) -> bool {
+        self.doorbell.publish_event_index(self.tail)
+    }
+}
+
+impl<E: HostEntries> CompletionQueue<E> {
+    pub(crate) fn open<H: HostMemory<Entries = E>>(
+        host: &mut H,
+        id: u16,
+        size: u32,
+        iova: u64,
+    ) -> Result<Self, AccessFault> {
+        let ring = Ring::open(host, iova, u64::from(size) * 16)?;
+        let doorbell = DoorbellSource { shadow: None, reported: None };
+        Ok(Self { id, size, tail: 0, phase: true, head: 0, ring, doorbell })
+    }
+
+    pub(crate) fn set_shadow(&mut self, shadow: Shadow<E>) {
+        self.doorbell.shadow = Some(shadow);
+    }
+
+    /// Number of free entries, as of the last read of the head doorbell.
+    #[inline]
+    pub(crate) fn room(&self) -> u32 {
+        self.size - 1 - distance(self.head, self.tail, self.size)
+    }
+
+    /// Reads the head doorbell. A head beyond the filled entries is invalid.
+    pub(crate) fn read_doorbell(&mut self, doorbells: &DoorbellPage) -> Option<InvalidValue> {
+        let rung = match &self.doorbell.shadow {
+            None => doorbells.head(usize::from(self.id)),
+            Some(shadow) => shadow.load().unwrap_or(self.head),
+        };
+        if rung < self.size
+            && distance(self.head, rung, self.size) <= distance(self.head, self.tail, self.size)
+        {
+            self.head = rung;
+            return None;
+        }
+        self.doorbell.report(rung)
+    }
+
+    /// Fills the next entry; the caller has checked that one is free. With [`AccessProgress::Pending`]
+    /// the entry is stored when the access `ticket` completes.
+    #[inline]
+    pub(crate) fn store<H: HostMemory>(
+        &mut self,
+        host: &mut H,
+        ticket: AccessId,
+        mut entry: CompletionEntry,
+    ) -> Result<AccessProgress, AccessFault> {
+        entry[1] |= u64::from(self.phase) << PHASE_SHIFT;
+        let progress = match &mut self.ring {
+            Ring::Shared(entries) => {
+                entries.store_completion(self.tail, entry)?;
+                AccessProgress::Done
+            }
+            Ring::Fetched { iova, .. } => {
+                let to = *iova + u64::from(self.tail) * 16;
+                host.write(ticket, to, &tenmil_wire::Completion(entry_to_dwords(entry)).to_bytes())?
+            }
+        };
+        self.tail = next(self.tail, self.size);
+        self.phase ^= self.tail == 0;
+        Ok(progress)
+    }
+
+    /// Fills entries of a shared ring with the results of `make` for `items`, until it returns `None`.
+    /// The caller has checked that enough are free. Returns the number filled.
+    #[inline(always)]
+    pub(crate) fn post<T>(
+        &mut self,
+        items: &[T],
+        mut make: impl FnMut(&T) -> Option<CompletionEntry>,
+    ) -> (usize, Result<(), AccessFault>) {
+        let Ring::Shared(entries) = &mut self.ring else { return (0, Ok(())) };
+        let (mut done, mut end) = (0, Ok(()));
+        while done < items.len() && end.is_ok() {
+            let part = &items[done..];
+            let part = &part[..part.len().min((self.size - self.tail) as usize)];
+            let phase = u64::from(self.phase) << PHASE_SHIFT;
+            let (made, stored) = entries.store_each(self.tail, part, |item| {
+                make(item).map(|[first, second]| [first, second | phase])
+            });
+            self.tail += u32::try_from(made).unwrap_or(u32::MAX);
+            if self.tail == self.size {
+                self.tail = 0;
+                self.phase = !self.phase;
+            }
+            (done, end) = (done + made, stored);
+            if made < part.len() {
+                break;
+            }
+        }
+        (done, end)
+    }
+
+    /// Whether entries are accessed in place.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.ring, Ring::Shared(_))
+    }
+
+    /// Prefetches the next `count` entries for writing.
+    #[inline]
+    pub(crate) fn prefetch(&self, count: u32) {
+        if let Ring::Shared(entries) = &self.ring {
+            // Four entries per cache line.
+            let mut index = self.tail;
+            for _ in 0..count.div_ceil(4).min(4) {
+                entries.prefetch_completion(index);
+                index = if index + 4 < self.size { index + 4 } else { 0 };
+            }
+        }
+    }
+
+    /// Publishes the event index of the head doorbell; see [`SubmissionQueue::publish_event_index`].
+    pub(crate) fn publish_event_index(&mut self) -> bool {
+        self.doorbell.publish_event_index(self.head)
+    }
+}
+
+impl<E: HostEntries> Ring<E> {
+    fn open<H: HostMemory<Entries = E>>(
+        host: &mut H,
+        iova: u64,
+        len_bytes: u64,
+    ) -> Result<Self, AccessFault> {
+        if iova.checked_add(len_bytes).is_none() {
+            return Err(AccessFault { iova, len_bytes });
+        }
+        Ok(match host.entries(iova, len_bytes)? {
+            Some(entries) => Self::Shared(entries),
+            None => {
+                let bytes = [0; FETCH_ENTRIES * COMMAND_BYTES];
+                let fetched = Fetched { bytes, at: 0, count: 0, is_open: false };
+                Self::Fetched { iova, fetched: Box::new(fetched) }
+            }
+        })
+    }
+}
+
+impl<E: HostEntries> DoorbellSource<E> {
+    /// Publishes the event index. Returns true if the doorbell has changed since, unless to a value
+    /// already reported as invalid.
+    fn publish_event_index(&mut self, seen: u32) -> bool {
+        let rung = self.shadow.as_mut().and_then(|shadow| shadow.rest(seen));
+        rung.is_some() && rung != self.reported
+    }
+}
+
+impl<E> DoorbellSource<E> {
+    /// Reports an invalid value once, not at every poll.
+    #[cold]
+    fn report(&mut self, rung: u32) -> Option<InvalidValue> {
+        (self.reported.replace(rung) != Some(rung)).then_some(InvalidValue)
+    }
+}
+
+/// Number of entries from `from` to `to` around the ring.
+#[inline]
+fn distance(from: u32, to: u32, size: u32) -> u32 {
+    if to >= from { to - from } else { to + size - from }
+}
+
+#[inline]
+fn next(index: u32, size: u32) -> u32 {
+    let next = index + 1;
+    if next == size { 0 } else { next }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{distance, next};
+
+    #[test]
+    fn distances_go_forward_around_the_ring() {
+        for size in 2..6 {
+            for from in 0..size {
+                let mut at = from;
+                for steps in 0..size {
+                    assert_eq!(distance(from, at, size), steps);
+                    at = next(at, size);
+                }
+                assert_eq!(at, from);
+            }
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Every rejected command has its status, is reported for the error log, and accesses no block.
+
+use std::sync::Arc;
+
+use tenmil_base::{Operation, OperationSet};
+use tenmil_wire::sgl::Descriptor;
+use tenmil_wire::{Command, DataPointer, Fuse, IoOpcode, Status};
+
+use super::rig::{BLOCKS, COPIED, DATA, LATER, Rig, SHARED, Setup, TRANSFER_MAX, io, ram};
+use crate::fuzz::medium::FakeMedium;
+use crate::namespace::{Namespaces, Reservation, ReservationKind};
+use crate::queue::QueueEvent;
+
+fn rig() -> Rig {
+    let ram = ram();
+    Rig::new(&Setup::default(), &ram, FakeMedium::new(&ram, BLOCKS))
+}
+
+/// Commands with exactly one error, and their status.
+fn wrong() -> Vec<(&'static str, Command, Status)> {
+    use IoOpcode::{Compare, Copy, DatasetManagement, Flush, Read, Verify, Write, WriteZeroes};
+    let dnr = Status::with_dnr;
+    let field = dnr(Status::INVALID_FIELD);
+    let range = dnr(Status::LBA_OUT_OF_RANGE);
+    let offset = dnr(Status::PRP_OFFSET_INVALID);
+    let protection = dnr(Status::INVALID_PROTECTION_INFORMATION);
+    let namespace = dnr(Status::INVALID_NAMESPACE_OR_FORMAT);
+    let limit = dnr(Status::COMMAND_SIZE_LIMIT_EXCEEDED);
+    let sgl = |first| io(Read, 0, 1).with_psdt(DataPointer::Sgl).with_sgl1(first);
+    let last = BLOCKS - 1;
+    vec![
+        ("opcode", Command::new(0x7e).with_nsid(1), dnr(Status::INVALID_OPCODE)),
+        ("opcode of no command here", Command::new(0x18).with_nsid(1), dnr(Status::INVALID_OPCODE)),
+        ("namespace 0", io(Read, 0, 1).with_nsid(0), namespace),
+        ("namespace past the last", io(Read, 0, 1).with_nsid(5), namespace),
+        ("namespace not attached", io(Read, 0, 1).with_nsid(3), field),
+        ("all namespaces", io(Read, 0, 1).with_nsid(u32::MAX), namespace),
+        ("flush of none", Command::new(Flush.code()), namespace),
+        ("fuse", io(Read, 0, 1).with_fuse(Fuse::Reserved), field),
+        ("psdt", io(Read, 0, 1).with_psdt(DataPointer::Reserved), field),
+        ("metadata sgl", io(Read, 0, 1).with_psdt(DataPointer::SglAndMetadataSgl), field),
+        ("read past the end", io(Read, last, 2), range),
+        ("write past the end", io(Write, BLOCKS, 1), range),
+        ("read past all", io(Read, u64::MAX, 1), range),
+        ("compare past the end", io(Compare, last, 2), range),
+        ("verify past the end", io(Verify, last, 2), range),
+        ("zeroes past the end", io(WriteZeroes, last, 2), range),
+        ("uncorrectable past the end", io(IoOpcode::WriteUncorrectable, last, 2), range),
+        ("larger than MDTS", io(Read, 0, TRANSFER_MAX / 512 + 1), field),
+        ("pract", io(Read, 0, 1).with_cdw12(1 << 29), protection),
+        ("pract of zeroes", io(WriteZeroes, 0, 1).with_cdw12(1 << 29), protection),
+        ("directive", io(Write, 0, 1).with_cdw12(1 << 20), field),
+        ("prp1", io(Read, 0, 1).with_prp(DATA + 2, 0), offset),
+        ("prp1 of a write", io(Write, 0, 1).with_prp(DATA + 1, 0), offset),
+        ("prp2", io(Read, 0, 16).with_prp(DATA, DATA + 0x1008), offset),
+        ("prp list", io(Read, 0, 32).with_prp(DATA, DATA + 0x1004), offset),
+        ("prp nowhere", io(Read, 0, 1).with_prp(1 << 40, 0), Status::DATA_TRANSFER_ERROR),
+        (
+            "second prp nowhere",
+            io(Write, 0, 16).with_prp(DATA, 1 << 40),
+            Status::DATA_TRANSFER_ERROR,
+        ),
+        ("list nowhere", io(Read, 0, 32).with_prp(DATA, 1 << 40), Status::DATA_TRANSFER_ERROR),
+        ("sgl type", sgl(Descriptor::transport(512)), dnr(Status::SGL_DESCRIPTOR_TYPE_INVALID)),
+        (
+            "sgl length",
+            sgl(Descriptor::data_block(DATA, 511)),
+            dnr(Status::DATA_SGL_LENGTH_INVALID),
+        ),
+        (
+            "sgl segment",
+            sgl(Descriptor::segment(DATA, 8)),
+            dnr(Status::INVALID_SGL_SEGMENT_DESCRIPTOR),
+        ),
+        ("sgl nowhere", sgl(Descriptor::last_segment(1 << 40, 16)), Status::DATA_TRANSFER_ERROR),
+        (
+            "ranges nowhere",
+            io(DatasetManagement, 0, 1).with_prp(1 << 40, 0),
+            Status::DATA_TRANSFER_ERROR,
+        ),
+        ("copy format", io(Copy, 0, 1).with_cdw12(2 << 8), field),
+        ("copy of too many ranges", io(Copy, 0, 1).with_cdw12(4), limit),
+        ("copy with pract", io(Copy, 0, 1).with_cdw12(1 << 15), protection),
+    ]
+}
+
+#[test]
+fn every_wrong_field_has_its_status_and_no_effect() {
+    for manners in [SHARED, COPIED, LATER] {
+        for (what, command, expected) in wrong() {
+            let ram = ram();
+            let setup = Setup { manners, ..Setup::default() };
+            let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS));
+            rig.turn();
+            let status = rig.status(command);
+            assert_eq!(status, expected, "{what}");
+            assert!(rig.medium.blocks().log.is_empty(), "{what}: the medium was not asked");
+            let Some(QueueEvent::Error(report)) = rig.letters.pop() else {
+                panic!("{what}: no report")
+            };
+            assert_eq!((report.status, report.opcode), (expected, command.opcode()), "{what}");
+            assert_eq!(report.sqid, 1);
+            rig.ok(io(IoOpcode::Read, 0, 1));
+        }
+    }
+}
+
+#[test]
+fn ranges_of_a_copy_are_checked_before_the_first_block_moves() {
+    let dnr = Status::with_dnr;
+    type Sources = &'static [(u64, u16)];
+    let cases: [(&str, u64, Sources, Status); 8] = [
+        ("source past the end", 0, &[(50, 1), (BLOCKS - 1, 2)], dnr(Status::LBA_OUT_OF_RANGE)),
+        ("source past all", 0, &[(u64::MAX, 1)], dnr(Status::LBA_OUT_OF_RANGE)),
+        ("destination past the end", BLOCKS - 2, &[(0, 3)], dnr(Status::LBA_OUT_OF_RANGE)),
+        ("range too long", 100, &[(0, 17)], dnr(Status::COMMAND_SIZE_LIMIT_EXCEEDED)),
+        (
+            "all too long",
+            200,
+            &[(0, 16), (20, 16), (40, 9)],
+            dnr(Status::COMMAND_SIZE_LIMIT_EXCEEDED),
+        ),
+        ("overlap", 10, &[(30, 4), (11, 1)], dnr(Status::OVERLAPPING_IO_RANGE)),
+        ("overlap by the last block", 10, &[(8, 3)], dnr(Status::OVERLAPPING_IO_RANGE)),
+        ("overlap by the first block", 10, &[(30, 4), (14, 1)], dnr(Status::OVERLAPPING_IO_RANGE)),
+    ];
+    for (what, to, ranges, expected) in cases {
+        let mut rig = rig();
+        for (index, (lba, blocks)) in ranges.iter().enumerate() {
+            let at = DATA + index as u64 * 32;
+            rig.fill(at + 8, &lba.to_le_bytes());
+            rig.fill(at + 16, &(blocks - 1).to_le_bytes());
+        }
+        let count = u32::try_from(ranges.len()).unwrap();
+        let status = rig.status(io(IoOpcode::Copy, to, 1).with_cdw12(count - 1));
+        assert_eq!(status, expected, "{what}");
+        assert!(rig.medium.blocks().log.is_empty(), "{what}");
+    }
+}
+
+#[test]
+fn a_copy_to_just_behind_or_before_its_source_overlaps_nothing() {
+    for (to, from) in [(10, 9), (10, 11)] {
+        let mut rig = rig();
+        rig.fill(DATA + 8, &u64::to_le_bytes(from));
+        rig.ok(io(IoOpcode::Copy, to, 1).with_cdw12(0));
+    }
+}
+
+#[test]
+fn ranges_of_a_dataset_are_checked_before_the_first_is_touched() {
+    let mut rig = rig();
+    rig.fill(DATA + 4, &1_u32.to_le_bytes());
+    rig.fill(DATA + 16 + 4, &2_u32.to_le_bytes());
+    rig.fill(DATA + 16 + 8, &(BLOCKS - 1).to_le_bytes());
+    let command = io(IoOpcode::DatasetManagement, 0, 1).with_cdw10(1).with_cdw11(4).with_cdw12(0);
+    assert_eq!(rig.status(command), Status::LBA_OUT_OF_RANGE.with_dnr());
+    assert!(rig.medium.blocks().log.is_empty());
+}
+
+#[test]
+fn rights_decide_who_reads_and_who_writes() {
+    use IoOpcode::{
+        Compare, Copy, DatasetManagement, Flush, Read, Verify, Write, WriteUncorrectable,
+        WriteZeroes,
+    };
+    let reads = [Read, Compare, Verify];
+    let writes = [Write, WriteZeroes, WriteUncorrectable, DatasetManagement, Copy];
+    let command = |opcode| match opcode {
+        Flush => Command::new(0).with_nsid(1),
+        Copy => io(Copy, 100, 1).with_cdw12(0),
+        DatasetManagement => io(DatasetManagement, 0, 1).with_cdw12(0),
+        opcode => io(opcode, 0, 1),
+    };
+    let mut rig = rig();
+    rig.change(|namespace| namespace.is_write_protected = true);
+    for opcode in writes {
+        let status = rig.status(command(opcode));
+        assert_eq!(status, Status::NAMESPACE_WRITE_PROTECTED.with_dnr(), "{opcode}");
+    }
+    for opcode in reads.into_iter().chain([Flush]) {
+        rig.ok(command(opcode));
+    }
+    // A retry does not give access to an excluded host.
+    let conflict = Status::RESERVATION_CONFLICT.with_dnr();
+    let stranger = |kind| Some(Reservation { kind, is_holder: false, is_registrant: false });
+    rig.change(|namespace| namespace.reservation = stranger(ReservationKind::WriteExclusive));
+    for opcode in writes.into_iter().chain([Flush]) {
+        assert_eq!(rig.status(command(opcode)), conflict, "{opcode}");
+    }
+    for opcode in reads {
+        rig.ok(command(opcode));
+    }
+    rig.change(|namespace| namespace.reservation = stranger(ReservationKind::ExclusiveAccess));
+    for opcode in writes.into_iter().chain(reads).chain([Flush]) {
+        assert_eq!(rig.status(command(opcode)), conflict, "{opcode}");
+    }
+    rig.change(|namespace| namespace.unavailable = Some(Status::FORMAT_IN_PROGRESS));
+    assert_eq!(rig.status(io(Read, 0, 1)), Status::FORMAT_IN_PROGRESS);
+    rig.change(|_| {});
+    rig.ok(io(Write, 0, 1));
+}
+
+#[test]
+fn a_namespace_that_changes_is_seen_at_the_next_turn_and_what_was_begun_is_finished() {
+    let ram = ram();
+    let medium = FakeMedium::new(&ram, BLOCKS);
+    let mut rig = Rig::new(&Setup::default(), &ram, medium);
+    rig.medium.blocks().is_stuck = true;
+    let begun = [rig.push(io(IoOpcode::Write, 0, 1)), rig.push(io(IoOpcode::Write, 0, 16))];
+    rig.ring();
+    rig.turn();
+    rig.change(|namespace| namespace.block_count = 4);
+    rig.push(io(IoOpcode::Read, 4, 1));
+    rig.ring();
+    let refused = rig.collect(1)[0];
+    assert_eq!(refused.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
+    // Removed, while two commands are still in its block device.
+    rig.published.publish(Arc::new(Namespaces::new(4)));
+    assert_eq!(rig.status(io(IoOpcode::Read, 0, 1)), Status::INVALID_FIELD.with_dnr());
+    rig.medium.blocks().is_stuck = false;
+    assert_eq!(rig.medium.channels(), 1, "two commands still need it");
+    let finished = rig.collect(2);
+    rig.turn();
+    assert_eq!(rig.medium.channels(), 0, "nobody does any more");
+    assert!(finished.iter().all(|completion| completion.status().is_success()));
+    assert!(begun.iter().all(|cid| finished.iter().any(|completion| completion.cid() == *cid)));
+}
+
+#[test]
+fn a_medium_without_reads_or_writes_says_so() {
+    let ram = ram();
+    let medium = FakeMedium::new(&ram, BLOCKS)
+        .limited(|limits| limits.support = OperationSet::of(&[Operation::Flush]));
+    let mut rig = Rig::new(&Setup::default(), &ram, medium);
+    for opcode in IoOpcode::ALL.iter().copied().filter(|opcode| {
+        use IoOpcode::{Compare, Copy, Read, Verify, Write, WriteUncorrectable, WriteZeroes};
+        matches!(opcode, Compare | Copy | Read | Verify | Write | WriteUncorrectable | WriteZeroes)
+    }) {
+        assert_eq!(rig.status(io(opcode, 0, 1)), Status::INVALID_OPCODE.with_dnr(), "{opcode}");
+    }
+}
+
+#[test]
+fn metadata_and_blocks_smaller_than_the_mediums_cannot_be_served() {
+    let mut rig = rig();
+    rig.change(|namespace| namespace.metadata_size = 8);
+    let refused = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+    assert_eq!(rig.status(io(IoOpcode::Read, 0, 1)), refused);
+    rig.change(|namespace| namespace.block_shift = 8);
+    assert_eq!(rig.status(io(IoOpcode::Read, 0, 1)), refused);
+}
+
+#[test]
+fn data_that_cannot_be_reached_and_no_buffer_at_all_is_a_transfer_error() {
+    let ram = ram();
+    let setup = Setup { manners: COPIED, buffers: 0, ..Setup::default() };
+    let mut rig = Rig::new(&setup, &ram, FakeMedium::new(&ram, BLOCKS));
+    assert_eq!(rig.status(io(IoOpcode::Read, 0, 1)), Status::DATA_TRANSFER_ERROR);
+}

@@ -1,0 +1,276 @@
+//! Host side of a queue, for tests.
+
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, Instant, Random, Segment};
+use tenmil_wire::{Command, Completion, IoOpcode, Status};
+
+use crate::BouncePool;
+use crate::doorbell::DoorbellPage;
+use crate::fuzz::host::{BOUNCE, FakeHost, HostBehavior, Ram};
+use crate::fuzz::medium::FakeMedium;
+use crate::namespace::{CopyLimits, Identity, Namespace, Namespaces, Versioned};
+use crate::queue::{Queue, QueueConfig, QueueContext, QueueEvent};
+
+/// A queue, its host and its block devices.
+pub(super) struct Rig {
+    pub(super) ram: Arc<Ram>,
+    pub(super) medium: Arc<FakeMedium>,
+    pub(super) published: Versioned<Namespaces>,
+    pub(super) shared: QueueContext,
+    pub(super) queue: Queue<FakeHost>,
+    pub(super) host: FakeHost,
+    pub(super) now: Instant,
+    pub(super) letters: Vec<QueueEvent>,
+    pub(super) sq: Ring,
+    cq: Ring,
+    phase: bool,
+    next_cid: u16,
+}
+
+/// A ring as seen by its host.
+pub(super) struct Ring {
+    pub(super) at: usize,
+    pub(super) size: u32,
+    pub(super) index: u32,
+}
+
+/// Properties of a rig.
+pub(super) struct Setup {
+    pub(super) manners: HostBehavior,
+    pub(super) entries: u32,
+    pub(super) cq_entries: u32,
+    pub(super) buffers: u32,
+    pub(super) buffer_bytes: u32,
+    pub(super) areas: u16,
+    pub(super) seed: u64,
+}
+
+pub(super) const SHARED: HostBehavior =
+    HostBehavior { shares_rings: true, shares_data: true, answers_later: false };
+pub(super) const COPIED: HostBehavior =
+    HostBehavior { shares_rings: true, shares_data: false, answers_later: false };
+pub(super) const LATER: HostBehavior =
+    HostBehavior { shares_rings: false, shares_data: false, answers_later: true };
+
+/// Address of test data.
+pub(super) const DATA: u64 = 0x2_0000;
+/// Number of 512-byte blocks of the block device.
+pub(super) const BLOCKS: u64 = 512;
+/// MDTS of the rig.
+pub(super) const TRANSFER_MAX: u32 = 64 << 10;
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            manners: SHARED,
+            entries: 16,
+            cq_entries: 16,
+            buffers: 2,
+            buffer_bytes: 4096,
+            areas: 4,
+            seed: 1,
+        }
+    }
+}
+
+pub(super) fn ram() -> Arc<Ram> {
+    Ram::new(0x8_0000, 0x1_0000)
+}
+
+pub(super) fn namespace(nsid: u32, medium: &Arc<FakeMedium>) -> Namespace {
+    let limits = medium.limits();
+    Namespace {
+        nsid,
+        block_shift: 9,
+        metadata_size: 0,
+        block_count: limits.block_count,
+        is_write_protected: false,
+        unavailable: None,
+        reservation: None,
+        identity: Identity::default(),
+        copy: CopyLimits { range_blocks_max: 16, blocks_max: 40, ranges_max: 4 },
+        limits,
+        medium: medium.clone(),
+        cache: None,
+    }
+}
+
+impl Rig {
+    /// A queue with `medium` as namespace 1 of at most 4.
+    pub(super) fn new(setup: &Setup, ram: &Arc<Ram>, medium: FakeMedium) -> Self {
+        let medium = Arc::new(medium);
+        let mut namespaces = Namespaces::new(4);
+        namespaces.insert(Arc::new(namespace(1, &medium)));
+        let published = Versioned::new(Arc::new(namespaces));
+        let buffer = |index: u32| Segment {
+            region: BOUNCE,
+            offset: u64::from(index * setup.buffer_bytes),
+            len_bytes: setup.buffer_bytes,
+        };
+        let buffers = (0..setup.buffers).map(buffer).collect();
+        let shared = QueueContext {
+            doorbells: DoorbellPage::new(4),
+            floor: Arc::default(),
+            is_write_through: Arc::default(),
+            buffers: BouncePool::new(ram.clone(), buffers),
+        };
+        let host = FakeHost::new(ram, setup.manners, setup.seed);
+        let mut rig = Self {
+            ram: ram.clone(),
+            medium,
+            queue: make(&host, setup, &shared, &published, 1),
+            published,
+            shared,
+            host,
+            now: Instant::default(),
+            letters: Vec::new(),
+            sq: Ring { at: 0x1000, size: setup.entries, index: 0 },
+            cq: Ring { at: 0x8000, size: setup.cq_entries, index: 0 },
+            phase: true,
+            next_cid: 100,
+        };
+        rig.queue.add_submission_queue(1, setup.entries, 0x1000).unwrap();
+        rig
+    }
+
+    /// Replaces the snapshot of namespace 1.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Namespace)) {
+        let mut changed = namespace(1, &self.medium);
+        change(&mut changed);
+        let mut namespaces = Namespaces::new(4);
+        namespaces.insert(Arc::new(changed));
+        self.published.publish(Arc::new(namespaces));
+    }
+
+    /// Stores a command in the ring and returns its identifier.
+    pub(super) fn push(&mut self, command: Command) -> u16 {
+        self.next_cid += 1;
+        let cid = self.next_cid;
+        let at = self.sq.at + self.sq.index as usize * 64;
+        self.ram.host()[at..at + 64].copy_from_slice(&command.with_cid(cid).to_bytes());
+        self.sq.index = (self.sq.index + 1) % self.sq.size;
+        cid
+    }
+
+    pub(super) fn ring(&mut self) {
+        self.shared.doorbells.ring(2, self.sq.index);
+    }
+
+    pub(super) fn turn(&mut self) -> crate::queue::PollStats {
+        self.now = self.now.after(tenmil_base::Span::from_us(1));
+        let turned = self.queue.turn(self.now);
+        while let Some(letter) = self.queue.next_event() {
+            self.letters.push(letter);
+        }
+        turned
+    }
+
+    /// The next completion, if present. Its entry is not freed.
+    pub(super) fn peek(&mut self) -> Option<Completion> {
+        let at = self.cq.at + self.cq.index as usize * 16;
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&self.ram.host()[at..at + 16]);
+        let completion = Completion::from_bytes(&bytes);
+        if completion.phase() != self.phase {
+            return None;
+        }
+        self.cq.index = (self.cq.index + 1) % self.cq.size;
+        self.phase ^= self.cq.index == 0;
+        Some(completion)
+    }
+
+    pub(super) fn give_back(&mut self) {
+        self.shared.doorbells.ring(3, self.cq.index);
+    }
+
+    /// Polls until `count` commands have completed.
+    pub(super) fn collect(&mut self, count: usize) -> Vec<Completion> {
+        let mut completions = Vec::new();
+        for _ in 0..50_000 {
+            while let Some(completion) = self.peek() {
+                completions.push(completion);
+                self.give_back();
+            }
+            if completions.len() >= count {
+                assert_eq!(completions.len(), count, "nothing is answered twice");
+                return completions;
+            }
+            self.turn();
+        }
+        panic!("{} of {count} commands were answered", completions.len());
+    }
+
+    /// Runs one command to completion.
+    pub(super) fn run(&mut self, command: Command) -> Completion {
+        let cid = self.push(command);
+        self.ring();
+        let completion = self.collect(1)[0];
+        assert_eq!((completion.cid(), completion.sqid()), (cid, 1));
+        assert_eq!(u32::from(completion.sqhd()), self.sq.index, "all entries have been taken");
+        completion
+    }
+
+    pub(super) fn status(&mut self, command: Command) -> Status {
+        self.run(command).status()
+    }
+
+    /// Runs a command that has to succeed.
+    pub(super) fn ok(&mut self, command: Command) -> Completion {
+        let completion = self.run(command);
+        assert_eq!(completion.status(), Status::SUCCESS, "{command:?}");
+        completion
+    }
+
+    pub(super) fn fill(&mut self, at: u64, bytes: &[u8]) {
+        let at = usize::try_from(at).unwrap();
+        self.ram.host()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(super) fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let at = usize::try_from(at).unwrap();
+        self.ram.host()[at..at + len].to_vec()
+    }
+
+    /// Fills memory with bytes that differ everywhere.
+    pub(super) fn scribble(&mut self, at: u64, len: usize, seed: u64) -> Vec<u8> {
+        let mut random = Random::new(seed);
+        let bytes: Vec<u8> = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
+        self.fill(at, &bytes);
+        bytes
+    }
+}
+
+/// A queue with completion queue `cqid`, whose entries begin at 8000h.
+pub(super) fn make(
+    host: &FakeHost,
+    setup: &Setup,
+    shared: &QueueContext,
+    published: &Versioned<Namespaces>,
+    cqid: u16,
+) -> Queue<FakeHost> {
+    let config = QueueConfig {
+        cqid,
+        entries: setup.cq_entries,
+        address: 0x8000 + u64::from(cqid - 1) * 0x1000,
+        page_shift: 12,
+        transfer_bytes_max: TRANSFER_MAX,
+        in_flight_max: 32,
+        areas: setup.areas,
+        burst: 64,
+    };
+    Queue::new(host.clone(), &config, shared.clone(), published.reader()).unwrap()
+}
+
+/// A command on blocks of namespace 1, with its data at [`DATA`].
+pub(super) fn io(opcode: IoOpcode, lba: u64, blocks: u32) -> Command {
+    let mut command = Command::new(opcode.code()).with_nsid(1).with_prp(DATA, DATA + 0x1000);
+    command.0[5] = lba;
+    command.with_cdw12(blocks - 1)
+}
+
+impl Rig {
+    pub(super) fn medium_support(&self) -> tenmil_base::OperationSet {
+        self.medium.limits().support
+    }
+}

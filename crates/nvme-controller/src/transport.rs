@@ -1,0 +1,433 @@
+//! Memory-based transport: a controller behind registers, doorbells and rings, as in a real or emulated
+//! PCI function.
+//!
+//! ```text
+//!   host        stores CC, AQA, …, rings          loads CSTS         vectors
+//!                     │                               ▲                 ▲
+//!   Bar         ──────┼──── atomics ──────────────────┤                 │
+//!                     ▼                               │                 │
+//!   turn(now)   state (enable, stop, shut down) ─ admin queue ── I/O queues
+//!                                                     │
+//!                                                 Controller
+//! ```
+//!
+//! A host in the same process holds a [`HostBar`] and shares its memory. A host whose accesses are
+//! trapped is served through [`MemoryTransport::read`] and [`MemoryTransport::write`]. Both store into
+//! the same [`Bar`], and a store takes effect in the next [`turn`](MemoryTransport::turn), as on a real
+//! device.
+//!
+//! After CC.EN is cleared, CSTS.RDY stays set until no operation in progress can access host memory
+//! anymore: neither a pending host-memory access nor a request in flight at a block device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tenmil_base::{HostMemory, Instant, Interrupts, Span};
+use tenmil_wire::register::{Capabilities, ReadyTimeouts, TIMEOUT_UNIT_MS};
+
+use crate::bounce::BouncePool;
+use crate::controller::Controller;
+use crate::controller::interface::{
+    CommandOrigin, ControllerSignal, InvalidDoorbell, ReservationCompletion,
+};
+use crate::doorbell::STRIDE;
+use crate::queue::{Queue, QueueEvent};
+use admin::AdminQueue;
+use bar::StoreTarget;
+pub use bar::{Bar, HostBar};
+use shutdown::Shutdown;
+use state::ControllerState;
+use vectors::Vectors;
+
+mod admin;
+mod bar;
+mod commands;
+pub mod fabrics;
+mod idle;
+mod queues;
+mod shutdown;
+mod state;
+#[cfg(test)]
+mod tests;
+mod vectors;
+
+/// Memory-based transport: a controller behind registers, rings and MSI-X.
+pub struct MemoryTransport<H: HostMemory + Clone, I: Interrupts> {
+    bar: Arc<Bar>,
+    controller: Controller,
+    host: H,
+    vectors: Vectors<I>,
+    buffers: BouncePool,
+    config: MemoryTransportConfig,
+    /// I/O queues, in the order of their creation.
+    queues: Vec<SignalledQueue<H>>,
+    admin: Option<AdminQueue<H>>,
+    /// The volatile write cache is disabled; shared with the queues.
+    is_write_through: Arc<AtomicBool>,
+    life: ControllerState,
+    shutdown: Option<Shutdown>,
+    /// Queues that the host has deleted and that are not drained yet, with the command to complete.
+    deletions: Vec<QueueDeletion>,
+    /// Shadow doorbells and event indices (Base 2.1 §5.2.5).
+    shadow: Option<(u64, u64)>,
+    changes_seen: u32,
+    turns: u32,
+    tended_at: Instant,
+    /// Deadline of the controller's timers, as of the last housekeeping run.
+    controller_wakes_at: Instant,
+    /// An admin command was executed: events, signals or deferred completions may be pending.
+    wants_tending: bool,
+    has_io: bool,
+    is_on_hold: bool,
+    /// Number of queue creations and deletions.
+    queue_changes: u32,
+    /// I/O completions since the last [`take_completed_count`](MemoryTransport::take_completed_count).
+    ended: u64,
+    /// Last error that no NVMe status reports.
+    trouble: Option<String>,
+}
+
+/// I/O queue and its interrupt vector.
+struct SignalledQueue<H: HostMemory> {
+    queue: Queue<H>,
+    vector: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QueueDeletion {
+    Submission { cid: u16, cqid: u16, sqid: u16 },
+    Completion { cid: u16, cqid: u16 },
+}
+
+/// Limits of the memory transport, set at start.
+#[derive(Clone, Debug)]
+pub struct MemoryTransportConfig {
+    /// Maximum commands in flight per I/O queue.
+    pub in_flight_max: u16,
+    /// Of these, commands that need more than one block-device request.
+    pub areas: u16,
+    /// Maximum commands fetched from a submission queue at a time, unless the host sets less. A host with
+    /// more commands in flight prepares one part while the controller executes the other.
+    pub burst: u32,
+    /// CAP.TO and CRTO: longest time to become ready, or to stop.
+    pub ready_timeout: Span,
+    /// MSI-X starts enabled with every vector unmasked, for use without a PCI configuration space.
+    pub vectors_armed: bool,
+}
+
+/// Time of the next poll of the transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextPoll {
+    /// At once: work was done, or more work is known to be pending.
+    Busy,
+    /// Soon, and not later than this time: a block device or the host has a pending completion.
+    Pending(Instant),
+    /// After host activity, and not later than this time.
+    Idle(Instant),
+}
+
+/// Interval of housekeeping: timers and updates from other controllers.
+const HOUSEKEEPING_INTERVAL: Span = Span::from_us(100);
+/// Number of polls after which housekeeping runs regardless of the clock; a power of two.
+const HOUSEKEEPING_POLLS: u32 = 1024;
+/// Number of polls after which the admin queue is polled while I/O is active; a power of two.
+const ADMIN_TURNS: u32 = 8;
+
+impl Default for MemoryTransportConfig {
+    /// 256 commands in flight, half of them multi-request commands, 64 fetched at a time; ready within
+    /// ten seconds.
+    fn default() -> Self {
+        Self {
+            in_flight_max: 256,
+            areas: 128,
+            burst: 64,
+            ready_timeout: Span::from_secs(10),
+            vectors_armed: true,
+        }
+    }
+}
+
+impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+    /// Creates a disabled controller. Each clone of `host` is a separate channel to host memory with its
+    /// own access identifiers; `buffers` hold data that block devices cannot access in host memory.
+    pub fn new(
+        controller: Controller,
+        host: H,
+        interrupts: I,
+        buffers: BouncePool,
+        config: MemoryTransportConfig,
+    ) -> Self {
+        let limits = controller.configuration();
+        let (queues, vectors) = (limits.io_queues_max, limits.vectors);
+        let units = config.ready_timeout.ns.div_ceil(u64::from(TIMEOUT_UNIT_MS) * 1_000_000);
+        let to = u8::try_from(units.clamp(1, 255)).unwrap_or(u8::MAX);
+        let mqes = u16::try_from(limits.queue_entries_max - 1).unwrap_or(u16::MAX);
+        let capabilities = Capabilities(0).with(|cap| {
+            cap.mqes(mqes)
+                .cqr(true)
+                .to(to)
+                .dstrd(STRIDE)
+                .nssrs(true)
+                .css_nvm(true)
+                .css_io(true)
+                .mpsmax(state::PAGE_SHIFT_MAX - state::PAGE_SHIFT_MIN)
+                .crwms(true)
+        });
+        let ready = ReadyTimeouts(0).with(|ready| ready.crwmt(to.into()));
+        let bar = Bar::new(capabilities.0, ready.0, queues, vectors);
+        if config.vectors_armed {
+            bar.arm_vectors();
+        }
+        let mut front = Self {
+            changes_seen: bar.changes(),
+            vectors: Vectors::new(interrupts, vectors, controller.coalescing()),
+            is_write_through: Arc::default(),
+            bar,
+            controller,
+            host,
+            buffers,
+            config,
+            queues: Vec::new(),
+            admin: None,
+            life: ControllerState::Disabled,
+            shutdown: None,
+            deletions: Vec::new(),
+            shadow: None,
+            turns: 0,
+            tended_at: Instant::default(),
+            controller_wakes_at: Instant::default(),
+            wants_tending: false,
+            has_io: false,
+            is_on_hold: false,
+            queue_changes: 0,
+            ended: 0,
+            trouble: None,
+        };
+        front.configure();
+        front
+    }
+
+    /// Registers, shared with the host.
+    pub fn bar(&self) -> &Arc<Bar> {
+        &self.bar
+    }
+
+    /// Admin controller.
+    pub fn controller(&mut self) -> &mut Controller {
+        &mut self.controller
+    }
+
+    /// Last error that no NVMe status reports, as one line.
+    pub fn last_error(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+
+    /// Reads `size` bytes at `offset`; `size` is 1, 2, 4 or 8.
+    pub fn read(&self, offset: u32, size: u32) -> u64 {
+        self.bar.read(offset, size)
+    }
+
+    /// Writes 4 or 8 bytes at `offset`. The write takes effect in the next poll.
+    pub fn write(&mut self, now: Instant, offset: u32, size: u32, value: u64) {
+        let is_missing = match self.bar.store(offset, size, value) {
+            StoreTarget::Register => false,
+            StoreTarget::NoDoorbell => true,
+            StoreTarget::Doorbell(index) => !self.has_doorbell(index),
+        };
+        if is_missing && self.life == ControllerState::Enabled {
+            self.controller.invalid_doorbell(now, InvalidDoorbell::Register);
+        }
+    }
+
+    /// Writes doorbell `index`: twice the queue identifier, plus one for a completion queue.
+    pub fn ring(&mut self, now: Instant, index: u32, value: u32) {
+        let at = index.checked_mul(4 << STRIDE).and_then(|distance| distance.checked_add(0x1000));
+        if let Some(at) = at {
+            self.write(now, at, 4, value.into());
+        }
+    }
+
+    /// Stops or resumes fetching commands. Commands already fetched continue until the controller [is
+    /// quiesced](Self::is_quiesced). Then host memory is not accessed, except for shadow doorbells, and
+    /// parts of it may be unmapped.
+    pub fn set_paused(&mut self, is_on_hold: bool) {
+        self.is_on_hold = is_on_hold;
+        self.queues.iter_mut().for_each(|served| served.queue.set_paused(is_on_hold));
+    }
+
+    /// Number of queue creations and deletions. A caller that keeps state per queue refreshes it when
+    /// this number has changed.
+    pub fn queue_changes(&self) -> u32 {
+        self.queue_changes
+    }
+
+    /// Whether no command is executing and no host-memory access is in flight. The first half of a fused
+    /// pair does not count: the host may never send the second one.
+    pub fn is_quiesced(&self) -> bool {
+        let is_admin_quiet = self.admin.as_ref().is_none_or(|admin| admin.is_drained());
+        is_admin_quiet && self.queues.iter().all(|served| served.queue.is_at_rest())
+    }
+
+    /// I/O commands in flight.
+    pub fn in_flight(&self) -> usize {
+        self.queues.iter().map(|served| served.queue.in_flight()).sum()
+    }
+
+    /// Number of I/O commands completed since the last call.
+    pub fn take_completed_count(&mut self) -> u64 {
+        core::mem::take(&mut self.ended)
+    }
+
+    /// Polls the transport: performs a bounded amount of work.
+    pub fn turn(&mut self, now: Instant) -> NextPoll {
+        let changes = self.bar.changes();
+        let has_changed = changes != self.changes_seen;
+        if has_changed {
+            self.changes_seen = changes;
+            self.registers_changed(now);
+        }
+        // I/O queues first. The admin queue is polled when they are idle, and every ADMIN_TURNS polls
+        // otherwise.
+        let (is_busy, is_pending) = self.turn_queues(now);
+        let mut is_busy = is_busy | has_changed;
+        self.turns = self.turns.wrapping_add(1);
+        let is_every = |turns| self.turns & (turns - 1) == 0;
+        let (wants_admin, wants_tending) = (is_every(ADMIN_TURNS), is_every(HOUSEKEEPING_POLLS));
+        let may_take = self.life == ControllerState::Enabled && !self.is_on_hold;
+        if may_take && (!is_busy || has_changed || wants_admin) {
+            is_busy |= self.turn_admin(now);
+        }
+        if wants_tending || (!is_busy && self.is_due(now)) {
+            is_busy |= self.run_housekeeping(now);
+        }
+        is_busy |= self.vectors.turn(now, &self.bar);
+        if is_busy {
+            return NextPoll::Busy;
+        }
+        let is_pending = is_pending
+            || self.is_transitioning()
+            || self.admin.as_ref().is_some_and(|admin| admin.is_pending());
+        self.wait(is_pending)
+    }
+
+    #[inline]
+    fn is_due(&self, now: Instant) -> bool {
+        let is_time =
+            now.since(self.tended_at) >= HOUSEKEEPING_INTERVAL || now >= self.controller_wakes_at;
+        is_time || self.wants_tending || self.is_transitioning()
+    }
+
+    /// Runs the periodic work: timers, long commands, events, queue deletions, and updates from other
+    /// controllers. Returns whether any work was done.
+    pub fn run_housekeeping(&mut self, now: Instant) -> bool {
+        (self.tended_at, self.wants_tending) = (now, false);
+        if core::mem::take(&mut self.has_io) {
+            self.controller.io_command_seen(now);
+        }
+        self.controller.turn(now);
+        let mut is_busy = self.advance_state(now);
+        // No other event ends the wait for the last access.
+        self.wants_tending = self.check_revocation(now);
+        while let Some(signal) = self.controller.next_signal() {
+            is_busy |= signal != ControllerSignal::CheckPreempted;
+            match signal {
+                ControllerSignal::KeepAliveExpired => {
+                    self.fail(now, "the host has not been heard of in time")
+                }
+                ControllerSignal::AbortNamespace { nsid, preempted } => {
+                    for served in &mut self.queues {
+                        served.queue.abort_namespace(now, nsid, &preempted);
+                    }
+                }
+                ControllerSignal::CheckPreempted => {
+                    self.queues.iter_mut().for_each(|served| served.queue.check_preempted());
+                }
+                ControllerSignal::PersistFailed { why } => self.trouble = Some(why),
+            }
+        }
+        while let Some(ReservationCompletion { from, end }) = self.controller.next_decided() {
+            is_busy = true;
+            if let Some(served) = self.find(from.queue) {
+                served.queue.complete_reservation(now, from.ticket, end, &[]);
+            }
+        }
+        is_busy |= self.tend_admin(now);
+        self.controller_wakes_at = self.controller.wake_at(now);
+        is_busy
+    }
+
+    fn turn_queues(&mut self, now: Instant) -> (bool, bool) {
+        let (mut is_busy, mut is_pending, mut has_letters) = (false, false, false);
+        for served in &mut self.queues {
+            let turned = served.queue.turn(now);
+            is_busy |= turned.is_busy;
+            is_pending |= turned.is_pending;
+            self.has_io |= turned.taken > 0;
+            has_letters |= served.queue.has_events();
+            if turned.posted > 0 {
+                self.ended += u64::from(turned.posted);
+                if let Some(vector) = served.vector {
+                    self.vectors.posted(now, &self.bar, vector, turned.posted);
+                }
+            }
+        }
+        if has_letters {
+            self.read_letters(now);
+        }
+        (is_busy, is_pending)
+    }
+
+    #[cold]
+    fn read_letters(&mut self, now: Instant) {
+        let Self { queues, controller, trouble, .. } = self;
+        let mut broken = None;
+        for served in queues {
+            let queue = served.queue.cqid();
+            while let Some(letter) = served.queue.next_event() {
+                match letter {
+                    QueueEvent::Error(report) => controller.report_error(now, &report),
+                    QueueEvent::InvalidDoorbell(kind) => controller.invalid_doorbell(now, kind),
+                    QueueEvent::Reservation { ticket, command, mut bytes } => {
+                        let from = CommandOrigin { queue, ticket };
+                        let end = controller.reservation(now, from, &command, &mut bytes);
+                        if let Some(end) = end {
+                            served.queue.complete_reservation(now, ticket, end, &bytes);
+                        }
+                    }
+                    QueueEvent::OpenFailed(what) => *trouble = Some(what),
+                    QueueEvent::RingFault(fault) => broken = Some(fault),
+                }
+            }
+        }
+        if let Some(fault) = broken {
+            self.fail(now, &format!("a ring at {:#x} is not there any more", fault.iova));
+        }
+    }
+
+    fn wait(&self, is_pending: bool) -> NextPoll {
+        let until = self.controller_wakes_at.min(self.vectors.wake_at());
+        if !is_pending {
+            return NextPoll::Idle(until);
+        }
+        let media = self.queues.iter().map(|served| served.queue.wake_at()).min();
+        NextPoll::Pending(media.map_or(until, |media| media.min(until)))
+    }
+
+    /// Applies the feature values that the host has set.
+    fn configure(&mut self) {
+        let controller = &self.controller;
+        let is_write_through = !controller.write_cache_enabled();
+        self.is_write_through.store(is_write_through, Ordering::Relaxed);
+        let is_exempt = |vector| controller.is_coalescing_disabled(vector);
+        self.vectors.configure(controller.coalescing(), is_exempt);
+        let burst = self.burst();
+        for served in &mut self.queues {
+            served.queue.set_burst(burst);
+        }
+    }
+
+    fn burst(&self) -> u32 {
+        let asked = self.controller.arbitration().burst.map_or(self.config.burst, u32::from);
+        asked.min(self.config.burst)
+    }
+}

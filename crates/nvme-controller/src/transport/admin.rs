@@ -1,0 +1,474 @@
+//! Admin queue: executes one command at a time, from the ring to its completion.
+//!
+//! ```text
+//!   fetch ─▶ data? ─┬─ walk ─▶ from host ─▶ execute ─────────────────▶ complete
+//!                   ├─ walk ──────────────▶ execute ─▶ to host ──────▶ complete
+//!                   └─────────────────────▶ execute ─▶ deferred ─────▶ complete
+//! ```
+//!
+//! A deferred command (Asynchronous Event Request, long command, queue deletion) does not block the next
+//! command. Completions wait in an outbox for a free completion entry; while the outbox is not empty,
+//! nothing is fetched.
+
+use std::collections::VecDeque;
+
+use tenmil_base::{
+    AccessCompletion, AccessFault, AccessId, AccessProgress, HostMemory, entry_from_dwords,
+};
+use tenmil_wire::{Command, Completion, DataPointer, Status};
+
+use crate::controller::interface::{AdminData, AdminResult, ErrorReport, InvalidDoorbell};
+use crate::doorbell::DoorbellPage;
+use crate::queue::ring::{CompletionQueue, SubmissionQueue};
+use crate::transfer::{
+    ACCESS_BYTES_MAX, CopyState, DataPointerWalk, Direction, HostCopy, HostRanges, LIST_BYTES_MAX,
+    LocalBuffer, WalkStep,
+};
+
+/// Admin queue pair.
+pub(super) struct AdminQueue<H: HostMemory> {
+    host: H,
+    submission: SubmissionQueue<H::Entries>,
+    completion: CompletionQueue<H::Entries>,
+    page_shift: u8,
+    current: Option<ActiveCommand>,
+    /// Commands that complete later.
+    waiting: Vec<Command>,
+    /// Asynchronous Event Requests among them, oldest first.
+    parked: VecDeque<u16>,
+    outbox: VecDeque<Completion>,
+    pieces: HostRanges,
+    mover: HostCopy,
+    scratch: Box<[u8]>,
+    /// Pending host accesses to remote rings.
+    ring_accesses: u32,
+    posted: u32,
+    is_stopping: bool,
+    broken: Option<AccessFault>,
+}
+
+/// Admin command being executed.
+#[derive(Debug)]
+struct ActiveCommand {
+    command: Command,
+    wait: WaitState,
+    walk: DataPointerWalk,
+    direction: Direction,
+    bytes: Vec<u8>,
+}
+
+/// Condition that the active command waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitState {
+    /// The length of its data, from the controller.
+    Data,
+    /// A part of a PRP list or an SGL.
+    List { len_bytes: u32 },
+    /// Its data from the host.
+    FromHost,
+    /// Execution by the controller.
+    Execution,
+    /// Its data to reach the host.
+    ToHost { result: u32 },
+}
+
+/// Next work item that the admin queue needs from its transport.
+#[derive(Debug)]
+pub(super) enum AdminRequest {
+    /// Data length of this command; completed through [`AdminQueue::begin`].
+    Data(Command),
+    /// Execution of the command on its data; completed through [`AdminQueue::executed`] or
+    /// [`AdminQueue::defer`].
+    Execution(Command, Vec<u8>),
+    /// An entry for the error log.
+    Report(ErrorReport),
+    /// An invalid doorbell write.
+    InvalidDoorbell(InvalidDoorbell),
+}
+
+const TICKET_LIST: u32 = 0xf;
+const TICKET_FETCH: u32 = 1 << 30;
+const TICKET_POST: u32 = 2 << 30;
+
+impl<H: HostMemory> AdminQueue<H> {
+    /// Opens the queue described by AQA, ASQ and ACQ.
+    pub(super) fn open(
+        mut host: H,
+        (entries, address): (u32, u64),
+        (completion_entries, completion_address): (u32, u64),
+        page_shift: u8,
+        transfer_bytes_max: u32,
+    ) -> Result<Self, AccessFault> {
+        let submission = SubmissionQueue::open(&mut host, 0, entries, address)?;
+        let completion =
+            CompletionQueue::open(&mut host, 0, completion_entries, completion_address)?;
+        let pieces_max = ((transfer_bytes_max >> 12) as usize + 2).max(256);
+        Ok(Self {
+            host,
+            submission,
+            completion,
+            page_shift,
+            current: None,
+            waiting: Vec::new(),
+            parked: VecDeque::new(),
+            outbox: VecDeque::new(),
+            pieces: HostRanges::at_most(pieces_max),
+            mover: HostCopy::new(),
+            scratch: vec![0; ACCESS_BYTES_MAX.max(LIST_BYTES_MAX)].into(),
+            ring_accesses: 0,
+            posted: 0,
+            is_stopping: false,
+            broken: None,
+        })
+    }
+
+    /// Whether there is nothing to do and nothing to report, as in nearly every poll.
+    #[inline]
+    pub(super) fn is_idle(&self, doorbells: &DoorbellPage) -> bool {
+        let has_none = self.current.is_none() && self.outbox.is_empty();
+        let is_still = self.ring_accesses == 0 && self.posted == 0;
+        has_none && is_still && self.submission.is_caught_up(doorbells)
+    }
+
+    /// Advances until the transport has to act. Returns `None` if it does not have to.
+    pub(super) fn next_request(&mut self, doorbells: &DoorbellPage) -> Option<AdminRequest> {
+        let is_waiting = self.current.is_some() || self.ring_accesses > 0;
+        if is_waiting && let Some(wanted) = self.hear_host() {
+            return Some(wanted);
+        }
+        if let Some(invalid) = self.post(doorbells) {
+            return Some(invalid);
+        }
+        if self.current.is_some() {
+            return self.go_on();
+        }
+        if self.is_stopping || !self.outbox.is_empty() {
+            return None;
+        }
+        self.fetch(doorbells)
+    }
+
+    /// Answers [`AdminRequest::Data`].
+    pub(super) fn begin(&mut self, data: Result<AdminData, Status>) -> Option<AdminRequest> {
+        let current = self.current.as_mut()?;
+        let (len_bytes, direction) = match data {
+            Err(status) => return self.fail(status),
+            Ok(AdminData::None) => {
+                current.wait = WaitState::Execution;
+                return None;
+            }
+            Ok(AdminData::FromHost(len_bytes)) => (len_bytes, Direction::FromHost),
+            Ok(AdminData::ToHost(len_bytes)) => (len_bytes, Direction::ToHost),
+        };
+        current.direction = direction;
+        if direction == Direction::FromHost {
+            current.bytes.resize(len_bytes as usize, 0);
+        }
+        let (command, shift) = (current.command, self.page_shift);
+        // Admin commands of a memory-based transport use PRPs (Base 2.1 §4.3.2, PCIe 1.1 §3.2).
+        if command.psdt() != DataPointer::Prp {
+            return self.fail(Status::INVALID_FIELD.with_dnr());
+        }
+        match DataPointerWalk::start(&command, len_bytes, direction, shift, &mut self.pieces) {
+            Ok((walk, next)) => {
+                current.walk = walk;
+                self.follow(next)
+            }
+            Err(status) => self.fail(status),
+        }
+    }
+
+    /// Answers [`AdminRequest::Execution`] of a command that has completed.
+    pub(super) fn executed(&mut self, end: AdminResult, bytes: Vec<u8>) -> Option<AdminRequest> {
+        let current = self.current.as_mut()?;
+        let sends = current.direction == Direction::ToHost && !self.pieces.as_slice().is_empty();
+        if end.status.is_success() && sends && !bytes.is_empty() {
+            let len_bytes = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            current.bytes = bytes;
+            current.wait = WaitState::ToHost { result: end.result };
+            self.mover = HostCopy::new();
+            self.mover.begin(len_bytes);
+            return self.move_bytes();
+        }
+        self.finish_current(end)
+    }
+
+    /// Answers [`AdminRequest::Execution`] of a command that completes later; the transport keeps its
+    /// identifier.
+    pub(super) fn defer(&mut self) {
+        self.waiting.extend(self.current.take().map(|current| current.command));
+    }
+
+    /// Like [`defer`](Self::defer), for an Asynchronous Event Request.
+    pub(super) fn hold_event_request(&mut self, cid: u16) {
+        self.defer();
+        self.parked.push_back(cid);
+    }
+
+    /// Removes and returns the oldest outstanding Asynchronous Event Request.
+    pub(super) fn take_event_request(&mut self) -> Option<u16> {
+        self.parked.pop_front()
+    }
+
+    pub(super) fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Removes an outstanding Asynchronous Event Request. Returns false if it is not outstanding.
+    pub(super) fn abort_event_request(&mut self, cid: u16) -> bool {
+        let at = self.parked.iter().position(|parked| *parked == cid);
+        at.is_some_and(|at| self.parked.remove(at).is_some())
+    }
+
+    /// Completes a deferred command. The transport has to handle the returned request.
+    #[must_use]
+    pub(super) fn complete(&mut self, cid: u16, end: AdminResult) -> Option<AdminRequest> {
+        let at = self.waiting.iter().position(|command| command.cid() == cid)?;
+        let command = self.waiting.swap_remove(at);
+        self.answer(&command, end)
+    }
+
+    /// Number of completions posted since the last call.
+    #[inline]
+    pub(super) fn take_posted(&mut self) -> u32 {
+        core::mem::take(&mut self.posted)
+    }
+
+    /// Whether the queue waits for a completion entry or for the host.
+    pub(super) fn is_pending(&self) -> bool {
+        self.current.is_some() || self.ring_accesses > 0 || !self.outbox.is_empty()
+    }
+
+    /// Stops fetching and completing commands.
+    pub(super) fn stop(&mut self) {
+        self.is_stopping = true;
+        self.outbox.clear();
+        self.parked.clear();
+        self.waiting.clear();
+        // A command with a host access in flight is kept: the host may still access its buffer.
+        let is_touched = matches!(
+            self.current.as_ref().map(|current| current.wait),
+            Some(WaitState::List { .. } | WaitState::FromHost | WaitState::ToHost { .. })
+        );
+        if !is_touched {
+            self.current = None;
+        }
+    }
+
+    /// Whether no host access is in flight.
+    pub(super) fn is_drained(&self) -> bool {
+        self.current.is_none() && self.ring_accesses == 0
+    }
+
+    pub(super) fn broken(&self) -> Option<AccessFault> {
+        self.broken
+    }
+
+    fn fetch(&mut self, doorbells: &DoorbellPage) -> Option<AdminRequest> {
+        let (waiting, invalid) = self.submission.read_doorbell(doorbells);
+        if invalid.is_some() {
+            return Some(AdminRequest::InvalidDoorbell(InvalidDoorbell::Value));
+        }
+        // A command is fetched only if its completion has a free entry.
+        if waiting == 0 || (self.completion.room() == 0 && self.look_at_head(doorbells).is_none()) {
+            return None;
+        }
+        let taken = if self.submission.is_shared() {
+            self.submission.take().map(Some)
+        } else {
+            let was_open = self.submission.is_fetching();
+            let taken = self.submission.take_remote(&mut self.host, AccessId(TICKET_FETCH));
+            self.ring_accesses += u32::from(self.submission.is_fetching() && !was_open);
+            taken
+        };
+        match taken {
+            Ok(Some(words)) => {
+                let command = Command(words);
+                let direction = Direction::FromHost;
+                let (wait, walk, bytes) = (WaitState::Data, DataPointerWalk::idle(), Vec::new());
+                self.pieces.clear();
+                self.current = Some(ActiveCommand { command, wait, walk, direction, bytes });
+                Some(AdminRequest::Data(command))
+            }
+            Ok(None) => None,
+            Err(fault) => {
+                self.broken = Some(fault);
+                None
+            }
+        }
+    }
+
+    /// Reads the head doorbell. Returns the number of free entries, or `None` if there is none.
+    fn look_at_head(&mut self, doorbells: &DoorbellPage) -> Option<u32> {
+        let _ = self.completion.read_doorbell(doorbells);
+        Some(self.completion.room()).filter(|room| *room > 0)
+    }
+
+    /// Posts completions from the outbox.
+    fn post(&mut self, doorbells: &DoorbellPage) -> Option<AdminRequest> {
+        while let Some(completion) = self.outbox.front().copied() {
+            if self.completion.room() == 0 {
+                if self.completion.read_doorbell(doorbells).is_some() {
+                    return Some(AdminRequest::InvalidDoorbell(InvalidDoorbell::Value));
+                }
+                if self.completion.room() == 0 {
+                    return None;
+                }
+            }
+            self.outbox.pop_front();
+            let mut entry = completion.0;
+            entry[2] = self.submission.head() & 0xffff;
+            let entry = entry_from_dwords(entry);
+            match self.completion.store(&mut self.host, AccessId(TICKET_POST), entry) {
+                Ok(AccessProgress::Done) => self.posted += 1,
+                Ok(AccessProgress::Pending) => self.ring_accesses += 1,
+                Err(fault) => self.broken = Some(fault),
+            }
+        }
+        None
+    }
+
+    /// Requests execution of the current command if it is ready for that.
+    fn go_on(&mut self) -> Option<AdminRequest> {
+        let current = self.current.as_mut()?;
+        (current.wait == WaitState::Execution)
+            .then(|| AdminRequest::Execution(current.command, core::mem::take(&mut current.bytes)))
+    }
+
+    fn follow(&mut self, mut next: WalkStep) -> Option<AdminRequest> {
+        loop {
+            let current = self.current.as_mut()?;
+            let WalkStep::List { iova, len_bytes } = next else { return self.walked() };
+            let list = &mut self.scratch[..len_bytes as usize];
+            let failure = match self.host.read(AccessId(TICKET_LIST), iova, list) {
+                Ok(AccessProgress::Done) => match current.walk.feed(list, &mut self.pieces) {
+                    Ok(following) => {
+                        next = following;
+                        continue;
+                    }
+                    Err(status) => status,
+                },
+                Ok(AccessProgress::Pending) => {
+                    current.wait = WaitState::List { len_bytes };
+                    return None;
+                }
+                Err(_) => Status::DATA_TRANSFER_ERROR,
+            };
+            return self.fail(failure);
+        }
+    }
+
+    fn walked(&mut self) -> Option<AdminRequest> {
+        let current = self.current.as_mut()?;
+        if current.direction == Direction::ToHost {
+            current.wait = WaitState::Execution;
+            return None;
+        }
+        current.wait = WaitState::FromHost;
+        self.mover = HostCopy::new();
+        self.mover.begin(u32::try_from(current.bytes.len()).unwrap_or(u32::MAX));
+        self.move_bytes()
+    }
+
+    fn move_bytes(&mut self) -> Option<AdminRequest> {
+        let current = self.current.as_mut()?;
+        let mut target = LocalBuffer::Bytes(&mut current.bytes);
+        let (direction, scratch) = (current.direction, &mut self.scratch);
+        let moved =
+            self.mover.run(&mut self.host, 0, &self.pieces, direction, &mut target, scratch);
+        match (moved, current.wait) {
+            (CopyState::Waiting, _) => None,
+            (CopyState::Failed, _) => self.fail(Status::DATA_TRANSFER_ERROR),
+            (CopyState::Whole, WaitState::ToHost { result }) => {
+                self.finish_current(AdminResult::with(result))
+            }
+            (CopyState::Whole, _) if self.is_stopping => self.finish_current(AdminResult::OK),
+            (CopyState::Whole, _) => {
+                current.wait = WaitState::Execution;
+                None
+            }
+        }
+    }
+
+    fn fail(&mut self, status: Status) -> Option<AdminRequest> {
+        self.finish_current(AdminResult::refused(status))
+    }
+
+    /// Completes the current command; drops it if the queue is stopping.
+    fn finish_current(&mut self, end: AdminResult) -> Option<AdminRequest> {
+        let current = self.current.take()?;
+        if self.is_stopping { None } else { self.answer(&current.command, end) }
+    }
+
+    fn answer(&mut self, command: &Command, end: AdminResult) -> Option<AdminRequest> {
+        self.outbox.push_back(Completion::new(command.cid(), end.status).with_dw0(end.result));
+        (!end.status.is_success()).then_some(AdminRequest::Report(ErrorReport {
+            sqid: 0,
+            cid: command.cid(),
+            opcode: command.opcode(),
+            status: end.status,
+            lba: 0,
+            nsid: command.nsid(),
+        }))
+    }
+
+    /// Polls completions of host accesses.
+    fn hear_host(&mut self) -> Option<AdminRequest> {
+        while let Some(ended) = self.host.poll() {
+            let wanted = match ended.ticket.0 {
+                TICKET_FETCH => {
+                    self.ring_ended(ended);
+                    self.submission.fetched(&mut self.host, ended);
+                    None
+                }
+                TICKET_POST => {
+                    self.ring_ended(ended);
+                    self.posted += u32::from(ended.result.is_ok());
+                    None
+                }
+                _ => self.data_ended(ended),
+            };
+            if wanted.is_some() {
+                return wanted;
+            }
+        }
+        None
+    }
+
+    fn ring_ended(&mut self, ended: AccessCompletion) {
+        self.ring_accesses = self.ring_accesses.saturating_sub(1);
+        if let Err(fault) = ended.result {
+            self.broken = Some(fault);
+        }
+    }
+
+    fn data_ended(&mut self, ended: AccessCompletion) -> Option<AdminRequest> {
+        let current = self.current.as_mut()?;
+        match (current.wait, ended.ticket.0) {
+            (WaitState::List { len_bytes }, TICKET_LIST) => {
+                if ended.result.is_err() {
+                    return self.fail(Status::DATA_TRANSFER_ERROR);
+                }
+                let list = &mut self.scratch[..len_bytes as usize];
+                self.host.take_data(ended.ticket, list);
+                if self.is_stopping {
+                    return self.finish_current(AdminResult::OK);
+                }
+                match current.walk.feed(list, &mut self.pieces) {
+                    Ok(next) => self.follow(next),
+                    Err(status) => self.fail(status),
+                }
+            }
+            (WaitState::FromHost | WaitState::ToHost { .. }, _) => {
+                let mut target = LocalBuffer::Bytes(&mut current.bytes);
+                let (direction, scratch) = (current.direction, &mut self.scratch);
+                self.mover.end(&mut self.host, ended, direction, &mut target, scratch);
+                if self.is_stopping {
+                    self.mover.abandon();
+                }
+                self.move_bytes()
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Execution of admin commands for the memory transport, including the queue operations that the
+//! controller requests.
+
+use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_wire::{AdminOpcode, Command, Status};
+
+use super::admin::AdminRequest;
+use super::{MemoryTransport, QueueDeletion};
+use crate::controller::interface::{AdminOutcome, AdminResult};
+
+/// Maximum admin requests handled in one poll.
+const ADMIN_MAX: usize = 16;
+
+impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+    /// Polls the admin queue. Returns whether there was any work.
+    #[inline]
+    pub(super) fn turn_admin(&mut self, now: Instant) -> bool {
+        let doorbells = self.bar.doorbells();
+        let is_at_rest = self.admin.as_ref().is_none_or(|admin| admin.is_idle(doorbells));
+        !is_at_rest && self.serve_admin(now)
+    }
+
+    #[cold]
+    fn serve_admin(&mut self, now: Instant) -> bool {
+        let mut is_busy = false;
+        for _ in 0..ADMIN_MAX {
+            let Some(admin) = &mut self.admin else { return is_busy };
+            let Some(wanted) = admin.next_request(self.bar.doorbells()) else { break };
+            is_busy = true;
+            self.satisfy(now, Some(wanted));
+        }
+        is_busy |= self.signal_admin();
+        is_busy
+    }
+
+    /// Completes deferred commands: long ones, Asynchronous Event Requests, deletions, aborts.
+    pub(super) fn tend_admin(&mut self, now: Instant) -> bool {
+        let mut is_busy = false;
+        while let Some(done) = self.controller.next_done() {
+            self.end(now, done.cid, done.end);
+            is_busy = true;
+        }
+        while self.admin.as_ref().is_some_and(|admin| admin.has_parked()) {
+            let Some(result) = self.controller.next_event() else { break };
+            let Some(cid) = self.admin.as_mut().and_then(|admin| admin.take_event_request()) else {
+                break;
+            };
+            self.end(now, cid, AdminResult::with(result));
+            is_busy = true;
+        }
+        is_busy |= self.finish_deletions(now);
+        if self.admin.as_ref().is_some_and(|admin| admin.broken().is_some()) {
+            self.fail(now, "the admin queue is not there any more");
+        }
+        is_busy
+    }
+
+    /// Completes a deferred command.
+    pub(super) fn end(&mut self, now: Instant, cid: u16, end: AdminResult) {
+        let wanted = self.admin.as_mut().and_then(|admin| admin.complete(cid, end));
+        self.satisfy(now, wanted);
+    }
+
+    /// Handles a request of the admin queue, and the requests that follow from it.
+    fn satisfy(&mut self, now: Instant, mut wanted: Option<AdminRequest>) {
+        while let Some(wish) = wanted {
+            wanted = match wish {
+                AdminRequest::Data(command) => {
+                    let data = self.controller.data(&command);
+                    self.admin.as_mut().and_then(|admin| admin.begin(data))
+                }
+                AdminRequest::Execution(command, bytes) => self.execute(now, command, bytes),
+                AdminRequest::Report(report) => {
+                    self.controller.report_error(now, &report);
+                    None
+                }
+                AdminRequest::InvalidDoorbell(kind) => {
+                    self.controller.invalid_doorbell(now, kind);
+                    None
+                }
+            };
+        }
+    }
+
+    /// Signals vector 0 for admin completions, without coalescing.
+    fn signal_admin(&mut self) -> bool {
+        let posted = self.admin.as_mut().map_or(0, |admin| admin.take_posted());
+        if posted > 0 {
+            self.vectors.signal(&self.bar, 0);
+        }
+        posted > 0
+    }
+
+    fn execute(
+        &mut self,
+        now: Instant,
+        command: Command,
+        mut bytes: Vec<u8>,
+    ) -> Option<AdminRequest> {
+        let opcode = AdminOpcode::from_u8(command.opcode());
+        // The health log has to include all I/O so far.
+        if opcode == Some(AdminOpcode::GetLogPage) {
+            self.tell_traffic(now);
+        }
+        let step = self.controller.execute(now, &command, &mut bytes);
+        if opcode == Some(AdminOpcode::SetFeatures) {
+            self.configure();
+        }
+        self.wants_tending = true;
+        let end = match step {
+            AdminOutcome::Done(end) => end,
+            AdminOutcome::CreateCompletionQueue(create) => {
+                end_of(self.create_completion_queue(create))
+            }
+            AdminOutcome::CreateSubmissionQueue(create) => {
+                end_of(self.create_submission_queue(create))
+            }
+            AdminOutcome::DoorbellBuffers { shadow, event_index } => {
+                end_of(self.set_doorbell_buffers(shadow, event_index))
+            }
+            AdminOutcome::Abort { sqid, cid } => {
+                let is_aborted = self.abort(now, sqid, cid);
+                self.controller.abort_ended();
+                AdminResult::with(u32::from(!is_aborted))
+            }
+            AdminOutcome::DeleteSubmissionQueue { sqid } => {
+                match self.close_submission_queue(now, sqid) {
+                    Ok(cqid) => {
+                        let cid = command.cid();
+                        return self.waits(Some(QueueDeletion::Submission { cid, cqid, sqid }));
+                    }
+                    Err(status) => AdminResult::refused(status),
+                }
+            }
+            AdminOutcome::DeleteCompletionQueue { cqid } => match self.may_delete(cqid) {
+                Ok(()) => {
+                    return self
+                        .waits(Some(QueueDeletion::Completion { cid: command.cid(), cqid }));
+                }
+                Err(status) => AdminResult::refused(status),
+            },
+            AdminOutcome::AsyncEvent => {
+                if let Some(admin) = &mut self.admin {
+                    admin.hold_event_request(command.cid());
+                }
+                return None;
+            }
+            AdminOutcome::Deferred => return self.waits(None),
+            // Cross-controller reset exists only over fabrics.
+            AdminOutcome::Reset(_) => AdminResult::refused(Status::INVALID_OPCODE.with_dnr()),
+        };
+        self.admin.as_mut().and_then(|admin| admin.executed(end, bytes))
+    }
+
+    fn waits(&mut self, deletion: Option<QueueDeletion>) -> Option<AdminRequest> {
+        if let Some(admin) = &mut self.admin {
+            admin.defer();
+        }
+        self.deletions.extend(deletion);
+        None
+    }
+
+    /// Tries to abort a command of any queue (Base 2.1 §5.1.1).
+    fn abort(&mut self, now: Instant, sqid: u16, cid: u16) -> bool {
+        if sqid != 0 {
+            return self.abort_io(now, sqid, cid);
+        }
+        let is_parked = self.admin.as_mut().is_some_and(|admin| admin.abort_event_request(cid));
+        if is_parked {
+            self.controller.event_request_aborted();
+            self.end(now, cid, AdminResult::refused(Status::ABORT_REQUESTED));
+        }
+        is_parked
+    }
+
+    /// Adds the I/O totals of the queues to the health log before it is read.
+    fn tell_traffic(&mut self, now: Instant) {
+        for served in &mut self.queues {
+            self.controller.add_traffic(&served.queue.take_traffic(now));
+        }
+    }
+}
+
+fn end_of(result: Result<(), Status>) -> AdminResult {
+    result.map_or_else(AdminResult::refused, |()| AdminResult::OK)
+}

@@ -1,0 +1,412 @@
+//! Fabrics transport: a controller behind connections, with properties, admin commands and associations
+//! (Base 2.1 §3.3, §6).
+//!
+//! ```text
+//!   admin connection ── property · data · execute ──▶ FabricsTransport ── Controller
+//!          ▲ next_end                                     │    ▲
+//!          └──────────────────────────────────────────────┘    │ events, command results, traffic
+//!                                           commands │         │
+//!   I/O connection ◀── QueueLink ────────────────────┘         │
+//!          └── Queue, owned by its connection ─────────────────┘
+//! ```
+//!
+//! This module has no rings and no host memory: the owner of the admin connection submits commands with
+//! their data and fetches their results. A command is identified by the identifier it is submitted with,
+//! which must be unique among the commands in progress.
+//!
+//! No I/O passes through this module. Several threads may use the transport, so its owner keeps it behind
+//! a lock. The transport controls a queue by a [`QueueCommand`] in its [`QueueLink`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tenmil_base::{Instant, Span};
+use tenmil_wire::admin::CrossControllerReset;
+use tenmil_wire::register::Configuration;
+use tenmil_wire::{AdminOpcode, Command, Status};
+
+use crate::controller::interface::{
+    AdminData, AdminOutcome, AdminResult, ControllerSignal, ErrorReport, ReservationCompletion,
+};
+use crate::controller::{Controller, WakeFn};
+use crate::doorbell::DoorbellPage;
+use crate::transport::shutdown::Shutdown;
+
+mod queue_link;
+mod queues;
+mod state;
+
+pub use queue_link::{QueueCommand, QueueLink};
+pub use queues::{CreateQueueError, FabricsQueue, ReservationReply};
+use state::FabricsState;
+pub use state::property;
+
+/// Fabrics transport of one controller: one association.
+pub struct FabricsTransport {
+    controller: Controller,
+    /// The volatile write cache is disabled; shared with the queues.
+    is_write_through: Arc<AtomicBool>,
+    doorbells: Arc<DoorbellPage>,
+    /// I/O queues by identifier.
+    links: BTreeMap<u16, Arc<QueueLink>>,
+    life: FabricsState,
+    configuration: Configuration,
+    shutdown: Option<Shutdown>,
+    /// Outstanding Asynchronous Event Requests, oldest first.
+    parked: VecDeque<u16>,
+    /// Commands that complete later, including Asynchronous Event Requests.
+    waiting: Vec<DeferredCommand>,
+    ends: VecDeque<(u16, DeferredEnd)>,
+    /// Requested resets of other controllers, not yet fetched, with the identifier of the command.
+    resets: VecDeque<(u16, CrossControllerReset)>,
+    /// Deadline for the host to enable the controller.
+    enable_by: Instant,
+    /// Time of the host's last activity.
+    heard_at: Instant,
+    bell: Option<WakeFn>,
+    over: Option<EndReason>,
+    trouble: Option<String>,
+}
+
+/// Command that completes later.
+struct DeferredCommand {
+    /// Command, with the identifier it was submitted with.
+    command: Command,
+    /// Command identifier used by the host.
+    host_cid: u16,
+}
+
+/// Result of a deferred command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeferredEnd {
+    /// The command completes with this result.
+    Answered(AdminResult),
+    /// The command was dropped by a controller reset that its host has requested: it gets no completion
+    /// (Base 2.1 §3.7.2). Hosts forget their outstanding commands before they request the reset, and some
+    /// treat a late completion as a connection error.
+    Dropped,
+}
+
+/// Reason why an association has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// The admin connection is gone.
+    ConnectionLost,
+    /// The host was silent for its keep-alive timeout (Base 2.1 §3.9).
+    KeepAliveExpired,
+    /// The subsystem is no longer exported.
+    SubsystemRemoved,
+    /// The host did not enable the controller in time after Connect (Base 2.1 §3.5.2).
+    EnableTimeout,
+    /// The host has had the controller reset through another controller (Base 2.3 §5.4.3).
+    Reset,
+}
+
+/// Time limit for the host to enable the controller (Base 2.1 §3.5.2).
+const ENABLE_MAX: Span = Span::from_secs(120);
+/// Poll interval during a shutdown or reset.
+const TRANSITION_POLL: Span = Span::from_us(100);
+
+const REFUSED: Status = Status::INVALID_FIELD.with_dnr();
+
+impl FabricsTransport {
+    /// Creates the transport of a new association; its controller is disabled.
+    pub fn new(controller: Controller, now: Instant) -> Self {
+        let queues = controller.configuration().io_queues_max;
+        let front = Self {
+            is_write_through: Arc::default(),
+            doorbells: DoorbellPage::new(queues),
+            controller,
+            links: BTreeMap::new(),
+            life: FabricsState::Disabled,
+            configuration: Configuration(0),
+            shutdown: None,
+            parked: VecDeque::new(),
+            waiting: Vec::new(),
+            ends: VecDeque::new(),
+            resets: VecDeque::new(),
+            enable_by: now.after(ENABLE_MAX),
+            heard_at: now,
+            bell: None,
+            over: None,
+            trouble: None,
+        };
+        front.configure();
+        front
+    }
+
+    /// Admin controller.
+    pub fn controller(&mut self) -> &mut Controller {
+        &mut self.controller
+    }
+
+    /// Removes and returns the last error that no NVMe status reports, as one line.
+    pub fn take_error(&mut self) -> Option<String> {
+        self.trouble.take()
+    }
+
+    /// Sets the callback invoked when another thread has produced work for the admin connection.
+    pub fn set_bell(&mut self, bell: WakeFn) {
+        self.controller.set_waker(bell.clone());
+        self.bell = Some(bell);
+    }
+
+    /// Whether commands other than fabrics commands are accepted.
+    pub fn is_enabled(&self) -> bool {
+        self.life == FabricsState::Enabled
+    }
+
+    /// Data length and direction of an admin command, or the status that rejects it.
+    pub fn data(&self, command: &Command) -> Result<AdminData, Status> {
+        if !self.is_enabled() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+        }
+        self.controller.data(command)
+    }
+
+    /// Keep-alive timeout; zero disables it.
+    pub fn keep_alive(&self) -> Span {
+        Span::from_ms(self.controller.keep_alive_ms().into())
+    }
+
+    /// Executes an admin command. Returns its result if it completes at once, with the data for the host
+    /// in `bytes`. Otherwise the result follows through [`next_end`](Self::next_end). `host_cid` is the
+    /// host's command identifier, used in the error log.
+    pub fn execute(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        host_cid: u16,
+        bytes: &mut Vec<u8>,
+    ) -> Option<AdminResult> {
+        if !self.is_enabled() {
+            return Some(AdminResult::refused(Status::COMMAND_SEQUENCE_ERROR.with_dnr()));
+        }
+        self.heard_at = now;
+        let step = self.controller.execute(now, command, bytes);
+        if command.opcode() == AdminOpcode::SetFeatures.code() {
+            self.configure();
+        }
+        match step {
+            AdminOutcome::Done(end) => return Some(self.told(now, (command, host_cid), end)),
+            AdminOutcome::Abort { sqid, cid } => return self.abort((command, host_cid), sqid, cid),
+            AdminOutcome::AsyncEvent => self.parked.push_back(command.cid()),
+            AdminOutcome::Reset(reset) => self.resets.push_back((command.cid(), reset)),
+            AdminOutcome::Deferred => {}
+            // Over fabrics, queues are created by Connect; the controller rejects these commands earlier.
+            AdminOutcome::CreateCompletionQueue(_)
+            | AdminOutcome::CreateSubmissionQueue(_)
+            | AdminOutcome::DeleteSubmissionQueue { .. }
+            | AdminOutcome::DeleteCompletionQueue { .. }
+            | AdminOutcome::DoorbellBuffers { .. } => {
+                return Some(AdminResult::refused(Status::INVALID_OPCODE.with_dnr()));
+            }
+        }
+        self.waiting.push(DeferredCommand { command: *command, host_cid });
+        None
+    }
+
+    /// Records in the error log an admin command that was rejected before it reached the controller;
+    /// `command` has the host's identifier.
+    pub fn record_rejection(&mut self, now: Instant, command: &Command, status: Status) {
+        let end = AdminResult::refused(status);
+        self.controller.report_error(now, &report(command, command.cid(), end));
+    }
+
+    /// Next result of a command that [`execute`](Self::execute) has deferred.
+    pub fn next_end(&mut self) -> Option<(u16, DeferredEnd)> {
+        self.ends.pop_front()
+    }
+
+    /// Next requested reset of another controller, with the identifier of its command. The caller
+    /// performs it and reports its result through [`end_reset`](Self::end_reset).
+    pub fn next_reset(&mut self) -> Option<(u16, CrossControllerReset)> {
+        self.resets.pop_front()
+    }
+
+    /// Completes the command of a cross-controller reset.
+    pub fn end_reset(&mut self, now: Instant, cid: u16, end: AdminResult) {
+        self.ended(now, cid, end);
+    }
+
+    /// Runs the periodic work: timers, long commands, events and queues that terminate. Returns whether
+    /// any work was done.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        if let Some(at) = self.links.values().map(|link| link.last_activity()).max() {
+            self.hear(at);
+        }
+        self.controller.turn(now);
+        let mut is_busy = self.turn_life(now);
+        while let Some(signal) = self.controller.next_signal() {
+            is_busy |= signal != ControllerSignal::CheckPreempted;
+            match signal {
+                ControllerSignal::KeepAliveExpired => self.end(EndReason::KeepAliveExpired),
+                ControllerSignal::AbortNamespace { nsid, preempted } => {
+                    self.order(&QueueCommand::AbortNamespace { nsid, preempted });
+                }
+                ControllerSignal::CheckPreempted => self.order(&QueueCommand::Poll),
+                ControllerSignal::PersistFailed { why } => self.trouble = Some(why),
+            }
+        }
+        while let Some(ReservationCompletion { from, end }) = self.controller.next_decided() {
+            is_busy = true;
+            if let Some(link) = self.links.get(&from.queue) {
+                link.order(QueueCommand::CompleteReservation { ticket: from.ticket, end });
+            }
+        }
+        if now >= self.enable_by {
+            self.enable_by = Instant::NEVER;
+            self.end(EndReason::EnableTimeout);
+        }
+        while let Some(done) = self.controller.next_done() {
+            is_busy |= self.ended(now, done.cid, done.end);
+        }
+        // Asynchronous Event Requests complete in the order of their submission.
+        while !self.parked.is_empty()
+            && let Some(result) = self.controller.next_event()
+            && let Some(cid) = self.parked.pop_front()
+        {
+            is_busy |= self.ended(now, cid, AdminResult::with(result));
+        }
+        is_busy
+    }
+
+    /// Latest time of the next [`turn`](Self::turn), even without activity.
+    pub fn wake_at(&self, now: Instant) -> Instant {
+        let is_flushing = self.shutdown.as_ref().is_some_and(Shutdown::is_running);
+        let motion = if is_flushing { now.after(TRANSITION_POLL) } else { Instant::NEVER };
+        self.controller.wake_at(now).min(self.enable_by).min(motion)
+    }
+
+    /// Ends the association: every I/O queue is instructed to stop. The first reason is kept.
+    pub fn end(&mut self, why: EndReason) {
+        if self.over.is_none() {
+            self.over = Some(why);
+            self.order(&QueueCommand::Stop);
+            self.ring();
+        }
+    }
+
+    /// Reason why the association has ended, if it has.
+    pub fn end_reason(&self) -> Option<EndReason> {
+        self.over
+    }
+
+    /// Whether every I/O queue has stopped: none starts a command anymore.
+    pub fn has_stopped(&self) -> bool {
+        self.links.values().all(|link| link.is_ending())
+    }
+
+    /// Whether no I/O queue is left.
+    pub fn is_drained(&self) -> bool {
+        self.links.is_empty()
+    }
+
+    /// Doorbells of the I/O queues.
+    pub fn doorbells(&self) -> &Arc<DoorbellPage> {
+        &self.doorbells
+    }
+}
+
+impl FabricsTransport {
+    /// Records host activity, which may lie in the past.
+    fn hear(&mut self, at: Instant) {
+        if at > self.heard_at {
+            self.heard_at = at;
+            self.controller.io_command_seen(at);
+        }
+    }
+
+    /// Tries to abort a command of any queue (Base 2.1 §5.1.1).
+    fn abort(
+        &mut self,
+        (command, host_cid): (&Command, u16),
+        sqid: u16,
+        cid: u16,
+    ) -> Option<AdminResult> {
+        // An I/O command is aborted by its connection's thread; the result arrives through `aborted`.
+        if sqid != 0 {
+            if let Some(link) = self.links.get(&sqid) {
+                link.order(QueueCommand::Abort { cid, admin_cid: command.cid() });
+                self.waiting.push(DeferredCommand { command: *command, host_cid });
+                return None;
+            }
+            self.controller.abort_ended();
+            return Some(AdminResult::with(1));
+        }
+        self.controller.abort_ended();
+        let at = self.parked.iter().position(|parked| *parked == cid);
+        if let Some(at) = at {
+            self.parked.remove(at);
+            self.controller.event_request_aborted();
+            self.waiting.retain(|waiting| waiting.command.cid() != cid);
+            let end = AdminResult::refused(Status::ABORT_REQUESTED);
+            self.ends.push_back((cid, DeferredEnd::Answered(end)));
+        }
+        Some(AdminResult::with(u32::from(at.is_none())))
+    }
+
+    /// Completes a deferred command. Returns false if it is unknown.
+    fn ended(&mut self, now: Instant, cid: u16, end: AdminResult) -> bool {
+        let Some(at) = self.waiting.iter().position(|waiting| waiting.command.cid() == cid) else {
+            return false;
+        };
+        let DeferredCommand { command, host_cid } = self.waiting.swap_remove(at);
+        if !end.status.is_success() {
+            self.controller.report_error(now, &report(&command, host_cid, end));
+        }
+        self.ends.push_back((cid, DeferredEnd::Answered(end)));
+        true
+    }
+
+    fn told(
+        &mut self,
+        now: Instant,
+        (command, host_cid): (&Command, u16),
+        end: AdminResult,
+    ) -> AdminResult {
+        if !end.status.is_success() {
+            self.controller.report_error(now, &report(command, host_cid, end));
+        }
+        end
+    }
+
+    fn order(&self, order: &QueueCommand) {
+        self.links.values().for_each(|link| link.order(order.clone()));
+    }
+
+    /// Applies the feature values that the host has set.
+    fn configure(&self) {
+        let is_write_through = !self.controller.write_cache_enabled();
+        self.is_write_through.store(is_write_through, Ordering::Relaxed);
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell();
+        }
+    }
+}
+
+fn report(command: &Command, host_cid: u16, end: AdminResult) -> ErrorReport {
+    ErrorReport {
+        sqid: 0,
+        cid: host_cid,
+        opcode: command.opcode(),
+        status: end.status,
+        lba: 0,
+        nsid: command.nsid(),
+    }
+}
+
+impl core::fmt::Debug for FabricsTransport {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.debug_struct("FabricsFrontEnd")
+            .field("cntlid", &self.controller.configuration().cntlid)
+            .field("life", &self.life)
+            .field("queues", &self.links.keys())
+            .field("over", &self.over)
+            .finish_non_exhaustive()
+    }
+}

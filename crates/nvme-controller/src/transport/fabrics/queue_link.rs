@@ -1,0 +1,133 @@
+//! Link between an association and the connection of one of its I/O queues.
+//!
+//! The connection checks one atomic per poll. Everything else is behind a lock, taken only if there is a
+//! command.
+
+use core::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use tenmil_base::Instant;
+
+use crate::controller::interface::AdminResult;
+use crate::controller::{Preempted, WakeFn};
+
+/// Link between an association and one of its I/O queues.
+#[derive(Default)]
+pub struct QueueLink {
+    /// Time when the queue last fetched commands, in nanoseconds.
+    heard_ns: AtomicU64,
+    /// Commands are pending. Stored with release order after them.
+    attention: AtomicBool,
+    /// The connection is closed or closing.
+    is_ending: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    orders: Vec<QueueCommand>,
+    bell: Option<WakeFn>,
+}
+
+/// Instruction from an association to an I/O queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QueueCommand {
+    /// Stop, release everything, close the connection.
+    Stop,
+    /// Poll the queue once, even if it is idle: another queue of the subsystem waits for it,
+    /// or a preemption, for which [`Queue::check_preempted`](crate::queue::Queue::check_preempted) is
+    /// called.
+    Poll,
+    /// Try to abort a command; completed through
+    /// [`FabricsTransport::aborted`](super::FabricsTransport::aborted).
+    Abort {
+        /// Host's identifier of the command.
+        cid: u16,
+        /// Returned with the result.
+        admin_cid: u16,
+    },
+    /// Abort the outstanding commands of a namespace.
+    AbortNamespace {
+        /// Namespace identifier.
+        nsid: u32,
+        /// For [`Queue::abort_namespace`](crate::queue::Queue::abort_namespace).
+        preempted: Preempted,
+    },
+    /// Result of a deferred reservation command, for
+    /// [`Queue::complete_reservation`](crate::queue::Queue::complete_reservation), without data.
+    CompleteReservation {
+        /// Ticket of the [`QueueEvent::Reservation`](crate::queue::QueueEvent::Reservation).
+        ticket: u32,
+        /// Result of the command.
+        end: AdminResult,
+    },
+}
+
+impl QueueLink {
+    /// Sets the callback that wakes the connection's thread for a command.
+    pub fn set_bell(&self, bell: WakeFn) {
+        let mut inner = self.lock();
+        if !inner.orders.is_empty() {
+            bell();
+        }
+        inner.bell = Some(bell);
+    }
+
+    /// Records that the queue has fetched commands.
+    #[inline]
+    pub fn note_activity(&self, now: Instant) {
+        // A single value that orders no other memory access.
+        self.heard_ns.store(now.ns, Ordering::Relaxed);
+    }
+
+    /// Records that the queue fetches no more commands and is removed once its commands have completed.
+    pub fn set_ending(&self) {
+        // Pairs with the acquire load below: the loader sees writes to the block devices as fenced.
+        self.is_ending.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Acquire)
+    }
+
+    /// Whether commands are pending.
+    #[inline]
+    pub fn has_orders(&self) -> bool {
+        self.attention.load(Ordering::Acquire)
+    }
+
+    /// Removes and returns the pending commands, oldest first.
+    pub fn take_commands(&self) -> Vec<QueueCommand> {
+        let mut inner = self.lock();
+        self.attention.store(false, Ordering::Relaxed);
+        core::mem::take(&mut inner.orders)
+    }
+
+    pub(super) fn last_activity(&self) -> Instant {
+        Instant { ns: self.heard_ns.load(Ordering::Relaxed) }
+    }
+
+    pub(super) fn order(&self, order: QueueCommand) {
+        let mut inner = self.lock();
+        if !inner.orders.contains(&order) {
+            inner.orders.push(order);
+        }
+        self.attention.store(true, Ordering::Release);
+        let bell = inner.bell.clone();
+        drop(inner);
+        if let Some(bell) = bell {
+            bell();
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for QueueLink {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("QueueLink").field("orders", &self.lock().orders).finish_non_exhaustive()
+    }
+}

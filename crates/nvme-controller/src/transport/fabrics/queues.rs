@@ -1,0 +1,193 @@
+//! I/O queues of an association: created for a connection, controlled by events and commands, removed
+//! with the connection.
+
+use std::sync::Arc;
+
+use tenmil_base::{HostMemory, Instant};
+use tenmil_wire::register::CommandSetSelected;
+
+use super::{FabricsTransport, QueueCommand, QueueLink};
+use crate::bounce::BouncePool;
+use crate::controller::interface::{AdminResult, CommandOrigin, IoCounters};
+use crate::queue::{Queue, QueueConfig, QueueContext, QueueEvent};
+
+/// Parameters of an I/O queue.
+#[derive(Clone, Copy, Debug)]
+pub struct FabricsQueue {
+    /// Identifier of the submission and of the completion queue.
+    pub qid: u16,
+    /// Entries of each ring.
+    pub entries: u32,
+    /// IOVA of the submission ring.
+    pub submission: u64,
+    /// IOVA of the completion ring.
+    pub completion: u64,
+    /// A page of its memory has `1 << page_shift` bytes.
+    pub page_shift: u8,
+    /// Maximum commands in flight.
+    pub in_flight_max: u16,
+    /// Of these, commands that need more than one block-device request.
+    pub areas: u16,
+}
+
+/// Result of a reservation command, for [`Queue::complete_reservation`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReservationReply {
+    /// Ticket of the [`QueueEvent::Reservation`].
+    pub ticket: u32,
+    /// Result of the command.
+    pub end: AdminResult,
+    /// Data of a report.
+    pub bytes: Vec<u8>,
+}
+
+/// Reason why an I/O queue cannot be created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CreateQueueError {
+    /// The controller is not enabled, or not for I/O.
+    NotEnabled,
+    /// The identifier is zero or above the number of granted queues.
+    Identifier {
+        /// Requested identifier.
+        qid: u16,
+        /// Highest granted identifier.
+        granted: u16,
+    },
+    /// The queue exists already.
+    Exists {
+        /// Its identifier.
+        qid: u16,
+        /// The existing queue is being removed.
+        is_ending: bool,
+    },
+    /// The ring memory is not accessible.
+    Memory,
+}
+
+/// CC.IOSQES and CC.IOCQES as powers of two (Base 2.1 §3.1.4.5).
+const SUBMISSION_ENTRY_SHIFT: u8 = 6;
+const COMPLETION_ENTRY_SHIFT: u8 = 4;
+/// Maximum commands fetched from a submission queue in a poll, unless the host sets less.
+const BURST: u32 = 64;
+
+impl FabricsTransport {
+    /// Creates an I/O queue for a connection, which owns it and executes the commands of its link.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateQueueError`] with the reason.
+    pub fn create_queue<H: HostMemory>(
+        &mut self,
+        host: H,
+        new: &FabricsQueue,
+        buffers: BouncePool,
+    ) -> Result<(Queue<H>, Arc<QueueLink>), CreateQueueError> {
+        self.may_create(new.qid)?;
+        let config = QueueConfig {
+            cqid: new.qid,
+            entries: new.entries,
+            address: new.completion,
+            page_shift: new.page_shift,
+            transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
+            in_flight_max: new.in_flight_max,
+            areas: new.areas,
+            burst: self.burst(),
+        };
+        let shared = QueueContext {
+            doorbells: self.doorbells.clone(),
+            floor: self.controller.floor(),
+            is_write_through: self.is_write_through.clone(),
+            buffers,
+        };
+        let namespaces = self.controller.namespaces().reader();
+        let queue = Queue::new(host, &config, shared, namespaces);
+        let mut queue = queue.map_err(|_| CreateQueueError::Memory)?;
+        queue
+            .add_submission_queue(new.qid, new.entries, new.submission)
+            .map_err(|_| CreateQueueError::Memory)?;
+        self.controller.queue_created();
+        let link = Arc::new(QueueLink::default());
+        let called = Arc::clone(&link);
+        queue.set_waker(Arc::new(move || called.order(QueueCommand::Poll)));
+        self.links.insert(new.qid, Arc::clone(&link));
+        Ok((queue, link))
+    }
+
+    /// Checks whether queue `qid` may be created now.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateQueueError`] with the reason.
+    pub fn may_create(&self, qid: u16) -> Result<(), CreateQueueError> {
+        let (granted, _) = self.controller.queues_granted();
+        let cc = &self.configuration;
+        let has_entries = cc.iosqes() == SUBMISSION_ENTRY_SHIFT
+            && cc.iocqes() == COMPLETION_ENTRY_SHIFT
+            && cc.css() != CommandSetSelected::AdminOnly;
+        if !self.is_enabled() || !has_entries || self.over.is_some() {
+            return Err(CreateQueueError::NotEnabled);
+        }
+        if qid == 0 || qid > granted {
+            return Err(CreateQueueError::Identifier { qid, granted });
+        }
+        if let Some(link) = self.links.get(&qid) {
+            return Err(CreateQueueError::Exists { qid, is_ending: link.is_ending() });
+        }
+        Ok(())
+    }
+
+    /// Handles an event of queue `qid`. Commands in it have the host's identifiers. A reservation command
+    /// that gets no reply here is completed later by [`QueueCommand::CompleteReservation`].
+    pub fn handle_queue_event(
+        &mut self,
+        now: Instant,
+        qid: u16,
+        letter: QueueEvent,
+    ) -> Option<ReservationReply> {
+        match letter {
+            QueueEvent::Error(report) => self.controller.report_error(now, &report),
+            QueueEvent::InvalidDoorbell(kind) => self.controller.invalid_doorbell(now, kind),
+            QueueEvent::Reservation { ticket, command, mut bytes } => {
+                let from = CommandOrigin { queue: qid, ticket };
+                let end = self.controller.reservation(now, from, &command, &mut bytes);
+                self.ring();
+                return end.map(|end| ReservationReply { ticket, end, bytes });
+            }
+            QueueEvent::OpenFailed(what) => self.trouble = Some(what),
+            QueueEvent::RingFault(fault) => {
+                self.trouble = Some(format!("a ring at {:#x} is not there any more", fault.iova));
+            }
+        }
+        None
+    }
+
+    /// Handles the result of [`QueueCommand::Abort`].
+    pub fn aborted(&mut self, now: Instant, admin_cid: u16, is_aborted: bool) {
+        self.controller.abort_ended();
+        self.ended(now, admin_cid, AdminResult::with(u32::from(!is_aborted)));
+        self.ring();
+    }
+
+    /// Adds I/O totals of a queue since its last report.
+    pub fn add_traffic(&mut self, traffic: &IoCounters) {
+        self.controller.add_traffic(traffic);
+    }
+
+    /// Removes a queue whose commands have all completed.
+    pub fn queue_gone(&mut self, now: Instant, qid: u16) {
+        if let Some(link) = self.links.remove(&qid) {
+            self.controller.queue_gone(qid);
+            for order in link.take_commands() {
+                if let QueueCommand::Abort { admin_cid, .. } = order {
+                    self.aborted(now, admin_cid, false);
+                }
+            }
+        }
+        self.turn_life(now);
+        self.ring();
+    }
+
+    fn burst(&self) -> u32 {
+        self.controller.arbitration().burst.map_or(BURST, u32::from).min(BURST)
+    }
+}

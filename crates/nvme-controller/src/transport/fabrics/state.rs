@@ -1,0 +1,159 @@
+//! Properties and controller state machine of the fabrics transport (Base 2.1 §3.5, §6.5, §6.6).
+
+use tenmil_base::Instant;
+use tenmil_wire::Status;
+use tenmil_wire::register::{
+    Arbitration, Capabilities, CommandSetSelected, Configuration, ControllerStatus, ReadyTimeouts,
+    ShutdownStatus, VERSION_2_1, offset,
+};
+
+use super::{DeferredEnd, ENABLE_MAX, FabricsTransport, QueueCommand, REFUSED};
+use crate::transport::shutdown::Shutdown;
+
+/// State of a controller between its resets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FabricsState {
+    Disabled,
+    Enabled,
+    /// Disabled, with I/O queues still draining.
+    Stopping,
+    /// Enabled with an invalid configuration; waits to be disabled.
+    Failed,
+}
+
+/// CAP.TO and CRTO, in units of 500 ms.
+const READY_UNITS: u8 = 20;
+impl FabricsTransport {
+    /// Property Get (Base 2.1 §6.5): reads `len_bytes` at offset `at`.
+    ///
+    /// # Errors
+    ///
+    /// The property does not exist, or has another length.
+    pub fn property(&mut self, now: Instant, at: u32, len_bytes: u32) -> Result<u64, Status> {
+        self.hear(now);
+        let entries = self.controller.configuration().queue_entries_max;
+        property(entries, (self.configuration, self.status()), at, len_bytes)
+    }
+
+    /// Property Set (Base 2.1 §6.6).
+    ///
+    /// # Errors
+    ///
+    /// The property does not exist, is read-only, or has another length.
+    pub fn set_property(
+        &mut self,
+        now: Instant,
+        at: u32,
+        len_bytes: u32,
+        value: u64,
+    ) -> Result<(), Status> {
+        self.hear(now);
+        let value = u32::try_from(value).map_err(|_| REFUSED)?;
+        if (at as usize, len_bytes) != (offset::CC, 4) {
+            return Err(REFUSED);
+        }
+        self.configuration = Configuration(value);
+        self.turn_life(now);
+        Ok(())
+    }
+
+    fn status(&self) -> ControllerStatus {
+        let shutdown = self.shutdown.as_ref().map_or(ShutdownStatus::None, Shutdown::status);
+        let is_lost = self.shutdown.as_ref().is_some_and(Shutdown::has_failed);
+        ControllerStatus(0).with(|status| {
+            status
+                .rdy(matches!(self.life, FabricsState::Enabled | FabricsState::Stopping))
+                .cfs(self.life == FabricsState::Failed || is_lost)
+                .shst(shutdown)
+        })
+    }
+
+    /// Runs the state machine as far as CC and the queues permit (Base 2.1 §3.5.2, §3.6.2, §3.7.2).
+    pub(super) fn turn_life(&mut self, now: Instant) -> bool {
+        let before = (self.life, self.status().0);
+        match (self.life, self.configuration.en()) {
+            (FabricsState::Enabled | FabricsState::Failed, false) => self.stop(now),
+            (FabricsState::Disabled, true) => self.start(now),
+            _ => {}
+        }
+        if self.life == FabricsState::Stopping && self.links.is_empty() {
+            self.life = FabricsState::Disabled;
+            if self.configuration.en() {
+                self.start(now);
+            }
+        }
+        self.turn_shutdown(now);
+        (self.life, self.status().0) != before
+    }
+
+    fn start(&mut self, now: Instant) {
+        self.shutdown = None;
+        let cc = &self.configuration;
+        let known_sets =
+            [CommandSetSelected::Nvm, CommandSetSelected::All, CommandSetSelected::AdminOnly];
+        let is_sound = known_sets.contains(&cc.css()) && cc.ams() == Arbitration::RoundRobin;
+        if is_sound {
+            self.life = FabricsState::Enabled;
+            self.enable_by = Instant::NEVER;
+            self.controller.enabled(now);
+            self.configure();
+        } else {
+            self.trouble = Some(format!(
+                "enable: CC is {:#x}, expected command set 0, 6 or 7 and round robin",
+                cc.0
+            ));
+            self.life = FabricsState::Failed;
+        }
+    }
+
+    /// Handles CC.EN = 0: a controller level reset. Outstanding admin commands are dropped, so that the
+    /// host may enable the controller again.
+    fn stop(&mut self, now: Instant) {
+        self.order(&QueueCommand::Stop);
+        self.controller.reset(now);
+        self.parked.clear();
+        self.ends.iter_mut().for_each(|(_, ended)| *ended = DeferredEnd::Dropped);
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.command.cid());
+        self.ends.extend(waiting.map(|cid| (cid, DeferredEnd::Dropped)));
+        self.enable_by = now.after(ENABLE_MAX);
+        self.life = FabricsState::Stopping;
+    }
+
+    fn turn_shutdown(&mut self, now: Instant) {
+        let notice = self.configuration.shn();
+        Shutdown::handle_shutdown(&mut self.shutdown, now, notice, &mut self.controller);
+    }
+}
+
+/// Value of a property of a fabrics controller with queues of at most `entries_max` entries and these
+/// values of CC and CSTS (Base 2.1 §6.5).
+///
+/// # Errors
+///
+/// The property does not exist, or has another length.
+pub fn property(
+    entries_max: u32,
+    (cc, csts): (Configuration, ControllerStatus),
+    at: u32,
+    len_bytes: u32,
+) -> Result<u64, Status> {
+    let capabilities = Capabilities(0).with(|cap| {
+        cap.mqes(u16::try_from(entries_max - 1).unwrap_or(u16::MAX))
+            .cqr(true)
+            .to(READY_UNITS)
+            .css_nvm(true)
+            .css_io(true)
+            .mpsmax(4)
+            .crwms(true)
+    });
+    match (at as usize, len_bytes) {
+        (offset::CAP, 8) => Ok(capabilities.0),
+        (offset::VS, 4) => Ok(VERSION_2_1.0.into()),
+        (offset::CC, 4) => Ok(cc.0.into()),
+        (offset::CSTS, 4) => Ok(csts.0.into()),
+        (offset::CRTO, 4) => {
+            Ok(ReadyTimeouts(0).with(|ready| ready.crwmt(READY_UNITS.into())).0.into())
+        }
+        _ => Err(REFUSED),
+    }
+}

@@ -1,0 +1,215 @@
+//! Creation and deletion of I/O queues, and their shadow doorbells (Base 2.1 §5.2.1 to §5.2.5).
+
+use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_wire::Status;
+use tenmil_wire::register::{CommandSetSelected, Configuration};
+
+use super::state::PAGE_SHIFT_MIN;
+use super::{MemoryTransport, QueueDeletion, SignalledQueue};
+use crate::controller::interface::{AdminResult, CreateCompletionQueue, CreateSubmissionQueue};
+use crate::doorbell::STRIDE;
+use crate::queue::{Queue, QueueConfig, QueueContext};
+
+/// CC.IOSQES and CC.IOCQES as powers of two (Base 2.1 §3.1.4.5).
+const SUBMISSION_ENTRY_SHIFT: u8 = 6;
+const COMPLETION_ENTRY_SHIFT: u8 = 4;
+
+impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+    pub(super) fn create_completion_queue(
+        &mut self,
+        create: CreateCompletionQueue,
+    ) -> Result<(), Status> {
+        let cc = self.check_entry_size(|cc| cc.iocqes() == COMPLETION_ENTRY_SHIFT)?;
+        if self.find(create.cqid).is_some() {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER.with_dnr());
+        }
+        let entries = u16::try_from(create.entries).unwrap_or(u16::MAX);
+        let config = QueueConfig {
+            cqid: create.cqid,
+            entries: create.entries,
+            address: create.address,
+            page_shift: PAGE_SHIFT_MIN + cc.mps(),
+            transfer_bytes_max: self.controller.configuration().transfer_bytes_max,
+            in_flight_max: self.config.in_flight_max.min(entries),
+            areas: self.config.areas,
+            burst: self.burst(),
+        };
+        let shared = QueueContext {
+            doorbells: self.bar.doorbells().clone(),
+            floor: self.controller.floor(),
+            is_write_through: self.is_write_through.clone(),
+            buffers: self.buffers.clone(),
+        };
+        let namespaces = self.controller.namespaces().reader();
+        let queue = Queue::new(self.host.clone(), &config, shared, namespaces);
+        let queue = queue.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
+        self.queues.push(SignalledQueue { queue, vector: create.vector });
+        self.queue_changes = self.queue_changes.wrapping_add(1);
+        self.controller.queue_created();
+        self.shadow_completion(create.cqid)
+    }
+
+    pub(super) fn create_submission_queue(
+        &mut self,
+        create: CreateSubmissionQueue,
+    ) -> Result<(), Status> {
+        self.check_entry_size(|cc| cc.iosqes() == SUBMISSION_ENTRY_SHIFT)?;
+        if self.home_of(create.sqid).is_some() {
+            return Err(Status::INVALID_QUEUE_IDENTIFIER.with_dnr());
+        }
+        let is_leaving = self.is_leaving(create.cqid);
+        let served = self.find(create.cqid).filter(|_| !is_leaving);
+        let served = served.ok_or(Status::COMPLETION_QUEUE_INVALID.with_dnr())?;
+        let added = served.queue.add_submission_queue(create.sqid, create.entries, create.address);
+        added.map_err(|_| Status::INVALID_FIELD.with_dnr())?;
+        self.queue_changes = self.queue_changes.wrapping_add(1);
+        self.controller.queue_created();
+        self.shadow_submission(create.sqid)
+    }
+
+    /// Starts to delete a submission queue. Returns its completion queue.
+    pub(super) fn close_submission_queue(
+        &mut self,
+        now: Instant,
+        sqid: u16,
+    ) -> Result<u16, Status> {
+        let is_closing = self.deletions.iter().any(|deletion| {
+            matches!(deletion, QueueDeletion::Submission { sqid: closing, .. } if *closing == sqid)
+        });
+        let cqid = self.home_of(sqid).filter(|_| !is_closing);
+        let cqid = cqid.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
+        if let Some(served) = self.find(cqid) {
+            served.queue.close_submission_queue(now, sqid);
+        }
+        Ok(cqid)
+    }
+
+    /// Checks that a completion queue may be deleted: it exists and no submission queue uses it.
+    pub(super) fn may_delete(&mut self, cqid: u16) -> Result<(), Status> {
+        let is_leaving = self.is_leaving(cqid);
+        let served = self.find(cqid).filter(|_| !is_leaving);
+        let served = served.ok_or(Status::INVALID_QUEUE_IDENTIFIER.with_dnr())?;
+        if served.queue.submission_queues().next().is_some() {
+            return Err(Status::INVALID_QUEUE_DELETION.with_dnr());
+        }
+        Ok(())
+    }
+
+    /// Completes the deletions of queues that have drained.
+    pub(super) fn finish_deletions(&mut self, now: Instant) -> bool {
+        let mut ended = Vec::new();
+        let Self { deletions, queues, controller, .. } = self;
+        deletions.retain(|deletion| {
+            let (cid, is_gone) = match *deletion {
+                QueueDeletion::Submission { cid, cqid, sqid } => {
+                    let served = queues.iter_mut().find(|served| served.queue.cqid() == cqid);
+                    (cid, served.is_none_or(|served| served.queue.remove_submission_queue(sqid)))
+                }
+                QueueDeletion::Completion { cid, cqid } => {
+                    let is_empty = |served: &SignalledQueue<H>| {
+                        served.queue.cqid() == cqid && served.queue.is_drained()
+                    };
+                    let at = queues.iter().position(is_empty);
+                    if let Some(at) = at {
+                        drop(queues.remove(at));
+                        controller.queue_gone(cqid);
+                    }
+                    (cid, at.is_some())
+                }
+            };
+            ended.extend(is_gone.then_some(cid));
+            !is_gone
+        });
+        self.queue_changes = self.queue_changes.wrapping_add(u32::from(!ended.is_empty()));
+        for cid in &ended {
+            self.end(now, *cid, AdminResult::OK);
+        }
+        !ended.is_empty()
+    }
+
+    pub(super) fn set_doorbell_buffers(
+        &mut self,
+        shadow: u64,
+        event_index: u64,
+    ) -> Result<(), Status> {
+        self.shadow = Some((shadow, event_index));
+        let cqids: Vec<u16> = self.queues.iter().map(|served| served.queue.cqid()).collect();
+        let result = cqids.into_iter().try_for_each(|cqid| {
+            self.shadow_completion(cqid)?;
+            let sqids: Vec<u16> = self
+                .find(cqid)
+                .map_or_else(Vec::new, |served| served.queue.submission_queues().collect());
+            sqids.into_iter().try_for_each(|sqid| self.shadow_submission(sqid))
+        });
+        if result.is_err() {
+            self.shadow = None;
+        }
+        result
+    }
+
+    pub(super) fn abort_io(&mut self, now: Instant, sqid: u16, cid: u16) -> bool {
+        self.queues.iter_mut().any(|served| served.queue.abort(now, sqid, cid))
+    }
+
+    /// Whether doorbell `index` belongs to an existing queue.
+    pub fn has_doorbell(&self, index: usize) -> bool {
+        let Ok(qid) = u16::try_from(index / 2) else { return false };
+        match (qid, index % 2) {
+            (0, _) => true,
+            (_, 0) => self.home_of(qid).is_some(),
+            _ => self.queues.iter().any(|served| served.queue.cqid() == qid),
+        }
+    }
+
+    fn shadow_completion(&mut self, cqid: u16) -> Result<(), Status> {
+        self.shadow_doorbell(cqid, None, 2 * u64::from(cqid) + 1)
+    }
+
+    fn shadow_submission(&mut self, sqid: u16) -> Result<(), Status> {
+        let cqid = self.home_of(sqid).unwrap_or(0);
+        self.shadow_doorbell(cqid, Some(sqid), 2 * u64::from(sqid))
+    }
+
+    /// Sets the shadow doorbell of a queue; shadow doorbells have the same stride as the registers.
+    fn shadow_doorbell(&mut self, cqid: u16, sqid: Option<u16>, index: u64) -> Result<(), Status> {
+        let Some((shadow, event_index)) = self.shadow else { return Ok(()) };
+        let refused = Status::INVALID_FIELD.with_dnr();
+        let place = |base: u64| base.checked_add(index * (4 << STRIDE)).ok_or(refused);
+        let (shadow, event_index) = (place(shadow)?, place(event_index)?);
+        let Some(served) = self.find(cqid) else { return Ok(()) };
+        match served.queue.set_shadow(sqid, shadow, event_index) {
+            Ok(true) => Ok(()),
+            // Memory that is not shared cannot be polled.
+            Ok(false) | Err(_) => Err(refused),
+        }
+    }
+
+    fn check_entry_size(
+        &self,
+        is_right: impl Fn(&Configuration) -> bool,
+    ) -> Result<Configuration, Status> {
+        let cc = Configuration(self.bar.cc());
+        if cc.css() == CommandSetSelected::AdminOnly {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        if is_right(&cc) { Ok(cc) } else { Err(Status::INVALID_QUEUE_SIZE.with_dnr()) }
+    }
+
+    /// Whether a completion queue is being deleted.
+    fn is_leaving(&self, cqid: u16) -> bool {
+        self.deletions.iter().any(|deletion| {
+            matches!(deletion, QueueDeletion::Completion { cqid: leaving, .. } if *leaving == cqid)
+        })
+    }
+
+    pub(super) fn find(&mut self, cqid: u16) -> Option<&mut SignalledQueue<H>> {
+        self.queues.iter_mut().find(|served| served.queue.cqid() == cqid)
+    }
+
+    /// Completion queue used by a submission queue.
+    fn home_of(&self, sqid: u16) -> Option<u16> {
+        let has_it =
+            |served: &&SignalledQueue<H>| served.queue.submission_queues().any(|id| id == sqid);
+        self.queues.iter().find(has_it).map(|served| served.queue.cqid())
+    }
+}

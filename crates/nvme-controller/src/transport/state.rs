@@ -1,0 +1,212 @@
+//! Controller state machine of the memory transport: enable, stop, shutdown and failure, driven by CC and
+//! reported in CSTS (Base 2.1 §3.1.4.5, §3.1.4.6, §3.5, §3.6, §3.7).
+//!
+//! ```text
+//!   Disabled ── EN = 1, AQA and CC valid ──▶ Enabled, RDY = 1
+//!      ▲  └──── EN = 1, invalid ───────────▶ Failed, CFS = 1 ◀─ ring fault, keep-alive timeout ─ Enabled
+//!      │                                           │ EN = 0                              EN = 0 │
+//!      └──────────── no more access to host memory, RDY = 0 ────────────── Stopping ◀──────────┘
+//! ```
+
+use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_wire::register::{
+    Arbitration, CommandSetSelected, Configuration, ControllerStatus, ShutdownNotification,
+    ShutdownStatus,
+};
+
+use super::MemoryTransport;
+use super::admin::AdminQueue;
+use super::shutdown::Shutdown;
+
+/// State of a controller between its resets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ControllerState {
+    /// CC.EN is 0 and so is CSTS.RDY.
+    Disabled,
+    /// Commands are executed.
+    Enabled,
+    /// Disabled, with operations still in progress.
+    Stopping,
+    /// Failed; waits to be disabled (CSTS.CFS).
+    Failed,
+}
+
+/// CAP.MPSMIN + 12: pages of 4 KiB.
+pub(super) const PAGE_SHIFT_MIN: u8 = 12;
+/// CAP.MPSMAX + 12: pages of 64 KiB.
+pub(super) const PAGE_SHIFT_MAX: u8 = 16;
+
+impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
+    /// Handles a host store to a register.
+    #[cold]
+    pub(super) fn registers_changed(&mut self, now: Instant) {
+        self.vectors.unmasked(&self.bar);
+        if self.bar.take_subsystem_reset() {
+            self.stop(now);
+            self.shutdown = None;
+        }
+        self.advance_state(now);
+    }
+
+    /// Runs the state machine as far as possible. Returns whether the state has changed.
+    pub(super) fn advance_state(&mut self, now: Instant) -> bool {
+        let cc = Configuration(self.bar.cc());
+        let before = (self.life, self.bar.csts());
+        match (self.life, cc.en()) {
+            (ControllerState::Enabled | ControllerState::Failed, false) => self.stop(now),
+            (ControllerState::Disabled, true) => self.start(cc),
+            _ => {}
+        }
+        if self.life == ControllerState::Stopping && self.is_drained() {
+            self.queues.clear();
+            self.admin = None;
+            self.queue_changes = self.queue_changes.wrapping_add(1);
+            self.life = ControllerState::Disabled;
+            self.publish();
+            if Configuration(self.bar.cc()).en() {
+                self.start(Configuration(self.bar.cc()));
+            }
+        }
+        self.turn_shutdown(now, cc.shn());
+        (self.life, self.bar.csts()) != before
+    }
+
+    /// Whether a transition is in progress that only [`run_housekeeping`](Self::run_housekeeping)
+    /// completes.
+    pub(super) fn is_transitioning(&self) -> bool {
+        let is_flushing = self.shutdown.as_ref().is_some_and(Shutdown::is_running);
+        self.life == ControllerState::Stopping || is_flushing || !self.deletions.is_empty()
+    }
+
+    /// Handles a revocation of host memory: fails the controller, and acknowledges the revocation once no
+    /// access is in flight anymore. Returns true while the acknowledgment is still due.
+    pub(super) fn check_revocation(&mut self, now: Instant) -> bool {
+        if !self.host.is_revoked() {
+            return false;
+        }
+        self.fail(now, "the host has cut the controller off from its memory");
+        let is_drained = self.is_drained();
+        if is_drained {
+            self.host.ack_revocation();
+        }
+        !is_drained
+    }
+
+    /// Fails the controller: sets CSTS.CFS and stops fetching commands.
+    pub(super) fn fail(&mut self, now: Instant, why: &str) {
+        self.trouble = Some(why.to_owned());
+        if self.life == ControllerState::Enabled {
+            self.life = ControllerState::Failed;
+            self.halt(now);
+            self.publish();
+        }
+    }
+
+    pub(super) fn publish(&self) {
+        let is_ready = match self.life {
+            ControllerState::Disabled => false,
+            ControllerState::Enabled | ControllerState::Stopping | ControllerState::Failed => true,
+        };
+        let shutdown = self.shutdown.as_ref().map_or(ShutdownStatus::None, Shutdown::status);
+        let is_lost = self.shutdown.as_ref().is_some_and(Shutdown::has_failed);
+        let status = ControllerStatus(0).with(|status| {
+            status.rdy(is_ready).cfs(self.life == ControllerState::Failed || is_lost).shst(shutdown)
+        });
+        self.bar.publish_status(status.0);
+    }
+
+    /// Handles CC.EN = 1.
+    fn start(&mut self, cc: Configuration) {
+        // The shutdown status of the previous enable is cleared (Base 2.1 §3.7.2).
+        self.shutdown = None;
+        match self.open(cc) {
+            Ok(admin) => {
+                self.admin = Some(admin);
+                self.life = ControllerState::Enabled;
+                self.configure();
+            }
+            Err(why) => {
+                self.trouble = Some(why);
+                self.life = ControllerState::Failed;
+            }
+        }
+        self.publish();
+    }
+
+    /// Opens the admin queue. The error is one line with the value found and the value expected.
+    fn open(&mut self, cc: Configuration) -> Result<AdminQueue<H>, String> {
+        let page_shift = PAGE_SHIFT_MIN + cc.mps();
+        if page_shift > PAGE_SHIFT_MAX {
+            return Err(format!("enable: CC.MPS is {}, expected at most 4", cc.mps()));
+        }
+        let known_sets =
+            [CommandSetSelected::Nvm, CommandSetSelected::All, CommandSetSelected::AdminOnly];
+        if !known_sets.contains(&cc.css()) {
+            return Err(format!("enable: CC.CSS is {}, expected 0, 6 or 7", (cc.0 >> 4) & 7));
+        }
+        if cc.ams() != Arbitration::RoundRobin {
+            return Err(format!(
+                "enable: CC.AMS is {}, expected 0 (round robin)",
+                (cc.0 >> 11) & 7
+            ));
+        }
+        let (aqa, asq, acq) = self.bar.admin_queues();
+        // Both are 0's based; a ring of one entry cannot hold a command.
+        let (submissions, completions) = ((aqa & 0xfff) + 1, (aqa >> 16 & 0xfff) + 1);
+        if submissions < 2 || completions < 2 {
+            return Err(format!("enable: AQA is {aqa:#x}, expected queues of two entries or more"));
+        }
+        self.bar.doorbells().clear_tail(0);
+        self.bar.doorbells().clear_head(0);
+        let transfer_bytes_max = self.controller.configuration().transfer_bytes_max;
+        let opened = AdminQueue::open(
+            self.host.clone(),
+            (submissions, asq),
+            (completions, acq),
+            page_shift,
+            transfer_bytes_max,
+        );
+        opened.map_err(|fault| format!("enable: the host has no memory at {:#x}", fault.iova))
+    }
+
+    /// Handles CC.EN = 0: a controller level reset (Base 2.1 §3.7.2).
+    fn stop(&mut self, now: Instant) {
+        if self.life == ControllerState::Disabled {
+            return;
+        }
+        self.halt(now);
+        self.controller.reset(now);
+        self.vectors.reset(&self.bar);
+        self.shadow = None;
+        self.deletions.clear();
+        self.life = ControllerState::Stopping;
+        self.publish();
+    }
+
+    /// Stops fetching and completing commands.
+    fn halt(&mut self, now: Instant) {
+        for served in &mut self.queues {
+            served.queue.stop(now);
+            served.queue.fence_writes();
+        }
+        if let Some(admin) = &mut self.admin {
+            admin.stop();
+        }
+    }
+
+    /// Processes completed host accesses and returns whether everything has drained.
+    fn is_drained(&mut self) -> bool {
+        let doorbells = self.bar.doorbells().clone();
+        let admin = self.admin.as_mut().is_none_or(|admin| {
+            let _ = admin.next_request(&doorbells);
+            admin.is_drained()
+        });
+        admin && self.queues.iter().all(|served| served.queue.is_drained())
+    }
+
+    /// CC.SHN (Base 2.1 §3.6.1).
+    fn turn_shutdown(&mut self, now: Instant, notice: ShutdownNotification) {
+        Shutdown::handle_shutdown(&mut self.shutdown, now, notice, &mut self.controller);
+        self.publish();
+    }
+}

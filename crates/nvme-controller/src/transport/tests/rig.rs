@@ -1,0 +1,302 @@
+//! Minimal driver, for tests.
+
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Segment, Span};
+use tenmil_wire::admin::{CreateIoCompletionQueue, CreateIoSubmissionQueue};
+use tenmil_wire::{Command, Completion, Status, TypedCommand};
+
+use crate::BouncePool;
+use crate::controller::{ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig};
+use crate::fuzz::host::{BOUNCE, FakeHost, HostBehavior, Raised, Ram};
+use crate::fuzz::medium::FakeMedium;
+use crate::transport::{MemoryTransport, MemoryTransportConfig, NextPoll};
+
+/// A controller and its host.
+pub(super) struct Rig {
+    pub(super) ram: Arc<Ram>,
+    pub(super) medium: Arc<FakeMedium>,
+    pub(super) subsystem: Subsystem,
+    pub(super) front: MemoryTransport<FakeHost, Raised>,
+    pub(super) raised: Raised,
+    pub(super) buffers: BouncePool,
+    pub(super) now: Instant,
+    pub(super) pairs: Vec<Pair>,
+    next_cid: u16,
+}
+
+/// A queue pair as seen by its host: submission queue `sqid` uses completion queue `cqid`.
+#[derive(Clone, Copy)]
+pub(super) struct Pair {
+    pub(super) sqid: u16,
+    pub(super) cqid: u16,
+    sq: u64,
+    cq: u64,
+    entries: u32,
+    tail: u32,
+    head: u32,
+    phase: bool,
+}
+
+pub(super) const SHARED: HostBehavior =
+    HostBehavior { shares_rings: true, shares_data: true, answers_later: false };
+pub(super) const LATER: HostBehavior =
+    HostBehavior { shares_rings: false, shares_data: false, answers_later: true };
+
+pub(super) const CAP: u32 = 0x00;
+pub(super) const CC: u32 = 0x14;
+pub(super) const CSTS: u32 = 0x1c;
+pub(super) const AQA: u32 = 0x24;
+pub(super) const ASQ: u32 = 0x28;
+pub(super) const ACQ: u32 = 0x30;
+/// IOCQES 4, IOSQES 6, pages of 4 KiB, round robin, NVM command set, enabled.
+pub(super) const ENABLED: u32 = 4 << 20 | 6 << 16 | 1;
+/// Address of test data.
+pub(super) const DATA: u64 = 0x4_0000;
+const RINGS: u64 = 0x1000;
+
+impl Rig {
+    pub(super) fn new(
+        manners: HostBehavior,
+        medium: impl FnOnce(FakeMedium) -> FakeMedium,
+    ) -> Self {
+        Self::with(manners, 1, medium, |_| {})
+    }
+
+    pub(super) fn with(
+        manners: HostBehavior,
+        seed: u64,
+        medium: impl FnOnce(FakeMedium) -> FakeMedium,
+        change: impl FnOnce(&mut ControllerConfig),
+    ) -> Self {
+        let ram = Ram::new(0x8_0000, 0x4000);
+        let medium = Arc::new(medium(FakeMedium::new(&ram, 512)));
+        let namespaces = vec![NamespaceConfig::new(medium.clone())];
+        let subsystem = Subsystem::new(SubsystemConfig::new("TEST", namespaces)).unwrap();
+        let mut config = ControllerConfig {
+            io_queues_max: 4,
+            vectors: 5,
+            transfer_bytes_max: 1 << 16,
+            queue_entries_max: 64,
+            ..ControllerConfig::default()
+        };
+        change(&mut config);
+        let now = Instant { ns: 1_000_000 };
+        let controller = subsystem.controller(now, config).unwrap();
+        let buffer =
+            |index: u64| Segment { region: BOUNCE, offset: index * 0x1000, len_bytes: 0x1000 };
+        let buffers = BouncePool::new(ram.clone(), (0..4).map(buffer).collect());
+        let (host, raised) = (FakeHost::new(&ram, manners, seed), Raised::default());
+        let front = MemoryTransport::new(
+            controller,
+            host,
+            raised.clone(),
+            buffers.clone(),
+            MemoryTransportConfig {
+                in_flight_max: 16,
+                areas: 8,
+                ..MemoryTransportConfig::default()
+            },
+        );
+        let pairs = Vec::new();
+        Self { ram, medium, subsystem, front, raised, buffers, now, pairs, next_cid: 0 }
+    }
+
+    /// An enabled controller.
+    pub(super) fn enabled(manners: HostBehavior) -> Self {
+        let mut rig = Self::new(manners, |medium| medium);
+        rig.enable(16);
+        rig
+    }
+
+    /// Same, with a read in flight in a block device that does not complete it.
+    pub(super) fn stuck() -> Self {
+        let mut rig = Self::enabled(SHARED);
+        rig.create(1, 1, None);
+        rig.medium.blocks().is_stuck = true;
+        rig.push(1, read(1));
+        rig.ring(1);
+        rig.turn();
+        rig
+    }
+
+    pub(super) fn enable(&mut self, entries: u32) {
+        let pair = Pair {
+            sqid: 0,
+            cqid: 0,
+            sq: RINGS,
+            cq: RINGS + 0x1000,
+            entries,
+            tail: 0,
+            head: 0,
+            phase: true,
+        };
+        self.wipe(pair);
+        self.pairs = vec![pair];
+        self.write(AQA, u64::from((entries - 1) << 16 | (entries - 1)));
+        self.front.write(self.now, ASQ, 8, pair.sq);
+        self.front.write(self.now, ACQ, 8, pair.cq);
+        self.write(CC, ENABLED.into());
+        self.turn();
+        assert_eq!(self.read(CSTS), 1, "{:?}", self.front.last_error());
+    }
+
+    pub(super) fn read(&self, at: u32) -> u64 {
+        self.front.read(at, 4)
+    }
+
+    pub(super) fn write(&mut self, at: u32, value: u64) {
+        self.front.write(self.now, at, 4, value);
+    }
+
+    pub(super) fn turn(&mut self) -> NextPoll {
+        self.now = self.now.after(Span::from_us(1));
+        self.front.turn(self.now)
+    }
+
+    /// Polls until `is_done`, or fails.
+    pub(super) fn turn_until(&mut self, what: &str, mut is_done: impl FnMut(&mut Self) -> bool) {
+        for _ in 0..20_000 {
+            if is_done(self) {
+                return;
+            }
+            self.turn();
+        }
+        panic!("{what} does not happen: {:?}", self.front.last_error());
+    }
+
+    /// Creates completion queue `cqid` and submission queue `sqid` on it, with a vector.
+    pub(super) fn create(&mut self, sqid: u16, cqid: u16, vector: Option<u16>) {
+        let pair = self.place(sqid, cqid, 16);
+        assert_eq!(self.create_cq(&pair, vector), Status::SUCCESS);
+        assert_eq!(self.create_sq(&pair), Status::SUCCESS);
+        self.pairs.push(pair);
+    }
+
+    /// Rings for a queue pair that is not created yet.
+    pub(super) fn place(&mut self, sqid: u16, cqid: u16, entries: u32) -> Pair {
+        let base = RINGS + 0x2000;
+        let pair = Pair {
+            sqid,
+            cqid,
+            sq: base + u64::from(sqid) * 0x1000,
+            cq: base + 0x8000 + u64::from(cqid) * 0x1000,
+            entries,
+            tail: 0,
+            head: 0,
+            phase: true,
+        };
+        self.wipe(pair);
+        pair
+    }
+
+    pub(super) fn create_cq(&mut self, pair: &Pair, vector: Option<u16>) -> Status {
+        self.admin(self.create_cq_command(pair, vector)).status()
+    }
+
+    pub(super) fn create_cq_command(&self, pair: &Pair, vector: Option<u16>) -> Command {
+        let create = CreateIoCompletionQueue {
+            qid: pair.cqid,
+            qsize: u16::try_from(pair.entries - 1).unwrap(),
+            pc: true,
+            ien: vector.is_some(),
+            iv: vector.unwrap_or(0),
+        };
+        create.to_command().with_prp(pair.cq, 0)
+    }
+
+    pub(super) fn create_sq(&mut self, pair: &Pair) -> Status {
+        self.admin(self.create_sq_command(pair)).status()
+    }
+
+    pub(super) fn create_sq_command(&self, pair: &Pair) -> Command {
+        let create = CreateIoSubmissionQueue {
+            qid: pair.sqid,
+            qsize: u16::try_from(pair.entries - 1).unwrap(),
+            pc: true,
+            cqid: pair.cqid,
+            ..CreateIoSubmissionQueue::default()
+        };
+        create.to_command().with_prp(pair.sq, 0)
+    }
+
+    /// Runs an admin command to completion.
+    pub(super) fn admin(&mut self, command: Command) -> Completion {
+        self.run(0, command)
+    }
+
+    /// Runs a command on the pair at `at` to completion.
+    pub(super) fn run(&mut self, at: usize, command: Command) -> Completion {
+        let cid = self.push(at, command);
+        self.ring(at);
+        let mut found = None;
+        self.turn_until("an answer", |rig| {
+            found = rig.take(at);
+            found.is_some()
+        });
+        let completion = found.unwrap();
+        assert_eq!((completion.cid(), completion.sqid()), (cid, self.pairs[at].sqid));
+        completion
+    }
+
+    /// Stores a command and returns its identifier.
+    pub(super) fn push(&mut self, at: usize, command: Command) -> u16 {
+        self.next_cid += 1;
+        let (cid, pair) = (self.next_cid, &mut self.pairs[at]);
+        let place = pair.sq + u64::from(pair.tail) * 64;
+        pair.tail = (pair.tail + 1) % pair.entries;
+        self.fill(place, &command.with_cid(cid).to_bytes());
+        cid
+    }
+
+    pub(super) fn ring(&mut self, at: usize) {
+        let Pair { sqid, tail, .. } = self.pairs[at];
+        self.front.ring(self.now, u32::from(sqid) * 2, tail);
+    }
+
+    /// Takes a completion, if present, and frees its entry.
+    pub(super) fn take(&mut self, at: usize) -> Option<Completion> {
+        let pair = &mut self.pairs[at];
+        let place = usize::try_from(pair.cq).unwrap() + pair.head as usize * 16;
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&self.ram.host()[place..place + 16]);
+        let completion = Completion::from_bytes(&bytes);
+        if completion.phase() != pair.phase {
+            return None;
+        }
+        pair.head = (pair.head + 1) % pair.entries;
+        pair.phase ^= pair.head == 0;
+        let (cqid, head) = (pair.cqid, pair.head);
+        self.front.ring(self.now, u32::from(cqid) * 2 + 1, head);
+        Some(completion)
+    }
+
+    pub(super) fn fill(&mut self, at: u64, bytes: &[u8]) {
+        let at = usize::try_from(at).unwrap();
+        self.ram.host()[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(super) fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
+        let at = usize::try_from(at).unwrap();
+        self.ram.host()[at..at + len].to_vec()
+    }
+
+    pub(super) fn raised(&self) -> Vec<u16> {
+        core::mem::take(&mut self.raised.0.lock().unwrap())
+    }
+
+    fn wipe(&mut self, pair: Pair) {
+        self.fill(pair.sq, &[0; 0x1000]);
+        self.fill(pair.cq, &[0; 0x1000]);
+    }
+}
+
+/// A read of the first blocks into [`DATA`].
+pub(super) fn read(blocks: u32) -> Command {
+    Command::new(2).with_nsid(1).with_prp(DATA, DATA + 0x1000).with_cdw12(blocks - 1)
+}
+
+/// A write of the first blocks from [`DATA`].
+pub(super) fn write(blocks: u32) -> Command {
+    read(blocks).with_opcode(1)
+}

@@ -1,0 +1,318 @@
+//! Instructions per I/O of both whole ends of NVMe/TCP, for reads of 4 KiB: counted and not timed.
+//!
+//! Each count is of as many reads as its name ends with, that come together. At the host all of them are
+//! submitted and sent, and the answers to as many are received, copied to where they belong, and
+//! handed to the caller. At the target all of them are received, executed by a disk that does nothing,
+//! and answered. The socket is not in it: what has come lies ready, and what is sent goes nowhere.
+
+#![expect(missing_docs, reason = "the macros make items of their own")]
+#![expect(clippy::unwrap_used, reason = "a bench may")]
+
+#[path = "../tests/disk/mod.rs"]
+mod disk;
+
+use std::sync::{Arc, Mutex};
+
+use gungraun::{library_benchmark, library_benchmark_group, main};
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Operation, RecvResult, Request, Segment,
+    SendSlice, Span, Stream, StreamError, WakeSource,
+};
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_nvme_fabrics::{
+    Connecting, Connector, FabricsChannel, FabricsController, Options, PendingConnect,
+};
+use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
+use tenmil_serve::tcp::{Limits, Service, TargetConnection};
+use tenmil_sim::network::{self, NetworkOptions};
+
+use disk::{BYTES, NQN, request, service};
+
+/// A stream that can be told to go nowhere and to bring what it brought before.
+struct Tape {
+    inner: Inner,
+    reel: Arc<Mutex<Reel>>,
+    bytes: Vec<u8>,
+    at: usize,
+    taken: u64,
+}
+
+type Inner = Arc<Mutex<Box<dyn Stream>>>;
+
+#[derive(Default)]
+struct Reel {
+    is_played: bool,
+    recorded: Vec<u8>,
+    /// Bytes that went nowhere.
+    sent: usize,
+    /// Every stream that was made, the last one last.
+    inner: Vec<Inner>,
+}
+
+impl Stream for Tape {
+    fn receive(&mut self) -> RecvResult {
+        let mut reel = self.reel.lock().unwrap();
+        if reel.is_played {
+            if self.at < self.bytes.len() {
+                return RecvResult::WouldBlock;
+            }
+            self.bytes = std::mem::take(&mut reel.recorded);
+            self.at = 0;
+            return RecvResult::Bytes(self.bytes.len());
+        }
+        let mut inner = self.inner.lock().unwrap();
+        let received = inner.receive();
+        let count = inner.buffered().len();
+        self.bytes.drain(..self.at);
+        self.at = 0;
+        self.bytes.extend(inner.buffered());
+        inner.consume(count);
+        received
+    }
+
+    fn buffered(&self) -> &[u8] {
+        &self.bytes[self.at..]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.at += count;
+    }
+
+    fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        self.inner.lock().unwrap().receive_into(into)
+    }
+
+    fn send(
+        &mut self,
+        headers: &[u8],
+        all: &[SendSlice],
+        more: bool,
+    ) -> Result<usize, StreamError> {
+        if !self.reel.lock().unwrap().is_played {
+            let sent = self.inner.lock().unwrap().send(headers, all, more)?;
+            self.taken += sent as u64;
+            return Ok(sent);
+        }
+        let len = |stretch: &SendSlice| match *stretch {
+            SendSlice::Headers { len_bytes, .. } => len_bytes as usize,
+            SendSlice::Memory(segment) => segment.len_bytes as usize,
+        };
+        let sent = all.iter().map(len).sum();
+        self.reel.lock().unwrap().sent += sent;
+        self.taken += sent as u64;
+        Ok(sent)
+    }
+
+    fn released_bytes(&mut self) -> u64 {
+        self.taken
+    }
+
+    fn shutdown_write(&mut self) {}
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::None
+    }
+
+    fn arm(&mut self, _: bool, _: bool) -> bool {
+        true
+    }
+
+    fn peer(&self) -> String {
+        String::new()
+    }
+}
+
+/// The network, and who is at its other end.
+struct Net {
+    regions: RegionTable,
+    service: Service,
+    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    /// That of the host's ends, and that of the target's.
+    reels: [Arc<Mutex<Reel>>; 2],
+}
+
+struct Ring(Option<Result<Box<dyn Stream>, StreamError>>);
+
+impl PendingConnect for Ring {
+    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
+        self.0.take()
+    }
+}
+
+impl Connector for Net {
+    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+        let memory = || Arc::new(self.regions.clone());
+        let options = NetworkOptions { inbox_bytes: 4 << 20, ..NetworkOptions::default() };
+        let (ours, theirs, _) = network::pair(options, memory(), memory());
+        let [ours, theirs] =
+            [(ours, &self.reels[0]), (theirs, &self.reels[1])].map(|(end, reel)| {
+                let inner: Inner = Arc::new(Mutex::new(Box::new(end)));
+                reel.lock().unwrap().inner.push(Arc::clone(&inner));
+                Box::new(Tape { inner, reel: Arc::clone(reel), bytes: Vec::new(), at: 0, taken: 0 })
+            });
+        self.guests.lock().unwrap().push(self.service.accept(theirs, 1, now).unwrap());
+        Box::new(Ring(Some(Ok(ours))))
+    }
+
+    fn peer(&self) -> String {
+        "the target".into()
+    }
+}
+
+/// Whose turn is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Host,
+    Target,
+}
+
+/// A queue with the answers to all of its reads lying ready at the host, or the reads at the target.
+struct Turn {
+    queue: FabricsChannel,
+    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    reel: Arc<Mutex<Reel>>,
+    _remote: FabricsController,
+    answers: CompletionBatch,
+    requests: Vec<Request>,
+    segments: Vec<Segment>,
+    now: Instant,
+}
+
+impl Turn {
+    fn host(count: u64) -> Self {
+        Self::of(count, End::Host)
+    }
+
+    fn target(count: u64) -> Self {
+        Self::of(count, End::Target)
+    }
+
+    fn of(count: u64, end: End) -> Self {
+        let regions = RegionTable::new(16);
+        let service = service(&regions, Limits::default());
+        let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+        let data = regions.add(Mapping::new(4 << 20, Backing::Private).unwrap()).unwrap();
+        let store = CommandStore::for_device(DeviceKind::Emulated);
+        let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
+        pool.map_on_demand();
+        let guests = Arc::new(Mutex::new(Vec::new()));
+        let reels: [Arc<Mutex<Reel>>; 2] = Default::default();
+        let net = Net { regions, service, guests: Arc::clone(&guests), reels: reels.clone() };
+        let mut now = Instant { ns: 1_000_000 };
+        let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
+        let wishes = ControllerOptions::default();
+        let mut calling = Connecting::begin(pool, Box::new(net), options, wishes, now).unwrap();
+        let mut turn = |guests: &Mutex<Vec<TargetConnection>>| {
+            now = now.after(Span::from_us(100));
+            guests.lock().unwrap().iter_mut().for_each(|guest| while guest.turn(now) {});
+            now
+        };
+        let mut remote = loop {
+            let now = turn(&guests);
+            if let Some(ended) = calling.turn(now) {
+                break ended.unwrap();
+            }
+        };
+        while remote.poll(turn(&guests)) != Some(Event::Ready) {}
+        let options =
+            QueuePairOptions { depth: 129, vector: None, techniques: FastPathOptions::default() };
+        let at = turn(&guests);
+        let id = remote.controller().create_queue_pair(at, options).unwrap();
+        while remote.poll(turn(&guests)) != Some(Event::QueuePairCreated { id }) {}
+        let queue = remote.take_queue(id, 1, QueueSizes::default()).unwrap();
+        let requests = (0..count).map(|number| request(number, Operation::Read)).collect();
+        let segments = (0..256).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
+        let mut this = Self {
+            queue,
+            guests,
+            reel: Arc::clone(&reels[1]),
+            _remote: remote,
+            answers: CompletionBatch::with_capacity(256),
+            requests,
+            segments,
+            now: at,
+        };
+        // Twice for real, so that everything has been used.
+        for _ in 0..2 {
+            this.submit();
+            let mut ended = 0;
+            while ended < count {
+                let now = turn(&this.guests);
+                ended += this.queue.poll(now, &mut this.answers) as u64;
+                this.answers.clear();
+            }
+        }
+        // And then so that what comes lies ready.
+        this.submit();
+        match end {
+            End::Host => record(&reels[0], || _ = turn(&this.guests)),
+            End::Target => record(&reels[1], || {}),
+        }
+        this
+    }
+
+    fn submit(&mut self) {
+        let taken = self.queue.submit(self.now, &self.requests, &self.segments);
+        assert_eq!(taken, self.requests.len());
+        self.queue.flush();
+    }
+
+    #[inline(never)]
+    fn turn_target(&mut self) {
+        let mut guests = self.guests.lock().unwrap();
+        let guest = guests.last_mut().unwrap();
+        // A queue answers 64 in a turn.
+        for _ in 0..self.requests.len().div_ceil(64) {
+            assert!(guest.turn(self.now));
+        }
+    }
+
+    #[inline(never)]
+    fn turn_host(&mut self) {
+        let count = self.queue.poll(self.now, &mut self.answers);
+        assert_eq!(count, self.requests.len());
+        let is_well = |answer: &tenmil_base::IoCompletion| answer.outcome == IoStatus::SUCCESS;
+        assert!(self.answers.as_slice().iter().all(is_well));
+        self.answers.clear();
+        self.submit();
+    }
+}
+
+/// What would come now lies ready, and nothing comes or goes any more. The line holds less than all
+/// answers, so the other end has to go on when some have been taken from it.
+fn record(reel: &Mutex<Reel>, mut other: impl FnMut()) {
+    let inner = Arc::clone(reel.lock().unwrap().inner.last().unwrap());
+    loop {
+        other();
+        let mut inner = inner.lock().unwrap();
+        let before = inner.buffered().len();
+        while let RecvResult::Bytes(_) = inner.receive() {}
+        if inner.buffered().len() == before {
+            break;
+        }
+    }
+    let mut reel = reel.lock().unwrap();
+    reel.recorded = inner.lock().unwrap().buffered().to_vec();
+    reel.is_played = true;
+}
+
+#[library_benchmark]
+#[bench::depth_1(args = (1), setup = Turn::host)]
+#[bench::depth_128(args = (128), setup = Turn::host)]
+fn remote_host(mut turn: Turn) -> Turn {
+    turn.turn_host();
+    turn
+}
+
+#[library_benchmark]
+#[bench::depth_1(args = (1), setup = Turn::target)]
+#[bench::depth_128(args = (128), setup = Turn::target)]
+fn remote_target(mut turn: Turn) -> Turn {
+    turn.turn_target();
+    let data = turn.requests.len() * BYTES as usize;
+    assert!(turn.reel.lock().unwrap().sent > data, "all of them were answered");
+    turn
+}
+
+library_benchmark_group!(name = turn; benchmarks = remote_host, remote_target);
+main!(library_benchmark_groups = turn);

@@ -1,0 +1,174 @@
+//! Command table of a connection: data locations and state of outstanding commands, by tag.
+
+use tenmil_base::{Memory, Segment};
+use tenmil_dma::DevicePool;
+use tenmil_nvme_tcp::{DataPlacement, PayloadDigest};
+use tenmil_wire::tcp::Crc32c;
+use tenmil_wire::{AdminOpcode, IoOpcode};
+
+/// The commands of a connection, by tag.
+#[derive(Debug)]
+pub(crate) struct CommandTable {
+    memory: DevicePool,
+    commands: Box<[CommandEntry]>,
+    /// Segment lists of commands whose data is not contiguous.
+    lists: Box<[Vec<Segment>]>,
+}
+
+/// One outstanding command.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CommandEntry {
+    /// Data location, if it is contiguous.
+    segment: Segment,
+    /// Command identifier on the rings, for its completion.
+    pub(crate) name: u16,
+    pub(crate) opcode: u8,
+    is_listed: bool,
+    /// Exceptional conditions: [`FAILED`], [`SIPPED`].
+    pub(crate) marks: u8,
+}
+
+/// Received data could not be stored.
+pub(crate) const FAILED: u8 = 1 << 0;
+/// Its read data is in kernel buffers, and can only be received in place.
+pub(crate) const SIPPED: u8 = 1 << 1;
+
+/// The two low bits of an opcode that transfers data to the controller (NVM Express Base 2.1, section
+/// 3.3.2).
+pub(crate) const TO_CONTROLLER: u8 = 0b01;
+
+/// Bytes that are loaded at a time for a digest.
+const CHUNK: u32 = 4096;
+
+impl CommandTable {
+    pub(crate) fn new(memory: DevicePool, depth: u16) -> Self {
+        let depth = usize::from(depth);
+        let lists = (0..depth).map(|_| Vec::new()).collect();
+        Self { memory, commands: vec![CommandEntry::default(); depth].into(), lists }
+    }
+
+    /// Registers command `tag` with its data in `segment`, or in the segments of [`list`](Self::list).
+    #[inline]
+    pub(crate) fn put(&mut self, tag: u16, name: u16, opcode: u8, segment: Option<Segment>) {
+        self.commands[usize::from(tag)] = CommandEntry {
+            segment: segment.unwrap_or_default(),
+            name,
+            opcode,
+            is_listed: segment.is_none(),
+            marks: 0,
+        };
+    }
+
+    pub(crate) fn mark(&mut self, tag: u16, mark: u8) {
+        self.commands[usize::from(tag)].marks |= mark;
+    }
+
+    /// The segment list of command `tag`, to be filled before it is [registered](Self::put).
+    pub(crate) fn list(&mut self, tag: u16) -> &mut Vec<Segment> {
+        &mut self.lists[usize::from(tag)]
+    }
+
+    #[inline]
+    pub(crate) fn known(&self, tag: u16) -> CommandEntry {
+        self.commands[usize::from(tag)]
+    }
+
+    /// Number of data bytes of a command.
+    #[inline]
+    pub(crate) fn len_bytes(&self, tag: u16) -> u32 {
+        let known = &self.commands[usize::from(tag)];
+        match known.is_listed {
+            false => known.segment.len_bytes,
+            true => self.lists[usize::from(tag)].iter().map(|segment| segment.len_bytes).sum(),
+        }
+    }
+
+    /// Stores received data.
+    #[inline]
+    pub(crate) fn store(&mut self, place: DataPlacement, bytes: &[u8]) {
+        let DataPlacement { tag, offset, len_bytes } = place;
+        let known = &mut self.commands[usize::from(tag)];
+        if !known.is_listed {
+            let stored = known.segment.slice(offset, len_bytes);
+            let stored = stored.map(|segment| self.memory.store(segment, bytes));
+            known.marks |= u8::from(stored != Some(Ok(()))) * FAILED;
+            return;
+        }
+        self.store_listed(place, bytes);
+    }
+
+    #[cold]
+    fn store_listed(&mut self, place: DataPlacement, bytes: &[u8]) {
+        let (mut rest, mut failed) = (bytes, false);
+        let Self { memory, lists, commands, .. } = self;
+        each_of(&lists[usize::from(place.tag)], place, |segment| {
+            let (part, more) = rest.split_at(segment.len_bytes as usize);
+            failed |= memory.store(segment, part).is_err();
+            rest = more;
+        });
+        let has_failed = failed || !rest.is_empty();
+        commands[usize::from(place.tag)].marks |= u8::from(has_failed) * FAILED;
+    }
+
+    /// Passes the memory of a data range to `take`, segment by segment.
+    #[inline]
+    pub(crate) fn each(&self, place: DataPlacement, mut take: impl FnMut(Segment)) {
+        let known = &self.commands[usize::from(place.tag)];
+        if known.is_listed {
+            each_of(&self.lists[usize::from(place.tag)], place, take);
+        } else if let Some(segment) = known.segment.slice(place.offset, place.len_bytes) {
+            take(segment);
+        }
+    }
+}
+
+impl CommandEntry {
+    /// Whether it may have an effect visible to others, so that a late execution does harm.
+    pub(crate) fn changes(self, is_admin: bool) -> bool {
+        if is_admin {
+            let is_format = self.opcode == AdminOpcode::FormatNvm.code()
+                || self.opcode == AdminOpcode::Sanitize.code();
+            return is_format || self.opcode & 0b11 == TO_CONTROLLER;
+        }
+        let is_look = [IoOpcode::Flush, IoOpcode::Compare, IoOpcode::Verify];
+        self.opcode & 0b11 != 0b10 && !is_look.iter().any(|look| look.code() == self.opcode)
+    }
+}
+
+impl PayloadDigest for CommandTable {
+    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+        let (mut digest, mut chunk) = (Crc32c::new(), [0; CHUNK as usize]);
+        self.each(DataPlacement { tag, offset, len_bytes }, |segment| {
+            let mut at = 0;
+            while let Some(part) = chunk_of(segment, at) {
+                let bytes = &mut chunk[..part.len_bytes as usize];
+                // Memory that is gone cannot be sent either, which ends the connection.
+                let _ = self.memory.load(part, bytes);
+                digest.update(bytes);
+                at += part.len_bytes;
+            }
+        });
+        digest.value()
+    }
+}
+
+/// The next part of `segment`, from `at` on, to load.
+fn chunk_of(segment: Segment, at: u32) -> Option<Segment> {
+    let len_bytes = (segment.len_bytes - at).min(CHUNK);
+    segment.slice(at, len_bytes).filter(|part| part.len_bytes > 0)
+}
+
+/// The parts of `segments` within `place`.
+fn each_of(segments: &[Segment], place: DataPlacement, mut take: impl FnMut(Segment)) {
+    let (mut skip, mut left) = (place.offset, place.len_bytes);
+    for segment in segments {
+        if skip >= segment.len_bytes {
+            skip -= segment.len_bytes;
+            continue;
+        }
+        let part = segment.slice(skip, left.min(segment.len_bytes - skip));
+        let Some(part) = part.filter(|part| part.len_bytes > 0) else { return };
+        take(part);
+        (skip, left) = (0, left - part.len_bytes);
+    }
+}

@@ -1,0 +1,340 @@
+//! A remote controller: connecting, and managing it.
+
+use core::fmt;
+use std::sync::Arc;
+
+use tenmil_base::{ErrorCategory, Instant, Span, Wake, WakeSource};
+use tenmil_dma::DevicePool;
+use tenmil_nvme_host::{Controller, ControllerError, ControllerOptions, Event, QueueSizes, State};
+use tenmil_wire::admin::CrossControllerReset;
+
+use crate::caches::{CacheScope, CacheTracker};
+use crate::channel::FabricsChannel;
+use crate::connector::Connector;
+use crate::fabrics_queue_pair::FabricsQueuePair;
+use crate::options::{InvalidName, Options};
+use crate::remote_dma::RemoteDma;
+use crate::transport::{ConnectionStats, HostTransport};
+
+/// A connected remote controller, managed by one thread.
+pub struct FabricsController {
+    controller: Controller<HostTransport, RemoteDma>,
+    reach: RemoteDma,
+    /// Command timeout.
+    io_timeout: Span,
+    /// The namespace that queues are used for; the first one that was requested.
+    namespace: Option<u32>,
+}
+
+/// A controller that is being connected.
+pub struct Connecting {
+    front: Option<HostTransport>,
+    reach: RemoteDma,
+    wishes: ControllerOptions,
+    peer: String,
+}
+
+/// Why a controller could not be connected.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ConnectError {
+    /// An NQN is invalid.
+    Name(InvalidName),
+    /// Memory for its queues is exhausted.
+    Memory,
+    /// The peer does not respond, or rejects the connection.
+    Peer {
+        /// Name of the peer.
+        peer: String,
+        /// Cause.
+        why: String,
+    },
+    /// It responds with invalid data.
+    Controller {
+        /// Name of the peer.
+        peer: String,
+        /// The error.
+        error: ControllerError,
+    },
+}
+
+impl Connecting {
+    /// Starts to connect. Rings and lists are allocated in `pool`; data may be in any memory mapped
+    /// there. Options in `wishes` that are unsuitable for a network are replaced.
+    ///
+    /// # Errors
+    ///
+    /// If an NQN is invalid, or memory is exhausted.
+    pub fn begin(
+        pool: DevicePool,
+        dial: Box<dyn Connector>,
+        options: Options,
+        wishes: ControllerOptions,
+        now: Instant,
+    ) -> Result<Self, ConnectError> {
+        let caches = CacheTracker::new(CacheScope::Separate, options.injected_bugs);
+        Self::begin_over(pool, dial, options, wishes, (caches, 0), now)
+    }
+
+    /// Like [`begin`](Self::begin), for one path of a multipath device.
+    pub(crate) fn begin_over(
+        pool: DevicePool,
+        dial: Box<dyn Connector>,
+        options: Options,
+        wishes: ControllerOptions,
+        over: (Arc<CacheTracker>, usize),
+        now: Instant,
+    ) -> Result<Self, ConnectError> {
+        options.check().map_err(ConnectError::Name)?;
+        let wishes = suited(wishes, &options);
+        let (reach, peer) = (RemoteDma::new(pool), dial.peer());
+        let front = HostTransport::new(dial, options, reach.clone(), over, now)
+            .ok_or(ConnectError::Memory)?;
+        Ok(Self { front: Some(front), reach, wishes, peer })
+    }
+
+    /// Advances the connect. `None` while it is in progress; not to be called after a result.
+    pub fn turn(&mut self, now: Instant) -> Option<Result<FabricsController, ConnectError>> {
+        let front = self.front.as_mut()?;
+        front.turn(now);
+        if front.has_given_up() {
+            let why = front.last_error().unwrap_or("nothing was heard").to_owned();
+            return Some(Err(ConnectError::Peer { peer: self.peer.clone(), why }));
+        }
+        if !front.is_connected() {
+            return None;
+        }
+        let made = Controller::new(self.front.take()?, self.reach.clone(), self.wishes);
+        let reach = self.reach.clone();
+        let (peer, io_timeout) = (self.peer.clone(), self.wishes.io_timeout);
+        Some(match made {
+            Ok(controller) => {
+                Ok(FabricsController { controller, reach, io_timeout, namespace: None })
+            }
+            Err(error) => Err(ConnectError::Controller { peer, error }),
+        })
+    }
+
+    /// Latest time of the next call of `turn`.
+    #[must_use]
+    pub fn wake_at(&self, now: Instant) -> Instant {
+        self.front.as_ref().map_or(Instant::NEVER, |front| front.wake_at(now))
+    }
+
+    /// Wake source of the waiting thread, once there is a stream.
+    #[must_use]
+    pub fn wake_source(&self) -> WakeSource<'_> {
+        self.front.as_ref().map_or(WakeSource::None, HostTransport::wake_source)
+    }
+}
+
+impl FabricsController {
+    /// Performs a bounded amount of work and returns the next event of the controller.
+    pub fn poll(&mut self, now: Instant) -> Option<Event> {
+        let front = self.controller.mmio();
+        front.turn(now);
+        if front.take_state_change() {
+            self.controller.poll_csts_next();
+        }
+        let event = self.controller.poll(now);
+        if let Some(Event::Ready | Event::Recovered) = event {
+            self.learn();
+        }
+        // Sends at once the admin commands that the poll has submitted.
+        self.controller.mmio().turn(now);
+        event
+    }
+
+    fn learn(&mut self) {
+        let page = self.controller.identity().map(|identity| identity.page.clone());
+        self.identify_cache();
+        let front = self.controller.mmio();
+        if let Some(page) = page {
+            front.set_controller_info(&page);
+        }
+        front.recovered();
+    }
+
+    /// Reports the cache instance of its namespace, if a queue may have written.
+    fn identify_cache(&mut self) {
+        let Some(nsid) = self.namespace else { return };
+        let instance = self.controller.namespace(nsid).and_then(|known| known.cache_instance);
+        self.controller.mmio().identify_cache(instance);
+    }
+
+    /// Latest time of the next poll.
+    pub fn wake_at(&mut self, now: Instant) -> Instant {
+        let controller = self.controller.wake_at();
+        controller.min(self.controller.mmio().wake_at(now))
+    }
+
+    /// Wake source of the managing thread. It changes with each reset.
+    pub fn wake_source(&mut self) -> WakeSource<'_> {
+        self.controller.mmio().wake_source()
+    }
+
+    /// Prepares for a sleep of its thread: data on the admin connection signals the wake source. Returns
+    /// true if there is work already: then the thread must not sleep.
+    pub fn arm(&mut self) -> bool {
+        self.controller.mmio().arm()
+    }
+
+    /// Ends the preparation for a sleep.
+    pub fn disarm(&mut self) {
+        self.controller.mmio().disarm();
+    }
+
+    /// Sets the waker for events of queues, which may be raised by any thread.
+    pub fn wakes(&mut self, sleeper: Arc<dyn Wake + Send + Sync>) {
+        self.controller.mmio().wakes(sleeper);
+    }
+
+    /// The controller, for queue pairs, admin commands and shutdown.
+    pub fn controller(&mut self) -> &mut Controller<HostTransport, RemoteDma> {
+        &mut self.controller
+    }
+
+    /// Takes queue pair `id` with its connection, after its creation, as an I/O channel of namespace
+    /// `nsid`. Once for each queue pair. `None` if there is no such queue pair or namespace, or memory is
+    /// exhausted.
+    pub fn take_queue(&mut self, id: u16, nsid: u32, sizes: QueueSizes) -> Option<FabricsChannel> {
+        let way = self.take_way(id, nsid, sizes)?;
+        let fail_fast = self.controller.mmio().options().policy.fail_fast;
+        let caches = Arc::clone(self.controller.mmio().caches());
+        Some(FabricsChannel::new(way, sizes.parents, fail_fast, caches))
+    }
+
+    /// Like [`take_queue`](Self::take_queue), without retries.
+    pub(crate) fn take_way(
+        &mut self,
+        id: u16,
+        nsid: u32,
+        sizes: QueueSizes,
+    ) -> Option<FabricsQueuePair> {
+        let limits = self.controller.identity()?.limits;
+        let view = self.controller.namespace(nsid)?.view(&limits);
+        let pair = self.controller.take_queue_pair(id)?;
+        let lane = self.controller.mmio().lane(id);
+        // Only one namespace can be covered by a cache instance.
+        match self.namespace {
+            Some(first) if first != nsid => self.controller.mmio().identify_cache(None),
+            _ => self.namespace = Some(nsid),
+        }
+        self.controller.expect_namespace(nsid);
+        self.identify_cache();
+        let is_direct = self.controller.mmio().options().direct;
+        let way = FabricsQueuePair::new(&self.reach, pair, lane, view, sizes, self.io_timeout)?;
+        Some(way.set_send_on_flush(is_direct))
+    }
+
+    /// The memory that the controller may access.
+    #[must_use]
+    pub fn reach(&self) -> &RemoteDma {
+        &self.reach
+    }
+
+    /// The old controller that another one would have to reset, so that none of its commands can take
+    /// effect any more. `None` if there is none, or it has no instance number.
+    pub(crate) fn doubtful(&mut self, now: Instant) -> Option<CrossControllerReset> {
+        self.controller.mmio().fencing_target(now)
+    }
+
+    /// Confirms that the old controller was reset. Returns false if it is a different one by now.
+    pub(crate) fn confirm_dead(&mut self, whom: CrossControllerReset) -> bool {
+        self.controller.mmio().confirm_fenced(whom)
+    }
+
+    /// The cause of the last loss, if any.
+    pub fn why(&mut self) -> Option<String> {
+        self.controller.mmio().last_error().map(str::to_owned)
+    }
+
+    /// Since when the connection has been lost.
+    pub fn lost_since(&mut self) -> Option<Instant> {
+        self.controller.mmio().lost_since()
+    }
+
+    /// Name of the peer.
+    pub fn peer(&mut self) -> String {
+        self.controller.mmio().peer()
+    }
+
+    /// The controller identifier (CNTLID).
+    pub fn cntlid(&mut self) -> u16 {
+        self.controller.mmio().cntlid()
+    }
+
+    /// Connection statistics.
+    pub fn counts(&mut self) -> ConnectionStats {
+        self.controller.mmio().counts()
+    }
+
+    /// The world-wide name of a namespace, if it exists and has one.
+    pub fn namespace_name(&mut self, nsid: u32) -> Option<String> {
+        let identity = self.controller.identity()?;
+        self.controller.namespace(nsid)?.world_wide_name(identity)
+    }
+
+    /// The options of the connection.
+    pub fn options(&mut self) -> Options {
+        self.controller.mmio().options().clone()
+    }
+
+    /// Whether it is usable, or may become usable again.
+    pub fn is_usable(&self) -> bool {
+        !matches!(self.controller.state(), State::Dead | State::Removed | State::ShutDown)
+    }
+}
+
+impl Drop for FabricsController {
+    /// Closes its connections. Requests in flight on queues stay with the queues until those are dropped.
+    fn drop(&mut self) {
+        self.controller.mmio().abandon();
+    }
+}
+
+/// Controller options suitable for a fabrics controller.
+fn suited(wishes: ControllerOptions, options: &Options) -> ControllerOptions {
+    let policy = &options.policy;
+    ControllerOptions {
+        admin_depth: crate::transport::ADMIN_DEPTH,
+        keep_alive: Some(policy.detect),
+        keep_alive_is_set: true,
+        // The transport reports changes of CSTS itself.
+        status_interval: Span::from_secs(3600),
+        // Reconnects are limited by time, not by number.
+        resets_max: u32::MAX,
+        cut_off_timeout: Span { ns: 4 * policy.detect.ns + policy.give_up.ns },
+        shadow_doorbells: false,
+        // Completions wake the waiting thread.
+        interrupts: true,
+        sgl_only: true,
+        owner_counts_losses: true,
+        is_discovery: options.is_discovery(),
+        ..wishes
+    }
+}
+
+impl ConnectError {
+    /// The category of the error.
+    #[must_use]
+    pub const fn blame(&self) -> ErrorCategory {
+        match self {
+            Self::Name(_) => ErrorCategory::Usage,
+            Self::Memory => ErrorCategory::Environment,
+            Self::Peer { .. } | Self::Controller { .. } => ErrorCategory::Remote,
+        }
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => name.fmt(out),
+            Self::Memory => out.write_str("call a controller: no memory is left for its queues"),
+            Self::Peer { peer, why } => write!(out, "call {peer}: {why}"),
+            Self::Controller { peer, error } => write!(out, "call {peer}: {error}"),
+        }
+    }
+}
+
+impl core::error::Error for ConnectError {}

@@ -1,0 +1,161 @@
+//! Fabrics queue pair: the driver's queue pair and its TCP side, in the same thread.
+//!
+//! ```text
+//!   submit ─▶ NamespaceQueue ─ rings ─▶ TcpQueuePair ─▶ connection     sent by the following flush
+//!   poll   ◀─ NamespaceQueue ◀─ rings ─ TcpQueuePair ◀─ connection
+//! ```
+
+use tenmil_base::{
+    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Request, Segment, Span,
+};
+use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState};
+
+use crate::caches::Association;
+use crate::remote_dma::RemoteDma;
+use crate::ring_bridge::TailDoorbell;
+use crate::tcp_queue_pair::TcpQueuePair;
+use crate::wait_handle::WaitHandle;
+
+/// A queue pair with its connection. Commands aborted by a reset complete with
+/// [`ABORTED_BY_HOST`](tenmil_base::IoStatus::ABORTED_BY_HOST) once the old controller can no longer execute
+/// them.
+pub(crate) struct FabricsQueuePair {
+    queue: NamespaceQueue<RemoteDma, TailDoorbell>,
+    lane: TcpQueuePair,
+    sends_at_once: bool,
+    /// Command timeout.
+    pub(crate) limit: Span,
+}
+
+/// State of a fabrics queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueuePairState {
+    /// It accepts requests.
+    Open,
+    /// It accepts no requests, and may still complete some.
+    Closing,
+    /// It has no connection. Outstanding requests complete when the old controller can no longer execute
+    /// them.
+    Disconnected,
+}
+
+impl FabricsQueuePair {
+    pub(crate) fn new(
+        reach: &RemoteDma,
+        pair: QueuePair<RemoteDma, TailDoorbell>,
+        lane: TcpQueuePair,
+        view: NamespaceView,
+        sizes: QueueSizes,
+        limit: Span,
+    ) -> Option<Self> {
+        let queue = NamespaceQueue::new(reach, pair, view, sizes)?;
+        Some(Self { queue, lane, sends_at_once: true, limit })
+    }
+
+    /// Selects whether submitted requests are sent by the following flush, or by the next poll.
+    #[must_use]
+    pub(crate) fn set_send_on_flush(mut self, sends_at_once: bool) -> Self {
+        self.sends_at_once = sends_at_once;
+        self
+    }
+
+    pub(crate) fn queue(&mut self) -> &mut NamespaceQueue<RemoteDma, TailDoorbell> {
+        &mut self.queue
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        self.queue.limits()
+    }
+
+    /// The state that the controller has set.
+    #[inline]
+    pub(crate) fn standing(&self) -> QueueState {
+        self.queue.queue().state()
+    }
+
+    pub(crate) fn condition(&self) -> QueuePairState {
+        match (self.lane.is_connected(), self.standing()) {
+            (false, _) => QueuePairState::Disconnected,
+            (true, QueueState::Running) => QueuePairState::Open,
+            (true, _) => QueuePairState::Closing,
+        }
+    }
+
+    /// The association that the completions of the last poll belong to.
+    #[inline]
+    pub(crate) fn association(&self) -> Option<&Association> {
+        self.lane.association()
+    }
+
+    /// Whether the connection was lost by itself, and there is no new one yet.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.lane.is_broken()
+    }
+
+    /// Submits requests to the queue pair, as it accepts them.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        now: Instant,
+        requests: &[Request],
+        segments: &[Segment],
+    ) -> usize {
+        self.queue.submit(now, requests, segments)
+    }
+
+    /// Sends submitted requests.
+    #[inline]
+    pub(crate) fn flush(&mut self) {
+        self.queue.flush();
+        if self.sends_at_once {
+            self.lane.send_commands();
+        }
+    }
+
+    /// Polls completions. [`send_rest`](Self::send_rest) follows.
+    #[inline]
+    pub(crate) fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) {
+        self.lane.post_completions(now);
+        self.queue.poll(now, answers);
+    }
+
+    /// Sends data requested by the controller (R2T), and the rest of split requests.
+    #[inline]
+    pub(crate) fn send_rest(&mut self) {
+        self.lane.send_commands();
+    }
+
+    /// Discards completions. Returns true once nothing is in flight.
+    pub(crate) fn abandon(&mut self, now: Instant) -> bool {
+        self.lane.send_commands();
+        self.lane.post_completions(now);
+        let is_done = self.queue.drain(now);
+        self.lane.send_commands();
+        is_done
+    }
+
+    pub(crate) fn doorbells(&self) -> DoorbellCounts {
+        self.queue.doorbell_stats()
+    }
+
+    pub(crate) fn wake_at(&self) -> Instant {
+        self.queue.wake_at().min(self.lane.wake_at())
+    }
+
+    /// Makes queue commands wake the thread's wait handle.
+    pub(crate) fn wakes(&self, sleep: &dyn WaitHandle) {
+        self.lane.wakes(sleep.bell());
+    }
+
+    /// Arms the wake source. Returns true if the thread must not sleep.
+    pub(crate) fn arm(&mut self, sleep: &mut dyn WaitHandle) -> bool {
+        // Locally completed commands and unsent parts of split requests have no wake-up.
+        self.lane.arm(sleep)
+            || !self.queue.queue_mut().arm()
+            || self.queue.wake_at() == Instant::default()
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.lane.disarm();
+    }
+}

@@ -1,0 +1,61 @@
+//! NVMe over Fabrics host transport (NVMe/TCP), presented to the `nvme` driver as registers and rings in
+//! memory.
+//!
+//! ```text
+//!   tenmil_nvme_host::Controller ── HostTransport ────── admin rings ──┐
+//!   tenmil_nvme_host::NamespaceQueue ── I/O rings ── TcpQueuePair ─────┴─ tenmil_nvme_tcp::HostConnection ── tenmil_base::Stream ── peer
+//! ```
+//!
+//! TCP carries the rings, so the driver and its error recovery are the same as for PCIe. At the other end
+//! of each pair of rings is a connection instead of a device.
+//!
+//! Nothing here blocks, reads a clock or uses sockets directly. Streams come from a [`Connector`], and
+//! time is an argument. A [`FabricsController`] belongs to the thread that manages it. A
+//! [`FabricsChannel`] belongs to the thread that submits to it, with its own connection.
+
+#![forbid(unsafe_code)]
+
+mod caches;
+mod channel;
+mod command_table;
+mod connector;
+mod controller;
+mod fabrics_queue_pair;
+mod flushes;
+mod inflight;
+mod multipath;
+mod options;
+mod queue_connect;
+mod queue_connection;
+mod queue_control;
+mod remote_dma;
+mod ring_bridge;
+mod silence;
+mod tcp_queue_pair;
+#[cfg(test)]
+mod tests;
+mod timeout_policy;
+mod transport;
+mod wait_handle;
+mod write_pacing;
+mod zero_copy_drain;
+
+pub use caches::CacheScope;
+pub use channel::FabricsChannel;
+pub use connector::{Connector, PendingConnect};
+pub use controller::{ConnectError, Connecting, FabricsController};
+pub use multipath::{
+    IoPolicy, Multipath, MultipathChannel, MultipathOptions, PATHS_MAX, PathAnaState, PathEvent,
+    PathSetup, QueueRequest,
+};
+#[doc(hidden)]
+pub use options::InjectedBugs;
+pub use options::{InvalidName, Options};
+pub use remote_dma::RemoteDma;
+pub use ring_bridge::TailDoorbell;
+pub use tenmil_nvme_tcp::DigestMode;
+pub use timeout_policy::TimeoutPolicy;
+pub use transport::{ConnectionStats, HostTransport};
+pub use wait_handle::WaitHandle;
+#[doc(hidden)]
+pub use write_pacing::begin_simulation;

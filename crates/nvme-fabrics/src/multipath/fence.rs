@@ -1,0 +1,96 @@
+//! Fencing: an old controller that may still execute commands is reset by another one (Cross-Controller
+//! Reset, NVM Express Base 2.3, section 5.4.3), if both support the command.
+//!
+//! Fencing is an optimization: if the reset is not confirmed, the requests wait as without it. A
+//! controller that completes the command before the reset (Immediate Reset Successful is 0) would report
+//! the result in a log page later. That page is not read, and such a completion is ignored.
+
+use tenmil_base::{Instant, IoCompletion};
+use tenmil_wire::TypedCommand;
+use tenmil_wire::admin::{CrossControllerReset, CrossResetResult};
+
+use super::path::Path;
+
+/// Progress of fencing the old controller of a path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FenceState {
+    /// The instance that may still execute commands.
+    whom: Option<CrossControllerReset>,
+    /// Bit mask of paths whose controllers have received the reset request.
+    tried: u32,
+    /// The path whose completion is awaited, and its token.
+    asked: Option<(usize, u64)>,
+}
+
+/// The highest token of these commands, followed by 2^32 lower ones; commands of the owner use none of
+/// them.
+const TOKENS: u64 = u64::MAX - 1;
+
+/// Requests resets of the old controllers of lost paths.
+#[derive(Debug)]
+pub(super) struct Fences {
+    fences: Vec<FenceState>,
+    /// Number of commands sent.
+    sent: u32,
+}
+
+impl Fences {
+    pub(super) fn new(paths: usize) -> Self {
+        Self { fences: vec![FenceState::default(); paths], sent: 0 }
+    }
+
+    /// Sends the commands that can be sent now.
+    pub(super) fn turn(&mut self, now: Instant, paths: &mut [Path]) {
+        for index in 0..paths.len() {
+            let doubtful = paths[index].remote().and_then(|remote| remote.doubtful(now));
+            let fence = &mut self.fences[index];
+            if fence.whom != doubtful {
+                *fence = FenceState { whom: doubtful, ..FenceState::default() };
+            }
+            // A command to a controller that was lost itself does not complete any more.
+            fence.asked = fence.asked.filter(|(by, _)| paths[*by].access.is_some());
+            let Some(whom) = fence.whom.filter(|_| fence.asked.is_none()) else { continue };
+            for (by, path) in paths.iter_mut().enumerate() {
+                if by == index || fence.tried >> by & 1 == 1 || path.access.is_none() {
+                    continue;
+                }
+                let token = TOKENS - u64::from(self.sent);
+                if ask(now, path, token, whom) {
+                    self.sent = self.sent.wrapping_add(1);
+                    fence.tried |= 1 << by;
+                    fence.asked = Some((by, token));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Whether a completion belongs to one of these commands.
+    pub(super) fn is_theirs(answer: &IoCompletion) -> bool {
+        (TOKENS - u64::from(u32::MAX)..=TOKENS).contains(&answer.token)
+    }
+
+    /// Handles a completion. Returns the path whose old controller was reset, if it was.
+    pub(super) fn handle(
+        &mut self,
+        paths: &mut [Path],
+        by: usize,
+        answer: &IoCompletion,
+    ) -> Option<usize> {
+        let asked = Some((by, answer.token));
+        let index = self.fences.iter().position(|fence| fence.asked == asked)?;
+        let fence = &mut self.fences[index];
+        fence.asked = None;
+        let is_reset = answer.outcome.is_success() && CrossResetResult(answer.result).is_reset();
+        let whom = fence.whom.filter(|_| is_reset)?;
+        paths[index].remote()?.confirm_dead(whom).then_some(index)
+    }
+}
+
+/// Sends the command, if the controller supports it and has a free entry.
+fn ask(now: Instant, path: &mut Path, token: u64, whom: CrossControllerReset) -> bool {
+    let Some(remote) = path.remote() else { return false };
+    let controller = remote.controller();
+    let is_known = controller.identity().is_some_and(|identity| identity.page.ccrl() > 0);
+    is_known && controller.submit_admin(now, token, whom.to_command(), None).is_ok()
+}

@@ -1,0 +1,202 @@
+//! Path selection by I/O policy; without connections or a clock.
+
+/// I/O policy over paths with equal ANA state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoPolicy {
+    /// All requests use the first path; the others are for failover.
+    #[default]
+    ActivePassive,
+    /// The paths take requests in rotation.
+    RoundRobin,
+    /// The path with the fewest requests in flight.
+    QueueDepth,
+}
+
+/// ANA state of a path (NVM Express Base 2.1, section 8.1.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathAnaState {
+    /// Optimized. Also used if the controller does not report ANA.
+    Optimized,
+    /// Accessible with possibly lower performance.
+    NonOptimized,
+    /// Not accessible at present, or unknown.
+    #[default]
+    Inaccessible,
+    /// Permanently lost.
+    PersistentLoss,
+    /// In transition.
+    Change,
+}
+
+/// The selector's view of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PathView {
+    /// It accepts requests.
+    pub(crate) is_open: bool,
+    /// It is backed off after a path error.
+    pub(crate) is_resting: bool,
+    pub(crate) access: PathAnaState,
+    /// Requests in flight.
+    pub(crate) in_flight: u32,
+}
+
+/// Selects the path of each request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PathSelector {
+    spread: IoPolicy,
+    last: usize,
+}
+
+impl IoPolicy {
+    /// Names in URIs and configuration.
+    pub const NAMES: [(&'static str, Self); 3] = [
+        ("active-passive", Self::ActivePassive),
+        ("round-robin", Self::RoundRobin),
+        ("queue-depth", Self::QueueDepth),
+    ];
+}
+
+impl PathAnaState {
+    /// Name for the user.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Optimized => "optimized",
+            Self::NonOptimized => "non-optimized",
+            Self::Inaccessible => "inaccessible",
+            Self::PersistentLoss => "lost for ever",
+            Self::Change => "being changed",
+        }
+    }
+
+    /// Preference, lower is better. `None` if the path is not usable.
+    const fn rank(self) -> Option<u8> {
+        match self {
+            Self::Optimized => Some(0),
+            Self::NonOptimized => Some(1),
+            Self::Inaccessible | Self::PersistentLoss | Self::Change => None,
+        }
+    }
+}
+
+impl PathView {
+    const fn rank(&self) -> Option<u8> {
+        if self.is_open && !self.is_resting { self.access.rank() } else { None }
+    }
+
+    /// Whether requests can use it.
+    pub(crate) const fn is_usable(&self) -> bool {
+        self.rank().is_some()
+    }
+}
+
+impl PathSelector {
+    pub(crate) const fn new(spread: IoPolicy) -> Self {
+        Self { spread, last: 0 }
+    }
+
+    /// The path for the next request: of the best ones, by the I/O policy. `None` if no path is usable.
+    #[inline]
+    pub(crate) fn choose(&mut self, views: &[PathView]) -> Option<usize> {
+        let best = views.iter().filter_map(PathView::rank).min()?;
+        let fits = |index: &usize| views[*index].rank() == Some(best);
+        let count = views.len();
+        let behind_last = || (self.last + 1..count).chain(0..=self.last.min(count - 1));
+        let chosen = match self.spread {
+            IoPolicy::ActivePassive => (0..count).find(fits),
+            IoPolicy::RoundRobin => behind_last().find(fits),
+            IoPolicy::QueueDepth => {
+                behind_last().filter(fits).min_by_key(|index| views[*index].in_flight)
+            }
+        }?;
+        self.last = chosen;
+        Some(chosen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{IoPolicy, PathAnaState, PathSelector, PathView};
+
+    const ALL: [PathAnaState; 5] = [
+        PathAnaState::Optimized,
+        PathAnaState::NonOptimized,
+        PathAnaState::Inaccessible,
+        PathAnaState::PersistentLoss,
+        PathAnaState::Change,
+    ];
+
+    fn views(of: &[(bool, PathAnaState, u32)]) -> Vec<PathView> {
+        let view = |(is_open, access, in_flight): &(bool, PathAnaState, u32)| PathView {
+            is_open: *is_open,
+            access: *access,
+            in_flight: *in_flight,
+            is_resting: false,
+        };
+        of.iter().map(view).collect()
+    }
+
+    /// Every pair of states, each open and closed.
+    #[test]
+    fn optimized_comes_before_non_optimized_and_nothing_else_is_taken() {
+        for spread in IoPolicy::NAMES.map(|(_, spread)| spread) {
+            for (one, two) in ALL.iter().flat_map(|one| ALL.map(|two| (*one, two))) {
+                for open in [(true, true), (true, false), (false, true), (false, false)] {
+                    let views = views(&[(open.0, one, 0), (open.1, two, 0)]);
+                    let usable = |access| match access {
+                        PathAnaState::Optimized => 2,
+                        PathAnaState::NonOptimized => 1,
+                        _ => 0,
+                    };
+                    let worth =
+                        [usize::from(open.0) * usable(one), usize::from(open.1) * usable(two)];
+                    for _ in 0..3 {
+                        let chosen = PathSelector::new(spread).choose(&views);
+                        let best = worth.into_iter().max().filter(|worth| *worth > 0);
+                        assert_eq!(chosen.map(|path| worth[path]), best, "{spread:?} {views:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_way_to_spread_takes_its_own_order() {
+        let four = views(&[
+            (true, PathAnaState::NonOptimized, 0),
+            (true, PathAnaState::Optimized, 5),
+            (true, PathAnaState::Optimized, 3),
+            (true, PathAnaState::Optimized, 3),
+        ]);
+        for (spread, expected) in [
+            (IoPolicy::ActivePassive, [1, 1, 1, 1, 1]),
+            (IoPolicy::RoundRobin, [1, 2, 3, 1, 2]),
+            (IoPolicy::QueueDepth, [2, 3, 2, 3, 2]),
+        ] {
+            let mut route = PathSelector::new(spread);
+            let taken = [(); 5].map(|()| route.choose(&four).unwrap());
+            assert_eq!(taken, expected, "{spread:?}");
+        }
+    }
+
+    #[test]
+    fn a_resting_path_is_taken_by_nobody() {
+        let mut both =
+            views(&[(true, PathAnaState::Optimized, 0), (true, PathAnaState::NonOptimized, 0)]);
+        both[0].is_resting = true;
+        assert_eq!(PathSelector::new(IoPolicy::RoundRobin).choose(&both), Some(1));
+        both[1].is_resting = true;
+        assert_eq!(PathSelector::new(IoPolicy::RoundRobin).choose(&both), None);
+    }
+
+    #[test]
+    fn whoever_comes_back_is_taken_again() {
+        let mut both =
+            views(&[(false, PathAnaState::Optimized, 0), (true, PathAnaState::Optimized, 0)]);
+        let mut route = PathSelector::new(IoPolicy::ActivePassive);
+        assert_eq!(route.choose(&both), Some(1));
+        both[0].is_open = true;
+        assert_eq!(route.choose(&both), Some(0));
+        assert_eq!(route.choose(&[]), None);
+    }
+}

@@ -1,0 +1,108 @@
+//! Connection options: subsystem, host, and negotiated features.
+
+use core::fmt;
+
+use tenmil_nvme_tcp::DigestMode;
+use tenmil_wire::element::Ascii;
+use tenmil_wire::fabrics::ConnectData;
+use tenmil_wire::nqn;
+
+use crate::timeout_policy::TimeoutPolicy;
+
+/// Options of a connection to a remote controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// NQN of the subsystem (SUBNQN).
+    pub subsystem: String,
+    /// NQN of this host (HOSTNQN).
+    pub host: String,
+    /// Host Identifier (HOSTID). A different identifier is a different host.
+    pub host_id: [u8; 16],
+    /// Header digest.
+    pub header_digest: DigestMode,
+    /// Data digest.
+    pub data_digest: DigestMode,
+    /// Send submitted requests in the following flush, in the iteration of the submitter; on by default.
+    /// Otherwise they wait for the next poll, to measure the difference.
+    pub direct: bool,
+    /// Timeouts for an unresponsive peer.
+    pub policy: TimeoutPolicy,
+    #[doc(hidden)]
+    pub injected_bugs: InjectedBugs,
+}
+
+/// Former bugs that a simulation injects to prove that it detects them.
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InjectedBugs {
+    /// A flush succeeds although a controller with writes in its volatile cache was lost.
+    pub flush_ignores_lost_writes: bool,
+}
+
+/// Error: a name that is not a valid NQN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidName {
+    /// The field: `subsystem` or `host`.
+    pub whose: &'static str,
+    /// The name.
+    pub name: String,
+    /// The problem.
+    pub problem: nqn::NqnError,
+}
+
+impl Options {
+    /// Default options for a connection of `host` to `subsystem`.
+    #[must_use]
+    pub fn new(subsystem: &str, host: &str, host_id: [u8; 16]) -> Self {
+        Self {
+            subsystem: subsystem.to_owned(),
+            host: host.to_owned(),
+            host_id,
+            header_digest: DigestMode::Off,
+            data_digest: DigestMode::Off,
+            direct: true,
+            policy: TimeoutPolicy::default(),
+            injected_bugs: InjectedBugs::default(),
+        }
+    }
+
+    /// Checks the NQNs.
+    ///
+    /// # Errors
+    ///
+    /// If one of the NQNs is invalid.
+    pub fn check(&self) -> Result<(), InvalidName> {
+        for (whose, name) in [("subsystem", &self.subsystem), ("host", &self.host)] {
+            nqn::check(name).map_err(|problem| InvalidName {
+                whose,
+                name: name.clone(),
+                problem,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether the subsystem is the discovery service.
+    #[must_use]
+    pub fn is_discovery(&self) -> bool {
+        self.subsystem == nqn::DISCOVERY
+    }
+
+    /// Connect data, for controller `cntlid` or for any.
+    pub(crate) fn connect_data(&self, cntlid: u16) -> ConnectData {
+        ConnectData::zeroed().with(|data| {
+            data.hostid(self.host_id)
+                .cntlid(cntlid)
+                .subnqn(Ascii::nul_padded(&self.subsystem))
+                .hostnqn(Ascii::nul_padded(&self.host))
+        })
+    }
+}
+
+impl fmt::Display for InvalidName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} `{}`: {}", self.whose, self.name, self.problem)
+    }
+}
+
+impl core::error::Error for InvalidName {}

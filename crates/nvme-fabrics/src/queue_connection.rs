@@ -1,0 +1,537 @@
+//! NVMe/TCP connection of one queue, with its socket: commands out, completions in, data directly to and
+//! from its memory.
+//!
+//! ```text
+//!   submit ─────▶ tenmil_nvme_tcp::HostConnection ── pieces ──▶ one gathered send ──▶ Stream
+//!   completion ◀─ tenmil_nvme_tcp::HostConnection ◀── buffered bytes ◀─────────────── Stream
+//!                   └── data: copied once from there, or received in place
+//! ```
+//!
+//! Kernel buffers (registered by ublk) have no address, and data for them has to be received in place.
+//! While such data is awaited, headers are received one by one, so that no data is received after them.
+//!
+//! The owner calls [`send`](QueueConnection::send) and [`receive`](QueueConnection::receive) once per
+//! iteration each.
+
+use std::collections::VecDeque;
+
+use tenmil_base::{Instant, RecvResult, Segment, SendSlice, Span, Stream, StreamError, WakeSource};
+use tenmil_dma::DevicePool;
+use tenmil_nvme_tcp::{
+    CloseReason, Connection, DataDirection, EventQueue, HostConfig, HostConnection, HostEvent,
+    QueueFull, SendPiece,
+};
+use tenmil_wire::{Command, Completion, Status};
+
+use crate::command_table::{CommandTable, FAILED, SIPPED, TO_CONTROLLER};
+use crate::write_pacing;
+
+/// A connection that is being opened, is open, or has been lost.
+pub(crate) struct QueueConnection {
+    end: HostConnection,
+    stream: Box<dyn Stream>,
+    events: EventQueue<HostEvent>,
+    places: CommandTable,
+    stretches: Vec<SendSlice>,
+    straight: Vec<Segment>,
+    /// Total number of bytes accepted by the stream.
+    taken_bytes: u64,
+    /// Position in these bytes up to which they may be in memory of commands.
+    memory_bytes: u64,
+    /// Position up to which the kernel is known to have released them.
+    released_bytes: u64,
+    /// Completed commands whose data the kernel may still read, each with the position in these bytes
+    /// that has to be released first.
+    held: VecDeque<(u64, CompletedCommand)>,
+    outstanding: u32,
+    /// Number of outstanding commands that are marked [`SIPPED`].
+    sipped: u32,
+    /// Number of times that data was received.
+    received: u64,
+    lost: Option<ConnectionLoss>,
+}
+
+/// A command that has completed, and whose memory is no longer accessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CompletedCommand {
+    pub(crate) tag: u16,
+    /// The command identifier that it was submitted with.
+    pub(crate) name: u16,
+    pub(crate) completion: Completion,
+}
+
+/// Cause of the end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionLoss {
+    Ended(CloseReason),
+    Broken(StreamError),
+    /// Nothing was received for so long while commands were outstanding.
+    Silent(Span),
+}
+
+/// Maximum number of events of one call into the protocol state machine.
+const EVENTS: usize = 128;
+
+/// Maximum number of separate receives of headers and data per poll, while data for kernel buffers is
+/// awaited.
+const KERNEL_BUFFER_RECVS: usize = 64;
+
+/// From this size on, data is received in place. For less, a copy is cheaper than a separate system call.
+const DIRECT_RECV_BYTES_MIN: u32 = 16 << 10;
+
+impl QueueConnection {
+    /// A connection over `stream`, which starts to open. Data is in memory that `memory` can resolve.
+    pub(crate) fn new(
+        stream: Box<dyn Stream>,
+        config: HostConfig,
+        memory: DevicePool,
+        now: Instant,
+    ) -> Self {
+        let depth = config.depth;
+        Self {
+            end: HostConnection::new(HostConfig { names_tags: true, ..config }, now),
+            stream,
+            events: EventQueue::with_capacity(EVENTS),
+            places: CommandTable::new(memory, depth),
+            stretches: Vec::new(),
+            straight: Vec::new(),
+            taken_bytes: 0,
+            memory_bytes: 0,
+            released_bytes: 0,
+            held: VecDeque::new(),
+            outstanding: 0,
+            sipped: 0,
+            received: 0,
+            lost: None,
+        }
+    }
+
+    /// Whether commands can be submitted.
+    pub(crate) fn is_open(&self) -> bool {
+        self.end.is_open()
+    }
+
+    /// Cause of its end, if it has ended.
+    #[inline]
+    pub(crate) fn lost(&self) -> Option<&ConnectionLoss> {
+        self.lost.as_ref()
+    }
+
+    /// Number of commands that have not completed, or whose memory the stream may still read.
+    #[inline]
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.outstanding
+    }
+
+    /// Number of times that data was received.
+    pub(crate) const fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Ends the connection, because nothing was received for `waited` although a completion was due.
+    pub(crate) fn fall_silent(&mut self, waited: Span) {
+        self.lose(ConnectionLoss::Silent(waited));
+    }
+
+    /// Whether an outstanding command would do harm if it were executed late.
+    pub(crate) fn may_execute_late(&self, is_admin: bool) -> bool {
+        self.end.outstanding().any(|tag| self.places.known(tag).changes(is_admin))
+    }
+
+    /// Whether the stream may still read memory of outstanding commands.
+    pub(crate) fn has_kernel_references(&mut self) -> bool {
+        self.released_bytes = self.stream.released_bytes();
+        self.outstanding > 0 && self.released_bytes < self.memory_bytes
+    }
+
+    /// Discards unsent data, so that the peer receives none of it.
+    pub(crate) fn abandon(&mut self) {
+        self.stream.abort();
+    }
+
+    /// Submits `command` under `tag`, with its data in `segment`, or in the [list](Self::list) of that
+    /// tag. Its completion carries `name`.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        (tag, name): (u16, u16),
+        command: &Command,
+        data: DataDirection,
+        segment: Option<Segment>,
+    ) -> Result<(), QueueFull> {
+        self.places.put(tag, name, command.opcode(), segment);
+        self.end.submit_as(tag, command, data, &self.places)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// The same with data in a kernel buffer.
+    #[cold]
+    pub(crate) fn submit_lent(
+        &mut self,
+        (tag, name): (u16, u16),
+        command: &Command,
+        data: DataDirection,
+        segment: Segment,
+    ) -> Result<(), QueueFull> {
+        self.submit((tag, name), command, data, Some(segment))?;
+        if let DataDirection::ToHost(_) = data {
+            self.places.mark(tag, SIPPED);
+            self.sipped += 1;
+        }
+        Ok(())
+    }
+
+    /// The segment list of the command that is submitted next under `tag`.
+    pub(crate) fn list(&mut self, tag: u16) -> &mut Vec<Segment> {
+        self.places.list(tag)
+    }
+
+    /// Sends what is pending.
+    #[inline]
+    pub(crate) fn send(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+        if self.end.has_more() {
+            self.send_portions(answer);
+        } else if !self.end.pieces().is_empty() && self.lost.is_none() {
+            // Commands and their in-capsule data.
+            self.send_once(false, answer);
+        }
+    }
+
+    /// Sends as much of large data as the budget permits, after the commands.
+    #[inline(never)]
+    fn send_portions(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+        let portion = write_pacing::portion();
+        self.end.set_send_budget(portion.bytes);
+        for _ in 0..portion.sends {
+            let has_more = self.end.has_more() && portion.bytes > 0;
+            if has_more {
+                write_pacing::note_large_send();
+            }
+            let has_nothing = self.end.pieces().is_empty() && !has_more;
+            if has_nothing || self.lost.is_some() || !self.send_once(portion.sends > 1, answer) {
+                return;
+            }
+        }
+    }
+
+    /// Sends pending pieces. Returns whether all were sent. `follows` announces that more data is sent at
+    /// once.
+    fn send_once(&mut self, follows: bool, answer: &mut impl FnMut(CompletedCommand)) -> bool {
+        self.end.fill(&self.places);
+        self.stretches.clear();
+        let mut has_memory = false;
+        for piece in self.end.pieces() {
+            match *piece {
+                SendPiece::Headers { at, len_bytes } => {
+                    self.stretches.push(SendSlice::Headers { at, len_bytes });
+                }
+                SendPiece::Payload { tag, offset, len_bytes } => {
+                    has_memory = true;
+                    let place = tenmil_nvme_tcp::DataPlacement { tag, offset, len_bytes };
+                    self.places
+                        .each(place, |segment| self.stretches.push(SendSlice::Memory(segment)));
+                }
+            }
+        }
+        let has_more = follows && self.end.has_more();
+        match self.stream.send(self.end.headers(), &self.stretches, has_more) {
+            Ok(count) => {
+                self.taken_bytes += count as u64;
+                if has_memory {
+                    self.memory_bytes = self.taken_bytes;
+                }
+                self.end.sent(count, &mut self.events);
+                self.tell(answer);
+                count > 0 && self.end.pieces().is_empty()
+            }
+            Err(broken) => {
+                self.lose(ConnectionLoss::Broken(broken));
+                false
+            }
+        }
+    }
+
+    /// Receives what has arrived.
+    #[inline]
+    pub(crate) fn receive(&mut self, now: Instant, answer: &mut impl FnMut(CompletedCommand)) {
+        write_pacing::turn(now);
+        if self.lost.is_some() {
+            return;
+        }
+        if self.sipped > 0 {
+            self.receive_to_kernel_buffers(now, answer);
+        } else if !self.receive_direct(now, answer) {
+            let received = self.stream.receive();
+            self.read(now, answer);
+            match received {
+                RecvResult::Bytes(_) => {
+                    self.received += 1;
+                    self.receive_direct(now, answer);
+                }
+                RecvResult::WouldBlock => {}
+                RecvResult::Eof => self.handle_eof(answer),
+                RecvResult::Failed(broken) => self.lose(ConnectionLoss::Broken(broken)),
+            }
+        }
+        if !self.held.is_empty() {
+            self.release(answer);
+        }
+    }
+
+    /// Receives headers and data separately.
+    #[cold]
+    fn receive_to_kernel_buffers(
+        &mut self,
+        now: Instant,
+        answer: &mut impl FnMut(CompletedCommand),
+    ) {
+        for _ in 0..KERNEL_BUFFER_RECVS {
+            // Bytes received before a kernel buffer was used.
+            self.read(now, answer);
+            if self.lost.is_some() {
+                return;
+            }
+            let waiting = self.stream.buffered().len();
+            let received = match self.end.direct_placement().filter(|_| waiting == 0) {
+                Some(place) => self.receive_to(place, now, answer),
+                None => self.stream.receive_at_most(self.end.before_data(waiting)),
+            };
+            match received {
+                RecvResult::Bytes(_) => self.received += 1,
+                RecvResult::WouldBlock => return,
+                RecvResult::Eof => return self.handle_eof(answer),
+                RecvResult::Failed(broken) => return self.lose(ConnectionLoss::Broken(broken)),
+            }
+        }
+        self.read(now, answer);
+    }
+
+    /// Receives awaited data in place if it is large enough. Returns whether it was.
+    #[inline]
+    fn receive_direct(&mut self, now: Instant, answer: &mut impl FnMut(CompletedCommand)) -> bool {
+        let place =
+            self.end.direct_placement().filter(|place| place.len_bytes >= DIRECT_RECV_BYTES_MIN);
+        let Some(place) = place.filter(|_| self.stream.buffered().is_empty()) else { return false };
+        match self.receive_to(place, now, answer) {
+            RecvResult::Bytes(_) | RecvResult::WouldBlock => {}
+            RecvResult::Eof => self.handle_eof(answer),
+            RecvResult::Failed(broken) => self.lose(ConnectionLoss::Broken(broken)),
+        }
+        true
+    }
+
+    /// Receives data in place.
+    #[inline]
+    fn receive_to(
+        &mut self,
+        place: tenmil_nvme_tcp::DataPlacement,
+        now: Instant,
+        answer: &mut impl FnMut(CompletedCommand),
+    ) -> RecvResult {
+        self.straight.clear();
+        self.places.each(place, |segment| self.straight.push(segment));
+        let received = self.stream.receive_into(&self.straight);
+        if let RecvResult::Bytes(count) = received {
+            self.received += 1;
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            self.end.received_direct(now, count, &mut self.events);
+            self.tell(answer);
+        }
+        received
+    }
+
+    /// Parses the buffered bytes of the stream.
+    #[inline]
+    fn read(&mut self, now: Instant, answer: &mut impl FnMut(CompletedCommand)) {
+        loop {
+            let Self { end, stream, events, places, .. } = self;
+            let bytes = stream.buffered();
+            if bytes.is_empty() {
+                return;
+            }
+            let taken = end.receive(now, bytes, events);
+            if taken == 0 {
+                return;
+            }
+            for event in events.as_slice() {
+                if let HostEvent::Data { place, at } = *event {
+                    places.store(place, &bytes[at as usize..][..place.len_bytes as usize]);
+                }
+            }
+            stream.consume(taken);
+            self.tell(answer);
+        }
+    }
+
+    /// Handles events, except for data, which has been stored already.
+    #[inline]
+    fn tell(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+        let mut ended = None;
+        // Queried once: a release in the meantime is found in the next iteration.
+        let mut is_read = None;
+        let mut has_others = false;
+        for event in self.events.as_slice() {
+            match *event {
+                HostEvent::Completed { tag, completion, .. } => {
+                    let known = self.places.known(tag);
+                    let completion = match known.marks {
+                        0 => completion,
+                        marks => {
+                            self.sipped -= u32::from(marks & SIPPED != 0);
+                            judged(marks, completion)
+                        }
+                    };
+                    // Write data sent with MSG_ZEROCOPY: the completion is held until the kernel has
+                    // released its memory.
+                    let answered = CompletedCommand { tag, name: known.name, completion };
+                    if known.opcode & 0b11 == TO_CONTROLLER {
+                        let taken = self.taken_bytes;
+                        let stream = &mut self.stream;
+                        if *is_read.get_or_insert_with(|| stream.released_bytes() < taken) {
+                            self.held.push_back((taken, answered));
+                            continue;
+                        }
+                    } else {
+                        has_others = has_others || self.places.len_bytes(tag) < write_pacing::LARGE;
+                    }
+                    self.outstanding -= 1;
+                    answer(answered);
+                }
+                HostEvent::Ended(cause) => ended = Some(cause),
+                HostEvent::Data { .. } | HostEvent::Open(_) => {}
+            }
+        }
+        self.events.clear();
+        if has_others {
+            write_pacing::note_small_completion();
+        }
+        if let Some(cause) = ended {
+            self.lose(ConnectionLoss::Ended(cause));
+        }
+    }
+
+    /// Delivers held completions whose data the stream has released.
+    #[cold]
+    fn release(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+        let released = self.stream.released_bytes();
+        while let Some((_, answered)) = self.held.pop_front_if(|(end, _)| *end <= released) {
+            self.outstanding -= 1;
+            answer(answered);
+        }
+    }
+
+    /// Handles the end of the stream.
+    #[cold]
+    fn handle_eof(&mut self, answer: &mut impl FnMut(CompletedCommand)) {
+        self.end.receive_end(self.stream.buffered().len(), &mut self.events);
+        self.tell(answer);
+    }
+
+    /// When [`expire`](Self::expire) is due.
+    pub(crate) fn deadline(&self) -> Instant {
+        if self.lost.is_some() { Instant::NEVER } else { self.end.deadline() }
+    }
+
+    /// Ends the connection if a timeout of the peer has expired.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        if now >= self.deadline() {
+            self.end.handle_deadline(now, &mut self.events);
+            self.tell(&mut |_| {});
+        }
+    }
+
+    #[cold]
+    fn lose(&mut self, lost: ConnectionLoss) {
+        if self.lost.is_some() {
+            return;
+        }
+        if let ConnectionLoss::Ended(CloseReason::ProtocolError(_)) = lost {
+            // Reports the cause to the peer by a termination request, if there is space.
+            self.stretches.clear();
+            let headers = |piece: &SendPiece| match *piece {
+                SendPiece::Headers { at, len_bytes } => Some(SendSlice::Headers { at, len_bytes }),
+                SendPiece::Payload { .. } => None,
+            };
+            if self.end.pieces().len() == 1 {
+                self.stretches.extend(self.end.pieces().iter().filter_map(headers));
+                // The connection is lost in either case.
+                let _ = self.stream.send(self.end.headers(), &self.stretches, false);
+            }
+            self.stream.shutdown_write();
+        }
+        self.lost = Some(lost);
+    }
+
+    pub(crate) fn wake_source(&self) -> WakeSource<'_> {
+        self.stream.wake_source()
+    }
+
+    /// Like [`Stream::arm`]: true if there is work already.
+    pub(crate) fn arm(&mut self) -> bool {
+        let wants_room = !self.end.pieces().is_empty();
+        // The budget of an iteration limits sends: the socket does not signal for the rest.
+        let has_unsent = !wants_room && self.end.has_more();
+        has_unsent
+            || self.lost.is_some()
+            || self.has_released()
+            || self.stream.arm(true, wants_room)
+    }
+
+    /// Consumes release notifications of the kernel, which would otherwise end every sleep at once.
+    /// Returns true if a completion can be delivered now.
+    fn has_released(&mut self) -> bool {
+        if self.released_bytes == self.taken_bytes {
+            return false;
+        }
+        self.released_bytes = self.stream.released_bytes();
+        self.held.front().is_some_and(|(end, _)| *end <= self.released_bytes)
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        self.stream.disarm();
+    }
+}
+
+/// Status of a command with an exceptional condition.
+#[cold]
+fn judged(marks: u8, completion: Completion) -> Completion {
+    if marks & FAILED != 0 && completion.status().is_success() {
+        completion.with_status(Status::DATA_TRANSFER_ERROR)
+    } else {
+        completion
+    }
+}
+
+impl core::fmt::Display for ConnectionLoss {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Broken(broken) => broken.fmt(out),
+            Self::Silent(waited) => write!(
+                out,
+                "nothing came over the connection of a queue for {}, expected an answer",
+                Span::from_ms(waited.ns / 1_000_000)
+            ),
+            Self::Ended(cause) => match cause {
+                CloseReason::ProtocolError(refusal) => {
+                    write!(out, "the peer sent an invalid PDU: {refusal}")
+                }
+                CloseReason::Terminated(refusal) => {
+                    write!(out, "the peer has terminated the connection: {refusal}")
+                }
+                CloseReason::InvalidTermination => out
+                    .write_str("the peer has terminated the connection by a request that is none"),
+                CloseReason::ConnectTimeout => {
+                    out.write_str("the peer has not opened the connection in time")
+                }
+                CloseReason::PduTimeout => {
+                    out.write_str("the peer has begun a unit and not ended it")
+                }
+                CloseReason::Closed => out.write_str("the peer has closed the connection"),
+                CloseReason::TruncatedPdu => {
+                    out.write_str("the connection has ended within a unit")
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Detects a stalled connection of an I/O queue while its controller is alive.
+//!
+//! If nothing is received while commands are outstanding, either the device is slow or the connection has
+//! stalled. A Flush of namespace 0, which every controller rejects at once, distinguishes the two:
+//!
+//! ```text
+//!   busy ── a third of `detect`, nothing received ──▶ probed ── another third ──▶ lost
+//!    ▲                                                  │
+//!    └─────────────── something received ───────────────┘
+//! ```
+//!
+//! A queue with all its commands outstanding has no free entry for the probe. It is lost when nothing has
+//! been received for as long as requests may be held (`fail-fast`).
+
+use tenmil_base::{Instant, Span};
+use tenmil_nvme_tcp::DataDirection;
+use tenmil_wire::{Command, IoOpcode};
+
+use crate::queue_connection::QueueConnection;
+use crate::timeout_policy::TimeoutPolicy;
+
+/// Stall detection of one connection.
+#[derive(Debug)]
+pub(crate) struct Silence {
+    every: Span,
+    patience: Span,
+    /// Time of the next check.
+    next: Instant,
+    /// Receive count at the last check.
+    seen: u64,
+    /// Since when nothing was received while commands were outstanding.
+    since: Option<Instant>,
+    is_asking: bool,
+    /// Tag of the probe, after those of the ring.
+    tag: u16,
+}
+
+impl Silence {
+    /// For a queue with so many commands.
+    pub(crate) fn new(policy: &TimeoutPolicy, slots: u16, now: Instant) -> Self {
+        let every = Span { ns: (policy.detect.ns / 3).max(1) };
+        let patience = policy.fail_fast.max(policy.detect);
+        let (seen, since, is_asking, next) = (0, None, false, now.after(every));
+        Self { every, patience, next, seen, since, is_asking, tag: slots }
+    }
+
+    /// Time of the next [`look`](Self::look).
+    #[inline]
+    pub(crate) const fn next(&self) -> Instant {
+        self.next
+    }
+
+    /// Whether new commands have to wait, because the probe uses their entries.
+    #[inline]
+    pub(crate) const fn is_asking(&self) -> bool {
+        self.is_asking
+    }
+
+    /// Whether a completion with this tag is of the probe.
+    #[inline]
+    pub(crate) const fn is_ours(&self, tag: u16) -> bool {
+        tag == self.tag
+    }
+
+    /// Restarts the detection: commands become outstanding after an idle time.
+    pub(crate) const fn begin(&mut self) {
+        self.since = None;
+    }
+
+    /// Checks whether anything was received since the last check; if not, sends the probe, or ends the
+    /// connection.
+    #[cold]
+    pub(crate) fn look(&mut self, now: Instant, exchange: &mut QueueConnection) {
+        self.next = now.after(self.every);
+        let count = exchange.received();
+        let is_new = core::mem::replace(&mut self.seen, count) != count;
+        if is_new || exchange.outstanding() == 0 {
+            self.since = (exchange.outstanding() > 0).then_some(now);
+            self.is_asking = false;
+            return;
+        }
+        let Some(since) = self.since else {
+            self.since = Some(now);
+            return;
+        };
+        let waited = now.since(since);
+        if self.is_asking || waited >= self.patience {
+            exchange.fall_silent(waited);
+        } else if exchange.outstanding() < u32::from(self.tag) {
+            let question = Command::new(IoOpcode::Flush.code());
+            let nothing = Some(tenmil_base::Segment::default());
+            let names = (self.tag, self.tag);
+            self.is_asking =
+                exchange.submit(names, &question, DataDirection::None, nothing).is_ok();
+        }
+    }
+}

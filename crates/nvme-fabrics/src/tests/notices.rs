@@ -1,0 +1,80 @@
+//! A stream that reports released memory like a socket: repeatedly, until it is queried; and that relies
+//! on the announcement that more data follows.
+
+use tenmil_base::{RecvResult, Segment, SendSlice, Stream, StreamError, WakeSource};
+use tenmil_sim::network::End;
+
+/// An end of a network that keeps its thread awake with unread notices.
+pub(super) struct Noticing {
+    end: End,
+    /// Result of the last query.
+    told: u64,
+    /// Number of receive calls since the announcement that more follows at once.
+    since_promise: Option<u32>,
+}
+
+/// Maximum number of receive calls before announced data has to be sent.
+const LOOKS_MAX: u32 = 1;
+
+impl Noticing {
+    pub(super) const fn new(end: End) -> Self {
+        Self { end, told: 0, since_promise: None }
+    }
+}
+
+impl Stream for Noticing {
+    fn receive(&mut self) -> RecvResult {
+        if let Some(looks) = &mut self.since_promise {
+            *looks += 1;
+            assert!(*looks <= LOOKS_MAX, "a socket would hold back what was sent");
+        }
+        self.end.receive()
+    }
+
+    fn buffered(&self) -> &[u8] {
+        self.end.buffered()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.end.consume(count);
+    }
+
+    fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        self.end.receive_into(into)
+    }
+
+    fn send(
+        &mut self,
+        headers: &[u8],
+        stretches: &[SendSlice],
+        has_more: bool,
+    ) -> Result<usize, StreamError> {
+        self.since_promise = has_more.then_some(0);
+        self.end.send(headers, stretches, has_more)
+    }
+
+    fn released_bytes(&mut self) -> u64 {
+        self.told = self.end.released_bytes();
+        self.told
+    }
+
+    fn shutdown_write(&mut self) {
+        self.end.shutdown_write();
+    }
+
+    fn abort(&mut self) {
+        self.end.abort();
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.end.wake_source()
+    }
+
+    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+        self.end.arm(wants_bytes, wants_room) || self.end.released_bytes() > self.told
+    }
+
+    fn peer(&self) -> String {
+        self.end.peer()
+    }
+}

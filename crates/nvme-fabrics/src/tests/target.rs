@@ -1,0 +1,791 @@
+//! A minimal target: one namespace in memory, one association at a time, and faults controlled by the
+//! test.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use tenmil_base::{Instant, Memory, Random, RecvResult, SendSlice, Span, Stream, StreamError};
+use tenmil_dma::RegionTable;
+use tenmil_nvme_tcp::{
+    Connection, ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, EventQueue,
+    PayloadDigest, QueueKind, SendPiece,
+};
+use tenmil_sim::network::{self, Direction, Fault, Faults, Network, NetworkOptions};
+use tenmil_wire::admin::CrossControllerReset;
+use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::fabrics::{Connect, ConnectData, InvalidParameter, PropertyGet, PropertySet};
+use tenmil_wire::identify::namespace::IdentifyNamespace;
+use tenmil_wire::identify::{Cns, IdentifyController};
+use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader, AnaState};
+use tenmil_wire::register::{Capabilities, Configuration, ControllerStatus};
+use tenmil_wire::tcp::crc32c;
+use tenmil_wire::{AdminOpcode, Command, Completion, FabricsType, IoOpcode, Status, TypedCommand};
+
+use super::notices::Noticing;
+use crate::connector::{Connector, PendingConnect};
+
+pub(super) const BLOCK: usize = 512;
+pub(super) const BLOCKS: usize = 4096;
+
+/// A handle to the target and to the networks that lead to it.
+#[derive(Clone)]
+pub(super) struct Target(Arc<Mutex<State>>);
+
+/// State and behavior of the target. Every field may be changed at any time.
+pub(super) struct State {
+    /// Contents, shared by targets that are paths to the same namespace.
+    pub(super) disk: Arc<Mutex<Vec<u8>>>,
+    /// Contents that would survive a power failure, if there is a volatile cache (VWC).
+    pub(super) durable: Arc<Mutex<Vec<u8>>>,
+    /// Blocks written and not flushed, by association. They are lost with it.
+    pub(super) unflushed: BTreeMap<u16, BTreeSet<usize>>,
+    /// Instance of the cache; with an instance, all associations share the cache, and it outlives them.
+    pub(super) cache: Option<CacheInstance>,
+    /// Number of executed flushes.
+    pub(super) flushes: u64,
+    /// ANA state, and whether its host is to be notified of a change.
+    pub(super) ana: AnaState,
+    pub(super) ana_has_changed: bool,
+    /// ANA group of the namespace; groups before it have no access to the namespace.
+    pub(super) ana_group: u32,
+    /// Whether the host is to be notified that the namespace has changed.
+    pub(super) namespace_has_changed: bool,
+    /// The last byte of the namespace's NGUID.
+    pub(super) nguid: u8,
+    /// Some I/O commands are executed much later, as far as the lifetime of the association permits.
+    pub(super) late: Option<Random>,
+    held: Vec<Held>,
+    /// Associations, and the time until which each may execute its commands.
+    until: BTreeMap<u16, Instant>,
+    kato: Span,
+    /// Keep Alives that it has executed.
+    pub(super) keep_alives: u64,
+    now: Instant,
+    /// Streams are refused.
+    pub(super) is_away: bool,
+    /// Streams are neither opened nor refused.
+    pub(super) is_silent: bool,
+    /// Error of Connect.
+    pub(super) refuses: Option<Status>,
+    /// Error of the next Connect of an I/O queue.
+    pub(super) refuses_queue: Option<Completion>,
+    /// I/O commands are not completed.
+    pub(super) is_idle: bool,
+    /// A controller that is to stop (CC.EN is 0) does not confirm it.
+    pub(super) is_stuck: bool,
+    /// Status of I/O commands.
+    pub(super) answers: Option<Status>,
+    /// A command for this block ends its connection.
+    pub(super) poison: Option<u64>,
+    /// Admin commands with this opcode are not completed.
+    pub(super) mute: Option<u8>,
+    /// Fault of the stream of this number.
+    pub(super) harm: Option<(usize, Direction, u64)>,
+    /// Targets whose controllers this target resets on request of their host (CCRL).
+    siblings: Vec<Weak<Mutex<State>>>,
+    /// Index among these targets.
+    salt: u16,
+    /// Number of resets requested by its host.
+    pub(super) resets: u64,
+    /// Completion of a reset request, without a reset.
+    pub(super) no_reset: Option<Completion>,
+    /// Options of the next networks.
+    pub(super) network: NetworkOptions,
+    /// The networks, in the order of their creation.
+    pub(super) networks: Vec<Network>,
+    pub(super) config: ControllerConfig,
+    pub(super) identity: IdentifyController,
+    pub(super) mqes: u16,
+    /// Maximum number of entries of an admin queue.
+    pub(super) admin_entries: u16,
+    /// Successful Connects, by queue.
+    pub(super) connects: Vec<u16>,
+    /// Number of received I/O commands.
+    pub(super) heard: u64,
+    /// Number of executed I/O commands.
+    pub(super) executed: u64,
+    ends: Vec<End>,
+    association: u16,
+    cc: Configuration,
+    csts: ControllerStatus,
+}
+
+/// A command with delayed execution.
+struct Held {
+    at: Instant,
+    association: u16,
+    stream: u64,
+    tag: u16,
+    command: Command,
+    bytes: Vec<u8>,
+}
+
+/// How long an association may execute commands after its end (CQT).
+pub(super) const CQT: Span = Span::from_ms(500);
+
+/// Maximum execution time after the last sign of life of the host (Base 2.1 §9.6).
+pub(super) const fn quiet(kato: Span, is_heard_in_traffic: bool) -> Span {
+    let intervals = if is_heard_in_traffic { 3 } else { 2 };
+    Span { ns: intervals * kato.ns + CQT.ns }
+}
+
+/// Maximum number of live networks.
+const NETWORKS: usize = 12;
+
+/// A connection.
+struct End {
+    number: u64,
+    /// Asynchronous Event Requests.
+    event_tags: Vec<u16>,
+    stream: Box<dyn Stream>,
+    end: ControllerConnection,
+    events: EventQueue<ControllerEvent>,
+    data: Bytes,
+    commands: BTreeMap<u16, Command>,
+    /// Association and queue.
+    queue: Option<(u16, u16)>,
+    is_over: bool,
+}
+
+#[derive(Default)]
+struct Bytes(BTreeMap<u16, Vec<u8>>);
+
+impl PayloadDigest for Bytes {
+    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32 {
+        crc32c(&self.0[&tag][offset as usize..][..len_bytes as usize])
+    }
+}
+
+impl Target {
+    pub(super) fn new() -> Self {
+        let identity = IdentifyController::zeroed().with(|id| {
+            let id = id
+                .sn(tenmil_wire::element::Ascii::new("1"))
+                .mn(tenmil_wire::element::Ascii::new("t"));
+            let id = id.sqes(0x66).cqes(0x44).nn(1).mdts(8).acl(3).aerl(3).kas(1).oncs(0);
+            let id = id.sgl_support(1).ioccsz((4096 + 64) / 16).cqt(500);
+            id.anars(true).ana_change_notices(true).anatt(2).anagrpmax(1).nanagrpid(1)
+        });
+        Self(Arc::new(Mutex::new(State {
+            disk: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
+            durable: Arc::new(Mutex::new(vec![0; BLOCK * BLOCKS])),
+            unflushed: BTreeMap::new(),
+            cache: None,
+            flushes: 0,
+            ana: AnaState::Optimized,
+            ana_has_changed: false,
+            ana_group: 1,
+            namespace_has_changed: false,
+            nguid: 1,
+            siblings: Vec::new(),
+            salt: 0,
+            resets: 0,
+            no_reset: None,
+            late: None,
+            held: Vec::new(),
+            until: BTreeMap::new(),
+            kato: Span::default(),
+            keep_alives: 0,
+            now: Instant::default(),
+            is_away: false,
+            is_silent: false,
+            refuses: None,
+            refuses_queue: None,
+            is_idle: false,
+            is_stuck: false,
+            answers: None,
+            poison: None,
+            mute: None,
+            harm: None,
+            network: NetworkOptions::default(),
+            networks: Vec::new(),
+            config: ControllerConfig { transfer_bytes_max: 1 << 20, ..ControllerConfig::default() },
+            identity,
+            mqes: 127,
+            admin_entries: 32,
+            connects: Vec::new(),
+            heard: 0,
+            executed: 0,
+            ends: Vec::new(),
+            association: 0,
+            cc: Configuration::zeroed(),
+            csts: ControllerStatus::zeroed(),
+        })))
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Connector from a host whose data is in `regions`.
+    pub(super) fn dial(&self, regions: &RegionTable) -> Box<dyn Connector> {
+        Box::new(Line { target: self.clone(), regions: regions.clone() })
+    }
+
+    pub(super) fn turn(&self, now: Instant) {
+        let mut state = self.state();
+        state.now = now;
+        // Older networks do not change any more.
+        for network in state.networks.iter().rev().take(NETWORKS) {
+            network.advance(now);
+        }
+        let mut ends = std::mem::take(&mut state.ends);
+        state.execute_held(&mut ends);
+        for end in &mut ends {
+            end.turn(now, &mut state);
+        }
+        ends.retain(|end| !end.is_over);
+        ends.append(&mut state.ends);
+        state.ends = ends;
+    }
+
+    /// Number of open connections.
+    pub(super) fn connections(&self) -> usize {
+        self.state().ends.len()
+    }
+
+    /// Cuts all connections.
+    pub(super) fn cut(&self) {
+        self.state().networks.iter().for_each(Network::cut);
+    }
+}
+
+struct Line {
+    target: Target,
+    regions: RegionTable,
+}
+
+impl Connector for Line {
+    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+        let mut state = self.target.state();
+        if state.is_silent {
+            return Box::new(Ring(None));
+        }
+        if state.is_away {
+            return Box::new(Ring(Some(Err(StreamError("nobody is there".into())))));
+        }
+        let mut options = state.network.clone();
+        if let Some((number, direction, at)) = state.harm
+            && number == state.networks.len()
+        {
+            let faults = Faults::one(at, Fault::Cut);
+            match direction {
+                Direction::Upstream => options.there.faults = faults,
+                Direction::Downstream => options.back.faults = faults,
+            }
+        }
+        let (ours, theirs, network) =
+            network::pair(options, Arc::new(self.regions.clone()), Arc::new(RegionTable::new(1)));
+        network.advance(now);
+        state.networks.push(network);
+        let end = End {
+            number: state.networks.len() as u64,
+            event_tags: Vec::new(),
+            stream: Box::new(theirs),
+            end: ControllerConnection::new(state.config, now),
+            events: EventQueue::with_capacity(64),
+            data: Bytes::default(),
+            commands: BTreeMap::new(),
+            queue: None,
+            is_over: false,
+        };
+        state.ends.push(end);
+        Box::new(Ring(Some(Ok(Box::new(Noticing::new(ours))))))
+    }
+
+    fn peer(&self) -> String {
+        "the target".into()
+    }
+}
+
+struct Ring(Option<Result<Box<dyn Stream>, StreamError>>);
+
+impl PendingConnect for Ring {
+    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
+        self.0.take()
+    }
+}
+
+impl Target {
+    /// Makes the controllers of all these targets reset each other on request of their host.
+    pub(super) fn join(targets: &[Self]) {
+        for (salt, target) in (1..).zip(targets) {
+            let others = targets.iter().filter(|other| !Arc::ptr_eq(&other.0, &target.0));
+            let siblings = others.map(|other| Arc::downgrade(&other.0)).collect();
+            let mut state = target.state();
+            (state.salt, state.siblings) = (salt, siblings);
+            state.identity = state.identity.clone().with(|id| id.ciu(1).ccrl(4));
+        }
+    }
+}
+
+impl State {
+    /// How long after the last sign of life of its host an association may execute commands: the maximum,
+    /// as if that sign of life had been in transit for the maximum time.
+    pub(super) fn quiet(&self) -> Span {
+        quiet(self.kato, self.identity.tbkas())
+    }
+
+    /// Whether the host has enabled the controller.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.cc.en()
+    }
+
+    /// Whether an association may still execute its commands.
+    fn may_execute(&self, association: u16) -> bool {
+        self.until.get(&association).is_some_and(|until| self.now < *until)
+    }
+
+    /// Whether an association accepts commands.
+    fn is_alive(&self, association: u16) -> bool {
+        self.until.get(&association).is_some_and(|until| self.now.after(CQT) < *until)
+    }
+
+    /// Identifies an association among those of all targets.
+    fn cirn(&self, association: u16) -> u64 {
+        u64::from(self.salt) << 16 | u64::from(association)
+    }
+
+    /// Ends an association of a sibling on request of its host.
+    fn reset_other(&mut self, command: &Command) -> Completion {
+        self.resets += 1;
+        if let Some(answer) = self.no_reset {
+            return answer;
+        }
+        let CrossControllerReset { icid, cirn, .. } = CrossControllerReset::parse(command).unwrap();
+        for sibling in self.siblings.iter().filter_map(Weak::upgrade) {
+            let mut sibling = sibling.lock().unwrap();
+            if sibling.cirn(icid) == cirn {
+                sibling.until.insert(icid, self.now);
+            }
+        }
+        Completion::new(0, Status::SUCCESS).with_dw0(1)
+    }
+
+    /// Records a sign of life of the host. An ended association stays ended.
+    fn hear(&mut self, association: u16) {
+        if self.is_alive(association) {
+            let until = self.now.after(self.quiet());
+            self.until.insert(association, until);
+        }
+    }
+
+    /// Records that the host of an association has closed its admin connection.
+    fn part(&mut self, association: u16) {
+        let latest = self.now.after(CQT);
+        if let Some(until) = self.until.get_mut(&association) {
+            *until = latest.min(*until);
+        }
+    }
+
+    /// Executes due commands, and sends completions on connections that are still open.
+    fn execute_held(&mut self, ends: &mut [End]) {
+        let (due, later) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition::<Vec<_>, _>(|held| held.at <= self.now);
+        self.held = later;
+        for mut held in due {
+            if !self.may_execute(held.association) {
+                continue;
+            }
+            let completion = self.execute(held.association, &held.command, &mut held.bytes);
+            if let Some(end) = ends.iter_mut().find(|end| end.number == held.stream) {
+                let is_read = held.command.opcode() == IoOpcode::Read.code();
+                let moved = if is_read { u32::try_from(held.bytes.len()).unwrap() } else { 0 };
+                end.data.0.insert(held.tag, held.bytes);
+                end.end.complete(held.tag, moved, completion).unwrap();
+            }
+        }
+    }
+
+    /// Executes an I/O command now.
+    fn execute(&mut self, whose: u16, command: &Command, bytes: &mut Vec<u8>) -> Completion {
+        self.executed += 1;
+        let whose = if self.cache.is_some() { 0 } else { whose };
+        let lba = usize::try_from(u64::from(command.cdw11()) << 32 | u64::from(command.cdw10()));
+        let at = lba.unwrap() * BLOCK;
+        let len = ((command.cdw12() & 0xffff) as usize + 1) * BLOCK;
+        let mut disk = self.disk.lock().unwrap();
+        match IoOpcode::from_u8(command.opcode()) {
+            Some(IoOpcode::Read) => *bytes = disk[at..at + len].to_vec(),
+            Some(IoOpcode::Write) => {
+                disk[at..at + len].copy_from_slice(bytes);
+                if command.cdw12() >> 30 & 1 == 1 {
+                    let mut durable = self.durable.lock().unwrap();
+                    durable[at..at + len].copy_from_slice(bytes);
+                } else {
+                    let blocks = (at..at + len).step_by(BLOCK);
+                    self.unflushed.entry(whose).or_default().extend(blocks);
+                }
+            }
+            Some(IoOpcode::Flush) => {
+                self.flushes += 1;
+                let mut durable = self.durable.lock().unwrap();
+                for at in self.unflushed.remove(&whose).unwrap_or_default() {
+                    durable[at..at + BLOCK].copy_from_slice(&disk[at..at + BLOCK]);
+                }
+            }
+            _ => {}
+        }
+        Completion::new(0, Status::SUCCESS)
+    }
+
+    /// Delay of a command: none for most, short for some, and for some beyond the departure of the host.
+    fn lateness(&mut self) -> Option<Span> {
+        let random = self.late.as_mut()?;
+        match random.below(10) {
+            0..5 => None,
+            5..8 => Some(Span::from_us(random.below(2000))),
+            _ => Some(Span::from_ms(random.below(4000))),
+        }
+    }
+
+    /// The ANA log page.
+    fn access_page(&self) -> Vec<u8> {
+        let last = self.ana_group;
+        let count = u16::try_from(last).unwrap();
+        let mut page = AnaHeader::zeroed().with(|it| it.ngrps(count)).as_bytes().to_vec();
+        for grpid in 1..=last {
+            let state = if grpid == last { self.ana } else { AnaState::PersistentLoss };
+            ana::emit(AnaGroup::zeroed().with(|it| it.grpid(grpid).state(state)), &[], &mut page);
+        }
+        page
+    }
+
+    const fn access_status(&self) -> Option<Status> {
+        match self.ana {
+            AnaState::Inaccessible => Some(Status::ANA_INACCESSIBLE),
+            AnaState::PersistentLoss => Some(Status::ANA_PERSISTENT_LOSS),
+            AnaState::Change => Some(Status::ANA_TRANSITION),
+            _ => None,
+        }
+    }
+}
+
+impl End {
+    fn turn(&mut self, now: Instant, state: &mut State) {
+        let mut has_parted = false;
+        match self.stream.receive() {
+            RecvResult::Bytes(_) | RecvResult::WouldBlock => {}
+            RecvResult::Eof => {
+                self.is_over = true;
+                has_parted = true;
+            }
+            // The time of the break is unknown.
+            RecvResult::Failed(_) => self.is_over = true,
+        }
+        loop {
+            let bytes = self.stream.buffered().to_vec();
+            let taken = self.end.receive(now, &bytes, &mut self.events);
+            let events = self.events.as_slice().to_vec();
+            self.events.clear();
+            self.stream.consume(taken);
+            for event in &events {
+                self.handle(event, &bytes, state);
+            }
+            if taken == 0 && events.is_empty() {
+                break;
+            }
+        }
+        if let (true, Some((whose, 0))) = (has_parted, self.queue) {
+            state.part(whose);
+        }
+        // Notices: the ANA state or a namespace has changed, see the log page.
+        self.tell(&mut state.ana_has_changed, 0x000c_0302);
+        self.tell(&mut state.namespace_has_changed, 0x0004_0002);
+        self.send(state);
+        if self.is_over
+            && self.queue.is_some_and(|(whose, queue)| queue == 0 && whose == state.association)
+        {
+            state.csts = ControllerStatus::zeroed();
+            state.cc = Configuration::zeroed();
+        }
+        // An association ends with its admin queue.
+        let is_orphan = self.queue.is_some_and(|(whose, _)| whose != state.association);
+        self.is_over |= is_orphan;
+    }
+
+    /// Reports an event, if there is one and the host has a pending Asynchronous Event Request.
+    fn tell(&mut self, is_wanted: &mut bool, event: u32) {
+        if *is_wanted && let Some(tag) = self.event_tags.pop() {
+            *is_wanted = false;
+            self.end.complete(tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(event)).unwrap();
+        }
+    }
+
+    fn send(&mut self, state: &mut State) {
+        loop {
+            self.end.fill(&self.data);
+            let mut bytes = Vec::new();
+            for piece in self.end.pieces() {
+                match *piece {
+                    SendPiece::Headers { at, len_bytes } => {
+                        bytes.extend(&self.end.headers()[at as usize..][..len_bytes as usize]);
+                    }
+                    SendPiece::Payload { tag, offset, len_bytes } => {
+                        bytes.extend(&self.data.0[&tag][offset as usize..][..len_bytes as usize]);
+                    }
+                }
+            }
+            let len_bytes = u32::try_from(bytes.len()).unwrap();
+            if len_bytes == 0 {
+                return;
+            }
+            let all = [SendSlice::Headers { at: 0, len_bytes }];
+            let sent = self.stream.send(&bytes, &all, false);
+            self.end.sent(*sent.as_ref().unwrap_or(&0), &mut self.events);
+            for event in self.events.as_slice().to_vec() {
+                self.events.clear();
+                self.handle(&event, &[], state);
+            }
+            if !matches!(sent, Ok(count) if count > 0) {
+                self.is_over |= sent.is_err();
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, event: &ControllerEvent, bytes: &[u8], state: &mut State) {
+        match *event {
+            ControllerEvent::Open(_) => {}
+            ControllerEvent::Command { tag, command, data } => {
+                self.commands.insert(tag, command);
+                match data {
+                    Ok(DataTransfer::None) => self.execute(tag, 0, state),
+                    Ok(DataTransfer::ToHost(len)) => {
+                        self.data.0.insert(tag, vec![0; len as usize]);
+                        self.execute(tag, len, state);
+                    }
+                    Ok(DataTransfer::InCapsule(len)) => {
+                        self.data.0.insert(tag, vec![0; len as usize]);
+                    }
+                    Ok(DataTransfer::FromHost(len)) => {
+                        self.data.0.insert(tag, vec![0; len as usize]);
+                        self.end.request_data(tag, len).unwrap();
+                    }
+                    Err(status) => self.end.complete(tag, 0, Completion::new(0, status)).unwrap(),
+                }
+            }
+            ControllerEvent::Data { place, at } => {
+                let from = &bytes[at as usize..][..place.len_bytes as usize];
+                let into = self.data.0.get_mut(&place.tag).unwrap();
+                into[place.offset as usize..][..from.len()].copy_from_slice(from);
+            }
+            ControllerEvent::DataComplete { tag, .. } => self.execute(tag, 0, state),
+            ControllerEvent::Sent { tag } => {
+                self.data.0.remove(&tag);
+                self.commands.remove(&tag);
+            }
+            ControllerEvent::Ended(_) => self.is_over = true,
+        }
+    }
+
+    fn execute(&mut self, tag: u16, to_host: u32, state: &mut State) {
+        let command = self.commands[&tag];
+        let answer = match self.queue {
+            _ if command.opcode() == AdminOpcode::FabricsCommands.code() => {
+                Some(self.fabrics(tag, &command, state))
+            }
+            Some((_, 0)) => self.admin(tag, &command, state),
+            Some(_) => self.io(tag, &command, state),
+            None => Some(Completion::new(0, Status::COMMAND_SEQUENCE_ERROR)),
+        };
+        if let Some(completion) = answer {
+            let moved = if completion.status().is_success() { to_host } else { 0 };
+            self.end.complete(tag, moved, completion).unwrap();
+        }
+    }
+
+    fn fabrics(&mut self, tag: u16, command: &Command, state: &mut State) -> Completion {
+        let ok = Completion::new(0, Status::SUCCESS);
+        match FabricsType::from_u8(u8::try_from(command.nsid() & 0xff).unwrap()) {
+            Some(FabricsType::Connect) => self.connect(tag, command, state),
+            Some(FabricsType::PropertyGet) => {
+                let value = match PropertyGet::parse(command).unwrap().ofst {
+                    0 => {
+                        let mqes = state.mqes;
+                        Capabilities::zeroed().with(|cap| cap.mqes(mqes).css_nvm(true).to(4)).0
+                    }
+                    8 => 0x0001_0400,
+                    0x14 => state.cc.0.into(),
+                    0x1c => state.csts.0.into(),
+                    _ => 0,
+                };
+                ok.with_result(value)
+            }
+            Some(FabricsType::PropertySet) => {
+                let set = PropertySet::parse(command).unwrap();
+                if set.ofst == 0x14 {
+                    state.cc = Configuration(u32::try_from(set.value).unwrap());
+                    let (en, shn) = (state.cc.en(), state.cc.shn());
+                    if let (false, Some((association, _))) = (en, self.queue) {
+                        state.held.retain(|held| held.association != association);
+                    }
+                    let is_down = shn != tenmil_wire::register::ShutdownNotification::None;
+                    state.csts = ControllerStatus::zeroed().with(|csts| {
+                        let csts = csts.rdy(en || state.is_stuck);
+                        if is_down {
+                            csts.shst(tenmil_wire::register::ShutdownStatus::Complete)
+                        } else {
+                            csts
+                        }
+                    });
+                }
+                ok
+            }
+            _ => Completion::new(0, Status::INVALID_OPCODE),
+        }
+    }
+
+    fn connect(&mut self, tag: u16, command: &Command, state: &mut State) -> Completion {
+        if let Some(status) = state.refuses {
+            return Completion::new(0, status);
+        }
+        let connect = Connect::parse(command).unwrap();
+        if connect.qid != 0
+            && let Some(refusal) = state.refuses_queue.take()
+        {
+            return refusal;
+        }
+        let data = ConnectData::from_bytes(self.data.0[&tag].as_slice().try_into().unwrap());
+        let field = data.subnqn();
+        let name = tenmil_wire::nqn::read(&field.0).unwrap();
+        assert!([super::bed::SUBSYSTEM, tenmil_wire::nqn::DISCOVERY].contains(&name), "{name}");
+        let (entries, flow_control) = (connect.sqsize + 1, !connect.disable_sq_flow_control);
+        if connect.qid == 0 && entries > state.admin_entries {
+            let field = InvalidParameter(0).with(|dword| dword.ipo(44));
+            return Completion::new(0, InvalidParameter::STATUS.with_dnr()).with_dw0(field.0);
+        }
+        if connect.qid == 0 {
+            assert_eq!(data.cntlid(), tenmil_wire::fabrics::CNTLID_DYNAMIC);
+            state.association += 1;
+            state.kato = Span::from_ms(connect.kato.into());
+            let until = state.now.after(state.quiet());
+            state.until.insert(state.association, until);
+            (state.cc, state.csts) = (Configuration::zeroed(), ControllerStatus::zeroed());
+            self.end.connected(QueueKind::Admin { entries, flow_control });
+        } else {
+            assert_eq!(data.cntlid(), state.association);
+            assert!(entries <= state.mqes + 1 && state.csts.rdy());
+            self.end.connected(QueueKind::Io { entries, flow_control });
+        }
+        self.queue = Some((state.association, connect.qid));
+        state.connects.push(connect.qid);
+        Completion::new(0, Status::SUCCESS).with_dw0(state.association.into())
+    }
+
+    fn admin(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        if state.mute == Some(command.opcode()) {
+            return None;
+        }
+        let ok = Completion::new(0, Status::SUCCESS);
+        match AdminOpcode::from_u8(command.opcode()) {
+            Some(AdminOpcode::AsynchronousEventRequest) => {
+                self.event_tags.push(tag);
+                None
+            }
+            Some(AdminOpcode::KeepAlive) => {
+                let (whose, _) = self.queue?;
+                state.hear(whose);
+                state.keep_alives += 1;
+                Some(ok)
+            }
+            Some(AdminOpcode::GetLogPage)
+                if command.cdw10() & 0xff == 0x0c && !state.identity.anars() =>
+            {
+                Some(Completion::new(0, Status::INVALID_LOG_PAGE))
+            }
+            Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x0c => {
+                let page = self.data.0.get_mut(&tag).unwrap();
+                let (whole, from) = (state.access_page(), command.cdw12() as usize);
+                let bytes = &whole[from..whole.len().min(from + page.len())];
+                page[..bytes.len()].copy_from_slice(bytes);
+                Some(ok)
+            }
+            // Changed Namespace List.
+            Some(AdminOpcode::GetLogPage) if command.cdw10() & 0xff == 0x04 => {
+                self.data.0.get_mut(&tag).unwrap()[0] = 1;
+                Some(ok)
+            }
+            Some(AdminOpcode::Identify) => {
+                let page = self.data.0.get_mut(&tag).unwrap();
+                assert_eq!(page.len(), 4096);
+                match Cns::from_code(u8::try_from(command.cdw10() & 0xff).unwrap()) {
+                    Cns::Controller => {
+                        let cirn = state.cirn(state.association);
+                        let id = state.identity.clone().with(|id| id.cirn(cirn));
+                        page.copy_from_slice(id.as_bytes());
+                    }
+                    Cns::ActiveNamespaces => page[0] = u8::from(command.nsid() == 0),
+                    Cns::Namespace => {
+                        let blocks = BLOCKS as u64;
+                        let mut id = IdentifyNamespace::zeroed().with(|id| {
+                            id.nsze(blocks).ncap(blocks).nuse(blocks).anagrpid(state.ana_group)
+                        });
+                        if let Some(cache) = state.cache {
+                            cache.put(&mut id);
+                        }
+                        page.copy_from_slice(id.as_bytes());
+                        page[119] = state.nguid;
+                        // NMIC: the namespace is shared.
+                        page[30] = 1;
+                        // LBADS of the first format.
+                        page[130] = 9;
+                    }
+                    _ => {}
+                }
+                Some(ok)
+            }
+            Some(AdminOpcode::CrossControllerReset) => Some(state.reset_other(command)),
+            Some(AdminOpcode::SetFeatures) if command.cdw10() & 0xff == 7 => {
+                Some(ok.with_dw0(0x0007_0007))
+            }
+            _ => Some(ok),
+        }
+    }
+
+    fn io(&mut self, tag: u16, command: &Command, state: &mut State) -> Option<Completion> {
+        if command.nsid() == 0 {
+            return Some(Completion::new(0, Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()));
+        }
+        state.heard += 1;
+        let first = u64::from(command.cdw11()) << 32 | u64::from(command.cdw10());
+        if state.poison == Some(first) {
+            self.is_over = true;
+            return None;
+        }
+        if state.is_idle {
+            return None;
+        }
+        if let Some(status) = state.answers.or(state.access_status()) {
+            return Some(Completion::new(0, status));
+        }
+        let (association, _) = self.queue?;
+        if !state.is_alive(association) {
+            self.is_over = true;
+            return None;
+        }
+        let mut bytes = self.data.0.get(&tag).cloned().unwrap_or_default();
+        if let Some(lateness) = state.lateness() {
+            let (at, stream) = (state.now.after(lateness), self.number);
+            let command = *command;
+            state.held.push(Held { at, association, stream, tag, command, bytes });
+            return None;
+        }
+        let completion = state.execute(association, command, &mut bytes);
+        self.data.0.insert(tag, bytes);
+        Some(completion)
+    }
+}
+
+/// Bytes that depend on their position.
+pub(super) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| (at.wrapping_mul(31) ^ (at >> 9) ^ seed).to_le_bytes()[0]).collect()
+}
+
+/// Reads memory of a host.
+pub(super) fn load(regions: &RegionTable, segment: tenmil_base::Segment) -> Vec<u8> {
+    let mut bytes = vec![0; segment.len_bytes as usize];
+    regions.load(segment, &mut bytes).unwrap();
+    bytes
+}

@@ -1,0 +1,484 @@
+//! Fabrics controller presented as a register bank: a write to CC is sent over the wire, and CSTS reads
+//! return the state of the connection.
+//!
+//! ```text
+//!   driver     CAP, VS, CC, CSTS         admin ring              doorbells
+//!                │  cached                  │                        │ words in memory
+//!   transport  state: connect,           admin: each command     control block of each I/O queue,
+//!              properties, losses,       over the wire, except   with a connection of its own,
+//!              drain of the old          for those that create   connected here and served by
+//!              controller                and delete queues       the queue thread
+//! ```
+//!
+//! CSTS.RDY becomes 0 once no connection is left, and the old controller can no longer execute commands:
+//! it has confirmed CC.EN=0, its time has passed, or no command was outstanding that could do harm. So
+//! the driver can rely on a reset as with a local SSD.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `state` | connection state machine, from the first stream to the end of the controller |
+//! | `admin` | admin ring, and the properties that share its connection |
+//! | `queues` | I/O queues: connect, hand over, close |
+
+mod admin;
+mod queues;
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tenmil_base::{Dma, Instant, Mmio, Segment, Span, Wake, WakeSource};
+use tenmil_dma::SharedHostMemory;
+use tenmil_wire::cache::CacheInstance;
+use tenmil_wire::register::{
+    self, AdminQueueAttributes, Capabilities, Configuration, ControllerStatus, ReadyTimeouts,
+    offset,
+};
+
+use crate::caches::{Association, CacheTracker};
+use crate::connector::Connector;
+use crate::options::Options;
+use crate::queue_connect::{self, CONNECT_BYTES};
+use crate::queue_control::{ClosedQueue, EventFlag};
+use crate::remote_dma::RemoteDma;
+use crate::ring_bridge::{RingAddresses, TailDoorbell};
+use crate::zero_copy_drain::ZeroCopyDrain;
+use admin::AdminConnection;
+pub(crate) use admin::RING_DEPTH as ADMIN_DEPTH;
+use queues::IoQueueEntry;
+use state::{ControllerStage, DesiredState};
+
+/// Registers of a fabrics controller, and everything behind them outside the I/O path.
+pub struct HostTransport {
+    dial: Box<dyn Connector>,
+    options: Options,
+    reach: RemoteDma,
+    news: Arc<EventFlag>,
+    stage: ControllerStage,
+    registers: Registers,
+    admin: Option<AdminConnection>,
+    /// Cache state of all controllers, and the path of this one.
+    caches: Arc<CacheTracker>,
+    path: usize,
+    /// The association of the admin connection.
+    association: Option<Arc<Association>>,
+    /// Closed admin connections whose memory the kernel still reads.
+    partings: Vec<ZeroCopyDrain>,
+    /// The same for connections of dropped queues, each with its report.
+    left: Vec<(u16, ZeroCopyDrain, ClosedQueue)>,
+    queues: BTreeMap<u16, IoQueueEntry>,
+    bells: BTreeMap<u16, TailDoorbell>,
+    /// Location of the Connect data: of the admin queue, and of I/O queues.
+    page: Segment,
+    /// Controller identifier (CNTLID).
+    cntlid: u16,
+    /// Facts from its Identify Controller data.
+    learnt: ControllerInfo,
+    /// Since when it has been lost or reset, until it is ready again.
+    lost_since: Option<Instant>,
+    /// It was ready before, so it is reconnected if it cannot be reached.
+    is_known: bool,
+    /// Cause of the last loss or failed connect.
+    why: Option<String>,
+    /// It was lost with a command outstanding that would do harm if it were executed late.
+    may_linger: bool,
+    /// Since when nothing has been sent to it.
+    silent_since: Instant,
+    /// Requested by a write to CC.
+    wanted: Option<DesiredState>,
+    /// Earliest time of the next connect.
+    next_try: Instant,
+    /// Maximum time to become ready (CAP.TO).
+    ready_within: Span,
+    /// CSTS has changed.
+    has_changed: bool,
+    counts: ConnectionStats,
+}
+
+/// Registers as the driver accesses them.
+#[derive(Clone, Copy, Debug)]
+struct Registers {
+    cap: Capabilities,
+    vs: u32,
+    cc: Configuration,
+    csts: ControllerStatus,
+    aqa: u32,
+    admin: RingAddresses,
+    /// All registers read as ones: the controller will not return.
+    is_gone: bool,
+}
+
+/// Facts from Identify Controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ControllerInfo {
+    /// Maximum in-capsule data size of an I/O queue.
+    pub(crate) in_capsule_bytes: u32,
+    /// How long after the last byte from its host a controller may still execute commands.
+    pub(crate) quiet: Span,
+    /// CIU and CIRN, which with the CNTLID identify this instance for a Cross-Controller Reset.
+    pub(crate) instance: Option<(u8, u64)>,
+}
+
+/// Connection statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionStats {
+    /// Connect attempts.
+    pub dialled: u64,
+    /// Successful connects of a controller.
+    pub connected: u64,
+    /// Losses of a controller.
+    pub lost: u64,
+}
+
+impl HostTransport {
+    /// Creates a transport, which starts to connect in its first [`turn`](Self::turn). `None` if memory
+    /// is exhausted.
+    pub(crate) fn new(
+        dial: Box<dyn Connector>,
+        options: Options,
+        reach: RemoteDma,
+        (caches, path): (Arc<CacheTracker>, usize),
+        now: Instant,
+    ) -> Option<Self> {
+        let page = reach.allocate(2 * CONNECT_BYTES)?;
+        let quiet = options.policy.detect;
+        let learnt = ControllerInfo { in_capsule_bytes: 0, quiet, instance: None };
+        Some(Self {
+            dial,
+            options,
+            reach,
+            news: Arc::default(),
+            stage: ControllerStage::Backoff { until: now },
+            registers: Registers::new(),
+            admin: None,
+            caches,
+            path,
+            association: None,
+            partings: Vec::new(),
+            left: Vec::new(),
+            queues: BTreeMap::new(),
+            bells: BTreeMap::new(),
+            page,
+            cntlid: 0,
+            learnt,
+            lost_since: None,
+            is_known: false,
+            why: None,
+            may_linger: false,
+            silent_since: now,
+            wanted: None,
+            next_try: now,
+            ready_within: Span::default(),
+            has_changed: false,
+            counts: ConnectionStats::default(),
+        })
+    }
+
+    /// Performs a bounded amount of work.
+    pub(crate) fn turn(&mut self, now: Instant) {
+        self.partings.retain_mut(|farewell| !farewell.is_drained(now));
+        self.turn_admin(now);
+        if !self.left.is_empty() {
+            self.reap_drained(now);
+        }
+        if self.news.take() {
+            self.check_queues(now);
+        }
+        self.turn_queues(now);
+        self.advance_state(now);
+        self.reach.set_holds(self.has_unfenced_io());
+    }
+
+    /// Latest time of the next call of [`turn`](Self::turn).
+    pub(crate) fn wake_at(&self, now: Instant) -> Instant {
+        let admin = self.admin.as_ref().map_or(Instant::NEVER, AdminConnection::wake_at);
+        let queues = self.queues.values().map(|queue| queue.wake_at(now));
+        let left = self.left.iter().map(|(_, farewell, _)| farewell);
+        let partings = self.partings.iter().chain(left).map(ZeroCopyDrain::wake_at);
+        queues.chain(partings).fold(admin.min(self.stage_wake_at(now)), Instant::min)
+    }
+
+    /// Closes what can be closed, because `turn` will not be called any more.
+    pub(crate) fn abandon(&mut self) {
+        self.close_admin();
+        self.close_queues();
+        self.note_closed_queues();
+        // The old controller may still execute commands, but accesses no memory of this process.
+        self.reach.set_holds(!self.are_queues_closed() || !self.partings.is_empty());
+    }
+
+    /// Whether CSTS has changed since the last call.
+    pub(crate) fn take_state_change(&mut self) -> bool {
+        core::mem::take(&mut self.has_changed)
+    }
+
+    /// Stores facts from Identify Controller.
+    pub(crate) fn set_controller_info(&mut self, page: &tenmil_wire::identify::IdentifyController) {
+        self.learnt = ControllerInfo::of(page, self.options.policy.detect);
+    }
+
+    /// Sets the cache instance of its namespace.
+    pub(crate) fn identify_cache(&self, instance: Option<CacheInstance>) {
+        if let Some(association) = &self.association {
+            self.caches.identify(association, instance);
+        }
+    }
+
+    /// Cache state of all controllers.
+    pub(crate) fn caches(&self) -> &Arc<CacheTracker> {
+        &self.caches
+    }
+
+    /// Records that the controller is completely ready, which ends a loss.
+    pub(crate) fn recovered(&mut self) {
+        self.lost_since = None;
+        self.is_known = true;
+    }
+
+    /// Since when the connection has been lost.
+    pub(crate) fn lost_since(&self) -> Option<Instant> {
+        self.lost_since
+    }
+
+    /// Cause of the last loss or failed connect.
+    pub(crate) fn last_error(&self) -> Option<&str> {
+        self.why.as_deref()
+    }
+
+    pub(crate) fn counts(&self) -> ConnectionStats {
+        self.counts
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub(crate) fn peer(&self) -> String {
+        self.dial.peer()
+    }
+
+    pub(crate) fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+
+    /// Sets the waker for events of queues.
+    pub(crate) fn wakes(&self, sleeper: Arc<dyn Wake + Send + Sync>) {
+        self.news.wakes(sleeper);
+    }
+
+    /// Wake source of the admin connection.
+    pub(crate) fn wake_source(&self) -> WakeSource<'_> {
+        self.admin.as_ref().map_or(WakeSource::None, AdminConnection::wake_source)
+    }
+
+    pub(crate) fn arm(&mut self) -> bool {
+        self.news.is_there() || self.admin.as_mut().is_some_and(|admin| admin.exchange.arm())
+    }
+
+    pub(crate) fn disarm(&mut self) {
+        if let Some(admin) = &mut self.admin {
+            admin.exchange.disarm();
+        }
+    }
+
+    fn memory(&self) -> SharedHostMemory {
+        SharedHostMemory::new(self.reach.pool())
+    }
+
+    /// Stores the Connect data, for the admin queue or for I/O queues.
+    fn connect_data(&self, is_admin: bool) -> Segment {
+        let (at, cntlid) = match is_admin {
+            true => (0, tenmil_wire::fabrics::CNTLID_DYNAMIC),
+            false => (CONNECT_BYTES, self.cntlid),
+        };
+        // In range: the page has the size of both.
+        let place = self.page.slice(at, CONNECT_BYTES).unwrap_or_default();
+        queue_connect::store_connect_data(self.reach.pool(), place, &self.options, cntlid);
+        place
+    }
+
+    fn bell(&mut self, queue: u16) -> TailDoorbell {
+        self.bells.entry(queue).or_default().clone()
+    }
+}
+
+impl Drop for HostTransport {
+    fn drop(&mut self) {
+        self.abandon();
+        self.reach.release(self.page);
+    }
+}
+
+impl Registers {
+    /// Registers before the first connect.
+    fn new() -> Self {
+        Self {
+            cap: Capabilities::zeroed(),
+            vs: 0,
+            cc: Configuration::zeroed(),
+            csts: ControllerStatus::zeroed(),
+            aqa: 0,
+            admin: RingAddresses::default(),
+            is_gone: false,
+        }
+    }
+
+    /// Sets CAP as the driver reads it: queue limits come from the controller, timeouts from the policy.
+    fn set_controller_info(&mut self, cap: Capabilities, vs: u32, options: &Options, quiet: Span) {
+        // A disable takes one Property Set, its completion, and the drain of the old controller.
+        let closing = Span { ns: 2 * options.policy.detect.ns + quiet.ns };
+        self.cap = Capabilities::zeroed().with(|presented| {
+            presented
+                .mqes(cap.mqes())
+                .cqr(true)
+                .to(u8::try_from(units(closing)).unwrap_or(u8::MAX))
+                .css_nvm(cap.css_nvm())
+                .css_io(cap.css_io())
+                .css_none(cap.css_none())
+                .crwms(true)
+        });
+        self.vs = vs;
+    }
+
+    /// The admin rings, as set by the driver.
+    fn admin_rings(&self) -> RingAddresses {
+        let aqa = AdminQueueAttributes(self.aqa);
+        RingAddresses {
+            submission_depth: u32::from(aqa.asqs()) + 1,
+            completion_depth: u32::from(aqa.acqs()) + 1,
+            ..self.admin
+        }
+    }
+
+    fn ready_timeouts(options: &Options) -> u32 {
+        let longest =
+            Span { ns: options.policy.give_up.ns.saturating_add(options.policy.connect.ns) };
+        let units = u16::try_from(units(longest)).unwrap_or(u16::MAX);
+        ReadyTimeouts::zeroed().with(|timeouts| timeouts.crwmt(units)).0
+    }
+}
+
+/// Converts to units of 500 ms, plus two: the driver's timeout must not expire before this one.
+fn units(span: Span) -> u64 {
+    span.ns / (u64::from(register::TIMEOUT_UNIT_MS) * 1_000_000) + 2
+}
+
+impl ControllerInfo {
+    fn of(page: &tenmil_wire::identify::IdentifyController, detect: Span) -> Self {
+        // IOCCSZ includes the command (NVM Express Base 2.1, section 5.1.13.2.1). TCP cannot use
+        // in-capsule data with an offset (NVM Express TCP Transport 1.0, section 3.3.1).
+        let in_capsule = page.ioccsz().saturating_mul(16).saturating_sub(64);
+        let in_capsule_bytes = if page.icdoff() == 0 { in_capsule } else { 0 };
+        // NVM Express Base 2.1, section 9.6: three keep-alive times with traffic based Keep Alive (the
+        // controller checks only at the end of each interval, and an interval may have begun just after
+        // the last command), and two without. One of them is for data in transit: the host would have
+        // missed the completion in that time.
+        let intervals = if page.tbkas() { 3 } else { 2 };
+        // Controllers round the requested time up (section 5.1.25.1.8).
+        let step = Span::from_ms(KEEP_ALIVE_UNIT_MS * u64::from(page.kas().max(1)));
+        let interval = detect.ns.next_multiple_of(step.ns);
+        let quiesce = Span::from_ms(page.cqt().into());
+        let quiet = Span { ns: intervals * interval + quiesce.ns };
+        let instance = Some((page.ciu(), page.cirn())).filter(|(ciu, _)| *ciu != 0);
+        Self { in_capsule_bytes, quiet, instance }
+    }
+}
+
+/// The unit of KAS (NVM Express Base 2.1, section 5.1.13.2.1).
+const KEEP_ALIVE_UNIT_MS: u64 = 100;
+
+#[expect(clippy::cast_possible_truncation, reason = "property offsets end long before 4 GiB")]
+const fn at(offset: usize) -> u32 {
+    offset as u32
+}
+
+const CAP: u32 = at(offset::CAP);
+const VS: u32 = at(offset::VS);
+const CC: u32 = at(offset::CC);
+const CSTS: u32 = at(offset::CSTS);
+const AQA: u32 = at(offset::AQA);
+const ASQ: u32 = at(offset::ASQ);
+const ACQ: u32 = at(offset::ACQ);
+const CRTO: u32 = at(offset::CRTO);
+
+impl Mmio for HostTransport {
+    type Doorbell = TailDoorbell;
+
+    fn read32(&mut self, offset: u32) -> u32 {
+        if self.registers.is_gone {
+            return register::ALL_ONES;
+        }
+        match offset {
+            VS => self.registers.vs,
+            CC => self.registers.cc.0,
+            CSTS => self.registers.csts.0,
+            AQA => self.registers.aqa,
+            CRTO => Registers::ready_timeouts(&self.options),
+            _ => 0,
+        }
+    }
+
+    fn read64(&mut self, offset: u32) -> u64 {
+        if self.registers.is_gone {
+            return u64::MAX;
+        }
+        match offset {
+            CAP => self.registers.cap.0,
+            ASQ => self.registers.admin.submission,
+            ACQ => self.registers.admin.completion,
+            _ => 0,
+        }
+    }
+
+    fn write32(&mut self, offset: u32, value: u32) {
+        match offset {
+            CC => self.configure(Configuration(value)),
+            AQA => self.registers.aqa = value,
+            _ => {}
+        }
+    }
+
+    fn write64(&mut self, offset: u32, value: u64) {
+        match offset {
+            ASQ => self.registers.admin.submission = value,
+            ACQ => self.registers.admin.completion = value,
+            _ => {}
+        }
+    }
+
+    /// Completion queue doorbells are words that are never read.
+    fn doorbell(&mut self, offset: u32) -> TailDoorbell {
+        let number = (offset - at(offset::DOORBELLS)) / 4;
+        match (u16::try_from(number / 2), number % 2) {
+            (Ok(queue), 0) => self.bell(queue),
+            _ => TailDoorbell::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Span;
+    use tenmil_wire::identify::IdentifyController;
+
+    use super::ControllerInfo;
+
+    #[test]
+    fn an_old_controller_is_believed_dead_after_what_the_specification_says_and_not_before() {
+        for (detect_ms, tbkas, kas, cqt, quiet_ms) in [
+            // tenmil's own target, and Linux with its granularity of a second.
+            (5000, true, 1, 1000, 16_000),
+            (5000, true, 10, 0, 15_000),
+            (1500, true, 10, 0, 6000),
+            // A controller without traffic based Keep Alive that rounds up to ten seconds.
+            (5000, false, 100, 0, 20_000),
+            (5000, false, 1, 500, 10_500),
+            // A controller without a keep-alive granularity is assumed to use the requested time.
+            (5000, false, 0, 0, 10_000),
+        ] {
+            let page = IdentifyController::zeroed().with(|id| id.tbkas(tbkas).kas(kas).cqt(cqt));
+            let found = ControllerInfo::of(&page, Span::from_ms(detect_ms)).quiet;
+            assert_eq!(found, Span::from_ms(quiet_ms), "{detect_ms} {tbkas} {kas} {cqt}");
+        }
+    }
+}

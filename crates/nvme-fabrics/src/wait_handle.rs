@@ -1,0 +1,21 @@
+//! Wait handle interface: one wake source for a thread whose streams change.
+
+use std::sync::Arc;
+
+use tenmil_base::{Wake, WakeSource};
+
+/// What the thread of a queue waits on.
+pub trait WaitHandle: Send {
+    /// The wake source of the thread. It does not change while the queue exists.
+    fn wake_source(&self) -> WakeSource<'_>;
+
+    /// Adds the wake source of the current stream, in place of the previous one. Returns false if that is
+    /// not possible: then the thread must not sleep.
+    fn watch(&mut self, stream: WakeSource<'_>) -> bool;
+
+    /// Waker for other threads.
+    fn bell(&self) -> Arc<dyn Wake + Send + Sync>;
+
+    /// Clears past wake-ups. A later one wakes the thread.
+    fn clear(&mut self);
+}

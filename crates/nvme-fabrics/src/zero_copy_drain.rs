@@ -1,0 +1,45 @@
+//! Drain of a closed connection whose memory the kernel still references (MSG_ZEROCOPY).
+//!
+//! Data sent by reference may leave the socket after the end of its connection: it is queued for
+//! retransmission, or in a network card. The connection is not reported as closed before the kernel has
+//! released it. So none of its commands complete, and no buffer returns to its owner, before that.
+
+use tenmil_base::{Instant, Span};
+
+use crate::queue_connection::QueueConnection;
+
+/// A closed connection that is being drained.
+pub(crate) struct ZeroCopyDrain {
+    exchange: QueueConnection,
+    next_look: Instant,
+}
+
+/// Interval of checks for released memory.
+const INTERVAL: Span = Span::from_ms(1);
+
+impl ZeroCopyDrain {
+    /// Closes a connection; `None` if it is drained already. If an outstanding command may do harm
+    /// (`may_linger`), or memory is still referenced, unsent data in the socket is discarded; a plain
+    /// close would have the kernel deliver it.
+    pub(crate) fn begin(mut exchange: QueueConnection, may_linger: bool) -> Option<Self> {
+        let is_read = exchange.has_kernel_references();
+        if may_linger || is_read {
+            exchange.abandon();
+        }
+        is_read.then_some(Self { exchange, next_look: Instant::default() })
+    }
+
+    /// Whether the kernel has released everything.
+    pub(crate) fn is_drained(&mut self, now: Instant) -> bool {
+        if now < self.next_look {
+            return false;
+        }
+        self.next_look = now.after(INTERVAL);
+        !self.exchange.has_kernel_references()
+    }
+
+    /// Time of the next check.
+    pub(crate) const fn wake_at(&self) -> Instant {
+        self.next_look
+    }
+}

@@ -1,0 +1,134 @@
+//! What a target says unasked, and that a host is told of it: our own of both, over real sockets, so that
+//! neither can be right about the other alone.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod net;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tenmil_base::Instant;
+use tenmil_block::NullDevice;
+use tenmil_dma::RegionTable;
+use tenmil_linux::socket::{SocketFactory, SocketOptions};
+use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
+use tenmil_nvme_fabrics::{FabricsController, Options};
+use tenmil_nvme_host::Event;
+use tenmil_serve::tcp::{
+    ControllerModel, Hosts, Limits, Port, Service, SubsystemExportConfig, TargetConnection,
+};
+use tenmil_wire::log::event::{Event as Notice, NoticeEvent};
+
+use net::Net;
+
+const NQN: &str = "nqn.2024-01.example:disk";
+const HOST: &str = "nqn.2024-01.example:host";
+/// Turns within which whatever is told has been told.
+const TURNS: u32 = 2_000;
+
+fn namespace() -> NamespaceConfig {
+    NamespaceConfig::new(Arc::new(NullDevice::new(512, 1 << 20).unwrap()))
+}
+
+fn plan(nqn: &str) -> SubsystemExportConfig {
+    let config = SubsystemConfig {
+        nqn: nqn.to_owned(),
+        ana_groups: 2,
+        ..SubsystemConfig::new("1", vec![namespace()])
+    };
+    SubsystemExportConfig {
+        subsystem: Subsystem::new(config).unwrap(),
+        nqn: nqn.to_owned(),
+        hosts: Hosts::Any,
+        ports: BTreeMap::from([(1, Vec::new())]),
+        model: ControllerModel::Dynamic,
+        masks: BTreeMap::new(),
+    }
+}
+
+/// A host that is connected, and who serves it.
+struct Pair {
+    remote: FabricsController,
+    service: Service,
+    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    now: Instant,
+    told: Vec<Event>,
+}
+
+impl Pair {
+    /// A host of subsystem `name`, at a target with one that has a namespace.
+    fn of(name: &str) -> Self {
+        let regions = RegionTable::new(16);
+        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let service = Service::new(&regions, limits).unwrap();
+        service.open_port(1, Port { address: Some("127.0.0.1:4420".parse().unwrap()) });
+        service.add_subsystem(plan(NQN)).unwrap();
+        let [ours, theirs] =
+            [(); 2].map(|()| SocketFactory::new(regions.clone(), SocketOptions::default()));
+        let guests: Arc<Mutex<Vec<TargetConnection>>> = Arc::default();
+        let net = Net { ours, theirs, service: service.clone(), guests: Arc::clone(&guests) };
+        let mut now = Instant { ns: 1_000_000 };
+        let options = Options::new(name, HOST, [1; 16]);
+        let remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
+        let mut pair = Self { remote, service, guests, now, told: Vec::new() };
+        // Its requests for events are on their way.
+        (0..TURNS / 10).for_each(|_| pair.turn());
+        pair
+    }
+
+    fn turn(&mut self) {
+        self.told.extend(self.remote.poll(net::later(&self.guests, &mut self.now)));
+    }
+
+    #[track_caller]
+    fn await_event(&mut self, is_it: impl Fn(&Event) -> bool) {
+        let has_come = (0..TURNS).any(|_| {
+            self.turn();
+            self.told.iter().any(&is_it)
+        });
+        assert!(has_come, "only {:?}", self.told);
+        let refused = |event: &Event| {
+            matches!(event, Event::EventConfigurationRefused { .. } | Event::EventsRefused { .. })
+        };
+        assert!(!self.told.iter().any(refused), "{:?}", self.told);
+        self.told.clear();
+    }
+}
+
+#[test]
+fn a_host_is_told_of_namespaces_that_come() {
+    let mut pair = Pair::of(NQN);
+    for id in 2..=4 {
+        assert_eq!(pair.service.add_namespace(NQN, namespace()), Ok(id));
+        pair.await_event(|event| *event == Event::NamespaceAttached { id });
+    }
+}
+
+#[test]
+fn a_host_is_told_of_access_states_that_change() {
+    let mut pair = Pair::of(NQN);
+    for state in [AnaState::NonOptimized, AnaState::Inaccessible, AnaState::Optimized] {
+        let change = tenmil_serve::tcp::SubsystemExportUpdate {
+            hosts: Hosts::Any,
+            ports: BTreeMap::from([(1, vec![(1, state)])]),
+            masks: BTreeMap::new(),
+        };
+        assert!(pair.service.change(NQN, change));
+        pair.await_event(|event| *event == Event::AccessChanged);
+    }
+}
+
+#[test]
+fn a_host_of_discovery_is_told_of_subsystems_that_come_and_go() {
+    let mut pair = Pair::of(tenmil_wire::nqn::DISCOVERY);
+    let other = "nqn.2024-01.example:other";
+    let is_told = |event: &Event| {
+        let what = Notice::Notice(NoticeEvent::Discovery);
+        *event == Event::Notice { what, log_page: 0x70 }
+    };
+    pair.service.add_subsystem(plan(other)).unwrap();
+    pair.await_event(is_told);
+    assert!(pair.service.remove_subsystem(other));
+    pair.await_event(is_told);
+}

@@ -1,0 +1,374 @@
+//! A thousand cuts at random moments and bytes, under a load that verifies what it reads: our own host
+//! and target over networks that are made for it, in simulated time. A second host is served all the
+//! while as if nothing happened, and in the end nothing is left of the first.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod disk;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Random, Request,
+    RequestFlags, Segment, Span, Stream, StreamError,
+};
+use tenmil_block::RamDevice;
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_nvme_fabrics::{
+    Connecting, Connector, FabricsChannel, FabricsController, Options, PendingConnect,
+};
+use tenmil_nvme_host::{
+    ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes, ShutdownNotification,
+};
+use tenmil_serve::tcp::{Limits, Service, TargetConnection};
+use tenmil_sim::network::{self, Direction, Fault, Network, NetworkOptions};
+
+use disk::{NQN, offering};
+
+const BLOCK: u32 = 512;
+/// Blocks of a cell: data that do not travel in a capsule.
+const CELL_BLOCKS: u32 = 24;
+const CELLS: u64 = 12;
+const CUTS: u64 = 1000;
+/// A turn, and one while the host that is cut is away and waits.
+const TURN: Span = Span::from_us(50);
+const IDLE: Span = Span::from_us(500);
+/// A host whose connections are never cut never waits for longer: less than the other one for its end.
+const CALM_MAX: Span = Span::from_ms(100);
+
+type Networks = Arc<Mutex<Vec<Network>>>;
+type Guests = Arc<Mutex<Vec<TargetConnection>>>;
+
+/// Dials the target over a network of its own each time.
+struct Line {
+    regions: RegionTable,
+    service: Service,
+    guests: Guests,
+    networks: Networks,
+    random: Random,
+}
+
+struct Ring(Option<Box<dyn Stream>>);
+
+impl Connector for Line {
+    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+        let options = NetworkOptions::splitting(self.random.next_u64());
+        let memory = || Arc::new(self.regions.clone()) as Arc<dyn Memory>;
+        let (ours, theirs, network) = network::pair(options, memory(), memory());
+        network.advance(now);
+        self.networks.lock().unwrap().push(network);
+        let guest = self.service.accept(Box::new(theirs), 1, now).unwrap();
+        self.guests.lock().unwrap().push(guest);
+        Box::new(Ring(Some(Box::new(ours))))
+    }
+
+    fn peer(&self) -> String {
+        "the target".to_owned()
+    }
+}
+
+impl PendingConnect for Ring {
+    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
+        self.0.take().map(Ok)
+    }
+}
+
+/// What was asked of a cell.
+#[derive(Clone, Copy)]
+struct Asked {
+    operation: Operation,
+    at: Instant,
+}
+
+/// A host with a queue and a load.
+struct Host {
+    remote: FabricsController,
+    queue: FabricsChannel,
+    regions: RegionTable,
+    memory: Segment,
+    networks: Networks,
+    random: Random,
+    /// Where its cells begin.
+    first: u64,
+    /// How often each cell was written, and what is under way there.
+    written: Vec<u64>,
+    under_way: BTreeMap<u64, Asked>,
+    done: u64,
+    /// Requests that were alone on three connections that broke, and were asked for once more.
+    given_up: u64,
+    /// Those of them that there was no room for yet.
+    again: Vec<(u64, Operation)>,
+    slowest: Span,
+}
+
+struct House {
+    regions: RegionTable,
+    service: Service,
+    guests: Guests,
+    now: Instant,
+}
+
+impl House {
+    fn new() -> Self {
+        let regions = RegionTable::new(16);
+        let quiesce = Span::from_ms(20);
+        let limits =
+            Limits { memory_bytes: 16 << 20, connections_max: 16, quiesce, ..Limits::default() };
+        let ram = Arc::new(RamDevice::new(&regions, BLOCK, 4096).unwrap());
+        let service = offering(ram, &regions, limits);
+        Self { regions, service, guests: Guests::default(), now: Instant { ns: 1_000_000 } }
+    }
+
+    fn turn_guests(&self) {
+        let mut guests = std::mem::take(&mut *self.guests.lock().unwrap());
+        guests.iter_mut().for_each(|guest| {
+            guest.turn(self.now);
+        });
+        guests.retain(|guest| !guest.is_over());
+        self.guests.lock().unwrap().extend(guests);
+        while self.service.next_news().is_some() {}
+    }
+
+    /// A host that is connected, and has a queue.
+    fn host(&mut self, number: u8) -> Host {
+        let networks = Networks::default();
+        let line = Line {
+            regions: self.regions.clone(),
+            service: self.service.clone(),
+            guests: Arc::clone(&self.guests),
+            networks: Arc::clone(&networks),
+            random: Random::new(number.into()),
+        };
+        let region =
+            |bytes| self.regions.add(Mapping::new(bytes, Backing::Private).unwrap()).unwrap();
+        let (pool, memory) = (region(8 << 20), region(1 << 20));
+        let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
+        let pool = DevicePool::new(self.regions.clone(), pool, kind, store);
+        pool.map_on_demand();
+        let name = format!("nqn.2024-01.example:host-{number}");
+        let mut options = Options::new(NQN, &name, [number; 16]);
+        options.policy.detect = Span::from_ms(100);
+        options.policy.retry = Span::from_ms(5);
+        let wishes = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
+        let mut calling =
+            Connecting::begin(pool, Box::new(line), options, wishes, self.now).unwrap();
+        let mut remote = loop {
+            self.now = self.now.after(TURN);
+            networks.lock().unwrap().iter().for_each(|network| network.advance(self.now));
+            self.turn_guests();
+            if let Some(ended) = calling.turn(self.now) {
+                break ended.unwrap();
+            }
+        };
+        let mut asked = None;
+        let queue = loop {
+            self.now = self.now.after(TURN);
+            networks.lock().unwrap().iter().for_each(|network| network.advance(self.now));
+            self.turn_guests();
+            match remote.poll(self.now) {
+                Some(Event::Ready) => {
+                    let options = QueuePairOptions {
+                        depth: 16,
+                        vector: None,
+                        techniques: FastPathOptions::default(),
+                    };
+                    asked = Some(remote.controller().create_queue_pair(self.now, options).unwrap());
+                }
+                Some(Event::QueuePairCreated { id }) if asked == Some(id) => {
+                    break remote.take_queue(id, 1, QueueSizes::default()).unwrap();
+                }
+                _ => {}
+            }
+        };
+        Host {
+            remote,
+            queue,
+            regions: self.regions.clone(),
+            memory,
+            networks,
+            random: Random::new(100 + u64::from(number)),
+            first: u64::from(number) * CELLS * u64::from(CELL_BLOCKS),
+            written: vec![0; usize::try_from(CELLS).unwrap()],
+            under_way: BTreeMap::new(),
+            done: 0,
+            given_up: 0,
+            again: Vec::new(),
+            slowest: Span::default(),
+        }
+    }
+}
+
+impl Host {
+    fn place(&self, cell: u64) -> Segment {
+        let len = CELL_BLOCKS * BLOCK;
+        self.memory.slice(u32::try_from(cell).unwrap() * len, len).unwrap()
+    }
+
+    /// What a cell holds after so many writes.
+    fn expected(&self, cell: u64, written: u64) -> Vec<u8> {
+        let seed = self.first ^ cell << 20 ^ written << 32;
+        let len = u64::from(CELL_BLOCKS * BLOCK);
+        if written == 0 {
+            return vec![0; usize::try_from(len).unwrap()];
+        }
+        (0..len)
+            .map(|at| {
+                (at.wrapping_mul(31) ^ at >> 9 ^ Random::new(seed).next_u64()).to_le_bytes()[0]
+            })
+            .collect()
+    }
+
+    /// Begins something on a cell that rests.
+    fn submit(&mut self, now: Instant) {
+        let cell = self.random.below(CELLS);
+        if self.under_way.contains_key(&cell) {
+            return;
+        }
+        let index = usize::try_from(cell).unwrap();
+        let operation = if self.random.chance(1, 2) { Operation::Write } else { Operation::Read };
+        let place = self.place(cell);
+        if operation == Operation::Write {
+            let bytes = self.expected(cell, self.written[index] + 1);
+            self.regions.store(place, &bytes).unwrap();
+        } else {
+            self.regions.fill(place, 0xa5).unwrap();
+        }
+        if self.ask(now, cell, operation) {
+            self.written[index] += u64::from(operation == Operation::Write);
+            self.under_way.insert(cell, Asked { operation, at: now });
+        }
+        self.queue.flush();
+    }
+
+    /// Whether there is room for it.
+    fn ask(&mut self, now: Instant, cell: u64, operation: Operation) -> bool {
+        let request = Request {
+            token: cell,
+            lba: self.first + cell * u64::from(CELL_BLOCKS),
+            operand: 0,
+            segment_first: 0,
+            blocks: CELL_BLOCKS,
+            segment_count: 1,
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        };
+        self.queue.submit(now, &[request], &[self.place(cell)]) == 1
+    }
+
+    /// Goes on, and checks what has come.
+    fn turn(&mut self, now: Instant) {
+        let mut networks = self.networks.lock().unwrap();
+        let old = networks.len().saturating_sub(8);
+        networks.drain(..old);
+        networks.iter().for_each(|network| network.advance(now));
+        drop(networks);
+        while self.remote.poll(now).is_some() {}
+        while let Some((cell, operation)) = self.again.pop() {
+            if !self.ask(now, cell, operation) {
+                self.again.push((cell, operation));
+                break;
+            }
+        }
+        let mut answers = CompletionBatch::with_capacity(32);
+        self.queue.poll(now, &mut answers);
+        self.queue.flush();
+        for answer in answers.drain() {
+            let cell = answer.token;
+            let Asked { operation, at } = self.under_way.remove(&cell).expect("once");
+            if answer.outcome == IoStatus::ABORTED_BY_HOST {
+                self.under_way.insert(cell, Asked { operation, at });
+                self.again.push((cell, operation));
+                self.given_up += 1;
+                continue;
+            }
+            assert_eq!(answer.outcome, IoStatus::SUCCESS, "{operation:?} of cell {cell}");
+            self.slowest = self.slowest.max(now.since(at));
+            self.done += 1;
+            if operation == Operation::Read {
+                let place = self.place(cell);
+                let mut found = vec![0; place.len_bytes as usize];
+                self.regions.load(place, &mut found).unwrap();
+                let written = self.written[usize::try_from(cell).unwrap()];
+                assert!(
+                    found == self.expected(cell, written),
+                    "cell {cell} after {written} writes"
+                );
+            }
+        }
+    }
+
+    /// Cuts one of its newest connections: now, or at the next byte that goes there or comes back.
+    fn cut(&mut self) {
+        let networks = self.networks.lock().unwrap();
+        let newest = networks.len().saturating_sub(2);
+        let which = newest + usize::try_from(self.random.below(2)).unwrap();
+        let Some(network) = networks.get(which) else { return };
+        match self.random.below(3) {
+            0 => network.cut(),
+            1 => network.harm(Direction::Upstream, Fault::Cut),
+            _ => network.harm(Direction::Downstream, Fault::Cut),
+        }
+    }
+}
+
+#[test]
+fn a_thousand_random_cuts_under_load_lose_nothing_leave_nothing_and_disturb_nobody() {
+    let mut house = House::new();
+    let mut calm = house.host(1);
+    let mut victim = house.host(2);
+    let mut random = Random::new(7);
+    let mut cuts = 0;
+    while cuts < CUTS {
+        for host in [&mut calm, &mut victim] {
+            host.submit(house.now);
+        }
+        // Not while it is away: each cut is one of a connection that works.
+        let is_there = victim.remote.lost_since().is_none();
+        if is_there && random.chance(1, 24) {
+            victim.cut();
+            cuts += 1;
+        }
+        house.turn_guests();
+        victim.turn(house.now);
+        calm.turn(house.now);
+        house.now = house.now.after(if is_there { TURN } else { IDLE });
+    }
+    for _ in 0..100_000 {
+        house.turn_guests();
+        victim.turn(house.now);
+        calm.turn(house.now);
+        house.now = house.now.after(TURN);
+        if victim.under_way.is_empty() && calm.under_way.is_empty() {
+            break;
+        }
+    }
+    assert!(victim.under_way.is_empty(), "{} left", victim.under_way.len());
+    let (lost, done) = (victim.remote.counts().lost, victim.done);
+    println!("{lost} losses, {done} I/Os verified, beside {} of the other host", calm.done);
+    assert!(lost > CUTS / 2 && done > CUTS, "{lost} losses, {done} I/Os");
+    // Few of those that were cut have met three cuts alone.
+    assert!(victim.given_up < CUTS / 20, "{} given up", victim.given_up);
+    assert_eq!((calm.remote.counts().lost, calm.given_up), (0, 0));
+    assert!(calm.slowest < CALM_MAX, "the other host waited {}", calm.slowest);
+
+    for host in [&mut victim, &mut calm] {
+        host.remote.controller().shut_down(house.now, ShutdownNotification::Normal).unwrap();
+    }
+    for _ in 0..10_000 {
+        house.turn_guests();
+        victim.turn(house.now);
+        calm.turn(house.now);
+        house.now = house.now.after(TURN);
+    }
+    drop((victim, calm));
+    for _ in 0..10_000 {
+        house.turn_guests();
+        house.now = house.now.after(TURN);
+    }
+    let budget = house.service.budget();
+    assert_eq!((house.service.connected(), house.service.associations()), (0, 0));
+    assert_eq!(budget.free_bytes(), budget.bytes(), "all memory is back");
+}

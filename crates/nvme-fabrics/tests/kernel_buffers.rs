@@ -1,0 +1,283 @@
+//! Data that were lent, over real sockets between our own host and our own target: they lie in no
+//! memory of the host's, not even on their way.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+#[expect(dead_code, reason = "others use the rest")]
+mod disk;
+mod net;
+mod queues;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, RecvResult, Request,
+    RequestFlags, Segment, SendSlice, Span, Stream, StreamError, WakeSource,
+};
+use tenmil_block::RamDevice;
+use tenmil_dma::{Backing, KernelBufferSource, Mapping, RegionTable};
+use tenmil_linux::socket::{SocketFactory, SocketOptions};
+use tenmil_nvme_fabrics::{Connector, FabricsChannel, FabricsController, Options, PendingConnect};
+use tenmil_serve::tcp::{Limits, TargetConnection};
+
+use disk::{NQN, offering};
+use net::{Net, turn_all};
+
+const BLOCK: u32 = 512;
+const REQUESTS: u16 = 8;
+const EACH: u32 = 512 << 10;
+/// What comes before data, and each response (TCP 1.0 §3.6.2).
+const HEADER_BYTES: u64 = 24;
+
+/// What has come to a host, by where it went first.
+#[derive(Debug, Default)]
+struct Came {
+    to_inbox: AtomicU64,
+    to_place: AtomicU64,
+}
+
+/// A stream that counts.
+struct Counting {
+    stream: Box<dyn Stream>,
+    came: Arc<Came>,
+}
+
+/// Dials streams that count.
+struct CountingNet {
+    net: Net,
+    came: Arc<Came>,
+}
+
+struct Dialling {
+    dialled: Box<dyn PendingConnect>,
+    came: Arc<Came>,
+}
+
+impl PendingConnect for Dialling {
+    fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
+        let came = Arc::clone(&self.came);
+        let counting = |stream| Box::new(Counting { stream, came }) as Box<dyn Stream>;
+        self.dialled.poll(now).map(|stream| stream.map(counting))
+    }
+}
+
+impl Connector for CountingNet {
+    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
+        let dialled = self.net.dial(now, until);
+        Box::new(Dialling { dialled, came: Arc::clone(&self.came) })
+    }
+
+    fn peer(&self) -> String {
+        self.net.peer()
+    }
+}
+
+fn count(into: &AtomicU64, received: RecvResult) -> RecvResult {
+    if let RecvResult::Bytes(count) = received {
+        into.fetch_add(count as u64, Ordering::Relaxed);
+    }
+    received
+}
+
+impl Stream for Counting {
+    fn receive(&mut self) -> RecvResult {
+        count(&self.came.to_inbox, self.stream.receive())
+    }
+
+    fn receive_at_most(&mut self, most: usize) -> RecvResult {
+        count(&self.came.to_inbox, self.stream.receive_at_most(most))
+    }
+
+    fn buffered(&self) -> &[u8] {
+        self.stream.buffered()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.stream.consume(count);
+    }
+
+    fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
+        count(&self.came.to_place, self.stream.receive_into(into))
+    }
+
+    fn send(
+        &mut self,
+        headers: &[u8],
+        stretches: &[SendSlice],
+        has_more: bool,
+    ) -> Result<usize, StreamError> {
+        self.stream.send(headers, stretches, has_more)
+    }
+
+    fn released_bytes(&mut self) -> u64 {
+        self.stream.released_bytes()
+    }
+
+    fn shutdown_write(&mut self) {
+        self.stream.shutdown_write();
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.stream.wake_source()
+    }
+
+    fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
+        self.stream.arm(wants_bytes, wants_room)
+    }
+
+    fn peer(&self) -> String {
+        self.stream.peer()
+    }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        self.stream.local_address()
+    }
+}
+
+/// A host with one connection for I/O, and who serves it.
+struct Pair {
+    queue: FabricsChannel,
+    _remote: FabricsController,
+    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    regions: RegionTable,
+    /// What a file lends.
+    lent: Segment,
+    came: Arc<Came>,
+    answers: CompletionBatch,
+    now: Instant,
+}
+
+impl Pair {
+    fn new(options: Options) -> Self {
+        let regions = RegionTable::new(16);
+        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let medium = RamDevice::new(&regions, BLOCK, 1 << 14).unwrap();
+        let service = offering(Arc::new(medium), &regions, limits);
+        let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
+        let (guests, came) = (Arc::default(), Arc::<Came>::default());
+        let net = Net { ours: sockets(), theirs: sockets(), service, guests: Arc::clone(&guests) };
+        let net = CountingNet { net, came: Arc::clone(&came) };
+        let mut now = Instant { ns: 1_000_000 };
+        let mut remote = net::call((&regions, &guests), Box::new(net), options, 1, &mut now);
+        let queue = queues::make(&mut remote, &guests, 33, &mut now);
+        let file = Mapping::new(usize::from(REQUESTS) * EACH as usize, Backing::Shared).unwrap();
+        let descriptor = file.descriptor().unwrap().try_clone_to_owned().unwrap();
+        let data_at = |_, request, byte| u64::from(request) * u64::from(EACH) + u64::from(byte);
+        let lent = regions.register_kernel_buffers(
+            KernelBufferSource { descriptor, queue: 0, data_at },
+            (REQUESTS, EACH),
+        );
+        let (lent, answers) = (lent.unwrap(), CompletionBatch::with_capacity(256));
+        Self { queue, _remote: remote, guests, regions, lent, came, answers, now }
+    }
+
+    fn plain() -> Self {
+        Self::new(Options::new(NQN, "nqn.2024-01.example:host", [1; 16]))
+    }
+
+    fn part(&self, request: u16, blocks: u32) -> Segment {
+        self.lent.slice(u32::from(request) * EACH, blocks * BLOCK).unwrap()
+    }
+
+    /// Does the same with several requests at once, each `blocks` long and behind the one before.
+    fn run(&mut self, operation: Operation, blocks: u32, segments: &[Segment]) {
+        let request = |token: u32| Request {
+            token: token.into(),
+            lba: u64::from(token * blocks),
+            operand: 0,
+            segment_first: token,
+            blocks,
+            segment_count: 1,
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        };
+        let count = u32::try_from(segments.len()).unwrap();
+        let requests: Vec<Request> = (0..count).map(request).collect();
+        assert_eq!(self.queue.submit(self.now, &requests, segments), requests.len());
+        self.queue.flush();
+        let (mut ended, mut turns) = (0, 0);
+        while ended < segments.len() {
+            self.now = self.now.after(Span::from_us(10));
+            turn_all(&self.guests, self.now);
+            self.queue.poll(self.now, &mut self.answers);
+            self.queue.flush();
+            for answer in self.answers.drain() {
+                assert_eq!(answer.outcome, IoStatus::SUCCESS, "{answer:?}");
+                ended += 1;
+            }
+            turns += 1;
+            assert!(turns < 1_000_000, "{ended} have ended");
+        }
+    }
+
+    /// Bytes that have come to the inbox, to their place, and through a copy of the lender's.
+    fn counts(&self) -> [u64; 3] {
+        let came = [&self.came.to_inbox, &self.came.to_place].map(|at| at.load(Ordering::Relaxed));
+        [came[0], came[1], self.regions.copied_bytes(self.lent.region)]
+    }
+}
+
+fn pattern(seed: u32, len_bytes: u32) -> Vec<u8> {
+    (0..len_bytes).map(|at| (at / 7 + 31 * seed + at % 251).to_le_bytes()[0]).collect()
+}
+
+/// A file lends, which the kernel does not let rings have, so here the streams copy: at the place where
+/// a ring would move the data, and nowhere else.
+#[test]
+fn data_that_were_lent_come_to_their_place_and_headers_alone_to_the_inbox() {
+    let mut pair = Pair::plain();
+    for (seed, blocks) in [(1, 1), (2, 8), (3, 16), (4, 100), (5, 1024)] {
+        let len_bytes = blocks * BLOCK;
+        let parts: Vec<Segment> = (0..REQUESTS).map(|request| pair.part(request, blocks)).collect();
+        for (number, part) in (0..).zip(&parts) {
+            pair.regions.store(*part, &pattern(10 * seed + number, len_bytes)).unwrap();
+        }
+        let data = u64::from(len_bytes) * u64::from(REQUESTS);
+        let before = pair.counts();
+        pair.run(Operation::Write, blocks, &parts);
+        let written = pair.counts();
+        assert_eq!(written[1], before[1], "nothing comes but headers");
+        for part in &parts {
+            pair.regions.store(*part, &vec![0; len_bytes as usize]).unwrap();
+        }
+        let before = pair.counts();
+        pair.run(Operation::Read, blocks, &parts);
+        let read = pair.counts();
+        let [inbox, place, copied] = [0, 1, 2].map(|at| read[at] - before[at]);
+        assert_eq!((place, copied), (data, data), "of {blocks} blocks");
+        assert!(inbox.is_multiple_of(HEADER_BYTES), "{inbox}");
+        assert!(inbox >= HEADER_BYTES * u64::from(REQUESTS) && inbox <= data.max(24 * 16));
+        for (number, part) in (0..).zip(&parts) {
+            let mut found = vec![0; len_bytes as usize];
+            pair.regions.load(*part, &mut found).unwrap();
+            assert!(found == pattern(10 * seed + number, len_bytes), "{blocks} blocks at {number}");
+        }
+    }
+}
+
+/// Digests are computed over the bytes, so they have to be copied; nothing goes wrong for that.
+#[test]
+fn with_digests_data_are_copied_and_whole() {
+    use tenmil_nvme_fabrics::DigestMode::Required;
+    let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
+    let mut pair = Pair::new(Options { header_digest: Required, data_digest: Required, ..options });
+    for blocks in [1, 8, 500] {
+        let parts: Vec<Segment> = (0..REQUESTS).map(|request| pair.part(request, blocks)).collect();
+        for part in &parts {
+            pair.regions.store(*part, &pattern(blocks, part.len_bytes)).unwrap();
+        }
+        pair.run(Operation::Write, blocks, &parts);
+        for part in &parts {
+            pair.regions.store(*part, &vec![0; part.len_bytes as usize]).unwrap();
+        }
+        pair.run(Operation::Read, blocks, &parts);
+        for part in &parts {
+            let mut found = vec![0; part.len_bytes as usize];
+            pair.regions.load(*part, &mut found).unwrap();
+            assert!(found == pattern(blocks, part.len_bytes), "{blocks} blocks");
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Our own host and our own target in one thread, over TCP on loopback.
+
+use std::sync::{Arc, Mutex};
+
+use tenmil_base::{Instant, Span, Stream, StreamError};
+use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_linux::socket::{SocketFactory, loopback};
+use tenmil_nvme_fabrics::{Connecting, Connector, FabricsController, Options, PendingConnect};
+use tenmil_nvme_host::{ControllerOptions, Event};
+use tenmil_serve::tcp::{Service, TargetConnection};
+
+/// What is shared by both sides: sockets of the host's, and of the target's, which serves here.
+pub(crate) struct Net {
+    pub(crate) ours: SocketFactory,
+    pub(crate) theirs: SocketFactory,
+    pub(crate) service: Service,
+    pub(crate) guests: Arc<Mutex<Vec<TargetConnection>>>,
+}
+
+/// A call that is answered at once.
+struct Answered(Option<Box<dyn Stream>>);
+
+impl PendingConnect for Answered {
+    fn poll(&mut self, _: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
+        self.0.take().map(Ok)
+    }
+}
+
+impl Connector for Net {
+    fn dial(&mut self, now: Instant, _: Instant) -> Box<dyn PendingConnect> {
+        let [one, other] = loopback().unwrap();
+        let stream = self.theirs.stream(other).unwrap();
+        self.guests.lock().unwrap().push(self.service.accept(stream, 1, now).unwrap());
+        Box::new(Answered(Some(self.ours.stream(one).unwrap())))
+    }
+
+    fn peer(&self) -> String {
+        "the target".into()
+    }
+}
+
+/// A turn of everybody who is served.
+pub(crate) fn turn_all(guests: &Mutex<Vec<TargetConnection>>, now: Instant) {
+    guests.lock().unwrap().iter_mut().for_each(|guest| _ = guest.turn(now));
+}
+
+/// A host that has called by `dial` and is ready, with room for so many I/O queues. What it is told of
+/// comes from `regions`. It moves the time on.
+pub(crate) fn call(
+    (regions, guests): (&RegionTable, &Mutex<Vec<TargetConnection>>),
+    dial: Box<dyn Connector>,
+    options: Options,
+    queue_pairs: u16,
+    now: &mut Instant,
+) -> FabricsController {
+    let pool = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();
+    let store = CommandStore::for_device(DeviceKind::Emulated);
+    let pool = DevicePool::new(regions.clone(), pool, DeviceKind::Emulated, store);
+    pool.map_on_demand();
+    let wishes = ControllerOptions { queue_pairs, ..ControllerOptions::default() };
+    let mut calling = Connecting::begin(pool, dial, options, wishes, *now).unwrap();
+    let mut remote = loop {
+        if let Some(ended) = calling.turn(later(guests, now)) {
+            break ended.unwrap();
+        }
+    };
+    while remote.poll(later(guests, now)) != Some(Event::Ready) {}
+    remote
+}
+
+/// A turn of everybody who is served, a moment later: when that is.
+pub(crate) fn later(guests: &Mutex<Vec<TargetConnection>>, now: &mut Instant) -> Instant {
+    *now = now.after(Span::from_us(100));
+    turn_all(guests, *now);
+    *now
+}

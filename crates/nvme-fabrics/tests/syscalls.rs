@@ -1,0 +1,161 @@
+//! System calls per I/O over real sockets, counted by the engine of the sockets and held to a bound.
+//!
+//! Host and target take turns in one thread, over TCP on loopback, where what is sent has come when
+//! the call returns: the counts are the same each time, however busy the machine is.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod disk;
+mod net;
+mod queues;
+
+use std::sync::{Arc, Mutex};
+
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Operation, Request, Segment, Span,
+};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_linux::socket::{SocketFactory, SocketOptions, SocketStats};
+use tenmil_nvme_fabrics::{FabricsChannel, FabricsController, Options};
+use tenmil_serve::tcp::{Limits, TargetConnection};
+
+use disk::{BYTES, NQN, request, service};
+use net::{Net, turn_all};
+
+/// Memory for the data of all queues together.
+const DATA_BYTES: usize = 1 << 20;
+/// Turns of both sides that are counted.
+const TURNS: u32 = 200;
+
+/// A host with some connections, and who serves it.
+struct Pair {
+    queues: Vec<FabricsChannel>,
+    _remote: FabricsController,
+    guests: Arc<Mutex<Vec<TargetConnection>>>,
+    ours: SocketFactory,
+    theirs: SocketFactory,
+    segments: Vec<Segment>,
+    answers: CompletionBatch,
+    now: Instant,
+}
+
+/// What was counted, for each I/O.
+#[derive(Debug)]
+struct Calls {
+    ios: u64,
+    host: SocketStats,
+    target: SocketStats,
+}
+
+impl Pair {
+    /// So many connections with I/O queues.
+    fn of(queues: u16) -> Self {
+        let regions = RegionTable::new(16);
+        let limits = Limits { memory_bytes: 32 << 20, ..Limits::default() };
+        let service = service(&regions, limits);
+        let data = regions.add(Mapping::new(DATA_BYTES, Backing::Private).unwrap()).unwrap();
+        let sockets = || SocketFactory::new(regions.clone(), SocketOptions::default());
+        let (ours, theirs, guests) = (sockets(), sockets(), Arc::default());
+        let (mine, its) = (ours.clone(), theirs.clone());
+        let net = Net { ours: mine, theirs: its, service, guests: Arc::clone(&guests) };
+        let mut now = Instant { ns: 1_000_000 };
+        let options = Options::new(NQN, "nqn.2024-01.example:host", [1; 16]);
+        let mut remote = net::call((&regions, &guests), Box::new(net), options, queues, &mut now);
+        let make = |_| queues::make(&mut remote, &guests, 129, &mut now);
+        let queues: Vec<FabricsChannel> = (0..queues).map(make).collect();
+        let places = u32::try_from(DATA_BYTES).unwrap() / BYTES;
+        let segments = (0..places).map(|at| data.slice(at * BYTES, BYTES).unwrap()).collect();
+        let answers = CompletionBatch::with_capacity(256);
+        Self { queues, _remote: remote, guests, ours, theirs, segments, answers, now }
+    }
+
+    /// Keeps `depth` I/Os under way on each connection for some turns.
+    fn load(&mut self, depth: u64, operation: Operation) -> Calls {
+        let requests: Vec<Request> = (0..depth).map(|number| request(number, operation)).collect();
+        self.now = self.now.after(Span::from_us(100));
+        for queue in &mut self.queues {
+            assert_eq!(queue.submit(self.now, &requests, &self.segments), requests.len());
+            queue.flush();
+        }
+        let (host, target) = (self.ours.counts(), self.theirs.counts());
+        let mut ios = 0;
+        for _ in 0..TURNS {
+            self.now = self.now.after(Span::from_us(20));
+            turn_all(&self.guests, self.now);
+            ios += self.turn_host(operation);
+        }
+        let (host, target) = (since(&self.ours, host), since(&self.theirs, target));
+        Calls { ios, host, target }
+    }
+
+    /// Each I/O that has ended is followed by another.
+    fn turn_host(&mut self, operation: Operation) -> u64 {
+        let mut ios = 0;
+        for queue in &mut self.queues {
+            queue.poll(self.now, &mut self.answers);
+            let again: Vec<Request> = self
+                .answers
+                .drain()
+                .map(|answer| {
+                    assert_eq!(answer.outcome, IoStatus::SUCCESS);
+                    request(answer.token, operation)
+                })
+                .collect();
+            if !again.is_empty() {
+                assert_eq!(queue.submit(self.now, &again, &self.segments), again.len());
+                queue.flush();
+            }
+            ios += again.len() as u64;
+        }
+        ios
+    }
+}
+
+fn since(sockets: &SocketFactory, before: SocketStats) -> SocketStats {
+    let now = sockets.counts();
+    SocketStats {
+        receives: now.receives - before.receives,
+        receives_in_vain: now.receives_in_vain - before.receives_in_vain,
+        sends: now.sends - before.sends,
+        ..SocketStats::default()
+    }
+}
+
+impl Calls {
+    fn per_io(&self, calls: u64) -> f64 {
+        calls as f64 / self.ios as f64
+    }
+
+    /// Fails unless both sides stay below so many calls for each I/O, together.
+    #[track_caller]
+    fn are_at_most(&self, host: f64, target: f64) {
+        let found = [self.host, self.target].map(|of| self.per_io(of.receives + of.sends));
+        println!("{:.3} calls per I/O at the host, {:.3} at the target", found[0], found[1]);
+        assert!(self.ios > 0 && found[0] <= host && found[1] <= target, "{found:?}: {self:?}");
+    }
+}
+
+#[test]
+fn at_depth_32_a_read_takes_a_tenth_of_a_system_call_at_either_end() {
+    let calls = Pair::of(1).load(32, Operation::Read);
+    calls.are_at_most(0.07, 0.1);
+}
+
+#[test]
+fn at_depth_32_a_write_takes_a_tenth_of_a_system_call_at_either_end() {
+    let calls = Pair::of(1).load(32, Operation::Write);
+    calls.are_at_most(0.07, 0.1);
+}
+
+#[test]
+fn an_io_alone_is_received_by_one_call_and_sent_by_another_at_either_end() {
+    let calls = Pair::of(1).load(1, Operation::Read);
+    // One more at the target is a look at the admin connection, in each turn here.
+    calls.are_at_most(2.02, 3.02);
+}
+
+#[test]
+fn many_connections_gather_what_each_has() {
+    let calls = Pair::of(16).load(4, Operation::Read);
+    calls.are_at_most(0.51, 0.53);
+}

@@ -1,0 +1,215 @@
+//! Admin queue: the purpose of each outstanding command, and slots reserved for the driver.
+//!
+//! ```text
+//!   |<------------------------ slots of the queue ------------------------>|
+//!   | events, keep-alive, aborts, set-up: RESERVED | commands of the owner |
+//! ```
+
+use tenmil_base::{CompletionBatch, Dma, Doorbell, Instant, IoCompletion, Mmio, Span};
+use tenmil_wire::register::offset;
+use tenmil_wire::{AdminOpcode, Command, TypedCommand};
+
+use super::options::ControllerOptions;
+use super::transfer::ListPages;
+use crate::bringup::AdminQueues;
+use crate::error::ControllerError;
+use crate::fast_path::FastPathOptions;
+use crate::queue_link::{ControllerLinkEnd, QueueState, TimedOutCommand, link};
+use crate::queue_pair::{QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup};
+
+/// Admin queue pair with its outstanding commands.
+pub(super) struct Admin<D: Dma, B: Doorbell> {
+    pub(super) pair: QueuePair<D, B>,
+    pub(super) link: ControllerLinkEnd,
+    pub(super) lists: ListPages<D>,
+    answers: CompletionBatch,
+    /// Indexed by token.
+    pending: Box<[Option<Pending>]>,
+    timeout: Span,
+}
+
+/// Outstanding command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pending {
+    cid: u16,
+    opcode: u8,
+    purpose: Purpose,
+}
+
+/// Purpose of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The driver's own query: start-up, scans and log pages.
+    DriverQuery,
+    /// Creation or deletion of an I/O queue pair.
+    Queue { id: u16 },
+    /// Asynchronous Event Request.
+    Event,
+    /// Keep Alive.
+    KeepAlive,
+    /// Abort of a timed-out command.
+    Abort { queue: u16, overdue: TimedOutCommand },
+    /// Command of the controller's owner.
+    Owner { token: u64, list: Option<u8> },
+}
+
+/// Slots that are not available to the owner: 8 events, 4 aborts, the 4 commands to which these refer and
+/// whose slots stay reserved until the abort completes, a keep-alive, a query, and 2 for queues.
+pub(super) const RESERVED: usize = 20;
+/// Maximum outstanding Asynchronous Event Requests.
+pub(super) const EVENTS_MAX: u16 = 8;
+/// Maximum outstanding Aborts.
+pub(super) const ABORTS_MAX: usize = 4;
+/// Timeout value that means none.
+const NO_LIMIT: Span = Span { ns: Instant::NEVER.ns };
+/// Completions handled at once.
+const BATCH: usize = 16;
+
+impl<D: Dma, B: Doorbell> Admin<D, B> {
+    pub(super) fn new(
+        mmio: &mut impl Mmio<Doorbell = B>,
+        dma: &D,
+        options: &ControllerOptions,
+        memory: QueueMemory,
+        doorbell_stride: u8,
+    ) -> Result<(Self, AdminQueues), ControllerError> {
+        let unreachable = ControllerError::Unreachable { what: "the admin queue" };
+        let queues = AdminQueues {
+            submission_iova: dma.iova(memory.submission).ok_or(unreachable)?,
+            completion_iova: dma.iova(memory.completion).ok_or(unreachable)?,
+            depth: memory.submission_depth,
+        };
+        let mut doorbell = |offset: usize| {
+            // The first two doorbells belong to the admin queue.
+            mmio.doorbell(u32::try_from(offset).unwrap_or(u32::MAX))
+        };
+        let (controller_end, queue_end) = link(0);
+        let setup =
+            QueueSetup {
+                memory,
+                submission_doorbell: QueueDoorbell::Register(doorbell(
+                    offset::submission_doorbell(0, doorbell_stride),
+                )),
+                completion_doorbell: QueueDoorbell::Register(doorbell(
+                    offset::completion_doorbell(0, doorbell_stride),
+                )),
+                link: queue_end,
+                timeout: options.admin_timeout,
+                techniques: FastPathOptions::default(),
+            };
+        let pair = QueuePair::new(dma, setup);
+        let slots = pair.depth() as usize;
+        assert!(slots > RESERVED, "{slots} slots, of which {RESERVED} are reserved");
+        let lists =
+            ListPages::allocate(dma, options.admin_pointers()).ok_or(ControllerError::Memory {
+                what: "lists of admin commands",
+                len_bytes: 4 * 4096,
+            })?;
+        let admin = Self {
+            pair,
+            link: controller_end,
+            lists,
+            answers: CompletionBatch::with_capacity(BATCH),
+            pending: vec![None; slots].into_boxed_slice(),
+            timeout: options.admin_timeout,
+        };
+        Ok((admin, queues))
+    }
+
+    /// Sends an admin command of the driver. A slot is reserved for it.
+    ///
+    /// # Panics
+    ///
+    /// There is no free slot, or the queue is not running: a bug in the slot accounting.
+    pub(super) fn submit_internal(
+        &mut self,
+        now: Instant,
+        purpose: Purpose,
+        command: &impl TypedCommand,
+    ) {
+        self.send(now, purpose, command.to_command());
+    }
+
+    /// Like [`submit_internal`](Self::submit_internal), for a command with a data pointer.
+    pub(super) fn send(&mut self, now: Instant, purpose: Purpose, command: Command) {
+        let timeout = if purpose == Purpose::Event { NO_LIMIT } else { self.timeout };
+        let sent = self.enqueue(now, purpose, command, timeout);
+        assert!(sent, "no room for {purpose:?}");
+    }
+
+    /// Whether the owner may send one more command.
+    pub(super) fn has_room_for_owner(&self) -> bool {
+        let owners = self.count(|purpose| matches!(purpose, Purpose::Owner { .. }));
+        self.link.state() == QueueState::Running && owners < self.pending.len() - RESERVED
+    }
+
+    /// Sends a command of the owner, for which a slot must be free.
+    pub(super) fn submit_for_owner(
+        &mut self,
+        now: Instant,
+        token: u64,
+        command: Command,
+        list: Option<u8>,
+        timeout: Option<Span>,
+    ) -> bool {
+        let timeout = timeout.unwrap_or(self.timeout);
+        self.enqueue(now, Purpose::Owner { token, list }, command, timeout)
+    }
+
+    fn enqueue(&mut self, now: Instant, purpose: Purpose, command: Command, timeout: Span) -> bool {
+        let Some(index) = self.pending.iter().position(Option::is_none) else { return false };
+        let opcode = command.opcode();
+        match self.pair.submit_within(now, timeout, index as u64, command) {
+            Ok(cid) => {
+                self.pending[index] = Some(Pending { cid, opcode, purpose });
+                true
+            }
+            Err(QueueFull) => false,
+        }
+    }
+
+    /// Writes the doorbell for commands sent, and returns the next completions with their purposes.
+    pub(super) fn take(&mut self, now: Instant) -> Vec<(Purpose, IoCompletion)> {
+        self.pair.flush();
+        self.pair.poll(now, &mut self.answers);
+        let mut taken = Vec::with_capacity(self.answers.as_slice().len());
+        for answer in self.answers.drain() {
+            let index = usize::try_from(answer.token).unwrap_or(usize::MAX);
+            // The queue pair has checked that the command was in flight, and the token came from here.
+            let Some(pending) = self.pending.get_mut(index).and_then(Option::take) else {
+                unreachable!("an answer with a token that was never given")
+            };
+            taken.push((pending.purpose, answer));
+        }
+        taken
+    }
+
+    /// Number of outstanding commands with matching purposes.
+    pub(super) fn count(&self, wanted: impl Fn(&Purpose) -> bool) -> usize {
+        self.pending.iter().flatten().filter(|pending| wanted(&pending.purpose)).count()
+    }
+
+    /// Number of outstanding Aborts, of the driver and of the owner.
+    pub(super) fn aborts(&self) -> usize {
+        let aborts = |pending: &&Pending| pending.opcode == AdminOpcode::Abort.code();
+        self.pending.iter().flatten().filter(aborts).count()
+    }
+
+    /// Purpose of the command with this identifier.
+    pub(super) fn purpose_of(&self, cid: u16) -> Option<Purpose> {
+        let pending = self.pending.iter().flatten().find(|pending| pending.cid == cid);
+        pending.map(|pending| pending.purpose)
+    }
+
+    /// Identifier of the owner's command with this token.
+    pub(super) fn cid_of(&self, wanted: u64) -> Option<u16> {
+        let matches = |purpose| matches!(purpose, Purpose::Owner { token, .. } if token == wanted);
+        let pending = self.pending.iter().flatten().find(|pending| matches(pending.purpose));
+        pending.map(|pending| pending.cid)
+    }
+
+    /// Whether a command other than an Asynchronous Event Request is outstanding.
+    pub(super) fn is_busy(&self) -> bool {
+        self.count(|purpose| *purpose != Purpose::Event) > 0
+    }
+}

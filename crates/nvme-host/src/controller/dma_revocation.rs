@@ -1,0 +1,98 @@
+//! Revocation of a controller's DMA, which may take until the last access has ended.
+//!
+//! ```text
+//!   revoke ── no DMA in flight ────────────────▶ parked commands complete; dead, removed, …
+//!      └── park ── polled: none in flight ──────────▲
+//!            └── timeout: owner notified, still parked ──▲
+//! ```
+//!
+//! While DMA is in flight, no queue pair is released. No buffer that the controller may still access is
+//! returned to its owner, neither before the timeout nor after it.
+
+use tenmil_base::{Dma, Instant, Mmio};
+
+use super::{Controller, Phase, State};
+use crate::error::{ControllerError, ResetCause};
+use crate::event::Event;
+
+/// Controller with revoked DMA that may still be in flight.
+#[derive(Debug)]
+pub(super) struct DmaRevocation {
+    then: AfterRevocation,
+    since: Instant,
+    /// Final state reported to the owner, if only the memory is still waited for.
+    ended: Option<State>,
+}
+
+/// Next step once no DMA is in flight.
+#[derive(Debug)]
+pub(super) enum AfterRevocation {
+    Die(ControllerError),
+    Remove,
+    /// The controller is reset again.
+    Reset(ResetCause),
+    /// The shutdown counts as complete.
+    EndShutdown,
+}
+
+impl DmaRevocation {
+    /// Final state, if it has been reported to the owner.
+    pub(super) fn ended(&self) -> Option<State> {
+        self.ended
+    }
+
+    pub(super) fn is_shutdown(&self) -> bool {
+        matches!(self.then, AfterRevocation::EndShutdown)
+    }
+}
+
+impl<M: Mmio, D: Dma> Controller<M, D> {
+    /// Revokes the controller's DMA and continues with `then` once none is in flight.
+    pub(super) fn cut_off(&mut self, now: Instant, then: AfterRevocation) {
+        if self.dma.revoke_access() {
+            return self.go_on(now, then);
+        }
+        self.freeze();
+        self.phase = Phase::RevokingDma(DmaRevocation { then, since: now, ended: None });
+    }
+
+    /// Checks whether DMA is still in flight.
+    pub(super) fn poll_revocation(&mut self, now: Instant) {
+        let timeout = self.options.cut_off_timeout;
+        let Phase::RevokingDma(cutting) = &mut self.phase else { return };
+        if !self.dma.revoke_access() {
+            let waited = now.since(cutting.since);
+            if cutting.ended.is_none() && waited >= timeout {
+                let (state, event) = match cutting.then {
+                    AfterRevocation::Remove => (State::Removed, Event::Removed),
+                    _ => (State::Dead, Event::Dead(ControllerError::DmaActive { waited })),
+                };
+                cutting.ended = Some(state);
+                self.tell(event);
+            }
+            return;
+        }
+        let ended = Phase::Ended(cutting.ended.unwrap_or(State::Dead));
+        let Phase::RevokingDma(cutting) = core::mem::replace(&mut self.phase, ended) else {
+            return;
+        };
+        if cutting.ended.is_some() {
+            self.end_queues();
+            self.fail_admin_commands(now);
+        } else {
+            self.go_on(now, cutting.then);
+        }
+    }
+
+    fn go_on(&mut self, now: Instant, then: AfterRevocation) {
+        match then {
+            AfterRevocation::Die(error) => self.end(now, State::Dead, Event::Dead(error)),
+            AfterRevocation::Remove => self.end(now, State::Removed, Event::Removed),
+            AfterRevocation::EndShutdown => self.end_shutdown(now, false),
+            AfterRevocation::Reset(cause) => {
+                self.complete_held(now);
+                self.reset_because(now, cause);
+            }
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Controller start-up after CSTS.RDY: Identify and features, one command at a time.
+//!
+//! ```text
+//!   Identify Controller --> its NVM page --> number of queues --> host behavior
+//!      --> shadow doorbells --> event configuration --> keep-alive timeout --> namespaces --> Ready
+//!                                  '-- rejected: --> notices only --^
+//! ```
+//!
+//! A step that the controller does not support is skipped. After a reset, all steps are repeated, since
+//! no setting survives.
+
+use std::collections::BTreeSet;
+
+use tenmil_base::{Dma, Instant, IoCompletion, Mmio};
+use tenmil_wire::admin::{DoorbellBufferConfig, GetLogPage, SetFeatures};
+use tenmil_wire::feature::Feature;
+use tenmil_wire::feature::queue::{HostBehaviorSupport, NumberOfQueues};
+use tenmil_wire::identify::controller::ControllerType;
+use tenmil_wire::identify::{BYTES, Cns, CommandSet, IdentifyController, IdentifyControllerNvm};
+use tenmil_wire::register::{CommandSetSelected, Version};
+use tenmil_wire::{Command, Status, TypedCommand, admin};
+
+use super::admin::Purpose;
+use super::async_events::PendingLogPage;
+use super::identity::Identity;
+use super::namespace_scan::{Scan, ScanCapabilities, ScanError};
+use super::{Controller, PAGE, Phase};
+use crate::data_pointer::SglSupport;
+use crate::error::{ControllerError, InvalidValue, ResetCause};
+use crate::event::{Event, NamespaceError};
+
+/// The driver's own outstanding query.
+#[derive(Debug)]
+pub(super) enum AdminQuery {
+    /// A step of start-up.
+    Step(StartupStep),
+    /// A step of a namespace scan, at the end of start-up or later.
+    Namespaces(Box<Scan>),
+    /// Read of an event's log page.
+    Log(PendingLogPage),
+}
+
+/// Steps of start-up, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StartupStep {
+    Controller,
+    ControllerNvm,
+    QueueCount,
+    HostBehavior,
+    ShadowDoorbells,
+    Events,
+    /// Fallback to the notices that the controller supports, after it has rejected more.
+    Notices,
+    KeepAlive,
+}
+
+const STEPS: [StartupStep; 8] = [
+    StartupStep::Controller,
+    StartupStep::ControllerNvm,
+    StartupStep::QueueCount,
+    StartupStep::HostBehavior,
+    StartupStep::ShadowDoorbells,
+    StartupStep::Events,
+    StartupStep::Notices,
+    StartupStep::KeepAlive,
+];
+
+/// First version with command set specific Identify pages (Base 2.0).
+const COMMAND_SET_PAGES_SINCE: Version = Version(0x0002_0000);
+
+impl<M: Mmio, D: Dma> Controller<M, D> {
+    /// Starts the first step.
+    pub(super) fn start_up(&mut self, now: Instant) {
+        self.admin.link.set_state(crate::queue_link::QueueState::Running);
+        self.phase = Phase::Starting;
+        self.event_requests = 0;
+        self.events_refused = None;
+        self.wanted.clear();
+        self.keep_alive_at = Instant::NEVER;
+        self.send_query(now, AdminQuery::Step(StartupStep::Controller));
+        self.admin.pair.flush();
+    }
+
+    /// Sends a query with a zeroed data page: bytes that the controller does not write read as zeroes.
+    pub(super) fn send_query(&mut self, now: Instant, ask: AdminQuery) {
+        // The page was allocated for this, so it cannot be missing; the data would read as zeroes.
+        let _ = self.dma.fill(self.memory.page, 0);
+        let command = match &ask {
+            AdminQuery::Step(step) => self.command_of(*step),
+            AdminQuery::Namespaces(scan) => match scan.next_identify() {
+                Some(question) => self.at_page(question.to_command(), PAGE),
+                None => return,
+            },
+            AdminQuery::Log(log) => {
+                let get = GetLogPage { nsid: u32::MAX, ..GetLogPage::new(log.id, log.len_bytes()) };
+                self.at_page(get.to_command(), log.len_bytes())
+            }
+        };
+        self.asked = Some(ask);
+        self.admin.send(now, Purpose::DriverQuery, command);
+    }
+
+    /// Sets the data pointer of `command` to the first `len_bytes` of the data page.
+    fn at_page(&self, command: Command, len_bytes: u32) -> Command {
+        let page = self.dma.iova(self.memory.page).unwrap_or(0);
+        self.options.admin_pointers().pointer(page, len_bytes).put_in(command)
+    }
+
+    fn command_of(&self, step: StartupStep) -> Command {
+        let identify = |cns: Cns| {
+            let csi = CommandSet::Nvm.code();
+            let identify = admin::Identify { cns: cns.code(), csi, ..admin::Identify::default() };
+            self.at_page(identify.to_command(), PAGE)
+        };
+        let set = |feature: Feature, cdw11| {
+            SetFeatures { fid: feature.code(), cdw11, ..SetFeatures::default() }.to_command()
+        };
+        match step {
+            StartupStep::Controller => identify(Cns::Controller),
+            StartupStep::ControllerNvm => identify(Cns::CommandSetController),
+            StartupStep::QueueCount => {
+                let wanted = NumberOfQueues::pairs(self.options.queue_pairs.into());
+                set(Feature::NumberOfQueues, wanted.0)
+            }
+            StartupStep::HostBehavior => {
+                let behavior = HostBehaviorSupport::zeroed().with(|behavior| behavior.lbafee(1));
+                if let Some(place) = self.memory.page.slice(0, BEHAVIOR_BYTES) {
+                    // As above: the page cannot be missing.
+                    let _ = self.dma.store(place, behavior.as_bytes());
+                }
+                self.at_page(set(Feature::HostBehaviorSupport, 0), BEHAVIOR_BYTES)
+            }
+            StartupStep::ShadowDoorbells => {
+                let [shadows, indexes] = self.memory.shadows.unwrap_or_default();
+                for buffer in [shadows, indexes] {
+                    let _ = self.dma.fill(buffer, 0);
+                }
+                let [shadow_doorbells, event_indexes] =
+                    [shadows, indexes].map(|buffer| self.dma.iova(buffer).unwrap_or(0));
+                DoorbellBufferConfig { shadow_doorbells, event_indexes }.to_command()
+            }
+            StartupStep::Events => {
+                set(Feature::AsynchronousEventConfiguration, self.event_configuration().0)
+            }
+            StartupStep::Notices => set(Feature::AsynchronousEventConfiguration, self.notices().0),
+            StartupStep::KeepAlive => {
+                let time = self.keep_alive_time().ns / 1_000_000;
+                set(Feature::KeepAliveTimer, u32::try_from(time).unwrap_or(u32::MAX))
+            }
+        }
+    }
+
+    /// Whether the step applies to this controller.
+    fn is_asked(&self, step: StartupStep) -> bool {
+        let Some(identity) = &self.identity else { return true };
+        let has_queues = self.has_io_queues();
+        match step {
+            StartupStep::Controller => true,
+            StartupStep::ControllerNvm => has_queues && self.has_command_set_pages(),
+            StartupStep::QueueCount => has_queues,
+            StartupStep::HostBehavior => identity.page.elbas(),
+            StartupStep::ShadowDoorbells => {
+                self.memory.shadows.is_some()
+                    && identity.page.doorbell_buffer()
+                    && !self.options.quirks.broken_shadow_doorbells
+            }
+            StartupStep::Events => true,
+            StartupStep::Notices => self.events_refused.is_some(),
+            StartupStep::KeepAlive => self.keep_alive_time().ns > 0,
+        }
+    }
+
+    /// Handles the completion of the outstanding query.
+    pub(super) fn handle_query_response(&mut self, now: Instant, answer: IoCompletion) {
+        let Some(ask) = self.asked.take() else { return };
+        let status = Status(answer.outcome.0);
+        let mut page = [0; BYTES];
+        // As in `send_query`: the page cannot be missing.
+        let _ = self.dma.load(self.memory.page, &mut page);
+        match ask {
+            AdminQuery::Step(step) => match self.handle_step(step, status, answer.result, &page) {
+                Ok(()) => self.ask_after(now, step),
+                Err(error) => self.fail_start_up(now, error),
+            },
+            AdminQuery::Namespaces(mut scan) => match scan.handle(status, &page) {
+                Ok(()) => self.go_on_scanning(now, scan),
+                Err(error) => self.abandon_scan(now, error),
+            },
+            AdminQuery::Log(log) => self.handle_log(now, log, status, &page),
+        }
+    }
+
+    fn handle_step(
+        &mut self,
+        step: StartupStep,
+        status: Status,
+        result: u32,
+        page: &[u8; BYTES],
+    ) -> Result<(), ControllerError> {
+        let refused = |command| Err(ControllerError::CommandFailed { command, status });
+        match (step, status.is_success()) {
+            (StartupStep::Controller, true) => self.learn_identity(page)?,
+            (StartupStep::Controller, false) => return refused("identify controller"),
+            (StartupStep::ControllerNvm, true) => {
+                if let Some(identity) = &mut self.identity {
+                    identity.add_nvm(&IdentifyControllerNvm::from_bytes(page));
+                }
+            }
+            (StartupStep::QueueCount, true) => {
+                self.granted = granted(result, self.options.queue_pairs)?
+            }
+            (StartupStep::QueueCount, false) => return refused("set number of queues"),
+            (StartupStep::ShadowDoorbells, works) => {
+                // Queue pairs created with shadow doorbells would continue to write them.
+                if !works && self.uses_shadow_doorbells {
+                    return refused("doorbell buffer config");
+                }
+                self.uses_shadow_doorbells = works;
+            }
+            (StartupStep::Events, true) => self.event_requests = self.event_requests_wanted(),
+            (StartupStep::Events, false) => self.events_refused = Some(status),
+            (StartupStep::Notices, is_set) => self.fall_back_to_notices(is_set),
+            (StartupStep::KeepAlive, _)
+            | (StartupStep::HostBehavior, _)
+            | (StartupStep::ControllerNvm, false) => {}
+        }
+        Ok(())
+    }
+
+    fn learn_identity(&mut self, page: &[u8; BYTES]) -> Result<(), ControllerError> {
+        let mut identity =
+            Identity::check(IdentifyController::from_bytes(page), self.options.is_discovery)?;
+        if self.options.sgl_only {
+            identity.limits.sgl = SglSupport::Only;
+        }
+        if let Some(before) = &self.identity
+            && !before.is_same(&identity)
+        {
+            let field = "identify controller: SN, MN";
+            return Err(InvalidValue {
+                field,
+                found: 0,
+                expected: "what they were before the reset",
+            }
+            .into());
+        }
+        self.identity = Some(identity);
+        Ok(())
+    }
+
+    fn ask_after(&mut self, now: Instant, step: StartupStep) {
+        let rest = STEPS.iter().skip_while(|other| **other != step).skip(1);
+        let next = rest.copied().find(|step| self.is_asked(*step));
+        let was_set = self.options.keep_alive_is_set && self.keep_alive_at == Instant::NEVER;
+        if step == StartupStep::KeepAlive || was_set && step == StartupStep::Controller {
+            self.begin_keep_alive(now);
+        }
+        match next {
+            Some(next) => self.send_query(now, AdminQuery::Step(next)),
+            None if !self.has_io_queues() => self.become_ready(),
+            None => self.scan(now, BTreeSet::new()),
+        }
+    }
+
+    /// Starts a namespace scan; the namespaces in `kept` are known to be unchanged.
+    pub(super) fn scan(&mut self, now: Instant, kept: BTreeSet<u32>) {
+        let Some(identity) = &self.identity else { return };
+        let manner = ScanCapabilities {
+            version: self.version(),
+            highest: identity.page.nn(),
+            namespaces_max: self.options.namespaces_max,
+            has_nvm_page: self.has_command_set_pages(),
+        };
+        self.go_on_scanning(now, Box::new(Scan::new(manner, kept)));
+    }
+
+    fn go_on_scanning(&mut self, now: Instant, scan: Box<Scan>) {
+        if scan.next_identify().is_some() {
+            return self.send_query(now, AdminQuery::Namespaces(scan));
+        }
+        let events = scan.finish(&mut self.namespaces);
+        self.events.extend(events);
+        if matches!(self.phase, Phase::Starting) {
+            // Checked before any queue pair runs again.
+            match self.check_namespace() {
+                Ok(()) => self.become_ready(),
+                Err(lie) => self.fail_start_up(now, lie.into()),
+            }
+        }
+    }
+
+    /// Checks that the namespace in use is the one from before the reset. A missing namespace is not in
+    /// use.
+    fn check_namespace(&self) -> Result<(), InvalidValue> {
+        let Some((id, names)) = self.expected else { return Ok(()) };
+        match self.namespaces.get(&id) {
+            Some(found) if found.names != names => Err(InvalidValue {
+                field: "identify namespace: UUID, NGUID, EUI64 of namespace",
+                found: id.into(),
+                expected: "those that it had before the reset",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn abandon_scan(&mut self, now: Instant, error: ScanError) {
+        if matches!(self.phase, Phase::Starting) {
+            let command = "identify active namespaces";
+            let error = match error {
+                ScanError::Lie(lie) => lie.into(),
+                ScanError::Refused(status) => ControllerError::CommandFailed { command, status },
+            };
+            return self.fail_start_up(now, error);
+        }
+        let why = match error {
+            ScanError::Lie(lie) => NamespaceError::InvalidData(lie),
+            ScanError::Refused(status) => NamespaceError::IdentifyFailed(status),
+        };
+        self.tell(Event::NamespaceListUnusable { why });
+    }
+
+    fn become_ready(&mut self) {
+        self.phase = Phase::Ready;
+        let was_ready = core::mem::replace(&mut self.has_been_ready, true);
+        self.tell(if was_ready { Event::Recovered } else { Event::Ready });
+    }
+
+    /// Handles a failed start-up: a controller that was never ready fails permanently; otherwise it is
+    /// reset again, up to the reset limit.
+    fn fail_start_up(&mut self, now: Instant, error: ControllerError) {
+        match error {
+            ControllerError::CommandFailed { command, status } if self.has_been_ready => {
+                self.reset_because(now, ResetCause::CommandFailed { command, status });
+            }
+            ControllerError::InvalidData(lie) if self.has_been_ready => {
+                self.reset_because(now, ResetCause::InvalidData(lie));
+            }
+            error => self.fail_permanently(now, error),
+        }
+    }
+
+    fn version(&self) -> Version {
+        self.capabilities.map_or(Version::zeroed(), |capabilities| capabilities.version)
+    }
+
+    fn command_sets(&self) -> CommandSetSelected {
+        let selected = self.capabilities.map(|capabilities| capabilities.command_sets);
+        selected.unwrap_or(CommandSetSelected::AdminOnly)
+    }
+
+    /// Whether the controller has I/O queues. A discovery controller has none, whatever CAP.CSS reports
+    /// (Base 2.1 §3.1.3.3), and whether or not it identifies itself as one.
+    fn has_io_queues(&self) -> bool {
+        let kind = self.identity.as_ref().map(|identity| identity.page.cntrltype());
+        let is_discovery = self.options.is_discovery || kind == Some(ControllerType::Discovery);
+        self.command_sets() != CommandSetSelected::AdminOnly && !is_discovery
+    }
+
+    fn has_command_set_pages(&self) -> bool {
+        self.command_sets() == CommandSetSelected::All || self.version() >= COMMAND_SET_PAGES_SINCE
+    }
+}
+
+/// Decodes the granted I/O queue pairs (Base 2.1 §5.1.25.2.1): both counts are 0's based.
+fn granted(result: u32, wanted: u16) -> Result<u16, InvalidValue> {
+    let count = NumberOfQueues(result).count();
+    match u16::try_from(count) {
+        Ok(granted) => Ok(granted.min(wanted)),
+        Err(_) => {
+            let (field, expected) = ("number of queues", "at most 65534, zero-based");
+            Err(InvalidValue { field, found: result.into(), expected })
+        }
+    }
+}
+
+/// Length of the Host Behavior Support data (Base 2.1 §5.1.25.1.14).
+const BEHAVIOR_BYTES: u32 = 512;
+
+const _: () = assert!(BYTES == PAGE as usize, "an answer to Identify fills the page for it");

@@ -1,0 +1,209 @@
+//! Error recovery: the escalation for commands that time out.
+//!
+//! ```text
+//!   command timed out --> Abort --> one more timeout --> reset --> … --> reset --> Dead
+//!                           '-- Abort timed out -----------^  bounded in number
+//! ```
+//!
+//! During a reset, all commands in flight are parked: they complete when the controller is disabled, or,
+//! if that fails, when its DMA has been revoked.
+
+use std::collections::VecDeque;
+
+use tenmil_base::{Dma, Instant, IoCompletion, Mmio};
+use tenmil_wire::admin::Abort;
+use tenmil_wire::register::{self, ControllerStatus};
+
+use super::admin::{ABORTS_MAX, Purpose};
+use super::dma_revocation::AfterRevocation;
+use super::{Controller, Phase, State};
+use crate::bringup::{BringupError, Register};
+use crate::error::{ControllerError, ResetCause};
+use crate::event::Event;
+use crate::queue_link::{QueueState, TimedOutCommand};
+
+/// Times of recent resets.
+#[derive(Debug, Default)]
+pub(super) struct ResetHistory {
+    times: VecDeque<Instant>,
+}
+
+impl<M: Mmio, D: Dma> Controller<M, D> {
+    /// Aborts timed-out commands, as many at once as the controller permits.
+    pub(super) fn abort_overdue(&mut self, now: Instant) {
+        if self.is_standing_still() {
+            return;
+        }
+        while let Some(overdue) = self.admin.link.next_timeout() {
+            match self.admin.purpose_of(overdue.cid) {
+                Some(Purpose::Abort { queue, overdue }) => {
+                    let cause = ResetCause::AbortTimeout { queue, cid: overdue.cid };
+                    return self.reset_because(now, cause);
+                }
+                _ if self.can_abort() => self.abort(now, 0, overdue),
+                _ => self.admin.link.abort_ended(overdue),
+            }
+        }
+        for index in 0..self.queues.len() {
+            while self.can_abort()
+                && let Some(overdue) = self.queues[index].link.next_timeout()
+            {
+                self.abort(now, self.queues[index].id, overdue);
+            }
+        }
+    }
+
+    /// Whether one more Abort is permitted. The Abort Command Limit is 0's based (Base 2.1 §5.1.13, ACL).
+    pub(super) fn can_abort(&self) -> bool {
+        let limit = self.identity.as_ref().map_or(1, |identity| identity.limits.aborts);
+        self.admin.aborts() < usize::from(limit).min(ABORTS_MAX)
+    }
+
+    fn abort(&mut self, now: Instant, queue: u16, overdue: TimedOutCommand) {
+        let command = Abort { sqid: queue, abort_cid: overdue.cid };
+        self.admin.submit_internal(now, Purpose::Abort { queue, overdue }, &command);
+        self.tell(Event::CommandOverdue { queue, cid: overdue.cid });
+    }
+
+    /// Handles the completion of an Abort, with any status: if the aborted command does not complete, its
+    /// queue pair requests a reset.
+    pub(super) fn handle_aborted(&mut self, queue: u16, overdue: TimedOutCommand) {
+        match queue {
+            0 => self.admin.link.abort_ended(overdue),
+            id => {
+                if let Some(queue) = self.queues.iter().find(|queue| queue.id == id) {
+                    queue.link.abort_ended(overdue);
+                }
+            }
+        }
+    }
+
+    /// Resets the controller if a queue pair has requested it. Returns whether it did.
+    pub(super) fn process_reset_requests(&mut self, now: Instant) -> bool {
+        let admin = self.admin.link.take_reset_request().map(|reason| (0, reason));
+        let wanted = admin.or_else(|| {
+            let mut wanted = self.queues.iter().filter_map(|queue| {
+                queue.link.take_reset_request().map(|reason| (queue.id, reason))
+            });
+            wanted.next()
+        });
+        if let Some((id, reason)) = wanted {
+            self.reset_because(now, ResetCause::Queue { id, reason });
+        }
+        wanted.is_some()
+    }
+
+    /// Starts a reset, unless the reset limit is exceeded.
+    pub(super) fn reset_because(&mut self, now: Instant, cause: ResetCause) {
+        self.freeze();
+        if let Phase::Stopping { notification, .. } = self.phase {
+            // The shutdown in progress disables the controller, which replaces the reset.
+            return self.begin_shutdown(now, notification);
+        }
+        if !self.has_been_ready {
+            return self.fail_permanently(now, ControllerError::StartupFailed { cause });
+        }
+        if !self.options.owner_counts_losses && self.has_failed(&cause) {
+            self.lose_writes();
+        }
+        self.tell(Event::ResetStarted { cause });
+        let (max, within) = (self.options.resets_max, self.options.resets_within);
+        self.resets.times.retain(|time| now.since(*time) < within);
+        if self.resets.times.len() >= max as usize {
+            return self.fail_permanently(
+                now,
+                ControllerError::TooManyResets { resets: max, within, cause },
+            );
+        }
+        self.resets.times.push_back(now);
+        self.begin_bring_up(now);
+    }
+
+    /// Whether the controller has failed by itself, so that its volatile cache may be lost. A reset by
+    /// the host preserves the cache. A timed-out command may be the first sign of a failure that CSTS
+    /// shows; after a failed initialization, RDY has no meaning. An NVM subsystem reset (NSSRO) shows as
+    /// RDY = 0.
+    fn has_failed(&mut self, cause: &ResetCause) -> bool {
+        match cause {
+            ResetCause::Fatal { .. } | ResetCause::NotReady { .. } => true,
+            ResetCause::Bringup(error) => matches!(error, BringupError::Fatal { .. }),
+            _ => {
+                let csts = self.mmio.read32(Register::Csts.offset());
+                let status = ControllerStatus(csts);
+                csts == register::ALL_ONES || status.cfs() || !status.rdy()
+            }
+        }
+    }
+
+    /// Makes every queue pair that may have completed writes fail a flush, if there is a volatile cache.
+    pub(super) fn lose_writes(&mut self) {
+        self.has_lost_writes = true;
+        self.queues.iter().for_each(|queue| queue.link.lose_writes());
+    }
+
+    /// Stops all access to rings and doorbells.
+    pub(super) fn freeze(&mut self) {
+        self.asked = None;
+        let queues = self.queues.iter().map(|queue| &queue.link);
+        for link in core::iter::once(&self.admin.link).chain(queues) {
+            // A released queue accesses nothing, and may not have acknowledged its state yet.
+            if matches!(link.state(), QueueState::Running | QueueState::Quiescing) {
+                link.set_state(QueueState::Frozen);
+            }
+        }
+    }
+
+    /// Handles the disabled state of the controller: it may access its memory again.
+    pub(super) fn handle_disabled(&mut self, now: Instant) {
+        // DMA may have been revoked by this driver or by a previous one.
+        self.dma.restore_access();
+        self.complete_held(now);
+    }
+
+    /// Completes parked commands: the controller can no longer access memory.
+    pub(super) fn complete_held(&mut self, now: Instant) {
+        self.admin.link.set_state(QueueState::Released);
+        self.release_queues();
+        self.fail_admin_commands(now);
+    }
+
+    /// Completes all outstanding admin commands: those of the owner with an event, those of the driver
+    /// silently.
+    pub(super) fn fail_admin_commands(&mut self, now: Instant) {
+        loop {
+            let answers = self.admin.take(now);
+            if answers.is_empty() {
+                return;
+            }
+            for (purpose, answer) in answers {
+                if let Purpose::Owner { token, list } = purpose {
+                    self.notify_owner(token, list, answer);
+                }
+            }
+        }
+    }
+
+    pub(super) fn notify_owner(&mut self, token: u64, list: Option<u8>, answer: IoCompletion) {
+        self.admin.lists.release_list(list);
+        let IoCompletion { outcome, result, .. } = answer;
+        self.tell(Event::AdminCompleted(IoCompletion { token, outcome, result }));
+    }
+
+    /// Fails the controller permanently: revokes its DMA and completes everything.
+    pub(super) fn fail_permanently(&mut self, now: Instant, error: ControllerError) {
+        self.cut_off(now, AfterRevocation::Die(error));
+    }
+
+    /// Handles the removal of the controller.
+    pub(super) fn remove(&mut self, now: Instant) {
+        self.cut_off(now, AfterRevocation::Remove);
+    }
+
+    pub(super) fn end(&mut self, now: Instant, state: State, event: Event) {
+        self.asked = None;
+        self.end_queues();
+        self.fail_admin_commands(now);
+        self.phase = Phase::Ended(state);
+        self.tell(event);
+    }
+}

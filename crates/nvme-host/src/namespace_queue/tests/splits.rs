@@ -1,0 +1,311 @@
+//! Requests with more than one command.
+
+use std::collections::BTreeMap;
+
+use tenmil_base::{Dma, IoChannel, IoStatus, Operation, Random, Request, Segment};
+use tenmil_wire::sgl::Descriptor;
+use tenmil_wire::{DataPointer, IoOpcode};
+
+use super::{BLOCK, NOW, VIEW, World, nlb, read, request, segment, slba};
+use crate::data_pointer::{DataPointerError, SglSupport};
+use crate::fake::addresses;
+use crate::namespace_queue::{BlocksMax, Metadata, NamespaceView};
+use crate::queue_link::QueueState;
+use crate::queue_pair::{Injection, InjectionSide};
+
+/// Checks the children of a request: in order, within the limits, and together exactly the requested
+/// blocks and bytes.
+fn check_split(view: NamespaceView, request: Request, segments: &[Segment], depth: u32) {
+    let mut world = World::new(view, depth);
+    assert!(world.submit(request, segments));
+    let all = addresses(segments);
+    let boundary = u64::from(view.optimal_boundary_blocks);
+    let (mut next, mut at) = (request.lba, 0);
+    let mut answers = Vec::new();
+    while next < request.lba + u64::from(request.blocks) {
+        let command = *world.device.fetched.front().expect("a child is out");
+        let (lba, blocks) = (slba(&command), nlb(&command));
+        assert_eq!(lba, next);
+        let end = lba + u64::from(blocks);
+        let crosses = (lba + 1..end).any(|at| at.checked_rem(boundary) == Some(0));
+        assert!(!crosses, "{lba}..{end} crosses a multiple of {boundary}");
+        let len = blocks * view.block_bytes();
+        assert!(view.transfer_bytes_max == 0 || len <= view.transfer_bytes_max);
+        let found = world.dma.walk(&command, u64::from(len), 4096);
+        assert_eq!(found, all[at..at + len as usize], "{request:?}");
+        (next, at) = (end, at + len as usize);
+        assert_eq!(answers, [], "not before the last child");
+        world.device.complete_next(0);
+        answers = world.poll();
+    }
+    assert_eq!(answers, [(request.token, IoStatus::SUCCESS)]);
+    assert_eq!((at, world.namespace.queue().in_flight()), (all.len(), 0));
+}
+
+#[test]
+fn children_cover_their_request_exactly_and_keep_every_limit() {
+    for transfer_blocks in [0, 1, 3, 8, 16] {
+        for optimal_boundary_blocks in [0, 1, 6, 8] {
+            let transfer_bytes_max = transfer_blocks * BLOCK;
+            let view = NamespaceView { transfer_bytes_max, optimal_boundary_blocks, ..VIEW };
+            for lba in [0, 5, 7, 8, 1 << 33] {
+                for blocks in [1, 2, 7, 8, 9, 17, 40] {
+                    let whole = [segment(1, 512, blocks * BLOCK)];
+                    check_split(view, read(lba, blocks, 1), &whole, 4);
+                    check_split(view, request(Operation::Write, lba, blocks, 1), &whole, 32);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_abandoned_queue_waits_for_what_the_device_has_and_sends_nothing_more() {
+    let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
+    let mut world = World::new(view, 4);
+    assert!(world.submit(read(0, 8, 1), &[segment(1, 0, 8 * BLOCK)]));
+    let sent = world.device.fetched.len();
+    assert!((1..8).contains(&sent), "some of its children wait for slots");
+    for _ in 0..sent {
+        assert!(!world.namespace.drain(NOW));
+        world.device.complete_next(0);
+    }
+    assert!(world.namespace.drain(NOW));
+    world.device.fetch();
+    assert!(world.device.fetched.is_empty(), "the others never left");
+}
+
+#[test]
+fn scattered_memory_is_split_where_prp_entries_cannot_go_on() {
+    let parts = [
+        segment(1, 0, 4096),
+        segment(2, 4096, 8192),
+        segment(3, 512, 1024),
+        segment(4, 512, 3584),
+        segment(4, 4096, 4096),
+    ];
+    let blocks = parts.iter().map(|part| part.len_bytes).sum::<u32>() / BLOCK;
+    for sgl in [SglSupport::None, SglSupport::DwordAligned, SglSupport::Any, SglSupport::Only] {
+        for transfer_bytes_max in [0, 4096, 1536] {
+            let view = NamespaceView { sgl, transfer_bytes_max, ..VIEW };
+            for operation in [Operation::Read, Operation::Write, Operation::Compare] {
+                check_split(view, request(operation, 9, blocks, 5), &parts, 8);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_large_request_is_one_command_where_the_controller_allows() {
+    let mut world = World::new(VIEW, 4);
+    let blocks = (1 << 21) / BLOCK;
+    let command = world.command_of(read(0, blocks, 1), &[segment(1, 4096, 1 << 21)]);
+    assert_eq!(nlb(&command), blocks);
+    let found = world.dma.walk(&command, 1 << 21, 4096);
+    assert_eq!(found, addresses(&[segment(1, 4096, 1 << 21)]));
+    check_split(VIEW, read(0, blocks + 8, 1), &[segment(1, 4096, (1 << 21) + 4096)], 4);
+}
+
+/// Runs, single reads, and those too long for the fast path: on every path, and for every operation with
+/// data, the length is in the command.
+#[test]
+fn a_connection_gets_nothing_but_sgls() {
+    let mut world = World::new(NamespaceView { sgl: SglSupport::Only, ..VIEW }, 4);
+    for (offset, len) in [(4096, 4096), (512, BLOCK), (512, 8192), (0, 3 * 4096), (2, BLOCK)] {
+        let memory = segment(1, offset, len);
+        let command = world.command_of(read(0, len / BLOCK, 1), &[memory]);
+        assert_eq!(command.sgl1(), Descriptor::data_block(world.dma.iova(memory).unwrap(), len));
+        assert_eq!(command.psdt(), DataPointer::Sgl);
+    }
+    for (operation, len) in [(Operation::Deallocate, 16), (Operation::Copy, 32)] {
+        let command = world.command_of(request(operation, 0, 8, 0), &[]);
+        assert_eq!((command.psdt(), command.sgl1().len_bytes()), (DataPointer::Sgl, len));
+    }
+}
+
+#[test]
+fn a_slot_is_enough_for_a_request_of_many_children() {
+    let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
+    check_split(view, read(0, 30, 1), &[segment(1, 0, 30 * BLOCK)], 2);
+}
+
+#[test]
+fn commands_without_data_are_split_at_their_own_limits() {
+    let blocks_max = BlocksMax {
+        write_zeroes: 10,
+        verify: 20,
+        write_uncorrectable: 30,
+        deallocate: 40,
+        copy: 50,
+        compare_and_write: 0,
+    };
+    for (operation, limit) in [
+        (Operation::WriteZeroes, 10),
+        (Operation::Verify, 20),
+        (Operation::WriteUncorrectable, 30),
+        (Operation::Deallocate, 40),
+        (Operation::Copy, 50),
+    ] {
+        for blocks in [1, limit - 1, limit, limit + 1, 3 * limit, 3 * limit + 1] {
+            let mut world = World::new(NamespaceView { blocks_max, ..VIEW }, 4);
+            assert!(world.submit(request(operation, 7, blocks, 0), &[]));
+            let (commands, answers) = world.run_dry();
+            assert_eq!(commands.len(), blocks.div_ceil(limit) as usize, "{operation:?} {blocks}");
+            assert_eq!(answers, [(77, IoStatus::SUCCESS)]);
+        }
+    }
+    let mut world = World::new(VIEW, 8);
+    assert!(world.submit(request(Operation::WriteZeroes, 0, 3 << 16, 0), &[]));
+    let blocks: Vec<u32> = world.run_dry().0.iter().map(nlb).collect();
+    assert_eq!(blocks, [1 << 16; 3], "what the field has room for is a limit as well");
+}
+
+#[test]
+fn separate_metadata_goes_with_its_blocks() {
+    let metadata = Metadata::Separate(8);
+    let view = NamespaceView { metadata, transfer_bytes_max: 4 * BLOCK, ..VIEW };
+    let mut world = World::new(view, 8);
+    // Ten blocks; their metadata in two pieces of three and seven blocks.
+    let segments = [segment(1, 0, 10 * BLOCK), segment(2, 64, 24), segment(3, 128, 56)];
+    let with_metadata = Request { metadata_count: 2, ..read(100, 10, 1) };
+    assert!(world.submit(with_metadata, &segments));
+    let (commands, answers) = world.run_dry();
+    let seen: Vec<_> =
+        commands.iter().map(|command| (slba(command), nlb(command), command.mptr())).collect();
+    let (second, third) = ((3 << 32) + 64, (4 << 32) + 128);
+    assert_eq!(seen, [(100, 3, second), (103, 4, third), (107, 3, third + 32)]);
+    assert_eq!(answers, [(77, IoStatus::SUCCESS)]);
+
+    assert_eq!(world.refusal_of(read(0, 10, 1), &segments), IoStatus::INVALID_FIELD);
+    let short = [segments[0], segments[1], segment(3, 128, 55)];
+    assert_eq!(world.refusal_of(with_metadata, &short), IoStatus::INVALID_FIELD);
+    let odd = [segments[0], segment(2, 66, 80)];
+    let with_odd = Request { metadata_count: 1, ..with_metadata };
+    assert_eq!(world.refusal_of(with_odd, &odd), DataPointerError::Alignment.outcome());
+}
+
+#[test]
+fn interleaved_metadata_lies_behind_each_block() {
+    let view = NamespaceView {
+        metadata: Metadata::Interleaved(8),
+        transfer_bytes_max: 2 * (BLOCK + 8),
+        ..VIEW
+    };
+    check_split(view, read(0, 5, 1), &[segment(1, 0, 5 * (BLOCK + 8))], 4);
+    assert_eq!(World::new(view, 4).namespace.limits().metadata_size, 0);
+}
+
+#[test]
+fn an_alignment_that_goes_wrong_half_way_ends_the_request_once() {
+    let view = NamespaceView { transfer_bytes_max: 4096, ..VIEW };
+    let mut world = World::new(view, 8);
+    let segments = [segment(1, 0, 8192), segment(2, 2, 4096)];
+    assert!(world.submit(read(0, 24, 2), &segments));
+    let (commands, answers) = world.run_dry();
+    assert_eq!((commands.len(), answers), (2, vec![(77, IoStatus(0x13))]));
+}
+
+#[test]
+fn a_third_large_request_waits_for_a_parent() {
+    let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
+    let mut world = World::new(view, 4);
+    let large = [segment(1, 0, 10 * BLOCK)];
+    assert!(world.submit(read(0, 10, 1), &large));
+    assert!(!world.submit(read(10, 10, 1), &large), "all slots are taken");
+    let mut taken = 1;
+    let mut answers = Vec::new();
+    for _ in 0..60 {
+        if !world.device.fetched.is_empty() {
+            world.device.complete_next(0);
+        }
+        answers.extend(world.poll());
+        taken += usize::from(taken < 5 && world.submit(read(10, 10, 1), &large));
+        assert!(taken <= answers.len() + 2, "two parents");
+    }
+    assert_eq!((taken, answers.len()), (5, 5));
+}
+
+#[test]
+fn the_worst_child_decides_and_stops_the_others() {
+    let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
+    let mut world = World::new(view, 4);
+    assert!(world.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
+    assert_eq!(world.device.fetched.len(), 3);
+    world.device.complete_next(0);
+    world.device.complete_next(0x281);
+    assert_eq!(world.poll(), []);
+    assert!(world.device.fetched.len() <= 2, "nothing was sent after the failure");
+    let (_, answers) = world.run_dry();
+    assert_eq!(answers, [(77, IoStatus::UNRECOVERED_READ)]);
+}
+
+#[test]
+fn a_reset_returns_split_requests_once_and_sends_the_untouched_ones_afterwards() {
+    let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
+    let mut world = World::new(view, 4);
+    let large = [segment(1, 0, 10 * BLOCK)];
+    assert!(world.submit(Request { token: 1, ..read(0, 10, 1) }, &large));
+    world.device.complete_next(0);
+    world.controller.set_state(QueueState::Frozen);
+    assert_eq!(world.poll(), []);
+    world.controller.set_state(QueueState::Released);
+    assert_eq!(world.poll(), [(1, IoStatus::ABORTED_BY_HOST)]);
+    assert_eq!(world.poll(), []);
+    world.device.reset();
+    world.controller.set_state(QueueState::Running);
+    assert!(world.submit(Request { token: 2, ..read(0, 10, 1) }, &large));
+    assert_eq!(world.run_dry().1, [(2, IoStatus::SUCCESS)]);
+}
+
+#[test]
+fn an_injected_error_reaches_a_child_like_any_other() {
+    let view = NamespaceView { transfer_bytes_max: BLOCK, ..VIEW };
+    for side in [InjectionSide::Submission, InjectionSide::Completion] {
+        let mut world = World::new(view, 4);
+        let (opcode, outcome) = (IoOpcode::Read.code(), IoStatus::UNRECOVERED_READ);
+        world.namespace.queue_mut().inject(Injection { opcode, side, outcome, count: 1 });
+        assert!(world.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
+        assert_eq!(world.run_dry().1, [(77, outcome)], "{side:?}");
+        assert!(world.submit(read(0, 10, 1), &[segment(1, 0, 10 * BLOCK)]));
+        assert_eq!(world.run_dry().1, [(77, IoStatus::SUCCESS)]);
+    }
+}
+
+/// Requests of all sizes, completed in any order, some with errors: each token once, and a successful one
+/// has covered its bytes.
+#[test]
+fn random_requests_come_back_once_each() {
+    let view = NamespaceView {
+        transfer_bytes_max: 4 * BLOCK,
+        optimal_boundary_blocks: 6,
+        sgl: SglSupport::DwordAligned,
+        ..VIEW
+    };
+    for seed in 1..40 {
+        let mut random = Random::new(seed);
+        let mut world = World::new(view, 8);
+        let mut owed = BTreeMap::new();
+        for token in 0..400 {
+            let blocks = 1 + u32::try_from(random.below(20)).unwrap();
+            let lba = random.below(1000);
+            let cut = 4 * u32::try_from(random.below(u64::from(blocks * BLOCK / 4))).unwrap();
+            let segments = [segment(1, 0, cut), segment(2, 4, blocks * BLOCK - cut)];
+            if world.submit(Request { token, ..read(lba, blocks, 2) }, &segments) {
+                owed.insert(token, blocks);
+            }
+            while random.chance(2, 3) && !world.device.fetched.is_empty() {
+                let count = world.device.fetched.len() as u64;
+                world.device.fetched.swap(0, usize::try_from(random.below(count)).unwrap());
+                world.device.complete_next(if random.chance(1, 10) { 0x281 } else { 0 });
+            }
+            for (token, _) in world.poll() {
+                assert!(owed.remove(&token).is_some(), "seed {seed}: {token} came back twice");
+            }
+        }
+        for (token, _) in world.run_dry().1 {
+            assert!(owed.remove(&token).is_some(), "seed {seed}: {token} came back twice");
+        }
+        assert!(owed.is_empty(), "seed {seed}: {owed:?}");
+        assert_eq!(world.namespace.queue().stats().nonsense, 0);
+    }
+}

@@ -1,0 +1,177 @@
+//! Error injection per opcode, to test the layers above.
+//!
+//! While an injection is armed, the queue pair keeps its slot table closed, so that every command takes
+//! the slow path through this module. Otherwise injection adds no check to the fast path.
+
+use tenmil_base::{CompletionBatch, Dma, Doorbell, IoStatus};
+use tenmil_wire::Command;
+
+use super::completions::complete_special;
+use super::{QueuePair, SplitTracker};
+use crate::queue_link::QueueState;
+use crate::slot::SlotFlags;
+
+/// Error to be injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Injection {
+    /// Opcode of the affected commands.
+    pub opcode: u8,
+    /// Side on which it takes effect.
+    pub side: InjectionSide,
+    /// Status of the affected commands.
+    pub outcome: IoStatus,
+    /// Number of commands to affect.
+    pub count: u32,
+}
+
+/// Side on which an injected error takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InjectionSide {
+    /// The command is not sent to the controller.
+    Submission,
+    /// The controller executes the command, and its status is replaced.
+    Completion,
+}
+
+/// Injections of a queue pair.
+#[derive(Debug)]
+pub(super) struct Injections {
+    list: Vec<Injection>,
+    /// Commands that were not sent, with the status for the next poll.
+    unsent: Vec<(u16, IoStatus)>,
+    /// By slot: the status of a flagged command.
+    outcomes: Box<[IoStatus]>,
+    count: u64,
+}
+
+impl Injections {
+    fn new(slots: usize) -> Self {
+        Self {
+            list: Vec::new(),
+            unsent: Vec::with_capacity(slots),
+            outcomes: vec![IoStatus::SUCCESS; slots].into_boxed_slice(),
+            count: 0,
+        }
+    }
+
+    pub(super) fn are_armed(&self) -> bool {
+        !self.list.is_empty() || !self.unsent.is_empty()
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Takes one count from an injection for `opcode`, if there is one.
+    fn next_for(&mut self, opcode: u8) -> Option<Injection> {
+        let index = self.list.iter().position(|injection| injection.opcode == opcode)?;
+        let injection = &mut self.list[index];
+        injection.count -= 1;
+        let hit = *injection;
+        if hit.count == 0 {
+            self.list.remove(index);
+        }
+        self.count += 1;
+        Some(hit)
+    }
+}
+
+impl<D: Dma, B: Doorbell> QueuePair<D, B> {
+    /// Arms an injection. Fused pairs are not affected.
+    pub fn inject(&mut self, injection: Injection) {
+        let slots = self.slots.len();
+        let injections = self.cold.injections.get_or_insert_with(|| Injections::new(slots));
+        if injection.count > 0 {
+            injections.list.push(injection);
+        }
+        self.resume_fast_path();
+    }
+
+    /// Disarms all injections; commands already affected still complete with their errors.
+    pub fn clear_injections(&mut self) {
+        if let Some(injections) = &mut self.cold.injections {
+            injections.list.clear();
+        }
+        self.resume_fast_path();
+    }
+
+    /// Submits a command with the slot table closed, applying injections.
+    #[cold]
+    pub(super) fn enqueue_injected(
+        &mut self,
+        tick: u32,
+        token: u64,
+        mark: SlotFlags,
+        mut command: Command,
+    ) -> Option<u16> {
+        let injections = self.cold.injections.as_mut()?;
+        if !self.slots.is_closed() || self.cold.standing != QueueState::Running {
+            return None;
+        }
+        self.slots.next_index()?;
+        // The closed table keeps the fast path out; it is open only for this allocation.
+        let hit = injections.next_for(command.opcode());
+        self.slots.open();
+        let mark = if hit.is_some() { mark.and(SlotFlags::INJECTED) } else { mark };
+        let cid = self.slots.take(token, tick, mark);
+        self.slots.close();
+        let cid = cid?;
+        if let Some(hit) = hit {
+            injections.outcomes[self.slots.index(cid)] = hit.outcome;
+            // The command is never written to the ring, and completes with the injected outcome.
+            if hit.side == InjectionSide::Submission {
+                injections.unsent.push((cid, hit.outcome));
+                return Some(cid);
+            }
+        }
+        command.0[0] |= u64::from(cid) << 16;
+        self.put(&command);
+        if self.is_eager {
+            self.prefetch_and_ring();
+        }
+        Some(cid)
+    }
+
+    /// Completes commands that were not sent, as far as there is space.
+    pub(super) fn answer_injected<P: SplitTracker>(
+        &mut self,
+        answers: &mut CompletionBatch,
+        parents: &mut P,
+    ) {
+        let Some(injections) = &mut self.cold.injections else { return };
+        let count = injections.unsent.len().min(answers.remaining());
+        for (cid, outcome) in injections.unsent.drain(..count) {
+            if let Ok(ended) = self.slots.complete(cid) {
+                complete_special(ended, outcome, 0, parents)
+                    .into_iter()
+                    .for_each(|it| answers.push(it));
+            }
+        }
+    }
+
+    pub(super) fn has_injected_answers(&self) -> bool {
+        self.cold.injections.as_ref().is_some_and(|injections| !injections.unsent.is_empty())
+    }
+
+    /// Drops the pending injected completions; the commands complete with all others in flight.
+    pub(super) fn forget_injected_answers(&mut self) {
+        if let Some(injections) = &mut self.cold.injections {
+            injections.unsent.clear();
+        }
+    }
+
+    /// Status of a completed command after injection.
+    pub(super) fn injected_outcome(
+        &self,
+        cid: u16,
+        mark: SlotFlags,
+        outcome: IoStatus,
+    ) -> IoStatus {
+        match &self.cold.injections {
+            Some(injections) if mark.has(SlotFlags::INJECTED) => {
+                injections.outcomes[self.slots.index(cid)]
+            }
+            _ => outcome,
+        }
+    }
+}

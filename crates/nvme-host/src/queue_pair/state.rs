@@ -1,0 +1,132 @@
+//! State changes of a queue pair requested by its controller: the queue side of `queue_link.rs`.
+
+use tenmil_base::{CompletionBatch, Dma, Doorbell, Instant, IoStatus, Span, SubmissionRing};
+
+use super::completions::complete_special;
+use super::{NEVER, QueuePair, SplitTracker};
+use crate::queue_link::{QueueState, order_in};
+
+/// Poll interval of a queue that is not running, to see its next state.
+const ORDER_PAUSE: Span = Span::from_ms(1);
+
+impl<D: Dma, B: Doorbell> QueuePair<D, B> {
+    /// Applies the requested state, unless it is already applied, or the queue is to run again while
+    /// parked commands are still being completed.
+    #[cold]
+    pub(super) fn apply_state(&mut self, now: Instant) {
+        // A state change has no wake-up, so the state is checked periodically.
+        self.cold.order_at = now.after(ORDER_PAUSE);
+        let word = self.link.state_word();
+        let order = order_in(word);
+        if word == self.cold.adopted
+            || order == QueueState::Running && self.cold.returning.is_some()
+        {
+            return;
+        }
+        match order {
+            QueueState::Running => {}
+            QueueState::Quiescing => self.slots.close(),
+            QueueState::Frozen => {
+                self.slots.close();
+                // Nothing that the doorbells have not announced yet will be announced.
+                (self.rung_tail, self.unrung) = (self.tail, 0);
+            }
+            QueueState::Released | QueueState::Dead => self.release(),
+        }
+        self.cold.standing = order;
+        self.cold.adopted = word;
+        self.resume_fast_path();
+        self.link.acknowledge(word, self.slots.in_flight());
+    }
+
+    /// Enables the fast path if there is no reason for the slow path.
+    pub(super) fn resume_fast_path(&mut self) {
+        let runs = self.cold.standing == QueueState::Running;
+        if runs && self.cold.injections.as_ref().is_none_or(|injections| !injections.are_armed()) {
+            self.slots.open();
+            self.ordinary = self.cold.adopted;
+        } else {
+            self.slots.close();
+            self.ordinary = NEVER;
+        }
+    }
+
+    /// Polls with state changes or injections pending.
+    #[cold]
+    pub(super) fn poll_slow<P: SplitTracker>(
+        &mut self,
+        now: Instant,
+        answers: &mut CompletionBatch,
+        parents: &mut P,
+    ) -> usize {
+        let room = answers.remaining();
+        self.apply_state(now);
+        // Slots may be freed only while the table is open.
+        self.slots.open();
+        match self.cold.standing {
+            QueueState::Running | QueueState::Quiescing => {
+                if now >= self.scan_at {
+                    self.scan(now);
+                }
+                self.answer_injected(answers, parents);
+                self.take_completions_slow(answers, parents);
+            }
+            QueueState::Frozen => {}
+            QueueState::Released | QueueState::Dead => self.return_parked(answers, parents),
+        }
+        self.resume_fast_path();
+        if self.cold.standing != QueueState::Running {
+            self.link.set_in_flight(self.slots.in_flight());
+        }
+        room - answers.remaining()
+    }
+
+    /// Applies `Released`: the device can no longer access memory. Empties the rings, and starts to
+    /// complete the commands in flight.
+    fn release(&mut self) {
+        self.slots.close();
+        self.slots.forget_aborts();
+        let memory = self.cold.memory;
+        // Cannot fail for memory that holds a ring. If it did, stale entries would be rejected as invalid
+        // completions.
+        let _ = self.cold.dma.fill(memory.completion, 0);
+        if memory.is_in_device {
+            self.clear_submissions();
+        } else {
+            let _ = self.cold.dma.fill(memory.submission, 0);
+        }
+        (self.tail, self.rung_tail, self.fetched) = (0, 0, 0);
+        (self.head, self.phase, self.unrung) = (0, true, 0);
+        self.submission_doorbell.restart();
+        self.completion_doorbell.restart();
+        self.forget_injected_answers();
+        // An owner without pending commands may never poll; with nothing parked there is nothing to wait
+        // for.
+        self.cold.returning = (self.slots.in_flight() > 0).then_some(0);
+    }
+
+    /// Zeroes the submission ring with the store instruction of its memory, which device memory may
+    /// require.
+    pub(super) fn clear_submissions(&mut self) {
+        for index in 0..self.submission_depth {
+            self.submission.store(index, &[0; 8]);
+        }
+    }
+
+    /// Completes parked commands, as far as there is space.
+    fn return_parked<P: SplitTracker>(&mut self, answers: &mut CompletionBatch, parents: &mut P) {
+        let Some(mut index) = self.cold.returning else { return };
+        while index < self.slots.len() && answers.remaining() > 0 {
+            if let Some(cid) = self.slots.in_flight_at(index)
+                && let Ok(ended) = self.slots.complete(cid)
+            {
+                let outcome = IoStatus::ABORTED_BY_HOST;
+                complete_special(ended, outcome, 0, parents)
+                    .into_iter()
+                    .for_each(|it| answers.push(it));
+            }
+            index += 1;
+        }
+        self.cold.returning = (index < self.slots.len()).then_some(index);
+    }
+}

@@ -1,0 +1,419 @@
+mod deadlines;
+mod lies;
+mod orders;
+
+use std::collections::BTreeSet;
+
+use tenmil_base::{CompletionBatch, Dma, Doorbell, Instant, IoStatus, Memory, Random, Span};
+use tenmil_wire::{Command, Fuse};
+
+use super::{
+    Injection, InjectionSide, QueueDoorbell, QueueFull, QueueMemory, QueuePair, QueueSetup,
+    QueueStats, ShadowSlot,
+};
+use crate::fake::{FakeDma, FakeDoorbell, FakeQueue};
+use crate::fast_path::{CompletionCopy, CompletionDoorbell, FastPathOptions};
+use crate::queue_link::{ControllerLinkEnd, QueueState, link};
+
+const READ: u8 = 0x02;
+const WRITE: u8 = 0x01;
+const NOW: Instant = Instant { ns: 5 };
+
+pub(super) struct World {
+    queue: QueuePair<FakeDma, FakeDoorbell>,
+    device: FakeQueue,
+    controller: ControllerLinkEnd,
+    answers: CompletionBatch,
+}
+
+impl World {
+    pub(super) fn new(
+        submission_depth: u32,
+        completion_depth: u32,
+        techniques: FastPathOptions,
+    ) -> Self {
+        let dma = FakeDma::new(16);
+        let memory = QueueMemory::allocate(&dma, submission_depth, completion_depth).unwrap();
+        let device = FakeQueue::new(&dma, memory);
+        let (controller, queue_end) = link(1);
+        let setup = QueueSetup {
+            memory,
+            submission_doorbell: QueueDoorbell::Register(device.tail_doorbell.clone()),
+            completion_doorbell: QueueDoorbell::Register(device.head_doorbell.clone()),
+            link: queue_end,
+            timeout: Span::from_ms(800),
+            techniques,
+        };
+        let queue = QueuePair::new(&dma, setup);
+        controller.set_state(QueueState::Running);
+        Self { queue, device, controller, answers: CompletionBatch::with_capacity(1024) }
+    }
+
+    fn plain(depth: u32) -> Self {
+        Self::new(depth, depth, FastPathOptions::default())
+    }
+
+    fn submit(&mut self, token: u64) -> Result<u16, QueueFull> {
+        self.queue.submit(NOW, token, Command::new(READ))
+    }
+
+    /// Submits a command and lets the device fetch it.
+    fn send(&mut self, token: u64) -> u16 {
+        let cid = self.submit(token).unwrap();
+        self.queue.flush();
+        self.device.fetch();
+        cid
+    }
+
+    fn send_all(&mut self, tokens: core::ops::Range<u64>) {
+        for token in tokens {
+            self.send(token);
+        }
+    }
+
+    fn complete(&mut self, count: usize) {
+        for _ in 0..count {
+            self.device.complete_next(0);
+        }
+    }
+
+    fn poll_at(&mut self, now: Instant) -> Vec<(u64, IoStatus)> {
+        self.queue.poll(now, &mut self.answers);
+        self.answers.drain().map(|answer| (answer.token, answer.outcome)).collect()
+    }
+
+    fn poll(&mut self) -> Vec<(u64, IoStatus)> {
+        self.poll_at(NOW)
+    }
+
+    fn stats(&self) -> QueueStats {
+        self.queue.stats()
+    }
+}
+
+fn all_techniques() -> impl Iterator<Item = FastPathOptions> {
+    let doorbells =
+        [CompletionDoorbell::Each, CompletionDoorbell::Poll, CompletionDoorbell::Deferred];
+    (0..2_u32.pow(5)).flat_map(move |bits| {
+        doorbells.map(|completion_doorbell| FastPathOptions {
+            doorbell_batching: bits & 1 != 0,
+            completion_doorbell,
+            completion_copy: if bits & 2 != 0 {
+                CompletionCopy::Line
+            } else {
+                CompletionCopy::Each
+            },
+            slot_lookahead: bits & 4 != 0,
+            submission_prefetch: if bits & 8 != 0 { 3 } else { 0 },
+            completion_prefetch: bits & 16 != 0,
+        })
+    })
+}
+
+/// Wraps with every batch size over rings of several depths, so that both wrap at every position, for
+/// every fast-path option. The fake device fails the test if its completion ring overruns.
+#[test]
+fn tokens_come_back_once_and_in_order_across_wraps_under_every_technique() {
+    for techniques in all_techniques() {
+        for (depth, completion_depth) in [(2, 2), (5, 5), (8, 8), (5, 8), (8, 5)] {
+            for batch in 1..depth.min(completion_depth) {
+                let mut world = World::new(depth, completion_depth, techniques);
+                let mut next = 0_u64;
+                for _turn in 0..5 * depth {
+                    let expected: Vec<u64> = (next..next + u64::from(batch)).collect();
+                    next += u64::from(batch);
+                    for token in &expected {
+                        world.submit(*token).unwrap();
+                    }
+                    world.queue.flush();
+                    assert_eq!(world.poll(), []);
+                    assert_eq!(world.device.fetch(), batch as usize);
+                    for _ in 0..batch {
+                        world.device.complete_next(0);
+                    }
+                    let tokens: Vec<u64> = world.poll().iter().map(|(token, _)| *token).collect();
+                    assert_eq!(tokens, expected, "{techniques:?} {depth} {batch}");
+                }
+                assert_eq!(world.stats().nonsense, 0);
+                assert_eq!(world.stats().completed, next);
+            }
+        }
+    }
+}
+
+/// A device that completes late and in any order never runs out of completion entries, by whichever way
+/// the host reports free ones.
+#[test]
+fn random_traffic_never_overruns_the_completion_ring() {
+    for (seed, techniques) in (1..).zip(all_techniques()) {
+        let mut random = Random::new(seed);
+        let mut world = World::new(16, 16, techniques);
+        let (mut next, mut owed) = (0, BTreeSet::new());
+        for _ in 0..600 {
+            while random.chance(2, 3) && world.submit(next).is_ok() {
+                owed.insert(next);
+                next += 1;
+            }
+            if random.chance(1, 2) {
+                world.queue.flush();
+            }
+            world.device.fetch();
+            while random.chance(2, 3) && !world.device.fetched.is_empty() {
+                let count = world.device.fetched.len() as u64;
+                let chosen = usize::try_from(random.below(count)).unwrap();
+                world.device.fetched.swap(0, chosen);
+                world.device.complete_next(0);
+            }
+            if random.chance(1, 2) {
+                for (token, outcome) in world.poll() {
+                    assert!(owed.remove(&token), "seed {seed}: {token} came back twice");
+                    assert!(outcome.is_success());
+                }
+            }
+        }
+        world.queue.flush();
+        world.device.fetch();
+        while !world.device.fetched.is_empty() {
+            world.device.complete_next(0);
+        }
+        world.poll().iter().for_each(|(token, _)| assert!(owed.remove(token)));
+        assert!(owed.is_empty(), "seed {seed}: {owed:?}");
+        assert_eq!(world.stats().nonsense, 0);
+        assert!(next > 300);
+    }
+}
+
+#[test]
+fn a_full_queue_gives_the_command_back_until_one_has_completed() {
+    for depth in 2..9 {
+        let mut world = World::plain(depth);
+        for token in 1..u64::from(depth) {
+            world.submit(token).unwrap();
+        }
+        assert_eq!(world.submit(99), Err(QueueFull), "a ring of {depth} holds one less");
+        assert_eq!(world.queue.in_flight(), depth - 1);
+        world.queue.flush();
+        world.device.fetch();
+        world.device.complete_next(0);
+        assert_eq!(world.poll().len(), 1);
+        assert!(world.submit(99).is_ok());
+    }
+}
+
+#[test]
+fn doorbells_are_rung_as_seldom_as_the_technique_says() {
+    let rings = |techniques: FastPathOptions, completion_depth| {
+        let mut world = World::new(16, completion_depth, techniques);
+        for _ in 0..4 {
+            for token in 0..10 {
+                world.submit(token).unwrap();
+            }
+            world.queue.flush();
+            world.queue.flush();
+            world.device.fetch();
+            world.complete(10);
+            assert_eq!(world.poll().len(), 10);
+        }
+        assert_eq!(world.poll(), [], "the last head goes with this one: nothing was submitted");
+        let stats = world.stats();
+        assert_eq!(stats.submission_doorbells, u64::from(world.device.tail_doorbell.rings()));
+        assert_eq!(stats.completion_doorbells, u64::from(world.device.head_doorbell.rings()));
+        let rung = stats.submission_doorbells + stats.completion_doorbells;
+        assert_eq!(stats.doorbell_registers, rung, "without shadows all go to a register");
+        (stats.submission_doorbells, stats.completion_doorbells)
+    };
+    let fast = FastPathOptions::default();
+    assert_eq!(rings(fast, 16), (4, 4));
+    assert_eq!(rings(FastPathOptions { doorbell_batching: false, ..fast }, 16), (40, 4));
+    let each = CompletionDoorbell::Each;
+    let single = CompletionCopy::Each;
+    let one_by_one = FastPathOptions { completion_doorbell: each, completion_copy: single, ..fast };
+    assert_eq!(rings(one_by_one, 16), (4, 40));
+    let each_of_a_line = FastPathOptions { completion_doorbell: each, ..fast };
+    assert_eq!(rings(each_of_a_line, 16), (4, 40), "a copied line does not change that");
+    let deferred = FastPathOptions { completion_doorbell: CompletionDoorbell::Deferred, ..fast };
+    assert_eq!(rings(deferred, 16), (4, 3), "ten and ten do not fit into fifteen");
+    assert_eq!(rings(deferred, 32), (4, 1), "thirty and ten do not fit into thirty-one");
+}
+
+#[test]
+fn a_poll_takes_no_more_than_there_is_room_for() {
+    let mut world = World::plain(16);
+    world.answers = CompletionBatch::with_capacity(3);
+    world.send_all(0..10);
+    world.complete(10);
+    let counts: Vec<usize> = (0..5).map(|_| world.poll().len()).collect();
+    assert_eq!(counts, [3, 3, 3, 1, 0]);
+}
+
+#[test]
+fn a_failed_command_brings_its_status_and_result() {
+    let mut world = World::plain(8);
+    let cid = world.send(7);
+    world.device.complete_next(0x4281);
+    assert_eq!(world.queue.poll(NOW, &mut world.answers), 1);
+    let answer = world.answers.as_slice()[0];
+    assert_eq!((answer.token, answer.outcome), (7, IoStatus(0x4281)));
+    assert_eq!(answer.result, u32::from(cid) ^ 0xabcd);
+}
+
+#[test]
+fn fused_halves_are_adjacent_and_announced_together() {
+    let batched = FastPathOptions::default();
+    for techniques in [batched, FastPathOptions { doorbell_batching: false, ..batched }] {
+        for before in 0..8 {
+            let mut world = World::new(8, 8, techniques);
+            for token in 0..before {
+                world.send(token);
+                world.device.complete_next(0);
+                world.poll();
+            }
+            let rings = world.device.tail_doorbell.rings();
+            let halves = [(1, Command::new(0x05)), (2, Command::new(WRITE))];
+            world.queue.submit_fused(NOW, halves[0], halves[1]).unwrap();
+            world.queue.flush();
+            assert_eq!(world.device.tail_doorbell.rings(), rings + 1);
+            assert_eq!(world.device.fetch(), 2);
+            let fuses: Vec<_> =
+                world.device.fetched.iter().map(|it| (it.opcode(), it.fuse())).collect();
+            assert_eq!(fuses, [(0x05, Fuse::First), (WRITE, Fuse::Second)]);
+            world.device.complete_next(0);
+            world.device.complete_next(0);
+            assert_eq!(world.poll().len(), 2);
+        }
+    }
+}
+
+#[test]
+fn half_a_fused_pair_is_never_sent() {
+    let mut world = World::plain(4);
+    let pair = |world: &mut World| {
+        world.queue.submit_fused(NOW, (8, Command::new(0x05)), (9, Command::new(WRITE)))
+    };
+    world.send(1);
+    world.send(2);
+    assert_eq!(pair(&mut world), Err(QueueFull), "one slot is not enough");
+    world.device.complete_next(0);
+    world.poll();
+    assert!(pair(&mut world).is_ok());
+    world.controller.set_state(QueueState::Quiescing);
+    assert_eq!(pair(&mut world), Err(QueueFull));
+}
+
+#[test]
+fn an_injected_error_hits_its_opcode_as_often_as_it_says() {
+    for side in [InjectionSide::Submission, InjectionSide::Completion] {
+        let mut world = World::plain(8);
+        let outcome = IoStatus::UNRECOVERED_READ;
+        world.queue.inject(Injection { opcode: READ, side, outcome, count: 2 });
+        let mut seen = Vec::new();
+        for token in 0..6 {
+            let opcode = if token == 1 { WRITE } else { READ };
+            world.queue.submit(NOW, token, Command::new(opcode)).unwrap();
+            world.queue.flush();
+            let fetched = world.device.fetch();
+            let unsent = side == InjectionSide::Submission && [0, 2].contains(&token);
+            assert_eq!(fetched, usize::from(!unsent), "{side:?} {token}");
+            world.complete(fetched);
+            seen.extend(world.poll());
+        }
+        let hit = |token| if [0, 2].contains(&token) { outcome } else { IoStatus::SUCCESS };
+        let expected: Vec<_> = (0..6).map(|token| (token, hit(token))).collect();
+        assert_eq!(seen, expected, "{side:?}");
+        assert_eq!((world.stats().injected, world.stats().nonsense), (2, 0));
+    }
+}
+
+#[test]
+fn injections_can_be_called_off_and_do_not_survive_a_reset_half_done() {
+    let mut world = World::plain(4);
+    let (opcode, outcome) = (READ, IoStatus::INTERNAL_ERROR);
+    let side = InjectionSide::Submission;
+    world.queue.inject(Injection { opcode, side, outcome, count: 100 });
+    for token in 0..3 {
+        world.submit(token).unwrap();
+    }
+    assert_eq!(world.submit(3), Err(QueueFull), "backpressure is as it was");
+    assert_eq!(world.queue.wake_at(), Instant::default());
+    world.queue.clear_injections();
+    world.controller.set_state(QueueState::Released);
+    assert_eq!(world.poll().len(), 3);
+    assert_eq!(world.poll(), [], "each token once");
+    assert!(world.queue.wake_at() > NOW, "nothing is left of them but to wait for the next order");
+    world.device.reset();
+    world.controller.set_state(QueueState::Running);
+    world.send(4);
+    world.device.complete_next(0);
+    assert_eq!(world.poll(), [(4, IoStatus::SUCCESS)]);
+}
+
+#[test]
+fn a_queue_sleeps_only_after_it_has_looked_again() {
+    let deferred = CompletionDoorbell::Deferred;
+    let mut world = World::new(
+        8,
+        8,
+        FastPathOptions { completion_doorbell: deferred, ..FastPathOptions::default() },
+    );
+    world.poll();
+    assert!(world.queue.arm());
+    world.submit(1).unwrap();
+    assert!(world.queue.arm());
+    assert_eq!(world.device.fetch(), 1, "what was submitted is announced before sleeping");
+    world.device.complete_next(0);
+    assert!(!world.queue.arm(), "there is something to take");
+    world.poll();
+    assert_eq!(world.device.head_doorbell.value(), 0);
+    assert!(world.queue.arm());
+    assert_eq!(world.device.head_doorbell.value(), 1, "and what was taken is announced as well");
+    world.controller.set_state(QueueState::Quiescing);
+    assert!(!world.queue.arm(), "there is an order to follow");
+}
+
+#[test]
+fn shadow_doorbells_serve_a_queue_like_registers_do() {
+    let dma = FakeDma::new(8);
+    let memory = QueueMemory::allocate(&dma, 8, 8).unwrap();
+    let mut device = FakeQueue::new(&dma, memory);
+    let [shadows, events] = [dma.allocate(4096).unwrap(), dma.allocate(4096).unwrap()];
+    let place = |side| ShadowSlot::of(shadows, events, 1, side, 0).unwrap();
+    let (tail, head) =
+        (place(super::DoorbellSide::Submission), place(super::DoorbellSide::Completion));
+    let register = FakeDoorbell::default();
+    let (controller, queue_end) = link(1);
+    let setup = QueueSetup {
+        memory,
+        submission_doorbell: QueueDoorbell::shadow(&dma, register.clone(), tail),
+        completion_doorbell: QueueDoorbell::shadow(&dma, FakeDoorbell::default(), head),
+        link: queue_end,
+        timeout: Span::from_secs(1),
+        techniques: FastPathOptions::default(),
+    };
+    let mut queue = QueuePair::new(&dma, setup);
+    controller.set_state(QueueState::Running);
+    let mut answers = CompletionBatch::with_capacity(8);
+    for token in 0..50_u32 {
+        queue.submit(NOW, u64::from(token), Command::new(READ)).unwrap();
+        queue.flush();
+        // The device reads the shadow, and stays awake for three commands out of four.
+        device.tail_doorbell.ring(dma.load_u32(tail.doorbell).unwrap());
+        assert_eq!(device.fetch(), 1);
+        let seen = device.tail_doorbell.value();
+        dma.store_u32(tail.event_index, (seen + token % 4) % 8).unwrap();
+        device.complete_next(0);
+        assert_eq!(queue.poll(NOW, &mut answers), 1);
+        answers.clear();
+        device.head_doorbell.ring(dma.load_u32(head.doorbell).unwrap());
+    }
+    assert_eq!(queue.stats().submission_doorbells, 50);
+    assert!((5..30).contains(&register.rings()), "{} writes to the register", register.rings());
+}
+
+#[test]
+fn a_queue_pair_without_memory_is_not_made() {
+    let dma = FakeDma::new(2);
+    assert_eq!(QueueMemory::allocate(&dma, 64, 512), None, "one page and then two");
+    let memory = QueueMemory::allocate(&FakeDma::new(3), 64, 512).unwrap();
+    assert_eq!(memory.in_flight_max(), 63);
+    memory.release(&dma);
+}

@@ -1,0 +1,290 @@
+//! Split requests: requests that need more than one command.
+//!
+//! A request above the controller's limits becomes a parent in a table of fixed size, and its commands
+//! are its children. As many children are sent as there are slots; `poll` sends the others as slots
+//! become free. The parent completes once, after its last child, with the worst status of all. After a
+//! child has failed, no further ones are sent.
+
+use std::collections::VecDeque;
+
+use tenmil_base::{IoCompletion, IoStatus, Request, Segment};
+use tenmil_wire::Status;
+
+use crate::queue_pair::SplitTracker;
+
+/// Parents of one queue.
+#[derive(Debug)]
+pub(crate) struct SplitTable {
+    parents: Box<[Parent]>,
+    /// Segments of all parents, `segments_max` for each.
+    segments: Box<[Segment]>,
+    segments_max: usize,
+    free: Vec<usize>,
+    /// Parents with unsent children, oldest first.
+    unsent: VecDeque<usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Parent {
+    request: Request,
+    segment_count: usize,
+    /// Blocks covered by the children sent.
+    sent_blocks: u32,
+    children: u32,
+    outcome: IoStatus,
+}
+
+/// Unsent part of a split request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnsentPart<'a> {
+    pub(crate) parent: usize,
+    pub(crate) request: &'a Request,
+    /// Segments of the request, data first, then metadata.
+    pub(crate) segments: &'a [Segment],
+    pub(crate) sent_blocks: u32,
+}
+
+const EMPTY: Request = Request {
+    token: 0,
+    lba: 0,
+    operand: 0,
+    blocks: 0,
+    segment_first: 0,
+    segment_count: 0,
+    metadata_count: 0,
+    operation: tenmil_base::Operation::Flush,
+    flags: tenmil_base::RequestFlags::NONE,
+};
+
+impl SplitTable {
+    /// Creates a table for `count` requests of `segments_max` segments each.
+    pub(crate) fn new(count: usize, segments_max: usize) -> Self {
+        let nobody = Parent {
+            request: EMPTY,
+            segment_count: 0,
+            sent_blocks: 0,
+            children: 0,
+            outcome: IoStatus::SUCCESS,
+        };
+        Self {
+            parents: vec![nobody; count].into_boxed_slice(),
+            segments: vec![Segment::default(); count * segments_max].into_boxed_slice(),
+            segments_max,
+            free: (0..count).rev().collect(),
+            unsent: VecDeque::with_capacity(count),
+        }
+    }
+
+    /// Adds a request whose children are to be sent. `None` if the table is full.
+    pub(crate) fn begin(&mut self, request: &Request, segments: &[Segment]) -> Option<usize> {
+        let parent = self.take(request, segments)?;
+        self.unsent.push_back(parent);
+        Some(parent)
+    }
+
+    /// Adds a request of which all `children` are sent at once.
+    pub(crate) fn begin_sent(&mut self, token: u64, children: u32) -> Option<usize> {
+        let parent = self.take(&Request { token, ..EMPTY }, &[])?;
+        self.parents[parent].children = children;
+        Some(parent)
+    }
+
+    fn take(&mut self, request: &Request, segments: &[Segment]) -> Option<usize> {
+        if segments.len() > self.segments_max {
+            return None;
+        }
+        let parent = self.free.pop()?;
+        let first = parent * self.segments_max;
+        self.segments[first..first + segments.len()].copy_from_slice(segments);
+        self.parents[parent] = Parent {
+            request: *request,
+            segment_count: segments.len(),
+            sent_blocks: 0,
+            children: 0,
+            outcome: IoStatus::SUCCESS,
+        };
+        Some(parent)
+    }
+
+    /// Whether there are unsent children.
+    #[inline]
+    pub(crate) fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Oldest request with unsent children.
+    pub(crate) fn next_unsent(&self) -> Option<UnsentPart<'_>> {
+        let parent = *self.unsent.front()?;
+        let Parent { request, segment_count, sent_blocks, .. } = &self.parents[parent];
+        let first = parent * self.segments_max;
+        let segments = &self.segments[first..first + segment_count];
+        Some(UnsentPart { parent, request, segments, sent_blocks: *sent_blocks })
+    }
+
+    /// Records that the oldest such request has sent a child of `blocks`.
+    pub(crate) fn sent(&mut self, blocks: u32) {
+        let Some(parent) = self.unsent.front() else { return };
+        let parent = &mut self.parents[*parent];
+        parent.children += 1;
+        parent.sent_blocks += blocks;
+        if parent.sent_blocks >= parent.request.blocks {
+            self.unsent.pop_front();
+        }
+    }
+
+    /// Fails the oldest such request. Returns its completion if none of its children is in flight.
+    pub(crate) fn fail_unsent(&mut self, outcome: IoStatus) -> Option<IoCompletion> {
+        let parent = self.unsent.pop_front()?;
+        self.parents[parent].note(outcome);
+        self.answer_if_over(parent)
+    }
+
+    fn answer_if_over(&mut self, index: usize) -> Option<IoCompletion> {
+        let parent = &self.parents[index];
+        if parent.children > 0 || self.unsent.contains(&index) {
+            return None;
+        }
+        let answer =
+            IoCompletion { token: parent.request.token, outcome: parent.outcome, result: 0 };
+        self.free.push(index);
+        Some(answer)
+    }
+}
+
+impl SplitTracker for SplitTable {
+    fn child_ended(&mut self, token: u64, outcome: IoStatus, _: u32) -> Option<IoCompletion> {
+        let index = usize::try_from(token).ok()?;
+        let parent = self.parents.get_mut(index)?;
+        parent.children = parent.children.checked_sub(1)?;
+        parent.note(outcome);
+        if !outcome.is_success() {
+            self.unsent.retain(|unsent| *unsent != index);
+        }
+        self.answer_if_over(index)
+    }
+}
+
+impl Parent {
+    /// Keeps the worse of two statuses; of equally severe ones the first.
+    fn note(&mut self, outcome: IoStatus) {
+        if badness(outcome) > badness(self.outcome) {
+            self.outcome = outcome;
+        }
+    }
+}
+
+/// Severity of a status. Errors that a retry cannot fix are more severe than others; a status that only
+/// reports the failure of the other half of a fused pair is the least severe error.
+fn badness(outcome: IoStatus) -> u8 {
+    let status = Status(outcome.0);
+    if status.is_success() {
+        0
+    } else if status.is(Status::ABORTED_FAILED_FUSED) || status.is(Status::ABORTED_MISSING_FUSED) {
+        1
+    } else if status.is_path_error() {
+        2
+    } else if !status.dnr() {
+        3
+    } else {
+        4
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{IoStatus, Operation, Request, Segment};
+
+    use super::{EMPTY, SplitTable};
+    use crate::queue_pair::SplitTracker;
+
+    fn request(token: u64, blocks: u32) -> Request {
+        Request { token, blocks, operation: Operation::Read, ..EMPTY }
+    }
+
+    fn end(table: &mut SplitTable, parent: usize, outcome: IoStatus) -> Option<(u64, IoStatus)> {
+        let answer = table.child_ended(u64::try_from(parent).unwrap(), outcome, 9)?;
+        Some((answer.token, answer.outcome))
+    }
+
+    #[test]
+    fn a_parent_is_answered_once_after_its_last_child() {
+        let mut table = SplitTable::new(1, 2);
+        let parent = table.begin(&request(7, 3), &[]).unwrap();
+        table.sent(1);
+        assert_eq!(
+            end(&mut table, parent, IoStatus::SUCCESS),
+            None,
+            "the others are not even sent"
+        );
+        table.sent(1);
+        table.sent(1);
+        assert!(!table.has_unsent());
+        assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), None);
+        assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), Some((7, IoStatus::SUCCESS)));
+        assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), None, "and never again");
+    }
+
+    #[test]
+    fn the_worst_outcome_wins_in_every_order() {
+        let aborted_half = IoStatus(0x09);
+        let final_one = IoStatus(0x4281);
+        let rising = [
+            IoStatus::SUCCESS,
+            aborted_half,
+            IoStatus::PATH_ERROR,
+            IoStatus::COMPARE_FAILURE,
+            final_one,
+        ];
+        for (worse, outcome) in rising.iter().enumerate() {
+            for better in &rising[..=worse] {
+                for pair in [[outcome, better], [better, outcome]] {
+                    let mut table = SplitTable::new(1, 0);
+                    let parent = table.begin_sent(1, 2).unwrap();
+                    assert_eq!(end(&mut table, parent, *pair[0]), None);
+                    assert_eq!(end(&mut table, parent, *pair[1]), Some((1, *outcome)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn after_a_failure_nothing_more_is_sent() {
+        let mut table = SplitTable::new(2, 0);
+        let first = table.begin(&request(1, 9), &[]).unwrap();
+        table.sent(1);
+        table.sent(1);
+        let second = table.begin(&request(2, 1), &[]).unwrap();
+        assert_eq!(table.next_unsent().unwrap().parent, first);
+        assert_eq!(end(&mut table, first, IoStatus::WRITE_FAULT), None, "one is still out");
+        assert_eq!(table.next_unsent().unwrap().parent, second);
+        assert_eq!(end(&mut table, first, IoStatus::SUCCESS), Some((1, IoStatus::WRITE_FAULT)));
+    }
+
+    #[test]
+    fn a_request_that_cannot_go_on_is_answered_when_nothing_of_it_is_out() {
+        let mut table = SplitTable::new(2, 0);
+        table.begin(&request(1, 9), &[]).unwrap();
+        let answer = table.fail_unsent(IoStatus::INVALID_FIELD).unwrap();
+        assert_eq!((answer.token, answer.outcome), (1, IoStatus::INVALID_FIELD));
+        let parent = table.begin(&request(2, 9), &[]).unwrap();
+        table.sent(4);
+        assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None);
+        assert_eq!(end(&mut table, parent, IoStatus::SUCCESS), Some((2, IoStatus::INVALID_FIELD)));
+        assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None, "there is nobody");
+    }
+
+    #[test]
+    fn a_full_table_and_too_many_segments_are_refused() {
+        let mut table = SplitTable::new(2, 1);
+        let segments = [Segment { offset: 5, ..Segment::default() }; 2];
+        assert_eq!(table.begin(&request(1, 1), &segments), None);
+        let first = table.begin(&request(1, 2), &segments[..1]).unwrap();
+        let second = table.begin(&request(2, 2), &[]).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(table.begin(&request(3, 2), &[]), None);
+        assert_eq!(table.next_unsent().unwrap().segments, &segments[..1]);
+        table.sent(2);
+        assert!(end(&mut table, first, IoStatus::SUCCESS).is_some());
+        assert!(table.begin(&request(3, 2), &[]).is_some());
+    }
+}

@@ -1,0 +1,237 @@
+//! Benchmark: instructions per I/O at each end of an NVMe/TCP connection, for 4 KiB reads.
+//!
+//! Instructions are counted instead of measuring time, so other load on the machine does not affect
+//! the result. Each count covers one iteration with the number of reads in its name. Host: all
+//! reads are submitted and sent, and their responses are received from one buffer. Controller: all
+//! reads are received from one buffer, finished, queued, sent and released. Sockets, data copies
+//! and the device are excluded, and data digests are included only where the name says so.
+
+#![expect(missing_docs, reason = "the macros make items of their own")]
+
+use gungraun::{library_benchmark, library_benchmark_group, main};
+use tenmil_base::Instant;
+use tenmil_nvme_tcp::{
+    Connection, ControllerConfig, ControllerConnection, ControllerEvent, DataDirection,
+    DataTransfer, DigestMode, EventQueue, HostConfig, HostConnection, HostEvent, PayloadDigest,
+    QueueKind, SendPiece, SuccessPolicy,
+};
+use tenmil_wire::sgl::Descriptor;
+use tenmil_wire::tcp::{C2HData, CapsuleCmd, CapsuleResp, IcReq, IcResp, PduFraming, crc32c};
+use tenmil_wire::{Command, Completion, Status};
+
+const BYTES: u32 = 4096;
+const NOW: Instant = Instant { ns: 1 };
+
+/// Preallocated payload of zeroes.
+struct Zeros([u8; BYTES as usize]);
+
+impl PayloadDigest for Zeros {
+    fn digest(&self, _: u16, _: u32, len_bytes: u32) -> u32 {
+        crc32c(&self.0[..len_bytes as usize])
+    }
+}
+
+/// Completion method of the reads.
+#[derive(Clone, Copy)]
+struct Way {
+    digests: bool,
+    success: bool,
+}
+
+const SUCCESS: Way = Way { digests: false, success: true };
+const RESPONSE: Way = Way { digests: false, success: false };
+const DIGESTS: Way = Way { digests: true, success: true };
+
+impl Way {
+    fn framing(self) -> PduFraming {
+        PduFraming { header_digest: self.digests, data_digest: self.digests, alignment: 0 }
+    }
+
+    fn signed(self, header: &[u8], out: &mut Vec<u8>) {
+        out.extend_from_slice(header);
+        if self.digests {
+            out.extend(crc32c(header).to_le_bytes());
+        }
+    }
+}
+
+/// Total length of a gather list.
+fn len_of(pieces: &[SendPiece]) -> usize {
+    let len = |piece: &SendPiece| match *piece {
+        SendPiece::Headers { len_bytes, .. } | SendPiece::Payload { len_bytes, .. } => {
+            len_bytes as usize
+        }
+    };
+    pieces.iter().map(len).sum()
+}
+
+/// Host with the responses to all of its reads.
+struct HostTurn {
+    end: HostConnection,
+    events: EventQueue<HostEvent>,
+    payloads: Zeros,
+    answers: Vec<u8>,
+    count: u16,
+}
+
+impl HostTurn {
+    fn of(way: Way, count: u16) -> Self {
+        let using = if way.digests { DigestMode::Required } else { DigestMode::Off };
+        let config = HostConfig {
+            depth: count,
+            header_digest: using,
+            data_digest: using,
+            ..HostConfig::default()
+        };
+        let mut turn = Self {
+            end: HostConnection::new(config, NOW),
+            events: EventQueue::with_capacity(1024),
+            payloads: Zeros([0; BYTES as usize]),
+            answers: Vec::new(),
+            count,
+        };
+        let opening = IcResp::new(0, way.digests, way.digests, 1 << 17);
+        turn.send();
+        turn.end.receive(NOW, opening.as_bytes(), &mut turn.events);
+        turn.events.clear();
+        for tag in 0..count {
+            let header = C2HData::new(way.framing(), tag, 0, BYTES, (true, way.success));
+            way.signed(header.as_bytes(), &mut turn.answers);
+            turn.answers.extend(&turn.payloads.0);
+            if way.digests {
+                turn.answers.extend(crc32c(&turn.payloads.0).to_le_bytes());
+            }
+            if !way.success {
+                let completion = Completion::new(tag, Status::SUCCESS);
+                let response = CapsuleResp::new(way.framing(), &completion);
+                way.signed(response.as_bytes(), &mut turn.answers);
+            }
+        }
+        (0..4).for_each(|_| turn.turn());
+        turn
+    }
+
+    fn send(&mut self) {
+        self.end.fill(&self.payloads);
+        let len = len_of(self.end.pieces());
+        self.end.sent(len, &mut self.events);
+    }
+
+    #[inline(never)]
+    fn turn(&mut self) {
+        for number in 0..self.count {
+            let read = Command::new(2).with_nsid(1).with_cdw10(u32::from(number) * 8).with_cdw12(7);
+            let submitted = self.end.submit(&read, DataDirection::ToHost(BYTES), &self.payloads);
+            assert!(submitted.is_ok());
+        }
+        self.send();
+        let (mut at, mut done, mut data) = (0, 0, 0);
+        while at < self.answers.len() {
+            at += self.end.receive(NOW, &self.answers[at..], &mut self.events);
+            for event in self.events.as_slice() {
+                match event {
+                    HostEvent::Data { place, .. } => data += place.len_bytes,
+                    HostEvent::Completed { completion, .. } => {
+                        done += u16::from(completion.status().is_success());
+                    }
+                    HostEvent::Open(_) | HostEvent::Ended(_) => {}
+                }
+            }
+            self.events.clear();
+        }
+        assert_eq!((done, data), (self.count, u32::from(self.count) * BYTES));
+    }
+}
+
+/// Controller with the commands for it.
+struct ControllerTurn {
+    end: ControllerConnection,
+    events: EventQueue<ControllerEvent>,
+    payloads: Zeros,
+    reads: Vec<u8>,
+    count: u16,
+}
+
+impl ControllerTurn {
+    fn of(way: Way, count: u16) -> Self {
+        let success = if way.success { SuccessPolicy::Always } else { SuccessPolicy::Never };
+        let config = ControllerConfig { depth: count, success, ..ControllerConfig::default() };
+        let mut turn = Self {
+            end: ControllerConnection::new(config, NOW),
+            events: EventQueue::with_capacity(1024),
+            payloads: Zeros([0; BYTES as usize]),
+            reads: Vec::new(),
+            count,
+        };
+        let opening = IcReq::new(0, way.digests, way.digests, 0);
+        turn.end.receive(NOW, opening.as_bytes(), &mut turn.events);
+        turn.end.connected(QueueKind::Io { entries: 129, flow_control: true });
+        turn.events.clear();
+        turn.send();
+        for cid in 0..count {
+            let read = Command::new(2).with_cid(cid).with_nsid(1).with_cdw12(7);
+            let read = read.with_sgl1(Descriptor::transport(BYTES));
+            way.signed(CapsuleCmd::new(way.framing(), &read, 0).as_bytes(), &mut turn.reads);
+        }
+        (0..4).for_each(|_| turn.turn());
+        turn
+    }
+
+    /// Returns the number of released commands.
+    fn send(&mut self) -> usize {
+        let mut released = 0;
+        loop {
+            self.end.fill(&self.payloads);
+            let len = len_of(self.end.pieces());
+            if len == 0 {
+                return released;
+            }
+            self.end.sent(len, &mut self.events);
+            released += self.events.as_slice().len();
+            self.events.clear();
+        }
+    }
+
+    #[inline(never)]
+    fn turn(&mut self) {
+        let mut at = 0;
+        while at < self.reads.len() {
+            at += self.end.receive(NOW, &self.reads[at..], &mut self.events);
+            for event in self.events.as_slice() {
+                if let ControllerEvent::Command {
+                    tag, data: Ok(DataTransfer::ToHost(len)), ..
+                } = *event
+                {
+                    self.end
+                        .complete(tag, len, Completion::new(0, Status::SUCCESS))
+                        .expect("the tag waits for this");
+                }
+            }
+            self.events.clear();
+        }
+        assert_eq!(self.send(), usize::from(self.count));
+    }
+}
+
+#[library_benchmark]
+#[bench::success_1(args = (SUCCESS, 1), setup = HostTurn::of)]
+#[bench::success_128(args = (SUCCESS, 128), setup = HostTurn::of)]
+#[bench::response_128(args = (RESPONSE, 128), setup = HostTurn::of)]
+#[bench::digests_128(args = (DIGESTS, 128), setup = HostTurn::of)]
+fn tcp_host(mut turn: HostTurn) -> HostTurn {
+    turn.turn();
+    turn
+}
+
+#[library_benchmark]
+#[bench::success_1(args = (SUCCESS, 1), setup = ControllerTurn::of)]
+#[bench::success_128(args = (SUCCESS, 128), setup = ControllerTurn::of)]
+#[bench::response_128(args = (RESPONSE, 128), setup = ControllerTurn::of)]
+#[bench::digests_128(args = (DIGESTS, 128), setup = ControllerTurn::of)]
+fn tcp_controller(mut turn: ControllerTurn) -> ControllerTurn {
+    turn.turn();
+    turn
+}
+
+library_benchmark_group!(name = exchange; benchmarks = tcp_host, tcp_controller);
+main!(library_benchmark_groups = exchange);

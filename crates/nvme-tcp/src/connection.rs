@@ -1,0 +1,125 @@
+//! Interface between the owner of a socket and either end of a connection.
+
+use tenmil_base::Instant;
+
+use crate::PayloadDigest;
+use crate::endpoint::{CloseReason, ConnectionCore};
+use crate::events::EventQueue;
+use crate::pdu_body::{DataPlacement, PduBody};
+use crate::send_queue::SendPiece;
+
+/// End of an NVMe/TCP connection, as seen by the owner of its socket.
+pub trait Connection {
+    /// Events of this end.
+    type Event: From<CloseReason>;
+
+    /// State shared by both kinds of ends.
+    fn core(&self) -> &ConnectionCore;
+
+    /// Shared state, mutable; for this crate only.
+    fn core_mut(&mut self) -> &mut ConnectionCore;
+
+    /// Parses received bytes, as far as PDUs are complete, tags are free and `events` has space.
+    /// Returns how many bytes were consumed; the others must be passed again, followed by more.
+    fn receive(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        events: &mut EventQueue<Self::Event>,
+    ) -> usize;
+
+    /// Queues PDUs to send, as far as there is space.
+    fn fill(&mut self, payloads: &impl PayloadDigest);
+
+    /// Whether more PDUs wait for space in the send queue. The owner passes this on to the socket
+    /// (MSG_MORE), which then does not send a partial segment.
+    #[must_use]
+    fn has_more(&self) -> bool;
+
+    /// Records that the socket has sent `count` bytes of the pieces and no longer references them.
+    /// Reports commands that complete by that, as far as `events` has space; a call with zero
+    /// continues.
+    ///
+    /// # Panics
+    ///
+    /// If fewer bytes were queued.
+    fn sent(&mut self, count: usize, events: &mut EventQueue<Self::Event>);
+
+    /// Tags of outstanding commands. Their buffers belong to the owner again once the socket is
+    /// closed; until then some may still complete through [`sent`](Self::sent).
+    fn outstanding(&self) -> impl Iterator<Item = u16> + '_;
+
+    /// Pieces to send, oldest first.
+    #[inline]
+    #[must_use]
+    fn pieces(&self) -> &[SendPiece] {
+        self.core().out.pieces()
+    }
+
+    /// Header bytes that the pieces refer to.
+    #[inline]
+    #[must_use]
+    fn headers(&self) -> &[u8] {
+        self.core().out.headers()
+    }
+
+    /// Range of a command's data that the next bytes of the stream can be received into directly.
+    /// Valid when all received bytes have been consumed; completed with [`placed`](Self::received_direct).
+    #[must_use]
+    fn direct_placement(&self) -> Option<DataPlacement> {
+        let line = self.core();
+        line.body.as_ref().filter(|_| line.is_open()).and_then(PduBody::direct)
+    }
+
+    /// Records that `count` bytes were received directly, as [`direct`](Self::direct_placement) offered.
+    ///
+    /// # Panics
+    ///
+    /// If it offered fewer.
+    fn received_direct(&mut self, now: Instant, count: u32, events: &mut EventQueue<Self::Event>) {
+        let body = self.core_mut().body.as_mut().expect("data are placed where direct() said");
+        body.advance(count);
+        self.receive(now, &[], events);
+        let is_within = self.core().body.is_some();
+        self.core_mut().note(now, is_within, true);
+    }
+
+    /// Whether the connection has been negotiated and has not ended.
+    #[must_use]
+    fn is_open(&self) -> bool {
+        self.core().is_open()
+    }
+
+    /// Whether the socket can be closed: nothing more is received or sent.
+    #[must_use]
+    fn is_closed(&self) -> bool {
+        self.core().is_over()
+    }
+
+    /// Whether nothing more will be sent, so that the write side of the socket can be shut down.
+    #[must_use]
+    fn is_write_closed(&self) -> bool {
+        self.core().is_spent()
+    }
+
+    /// Time at which [`expired`](Self::handle_deadline) must be called; [`Instant::NEVER`] for none.
+    #[must_use]
+    fn deadline(&self) -> Instant {
+        self.core().deadline()
+    }
+
+    /// Closes the connection if its deadline has passed.
+    fn handle_deadline(&mut self, now: Instant, events: &mut EventQueue<Self::Event>) {
+        if let Some(cause) = self.core_mut().expired(now) {
+            events.push_end(cause.into());
+        }
+    }
+
+    /// Handles the end of the stream. `rest_bytes` received bytes were not consumed.
+    fn receive_end(&mut self, rest_bytes: usize, events: &mut EventQueue<Self::Event>) {
+        let is_within = rest_bytes > 0 || self.core().body.is_some();
+        if let Some(cause) = self.core_mut().closed(is_within) {
+            events.push_end(cause.into());
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Fuzzers of both ends: peers that send almost correct PDUs.
+//!
+//! The input is a script. Each step names a PDU and how to modify it, so that most of the generated
+//! input gets far: lengths, digests and tags are as expected, except in the fields that the script
+//! changes.
+
+mod controller;
+mod host;
+
+use tenmil_base::{Instant, Span};
+use tenmil_wire::tcp::{PduFraming, crc32c};
+
+use crate::{Connection, EventQueue, PayloadDigest, SendPiece};
+pub use controller::controller;
+pub use host::host;
+
+/// Largest number of commands at each end.
+const DEPTH: u16 = 4;
+/// Longest data of a command.
+const BYTES_MAX: u32 = 16_384;
+/// Largest number of steps.
+const STEPS_MAX: usize = 2_000;
+
+/// Payloads of zeroes.
+struct Zeros;
+
+impl PayloadDigest for Zeros {
+    fn digest(&self, _: u16, _: u32, len_bytes: u32) -> u32 {
+        crc32c(&vec![0; len_bytes as usize])
+    }
+}
+
+/// Script, consumed from the front.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    /// Next byte; zero at the end of the script.
+    fn small(&mut self) -> u8 {
+        self.byte().unwrap_or(0)
+    }
+
+    /// Next length, usually a valid one.
+    fn len(&mut self) -> u32 {
+        match self.small() {
+            whole @ 0..=0x3f => u32::from(whole) * 4,
+            whole @ 0x40..=0x7f => u32::from(whole - 0x40) * 256,
+            odd @ 0x80..=0xbf => u32::from(odd),
+            _ => u32::from_le_bytes([self.small(), self.small(), self.small(), self.small()]),
+        }
+    }
+}
+
+/// Digests, alignment and fragmentation: the first bytes of a script.
+struct Setting {
+    header_digest: bool,
+    data_digest: bool,
+    alignment: u8,
+    piece: usize,
+}
+
+impl Setting {
+    fn of(script: &mut Script<'_>) -> Self {
+        let (how, piece) = (script.small(), script.small());
+        Self {
+            header_digest: how & 1 != 0,
+            data_digest: how & 2 != 0,
+            alignment: how >> 3,
+            piece: usize::from(piece).pow(2) + 1,
+        }
+    }
+
+    fn framing(&self) -> PduFraming {
+        let Self { header_digest, data_digest, alignment, .. } = *self;
+        PduFraming { header_digest, data_digest, alignment }
+    }
+}
+
+/// Encodes a PDU of a header and `len` zeroes, with digests and padding.
+fn unit(framing: PduFraming, header: &[u8], len: u32) -> Vec<u8> {
+    let mut bytes = header.to_vec();
+    if framing.header_digest {
+        bytes.extend(crc32c(header).to_le_bytes());
+    }
+    if len > 0 {
+        let hlen = u8::try_from(header.len()).expect("headers are short");
+        bytes.resize(bytes.len().max(framing.data_offset(hlen).into()), 0);
+        let data = vec![0; len.min(2 * BYTES_MAX) as usize];
+        let digest = crc32c(&data);
+        bytes.extend(data);
+        if framing.data_digest {
+            bytes.extend(digest.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// Modifies a header before its digest is computed, or the whole PDU afterwards.
+fn bend(script: &mut Script<'_>, framing: PduFraming, mut header: Vec<u8>, len: u32) -> Vec<u8> {
+    let how = script.small();
+    let (at, value) = (usize::from(script.small()), script.small());
+    if how & 0xc0 == 0x40 && !header.is_empty() {
+        let place = at % header.len();
+        header[place] = value;
+    }
+    let mut whole = unit(framing, &header, len);
+    if how & 0xc0 == 0x80 && !whole.is_empty() {
+        let place = at % whole.len();
+        whole[place] ^= value;
+    }
+    if how & 0xc0 == 0xc0 {
+        whole.truncate(at % (whole.len() + 1));
+    }
+    whole
+}
+
+/// End under test and its owner, with a scripted peer.
+struct Peer<E: Connection, O> {
+    end: E,
+    owner: O,
+    events: EventQueue<E::Event>,
+    /// Received bytes that were not consumed.
+    inbox: Vec<u8>,
+    /// Number of times the end of the connection was reported.
+    ends: usize,
+    now: Instant,
+    /// Size of the fragments of the stream.
+    piece: usize,
+}
+
+/// Behavior and invariants of an owner.
+trait Owned {
+    type Event;
+
+    fn handle_event(&mut self, event: Self::Event);
+
+    /// Executes a step of the script: an action of the owner, or bytes from the peer.
+    fn step(&mut self, script: &mut Script<'_>, framing: PduFraming, step: u8) -> Vec<u8>;
+}
+
+impl<E, O> Peer<E, O>
+where
+    E: Connection<Event: Copy>,
+    Self: Owned<Event = E::Event>,
+{
+    fn new(end: E, owner: O, piece: usize) -> Self {
+        let (events, inbox) = (EventQueue::with_capacity(4), Vec::new());
+        Self { end, owner, events, inbox, ends: 0, now: Instant::default(), piece }
+    }
+
+    /// Executes the script to its end.
+    fn play(&mut self, script: &mut Script<'_>, framing: PduFraming) {
+        for _ in 0..STEPS_MAX {
+            let Some(step) = script.byte() else { break };
+            self.now = self.now.after(Span::from_ms(1));
+            let sent = self.step(script, framing, step);
+            self.turn(&sent);
+        }
+    }
+
+    fn turn(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(self.piece) {
+            self.inbox.extend_from_slice(part);
+            self.read();
+        }
+        self.end.fill(&Zeros);
+        let len = len_of(self.end.pieces(), self.end.headers(), DEPTH);
+        self.end.sent(len, &mut self.events);
+        self.handle();
+        self.read();
+        assert!(self.end.deadline() >= self.now, "a deadline was missed");
+    }
+
+    fn read(&mut self) {
+        loop {
+            let taken = self.end.receive(self.now, &self.inbox, &mut self.events);
+            let any = self.handle();
+            self.inbox.drain(..taken);
+            if taken == 0 && !any {
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self) -> bool {
+        let events = self.events.as_slice().to_vec();
+        self.events.clear();
+        for event in &events {
+            self.handle_event(*event);
+        }
+        assert!(self.ends <= 1, "an end is told once");
+        !events.is_empty()
+    }
+
+    fn close(&mut self) {
+        self.end.receive_end(self.inbox.len(), &mut self.events);
+        self.handle();
+        self.end.handle_deadline(self.now.after(Span::from_secs(100)), &mut self.events);
+        self.handle();
+        assert!(self.end.is_closed() && self.ends == 1);
+    }
+}
+
+/// Total length of the pieces, after checking their bounds.
+fn len_of(pieces: &[SendPiece], headers: &[u8], tags: u16) -> usize {
+    let len = |piece: &SendPiece| match *piece {
+        SendPiece::Headers { at, len_bytes } => headers[at as usize..][..len_bytes as usize].len(),
+        SendPiece::Payload { tag, offset, len_bytes } => {
+            assert!(tag < tags && offset + len_bytes <= BYTES_MAX);
+            len_bytes as usize
+        }
+    };
+    pieces.iter().map(len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Random;
+
+    #[test]
+    fn nothing_that_must_hold_is_broken_by_scripts_of_any_kind() {
+        let mut random = Random::new(0x7c9_0001);
+        for _ in 0..3_000 {
+            let len = random.below(400);
+            let bytes: Vec<u8> = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
+            super::host(&bytes);
+            super::controller(&bytes);
+            // Few bits: digests off, valid connection setup, unmodified PDUs.
+            let calm: Vec<u8> = bytes.iter().map(|byte| byte & 0x3f).collect();
+            super::host(&calm);
+            super::controller(&calm);
+        }
+    }
+}

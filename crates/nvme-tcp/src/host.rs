@@ -1,0 +1,307 @@
+//! Host side of a connection: sends commands, receives completions.
+//!
+//! The tag of a command is its slot index and its command identifier on the wire. It is free again
+//! with [`HostEvent::Completed`], which is reported once the response has arrived and nothing of the
+//! command is left to send, whichever is later.
+//!
+//! The table has no more slots than the submission queue has entries: Connect must carry an SQSIZE
+//! of at least [`HostConfig::depth`]. The queue therefore never overflows, with or without SQ flow
+//! control, and SQHD, which a C2HData with SUCCESS does not carry, is not needed.
+
+mod receive;
+mod send;
+mod slot;
+
+use std::collections::VecDeque;
+
+use tenmil_base::Instant;
+use tenmil_wire::Completion;
+use tenmil_wire::tcp::{ALIGNMENT_MAX, IcReq, PduType, Role};
+
+use crate::connection::Connection;
+use crate::endpoint::{CloseReason, ConnectionCore, Timeouts};
+use crate::events::EventQueue;
+use crate::pdu_body::DataPlacement;
+use crate::send_queue::SendQueue;
+use crate::{NegotiatedParams, PayloadDigest};
+pub(crate) use receive::{padding, whole};
+use slot::{CommandSlot, R2tRange, TransferState};
+
+/// Host side of a connection.
+#[derive(Debug)]
+pub struct HostConnection {
+    line: ConnectionCore,
+    config: HostConfig,
+    request: IcReq,
+    terms: NegotiatedParams,
+    slots: Box<[CommandSlot]>,
+    free: Vec<u16>,
+    /// Ranges requested by the controller: `r2ts_max` entries for each slot.
+    asks: Box<[R2tRange]>,
+    /// Slots with ranges to be sent, each once.
+    pending: VecDeque<u16>,
+    /// Slots whose response arrived before everything was sent.
+    answered: Vec<u16>,
+    /// Limit of queued unsent data, and of the data of one PDU.
+    portion_bytes: u32,
+}
+
+/// Configuration of the host side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostConfig {
+    /// Largest number of outstanding commands, at least 1.
+    pub depth: u16,
+    /// Largest in-capsule data in bytes: 8192 on an admin queue, IOCCSZ × 16 − 64 on an I/O queue.
+    /// Fabrics commands may always carry 8192.
+    pub in_capsule_bytes: u32,
+    /// Alignment of data to the host (HPDA): 0 to 31.
+    pub hpda: u8,
+    /// Use of header digests.
+    pub header_digest: DigestMode,
+    /// Use of data digests.
+    pub data_digest: DigestMode,
+    /// Largest number of outstanding R2Ts per command (MAXR2T + 1): at least 1.
+    pub r2ts_max: u8,
+    /// Whether the caller chooses the tags, because its own table has indexes already.
+    pub names_tags: bool,
+    /// Time limits for the controller.
+    pub patience: Timeouts,
+}
+
+/// Use of a digest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DigestMode {
+    /// Not requested.
+    Off,
+    /// Requested; a controller without it is accepted.
+    Preferred,
+    /// Requested; a controller without it is rejected.
+    Required,
+}
+
+/// Data transfer of a command outside its submission entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataDirection {
+    /// No data.
+    None,
+    /// From host to controller, of this length.
+    FromHost(u32),
+    /// From controller to host, of this length.
+    ToHost(u32),
+}
+
+/// Event of the host side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostEvent {
+    /// The connection was negotiated; commands can be submitted.
+    Open(NegotiatedParams),
+    /// Data arrived, at position `at` of the bytes passed to `receive`.
+    Data {
+        /// Range of the command's data.
+        place: DataPlacement,
+        /// Position of the data.
+        at: u32,
+    },
+    /// A command completed, and its tag is free.
+    Completed {
+        /// Tag.
+        tag: u16,
+        /// Completion. A successful command with a wrong data digest is reported as Transient
+        /// Transport Error, one whose data are incomplete as Data Transfer Error.
+        completion: Completion,
+        /// Bytes received.
+        moved_bytes: u32,
+    },
+    /// The connection has ended. Outstanding commands are returned by [`HostConnection::outstanding`].
+    Ended(CloseReason),
+}
+
+/// A command cannot be submitted now: all tags or the send queue are in use, or the connection is
+/// not open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueFull;
+
+/// Longest header with digest and padding: data after a command are aligned to at most 128 bytes.
+const CAPSULE_BYTES: usize = 128;
+/// Number of data headers that fit into the send queue beside all capsules.
+const DATA_HEADERS: usize = 16;
+/// All headers that a controller sends on an open connection have the length of a C2HData header.
+const _: () = {
+    let of_data = PduType::C2HData.header_bytes();
+    assert!(PduType::CapsuleResp.header_bytes() == of_data);
+    assert!(PduType::R2t.header_bytes() == of_data);
+    assert!(PduType::C2HTermReq.header_bytes() == of_data);
+};
+/// Default of [`set_portion`](HostConnection::set_send_budget).
+const PORTION_BYTES: u32 = 256 << 10;
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            depth: 128,
+            in_capsule_bytes: 0,
+            hpda: 0,
+            header_digest: DigestMode::Off,
+            data_digest: DigestMode::Off,
+            r2ts_max: 1,
+            names_tags: false,
+            patience: Timeouts::default(),
+        }
+    }
+}
+
+impl HostConfig {
+    /// Clamps every value to its bounds.
+    const fn sane(mut self) -> Self {
+        if self.depth == 0 {
+            self.depth = 1;
+        }
+        if self.depth == u16::MAX {
+            self.depth = u16::MAX - 1;
+        }
+        if self.r2ts_max == 0 {
+            self.r2ts_max = 1;
+        }
+        if self.hpda > ALIGNMENT_MAX {
+            self.hpda = ALIGNMENT_MAX;
+        }
+        self
+    }
+
+    const fn header_room(&self) -> usize {
+        (self.depth as usize + DATA_HEADERS) * (CAPSULE_BYTES + 4)
+    }
+
+    const fn pieces_max(&self) -> usize {
+        3 * (self.depth as usize + DATA_HEADERS)
+    }
+
+    /// Upper bound of the memory of a host side including itself, without data buffers.
+    #[must_use]
+    pub const fn memory_bytes(&self) -> usize {
+        let sane = self.sane();
+        let slot = size_of::<CommandSlot>() + 3 * size_of::<u16>();
+        let asks = sane.r2ts_max as usize * size_of::<R2tRange>();
+        size_of::<HostConnection>()
+            + sane.depth as usize * (slot + asks)
+            + SendQueue::memory_bytes(sane.header_room(), sane.pieces_max())
+    }
+}
+
+impl HostConnection {
+    /// Creates the host side of a new stream, with ICReq queued.
+    #[must_use]
+    pub fn new(config: HostConfig, now: Instant) -> Self {
+        let config = config.sane();
+        let (depth, asks_max) = (usize::from(config.depth), usize::from(config.r2ts_max));
+        let out = SendQueue::new(config.header_room(), config.pieces_max());
+        let asks = |digest| digest != DigestMode::Off;
+        let request = IcReq::new(
+            config.hpda,
+            asks(config.header_digest),
+            asks(config.data_digest),
+            u32::from(config.r2ts_max) - 1,
+        );
+        let mut line = ConnectionCore::new(Role::Host, config.patience, out, now);
+        line.push(request.as_bytes(), 0);
+        Self {
+            line,
+            config,
+            request,
+            terms: NegotiatedParams::default(),
+            slots: vec![CommandSlot::FREE; depth].into(),
+            free: (0..config.depth).rev().filter(|_| !config.names_tags).collect(),
+            asks: vec![R2tRange::default(); depth * asks_max].into(),
+            pending: VecDeque::with_capacity(depth),
+            answered: Vec::with_capacity(depth),
+            portion_bytes: PORTION_BYTES,
+        }
+    }
+
+    /// Number of commands that can be submitted, as far as tags are concerned, if this table
+    /// assigns them.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Sets the limit of queued unsent data, above which no further data PDU is queued, and of the
+    /// data of one PDU, whatever the controller accepts. A command never waits behind more than
+    /// this. The default is 256 KiB; a multiple of 4.
+    #[inline]
+    pub fn set_send_budget(&mut self, bytes: u32) {
+        self.portion_bytes = bytes;
+    }
+
+    /// Number of bytes, at least one, that may be received after `waiting` unconsumed bytes without
+    /// reaching data that could be [received directly](Connection::direct_placement). For owners whose data
+    /// have no address, so that storing them from a receive buffer should be avoided.
+    #[must_use]
+    pub fn before_data(&self, waiting: usize) -> usize {
+        let header = PduType::C2HData.header_bytes() + self.line.incoming.header_digest_bytes();
+        let left = match &self.line.body {
+            Some(body) => body.before_direct(),
+            None => usize::from(header).saturating_sub(waiting),
+        };
+        // PDUs that are longer than this header and carry no data are parsed as they arrive.
+        if left == 0 { usize::MAX } else { left }
+    }
+
+    /// Tag of the next command. The payload must be available under this tag.
+    #[inline]
+    #[must_use]
+    pub fn next_tag(&self) -> Option<u16> {
+        self.free.last().copied()
+    }
+}
+
+impl Connection for HostConnection {
+    type Event = HostEvent;
+
+    #[inline]
+    fn core(&self) -> &ConnectionCore {
+        &self.line
+    }
+
+    #[inline]
+    fn core_mut(&mut self) -> &mut ConnectionCore {
+        &mut self.line
+    }
+
+    #[inline]
+    fn receive(&mut self, now: Instant, bytes: &[u8], events: &mut EventQueue<HostEvent>) -> usize {
+        self.read(now, bytes, events)
+    }
+
+    #[inline]
+    fn fill(&mut self, payloads: &impl PayloadDigest) {
+        if !self.pending.is_empty() {
+            self.fill_data(payloads);
+        }
+    }
+
+    #[inline]
+    fn has_more(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    #[inline]
+    fn sent(&mut self, count: usize, events: &mut EventQueue<HostEvent>) {
+        self.line.out.sent(count);
+        if !self.answered.is_empty() {
+            self.end_answered(events);
+        }
+    }
+
+    fn outstanding(&self) -> impl Iterator<Item = u16> + '_ {
+        let is_taken = |tag: &u16| self.slots[usize::from(*tag)].state != TransferState::Free;
+        (0..self.config.depth).filter(is_taken)
+    }
+}
+
+impl From<CloseReason> for HostEvent {
+    fn from(cause: CloseReason) -> Self {
+        Self::Ended(cause)
+    }
+}

@@ -1,0 +1,286 @@
+//! Receive path of the host side.
+
+use tenmil_base::Instant;
+use tenmil_wire::tcp::check::offset;
+use tenmil_wire::tcp::{C2HData, CapsuleResp, FatalError, IcResp, PduType, R2t, TermReq};
+use tenmil_wire::{Completion, Status};
+
+use super::slot::{CommandSlot, R2tRange, TransferState};
+use super::{DigestMode, HostConnection, HostEvent};
+use crate::NegotiatedParams;
+use crate::endpoint::RejectedPdu;
+use crate::events::{EVENTS_PER_UNIT, EventQueue};
+use crate::pdu_body::{BodyProgress, PduBody};
+
+/// LAST_PDU and SUCCESS in FLAGS (§3.6.2.9).
+const LAST: u8 = 1 << 2;
+const SUCCESS: u8 = 1 << 3;
+
+impl HostConnection {
+    /// Implements [`receive`](crate::Connection::receive).
+    #[inline]
+    pub(super) fn read(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        events: &mut EventQueue<HostEvent>,
+    ) -> usize {
+        let mut at = 0;
+        let mut is_within = false;
+        while self.line.is_listening() && events.room() >= EVENTS_PER_UNIT {
+            let read = match self.line.body {
+                Some(_) => Ok(self.read_body(bytes, &mut at, events)),
+                None => self.read_header(&bytes[at..], &mut at, events),
+            };
+            match read {
+                Ok(true) => {}
+                Ok(false) => {
+                    is_within = self.line.body.is_some() || at < bytes.len();
+                    break;
+                }
+                Err((refusal, header)) => {
+                    let cause = self.line.refuse(now, refusal, header);
+                    events.push(HostEvent::Ended(cause));
+                }
+            }
+        }
+        if !self.line.is_listening() {
+            return bytes.len();
+        }
+        self.line.note(now, is_within, at > 0);
+        at
+    }
+
+    /// Receives the body of a PDU. Returns whether it is complete.
+    #[inline]
+    fn read_body(
+        &mut self,
+        bytes: &[u8],
+        at: &mut usize,
+        events: &mut EventQueue<HostEvent>,
+    ) -> bool {
+        let Some(body) = &mut self.line.body else { return true };
+        let read = body.read(bytes, at, |place, at| events.push(HostEvent::Data { place, at }));
+        let BodyProgress::Whole { is_intact } = read else { return false };
+        let (tag, flags) = (body.tag, body.flags);
+        self.line.body = None;
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.is_damaged |= !is_intact;
+        slot.is_last |= flags & LAST != 0;
+        if flags & SUCCESS != 0 {
+            self.answered(tag, Completion::new(tag, Status::SUCCESS), events);
+        }
+        true
+    }
+
+    /// Parses a header. Returns whether it is complete.
+    #[inline]
+    fn read_header<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        at: &mut usize,
+        events: &mut EventQueue<HostEvent>,
+    ) -> Result<bool, RejectedPdu<'a>> {
+        let Some((kind, header, len)) = self.line.header(bytes)? else { return Ok(false) };
+        *at += len;
+        let handled = match kind {
+            PduType::C2HTermReq => self.handle_termination(header, events),
+            PduType::IcResp => self.handle_opening(header, events),
+            _ if self.line.is_opening() => Err(FatalError::SEQUENCE),
+            PduType::C2HData => self.handle_data(header, len),
+            PduType::CapsuleResp => self.handle_response(header, events),
+            PduType::R2t => self.handle_ask(header),
+            _ => Err(FatalError::field(offset::TYPE)),
+        };
+        handled.map(|()| true).map_err(|refusal| (refusal, header))
+    }
+
+    #[cold]
+    fn handle_termination(
+        &mut self,
+        header: &[u8],
+        events: &mut EventQueue<HostEvent>,
+    ) -> Result<(), FatalError> {
+        let cause = self.line.terminated(&TermReq::from_bytes(whole(header)));
+        events.push(HostEvent::Ended(cause));
+        Ok(())
+    }
+
+    #[cold]
+    fn handle_opening(
+        &mut self,
+        header: &[u8],
+        events: &mut EventQueue<HostEvent>,
+    ) -> Result<(), FatalError> {
+        if !self.line.is_opening() {
+            return Err(FatalError::SEQUENCE);
+        }
+        let pdu = IcResp::from_bytes(whole(header));
+        pdu.check(&self.request)?;
+        let lacks = |digest, is_there: bool| digest == DigestMode::Required && !is_there;
+        if lacks(self.config.header_digest, pdu.hdgst())
+            || lacks(self.config.data_digest, pdu.ddgst())
+        {
+            return Err(FatalError::parameter(offset::DGST));
+        }
+        self.terms = NegotiatedParams {
+            header_digest: pdu.hdgst(),
+            data_digest: pdu.ddgst(),
+            hpda: self.config.hpda,
+            cpda: pdu.cpda(),
+            r2ts_max: self.config.r2ts_max.into(),
+            h2c_bytes_max: pdu.maxh2cdata(),
+        };
+        self.line.opened(self.terms.to_host(), self.terms.to_controller());
+        events.push(HostEvent::Open(self.terms));
+        Ok(())
+    }
+
+    #[inline]
+    fn handle_data(&mut self, header: &[u8], len: usize) -> Result<(), FatalError> {
+        let framing = self.line.incoming;
+        let pdu = C2HData::from_bytes(whole(header));
+        pdu.check(framing)?;
+        let tag = pdu.cccid();
+        let slot = outstanding(&mut self.slots, tag, offset::CCCID)?;
+        pdu.check_range()?;
+        if slot.state != TransferState::Data || slot.is_last {
+            return Err(FatalError::SEQUENCE);
+        }
+        let (begin, count) = (pdu.datao(), pdu.datal());
+        let end = begin.checked_add(count).filter(|end| *end <= slot.len_bytes);
+        let end = end.ok_or(FatalError::RANGE)?;
+        if begin != slot.moved {
+            return Err(FatalError::SEQUENCE);
+        }
+        slot.moved = end;
+        self.line.body = Some(PduBody {
+            tag,
+            flags: pdu.flags(),
+            padding: padding(pdu.pdo(), len),
+            has_digest: framing.data_digest,
+            is_wanted: true,
+            offset: begin,
+            left: count,
+            digest: tenmil_wire::tcp::Crc32c::new(),
+        });
+        Ok(())
+    }
+
+    #[inline]
+    fn handle_response(
+        &mut self,
+        header: &[u8],
+        events: &mut EventQueue<HostEvent>,
+    ) -> Result<(), FatalError> {
+        let pdu = CapsuleResp::from_bytes(whole(header));
+        pdu.check(self.line.incoming)?;
+        let completion = pdu.completion();
+        let tag = completion.cid();
+        outstanding(&mut self.slots, tag, offset::RCCQE_CID)?;
+        self.answered(tag, completion, events);
+        Ok(())
+    }
+
+    fn handle_ask(&mut self, header: &[u8]) -> Result<(), FatalError> {
+        let pdu = R2t::from_bytes(whole(header));
+        pdu.check(self.line.incoming)?;
+        let tag = pdu.cccid();
+        let most = self.config.r2ts_max;
+        let slot = outstanding(&mut self.slots, tag, offset::CCCID)?;
+        pdu.check_range()?;
+        if slot.state != TransferState::AwaitR2t {
+            return Err(FatalError::SEQUENCE);
+        }
+        if slot.asks == most {
+            return Err(FatalError::LIMIT);
+        }
+        let end = pdu.r2to().checked_add(pdu.r2tl()).filter(|end| *end <= slot.len_bytes);
+        let end = end.ok_or(FatalError::RANGE)?;
+        if pdu.r2to() != slot.asked {
+            return Err(FatalError::SEQUENCE);
+        }
+        let most = usize::from(most);
+        let place = (usize::from(slot.ask_first) + usize::from(slot.asks)) % most;
+        self.asks[usize::from(tag) * most + place] = R2tRange { end, ttag: pdu.ttag() };
+        slot.asked = end;
+        slot.asks += 1;
+        if !slot.is_pending {
+            slot.is_pending = true;
+            debug_assert!(self.pending.len() < self.slots.len(), "each slot is in the list once");
+            self.pending.push_back(tag);
+        }
+        Ok(())
+    }
+
+    /// Handles the final response of a command.
+    #[inline]
+    fn answered(&mut self, tag: u16, completion: Completion, events: &mut EventQueue<HostEvent>) {
+        let slot = &mut self.slots[usize::from(tag)];
+        let completion =
+            if completion.status().is_success() { judged(slot, completion) } else { completion };
+        // A write may be answered before all its data are sent; its buffer is still referenced by
+        // the send queue until then.
+        if slot.sent_end <= self.line.out.sent_bytes() {
+            self.end(tag, completion, events);
+        } else {
+            slot.completion = completion;
+            slot.state = TransferState::Sent;
+            self.answered.push(tag);
+        }
+    }
+
+    /// Completes a command and frees its tag.
+    #[inline]
+    pub(super) fn end(
+        &mut self,
+        tag: u16,
+        completion: Completion,
+        events: &mut EventQueue<HostEvent>,
+    ) {
+        let slot = &mut self.slots[usize::from(tag)];
+        let reads = slot.len_bytes > 0 && slot.asked == 0;
+        let moved_bytes = if reads { slot.moved } else { 0 };
+        slot.state = TransferState::Free;
+        if !self.config.names_tags {
+            self.free.push(tag);
+        }
+        events.push(HostEvent::Completed { tag, completion, moved_bytes });
+    }
+}
+
+/// Status of a successful command: it is successful only if all data arrived intact (§3.5).
+#[inline]
+fn judged(slot: &CommandSlot, completion: Completion) -> Completion {
+    if slot.is_damaged {
+        completion.with_status(Status::TRANSIENT_TRANSPORT_ERROR)
+    } else if slot.state == TransferState::Data && slot.moved < slot.len_bytes {
+        completion.with_status(Status::DATA_TRANSFER_ERROR)
+    } else {
+        completion
+    }
+}
+
+/// Slot of an outstanding command; otherwise the error for the field at `offset` that named it.
+#[inline]
+fn outstanding(
+    slots: &mut [CommandSlot],
+    tag: u16,
+    offset: u8,
+) -> Result<&mut CommandSlot, FatalError> {
+    let slot = slots.get_mut(usize::from(tag)).filter(|slot| slot.is_outstanding());
+    slot.ok_or(FatalError::field(offset))
+}
+
+/// Number of padding bytes between a header of length `len`, including its digest, and data at
+/// `pdo`.
+#[inline]
+pub(crate) fn padding(pdo: u8, len: usize) -> u8 {
+    pdo - u8::try_from(len).unwrap_or(pdo)
+}
+
+/// Header as an array; its length follows from the PDU type.
+#[inline]
+pub(crate) fn whole<const N: usize>(header: &[u8]) -> &[u8; N] {
+    header.first_chunk().expect("a header is as long as its type says")
+}

@@ -1,0 +1,184 @@
+//! Send path of the host side: commands and their data.
+
+use tenmil_wire::sgl::Descriptor;
+use tenmil_wire::tcp::{ADMIN_IN_CAPSULE_BYTES, CapsuleCmd, H2CData};
+use tenmil_wire::{AdminOpcode, Command};
+
+use super::slot::{CommandSlot, TransferState};
+use super::{CAPSULE_BYTES, DataDirection, HostConnection, HostEvent, QueueFull};
+use crate::PayloadDigest;
+use crate::events::EventQueue;
+
+impl HostConnection {
+    /// Submits a command. Its identifier and SGL are filled in here; data that fit are sent in the
+    /// capsule.
+    ///
+    /// The returned tag is valid until [`HostEvent::Completed`]. Until then data to the controller must
+    /// not change, and data to the host may be written.
+    ///
+    /// # Panics
+    ///
+    /// If data outside the capsule are not a multiple of a dword: NVMe/TCP cannot transfer them
+    /// (§3.6.2.8).
+    #[inline]
+    pub fn submit(
+        &mut self,
+        command: &Command,
+        data: DataDirection,
+        payloads: &impl PayloadDigest,
+    ) -> Result<u16, QueueFull> {
+        let is_possible = self.can_submit();
+        let tag = self.free.pop_if(|_| is_possible).ok_or(QueueFull)?;
+        self.queue(tag, command, data, payloads);
+        Ok(tag)
+    }
+
+    /// Submits a command under a tag chosen by the caller, for a host whose tags are [the
+    /// caller's](super::HostConfig::names_tags). Otherwise as [`submit`](Self::submit).
+    ///
+    /// # Panics
+    ///
+    /// As `submit`; and if the tag is in use or not below the depth.
+    #[inline]
+    pub fn submit_as(
+        &mut self,
+        tag: u16,
+        command: &Command,
+        data: DataDirection,
+        payloads: &impl PayloadDigest,
+    ) -> Result<(), QueueFull> {
+        if !self.can_submit() {
+            return Err(QueueFull);
+        }
+        let is_free = self.slots[usize::from(tag)].state == TransferState::Free;
+        assert!(is_free && self.config.names_tags, "tag {tag} is not for the caller to give");
+        self.queue(tag, command, data, payloads);
+        Ok(())
+    }
+
+    #[inline]
+    fn can_submit(&self) -> bool {
+        self.line.is_open() && self.line.out.has_room(CAPSULE_BYTES + 4)
+    }
+
+    #[inline(always)]
+    fn queue(
+        &mut self,
+        tag: u16,
+        command: &Command,
+        data: DataDirection,
+        payloads: &impl PayloadDigest,
+    ) {
+        let (state, len_bytes, in_capsule) = match data {
+            DataDirection::ToHost(len) if len > 0 => (TransferState::Data, len, 0),
+            DataDirection::FromHost(len) if len > 0 => self.plan(command, len),
+            _ => (TransferState::AwaitResponse, 0, 0),
+        };
+        assert!(in_capsule > 0 || len_bytes & 3 == 0, "data outside of a capsule are dwords");
+        let descriptor = match in_capsule {
+            0 => Descriptor::transport(len_bytes),
+            len => Descriptor::in_capsule(0, len),
+        };
+        let command = command.with_cid(tag).with_sgl1(descriptor);
+        let framing = self.line.outgoing;
+        let pdu = CapsuleCmd::new(framing, &command, in_capsule);
+        self.line.push(pdu.as_bytes(), pdu.pdo().into());
+        if in_capsule > 0 {
+            self.push_data(tag, 0, in_capsule, payloads);
+        }
+        let slot = &mut self.slots[usize::from(tag)];
+        *slot = CommandSlot {
+            sent_end: self.line.out.queued_bytes(),
+            len_bytes,
+            state,
+            is_pending: slot.is_pending,
+            ..CommandSlot::FREE
+        };
+    }
+
+    /// Determines how data to the controller are transferred: the state to wait in, the total
+    /// length, and the length in the capsule.
+    fn plan(&self, command: &Command, len_bytes: u32) -> (TransferState, u32, u32) {
+        let is_fabrics = command.opcode() == AdminOpcode::FabricsCommands.code();
+        let most = self.config.in_capsule_bytes;
+        let most = if is_fabrics { most.max(ADMIN_IN_CAPSULE_BYTES) } else { most };
+        if len_bytes <= most {
+            (TransferState::AwaitResponse, len_bytes, len_bytes)
+        } else {
+            (TransferState::AwaitR2t, len_bytes, 0)
+        }
+    }
+
+    /// Queues payload, and its digest if enabled.
+    #[inline]
+    fn push_data(&mut self, tag: u16, offset: u32, len_bytes: u32, payloads: &impl PayloadDigest) {
+        self.line.out.push_payload(tag, offset, len_bytes);
+        if self.line.outgoing.data_digest {
+            let digest = payloads.digest(tag, offset, len_bytes);
+            self.line.out.push_header(&digest.to_le_bytes(), None, 4);
+        }
+    }
+
+    /// Queues data PDUs, one per slot in rotation, so that a long write does not delay a short one.
+    pub(super) fn fill_data(&mut self, payloads: &impl PayloadDigest) {
+        while let Some(tag) = self.pending.front().copied()
+            && self.line.is_open()
+            && self.line.out.has_room(CAPSULE_BYTES + 4)
+            && self.line.out.queued_bytes() - self.line.out.sent_bytes() < self.portion_bytes.into()
+        {
+            self.pending.pop_front();
+            let has_more = self.send_piece(tag, payloads);
+            self.slots[usize::from(tag)].is_pending = has_more;
+            if has_more {
+                self.pending.push_back(tag);
+            }
+        }
+    }
+
+    /// Queues the next PDU of a slot's oldest requested range. Returns whether more can be sent.
+    fn send_piece(&mut self, tag: u16, payloads: &impl PayloadDigest) -> bool {
+        let most = usize::from(self.config.r2ts_max);
+        let index = usize::from(tag);
+        let slot = &mut self.slots[index];
+        if slot.state != TransferState::AwaitR2t || slot.asks == 0 {
+            // The command was completed early: the controller no longer needs the data.
+            return false;
+        }
+        let ask = self.asks[index * most + usize::from(slot.ask_first)];
+        let offset = slot.moved;
+        let len_bytes = (ask.end - offset).min(self.terms.h2c_bytes_max).min(self.portion_bytes);
+        slot.moved += len_bytes;
+        let is_last = slot.moved == ask.end;
+        if is_last {
+            slot.asks -= 1;
+            slot.ask_first += 1;
+            if usize::from(slot.ask_first) == most {
+                slot.ask_first = 0;
+            }
+        }
+        let has_more = slot.asks > 0;
+        let pdu = H2CData::new(self.line.outgoing, (tag, ask.ttag), offset, len_bytes, is_last);
+        self.line.push(pdu.as_bytes(), pdu.pdo().into());
+        self.push_data(tag, offset, len_bytes, payloads);
+        self.slots[index].sent_end = self.line.out.queued_bytes();
+        has_more
+    }
+
+    /// Completes commands whose response arrived earlier and whose data have now been sent, as far
+    /// as there is space for events.
+    #[cold]
+    pub(super) fn end_answered(&mut self, events: &mut EventQueue<HostEvent>) {
+        let mut index = 0;
+        while let Some(tag) = self.answered.get(index).copied()
+            && events.room() > 0
+        {
+            let CommandSlot { sent_end, completion, .. } = self.slots[usize::from(tag)];
+            if sent_end <= self.line.out.sent_bytes() {
+                self.answered.swap_remove(index);
+                self.end(tag, completion, events);
+            } else {
+                index += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! NVMe/TCP protocol, both ends, without I/O: bytes in, events out.
+//!
+//! ```text
+//!             Host                                             Controller
+//!   submit ──▶ slots ──▶ outbox ─ pieces ─▶ bytes ─▶ receive ──▶ slots ──▶ Command, Data, Arrived
+//!                                                                 │  grant, reply, finish
+//!   Data, Done ◀── slots ◀── receive ◀─ bytes ◀─ pieces ─ outbox ◀┘
+//! ```
+//!
+//! Nothing here does I/O, reads a clock or holds payload. An end parses received bytes, passed as
+//! one slice, and reports [`EventQueue`]: commands, and the ranges of the slice that are data. What it
+//! sends is a list of [`SendPiece`]s: headers, which it stores, and payload, which is named by tag and
+//! offset and stored by the owner. Payload is therefore copied once if it was received into the
+//! same buffer as headers, and never if the socket receives it directly into the [`DataPlacement`] that
+//! [`Connection::direct_placement`] names.
+//!
+//! Bytes that were not consumed are passed again, followed by more. Fragmentation of the stream
+//! changes nothing but the number of `Data` events.
+//!
+//! All tables have a fixed limit, and a full table is backpressure. The memory of an end is bounded
+//! by [`HostConfig::memory_bytes`] and [`ControllerConfig::memory_bytes`].
+//!
+//! The checks of received PDUs, with the fatal error status of each, are in [`tenmil_wire::tcp::validation_rules`].
+//! Section numbers refer to the NVMe TCP Transport Specification, revision 1.0.
+//!
+//! # Users
+//!
+//! The crate `remote` drives a [`HostConnection`] for each queue pair: the submission and completion rings of
+//! the NVMe driver are in memory, commands taken from the submission ring are submitted here under
+//! the index of their slot, and [`HostEvent::Completed`] becomes a completion entry. A lost connection
+//! appears to the driver as a controller that has disappeared.
+//!
+//! The crate `target` drives a [`ControllerConnection`] for each connection: a command is written to the
+//! submission ring of a `tenmil_nvme_controller::Queue` under its tag once its buffer is allocated and its data have
+//! arrived ([`ControllerEvent::DataComplete`]), and its completion entry is sent with
+//! [`ControllerConnection::complete`]. Connect, Disconnect and properties are handled by the target itself,
+//! which owns the association.
+
+#![forbid(unsafe_code)]
+
+mod connection;
+pub mod controller;
+mod endpoint;
+mod events;
+pub mod fuzz;
+pub mod host;
+mod pdu_body;
+mod send_queue;
+#[cfg(test)]
+mod tests;
+
+pub use connection::Connection;
+pub use controller::{
+    ControllerConfig, ControllerConnection, ControllerEvent, DataTransfer, NotPossible, QueueKind,
+    SuccessPolicy,
+};
+pub use endpoint::{CloseReason, ConnectionCore, Timeouts};
+pub use events::{EVENTS_PER_UNIT, EventQueue};
+pub use host::{DataDirection, DigestMode, HostConfig, HostConnection, HostEvent, QueueFull};
+pub use pdu_body::DataPlacement;
+pub use send_queue::SendPiece;
+
+/// Access to the payload of commands, for data digests.
+///
+/// It is called once for each PDU with data, when the PDU is queued, and only on a connection with
+/// data digests. From then until the PDU has been sent the bytes must not change.
+pub trait PayloadDigest {
+    /// Returns the CRC32C of `len_bytes` of the data of command `tag`, starting at `offset`.
+    fn digest(&self, tag: u16, offset: u32, len_bytes: u32) -> u32;
+}
+
+/// Payload access of a connection without data digests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoDigest;
+
+impl PayloadDigest for NoDigest {
+    fn digest(&self, _: u16, _: u32, _: u32) -> u32 {
+        unreachable!("no data digests were agreed upon")
+    }
+}
+
+/// Parameters negotiated with ICReq and ICResp.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NegotiatedParams {
+    /// Whether header digests are in use.
+    pub header_digest: bool,
+    /// Whether data digests are in use.
+    pub data_digest: bool,
+    /// HPDA: alignment of data to the host.
+    pub hpda: u8,
+    /// CPDA: alignment of data to the controller.
+    pub cpda: u8,
+    /// Largest number of outstanding R2Ts per command.
+    pub r2ts_max: u32,
+    /// MAXH2CDATA: largest data of an H2CData PDU in bytes.
+    pub h2c_bytes_max: u32,
+}
+
+impl NegotiatedParams {
+    /// Framing of PDUs to the host.
+    pub(crate) const fn to_host(self) -> tenmil_wire::tcp::PduFraming {
+        self.framing(self.hpda)
+    }
+
+    /// Framing of PDUs to the controller.
+    pub(crate) const fn to_controller(self) -> tenmil_wire::tcp::PduFraming {
+        self.framing(self.cpda)
+    }
+
+    const fn framing(self, alignment: u8) -> tenmil_wire::tcp::PduFraming {
+        let Self { header_digest, data_digest, .. } = self;
+        tenmil_wire::tcp::PduFraming { header_digest, data_digest, alignment }
+    }
+}

@@ -1,0 +1,378 @@
+//! Send queue: header bytes stored here, and references to payload stored by the owner.
+//!
+//! ```text
+//!   headers   | ···· | unsent headers, contiguous           | ···· free ···· | termination |
+//!                    ↑ read                                 ↑ write          ↑ capacity
+//!   pieces    [Headers 0..72] [Payload tag 3, 0..4096] [Headers 72..148] …
+//! ```
+//!
+//! Consecutive headers without payload in between form one piece. The TermReq has a place of its
+//! own, so that there is always space for it. A growing queue starts with space for a few headers,
+//! since most connections never send more at a time.
+
+use tenmil_wire::tcp::TERM_REQ_BYTES_MAX;
+
+/// Piece of the stream, for a gather list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendPiece {
+    /// Range of [`headers`](crate::Connection::headers).
+    Headers {
+        /// Offset.
+        at: u32,
+        /// Length in bytes.
+        len_bytes: u32,
+    },
+    /// Payload of a command, stored by the owner.
+    Payload {
+        /// Tag of the command.
+        tag: u16,
+        /// Offset in its data.
+        offset: u32,
+        /// Length in bytes.
+        len_bytes: u32,
+    },
+}
+
+/// Initial capacity of the piece list.
+const PIECES_MIN: usize = 8;
+/// Initial header space of a growing queue, in bytes.
+const CAPACITY_MIN: usize = 512;
+
+/// Send queue.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    headers: Box<[u8]>,
+    capacity: usize,
+    capacity_max: usize,
+    read: usize,
+    write: usize,
+    pieces: Vec<SendPiece>,
+    /// Index of the first piece that was not sent completely.
+    first: usize,
+    pieces_max: usize,
+    queued_bytes: u64,
+    sent_bytes: u64,
+}
+
+impl SendQueue {
+    /// Memory of a queue of this size, in bytes.
+    pub(crate) const fn memory_bytes(capacity: usize, pieces_max: usize) -> usize {
+        capacity + TERM_REQ_BYTES_MAX + 2 * pieces_max * size_of::<SendPiece>()
+    }
+
+    pub(crate) fn new(capacity: usize, pieces_max: usize) -> Self {
+        Self {
+            headers: vec![0; capacity + TERM_REQ_BYTES_MAX].into(),
+            capacity,
+            capacity_max: capacity,
+            read: 0,
+            write: 0,
+            pieces: Vec::new(),
+            first: 0,
+            pieces_max,
+            queued_bytes: 0,
+            sent_bytes: 0,
+        }
+    }
+
+    /// Creates a queue that starts small and [grows](Self::grow) up to this size.
+    pub(crate) fn growing(capacity_max: usize, pieces_max: usize) -> Self {
+        Self { capacity_max, ..Self::new(CAPACITY_MIN.min(capacity_max), pieces_max) }
+    }
+
+    /// Grows the queue for `len` bytes of headers, if it may. Returns whether there is space.
+    #[cold]
+    pub(crate) fn grow(&mut self, len: usize) -> bool {
+        while self.capacity < self.capacity_max && self.place(len).is_none() {
+            self.double();
+        }
+        self.has_room(len)
+    }
+
+    /// Doubles the header space and moves unsent headers to its front.
+    fn double(&mut self) {
+        let capacity = (2 * self.capacity).min(self.capacity_max);
+        let mut headers = vec![0; capacity + TERM_REQ_BYTES_MAX];
+        let mut write = 0;
+        for piece in &mut self.pieces[self.first..] {
+            if let SendPiece::Headers { at, len_bytes } = piece {
+                let (from, len) = (*at as usize, *len_bytes as usize);
+                headers[write..write + len].copy_from_slice(&self.headers[from..from + len]);
+                *at = narrow(write);
+                write += len;
+            }
+        }
+        (self.headers, self.capacity) = (headers.into(), capacity);
+        (self.read, self.write) = (0, write);
+    }
+
+    /// Total bytes ever queued.
+    #[inline]
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.queued_bytes
+    }
+
+    /// Total bytes ever sent.
+    #[inline]
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first == self.pieces.len()
+    }
+
+    #[inline]
+    pub(crate) fn headers(&self) -> &[u8] {
+        &self.headers
+    }
+
+    /// Pieces to send, oldest first.
+    #[inline]
+    pub(crate) fn pieces(&self) -> &[SendPiece] {
+        &self.pieces[self.first..]
+    }
+
+    /// Whether there is space for `len` bytes of headers in at most three pieces.
+    #[inline]
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        self.place(len).is_some() && self.pieces.len() - self.first + 3 <= self.pieces_max
+    }
+
+    /// Offset at which `len` contiguous header bytes fit.
+    #[inline]
+    fn place(&self, len: usize) -> Option<usize> {
+        if self.write < self.read {
+            return (self.read - self.write > len).then_some(self.write);
+        }
+        if self.capacity - self.write >= len {
+            return Some(self.write);
+        }
+        (self.read > len).then_some(0)
+    }
+
+    /// Queues a header, its digest and padding with zeroes to the length `whole`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no space; check with [`has_room`](Self::has_room).
+    #[inline(always)]
+    pub(crate) fn push_header(&mut self, header: &[u8], digest: Option<u32>, whole: usize) {
+        let at = self.place(whole).expect("room was asked for");
+        let place = &mut self.headers[at..at + whole];
+        place[..header.len()].copy_from_slice(header);
+        let mut end = header.len();
+        if let Some(digest) = digest {
+            place[end..end + 4].copy_from_slice(&digest.to_le_bytes());
+            end += 4;
+        }
+        if end < whole {
+            place[end..].fill(0);
+        }
+        self.write = at + whole;
+        self.push_headers_piece(at, whole);
+    }
+
+    #[inline]
+    fn push_headers_piece(&mut self, at: usize, len: usize) {
+        let (begin, more) = (narrow(at), narrow(len));
+        self.queued_bytes += len as u64;
+        if !self.is_empty()
+            && let Some(SendPiece::Headers { at, len_bytes }) = self.pieces.last_mut()
+            && *at + *len_bytes == begin
+        {
+            *len_bytes += more;
+            return;
+        }
+        self.push(SendPiece::Headers { at: begin, len_bytes: more });
+    }
+
+    /// Queues a reference to payload.
+    #[inline]
+    pub(crate) fn push_payload(&mut self, tag: u16, offset: u32, len_bytes: u32) {
+        self.queued_bytes += u64::from(len_bytes);
+        self.push(SendPiece::Payload { tag, offset, len_bytes });
+    }
+
+    /// Queues the TermReq after everything else; it has a place of its own.
+    pub(crate) fn push_termination(&mut self, bytes: &[u8]) {
+        let at = self.capacity;
+        self.headers[at..at + bytes.len()].copy_from_slice(bytes);
+        self.queued_bytes += bytes.len() as u64;
+        self.push(SendPiece::Headers { at: narrow(at), len_bytes: narrow(bytes.len()) });
+    }
+
+    #[inline]
+    fn push(&mut self, piece: SendPiece) {
+        if self.pieces.len() == self.pieces.capacity() {
+            self.make_room();
+        }
+        self.pieces.push(piece);
+    }
+
+    /// Moves the unsent pieces to the front if they are at most half of the list. Otherwise
+    /// allocates memory, for up to twice the largest number of unsent pieces; so a piece is rarely
+    /// moved more than once.
+    #[cold]
+    fn make_room(&mut self) {
+        let len = self.pieces.len();
+        if len > 0 && 2 * self.first >= len {
+            self.pieces.drain(..self.first);
+            self.first = 0;
+        } else {
+            let room = (2 * len).clamp(PIECES_MIN, 2 * self.pieces_max.max(PIECES_MIN));
+            self.pieces.reserve_exact(room.saturating_sub(len));
+        }
+    }
+
+    /// Records that `count` bytes were sent.
+    ///
+    /// # Panics
+    ///
+    /// If fewer were queued.
+    #[inline]
+    pub(crate) fn sent(&mut self, count: usize) {
+        self.sent_bytes += count as u64;
+        assert!(self.sent_bytes <= self.queued_bytes, "no more is sent than was queued");
+        let mut left = count;
+        while left > 0 {
+            let (len_bytes, header_at) = match &mut self.pieces[self.first] {
+                SendPiece::Headers { at, len_bytes } => (len_bytes, Some(at)),
+                SendPiece::Payload { offset, len_bytes, .. } => {
+                    let taken = left.min(*len_bytes as usize);
+                    *offset += narrow(taken);
+                    (len_bytes, None)
+                }
+            };
+            let taken = left.min(*len_bytes as usize);
+            *len_bytes -= narrow(taken);
+            left -= taken;
+            let is_done = *len_bytes == 0;
+            if let Some(at) = header_at {
+                *at += narrow(taken);
+                self.read = *at as usize;
+            }
+            self.first += usize::from(is_done);
+        }
+        if self.is_empty() {
+            self.pieces.clear();
+            (self.first, self.read, self.write) = (0, 0, 0);
+        }
+    }
+}
+
+/// Converts an offset within the queue.
+#[inline]
+fn narrow(len: usize) -> u32 {
+    u32::try_from(len).expect("an outbox is small")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SendPiece, SendQueue};
+
+    #[test]
+    fn headers_that_follow_one_another_are_one_piece() {
+        let mut outbox = SendQueue::new(64, 8);
+        outbox.push_header(&[1; 8], None, 8);
+        outbox.push_header(&[2; 8], Some(0x0403_0201), 16);
+        outbox.push_payload(7, 0, 100);
+        outbox.push_header(&[3; 4], None, 4);
+        let payload = SendPiece::Payload { tag: 7, offset: 0, len_bytes: 100 };
+        let headers = |at, len_bytes| SendPiece::Headers { at, len_bytes };
+        assert_eq!(outbox.pieces(), [headers(0, 24), payload, headers(24, 4)]);
+        assert_eq!(outbox.headers()[16..24], [1, 2, 3, 4, 0, 0, 0, 0]);
+    }
+
+    /// The output equals the input, for all sizes of sends and all positions of the ring.
+    #[test]
+    fn a_ring_of_headers_goes_round_and_loses_nothing() {
+        for step in 1..60 {
+            let mut outbox = SendQueue::new(50, 60);
+            let (mut expected, mut out) = (Vec::new(), Vec::new());
+            for number in 0..200_u8 {
+                let len = usize::from(number % 7) + 1;
+                while !outbox.has_room(len + 1) {
+                    take(&mut outbox, step, &mut out);
+                }
+                outbox.push_header(&vec![number; len], None, len + 1);
+                expected.extend(vec![number; len]);
+                expected.push(0);
+                if number % 3 == 0 {
+                    outbox.push_payload(0, u32::from(number), 2);
+                    expected.extend([number, number + 1]);
+                }
+            }
+            outbox.push_termination(&[0xee; 152]);
+            expected.extend([0xee; 152]);
+            while !outbox.is_empty() {
+                take(&mut outbox, step, &mut out);
+            }
+            assert!(out == expected, "{step} bytes at a time");
+            assert_eq!(outbox.sent_bytes(), outbox.queued_bytes());
+        }
+    }
+
+    fn take(outbox: &mut SendQueue, step: usize, out: &mut Vec<u8>) {
+        let mut bytes = Vec::new();
+        for piece in outbox.pieces() {
+            match *piece {
+                SendPiece::Headers { at, len_bytes } => {
+                    bytes.extend(&outbox.headers()[at as usize..][..len_bytes as usize]);
+                }
+                SendPiece::Payload { offset, len_bytes, .. } => {
+                    bytes.extend((offset..offset + len_bytes).map(|byte| byte.to_le_bytes()[0]));
+                }
+            }
+        }
+        let count = step.min(bytes.len());
+        out.extend(&bytes[..count]);
+        outbox.sent(count);
+    }
+
+    #[test]
+    fn one_that_grows_takes_as_much_as_one_that_is_large() {
+        let mut large = SendQueue::new(5000, 1000);
+        let mut growing = SendQueue::growing(5000, 1000);
+        assert_eq!(growing.headers().len(), super::CAPACITY_MIN + 152);
+        while large.has_room(24) {
+            assert!(growing.has_room(24) || growing.grow(24));
+            large.push_header(&[1; 24], None, 24);
+            growing.push_header(&[1; 24], None, 24);
+        }
+        assert!(!growing.has_room(24) && !growing.grow(24));
+        assert_eq!(growing.queued_bytes(), 5000 / 24 * 24);
+    }
+
+    #[test]
+    fn one_that_grows_says_what_one_that_is_large_says_whatever_is_sent_meanwhile() {
+        for step in [1, 24, 100, 1000] {
+            let mut large = SendQueue::new(5000, 1000);
+            let mut growing = SendQueue::growing(5000, 1000);
+            let [mut one, mut other] = [Vec::new(), Vec::new()];
+            for number in 0..1000_u32 {
+                let has_room = growing.has_room(24) || growing.grow(24);
+                if !has_room || !large.has_room(24) || number % 60 == 59 {
+                    take(&mut large, step, &mut one);
+                    take(&mut growing, step, &mut other);
+                    continue;
+                }
+                for outbox in [&mut large, &mut growing] {
+                    outbox.push_header(&[number.to_le_bytes()[0]; 24], None, 24);
+                    outbox.push_payload(1, number, 3);
+                }
+            }
+            take(&mut large, usize::MAX, &mut one);
+            take(&mut growing, usize::MAX, &mut other);
+            assert!(one == other, "{step} bytes at a time");
+            assert!(large.is_empty() && growing.is_empty());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "no more is sent than was queued")]
+    fn sending_more_than_there_is_is_our_own_mistake() {
+        SendQueue::new(8, 4).sent(1);
+    }
+}

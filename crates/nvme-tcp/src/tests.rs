@@ -1,0 +1,10 @@
+//! Tests of both ends against the specification, against each other, and against misbehaving peers.
+
+mod combinations;
+mod cuts;
+mod deadlines;
+mod digests;
+mod exact;
+mod flow;
+mod refusals;
+mod rig;

@@ -1,0 +1,117 @@
+//! IOMMU groups: the kernel permits a group to be opened once, so all functions of a group in this
+//! process share the descriptor and the IOMMU context.
+
+use std::fs::File;
+use std::io;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tenmil_dma::RegionTable;
+
+use crate::container::Container;
+use crate::error::AttachError;
+use crate::function::VfioInterface;
+
+/// IOMMU group opened by this process.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// Closed first: without it the kernel removes the IOMMU mappings. `None` where functions have
+    /// device nodes of their own.
+    pub(crate) door: Option<File>,
+    pub(crate) container: Container,
+    number: u32,
+    root: PathBuf,
+}
+
+/// Reference of a function to its group, which is closed with the last one.
+#[derive(Debug)]
+pub(crate) struct GroupMember {
+    /// `None` during drop.
+    group: Option<Arc<Group>>,
+}
+
+/// Open groups. Opening and closing hold the lock: the kernel rejects opening a group before it was
+/// closed.
+static OPEN: Mutex<Vec<Arc<Group>>> = Mutex::new(Vec::new());
+
+/// Returns the group of this number, opened by `open` unless this process has it; its functions
+/// access memory of `regions`, through the same interface.
+pub(crate) fn join(
+    root: &Path,
+    number: u32,
+    address: &str,
+    (regions, way): (&RegionTable, VfioInterface),
+    open: impl FnOnce() -> Result<(Option<File>, Container), AttachError>,
+) -> Result<GroupMember, AttachError> {
+    let mut groups = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = groups.iter().find(|group| group.number == number && group.root == root);
+    if let Some(group) = found {
+        let differs = match () {
+            () if !group.container.regions().is(regions) => "reaches other memory of this process",
+            () if group.container.way() != way => "was taken in another way (vfio=)",
+            () => return Ok(GroupMember { group: Some(Arc::clone(group)) }),
+        };
+        let (address, what) = (address.to_owned(), "share its group");
+        let error = io::Error::other(format!("another function of it {differs}"));
+        return Err(AttachError::Call { address, what, error });
+    }
+    let (door, container) = open()?;
+    let group = Arc::new(Group { door, container, number, root: root.to_owned() });
+    groups.push(Arc::clone(&group));
+    Ok(GroupMember { group: Some(group) })
+}
+
+impl Deref for GroupMember {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        self.group.as_ref().expect("it is there until this is dropped")
+    }
+}
+
+impl Drop for GroupMember {
+    fn drop(&mut self) {
+        let mut groups = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        self.group = None;
+        groups.retain(|group| Arc::strong_count(group) > 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use tenmil_dma::RegionTable;
+
+    use super::join;
+    use crate::container::Container;
+    use crate::function::VfioInterface;
+    use crate::iommu::Iommu;
+
+    #[test]
+    fn a_group_is_opened_once_for_all_of_its_functions_and_again_when_they_have_gone() {
+        let (root, regions, opened) =
+            (tempfile::tempdir().unwrap(), RegionTable::new(4), Cell::new(0));
+        let file = || tempfile::tempfile().unwrap();
+        let by = |way, number, regions: &RegionTable| {
+            join(root.path(), number, "0000:5e:00.0", (regions, way), || {
+                opened.set(opened.get() + 1);
+                Ok((Some(file()), Container::new(Iommu::Type1(file()), regions.clone())))
+            })
+        };
+        let of = |number, regions: &RegionTable| by(VfioInterface::Group, number, regions);
+        let first = of(12, &regions).unwrap();
+        let second = of(12, &regions).unwrap();
+        assert!(std::ptr::eq(&*first, &*second));
+        let third = of(13, &regions).unwrap();
+        assert_eq!(opened.get(), 2);
+        let refused = of(12, &RegionTable::new(4)).unwrap_err();
+        assert!(refused.to_string().contains("share its group"), "{refused}");
+        let refused = by(VfioInterface::Iommufd, 12, &regions).unwrap_err();
+        assert!(refused.to_string().contains("another way"), "{refused}");
+        drop((first, second, third));
+        of(12, &RegionTable::new(4)).unwrap();
+        assert_eq!(opened.get(), 3);
+    }
+}

@@ -1,0 +1,31 @@
+//! PCI functions through Linux VFIO: BARs, interrupts and DMA mappings.
+//!
+//! ```text
+//!   Container ── IOMMU: functions can access what is mapped, and nothing else
+//!       ▲
+//!     group N ── all functions that the IOMMU cannot isolate from each other
+//!       └── Function: configuration space, BARs, vectors, reset
+//! ```
+//!
+//! A function is opened through its group, or by its device node with iommufd: see `open.rs`.
+//!
+//! Guarantees: a function can access only memory that was mapped for it, and mapped memory belongs
+//! to a region table that the container keeps alive. [Without an IOMMU](IommuMode::None) only the
+//! second half holds: the function is given addresses of such memory, but can access all memory. A
+//! removed function reads as all ones and does not crash the process. Everything is returned to the
+//! kernel when the last handle is dropped.
+
+mod configuration;
+mod container;
+mod error;
+mod function;
+mod group;
+mod ioctl;
+mod iommu;
+mod iommufd;
+mod open;
+
+pub use configuration::Configuration;
+pub use container::Container;
+pub use error::{AttachError, MapError};
+pub use function::{Bar, Function, IommuMode, VfioInterface, VfioRoot};

@@ -1,0 +1,177 @@
+//! The two ways to open a function: through its group into a VFIO container, and by its device node
+//! into an iommufd address space.
+//!
+//! ```text
+//!   group     /dev/vfio/vfio = container ◀─ /dev/vfio/N ─▶ function
+//!   iommufd   /dev/iommu = address space ◀─ bind, attach ── /dev/vfio/devices/vfioN = function
+//! ```
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+use tenmil_dma::RegionTable;
+
+use crate::container::Container;
+use crate::error::{AttachError, BIND_IOMMUFD, USE_IOMMU};
+use crate::function::{IommuMode, VfioInterface, VfioRoot};
+use crate::group::{self, GroupMember};
+use crate::ioctl::{self, GroupStatus, IoctlArgument};
+use crate::iommu::Iommu;
+use crate::iommufd::Ioas;
+
+/// Function being opened, which is known to be bound to vfio-pci.
+pub(crate) struct OpenRequest<'a> {
+    pub(crate) place: &'a VfioRoot,
+    pub(crate) address: &'a str,
+    /// Group number.
+    pub(crate) number: u32,
+    pub(crate) regions: &'a RegionTable,
+}
+
+/// Opened function.
+pub(crate) struct OpenedDevice {
+    pub(crate) device: File,
+    pub(crate) group: GroupMember,
+    /// Reason why iommufd is not used, although the kernel supports it and no interface was
+    /// requested.
+    pub(crate) instead: Option<String>,
+}
+
+const IOMMU: &str = "dev/iommu";
+
+impl OpenRequest<'_> {
+    pub(crate) fn take(&self, isolation: IommuMode) -> Result<OpenedDevice, AttachError> {
+        match isolation {
+            IommuMode::Iommu { by: Some(VfioInterface::Iommufd) } => self.by_iommufd(),
+            IommuMode::Iommu { by: None } if self.has_iommufd() => match self.by_iommufd() {
+                Err(why) if why.is_forbidden() => {
+                    Ok(OpenedDevice { instead: Some(why.to_string()), ..self.by_group(isolation)? })
+                }
+                taken => taken,
+            },
+            _ => self.by_group(isolation),
+        }
+    }
+
+    fn by_group(&self, isolation: IommuMode) -> Result<OpenedDevice, AttachError> {
+        let (number, root) = (self.number, self.place.root());
+        let (door, iommu) = match isolation {
+            IommuMode::Iommu { .. } => (format!("dev/vfio/{number}"), ioctl::TYPE1V2_IOMMU),
+            IommuMode::None => (format!("dev/vfio/noiommu-{number}"), ioctl::NOIOMMU_IOMMU),
+        };
+        let group =
+            group::join(root, number, self.address, (self.regions, VfioInterface::Group), || {
+                let container = self.open(root.join("dev/vfio/vfio"))?;
+                check_container(&container, isolation).map_err(self.refuse("look at VFIO"))?;
+                let group = self.open(root.join(&door))?;
+                let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
+                ioctl::with(group.as_fd(), ioctl::GROUP_GET_STATUS, &mut status)
+                    .map_err(self.refuse("look at its group"))?;
+                // Viable: every function of the group is unbound or bound to a VFIO driver.
+                if status.flags & ioctl::GROUP_VIABLE == 0 {
+                    let address = self.address.to_owned();
+                    return Err(AttachError::NotViable { address, group: number });
+                }
+                // The IOMMU type can be set only after a group has joined the container.
+                ioctl::set_container(group.as_fd(), container.as_fd())
+                    .map_err(self.refuse("join its group"))?;
+                ioctl::plain(container.as_fd(), ioctl::SET_IOMMU, iommu)
+                    .map_err(self.refuse(USE_IOMMU))?;
+                let regions = self.regions.clone();
+                let container = match isolation {
+                    IommuMode::Iommu { .. } => Container::new(Iommu::Type1(container), regions),
+                    IommuMode::None => Container::without_iommu(container, regions),
+                };
+                Ok((Some(group), container))
+            })?;
+        let door = group.door.as_ref().ok_or(io::ErrorKind::NotFound.into());
+        let device = door.and_then(|door| device_of(door, self.address));
+        Ok(OpenedDevice { device: device.map_err(self.refuse("take it"))?, group, instead: None })
+    }
+
+    fn by_iommufd(&self) -> Result<OpenedDevice, AttachError> {
+        let (number, root) = (self.number, self.place.root());
+        let none = || AttachError::NoIommufd { address: self.address.to_owned() };
+        let door = self.own_door().ok_or_else(none)?;
+        let device = self.open(door)?;
+        let enter = |ioas: &Ioas| {
+            ioas.bind(device.as_fd()).map_err(self.refuse(BIND_IOMMUFD))?;
+            ioas.attach(device.as_fd()).map_err(self.refuse("reach its address space"))
+        };
+        let mut is_first = false;
+        let group = group::join(
+            root,
+            number,
+            self.address,
+            (self.regions, VfioInterface::Iommufd),
+            || {
+                is_first = true;
+                let context = self.open(root.join(IOMMU))?;
+                let ioas = Ioas::new(context).map_err(self.refuse("make an address space"))?;
+                enter(&ioas)?;
+                // The IOVA ranges are known only after the function was attached.
+                Ok((None, Container::new(Iommu::Iommufd(ioas), self.regions.clone())))
+            },
+        )?;
+        // A later function of the group joins the existing address space.
+        if let Some(ioas) = group.container.ioas().filter(|_| !is_first) {
+            enter(ioas)?;
+        }
+        Ok(OpenedDevice { device, group, instead: None })
+    }
+
+    fn has_iommufd(&self) -> bool {
+        self.own_door().is_some() && self.place.root().join(IOMMU).exists()
+    }
+
+    /// Device node of the function, where the kernel creates one; other kernels show only its name.
+    fn own_door(&self) -> Option<PathBuf> {
+        let root = self.place.root();
+        let names = root.join("sys/bus/pci/devices").join(self.address).join("vfio-dev");
+        let name = std::fs::read_dir(names).ok()?.next()?.ok()?.file_name();
+        Some(root.join("dev/vfio/devices").join(name)).filter(|door| door.exists())
+    }
+
+    fn open(&self, path: PathBuf) -> Result<File, AttachError> {
+        let opened = OpenOptions::new().read(true).write(true).open(&path);
+        opened.map_err(|error| AttachError::Open {
+            address: self.address.to_owned(),
+            path: path.display().to_string(),
+            error,
+        })
+    }
+
+    fn refuse(&self, what: &'static str) -> impl Fn(io::Error) -> AttachError + use<> {
+        let address = self.address.to_owned();
+        move |error| AttachError::Call { address: address.clone(), what, error }
+    }
+}
+
+fn check_container(container: &File, isolation: IommuMode) -> io::Result<()> {
+    let version = ioctl::plain(container.as_fd(), ioctl::GET_API_VERSION, 0)?;
+    if version != ioctl::API_VERSION {
+        let expected = ioctl::API_VERSION;
+        return Err(io::Error::other(format!("version {version}, expected {expected}")));
+    }
+    let (iommu, lacks) = match isolation {
+        IommuMode::Iommu { .. } => (ioctl::TYPE1V2_IOMMU, "no IOMMU of type 1, expected one"),
+        IommuMode::None => {
+            (ioctl::NOIOMMU_IOMMU, "not without an IOMMU, expected CONFIG_VFIO_NOIOMMU")
+        }
+    };
+    match ioctl::plain(container.as_fd(), ioctl::CHECK_EXTENSION, iommu)? {
+        0 => Err(io::Error::other(lacks)),
+        _ => Ok(()),
+    }
+}
+
+fn device_of(door: &File, address: &str) -> io::Result<File> {
+    let name = CString::new(address).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let descriptor = ioctl::device_of(door.as_fd(), &name)?;
+    // SAFETY: the descriptor was just created by the kernel for this call and has no other owner.
+    let device = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    Ok(File::from(device))
+}

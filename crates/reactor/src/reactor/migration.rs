@@ -1,0 +1,115 @@
+//! Threads that arrive, leave or end.
+
+use tenmil_base::Instant;
+
+use super::Reactor;
+use crate::error::ReactorError;
+use crate::registry::{ReactorCommand, ThreadId};
+use crate::thread::{DetachProgress, LightThread};
+
+impl Reactor {
+    /// Takes over a thread. A stopping reactor ends it at once.
+    pub(super) fn adopt(&mut self, mut thread: LightThread, now: Instant) {
+        if self.local.id != thread.from() {
+            self.local.record.moves.add(1);
+        }
+        if self.stopping {
+            thread.leave(None, now, &mut self.local);
+        } else {
+            // A request made during the migration may have been sent to the previous reactor.
+            thread.apply_request(now, &mut self.local);
+        }
+        self.threads.push(thread);
+        self.local.attention = true;
+    }
+
+    /// Processes a thread's pending request. If the thread is not here (any more), its new reactor
+    /// does so on arrival.
+    pub(super) fn recheck_thread(&mut self, thread: ThreadId, now: Instant) {
+        self.unpark_now(thread, now);
+        let mut threads = self.threads.iter_mut();
+        if let Some(thread) = threads.find(|candidate| candidate.record().id == thread) {
+            thread.apply_request(now, &mut self.local);
+        }
+    }
+
+    pub(super) fn stop(&mut self, now: Instant) {
+        (self.stopping, self.has_aside) = (true, true);
+        self.unpark_all(now);
+        self.local.attention = true;
+        for thread in &mut self.threads {
+            thread.leave(None, now, &mut self.local);
+        }
+    }
+
+    /// Processes arrivals and departures. Returns whether there were any.
+    #[cold]
+    pub(super) fn poll_migrations(&mut self, now: Instant) -> bool {
+        let mut travelled = false;
+        let mut index = 0;
+        while let Some(thread) = self.threads.get_mut(index) {
+            travelled |= thread.arrive(now, &mut self.local);
+            match thread.poll_detach(now, &mut self.local) {
+                DetachProgress::Stays | DetachProgress::Pending => index += 1,
+                DetachProgress::Goes(to) => {
+                    travelled = true;
+                    let mut thread = self.threads.remove(index);
+                    thread.prepare_handover(to, now, &mut self.local);
+                    self.parting.push((to, Box::new(thread)));
+                }
+                DetachProgress::Ends => {
+                    travelled = true;
+                    thread.close(now, &mut self.local);
+                    self.threads.remove(index);
+                }
+            }
+        }
+        let waiting = self.parting.len();
+        self.hand_on(now);
+        // A stopping reactor may end after this.
+        travelled |= self.parting.len() < waiting;
+        travelled |= self.send_strays();
+        // Publish now, which shows the threads that share the reactor.
+        self.publish_at = now;
+        self.local.due = now;
+        let leaving = self.threads.iter().any(|thread| thread.is_travelling());
+        let waits = !self.parting.is_empty() || !self.strays.is_empty();
+        self.local.attention = leaving || waits;
+        travelled
+    }
+
+    /// Sends messages left by ended threads, as far as there is room. Returns whether there were
+    /// any.
+    fn send_strays(&mut self) -> bool {
+        let waiting = std::mem::take(&mut self.strays);
+        let count = waiting.len();
+        for (to, message) in waiting {
+            if let Err(message) = to.send(message)
+                && !to.is_gone()
+            {
+                self.strays.push((to, message));
+            }
+        }
+        let sent = self.strays.len() < count;
+        self.strays.append(&mut self.local.directory.take_strays());
+        sent
+    }
+
+    /// Hands departing threads to their new reactors. If an inbox is full, the thread waits for the
+    /// next iteration and keeps this reactor awake; if the new reactor has stopped, the thread
+    /// comes back.
+    fn hand_on(&mut self, now: Instant) {
+        for (to, thread) in std::mem::take(&mut self.parting) {
+            match self.local.directory.send_command(to, ReactorCommand::AddThread(thread)) {
+                Err((ReactorError::Stopped(_), ReactorCommand::AddThread(thread))) => {
+                    // The new reactor has stopped: the thread stays here.
+                    thread.record().set_home(self.local.id);
+                    thread.record().give_up(to, self.local.id);
+                    self.adopt(*thread, now);
+                }
+                Err((_, ReactorCommand::AddThread(thread))) => self.parting.push((to, thread)),
+                _ => {}
+            }
+        }
+    }
+}

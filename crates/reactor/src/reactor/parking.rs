@@ -1,0 +1,205 @@
+//! Parked threads: not polled until there is work for them.
+//!
+//! A reactor with a thousand idle connections wakes for one of them; polling, disarming and arming
+//! the others would cost more than the work. Therefore a thread whose pollers all [permit
+//! it](crate::Poller::may_park) stays armed when its reactor sleeps, and is parked. It is unparked
+//! when
+//!
+//! - it is notified, with or without a message, by way of [`tenmil_linux::ParkFlag`];
+//! - a descriptor of one of its pollers is ready: the kernel reports it at the end of a sleep, and
+//!   a reactor that does not sleep polls for it about every millisecond
+//!   ([`NextStep::PollDescriptors`](tenmil_linux::NextStep));
+//! - the deadline of one of its pollers, or a timer, is reached;
+//! - a command concerns it, or the reactor no longer sleeps.
+//!
+//! ```text
+//!   idle:     threads that may park: begin → announce → arm: each is checked once more
+//!             no work anywhere → those that still may are parked → block
+//!   iterate:  notified? due? → the thread is unparked: disarmed, and polled in this iteration
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tenmil_base::Instant;
+
+use super::{PUBLISH, Reactor};
+use crate::registry::ThreadId;
+use crate::spin::PollMode;
+use crate::thread::LightThread;
+
+/// Parked threads, and what each of them waits for.
+#[derive(Default)]
+pub(super) struct ParkedThreads {
+    dozers: BTreeMap<ThreadId, ParkedThread>,
+    /// Threads by the numbers of their pollers with a descriptor.
+    ears: BTreeMap<u64, ThreadId>,
+    alarms: BTreeSet<(Instant, ThreadId)>,
+}
+
+struct ParkedThread {
+    thread: LightThread,
+    wake_at: Instant,
+}
+
+impl ParkedThreads {
+    pub(super) fn is_empty(&self) -> bool {
+        self.dozers.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.dozers.len()
+    }
+
+    /// Earliest deadline of a parked thread.
+    pub(super) fn next_alarm(&self) -> Instant {
+        self.alarms.first().map_or(Instant::NEVER, |(at, _)| *at)
+    }
+
+    fn put(&mut self, thread: LightThread, wake_at: Instant) {
+        let id = thread.record().id;
+        for number in thread.wake_descriptors() {
+            self.ears.insert(number, id);
+        }
+        if wake_at != Instant::NEVER {
+            self.alarms.insert((wake_at, id));
+        }
+        self.dozers.insert(id, ParkedThread { thread, wake_at });
+    }
+
+    fn take(&mut self, id: ThreadId) -> Option<LightThread> {
+        let ParkedThread { thread, wake_at } = self.dozers.remove(&id)?;
+        for number in thread.wake_descriptors() {
+            self.ears.remove(&number);
+        }
+        self.alarms.remove(&(wake_at, id));
+        Some(thread)
+    }
+
+    /// Thread whose descriptor has this token.
+    fn heard(&self, token: u64) -> Option<ThreadId> {
+        self.ears.get(&token).copied()
+    }
+
+    /// Threads that were notified.
+    fn rung(&self) -> Vec<ThreadId> {
+        let is_rung = |dozer: &&ParkedThread| dozer.thread.record().doze.is_notified();
+        self.dozers.values().filter(is_rung).map(|dozer| dozer.thread.record().id).collect()
+    }
+
+    /// Thread with the earliest deadline, if it has passed.
+    fn due(&self, now: Instant) -> Option<ThreadId> {
+        self.alarms.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
+    }
+}
+
+impl Reactor {
+    /// Marks threads that may park. Called before the announcement.
+    pub(super) fn begin_parking(&mut self, now: Instant) {
+        self.guarded(now, |reactor| {
+            let Self { threads, local, .. } = reactor;
+            for thread in threads {
+                if thread.may_doze(local) {
+                    thread.record().doze.begin();
+                }
+            }
+        });
+    }
+
+    /// Parks the threads that were marked and still may park. Called after the final check, which
+    /// found no work. Coalesced descriptors are set here.
+    pub(super) fn park(&mut self, now: Instant) {
+        self.guarded(now, |reactor| {
+            let Self { threads, local, dormitory, .. } = reactor;
+            let mut index = 0;
+            while let Some(thread) = threads.get_mut(index) {
+                thread.update_wake_modes(local);
+                if thread.record().doze.is_dozing() && thread.may_doze(local) {
+                    let wake_at = thread.wake_at(now, local);
+                    dormitory.put(threads.swap_remove(index), wake_at);
+                } else {
+                    index += 1;
+                }
+            }
+            local.due = local.due.min(dormitory.next_alarm());
+        });
+    }
+
+    /// Unparks a thread, which is still armed.
+    pub(super) fn unpark(&mut self, id: ThreadId) -> bool {
+        let Some(thread) = self.dormitory.take(id) else { return false };
+        thread.record().doze.end();
+        self.threads.push(thread);
+        // Until the threads are counted again.
+        self.local.watch.several = true;
+        true
+    }
+
+    /// Unparks a thread while the reactor is awake.
+    pub(super) fn unpark_now(&mut self, id: ThreadId, now: Instant) {
+        if self.unpark(id) {
+            self.guarded(now, |reactor| {
+                let Self { threads, local, .. } = reactor;
+                if let Some(thread) = threads.last_mut() {
+                    thread.disarm(local);
+                }
+            });
+        }
+    }
+
+    /// Unparks the threads that were notified.
+    #[cold]
+    pub(super) fn unpark_notified(&mut self, now: Instant) {
+        if self.local.bell.take_parked_notify() {
+            self.dormitory.rung().into_iter().for_each(|id| self.unpark_now(id, now));
+        }
+    }
+
+    /// Unparks the threads whose deadline has passed.
+    pub(super) fn unpark_due(&mut self, now: Instant) {
+        while let Some(id) = self.dormitory.due(now) {
+            self.unpark_now(id, now);
+        }
+    }
+
+    /// Unparks all threads.
+    pub(super) fn unpark_all(&mut self, now: Instant) {
+        let all: Vec<_> = self.dormitory.dozers.keys().copied().collect();
+        all.into_iter().for_each(|id| self.unpark_now(id, now));
+    }
+
+    /// Unparks the threads whose descriptors, given by token, have ended a sleep. They are disarmed
+    /// with all others.
+    pub(super) fn unpark_ready(&mut self, ready: &[u64]) {
+        for token in ready {
+            if let Some(id) = self.dormitory.heard(*token) {
+                self.unpark(id);
+            }
+        }
+    }
+
+    /// Unparks the threads whose descriptors, given by token, are ready, while the reactor is
+    /// awake.
+    pub(super) fn unpark_polled(&mut self, ready: &[u64]) {
+        let now = self.last;
+        for token in ready {
+            if let Some(id) = self.dormitory.heard(*token) {
+                self.unpark_now(id, now);
+            }
+        }
+    }
+
+    /// Whether descriptors of parked threads have not been polled for a while.
+    pub(super) fn wants_descriptor_poll(&mut self, now: Instant) -> bool {
+        let is_due = self.asked != Instant::NEVER && now.since(self.asked) >= PUBLISH;
+        if is_due || self.asked == Instant::NEVER {
+            self.asked = now;
+        }
+        is_due && !self.dormitory.is_empty()
+    }
+
+    /// Whether this poll mode allows parking. A reactor that never sleeps polls every thread in
+    /// every iteration.
+    pub(super) fn allows_parking(mode: PollMode) -> bool {
+        mode != PollMode::Always
+    }
+}

@@ -1,0 +1,516 @@
+//! Registry: reactors and threads, their locations, and commands to reactors.
+//!
+//! Shared by all reactors and by monitoring and control code. Reactors store plain words into it
+//! and take no lock in an iteration; the lists behind locks change when a thread starts, moves or
+//! ends.
+
+mod loads;
+mod record;
+mod sample;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{Instant, Span};
+use tenmil_linux::{CpuList, Notifier, Sender};
+
+use crate::error::ReactorError;
+use crate::event::{Event, EventBatch, EventLog};
+use crate::message::{Message, ThreadHandle};
+use crate::poller::WakeKind;
+use crate::spin::PollMode;
+use crate::thread::{LightThread, ThreadBuilder};
+pub(crate) use loads::{LoadSnapshot, ReactorUsage, ThreadUsage};
+pub(crate) use record::{PollerCounters, ReactorCounters, ThreadCounters};
+pub use sample::{PollerSample, ReactorSample, Sample, ThreadSample};
+
+/// Registry of reactors and threads.
+#[derive(Debug)]
+pub struct Registry {
+    reactors: Box<[Entry]>,
+    bells: Arc<[Notifier]>,
+    threads: Mutex<Vec<Arc<ThreadCounters>>>,
+    /// Held while a request to a thread is made, until its reactor has been told.
+    steering: Mutex<()>,
+    /// Undelivered messages whose senders are gone and whose receivers had no room.
+    strays: Mutex<Vec<(ThreadHandle, Message)>>,
+    events: EventLog,
+    next_thread: AtomicU32,
+    next_number: AtomicU64,
+}
+
+/// Reactor number: an index, from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReactorId(pub u32);
+
+/// Thread number. Never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ThreadId(pub u32);
+
+/// A thread was not spawned.
+#[derive(Debug)]
+pub struct SpawnError {
+    /// Reason.
+    pub why: ReactorError,
+    /// Its builder.
+    pub plan: Box<ThreadBuilder>,
+}
+
+/// Command to a reactor.
+pub(crate) enum ReactorCommand {
+    /// Take over this thread.
+    AddThread(Box<LightThread>),
+    /// Process the pending request of a thread: migrate, stay or end.
+    RecheckThread(ThreadId),
+    /// Change the poll mode.
+    SetPoll(PollMode),
+    /// End all threads, then stop.
+    Stop,
+}
+
+#[derive(Debug)]
+struct Entry {
+    record: Arc<ReactorCounters>,
+    inbox: Sender<ReactorCommand>,
+}
+
+impl Registry {
+    pub(crate) fn new(
+        reactors: Vec<(Arc<ReactorCounters>, Sender<ReactorCommand>, Notifier)>,
+        events: usize,
+    ) -> Self {
+        let mut bells = Vec::with_capacity(reactors.len());
+        let entry = |(record, inbox, bell)| {
+            bells.push(bell);
+            Entry { record, inbox }
+        };
+        let reactors = reactors.into_iter().map(entry).collect();
+        Self {
+            reactors,
+            bells: bells.into(),
+            threads: Mutex::default(),
+            steering: Mutex::default(),
+            strays: Mutex::default(),
+            events: EventLog::new(events),
+            next_thread: AtomicU32::new(0),
+            next_number: AtomicU64::new(1),
+        }
+    }
+
+    /// Starts a thread on the reactor that its builder names, or on the reactor with the fewest
+    /// threads among those that its mask permits.
+    pub fn spawn(&self, plan: ThreadBuilder) -> Result<ThreadHandle, SpawnError> {
+        let refuse = |why, plan| SpawnError { why, plan: Box::new(plan) };
+        let home = match self.place(&plan.name, plan.mask.as_ref(), plan.reactor) {
+            Ok(home) => home,
+            Err(why) => return Err(refuse(why, plan)),
+        };
+        if let Err(why) = plan.check(self.reactors[home.index()].record.mode()) {
+            return Err(refuse(why, plan));
+        }
+        let id = ThreadId(self.next_thread.fetch_add(1, Ordering::Relaxed));
+        let thread = LightThread::new(plan, id, home, Arc::clone(&self.bells), self);
+        let record = Arc::clone(thread.record());
+        match self.send_command(home, ReactorCommand::AddThread(Box::new(thread))) {
+            Ok(()) => {
+                let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+                threads.retain(|thread| !thread.mail.is_closed());
+                threads.push(Arc::clone(&record));
+                Ok(ThreadHandle(record))
+            }
+            Err((why, ReactorCommand::AddThread(thread))) => Err(refuse(why, thread.into_plan())),
+            Err(_) => unreachable!("an order that is refused is given back"),
+        }
+    }
+
+    /// Migrates a thread to another reactor.
+    ///
+    /// The migration has been requested when this returns, and takes place once all pollers of the
+    /// thread have detached; an event reports it. It replaces a migration in progress: a thread
+    /// that is moved to its current reactor stays there. Rejected at once if one of its pollers is
+    /// [pinned](crate::PollerBuilder::pinned).
+    pub fn move_thread(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
+        let _alone = self.steering();
+        let record = self.record_of(thread)?;
+        let core = self.reactor(to)?.record.core;
+        if let Some(mask) = record.mask().as_ref().filter(|mask| !mask.contains(core)) {
+            let (thread, mask) = (record.name.clone(), mask.clone());
+            return Err(ReactorError::MaskOutside {
+                thread,
+                mask,
+                cores: CpuList::from_iter([core]),
+            });
+        }
+        self.want(&record, to)
+    }
+
+    /// Migrates a thread regardless of its mask.
+    pub(crate) fn steer(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
+        let _alone = self.steering();
+        self.want(&*self.record_of(thread)?, to)
+    }
+
+    /// Changes the cores on which a thread may run; `None` permits all.
+    ///
+    /// If it is on, or migrating to, a reactor that is no longer permitted, it stays on its current
+    /// one if that is permitted, else it migrates, as by [`move_thread`](Self::move_thread), to the
+    /// permitted reactor with the fewest threads. Returns its future reactor. Rejected, with
+    /// nothing changed, if no reactor runs on one of these cores.
+    pub fn set_mask(
+        &self,
+        thread: ThreadId,
+        mask: Option<CpuList>,
+    ) -> Result<ReactorId, ReactorError> {
+        let _alone = self.steering();
+        let record = self.record_of(thread)?;
+        let place = |reactor| self.place(&record.name, mask.as_ref(), reactor);
+        let wanted = record.wanted();
+        // In order of preference: the requested reactor, the current one, any permitted one.
+        let stays = place(Some(wanted)).or_else(|_| place(Some(record.home())));
+        let home = stays.or_else(|_| place(None))?;
+        if home != wanted {
+            self.want(&record, home)?;
+        }
+        *record.mask() = mask;
+        Ok(home)
+    }
+
+    /// Ends a thread, once all of its pollers have detached or a time limit has passed.
+    pub fn end_thread(&self, thread: ThreadId) -> Result<(), ReactorError> {
+        let _alone = self.steering();
+        let record = self.record_of(thread)?;
+        let before = record.want_end(true);
+        // If its reactor cannot be notified, the previous request is restored.
+        self.tell(&record).inspect_err(|_| _ = record.want_end(before))
+    }
+
+    /// Requests that a thread runs on a reactor, and notifies it.
+    fn want(&self, record: &ThreadCounters, to: ReactorId) -> Result<(), ReactorError> {
+        let pollers = record.pollers();
+        let tied = pollers.iter().find_map(|poller| Some((poller, poller.tied?)));
+        if let Some((poller, reason)) = tied.filter(|_| to != record.home()) {
+            let (thread, poller) = (record.name.clone(), poller.name.clone());
+            return Err(ReactorError::Pinned { thread, poller, reason });
+        }
+        drop(pollers);
+        let before = record.request_move(to);
+        // If its reactor cannot be notified, the previous request is restored.
+        self.tell(record).inspect_err(|_| _ = record.request_move(before))
+    }
+
+    /// Makes a thread process its pending request.
+    fn tell(&self, record: &ThreadCounters) -> Result<(), ReactorError> {
+        match self.send_command(record.notify_target(), ReactorCommand::RecheckThread(record.id)) {
+            // It was migrating there; it processes the request when it has come back.
+            Ok(()) | Err((ReactorError::Stopped(_), _)) => Ok(()),
+            Err((why, _)) => Err(why),
+        }
+    }
+
+    fn steering(&self) -> MutexGuard<'_, ()> {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the poll mode of a reactor. Rejected if it would sleep with a poller that nothing
+    /// wakes.
+    pub fn set_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
+        self.may_poll(reactor, mode)?;
+        self.send_command(reactor, ReactorCommand::SetPoll(mode)).map_err(|(why, _)| why)
+    }
+
+    /// Changes the poll mode of all reactors. Rejected, with nothing changed, if one would sleep
+    /// with a poller that nothing wakes. Returns the reactors that were not reached, with the
+    /// reason: stopped, or inbox full.
+    pub fn set_poll_of_all(
+        &self,
+        mode: PollMode,
+    ) -> Result<Vec<(ReactorId, ReactorError)>, ReactorError> {
+        self.reactors().try_for_each(|reactor| self.may_poll(reactor, mode))?;
+        let tell = |reactor| match self.send_command(reactor, ReactorCommand::SetPoll(mode)) {
+            Ok(()) => None,
+            Err((why, _)) => Some((reactor, why)),
+        };
+        Ok(self.reactors().filter_map(tell).collect())
+    }
+
+    fn may_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
+        self.reactor(reactor)?;
+        if mode != PollMode::Always
+            && let Some(poller) = self.sleepless_poller(reactor)
+        {
+            return Err(ReactorError::NoWakeSource { poller, mode });
+        }
+        Ok(())
+    }
+
+    /// Makes a reactor end all of its threads and then stop.
+    pub fn stop(&self, reactor: ReactorId) -> Result<(), ReactorError> {
+        self.reactor(reactor)?;
+        self.send_command(reactor, ReactorCommand::Stop).map_err(|(why, _)| why)
+    }
+
+    /// Reactor numbers.
+    pub fn reactors(&self) -> impl Iterator<Item = ReactorId> + use<> {
+        (0..u32::try_from(self.reactors.len()).unwrap_or(u32::MAX)).map(ReactorId)
+    }
+
+    /// Reactor of this core.
+    pub fn reactor_on(&self, core: u32) -> Option<ReactorId> {
+        self.reactors().find(|reactor| self.reactors[reactor.index()].record.core == core)
+    }
+
+    /// Thread with this number.
+    pub fn thread(&self, thread: ThreadId) -> Option<ThreadHandle> {
+        self.record_of(thread).ok().map(ThreadHandle)
+    }
+
+    /// Events from sequence number `from` on.
+    pub fn events_since(&self, from: u64) -> EventBatch {
+        self.events.since(from)
+    }
+
+    /// Samples all statistics. Costs their writers nothing.
+    pub fn sample(&self, now: Instant) -> Sample {
+        let records = self.living();
+        let threads: Vec<_> = records.iter().map(|record| sample_thread(record, now)).collect();
+        let name = |number| name_of(&records, number);
+        let reactor =
+            |id: ReactorId| sample_reactor(id, &self.reactors[id.index()].record, now, name);
+        Sample { at: now, reactors: self.reactors().map(reactor).collect(), threads }
+    }
+
+    /// Samples the input of a balancer.
+    pub(crate) fn loads(&self, now: Instant) -> LoadSnapshot {
+        let reactor = |id: ReactorId| ReactorUsage::of(id, &self.reactors[id.index()].record);
+        let mut threads: Vec<_> =
+            self.living().iter().map(|record| ThreadUsage::of(record)).collect();
+        // Two threads that were spawned concurrently may be in either order.
+        threads.sort_unstable_by_key(|thread| thread.id);
+        LoadSnapshot { at: now, reactors: self.reactors().map(reactor).collect(), threads }
+    }
+
+    /// Number of iterations that a reactor has started.
+    pub(crate) fn turns_of(&self, reactor: ReactorId) -> u64 {
+        self.reactors.get(reactor.index()).map_or(0, |entry| entry.record.turns.get())
+    }
+
+    /// Whether a reactor is asleep now.
+    pub(crate) fn is_asleep(&self, reactor: ReactorId) -> bool {
+        let asleep = |entry: &Entry| entry.record.asleep.load(Ordering::Relaxed);
+        self.reactors.get(reactor.index()).is_some_and(asleep)
+    }
+
+    /// Name of what runs on a reactor, or ran last.
+    pub(crate) fn running_on(&self, reactor: ReactorId) -> Option<String> {
+        let number = self.reactors.get(reactor.index())?.record.running.get();
+        name_of(&self.living(), number)
+    }
+
+    /// Whether a reactor has stopped and accepts no commands.
+    pub(crate) fn has_ended(&self, reactor: ReactorId) -> bool {
+        self.reactors.get(reactor.index()).is_none_or(|entry| entry.inbox.is_closed())
+    }
+
+    pub(crate) fn record_event(&self, at: Instant, event: Event) {
+        self.events.note(at, event);
+    }
+
+    /// Leaves an undelivered message to the next reactor that retries such messages.
+    pub(crate) fn requeue_message(&self, to: ThreadHandle, message: Message) {
+        self.strays().push((to, message));
+    }
+
+    pub(crate) fn take_strays(&self) -> Vec<(ThreadHandle, Message)> {
+        std::mem::take(&mut *self.strays())
+    }
+
+    fn strays(&self) -> MutexGuard<'_, Vec<(ThreadHandle, Message)>> {
+        self.strays.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a unique number for a mailbox or a poller.
+    pub(crate) fn number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Sends a command to a reactor and wakes it, or returns the command.
+    pub(crate) fn send_command(
+        &self,
+        to: ReactorId,
+        order: ReactorCommand,
+    ) -> Result<(), (ReactorError, ReactorCommand)> {
+        let Some(entry) = self.reactors.get(to.index()) else {
+            return Err((self.unknown(to), order));
+        };
+        match entry.inbox.send(order) {
+            Ok(()) => {
+                self.bells[to.index()].notify();
+                Ok(())
+            }
+            Err(order) if entry.inbox.is_closed() => Err((ReactorError::Stopped(to), order)),
+            Err(order) => Err((ReactorError::InboxFull(to), order)),
+        }
+    }
+
+    /// Reactor for a thread: `reactor` if given, else the one with the fewest threads among those
+    /// its mask permits.
+    fn place(
+        &self,
+        thread: &str,
+        mask: Option<&CpuList>,
+        reactor: Option<ReactorId>,
+    ) -> Result<ReactorId, ReactorError> {
+        let allows = |reactor: &ReactorId| {
+            let core = self.reactors[reactor.index()].record.core;
+            mask.is_none_or(|mask| mask.contains(core))
+        };
+        if let Some(reactor) = reactor {
+            self.reactor(reactor)?;
+            if allows(&reactor) {
+                return Ok(reactor);
+            }
+        } else {
+            let homes: Vec<_> = self.living().iter().map(|thread| thread.home()).collect();
+            let crowd = |reactor: &ReactorId| homes.iter().filter(|home| *home == reactor).count();
+            if let Some(reactor) = self.reactors().filter(allows).min_by_key(crowd) {
+                return Ok(reactor);
+            }
+        }
+        let cores = self.reactors.iter().map(|entry| entry.record.core).collect();
+        let mask = mask.cloned().unwrap_or_default();
+        Err(ReactorError::MaskOutside { thread: thread.to_owned(), mask, cores })
+    }
+
+    fn sleepless_poller(&self, reactor: ReactorId) -> Option<String> {
+        let here = self.living().into_iter().filter(|thread| thread.home() == reactor);
+        let sleepless = |thread: Arc<ThreadCounters>| {
+            let pollers = thread.pollers();
+            let poller = pollers.iter().find(|poller| poller.wake == WakeKind::Nothing)?;
+            Some(poller.name.clone())
+        };
+        here.into_iter().find_map(sleepless)
+    }
+
+    fn living(&self) -> Vec<Arc<ThreadCounters>> {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().filter(|thread| !thread.mail.is_closed()).cloned().collect()
+    }
+
+    fn record_of(&self, thread: ThreadId) -> Result<Arc<ThreadCounters>, ReactorError> {
+        let found = self.living().into_iter().find(|record| record.id == thread);
+        found.ok_or(ReactorError::UnknownThread(thread))
+    }
+
+    fn reactor(&self, reactor: ReactorId) -> Result<&Entry, ReactorError> {
+        self.reactors.get(reactor.index()).ok_or_else(|| self.unknown(reactor))
+    }
+
+    fn unknown(&self, reactor: ReactorId) -> ReactorError {
+        ReactorError::UnknownReactor { reactor, count: self.reactors.len() }
+    }
+}
+
+impl ReactorId {
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+fn sample_reactor(
+    id: ReactorId,
+    record: &ReactorCounters,
+    now: Instant,
+    name: impl Fn(u64) -> Option<String>,
+) -> ReactorSample {
+    let busy = record.busy_ns.get();
+    let culprit = record.longest_culprit.lock().unwrap_or_else(PoisonError::into_inner);
+    ReactorSample {
+        id,
+        core: record.core,
+        mode: record.mode(),
+        asleep: record.asleep.load(Ordering::Relaxed),
+        turns: record.turns.get(),
+        busy: Span { ns: busy },
+        idle: Span { ns: now.since(record.started).ns.saturating_sub(busy) },
+        sleeps: record.sleeps.get(),
+        wakes: record.wakes.get(),
+        messages: record.messages.get(),
+        moves: record.moves.get(),
+        turns_too_long: record.turns_too_long.get(),
+        longest_turn: Span { ns: record.longest_turn_ns.get() },
+        longest_culprit: culprit.clone(),
+        running: name(record.running.get()),
+        turn_began: Instant { ns: record.turn_began.get() },
+    }
+}
+
+fn sample_thread(record: &ThreadCounters, now: Instant) -> ThreadSample {
+    let busy = record.busy_ns.get();
+    let started = Instant { ns: record.started_ns.get() };
+    ThreadSample {
+        id: record.id,
+        name: record.name.clone(),
+        home: record.home(),
+        mask: record.mask().clone(),
+        node: record.node,
+        busy: Span { ns: busy },
+        idle: Span { ns: now.since(started).ns.saturating_sub(busy) },
+        messages: record.messages.get(),
+        moves: record.moves.get(),
+        channels: record.channels.get(),
+        pollers: record.pollers().iter().map(|poller| sample_poller(poller)).collect(),
+    }
+}
+
+fn sample_poller(record: &PollerCounters) -> PollerSample {
+    PollerSample {
+        name: record.name.clone(),
+        wake: record.wake,
+        tied: record.tied,
+        every: record.every_ns.as_ref().map(|every| Span { ns: every.get() }),
+        paused: record.paused.load(Ordering::Relaxed),
+        polls: record.polls.get(),
+        found: record.found.get(),
+        woken_in_vain: record.woken_in_vain.get(),
+    }
+}
+
+/// Name of the poller with this number.
+fn name_of(threads: &[Arc<ThreadCounters>], number: u64) -> Option<String> {
+    threads.iter().find_map(|thread| {
+        let pollers = thread.pollers();
+        pollers.iter().find(|poller| poller.number == number).map(|poller| poller.name.clone())
+    })
+}
+
+impl fmt::Display for ReactorId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+impl fmt::Display for ThreadId {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(out)
+    }
+}
+
+impl fmt::Display for SpawnError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.why.fmt(out)
+    }
+}
+
+impl std::error::Error for SpawnError {}
+
+impl fmt::Debug for ReactorCommand {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddThread(thread) => write!(out, "Adopt({})", thread.record().id),
+            Self::RecheckThread(thread) => write!(out, "Heed({thread})"),
+            Self::SetPoll(mode) => write!(out, "SetPoll({mode})"),
+            Self::Stop => out.write_str("Stop"),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Migrations required by taken cores and masks, made by every policy.
+
+use super::placement::Placement;
+use super::share::CoreShare;
+use super::snapshot::MigrationReason;
+
+impl Placement {
+    /// Moves threads off reactors on which they may not run.
+    pub(super) fn enforce_affinity(&mut self) {
+        for seat in 0..self.seats.len() {
+            let thread = &self.seats[seat];
+            if thread.allowed[thread.room] || !thread.movable {
+                continue;
+            }
+            let taken = !self.rooms[thread.room].open;
+            let reason = if taken { MigrationReason::CoreTaken } else { MigrationReason::Mask };
+            if let Some(room) = self.refuge(seat) {
+                self.move_seat(seat, room, reason);
+            }
+        }
+    }
+
+    /// Target for such a thread: the best fit, else the least loaded reactor, else one of its mask
+    /// regardless of the quota.
+    fn refuge(&self, seat: usize) -> Option<usize> {
+        self.best(seat, |room| self.fits_well(seat, room, 0))
+            .or_else(|| self.best(seat, |room| self.fits(seat, room, 0)))
+            .or_else(|| self.emptiest(|room| self.admits(seat, room)))
+            .or_else(|| self.emptiest(|room| self.seats[seat].allowed[room]))
+    }
+
+    /// Least loaded reactor among those that satisfy `suits`.
+    pub(super) fn emptiest(&self, suits: impl Fn(usize) -> bool) -> Option<usize> {
+        let load = |room: &usize| -> (CoreShare, u32) {
+            (self.rooms[*room].load(), self.rooms[*room].core)
+        };
+        (0..self.rooms.len()).filter(|room| suits(*room)).min_by_key(load)
+    }
+}

@@ -1,0 +1,87 @@
+//! Optional migrations: fewer awake reactors, local memory, separate physical cores. Made only
+//! while all limits are kept, and only if they stay kept with some reserve.
+
+use super::placement::Placement;
+use super::share::SLACK;
+use super::snapshot::MigrationReason;
+
+impl Placement {
+    /// Vacates reactors whose threads all fit elsewhere.
+    pub(super) fn vacate_reactors(&mut self) {
+        let mut rooms: Vec<usize> = (0..self.rooms.len()).collect();
+        rooms.sort_by_key(|room| (self.rooms[*room].load(), self.rooms[*room].core));
+        for room in rooms {
+            if room == self.gathering || self.rooms[room].crowd == 0 {
+                continue;
+            }
+            let mut emptied = self.clone();
+            if emptied.empty(room) {
+                *self = emptied;
+            }
+        }
+    }
+
+    fn empty(&mut self, room: usize) -> bool {
+        let mut seats = self.crowd_of(room);
+        seats.sort_by_key(|seat| std::cmp::Reverse(self.seats[*seat].load));
+        seats.into_iter().all(|seat| {
+            let target = self
+                .best(seat, |other| self.can_take_over(seat, other))
+                .filter(|_| self.seats[seat].free());
+            if let Some(target) = target {
+                self.move_seat(seat, target, MigrationReason::Emptying);
+            }
+            target.is_some()
+        })
+    }
+
+    /// Whether a reactor that is awake anyway can take a thread without harm to itself or a
+    /// sibling.
+    fn can_take_over(&self, seat: usize, room: usize) -> bool {
+        let awake = room == self.gathering || self.rooms[room].crowd > 0;
+        let near = !self.is_far(seat, room) || self.is_far(seat, self.seats[seat].room);
+        let full = self.rooms[room].load() + self.seats[seat].load + SLACK > self.limit;
+        let disturbs = self.sibling_busy(room) && !self.is_busy(room);
+        awake && near && !full && !disturbs && self.fits_well(seat, room, SLACK)
+    }
+
+    /// Moves threads to the NUMA node of their memory.
+    pub(super) fn improve_locality(&mut self) {
+        for seat in 0..self.seats.len() {
+            let thread = &self.seats[seat];
+            if !thread.free() || !self.is_far(seat, thread.room) {
+                continue;
+            }
+            let suits = |room| !self.is_far(seat, room) && self.fits_well(seat, room, SLACK);
+            if let Some(room) = self.best(seat, suits) {
+                self.move_seat(seat, room, MigrationReason::Node);
+            }
+        }
+    }
+
+    /// Where both hardware threads of a physical core are busy, moves one light thread to an unused
+    /// core.
+    pub(super) fn spread_siblings(&mut self) {
+        for room in (0..self.rooms.len()).rev() {
+            if room == self.gathering || !self.is_busy(room) || !self.sibling_busy(room) {
+                continue;
+            }
+            let crowd = self.crowd_of(room);
+            if crowd.iter().any(|seat| !self.seats[*seat].free()) {
+                continue;
+            }
+            let vacant = (0..self.rooms.len()).find(|other| {
+                let target = &self.rooms[*other];
+                target.crowd == 0
+                    && target.node == self.rooms[room].node
+                    && !self.sibling_busy(*other)
+                    && crowd.iter().all(|seat| self.seats[*seat].allowed[*other])
+            });
+            for seat in crowd {
+                if let Some(vacant) = vacant {
+                    self.move_seat(seat, vacant, MigrationReason::Sibling);
+                }
+            }
+        }
+    }
+}

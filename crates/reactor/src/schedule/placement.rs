@@ -1,0 +1,223 @@
+//! Working placement of a plan: reactors (`rooms`) and threads (`seats`) with estimated loads.
+//!
+//! Every planned migration updates the estimates at once, so later steps see the effect of earlier
+//! ones.
+
+use super::share::{CoreShare, NEGLIGIBLE, SIBLING_COST_PARTS};
+use super::snapshot::{Migration, MigrationReason};
+
+/// Estimated loads after the migrations planned so far.
+#[derive(Clone, Debug)]
+pub(super) struct Placement {
+    pub(super) rooms: Vec<ReactorSlot>,
+    pub(super) seats: Vec<ThreadSlot>,
+    pub(super) moves: Vec<Migration>,
+    /// Reactor that collects idle threads.
+    pub(super) gathering: usize,
+    /// Maximum number of busy reactors.
+    pub(super) quota: usize,
+    /// Load limit of a reactor with several threads.
+    pub(super) limit: CoreShare,
+    /// Load from which a reactor counts as busy for its sibling.
+    pub(super) busy: CoreShare,
+}
+
+/// Reactor in the placement.
+#[derive(Clone, Debug)]
+pub(super) struct ReactorSlot {
+    pub(super) core: u32,
+    /// Whether it may receive threads.
+    pub(super) open: bool,
+    pub(super) isolated: bool,
+    /// Whether it was so loaded that the demand of its threads may exceed their measured load.
+    pub(super) hides: bool,
+    pub(super) node: Option<u32>,
+    /// Other reactors on its physical core.
+    pub(super) siblings: Vec<usize>,
+    /// Its load besides its threads.
+    pub(super) own: CoreShare,
+    /// Lower bound of its estimate.
+    pub(super) floor: CoreShare,
+    /// Sum of its threads' loads.
+    pub(super) sum: CoreShare,
+    /// Number of its threads with a load that is not negligible.
+    pub(super) crowd: usize,
+    /// Number of its threads.
+    pub(super) held: usize,
+}
+
+/// Thread in the placement.
+#[derive(Clone, Debug)]
+pub(super) struct ThreadSlot {
+    pub(super) id: u64,
+    pub(super) room: usize,
+    pub(super) load: CoreShare,
+    /// Whether it is idle.
+    pub(super) idle: bool,
+    /// Whether it may be migrated in this plan.
+    pub(super) movable: bool,
+    /// Whether it is excluded from balancing, because it has an isolated core.
+    pub(super) settled: bool,
+    pub(super) node: Option<u32>,
+    /// Permitted reactors, by index. Not empty.
+    pub(super) allowed: Vec<bool>,
+}
+
+/// Suitability of a reactor for a thread; the least is the best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PlacementScore {
+    far: bool,
+    elsewhere: bool,
+    sibling_busy: bool,
+    asleep: bool,
+    core: u32,
+}
+
+impl ThreadSlot {
+    /// Whether its load is not negligible.
+    pub(super) fn counts(&self) -> bool {
+        self.load >= NEGLIGIBLE
+    }
+
+    /// Whether balancing may migrate it.
+    pub(super) fn free(&self) -> bool {
+        self.movable && !self.settled
+    }
+}
+
+impl ReactorSlot {
+    /// Estimated load.
+    pub(super) fn load(&self) -> CoreShare {
+        (self.own + self.sum).max(self.floor)
+    }
+}
+
+impl Placement {
+    /// Whether a reactor is over the limit and losing a thread would help. A single thread may fill
+    /// a core.
+    pub(super) fn is_over(&self, room: usize) -> bool {
+        let room = &self.rooms[room];
+        room.open && !room.isolated && room.crowd > 1 && room.load() > self.limit
+    }
+
+    /// Reactors over the limit, most loaded first.
+    pub(super) fn over(&self) -> Vec<usize> {
+        let mut over: Vec<usize> =
+            (0..self.rooms.len()).filter(|room| self.is_over(*room)).collect();
+        over.sort_by_key(|room| std::cmp::Reverse(self.rooms[*room].load()));
+        over
+    }
+
+    /// Number of reactors with load.
+    pub(super) fn occupied(&self) -> usize {
+        self.rooms.iter().filter(|room| room.crowd > 0).count()
+    }
+
+    /// Whether no reactor is over the limit and the quota is obeyed.
+    pub(super) fn is_within(&self) -> bool {
+        self.occupied() <= self.quota && !(0..self.rooms.len()).any(|room| self.is_over(room))
+    }
+
+    /// Whether a busy reactor shares the physical core of `room`.
+    pub(super) fn sibling_busy(&self, room: usize) -> bool {
+        self.rooms[room].siblings.iter().any(|other| self.is_busy(*other))
+    }
+
+    /// Whether a reactor is loaded enough to slow its sibling down.
+    pub(super) fn is_busy(&self, room: usize) -> bool {
+        self.rooms[room].crowd > 0 && self.rooms[room].load() >= self.busy
+    }
+
+    /// Whether the quota permits a thread on this reactor: it is busy already, or one more may be.
+    pub(super) fn may_wake(&self, seat: usize, room: usize) -> bool {
+        let seat = &self.seats[seat];
+        let leaves_one_empty = usize::from(seat.counts() && self.rooms[seat.room].crowd == 1);
+        !seat.counts()
+            || self.rooms[room].crowd > 0
+            || self.occupied() - leaves_one_empty < self.quota
+    }
+
+    /// Whether a thread fits on a reactor, with `spare` left below the limit. It always fits on an
+    /// empty one.
+    pub(super) fn fits(&self, seat: usize, room: usize, spare: CoreShare) -> bool {
+        let (thread, target) = (&self.seats[seat], &self.rooms[room]);
+        let roomy = !thread.counts()
+            || target.crowd == 0
+            || target.load() + thread.load + spare <= self.limit;
+        self.admits(seat, room) && roomy
+    }
+
+    /// As [`Placement::fits`], including the capacity taken by a busy sibling.
+    pub(super) fn fits_well(&self, seat: usize, room: usize, spare: CoreShare) -> bool {
+        self.fits(seat, room, spare + self.taken_by_siblings(room))
+    }
+
+    /// Whether mask, cpuset and quota permit a thread on a reactor other than its own.
+    pub(super) fn admits(&self, seat: usize, room: usize) -> bool {
+        let thread = &self.seats[seat];
+        room != thread.room && thread.allowed[room] && self.may_wake(seat, room)
+    }
+
+    fn taken_by_siblings(&self, room: usize) -> CoreShare {
+        let loads = self.rooms[room].siblings.iter().map(|other| self.rooms[*other].load());
+        loads.sum::<CoreShare>() / SIBLING_COST_PARTS
+    }
+
+    /// Whether a thread's memory is on another NUMA node. For an idle thread this does not matter.
+    pub(super) fn is_far(&self, seat: usize, room: usize) -> bool {
+        let (near, node) = (self.seats[seat].node, self.rooms[room].node);
+        !self.seats[seat].idle && near.is_some() && node.is_some() && near != node
+    }
+
+    /// Suitability of a reactor for a thread.
+    pub(super) fn rank(&self, seat: usize, room: usize) -> PlacementScore {
+        PlacementScore {
+            far: self.is_far(seat, room),
+            elsewhere: room != self.gathering,
+            sibling_busy: self.sibling_busy(room),
+            asleep: self.rooms[room].crowd == 0,
+            core: self.rooms[room].core,
+        }
+    }
+
+    /// Best reactor among those that satisfy `suits`.
+    pub(super) fn best(&self, seat: usize, suits: impl Fn(usize) -> bool) -> Option<usize> {
+        let rooms = (0..self.rooms.len()).filter(|room| suits(*room));
+        rooms.min_by_key(|room| self.rank(seat, *room))
+    }
+
+    /// Threads of a reactor.
+    pub(super) fn seats_in(&self, room: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.seats.len()).filter(move |seat| self.seats[*seat].room == room)
+    }
+
+    /// Threads of a reactor with a load that is not negligible.
+    pub(super) fn crowd_of(&self, room: usize) -> Vec<usize> {
+        self.seats_in(room).filter(|seat| self.seats[*seat].counts()).collect()
+    }
+
+    /// Plans the migration of a thread.
+    pub(super) fn move_seat(&mut self, seat: usize, to: usize, reason: MigrationReason) {
+        let limit = self.limit;
+        let thread = &mut self.seats[seat];
+        let from = std::mem::replace(&mut thread.room, to);
+        thread.movable = false;
+        let (load, counts) = (thread.load, usize::from(thread.counts()));
+        let (source, target) = (self.rooms[from].core, self.rooms[to].core);
+        self.moves.push(Migration { thread: thread.id, from: source, to: target, reason });
+
+        let room = &mut self.rooms[from];
+        room.sum -= load;
+        room.crowd -= counts;
+        room.held -= 1;
+        // The remaining threads may have had more demand than time, so the time set free here must
+        // not be given to others before their demand is known.
+        if room.hides && room.crowd > 0 {
+            room.floor = limit;
+        }
+        let room = &mut self.rooms[to];
+        room.sum += load;
+        room.crowd += counts;
+        room.held += 1;
+    }
+}

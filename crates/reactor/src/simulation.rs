@@ -1,0 +1,248 @@
+//! Reactors in simulated time on one OS thread, executed step by step in a seeded random order.
+//!
+//! What an OS thread does around an iteration is divided into steps, so that anything can happen
+//! between any two of them: after an iteration that wants to sleep, after the announcement, after
+//! the final check, and during the sleep.
+
+mod channels;
+mod lifetimes;
+mod migration;
+mod parking;
+mod sleeping;
+mod sources;
+mod stress;
+pub(crate) mod test_pollers;
+mod timing;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenmil_base::{Instant, Random, Span};
+use tenmil_linux::{EventLoop, NextStep, Sleeper};
+
+use crate::{
+    Context, Event, PollMode, Reactor, ReactorId, ReactorOptions, ReactorSet, Registry,
+    ThreadHandle, TimeSource,
+};
+
+/// Simulated reactors and their clock.
+pub(crate) struct Simulation {
+    pub(crate) now_ns: Arc<AtomicU64>,
+    pub(crate) random: Random,
+    pub(crate) directory: Arc<Registry>,
+    pub(crate) members: Vec<SimReactor>,
+    ready: Vec<u64>,
+}
+
+pub(crate) struct SimReactor {
+    reactor: Reactor,
+    sleeper: Sleeper,
+    pub(crate) stage: SimReactorState,
+}
+
+/// State of a simulated reactor's OS thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SimReactorState {
+    Turning,
+    Tired(Instant),
+    Announced(Instant),
+    Asleep(Instant),
+    /// Wants to pause.
+    Weary(Instant),
+    /// Has announced a pause.
+    Leaning(Instant),
+    Resting(Instant),
+    Ended,
+}
+
+impl Simulation {
+    pub(crate) fn new(seed: u64, reactors: u32, options: &ReactorOptions) -> Self {
+        let start = Instant { ns: 1_000_000 };
+        let now_ns = Arc::new(AtomicU64::new(start.ns));
+        let stopwatch = TimeSource::Simulated(Arc::clone(&now_ns));
+        let cores: Vec<u32> = (0..reactors).collect();
+        let ReactorSet { directory, reactors } =
+            ReactorSet::new(&cores, options, &stopwatch, start).unwrap();
+        let member =
+            |(reactor, sleeper)| SimReactor { reactor, sleeper, stage: SimReactorState::Turning };
+        let members = reactors.into_iter().map(member).collect();
+        Self { now_ns, random: Random::new(seed), directory, members, ready: Vec::new() }
+    }
+
+    pub(crate) fn adaptive(seed: u64, reactors: u32) -> Self {
+        Self::new(seed, reactors, &ReactorOptions::default())
+    }
+
+    pub(crate) fn always(reactors: u32) -> Self {
+        let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
+        Self::new(0, reactors, &options)
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        Instant { ns: self.now_ns.load(Ordering::Relaxed) }
+    }
+
+    pub(crate) fn pass_time(&self, span: Span) {
+        self.now_ns.fetch_add(span.ns, Ordering::Relaxed);
+    }
+
+    /// Executes one step of one reactor.
+    pub(crate) fn step(&mut self, index: usize) {
+        let now = self.now();
+        let Self { members, ready, .. } = self;
+        let Some(SimReactor { reactor, sleeper, stage }) = members.get_mut(index) else { return };
+        *stage = match *stage {
+            SimReactorState::Turning => match reactor.iterate(now) {
+                NextStep::Again => SimReactorState::Turning,
+                NextStep::PollDescriptors => {
+                    ready.clear();
+                    sleeper.poll_ready(ready);
+                    reactor.descriptors_ready(ready);
+                    SimReactorState::Turning
+                }
+                NextStep::Until(deadline) => SimReactorState::Tired(deadline),
+                NextStep::Pause(span) => SimReactorState::Weary(now.after(span)),
+                NextStep::Exit => SimReactorState::Ended,
+            },
+            SimReactorState::Tired(deadline) => {
+                sleeper.announce();
+                SimReactorState::Announced(deadline)
+            }
+            SimReactorState::Announced(deadline) => {
+                if reactor.arm(now) {
+                    sleeper.cancel();
+                    reactor.woken(&[]);
+                    SimReactorState::Turning
+                } else {
+                    SimReactorState::Asleep(deadline)
+                }
+            }
+            SimReactorState::Asleep(deadline) => {
+                ready.clear();
+                let rang = sleeper.block(Span::default(), ready);
+                if rang || !ready.is_empty() || now >= deadline {
+                    reactor.woken(ready);
+                    SimReactorState::Turning
+                } else {
+                    // It has not blocked after all: no notification could occur in between.
+                    sleeper.announce();
+                    SimReactorState::Asleep(deadline)
+                }
+            }
+            SimReactorState::Weary(until) => {
+                sleeper.announce_pause();
+                SimReactorState::Leaning(until)
+            }
+            SimReactorState::Leaning(until) => {
+                if reactor.has_unnotified_work() {
+                    sleeper.cancel();
+                    SimReactorState::Turning
+                } else {
+                    SimReactorState::Resting(until)
+                }
+            }
+            SimReactorState::Resting(until) => {
+                if sleeper.pause(Span::default()) || now >= until {
+                    SimReactorState::Turning
+                } else {
+                    // It continues to pause: no notification could occur in between.
+                    sleeper.announce_pause();
+                    SimReactorState::Resting(until)
+                }
+            }
+            SimReactorState::Ended => SimReactorState::Ended,
+        };
+    }
+
+    /// Executes one step of a random reactor, and advances the clock a little.
+    pub(crate) fn step_any(&mut self) {
+        let count = self.members.len() as u64;
+        let index = usize::try_from(self.random.below(count)).unwrap();
+        self.step(index);
+        let span = Span { ns: self.random.below(8_000) };
+        self.pass_time(span);
+    }
+
+    /// Runs `count` iterations of every reactor, 100 ns apart.
+    pub(crate) fn turn_all(&mut self, count: usize) {
+        for _ in 0..count {
+            (0..self.members.len()).for_each(|index| self.step(index));
+            self.pass_time(Span { ns: 100 });
+        }
+    }
+
+    /// Runs until all reactors sleep and nothing wakes them. Returns the earliest deadline.
+    pub(crate) fn run_until_idle(&mut self) -> Instant {
+        // Until all have been polled twice while asleep, and continued to sleep.
+        let mut quiet = 0;
+        for _ in 0..1_000_000 {
+            (0..self.members.len()).for_each(|index| self.step(index));
+            match self.earliest() {
+                Some(_) if quiet == 2 => break,
+                Some(_) => quiet += 1,
+                None => {
+                    quiet = 0;
+                    let span = Span { ns: self.random.below(2_000) };
+                    self.pass_time(span);
+                }
+            }
+        }
+        let forgets = |member: &SimReactor| {
+            member.stage != SimReactorState::Ended && member.reactor.has_orders()
+        };
+        assert!(!self.members.iter().any(forgets), "an order slept on: {:?}", self.stages());
+        self.earliest().unwrap_or_else(|| panic!("somebody never sleeps: {:?}", self.stages()))
+    }
+
+    /// Advances to the next deadline, if that is before `end`.
+    pub(crate) fn skip(&mut self, end: Instant) -> bool {
+        let next = self.run_until_idle();
+        let goes_on = next <= end;
+        let until = next.min(end).max(self.now());
+        self.now_ns.store(until.ns, Ordering::Relaxed);
+        goes_on
+    }
+
+    /// Runs for `span`.
+    pub(crate) fn live(&mut self, span: Span) {
+        let end = self.now().after(span);
+        while self.skip(end) {}
+    }
+
+    /// Earliest deadline, if all reactors sleep or have ended.
+    fn earliest(&self) -> Option<Instant> {
+        let deadline = |member: &SimReactor| match member.stage {
+            SimReactorState::Asleep(deadline) => Some(deadline),
+            SimReactorState::Ended => Some(Instant::NEVER),
+            _ => None,
+        };
+        self.members.iter().map(deadline).try_fold(Instant::NEVER, |least, deadline| {
+            deadline.map(|deadline| deadline.min(least))
+        })
+    }
+
+    pub(crate) fn stages(&self) -> Vec<SimReactorState> {
+        self.members.iter().map(|member| member.stage).collect()
+    }
+
+    /// Kinds of the recorded events.
+    pub(crate) fn kinds(&self) -> Vec<&'static str> {
+        self.events().iter().map(Event::kind).collect()
+    }
+
+    pub(crate) fn events(&self) -> Vec<Event> {
+        self.directory.events_since(0).noted.into_iter().map(|noted| noted.event).collect()
+    }
+
+    /// Sends a closure, which must fit.
+    pub(crate) fn call(
+        &self,
+        to: &ThreadHandle,
+        call: impl FnOnce(&mut Context<'_>) + Send + 'static,
+    ) {
+        assert!(to.call(call).is_ok(), "no room in the mailbox of {to:?}");
+    }
+}
+
+pub(crate) const R0: ReactorId = ReactorId(0);
+pub(crate) const R1: ReactorId = ReactorId(1);

@@ -1,0 +1,39 @@
+//! Descriptors that the kernel refuses to wait for.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use tenmil_base::Span;
+
+use super::test_pollers::{idle, tally};
+use super::{SimReactorState, Simulation};
+use crate::{PollerBuilder, PollerWake, ThreadBuilder};
+
+fn nest(outer: &OwnedFd, inner: &OwnedFd) {
+    epoll::add(outer, inner, EventData::new_u64(0), EventFlags::IN).unwrap();
+}
+
+#[test]
+fn a_descriptor_that_the_kernel_refuses_is_told_of_once_and_tried_again() {
+    // The kernel's maximum nesting of epoll instances: one more, the sleeper's own, is refused.
+    let mut nested: Vec<OwnedFd> =
+        (0..5).map(|_| epoll::create(CreateFlags::CLOEXEC).unwrap()).collect();
+    for pair in nested.windows(2).rev() {
+        nest(&pair[0], &pair[1]);
+    }
+    let outermost = nested.remove(0);
+    let theirs = outermost.try_clone().unwrap();
+    let mut world = Simulation::adaptive(0, 1);
+    let woken_by = PollerWake::Descriptor(theirs);
+    let deep = PollerBuilder::active("deep", woken_by, idle(&tally()));
+    world.directory.spawn(ThreadBuilder::new("deep").poller(deep)).unwrap();
+    for _ in 0..1_000 {
+        world.turn_all(1);
+        world.pass_time(Span::from_us(10));
+        assert_eq!(world.members[0].stage, SimReactorState::Turning, "nobody sleeps");
+    }
+    assert_eq!(world.kinds(), ["thread-started", "wait-unsupported"]);
+    epoll::delete(&outermost, &nested[0]).unwrap();
+    world.run_until_idle();
+    assert_eq!(world.kinds(), ["thread-started", "wait-unsupported"]);
+}

@@ -1,0 +1,339 @@
+//! Adaptive spinning: how long an idle polling thread spins before it sleeps.
+//!
+//! This is the ski rental problem: spinning costs per nanosecond, a sleep costs once. A thread that
+//! spins for as long as a sleep costs, and then sleeps, never pays more than twice the optimum. The
+//! recent gaps between work allow better: if work comes within [`SPIN_MAX`], spinning for twice the
+//! longest recent gap meets it awake; if it comes later, spinning is useless, and [`SPIN_MIN`] is
+//! the cost of a sleep.
+//!
+//! Twice the optimum is too much for a thread that serves a thousand mostly idle clients: each
+//! wakes it, and it spins in vain. Therefore an account records the value of recent spins: the gain
+//! from work that came within one, minus the cost of those without work. While the account is
+//! negative the thread does not spin.
+//!
+//! Spinning helps only if the work is done elsewhere. Work of the local kernel runs on the same
+//! CPUs, from which spinning takes time; then there is no spinning.
+
+use std::fmt;
+
+use tenmil_base::{Instant, Span};
+
+/// Behavior of an idle reactor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollMode {
+    /// Polls continuously.
+    Always,
+    /// Spins for an adaptive time, then sleeps until woken.
+    #[default]
+    Adaptive,
+    /// As adaptive; while I/O is in flight, first pauses for three quarters of its usual completion
+    /// time.
+    Hybrid,
+}
+
+/// Shortest spin: about the cost of a sleep, from the announcement to running again.
+pub const SPIN_MIN: Span = Span::from_us(50);
+/// Longest spin.
+pub const SPIN_MAX: Span = Span::from_ms(1);
+/// Work that follows other work within this time belongs to it: no sleep fits in between.
+const AT_ONCE: Span = Span::from_us(2);
+/// Value of meeting work awake: the cost of a sleep and the added latency.
+const WORTH: i64 = 8 * SPIN_MIN.ns.cast_signed();
+/// Bounds of the account: ten met pieces of work repay any debt. It starts at the upper bound.
+const ACCOUNT_MAX: i64 = 10 * WORTH;
+/// A pause shorter than this is spent spinning: the kernel's wake-up is not more precise.
+pub const PAUSE_MIN: Span = Span::from_us(20);
+/// Maximum pause, since descriptors do not end it.
+pub const PAUSE_MAX: Span = Span::from_ms(1);
+
+/// Spin time of one polling thread, such as a reactor. Updated at every iteration that found work,
+/// and queried after every idle one.
+///
+/// ```
+/// use tenmil_base::{Instant, Span};
+/// use tenmil_reactor::{AdaptiveSpin, PollMode, SPIN_MIN};
+///
+/// let now = Instant { ns: 1_000_000 };
+/// let mut spin = AdaptiveSpin::new(PollMode::Adaptive, now);
+/// spin.record_work(now);
+/// assert!(!spin.is_expired(now));
+/// assert!(spin.is_expired(now.after(SPIN_MIN)));
+/// ```
+#[derive(Debug)]
+pub struct AdaptiveSpin {
+    mode: PollMode,
+    last_work: Instant,
+    /// Longest recent gap that did not exceed [`SPIN_MAX`].
+    gap: Span,
+    /// Value of recent spinning, in nanoseconds; negative is a debt.
+    account_ns: i64,
+    /// Longest spin after work: [`SPIN_MAX`], or zero if spinning does not help.
+    longest: Span,
+    /// Time at which the thread considers a pause or a sleep.
+    over_at: Instant,
+    /// Whether it has paused since the last work.
+    rested: bool,
+}
+
+impl AdaptiveSpin {
+    /// Starts a spin now, without any history.
+    pub fn new(mode: PollMode, now: Instant) -> Self {
+        let mut spell = Self {
+            mode,
+            last_work: now,
+            gap: Span::default(),
+            account_ns: ACCOUNT_MAX,
+            longest: SPIN_MAX,
+            over_at: now,
+            rested: true,
+        };
+        spell.set_mode(mode, now);
+        spell
+    }
+
+    /// Changes the poll mode and starts a new spin.
+    pub fn set_mode(&mut self, mode: PollMode, now: Instant) {
+        self.mode = mode;
+        self.extend(now);
+    }
+
+    /// Sets whether spinning can find work. If not, spins after work have zero length in adaptive
+    /// mode, from the next on.
+    pub fn set_spin_enabled(&mut self, is_useful: bool) {
+        self.longest = if is_useful { SPIN_MAX } else { Span::default() };
+    }
+
+    /// Records that work was found, and starts a spin whose length follows from recent gaps.
+    #[inline]
+    pub fn record_work(&mut self, now: Instant) {
+        let gap = now.since(self.last_work);
+        self.last_work = now;
+        self.settle(gap);
+        // The longest gap decays slowly, and is halved by each gap beyond SPIN_MAX.
+        self.gap.ns = if gap > SPIN_MAX {
+            self.gap.ns / 2
+        } else {
+            gap.ns.max(self.gap.ns - self.gap.ns / 64)
+        };
+        self.rested = false;
+        self.over_at = match self.mode {
+            PollMode::Always => Instant::NEVER,
+            PollMode::Adaptive => now.after(self.length()),
+            PollMode::Hybrid => now,
+        };
+    }
+
+    /// Whether the spin time is over; queried after an idle iteration.
+    #[inline]
+    pub fn is_expired(&self, now: Instant) -> bool {
+        now >= self.over_at
+    }
+
+    /// Starts another spin at `now`, without work, because the thread was not permitted to sleep.
+    /// It lasts at least [`SPIN_MIN`].
+    pub fn extend(&mut self, now: Instant) {
+        self.over_at = match self.mode {
+            PollMode::Always => Instant::NEVER,
+            PollMode::Adaptive | PollMode::Hybrid => now.after(self.length().max(SPIN_MIN)),
+        };
+    }
+
+    /// Pause due now in hybrid mode, if I/O in flight takes `latency`. At most one per piece of
+    /// work; after it another spin starts.
+    pub fn hybrid_pause(&mut self, now: Instant, latency: Option<Span>) -> Option<Span> {
+        self.rested = true;
+        let until = self.last_work.after(Span { ns: latency?.ns / 4 * 3 });
+        let rest = until.since(now).min(PAUSE_MAX);
+        (rest >= PAUSE_MIN).then_some(rest)
+    }
+
+    /// Whether a pause is to be considered before a sleep.
+    pub fn wants_rest(&self) -> bool {
+        self.mode == PollMode::Hybrid && !self.rested
+    }
+
+    /// Updates the account for work after this gap: whether a spin would have met it.
+    #[inline]
+    fn settle(&mut self, gap: Span) {
+        if gap <= AT_ONCE {
+            return;
+        }
+        let spell = self.full();
+        let worth = if gap <= spell { WORTH } else { -spell.ns.cast_signed() };
+        self.account_ns = (self.account_ns + worth).clamp(-ACCOUNT_MAX, ACCOUNT_MAX);
+    }
+
+    /// Length of a spin that is expected to pay off.
+    #[inline]
+    fn full(&self) -> Span {
+        Span { ns: (2 * self.gap.ns).clamp(SPIN_MIN.ns, SPIN_MAX.ns) }
+    }
+
+    #[inline]
+    fn length(&self) -> Span {
+        if self.account_ns < 0 { Span::default() } else { self.full().min(self.longest) }
+    }
+}
+
+impl PollMode {
+    /// All modes, in numerical order.
+    pub const ALL: [Self; 3] = [Self::Always, Self::Adaptive, Self::Hybrid];
+
+    /// Name of the mode, as given to `--poll`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Adaptive => "adaptive",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// Parses the name of a mode.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
+impl fmt::Display for PollMode {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{Instant, Random, Span};
+
+    use super::{AdaptiveSpin, PAUSE_MAX, PollMode, SPIN_MAX, SPIN_MIN};
+
+    /// Spin time after work with these gaps.
+    fn spell_after(gaps: impl IntoIterator<Item = Span>) -> Span {
+        let mut now = Instant { ns: 1_000 };
+        let mut spell = AdaptiveSpin::new(PollMode::Adaptive, now);
+        for gap in gaps {
+            now = now.after(gap);
+            spell.record_work(now);
+        }
+        spell.over_at.since(now)
+    }
+
+    #[test]
+    fn a_spell_is_bounded_whatever_came_before() {
+        for seed in 0..1_000 {
+            let mut random = Random::new(seed);
+            let gaps = (0..50).map(|_| Span { ns: 1 << random.below(40) });
+            let length = spell_after(gaps.collect::<Vec<_>>());
+            let is_none = length == Span::default();
+            assert!(is_none || SPIN_MIN <= length && length <= SPIN_MAX, "seed {seed}: {length}");
+        }
+    }
+
+    #[test]
+    fn steady_work_is_met_awake_even_if_several_turns_belong_to_each_piece() {
+        let one = [Span::from_us(80), Span { ns: 100 }, Span { ns: 100 }, Span { ns: 100 }];
+        let length = spell_after(one.repeat(100));
+        assert!(length > Span::from_us(120) && length <= Span::from_us(160), "{length}");
+    }
+
+    #[test]
+    fn rare_work_is_slept_for_after_the_shortest_spell() {
+        let steady = [Span::from_us(400)].repeat(10);
+        assert_eq!(spell_after(steady.iter().copied()), Span::from_us(800));
+        let rare = [Span::from_ms(100)].repeat(5);
+        assert_eq!(spell_after(steady.into_iter().chain(rare)), SPIN_MIN);
+    }
+
+    #[test]
+    fn who_is_woken_in_vain_again_and_again_does_not_look_until_it_would_meet_work() {
+        let mut random = Random::new(5);
+        // A thousand hosts that are each active every other second.
+        let gaps: Vec<_> = (0..2_000).map(|_| Span::from_us(1 + random.below(4_000))).collect();
+        let looked: u64 = (100..2_000).map(|count| spell_after(gaps[..count].to_vec()).ns).sum();
+        assert!(looked / 1_900 < SPIN_MIN.ns / 10, "{looked} ns");
+        // Then one of them is active every 400 us.
+        let steady = [Span::from_us(400)].repeat(12);
+        assert_eq!(spell_after(gaps.into_iter().chain(steady)), Span::from_us(800));
+    }
+
+    #[test]
+    fn a_pause_among_steady_work_does_not_end_the_looking() {
+        let gaps = [[Span::from_us(80)].repeat(20), vec![Span::from_ms(3)]].concat().repeat(50);
+        assert!(spell_after(gaps) > SPIN_MIN);
+    }
+
+    #[test]
+    fn a_sleep_that_was_refused_is_tried_again_a_spell_later() {
+        let now = Instant { ns: 1_000_000 };
+        let mut spell = AdaptiveSpin::new(PollMode::Adaptive, Instant::default());
+        assert!(spell.is_expired(now));
+        spell.extend(now);
+        assert!(!spell.is_expired(now));
+        assert!(spell.is_expired(now.after(SPIN_MIN)));
+    }
+
+    #[test]
+    fn where_looking_is_of_no_use_work_is_slept_for_at_once_until_it_is() {
+        let mut now = Instant { ns: 1_000_000 };
+        let mut spell = AdaptiveSpin::new(PollMode::Adaptive, now);
+        spell.set_spin_enabled(false);
+        for gap in [5, 80, 800, 20_000].map(Span::from_us) {
+            now = now.after(gap);
+            spell.record_work(now);
+            assert!(spell.is_expired(now), "after {gap}");
+        }
+        spell.extend(now);
+        assert!(!spell.is_expired(now), "a sleep that was refused is not tried again at once");
+        assert!(spell.is_expired(now.after(SPIN_MIN)));
+        spell.set_spin_enabled(true);
+        spell.record_work(now);
+        assert!(!spell.is_expired(now));
+        spell.set_spin_enabled(false);
+        spell.set_mode(PollMode::Always, now);
+        spell.record_work(now);
+        assert!(
+            !spell.is_expired(Instant { ns: u64::MAX - 1 }),
+            "who always polls looks all the same"
+        );
+    }
+
+    #[test]
+    fn a_reactor_that_always_polls_never_thinks_of_sleeping() {
+        let mut spell = AdaptiveSpin::new(PollMode::Always, Instant::default());
+        let end = Instant { ns: u64::MAX - 1 };
+        assert!(!spell.is_expired(end));
+        spell.record_work(Instant { ns: 5 });
+        assert!(!spell.is_expired(end));
+        spell.set_mode(PollMode::Adaptive, Instant { ns: 10 });
+        assert!(spell.is_expired(end));
+        spell.set_mode(PollMode::Always, end);
+        assert!(!spell.is_expired(end));
+    }
+
+    #[test]
+    fn a_rest_is_three_quarters_of_the_latency_and_comes_once() {
+        let now = Instant { ns: 1_000_000 };
+        let mut spell = AdaptiveSpin::new(PollMode::Hybrid, Instant::default());
+        spell.record_work(now);
+        assert!(spell.is_expired(now) && spell.wants_rest());
+        let rest = spell.hybrid_pause(now.after(Span::from_us(10)), Some(Span::from_us(80)));
+        assert_eq!(rest, Some(Span::from_us(50)));
+        assert!(!spell.wants_rest());
+        spell.record_work(now);
+        assert!(spell.wants_rest());
+        assert_eq!(
+            spell.hybrid_pause(now, Some(Span::from_us(8))),
+            None,
+            "too short to be worth it"
+        );
+        assert_eq!(spell.hybrid_pause(now, Some(Span::from_secs(8))), Some(PAUSE_MAX));
+        assert_eq!(spell.hybrid_pause(now, None), None);
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for mode in PollMode::ALL {
+            assert_eq!(PollMode::parse(mode.name()), Some(mode));
+        }
+        assert_eq!(PollMode::parse("sometimes"), None);
+    }
+}

@@ -1,0 +1,201 @@
+//! Attaching, detaching and migrating a light thread.
+
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Span};
+
+use super::slots::Slot;
+use super::{LightThread, PollerCommand};
+use crate::event::Event;
+use crate::message::Message;
+use crate::poller::{DetachReason, PollerId};
+use crate::reactor::ReactorLocal;
+use crate::registry::ReactorId;
+
+/// Request to detach a thread from its OS thread.
+#[derive(Clone, Copy)]
+pub(super) struct DetachRequest {
+    /// Target reactor; `None` if the thread ends.
+    to: Option<ReactorId>,
+    since: Instant,
+}
+
+/// Progress of detaching.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DetachProgress {
+    /// No request.
+    Stays,
+    /// Some poller still has I/O in flight.
+    Pending,
+    /// Detached; ready to migrate to this reactor.
+    Goes(ReactorId),
+    /// Detached; ready to end.
+    Ends,
+}
+
+impl LightThread {
+    /// Arrives at a reactor: creates its pollers on first arrival, and attaches them. Call again if
+    /// one of them panics. Returns whether there was anything to do.
+    pub(crate) fn arrive(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
+        if !self.arriving {
+            return false;
+        }
+        let record = Arc::clone(&self.desk.record);
+        if let Some(plan) = self.plan.take() {
+            record.started_ns.set(now.ns);
+            for registration in plan.pollers {
+                if let Some(id) = self.desk.ids.take() {
+                    let slot = Slot::new(id, registration, local.directory.number());
+                    record.pollers().push(Arc::clone(&slot.record));
+                    self.slots.put(slot);
+                }
+            }
+            let (thread, name, reactor) = (record.id, record.name.clone(), local.id);
+            local.directory.record_event(now, Event::ThreadStarted { thread, name, reactor });
+            // `arriving` is cleared afterwards: if a poller panics, the rest is attached in the
+            // next iteration.
+            self.attach(now, local);
+            self.arriving = false;
+            if let Some(first) = plan.first {
+                self.run(Message::Call(first), now, local);
+            }
+        } else {
+            if self.from != local.id {
+                record.moves.add(1);
+                let (thread, name) = (record.id, record.name.clone());
+                let event = Event::ThreadMoved { thread, name, from: self.from, to: local.id };
+                local.directory.record_event(now, event);
+                self.from = local.id;
+            }
+            self.attach(now, local);
+            self.arriving = false;
+        }
+        true
+    }
+
+    /// Whether it is detaching or has not fully arrived.
+    pub(crate) fn is_travelling(&self) -> bool {
+        self.leaving.is_some() || self.arriving
+    }
+
+    /// The reactor it lives on, or lived on before the handover.
+    pub(crate) fn from(&self) -> ReactorId {
+        self.from
+    }
+
+    /// Attaches detached pollers and rebuilds the poll lists.
+    pub(super) fn attach(&mut self, now: Instant, local: &mut ReactorLocal) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.detached) {
+            local.watch.begin(slot.number);
+            (slot.detached, slot.is_draining) = (false, false);
+            slot.poller.attach();
+            // A poller may have prepared something that needs a flush.
+            self.desk.changes.push_back(PollerCommand::Flush);
+        }
+        // Until the accounts are counted.
+        local.watch.several = true;
+        self.slots.rebuild_lists(self.desk.record.id, now, local);
+    }
+
+    /// Processes its pending request: leave, or cancel a departure.
+    pub(crate) fn apply_request(&mut self, now: Instant, local: &mut ReactorLocal) {
+        let record = &self.desk.record;
+        let to = if record.is_to_end() { None } else { Some(record.wanted()) };
+        self.leave(to, now, local);
+    }
+
+    /// Requests a migration, or the end. An end is final; a migration does not replace it. A
+    /// migration to the current reactor cancels a departure.
+    pub(crate) fn leave(&mut self, to: Option<ReactorId>, now: Instant, local: &mut ReactorLocal) {
+        if self.leaving.is_some_and(|leaving| leaving.to.is_none()) {
+            return;
+        }
+        if to != Some(local.id) {
+            self.leaving = Some(DetachRequest { to, since: now });
+            local.attention = true;
+        } else if self.leaving.take().is_some() {
+            self.expect_attach();
+            local.attention = true;
+        }
+    }
+
+    /// Marks all pollers for attaching at [arrival](Self::arrive), including those that have not
+    /// detached: they were told to start nothing new.
+    fn expect_attach(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.detached = true);
+        self.arriving = true;
+    }
+
+    /// Asks all of its pollers to detach. A detached poller is asked again as long as others are
+    /// not, since a message may have brought it new work.
+    pub(crate) fn poll_detach(&mut self, now: Instant, local: &mut ReactorLocal) -> DetachProgress {
+        let Some(DetachRequest { to, since }) = self.leaving else { return DetachProgress::Stays };
+        let parting = if to.is_some() { DetachReason::Migrating } else { DetachReason::Exiting };
+        let mut holds_on = None;
+        for slot in self.slots.iter_mut() {
+            local.watch.begin(slot.number);
+            slot.detached = slot.poller.detach(parting);
+            slot.is_draining = !slot.detached;
+            if !slot.detached && holds_on.is_none() {
+                holds_on = Some(slot.id);
+            }
+        }
+        self.slots.rebuild_lists(self.desk.record.id, now, local);
+        let Some(id) = holds_on else {
+            return to.map_or(DetachProgress::Ends, DetachProgress::Goes);
+        };
+        let waited = now.since(since);
+        if waited < local.drain_max {
+            return DetachProgress::Pending;
+        }
+        // After the time limit a migration is canceled, but an exit proceeds.
+        match to {
+            Some(to) => {
+                self.desk.record.give_up(to, local.id);
+                self.stay(id, waited, now, local);
+                DetachProgress::Stays
+            }
+            None => DetachProgress::Ends,
+        }
+    }
+
+    /// Cancels a migration after its time limit.
+    fn stay(&mut self, id: PollerId, after: Span, now: Instant, local: &mut ReactorLocal) {
+        let poller = self.poller_name(id).unwrap_or_default();
+        let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
+        local.directory.record_event(now, Event::MigrationTimeout { thread, name, poller, after });
+        self.leaving = None;
+        // If one of them panics, the others are attached in the next iteration.
+        self.expect_attach();
+        self.attach(now, local);
+        self.arriving = false;
+    }
+
+    /// Prepares the handover to the reactor `to`. All of its pollers are detached.
+    pub(crate) fn prepare_handover(
+        &mut self,
+        to: ReactorId,
+        now: Instant,
+        local: &mut ReactorLocal,
+    ) {
+        self.run_housekeeping(now, local);
+        self.leaving = None;
+        self.arriving = true;
+        self.desk.record.set_home(to);
+    }
+
+    /// Ends the thread: closes channels, drops pollers and then messages.
+    pub(crate) fn close(&mut self, now: Instant, local: &mut ReactorLocal) {
+        let holds_on = self.slots.iter().find(|slot| !slot.detached);
+        let cut_off = holds_on.map(|slot| slot.name().to_owned());
+        local.watch.begin(self.desk.number);
+        while let Some(id) = self.slots.any() {
+            self.remove(id, now, local);
+        }
+        while let Some(open) = self.desk.channels.take_any() {
+            self.close_channel(open, now, local);
+        }
+        let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
+        local.directory.record_event(now, Event::ThreadEnded { thread, name, cut_off });
+    }
+}

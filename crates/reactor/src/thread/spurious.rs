@@ -1,0 +1,235 @@
+//! Filter for spurious wake-ups. A descriptor that stays readable without work ends every sleep at
+//! once, and the reactor would announce a sleep every other microsecond and never sleep.
+//!
+//! ```text
+//!   level ── 32 sleeps in a row ended at once, without work ─────▶ edge-triggered
+//!      ▲                                                             │ for 100 us
+//!      ├────── it changed meanwhile, or the poller finds work ◀──────┤
+//!      └── no longer ◀── at once again: stuck, event recorded ◀──────┘ doubled, up to 10 ms
+//! ```
+//!
+//! A descriptor shared with others, such as that of a device that several threads wait for, may end
+//! many sleeps with work for another thread. It is not stuck: each signal is a new edge and is
+//! reported. A stuck one is silent as long as it does not change, and the reactor sleeps. If it has
+//! work without a change, that is found when it becomes level-triggered again: at most 10 ms later.
+
+use tenmil_base::{Instant, Span};
+
+use super::LightThread;
+use crate::event::Event;
+use crate::reactor::ReactorLocal;
+
+/// Spurious wake-up state of one descriptor.
+#[derive(Debug)]
+pub(crate) struct SpuriousWakeFilter {
+    /// Number of polls with work when the descriptor last ended a sleep.
+    found: u64,
+    /// Consecutive sleeps that it ended at once, without work.
+    row: u32,
+    in_vain: u64,
+    /// Duration of the edge-triggered period, and its end.
+    wary_for: Span,
+    wary_until: Instant,
+    /// Sleeps that it has ended in that period.
+    changes: u32,
+    is_told: bool,
+}
+
+/// Consecutive spurious wake-ups that are no coincidence.
+pub(crate) const ROW: u32 = 32;
+/// A sleep ended by an occasional event lasts longer than this.
+const AT_ONCE: Span = Span::from_us(20);
+const WARY_MIN: Span = Span::from_us(100);
+/// Maximum delay of a signal that does not change a readable descriptor.
+pub(crate) const WARY_MAX: Span = Span::from_ms(10);
+/// A descriptor that was readable at the start ends one sleep by that. Further ones are changes.
+const ECHO: u32 = 1;
+
+impl Default for SpuriousWakeFilter {
+    fn default() -> Self {
+        Self {
+            found: 0,
+            row: 0,
+            in_vain: 0,
+            wary_for: Span::default(),
+            wary_until: Instant::NEVER,
+            changes: 0,
+            is_told: false,
+        }
+    }
+}
+
+impl SpuriousWakeFilter {
+    /// Handles a sleep that the descriptor ended, after its poller found work `found` times in
+    /// total. True if it is stuck and an event is to be recorded.
+    pub(super) fn woken(&mut self, found: u64, slept: Span, now: Instant) -> bool {
+        // The poller has found work since: the descriptor is trusted again.
+        if found != self.found {
+            *self = Self { found, in_vain: self.in_vain, ..Self::default() };
+            return false;
+        }
+        if self.is_edge_triggered() {
+            self.changes = self.changes.saturating_add(1);
+            return false;
+        }
+        // A sleep that lasted was ended by a real event.
+        if slept > AT_ONCE {
+            (self.row, self.wary_for) = (0, Span::default());
+            return false;
+        }
+        self.row = self.row.saturating_add(1);
+        if self.row < ROW {
+            return false;
+        }
+        // The first row may be a coincidence; the event is recorded when it repeats.
+        let is_first = self.row == ROW;
+        self.in_vain += if is_first { u64::from(ROW) } else { 1 };
+        self.wary_for.ns = (2 * self.wary_for.ns).clamp(WARY_MIN.ns, WARY_MAX.ns);
+        (self.wary_until, self.changes) = (now.after(self.wary_for), 0);
+        !is_first && !std::mem::replace(&mut self.is_told, true)
+    }
+
+    /// Whether it is edge-triggered.
+    pub(super) fn is_edge_triggered(&self) -> bool {
+        self.wary_until != Instant::NEVER
+    }
+
+    /// Time at which it becomes level-triggered again; never if it is.
+    pub(super) fn wary_until(&self) -> Instant {
+        self.wary_until
+    }
+
+    /// Counted spurious wake-ups.
+    pub(super) fn in_vain(&self) -> u64 {
+        self.in_vain
+    }
+
+    /// True if it becomes level-triggered now.
+    fn is_reconciled(&mut self, now: Instant) -> bool {
+        let is_over = self.is_edge_triggered() && now >= self.wary_until;
+        if is_over {
+            self.wary_until = Instant::NEVER;
+            if self.changes > ECHO {
+                (self.row, self.wary_for) = (0, Span::default());
+            }
+        }
+        is_over
+    }
+}
+
+impl LightThread {
+    /// Handles a sleep of this length that the descriptors with these numbers ended.
+    #[cold]
+    pub(crate) fn woken(
+        &mut self,
+        ready: &[u64],
+        slept: Span,
+        now: Instant,
+        local: &mut ReactorLocal,
+    ) {
+        let thread = self.desk.record.id;
+        let mut is_wary = false;
+        for slot in self.slots.iter_mut().filter(|slot| ready.contains(&slot.number)) {
+            is_wary |= slot.trust.is_edge_triggered();
+            if let Some(descriptor) = slot.woken(slept, now) {
+                let poller = slot.name().to_owned();
+                let event = Event::SpuriousWakeups { poller, thread, descriptor, times: ROW };
+                local.directory.record_event(now, event);
+            }
+            is_wary |= slot.trust.is_edge_triggered();
+        }
+        if is_wary {
+            self.slots.rebuild_lists(thread, now, local);
+        }
+    }
+
+    /// Makes descriptors level-triggered whose period has ended.
+    pub(super) fn reconcile(&mut self, now: Instant, local: &mut ReactorLocal) {
+        let is_reconciled = |slot: &mut super::Slot| slot.trust.is_reconciled(now);
+        if self.slots.iter_mut().filter_map(|slot| is_reconciled(slot).then_some(())).count() > 0 {
+            self.slots.rebuild_lists(self.desk.record.id, now, local);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{Instant, Random, Span};
+
+    use super::{AT_ONCE, ROW, SpuriousWakeFilter, WARY_MAX, WARY_MIN};
+
+    const SOON: Span = Span::from_us(2);
+
+    /// Ends `count` sleeps at once and without work. Returns how often an event was to be recorded.
+    fn stuck(trust: &mut SpuriousWakeFilter, found: u64, count: u32) -> usize {
+        let now = Instant { ns: 1_000 };
+        (0..count).filter(|_| trust.woken(found, SOON, now)).count()
+    }
+
+    #[test]
+    fn one_that_stays_readable_is_told_once_and_believed_ever_more_rarely() {
+        let mut trust = SpuriousWakeFilter::default();
+        assert_eq!(stuck(&mut trust, 0, ROW - 1), 0);
+        assert!(!trust.is_edge_triggered());
+        let mut now = Instant { ns: 5_000 };
+        let mut told = usize::from(trust.woken(0, SOON, now));
+        assert!(told == 0 && trust.is_edge_triggered(), "it may be that of many");
+        let mut spans = Vec::new();
+        for _ in 0..12 {
+            // It was readable when it became edge-triggered, and has not changed.
+            assert!(!trust.woken(0, SOON, now));
+            spans.push(trust.wary_until().since(now));
+            assert!(!trust.is_reconciled(Instant { ns: trust.wary_until().ns - 1 }));
+            now = trust.wary_until();
+            assert!(trust.is_reconciled(now) && !trust.is_edge_triggered());
+            told += usize::from(trust.woken(0, SOON, now));
+            assert_eq!(told, 1);
+        }
+        assert_eq!((spans[0], spans[1]), (WARY_MIN, Span { ns: 2 * WARY_MIN.ns }));
+        assert_eq!(spans[11], WARY_MAX);
+        assert_eq!(trust.in_vain(), u64::from(ROW) + 12);
+    }
+
+    #[test]
+    fn one_that_changes_is_never_told_and_never_doubted_for_long() {
+        let mut trust = SpuriousWakeFilter::default();
+        for _ in 0..20 {
+            let now = Instant { ns: 5_000 };
+            assert_eq!(stuck(&mut trust, 0, ROW), 0);
+            assert_eq!(trust.wary_until().since(Instant { ns: 1_000 }), WARY_MIN);
+            assert_eq!(stuck(&mut trust, 0, 2), 0);
+            assert!(trust.is_reconciled(now.after(WARY_MIN)));
+        }
+    }
+
+    #[test]
+    fn one_whose_poller_finds_work_is_believed_again_and_told_again() {
+        let mut trust = SpuriousWakeFilter::default();
+        let later = Instant { ns: 1_000 }.after(WARY_MIN);
+        for found in 0..3 {
+            assert_eq!(stuck(&mut trust, found, ROW), 0);
+            assert!(trust.is_edge_triggered());
+            assert_eq!(trust.wary_until(), later);
+            assert!(trust.is_reconciled(later));
+            assert_eq!(stuck(&mut trust, found, 1), 1);
+            assert!(!trust.woken(found + 1, SOON, later), "while it was not believed");
+            assert!(!trust.is_edge_triggered());
+        }
+    }
+
+    #[test]
+    fn what_comes_now_and_then_or_brings_work_is_always_believed() {
+        let mut random = Random::new(4);
+        let (mut trust, mut found) = (SpuriousWakeFilter::default(), 0);
+        for _ in 0..1_000 {
+            for _ in 0..random.below(ROW.into()) {
+                assert!(!trust.woken(found, SOON, Instant::default()));
+            }
+            let brings = random.chance(1, 2);
+            found += u64::from(brings);
+            let slept = if brings { SOON } else { Span { ns: AT_ONCE.ns + 1 } };
+            assert!(!trust.woken(found, slept, Instant::default()));
+        }
+        assert_eq!((trust.is_edge_triggered(), trust.in_vain()), (false, 0));
+    }
+}

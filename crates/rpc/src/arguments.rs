@@ -1,0 +1,233 @@
+//! Arguments of a method call, validated against the method's definition.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+use tenmil_linux::CpuList;
+
+use crate::error::{Code, RpcError, either, quoted};
+use crate::method::{Method, ParamDefault, Parameter};
+
+/// Validated arguments. Every value has the declared type, and every required parameter and every
+/// parameter with a default is present.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Arguments {
+    values: BTreeMap<&'static str, Argument>,
+}
+
+/// Value of an argument.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// Text, or one of the allowed words.
+    Text(String),
+    /// Boolean.
+    Flag(bool),
+    /// Unsigned integer.
+    Whole(u64),
+    /// Set of processors, not empty.
+    Cores(CpuList),
+}
+
+impl Arguments {
+    /// Validates the parameters of a request.
+    pub fn check(method: &Method, given: &Map<String, Value>) -> Result<Self, RpcError> {
+        let mut values = BTreeMap::new();
+        for (name, value) in given {
+            let parameter = method.parameter(name)?;
+            let value = parameter.kind.read(value).map_err(|why| bad(method, parameter, &why))?;
+            values.insert(parameter.name, value);
+        }
+        for parameter in method.parameters {
+            if values.contains_key(parameter.name) {
+                continue;
+            }
+            match parameter.need {
+                ParamDefault::Optional => {}
+                ParamDefault::Required => return Err(missing(method, parameter)),
+                ParamDefault::Default(text) => {
+                    let value = parameter.kind.parse(text);
+                    let value = value.and_then(|value| parameter.kind.read(&value));
+                    let value = value.map_err(|why| bad(method, parameter, &why))?;
+                    values.insert(parameter.name, value);
+                }
+            }
+        }
+        Ok(Self { values })
+    }
+
+    /// Text or word argument of this name, if present.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        match self.values.get(name)? {
+            Argument::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Boolean argument of this name, if present.
+    pub fn flag(&self, name: &str) -> Option<bool> {
+        match self.values.get(name)? {
+            Argument::Flag(flag) => Some(*flag),
+            _ => None,
+        }
+    }
+
+    /// Integer argument of this name, if present.
+    pub fn whole(&self, name: &str) -> Option<u64> {
+        match self.values.get(name)? {
+            Argument::Whole(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// Processor set argument of this name, if present.
+    pub fn cores(&self, name: &str) -> Option<&CpuList> {
+        match self.values.get(name)? {
+            Argument::Cores(cores) => Some(cores),
+            _ => None,
+        }
+    }
+}
+
+/// Converts `key=value` words of a command line into request parameters. They are validated as the
+/// server would, so a typing error is reported without a connection.
+pub fn words(method: &Method, words: &[String]) -> Result<Map<String, Value>, RpcError> {
+    let mut given = Map::new();
+    for word in words {
+        let Some((name, text)) = word.split_once('=') else {
+            let names: Vec<&str> = method.parameters.iter().map(|known| known.name).collect();
+            let (typed, word, names) = (method.typed_name(), quoted(word), either(&names));
+            return Err(RpcError::caller(
+                Code::NoSuchParameter,
+                format!("{typed}: {word} has no `=`, expected NAME=VALUE where NAME is {names}"),
+            ));
+        };
+        let parameter = method.parameter(name)?;
+        let value = parameter.kind.parse(text).map_err(|why| bad(method, parameter, &why))?;
+        if given.insert(name.to_owned(), value).is_some() {
+            let typed = method.typed_name();
+            return Err(RpcError::caller(
+                Code::BadValue,
+                format!("{typed}: {name} is given twice, expected once"),
+            ));
+        }
+    }
+    Arguments::check(method, &given)?;
+    Ok(given)
+}
+
+fn bad(method: &Method, parameter: &Parameter, why: &str) -> RpcError {
+    let message = format!("{}: {} {why}", method.typed_name(), parameter.name);
+    RpcError::caller(Code::BadValue, message)
+}
+
+fn missing(method: &Method, parameter: &Parameter) -> RpcError {
+    let (typed, name, expected) = (method.typed_name(), parameter.name, parameter.kind.expected());
+    RpcError::caller(
+        Code::MissingParameter,
+        format!("{typed}: {name} is missing, expected {expected}"),
+    )
+    .with_hint(format!("for example `{}`", method.example))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, Value, json};
+
+    use super::{Arguments, words};
+    use crate::error::Code;
+    use crate::method::{Method, MethodKind, ParamDefault, Parameter};
+    use crate::param_type::ParamType;
+    use crate::result_type::ResultType;
+
+    const fn parameter(name: &'static str, kind: ParamType, need: ParamDefault) -> Parameter {
+        Parameter { name, kind, need, help: "a thing" }
+    }
+
+    const METHOD: Method = Method {
+        verb: MethodKind::Set,
+        name: "wheel",
+        parameters: &[
+            parameter("name", ParamType::Text { len_max: 8 }, ParamDefault::Required),
+            parameter("spokes", ParamType::Whole { min: 1, max: 99 }, ParamDefault::Default("28")),
+            parameter("tubeless", ParamType::Flag, ParamDefault::Optional),
+            parameter("mask", ParamType::Cores, ParamDefault::Optional),
+        ],
+        answer: ResultType::Object,
+        help: "Change a wheel",
+        example: "tenmil set wheel name=front",
+        run: |_| Ok(Value::Null),
+    };
+
+    fn check(given: Value) -> Result<Arguments, (Code, String)> {
+        Arguments::check(&METHOD, given.as_object().unwrap())
+            .map_err(|refusal| (refusal.code, refusal.message))
+    }
+
+    fn typed(line: &str) -> Result<Map<String, Value>, String> {
+        let line: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        words(&METHOD, &line).map_err(|refusal| refusal.message)
+    }
+
+    #[test]
+    fn what_was_given_is_there_and_so_are_defaults() {
+        let given = json!({ "name": "rear", "tubeless": true, "mask": "0-1" });
+        let arguments = check(given).unwrap();
+        assert_eq!(arguments.text("name"), Some("rear"));
+        assert_eq!(arguments.whole("spokes"), Some(28));
+        assert_eq!(arguments.flag("tubeless"), Some(true));
+        assert_eq!(arguments.cores("mask").unwrap().len(), 2);
+        let arguments = check(json!({ "name": "rear", "spokes": 32 })).unwrap();
+        assert_eq!(arguments.whole("spokes"), Some(32));
+        assert_eq!(arguments.flag("tubeless"), None);
+        assert_eq!(arguments.text("spokes"), None, "of another kind");
+    }
+
+    #[test]
+    fn what_cannot_be_is_named_with_what_can() {
+        let named = "expected name, spokes, tubeless or mask";
+        for (given, code, message) in [
+            (
+                json!({ "name": "rear", "spoke": 3 }),
+                Code::NoSuchParameter,
+                format!("set wheel: no parameter `spoke`, {named}"),
+            ),
+            (
+                json!({ "name": "rear", "spokes": 100 }),
+                Code::BadValue,
+                "set wheel: spokes is 100, expected a whole number from 1 to 99".into(),
+            ),
+            (
+                json!({ "spokes": 3 }),
+                Code::MissingParameter,
+                "set wheel: name is missing, expected a text of 1 to 8 bytes".into(),
+            ),
+        ] {
+            assert_eq!(check(given), Err((code, message)));
+        }
+        let refusal = METHOD.parameter("spoke").unwrap_err();
+        assert_eq!(refusal.hint.as_deref(), Some("did you mean `spokes`?"));
+        assert_eq!(METHOD.parameter("colour").unwrap_err().hint, None);
+    }
+
+    #[test]
+    fn a_command_line_becomes_what_goes_over_the_wire() {
+        let given = typed("name=a=b spokes=7 tubeless=off").unwrap();
+        assert_eq!(Value::from(given), json!({ "name": "a=b", "spokes": 7, "tubeless": false }));
+        for (line, message) in [
+            (
+                "front",
+                "set wheel: `front` has no `=`, expected NAME=VALUE where NAME is name, spokes, \
+                 tubeless or mask",
+            ),
+            ("spokes=7", "set wheel: name is missing, expected a text of 1 to 8 bytes"),
+            ("name=a name=b", "set wheel: name is given twice, expected once"),
+            ("name=a tubeless=so", "set wheel: tubeless is `so`, expected true or false"),
+            (
+                "name=a nam=b",
+                "set wheel: no parameter `nam`, expected name, spokes, tubeless or mask",
+            ),
+        ] {
+            assert_eq!(typed(line).unwrap_err(), message);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Completion of command lines.
+
+use crate::method::{Method, MethodKind, MethodRegistry};
+
+/// Completions of the last of `words`, which follow the verb and may end with an empty word: first
+/// a method name, then parameters not yet given, then their values.
+pub fn candidates(table: &MethodRegistry, verb: MethodKind, words: &[String]) -> Vec<String> {
+    let Some((last, before)) = words.split_last() else { return Vec::new() };
+    let Some((name, given)) = before.split_first() else {
+        let names = table.methods().filter(|method| method.verb == verb);
+        return beginning_with(last, names.map(|method| method.name.to_owned()));
+    };
+    match table.find_typed(verb, name) {
+        Ok(method) => parameters(method, given, last),
+        Err(_) => Vec::new(),
+    }
+}
+
+fn parameters(method: &Method, given: &[String], last: &str) -> Vec<String> {
+    if let Some((name, _)) = last.split_once('=') {
+        let parameter = method.parameters.iter().find(|parameter| parameter.name == name);
+        let choices = parameter.map_or(&[][..], |parameter| parameter.kind.choices());
+        return beginning_with(last, choices.iter().map(|choice| format!("{name}={choice}")));
+    }
+    let is_given = |name: &str| {
+        given.iter().any(|word| word.split_once('=').is_some_and(|(given, _)| given == name))
+    };
+    let free = method.parameters.iter().filter(|parameter| !is_given(parameter.name));
+    beginning_with(last, free.map(|parameter| format!("{}=", parameter.name)))
+}
+
+fn beginning_with(prefix: &str, words: impl Iterator<Item = String>) -> Vec<String> {
+    words.filter(|word| word.starts_with(prefix)).collect()
+}

@@ -1,0 +1,109 @@
+//! Deferred responses.
+//!
+//! A method's function must not block. A method that takes a while registers a deferred response,
+//! which another thread completes. The connection that sent the request processes its next request
+//! only then; other connections are not affected.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::Value;
+
+use crate::error::{Code, RpcError};
+use crate::event::EventSender;
+
+type MethodResult = Result<Value, RpcError>;
+
+/// Slot in which a method's function registers that its response is deferred.
+#[derive(Debug, Default)]
+pub struct DeferredReply(RefCell<Option<PendingReply>>);
+
+/// Pending response of a deferred method.
+#[derive(Debug)]
+pub(crate) struct PendingReply(Arc<Mutex<Option<MethodResult>>>);
+
+/// Sender that completes a deferred response. If it is dropped without a response, the response is
+/// an error.
+#[derive(Debug)]
+pub(crate) struct ReplySender {
+    place: Arc<Mutex<Option<MethodResult>>>,
+    /// Wakes the server thread.
+    announcer: EventSender,
+}
+
+impl DeferredReply {
+    /// Registers a deferred response. The return value of the function is then ignored.
+    pub(crate) fn defer(&self, pending: PendingReply) {
+        self.0.replace(Some(pending));
+    }
+
+    /// Removes the registered response.
+    pub(crate) fn take(&self) -> Option<PendingReply> {
+        self.0.take()
+    }
+}
+
+impl PendingReply {
+    /// Whether the response is available.
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Removes the response, if it is available.
+    pub(crate) fn take(&self) -> Option<MethodResult> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl ReplySender {
+    /// Creates a sender and its pending response.
+    pub(crate) fn new(announcer: EventSender) -> (Self, PendingReply) {
+        let place = Arc::default();
+        (Self { place: Arc::clone(&place), announcer }, PendingReply(place))
+    }
+
+    /// Completes the response.
+    pub(crate) fn keep(self, answer: MethodResult) {
+        self.put(answer);
+    }
+
+    fn put(&self, answer: MethodResult) {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(answer);
+    }
+}
+
+impl Drop for ReplySender {
+    fn drop(&mut self) {
+        let text = "the process ends, and has not done it; expected one that goes on";
+        self.put(Err(RpcError::peer(Code::ConnectionClosed, text)));
+        self.announcer.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{DeferredReply, ReplySender};
+    use crate::error::Code;
+    use crate::event::announcements;
+
+    #[test]
+    fn a_promise_is_kept_once_and_one_that_is_lost_is_a_refusal() {
+        let (announcer, _announced) = announcements().unwrap();
+        let (promise, pending) = ReplySender::new(announcer.clone());
+        assert!(!pending.is_there() && pending.take().is_none());
+        promise.keep(Ok(json!(7)));
+        assert!(pending.is_there());
+        assert_eq!(pending.take(), Some(Ok(json!(7))));
+        assert_eq!(pending.take(), None);
+
+        let (promise, pending) = ReplySender::new(announcer);
+        let later = DeferredReply::default();
+        later.defer(pending);
+        drop(promise);
+        let pending = later.take().unwrap();
+        assert_eq!(pending.take().unwrap().unwrap_err().code, Code::ConnectionClosed);
+        assert!(later.take().is_none());
+    }
+}

@@ -1,0 +1,218 @@
+//! Errors of requests, in a form that programs can act on.
+
+use core::fmt;
+
+use serde_json::{Value, json};
+use tenmil_base::ErrorCategory;
+
+/// Error object of a response. Programs evaluate `code` and `blame`; the text is for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RpcError {
+    /// Stable code of the error.
+    pub code: Code,
+    /// Category: usage, environment or remote.
+    pub blame: ErrorCategory,
+    /// What was found and what was expected, on one line.
+    pub message: String,
+    /// Next step to take, if known.
+    pub hint: Option<String>,
+}
+
+/// Error code. Codes never change their meaning; new ones may be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// The line is not JSON.
+    NotJson,
+    /// The line is JSON but not a request.
+    NotARequest,
+    /// No method has this name.
+    NoSuchMethod,
+    /// The method has no parameter of this name.
+    NoSuchParameter,
+    /// A required parameter is missing.
+    MissingParameter,
+    /// The value of a parameter is invalid.
+    BadValue,
+    /// The object of the method does not exist in this process.
+    NotFound,
+    /// The operation failed.
+    Failed,
+    /// The line exceeds the length limit.
+    LineTooLong,
+    /// A line was not completed in time, or a response did not arrive in time.
+    Timeout,
+    /// The connection limit is reached.
+    Busy,
+    /// The user has no permission.
+    NotAllowed,
+    /// No process can be reached, or there are several and none was selected.
+    NoProcess,
+    /// The peer closed the connection.
+    ConnectionClosed,
+    /// Code of a newer version.
+    Unknown,
+}
+
+impl Code {
+    /// All codes with name and meaning.
+    pub const ALL: [(Self, &'static str, &'static str); 14] = [
+        (Self::NotJson, "parse_error", "the line is not valid JSON, or a member is duplicated"),
+        (Self::NotARequest, "invalid_request", "the line is JSON but not a request"),
+        (Self::NoSuchMethod, "method_not_found", "no method has this name"),
+        (Self::NoSuchParameter, "unknown_parameter", "the method has no parameter with this name"),
+        (Self::MissingParameter, "missing_parameter", "a required parameter is missing"),
+        (Self::BadValue, "invalid_value", "the value of a parameter is invalid"),
+        (Self::NotFound, "not_found", "the object of the method does not exist in this process"),
+        (Self::Failed, "failed", "the operation failed"),
+        (Self::LineTooLong, "line_too_long", "the line is too long; the connection is closed"),
+        (Self::Timeout, "timeout", "a line was not completed in time; the connection is closed"),
+        (Self::Busy, "busy", "the connection limit is reached; the connection is closed"),
+        (Self::NotAllowed, "not_allowed", "the user has no permission; the connection is closed"),
+        (
+            Self::NoProcess,
+            "no_process",
+            "no process, or several, to connect to; reported by the client",
+        ),
+        (
+            Self::ConnectionClosed,
+            "connection_closed",
+            "the connection was closed by the process; reported by the client",
+        ),
+    ];
+
+    /// Name of the code.
+    pub fn name(self) -> &'static str {
+        let row = Self::ALL.iter().find(|(code, ..)| *code == self);
+        row.map_or("unknown", |(_, name, _)| name)
+    }
+
+    /// Code with this name.
+    pub fn named(name: &str) -> Self {
+        let row = Self::ALL.iter().find(|(_, known, _)| *known == name);
+        row.map_or(Self::Unknown, |(code, ..)| *code)
+    }
+}
+
+impl RpcError {
+    /// Usage error: the caller requested something impossible.
+    pub fn caller(code: Code, message: impl Into<String>) -> Self {
+        Self { code, blame: ErrorCategory::Usage, message: message.into(), hint: None }
+    }
+
+    /// Environment error: the machine is not set up for the operation.
+    pub fn machine(code: Code, message: impl Into<String>) -> Self {
+        Self { code, blame: ErrorCategory::Environment, message: message.into(), hint: None }
+    }
+
+    /// Remote error: the peer violated the protocol or failed.
+    pub fn peer(code: Code, message: impl Into<String>) -> Self {
+        Self { code, blame: ErrorCategory::Remote, message: message.into(), hint: None }
+    }
+
+    /// Adds a hint.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// JSON value of the `"error"` member.
+    pub fn to_json(&self) -> Value {
+        let blame = category_name(self.blame);
+        let mut error =
+            json!({ "code": self.code.name(), "category": blame, "message": self.message });
+        if let Some(hint) = &self.hint {
+            error["hint"] = hint.as_str().into();
+        }
+        error
+    }
+
+    /// Parses an `"error"` member. `None` if it is not an error object.
+    pub fn from_json(error: &Value) -> Option<Self> {
+        let text = |name| error.get(name).and_then(Value::as_str);
+        let blames = [ErrorCategory::Usage, ErrorCategory::Environment, ErrorCategory::Remote];
+        let blame =
+            blames.into_iter().find(|blame| Some(category_name(*blame)) == text("category"))?;
+        Some(Self {
+            code: Code::named(text("code")?),
+            blame,
+            message: text("message")?.to_owned(),
+            hint: text("hint").map(str::to_owned),
+        })
+    }
+}
+
+fn category_name(blame: ErrorCategory) -> &'static str {
+    match blame {
+        ErrorCategory::Usage => "usage",
+        ErrorCategory::Environment => "environment",
+        ErrorCategory::Remote => "remote",
+    }
+}
+
+impl fmt::Display for RpcError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+impl core::error::Error for RpcError {}
+
+/// Formats untrusted text for a message: quoted, on one line, and truncated.
+pub(crate) fn quoted(text: &str) -> String {
+    const CHARS_MAX: usize = 40;
+    let mut shown: String = text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(CHARS_MAX).is_some() {
+        shown.push('…');
+    }
+    format!("`{shown}`")
+}
+
+/// Formats names as `a, b or c`.
+pub(crate) fn either(names: &[&str]) -> String {
+    match names {
+        [] => "none".into(),
+        [name] => (*name).to_owned(),
+        [rest @ .., last] => format!("{} or {last}", rest.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tenmil_base::ErrorCategory;
+
+    use super::{Code, RpcError, either, quoted};
+
+    #[test]
+    fn every_code_has_a_word_of_its_own_that_leads_back_to_it() {
+        for (code, name, meaning) in Code::ALL {
+            assert_eq!((code.name(), Code::named(name)), (name, code));
+            assert!(!meaning.is_empty());
+        }
+        assert_eq!(Code::named("of_a_later_version"), Code::Unknown);
+    }
+
+    #[test]
+    fn a_refusal_crosses_the_wire_whole() {
+        let bare = RpcError::peer(Code::ConnectionClosed, "it went");
+        assert_eq!(
+            bare.to_json(),
+            json!({"code": "connection_closed", "category": "remote", "message": "it went"})
+        );
+        for refusal in [bare.with_hint("come back"), RpcError::machine(Code::Failed, "no")] {
+            assert_eq!(RpcError::from_json(&refusal.to_json()), Some(refusal));
+        }
+        let odd = json!({"code": "connection_closed", "category": "nobody", "message": ""});
+        assert_eq!(RpcError::from_json(&odd), None);
+        assert_eq!(RpcError::caller(Code::Busy, "").blame, ErrorCategory::Usage);
+    }
+
+    #[test]
+    fn text_from_outside_stays_on_one_short_line() {
+        assert_eq!(quoted("a\nb"), "`a\\nb`");
+        assert_eq!(quoted(&"x".repeat(41)), format!("`{}…`", "x".repeat(40)));
+        assert_eq!(either(&["a"]), "a");
+        assert_eq!(either(&["a", "b", "c"]), "a, b or c");
+    }
+}

@@ -1,0 +1,190 @@
+//! Events: messages that a process sends to subscribed clients.
+//!
+//! An event is emitted through an [`EventSender`], without blocking. If the queue is full, the
+//! event is dropped, and the number of dropped events is reported as an event.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use serde_json::{Value, json};
+use tenmil_base::{Instant, Interrupts};
+use tenmil_linux::{Clock, EventVectors};
+
+/// Kind of an event, a constant of its emitter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EventKind {
+    /// Stable name.
+    pub name: &'static str,
+    /// When it is emitted, as a phrase.
+    pub help: &'static str,
+}
+
+/// Event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Event {
+    /// Kind.
+    pub kind: EventKind,
+    /// One-line text for people.
+    pub text: String,
+    /// Object for programs.
+    pub about: Value,
+}
+
+/// Event of a successful set method.
+pub(crate) const SET: EventKind = EventKind { name: "set", help: "a set method succeeded" };
+/// Event for dropped events.
+pub(crate) const LOST: EventKind = EventKind {
+    name: "lost",
+    help: "events were dropped because they occurred faster than they could be sent",
+};
+/// Event of the server's end.
+pub(crate) const ENDING: EventKind = EventKind {
+    name: "ending",
+    help: "the control server is shutting down; no further events follow",
+};
+
+impl EventKind {
+    /// Kinds that every server emits.
+    pub const COMMON: [Self; 3] = [SET, LOST, ENDING];
+}
+
+/// Sender of events. Cheap to clone; usable from any thread.
+#[derive(Clone, Debug)]
+pub struct EventSender {
+    queue: SyncSender<Event>,
+    lost: Arc<AtomicU64>,
+    wake: EventVectors,
+}
+
+/// Receiving end of the event queue, owned by a server.
+#[derive(Debug)]
+pub struct EventReceiver {
+    queue: Receiver<Event>,
+    lost: Arc<AtomicU64>,
+    pub(crate) wake: EventVectors,
+}
+
+/// Capacity of the event queue.
+const WAITING_MAX: usize = 256;
+
+/// Creates an event queue.
+pub fn announcements() -> std::io::Result<(EventSender, EventReceiver)> {
+    let (sender, receiver) = sync_channel(WAITING_MAX);
+    let lost = Arc::new(AtomicU64::new(0));
+    let wake = EventVectors::new(1)?;
+    let announcer = EventSender { queue: sender, lost: Arc::clone(&lost), wake: wake.clone() };
+    Ok((announcer, EventReceiver { queue: receiver, lost, wake }))
+}
+
+impl EventSender {
+    /// Emits an event without blocking. It costs an allocation and a system call, so it is for
+    /// infrequent events.
+    pub fn emit(&self, event: Event) {
+        if self.queue.try_send(event).is_err() {
+            // Relaxed: a counter that publishes nothing else.
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        self.wake.clone().raise(0);
+    }
+
+    /// Wakes the server thread.
+    pub(crate) fn wake(&self) {
+        self.wake.clone().raise(0);
+    }
+
+    /// Adds events that were dropped elsewhere.
+    pub(crate) fn report_lost(&self, count: u64) {
+        self.lost.fetch_add(count, Ordering::Relaxed);
+        self.wake.clone().raise(0);
+    }
+}
+
+impl EventReceiver {
+    /// Next event. Dropped events are reported before the first one that follows them.
+    pub(crate) fn next(&self) -> Option<Event> {
+        match self.lost.swap(0, Ordering::Relaxed) {
+            0 => self.queue.try_recv().ok(),
+            count => Some(lost(count)),
+        }
+    }
+}
+
+fn lost(count: u64) -> Event {
+    Event {
+        kind: LOST,
+        text: format!("{count} events were lost"),
+        about: json!({ "count": count }),
+    }
+}
+
+impl Event {
+    /// JSON line of the event.
+    pub(crate) fn to_line(&self, now: Instant) -> Vec<u8> {
+        let event = json!({
+            "kind": self.kind.name,
+            "at_ns": now.ns,
+            "text": self.text,
+            "about": self.about,
+        });
+        let mut line = json!({ "event": event }).to_string().into_bytes();
+        line.push(b'\n');
+        line
+    }
+}
+
+/// Clock of event times: the kernel's monotonic clock, so that events of several programs on a
+/// machine can be ordered.
+pub(crate) fn clock() -> Clock {
+    Clock::kernel()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tenmil_base::{Instant, Span};
+
+    use super::{Event, SET, WAITING_MAX, announcements};
+
+    fn event(number: usize) -> Event {
+        Event { kind: SET, text: format!("number {number}"), about: json!({}) }
+    }
+
+    #[test]
+    fn announcements_come_out_in_order_and_wake_whoever_waits() {
+        let (announcer, announced) = announcements().unwrap();
+        assert!(announced.next().is_none() && !announced.wake.clear(0));
+        let other = announcer.clone();
+        announcer.emit(event(1));
+        other.emit(event(2));
+        assert!(announced.wake.wait(0, Span::from_secs(10)).unwrap());
+        let texts: Vec<_> = std::iter::from_fn(|| announced.next()).map(|it| it.text).collect();
+        assert_eq!(texts, ["number 1", "number 2"]);
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted_and_the_count_is_told_once() {
+        let (announcer, announced) = announcements().unwrap();
+        (0..WAITING_MAX + 3).for_each(|number| announcer.emit(event(number)));
+        assert_eq!(announced.next().unwrap().text, "3 events were lost");
+        assert_eq!(announced.next().unwrap(), event(0));
+        assert_eq!(std::iter::from_fn(|| announced.next()).count(), WAITING_MAX - 1);
+    }
+
+    #[test]
+    fn an_announcer_outlives_whoever_listened() {
+        let (announcer, announced) = announcements().unwrap();
+        drop(announced);
+        announcer.emit(event(1));
+    }
+
+    #[test]
+    fn an_event_is_one_line() {
+        let line = Event { text: "two\nlines".into(), ..event(0) }.to_line(Instant { ns: 5 });
+        let text = String::from_utf8(line).unwrap();
+        assert_eq!(text.lines().count(), 1);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let expected = json!({ "kind": "set", "at_ns": 5, "text": "two\nlines", "about": {} });
+        assert_eq!(value["event"], expected);
+    }
+}

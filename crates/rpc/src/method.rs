@@ -1,0 +1,215 @@
+//! Table of methods.
+
+use serde_json::Value;
+
+use crate::arguments::Arguments;
+use crate::deferred::DeferredReply;
+use crate::did_you_mean::nearest;
+use crate::error::{Code, RpcError, either, quoted};
+use crate::event::EventKind;
+use crate::param_type::ParamType;
+use crate::passed_fd::PassedFd;
+use crate::result_type::ResultType;
+use crate::state::ServerState;
+
+/// Definition of a method.
+#[derive(Clone, Copy, Debug)]
+pub struct Method {
+    /// Whether it reads, changes or subscribes.
+    pub verb: MethodKind,
+    /// Name after the verb. A get and a set method may share a name.
+    pub name: &'static str,
+    /// Parameters, in the order of the documentation.
+    pub parameters: &'static [Parameter],
+    /// Type of the result.
+    pub answer: ResultType,
+    /// Description, as an imperative sentence without a period.
+    pub help: &'static str,
+    /// Working command line, starting with the program's name.
+    pub example: &'static str,
+    /// Implementation. It must not block, since all other clients wait for it; a method that takes
+    /// a while returns a [`DeferredReply`].
+    pub run: fn(&CallContext<'_>) -> Result<Value, RpcError>,
+}
+
+/// Effect of a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MethodKind {
+    /// Reads and changes nothing.
+    Get,
+    /// Changes something and returns the new state.
+    Set,
+    /// Subscribes: its result is followed by events.
+    Subscribe,
+}
+
+/// Parameter of a method.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameter {
+    /// Name.
+    pub name: &'static str,
+    /// Allowed values.
+    pub kind: ParamType,
+    /// Whether it is required, and its default.
+    pub need: ParamDefault,
+    /// Description, as a phrase.
+    pub help: &'static str,
+}
+
+/// Whether a parameter is required.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamDefault {
+    /// Required.
+    Required,
+    /// Optional, without a default.
+    Optional,
+    /// Optional, with this default in command-line syntax.
+    Default(&'static str),
+}
+
+/// Context of a method call.
+#[derive(Clone, Copy, Debug)]
+pub struct CallContext<'a> {
+    /// Table of the method.
+    pub table: &'a MethodRegistry,
+    /// State of the process.
+    pub state: &'a ServerState,
+    /// Validated arguments.
+    pub arguments: &'a Arguments,
+    /// Slot for a deferred response.
+    pub later: &'a DeferredReply,
+    /// File descriptor attached to the request, if any.
+    pub passed: &'a PassedFd,
+}
+
+/// All methods and event kinds, in groups.
+#[derive(Clone, Copy, Debug)]
+pub struct MethodRegistry {
+    methods: &'static [&'static [Method]],
+    events: &'static [&'static [EventKind]],
+}
+
+impl MethodKind {
+    /// Verb on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Set => "set",
+            Self::Subscribe => "events",
+        }
+    }
+}
+
+impl Method {
+    /// Name in a request: that of the row, with `set_` prepended for a set method.
+    pub fn wire_name(&self) -> String {
+        match self.verb {
+            MethodKind::Get | MethodKind::Subscribe => self.name.to_owned(),
+            MethodKind::Set => format!("set_{}", self.name),
+        }
+    }
+
+    /// Name on a command line.
+    pub fn typed_name(&self) -> String {
+        match self.verb {
+            MethodKind::Subscribe => self.name.to_owned(),
+            verb => format!("{} {}", verb.name(), self.name),
+        }
+    }
+
+    /// Parameter of this name, or an error that lists the known ones.
+    pub fn parameter(&self, name: &str) -> Result<&'static Parameter, RpcError> {
+        let names = || self.parameters.iter().map(|parameter| parameter.name);
+        if let Some(found) = self.parameters.iter().find(|parameter| parameter.name == name) {
+            return Ok(found);
+        }
+        let expected = either(&names().collect::<Vec<_>>());
+        let name_shown = quoted(name);
+        let message =
+            format!("{}: no parameter {name_shown}, expected {expected}", self.typed_name());
+        let refusal = RpcError::caller(Code::NoSuchParameter, message);
+        Err(match nearest(name, names()) {
+            Some(near) => refusal.with_hint(format!("did you mean `{near}`?")),
+            None => refusal,
+        })
+    }
+}
+
+impl MethodRegistry {
+    /// Creates a table of these rows.
+    pub const fn new(
+        methods: &'static [&'static [Method]],
+        events: &'static [&'static [EventKind]],
+    ) -> Self {
+        Self { methods, events }
+    }
+
+    /// All methods.
+    pub fn methods(&self) -> impl Iterator<Item = &'static Method> + Clone + use<> {
+        self.methods.iter().flat_map(|group| group.iter())
+    }
+
+    /// All event kinds.
+    pub fn events(&self) -> impl Iterator<Item = &'static EventKind> + use<> {
+        self.events.iter().flat_map(|group| group.iter())
+    }
+
+    /// Finds a method by its name in a request.
+    pub fn find(&self, wire_name: &str) -> Result<&'static Method, RpcError> {
+        let found = self.methods().find(|method| method.wire_name() == wire_name);
+        found.ok_or_else(|| {
+            let names: Vec<String> = self.methods().map(Method::wire_name).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            no_such("method", wire_name, &names)
+        })
+    }
+
+    /// Finds a method by its name on a command line.
+    pub fn find_typed(&self, verb: MethodKind, name: &str) -> Result<&'static Method, RpcError> {
+        let of_verb = || self.methods().filter(|method| method.verb == verb);
+        let found = of_verb().find(|method| method.name == name);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = of_verb().map(|method| method.name).collect();
+            no_such(&format!("{} method", verb.name()), name, &names)
+        })
+    }
+}
+
+/// Methods of version 0.1 under their new names.
+const RENAMED: [(&str, &str); 9] = [
+    ("queues", "nvme_connections"),
+    ("pools", "pools"),
+    ("sample", "snapshot_stats"),
+    ("pool_grow", "pool_grow"),
+    ("pool_device", "pool_device"),
+    ("pool_thresholds", "pool_thresholds"),
+    ("pool_scrub", "pool_scrub"),
+    ("pool_check", "pool_check"),
+    ("volume_rollback", "volume_rollback"),
+];
+
+/// The present name of a method of version 0.1, with the prefix of `found`.
+fn renamed(found: &str, names: &[&str]) -> Option<String> {
+    let (prefix, bare) = match found.strip_prefix("set_") {
+        Some(bare) => ("set_", bare),
+        None => ("", found),
+    };
+    let (_, new) = RENAMED.iter().find(|(old, _)| *old == bare)?;
+    let whole = format!("{prefix}{new}");
+    names.contains(&&*whole).then_some(whole)
+}
+
+fn no_such(what: &str, found: &str, names: &[&str]) -> RpcError {
+    if let Some(new) = renamed(found, names) {
+        let text = format!("no {what} {}: it is now {}", quoted(found), quoted(&new));
+        return RpcError::caller(Code::NoSuchMethod, text);
+    }
+    let shown = quoted(found);
+    let expected = either(names);
+    let refusal =
+        RpcError::caller(Code::NoSuchMethod, format!("no {what} {shown}, expected {expected}"));
+    match nearest(found, names.iter().copied()) {
+        Some(near) => refusal.with_hint(format!("did you mean `{near}`?")),
+        None => refusal,
+    }
+}

@@ -1,0 +1,374 @@
+//! Mirrors and delays among the open devices, which can be queried and changed.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde_json::{Value, json};
+use tenmil_base::Span;
+use tenmil_block::mirror::{LegProgress, MirrorMonitor, Progress};
+use tenmil_block::{DelayControl, DeviceControl, LatencySpec};
+
+use crate::error::{Code, RpcError, either, quoted};
+use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
+use crate::param_type::ParamType;
+use crate::result_type::{FieldSchema, ResultType};
+
+/// Handles to the devices of a process. Clones share the state.
+#[derive(Clone, Debug, Default)]
+pub struct Devices(Arc<Mutex<Vec<DeviceControl>>>);
+
+const WHOLE: ResultType = ResultType::Maybe(&ResultType::Whole);
+const NAME: ParamType = ParamType::Text { len_max: 4096 };
+/// One hour.
+const TIME: ParamType = ParamType::Whole { min: 0, max: 3_600_000_000_000 };
+
+const LEG: &[FieldSchema] = &[
+    FieldSchema::new("number", ResultType::Whole, "identifier"),
+    FieldSchema::new(
+        "device",
+        ResultType::Maybe(&ResultType::Text),
+        "URI of the device; null if it was missing when the mirror was opened",
+    ),
+    FieldSchema::new(
+        "state",
+        ResultType::Text,
+        "state of the leg: in sync, copied to, stale or missing",
+    ),
+];
+
+const MIRROR: &[FieldSchema] = &[
+    FieldSchema::new("device", ResultType::Text, "name"),
+    FieldSchema::new("uuid", ResultType::Text, "UUID of the mirror"),
+    FieldSchema::new(
+        "generation",
+        ResultType::Whole,
+        "number of superblock updates caused by changes of the legs",
+    ),
+    FieldSchema::new("health", ResultType::Text, "health: healthy, resynchronizing or degraded"),
+    FieldSchema::new("legs_in_sync", ResultType::Whole, "number of legs in sync"),
+    FieldSchema::new("legs", ResultType::Rows(LEG), "legs of the mirror"),
+    FieldSchema::new("regions", ResultType::Whole, "number of regions in the dirty map"),
+    FieldSchema::new("region_bytes", ResultType::Whole, "size of a region"),
+    FieldSchema::new(
+        "dirty_regions",
+        ResultType::Whole,
+        "number of regions in which the legs may differ",
+    ),
+    FieldSchema::new("left_regions", ResultType::Whole, "number of regions still to be copied"),
+    FieldSchema::new(
+        "copying_at_bytes",
+        WHOLE,
+        "current offset of the resynchronization; null if none is running",
+    ),
+    FieldSchema::new(
+        "copy_bytes_per_s",
+        ResultType::Whole,
+        "rate limit of the resynchronization, in bytes per second",
+    ),
+    FieldSchema::new(
+        "left_ns",
+        WHOLE,
+        "minimum remaining time of the resynchronization; null if nothing remains",
+    ),
+    FieldSchema::new(
+        "legs_lost",
+        ResultType::Whole,
+        "number of legs that failed since the mirror was opened",
+    ),
+    FieldSchema::new(
+        "legs_returned",
+        ResultType::Whole,
+        "number of stale legs that became reachable again",
+    ),
+    FieldSchema::new(
+        "legs_resynchronized",
+        ResultType::Whole,
+        "number of legs that were resynchronized",
+    ),
+    FieldSchema::new(
+        "writes_lost",
+        ResultType::Whole,
+        "number of times that completed but unflushed writes were lost on all legs",
+    ),
+];
+
+const DELAY: &[FieldSchema] = &[
+    FieldSchema::new("device", ResultType::Text, "URI of the device"),
+    FieldSchema::new("read_mean_ns", ResultType::Whole, "mean delay of reads"),
+    FieldSchema::new(
+        "read_p99_ns",
+        WHOLE,
+        "99th percentile of the read delay; null if the delay is constant",
+    ),
+    FieldSchema::new("write_mean_ns", ResultType::Whole, "mean delay of all other requests"),
+    FieldSchema::new(
+        "write_p99_ns",
+        WHOLE,
+        "99th percentile of the delay of other requests; null if the delay is constant",
+    ),
+];
+
+const fn time(name: &'static str, help: &'static str) -> Parameter {
+    Parameter { name, kind: TIME, need: ParamDefault::Optional, help }
+}
+
+pub(super) const METHODS: &[Method] = &[
+    Method {
+        verb: MethodKind::Get,
+        name: "mirrors",
+        parameters: &[],
+        answer: ResultType::Rows(MIRROR),
+        help: "List the open mirrors with the state of their legs and the progress of resynchronization",
+        example: "tenmil get mirrors --json",
+        run: mirrors,
+    },
+    Method {
+        verb: MethodKind::Get,
+        name: "delays",
+        parameters: &[],
+        answer: ResultType::Rows(DELAY),
+        help: "List the open `delay:` devices and their delays",
+        example: "tenmil get delays",
+        run: |call| {
+            Ok(delays(call)?.iter().map(|(name, handle)| delay_row(name, handle)).collect())
+        },
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "delay",
+        parameters: &[
+            Parameter {
+                name: "device",
+                kind: NAME,
+                need: ParamDefault::Optional,
+                help: "the device to change; optional if there is only one",
+            },
+            time("read_mean_ns", "mean delay of reads"),
+            time("read_p99_ns", "99th percentile of the read delay; 0 for a constant delay"),
+            time("write_mean_ns", "mean delay of all other requests"),
+            time(
+                "write_p99_ns",
+                "99th percentile of the delay of other requests; 0 for a constant delay",
+            ),
+        ],
+        answer: ResultType::Record(DELAY),
+        help: "Change the delays of a `delay:` device for requests submitted from now on",
+        example: "tenmil set delay read_mean_ns=80000 read_p99_ns=1000000",
+        run: set_delay,
+    },
+];
+
+impl Devices {
+    /// Creates a set of these handles.
+    pub fn new(handles: Vec<DeviceControl>) -> Self {
+        Self(Arc::new(Mutex::new(handles)))
+    }
+
+    /// Replaces the handles.
+    pub fn replace(&self, handles: Vec<DeviceControl>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = handles;
+    }
+
+    fn all(&self) -> Vec<DeviceControl> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn devices(call: &CallContext<'_>) -> Result<Vec<DeviceControl>, RpcError> {
+    Ok(call.state.part::<Devices>("devices that can be watched")?.all())
+}
+
+fn mirrors(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let all = devices(call)?;
+    let rows = all.iter().filter_map(|handle| match handle {
+        DeviceControl::Mirror { uri, handle } => mirror_row(uri, handle),
+        _ => None,
+    });
+    Ok(rows.collect())
+}
+
+/// Row of a mirror; `None` if it has been closed.
+fn mirror_row(uri: &str, handle: &MirrorMonitor) -> Option<Value> {
+    let Progress { uuid, generation, legs, region_bytes, regions, .. } = &handle.progress()?;
+    let Progress {
+        health,
+        counters,
+        dirty_regions,
+        left_regions,
+        copying_at_bytes,
+        copy_bytes_per_s,
+        ..
+    } = handle.progress()?;
+    let left = u128::from(left_regions) * u128::from(*region_bytes) * 1_000_000_000;
+    let left_ns = left.checked_div(copy_bytes_per_s.into()).filter(|ns| *ns > 0);
+    let leg = |leg: &LegProgress| json!({ "number": leg.number, "device": leg.name, "state": leg.state.name() });
+    let in_sync =
+        legs.iter().filter(|leg| leg.state == tenmil_block::mirror::LegState::InSync).count();
+    Some(json!({
+        "device": uri,
+        "uuid": uuid,
+        "generation": generation,
+        "health": health.name(),
+        "legs_in_sync": in_sync,
+        "legs": legs.iter().map(leg).collect::<Vec<_>>(),
+        "regions": regions,
+        "region_bytes": region_bytes,
+        "dirty_regions": dirty_regions,
+        "left_regions": left_regions,
+        "copying_at_bytes": copying_at_bytes,
+        "copy_bytes_per_s": copy_bytes_per_s,
+        "left_ns": left_ns.map(|ns| u64::try_from(ns).unwrap_or(u64::MAX)),
+        "legs_lost": counters.legs_lost,
+        "legs_returned": counters.legs_returned,
+        "legs_resynchronized": counters.legs_resynchronized,
+        "writes_lost": counters.writes_lost,
+    }))
+}
+
+fn delays(call: &CallContext<'_>) -> Result<Vec<(String, DelayControl)>, RpcError> {
+    let all = devices(call)?.into_iter();
+    let delays = all.filter_map(|handle| match handle {
+        DeviceControl::Delay { uri, handle } => Some((uri, handle)),
+        _ => None,
+    });
+    Ok(delays.collect())
+}
+
+fn delay_row(name: &str, handle: &DelayControl) -> Value {
+    let delays = handle.delays();
+    let p99 = |spread: LatencySpec| spread.p99.map(|p99| p99.ns);
+    json!({
+        "device": name,
+        "read_mean_ns": delays.read.mean.ns,
+        "read_p99_ns": p99(delays.read),
+        "write_mean_ns": delays.write.mean.ns,
+        "write_p99_ns": p99(delays.write),
+    })
+}
+
+fn set_delay(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let (all, wanted) = (delays(call)?, call.arguments.text("device"));
+    let found = match (wanted, &all[..]) {
+        (None, [only]) => Some(only),
+        (None, _) => None,
+        (Some(name), _) => all.iter().find(|(device, _)| device == name),
+    };
+    let Some((name, handle)) = found else {
+        let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+        let found =
+            wanted.map_or_else(|| "no name".to_owned(), |name| format!("no {}", quoted(name)));
+        let expected =
+            if names.is_empty() { "a `delay:` device".to_owned() } else { either(&names) };
+        let message = format!("set delay: {found}, expected {expected}");
+        return Err(RpcError::caller(Code::NotFound, message));
+    };
+    let mut delays = handle.delays();
+    let whole = |name| call.arguments.whole(name).map(|ns| Span { ns });
+    let some = |span: Span| Some(span).filter(|span| span.ns > 0);
+    for (spread, mean, p99) in [
+        (&mut delays.read, "read_mean_ns", "read_p99_ns"),
+        (&mut delays.write, "write_mean_ns", "write_p99_ns"),
+    ] {
+        spread.mean = whole(mean).unwrap_or(spread.mean);
+        spread.p99 = whole(p99).map_or(spread.p99, some);
+    }
+    let refuse = |why| RpcError::caller(Code::Failed, format!("set delay: {why}"));
+    handle.set(delays).map_err(refuse)?;
+    Ok(delay_row(name, handle))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tenmil_block::Opener;
+    use tenmil_dma::RegionTable;
+    use tenmil_linux::Clock;
+
+    use super::Devices;
+    use crate::error::{Code, RpcError};
+    use crate::methods::TABLE;
+    use crate::{Arguments, CallContext, DeferredReply, ServerState};
+
+    fn open(uris: &[&str]) -> (ServerState, Vec<tenmil_block::OpenedDevice>) {
+        let regions = RegionTable::new(64);
+        let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: &[] };
+        let opened = uris.iter().map(|uri| opener.open(&uri.parse().unwrap()).unwrap());
+        let opened: Vec<_> = opened.collect();
+        let handles = opened.iter().flat_map(|one| one.handles.clone()).collect();
+        (ServerState::new().with(Devices::new(handles)), opened)
+    }
+
+    fn ask(state: &ServerState, method: &str, parameters: &Value) -> Result<Value, RpcError> {
+        let method = TABLE.find(method).unwrap();
+        let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
+        let answer = (method.run)(&CallContext {
+            table: &TABLE,
+            state,
+            arguments: &arguments,
+            later: &DeferredReply::default(),
+            passed: &crate::PassedFd::default(),
+        })?;
+        assert_eq!(method.answer.check(&answer), Ok(()));
+        Ok(answer)
+    }
+
+    #[test]
+    fn a_delay_changes_number_by_number_and_keeps_what_it_was_when_that_is_refused() {
+        let (state, opened) = open(&["delay:[null:]?read=80us&read-p99=1ms"]);
+        let row = &ask(&state, "delays", &json!({})).unwrap()[0];
+        assert_eq!(
+            (&row["read_mean_ns"], &row["read_p99_ns"]),
+            (&json!(80_000), &json!(1_000_000))
+        );
+        assert_eq!((&row["write_mean_ns"], &row["write_p99_ns"]), (&json!(0), &Value::Null));
+        let row =
+            ask(&state, "set_delay", &json!({ "read_p99_ns": 0, "write_mean_ns": 7 })).unwrap();
+        assert_eq!((&row["read_mean_ns"], &row["read_p99_ns"]), (&json!(80_000), &Value::Null));
+        assert_eq!(row["write_mean_ns"], json!(7));
+        let tenmil_block::DeviceControl::Delay { handle, .. } = &opened[0].handles[0] else {
+            panic!()
+        };
+        assert_eq!(handle.delays().write.mean.ns, 7, "the device goes by it");
+        let refusal = ask(&state, "set_delay", &json!({ "read_p99_ns": 1 })).unwrap_err();
+        assert_eq!(refusal.code, Code::Failed);
+        assert_eq!(ask(&state, "delays", &json!({})).unwrap()[0], row);
+    }
+
+    #[test]
+    fn of_several_delays_one_is_named() {
+        let (state, _opened) = open(&["delay:[null:]?read=1us", "delay:[null:]?read=2us"]);
+        let refused = |change| ask(&state, "set_delay", &change).unwrap_err().message;
+        let expected = "delay:[null:]?read=1us or delay:[null:]?read=2us";
+        assert_eq!(refused(json!({})), format!("set delay: no name, expected {expected}"));
+        let message = refused(json!({ "device": "null:" }));
+        assert_eq!(message, format!("set delay: no `null:`, expected {expected}"));
+        let second = json!({ "device": "delay:[null:]?read=2us", "read_mean_ns": 9 });
+        assert_eq!(ask(&state, "set_delay", &second).unwrap()["read_mean_ns"], json!(9));
+        let first = &ask(&state, "delays", &json!({})).unwrap()[0];
+        assert_eq!(first["read_mean_ns"], json!(1_000));
+        let (none, _) = open(&["null:"]);
+        let refusal = ask(&none, "set_delay", &json!({})).unwrap_err();
+        assert_eq!(refusal.message, "set delay: no name, expected a `delay:` device");
+        assert_eq!(ask(&none, "mirrors", &json!({})).unwrap(), json!([]));
+    }
+
+    #[test]
+    fn a_mirror_tells_its_legs_and_is_not_kept_open_by_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let leg = |name| format!("file:{}?size=4m", directory.path().join(name).display());
+        let uri = format!("mirror:[{}],[{}]", leg("a"), leg("b"));
+        let regions = RegionTable::new(64);
+        let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: &[] };
+        let legs = [leg("a"), leg("b")].map(|uri| uri.parse().unwrap());
+        tenmil_block::mirror::create(&opener, &legs, false).unwrap();
+        let (state, opened) = open(&[&uri]);
+        let row = &ask(&state, "mirrors", &json!({})).unwrap()[0];
+        assert_eq!((&row["device"], &row["legs_in_sync"]), (&json!(uri), &json!(2)));
+        assert_eq!((&row["health"], &row["legs_lost"]), (&json!("healthy"), &json!(0)));
+        assert_eq!(row["legs"][1]["state"], json!("in sync"));
+        assert!(row["legs"][1]["device"].as_str().unwrap().contains("/b?size=4m"), "{row}");
+        assert_eq!((&row["left_regions"], &row["left_ns"]), (&json!(0), &Value::Null));
+        assert_eq!(row["regions"], json!(3 << 20 >> 16));
+        drop(opened);
+        assert_eq!(ask(&state, "mirrors", &json!({})).unwrap(), json!([]));
+    }
+}

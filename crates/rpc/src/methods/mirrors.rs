@@ -1,0 +1,81 @@
+//! Events of mirrors that the process has open.
+
+use serde_json::json;
+use tenmil_block::mirror::{MirrorEvent, MirrorNews};
+
+use crate::event::{Event, EventKind, EventSender};
+
+const DEGRADED: EventKind =
+    kind("mirror-degraded", "a mirror was opened with a missing or stale leg");
+const LOST: EventKind = kind("mirror-leg-lost", "a leg of a mirror failed and became stale");
+const RETURNED: EventKind = kind(
+    "mirror-leg-returned",
+    "a stale leg of a mirror is reachable again and is being resynchronized",
+);
+const IN_SYNC: EventKind =
+    kind("mirror-leg-in-sync", "the resynchronization of a leg of a mirror has completed");
+const WRITES_LOST: EventKind = kind(
+    "mirror-writes-lost",
+    "completed but unflushed writes may be lost on every leg of a mirror",
+);
+
+const TAKEN_OVER: EventKind = kind(
+    "mirror-taken-over",
+    "another process has taken over a mirror, which is no longer used here",
+);
+
+pub(super) const EVENTS: &[EventKind] =
+    &[DEGRADED, LOST, RETURNED, IN_SYNC, WRITES_LOST, TAKEN_OVER];
+
+const fn kind(name: &'static str, help: &'static str) -> EventKind {
+    EventKind { name, help }
+}
+
+impl EventSender {
+    /// Emits an event of a mirror.
+    pub fn announce_mirror(&self, news: &MirrorNews) {
+        let kind = match news.event {
+            MirrorEvent::Degraded { .. } => DEGRADED,
+            MirrorEvent::LegLost { .. } => LOST,
+            MirrorEvent::LegReturned { .. } => RETURNED,
+            MirrorEvent::LegInSync { .. } => IN_SYNC,
+            MirrorEvent::WritesLost => WRITES_LOST,
+            MirrorEvent::TakenOver { .. } => TAKEN_OVER,
+        };
+        let about = json!({
+            "device": news.device,
+            "leg": news.event.leg(),
+            "leg_device": news.leg_device,
+            "legs_in_sync": news.legs_in_sync,
+            "legs": news.legs,
+        });
+        self.emit(Event { kind, text: news.to_string(), about });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_block::mirror::{MirrorEvent, MirrorNews};
+
+    use crate::event::announcements;
+
+    #[test]
+    fn what_happens_to_a_mirror_becomes_an_event() {
+        let (announcer, announced) = announcements().unwrap();
+        for event in [MirrorEvent::LegLost { leg: 1 }, MirrorEvent::WritesLost] {
+            let (device, leg_device) = ("mirror:[ram:1m],[ram:1m]".to_owned(), None);
+            announcer.announce_mirror(&MirrorNews {
+                device,
+                event,
+                leg_device,
+                legs_in_sync: 1,
+                legs: 2,
+            });
+        }
+        let events: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
+        let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();
+        assert_eq!(kinds, ["mirror-leg-lost", "mirror-writes-lost"]);
+        assert_eq!(events[0].about["leg"], 1);
+        assert_eq!(events[1].about["leg"], serde_json::Value::Null);
+    }
+}

@@ -1,0 +1,199 @@
+//! NVMe/TCP connections of a target, and their events.
+
+use serde_json::{Value, json};
+use tenmil_serve::tcp::{ConnectionSample, Service, TargetEvent};
+
+use crate::event::{Event, EventKind, EventSender};
+use crate::method::{Method, MethodKind, ParamDefault, Parameter};
+use crate::param_type::ParamType;
+use crate::result_type::{FieldSchema, ResultType};
+
+/// NVMe/TCP service of a process.
+#[derive(Clone, Debug)]
+pub struct NvmeConnections(pub Service);
+
+const NAME: ParamType = ParamType::Text { len_max: 223 };
+const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
+const WHOLE: ResultType = ResultType::Maybe(&ResultType::Whole);
+
+const QUEUE: &[FieldSchema] = &[
+    FieldSchema::new("id", ResultType::Whole, "connection identifier, never reused"),
+    FieldSchema::new("peer", ResultType::Text, "address of the peer"),
+    FieldSchema::new(
+        "port",
+        ResultType::Whole,
+        "number of the listener that accepted the connection, from 1",
+    ),
+    FieldSchema::new("host", TEXT, "NQN of the host, once known"),
+    FieldSchema::new("subsystem", TEXT, "name of the export or subsystem"),
+    FieldSchema::new("controller", WHOLE, "controller identifier"),
+    FieldSchema::new("queue", WHOLE, "queue identifier; 0 is the admin queue"),
+    FieldSchema::new("header_digest", ResultType::Flag, "whether header digests are in use"),
+    FieldSchema::new("data_digest", ResultType::Flag, "whether data digests are in use"),
+    FieldSchema::new("memory_bytes", ResultType::Whole, "buffer memory that the connection holds"),
+    FieldSchema::new("reactor", WHOLE, "reactor that runs the connection, once assigned"),
+];
+
+pub(super) const METHODS: &[Method] = &[Method {
+    verb: MethodKind::Get,
+    name: "nvme_connections",
+    parameters: &[
+        Parameter {
+            name: "subsystem",
+            kind: NAME,
+            need: ParamDefault::Optional,
+            help: "only connections to the subsystem with this NQN",
+        },
+        Parameter {
+            name: "host",
+            kind: NAME,
+            need: ParamDefault::Optional,
+            help: "only connections of the host with this NQN",
+        },
+    ],
+    answer: ResultType::Rows(QUEUE),
+    help: "List the NVMe/TCP connections, one per queue of a host",
+    example: "tenmil get nvme_connections host=nqn.2014-08.org.example:client",
+    run: |call| {
+        let NvmeConnections(service) = call.state.part::<NvmeConnections>("queues")?;
+        let wanted = |name: &str, found: &Option<String>| {
+            call.arguments.text(name).is_none_or(|wanted| found.as_deref() == Some(wanted))
+        };
+        let connections = service.connections().into_iter();
+        let all = connections.filter(|one| wanted("subsystem", &one.subsystem));
+        Ok(all.filter(|one| wanted("host", &one.host)).map(row).collect())
+    },
+}];
+
+fn row(sample: ConnectionSample) -> Value {
+    json!({
+        "id": sample.id,
+        "peer": sample.peer,
+        "port": sample.port,
+        "host": sample.host,
+        "subsystem": sample.subsystem,
+        "controller": sample.cntlid,
+        "queue": sample.queue,
+        "header_digest": sample.header_digest,
+        "data_digest": sample.data_digest,
+        "memory_bytes": sample.memory_bytes,
+        "reactor": sample.reactor,
+    })
+}
+
+const CAME: EventKind = kind("host-connected", "a host opened an NVMe/TCP connection");
+const ASSOCIATED: EventKind =
+    kind("host-associated", "a host created an association with a subsystem");
+const REFUSED: EventKind =
+    kind("host-refused", "a Connect of a host was rejected, with the reason");
+const GONE: EventKind = kind("host-disconnected", "an NVMe/TCP connection ended, with the reason");
+const TROUBLE: EventKind =
+    kind("nvme-tcp-error", "an error or a notable condition occurred on NVMe/TCP connections");
+const APPLIED: EventKind =
+    kind("configuration-applied", "the configuration file was applied, with the changes");
+const NOT_APPLIED: EventKind = kind(
+    "configuration-refused",
+    "the configuration file was rejected, with the error; nothing was changed",
+);
+
+pub(super) const EVENTS: &[EventKind] =
+    &[CAME, ASSOCIATED, REFUSED, GONE, TROUBLE, APPLIED, NOT_APPLIED];
+
+const fn kind(name: &'static str, help: &'static str) -> EventKind {
+    EventKind { name, help }
+}
+
+impl EventSender {
+    /// Emits an event of the NVMe/TCP target.
+    pub fn announce_host(&self, news: &TargetEvent) {
+        let (kind, about) = match news {
+            TargetEvent::Connected { connection, peer } => {
+                (CAME, json!({ "connection": connection, "peer": peer }))
+            }
+            TargetEvent::Associated { connection, peer, host, subsystem, cntlid } => (
+                ASSOCIATED,
+                json!({
+                    "connection": connection,
+                    "peer": peer,
+                    "host": host,
+                    "subsystem": subsystem,
+                    "controller": cntlid,
+                }),
+            ),
+            TargetEvent::Refused { connection, peer, .. } => {
+                (REFUSED, json!({ "connection": connection, "peer": peer }))
+            }
+            TargetEvent::Disconnected { connection, peer, reason } => {
+                (GONE, json!({ "connection": connection, "peer": peer, "reason": reason.name() }))
+            }
+            TargetEvent::Notice(_) | TargetEvent::Trouble(_) => (TROUBLE, json!({})),
+        };
+        self.emit(Event { kind, text: news.to_string(), about });
+    }
+
+    /// Emits the result of applying the configuration file at `path`: its changes or its error.
+    pub fn announce_configuration(&self, path: &str, applied: Result<&[String], &str>) {
+        let about = json!({ "path": path, "changes": applied.unwrap_or_default() });
+        let (kind, text) = match applied {
+            Ok([]) => (APPLIED, format!("{path}: nothing has changed")),
+            Ok(changes) => (APPLIED, format!("{path}: {}", changes.join("; "))),
+            Err(why) => (NOT_APPLIED, format!("nothing is changed: {why}")),
+        };
+        self.emit(Event { kind, text, about });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use tenmil_dma::RegionTable;
+    use tenmil_serve::tcp::{DisconnectReason, Limits, Service, TargetEvent};
+
+    use super::{APPLIED, GONE, NOT_APPLIED, NvmeConnections};
+    use crate::event::announcements;
+    use crate::methods::TABLE;
+    use crate::{Arguments, CallContext, DeferredReply, ServerState};
+
+    #[test]
+    fn nobody_is_connected_to_a_service_without_doors() {
+        let limits = Limits { connections_max: 1, memory_bytes: 4 << 20, ..Limits::default() };
+        let service = Service::new(&RegionTable::new(4), limits).unwrap();
+        let state = ServerState::new().with(NvmeConnections(service));
+        let method = TABLE.find("nvme_connections").unwrap();
+        let arguments = Arguments::check(method, &serde_json::Map::new()).unwrap();
+        let call = CallContext {
+            table: &TABLE,
+            state: &state,
+            arguments: &arguments,
+            later: &DeferredReply::default(),
+            passed: &crate::PassedFd::default(),
+        };
+        assert_eq!((method.run)(&call).unwrap(), json!([]));
+        let none = ServerState::new();
+        let refusal = (method.run)(&CallContext { state: &none, ..call }).unwrap_err();
+        assert_eq!(refusal.message, "this process has no queues, expected one that has");
+    }
+
+    #[test]
+    fn what_happens_is_announced_with_its_reason() {
+        let (announcer, announced) = announcements().unwrap();
+        let reason = DisconnectReason::Timeout("connect");
+        announcer.announce_host(&TargetEvent::Disconnected {
+            connection: 3,
+            peer: "x".into(),
+            reason,
+        });
+        let event = announced.next().unwrap();
+        assert_eq!((event.kind, &event.about["reason"]), (GONE, &json!("too-slow")));
+        let changes = ["adds one".to_owned(), "removes two".to_owned()];
+        announcer.announce_configuration("a.toml", Ok(&changes));
+        let event = announced.next().unwrap();
+        assert_eq!((event.kind, event.text.as_str()), (APPLIED, "a.toml: adds one; removes two"));
+        announcer.announce_configuration("a.toml", Ok(&[]));
+        assert_eq!(announced.next().unwrap().text, "a.toml: nothing has changed");
+        announcer
+            .announce_configuration("a.toml", Err("a.toml: line 1, `buffer-memory`: it is less"));
+        let event = announced.next().unwrap();
+        assert_eq!((event.kind, &event.about["changes"]), (NOT_APPLIED, &json!([])));
+    }
+}

@@ -1,0 +1,80 @@
+//! Events of pools that the process has open.
+
+use serde_json::json;
+use tenmil_block::pool::{CapacityEvent, CapacityState, StopNews};
+
+use crate::event::{Event, EventKind, EventSender};
+
+const FILLING: EventKind =
+    kind("pool-low-space", "the used space of a pool exceeds one of its thresholds");
+const RELIEVED: EventKind =
+    kind("pool-space-recovered", "the used space of a pool fell clearly below a threshold again");
+const FULL: EventKind =
+    kind("pool-full", "a pool rejected a write or a change for lack of free space");
+
+const STOPPED: EventKind = kind(
+    "pool-stopped",
+    "a pool stopped accepting changes, because its device failed or another process owns it",
+);
+
+const RECOVERED: EventKind =
+    kind("pool-recovered", "a stopped pool resumed; unflushed writes may be lost");
+
+pub(super) const EVENTS: &[EventKind] = &[FILLING, RELIEVED, FULL, STOPPED, RECOVERED];
+
+const fn kind(name: &'static str, help: &'static str) -> EventKind {
+    EventKind { name, help }
+}
+
+impl EventSender {
+    /// Emits an event about the free space of a pool.
+    pub fn announce_room(&self, news: &CapacityEvent) {
+        let (kind, percent) = match news.fill {
+            CapacityState::Above(percent) => (FILLING, Some(percent)),
+            CapacityState::Below(percent) => (RELIEVED, Some(percent)),
+            CapacityState::Full => (FULL, None),
+        };
+        let about = json!({
+            "pool": news.store,
+            "device": news.device,
+            "threshold_percent": percent,
+            "taken_bytes": news.taken_bytes,
+            "room_bytes": news.room_bytes,
+        });
+        self.emit(Event { kind, text: news.to_string(), about });
+    }
+
+    /// Emits an event when a pool stops or recovers.
+    pub fn announce_stop(&self, news: &StopNews) {
+        let about = json!({
+            "pool": news.store,
+            "device": news.device,
+            "why": news.why.to_string(),
+        });
+        let kind = if news.recovered.is_some() { RECOVERED } else { STOPPED };
+        self.emit(Event { kind, text: news.to_string(), about });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_block::pool::{CapacityEvent, CapacityState};
+
+    use crate::event::announcements;
+
+    #[test]
+    fn how_full_a_store_is_becomes_an_event() {
+        let (announcer, announced) = announcements().unwrap();
+        for fill in [CapacityState::Above(80), CapacityState::Full, CapacityState::Below(80)] {
+            let (device, store) = ("ram:1g".to_owned(), "pool".to_owned());
+            let news = CapacityEvent { device, store, fill, taken_bytes: 8, room_bytes: 10 };
+            announcer.announce_room(&news);
+        }
+        let events: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
+        let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();
+        assert_eq!(kinds, ["pool-low-space", "pool-full", "pool-space-recovered"]);
+        assert_eq!(events[0].about["threshold_percent"], 80);
+        assert_eq!(events[1].about["threshold_percent"], serde_json::Value::Null);
+        assert!(events[0].text.contains("80 % of its room are taken: 8 of 10 bytes"));
+    }
+}

@@ -1,0 +1,267 @@
+//! Methods of reactors, over running reactors.
+
+use serde_json::{Value, json};
+use tenmil_base::Span;
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{
+    Context, Event, PollMode, PollResult, Poller, PollerBuilder, ReactorId, ReactorOptions,
+    ThreadBuilder,
+};
+
+use super::{EVENTS, EventRelay, ReactorSet, Reactors};
+use crate::error::{Code, RpcError};
+use crate::event::announcements;
+use crate::methods::TABLE;
+use crate::{Arguments, CallContext, DeferredReply, ServerState};
+
+struct Beat;
+
+impl Poller for Beat {
+    fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
+        PollResult::Idle
+    }
+}
+
+struct World {
+    reactors: tenmil_reactor::Reactors,
+    state: ServerState,
+}
+
+fn running(reactors: &tenmil_reactor::Reactors) -> ReactorSet {
+    ReactorSet { directory: reactors.directory().clone(), clock: *reactors.clock() }
+}
+
+impl World {
+    fn new() -> Self {
+        let cores: CpuList = CpuList::allowed().iter().take(1).collect();
+        let options = ReactorOptions::default();
+        let reactors = tenmil_reactor::Reactors::start(&cores, &options, &Clock::kernel()).unwrap();
+        for name in ["first", "second"] {
+            let beat = PollerBuilder::timed("beat", Span::from_ms(10), Beat);
+            reactors.spawn(ThreadBuilder::new(name).poller(beat)).unwrap();
+        }
+        let running = running(&reactors);
+        let state = ServerState::new().with(Reactors::new(move || Some(running.clone())));
+        Self { reactors, state }
+    }
+
+    fn running(&self) -> ReactorSet {
+        running(&self.reactors)
+    }
+
+    /// Calls a method and checks its result against the schema of its table row.
+    fn ask(&self, method: &str, parameters: Value) -> Result<Value, RpcError> {
+        let method = TABLE.find(method).unwrap();
+        let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
+        let call = CallContext {
+            table: &TABLE,
+            state: &self.state,
+            arguments: &arguments,
+            later: &DeferredReply::default(),
+            passed: &crate::PassedFd::default(),
+        };
+        let answer = (method.run)(&call)?;
+        assert_eq!(method.answer.check(&answer), Ok(()));
+        Ok(answer)
+    }
+
+    /// Waits for an event; fails after a time limit.
+    fn await_event(&self, what: impl Fn(&Event) -> bool) {
+        let end = self.reactors.clock().now().after(Span::from_secs(20));
+        let events = || self.reactors.directory().events_since(0).noted;
+        while !events().iter().any(|noted| what(&noted.event)) {
+            assert!(self.reactors.clock().now() < end, "it does not happen");
+            tenmil_linux::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn reactors_threads_and_pollers_are_listed() {
+    let world = World::new();
+    let reactors = world.ask("reactors", json!({})).unwrap();
+    assert_eq!(reactors[0]["threads"], 2);
+    assert_eq!(reactors[0]["mode"], "adaptive");
+    assert!(reactors.as_array().unwrap().len() == 1);
+    let threads = world.ask("threads", json!({ "reactor": 0 })).unwrap();
+    assert_eq!(threads[1]["name"], "second");
+    assert_eq!(threads.as_array().unwrap().len(), 2);
+    assert_eq!(world.ask("threads", json!({ "reactor": 1 })).unwrap(), json!([]));
+    let threads = world.ask("threads", json!({ "name": "second" })).unwrap();
+    assert_eq!(threads.as_array().unwrap().len(), 1);
+    assert_eq!(threads[0]["id"], 1);
+    world.await_event(
+        |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
+    );
+    let pollers = world.ask("pollers", json!({ "thread": "second" })).unwrap();
+    assert_eq!(pollers.as_array().unwrap().len(), 1);
+    assert_eq!(pollers[0]["every_ns"], 10_000_000);
+    assert_eq!(world.ask("pollers", json!({})).unwrap().as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn one_answer_holds_all_of_one_moment() {
+    let world = World::new();
+    world.await_event(
+        |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
+    );
+    let sample = world.ask("snapshot_stats", json!({})).unwrap();
+    for (rows, count) in [("reactors", 1), ("threads", 2), ("pollers", 2)] {
+        assert_eq!(sample[rows].as_array().unwrap().len(), count, "{rows}");
+    }
+    assert_eq!(sample["pollers"][1]["thread_id"], sample["threads"][1]["id"]);
+    let now = world.reactors.clock().now().ns;
+    let at = sample["at_ns"].as_u64().unwrap();
+    assert!(0 < at && at <= now, "{at} is not before {now}");
+    let reactor = &sample["reactors"][0];
+    let lived = reactor["busy_ns"].as_u64().unwrap() + reactor["idle_ns"].as_u64().unwrap();
+    assert!(lived <= at, "it lived {lived} of {at}");
+    let later = world.ask("snapshot_stats", json!({})).unwrap();
+    assert!(later["at_ns"].as_u64().unwrap() > at);
+}
+
+#[test]
+fn reactors_are_told_how_to_poll_and_do() {
+    let world = World::new();
+    let told = world.ask("set_poll", json!({ "mode": "always" })).unwrap();
+    assert_eq!(told, json!({ "mode": "always", "reactors": [0], "refused": [] }));
+    world.await_event(|event| event.kind() == "poll-mode-changed");
+    assert_eq!(world.ask("reactors", json!({})).unwrap()[0]["mode"], "always");
+    let refusal = world.ask("set_poll", json!({ "mode": "hybrid", "reactor": 5 })).unwrap_err();
+    assert!(refusal.message.starts_with("set poll: "), "{refusal}");
+    let refusal = world.ask("set_poll", json!({ "mode": "never" })).unwrap_err();
+    assert_eq!(refusal.message, "set poll: mode is `never`, expected always, adaptive or hybrid");
+}
+
+#[test]
+fn who_could_not_be_told_is_named_with_the_reason() {
+    let world = World::new();
+    let stopped = ReactorId(0);
+    world.reactors.directory().stop(stopped).unwrap();
+    let end = world.reactors.clock().now().after(Span::from_secs(20));
+    let refusal = loop {
+        assert!(world.reactors.clock().now() < end, "it never stops");
+        match world.ask("set_poll", json!({ "mode": "always" })) {
+            Err(refusal) if refusal.message.ends_with("its inbox is full, try again later") => {}
+            Err(refusal) => break refusal,
+            Ok(_) => {}
+        }
+        tenmil_linux::thread::yield_now();
+    };
+    assert_eq!(refusal.message, "set poll: reactor 0: it has stopped");
+
+    let why = tenmil_reactor::ReactorError::Stopped(ReactorId(1));
+    let asked: Vec<_> = (0..3).map(ReactorId).collect();
+    let answer = super::told(PollMode::Hybrid, &asked, &[(ReactorId(1), why)]);
+    let refused = json!([{ "reactor": 1, "why": "reactor 1: it has stopped" }]);
+    assert_eq!(answer, json!({ "mode": "hybrid", "reactors": [0, 2], "refused": refused }));
+    assert_eq!(TABLE.find("set_poll").unwrap().answer.check(&answer), Ok(()));
+}
+
+#[test]
+fn a_thread_is_moved_by_its_name() {
+    let world = World::new();
+    let told = world.ask("set_thread", json!({ "name": "second", "reactor": 0 })).unwrap();
+    assert_eq!(told, json!({ "id": 1, "reactor": 0, "mask": null }));
+    let refusal = world.ask("set_thread", json!({ "name": "third", "reactor": 0 })).unwrap_err();
+    assert_eq!(refusal.message, "set thread: no thread `third`, expected first or second");
+    let refusal = world.ask("set_thread", json!({ "name": "first", "reactor": 9 })).unwrap_err();
+    assert_eq!(refusal.code, Code::Failed);
+}
+
+#[test]
+fn a_threads_mask_is_changed_and_shown() {
+    let world = World::new();
+    let core = world.ask("reactors", json!({})).unwrap()[0]["core"].to_string();
+    let told = world.ask("set_thread", json!({ "name": "first", "mask": core })).unwrap();
+    assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": core }));
+    let threads = world.ask("threads", json!({})).unwrap();
+    assert_eq!((&threads[0]["mask"], &threads[1]["mask"]), (&json!(core), &Value::Null));
+    let change = json!({ "name": "first", "mask": "1023" });
+    let refusal = world.ask("set_thread", change).unwrap_err();
+    assert_eq!(refusal.code, Code::Failed);
+    assert!(refusal.message.contains("mask 1023, expected one of the cores"), "{refusal}");
+    let told = world.ask("set_thread", json!({ "name": "first", "reactor": 0 })).unwrap();
+    assert_eq!(told["mask"], core, "what was refused changed nothing");
+    for change in
+        [json!({ "name": "first" }), json!({ "name": "first", "reactor": 0, "mask": core })]
+    {
+        let refusal = world.ask("set_thread", change).unwrap_err();
+        let expected = "set thread: expected one of `reactor`, `mask` and `anywhere=true`";
+        assert_eq!(refusal.message, expected);
+    }
+    let told = world.ask("set_thread", json!({ "name": "first", "anywhere": true })).unwrap();
+    assert_eq!(told, json!({ "id": 0, "reactor": 0, "mask": null }));
+    assert_eq!(world.ask("threads", json!({})).unwrap()[0]["mask"], Value::Null);
+}
+
+#[test]
+fn what_happens_on_reactors_is_passed_on_once_and_every_kind_is_described() {
+    let world = World::new();
+    let (announcer, announced) = announcements().unwrap();
+    let mut relay = EventRelay::new(announcer);
+    world.await_event(
+        |event| matches!(event, Event::ThreadStarted { name, .. } if name == "second"),
+    );
+    relay.forward_events(&world.running());
+    let passed: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
+    let started = passed.iter().filter(|event| event.kind.name == "thread-started");
+    assert_eq!(started.count(), 2);
+    for event in &passed {
+        assert!(EVENTS.contains(&event.kind), "{event:?}");
+    }
+    relay.forward_events(&world.running());
+    assert!(announced.next().is_none_or(|event| !passed.contains(&event)));
+}
+
+#[test]
+fn what_has_made_room_is_counted_and_other_reactors_are_heard_from_the_start() {
+    let (announcer, announced) = announcements().unwrap();
+    let mut relay = EventRelay::new(announcer);
+    let mut told = |world: &World| {
+        relay.forward_events(&world.running());
+        std::iter::from_fn(|| announced.next()).collect::<Vec<_>>()
+    };
+    let world = World::new();
+    let is_second =
+        |event: &Event| matches!(event, Event::ThreadStarted { name, .. } if name == "second");
+    world.await_event(is_second);
+    let first = told(&world);
+    assert!(first.iter().any(|event| event.kind.name == "thread-started"));
+    // As in the second phase of a benchmark run.
+    let other = World::new();
+    other.await_event(is_second);
+    let starts = told(&other).iter().filter(|event| event.kind.name == "thread-started").count();
+    assert_eq!(starts, 2);
+
+    let kept = ReactorOptions::default().events;
+    for _ in 0..kept {
+        let nobody = ThreadBuilder::new("mayfly").first(|context| context.end());
+        let mayfly = other.reactors.spawn(nobody).unwrap();
+        while !mayfly.is_gone() {
+            tenmil_linux::thread::yield_now();
+        }
+    }
+    let lost = told(&other).remove(0);
+    assert_eq!(
+        (lost.kind.name, lost.about["count"].as_u64() >= Some(kept as u64 / 2)),
+        ("lost", true)
+    );
+}
+
+#[test]
+fn a_process_without_reactors_says_so() {
+    let none = ServerState::new().with(Reactors::new(|| None));
+    for state in [ServerState::new(), none] {
+        let arguments = Arguments::default();
+        let call = CallContext {
+            table: &TABLE,
+            state: &state,
+            arguments: &arguments,
+            later: &DeferredReply::default(),
+            passed: &crate::PassedFd::default(),
+        };
+        let refusal = (TABLE.find("reactors").unwrap().run)(&call).unwrap_err();
+        assert_eq!(refusal.code, Code::NotFound);
+    }
+}

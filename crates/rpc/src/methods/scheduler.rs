@@ -1,0 +1,326 @@
+//! Scheduler: settings, last plan and moves.
+
+use core::fmt;
+
+use serde_json::{Value, json};
+use tenmil_base::Span;
+use tenmil_linux::CpuList;
+use tenmil_linux::frequency::FrequencyRequest;
+use tenmil_reactor::balance::SchedulerHandle;
+use tenmil_reactor::schedule::{Migration, Options};
+
+use crate::error::{Code, RpcError};
+use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
+use crate::param_type::ParamType;
+use crate::result_type::{FieldSchema, ResultType};
+
+/// Source of the process's scheduler. A function, because a program may start it after the control
+/// server.
+pub struct SchedulerSource(Box<Find>);
+
+type Find = dyn Fn() -> Option<SchedulerHandle> + Send + Sync;
+
+const PERCENT: ParamType = ParamType::Whole { min: 0, max: 100 };
+/// Up to one hour.
+const MILLISECONDS: ParamType = ParamType::Whole { min: 1, max: 3_600_000 };
+
+const CORE: ParamType = ParamType::Whole { min: 0, max: 4095 };
+
+const fn setting(name: &'static str, kind: ParamType, help: &'static str) -> Parameter {
+    Parameter { name, kind, need: ParamDefault::Optional, help }
+}
+
+const MOVE: &[FieldSchema] = &[
+    FieldSchema::new("thread", ResultType::Whole, "identifier of the thread"),
+    FieldSchema::new("from", ResultType::Whole, "core that the thread was on"),
+    FieldSchema::new("to", ResultType::Whole, "core that the thread migrates to"),
+    FieldSchema::new("reason", ResultType::Text, "reason"),
+];
+
+const SPEED: &[FieldSchema] = &[
+    FieldSchema::new("core", ResultType::Whole, "the core"),
+    FieldSchema::new("speed", ResultType::Text, "last request to its frequency governor"),
+];
+
+const SCHEDULER: ResultType = ResultType::Record(&[
+    FieldSchema::new("policy", ResultType::Text, "placement policy"),
+    FieldSchema::new("period_ns", ResultType::Whole, "sampling period of the load"),
+    FieldSchema::new(
+        "load_limit_percent",
+        ResultType::Whole,
+        "load below which a thread counts as idle",
+    ),
+    FieldSchema::new(
+        "core_limit_percent",
+        ResultType::Whole,
+        "load above which a reactor with several threads migrates some away",
+    ),
+    FieldSchema::new(
+        "core_busy_percent",
+        ResultType::Whole,
+        "load from which a reactor may be saturated",
+    ),
+    FieldSchema::new(
+        "rest_ns",
+        ResultType::Whole,
+        "minimum time between two migrations of a thread",
+    ),
+    FieldSchema::new(
+        "scheduling_core",
+        ResultType::Maybe(&ResultType::Whole),
+        "configured core for idle threads",
+    ),
+    FieldSchema::new("isolated", ResultType::Text, "cores reserved for threads that request them"),
+    FieldSchema::new(
+        "gathering",
+        ResultType::Maybe(&ResultType::Whole),
+        "current core for idle threads",
+    ),
+    FieldSchema::new("empty", ResultType::Text, "cores without threads in the last plan"),
+    FieldSchema::new("moves", ResultType::Rows(MOVE), "migrations of the last plan"),
+    FieldSchema::new(
+        "speeds",
+        ResultType::Rows(SPEED),
+        "frequency requests by core, if a governor is in use",
+    ),
+]);
+
+pub(super) const METHODS: &[Method] = &[
+    Method {
+        verb: MethodKind::Get,
+        name: "scheduler",
+        parameters: &[],
+        answer: SCHEDULER,
+        help: "Show the settings of the scheduler and its last plan",
+        example: "tenmil get scheduler",
+        run: |call| Ok(scheduler(&steering(call)?)),
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "scheduler",
+        parameters: &[
+            setting("policy", ParamType::OneOf(&["static", "dynamic"]), "placement policy"),
+            setting("period_ms", MILLISECONDS, "sampling period of the load"),
+            setting("load_limit", PERCENT, "load below which a thread counts as idle, in percent"),
+            setting(
+                "core_limit",
+                PERCENT,
+                "load above which a reactor migrates threads away, in percent",
+            ),
+            setting("core_busy", PERCENT, "load from which a reactor may be saturated, in percent"),
+            setting("rest_ms", MILLISECONDS, "minimum time between two migrations of a thread"),
+            setting("scheduling_core", CORE, "core for idle threads"),
+            setting("isolated", ParamType::Cores, "cores reserved for threads that request them"),
+            setting(
+                "share_all",
+                ParamType::Flag,
+                "true to reserve no cores and to choose the core for idle threads freely",
+            ),
+        ],
+        answer: SCHEDULER,
+        help: "Change the settings of the scheduler; they take effect at the end of the current period",
+        example: "tenmil set scheduler policy=dynamic period_ms=500 load_limit=20",
+        run: set_scheduler,
+    },
+];
+
+impl SchedulerSource {
+    /// Creates a source from the function `find`.
+    pub fn new(find: impl Fn() -> Option<SchedulerHandle> + Send + Sync + 'static) -> Self {
+        Self(Box::new(find))
+    }
+}
+
+impl fmt::Debug for SchedulerSource {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_tuple("Balancing").field(&(self.0)()).finish()
+    }
+}
+
+fn steering(call: &CallContext<'_>) -> Result<SchedulerHandle, RpcError> {
+    let found = (call.state.part::<SchedulerSource>("scheduler")?.0)();
+    found.ok_or_else(|| {
+        let message = "this process balances no threads now, expected one that does";
+        RpcError::caller(Code::NotFound, message)
+    })
+}
+
+fn scheduler(steering: &SchedulerHandle) -> Value {
+    let (options, plan) = (steering.options(), steering.plan());
+    let row = |order: &Migration| {
+        json!({
+            "thread": order.thread,
+            "from": order.from,
+            "to": order.to,
+            "reason": order.reason.to_string(),
+        })
+    };
+    let speed =
+        |(core, speed): (u32, FrequencyRequest)| json!({ "core": core, "speed": speed.name() });
+    json!({
+        "policy": options.policy.to_string(),
+        "period_ns": options.period.ns,
+        "load_limit_percent": options.load_limit,
+        "core_limit_percent": options.core_limit,
+        "core_busy_percent": options.core_busy,
+        "rest_ns": options.rest.ns,
+        "scheduling_core": options.scheduling_core,
+        "isolated": options.isolated.to_string(),
+        "gathering": plan.gathering,
+        "empty": plan.empty.to_string(),
+        "moves": plan.moves.iter().map(row).collect::<Vec<_>>(),
+        "speeds": steering.speeds().into_iter().map(speed).collect::<Vec<_>>(),
+    })
+}
+
+fn set_scheduler(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let steering = steering(call)?;
+    let options = changed(call, steering.options())?;
+    steering.set_options(options).map_err(|why| refused(&why))?;
+    Ok(scheduler(&steering))
+}
+
+fn changed(call: &CallContext<'_>, mut options: Options) -> Result<Options, RpcError> {
+    let given = |name| call.arguments.whole(name);
+    let percent = |name, now: u8| given(name).and_then(|it| u8::try_from(it).ok()).unwrap_or(now);
+    let span = |name, now| given(name).map_or(now, Span::from_ms);
+    if let Some(policy) = call.arguments.text("policy") {
+        options.policy = policy.parse().map_err(|why| refused(&why))?;
+    }
+    options.period = span("period_ms", options.period);
+    options.rest = span("rest_ms", options.rest);
+    options.load_limit = percent("load_limit", options.load_limit);
+    options.core_limit = percent("core_limit", options.core_limit);
+    options.core_busy = percent("core_busy", options.core_busy);
+    if call.arguments.flag("share_all").unwrap_or(false) {
+        (options.scheduling_core, options.isolated) = (None, CpuList::default());
+    }
+    let core = given("scheduling_core").and_then(|core| u32::try_from(core).ok());
+    options.scheduling_core = core.or(options.scheduling_core);
+    if let Some(cores) = call.arguments.cores("isolated") {
+        options.isolated = cores.clone();
+    }
+    Ok(options)
+}
+
+fn refused(why: &tenmil_reactor::schedule::OptionsError) -> RpcError {
+    let message = format!("set scheduler: {why}");
+    RpcError { code: Code::BadValue, blame: why.blame(), message, hint: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tenmil_linux::CpuList;
+    use tenmil_linux::frequency::{FrequencyError, FrequencyRequest};
+    use tenmil_linux::topology::{AvailableCpus, CpuLocation};
+    use tenmil_reactor::balance::{CpuPlatform, balancer};
+    use tenmil_reactor::schedule::Options;
+
+    use super::SchedulerSource;
+    use crate::error::{Code, RpcError};
+    use crate::methods::TABLE;
+    use crate::{Arguments, CallContext, DeferredReply, ServerState};
+
+    /// Machine without any known topology.
+    struct Nowhere;
+
+    impl CpuPlatform for Nowhere {
+        fn ours(&mut self) -> AvailableCpus {
+            AvailableCpus::default()
+        }
+
+        fn governs(&self) -> bool {
+            false
+        }
+
+        fn run_at(&mut self, _: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
+            Vec::new()
+        }
+    }
+
+    fn state() -> ServerState {
+        let place = |core| CpuLocation { core, siblings: CpuList::default(), node: None };
+        let places = vec![place(0), place(1)];
+        let (_balancer, steering) = balancer(Options::default(), places, Nowhere).unwrap();
+        ServerState::new().with(SchedulerSource::new(move || Some(steering.clone())))
+    }
+
+    /// Calls a method and checks its result against the schema of its table row.
+    fn ask(state: &ServerState, method: &str, parameters: &Value) -> Result<Value, RpcError> {
+        let method = TABLE.find(method).unwrap();
+        let arguments = Arguments::check(method, parameters.as_object().unwrap())?;
+        let answer = (method.run)(&CallContext {
+            table: &TABLE,
+            state,
+            arguments: &arguments,
+            later: &DeferredReply::default(),
+            passed: &crate::PassedFd::default(),
+        })?;
+        assert_eq!(method.answer.check(&answer), Ok(()));
+        Ok(answer)
+    }
+
+    #[test]
+    fn settings_change_together_and_stay_where_nothing_is_said() {
+        let state = state();
+        let before = ask(&state, "scheduler", &json!({})).unwrap();
+        assert_eq!(before["policy"], "static");
+        let change = json!({ "policy": "dynamic", "period_ms": 500, "load_limit": 30 });
+        let after = ask(&state, "set_scheduler", &change).unwrap();
+        assert_eq!(after["policy"], "dynamic");
+        assert_eq!(after["period_ns"], 500_000_000);
+        assert_eq!(after["load_limit_percent"], 30);
+        for name in ["core_limit_percent", "core_busy_percent", "rest_ns"] {
+            assert_eq!(after[name], before[name], "{name}");
+        }
+        assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), after);
+        ask(&state, "set_scheduler", &json!({ "policy": "static" })).unwrap();
+        let back = ask(&state, "scheduler", &json!({})).unwrap();
+        assert_eq!((&back["policy"], &back["period_ns"]), (&before["policy"], &after["period_ns"]));
+    }
+
+    #[test]
+    fn cores_get_a_part_of_their_own_and_lose_it_again() {
+        let state = state();
+        let change = json!({ "scheduling_core": 1, "isolated": "0" });
+        let after = ask(&state, "set_scheduler", &change).unwrap();
+        assert_eq!((&after["scheduling_core"], &after["isolated"]), (&json!(1), &json!("0")));
+        for (change, named) in [
+            (json!({ "scheduling_core": 9 }), "scheduling core is 9"),
+            (json!({ "isolated": "0-1" }), "isolated cores are 0-1"),
+            (json!({ "scheduling_core": 0 }), "scheduling core 0 is isolated"),
+        ] {
+            let refusal = ask(&state, "set_scheduler", &change).unwrap_err();
+            assert!(refusal.message.contains(named), "{refusal}");
+        }
+        assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), after);
+        let after = ask(&state, "set_scheduler", &json!({ "share_all": true })).unwrap();
+        assert_eq!((&after["scheduling_core"], &after["isolated"]), (&Value::Null, &json!("")));
+    }
+
+    #[test]
+    fn limits_out_of_order_are_refused_and_change_nothing() {
+        let state = state();
+        let before = ask(&state, "scheduler", &json!({})).unwrap();
+        let change = json!({ "policy": "dynamic", "load_limit": 90, "core_limit": 50 });
+        let refusal = ask(&state, "set_scheduler", &change).unwrap_err();
+        assert_eq!(refusal.code, Code::BadValue);
+        assert!(refusal.message.contains("90"), "{refusal}");
+        assert_eq!(ask(&state, "scheduler", &json!({})).unwrap(), before);
+    }
+
+    #[test]
+    fn where_nothing_is_balanced_that_is_said() {
+        let not_now = ServerState::new().with(SchedulerSource::new(|| None));
+        for (state, found) in
+            [(ServerState::new(), "has no scheduler"), (not_now, "balances no threads")]
+        {
+            for method in ["scheduler", "set_scheduler"] {
+                let refusal = ask(&state, method, &json!({})).unwrap_err();
+                assert_eq!(refusal.code, Code::NotFound);
+                assert!(refusal.message.contains(found), "{refusal}");
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Consistency checks of every row of the method table.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::TABLE;
+use crate::arguments::words;
+use crate::complete::candidates;
+use crate::event::EventKind;
+use crate::method::{CallContext, Method, MethodKind, ParamDefault};
+use crate::reference_doc::document;
+use crate::schema::schema;
+use crate::{Arguments, DeferredReply, ServerState};
+
+fn is_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+}
+
+fn typed(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+#[test]
+fn no_two_methods_have_one_name_and_every_row_is_filled_in() {
+    let names: Vec<String> = TABLE.methods().map(Method::wire_name).collect();
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
+    for method in TABLE.methods() {
+        let name = method.typed_name();
+        assert!(is_name(method.name), "{name}");
+        assert!(
+            method.help.starts_with(char::is_uppercase) && !method.help.ends_with('.'),
+            "{name}"
+        );
+        for field in method.answer.fields() {
+            assert!(is_name(field.name) && !field.help.is_empty(), "{name}: {}", field.name);
+        }
+        let mut parameters = BTreeSet::new();
+        for parameter in method.parameters {
+            assert!(is_name(parameter.name) && !parameter.help.is_empty(), "{name}");
+            assert!(parameters.insert(parameter.name), "{name}: {} twice", parameter.name);
+            if let ParamDefault::Default(text) = parameter.need {
+                assert!(parameter.kind.parse(text).is_ok(), "{name}: {}", parameter.name);
+            }
+        }
+    }
+    let kinds: Vec<&EventKind> = TABLE.events().collect();
+    assert!(
+        kinds.iter().all(|kind| is_name(&kind.name.replace('-', "_")) && !kind.help.is_empty())
+    );
+    let names: BTreeSet<_> = kinds.iter().map(|kind| kind.name).collect();
+    assert_eq!(names.len(), kinds.len());
+}
+
+#[test]
+fn the_example_of_every_method_is_a_command_line_that_calls_it() {
+    for method in TABLE.methods() {
+        let example = typed(method.example);
+        let expected = typed(&format!("tenmil {}", method.typed_name()));
+        assert_eq!(example[..expected.len()], expected, "{}", method.example);
+        let rest = example[expected.len()..].iter().filter(|word| !word.starts_with("--"));
+        let rest: Vec<String> = rest.cloned().collect();
+        words(method, &rest).unwrap_or_else(|refusal| panic!("{}: {refusal}", method.example));
+    }
+}
+
+#[test]
+fn what_asks_only_answers_in_the_shape_it_promises() {
+    let state = ServerState::new().with(super::Process { version: "1.2.3", log: None });
+    for method in TABLE.methods().filter(|method| method.verb != MethodKind::Set) {
+        // Required parameters have the values of the example.
+        let has_to = method.parameters.iter().any(|one| one.need == ParamDefault::Required);
+        let given = typed(method.example).into_iter().filter(|word| has_to && word.contains('='));
+        let given = words(method, &given.collect::<Vec<_>>()).unwrap();
+        let arguments = Arguments::check(method, &given).unwrap();
+        let call = CallContext {
+            table: &TABLE,
+            state: &state,
+            arguments: &arguments,
+            later: &DeferredReply::default(),
+            passed: &crate::PassedFd::default(),
+        };
+        match (method.run)(&call) {
+            Ok(answer) => assert_eq!(method.answer.check(&answer), Ok(()), "{}", method.name),
+            Err(refusal) => assert_eq!(refusal.code, crate::Code::NotFound, "{}", method.name),
+        }
+    }
+}
+
+#[test]
+fn the_process_is_this_one() {
+    let state = ServerState::new().with(super::Process { version: "1.2.3", log: None });
+    let call = CallContext {
+        table: &TABLE,
+        state: &state,
+        arguments: &Arguments::default(),
+        later: &DeferredReply::default(),
+        passed: &crate::PassedFd::default(),
+    };
+    let answer = (TABLE.find("process").unwrap().run)(&call).unwrap();
+    assert_eq!(answer["pid"], std::process::id());
+    assert_eq!(answer["version"], "1.2.3");
+    assert!(answer["descriptors"].as_u64() > Some(2) && answer["threads"].as_u64() > Some(0));
+    let refusal =
+        (TABLE.find("process").unwrap().run)(&CallContext { state: &ServerState::new(), ..call });
+    assert_eq!(refusal.unwrap_err().code, crate::Code::NotFound);
+}
+
+#[test]
+fn the_schema_describes_every_method_and_every_parameter() {
+    let schema = schema(&TABLE);
+    for method in TABLE.methods() {
+        let described = &schema["methods"][method.wire_name()];
+        assert_eq!(described["verb"], method.verb.name());
+        assert_eq!(described["parameters"]["additionalProperties"], false);
+        for parameter in method.parameters {
+            let property = &described["parameters"]["properties"][parameter.name];
+            assert_eq!(property["description"], parameter.help);
+            assert!(property["type"].is_string());
+            let required = described["parameters"]["required"].as_array().unwrap();
+            let is_required = required.contains(&Value::from(parameter.name));
+            assert_eq!(is_required, parameter.need == ParamDefault::Required);
+        }
+        assert!(described["answer"]["type"].is_string());
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "it reads the tree it holds true")]
+fn the_documentation_in_the_tree_is_made_from_the_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/control.md");
+    let text = String::from_utf8(std::fs::read(path).unwrap()).unwrap();
+    let command = "`cargo run -- get --markdown > docs/control.md`";
+    assert!(text == document(&TABLE), "docs/control.md is stale: run {command}");
+    for method in TABLE.methods() {
+        assert!(text.contains(method.example) && text.contains(method.help), "{}", method.name);
+    }
+}
+
+#[test]
+fn names_complete() {
+    let words = |words: &[&str]| -> Vec<String> { words.iter().map(|&word| word.into()).collect() };
+    let all = candidates(&TABLE, MethodKind::Get, &words(&[""]));
+    assert!(all.contains(&"process".to_owned()) && all.contains(&"schema".to_owned()));
+    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["env"])), ["environment"]);
+    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["x"])), [""; 0]);
+    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["process", ""])), [""; 0]);
+    assert_eq!(candidates(&TABLE, MethodKind::Get, &words(&["nothing", ""])), [""; 0]);
+    assert_eq!(candidates(&TABLE, MethodKind::Get, &[]), [""; 0]);
+}

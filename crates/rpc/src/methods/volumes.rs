@@ -1,0 +1,321 @@
+//! Pools that the process has open, their volumes, and the commands on them.
+
+use serde_json::Value;
+use tenmil_base::Span;
+
+use crate::error::RpcError;
+use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
+use crate::param_type::ParamType;
+use crate::pool_commands::{
+    self, DIFFERENCE, JOB, JobKind, JobSpec, LISTED, STORE, TOLD, WHICH_STORE, bytes, flag, named,
+    percent,
+};
+use crate::result_type::ResultType;
+
+const VOLUME: &str = "name of the volume";
+const CALLED: &str = "new name";
+const UNIT: Parameter =
+    bytes("unit_bytes", ParamDefault::Default("65536"), "cluster size, 4 to 64 KiB");
+const SUMS: Parameter = flag("checksums", "true to pool a checksum of every block");
+const RATE: Parameter = Parameter {
+    name: "rate_bytes",
+    kind: ParamType::Whole { min: 1, max: u64::MAX },
+    need: ParamDefault::Default("18446744073709551615"),
+    help: "rate limit in bytes per second; the default is no limit",
+};
+/// Up to one hour.
+const UNHEARD: Parameter = Parameter {
+    name: "unheard_max_ms",
+    kind: ParamType::Whole { min: 0, max: 3_600_000 },
+    need: ParamDefault::Default("0"),
+    help: "stop the job when it has not been queried for this time; 0 to run to the end",
+};
+const ID: ParamType = ParamType::Whole { min: 1, max: u64::MAX };
+
+/// Set method that executes the pool command of the same name.
+macro_rules! order {
+    ($name:literal, $parameters:expr, $help:literal, $example:literal) => {
+        Method {
+            verb: MethodKind::Set,
+            name: $name,
+            parameters: $parameters,
+            answer: ResultType::Record(TOLD),
+            help: $help,
+            example: $example,
+            run: |call| pool_commands::give(call, $name),
+        }
+    };
+}
+
+pub(super) const METHODS: &[Method] = &[
+    Method {
+        verb: MethodKind::Get,
+        name: "pools",
+        parameters: &[],
+        answer: ResultType::Rows(STORE),
+        help: "List the open pools and their space usage",
+        example: "tenmil get pools --json",
+        run: pool_commands::all_stores,
+    },
+    Method {
+        verb: MethodKind::Get,
+        name: "volumes",
+        parameters: &[WHICH_STORE],
+        answer: ResultType::Rows(LISTED),
+        help: "List the volumes and snapshots of an open pool and their space usage",
+        example: "tenmil get volumes",
+        run: pool_commands::all_volumes,
+    },
+    Method {
+        verb: MethodKind::Get,
+        name: "volume_diff",
+        parameters: &[
+            WHICH_STORE,
+            named("from", "the earlier volume or snapshot"),
+            named("to", "the later volume or snapshot"),
+            bytes(
+                "at_bytes",
+                ParamDefault::Default("0"),
+                "offset to start at: next_bytes of the previous result",
+            ),
+        ],
+        answer: ResultType::Record(DIFFERENCE),
+        help: "List the ranges in which two volumes differ, up to 4096 per call",
+        example: "tenmil get volume_diff from=monday to=tuesday",
+        run: pool_commands::differ,
+    },
+    order!(
+        "volume_create",
+        &[
+            WHICH_STORE,
+            named("name", CALLED),
+            bytes("size_bytes", ParamDefault::Required, "size"),
+            UNIT,
+            SUMS,
+            flag(
+                "thick",
+                "true for a thick volume, with space reserved for all of its blocks; volume_inflate allocates it"
+            ),
+        ],
+        "Create an empty volume",
+        "tenmil set volume_create name=db size_bytes=107374182400"
+    ),
+    order!(
+        "volume_create_from",
+        &[
+            WHICH_STORE,
+            named("name", CALLED),
+            named("image", "URI of the parent image, which unwritten blocks are read from"),
+            bytes("size_bytes", ParamDefault::Optional, "size; by default that of the image"),
+            UNIT,
+            SUMS,
+        ],
+        "Create a volume backed by an image outside the pool; the image must not change",
+        "tenmil set volume_create_from name=vm image=file:/srv/golden.img"
+    ),
+    order!(
+        "volume_delete",
+        &[
+            WHICH_STORE,
+            named("name", VOLUME),
+            flag("orphan", "true to delete a snapshot even if it has clones"),
+            flag("if_exists", "true to succeed if the volume does not exist"),
+        ],
+        "Delete a volume that is not open, or a snapshot",
+        "tenmil set volume_delete name=monday"
+    ),
+    order!(
+        "volume_rename",
+        &[WHICH_STORE, named("name", VOLUME), named("to", CALLED)],
+        "Rename a volume",
+        "tenmil set volume_rename name=trial to=next"
+    ),
+    order!(
+        "volume_resize",
+        &[
+            WHICH_STORE,
+            named("name", VOLUME),
+            bytes("size_bytes", ParamDefault::Required, "new size"),
+            flag("shrink", "true to allow shrinking, if the volume is not open"),
+        ],
+        "Resize a volume; clients are notified if it has grown",
+        "tenmil set volume_resize name=db size_bytes=214748364800"
+    ),
+    order!(
+        "volume_snapshot",
+        &[WHICH_STORE, named("volume", VOLUME), named("name", CALLED)],
+        "Create a snapshot of a volume",
+        "tenmil set volume_snapshot volume=db name=monday"
+    ),
+    order!(
+        "volume_clone",
+        &[WHICH_STORE, named("from", "source volume or snapshot"), named("name", CALLED)],
+        "Create a clone of a volume or snapshot",
+        "tenmil set volume_clone from=monday name=trial"
+    ),
+    order!(
+        "volume_rollback",
+        &[WHICH_STORE, named("volume", VOLUME), named("snapshot", "name of the snapshot")],
+        "Roll a volume that is not open back to one of its snapshots",
+        "tenmil set volume_rollback volume=db snapshot=monday"
+    ),
+    order!(
+        "pool_grow",
+        &[
+            WHICH_STORE,
+            Parameter {
+                name: "add",
+                kind: ParamType::Text { len_max: 4096 },
+                need: ParamDefault::Optional,
+                help: "URI of a device to add, as seen by the process",
+            },
+            flag("overwrite", "true to add the device even if it contains data, which are lost"),
+        ],
+        "Grow a pool by the new space of its devices, or by another device",
+        "tenmil set pool_grow add=file:/srv/more"
+    ),
+    order!(
+        "pool_device",
+        &[
+            WHICH_STORE,
+            Parameter {
+                name: "number",
+                kind: ParamType::Whole { min: 1, max: u32::MAX as u64 },
+                need: ParamDefault::Required,
+                help: "number of the device, from 1",
+            },
+            named("uri", "new URI of the device, as seen by the process"),
+        ],
+        "Record a new location of a device of a pool, which stays open",
+        "tenmil set pool_device number=1 uri=file:/mnt/more"
+    ),
+    order!(
+        "pool_thresholds",
+        &[
+            WHICH_STORE,
+            percent(
+                "first_percent",
+                ParamDefault::Required,
+                "used space of the first warning, in percent; 0 to disable it"
+            ),
+            percent(
+                "second_percent",
+                ParamDefault::Default("0"),
+                "used space of the second warning, in percent; 0 to disable it"
+            ),
+        ],
+        "Set the thresholds at which a pool warns about its used space",
+        "tenmil set pool_thresholds first_percent=70 second_percent=90"
+    ),
+    Method {
+        verb: MethodKind::Set,
+        name: "pool_scrub",
+        parameters: &[WHICH_STORE, RATE, UNHEARD],
+        answer: ResultType::Record(JOB),
+        help: "Start a scrub: read all data of a pool at low priority and verify their checksums, where present",
+        example: "tenmil set pool_scrub rate_bytes=100000000",
+        run: |call| begin(call, JobKind::Scrub),
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "pool_check",
+        parameters: &[WHICH_STORE, UNHEARD],
+        answer: ResultType::Record(JOB),
+        help: "Start a check of the consistency of all metadata of a pool as of its last commit, without interrupting other I/O",
+        example: "tenmil set pool_check",
+        run: |call| begin(call, JobKind::Check),
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "volume_inflate",
+        parameters: &[WHICH_STORE, named("name", VOLUME), RATE, UNHEARD],
+        answer: ResultType::Record(JOB),
+        help: "Start to allocate all blocks of a volume, which makes it thick",
+        example: "tenmil set volume_inflate name=db",
+        run: |call| begin(call, JobKind::Inflate(name(call))),
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "volume_decouple",
+        parameters: &[WHICH_STORE, named("name", VOLUME), RATE, UNHEARD],
+        answer: ResultType::Record(JOB),
+        help: "Start to detach a volume from its parent image, by copying what it reads from the image (like rbd flatten)",
+        example: "tenmil set volume_decouple name=next",
+        run: |call| begin(call, JobKind::Decouple(name(call))),
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "volume_send",
+        parameters: &[
+            WHICH_STORE,
+            named("name", "name of the snapshot"),
+            Parameter {
+                name: "from",
+                kind: ParamType::Text { len_max: 4096 },
+                need: ParamDefault::Optional,
+                help: "base snapshot of an incremental stream",
+            },
+            UNHEARD,
+        ],
+        answer: ResultType::Record(JOB),
+        help: "Start to send a snapshot, at low priority, to a Unix stream whose descriptor is attached to the request",
+        example: "tenmil set volume_send name=tuesday from=monday",
+        run: |call| {
+            let from = call.arguments.text("from").map(str::to_owned);
+            begin(call, JobKind::Send { name: name(call), from })
+        },
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "volume_receive",
+        parameters: &[WHICH_STORE, named("name", "name of the new snapshot"), UNHEARD],
+        answer: ResultType::Record(JOB),
+        help: "Start to receive a snapshot, at low priority, from a Unix stream whose descriptor is attached to the request",
+        example: "tenmil set volume_receive name=monday",
+        run: |call| begin(call, JobKind::Receive(name(call))),
+    },
+    Method {
+        verb: MethodKind::Get,
+        name: "jobs",
+        parameters: &[Parameter {
+            name: "id",
+            kind: ID,
+            need: ParamDefault::Optional,
+            help: "only the job with this identifier",
+        }],
+        answer: ResultType::Rows(JOB),
+        help: "List the jobs with their progress and results",
+        example: "tenmil get jobs --json",
+        run: pool_commands::all_jobs,
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "job",
+        parameters: &[
+            Parameter { name: "id", kind: ID, need: ParamDefault::Required, help: "identifier" },
+            Parameter {
+                name: "stop",
+                kind: ParamType::Flag,
+                need: ParamDefault::Required,
+                help: "true to stop the job; completed work is kept",
+            },
+        ],
+        answer: ResultType::Record(JOB),
+        help: "Stop a job; an event reports when it has ended",
+        example: "tenmil set job id=1 stop=true",
+        run: pool_commands::stop_job,
+    },
+];
+
+fn name(call: &CallContext<'_>) -> String {
+    call.arguments.text("name").unwrap_or_default().to_owned()
+}
+
+fn begin(call: &CallContext<'_>, what: JobKind) -> Result<Value, RpcError> {
+    let some = |name, none| call.arguments.whole(name).filter(|value| *value != none);
+    let unheard_max = some("unheard_max_ms", 0).map(Span::from_ms);
+    pool_commands::begin(
+        call,
+        JobSpec { what, rate_bytes: some("rate_bytes", u64::MAX), unheard_max },
+    )
+}

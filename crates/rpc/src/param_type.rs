@@ -1,0 +1,188 @@
+//! Types of parameters.
+
+use serde_json::{Value, json};
+use tenmil_linux::CpuList;
+
+use crate::arguments::Argument;
+use crate::error::{either, quoted};
+
+/// Type of a parameter: its allowed values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamType {
+    /// Text of 1 to `len_max` bytes.
+    Text {
+        /// Largest length in bytes.
+        len_max: usize,
+    },
+    /// Boolean.
+    Flag,
+    /// Integer within an inclusive range.
+    Whole {
+        /// Smallest value.
+        min: u64,
+        /// Largest value.
+        max: u64,
+    },
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// Processors: a list such as `0,2-3`, or a mask such as `0xd`.
+    Cores,
+}
+
+/// Longest processor list: a short text must not cause much work.
+const CORES_LEN_MAX: usize = 1024;
+const CORES_PATTERN: &str = "^(0[xX][0-9a-fA-F]+|[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)$";
+
+impl ParamType {
+    /// Validates a JSON value. The error names the expected type.
+    pub fn read(self, value: &Value) -> Result<Argument, String> {
+        let read = match (self, value) {
+            (Self::Text { len_max }, Value::String(text)) => {
+                (1..=len_max).contains(&text.len()).then(|| Argument::Text(text.clone()))
+            }
+            (Self::Flag, Value::Bool(flag)) => Some(Argument::Flag(*flag)),
+            (Self::Whole { min, max }, Value::Number(number)) => {
+                number.as_u64().filter(|it| (min..=max).contains(it)).map(Argument::Whole)
+            }
+            (Self::OneOf(words), Value::String(text)) => {
+                words.iter().find(|word| *word == text).map(|word| Argument::Text((*word).into()))
+            }
+            (Self::Cores, Value::String(text)) => {
+                let cores = Some(text).filter(|text| text.len() <= CORES_LEN_MAX);
+                cores.and_then(|text| CpuList::parse(text).ok()).map(Argument::Cores)
+            }
+            _ => None,
+        };
+        read.ok_or_else(|| format!("is {}, expected {}", shown(value), self.expected()))
+    }
+
+    /// Converts command-line text into a JSON value.
+    pub fn parse(self, text: &str) -> Result<Value, String> {
+        let value = match self {
+            Self::Text { .. } | Self::OneOf(_) | Self::Cores => Value::from(text),
+            Self::Flag => match text {
+                "true" | "yes" | "on" => true.into(),
+                "false" | "no" | "off" => false.into(),
+                _ => text.into(),
+            },
+            Self::Whole { .. } => text.parse::<u64>().map_or_else(|_| text.into(), Value::from),
+        };
+        self.read(&value).map(|_| value)
+    }
+
+    /// Description of the allowed values, to follow "expected".
+    pub fn expected(self) -> String {
+        match self {
+            Self::Text { len_max } => format!("a text of 1 to {len_max} bytes"),
+            Self::Flag => "true or false".into(),
+            Self::Whole { min, max: u64::MAX } => format!("a whole number from {min}"),
+            Self::Whole { min, max } => format!("a whole number from {min} to {max}"),
+            Self::OneOf(words) => either(words),
+            Self::Cores => "processors such as 0,2-3 or 0xd".into(),
+        }
+    }
+
+    /// JSON schema of the type.
+    pub fn schema(self) -> Value {
+        match self {
+            Self::Text { len_max } => {
+                json!({ "type": "string", "minLength": 1, "maxLength": len_max })
+            }
+            Self::Flag => json!({ "type": "boolean" }),
+            Self::Whole { min, max } => {
+                json!({ "type": "integer", "minimum": min, "maximum": max })
+            }
+            Self::OneOf(words) => json!({ "type": "string", "enum": words }),
+            Self::Cores => json!({ "type": "string", "pattern": CORES_PATTERN }),
+        }
+    }
+
+    /// Allowed words, if they can be enumerated.
+    pub fn choices(self) -> &'static [&'static str] {
+        match self {
+            Self::OneOf(words) => words,
+            Self::Flag => &["true", "false"],
+            _ => &[],
+        }
+    }
+}
+
+/// Formats a value for a message.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => quoted(text),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "an object".into(),
+        plain => plain.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tenmil_linux::CpuList;
+
+    use super::ParamType;
+    use crate::arguments::Argument;
+
+    const SMALL: ParamType = ParamType::Whole { min: 1, max: 100 };
+    const MODE: ParamType = ParamType::OneOf(&["always", "adaptive"]);
+
+    #[test]
+    fn a_value_of_its_kind_is_read() {
+        let text = |text: &str| Argument::Text(text.into());
+        for (kind, value, expected) in [
+            (ParamType::Text { len_max: 3 }, json!("abc"), text("abc")),
+            (ParamType::Flag, json!(false), Argument::Flag(false)),
+            (SMALL, json!(1), Argument::Whole(1)),
+            (SMALL, json!(100), Argument::Whole(100)),
+            (
+                ParamType::Whole { min: 0, max: u64::MAX },
+                json!(u64::MAX),
+                Argument::Whole(u64::MAX),
+            ),
+            (MODE, json!("always"), text("always")),
+            (ParamType::Cores, json!("0-2,5"), Argument::Cores(CpuList::parse("0-2,5").unwrap())),
+        ] {
+            assert_eq!(kind.read(&value), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn a_value_of_another_kind_is_named_with_what_is_accepted() {
+        for (kind, value, expected) in [
+            (
+                ParamType::Text { len_max: 3 },
+                json!("abcd"),
+                "is `abcd`, expected a text of 1 to 3 bytes",
+            ),
+            (ParamType::Text { len_max: 3 }, json!(""), "is ``, expected a text of 1 to 3 bytes"),
+            (ParamType::Flag, json!("true"), "is `true`, expected true or false"),
+            (SMALL, json!(0), "is 0, expected a whole number from 1 to 100"),
+            (SMALL, json!(101), "is 101, expected a whole number from 1 to 100"),
+            (SMALL, json!(-1), "is -1, expected a whole number from 1 to 100"),
+            (SMALL, json!(1.5), "is 1.5, expected a whole number from 1 to 100"),
+            (SMALL, json!("5"), "is `5`, expected a whole number from 1 to 100"),
+            (SMALL, Value::Null, "is null, expected a whole number from 1 to 100"),
+            (MODE, json!("Always"), "is `Always`, expected always or adaptive"),
+            (MODE, json!(["always"]), "is a list, expected always or adaptive"),
+            (ParamType::Cores, json!("3-1"), "is `3-1`, expected processors such as 0,2-3 or 0xd"),
+            (ParamType::Cores, json!(""), "is ``, expected processors such as 0,2-3 or 0xd"),
+            (ParamType::Cores, json!({}), "is an object, expected processors such as 0,2-3 or 0xd"),
+        ] {
+            assert_eq!(kind.read(&value), Err(expected.into()));
+        }
+    }
+
+    #[test]
+    fn what_is_typed_becomes_a_value_of_the_kind() {
+        assert_eq!(SMALL.parse("7"), Ok(json!(7)));
+        assert_eq!(SMALL.parse("x"), Err("is `x`, expected a whole number from 1 to 100".into()));
+        assert_eq!(ParamType::Flag.parse("on"), Ok(json!(true)));
+        assert_eq!(ParamType::Flag.parse("no"), Ok(json!(false)));
+        assert!(ParamType::Flag.parse("maybe").is_err());
+        assert_eq!(ParamType::Text { len_max: 9 }.parse("7"), Ok(json!("7")));
+        assert_eq!(MODE.parse("adaptive"), Ok(json!("adaptive")));
+        assert_eq!(ParamType::Cores.parse("1,3"), Ok(json!("1,3")));
+    }
+}

@@ -1,0 +1,178 @@
+//! Worker threads for commands that would block the server thread. A thread is started when there
+//! is work and ends when there is none.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::Span;
+use tenmil_linux::{Clock, StopFlag, Thread};
+
+use crate::error::{Code, RpcError};
+
+/// Work item.
+pub(super) type WorkItem = Box<dyn FnOnce() + Send>;
+
+/// Worker threads and their queue.
+#[derive(Default)]
+pub(super) struct WorkerPool(Mutex<WorkerState>);
+
+#[derive(Default)]
+struct WorkerState {
+    waiting: VecDeque<WorkItem>,
+    /// Threads, including ended ones that were not reaped yet.
+    hands: Vec<Thread<()>>,
+    /// Number of threads that take work.
+    running: usize,
+    is_over: bool,
+}
+
+/// Largest number of threads.
+const THREADS_MAX: usize = 4;
+/// Capacity of the queue: each connection has at most one item.
+const WAITING_MAX: usize = 64;
+/// Longest wait for a thread at the end of the process, which ends the remaining ones.
+const END_MAX: Span = Span::from_ms(800);
+const END_INTERVAL: Span = Span::from_ms(5);
+
+impl WorkerPool {
+    /// Queues a work item.
+    pub(super) fn spawn(self: &Arc<Self>, work: WorkItem) -> Result<(), RpcError> {
+        let mut crew = self.lock();
+        if crew.is_over || crew.waiting.len() >= WAITING_MAX {
+            let text = format!("orders: {} wait already, expected fewer", crew.waiting.len());
+            return Err(RpcError::machine(Code::Busy, text).with_hint("say it again later"));
+        }
+        crew.hands.retain(|hand| !hand.is_finished());
+        crew.waiting.push_back(work);
+        if crew.running >= THREADS_MAX {
+            return Ok(());
+        }
+        let workers = Arc::clone(self);
+        match Thread::spawn("orders", None, move |stop| workers.work(stop)) {
+            Ok(hand) => {
+                crew.hands.push(hand);
+                crew.running += 1;
+            }
+            // The existing threads execute it.
+            Err(_) if crew.running > 0 => {}
+            Err(error) => {
+                crew.waiting.pop_back();
+                let text = format!("orders: start a thread: {error}");
+                return Err(RpcError::machine(Code::Failed, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes queued items until there are none.
+    fn work(&self, stop: &StopFlag) {
+        loop {
+            let mut crew = self.lock();
+            let work = if stop.is_stopped() { None } else { crew.waiting.pop_front() };
+            let Some(work) = work else {
+                crew.running -= 1;
+                return;
+            };
+            drop(crew);
+            work();
+        }
+    }
+
+    /// Drops queued items and waits a short time for running ones.
+    pub(super) fn end(&self) {
+        let mut crew = self.lock();
+        crew.is_over = true;
+        let (hands, waiting) = (std::mem::take(&mut crew.hands), std::mem::take(&mut crew.waiting));
+        drop(crew);
+        // Dropping them completes their deferred responses with an error.
+        drop(waiting);
+        end(hands);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WorkerState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stops threads and waits a short time for them.
+pub(super) fn end(hands: Vec<Thread<()>>) {
+    hands.iter().for_each(|hand| hand.stop_flag().stop());
+    let clock = Clock::start();
+    let until = clock.now().after(END_MAX);
+    while hands.iter().any(|hand| !hand.is_finished()) && clock.now() < until {
+        tenmil_linux::thread::sleep(END_INTERVAL);
+    }
+    for hand in hands {
+        if !hand.is_finished() {
+            // It is blocked on a device; waiting for it would block the end of the process.
+            std::mem::forget(hand);
+        }
+    }
+}
+
+impl fmt::Debug for WorkerPool {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let crew = self.lock();
+        out.debug_struct("Workers")
+            .field("waiting", &crew.waiting.len())
+            .field("running", &crew.running)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{channel, sync_channel};
+    use std::sync::{Arc, Mutex};
+
+    use super::{THREADS_MAX, WAITING_MAX, WorkerPool};
+    use crate::error::Code;
+
+    #[test]
+    fn as_many_as_there_are_hands_work_at_once_and_the_rest_wait_in_order() {
+        let workers = Arc::<WorkerPool>::default();
+        let (begun, begins) = channel();
+        let (go, gate) = sync_channel(0);
+        let gate = Arc::new(Mutex::new(gate));
+        for number in 0..THREADS_MAX + 3 {
+            let (begun, gate) = (begun.clone(), Arc::clone(&gate));
+            let work = move || {
+                begun.send(number).unwrap();
+                gate.lock().unwrap().recv().unwrap();
+            };
+            workers.spawn(Box::new(work)).unwrap();
+        }
+        let first: Vec<usize> = begins.iter().take(THREADS_MAX).collect();
+        assert!(begins.try_recv().is_err(), "{first:?}");
+        for number in THREADS_MAX..THREADS_MAX + 3 {
+            go.send(()).unwrap();
+            assert_eq!(begins.recv().unwrap(), number);
+        }
+        (0..THREADS_MAX).for_each(|_| go.send(()).unwrap());
+        workers.end();
+    }
+
+    #[test]
+    fn more_than_can_wait_is_refused_and_so_is_what_comes_after_the_end() {
+        let workers = Arc::<WorkerPool>::default();
+        let (go, gate) = sync_channel::<()>(0);
+        let gate = Arc::new(Mutex::new(gate));
+        let work = || {
+            let gate = Arc::clone(&gate);
+            Box::new(move || assert!(gate.lock().unwrap().recv().is_err()))
+        };
+        let mut taken = 0;
+        let refused = loop {
+            match workers.spawn(work()) {
+                Ok(()) => taken += 1,
+                Err(refused) => break refused,
+            }
+            assert!(taken <= THREADS_MAX + WAITING_MAX);
+        };
+        assert!(taken >= WAITING_MAX && refused.code == Code::Busy, "{taken} {refused}");
+        drop(go);
+        workers.end();
+        assert_eq!(workers.spawn(work()).unwrap_err().code, Code::Busy);
+    }
+}

@@ -1,0 +1,68 @@
+//! Generator of `docs/control.md`.
+
+use std::fmt::Write as _;
+
+use crate::error::Code;
+use crate::method::{Method, MethodKind, MethodRegistry, ParamDefault};
+use crate::result_type::FieldSchema;
+
+/// Text in front of the method descriptions.
+const HEAD: &str = include_str!("document/head.md");
+
+/// Markdown documentation of a table. A test keeps `docs/control.md` equal to it.
+pub fn document(table: &MethodRegistry) -> String {
+    let mut text = HEAD.to_owned();
+    text += "\n## Methods\n\n| command | method | description |\n|---|---|---|\n";
+    for method in table.methods() {
+        let (typed, wire, help) = (method.typed_name(), method.wire_name(), method.help);
+        let _ = writeln!(text, "| `tenmil {typed}` | `{wire}` | {help} |");
+    }
+    for method in table.methods() {
+        describe(method, &mut text);
+    }
+    text += "\n## Events\n\n";
+    text += "| kind | emitted when |\n|---|---|\n";
+    for kind in table.events() {
+        let _ = writeln!(text, "| `{}` | {} |", kind.name, kind.help);
+    }
+    text += "\n## Errors\n\n| code | meaning |\n|---|---|\n";
+    for (_, name, meaning) in Code::ALL {
+        let _ = writeln!(text, "| `{name}` | {meaning} |");
+    }
+    text
+}
+
+fn describe(method: &Method, text: &mut String) {
+    let Method { help, example, .. } = method;
+    let _ = writeln!(text, "\n### {}\n\n{help}.\n\n    {example}", method.typed_name());
+    if !method.parameters.is_empty() {
+        *text += "\n| parameter | values | default | description |\n|---|---|---|---|\n";
+    }
+    for parameter in method.parameters {
+        let without = match parameter.need {
+            ParamDefault::Required => "required".into(),
+            ParamDefault::Optional if method.verb == MethodKind::Set => "unchanged".into(),
+            ParamDefault::Optional => "all".into(),
+            ParamDefault::Default(value) => format!("`{value}`"),
+        };
+        let (name, values, help) = (parameter.name, parameter.kind.expected(), parameter.help);
+        let _ = writeln!(text, "| `{name}` | {values} | {without} | {help} |");
+    }
+    let fields = method.answer.fields();
+    if fields.is_empty() {
+        let _ = writeln!(text, "\nReturns {} that describes itself.", method.answer.article());
+        return;
+    }
+    let _ =
+        writeln!(text, "\nReturns {}:\n\n| member | type | description |", method.answer.article());
+    *text += "|---|---|---|\n";
+    members(fields, "", text);
+}
+
+fn members(fields: &[FieldSchema], prefix: &str, text: &mut String) {
+    for field in fields {
+        let (name, shape, help) = (field.name, field.shape.name(), field.help);
+        let _ = writeln!(text, "| `{prefix}{name}` | {shape} | {help} |");
+        members(field.shape.fields(), &format!("{prefix}{name}."), text);
+    }
+}

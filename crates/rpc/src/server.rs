@@ -1,0 +1,298 @@
+//! Control server: a thread that serves the method table on a Unix socket and sleeps while idle.
+//!
+//! It shares no lock and no memory with the data path except through the parts of the
+//! [`ServerState`]. In one iteration every connection gets the same share: one receive, a few lines
+//! answered, one send. A client that sends more than others therefore delays only itself.
+
+mod connection;
+
+use core::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use tenmil_base::{Instant, Interrupts, Span};
+use tenmil_linux::local_socket::{Connection, Listener, Peer};
+use tenmil_linux::poll_set::{Interest, PollSet, Ready};
+use tenmil_linux::runtime_directory::{RuntimeDirectory, uid};
+use tenmil_linux::{Clock, EventVectors, StopFlag, Thread};
+
+use crate::error::{Code, RpcError};
+use crate::event::{ENDING, Event, EventReceiver};
+use crate::method::MethodRegistry;
+use crate::session::{Limits, ServerContext};
+use crate::state::ServerState;
+use connection::ServerConnection;
+
+/// Running control server. Dropping it notifies subscribed clients, closes all connections, removes
+/// the socket and joins the thread.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    wake: EventVectors,
+    thread: Option<Thread<()>>,
+}
+
+/// Error of starting a server.
+#[derive(Debug)]
+pub struct ServerError {
+    path: PathBuf,
+    error: io::Error,
+}
+
+/// Largest number of connections.
+const CONNECTIONS_MAX: usize = 64;
+/// Largest number of connections of one process.
+const CONNECTIONS_PER_PROCESS_MAX: usize = 16;
+/// Largest number of events sent in an iteration.
+const EVENTS_MAX: usize = 64;
+/// Pause after a failed accept, usually caused by running out of file descriptors.
+const ACCEPT_AGAIN: Span = Span::from_ms(100);
+
+const LISTENER: u64 = 0;
+const WAKE: u64 = 1;
+const FIRST_SEAT: u64 = 2;
+const READABLE: Interest = Interest { readable: true, writable: false };
+const NOTHING: Interest = Interest { readable: false, writable: false };
+
+impl Server {
+    /// Serves `table` and `state` as process `pid` in `directory`, and forwards events.
+    pub fn start(
+        directory: &RuntimeDirectory,
+        pid: u32,
+        table: &'static MethodRegistry,
+        state: ServerState,
+        announcements: EventReceiver,
+    ) -> Result<Self, ServerError> {
+        let path = directory.socket_of(pid);
+        let refused = |error| ServerError { path: path.clone(), error };
+        let listener = Listener::bind(directory, pid).map_err(refused)?;
+        let wake = announcements.wake.clone();
+        let room = ServerLoop::new(listener, table, state, announcements).map_err(refused)?;
+        let thread = Thread::spawn("control", None, move |stop| room.serve(stop));
+        let thread = thread.map_err(refused)?;
+        Ok(Self { path, wake, thread: Some(thread) })
+    }
+
+    /// Path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        thread.stop_flag().stop();
+        self.wake.raise(0);
+        // Dropping the thread joins it.
+        drop(thread);
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "listen at {}: {}", self.path.display(), self.error)
+    }
+}
+
+impl core::error::Error for ServerError {}
+
+/// State of the server thread.
+struct ServerLoop {
+    listener: Listener,
+    watch: PollSet,
+    clock: Clock,
+    table: &'static MethodRegistry,
+    state: ServerState,
+    announcements: EventReceiver,
+    seats: Vec<Option<ServerConnection>>,
+    /// Events of the last wait.
+    ready: Vec<Ready>,
+    /// Time until which accepting is paused.
+    closed_until: Option<Instant>,
+    /// Whether further events are pending.
+    more_events: bool,
+}
+
+impl ServerLoop {
+    fn new(
+        listener: Listener,
+        table: &'static MethodRegistry,
+        state: ServerState,
+        announcements: EventReceiver,
+    ) -> io::Result<Self> {
+        let watch = PollSet::new()?;
+        watch.add(&listener, LISTENER, READABLE)?;
+        let wake = announcements.wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?;
+        watch.add(wake, WAKE, READABLE)?;
+        let seats = (0..CONNECTIONS_MAX).map(|_| None).collect();
+        let clock = crate::event::clock();
+        Ok(Self {
+            listener,
+            watch,
+            clock,
+            table,
+            state,
+            announcements,
+            seats,
+            ready: Vec::new(),
+            closed_until: None,
+            more_events: false,
+        })
+    }
+
+    /// Serves until it is stopped.
+    fn serve(mut self, stop: &StopFlag) {
+        while !stop.is_stopped() {
+            match self.wait() {
+                Ok(wants_in) => self.turn(wants_in),
+                // Without epoll the loop would only spin.
+                Err(_) => return,
+            }
+        }
+        let text = "the process stops serving".to_owned();
+        self.tell(&Event { kind: ENDING, text, about: json!({}) });
+        let now = self.clock.now();
+        self.seats.iter_mut().flatten().for_each(|seat| seat.flush(now));
+    }
+
+    /// Waits for work. Returns whether a connection is pending.
+    fn wait(&mut self) -> io::Result<bool> {
+        let at_once =
+            self.more_events || self.seats.iter().flatten().any(ServerConnection::has_work);
+        let seats = self.seats.iter().flatten().map(ServerConnection::deadline);
+        let until = seats.chain(self.closed_until).min().unwrap_or(Instant::NEVER);
+        let timeout = match until {
+            _ if at_once => Some(Span::default()),
+            Instant::NEVER => None,
+            until => Some(until.since(self.clock.now())),
+        };
+        let mut wants_in = false;
+        self.watch.wait(timeout, &mut self.ready)?;
+        for ready in &self.ready {
+            match ready.token {
+                LISTENER => wants_in = true,
+                WAKE => {
+                    // Signals are masked: unmasking first ensures that a later event signals again,
+                    // and everything emitted before is handled before the next wait.
+                    self.announcements.wake.unmask(0);
+                    self.more_events = true;
+                }
+                token => {
+                    let seat = usize::try_from(token - FIRST_SEAT).ok();
+                    let seat = seat.and_then(|index| self.seats.get_mut(index)?.as_mut());
+                    seat.into_iter().for_each(|seat| seat.readable |= ready.readable);
+                }
+            }
+        }
+        Ok(wants_in)
+    }
+
+    /// One iteration: pending connections, events, and every connection once.
+    fn turn(&mut self, wants_in: bool) {
+        let now = self.clock.now();
+        if self.closed_until.is_some_and(|until| until <= now) {
+            self.closed_until = None;
+            // If this fails, the next iteration due for another reason tries again.
+            let _ = self.watch.change(&self.listener, LISTENER, READABLE);
+        }
+        if wants_in && self.closed_until.is_none() {
+            self.accept(now);
+        }
+        self.tell_announcements();
+        for index in 0..self.seats.len() {
+            let Some(seat) = &mut self.seats[index] else { continue };
+            let served = ServerContext { table: self.table, state: &self.state };
+            let events = seat.turn(now, served);
+            if !seat.keep(&self.watch, FIRST_SEAT + index as u64) {
+                // Closing removes it from the epoll set.
+                self.seats[index] = None;
+            }
+            events.iter().for_each(|event| self.tell(event));
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        // Bounded, so that many pending connections do not delay the accepted ones.
+        for _ in 0..CONNECTIONS_MAX {
+            match self.listener.accept() {
+                Ok(Some(connection)) => self.seat(now, connection),
+                Ok(None) => return,
+                Err(_) => {
+                    self.closed_until = Some(now.after(ACCEPT_AGAIN));
+                    let _ = self.watch.change(&self.listener, LISTENER, NOTHING);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Admits a connection, or sends an error.
+    fn seat(&mut self, now: Instant, connection: Connection) {
+        let Ok(peer) = connection.peer() else { return };
+        let refusal = admit(peer, uid()).and_then(|()| self.find_seat(peer));
+        let seat = ServerConnection::new(now, connection, peer, Limits::USUAL);
+        match refusal {
+            Ok(index) => {
+                if self.watch.add(&seat, FIRST_SEAT + index as u64, READABLE).is_ok() {
+                    self.seats[index] = Some(seat);
+                }
+            }
+            Err(refusal) => seat.reject(now, refusal),
+        }
+    }
+
+    fn find_seat(&self, peer: Peer) -> Result<usize, RpcError> {
+        let of_peer = self.seats.iter().flatten().filter(|seat| seat.peer().pid == peer.pid);
+        if of_peer.count() >= CONNECTIONS_PER_PROCESS_MAX {
+            return Err(RpcError::caller(
+                Code::Busy,
+                format!(
+                    "connect: process {} has {CONNECTIONS_PER_PROCESS_MAX} already, expected fewer",
+                    peer.pid
+                ),
+            ));
+        }
+        self.seats.iter().position(Option::is_none).ok_or_else(|| {
+            RpcError::machine(
+                Code::Busy,
+                format!(
+                    "connect: all {CONNECTIONS_MAX} connections are taken, expected a free one"
+                ),
+            )
+        })
+    }
+
+    fn tell_announcements(&mut self) {
+        if !std::mem::take(&mut self.more_events) {
+            return;
+        }
+        for _ in 0..EVENTS_MAX {
+            let Some(event) = self.announcements.next() else { return };
+            self.tell(&event);
+        }
+        self.more_events = true;
+    }
+
+    /// Sends an event to subscribed clients. It is sent when the connection is next processed, in
+    /// this iteration.
+    fn tell(&mut self, event: &Event) {
+        let line = event.to_line(self.clock.now());
+        self.seats.iter_mut().flatten().for_each(|seat| seat.tell(&line));
+    }
+}
+
+/// Whether `peer` may control a process of user `uid`.
+fn admit(peer: Peer, uid: u32) -> Result<(), RpcError> {
+    if peer.uid == uid || peer.uid == 0 {
+        return Ok(());
+    }
+    Err(RpcError::caller(
+        Code::NotAllowed,
+        format!("connect: user is uid {}, expected uid {uid} or 0", peer.uid),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

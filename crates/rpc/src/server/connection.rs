@@ -1,0 +1,149 @@
+//! Served connection: a session and its socket.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use tenmil_base::Instant;
+use tenmil_linux::local_socket::{Connection, Peer, RecvResult};
+use tenmil_linux::poll_set::{Interest, PollSet};
+
+use crate::error::RpcError;
+use crate::event::Event;
+use crate::session::{Limits, ServerContext, Session, StepResult};
+
+/// Served connection.
+pub(super) struct ServerConnection {
+    connection: Connection,
+    peer: Peer,
+    session: Session,
+    /// Whether the socket was reported readable.
+    pub(super) readable: bool,
+    /// Readiness that the epoll set waits for.
+    interest: Interest,
+    /// Whether an event or an end was queued since the last iteration.
+    told: bool,
+    broken: bool,
+}
+
+/// Largest number of lines answered in an iteration.
+const LINES_MAX: usize = 4;
+/// Largest number of file descriptors per receive call.
+const FILES_MAX: usize = 1;
+/// Largest number of bytes received in an iteration.
+const READ_LEN: usize = 16 << 10;
+
+impl ServerConnection {
+    pub(super) fn new(now: Instant, connection: Connection, peer: Peer, limits: Limits) -> Self {
+        let client = format!("process {} of uid {}", peer.pid, peer.uid);
+        Self {
+            connection,
+            peer,
+            session: Session::new(now, client, limits),
+            readable: false,
+            interest: Interest { readable: true, writable: false },
+            told: false,
+            broken: false,
+        }
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Whether there is work that no file descriptor will signal.
+    pub(super) fn has_work(&self) -> bool {
+        self.told || self.session.can_step()
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        self.session.deadline()
+    }
+
+    /// Queues an event for the next iteration.
+    pub(super) fn tell(&mut self, line: &[u8]) {
+        let before = self.session.to_send().len();
+        self.session.tell(line);
+        self.told |= self.session.to_send().len() != before || self.session.is_over().is_some();
+    }
+
+    /// Sends an error to a rejected client, if that is possible without blocking.
+    pub(super) fn reject(mut self, now: Instant, refusal: RpcError) {
+        self.session.refuse(refusal);
+        self.flush(now);
+    }
+
+    /// One iteration: one receive, a few lines, one send. Returns the events to emit.
+    pub(super) fn turn(&mut self, now: Instant, served: ServerContext<'_>) -> Vec<Event> {
+        self.told = false;
+        if std::mem::take(&mut self.readable) {
+            self.receive(now);
+        }
+        let mut events = Vec::new();
+        for _ in 0..LINES_MAX {
+            match self.session.step(served) {
+                StepResult::Nothing => break,
+                StepResult::Replied => {}
+                StepResult::Changed(event) => events.push(event),
+            }
+        }
+        self.flush(now);
+        self.session.expire(now);
+        events
+    }
+
+    fn receive(&mut self, now: Instant) {
+        let mut bytes = [0; READ_LEN];
+        let room = self.session.room().min(READ_LEN);
+        if room == 0 {
+            return;
+        }
+        let mut files = Vec::new();
+        let received = self.connection.receive_files(&mut bytes[..room], &mut files, FILES_MAX);
+        files.into_iter().for_each(|file| self.session.pass(file));
+        match received {
+            Ok(RecvResult::Bytes(count)) => {
+                self.session.receive(now, &bytes[..count]);
+            }
+            Ok(RecvResult::Nothing) => {}
+            Ok(RecvResult::End) => self.session.receive_end(),
+            Err(_) => self.broken = true,
+        }
+    }
+
+    /// Sends as much as the socket accepts.
+    pub(super) fn flush(&mut self, now: Instant) {
+        if self.session.to_send().is_empty() {
+            return;
+        }
+        match self.connection.send(self.session.to_send()) {
+            Ok(count) => self.session.sent(now, count),
+            Err(_) => self.broken = true,
+        }
+    }
+
+    /// Updates the epoll registration. Returns false if the connection is to be closed.
+    pub(super) fn keep(&mut self, watch: &PollSet, token: u64) -> bool {
+        if self.broken || self.session.is_over().is_some() {
+            return false;
+        }
+        let wanted = Interest {
+            readable: self.session.room() > 0,
+            writable: !self.session.to_send().is_empty(),
+        };
+        if wanted != self.interest {
+            self.interest = wanted;
+            return self.change(watch, token).is_ok();
+        }
+        true
+    }
+
+    fn change(&self, watch: &PollSet, token: u64) -> io::Result<()> {
+        watch.change(&self.connection, token, self.interest)
+    }
+}
+
+impl AsFd for ServerConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}

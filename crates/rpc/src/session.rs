@@ -1,0 +1,372 @@
+//! Server side of one connection: a protocol state machine with time as an argument.
+//!
+//! All of its memory is bounded. If a client sends faster than it is answered, receiving stops
+//! ([`Session::room`]). If it reads slower than it is answered, answering stops. If events still
+//! accumulate or nothing moves any more, the connection is closed.
+
+use std::os::fd::OwnedFd;
+
+use serde_json::{Value, json};
+use tenmil_base::{Instant, Span};
+
+use crate::deferred::PendingReply;
+use crate::error::{Code, RpcError};
+use crate::event::{Event, SET};
+use crate::method::{Method, MethodKind, MethodRegistry};
+use crate::passed_fd::PassedFd;
+use crate::request::{Dispatch, Id, InvalidRequest, Request, answer_line};
+use crate::state::ServerState;
+
+/// Session of a connected client.
+#[derive(Debug)]
+pub struct Session {
+    limits: Limits,
+    /// Description of the client, for events.
+    client: String,
+    input: Vec<u8>,
+    /// Offset in `input` up to which everything was answered.
+    begin: usize,
+    /// Offset up to which no newline was found after `begin`.
+    searched: usize,
+    output: Vec<u8>,
+    sent: usize,
+    follows: bool,
+    /// Time since which the last input line has been incomplete.
+    unfinished: Option<Instant>,
+    /// Time of the last progress in either direction.
+    moved: Instant,
+    /// File descriptor attached to a request.
+    passed: PassedFd,
+    /// Deferred response of the last request. No other line is processed until it is available.
+    waited_for: Option<AwaitedReply>,
+    ending: Option<CloseReason>,
+}
+
+/// Request with a deferred response.
+#[derive(Debug)]
+struct AwaitedReply {
+    id: Id,
+    method: &'static Method,
+    pending: PendingReply,
+    /// Event to emit if it succeeds.
+    changed: Option<Event>,
+}
+
+/// Resource limits of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Longest line, including its terminator.
+    pub line_len_max: usize,
+    /// Number of unsent bytes at which no more requests are answered.
+    pub unsent_soft_max: usize,
+    /// Number of unsent bytes at which an event closes the connection.
+    pub unsent_max: usize,
+    /// Time limit from the first byte of a line to its end.
+    pub line_patience: Span,
+    /// Time limit for unsent bytes without progress.
+    pub send_patience: Span,
+    /// Time limit for a silent connection that has no subscription.
+    pub idle_patience: Span,
+}
+
+/// Why a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// The client closed the stream; remaining responses are still sent.
+    ClientClosed,
+    /// The client was rejected; the error is still sent.
+    Rejected,
+    /// The client does not read: nothing more is sent.
+    SlowReader,
+}
+
+/// What requests are dispatched to.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerContext<'a> {
+    /// Method table.
+    pub table: &'a MethodRegistry,
+    /// State of the process.
+    pub state: &'a ServerState,
+}
+
+/// Result of [`Session::step`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum StepResult {
+    /// Nothing: no complete line, or no space for a response.
+    Nothing,
+    /// A line was answered.
+    Replied,
+    /// A line was answered that changed something; the event is to be emitted.
+    Changed(Event),
+}
+
+impl Limits {
+    /// Limits of the server.
+    pub const USUAL: Self = Self {
+        line_len_max: 64 << 10,
+        unsent_soft_max: 256 << 10,
+        unsent_max: 1 << 20,
+        line_patience: Span::from_secs(10),
+        send_patience: Span::from_secs(10),
+        idle_patience: Span::from_secs(600),
+    };
+}
+
+impl Session {
+    /// Creates a session for `client`, the description used in events.
+    pub fn new(now: Instant, client: impl Into<String>, limits: Limits) -> Self {
+        Self {
+            limits,
+            client: client.into(),
+            input: Vec::new(),
+            begin: 0,
+            searched: 0,
+            output: Vec::new(),
+            sent: 0,
+            follows: false,
+            unfinished: None,
+            moved: now,
+            passed: PassedFd::default(),
+            waited_for: None,
+            ending: None,
+        }
+    }
+
+    /// Number of bytes that can be received now.
+    pub fn room(&self) -> usize {
+        let held = self.input.len() - self.begin;
+        if self.waits() || self.ending.is_some() { 0 } else { self.limits.line_len_max - held }
+    }
+
+    /// Receives bytes, as far as there is space; returns the number consumed.
+    pub fn receive(&mut self, now: Instant, bytes: &[u8]) -> usize {
+        let taken = &bytes[..bytes.len().min(self.room())];
+        self.input.drain(..self.begin);
+        self.searched -= self.begin;
+        self.begin = 0;
+        self.input.extend_from_slice(taken);
+        if !taken.is_empty() {
+            self.moved = now;
+        }
+        self.unfinished = match taken.iter().rposition(|byte| *byte == b'\n') {
+            Some(end) if end + 1 == taken.len() => None,
+            Some(_) => Some(now),
+            None if taken.is_empty() => self.unfinished,
+            None => self.unfinished.or(Some(now)),
+        };
+        taken.len()
+    }
+
+    /// Stores a received file descriptor, replacing one that was not consumed.
+    pub fn pass(&mut self, file: OwnedFd) {
+        self.passed.put(file);
+    }
+
+    /// Handles the end of the stream. Everything received is still answered; the last line may lack
+    /// its terminator.
+    pub fn receive_end(&mut self) {
+        if self.input.len() > self.begin && self.input.last() != Some(&b'\n') {
+            self.input.push(b'\n');
+        }
+        self.unfinished = None;
+        self.ending.get_or_insert(CloseReason::ClientClosed);
+    }
+
+    /// Answers one line, if one is complete and there is space for the response.
+    pub fn step(&mut self, served: ServerContext<'_>) -> StepResult {
+        if self.stops() || self.waits() {
+            return StepResult::Nothing;
+        }
+        if self.waited_for.is_some() {
+            return self.look_for_answer();
+        }
+        let Some(length) = self.input[self.searched..].iter().position(|byte| *byte == b'\n')
+        else {
+            self.searched = self.input.len();
+            if self.input.len() - self.begin >= self.limits.line_len_max {
+                self.refuse_length();
+            }
+            return StepResult::Nothing;
+        };
+        let end = self.searched + length;
+        let line = self.begin..end;
+        (self.begin, self.searched) = (end + 1, end + 1);
+        if self.input[line.clone()].iter().all(u8::is_ascii_whitespace) {
+            return StepResult::Replied;
+        }
+        match Request::read(&self.input[line]) {
+            Ok(request) => self.answer(&request, served),
+            Err(InvalidRequest { id, refusal }) => {
+                self.put(&answer_line(&id, &Err(refusal)));
+                StepResult::Replied
+            }
+        }
+    }
+
+    /// Whether [`step`](Self::step) would make progress.
+    pub fn can_step(&self) -> bool {
+        let is_there = match &self.waited_for {
+            Some(waited_for) => waited_for.pending.is_there(),
+            None => self.input[self.searched..].contains(&b'\n'),
+        };
+        !self.stops() && !self.waits() && is_there
+    }
+
+    /// Queues an event if the client has subscribed. Closes the connection if the client does not
+    /// read.
+    pub fn tell(&mut self, line: &[u8]) {
+        if !self.follows || self.ending.is_some() {
+            return;
+        }
+        if self.to_send().len() + line.len() > self.limits.unsent_max {
+            self.ending = Some(CloseReason::SlowReader);
+        } else {
+            self.put(line);
+        }
+    }
+
+    /// Rejects the client with an error and closes the connection.
+    pub fn refuse(&mut self, refusal: RpcError) {
+        self.put(&answer_line(&Id::None, &Err(refusal)));
+        self.unfinished = None;
+        self.ending = Some(CloseReason::Rejected);
+    }
+
+    /// Bytes to send.
+    pub fn to_send(&self) -> &[u8] {
+        &self.output[self.sent..]
+    }
+
+    /// Records that `count` bytes were sent.
+    pub fn sent(&mut self, now: Instant, count: usize) {
+        self.sent += count;
+        if count > 0 {
+            self.moved = now;
+        }
+        if self.sent == self.output.len() {
+            self.sent = 0;
+            self.output.clear();
+            // Memory for a single large response is not kept.
+            self.output.shrink_to(self.limits.line_len_max);
+        }
+    }
+
+    /// Time at which [`expire`](Self::expire) must be called.
+    pub fn deadline(&self) -> Instant {
+        let line = self.unfinished.map(|since| since.after(self.limits.line_patience));
+        let rest = if !self.to_send().is_empty() {
+            Some(self.moved.after(self.limits.send_patience))
+        } else {
+            let is_silent = !self.follows && self.waited_for.is_none();
+            is_silent.then(|| self.moved.after(self.limits.idle_patience))
+        };
+        line.into_iter().chain(rest).min().unwrap_or(Instant::NEVER)
+    }
+
+    /// Closes the connection if a time limit was exceeded.
+    pub fn expire(&mut self, now: Instant) {
+        if now < self.deadline() {
+            return;
+        }
+        if !self.to_send().is_empty() && self.moved.after(self.limits.send_patience) <= now {
+            self.ending = Some(CloseReason::SlowReader);
+        } else if self.ending.is_none() {
+            let Limits { line_patience, idle_patience, .. } = self.limits;
+            let message = match self.unfinished {
+                Some(_) => {
+                    format!("request: not ended after {line_patience}, expected a whole line")
+                }
+                None => format!("connection: silent for {idle_patience}, expected a request"),
+            };
+            self.refuse(RpcError::caller(Code::Timeout, message));
+            self.moved = now;
+        }
+    }
+
+    /// Why the connection has ended, once everything that remains has been sent.
+    pub fn is_over(&self) -> Option<CloseReason> {
+        let unanswered = self.waited_for.is_some() || self.input[self.begin..].contains(&b'\n');
+        match self.ending? {
+            CloseReason::SlowReader => Some(CloseReason::SlowReader),
+            CloseReason::Rejected => self.to_send().is_empty().then_some(CloseReason::Rejected),
+            CloseReason::ClientClosed => {
+                (self.to_send().is_empty() && !unanswered).then_some(CloseReason::ClientClosed)
+            }
+        }
+    }
+
+    fn answer(&mut self, request: &Request, served: ServerContext<'_>) -> StepResult {
+        let ServerContext { table, state } = served;
+        let (verb, result) = match request.answer(table, state, &self.passed) {
+            Ok((method, Dispatch::Now(answer))) => (Some(method.verb), Ok(answer)),
+            Ok((method, Dispatch::Later(pending))) => {
+                let changed = (method.verb == MethodKind::Set).then(|| self.changed(request));
+                let id = request.id.clone();
+                self.waited_for = Some(AwaitedReply { id, method, pending, changed });
+                return self.look_for_answer();
+            }
+            Err(refusal) => (None, Err(refusal)),
+        };
+        self.put(&answer_line(&request.id, &result));
+        match verb {
+            Some(MethodKind::Set) => StepResult::Changed(self.changed(request)),
+            Some(MethodKind::Subscribe) => {
+                self.follows = true;
+                StepResult::Replied
+            }
+            _ => StepResult::Replied,
+        }
+    }
+
+    /// Sends the deferred response, if it is available.
+    fn look_for_answer(&mut self) -> StepResult {
+        let Some(waited_for) = self.waited_for.take() else { return StepResult::Nothing };
+        let Some(result) = waited_for.pending.take() else {
+            self.waited_for = Some(waited_for);
+            return StepResult::Nothing;
+        };
+        let AwaitedReply { id, method, changed, .. } = waited_for;
+        if let Ok(answer) = &result {
+            debug_assert_eq!(method.answer.check(answer), Ok(()), "{}", method.typed_name());
+        }
+        self.put(&answer_line(&id, &result));
+        changed.filter(|_| result.is_ok()).map_or(StepResult::Replied, StepResult::Changed)
+    }
+
+    fn changed(&self, request: &Request) -> Event {
+        let parameters = Value::from(request.parameters.clone());
+        let (client, method) = (&self.client, &request.method);
+        Event {
+            kind: SET,
+            text: format!("{client} called {method} with {parameters}"),
+            about: json!({ "client": client, "method": method, "parameters": parameters }),
+        }
+    }
+
+    fn refuse_length(&mut self) {
+        let most = self.limits.line_len_max;
+        self.refuse(RpcError::caller(
+            Code::LineTooLong,
+            format!("request: no end of a line in {most} bytes, expected a shorter line"),
+        ));
+    }
+
+    /// Whether no more lines are ever answered.
+    fn stops(&self) -> bool {
+        matches!(self.ending, Some(CloseReason::Rejected | CloseReason::SlowReader))
+    }
+
+    /// Whether answering waits for the client to read.
+    fn waits(&self) -> bool {
+        self.to_send().len() >= self.limits.unsent_soft_max
+    }
+
+    fn put(&mut self, line: &[u8]) {
+        self.output.drain(..self.sent);
+        self.sent = 0;
+        self.output.extend_from_slice(line);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! A server and its clients release everything. Runs in a process of its own, because it counts
+//! resources of the whole process.
+
+use serde_json::Map;
+use tenmil_base::Span;
+use tenmil_linux::Clock;
+use tenmil_linux::process::ProcessStats;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_rpc::{Client, Process, Server, ServerState, TABLE, announcements};
+
+const PATIENCE: Span = Span::from_secs(20);
+
+fn counts() -> (Option<u64>, Option<u64>) {
+    let usage = ProcessStats::read();
+    (usage.descriptors, usage.threads)
+}
+
+/// The counts, as soon as they equal `expected` or after a time limit: the kernel counts a thread
+/// for a moment after it was joined.
+fn settled(expected: (Option<u64>, Option<u64>)) -> (Option<u64>, Option<u64>) {
+    let clock = Clock::kernel();
+    let end = clock.now().after(PATIENCE);
+    while counts() != expected && clock.now() < end {
+        tenmil_linux::thread::yield_now();
+    }
+    counts()
+}
+
+#[test]
+fn a_server_that_is_dropped_leaves_no_descriptor_thread_or_socket() {
+    let root = tempfile::tempdir().unwrap();
+    let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+    let before = counts();
+    assert!(before.0.is_some() && before.1.is_some(), "it can be counted");
+    for round in 0..20 {
+        let (announcer, announced) = announcements().unwrap();
+        let state = ServerState::new().with(Process { version: "1", log: None });
+        let server = Server::start(&directory, 7, &TABLE, state, announced).unwrap();
+        let mut clients: Vec<Client> =
+            (0..10).map(|_| Client::connect(server.path(), PATIENCE).unwrap()).collect();
+        for client in &mut clients {
+            client.call("events", Map::new(), PATIENCE).unwrap();
+        }
+        let during = counts();
+        assert!(during.0 >= before.0.map(|count| count + 20) && during.1 > before.1, "{during:?}");
+        // Some clients close before the server ends, some after it.
+        clients.truncate(round % 10);
+        drop(server);
+        drop((clients, announcer));
+        assert_eq!(settled(before), before, "round {round}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,113 @@
+//! Accept loop shared by the socket servers: listeners and the thread that waits on them.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use tenmil_base::{Interrupts, Span};
+use tenmil_linux::poll_set::{Interest, PollSet, Ready};
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::{EventVectors, StopFlag, Thread};
+
+/// Receiver of the sockets that an [`Acceptor`] accepts.
+pub(crate) trait AcceptHandler: Send + 'static {
+    /// Takes over a socket accepted on the listener with index `door`.
+    fn accept(&mut self, socket: OwnedFd, door: usize) -> Result<(), String>;
+
+    /// Handles pending events of the exported device; called when its event source is readable.
+    fn handle_device_event(&mut self) {}
+
+    /// Reports an error that no request can carry. The report is dropped if the receiver is gone.
+    fn report_error(&self, text: String);
+}
+
+/// Thread that accepts connections. Dropping it stops accepting and joins the thread.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    addresses: Vec<Address>,
+    wake: EventVectors,
+    thread: Option<Thread<()>>,
+}
+
+/// Pause after a failed accept, usually caused by running out of file descriptors.
+const ACCEPT_RETRY: Span = Span::from_ms(100);
+const WAKE: u64 = 0;
+const SERVED: u64 = 1;
+const FIRST_LISTENER: u64 = 2;
+const READABLE: Interest = Interest { readable: true, writable: false };
+
+impl Acceptor {
+    /// Starts a thread that accepts on `doors` and reports device events when `served` is readable.
+    pub(crate) fn open(
+        name: &str,
+        doors: Vec<StreamListener>,
+        served: Option<BorrowedFd<'_>>,
+        keeper: impl AcceptHandler,
+    ) -> io::Result<Self> {
+        let addresses = doors.iter().map(|door| door.address().clone()).collect();
+        let wake = EventVectors::new(1)?;
+        let watch = PollSet::new()?;
+        watch.add(wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?, WAKE, READABLE)?;
+        if let Some(served) = served {
+            watch.add(served, SERVED, READABLE)?;
+        }
+        for (token, door) in (FIRST_LISTENER..).zip(&doors) {
+            watch.add(door, token, READABLE)?;
+        }
+        let thread = Thread::spawn(name, None, move |stop| run(&doors, &watch, keeper, stop))?;
+        Ok(Self { addresses, wake, thread: Some(thread) })
+    }
+
+    /// Listen addresses, with ports chosen by the kernel filled in.
+    pub(crate) fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        thread.stop_flag().stop();
+        self.wake.raise(0);
+        // Dropping the thread joins it.
+        drop(thread);
+    }
+}
+
+fn run(doors: &[StreamListener], watch: &PollSet, mut keeper: impl AcceptHandler, stop: &StopFlag) {
+    let mut ready: Vec<Ready> = Vec::new();
+    while !stop.is_stopped() {
+        if let Err(error) = watch.wait(None, &mut ready) {
+            // Without epoll the loop would only spin.
+            keeper.report_error(format!("wait for connections: {error}"));
+            return;
+        }
+        for found in &ready {
+            match found.token {
+                WAKE => {}
+                SERVED => keeper.handle_device_event(),
+                door => accept_all(
+                    doors,
+                    usize::try_from(door - FIRST_LISTENER).unwrap_or(0),
+                    &mut keeper,
+                ),
+            }
+        }
+    }
+}
+
+/// Accepts one pending connection of a listener. The poll set is level-triggered, so further
+/// connections are reported by the next wait.
+fn accept_all(doors: &[StreamListener], door: usize, keeper: &mut impl AcceptHandler) {
+    match doors[door].accept() {
+        Ok(None) => {}
+        Ok(Some(socket)) => {
+            if let Err(text) = keeper.accept(socket, door) {
+                keeper.report_error(format!("connect: {text}"));
+            }
+        }
+        Err(error) => {
+            keeper.report_error(format!("accept: {error}"));
+            tenmil_linux::thread::sleep(ACCEPT_RETRY);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Servers that export block devices: NBD, NVMe/TCP, vfio-user, vhost-user and ublk.
+//!
+//! - [`nbd`] exports any [`tenmil_base::BlockDevice`] over the NBD protocol.
+//! - [`tcp`] exports NVMe subsystems over NVMe/TCP.
+//! - [`vfu`] presents NVMe controllers as PCI devices over vfio-user.
+//! - [`vhost`] presents any block device as a virtio disk of virtual machines over vhost-user.
+//! - [`ublk`] presents any block device as a disk of this machine's Linux.
+
+#![forbid(unsafe_code)]
+
+mod acceptor;
+mod address;
+mod endpoint_event;
+pub mod nbd;
+mod recv_backoff;
+pub mod tcp;
+pub mod ublk;
+pub mod vfu;
+pub mod vhost;
+
+pub use endpoint_event::EndpointEvent;

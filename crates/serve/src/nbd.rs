@@ -1,0 +1,43 @@
+//! NBD server: exports a block device over Unix sockets and TCP.
+//!
+//! ```text
+//!   Server      thread that accepts connections and assigns each to a reactor
+//!   Session     poller: socket → Connection → Backend → Connection → socket
+//!   Connection  protocol without I/O: bytes in, requests out; completions in, bytes out
+//! ```
+//!
+//! A connection has a fixed amount of memory and a fixed number of request slots. When a request
+//! needs more than is free, the connection stops reading until something is released. One buffer is
+//! enough to make progress: bytes are received only when there is a place for the data they
+//! announce. No request allocates memory.
+
+mod address;
+mod connection;
+mod export;
+mod exported_device;
+mod inbox;
+mod memory;
+mod negotiation;
+mod outbox;
+mod pool;
+mod progress;
+mod reply;
+mod server;
+mod session;
+mod session_handle;
+mod slow_query;
+mod transmission;
+
+pub mod fuzz;
+#[cfg(test)]
+mod tests;
+
+pub use address::parse_address;
+pub use connection::Connection;
+pub use export::Export;
+pub use exported_device::{ExportConfig, ExportedDevice};
+pub use memory::MEMORY_BYTES;
+pub use pool::{POOL_BYTES, Pool};
+pub use server::{Server, ServerConfig};
+pub use session_handle::{ConnectionPhase, ConnectionSample, DisconnectReason, NbdEvent};
+pub use transmission::{NbdStats, QueryKind, SlowQuery};

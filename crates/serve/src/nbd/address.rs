@@ -1,0 +1,79 @@
+//! Parser for listen addresses.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use tenmil_linux::stream::Address;
+
+/// Port that IANA assigned to NBD.
+const PORT: u16 = 10_809;
+
+/// Parses a listen address: `nbd:/path/of/a/socket`, `nbd://127.0.0.1:10809` or `nbd://[::1]:0`.
+/// Port 0 selects any free port; the default port is 10809.
+///
+/// # Errors
+///
+/// A message that names what is wrong and what is accepted.
+pub fn parse_address(text: &str) -> Result<Address, String> {
+    let expected = "expected nbd:/path/of/a/socket or nbd://127.0.0.1:10809";
+    let Some(rest) = text.strip_prefix("nbd:") else {
+        return Err(format!("`{text}` is no address to listen at, {expected}"));
+    };
+    let Some(place) = rest.strip_prefix("//") else {
+        return match rest {
+            "" => Err(format!("`{text}` names no socket, {expected}")),
+            path => Ok(Address::Path(path.into())),
+        };
+    };
+    let place = place.strip_suffix('/').unwrap_or(place);
+    if place.is_empty() || place.contains('/') {
+        return Err(format!("`{text}` names no host, {expected}"));
+    }
+    let numeric = place.parse::<SocketAddr>().ok().or_else(|| {
+        let bare = place.trim_start_matches('[').trim_end_matches(']');
+        Some(SocketAddr::new(bare.parse().ok()?, PORT))
+    });
+    if let Some(port) = numeric {
+        return Ok(Address::Tcp(port));
+    }
+    let named = if place.contains(':') { place.to_owned() } else { format!("{place}:{PORT}") };
+    let mut found = named
+        .to_socket_addrs()
+        .map_err(|error| format!("`{text}`: look up {place}: {error}, {expected}"))?;
+    let found = found.next().ok_or_else(|| format!("`{text}`: {place} has no address"))?;
+    Ok(Address::Tcp(found))
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_linux::stream::Address;
+
+    use super::parse_address;
+
+    #[test]
+    fn paths_and_ports_are_told_apart() {
+        assert_eq!(parse_address("nbd:/run/x"), Ok(Address::Path("/run/x".into())));
+        assert_eq!(parse_address("nbd:x"), Ok(Address::Path("x".into())));
+        for (text, port) in [
+            ("nbd://127.0.0.1:0", "127.0.0.1:0"),
+            ("nbd://127.0.0.1:1/", "127.0.0.1:1"),
+            ("nbd://127.0.0.1", "127.0.0.1:10809"),
+            ("nbd://[::1]:7", "[::1]:7"),
+            ("nbd://[::1]", "[::1]:10809"),
+        ] {
+            assert_eq!(parse_address(text), Ok(Address::Tcp(port.parse().unwrap())), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_by_name() {
+        for text in
+            ["", "tcp://x", "nbd:", "nbd://", "nbd:///x", "nbd://a/b", "nbd://127.0.0.1:99999"]
+        {
+            let refused = parse_address(text).unwrap_err();
+            assert!(
+                refused.contains(&format!("`{text}`")) && refused.contains("expected"),
+                "{refused}"
+            );
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Exported device as seen by the listeners, the sessions and the control interface.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{BlockDevice, ErrorCategory, Instant, Limits, Operation, OperationSet};
+use tenmil_block::{
+    AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory, Claim, DeviceError, Event,
+    IoStats, QosLimiter, QosLimits,
+};
+use tenmil_dma::RegionTable;
+use tenmil_reactor::ThreadHandle;
+
+use super::export::Export;
+use super::session_handle::{ConnectionSample, SessionCommand, SessionHandle};
+
+/// Block device behind an export. It holds one claim on the device: exclusive for writing, or
+/// shared for reading. Every connection opens an I/O channel of its own.
+pub struct ExportedDevice {
+    export: Arc<Export>,
+    uri: String,
+    device: Bdev,
+    limiter: Option<QosLimiter>,
+    descriptor: Arc<BdevDescriptor>,
+    medium: Arc<dyn BlockDevice>,
+    is_shaped: bool,
+    seats: Mutex<Vec<Entry>>,
+    connections: AtomicU64,
+}
+
+/// Configuration of an export.
+pub struct ExportConfig<'a> {
+    /// Export name; clients may also use the empty name.
+    pub name: String,
+    /// Description for people.
+    pub description: String,
+    /// URI that the device was opened with.
+    pub uri: String,
+    /// The device.
+    pub device: &'a Bdev,
+    /// Rate limiter that the device was opened with, for changes at run time.
+    pub limiter: Option<QosLimiter>,
+    /// Whether clients may only read.
+    pub is_read_only: bool,
+    /// Whether clients may resize the export.
+    pub lets_resize: bool,
+    /// Memory for bounce buffers, if the device needs them.
+    pub regions: &'a RegionTable,
+}
+
+/// Session and the handle that wakes its light thread.
+struct Entry {
+    seat: Arc<SessionHandle>,
+    home: Option<ThreadHandle>,
+}
+
+/// Size of a bounce buffer, in bytes, and the number of them.
+const BUFFER_BYTES: u32 = 64 << 10;
+const BUFFERS: u16 = 4;
+
+impl ExportedDevice {
+    /// Opens the device for export.
+    ///
+    /// # Errors
+    ///
+    /// If another claim on the device conflicts, such a device cannot be exported, or memory is
+    /// exhausted.
+    pub fn new(plan: ExportConfig<'_>) -> Result<Self, DeviceError> {
+        let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = plan;
+        let (lets_resize, regions) = (plan.lets_resize, plan.regions);
+        let claim = if is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
+        let descriptor = device
+            .open(claim, "nbd")
+            .map_err(|refused| DeviceError::new(refused.blame(), refused.to_string()))?;
+        let descriptor = Arc::new(descriptor);
+        if lets_resize && !descriptor.is_resizable() {
+            let text = "its size cannot be changed, expected a file that one may write";
+            return Err(DeviceError::new(ErrorCategory::Usage, text));
+        }
+        let is_shaped = needs_shaping(&descriptor.limits());
+        let medium: Arc<dyn BlockDevice> = if is_shaped {
+            let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
+            let options = AdaptOptions::default();
+            Arc::new(AdaptedDevice::new(device, Arc::clone(&descriptor), memory, options)?)
+        } else {
+            Arc::clone(&descriptor) as Arc<dyn BlockDevice>
+        };
+        let export = Export::new(name, description, medium.limits(), is_read_only)
+            .map_err(|text| DeviceError::new(ErrorCategory::Usage, text))?;
+        let zeroes_fast = descriptor.limits().support.has(Operation::WriteZeroes);
+        let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
+        let export = if lets_resize { export.with_resize() } else { export };
+        Ok(Self {
+            export: Arc::new(export),
+            uri,
+            device: device.clone(),
+            limiter,
+            descriptor,
+            medium,
+            is_shaped,
+            seats: Mutex::default(),
+            connections: AtomicU64::new(0),
+        })
+    }
+
+    /// Export properties that clients see.
+    pub fn export(&self) -> &Arc<Export> {
+        &self.export
+    }
+
+    /// URI that the device was opened with.
+    pub fn uri(&self) -> &str {
+        &self.uri
+    }
+
+    /// Block device that connections open I/O channels of.
+    pub fn medium(&self) -> &Arc<dyn BlockDevice> {
+        &self.medium
+    }
+
+    /// Whether requests are split or emulated before they reach the device.
+    pub fn is_shaped(&self) -> bool {
+        self.is_shaped
+    }
+
+    /// I/O statistics of all connections together, including closed ones.
+    pub fn statistics(&self) -> IoStats {
+        self.device.statistics()
+    }
+
+    /// Number of connections since the start.
+    pub fn connections_ever(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Snapshots of the current connections.
+    pub fn connections(&self) -> Vec<ConnectionSample> {
+        self.seats().iter().map(|entry| entry.seat.sample()).collect()
+    }
+
+    /// Closes a connection: outstanding requests complete, and nothing more is received. Returns
+    /// false if there is no connection with this id.
+    pub fn disconnect(&self, connection: u64) -> bool {
+        let seats = self.seats();
+        let found = seats.iter().find(|entry| entry.seat.id() == connection);
+        if let Some(entry) = found {
+            entry.order(SessionCommand::Disconnect);
+        }
+        found.is_some()
+    }
+
+    /// Rate limits of all connections together.
+    pub fn qos_limits(&self) -> QosLimits {
+        self.limiter.as_ref().map_or_else(QosLimits::default, QosLimiter::caps)
+    }
+
+    /// Changes the rate limits. Returns false if the device was opened without a limiter.
+    pub fn limit(&self, now: Instant, caps: QosLimits) -> bool {
+        let Some(limiter) = &self.limiter else { return false };
+        limiter.set(now, caps);
+        true
+    }
+
+    /// Resizes the device. Blocks until outstanding requests past a new, lower end have completed.
+    ///
+    /// # Errors
+    ///
+    /// If the device cannot have this size; the size is then unchanged.
+    pub fn resize(&self, size_bytes: u64) -> Result<(), DeviceError> {
+        let block_size = u64::from(self.export.block_size());
+        let refuse = |text| DeviceError::new(ErrorCategory::Usage, text);
+        if !size_bytes.is_multiple_of(block_size) {
+            let text = format!("resize to {size_bytes} bytes: expected a multiple of {block_size}");
+            return Err(refuse(text));
+        }
+        self.descriptor.resize(size_bytes / block_size).map_err(refuse)?;
+        // Before the event is handled: the client that requested the resize may use the new range
+        // as soon as its reply arrives.
+        self.export.resize(self.descriptor.limits().block_count);
+        Ok(())
+    }
+
+    /// Removes the device: outstanding requests complete within a second, and all clients are
+    /// disconnected.
+    pub fn remove(&self) {
+        self.device.remove();
+    }
+
+    /// Open descriptor, the source of device events.
+    pub(super) fn descriptor(&self) -> &BdevDescriptor {
+        &self.descriptor
+    }
+
+    /// Handles a device event.
+    pub(super) fn handle_event(&self, event: &Event) {
+        match event {
+            Event::Resized { block_count } => self.export.resize(*block_count),
+            Event::Removed => {
+                self.seats().iter().for_each(|entry| entry.order(SessionCommand::DeviceRemoved));
+            }
+            // The lost events are unknown, so the size is read again.
+            Event::Overflowed { .. } => self.export.resize(self.device.limits().block_count),
+            Event::MediumError { .. } | Event::MediumChanged => {}
+        }
+    }
+
+    /// Allocates a connection id.
+    pub(super) fn next_connection(&self) -> u64 {
+        self.connections.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Registers a session.
+    pub(super) fn add_session(&self, seat: Arc<SessionHandle>) {
+        self.seats().push(Entry { seat, home: None });
+    }
+
+    /// Sets the handle that wakes the session.
+    pub(super) fn set_reactor(&self, connection: u64, home: ThreadHandle) {
+        let mut seats = self.seats();
+        if let Some(entry) = seats.iter_mut().find(|entry| entry.seat.id() == connection) {
+            // Deliver commands that were sent before the session could be woken.
+            home.ring();
+            entry.home = Some(home);
+        }
+    }
+
+    /// Removes a session.
+    pub(super) fn remove_session(&self, connection: u64) {
+        self.seats().retain(|entry| entry.seat.id() != connection);
+    }
+
+    fn seats(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn order(&self, order: SessionCommand) {
+        self.seat.send_command(order);
+        if let Some(home) = &self.home {
+            home.ring();
+        }
+    }
+}
+
+/// Whether clients may issue requests that the device cannot execute as they are. Sessions split
+/// requests to the device's size themselves, and their memory is aligned.
+fn needs_shaping(limits: &Limits) -> bool {
+    let has = |operation| limits.support.has(operation);
+    let lacks = |operation, from: OperationSet| {
+        !has(operation) && limits.support.common(from) == from && limits.metadata_size == 0
+    };
+    limits.optimal_boundary_blocks > 0
+        || lacks(Operation::WriteZeroes, OperationSet::of(&[Operation::Write]))
+        || lacks(Operation::Verify, OperationSet::of(&[Operation::Read]))
+}
+
+impl fmt::Debug for ExportedDevice {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { export, device, is_shaped, .. } = self;
+        out.debug_struct("Served")
+            .field("export", export)
+            .field("device", device)
+            .field("is_shaped", is_shaped)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,111 @@
+//! Fuzzer of the NBD server: arbitrary client bytes, over a device that does nothing.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    Durability, IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Segment,
+};
+use tenmil_dma::{Mapping, RegionTable};
+use tenmil_wire::nbd::{Extent, ExtentFlags};
+
+use super::connection::Connection;
+use super::export::Export;
+use super::memory::MEMORY_BYTES;
+use super::pool::{POOL_BYTES, Pool};
+use super::transmission::QueryKind;
+
+/// Feeds `bytes` to a connection as the client's stream. The first byte selects the fragment size
+/// and the status of the device's completions.
+///
+/// # Panics
+///
+/// If an invariant is violated: a bug of this crate, whatever the bytes are.
+pub fn fuzz(bytes: &[u8]) {
+    let Some((how, mut stream)) = bytes.split_first() else { return };
+    let (regions, memory) = memory();
+    let export = Export::new("fuzz", "a disk", limits(), how & 1 != 0).expect("it can be served");
+    let pool = Arc::new(Pool::new(&regions, POOL_BYTES).expect("there is memory"));
+    let mut connection = Connection::new(Arc::new(export), regions.clone(), memory, pool);
+    let piece = usize::from(how >> 4).pow(2) + 1;
+    let outcome = if how & 2 == 0 { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
+    loop {
+        let before = stream.len();
+        let count = give(&mut connection, &regions, &stream[..piece.min(stream.len())]);
+        stream = &stream[count..];
+        if stream.is_empty() {
+            connection.receive_end();
+        }
+        let worked = work(&mut connection, outcome);
+        if connection.is_over() {
+            return;
+        }
+        assert!(worked || stream.len() < before, "{connection:?} is stuck");
+    }
+}
+
+/// Stores as many of `bytes` as the connection has space for; returns their number.
+fn give(connection: &mut Connection, regions: &RegionTable, bytes: &[u8]) -> usize {
+    let mut left = bytes;
+    for segment in connection.receive_into() {
+        let count = left.len().min(segment.len_bytes as usize);
+        let (part, rest) = left.split_at(count);
+        let to = Segment { len_bytes: u32::try_from(count).unwrap_or(0), ..*segment };
+        regions.store(to, part).expect("what is named exists");
+        left = rest;
+    }
+    let count = bytes.len() - left.len();
+    connection.received(count);
+    count
+}
+
+/// Runs the connection until nothing more happens. Returns whether it did anything.
+fn work(connection: &mut Connection, outcome: IoStatus) -> bool {
+    let mut worked = false;
+    loop {
+        let mut count = connection.step();
+        let tokens: Vec<u64> = connection.requests().0.iter().map(|one| one.token).collect();
+        connection.taken(tokens.len());
+        for token in tokens {
+            connection.answer(IoCompletion { token, outcome, result: 0 });
+            count += 1;
+        }
+        while let Some(question) = connection.next_question() {
+            match question.about {
+                QueryKind::Extents { len_bytes, .. } => {
+                    let all = Extent { len_bytes, flags: ExtentFlags::HOLE };
+                    connection.block_status_done(question.slot, &[all]);
+                }
+                QueryKind::Size { .. } => connection.resized(question.slot, Ok(())),
+            }
+            count += 1;
+        }
+        let unsent: usize = connection.to_send().iter().map(|part| part.len_bytes as usize).sum();
+        connection.sent(unsent);
+        if count + unsent == 0 {
+            return worked;
+        }
+        worked = true;
+    }
+}
+
+fn memory() -> (RegionTable, Segment) {
+    let regions = RegionTable::new(2);
+    let mapping = Mapping::with_small_pages(MEMORY_BYTES as usize).expect("there is memory");
+    let memory = regions.add(mapping).expect("there is a place");
+    (regions, memory)
+}
+
+fn limits() -> Limits {
+    Limits {
+        block_size: 512,
+        metadata_size: 0,
+        block_count: 1 << 20,
+        request_blocks_max: 128,
+        segments_max: 8,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: 64,
+        durability: Durability::VolatileCache,
+        support: OperationSet::of(&Operation::ALL),
+    }
+}

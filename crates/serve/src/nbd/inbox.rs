@@ -1,0 +1,80 @@
+//! Received bytes that were not parsed yet. Headers are parsed in place.
+
+use tenmil_base::{Memory, Segment};
+use tenmil_dma::RegionTable;
+
+use super::memory::cut;
+
+/// Receive buffer of a connection.
+///
+/// ```text
+///   0        start      end                  place.len_bytes
+///   | parsed | unparsed | free               |
+/// ```
+#[derive(Debug)]
+pub(super) struct Inbox {
+    place: Segment,
+    start: u32,
+    end: u32,
+}
+
+/// Smallest free space that is worth a receive call.
+const ROOM_MIN: u32 = 16 << 10;
+
+impl Inbox {
+    pub(super) fn new(place: Segment) -> Self {
+        Self { place, start: 0, end: 0 }
+    }
+
+    /// Number of unparsed bytes.
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.end - self.start
+    }
+
+    /// Moves the unparsed bytes to the front where that is cheap.
+    #[inline]
+    pub(super) fn tidy(&mut self, regions: &RegionTable) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            return;
+        }
+        let len = self.len();
+        if self.place.len_bytes - self.end < ROOM_MIN && self.start >= self.place.len_bytes / 2 {
+            let (from, to) = (cut(self.place, self.start, len), cut(self.place, 0, len));
+            regions.copy(from, to).expect("a connection has its memory as long as it lives");
+            (self.start, self.end) = (0, len);
+        }
+    }
+
+    /// Free space for the next receive call.
+    #[inline]
+    pub(super) fn room(&self) -> Segment {
+        cut(self.place, self.end, self.place.len_bytes - self.end)
+    }
+
+    /// Records that `count` bytes were received there.
+    #[inline]
+    pub(super) fn received(&mut self, count: u32) {
+        self.end += count;
+        assert!(self.end <= self.place.len_bytes, "no more is received than there is room for");
+    }
+
+    /// Returns the next `N` bytes without consuming them, if that many are unparsed.
+    #[inline]
+    pub(super) fn peek<const N: usize>(&self, regions: &RegionTable) -> Option<[u8; N]> {
+        let len = u32::try_from(N).ok().filter(|len| *len <= self.len())?;
+        let mut bytes = [0; N];
+        let segment = cut(self.place, self.start, len);
+        regions.load(segment, &mut bytes).expect("a connection has its memory as long as it lives");
+        Some(bytes)
+    }
+
+    /// Consumes up to `count` bytes and returns the segment in which they lie.
+    #[inline]
+    pub(super) fn take(&mut self, count: u32) -> Segment {
+        let taken = cut(self.place, self.start, count.min(self.len()));
+        self.start += taken.len_bytes;
+        taken
+    }
+}

@@ -1,0 +1,300 @@
+//! NBD negotiation: options and replies until the client has selected an export.
+
+use tenmil_base::Memory;
+use tenmil_dma::RegionTable;
+use tenmil_wire::nbd::handshake::{EXPORT_NAME_ZEROES, export_name_reply};
+use tenmil_wire::nbd::option::{
+    BASE_ALLOCATION, ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server,
+    finds_base_allocation,
+};
+use tenmil_wire::nbd::{
+    ClientFlags, HandshakeFlags, InfoCode, OptionCode, OptionHeader, OptionReplyCode,
+    PAYLOAD_BYTES_MAX, ParseError,
+};
+
+use super::export::Export;
+use super::inbox::Inbox;
+
+/// Result of the negotiation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct NegotiatedOptions {
+    /// Whether structured replies were negotiated.
+    pub(super) structured: bool,
+    /// Whether the client may request block status (`base:allocation`).
+    pub(super) allocation: bool,
+}
+
+/// State of the negotiation.
+#[derive(Debug)]
+pub(super) struct Negotiation {
+    awaits: NegotiationState,
+    no_zeroes: bool,
+    terms: NegotiatedOptions,
+}
+
+/// Next element expected from the client.
+#[derive(Clone, Copy, Debug)]
+enum NegotiationState {
+    ClientFlags,
+    Option,
+    Data(OptionHeader),
+    /// Oversized option data, being skipped.
+    DiscardOption {
+        option: OptionCode,
+        left_bytes: u32,
+    },
+}
+
+/// Result of one negotiation step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NegotiationStep {
+    /// More bytes must be received first.
+    Nothing,
+    /// An option was answered or a part of the input was consumed.
+    Step,
+    /// The client has selected the export.
+    Selected(NegotiatedOptions),
+    /// The connection closes once the reply has been sent.
+    Abort,
+}
+
+/// Handshake flags of this server.
+pub(super) const FLAGS: HandshakeFlags =
+    HandshakeFlags::FIXED_NEWSTYLE.and(HandshakeFlags::NO_ZEROES);
+
+/// Id of the only metadata context, `base:allocation`.
+pub(super) const ALLOCATION: u32 = 1;
+
+/// Longest option data that is parsed; two strings of the longest size and more fit.
+const DATA_BYTES_MAX: u32 = 32 << 10;
+
+impl Negotiation {
+    pub(super) fn new() -> Self {
+        Self {
+            awaits: NegotiationState::ClientFlags,
+            no_zeroes: false,
+            terms: NegotiatedOptions::default(),
+        }
+    }
+
+    /// Consumes one item of `inbox` and appends the reply to `out`.
+    pub(super) fn step(
+        &mut self,
+        inbox: &mut Inbox,
+        regions: &RegionTable,
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) -> NegotiationStep {
+        match self.awaits {
+            NegotiationState::ClientFlags => self.client_flags(inbox, regions),
+            NegotiationState::Option => self.option(inbox, regions),
+            NegotiationState::Data(header) => {
+                if inbox.len() < header.len_bytes {
+                    return NegotiationStep::Nothing;
+                }
+                let segment = inbox.take(header.len_bytes);
+                let mut data = vec![0; segment.len_bytes as usize];
+                if regions.load(segment, &mut data).is_err() {
+                    return NegotiationStep::Abort;
+                }
+                self.awaits = NegotiationState::Option;
+                self.answer(header.option, &data, export, out)
+            }
+            NegotiationState::DiscardOption { option, left_bytes } => {
+                let taken = inbox.take(left_bytes).len_bytes;
+                let left_bytes = left_bytes - taken;
+                if left_bytes > 0 {
+                    self.awaits = NegotiationState::DiscardOption { option, left_bytes };
+                    return if taken > 0 {
+                        NegotiationStep::Step
+                    } else {
+                        NegotiationStep::Nothing
+                    };
+                }
+                self.awaits = NegotiationState::Option;
+                let text = format!("its data are longer than {DATA_BYTES_MAX} bytes");
+                refuse(option, OptionReplyCode::ERR_TOO_BIG, &text, out);
+                NegotiationStep::Step
+            }
+        }
+    }
+
+    fn client_flags(&mut self, inbox: &mut Inbox, regions: &RegionTable) -> NegotiationStep {
+        let Some(bytes) = inbox.peek::<4>(regions) else { return NegotiationStep::Nothing };
+        inbox.take(4);
+        let flags = ClientFlags(u32::from_be_bytes(bytes));
+        let known = ClientFlags::FIXED_NEWSTYLE.and(ClientFlags::NO_ZEROES);
+        // A client that sets unknown flags must be disconnected ("Client flags").
+        if flags.without(known) != ClientFlags::NONE {
+            return NegotiationStep::Abort;
+        }
+        self.no_zeroes = flags.has(ClientFlags::NO_ZEROES);
+        self.awaits = NegotiationState::Option;
+        NegotiationStep::Step
+    }
+
+    fn option(&mut self, inbox: &mut Inbox, regions: &RegionTable) -> NegotiationStep {
+        let Some(bytes) = inbox.peek(regions) else { return NegotiationStep::Nothing };
+        inbox.take(u32::try_from(bytes.len()).unwrap_or(0));
+        // Without the magic number the start of the next option is unknown.
+        let Ok(header) = OptionHeader::parse(&bytes) else { return NegotiationStep::Abort };
+        let OptionHeader { option, len_bytes } = header;
+        if len_bytes > PAYLOAD_BYTES_MAX {
+            return NegotiationStep::Abort;
+        }
+        self.awaits = if len_bytes <= DATA_BYTES_MAX {
+            NegotiationState::Data(header)
+        } else if option == OptionCode::EXPORT_NAME {
+            return NegotiationStep::Abort;
+        } else {
+            NegotiationState::DiscardOption { option, left_bytes: len_bytes }
+        };
+        NegotiationStep::Step
+    }
+
+    fn answer(
+        &mut self,
+        option: OptionCode,
+        data: &[u8],
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) -> NegotiationStep {
+        let takes_nothing = matches!(
+            option,
+            OptionCode::LIST | OptionCode::STARTTLS | OptionCode::STRUCTURED_REPLY
+        );
+        if takes_nothing && !data.is_empty() {
+            let text = format!("its data are {} bytes, expected none", data.len());
+            refuse(option, OptionReplyCode::ERR_INVALID, &text, out);
+            return NegotiationStep::Step;
+        }
+        match option {
+            OptionCode::EXPORT_NAME => self.export_name(data, export, out),
+            OptionCode::ABORT => {
+                acknowledge(option, out);
+                NegotiationStep::Abort
+            }
+            OptionCode::LIST => {
+                emit_reply(option, OptionReplyCode::SERVER, out, |out| {
+                    emit_server(export.name(), export.description(), out);
+                });
+                acknowledge(option, out);
+                NegotiationStep::Step
+            }
+            OptionCode::INFO | OptionCode::GO => self.info(option, data, export, out),
+            OptionCode::STRUCTURED_REPLY => {
+                self.terms.structured = true;
+                acknowledge(option, out);
+                NegotiationStep::Step
+            }
+            OptionCode::LIST_META_CONTEXT | OptionCode::SET_META_CONTEXT => {
+                self.contexts(option, data, export, out);
+                NegotiationStep::Step
+            }
+            _ => {
+                refuse(option, OptionReplyCode::ERR_UNSUP, "it is not known here", out);
+                NegotiationStep::Step
+            }
+        }
+    }
+
+    fn export_name(&self, data: &[u8], export: &Export, out: &mut Vec<u8>) -> NegotiationStep {
+        // The option has no error reply ("Option types", NBD_OPT_EXPORT_NAME).
+        if !core::str::from_utf8(data).is_ok_and(|name| export.is_called(name)) {
+            return NegotiationStep::Abort;
+        }
+        out.extend(export_name_reply(export.size_bytes(), export.flags(self.terms.structured)));
+        if !self.no_zeroes {
+            out.extend([0; EXPORT_NAME_ZEROES]);
+        }
+        NegotiationStep::Selected(self.terms)
+    }
+
+    fn info(
+        &self,
+        option: OptionCode,
+        data: &[u8],
+        export: &Export,
+        out: &mut Vec<u8>,
+    ) -> NegotiationStep {
+        let query = match InfoQuery::parse(data) {
+            Ok(query) if export.is_called(query.name) => query,
+            Ok(query) => {
+                unknown(option, query.name, export, out);
+                return NegotiationStep::Step;
+            }
+            Err(why) => {
+                invalid(option, why, out);
+                return NegotiationStep::Step;
+            }
+        };
+        let mut tell = |info: Info<'_>| {
+            emit_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
+        };
+        let flags = export.flags(self.terms.structured);
+        tell(Info::Export { size_bytes: export.size_bytes(), flags });
+        tell(Info::BlockSize {
+            minimum: export.block_size(),
+            preferred: export.preferred_bytes(),
+            maximum: export.payload_bytes_max(),
+        });
+        let asks = |code| query.infos().any(|info| info == code);
+        if asks(InfoCode::NAME) {
+            tell(Info::Name(export.name()));
+        }
+        if asks(InfoCode::DESCRIPTION) {
+            tell(Info::Description(export.description()));
+        }
+        acknowledge(option, out);
+        if option == OptionCode::GO {
+            NegotiationStep::Selected(self.terms)
+        } else {
+            NegotiationStep::Step
+        }
+    }
+
+    fn contexts(&mut self, option: OptionCode, data: &[u8], export: &Export, out: &mut Vec<u8>) {
+        let lists = option == OptionCode::LIST_META_CONTEXT;
+        if !lists {
+            // Even a failed request clears the contexts that were selected before.
+            self.terms.allocation = false;
+        }
+        let query = match ContextQuery::parse(data) {
+            Ok(query) if export.is_called(query.name) => query,
+            Ok(query) => return unknown(option, query.name, export, out),
+            Err(why) => return invalid(option, why, out),
+        };
+        if !self.terms.structured {
+            let text = "structured replies have to be agreed on first";
+            return refuse(option, OptionReplyCode::ERR_INVALID, text, out);
+        }
+        let asked = query.queries().any(|query| finds_base_allocation(query, lists));
+        if asked || (lists && query.count == 0) {
+            let id = if lists { 0 } else { ALLOCATION };
+            self.terms.allocation |= !lists;
+            emit_reply(option, OptionReplyCode::META_CONTEXT, out, |out| {
+                emit_context(id, BASE_ALLOCATION, out);
+            });
+        }
+        acknowledge(option, out);
+    }
+}
+
+fn acknowledge(option: OptionCode, out: &mut Vec<u8>) {
+    emit_reply(option, OptionReplyCode::ACK, out, |_| {});
+}
+
+fn refuse(option: OptionCode, kind: OptionReplyCode, why: &str, out: &mut Vec<u8>) {
+    emit_reply(option, kind, out, |out| out.extend(format!("{option}: {why}").into_bytes()));
+}
+
+fn invalid(option: OptionCode, why: ParseError, out: &mut Vec<u8>) {
+    refuse(option, OptionReplyCode::ERR_INVALID, &why.to_string(), out);
+}
+
+fn unknown(option: OptionCode, name: &str, export: &Export, out: &mut Vec<u8>) {
+    let short = |name: &str| name.chars().take(200).collect::<String>();
+    let (found, expected) = (short(name), short(export.name()));
+    let text = format!("no export `{found}`, expected `{expected}` or none");
+    refuse(option, OptionReplyCode::ERR_UNKNOWN, &text, out);
+}

@@ -1,0 +1,306 @@
+//! NBD server: accepts connections and starts a session for each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{Segment, Span};
+use tenmil_block::Event;
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::Clock;
+use tenmil_linux::stream::{Address, Stream, StreamListener};
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
+
+use super::exported_device::ExportedDevice;
+use super::memory::MEMORY_BYTES;
+use super::pool::{POOL_BYTES, Pool as Memory};
+use super::session::{Session, SessionParts};
+use super::session_handle::{NbdEvent, SessionHandle};
+use super::slow_query::SlowQueries;
+use crate::acceptor::{AcceptHandler, Acceptor};
+use crate::address::network_of_peer;
+
+/// Configuration of a server.
+pub struct ServerConfig {
+    /// Listeners.
+    pub doors: Vec<StreamListener>,
+    /// Exported device.
+    pub served: Arc<ExportedDevice>,
+    /// Region table for connection memory: one region per connection, and one for the shared pool.
+    pub regions: RegionTable,
+    /// Reactors that run the sessions.
+    pub reactors: Arc<Registry>,
+    /// Clock of the reactors, for deadlines.
+    pub clock: Clock,
+    /// Largest number of connections.
+    pub connections_max: usize,
+    /// Largest number of connections from one address (for IPv6: one /64). Unix sockets are not
+    /// counted.
+    pub per_address_max: usize,
+    /// How long a client may ask for nothing. None: as long as its end of the connection is there.
+    pub idle_max: Option<Span>,
+}
+
+/// Running server. Dropping it stops accepting; sessions continue until their clients disconnect or
+/// the reactors stop.
+#[derive(Debug)]
+pub struct Server {
+    hall: Acceptor,
+    told: Receiver<NbdEvent>,
+}
+
+/// State of the accept thread.
+struct AcceptState {
+    plan: ServerConfig,
+    pool: Arc<ThreadPool>,
+    /// Pool for large requests of all connections.
+    memory: Arc<Memory>,
+    lent: Arc<Lent>,
+    tell: Sender<NbdEvent>,
+}
+
+/// Memory of a connection, freed on drop.
+#[derive(Debug)]
+pub(super) struct MemoryLease {
+    lent: Arc<Lent>,
+    address: Option<IpAddr>,
+    /// `None` once it has been leaked.
+    memory: Option<Region>,
+}
+
+/// Connection counts, in total and by address.
+#[derive(Debug, Default)]
+pub(super) struct Lent(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: usize,
+    addresses: BTreeMap<IpAddr, usize>,
+}
+
+impl Lent {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Threads that execute slow queries: block status and resize.
+const QUERY_THREADS: usize = 2;
+/// Largest number of queries waiting for them.
+const QUESTIONS_MAX: usize = 1024;
+
+impl Server {
+    /// Starts the server.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel.
+    pub fn start(mut plan: ServerConfig) -> io::Result<Self> {
+        let (tell, told) = channel();
+        let doors = std::mem::take(&mut plan.doors);
+        let served = Arc::clone(&plan.served);
+        let pool = Arc::new(ThreadPool::new(QUERY_THREADS, QUESTIONS_MAX));
+        let memory = Memory::new(&plan.regions, POOL_BYTES)
+            .map_err(|error| io::Error::other(error.to_string()))?;
+        let memory = Arc::new(memory);
+        let usher = AcceptState { plan, pool, memory, lent: Arc::default(), tell };
+        let hall = Acceptor::open("nbd", doors, served.descriptor().event_source(), usher)?;
+        Ok(Self { hall, told })
+    }
+
+    /// Listen addresses, with ports chosen by the kernel filled in.
+    pub fn addresses(&self) -> &[Address] {
+        self.hall.addresses()
+    }
+
+    /// Next event, if any.
+    pub fn next_news(&self) -> Option<NbdEvent> {
+        self.told.try_recv().ok()
+    }
+}
+
+impl AcceptHandler for AcceptState {
+    /// Applies device events to the export and reports them.
+    fn handle_device_event(&mut self) {
+        let served = &self.plan.served;
+        while let Some(event) = served.descriptor().next_event() {
+            served.handle_event(&event);
+            match event {
+                Event::Resized { .. } | Event::Overflowed { .. } => {
+                    self.tell(NbdEvent::Resized { size_bytes: served.export().size_bytes() });
+                }
+                Event::Removed => self.tell(NbdEvent::Removed),
+                Event::MediumError { lba, blocks } => {
+                    let text = format!("the medium has lost {blocks} blocks from {lba} on");
+                    self.tell(NbdEvent::Trouble(text));
+                }
+                Event::MediumChanged => {
+                    self.tell(NbdEvent::Trouble("the medium has been changed".to_owned()));
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), String> {
+        let ServerConfig { served, regions, reactors, clock, .. } = &self.plan;
+        let ServerConfig { connections_max, per_address_max, .. } = &self.plan;
+        let medium = served.medium();
+        let most = (*connections_max).min(medium.channels_max() as usize);
+        let stream = Stream::new(socket, regions.clone()).map_err(|error| error.to_string())?;
+        let loan =
+            MemoryLease::take(&self.lent, regions, &stream.peer(), (most, *per_address_max))?;
+        let id = served.next_connection();
+        let seat = Arc::new(SessionHandle::new(id, stream.peer(), self.tell.clone()));
+        let guest = Session::new(SessionParts {
+            stream,
+            backend: medium.channel()?,
+            served: Arc::clone(served),
+            seat: Arc::clone(&seat),
+            regions: regions.clone(),
+            survey: SlowQueries::new(Arc::clone(served), Arc::clone(&self.pool)),
+            loan,
+            pool: Arc::clone(&self.memory),
+            idle_max: self.plan.idle_max,
+            now: clock.now(),
+        });
+        let guest = guest.map_err(|error| error.to_string())?;
+        let woken_by = guest.woken_by().map_err(|error| error.to_string())?;
+        seat.has_come();
+        served.add_session(seat);
+        let registration = PollerBuilder::active("connection", woken_by, guest);
+        let plan = ThreadBuilder::new(&format!("nbd-{id}")).mailbox(MAILBOX).poller(registration);
+        let home = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        served.set_reactor(id, home);
+        Ok(())
+    }
+
+    fn report_error(&self, text: String) {
+        self.tell(NbdEvent::Trouble(text));
+    }
+}
+
+impl AcceptState {
+    fn tell(&self, news: NbdEvent) {
+        // The receiver may be gone; then the event is dropped.
+        let _ = self.tell.send(news);
+    }
+}
+
+/// Mailbox capacity of a session's light thread; it receives hardly any messages.
+const MAILBOX: usize = 16;
+
+impl MemoryLease {
+    pub(super) fn take(
+        lent: &Arc<Lent>,
+        regions: &RegionTable,
+        peer: &str,
+        (most, most_of_address): (usize, usize),
+    ) -> Result<Self, String> {
+        let address = network_of_peer(peer);
+        // Only the accept thread adds connections, so the limits still hold when the counts are
+        // incremented below.
+        let (all, of_address) = {
+            let counts = lent.counts();
+            let of_address = address.and_then(|address| counts.addresses.get(&address)).copied();
+            (counts.all, of_address.unwrap_or(0))
+        };
+        if all >= most {
+            return Err(format!(
+                "{most} are connected, expected fewer (`--max-connections` allows more)"
+            ));
+        }
+        if of_address >= most_of_address {
+            return Err(format!(
+                "connection of {peer}: {most_of_address} of its address are connected, expected fewer \
+                 (`--connections-per-address` allows more)"
+            ));
+        }
+        let memory = regions.allocate(MEMORY_BYTES as usize).map_err(|error| error.to_string())?;
+        let mut counts = lent.counts();
+        counts.all += 1;
+        if let Some(address) = address {
+            *counts.addresses.entry(address).or_default() += 1;
+        }
+        drop(counts);
+        Ok(Self { lent: Arc::clone(lent), address, memory: Some(memory) })
+    }
+
+    pub(super) fn memory(&self) -> Segment {
+        self.memory.as_ref().map_or_else(Segment::default, Region::segment)
+    }
+
+    /// Leaks the memory: it is neither reused nor unmapped.
+    pub(super) fn lose(&mut self) {
+        std::mem::forget(self.memory.take());
+    }
+}
+
+impl Drop for MemoryLease {
+    fn drop(&mut self) {
+        let mut counts = self.lent.counts();
+        counts.all -= 1;
+        if let Some(address) = self.address
+            && let Some(count) = counts.addresses.get_mut(&address)
+        {
+            *count -= 1;
+            if *count == 0 {
+                counts.addresses.remove(&address);
+            }
+        }
+    }
+}
+
+impl ServerConfig {
+    /// Default limit per address: half of all connections, but at least `PER_ADDRESS_MIN`.
+    #[must_use]
+    pub const fn per_address_max_of(connections_max: usize) -> usize {
+        if connections_max / 2 > PER_ADDRESS_MIN { connections_max / 2 } else { PER_ADDRESS_MIN }
+    }
+}
+
+/// Largest number of connections that a common client opens for itself.
+const PER_ADDRESS_MIN: usize = 16;
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Plan").field("doors", &self.doors).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tenmil_dma::RegionTable;
+
+    use super::{Lent, MemoryLease, ServerConfig};
+
+    #[test]
+    fn one_address_does_not_take_all_connections_and_gives_its_own_back() {
+        let (lent, regions) = (Arc::<Lent>::default(), RegionTable::new(64));
+        let take = |peer: &str| MemoryLease::take(&lent, &regions, peer, (6, 2));
+        let one = take("127.0.0.1:1").unwrap();
+        let _two = take("127.0.0.1:2").unwrap();
+        let refused = take("127.0.0.1:3").unwrap_err();
+        let expected = "connection of 127.0.0.1:3: 2 of its address are connected, expected fewer \
+                        (`--connections-per-address` allows more)";
+        assert_eq!(refused, expected);
+        // IPv6 connections are counted per /64. Unix sockets have no limit per address, only the total.
+        let _others = ["[2001:db8::1]:1", "[2001:db8::2]:1"].map(|peer| take(peer).unwrap());
+        assert!(take("[2001:db8::3]:1").is_err());
+        let _local = ["process 7", "process 7"].map(|peer| take(peer).unwrap());
+        assert!(take("process 8").unwrap_err().contains("6 are connected"));
+        drop(one);
+        assert!(take("127.0.0.1:3").is_ok());
+    }
+
+    #[test]
+    fn one_address_has_half_and_what_a_client_opens_for_itself() {
+        assert_eq!([2, 64, 1000].map(ServerConfig::per_address_max_of), [16, 32, 500]);
+    }
+}

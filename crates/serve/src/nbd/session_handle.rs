@@ -1,0 +1,300 @@
+//! Session as other threads see it: identity, counters and pending command.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+
+use tenmil_base::Counter;
+
+use super::transmission::NbdStats;
+
+/// Shared state of a session. The session's thread writes everything except the command.
+#[derive(Debug)]
+pub(super) struct SessionHandle {
+    id: u64,
+    peer: String,
+    order: AtomicU8,
+    phase: AtomicU8,
+    tally: SessionCounters,
+    tell: Sender<NbdEvent>,
+}
+
+/// Counters of a session.
+#[derive(Debug, Default)]
+struct SessionCounters {
+    reads: Counter,
+    read_bytes: Counter,
+    writes: Counter,
+    written_bytes: Counter,
+    others: Counter,
+    errors: Counter,
+    in_flight: AtomicU64,
+    receives: Counter,
+    receives_in_vain: Counter,
+    sends: Counter,
+}
+
+/// Snapshot of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionSample {
+    /// Connection id, never reused.
+    pub id: u64,
+    /// Address of the peer.
+    pub peer: String,
+    /// Phase of the protocol.
+    pub phase: ConnectionPhase,
+    /// Completed requests.
+    pub done: NbdStats,
+    /// Outstanding requests.
+    pub in_flight: u64,
+    /// Receive calls that returned data.
+    pub receives: u64,
+    /// Receive calls that returned nothing.
+    pub receives_in_vain: u64,
+    /// Send calls.
+    pub sends: u64,
+}
+
+/// Phase of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConnectionPhase {
+    /// The client has not selected an export.
+    #[default]
+    Handshake,
+    /// Requests and replies.
+    Transmission,
+    /// Closing: nothing more is received.
+    Ending,
+}
+
+/// Command to a session from another thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SessionCommand {
+    /// End the session.
+    Disconnect,
+    /// The exported device was removed.
+    DeviceRemoved,
+}
+
+/// Event of an NBD server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NbdEvent {
+    /// A client connected.
+    Connected {
+        /// Connection id.
+        connection: u64,
+        /// Address of the peer.
+        peer: String,
+    },
+    /// A client disconnected.
+    Disconnected {
+        /// Connection id.
+        connection: u64,
+        /// Address of the peer.
+        peer: String,
+        /// Why it disconnected.
+        reason: DisconnectReason,
+        /// Requests completed on the connection.
+        done: NbdStats,
+    },
+    /// The device was resized.
+    Resized {
+        /// New size in bytes.
+        size_bytes: u64,
+    },
+    /// The device was removed.
+    Removed,
+    /// An error, as one line of text.
+    Trouble(String),
+}
+
+/// Why a session ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DisconnectReason {
+    /// The client sent `NBD_CMD_DISC`.
+    ClientDisconnect,
+    /// The client closed the stream without `NBD_CMD_DISC`.
+    Closed,
+    /// The client aborted the negotiation or selected an unknown export.
+    NoExport,
+    /// The client sent an invalid message.
+    ProtocolError,
+    /// The client exceeded a time limit.
+    TooSlow,
+    /// The client asked for nothing as long as the server allows.
+    Idle,
+    /// The socket failed with this error.
+    Broken(String),
+    /// Disconnected by a management command.
+    Administrative,
+    /// The device was removed.
+    DeviceRemoved,
+    /// The server is shutting down.
+    ServerEnds,
+}
+
+impl SessionHandle {
+    pub(super) fn new(id: u64, peer: String, tell: Sender<NbdEvent>) -> Self {
+        Self {
+            id,
+            peer,
+            order: AtomicU8::new(0),
+            phase: AtomicU8::new(0),
+            tally: SessionCounters::default(),
+            tell,
+        }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Sends a command to the session. The first command is kept.
+    pub(super) fn send_command(&self, order: SessionCommand) {
+        let word = match order {
+            SessionCommand::Disconnect => 1,
+            SessionCommand::DeviceRemoved => 2,
+        };
+        // Relaxed suffices: the caller wakes the session afterwards, and the wake-up orders the
+        // store before the load.
+        let _ = self.order.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Command sent to the session, if any.
+    #[inline]
+    pub(super) fn ordered(&self) -> Option<SessionCommand> {
+        match self.order.load(Ordering::Relaxed) {
+            0 => None,
+            1 => Some(SessionCommand::Disconnect),
+            _ => Some(SessionCommand::DeviceRemoved),
+        }
+    }
+
+    /// Counts a receive call.
+    #[inline]
+    pub(super) fn received(&self, in_vain: bool) {
+        let tally = &self.tally;
+        if in_vain { tally.receives_in_vain.add(1) } else { tally.receives.add(1) }
+    }
+
+    /// Counts a send call.
+    #[inline]
+    pub(super) fn sent(&self) {
+        self.tally.sends.add(1);
+    }
+
+    /// Publishes the counters and the phase.
+    #[inline]
+    pub(super) fn show(&self, phase: ConnectionPhase, done: &NbdStats, in_flight: u64) {
+        let tally = &self.tally;
+        tally.reads.set(done.reads);
+        tally.read_bytes.set(done.read_bytes);
+        tally.writes.set(done.writes);
+        tally.written_bytes.set(done.written_bytes);
+        tally.others.set(done.others);
+        tally.errors.set(done.errors);
+        tally.in_flight.store(in_flight, Ordering::Relaxed);
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn tell(&self, news: NbdEvent) {
+        // The receiver may be gone; then the event is dropped.
+        let _ = self.tell.send(news);
+    }
+
+    pub(super) fn has_come(&self) {
+        self.tell(NbdEvent::Connected { connection: self.id, peer: self.peer.clone() });
+    }
+
+    pub(super) fn has_gone(&self, reason: DisconnectReason) {
+        let (connection, peer, done) = (self.id, self.peer.clone(), self.sample().done);
+        self.tell(NbdEvent::Disconnected { connection, peer, reason, done });
+    }
+
+    pub(super) fn sample(&self) -> ConnectionSample {
+        let tally = &self.tally;
+        ConnectionSample {
+            id: self.id,
+            peer: self.peer.clone(),
+            phase: match self.phase.load(Ordering::Relaxed) {
+                0 => ConnectionPhase::Handshake,
+                1 => ConnectionPhase::Transmission,
+                _ => ConnectionPhase::Ending,
+            },
+            done: NbdStats {
+                reads: tally.reads.get(),
+                read_bytes: tally.read_bytes.get(),
+                writes: tally.writes.get(),
+                written_bytes: tally.written_bytes.get(),
+                others: tally.others.get(),
+                errors: tally.errors.get(),
+            },
+            in_flight: tally.in_flight.load(Ordering::Relaxed),
+            receives: tally.receives.get(),
+            receives_in_vain: tally.receives_in_vain.get(),
+            sends: tally.sends.get(),
+        }
+    }
+}
+
+impl ConnectionPhase {
+    /// Name of the phase.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake",
+            Self::Transmission => "transmission",
+            Self::Ending => "ending",
+        }
+    }
+}
+
+impl DisconnectReason {
+    /// Stable identifier for programs.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::ClientDisconnect => "said",
+            Self::Closed => "closed",
+            Self::NoExport => "nothing-chosen",
+            Self::ProtocolError => "nonsense",
+            Self::TooSlow => "too-slow",
+            Self::Idle => "idle-timeout",
+            Self::Broken(_) => "broken",
+            Self::Administrative => "told",
+            Self::DeviceRemoved => "device-removed",
+            Self::ServerEnds => "server-ends",
+        }
+    }
+}
+
+impl fmt::Display for DisconnectReason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::ClientDisconnect => "the client said that it ends",
+            Self::Closed => "the client closed its end without a word",
+            Self::NoExport => "the client chose no export that there is",
+            Self::ProtocolError => "what the client sent makes no sense",
+            Self::TooSlow => "the client took too long",
+            Self::Idle => "no request came within --nbd-idle-timeout",
+            Self::Broken(why) => return write!(out, "the socket failed: {why}"),
+            Self::Administrative => "somebody asked for it",
+            Self::DeviceRemoved => "the device has been removed",
+            Self::ServerEnds => "the server ends",
+        })
+    }
+}
+
+impl fmt::Display for NbdEvent {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected { connection, peer } => {
+                write!(out, "connection {connection}: {peer} has come")
+            }
+            Self::Disconnected { connection, peer, reason, .. } => {
+                write!(out, "connection {connection}: {peer} has gone: {reason}")
+            }
+            Self::Resized { size_bytes } => write!(out, "the export has {size_bytes} bytes now"),
+            Self::Removed => out.write_str("the device has been removed"),
+            Self::Trouble(text) => out.write_str(text),
+        }
+    }
+}

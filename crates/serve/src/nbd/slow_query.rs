@@ -1,0 +1,181 @@
+//! Slow queries: block status and resize, executed on worker threads because the device may block.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tenmil_base::{BlockDevice, ExtentKind};
+use tenmil_linux::thread_pool::{BlockingTask, ThreadPool};
+use tenmil_reactor::ThreadHandle;
+use tenmil_wire::nbd::{ErrorCode, Extent, ExtentFlags};
+
+use super::exported_device::ExportedDevice;
+use super::transmission::{QueryKind, SlowQuery};
+
+/// Pending slow queries of one connection.
+pub(super) struct SlowQueries {
+    served: Arc<ExportedDevice>,
+    pool: Arc<ThreadPool>,
+    found: Arc<ProbeResult>,
+    /// Queries not yet answered.
+    open: usize,
+}
+
+/// Results of slow queries, filled by the worker threads.
+#[derive(Default)]
+struct ProbeResult {
+    answers: Mutex<Vec<(u16, SurveyAnswer)>>,
+    count: AtomicUsize,
+}
+
+/// Result of a slow query.
+pub(super) enum SurveyAnswer {
+    /// Extents of the range; empty if the device cannot tell.
+    Extents(Vec<Extent>),
+    /// Result of a resize: NBD error code and message.
+    Size(Result<(), (ErrorCode, String)>),
+}
+
+impl SlowQueries {
+    pub(super) fn new(served: Arc<ExportedDevice>, pool: Arc<ThreadPool>) -> Self {
+        Self { served, pool, found: Arc::default(), open: 0 }
+    }
+
+    /// Queues a query. Wakes `home` when the result is available.
+    pub(super) fn submit(&mut self, question: SlowQuery, home: ThreadHandle) {
+        let (served, found) = (Arc::clone(&self.served), Arc::clone(&self.found));
+        let SlowQuery { slot, about } = question;
+        let job = BlockingTask::new("questions", move || {
+            found.put(slot, answer(&served, about));
+            home.ring();
+        });
+        self.open += 1;
+        if self.pool.submit(job).is_err() {
+            self.found.put(slot, when_too_many_ask(about));
+        }
+    }
+
+    /// Whether a result is available.
+    #[inline]
+    pub(super) fn has_answers(&self) -> bool {
+        self.open > 0 && self.found.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Removes and returns all results.
+    pub(super) fn take(&mut self) -> Vec<(u16, SurveyAnswer)> {
+        let taken =
+            std::mem::take(&mut *self.found.answers.lock().unwrap_or_else(PoisonError::into_inner));
+        self.found.count.fetch_sub(taken.len(), Ordering::Relaxed);
+        self.open -= taken.len();
+        taken
+    }
+}
+
+impl ProbeResult {
+    fn put(&self, slot: u16, answer: SurveyAnswer) {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner).push((slot, answer));
+        // Release; pairs with the acquire in `has_answers`.
+        self.count.fetch_add(1, Ordering::Release);
+    }
+}
+
+fn answer(served: &ExportedDevice, about: QueryKind) -> SurveyAnswer {
+    match about {
+        QueryKind::Extents { .. } => SurveyAnswer::Extents(survey(&**served.medium(), about)),
+        QueryKind::Size { bytes } => {
+            let grows = bytes > served.export().size_bytes();
+            let error = if grows { ErrorCode::ENOSPC } else { ErrorCode::EIO };
+            SurveyAnswer::Size(served.resize(bytes).map_err(|why| (error, why.to_string())))
+        }
+    }
+}
+
+fn when_too_many_ask(about: QueryKind) -> SurveyAnswer {
+    match about {
+        // Reporting data is always correct ("Request types", NBD_CMD_BLOCK_STATUS).
+        QueryKind::Extents { len_bytes, .. } => {
+            SurveyAnswer::Extents(vec![Extent { len_bytes, flags: ExtentFlags::NONE }])
+        }
+        QueryKind::Size { .. } => SurveyAnswer::Size(Err((
+            ErrorCode::ENOMEM,
+            "resize: too many questions wait".to_owned(),
+        ))),
+    }
+}
+
+/// Returns the extents of a range. Adjacent extents of the same kind are merged, and the last one
+/// is cut at the end of the range. Empty if the device cannot tell.
+pub(super) fn survey(medium: &dyn BlockDevice, about: QueryKind) -> Vec<Extent> {
+    let block_size = u64::from(medium.limits().block_size);
+    let QueryKind::Extents { offset, len_bytes, extents_max } = about else { return Vec::new() };
+    let end = offset + u64::from(len_bytes);
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = offset;
+    while at < end {
+        let Ok(extent) = medium.block_status(at / block_size) else { break };
+        // An extent of no blocks would loop forever.
+        let blocks = extent.blocks.max(1);
+        let until = (at / block_size).saturating_add(blocks).saturating_mul(block_size).min(end);
+        let len_bytes = u32::try_from(until - at).unwrap_or(u32::MAX);
+        let flags = flags(extent.holds);
+        let told = extents.len();
+        match extents.last_mut() {
+            Some(last) if last.flags == flags => last.len_bytes += len_bytes,
+            _ if told == extents_max => break,
+            _ => extents.push(Extent { len_bytes, flags }),
+        }
+        at = until;
+    }
+    extents
+}
+
+fn flags(holds: ExtentKind) -> ExtentFlags {
+    match holds {
+        ExtentKind::Data => ExtentFlags::NONE,
+        ExtentKind::Zeroes => ExtentFlags::ZERO,
+        ExtentKind::Hole => ExtentFlags::ZERO.and(ExtentFlags::HOLE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{BlockDevice, BlockExtent, ExtentKind, IoChannel, Limits};
+    use tenmil_block::NullDevice;
+
+    use super::{QueryKind, survey};
+
+    /// 512-byte blocks, repeating: a hole of four blocks, data of two, zeroes of two that are
+    /// reported one by one.
+    struct Striped;
+
+    impl BlockDevice for Striped {
+        fn limits(&self) -> Limits {
+            NullDevice::new(512, 64).unwrap().limits()
+        }
+
+        fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+            Err("nobody asks".into())
+        }
+
+        fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+            match lba % 8 {
+                at @ 0..4 => Ok(BlockExtent { blocks: 4 - at, holds: ExtentKind::Hole }),
+                at @ 4..6 => Ok(BlockExtent { blocks: 6 - at, holds: ExtentKind::Data }),
+                _ => Ok(BlockExtent { blocks: 1, holds: ExtentKind::Zeroes }),
+            }
+        }
+    }
+
+    fn surveyed(offset: u64, len_bytes: u32, extents_max: usize) -> Vec<(u32, u32)> {
+        let found = survey(&Striped, QueryKind::Extents { offset, len_bytes, extents_max });
+        found.iter().map(|extent| (extent.len_bytes, extent.flags.0)).collect()
+    }
+
+    #[test]
+    fn extents_are_joined_cut_and_counted() {
+        assert_eq!(surveyed(0, 4096, 10), [(2048, 3), (1024, 0), (1024, 2)]);
+        assert_eq!(surveyed(0, 4096, 1), [(2048, 3)]);
+        assert_eq!(surveyed(100, 200, 10), [(200, 3)]);
+        assert_eq!(surveyed(1900, 1000, 10), [(148, 3), (852, 0)]);
+        assert_eq!(surveyed(0, 8192, 5).len(), 5);
+    }
+}

@@ -1,0 +1,146 @@
+//! Client and server in this process, with or without a socket.
+
+pub(super) mod client;
+mod hostile;
+mod server;
+mod session;
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Limits, Memory, Segment,
+};
+use tenmil_block::RamDevice;
+use tenmil_dma::{Mapping, RegionTable};
+use tenmil_wire::nbd::ErrorCode;
+
+use super::memory::MEMORY_BYTES;
+use super::pool::{POOL_BYTES, Pool};
+use super::slow_query::survey;
+use super::{Connection, Export, QueryKind};
+
+/// Connection and its backend; the test moves all data between them.
+struct Session {
+    connection: Connection,
+    backend: Box<dyn IoChannel>,
+    medium: RamDevice,
+    export: Arc<Export>,
+    regions: RegionTable,
+    answers: CompletionBatch,
+}
+
+/// Block size of the device.
+const BLOCK: u32 = 512;
+/// Size of the device in bytes.
+const SIZE: u64 = 64 << 20;
+
+impl Session {
+    fn new() -> Self {
+        Self::with(false, |_| {})
+    }
+
+    fn with(is_read_only: bool, change: impl FnOnce(&mut Limits)) -> Self {
+        Self::of(is_read_only, false, change)
+    }
+
+    /// Session whose client may resize the device.
+    fn resizable() -> Self {
+        Self::of(false, true, |_| {})
+    }
+
+    fn of(is_read_only: bool, lets_resize: bool, change: impl FnOnce(&mut Limits)) -> Self {
+        let regions = RegionTable::new(4);
+        let medium = RamDevice::new(&regions, BLOCK, SIZE / u64::from(BLOCK)).unwrap();
+        let memory = Mapping::with_small_pages(MEMORY_BYTES as usize).unwrap();
+        let memory = regions.add(memory).unwrap();
+        let pool = Arc::new(Pool::new(&regions, POOL_BYTES).unwrap());
+        // The RAM device is not durable; it claims a volatile cache so that flush and FUA are
+        // tested.
+        let mut limits = Limits { durability: Durability::VolatileCache, ..medium.limits() };
+        change(&mut limits);
+        let export = Export::new("disk", "a disk", limits, is_read_only).unwrap();
+        let export = Arc::new(if lets_resize { export.with_resize() } else { export });
+        Self {
+            connection: Connection::new(Arc::clone(&export), regions.clone(), memory, pool),
+            backend: medium.channel().unwrap(),
+            medium,
+            export,
+            regions,
+            answers: CompletionBatch::with_capacity(7),
+        }
+    }
+
+    /// Gives the connection as many bytes as it accepts; returns their number.
+    fn give(&mut self, bytes: &[u8]) -> usize {
+        let mut left = bytes;
+        for segment in self.connection.receive_into() {
+            let count = left.len().min(segment.len_bytes as usize);
+            let (part, rest) = left.split_at(count);
+            let to = Segment { len_bytes: u32::try_from(count).unwrap(), ..*segment };
+            self.regions.store(to, part).unwrap();
+            left = rest;
+        }
+        let count = bytes.len() - left.len();
+        self.connection.received(count);
+        count
+    }
+
+    /// Takes at most `most` bytes of the output of the connection.
+    fn take(&mut self, most: usize) -> Vec<u8> {
+        let mut taken = Vec::new();
+        for segment in self.connection.to_send() {
+            let count = (most - taken.len()).min(segment.len_bytes as usize);
+            let begin = taken.len();
+            taken.resize(begin + count, 0);
+            let from = Segment { len_bytes: u32::try_from(count).unwrap(), ..*segment };
+            self.regions.load(from, &mut taken[begin..]).unwrap();
+        }
+        self.connection.sent(taken.len());
+        taken
+    }
+
+    /// Does all work except moving bytes; returns whether there was any.
+    fn work(&mut self) -> bool {
+        let now = Instant::default();
+        let mut count = self.connection.step();
+        let (requests, segments) = self.connection.requests();
+        let taken = self.backend.submit(now, requests, segments);
+        self.connection.taken(taken);
+        count += taken;
+        count += self.backend.poll(now, &mut self.answers);
+        self.answers.drain().for_each(|answer| self.connection.answer(answer));
+        while let Some(question) = self.connection.next_question() {
+            match question.about {
+                QueryKind::Size { bytes } => {
+                    let done = if bytes > SIZE { Err(ErrorCode::ENOSPC) } else { Ok(()) };
+                    self.export.resize(bytes.min(SIZE) / u64::from(BLOCK));
+                    self.connection.resized(question.slot, done);
+                }
+                about => {
+                    let extents = survey(&self.medium, about);
+                    self.connection.block_status_done(question.slot, &extents);
+                }
+            }
+            count += 1;
+        }
+        count > 0
+    }
+
+    /// Sends `bytes` in fragments of `piece` bytes and returns all output.
+    fn talk(&mut self, bytes: &[u8], piece: usize) -> Vec<u8> {
+        let (mut left, mut back) = (bytes, Vec::new());
+        loop {
+            let given = self.give(&left[..piece.min(left.len())]);
+            left = &left[given..];
+            let mut worked = given > 0;
+            while self.work() || !self.connection.to_send().is_empty() {
+                back.extend(self.take(usize::MAX));
+                worked = true;
+            }
+            if !worked {
+                assert!(left.is_empty() || self.connection.is_ending(), "it takes no more");
+                return back;
+            }
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The server on real reactors and sockets. Every wait has a time limit.
+
+#![expect(clippy::disallowed_methods, reason = "a client opens sockets")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenmil_base::{BlockDevice, Operation, Span};
+use tenmil_block::{
+    Bdev, BdevOptions, FileDevice, FileDeviceOptions, QosLimiter, QosLimits, RamDevice, RateLimit,
+};
+use tenmil_dma::RegionTable;
+use tenmil_linux::engine::EngineChoice;
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
+use tenmil_wire::nbd::{Command, SimpleReply};
+
+use super::client::{handshake, request, write};
+use crate::nbd::{
+    ConnectionPhase, DisconnectReason, ExportConfig, ExportedDevice, NbdEvent, NbdStats, Server,
+    ServerConfig,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct House {
+    server: Option<Server>,
+    reactors: Option<Reactors>,
+    path: std::path::PathBuf,
+    served: Arc<ExportedDevice>,
+    clock: Clock,
+    device: Bdev,
+    regions: RegionTable,
+    _directory: tempfile::TempDir,
+}
+
+fn serve(poll: PollMode, connections_max: usize) -> House {
+    serve_medium(poll, connections_max, false, |regions, _| {
+        Arc::new(RamDevice::new(regions, 512, 8192).unwrap())
+    })
+}
+
+fn serve_medium(
+    poll: PollMode,
+    connections_max: usize,
+    lets_resize: bool,
+    open: impl FnOnce(&RegionTable, &std::path::Path) -> Arc<dyn BlockDevice>,
+) -> House {
+    let clock = Clock::start();
+    let cores: CpuList = CpuList::allowed().iter().take(2).collect();
+    let options = ReactorOptions { poll, ..ReactorOptions::default() };
+    let reactors = Reactors::start(&cores, &options, &clock).unwrap();
+    let regions = RegionTable::new(16);
+    let directory = tempfile::tempdir().unwrap();
+    let medium = open(&regions, directory.path());
+    let limiter = QosLimiter::new(QosLimits::default());
+    let options = BdevOptions { limiter: Some(limiter.clone()), ..BdevOptions::new(clock, 1) };
+    let device = Bdev::new("ram0", medium, options).unwrap();
+    let served = ExportedDevice::new(ExportConfig {
+        name: "disk".into(),
+        description: String::new(),
+        uri: "ram:4m".into(),
+        device: &device,
+        limiter: Some(limiter),
+        is_read_only: false,
+        lets_resize,
+        regions: &regions,
+    });
+    let served = Arc::new(served.unwrap());
+    let path = directory.path().join("door");
+    let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
+    let doors =
+        [Address::Path(path.clone()), any].map(|address| StreamListener::open(&address).unwrap());
+    let server = Server::start(ServerConfig {
+        doors: doors.into(),
+        served: Arc::clone(&served),
+        regions: regions.clone(),
+        reactors: Arc::clone(reactors.directory()),
+        clock,
+        connections_max,
+        per_address_max: 2,
+        idle_max: None,
+    });
+    House {
+        server: Some(server.unwrap()),
+        reactors: Some(reactors),
+        path,
+        served,
+        clock,
+        device,
+        regions,
+        _directory: directory,
+    }
+}
+
+/// Connects a client and selects the export.
+fn connect(house: &House) -> UnixStream {
+    let mut stream = UnixStream::connect(&house.path).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    choose(&mut stream);
+    stream
+}
+
+fn choose(stream: &mut (impl Read + Write)) {
+    // Real clients wait for the greeting.
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&handshake(false)).unwrap();
+    // Two option replies of 20 bytes with 12 and 14 bytes of data, and the last reply.
+    stream.read_exact(&mut [0; 32 + 34 + 20]).unwrap();
+}
+
+fn exchange(stream: &mut (impl Read + Write), request: &[u8], data: &mut [u8]) {
+    stream.write_all(request).unwrap();
+    let mut header = [0; 16];
+    stream.read_exact(&mut header).unwrap();
+    let reply = SimpleReply::parse(&header).unwrap();
+    assert_eq!(reply.error.0, 0);
+    stream.read_exact(data).unwrap();
+}
+
+#[test]
+fn what_one_client_wrote_another_reads_on_either_socket_in_every_poll_mode() {
+    for poll in PollMode::ALL {
+        let house = serve(poll, 8);
+        let mut one = connect(&house);
+        exchange(&mut one, &write(1, 512, &[7; 4096]), &mut []);
+        let Address::Tcp(port) = house.server.as_ref().unwrap().addresses()[1].clone() else {
+            panic!("the second door is a port")
+        };
+        let mut other = TcpStream::connect(port).unwrap();
+        other.set_read_timeout(Some(PATIENCE)).unwrap();
+        choose(&mut other);
+        let mut back = [0; 4096];
+        exchange(&mut other, &request(Command::READ, 2, 512, 4096), &mut back);
+        assert!(back.iter().all(|byte| *byte == 7), "{poll}");
+        // The pauses are long enough for the reactor to go to sleep in between.
+        for cookie in 0..50 {
+            tenmil_linux::thread::sleep(Span::from_us(100 << (cookie % 6)));
+            exchange(&mut one, &request(Command::READ, cookie, 0, 512), &mut [0; 512]);
+        }
+    }
+}
+
+/// Next event, which must arrive.
+fn news(house: &House) -> NbdEvent {
+    let clock = Clock::start();
+    let end = clock.now().after(Span::from_secs(20));
+    loop {
+        if let Some(news) = house.server.as_ref().unwrap().next_news() {
+            return news;
+        }
+        assert!(clock.now() < end, "nobody is told");
+        tenmil_linux::thread::yield_now();
+    }
+}
+
+/// Disconnect reason and counters of the next connection that ends.
+fn next_to_go(house: &House) -> (DisconnectReason, NbdStats) {
+    loop {
+        if let NbdEvent::Disconnected { reason, done, .. } = news(house) {
+            return (reason, done);
+        }
+    }
+}
+
+#[test]
+fn connections_end_in_every_way_and_leave_nothing() {
+    let house = serve(PollMode::Adaptive, 4);
+    let before = house.regions.count();
+    for round in 0..30 {
+        let mut stream = connect(&house);
+        match round % 3 {
+            0 => stream.write_all(&request(Command::DISC, 0, 0, 0)).unwrap(),
+            1 => stream.write_all(&write(0, 0, &[1; 700])[..300]).unwrap(),
+            _ => stream.write_all(&[0; 28]).unwrap(),
+        }
+        if round % 3 != 1 {
+            assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "the server closes");
+        }
+        drop(stream);
+        let expected = [
+            DisconnectReason::ClientDisconnect,
+            DisconnectReason::Closed,
+            DisconnectReason::ProtocolError,
+        ][round % 3]
+            .clone();
+        assert_eq!(next_to_go(&house).0, expected);
+        assert!(house.served.connections().is_empty());
+    }
+    // The last connection reports its end before it releases its memory.
+    while house.regions.count() > before {
+        tenmil_linux::thread::yield_now();
+    }
+    assert_eq!(house.served.connections_ever(), 30);
+}
+
+#[test]
+fn a_connection_goes_on_wherever_its_thread_moves() {
+    const BYTES: u32 = 64 << 10;
+    /// More than the socket buffers hold, so that the server always has some requests outstanding.
+    const READS: u64 = 256;
+    let house = serve(PollMode::Adaptive, 4);
+    let directory = Arc::clone(house.reactors.as_ref().unwrap().directory());
+    let homes: Vec<_> = directory.reactors().collect();
+    let mut client = connect(&house);
+    let content = |block: u64| [u8::try_from(block % 251).unwrap(); BYTES as usize];
+    for block in 0..16 {
+        let to = write(block, block * u64::from(BYTES), &content(block));
+        exchange(&mut client, &to, &mut []);
+    }
+    let thread = directory.sample(house.clock.now()).threads[0].id;
+    let thread = directory.thread(thread).unwrap();
+    let mut data = vec![0; BYTES as usize];
+    for index in 0..40 {
+        for cookie in 0..READS {
+            let read = request(Command::READ, cookie, cookie % 16 * u64::from(BYTES), BYTES);
+            client.write_all(&read).unwrap();
+        }
+        let to = homes[(index + 1) % homes.len()];
+        let _ = directory.move_thread(thread.id(), to);
+        for _ in 0..READS {
+            let mut header = [0; 16];
+            client.read_exact(&mut header).unwrap();
+            let reply = SimpleReply::parse(&header).unwrap();
+            client.read_exact(&mut data).unwrap();
+            assert!(data == content(reply.cookie % 16), "after {index} moves");
+        }
+        let end = house.clock.now().after(Span::from_secs(20));
+        while thread.home() != to {
+            assert!(house.clock.now() < end, "it never comes home");
+            tenmil_linux::thread::yield_now();
+        }
+    }
+    drop(client);
+    let (reason, done) = next_to_go(&house);
+    assert_eq!((reason, done.reads), (DisconnectReason::Closed, 40 * READS));
+}
+
+#[test]
+fn one_too_many_is_sent_away_and_told_of() {
+    let house = serve(PollMode::Adaptive, 1);
+    let mut first = connect(&house);
+    let come =
+        NbdEvent::Connected { connection: 0, peer: format!("process {}", std::process::id()) };
+    assert_eq!(news(&house), come);
+    let mut second = UnixStream::connect(&house.path).unwrap();
+    second.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
+    let text =
+        "connect: 1 are connected, expected fewer (`--max-connections` allows more)".to_owned();
+    assert_eq!(news(&house), NbdEvent::Trouble(text));
+    exchange(&mut first, &request(Command::READ, 1, 0, 512), &mut [0; 512]);
+}
+
+#[test]
+fn a_connection_is_counted_and_can_be_sent_away() {
+    let house = serve(PollMode::Adaptive, 4);
+    let (mut one, mut other) = (connect(&house), connect(&house));
+    exchange(&mut one, &write(1, 512, &[7; 4096]), &mut []);
+    exchange(&mut one, &request(Command::READ, 2, 0, 1024), &mut [0; 1024]);
+    exchange(&mut other, &request(Command::READ, 3, 0, 512), &mut [0; 512]);
+    let done = NbdStats {
+        reads: 1,
+        read_bytes: 1024,
+        writes: 1,
+        written_bytes: 4096,
+        ..NbdStats::default()
+    };
+    // Counters are published at the end of the iteration that sent the replies.
+    let sample = loop {
+        let samples = house.served.connections();
+        assert_eq!(samples.iter().map(|sample| sample.id).collect::<Vec<_>>(), [0, 1]);
+        if samples[0].done == done && samples[0].in_flight == 0 {
+            break samples[0].clone();
+        }
+        tenmil_linux::thread::yield_now();
+    };
+    assert_eq!(sample.phase, ConnectionPhase::Transmission);
+    assert!(sample.receives >= 3 && sample.sends >= 3, "{sample:?}");
+    let statistics = house.served.statistics();
+    let reads = statistics.of(Operation::Read);
+    assert_eq!((reads.count, reads.bytes, reads.latency.count()), (2, 1536, 2));
+    assert!(!house.served.disconnect(7), "there is none");
+    assert!(house.served.disconnect(0));
+    assert_eq!(one.read(&mut [0; 1]).unwrap(), 0);
+    assert_eq!(next_to_go(&house), (DisconnectReason::Administrative, done));
+    exchange(&mut other, &request(Command::READ, 3, 0, 512), &mut [0; 512]);
+}
+
+#[test]
+fn limits_hold_from_the_moment_they_are_set() {
+    let house = serve(PollMode::Adaptive, 4);
+    let mut stream = connect(&house);
+    let clock = house.clock;
+    let rate = |iops| RateLimit { iops: std::num::NonZeroU64::new(iops), bytes: None };
+    let caps = QosLimits { total: rate(200), ..QosLimits::default() };
+    assert!(house.served.limit(clock.now(), caps));
+    assert_eq!(house.served.qos_limits(), caps);
+    let timed = |stream: &mut UnixStream| {
+        let began = clock.now();
+        for cookie in 0..30 {
+            exchange(stream, &request(Command::READ, cookie, 0, 512), &mut [0; 512]);
+        }
+        clock.now().since(began)
+    };
+    let limited = timed(&mut stream);
+    // The limiter permits a burst.
+    assert!(limited >= Span::from_ms(100), "{limited}");
+    assert!(house.served.limit(clock.now(), QosLimits::default()));
+    let free = timed(&mut stream);
+    assert!(free < limited, "{free}");
+}
+
+#[test]
+fn who_is_sent_away_is_answered_first_however_long_that_takes() {
+    let house = serve(PollMode::Adaptive, 4);
+    let mut stream = connect(&house);
+    let rate = RateLimit { iops: std::num::NonZeroU64::new(10), bytes: None };
+    assert!(
+        house.served.limit(house.clock.now(), QosLimits { total: rate, ..QosLimits::default() })
+    );
+    let reads = 35;
+    for cookie in 0..reads {
+        stream.write_all(&request(Command::READ, cookie, 0, 512)).unwrap();
+    }
+    let begun = |sample: &crate::nbd::ConnectionSample| sample.in_flight + sample.done.reads;
+    while begun(&house.served.connections()[0]) < reads {
+        tenmil_linux::thread::yield_now();
+    }
+    assert!(house.served.disconnect(0));
+    // Longer than the time limit for the last reply.
+    for _ in 0..reads {
+        stream.read_exact(&mut [0; 16 + 512]).unwrap();
+    }
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    let (reason, done) = next_to_go(&house);
+    assert_eq!((reason, done.reads), (DisconnectReason::Administrative, reads));
+}
+
+#[test]
+fn a_device_that_grows_is_larger_for_whoever_comes_and_whoever_is_there() {
+    let house = serve(PollMode::Adaptive, 4);
+    house.device.resized(4096);
+    assert_eq!(news(&house), NbdEvent::Resized { size_bytes: 4096 * 512 });
+    let mut stream = connect(&house);
+    let past = request(Command::READ, 1, 4096 * 512, 512);
+    stream.write_all(&past).unwrap();
+    let mut header = [0; 16];
+    stream.read_exact(&mut header).unwrap();
+    assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::EINVAL);
+    house.device.resized(8192);
+    while !matches!(news(&house), NbdEvent::Resized { .. }) {}
+    exchange(&mut stream, &past, &mut [0; 512]);
+}
+
+#[test]
+fn a_file_that_is_served_becomes_longer_and_shorter_at_a_clients_wish() {
+    let mut file = std::path::PathBuf::new();
+    let house = serve_medium(PollMode::Adaptive, 4, true, |regions, directory| {
+        file = directory.join("blocks");
+        let options = FileDeviceOptions {
+            path: file.clone(),
+            size_bytes: Some(1 << 20),
+            block_size: 4096,
+            direct: true,
+            read_only: false,
+            engine: EngineChoice::Best,
+        };
+        Arc::new(FileDevice::open(regions, &options).unwrap())
+    });
+    let len = || std::fs::metadata(&file).unwrap().len();
+    let (mut one, mut other) = (connect(&house), connect(&house));
+    exchange(&mut one, &request(Command::RESIZE, 1, 2 << 20, 0), &mut []);
+    assert_eq!(len(), 2 << 20);
+    exchange(&mut one, &write(2, (2 << 20) - 4096, &[7; 4096]), &mut []);
+    let mut back = [0; 4096];
+    exchange(&mut other, &request(Command::READ, 3, (2 << 20) - 4096, 4096), &mut back);
+    assert_eq!(back, [7; 4096]);
+    exchange(&mut other, &request(Command::RESIZE, 4, 4096, 0), &mut []);
+    assert_eq!((len(), house.served.export().size_bytes()), (4096, 4096));
+    let mut sizes = Vec::new();
+    while sizes.len() < 2 {
+        if let NbdEvent::Resized { size_bytes } = news(&house) {
+            sizes.push(size_bytes);
+        }
+    }
+    // The size is read when the event is received, so a later change may be visible already.
+    assert!(sizes[0] == 2 << 20 || sizes[0] == 4096, "{sizes:?}");
+    assert_eq!(sizes[1], 4096);
+    one.write_all(&request(Command::RESIZE, 5, 1 << 62, 0)).unwrap();
+    let mut header = [0; 16];
+    one.read_exact(&mut header).unwrap();
+    assert_eq!(SimpleReply::parse(&header).unwrap().error, tenmil_wire::nbd::ErrorCode::ENOSPC);
+    let trouble = std::iter::repeat_with(|| news(&house)).find_map(|news| match news {
+        NbdEvent::Trouble(text) => Some(text),
+        _ => None,
+    });
+    assert!(trouble.unwrap().contains("resize "), "the reason is told here");
+    assert!(house.served.resize(4097).unwrap_err().to_string().contains("a multiple of 4096"));
+}
+
+#[test]
+fn a_server_that_ends_takes_its_socket_and_its_guests_with_it() {
+    let mut house = serve(PollMode::Adaptive, 4);
+    let mut stream = connect(&house);
+    drop(house.server.take());
+    assert!(!house.path.exists());
+    exchange(&mut stream, &request(Command::READ, 1, 0, 512), &mut [0; 512]);
+    house.reactors.take().unwrap().stop();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+}

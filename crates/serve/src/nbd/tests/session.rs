@@ -1,0 +1,451 @@
+//! Requests of well-behaved clients, with the stream cut at each byte.
+
+use tenmil_base::{IoCompletion, IoStatus, Operation, RequestFlags};
+use tenmil_wire::nbd::option::{Info, parse_context, parse_server};
+use tenmil_wire::nbd::{Command, CommandFlags, OptionCode, OptionReplyCode, TransmissionFlags};
+
+use super::client::{
+    OptionAnswer, Reply, contexts, flagged, flags, go, handshake, option, options_of, replies,
+    request, write,
+};
+use super::{SIZE, Session};
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..=250).cycle().take(len).map(|byte: u8| byte ^ seed).collect()
+}
+
+/// Requests of each kind, each with its own cookie.
+fn stream(structured: bool) -> Vec<u8> {
+    let mut bytes = handshake(structured);
+    bytes.extend(write(1, 0, &pattern(1536, 1)));
+    bytes.extend(request(Command::READ, 2, 512, 1024));
+    bytes.extend(flagged(Command::WRITE_ZEROES, CommandFlags::NO_HOLE, 3, 512, 512));
+    bytes.extend(request(Command::READ, 4, 0, 1536));
+    bytes.extend(flagged(Command::TRIM, CommandFlags::FUA, 5, 1024, 512));
+    bytes.extend(request(Command::FLUSH, 6, 0, 0));
+    bytes.extend(request(Command::READ, 7, SIZE, 512));
+    bytes.extend(write(8, SIZE, &pattern(512, 3)));
+    bytes.extend(request(Command::READ, 9, 4096, 0));
+    bytes.extend(request(Command::CACHE, 10, 0, 512));
+    if structured {
+        bytes.extend(flagged(Command::READ, CommandFlags::DF, 11, 0, 512));
+    }
+    bytes.extend(request(Command::DISC, 12, 0, 0));
+    bytes
+}
+
+fn read_len(cookie: u64) -> usize {
+    match cookie {
+        2 => 1024,
+        4 => 1536,
+        _ => 0,
+    }
+}
+
+/// Parsed output, with the replies sorted by cookie: replies that need no backend may overtake
+/// others.
+fn sorted(back: &[u8]) -> (Vec<OptionAnswer>, Vec<(u64, Reply)>) {
+    let (options, rest) = options_of(back);
+    let mut replies = replies(rest, read_len);
+    replies.sort_by_key(|(cookie, _)| *cookie);
+    (options, replies)
+}
+
+#[test]
+fn every_cut_of_a_stream_comes_to_the_same() {
+    for structured in [false, true] {
+        let bytes = stream(structured);
+        let expected = Session::new().talk(&bytes, usize::MAX);
+        let expected = sorted(&expected);
+        for cut in 1..bytes.len() {
+            let mut session = Session::new();
+            let mut back = session.talk(&bytes[..cut], usize::MAX);
+            assert!(!session.connection.is_over(), "cut at {cut}");
+            back.extend(session.talk(&bytes[cut..], usize::MAX));
+            assert!(sorted(&back) == expected, "cut at {cut}");
+            assert!(session.connection.is_over(), "cut at {cut}");
+        }
+        for piece in [1, 2, 3, 7, 28, 511] {
+            let back = Session::new().talk(&bytes, piece);
+            assert!(sorted(&back) == expected, "pieces of {piece}");
+        }
+    }
+}
+
+#[test]
+fn every_request_is_answered_as_it_should_be() {
+    for structured in [false, true] {
+        let back = Session::new().talk(&stream(structured), 100);
+        let (options, rest) = options_of(&back);
+        assert!(options.iter().all(|(_, kind, _)| !kind.is_error()), "{options:?}");
+        let mut found = replies(rest, read_len);
+        found.sort_by_key(|(cookie, _)| *cookie);
+        let data = pattern(1536, 1);
+        let mut zeroed = data.clone();
+        zeroed[512..1024].fill(0);
+        let at = |offset| if structured { offset } else { 0 };
+        let failed = |code| Reply::Failed(code, None);
+        let mut expected = vec![
+            (1, Reply::Done),
+            (2, Reply::Data(at(512), data[512..].to_vec())),
+            (3, Reply::Done),
+            (4, Reply::Data(at(0), zeroed)),
+            (5, Reply::Done),
+            (6, Reply::Done),
+            (7, failed(tenmil_wire::nbd::ErrorCode::EINVAL)),
+            (8, failed(tenmil_wire::nbd::ErrorCode::ENOSPC)),
+            (9, Reply::Done),
+            (10, Reply::Done),
+        ];
+        if structured {
+            expected.push((11, Reply::Data(0, data[..512].to_vec())));
+        }
+        assert_eq!(found, expected, "structured: {structured}");
+    }
+}
+
+#[test]
+fn an_export_is_listed_described_and_chosen() {
+    let mut bytes = flags();
+    bytes.extend(option(OptionCode::LIST, &[]));
+    bytes.extend(option(OptionCode::STARTTLS, &[]));
+    bytes.extend(option(OptionCode::EXTENDED_HEADERS, &[]));
+    bytes.extend(option(OptionCode::STRUCTURED_REPLY, &[]));
+    bytes.extend(contexts(OptionCode::LIST_META_CONTEXT, &[]));
+    bytes.extend(contexts(OptionCode::SET_META_CONTEXT, &["x:y", "base:allocation"]));
+    let mut info = Vec::new();
+    let asked = [tenmil_wire::nbd::InfoCode::NAME, tenmil_wire::nbd::InfoCode::DESCRIPTION];
+    tenmil_wire::nbd::option::InfoQuery::emit("disk", &asked, &mut info);
+    bytes.extend(option(OptionCode::INFO, &info));
+    bytes.extend(go("disk"));
+    let back = Session::new().talk(&bytes, usize::MAX);
+    let (options, rest) = options_of(&back);
+    assert!(rest.is_empty());
+    let kinds: Vec<_> = options.iter().map(|(option, kind, _)| (*option, *kind)).collect();
+    let of = |option, kinds: &[OptionReplyCode]| {
+        kinds.iter().map(|kind| (option, *kind)).collect::<Vec<_>>()
+    };
+    use OptionReplyCode as Kind;
+    let expected = [
+        of(OptionCode::LIST, &[Kind::SERVER, Kind::ACK]),
+        of(OptionCode::STARTTLS, &[Kind::ERR_UNSUP]),
+        of(OptionCode::EXTENDED_HEADERS, &[Kind::ERR_UNSUP]),
+        of(OptionCode::STRUCTURED_REPLY, &[Kind::ACK]),
+        of(OptionCode::LIST_META_CONTEXT, &[Kind::META_CONTEXT, Kind::ACK]),
+        of(OptionCode::SET_META_CONTEXT, &[Kind::META_CONTEXT, Kind::ACK]),
+        of(OptionCode::INFO, &[Kind::INFO, Kind::INFO, Kind::INFO, Kind::INFO, Kind::ACK]),
+        of(OptionCode::GO, &[Kind::INFO, Kind::INFO, Kind::ACK]),
+    ];
+    assert_eq!(kinds, expected.concat());
+    assert_eq!(parse_server(&options[0].2), Ok(("disk", "a disk")));
+    assert_eq!(parse_context(&options[5].2), Ok((0, "base:allocation")));
+    assert_eq!(parse_context(&options[7].2), Ok((1, "base:allocation")));
+    let Ok(Info::Export { size_bytes, flags }) = Info::parse(&options[9].2) else { panic!() };
+    assert_eq!(size_bytes, SIZE);
+    assert!(flags.has(TransmissionFlags::SEND_DF.and(TransmissionFlags::CAN_MULTI_CONN)));
+    let sizes = Info::BlockSize { minimum: 512, preferred: 4096, maximum: 32 << 20 };
+    assert_eq!(Info::parse(&options[10].2), Ok(sizes));
+    assert_eq!(Info::parse(&options[11].2), Ok(Info::Name("disk")));
+    assert_eq!(Info::parse(&options[12].2), Ok(Info::Description("a disk")));
+}
+
+#[test]
+fn the_old_way_of_choosing_has_zeroes_unless_they_are_declined() {
+    for (client_flags, zeroes) in [(1_u32, 124), (3, 0)] {
+        let mut bytes = client_flags.to_be_bytes().to_vec();
+        bytes.extend(option(OptionCode::EXPORT_NAME, b"disk"));
+        bytes.extend(request(Command::READ, 5, 0, 512));
+        let back = Session::new().talk(&bytes, usize::MAX);
+        assert_eq!(back.len(), 18 + 10 + zeroes + 16 + 512);
+        assert_eq!(back[18..26], SIZE.to_be_bytes());
+        assert!(back[28..28 + zeroes].iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn what_is_where_is_told_in_extents() {
+    let mut bytes = handshake(true);
+    bytes.extend(flagged(Command::BLOCK_STATUS, CommandFlags::REQ_ONE, 1, 0, 8192));
+    let mut session = Session::new();
+    let back = session.talk(&bytes, usize::MAX);
+    let found = replies(options_of(&back).1, |_| 0);
+    let [(1, Reply::Status(extents))] = &found[..] else { panic!("{found:?}") };
+    assert_eq!(extents.len(), 1);
+    assert!(extents[0].0 <= 8192 && extents[0].0 > 0, "{extents:?}");
+}
+
+#[test]
+fn requests_beyond_every_limit_wait_and_are_all_answered() {
+    // More requests than slots, or more data than memory.
+    for (count, len) in [(600, 4096), (40, 1 << 20), (300, 20_480), (3, 32 << 20)] {
+        let mut session = Session::new();
+        let mut bytes = handshake(true);
+        (0..count).for_each(|cookie| bytes.extend(request(Command::READ, cookie, 0, len)));
+        let mut given = 0;
+        let mut back = Vec::new();
+        // Output is taken only after the connection accepts no more input.
+        while given < bytes.len() || !session.connection.to_send().is_empty() {
+            let more = session.give(&bytes[given..]);
+            given += more;
+            let worked = session.work();
+            if more == 0 && !worked || session.connection.is_haggling() {
+                let taken = session.take(1 << 20);
+                assert!(!taken.is_empty() || worked || more > 0, "it is stuck at {given}");
+                back.extend(taken);
+            }
+            while session.work() {}
+        }
+        let found = replies(options_of(&back).1, |_| 0);
+        assert_eq!(found.len() as u64, count, "{count} of {len}");
+        assert!(
+            found.iter().all(
+                |(_, reply)| matches!(reply, Reply::Data(0, data) if data.len() == len as usize)
+            )
+        );
+    }
+}
+
+#[test]
+fn a_large_write_comes_back_as_it_was_sent() {
+    for len in [16 << 10, (16 << 10) + 512, 256 << 10, (1 << 20) + 512, 32 << 20] {
+        let mut session = Session::new();
+        let data = pattern(len, 9);
+        let mut bytes = handshake(true);
+        bytes.extend(write(1, 512, &data));
+        bytes.extend(write(2, 512, &data[..512]));
+        session.talk(&bytes, 100_000);
+        let back = session.talk(&request(Command::READ, 3, 512, u32::try_from(len).unwrap()), 28);
+        let found = replies(&back, |_| 0);
+        assert!(found == [(3, Reply::Data(512, data))], "{len}");
+    }
+}
+
+/// Size in the last option reply that contains one.
+fn size_told(options: &[OptionAnswer]) -> Option<u64> {
+    let sizes = options.iter().filter(|(_, kind, _)| *kind == OptionReplyCode::INFO);
+    let mut sizes = sizes.filter_map(|(_, _, data)| match Info::parse(data) {
+        Ok(Info::Export { size_bytes, .. }) => Some(size_bytes),
+        _ => None,
+    });
+    sizes.next_back()
+}
+
+#[test]
+fn whoever_asks_again_is_told_the_size_that_a_device_has_now() {
+    let mut session = Session::new();
+    let mut info = Vec::new();
+    tenmil_wire::nbd::option::InfoQuery::emit("", &[], &mut info);
+    let asks = option(OptionCode::INFO, &info);
+    let greeting = session.talk(&[], usize::MAX);
+    let ask = |session: &mut Session, bytes: &[u8]| {
+        let back = session.talk(bytes, usize::MAX);
+        size_told(&options_of(&[&greeting[..], &back].concat()).0)
+    };
+    assert_eq!(ask(&mut session, &[flags(), asks.clone()].concat()), Some(SIZE));
+    session.export.resize(SIZE / 1024);
+    assert_eq!(ask(&mut session, &asks), Some(SIZE / 2));
+    session.export.resize(SIZE / 2048);
+    assert_eq!(ask(&mut session, &go("")), Some(SIZE / 4), "the one that is chosen counts");
+}
+
+#[test]
+fn a_client_that_is_connected_has_the_size_that_a_device_has_now() {
+    use tenmil_wire::nbd::ErrorCode;
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    let mut at_the_end = |blocks: u64| {
+        session.export.resize(blocks);
+        let last = SIZE - 512;
+        let asked = [request(Command::READ, 1, last, 512), write(2, last, &[1; 512])].concat();
+        let mut found = replies(&session.talk(&asked, usize::MAX), |_| 0);
+        found.sort_by_key(|(cookie, _)| *cookie);
+        found.into_iter().map(|(_, reply)| reply).collect::<Vec<_>>()
+    };
+    let [too_far, no_room] =
+        [ErrorCode::EINVAL, ErrorCode::ENOSPC].map(|it| Reply::Failed(it, None));
+    assert_eq!(at_the_end(SIZE / 512 - 1), [too_far, no_room]);
+    let there = at_the_end(SIZE / 512);
+    assert!(matches!(&there[..], [Reply::Data(_, _), Reply::Done]), "{there:?}");
+}
+
+/// Bytes of a resize request, written out as in the protocol document.
+fn resize_bytes(cookie: u8, size_bytes: u64, len_bytes: u32) -> Vec<u8> {
+    let mut bytes = vec![0x25, 0x60, 0x95, 0x13, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, cookie];
+    bytes.extend(size_bytes.to_be_bytes());
+    bytes.extend(len_bytes.to_be_bytes());
+    bytes
+}
+
+#[test]
+fn a_client_that_may_changes_the_size_and_has_it_with_the_answer() {
+    for structured in [false, true] {
+        let mut session = Session::resizable();
+        let back = session.talk(&handshake(structured), usize::MAX);
+        let told = options_of(&back).0;
+        let flags = told.iter().find_map(|(_, _, data)| match Info::parse(data) {
+            Ok(Info::Export { flags, .. }) => Some(flags),
+            _ => None,
+        });
+        assert!(flags.unwrap().has(TransmissionFlags::SEND_RESIZE));
+        let back = session.talk(&resize_bytes(3, SIZE / 2, 0), 1);
+        assert_eq!(back, [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]);
+        assert_eq!(session.export.size_bytes(), SIZE / 2);
+        let error_of = |session: &mut Session, bytes: &[u8]| {
+            let found = replies(&session.talk(bytes, usize::MAX), |_| 0);
+            let [(_, reply)] = &found[..] else { panic!("{found:?}") };
+            reply.clone()
+        };
+        let failed = |error| Reply::Failed(error, None);
+        use tenmil_wire::nbd::ErrorCode;
+        let read = request(Command::READ, 4, SIZE / 2, 512);
+        assert_eq!(error_of(&mut session, &read), failed(ErrorCode::EINVAL));
+        for (size_bytes, len_bytes, error) in [
+            (SIZE * 2, 0, ErrorCode::ENOSPC),
+            (0, 0, ErrorCode::EINVAL),
+            (SIZE + 1, 0, ErrorCode::EINVAL),
+            (SIZE, 512, ErrorCode::EINVAL),
+        ] {
+            let asked = resize_bytes(5, size_bytes, len_bytes);
+            assert_eq!(error_of(&mut session, &asked), failed(error), "{size_bytes}, {len_bytes}");
+        }
+        assert_eq!(session.connection.done().errors, 5);
+    }
+}
+
+#[test]
+fn who_was_not_told_that_sizes_change_does_not_change_them() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    let back = session.talk(&resize_bytes(3, SIZE / 2, 0), usize::MAX);
+    let refused = Reply::Failed(tenmil_wire::nbd::ErrorCode::EINVAL, None);
+    assert_eq!(replies(&back, |_| 0), [(3, refused)]);
+    assert_eq!(session.export.size_bytes(), SIZE);
+}
+
+#[test]
+fn requests_for_nothing_are_done_at_once() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    for command in
+        [Command::READ, Command::WRITE, Command::TRIM, Command::WRITE_ZEROES, Command::CACHE]
+    {
+        for offset in [0, SIZE] {
+            let back = session.talk(&request(command, 1, offset, 0), usize::MAX);
+            assert_eq!(replies(&back, |_| 0), [(1, Reply::Done)], "{command} at {offset}");
+        }
+    }
+}
+
+#[test]
+fn flags_that_were_told_of_may_be_used() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    for (command, flag) in [
+        (Command::READ, CommandFlags::FUA),
+        (Command::READ, CommandFlags::DF.and(CommandFlags::FUA)),
+        (Command::FLUSH, CommandFlags::FUA),
+        (Command::CACHE, CommandFlags::FUA),
+        (Command::TRIM, CommandFlags::FUA),
+        (Command::WRITE_ZEROES, CommandFlags::FUA.and(CommandFlags::NO_HOLE)),
+        (Command::WRITE_ZEROES, CommandFlags::FAST_ZERO),
+    ] {
+        let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
+        let back = session.talk(&flagged(command, flag, 1, 0, len_bytes), usize::MAX);
+        let found = replies(&back, |_| 0);
+        let is_done = matches!(&found[..], [(1, Reply::Done | Reply::Data(_, _))]);
+        assert!(is_done, "{command} {flag:?}: {found:?}");
+    }
+}
+
+#[test]
+fn a_context_that_is_not_known_is_not_told_and_not_chosen() {
+    use OptionReplyCode as Kind;
+    let chosen = [
+        (OptionCode::LIST_META_CONTEXT, &["qemu:dirty-bitmap:x"][..], 0),
+        (OptionCode::LIST_META_CONTEXT, &["base:"][..], 1),
+        (OptionCode::SET_META_CONTEXT, &["base:allocation"][..], 1),
+        // A new selection replaces the previous one.
+        (OptionCode::SET_META_CONTEXT, &["qemu:dirty-bitmap:x", "base:"][..], 0),
+    ];
+    let mut bytes = [flags(), option(OptionCode::STRUCTURED_REPLY, &[])].concat();
+    chosen.iter().for_each(|(code, queries, _)| bytes.extend(contexts(*code, queries)));
+    bytes.extend(go(""));
+    let mut session = Session::new();
+    let back = session.talk(&bytes, usize::MAX);
+    let (told, _) = options_of(&back);
+    let kinds: Vec<Kind> = told.iter().map(|(_, kind, _)| *kind).collect();
+    let mut expected = vec![Kind::ACK];
+    for (_, _, count) in chosen {
+        expected.extend(vec![Kind::META_CONTEXT; count]);
+        expected.push(Kind::ACK);
+    }
+    expected.extend([Kind::INFO, Kind::INFO, Kind::ACK]);
+    assert_eq!(kinds, expected);
+    let back = session.talk(&request(Command::BLOCK_STATUS, 7, 0, 512), usize::MAX);
+    let refused = Reply::Failed(tenmil_wire::nbd::ErrorCode::EINVAL, None);
+    assert_eq!(replies(&back, |_| 0), [(7, refused)]);
+}
+
+#[test]
+fn failed_flush_has_no_offset_and_failed_write_has_one() {
+    for (command, outcome) in
+        [(Command::FLUSH, IoStatus::WRITE_FAULT), (Command::TRIM, IoStatus::WRITE_FAULT)]
+    {
+        let mut session = Session::new();
+        session.talk(&handshake(true), usize::MAX);
+        let len_bytes = if command == Command::FLUSH { 0 } else { 512 };
+        session.give(&request(command, 7, 0, len_bytes));
+        session.connection.step();
+        let token = session.connection.requests().0[0].token;
+        session.connection.taken(1);
+        session.connection.answer(IoCompletion { token, outcome, result: 0 });
+        let back = session.take(usize::MAX);
+        // NBD_REPLY_TYPE_ERROR and NBD_REPLY_TYPE_ERROR_OFFSET.
+        let expected: u16 = if command == Command::FLUSH { 1 << 15 | 1 } else { 1 << 15 | 2 };
+        assert_eq!(back[6..8], expected.to_be_bytes(), "{command:?}");
+    }
+}
+
+#[test]
+fn forced_trim_is_answered_after_a_flush() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    session.give(&flagged(Command::TRIM, CommandFlags::FUA, 7, 0, 512));
+    session.connection.step();
+    for operation in [Operation::Deallocate, Operation::Flush] {
+        assert!(session.connection.to_send().is_empty(), "{operation:?} is not done");
+        session.connection.step();
+        let asked = session.connection.requests().0[0];
+        assert_eq!((asked.operation, asked.flags), (operation, RequestFlags::NONE));
+        session.connection.taken(1);
+        let answer = IoCompletion { token: asked.token, outcome: IoStatus::SUCCESS, result: 0 };
+        session.connection.answer(answer);
+    }
+    assert!(!session.connection.to_send().is_empty());
+    session.give(&request(Command::TRIM, 8, 0, 512));
+    session.connection.step();
+    let token = session.connection.requests().0[0].token;
+    session.connection.taken(1);
+    session.connection.answer(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+    session.connection.step();
+    assert!(session.connection.requests().0.is_empty(), "one that is not forced is done");
+}
+
+#[test]
+fn request_is_awaited_from_its_first_byte_to_its_last() {
+    let mut session = Session::new();
+    session.talk(&handshake(true), usize::MAX);
+    assert_eq!(session.connection.awaited(), None, "an idle client owes nothing");
+    let bytes = write(1, 0, &pattern(32 << 10, 1));
+    session.give(&bytes[..1]);
+    session.work();
+    let header = session.connection.awaited();
+    assert!(header.is_some());
+    session.give(&bytes[1..bytes.len() - 1]);
+    session.work();
+    let payload = session.connection.awaited();
+    assert!(payload.is_some() && payload != header);
+    session.give(&bytes[bytes.len() - 1..]);
+    session.work();
+    assert_eq!(session.connection.awaited(), None);
+}

@@ -1,0 +1,386 @@
+//! Transmission phase: requests in, replies out, one slot each.
+//!
+//! ```text
+//!   header ─→ validate ─→ invalid: its payload is skipped, and an error is replied
+//!                      └─→ slot and memory, or wait ─→ payload, for a write
+//!                            ─→ pieces ─→ I/O channel ─→ last completion ─→ outbox ─→ sent: slot free
+//! ```
+
+mod receive;
+mod split;
+mod validate;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use tenmil_base::{IoCompletion, Memory, Operation, Request, RequestFlags, Segment};
+use tenmil_dma::RegionTable;
+use tenmil_wire::nbd::reply::extent_bytes;
+use tenmil_wire::nbd::{ChunkHeader, Command, CommandFlags, ErrorCode, Extent, RequestHeader};
+
+use super::export::Export;
+use super::inbox::Inbox;
+use super::memory::{LargeBuffers, Layout, RequestBuffer, SLOTS, SMALL_BYTES, cut};
+use super::negotiation::{ALLOCATION, NegotiatedOptions};
+use super::outbox::Outbox;
+use super::pool::Pool;
+use super::reply::{ReplyHeader, RequestFailure};
+use receive::RequestState;
+
+/// Requests of a connection in the transmission phase.
+#[derive(Debug)]
+pub(super) struct Transmission {
+    export: Arc<Export>,
+    terms: NegotiatedOptions,
+    regions: RegionTable,
+    layout: Layout,
+    store: LargeBuffers,
+    slots: Box<[RequestSlot]>,
+    free: Vec<u16>,
+    awaits: RequestState,
+    /// Slots whose pieces have not all been submitted, in order.
+    queue: VecDeque<u16>,
+    /// Pieces that the I/O channel has not accepted yet, and their segment table.
+    requests: Vec<Request>,
+    segments: Vec<Segment>,
+    questions: VecDeque<SlowQuery>,
+    /// Pieces submitted and not completed.
+    in_flight: usize,
+    /// Number of request headers parsed.
+    headers: u64,
+    /// Whether the client sent `NBD_CMD_DISC`.
+    is_ended: bool,
+    done: NbdStats,
+}
+
+/// Completed requests by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NbdStats {
+    /// Successful reads.
+    pub reads: u64,
+    /// Bytes read by them.
+    pub read_bytes: u64,
+    /// Successful writes.
+    pub writes: u64,
+    /// Bytes written by them.
+    pub written_bytes: u64,
+    /// Other successful requests.
+    pub others: u64,
+    /// Failed requests.
+    pub errors: u64,
+}
+
+/// Outstanding NBD request.
+#[derive(Clone, Copy, Debug)]
+struct RequestSlot {
+    header: RequestHeader,
+    holding: RequestBuffer,
+    operation: Operation,
+    flags: RequestFlags,
+    /// Offset of the next piece from the start of the request, in bytes.
+    next_byte: u32,
+    /// Pieces not yet completed, including those not yet built.
+    pieces: u32,
+    failure: Option<RequestFailure>,
+    /// Whether a flush follows the last piece: a trim with FUA, which has no NVMe equivalent.
+    then_flush: bool,
+}
+
+/// Client request that is answered off the reactor, because it may block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlowQuery {
+    /// Slot of the request, passed back with the result.
+    pub slot: u16,
+    /// Query to execute.
+    pub about: QueryKind,
+}
+
+/// Kind of a slow query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryKind {
+    /// Block status of a range.
+    Extents {
+        /// First byte.
+        offset: u64,
+        /// Length of the range in bytes.
+        len_bytes: u32,
+        /// Largest number of extents to return.
+        extents_max: usize,
+    },
+    /// Resize of the export.
+    Size {
+        /// New size in bytes, not zero and a multiple of the block size.
+        bytes: u64,
+    },
+}
+
+/// Largest number of requests built for one submission.
+const BATCH: usize = 256;
+/// Segment table capacity: each piece of 1 MiB in large buffers takes four segments.
+const SEGMENTS: usize = BATCH * 4;
+/// Largest number of extents in one block status reply.
+const EXTENTS_MAX: usize = SMALL_BYTES as usize / 8;
+
+impl Transmission {
+    pub(super) fn new(
+        export: Arc<Export>,
+        terms: NegotiatedOptions,
+        regions: RegionTable,
+        layout: Layout,
+        pool: Arc<Pool>,
+    ) -> Self {
+        let nothing = RequestSlot {
+            header: RequestHeader {
+                flags: CommandFlags::NONE,
+                command: Command::READ,
+                cookie: 0,
+                offset: 0,
+                len_bytes: 0,
+            },
+            holding: RequestBuffer::Small,
+            operation: Operation::Read,
+            flags: RequestFlags::NONE,
+            next_byte: 0,
+            pieces: 0,
+            failure: None,
+            then_flush: false,
+        };
+        Self {
+            export,
+            terms,
+            regions,
+            layout,
+            store: LargeBuffers::new(layout, pool),
+            slots: vec![nothing; usize::from(SLOTS)].into(),
+            free: (0..SLOTS).rev().collect(),
+            awaits: RequestState::Header,
+            queue: VecDeque::with_capacity(usize::from(SLOTS)),
+            requests: Vec::with_capacity(BATCH),
+            segments: Vec::with_capacity(SEGMENTS),
+            questions: VecDeque::with_capacity(usize::from(SLOTS)),
+            in_flight: 0,
+            headers: 0,
+            is_ended: false,
+            done: NbdStats::default(),
+        }
+    }
+
+    /// Whether the client sent `NBD_CMD_DISC`.
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    /// Whether no request is outstanding.
+    pub(super) fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Number of requests whose replies have not been sent.
+    #[inline]
+    pub(super) fn under_way(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Completed requests.
+    pub(super) fn done(&self) -> &NbdStats {
+        &self.done
+    }
+
+    /// Pieces submitted and not completed.
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Number of the request that was received in part, the rest of which is awaited from the
+    /// client.
+    #[inline]
+    pub(super) fn awaited(&self, inbox: &Inbox) -> Option<u64> {
+        let is_begun = match self.awaits {
+            RequestState::Header => (1..RequestHeader::BYTES).contains(&(inbox.len() as usize)),
+            RequestState::Payload { .. } | RequestState::DiscardPayload { .. } => true,
+        };
+        is_begun.then_some(self.headers)
+    }
+
+    /// Whether a request waits for memory that other connections hold.
+    #[inline]
+    pub(super) fn waits_for_memory(&self) -> bool {
+        self.store.is_short()
+    }
+
+    /// Allows the next request to try allocating again.
+    pub(super) fn try_again(&mut self) {
+        self.store.try_again();
+    }
+
+    /// Returns unused memory to the pool.
+    pub(super) fn release(&mut self) {
+        self.store.release();
+    }
+
+    /// Drops a request that was received in part: nothing more will arrive.
+    pub(super) fn cut_off(&mut self) {
+        if let RequestState::Payload { slot, .. } | RequestState::DiscardPayload { slot, .. } =
+            self.awaits
+        {
+            self.give_back(slot);
+        }
+        self.awaits = RequestState::Header;
+        self.is_ended = true;
+    }
+
+    /// Requests to submit, and their segment table.
+    #[inline]
+    pub(super) fn requests(&self) -> (&[Request], &[Segment]) {
+        (&self.requests, &self.segments)
+    }
+
+    /// Records that the I/O channel accepted the first `count` of them.
+    #[inline]
+    pub(super) fn taken(&mut self, count: usize) {
+        self.in_flight += count;
+        self.requests.drain(..count);
+        let Some(first) = self.requests.first().map(|request| request.segment_first) else {
+            return;
+        };
+        self.segments.drain(..first as usize);
+        self.requests.iter_mut().for_each(|request| request.segment_first -= first);
+    }
+
+    /// Handles the completion of a piece.
+    #[inline]
+    pub(super) fn answer(&mut self, answer: IoCompletion, outbox: &mut Outbox) {
+        let slot = u16::try_from(answer.token & 0xffff).unwrap_or(0);
+        let place = &mut self.slots[usize::from(slot)];
+        self.in_flight -= 1;
+        place.pieces -= 1;
+        if !answer.outcome.is_success() {
+            // A flush has no offset, and a client that receives one for it closes the connection.
+            let offset = (place.operation != Operation::Flush)
+                .then(|| place.header.offset + (answer.token >> 16));
+            let writes = place.operation != Operation::Read;
+            let failure = RequestFailure::of(answer.outcome, writes, offset);
+            // Of several errors, the one at the lowest offset is reported.
+            if place.failure.is_none_or(|earlier| earlier.offset > failure.offset) {
+                place.failure = Some(failure);
+            }
+        }
+        if place.pieces == 0 {
+            if place.then_flush && place.failure.is_none() {
+                return self.flush_after(slot);
+            }
+            self.reply(slot, outbox);
+        }
+    }
+
+    /// Submits the flush that makes a trim with FUA durable before it completes.
+    #[cold]
+    fn flush_after(&mut self, slot: u16) {
+        let place = &mut self.slots[usize::from(slot)];
+        (place.operation, place.flags, place.then_flush) =
+            (Operation::Flush, RequestFlags::NONE, false);
+        self.begin(slot);
+    }
+
+    /// Queues the reply to a completed request.
+    #[inline]
+    fn reply(&mut self, slot: u16, outbox: &mut Outbox) {
+        let place = &self.slots[usize::from(slot)];
+        let RequestHeader { command, cookie, offset, len_bytes, .. } = place.header;
+        let structured = self.terms.structured;
+        let reads = command == Command::READ;
+        let header = match place.failure {
+            Some(failure) => ReplyHeader::failed(structured, cookie, failure),
+            None => ReplyHeader::done(structured, cookie, reads.then_some((offset, len_bytes))),
+        };
+        self.done.count(command, place.failure.is_some(), len_bytes);
+        self.queue_header(slot, &header, outbox);
+        if reads && place.failure.is_none() {
+            self.store.each((slot, place.holding), 0, len_bytes, |part| outbox.push(part));
+        }
+        outbox.end_of(slot);
+    }
+
+    fn queue_header(&self, slot: u16, header: &ReplyHeader, outbox: &mut Outbox) {
+        let bytes = header.as_slice();
+        let len_bytes = u32::try_from(bytes.len()).expect("a header is short");
+        let segment = cut(self.layout.header(slot), 0, len_bytes);
+        let stored = self.regions.store(segment, bytes);
+        stored.expect("a connection has its memory as long as it lives");
+        outbox.push(segment);
+    }
+
+    /// Frees a slot after its reply was sent, or will not be sent.
+    #[inline]
+    pub(super) fn give_back(&mut self, slot: u16) {
+        let place = &mut self.slots[usize::from(slot)];
+        self.store.give_back(std::mem::replace(&mut place.holding, RequestBuffer::Small));
+        self.free.push(slot);
+    }
+
+    /// Next query to be answered off the reactor.
+    pub(super) fn next_question(&mut self) -> Option<SlowQuery> {
+        self.questions.pop_front()
+    }
+
+    /// Completes a block status query. An empty list of extents is an error.
+    pub(super) fn surveyed(&mut self, slot: u16, extents: &[Extent], outbox: &mut Outbox) {
+        let cookie = self.slots[usize::from(slot)].header.cookie;
+        if extents.is_empty() {
+            let failure = RequestFailure::new(ErrorCode::EIO, "it is not known what is where");
+            self.slots[usize::from(slot)].failure = Some(failure);
+            return self.reply(slot, outbox);
+        }
+        self.done.others += 1;
+        let count = extents.len().min(EXTENTS_MAX);
+        let bytes: Vec<u8> =
+            extents[..count].iter().flat_map(|extent| extent_bytes(*extent)).collect();
+        self.queue_header(slot, &ReplyHeader::status(cookie, ALLOCATION, count), outbox);
+        let len_bytes = u32::try_from(bytes.len()).expect("no more than small memory");
+        self.store.each((slot, RequestBuffer::Small), 0, len_bytes, |part| {
+            let stored = self.regions.store(part, &bytes);
+            stored.expect("a connection has its memory as long as it lives");
+            outbox.push(part);
+        });
+        outbox.end_of(slot);
+    }
+
+    /// Completes a resize query.
+    pub(super) fn resized(&mut self, slot: u16, done: Result<(), ErrorCode>, outbox: &mut Outbox) {
+        let failure = done.err().map(|error| RequestFailure::new(error, "its size cannot be that"));
+        self.slots[usize::from(slot)].failure = failure;
+        self.reply(slot, outbox);
+    }
+
+    /// Whether pieces are waiting that did not fit into the last batch.
+    pub(super) fn has_queue(&self) -> bool {
+        !self.queue.is_empty()
+    }
+}
+
+impl Drop for Transmission {
+    fn drop(&mut self) {
+        if self.in_flight > 0 {
+            self.store.abandon();
+        }
+    }
+}
+
+impl NbdStats {
+    #[inline]
+    fn count(&mut self, command: Command, is_failure: bool, len_bytes: u32) {
+        if is_failure {
+            self.errors += 1;
+        } else if command == Command::READ {
+            self.reads += 1;
+            self.read_bytes += u64::from(len_bytes);
+        } else if command == Command::WRITE {
+            self.writes += 1;
+            self.written_bytes += u64::from(len_bytes);
+        } else {
+            self.others += 1;
+        }
+    }
+}
+
+const _: () = assert!(RequestHeader::BYTES == 28 && ChunkHeader::BYTES + 4 + 14 < 256);

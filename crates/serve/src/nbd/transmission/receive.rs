@@ -1,0 +1,166 @@
+//! Request parser: headers are parsed in the inbox, data is received into its final place.
+
+use tenmil_base::{Operation, RequestFlags, Segment};
+use tenmil_wire::nbd::{CommandFlags, ParseError, RequestHeader};
+
+use super::validate::{ValidatedRequest, admit};
+use super::{EXTENTS_MAX, QueryKind, RequestSlot, SlowQuery, Transmission};
+use crate::nbd::inbox::Inbox;
+use crate::nbd::memory::cut;
+use crate::nbd::outbox::Outbox;
+
+/// Next element expected from the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestState {
+    Header,
+    /// Data of a slot, from byte `done_bytes` on.
+    Payload {
+        slot: u16,
+        done_bytes: u32,
+    },
+    /// Payload of a rejected request, to be discarded before the error reply.
+    DiscardPayload {
+        slot: u16,
+        left_bytes: u32,
+    },
+}
+
+impl Transmission {
+    /// Appends the segments that the next payload bytes belong to, if they bypass the inbox.
+    #[inline]
+    pub(in crate::nbd) fn payload_into(&self, into: &mut Vec<Segment>) {
+        if let RequestState::Payload { slot, done_bytes } = self.awaits {
+            let RequestSlot { holding, header, .. } = self.slots[usize::from(slot)];
+            let left = header.len_bytes - done_bytes;
+            self.store.each((slot, holding), done_bytes, left, |part| into.push(part));
+        }
+    }
+
+    /// Records `count` received bytes, the first of which lie in their final place. Returns how
+    /// many went to the inbox.
+    #[inline]
+    pub(in crate::nbd) fn payload_received(&mut self, count: u32) -> u32 {
+        let RequestState::Payload { slot, done_bytes } = self.awaits else { return count };
+        let left = self.slots[usize::from(slot)].header.len_bytes - done_bytes;
+        let taken = count.min(left);
+        self.awaits = RequestState::Payload { slot, done_bytes: done_bytes + taken };
+        count - taken
+    }
+
+    /// Parses the inbox as far as there are slots and memory. Returns the number of parsing steps
+    /// that made progress.
+    #[inline]
+    pub(in crate::nbd) fn parse_requests(
+        &mut self,
+        inbox: &mut Inbox,
+        outbox: &mut Outbox,
+    ) -> Result<usize, ParseError> {
+        let mut count = 0;
+        while !self.is_ended {
+            let went_on = match self.awaits {
+                RequestState::Header => self.header(inbox, outbox)?,
+                RequestState::Payload { slot, done_bytes } => self.payload(inbox, slot, done_bytes),
+                RequestState::DiscardPayload { slot, left_bytes } => {
+                    self.refused(inbox, outbox, slot, left_bytes)
+                }
+            };
+            if !went_on {
+                break;
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn header(&mut self, inbox: &mut Inbox, outbox: &mut Outbox) -> Result<bool, ParseError> {
+        let Some(slot) = self.free.last().copied() else { return Ok(false) };
+        let Some(bytes) = inbox.peek(&self.regions) else { return Ok(false) };
+        let header = RequestHeader::parse(&bytes)?;
+        let admitted = admit(&self.export, self.terms, &header);
+        let moves = match admitted {
+            Ok(ValidatedRequest::Run { operation: Operation::Read | Operation::Write, .. }) => {
+                header.len_bytes
+            }
+            _ => 0,
+        };
+        let Some(holding) = self.store.take(moves) else { return Ok(false) };
+        // The header stays in the inbox until the slot and its memory are certain, so that a
+        // shortage only delays it.
+        inbox.take(28);
+        self.headers += 1;
+        self.free.pop();
+        let place = &mut self.slots[usize::from(slot)];
+        (place.header, place.holding, place.failure) = (header, holding, None);
+        match admitted {
+            Ok(ValidatedRequest::Run { operation, flags }) => {
+                place.then_flush =
+                    operation == Operation::Deallocate && flags.has(RequestFlags::FUA);
+                let flags = if place.then_flush { RequestFlags::NONE } else { flags };
+                (place.operation, place.flags) = (operation, flags);
+                if operation == Operation::Write {
+                    self.awaits = RequestState::Payload { slot, done_bytes: 0 };
+                } else {
+                    self.begin(slot);
+                }
+            }
+            Ok(ValidatedRequest::Nothing) => self.reply(slot, outbox),
+            Ok(ValidatedRequest::Survey) => {
+                let one = header.flags.has(CommandFlags::REQ_ONE);
+                let RequestHeader { offset, len_bytes, .. } = header;
+                let extents_max = if one { 1 } else { EXTENTS_MAX };
+                let about = QueryKind::Extents { offset, len_bytes, extents_max };
+                self.questions.push_back(SlowQuery { slot, about });
+            }
+            Ok(ValidatedRequest::Resize { bytes }) => {
+                self.questions.push_back(SlowQuery { slot, about: QueryKind::Size { bytes } });
+            }
+            Ok(ValidatedRequest::End) => {
+                self.free.push(slot);
+                self.is_ended = true;
+            }
+            Err(failure) => {
+                place.failure = Some(failure);
+                self.awaits =
+                    RequestState::DiscardPayload { slot, left_bytes: header.payload_bytes() };
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies payload that arrived in the inbox together with other bytes to its final place.
+    fn payload(&mut self, inbox: &mut Inbox, slot: u16, done_bytes: u32) -> bool {
+        let RequestSlot { header, holding, .. } = self.slots[usize::from(slot)];
+        let left = header.len_bytes - done_bytes;
+        let from = inbox.take(left);
+        let mut copied = 0;
+        self.store.each((slot, holding), done_bytes, from.len_bytes, |to| {
+            let part = cut(from, copied, to.len_bytes);
+            self.regions.copy(part, to).expect("a connection has its memory as long as it lives");
+            copied += to.len_bytes;
+        });
+        if from.len_bytes == left {
+            self.awaits = RequestState::Header;
+            self.begin(slot);
+            return true;
+        }
+        self.awaits = RequestState::Payload { slot, done_bytes: done_bytes + from.len_bytes };
+        false
+    }
+
+    fn refused(
+        &mut self,
+        inbox: &mut Inbox,
+        outbox: &mut Outbox,
+        slot: u16,
+        left_bytes: u32,
+    ) -> bool {
+        let left_bytes = left_bytes - inbox.take(left_bytes).len_bytes;
+        if left_bytes > 0 {
+            self.awaits = RequestState::DiscardPayload { slot, left_bytes };
+            return false;
+        }
+        self.awaits = RequestState::Header;
+        self.reply(slot, outbox);
+        true
+    }
+}

@@ -1,0 +1,72 @@
+//! Splits client requests into pieces that the device accepts.
+
+use tenmil_base::{Operation, Request};
+use tenmil_wire::nbd::RequestHeader;
+
+use super::{BATCH, SEGMENTS, Transmission};
+
+impl Transmission {
+    /// Queues a request that was received completely.
+    #[inline]
+    pub(super) fn begin(&mut self, slot: u16) {
+        let place = &mut self.slots[usize::from(slot)];
+        place.next_byte = 0;
+        place.pieces = match place.operation {
+            Operation::Read | Operation::Write => {
+                place.header.len_bytes.div_ceil(self.export.piece_bytes())
+            }
+            _ => 1,
+        };
+        self.queue.push_back(slot);
+    }
+
+    /// Builds requests from the queue, up to one batch; returns their number.
+    #[inline]
+    pub(in crate::nbd) fn fill(&mut self) -> usize {
+        let before = self.requests.len();
+        if before == 0 {
+            self.segments.clear();
+        }
+        while self.requests.len() < BATCH
+            && self.segments.len() + 4 <= SEGMENTS
+            && let Some(slot) = self.queue.front().copied()
+        {
+            if self.piece(slot) {
+                self.queue.pop_front();
+            }
+        }
+        self.requests.len() - before
+    }
+
+    /// Builds the next piece of a request. Returns whether it is the last one.
+    #[inline]
+    fn piece(&mut self, slot: u16) -> bool {
+        let place = &mut self.slots[usize::from(slot)];
+        let RequestHeader { offset, len_bytes, .. } = place.header;
+        let moves = matches!(place.operation, Operation::Read | Operation::Write);
+        let first = place.next_byte;
+        let left = len_bytes - first;
+        let count = if moves { left.min(self.export.piece_bytes()) } else { left };
+        place.next_byte += count;
+        let segment_first = self.segments.len();
+        if moves {
+            let segments = &mut self.segments;
+            self.store.each((slot, place.holding), first, count, |part| segments.push(part));
+        }
+        let shift = self.export.block_size().trailing_zeros();
+        let is_flush = place.operation == Operation::Flush;
+        self.requests.push(Request {
+            token: u64::from(first) << 16 | u64::from(slot),
+            lba: if is_flush { 0 } else { (offset + u64::from(first)) >> shift },
+            operand: 0,
+            segment_first: u32::try_from(segment_first).expect("a batch is short"),
+            blocks: if is_flush { 0 } else { count >> shift },
+            segment_count: u16::try_from(self.segments.len() - segment_first)
+                .expect("a piece is short"),
+            metadata_count: 0,
+            operation: place.operation,
+            flags: place.flags,
+        });
+        count == left
+    }
+}

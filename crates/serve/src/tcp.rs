@@ -1,0 +1,51 @@
+//! NVMe/TCP target: exports NVMe subsystems over byte streams.
+//!
+//! ```text
+//!   Service           subsystems, their access lists, and the memory of all connections
+//!   Server            listeners, and the threads that assign accepted connections to reactors
+//!   TargetConnection  Stream → tenmil_nvme_tcp::Controller → admin queue or I/O queue → Stream
+//! ```
+//!
+//! The target also runs without threads and sockets: [`Service::accept`] takes any [`tenmil_base::Stream`]
+//! and returns a [`TargetConnection`], whose [`turn`](TargetConnection::turn) does all work that is
+//! possible now, until it [is over](TargetConnection::is_over).
+//!
+//! A command enters the ring of its [`tenmil_nvme_controller::queue::Queue`] once it has a buffer and, for a write,
+//! all its data have been received. The device therefore accesses data in place, without a copy. An
+//! R2T is sent only when a buffer for the data has been allocated.
+
+mod admin;
+mod admission;
+mod association;
+mod command_table;
+mod connect;
+mod connection;
+mod connection_handle;
+mod connection_table;
+mod discovery;
+mod event;
+pub mod fuzz;
+mod injected_bugs;
+mod io;
+mod memory;
+mod outgoing;
+#[cfg(test)]
+mod plant;
+mod poller;
+mod reservation_store;
+mod server;
+mod service;
+mod subsystem_export;
+#[cfg(test)]
+mod tests;
+
+pub use admission::AdmissionLimits;
+pub use connection::TargetConnection;
+pub use connection_table::ConnectionSample;
+pub use event::{DisconnectReason, TargetEvent};
+pub use injected_bugs::InjectedBugs;
+pub use memory::BufferPool;
+pub use reservation_store::{MemoryDirectory, StateDirectory};
+pub use server::{PlacementPolicy, Server, ServerConfig};
+pub use service::{DiscoveryName, Limits, Port, Service};
+pub use subsystem_export::{ControllerModel, Hosts, SubsystemExportConfig, SubsystemExportUpdate};

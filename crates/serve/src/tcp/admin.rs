@@ -1,0 +1,320 @@
+//! Admin queue of an association, on the target's end of the connection.
+
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Memory, Span};
+use tenmil_nvme_controller::controller::interface::{AdminData, AdminResult};
+use tenmil_nvme_controller::transport::fabrics::{DeferredEnd, EndReason};
+use tenmil_nvme_tcp::ControllerConnection;
+use tenmil_wire::admin::{CrossControllerReset, CrossResetResult};
+use tenmil_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
+use tenmil_wire::opcode::FabricsType;
+use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
+
+use super::association::Association;
+use super::command_table::{CommandTable, DataDirection};
+use super::service::Limits;
+use super::subsystem_export::RESETS_MAX;
+
+/// Admin queue.
+#[derive(Debug)]
+pub(super) struct Admin {
+    association: Arc<Association>,
+    bytes: Vec<u8>,
+    /// When the association has to be polled next.
+    wakes_at: Instant,
+    /// Whether a command has changed something that the association must process.
+    wants_turn: bool,
+    /// Time that the I/O queues of a reset controller may take to stop.
+    quiesce: Span,
+    /// Cross-Controller Resets in progress.
+    resets: Vec<PendingReset>,
+    /// Injected bug: a reset of an unknown controller is completed successfully.
+    is_credulous: bool,
+    /// Whether the last command was a Keep Alive of a host with a long keep-alive timeout.
+    is_only_kept_alive: bool,
+}
+
+/// Cross-Controller Reset in progress.
+#[derive(Debug)]
+struct PendingReset {
+    /// Tag of the Cross-Controller Reset command.
+    tag: u16,
+    named: CrossControllerReset,
+    /// Deadline for the named controller to be gone.
+    until: Instant,
+}
+
+/// Shortest keep-alive timeout for which the wake-up of a Keep Alive may be coalesced with others.
+/// It is many times the delay that coalescing adds.
+const PATIENT: Span = Span::from_ms(2_500);
+const _: () = assert!(PATIENT.ns >= 50 * tenmil_linux::COALESCE_DELAY.ns);
+
+/// Interval at which pending resets are checked.
+const RESET_PAUSE: Span = Span::from_ms(1);
+
+impl Admin {
+    pub(super) fn new(association: Arc<Association>, limits: &Limits) -> Self {
+        Self {
+            association,
+            bytes: Vec::new(),
+            wakes_at: Instant::default(),
+            wants_turn: true,
+            quiesce: limits.quiesce,
+            is_credulous: limits.injected_bugs.unknown_resets_done,
+            resets: Vec::new(),
+            is_only_kept_alive: false,
+        }
+    }
+
+    /// Starts a command that has all its data.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        rooms: &mut CommandTable,
+        end: &mut ControllerConnection,
+        tag: u16,
+    ) {
+        self.wants_turn = true;
+        self.is_only_kept_alive = false;
+        let command = *rooms.command(tag);
+        let host_cid = command.cid();
+        if command.opcode() == AdminOpcode::FabricsCommands.code() {
+            let completion = self.property(now, &command);
+            rooms.finish(end, tag, 0, completion);
+            return;
+        }
+        // The command is executed under its tag, which is unique even if the host's command
+        // identifiers are not.
+        let command = under_tags(rooms, &command).with_cid(tag);
+        let association = Arc::clone(&self.association);
+        let mut front = association.front();
+        let data = front.data(&command).and_then(|data| self.load(rooms, tag, data));
+        let ended = match data {
+            Ok(()) => {
+                let is_sign = command.opcode() == AdminOpcode::KeepAlive.code();
+                self.is_only_kept_alive = is_sign && front.keep_alive() >= PATIENT;
+                front.execute(now, &command, host_cid, &mut self.bytes)
+            }
+            Err(status) => {
+                front.record_rejection(now, &command.with_cid(host_cid), status);
+                Some(AdminResult::refused(status))
+            }
+        };
+        drop(front);
+        self.begin_resets(now);
+        let Some(AdminResult { status, result }) = ended else { return };
+        let sent = if status.is_success() { self.store(rooms, tag) } else { Ok(0) };
+        let (status, len_bytes) = match sent {
+            Ok(len_bytes) => (status, len_bytes),
+            Err(why) => (why, 0),
+        };
+        let completion = Completion::new(0, status).with_dw0(result);
+        rooms.finish(end, tag, len_bytes, completion);
+    }
+
+    /// Whether the last command was a Keep Alive whose completion may be delayed.
+    pub(super) fn is_only_kept_alive(&self) -> bool {
+        self.is_only_kept_alive
+    }
+
+    /// Executes Property Get and Property Set (Base 2.1 §6.5, §6.6); other Fabrics commands are
+    /// rejected.
+    fn property(&self, now: Instant, command: &Command) -> Completion {
+        let mut front = self.association.front();
+        let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
+        let kind = FabricsType::from_u8(command.nsid().to_le_bytes()[0]);
+        let value = match kind {
+            Some(FabricsType::PropertyGet) => PropertyGet::parse(command)
+                .and_then(|get| front.property(now, get.ofst, bytes(get.size))),
+            Some(FabricsType::PropertySet) => PropertySet::parse(command).and_then(|set| {
+                front.set_property(now, set.ofst, bytes(set.size), set.value).map(|()| 0)
+            }),
+            // A queue is connected only once (Base 2.1 §6.3).
+            Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
+            // Only I/O queues can be disconnected individually (Base 2.1 §6.4).
+            Some(FabricsType::Disconnect) => Err(Status::INVALID_QUEUE_TYPE),
+            _ => Err(Status::INVALID_OPCODE),
+        };
+        match value {
+            Ok(value) => Completion::new(0, Status::SUCCESS).with_result(value),
+            Err(status) => {
+                let status = status.with_dnr();
+                front.record_rejection(now, command, status);
+                Completion::new(0, status)
+            }
+        }
+    }
+
+    /// Copies the data that the host sent, if their length and direction match the command.
+    fn load(&mut self, rooms: &CommandTable, tag: u16, data: AdminData) -> Result<(), Status> {
+        let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+        let (way, len_bytes) = rooms.data(tag);
+        self.bytes.clear();
+        match data {
+            AdminData::None => Ok(()),
+            AdminData::ToHost(need) if way == DataDirection::ToHost && len_bytes >= need => Ok(()),
+            // Excess data are ignored, as on I/O queues.
+            AdminData::FromHost(need) if way == DataDirection::FromHost && len_bytes >= need => {
+                self.bytes.resize(need as usize, 0);
+                let segment = rooms.front_of(tag, need).ok_or(wrong)?;
+                let loaded = rooms.budget().regions().load(segment, &mut self.bytes);
+                loaded.map_err(|_| Status::INTERNAL_ERROR)
+            }
+            AdminData::ToHost(_) | AdminData::FromHost(_) => Err(wrong),
+        }
+    }
+
+    /// Starts the Cross-Controller Resets that the host has requested.
+    fn begin_resets(&mut self, now: Instant) {
+        // The lock on this association's front end is released before the other one's is taken: two
+        // controllers that reset each other would deadlock.
+        while let Some((tag, named)) = { self.association.front().next_reset() } {
+            if let Some(end) = self.begin_reset(now, tag, named) {
+                self.association.front().end_reset(now, tag, end);
+            }
+        }
+    }
+
+    /// Starts one reset. Returns its completion if there is nothing to wait for.
+    fn begin_reset(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        named: CrossControllerReset,
+    ) -> Option<AdminResult> {
+        let found = self.association.offer().association(named.icid);
+        let Some(other) = found.filter(|other| other.is_meant(&named)) else {
+            let offer = self.association.offer();
+            // An unknown controller may belong to another process or to an earlier run of this one,
+            // and may still write, so the reset must not be reported as done.
+            return Some(match offer.has_ended(&named) || self.is_credulous {
+                true => reset_done(),
+                false => AdminResult::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()),
+            });
+        };
+        if !other.host.is_same_host(&self.association.host) {
+            return Some(AdminResult::refused(Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr()));
+        }
+        if self.resets.len() >= usize::from(RESETS_MAX) {
+            return Some(AdminResult::refused(Status::CROSS_CONTROLLER_RESET_LIMIT_EXCEEDED));
+        }
+        other.front().end(EndReason::Reset);
+        self.resets.push(PendingReset { tag, named, until: now.after(self.quiesce) });
+        None
+    }
+
+    /// Completes resets whose controller is gone. A controller ends with the last connection of its
+    /// association, and a connection only once none of its commands is outstanding in a device. A
+    /// controller that takes longer than the advertised quiesce time is not reported as reset.
+    fn look_at_resets(&mut self, now: Instant) {
+        let Self { association, resets, .. } = self;
+        resets.retain(|PendingReset { tag, named, until }| {
+            let found = association.offer().association(named.icid);
+            let is_there = found.is_some_and(|other| other.is_meant(named));
+            let is_gone = !is_there && association.offer().has_ended(named);
+            if is_gone {
+                association.front().end_reset(now, *tag, reset_done());
+            } else if now >= *until {
+                let late = AdminResult::refused(Status::INTERNAL_ERROR);
+                association.front().end_reset(now, *tag, late);
+            }
+            !is_gone && now < *until
+        });
+    }
+
+    /// Copies the data for the host into the command's buffer. Returns their length.
+    fn store(&self, rooms: &CommandTable, tag: u16) -> Result<u32, Status> {
+        let (way, room) = rooms.data(tag);
+        let len_bytes = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX);
+        if way != DataDirection::ToHost || len_bytes == 0 {
+            return Ok(0);
+        }
+        let segment = rooms.front_of(tag, len_bytes).filter(|_| len_bytes <= room);
+        let segment = segment.ok_or(Status::INTERNAL_ERROR)?;
+        let stored = rooms.budget().regions().store(segment, &self.bytes);
+        stored.map(|()| len_bytes).map_err(|_| Status::INTERNAL_ERROR)
+    }
+
+    /// Polls the association if it is due. Returns why it has ended, once it has.
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        is_called: bool,
+        rooms: &mut CommandTable,
+        end: &mut ControllerConnection,
+    ) -> AdminPollResult {
+        if !self.wants_turn && !is_called && now < self.wakes_at {
+            return AdminPollResult::default();
+        }
+        self.wants_turn = false;
+        self.look_at_resets(now);
+        let mut front = self.association.front();
+        let is_busy = front.turn(now);
+        let mut count = usize::from(is_busy);
+        while let Some((tag, ended)) = front.next_end() {
+            count += 1;
+            // An event completion is followed by a request for details, so the host is no longer
+            // idle.
+            self.is_only_kept_alive = false;
+            match ended {
+                _ if !rooms.is_ready(tag) => {}
+                DeferredEnd::Answered(AdminResult { status, result }) => {
+                    rooms.finish(end, tag, 0, Completion::new(0, status).with_dw0(result));
+                }
+                DeferredEnd::Dropped => rooms.forget(end, tag),
+            }
+        }
+        let trouble = front.take_error();
+        self.wakes_at = front.wake_at(now);
+        if !self.resets.is_empty() {
+            self.wakes_at = self.wakes_at.min(now.after(RESET_PAUSE));
+        }
+        AdminPollResult { count, over: front.end_reason(), trouble }
+    }
+
+    /// Ends the association, because its admin connection ends.
+    pub(super) fn stop(&mut self) {
+        self.association.front().end(EndReason::ConnectionLost);
+    }
+
+    /// Whether no I/O queue of the association is left.
+    pub(super) fn is_drained(&self) -> bool {
+        self.association.front().is_drained()
+    }
+
+    pub(super) fn wake_at(&self) -> Instant {
+        self.wakes_at
+    }
+
+    pub(super) fn wants_turn(&self) -> bool {
+        self.wants_turn
+    }
+}
+
+/// Returns the command with the tag of the command that it aborts, if that was received on the same
+/// connection. The front end identifies commands by tag; an Abort names the host's command
+/// identifier (Base 2.1 §5.1.1).
+fn under_tags(rooms: &CommandTable, command: &Command) -> Command {
+    if command.opcode() != AdminOpcode::Abort.code() || command.cdw10() & 0xffff != 0 {
+        return *command;
+    }
+    let [_, _, low, high] = command.cdw10().to_le_bytes();
+    let found = rooms.find(u16::from_le_bytes([low, high]));
+    // No command has this tag.
+    let tag = found.map_or(u16::MAX, |(tag, _)| tag);
+    command.with_cdw10(u32::from(tag) << 16)
+}
+
+/// Completion of a successful Cross-Controller Reset.
+fn reset_done() -> AdminResult {
+    AdminResult::with(CrossResetResult(0).with(|result| result.is_reset(true)).0)
+}
+
+/// Result of polling the admin queue.
+#[derive(Debug, Default)]
+pub(super) struct AdminPollResult {
+    pub(super) count: usize,
+    pub(super) over: Option<EndReason>,
+    pub(super) trouble: Option<String>,
+}

@@ -1,0 +1,115 @@
+//! Association of a host and a controller, with the connections between them (Base 2.1 §1.5, §3.3).
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_nvme_controller::controller::{ControllerInstance, HostIdentity};
+use tenmil_nvme_controller::transport::fabrics::FabricsTransport;
+use tenmil_wire::admin::CrossControllerReset;
+
+use super::subsystem_export::SubsystemExport;
+
+/// State that the connections of one host to one controller share. The association ends with its
+/// last connection, and the controller with it.
+pub(super) struct Association {
+    pub(super) cntlid: u16,
+    pub(super) host: HostIds,
+    /// Port of the service that the host connected to.
+    pub(super) port: u16,
+    /// Instance of the controller under this identifier.
+    instance: Option<ControllerInstance>,
+    front: Mutex<FabricsTransport>,
+    /// Last field, so it is dropped last: the controller identifier is released only when the
+    /// controller is gone.
+    place: CntlidLease,
+}
+
+/// Controller identifier reserved in a subsystem.
+struct CntlidLease {
+    offer: Arc<SubsystemExport>,
+    cntlid: u16,
+    /// Instance of the controller, if it is gone with no command outstanding.
+    ended: Option<ControllerInstance>,
+}
+
+/// Host identity given with Connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HostIds {
+    /// HOSTNQN; empty if the host gives none.
+    pub(super) nqn: String,
+    /// HOSTID; zero identifies no host.
+    pub(super) identifier: u128,
+}
+
+impl HostIds {
+    /// Whether two controllers belong to the same host. A host without an identifier equals no
+    /// other (Base 2.1 §5.1.25.1.28).
+    pub(super) fn is_same_host(&self, other: &Self) -> bool {
+        self.identifier != 0 && self == other
+    }
+
+    /// NQN for messages.
+    pub(super) fn shown(&self) -> &str {
+        if self.nqn.is_empty() { "a host without an NQN" } else { &self.nqn }
+    }
+
+    /// Host identifier for messages, in the format of nvme-cli.
+    pub(super) fn identifier_shown(&self) -> String {
+        HostIdentity::Extended(self.identifier).to_string()
+    }
+}
+
+impl Association {
+    pub(super) fn new(
+        offer: Arc<SubsystemExport>,
+        cntlid: u16,
+        (host, port): (HostIds, u16),
+        mut front: FabricsTransport,
+    ) -> Arc<Self> {
+        let place = CntlidLease { offer, cntlid, ended: None };
+        let instance = front.controller().configuration().instance;
+        Arc::new(Self { cntlid, host, port, instance, front: Mutex::new(front), place })
+    }
+
+    /// Whether a Cross-Controller Reset names exactly this instance of the controller.
+    pub(super) fn is_meant(&self, reset: &CrossControllerReset) -> bool {
+        self.cntlid == reset.icid
+            && self.instance.is_some_and(|ControllerInstance { uniquifier, random, .. }| {
+                (uniquifier, random) == (reset.ciu, reset.cirn)
+            })
+    }
+
+    /// Locked front end of the controller. It is not used on the I/O path.
+    pub(super) fn front(&self) -> MutexGuard<'_, FabricsTransport> {
+        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn offer(&self) -> &Arc<SubsystemExport> {
+        &self.place.offer
+    }
+}
+
+impl Drop for Association {
+    fn drop(&mut self) {
+        let front = self.front.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Commands that were abandoned may still take effect, so the instance counts as ended only
+        // when drained.
+        self.place.ended = self.instance.filter(|_| front.is_drained());
+    }
+}
+
+impl Drop for CntlidLease {
+    fn drop(&mut self) {
+        self.offer.remove_controller(self.cntlid, self.ended);
+    }
+}
+
+impl fmt::Debug for Association {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Association")
+            .field("cntlid", &self.cntlid)
+            .field("host", &self.host)
+            .field("subsystem", &self.place.offer.nqn())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,541 @@
+//! Served NVMe/TCP connection: a poller between a stream and a queue.
+//!
+//! ```text
+//!   Stream ─ bytes ─▶ Controller ─ events ─▶ CommandTable ─▶ role: not connected, admin or I/O queue
+//!   Stream ◀─ one gathered list ─ SendState ◀─ Controller ◀─ completion ──┘
+//! ```
+
+mod fabrics_connect;
+mod idle;
+mod teardown;
+mod zero_copy_drain;
+
+use std::fmt;
+use std::sync::Arc;
+
+use tenmil_base::{Instant, RecvResult, Segment, Stream};
+use tenmil_nvme_controller::transport::fabrics::EndReason;
+use tenmil_nvme_tcp::{Connection, ControllerConnection, ControllerEvent, EventQueue};
+use tenmil_wire::opcode::FabricsType;
+use tenmil_wire::{Completion, Status};
+
+use self::fabrics_connect::PendingConnect;
+use self::teardown::Debt;
+use self::zero_copy_drain::ZeroCopyDrain;
+use super::admin::Admin;
+use super::admission::Admitted;
+use super::command_table::{AdmitResult, CommandTable};
+use super::connection_handle::ConnectionHandle;
+use super::discovery::Discovery;
+use super::event::{DisconnectReason, TargetEvent};
+use super::io::{Io, StartResult};
+use super::memory::BufferCache;
+use super::outgoing::SendState;
+use super::poller::WakeSet;
+use super::service::Service;
+use crate::recv_backoff::RecvBackoff;
+
+/// NVMe/TCP connection of a target.
+pub struct TargetConnection {
+    /// `None` once it is closed.
+    stream: Option<Box<dyn Stream>>,
+    /// Closed stream whose send buffers the kernel still references.
+    farewell: Option<ZeroCopyDrain>,
+    end: ControllerConnection,
+    rooms: CommandTable,
+    role: ConnectionRole,
+    events: EventQueue<ControllerEvent>,
+    /// Index of the first event that was not handled, for lack of a buffer.
+    next_event: usize,
+    /// Received bytes that the events refer to.
+    taken: usize,
+    outgoing: SendState,
+    /// Deadline for Connect, or the time of the next retry of a pending Connect.
+    connect_by: Instant,
+    patient: Option<PendingConnect>,
+    /// Time since which the stream has accepted nothing.
+    blocked_since: Option<Instant>,
+    /// Oldest data that the host owed at the last check.
+    debt: Option<Debt>,
+    /// When overdue data and stalled responses are checked next.
+    debts_check: Instant,
+    /// Why the connection ends.
+    reason: Option<DisconnectReason>,
+    /// Whether the connection ends once everything queued has been sent.
+    ends_sent: bool,
+    /// Time of the last poll.
+    worked_at: Instant,
+    /// Wake sources, if the connection may sleep.
+    bed: Option<WakeSet>,
+    looks: RecvBackoff,
+    /// Whether the connection is migrating to another reactor; it receives nothing until it has
+    /// arrived.
+    is_travelling: bool,
+    service: Service,
+    seat: Arc<ConnectionHandle>,
+    admitted: Admitted,
+    id: u64,
+    peer: String,
+    port: u16,
+}
+
+/// Role of a connection.
+enum ConnectionRole {
+    /// Connect has not been received.
+    AwaitingConnect,
+    Admin(Box<Admin>),
+    Io(Box<Io>),
+    Discovery(Box<Discovery>),
+    /// The queue is gone.
+    Closed,
+}
+
+/// Constructor arguments of a [`TargetConnection`].
+pub(super) struct ConnectionParts {
+    pub(super) service: Service,
+    pub(super) stream: Box<dyn Stream>,
+    pub(super) seat: Arc<ConnectionHandle>,
+    pub(super) purse: BufferCache,
+    pub(super) connection: u64,
+    pub(super) peer: String,
+    pub(super) port: u16,
+    pub(super) admitted: Admitted,
+    pub(super) now: Instant,
+}
+
+/// Largest number of events per batch.
+const EVENTS: usize = 64;
+/// Smallest amount of data that is received directly into its buffer, with a system call of its own
+/// instead of a copy.
+const DIRECT_BYTES: u32 = 16 << 10;
+/// Largest number of receive calls in an iteration.
+const LOOKS: usize = 4;
+
+impl TargetConnection {
+    pub(super) fn new(parts: ConnectionParts) -> Self {
+        let ConnectionParts { service, stream, seat, purse, connection, peer, port, admitted, now } =
+            parts;
+        let config = service.limits().end();
+        Self {
+            stream: Some(stream),
+            farewell: None,
+            end: ControllerConnection::new(config, now),
+            rooms: CommandTable::new(purse),
+            role: ConnectionRole::AwaitingConnect,
+            events: EventQueue::with_capacity(EVENTS),
+            next_event: 0,
+            taken: 0,
+            outgoing: SendState::new(config.depth),
+            connect_by: now.after(admitted.connect_max()),
+            patient: None,
+            blocked_since: None,
+            debt: None,
+            debts_check: Instant::NEVER,
+            reason: None,
+            ends_sent: false,
+            worked_at: now,
+            bed: None,
+            looks: RecvBackoff::default(),
+            is_travelling: false,
+            service,
+            seat,
+            admitted,
+            id: connection,
+            peer,
+            port,
+        }
+    }
+
+    /// Does all work that is possible now. Returns whether there was any.
+    pub fn turn(&mut self, now: Instant) -> bool {
+        self.looks.now();
+        let count = self.work(now);
+        self.send(now);
+        count > 0
+    }
+
+    /// Whether the connection has ended with no command executing, and can be dropped.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let is_ended = self.reason.is_some() && (self.stream.is_none() || self.end.is_closed());
+        is_ended && self.farewell.is_none() && self.is_drained()
+    }
+
+    /// Why the connection ends; `None` while it does not.
+    #[must_use]
+    pub fn reason(&self) -> Option<&DisconnectReason> {
+        self.reason.as_ref()
+    }
+
+    /// Connection id.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Receives, executes and completes commands. Returns the amount of work.
+    #[inline]
+    pub(super) fn work(&mut self, now: Instant) -> usize {
+        self.worked_at = now;
+        if let ConnectionRole::Io(io) = &mut self.role {
+            io.is_idle_round(now);
+        }
+        let is_called = self.seat.answer();
+        let mut count = usize::from(is_called);
+        if self.outgoing.is_blocked() && self.looks.is_due(now) {
+            self.send(now);
+            count += usize::from(!self.outgoing.is_blocked());
+        }
+        if self.outgoing.is_read()
+            && let Some(stream) = &mut self.stream
+        {
+            count += self.outgoing.handle_eof(&mut **stream, &mut self.end, &mut self.rooms);
+        }
+        if self.reason.is_none() {
+            if self.is_travelling {
+                count += self.handle_events(now) + self.take_in(now);
+            } else if self.looks.is_due(now) {
+                count += self.look(now);
+            }
+            if self.rooms.has_waiting() {
+                count += self.begin_waiting(now);
+            }
+        } else {
+            count += self.linger(now) + self.wait_for_release(now);
+        }
+        count += self.turn_role(now, is_called);
+        self.rooms.release_if_scarce();
+        if let Some(fault) = self.rooms.fault() {
+            self.faulted(now, fault);
+        }
+        if now >= self.deadline() {
+            count += self.expire(now);
+        }
+        if self.reason.is_some() && !self.has_unsent() {
+            self.close(now);
+        }
+        count
+    }
+
+    /// Receives and adapts the receive pacing.
+    #[inline]
+    fn look(&mut self, now: Instant) -> usize {
+        let count = self.receive(now);
+        if count == 0 {
+            self.looks.record_empty(now);
+        } else {
+            self.looks.record_data(now);
+        }
+        if self.debts_check == Instant::NEVER && self.rooms.is_owed() {
+            self.watch_untaken(now);
+        }
+        count
+    }
+
+    /// Receives what is available. One call returns everything that is available, so another one
+    /// would be empty, unless the first call ended where data for a separate buffer begin, or
+    /// filled that buffer.
+    #[inline]
+    fn receive(&mut self, now: Instant) -> usize {
+        let mut count = self.handle_events(now);
+        let mut is_last = false;
+        for _ in 0..LOOKS {
+            if self.next_event < self.events.as_slice().len() {
+                break;
+            }
+            let segment = self.direct();
+            let Some(stream) = &mut self.stream else { break };
+            let received = match segment {
+                Some(segment) => stream.receive_into(&[segment]),
+                None => stream.receive(),
+            };
+            match received {
+                RecvResult::Bytes(bytes) => {
+                    count += 1;
+                    if let Some(segment) = segment {
+                        let placed = u32::try_from(bytes).unwrap_or(u32::MAX);
+                        self.end.received_direct(now, placed, &mut self.events);
+                        count += self.handle_events(now);
+                        is_last = placed < segment.len_bytes;
+                    }
+                }
+                RecvResult::WouldBlock => {
+                    count += self.take_in(now);
+                    break;
+                }
+                RecvResult::Eof => {
+                    count += self.take_in(now);
+                    self.stream_ended(None);
+                    break;
+                }
+                RecvResult::Failed(why) => {
+                    count += self.take_in(now);
+                    self.stream_ended(Some(why));
+                    break;
+                }
+            }
+            count += self.take_in(now);
+            if is_last || segment.is_none() && self.direct().is_none() {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Buffer that the next data can be received into directly.
+    #[inline]
+    fn direct(&self) -> Option<Segment> {
+        let place = self.end.direct_placement().filter(|place| place.len_bytes >= DIRECT_BYTES)?;
+        let stream = self.stream.as_ref()?;
+        if stream.buffered().is_empty() { self.rooms.segment(place) } else { None }
+    }
+
+    /// Discards input until the peer closes a connection that has ended.
+    #[cold]
+    fn linger(&mut self, now: Instant) -> usize {
+        let Some(stream) = &mut self.stream else { return 0 };
+        let count = stream.buffered().len();
+        stream.consume(count);
+        match stream.receive() {
+            RecvResult::Bytes(_) => 1,
+            RecvResult::WouldBlock => 0,
+            RecvResult::Eof | RecvResult::Failed(_) => {
+                self.close_stream(now);
+                1
+            }
+        }
+    }
+
+    /// Parses the received bytes, as far as there are buffers.
+    #[inline]
+    fn take_in(&mut self, now: Instant) -> usize {
+        let mut count = 0;
+        while self.next_event == self.events.as_slice().len() {
+            let Some(stream) = &self.stream else { break };
+            let bytes = stream.buffered();
+            if bytes.is_empty() {
+                break;
+            }
+            self.taken = self.end.receive(now, bytes, &mut self.events);
+            let is_stuck = self.taken == 0 && self.events.as_slice().is_empty();
+            count += self.handle_events(now);
+            if is_stuck {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Handles pending events. Stops when there is no buffer for received data.
+    #[inline]
+    fn handle_events(&mut self, now: Instant) -> usize {
+        let first = self.next_event;
+        while let Some(event) = self.events.as_slice().get(self.next_event).copied() {
+            if !self.handle(now, event) {
+                return self.next_event - first;
+            }
+            self.next_event += 1;
+        }
+        let count = self.next_event - first;
+        self.events.clear();
+        self.next_event = 0;
+        // Events of `Data` refer to bytes in the stream's buffer, so the bytes are consumed only
+        // after all events have been handled.
+        if self.taken > 0
+            && let Some(stream) = &mut self.stream
+        {
+            stream.consume(core::mem::take(&mut self.taken));
+        }
+        count
+    }
+
+    /// Handles one event. Returns false if there is no buffer for it now.
+    #[inline]
+    fn handle(&mut self, now: Instant, event: ControllerEvent) -> bool {
+        match event {
+            ControllerEvent::Command { tag, command, data: Ok(data) } => {
+                match self.rooms.open(&mut self.end, (tag, now), command, data) {
+                    AdmitResult::Ready => self.begin(now, tag),
+                    AdmitResult::Later => {}
+                    AdmitResult::NoBuffer => return false,
+                }
+            }
+            ControllerEvent::Command { tag, command, data: Err(status) } => {
+                self.rooms.refuse(&mut self.end, tag, command, status.with_dnr());
+            }
+            ControllerEvent::Data { place, at } => {
+                let Some(stream) = &self.stream else { return true };
+                let bytes = stream.buffered().get(at as usize..).unwrap_or_default();
+                let bytes = bytes.get(..place.len_bytes as usize).unwrap_or_default();
+                if self.rooms.store(place, bytes).is_err() {
+                    self.misplaced(now, place);
+                }
+            }
+            ControllerEvent::DataComplete { tag, is_intact } => {
+                if self.rooms.arrived(&mut self.end, tag, is_intact) {
+                    self.arrived(now, tag, is_intact);
+                }
+            }
+            ControllerEvent::Sent { tag } => self.rooms.release(tag),
+            ControllerEvent::Open(terms) => {
+                let mut shown = self.seat.shown();
+                (shown.header_digest, shown.data_digest) = (terms.header_digest, terms.data_digest);
+            }
+            ControllerEvent::Ended(cause) => self.protocol_closed(now, cause),
+        }
+        true
+    }
+
+    #[inline]
+    fn arrived(&mut self, now: Instant, tag: u16, is_intact: bool) {
+        if is_intact {
+            return self.begin(now, tag);
+        }
+        let completion = Completion::new(0, Status::TRANSIENT_TRANSPORT_ERROR);
+        self.rooms.finish(&mut self.end, tag, 0, completion);
+    }
+
+    /// Starts a command that has all its data.
+    #[inline]
+    fn begin(&mut self, now: Instant, tag: u16) {
+        let Self { role, rooms, end, .. } = self;
+        match role {
+            ConnectionRole::Io(io) => {
+                if io.begin(rooms, tag) == StartResult::Fabrics {
+                    self.begin_fabrics(now, tag);
+                }
+            }
+            ConnectionRole::Admin(admin) => admin.begin(now, rooms, end, tag),
+            ConnectionRole::Discovery(discovery) => discovery.begin(now, rooms, end, tag),
+            ConnectionRole::AwaitingConnect => self.connect(now, tag),
+            ConnectionRole::Closed => {}
+        }
+    }
+
+    /// Executes a Fabrics command on an I/O queue: Disconnect (Base 2.1 §6.4).
+    #[cold]
+    fn begin_fabrics(&mut self, now: Instant, tag: u16) {
+        let kind = FabricsType::from_u8(self.rooms.command(tag).nsid().to_le_bytes()[0]);
+        let status = match kind {
+            Some(FabricsType::Disconnect) => {
+                self.ends_sent = true;
+                if let ConnectionRole::Io(io) = &mut self.role {
+                    io.stop(now);
+                }
+                Status::SUCCESS
+            }
+            Some(FabricsType::Connect) => Status::COMMAND_SEQUENCE_ERROR.with_dnr(),
+            _ => Status::INVALID_OPCODE.with_dnr(),
+        };
+        self.rooms.finish(&mut self.end, tag, 0, Completion::new(0, status));
+    }
+
+    fn begin_waiting(&mut self, now: Instant) -> usize {
+        let mut count = 0;
+        while let Some(tag) = self.rooms.next_ready(&mut self.end, now) {
+            count += 1;
+            self.begin(now, tag);
+        }
+        count
+    }
+
+    #[inline]
+    fn turn_role(&mut self, now: Instant, is_called: bool) -> usize {
+        let Self { role, rooms, end, .. } = self;
+        match role {
+            ConnectionRole::Io(io) => {
+                let count = io.turn(now, rooms, end);
+                io.publish_counters(now);
+                if io.is_stopping() {
+                    self.look_after_stopped(now);
+                }
+                count
+            }
+            ConnectionRole::Admin(admin) => {
+                let turned = admin.turn(now, is_called, rooms, end);
+                if let Some(text) = turned.trouble {
+                    self.service.tell(TargetEvent::Trouble(format!("{}: {text}", self.peer)));
+                }
+                let reason = match turned.over {
+                    Some(EndReason::KeepAliveExpired) => Some(DisconnectReason::KeepAliveExpired),
+                    Some(EndReason::EnableTimeout) => Some(DisconnectReason::NotEnabled),
+                    Some(EndReason::Reset) => Some(DisconnectReason::Reset),
+                    Some(EndReason::ConnectionLost | EndReason::SubsystemRemoved) => {
+                        Some(DisconnectReason::AssociationEnded)
+                    }
+                    None => None,
+                };
+                if let Some(reason) = reason {
+                    self.close_with(now, reason);
+                }
+                turned.count
+            }
+            ConnectionRole::Discovery(discovery) => {
+                let count = discovery.turn(is_called, rooms, end);
+                if discovery.is_expired(now) {
+                    self.close_with(now, DisconnectReason::KeepAliveExpired);
+                }
+                count
+            }
+            ConnectionRole::AwaitingConnect | ConnectionRole::Closed => 0,
+        }
+    }
+
+    /// Sends queued PDUs.
+    #[inline]
+    pub(super) fn send(&mut self, now: Instant) {
+        let Some(stream) = &mut self.stream else { return };
+        match self.outgoing.send(&mut **stream, &mut self.end, &mut self.rooms) {
+            Ok(count) => {
+                if !self.outgoing.is_blocked() {
+                    self.blocked_since = None;
+                } else if count > 0 || self.blocked_since.is_none() {
+                    self.blocked_since = Some(now);
+                }
+                if self.outgoing.is_blocked() || self.outgoing.is_read() {
+                    self.watch_untaken(now);
+                }
+            }
+            Err(why) => self.stream_ended(Some(why)),
+        }
+        if self.ends_sent && self.end.pieces().is_empty() && !self.end.has_more() {
+            self.close_with(now, DisconnectReason::HostDisconnect);
+        }
+        if self.reason.is_some() {
+            self.close(now);
+        }
+    }
+}
+
+impl Drop for TargetConnection {
+    fn drop(&mut self) {
+        self.service.left(self.id);
+        self.close_stream(self.worked_at);
+        if self.farewell.is_some() {
+            self.keep_for_ever();
+        }
+        let (connection, peer) = (self.id, self.peer.clone());
+        let reason = self.reason.take().unwrap_or(DisconnectReason::ServerEnds);
+        self.service.tell(TargetEvent::Disconnected { connection, peer, reason });
+        self.leave_queue(self.worked_at);
+        match &self.role {
+            ConnectionRole::Io(io) => self.service.tell(TargetEvent::Trouble(format!(
+                "{}: {} commands are given up: their medium has not answered, expected it to",
+                self.peer,
+                io.under_way()
+            ))),
+            _ => return self.rooms.clear(),
+        }
+        self.rooms.abandon_begun();
+    }
+}
+
+impl fmt::Debug for TargetConnection {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Guest")
+            .field("id", &self.id)
+            .field("peer", &self.peer)
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
+    }
+}

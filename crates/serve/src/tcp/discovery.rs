@@ -1,0 +1,365 @@
+//! Discovery controller: lists the subsystems and their addresses (Base 2.1 §3.1.3.3).
+//!
+//! It has no namespaces, no I/O queues and no persistent state. A host only sees the subsystems
+//! that it is allowed to use.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use tenmil_base::{Instant, Memory, Span};
+use tenmil_nvme_controller::transport::fabrics::property;
+use tenmil_nvme_tcp::ControllerConnection;
+use tenmil_wire::admin::{GetFeatures, GetLogPage, Identify, SetFeatures};
+use tenmil_wire::fabrics::{PropertyGet, PropertySet, PropertySize};
+use tenmil_wire::feature::Feature;
+use tenmil_wire::identify::IdentifyController;
+use tenmil_wire::identify::controller::ControllerType;
+use tenmil_wire::layout::Ascii;
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::event::{EventResult, EventType, NoticeEvent};
+use tenmil_wire::opcode::FabricsType;
+use tenmil_wire::register::{
+    Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus,
+};
+use tenmil_wire::register::{VERSION_2_1, offset};
+use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
+
+use super::command_table::{CommandTable, DataDirection};
+use super::memory::OWN_BYTES;
+use super::service::Service;
+
+/// Discovery controller of one host.
+#[derive(Debug)]
+pub(super) struct Discovery {
+    service: Service,
+    host: String,
+    /// Port of the service that the host connected to, and the local address that it used.
+    port: u16,
+    here: Option<SocketAddr>,
+    cntlid: u16,
+    configuration: Configuration,
+    /// End of the interval in which a command must arrive (Base 2.1 §3.9.4).
+    heard_by: Instant,
+    is_heard: bool,
+    /// Keep-alive timeout; zero if the host set none.
+    keep_alive: Span,
+    /// Asynchronous Event Configuration, feature 0Bh.
+    event_configuration: u32,
+    /// Tags of outstanding Asynchronous Event Requests, oldest first.
+    parked: VecDeque<u16>,
+    /// Generation of the log page that the host was notified of, or has read, last.
+    generation: u64,
+    /// Whether a notification was sent and the log page not read since.
+    is_told: bool,
+    /// Whether a notification may be due.
+    wants_turn: bool,
+}
+
+/// Longest silence of a host without a keep-alive timeout (Base 2.1 §3.1.3.3.2).
+const SILENCE_MAX: Span = Span::from_secs(120);
+/// Largest number of outstanding Asynchronous Event Requests.
+const EVENT_REQUESTS: usize = 4;
+/// Discovery Log Page Change bit in feature 0Bh and in OAES.
+const LOG_CHANGE: u32 = 1 << 31;
+/// KAS: granularity of keep-alive timeouts, in units of 100 ms.
+const KEEP_ALIVE_UNITS: u16 = 10;
+const PAGE_BYTES: u32 = 4096;
+
+/// Result dwords and data of a command.
+type CommandResult = Result<(u64, Vec<u8>), Status>;
+
+impl Discovery {
+    pub(super) fn new(
+        service: Service,
+        host: String,
+        (port, here): (u16, Option<SocketAddr>),
+        (cntlid, kato): (u16, u32),
+        now: Instant,
+    ) -> Self {
+        let mut discovery = Self {
+            generation: service.generation(),
+            service,
+            host,
+            port,
+            here,
+            cntlid,
+            configuration: Configuration(0),
+            heard_by: now,
+            is_heard: false,
+            keep_alive: Span::default(),
+            event_configuration: 0,
+            parked: VecDeque::new(),
+            is_told: false,
+            wants_turn: false,
+        };
+        discovery.set_keep_alive(kato);
+        discovery.begin_interval(now);
+        discovery
+    }
+
+    /// Executes a command that has all its data.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        rooms: &mut CommandTable,
+        end: &mut ControllerConnection,
+        tag: u16,
+    ) {
+        self.is_heard = true;
+        self.wants_turn = true;
+        let command = *rooms.command(tag);
+        if AdminOpcode::from_u8(command.opcode()) == Some(AdminOpcode::AsynchronousEventRequest)
+            && self.is_ready()
+            && self.parked.len() < EVENT_REQUESTS
+        {
+            self.parked.push_back(tag);
+            return;
+        }
+        let (way, room) = rooms.data(tag);
+        let answer = self.answer(now, &command).and_then(|(result, bytes)| {
+            let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            if len > 0 && (way != DataDirection::ToHost || len > room) {
+                return Err(Status::DATA_SGL_LENGTH_INVALID);
+            }
+            Ok((result, bytes, len))
+        });
+        if !self.is_ready() {
+            self.reset(rooms, end);
+        }
+        let (status, result, len_bytes) = match answer {
+            Ok((result, bytes, len)) => (store(rooms, tag, &bytes), result, len),
+            Err(status) => (status.with_dnr(), 0, 0),
+        };
+        let len_bytes = if status.is_success() { len_bytes } else { 0 };
+        let completion = Completion::new(0, status).with_result(result);
+        rooms.finish(end, tag, len_bytes, completion);
+    }
+
+    fn answer(&mut self, now: Instant, command: &Command) -> CommandResult {
+        let opcode = AdminOpcode::from_u8(command.opcode()).ok_or(Status::INVALID_OPCODE)?;
+        if opcode == AdminOpcode::FabricsCommands {
+            return self.property(command).map(|value| (value, Vec::new()));
+        }
+        if !self.is_ready() {
+            return Err(Status::COMMAND_SEQUENCE_ERROR);
+        }
+        match opcode {
+            AdminOpcode::Identify => identify(&self.service, self.cntlid, command),
+            AdminOpcode::GetLogPage => self.log(&GetLogPage::parse(command)?),
+            AdminOpcode::GetFeatures => self.feature(&GetFeatures::parse(command)?),
+            AdminOpcode::SetFeatures => self.set_feature(now, &SetFeatures::parse(command)?),
+            AdminOpcode::KeepAlive => {
+                self.begin_interval(now);
+                Ok((0, Vec::new()))
+            }
+            AdminOpcode::AsynchronousEventRequest => Err(Status::AER_LIMIT_EXCEEDED),
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    fn property(&mut self, command: &Command) -> Result<u64, Status> {
+        let bytes = |size| if size == PropertySize::Eight { 8 } else { 4 };
+        match FabricsType::from_u8(command.nsid().to_le_bytes()[0]) {
+            Some(FabricsType::PropertyGet) => {
+                let get = PropertyGet::parse(command)?;
+                let entries = self.service.limits().queue_entries;
+                let known = (self.configuration, self.status());
+                property(entries.into(), known, get.ofst, bytes(get.size))
+            }
+            Some(FabricsType::PropertySet) => {
+                let set = PropertySet::parse(command)?;
+                if (set.ofst as usize, bytes(set.size)) != (offset::CC, 4) {
+                    return Err(Status::INVALID_FIELD);
+                }
+                let value = u32::try_from(set.value).map_err(|_| Status::INVALID_FIELD)?;
+                self.configuration = Configuration(value);
+                Ok(0)
+            }
+            Some(FabricsType::Connect) => Err(Status::COMMAND_SEQUENCE_ERROR),
+            Some(FabricsType::Disconnect) => Err(Status::INVALID_QUEUE_TYPE),
+            _ => Err(Status::INVALID_OPCODE),
+        }
+    }
+
+    /// Clears event configuration and outstanding event requests, as a controller reset does (Base
+    /// 2.1 §3.7.2).
+    fn reset(&mut self, rooms: &mut CommandTable, end: &mut ControllerConnection) {
+        self.parked.drain(..).for_each(|tag| rooms.forget(end, tag));
+        (self.event_configuration, self.is_told) = (0, false);
+    }
+
+    fn status(&self) -> ControllerStatus {
+        let is_shut = matches!(
+            self.configuration.shn(),
+            ShutdownNotification::Normal | ShutdownNotification::Abrupt
+        );
+        let shutdown = if is_shut { ShutdownStatus::Complete } else { ShutdownStatus::None };
+        ControllerStatus(0).with(|status| status.rdy(self.configuration.en()).shst(shutdown))
+    }
+
+    fn is_ready(&self) -> bool {
+        self.configuration.en()
+    }
+
+    fn log(&mut self, get: &GetLogPage) -> CommandResult {
+        let most = u64::from(OWN_BYTES);
+        let len_bytes = get.len_bytes();
+        if get.ot || !get.lpo.is_multiple_of(4) || len_bytes > most {
+            return Err(Status::INVALID_FIELD);
+        }
+        let whole = match LogPage::from_code(get.lid) {
+            LogPage::Discovery => {
+                let (generation, page) =
+                    self.service.discovery_page(&self.host, (self.port, self.here));
+                if !get.rae {
+                    (self.generation, self.is_told) = (generation, false);
+                }
+                page
+            }
+            LogPage::SupportedLogPages => supported(),
+            _ => return Err(Status::INVALID_LOG_PAGE),
+        };
+        let first = usize::try_from(get.lpo).map_err(|_| Status::INVALID_FIELD)?;
+        let rest = whole.get(first..).ok_or(Status::INVALID_FIELD)?;
+        let len = usize::try_from(len_bytes).map_err(|_| Status::INVALID_FIELD)?;
+        let mut bytes: Vec<u8> = rest.iter().copied().take(len).collect();
+        bytes.resize(len, 0);
+        Ok((0, bytes))
+    }
+
+    fn feature(&self, get: &GetFeatures) -> CommandResult {
+        let value = match Feature::from_code(get.fid) {
+            Feature::AsynchronousEventConfiguration => self.event_configuration,
+            Feature::KeepAliveTimer => {
+                u32::try_from(self.keep_alive.ns / 1_000_000).unwrap_or(u32::MAX)
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        Ok((value.into(), Vec::new()))
+    }
+
+    fn set_feature(&mut self, now: Instant, set: &SetFeatures) -> CommandResult {
+        match Feature::from_code(set.fid) {
+            Feature::AsynchronousEventConfiguration => {
+                self.event_configuration = set.cdw11 & LOG_CHANGE
+            }
+            Feature::KeepAliveTimer => {
+                let longest = self.service.limits().admission().keep_alive_max;
+                if Span::from_ms(set.cdw11.into()) > longest {
+                    return Err(Status::KEEP_ALIVE_TIMEOUT_INVALID);
+                }
+                self.set_keep_alive(set.cdw11);
+                self.begin_interval(now);
+            }
+            _ => return Err(Status::INVALID_FIELD),
+        }
+        Ok((0, Vec::new()))
+    }
+
+    fn set_keep_alive(&mut self, timeout_ms: u32) {
+        let step = Span::from_ms(100 * u64::from(KEEP_ALIVE_UNITS)).ns;
+        let asked = Span::from_ms(timeout_ms.into()).ns;
+        self.keep_alive = Span { ns: asked.next_multiple_of(step) };
+    }
+
+    fn begin_interval(&mut self, now: Instant) {
+        let silence = if self.keep_alive.ns == 0 { SILENCE_MAX } else { self.keep_alive };
+        self.heard_by = now.after(silence);
+    }
+
+    /// Completes an event request if the log page changed and the host enabled the notice. Returns
+    /// the amount of work.
+    pub(super) fn turn(
+        &mut self,
+        is_called: bool,
+        rooms: &mut CommandTable,
+        end: &mut ControllerConnection,
+    ) -> usize {
+        if !core::mem::take(&mut self.wants_turn) && !is_called {
+            return 0;
+        }
+        let generation = self.service.generation();
+        let wants = self.event_configuration & LOG_CHANGE != 0 && !self.is_told;
+        if !wants || generation == self.generation {
+            return 0;
+        }
+        let Some(tag) = self.parked.pop_front() else { return 0 };
+        (self.generation, self.is_told) = (generation, true);
+        let result = EventResult::zeroed().with(|result| {
+            result
+                .aet(EventType::Notice)
+                .aei(NoticeEvent::Discovery.code())
+                .lid(LogPage::Discovery.code())
+        });
+        rooms.finish(end, tag, 0, Completion::new(0, Status::SUCCESS).with_dw0(result.0));
+        1
+    }
+
+    /// Whether no command arrived for a whole interval.
+    pub(super) fn is_expired(&mut self, now: Instant) -> bool {
+        if now < self.heard_by {
+            return false;
+        }
+        let is_heard = core::mem::take(&mut self.is_heard);
+        if is_heard {
+            self.begin_interval(now);
+        }
+        !is_heard
+    }
+
+    pub(super) fn wake_at(&self) -> Instant {
+        self.heard_by
+    }
+}
+
+/// Copies the data for the host into the command's buffer.
+fn store(rooms: &CommandTable, tag: u16, bytes: &[u8]) -> Status {
+    if bytes.is_empty() {
+        return Status::SUCCESS;
+    }
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    let Some(segment) = rooms.front_of(tag, len) else { return Status::INTERNAL_ERROR };
+    let stored = rooms.budget().regions().store(segment, bytes);
+    stored.map_or(Status::INTERNAL_ERROR, |()| Status::SUCCESS)
+}
+
+/// Builds the Identify Controller structure; other CNS values are rejected (Base 2.1 §5.1.13.2.1).
+fn identify(service: &Service, cntlid: u16, command: &Command) -> CommandResult {
+    let asked = Identify::parse(command)?;
+    if asked.cns != 1 {
+        return Err(Status::INVALID_FIELD);
+    }
+    let (limits, name) = (service.limits(), service.discovery_name());
+    let pages = OWN_BYTES / PAGE_BYTES;
+    let page = IdentifyController::zeroed().with(|page| {
+        page.sn(Ascii::new(&name.serial))
+            .fr(Ascii::new(concat!("t", env!("CARGO_PKG_VERSION"))))
+            .mn(Ascii::new("tenmil discovery"))
+            .subnqn(Ascii::nul_padded(&name.nqn))
+            .cntlid(cntlid)
+            .ver(VERSION_2_1)
+            .cntrltype(ControllerType::Discovery)
+            .oaes(LOG_CHANGE)
+            .lpeds(true)
+            .mdts(u8::try_from(pages.trailing_zeros()).unwrap_or(0))
+            .aerl(u8::try_from(EVENT_REQUESTS - 1).unwrap_or(0))
+            .kas(KEEP_ALIVE_UNITS)
+            .tbkas(true)
+            .maxcmd(limits.queue_entries)
+            .sgls(1 | 1 << 20 | 1 << 21)
+            .ioccsz(4)
+            .iorcsz(1)
+            .msdbd(1)
+    });
+    Ok((0, page.as_bytes().to_vec()))
+}
+
+/// Supported Log Pages (Base 2.1 §5.1.12.1.1).
+fn supported() -> Vec<u8> {
+    let mut page = vec![0; 1024];
+    for lid in [LogPage::SupportedLogPages, LogPage::Discovery] {
+        // LSUPP, bit 0 of the dword of a log page.
+        page[4 * usize::from(lid.code())] = 1;
+    }
+    page
+}

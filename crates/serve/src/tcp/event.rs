@@ -1,0 +1,223 @@
+//! Events of the target, for operators and programs.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+/// Event of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetEvent {
+    /// A connection was accepted.
+    Connected {
+        /// Connection id, never reused.
+        connection: u64,
+        /// Address of the peer.
+        peer: String,
+    },
+    /// A host has created an association.
+    Associated {
+        /// Connection id of its admin queue.
+        connection: u64,
+        /// Address of the peer.
+        peer: String,
+        /// NQN of the host.
+        host: String,
+        /// NQN of the subsystem.
+        subsystem: String,
+        /// Controller identifier.
+        cntlid: u16,
+    },
+    /// A Connect was rejected.
+    Refused {
+        /// Connection id.
+        connection: u64,
+        /// Address of the peer.
+        peer: String,
+        /// What was found and what was expected.
+        why: String,
+    },
+    /// A connection ended.
+    Disconnected {
+        /// Connection id.
+        connection: u64,
+        /// Address of the peer.
+        peer: String,
+        /// Why it ended.
+        reason: DisconnectReason,
+    },
+    /// Peer behavior that is worth a log line. Its rate is controlled by peers.
+    Notice(String),
+    /// Error of the target, as one line. Its rate is not controlled by any peer.
+    Trouble(String),
+}
+
+/// Unread events. Their number is bounded, since peers can cause events faster than they are read.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    news: VecDeque<TargetEvent>,
+    /// Dropped events that were not reported yet.
+    dropped: u64,
+}
+
+/// Largest number of unread events.
+const UNREAD_MAX: usize = 1024;
+
+impl Unread {
+    /// Appends an event. When the queue is full, the oldest event caused by a peer is dropped, so
+    /// that peers cannot displace the target's own errors.
+    pub(super) fn push(&mut self, news: TargetEvent) {
+        if self.news.len() >= UNREAD_MAX {
+            let oldest = self.news.iter().position(TargetEvent::is_of_peer).unwrap_or(0);
+            self.news.remove(oldest);
+            self.dropped += 1;
+        }
+        self.news.push_back(news);
+    }
+
+    /// Removes the oldest event. After the last one, reports how many were dropped.
+    pub(super) fn next(&mut self) -> Option<TargetEvent> {
+        self.news.pop_front().or_else(|| {
+            let dropped = std::mem::take(&mut self.dropped);
+            let text = format!("{dropped} events of connections were dropped: they came too fast");
+            (dropped > 0).then_some(TargetEvent::Notice(text))
+        })
+    }
+}
+
+impl TargetEvent {
+    /// Whether a peer caused the event and can repeat it at will.
+    const fn is_of_peer(&self) -> bool {
+        !matches!(self, Self::Trouble(_))
+    }
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DisconnectReason {
+    /// The peer closed it.
+    Closed,
+    /// The host sent a Fabrics Disconnect.
+    HostDisconnect,
+    /// The host violated the protocol; the text names the violation.
+    ProtocolError(String),
+    /// The peer terminated the connection with a TermReq; the text names its reason.
+    Terminated(String),
+    /// The peer exceeded the time limit of this step.
+    Timeout(&'static str),
+    /// The stream failed with this error.
+    Broken(String),
+    /// The keep-alive timeout expired.
+    KeepAliveExpired,
+    /// The host did not enable its controller in time.
+    NotEnabled,
+    /// The association ended or the controller was reset.
+    AssociationEnded,
+    /// The host reset the controller from another controller of the subsystem.
+    Reset,
+    /// Bug of the target: an impossible request to the protocol engine.
+    Internal(String),
+    /// The server is shutting down.
+    ServerEnds,
+}
+
+impl DisconnectReason {
+    /// Stable identifier for programs.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::HostDisconnect => "said",
+            Self::ProtocolError(_) => "refused",
+            Self::Terminated(_) => "terminated",
+            Self::Timeout(_) => "too-slow",
+            Self::Broken(_) => "broken",
+            Self::KeepAliveExpired => "keep-alive-expired",
+            Self::NotEnabled => "not-enabled",
+            Self::AssociationEnded => "association-ended",
+            Self::Reset => "reset",
+            Self::Internal(_) => "internal-error",
+            Self::ServerEnds => "server-ends",
+        }
+    }
+}
+
+impl fmt::Display for DisconnectReason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => out.write_str("the host has closed it"),
+            Self::HostDisconnect => out.write_str("the host has disconnected"),
+            Self::ProtocolError(why) => write!(out, "the host sent what is refused: {why}"),
+            Self::Terminated(why) => write!(out, "the host has terminated it: {why}"),
+            Self::Timeout(what) => write!(out, "the host took too long to {what}"),
+            Self::Broken(why) => write!(out, "the stream failed: {why}"),
+            Self::KeepAliveExpired => {
+                out.write_str("the host was not heard of for its keep-alive time-out")
+            }
+            Self::NotEnabled => out.write_str("the host did not enable its controller in time"),
+            Self::AssociationEnded => out.write_str("its association has ended"),
+            Self::Reset => out.write_str("its host had it reset by another controller"),
+            Self::Internal(what) => {
+                write!(out, "an error of this target, which should be reported: {what}")
+            }
+            Self::ServerEnds => out.write_str("the server ends"),
+        }
+    }
+}
+
+impl fmt::Display for TargetEvent {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connected { connection, peer } => {
+                write!(out, "connection {connection}: {peer} has come")
+            }
+            Self::Associated { connection, peer, host, subsystem, cntlid } => write!(
+                out,
+                "connection {connection}: {peer} is {host} and has controller {cntlid} of {subsystem}"
+            ),
+            Self::Refused { connection, peer, why } => {
+                write!(out, "connection {connection}: {peer} is refused: {why}")
+            }
+            Self::Disconnected { connection, peer, reason } => {
+                write!(out, "connection {connection}: {peer} has gone: {reason}")
+            }
+            Self::Notice(text) | Self::Trouble(text) => out.write_str(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{TargetEvent, UNREAD_MAX, Unread};
+
+    fn refused(connection: u64) -> TargetEvent {
+        TargetEvent::Refused {
+            connection,
+            peer: "192.0.2.1:5".into(),
+            why: "no such subsystem".into(),
+        }
+    }
+
+    #[test]
+    fn no_flood_of_a_peer_drops_a_trouble_and_what_it_drops_is_counted() {
+        let mut unread = Unread::default();
+        unread.push(TargetEvent::Trouble("a medium has not answered".into()));
+        (0..3 * UNREAD_MAX as u64).for_each(|connection| unread.push(refused(connection)));
+        assert_eq!(unread.next(), Some(TargetEvent::Trouble("a medium has not answered".into())));
+        let read = std::iter::from_fn(|| unread.next()).collect::<Vec<_>>();
+        let (last, read) = read.split_last().unwrap();
+        assert_eq!(
+            (read.len(), read[0].clone()),
+            (UNREAD_MAX - 1, refused(2 * UNREAD_MAX as u64 + 1))
+        );
+        let TargetEvent::Notice(text) = last else { panic!("{last:?}") };
+        assert!(text.starts_with(&format!("{} events", 2 * UNREAD_MAX + 1)), "{text}");
+        assert_eq!(unread.next(), None, "it is reported once");
+    }
+
+    #[test]
+    fn troubles_without_end_take_no_more_memory() {
+        let mut unread = Unread::default();
+        (0..2 * UNREAD_MAX).for_each(|count| unread.push(TargetEvent::Trouble(count.to_string())));
+        assert_eq!(unread.next(), Some(TargetEvent::Trouble(UNREAD_MAX.to_string())));
+        assert_eq!(unread.news.len(), UNREAD_MAX - 1);
+    }
+}

@@ -1,0 +1,331 @@
+//! Fuzzer of the whole service: hosts of several tenants that send arbitrary commands, in simulated
+//! time.
+//!
+//! The input is a script. Each step names a peer and its action: connect, send a command of any
+//! kind with any FUSE value, send requested data completely, partly or wrongly, abort, stop
+//! reading, close; or time passes, or a device stops completing. One additional host follows all
+//! rules. Invariants:
+//!
+//! - Free memory stays unchanged: nothing is written outside a buffer.
+//! - Buffers, device and responses of a tenant contain only zeroes and its own stamp.
+//! - No block of memory has two owners.
+//! - The well-behaved host is never disconnected, and each of its commands completes in time.
+//! - The protocol engine is never given an impossible request.
+//! - After all connections have ended, all memory, connections and associations are released.
+
+mod peer;
+mod steps;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tenmil_base::{BlockDevice, Instant, Span};
+use tenmil_block::RamDevice;
+use tenmil_dma::RegionTable;
+use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use tenmil_wire::sgl::Descriptor;
+use tenmil_wire::{Command, IoOpcode, Status};
+
+use super::{
+    ControllerModel, DisconnectReason, Hosts, Limits, Port, Service, SubsystemExportConfig,
+    TargetConnection, TargetEvent,
+};
+use peer::{Peer, host, subsystem};
+pub use steps::seeds;
+use stream::{Late, Pipe};
+use watch::Watch;
+
+/// Number of tenants. The host of the first one follows all rules.
+const TENANTS: u8 = 3;
+/// Largest number of peers at a time.
+const PEERS_MAX: usize = 7;
+const TRANSFER_BYTES_MAX: u32 = 32 << 10;
+const BLOCKS: u64 = 256;
+/// Largest number of steps in a script.
+const STEPS_MAX: usize = 300;
+/// Longest time for which a device does not complete anything.
+const STUCK_MAX: Span = Span::from_secs(20);
+/// Longest time that a host may owe data that others wait for, and the tolerance for its removal.
+const DEBT_MAX: Span = Span::from_secs(126);
+const LATE_MAX: Span = Span::from_secs(10);
+/// Longest time for a command of the well-behaved host.
+const ANSWER_MAX: Span = Span::from_secs(70);
+
+/// Service with all its peers.
+struct World {
+    regions: RegionTable,
+    service: Service,
+    now: Instant,
+    guests: Vec<TargetConnection>,
+    peers: Vec<Peer>,
+    media: Vec<Tenant>,
+    watch: Watch,
+    honest: Honest,
+    accepted: u64,
+    /// Time since which an overdue host has blocked others.
+    late_since: Option<Instant>,
+}
+
+/// Device of a tenant.
+struct Tenant {
+    ram: Arc<RamDevice>,
+    is_stuck: Arc<AtomicBool>,
+    stuck_until: Instant,
+}
+
+/// Well-behaved host: an admin queue and an I/O queue.
+struct Honest {
+    admin: Peer,
+    io: Peer,
+    /// Outstanding command and its start time.
+    waits: Option<(u16, Instant)>,
+    count: u32,
+}
+
+/// Executes a script against a service.
+///
+/// # Panics
+///
+/// If an invariant is violated: a bug of this crate, whatever the bytes are.
+pub fn fuzz(bytes: &[u8]) {
+    let mut world = World::new();
+    world.play(bytes);
+    world.end();
+}
+
+impl World {
+    fn new() -> Self {
+        let regions = RegionTable::new(16);
+        let limits = Limits {
+            memory_bytes: 256 << 10,
+            connections_max: 2 + PEERS_MAX,
+            queue_entries: 9,
+            transfer_bytes_max: TRANSFER_BYTES_MAX,
+            io_queues_max: 4,
+            ..Limits::default()
+        };
+        let service = Service::new(&regions, limits).expect("the limits make sense");
+        service.open_port(1, Port { address: None });
+        let media = (0..TENANTS).map(|tenant| offer(&regions, &service, tenant)).collect();
+        let now = Instant { ns: 1_000_000 };
+        let watch = Watch::new(&service);
+        let (mut guests, mut accepted) = (Vec::new(), 0);
+        let mut dial = |qid| {
+            let pipe = Pipe::new(&regions, 4096, "192.0.2.1:5000".to_owned());
+            let peer = Peer::new(0, qid, &pipe);
+            let guest = service.accept(Box::new(pipe), 1, now);
+            guests.push(guest.expect("there is a place"));
+            accepted += 1;
+            peer
+        };
+        let (admin, io) = (dial(0), dial(1));
+        let honest = Honest { admin, io, waits: None, count: 0 };
+        let peers = Vec::new();
+        let late_since = None;
+        let mut world = Self {
+            regions,
+            service,
+            now,
+            guests,
+            peers,
+            media,
+            watch,
+            honest,
+            accepted,
+            late_since,
+        };
+        world.welcome();
+        world
+    }
+
+    /// Connects the well-behaved host.
+    fn welcome(&mut self) {
+        self.honest.admin.connect(None, |command| command);
+        self.honest.admin.enable();
+        self.turn();
+        let cntlid = self.honest.admin.ended.first().map(|completion| completion.dw0());
+        let cntlid = cntlid.and_then(|dword| u16::try_from(dword).ok());
+        self.honest.io.connect(cntlid, |command| command);
+        self.turn();
+        assert!(self.guests.iter().any(|guest| guest.io_host().is_some()), "it may connect");
+        self.honest.admin.ended.clear();
+    }
+
+    /// Opens a connection for a tenant.
+    fn dial(&mut self, tenant: u8, qid: u16, piece: usize) {
+        let address = format!("198.51.100.{tenant}:{}", self.accepted);
+        let pipe = Pipe::new(&self.regions, piece, address);
+        let peer = Peer::new(tenant, qid, &pipe);
+        if let Ok(guest) = self.service.accept(Box::new(pipe), 1, self.now) {
+            self.accepted += 1;
+            self.guests.push(guest);
+            self.peers.push(peer);
+        }
+    }
+
+    /// Advances time, one second at a time.
+    fn pass(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.now = self.now.after(Span::from_secs(1));
+            for tenant in &mut self.media {
+                if self.now >= tenant.stuck_until {
+                    tenant.is_stuck.store(false, Ordering::Relaxed);
+                }
+            }
+            self.turn();
+            self.look_at_debts();
+        }
+    }
+
+    /// Checks that no host owes data for too long while others wait for its memory.
+    fn look_at_debts(&mut self) {
+        let is_late = |guest: &TargetConnection| {
+            let owed = guest.owed_since().map(|since| self.now.since(since));
+            owed.is_some_and(|owed| owed > DEBT_MAX) && guest.is_missed()
+        };
+        if !self.guests.iter().any(is_late) {
+            self.late_since = None;
+            return;
+        }
+        let late = self.now.since(*self.late_since.get_or_insert(self.now));
+        assert!(late <= LATE_MAX, "a host that owes data is there, and others wait");
+    }
+
+    /// Polls everything until it is idle, at most 40 rounds.
+    fn turn(&mut self) {
+        let mut idle = 0;
+        for _ in 0..40 {
+            let mut is_busy = false;
+            for at in 0..self.guests.len() {
+                is_busy |= self.guests[at].turn(self.now);
+                self.watch.look(&self.guests);
+            }
+            self.guests.retain(|guest| !guest.is_over());
+            self.watch.look(&self.guests);
+            self.peers.iter_mut().for_each(Peer::read);
+            self.peers.retain(|peer| !peer.is_over());
+            is_busy |= self.behave();
+            self.hear();
+            idle = if is_busy { 0 } else { idle + 1 };
+            if idle > 2 {
+                return;
+            }
+        }
+    }
+
+    /// Runs the well-behaved host. Returns whether it did anything.
+    fn behave(&mut self) -> bool {
+        let Self { honest, now, .. } = self;
+        honest.admin.read();
+        honest.io.read();
+        let is_cut = honest.admin.is_over() || honest.io.is_over();
+        assert!(!is_cut, "a host that keeps to the rules was cut off");
+        let mut is_busy = false;
+        while let Some(asked) = honest.io.asked.front().copied() {
+            honest.io.answer(asked.len_bytes, (0, 0, 0));
+            is_busy = true;
+        }
+        for completion in honest.io.ended.drain(..) {
+            assert_eq!(completion.status(), Status::SUCCESS, "{completion:?}");
+            if honest.waits.is_some_and(|(cid, _)| cid == completion.cid()) {
+                honest.waits = None;
+            }
+        }
+        if let Some((cid, since)) = honest.waits {
+            let waited = now.since(since);
+            assert!(waited <= ANSWER_MAX, "command {cid} has waited for {waited}");
+        }
+        is_busy
+    }
+
+    /// Submits the next command of the well-behaved host, unless one is outstanding.
+    fn work(&mut self) {
+        let Self { honest, now, .. } = self;
+        if honest.waits.is_some() {
+            return;
+        }
+        honest.count += 1;
+        let len = [512, 8192, TRANSFER_BYTES_MAX][honest.count as usize / 2 % 3];
+        let opcode = if honest.count % 2 == 0 { IoOpcode::Read } else { IoOpcode::Write };
+        let command = transfer(opcode.code(), honest.count % 8, len / 512);
+        let cid = honest.io.command(&command.with_sgl1(Descriptor::transport(len)), 0);
+        honest.waits = Some((cid, *now));
+    }
+
+    /// Checks the service's events for internal errors.
+    fn hear(&self) {
+        while let Some(news) = self.service.next_news() {
+            if let TargetEvent::Disconnected { reason: DisconnectReason::Internal(what), .. } = news
+            {
+                panic!("an end was asked for what is not possible: {what}");
+            }
+        }
+    }
+
+    /// Closes all connections and checks that everything is released.
+    fn end(&mut self) {
+        self.media.iter_mut().for_each(|tenant| tenant.stuck_until = self.now);
+        for _ in 0..ANSWER_MAX.ns / 1_000_000_000 {
+            self.pass(1);
+            if self.honest.waits.is_none() {
+                break;
+            }
+        }
+        self.work();
+        self.peers.drain(..).for_each(|peer| peer.close());
+        self.pass(3);
+        assert!(self.honest.waits.is_none(), "nobody is in its way any more");
+        watch::look_at_media(&self.media, &self.regions);
+        self.honest.io.close();
+        self.honest.admin.close();
+        for _ in 0..40 {
+            self.now = self.now.after(Span::from_secs(1));
+            for at in 0..self.guests.len() {
+                self.guests[at].turn(self.now);
+            }
+            self.guests.retain(|guest| !guest.is_over());
+            self.watch.look(&self.guests);
+            self.hear();
+            if self.guests.is_empty() {
+                break;
+            }
+        }
+        assert!(self.guests.is_empty(), "these stay: {:?}", self.guests);
+        let budget = self.service.budget();
+        assert_eq!((self.service.connected(), self.service.associations()), (0, 0));
+        assert_eq!((budget.free_bytes(), budget.waiting()), (budget.bytes(), 0), "memory is back");
+    }
+}
+
+/// Exports a tenant's subsystem to its host.
+fn offer(regions: &RegionTable, service: &Service, tenant: u8) -> Tenant {
+    let ram = Arc::new(RamDevice::new(regions, 512, BLOCKS).expect("there is memory"));
+    let is_stuck = Arc::new(AtomicBool::new(false));
+    let medium = Late { ram: Arc::clone(&ram), is_stuck: Arc::clone(&is_stuck) };
+    let medium: Arc<dyn BlockDevice> = Arc::new(medium);
+    let config = SubsystemConfig {
+        nqn: subsystem(tenant),
+        ..SubsystemConfig::new("FUZZ", vec![NamespaceConfig::new(medium)])
+    };
+    let plan = SubsystemExportConfig {
+        subsystem: Subsystem::new(config).expect("it can be served"),
+        nqn: subsystem(tenant),
+        hosts: Hosts::Listed(BTreeSet::from([host(tenant)])),
+        ports: BTreeMap::from([(1, Vec::new())]),
+        model: ControllerModel::Dynamic,
+        masks: BTreeMap::new(),
+    };
+    service.add_subsystem(plan).expect("it has a name of its own");
+    Tenant { ram, is_stuck, stuck_until: Instant::default() }
+}
+
+/// Builds a command for a number of blocks.
+fn transfer(opcode: u8, lba: u32, blocks: u32) -> Command {
+    let count = blocks.saturating_sub(1);
+    Command::new(opcode).with_nsid(1).with_cdw10(lba).with_cdw12(count)
+}

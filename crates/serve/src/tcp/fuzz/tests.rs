@@ -1,0 +1,48 @@
+//! The fuzzer finds nothing in the current code, and finds each reintroduced bug.
+
+use std::panic::catch_unwind;
+
+use tenmil_base::Random;
+
+use super::{fuzz, seeds};
+use crate::tcp::plant::{Plant, planted};
+
+/// Number of scripts tried for each reintroduced bug.
+const SEEDS: u64 = 60;
+
+/// Random script: a seed with some bytes near its end changed, and random bytes appended.
+fn script(seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let mut draw = |bound: u64| usize::try_from(random.below(bound)).unwrap();
+    let seeds = seeds();
+    let mut bytes = seeds[draw(seeds.len() as u64)].1.clone();
+    for _ in 0..draw(6) {
+        let at = 18 + draw(bytes.len() as u64 - 18);
+        bytes[at] = draw(256).to_le_bytes()[0];
+    }
+    let more = draw(200);
+    bytes.extend((0..more).map(|_| draw(256).to_le_bytes()[0]));
+    bytes
+}
+
+#[test]
+fn nothing_that_must_hold_is_broken_by_any_script() {
+    seeds().iter().for_each(|(_, bytes)| fuzz(bytes));
+    (0..SEEDS / 3).map(script).for_each(|bytes| fuzz(&bytes));
+}
+
+/// Number of random scripts tried before a reintroduced bug is detected.
+fn found(plant: Plant) -> Option<u64> {
+    (0..SEEDS).find(|seed| {
+        let bytes = script(*seed);
+        catch_unwind(|| planted(plant, || fuzz(&bytes))).is_err()
+    })
+}
+
+#[test]
+fn every_planted_bug_is_found() {
+    for plant in Plant::ALL {
+        let seed = found(plant);
+        assert!(seed.is_some(), "{plant:?} is not found");
+    }
+}

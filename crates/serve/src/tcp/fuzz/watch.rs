@@ -1,0 +1,143 @@
+//! Checks of the ownership and the content of buffer memory.
+
+use tenmil_base::{BlockDevice, CompletionBatch, Instant, Memory, Operation, Request, Segment};
+use tenmil_dma::RegionTable;
+
+use super::peer::stamp;
+use super::{BLOCKS, Tenant};
+use crate::tcp::connection::TargetConnection;
+use crate::tcp::{BufferPool, Service};
+
+/// Buffer memory of the connections, as of the last check.
+pub(super) struct Watch {
+    budget: BufferPool,
+    /// Number of pages of the shared data area; pages owned by connections follow them.
+    data_pages: usize,
+    pages: Vec<Owner>,
+    bytes: Vec<u8>,
+}
+
+/// Owner of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Nobody,
+    /// A connection that may store anything in the page.
+    Any,
+    /// A connection of an I/O queue of this tenant.
+    Tenant(u8),
+}
+
+/// Content of free memory.
+const CANARY: u8 = 0xc7;
+const PAGE: usize = 4096;
+/// Bytes of a device read at a time.
+const CHUNK: usize = 32 << 10;
+
+impl Watch {
+    pub(super) fn new(service: &Service) -> Self {
+        let budget = service.budget().clone();
+        let (data_pages, own_pages) = budget.areas();
+        // Discards the record of earlier allocations; recording starts here.
+        budget.went();
+        let count = data_pages + own_pages;
+        let mut watch = Self {
+            budget,
+            data_pages,
+            pages: vec![Owner::Nobody; count],
+            bytes: vec![0; count * PAGE],
+        };
+        (0..count).for_each(|page| watch.clear(page));
+        watch
+    }
+
+    fn clear(&mut self, page: usize) {
+        let place = self.budget.region().slice(len(page * PAGE), len(PAGE));
+        let filled = place.map(|place| self.budget.regions().fill(place, CANARY));
+        assert_eq!(filled, Some(Ok(())), "it is the budget's");
+    }
+
+    /// Checks all memory, after an iteration of one connection.
+    pub(super) fn look(&mut self, guests: &[TargetConnection]) {
+        let mut owners = vec![Owner::Nobody; self.pages.len()];
+        for guest in guests {
+            let owner = tenant_of(guest).map_or(Owner::Any, Owner::Tenant);
+            guest.each_block(&mut |pages| {
+                for page in pages {
+                    let place = &mut owners[page as usize];
+                    assert_eq!(*place, Owner::Nobody, "page {page} is had twice");
+                    *place = owner;
+                }
+            });
+        }
+        // Pages allocated and released since the last check had an owner in between.
+        let mut is_used = vec![false; self.pages.len()];
+        for pages in self.budget.went() {
+            pages.for_each(|page| is_used[page as usize] = true);
+        }
+        let whole = self.budget.region();
+        let all = Segment { len_bytes: len(self.bytes.len()), ..whole };
+        self.budget.regions().load(all, &mut self.bytes).expect("it is the budget's");
+        for (page, bytes) in self.bytes.chunks_exact(PAGE).enumerate() {
+            if bytes == [CANARY; PAGE] {
+                continue;
+            }
+            let (before, after) = (self.pages[page], owners[page]);
+            let allowed = match (before, after) {
+                (Owner::Nobody, Owner::Nobody) if !is_used[page] => None,
+                (_, Owner::Tenant(tenant)) if page < self.data_pages => Some(stamp(tenant)),
+                _ => continue,
+            };
+            let is_right = |byte: &u8| {
+                *byte == CANARY || allowed.is_some_and(|stamp| *byte == stamp || *byte == 0)
+            };
+            let wrong = bytes.iter().position(|byte| !is_right(byte));
+            if let Some(at) = wrong {
+                panic!("page {page} of {after:?}: {:02x} at {at}", bytes[at]);
+            }
+        }
+        for page in 0..owners.len() {
+            let was_used = is_used[page] || self.pages[page] != Owner::Nobody;
+            if was_used && owners[page] == Owner::Nobody {
+                self.clear(page);
+            }
+        }
+        self.pages = owners;
+    }
+}
+
+/// Checks the data on the devices of the tenants.
+pub(super) fn look_at_media(media: &[Tenant], regions: &RegionTable) {
+    let place = regions.allocate(CHUNK).expect("there is memory");
+    let segment = Segment { len_bytes: len(CHUNK), ..place.segment() };
+    for (tenant, medium) in (0..).zip(media) {
+        let mut channel = medium.ram.channel().expect("it is memory");
+        let blocks = len(CHUNK / 512);
+        for lba in (0..BLOCKS).step_by(CHUNK / 512) {
+            let request = Request {
+                operation: Operation::Read,
+                segment_count: 1,
+                lba,
+                blocks,
+                ..Request::NOTHING
+            };
+            let mut answers = CompletionBatch::with_capacity(1);
+            channel.submit(Instant::default(), &[request], &[segment]);
+            channel.poll(Instant::default(), &mut answers);
+            let mut bytes = vec![0; CHUNK];
+            regions.load(segment, &mut bytes).expect("it is there");
+            let is_right = |byte: &u8| *byte == 0 || *byte == stamp(tenant);
+            let wrong = bytes.iter().find(|byte| !is_right(byte));
+            assert_eq!(wrong, None, "the medium of tenant {tenant} holds what is not its own");
+        }
+    }
+}
+
+/// Tenant of a connection, if it belongs to an I/O queue.
+fn tenant_of(guest: &TargetConnection) -> Option<u8> {
+    let host = guest.io_host()?;
+    host.as_bytes().last().map(|digit| digit - b'0')
+}
+
+fn len(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,118 @@
+//! Memory accounting by host NQN and by address.
+//!
+//! A connection is charged to its address until Connect names its host. NQNs are not authenticated:
+//! one client may use many, so the memory of an address is limited as well.
+
+/// Ledger of hosts and addresses. An entry keeps its index while any connection refers to it.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    entries: Vec<Entry>,
+    /// Number of the current pass over the wait queue.
+    pass: u64,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// Host or address; empty while the entry is unused.
+    name: String,
+    connections: u32,
+    bytes: u64,
+    /// Last pass in which a connection of this entry was met.
+    met: u64,
+}
+
+/// Entries to which a connection is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Payer {
+    /// Entry of its host, or of its address while the host is unknown.
+    pub(super) host: u32,
+    /// Its address, or a place of its host alone if a subsystem names that.
+    pub(super) address: u32,
+    /// What is reserved for hosts that a subsystem names is not for this one.
+    pub(super) leaves_reserve: bool,
+}
+
+/// What a host may have of the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::tcp) enum Standing {
+    /// A subsystem names it: it has a share of its own, whatever comes from its address.
+    Named,
+    /// Any host may be this one, and shares with all others of its address.
+    Unnamed {
+        /// Another subsystem names hosts, for which some memory is reserved.
+        leaves_reserve: bool,
+    },
+}
+
+impl Standing {
+    /// That of a host of a subsystem that names its hosts or not, where some subsystem does or none.
+    pub(in crate::tcp) const fn new(is_named: bool, names_hosts: bool) -> Self {
+        match is_named {
+            true => Self::Named,
+            false => Self::Unnamed { leaves_reserve: names_hosts },
+        }
+    }
+}
+
+impl Ledger {
+    /// Adds a connection to an entry. Returns the index.
+    pub(super) fn enter(&mut self, name: &str) -> u32 {
+        let found = self.entries.iter().position(|entry| entry.name == name);
+        let free = || self.entries.iter().position(|entry| entry.name.is_empty());
+        let at = found.or_else(free).unwrap_or_else(|| {
+            self.entries.push(Entry::default());
+            self.entries.len() - 1
+        });
+        let entry = &mut self.entries[at];
+        if entry.name.is_empty() {
+            *entry = Entry { name: name.to_owned(), ..Entry::default() };
+        }
+        entry.connections += 1;
+        u32::try_from(at).unwrap_or(u32::MAX)
+    }
+
+    /// Removes a connection from an entry.
+    pub(super) fn leave(&mut self, at: u32) {
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.connections = entry.connections.saturating_sub(1);
+            if entry.connections == 0 {
+                *entry = Entry::default();
+            }
+        }
+    }
+
+    /// Bytes charged to an entry.
+    pub(super) fn bytes(&self, at: u32) -> u64 {
+        self.entries.get(at as usize).map_or(0, |entry| entry.bytes)
+    }
+
+    pub(super) fn add(&mut self, at: u32, bytes: u64) {
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.bytes += bytes;
+        }
+    }
+
+    pub(super) fn subtract(&mut self, at: u32, bytes: u64) {
+        if let Some(entry) = self.entries.get_mut(at as usize) {
+            entry.bytes = entry.bytes.saturating_sub(bytes);
+        }
+    }
+
+    /// Starts another pass over the wait queue.
+    pub(super) fn begin_pass(&mut self) {
+        self.pass += 1;
+    }
+
+    /// Whether no connection of the entry was met in this pass. Marks it as met.
+    pub(super) fn is_first(&mut self, at: u32) -> bool {
+        let pass = self.pass;
+        let entry = self.entries.get_mut(at as usize);
+        entry.is_some_and(|entry| core::mem::replace(&mut entry.met, pass) != pass)
+    }
+
+    /// Number of entries in use.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.connections > 0).count()
+    }
+}

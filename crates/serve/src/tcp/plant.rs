@@ -1,0 +1,44 @@
+//! Bugs of earlier versions, reintroduced by tests that must detect them.
+
+use std::cell::Cell;
+
+/// Reintroduced bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plant {
+    /// FUSE is evaluated again when a Fabrics command receives its buffer, so a buffer may be
+    /// shorter than the requested data.
+    Overwrite,
+    /// The same, with commands that send data to the host.
+    Misdirected,
+    /// The buffer allocated to a half of a fused pair is leaked.
+    Lost,
+    /// One byte of data restarts the time limit for all data that a host owes.
+    Renewed,
+}
+
+impl Plant {
+    pub(super) const ALL: [Self; 4] =
+        [Self::Overwrite, Self::Misdirected, Self::Lost, Self::Renewed];
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Plant>> = const { Cell::new(None) };
+}
+
+/// Whether this bug is active.
+pub(super) fn is_planted(plant: Plant) -> bool {
+    PLANTED.get() == Some(plant)
+}
+
+/// Runs `work` with a bug active.
+pub(super) fn planted(plant: Plant, work: impl FnOnce()) {
+    struct Removed;
+    impl Drop for Removed {
+        fn drop(&mut self) {
+            PLANTED.set(None);
+        }
+    }
+    PLANTED.set(Some(plant));
+    let _removed = Removed;
+    work();
+}

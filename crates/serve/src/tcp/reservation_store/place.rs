@@ -1,0 +1,150 @@
+//! Reservation file of one namespace: its format and its atomic replacement.
+
+use std::io;
+
+/// File operations that the store needs.
+pub(super) trait StateFs: Send {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
+    /// Writes the content of a file. It may be lost until `sync`.
+    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()>;
+    fn sync(&mut self, name: &str) -> io::Result<()>;
+    /// Renames a file. The old or the new name may survive a power loss until `sync_names`.
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()>;
+    fn remove(&mut self, name: &str) -> io::Result<()>;
+    fn sync_names(&mut self) -> io::Result<()>;
+}
+
+/// Location of a namespace's reservations.
+#[derive(Clone)]
+pub(super) struct Place<D> {
+    pub(super) disk: D,
+    pub(super) name: String,
+    pub(super) of: Of,
+    /// Path for messages.
+    pub(super) shown: String,
+}
+
+/// Owner of a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Of {
+    pub(super) nqn: String,
+    pub(super) nsid: u32,
+    /// Identity of the disk: one line that no other disk has.
+    pub(super) disk: String,
+}
+
+/// Format and version.
+const FIRST_LINE: &[u8] = b"tenmil reservations 2\n";
+
+impl Of {
+    fn lines(&self) -> Vec<u8> {
+        let Self { nqn, nsid, disk } = self;
+        let lines = format!("subsystem {nqn}\nnamespace {nsid}\ndisk {disk}\n");
+        [FIRST_LINE, lines.as_bytes()].concat()
+    }
+}
+
+impl<D: StateFs> Place<D> {
+    pub(super) fn read(&self) -> Result<Option<Vec<u8>>, String> {
+        let found = self.disk.read(&self.name);
+        let found = found.map_err(|error| format!("read {}: {error}", self.shown))?;
+        let Some(bytes) = found else { return Ok(None) };
+        self.record_in(&bytes).map(Some)
+    }
+
+    /// Rewrites the file, if it exists, for this disk.
+    pub(super) fn adopt(&mut self) -> Result<(), String> {
+        let found = self.disk.read(&self.name);
+        let found = found.map_err(|error| format!("adopt {}: {error}", self.shown))?;
+        let Some(bytes) = found else { return Ok(()) };
+        let (found, record) = self.parse(&bytes)?;
+        if found.as_ref() == Some(&self.of) { Ok(()) } else { self.write(Some(record)) }
+    }
+
+    /// Extracts the record, if the file belongs to this disk.
+    fn record_in(&self, bytes: &[u8]) -> Result<Vec<u8>, String> {
+        let (found, record) = self.parse(bytes)?;
+        let Self { name, of, shown, .. } = self;
+        let Of { nqn, nsid, disk } = of;
+        let adopt = format!(
+            "start once with `--adopt-reservations {name}`; or, to begin without reservations, `rm {shown}`"
+        );
+        match found {
+            Some(found) if found == *of => Ok(record.to_vec()),
+            Some(found) => Err(format!(
+                "read {shown}: it holds the reservations of disk `{}`, and namespace {nsid} of {nqn} is \
+                 disk `{disk}`, expected the same disk: serve that one as namespace {nsid}; or, if it \
+                 was copied or restored to this one, {adopt}",
+                found.disk
+            )),
+            None => Err(format!(
+                "read {shown}: its format is 1, which does not name the disk, expected \
+                 disk `{disk}`: if that is the disk whose reservations they are, {adopt}"
+            )),
+        }
+    }
+
+    /// Parses a file into its owner, if it names one, and the record.
+    fn parse<'a>(&self, bytes: &'a [u8]) -> Result<(Option<Of>, &'a [u8]), String> {
+        let Self { of, shown, .. } = self;
+        let wrong = |found: &str| {
+            format!(
+                "read {shown}: {found}, expected namespace {} of {}: `rm {shown}` to begin without \
+                 reservations",
+                of.nsid, of.nqn
+            )
+        };
+        let old = bytes.strip_prefix(of.nqn.as_bytes()).and_then(|rest| rest.strip_prefix(b"\n"));
+        if let Some(record) = old {
+            return Ok((None, record));
+        }
+        let rest = bytes.strip_prefix(FIRST_LINE).ok_or_else(|| {
+            wrong("its first line is neither `tenmil reservations 2` nor the name of the subsystem")
+        })?;
+        let mut rest = rest;
+        let mut field = |key: &str| -> Option<&'a str> {
+            let end = rest.iter().position(|byte| *byte == b'\n')?;
+            let (line, behind) = rest.split_at_checked(end)?;
+            rest = behind.get(1..)?;
+            core::str::from_utf8(line).ok()?.strip_prefix(key)?.strip_prefix(' ')
+        };
+        let nqn = field("subsystem");
+        let nsid = field("namespace").and_then(|nsid| nsid.parse::<u32>().ok());
+        let (Some(nqn), Some(nsid), Some(disk)) = (nqn, nsid, field("disk")) else {
+            return Err(wrong("its lines for subsystem, namespace and disk cannot be read"));
+        };
+        if nqn != of.nqn || nsid != of.nsid {
+            return Err(wrong(&format!("it is of namespace {nsid} of {nqn}")));
+        }
+        let found = Of { nqn: nqn.to_owned(), nsid, disk: disk.to_owned() };
+        Ok((Some(found), rest))
+    }
+
+    pub(super) fn write(&mut self, record: Option<&[u8]>) -> Result<(), String> {
+        let Self { disk, name, of, shown } = self;
+        let wrong = |error: io::Error| format!("write {shown}: {error}");
+        let before = disk.read(name).map_err(wrong)?;
+        let bytes = record.map(|record| [&of.lines(), record].concat());
+        exchange(disk, name, bytes.as_deref()).map_err(wrong)?;
+        let Err(error) = disk.sync_names() else { return Ok(()) };
+        // The rename may have become durable. Restore the old file, or a restart would find a
+        // change that was reported as failed.
+        let back = exchange(disk, name, before.as_deref()).and_then(|()| disk.sync_names());
+        Err(match back {
+            Ok(()) => wrong(error),
+            Err(worse) => format!(
+                "write {shown}: {error}; nor could what was there before be put back ({worse}), so \
+                 that a restart may find the change which is refused now"
+            ),
+        })
+    }
+}
+
+/// Replaces a file atomically, or removes it. The caller makes it durable with `sync_names`.
+fn exchange(disk: &mut impl StateFs, name: &str, bytes: Option<&[u8]>) -> io::Result<()> {
+    let Some(bytes) = bytes else { return disk.remove(name) };
+    let draft = format!("{name}.new");
+    disk.write(&draft, bytes)?;
+    disk.sync(&draft)?;
+    disk.rename(&draft, name)
+}

@@ -1,0 +1,441 @@
+//! Records after power loss, and records that were moved, copied or exchanged.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tenmil_base::Instant;
+use tenmil_block::RamDevice;
+use tenmil_dma::RegionTable;
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_nvme_controller::controller::interface::{CommandOrigin, ControllerSignal};
+use tenmil_nvme_controller::controller::{
+    Controller, ControllerConfig, HostIdentity, NamespaceConfig, Persistence, ReservationStore,
+    Subsystem, SubsystemConfig,
+};
+use tenmil_wire::io::reservation::{
+    ChangePersistence, RegisterAction, RegisterKeys, ReservationRegister,
+};
+use tenmil_wire::{Status, TypedCommand};
+
+use super::{Of, Place, ReservationFile, StateDirectory, StateFs};
+
+/// Simulated disk whose power can fail at each step.
+#[derive(Clone, Default)]
+struct FlakyStorage(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// Current and durable content of each file.
+    files: Vec<(Vec<u8>, Vec<u8>)>,
+    names: BTreeMap<String, usize>,
+    durable_names: BTreeMap<String, usize>,
+    steps_left: usize,
+    /// Only one step fails; the following ones succeed.
+    stumbles: bool,
+}
+
+impl FlakyStorage {
+    fn step<T>(&self, act: impl FnOnce(&mut State) -> T) -> io::Result<T> {
+        let mut state = self.0.lock().unwrap();
+        if state.steps_left == 0 {
+            if std::mem::take(&mut state.stumbles) {
+                state.steps_left = usize::MAX;
+            }
+            return Err(io::Error::other("no power"));
+        }
+        state.steps_left -= 1;
+        Ok(act(&mut state))
+    }
+
+    /// Power loss: `survives` selects how much of the unsynced data is kept.
+    fn cut(&self, names_survive: bool, survives: impl Fn(&[u8]) -> Vec<u8>) {
+        let state = &mut *self.0.lock().unwrap();
+        for (now, durable) in &mut state.files {
+            if now != durable {
+                *now = survives(now);
+            }
+            durable.clone_from(now);
+        }
+        if !names_survive {
+            state.names.clone_from(&state.durable_names);
+        }
+        state.durable_names.clone_from(&state.names);
+    }
+}
+
+impl StateFs for FlakyStorage {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let state = self.0.lock().unwrap();
+        Ok(state.names.get(name).map(|index| state.files[*index].0.clone()))
+    }
+
+    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.step(|state| {
+            state.files.push((bytes.to_vec(), Vec::new()));
+            state.names.insert(name.to_owned(), state.files.len() - 1);
+        })
+    }
+
+    fn sync(&mut self, name: &str) -> io::Result<()> {
+        self.step(|state| {
+            let (now, durable) = &mut state.files[state.names[name]];
+            durable.clone_from(now);
+        })
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+        self.step(|state| {
+            let index = state.names.remove(from).unwrap();
+            state.names.insert(to.to_owned(), index);
+        })
+    }
+
+    fn remove(&mut self, name: &str) -> io::Result<()> {
+        self.step(|state| {
+            state.names.remove(name);
+        })
+    }
+
+    fn sync_names(&mut self) -> io::Result<()> {
+        self.step(|state| state.durable_names.clone_from(&state.names))
+    }
+}
+
+fn place() -> (FlakyStorage, Place<FlakyStorage>) {
+    let disk = FlakyStorage::default();
+    disk.0.lock().unwrap().steps_left = usize::MAX;
+    let (name, nqn, shown) = ("r".to_owned(), "nqn".to_owned(), "r".to_owned());
+    let of = Of { nqn, nsid: 1, disk: "disk".to_owned() };
+    (disk.clone(), Place { disk, name, of, shown })
+}
+
+#[test]
+fn whenever_the_power_goes_the_one_or_the_other_record_is_there() {
+    let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
+    // None, half or all of the unsynced data are kept.
+    let fates =
+        [0, 1, 2].map(|halves| move |bytes: &[u8]| bytes[..bytes.len() * halves / 2].to_vec());
+    for after in [Some(new.as_slice()), None] {
+        for (steps, names_survive) in (0..=4).flat_map(|steps| [(steps, false), (steps, true)]) {
+            for fate in fates {
+                let (disk, mut place) = place();
+                place.write(Some(&old)).unwrap();
+                disk.0.lock().unwrap().steps_left = steps;
+                let stored = place.write(after);
+                disk.cut(names_survive, fate);
+                let found = place.read().unwrap();
+                let is_new = found.as_deref() == after;
+                assert!(is_new || found.as_ref() == Some(&old), "{steps} steps: {found:?}");
+                assert!(is_new || stored.is_err(), "{steps} steps: it was said to be written");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_refused_because_one_step_failed_is_not_found_after_a_restart() {
+    let (old, new) = (b"the old one".to_vec(), b"the new one".to_vec());
+    for before in [Some(old.as_slice()), None] {
+        for after in [Some(new.as_slice()), None] {
+            for (steps, names_survive) in (0..=3).flat_map(|steps| [(steps, false), (steps, true)])
+            {
+                let (disk, mut place) = place();
+                place.write(before).unwrap();
+                disk.0.lock().unwrap().steps_left = steps;
+                disk.0.lock().unwrap().stumbles = true;
+                let stored = place.write(after);
+                disk.cut(names_survive, <[u8]>::to_vec);
+                let expected = if stored.is_ok() { after } else { before };
+                assert_eq!(place.read().unwrap().as_deref(), expected, "{steps} steps");
+            }
+        }
+    }
+    // If the change cannot be undone, the error says so.
+    let (disk, mut place) = place();
+    disk.0.lock().unwrap().steps_left = 3;
+    let why = place.write(Some(&new)).unwrap_err();
+    assert!(why.contains("a restart may find the change which is refused now"), "{why}");
+}
+
+/// Host whose reservations are persistent.
+struct World {
+    controller: Controller,
+    mail: Receiver<()>,
+}
+
+impl World {
+    fn new(keeper: Box<dyn ReservationStore>) -> Self {
+        let medium = Arc::new(RamDevice::new(&RegionTable::new(4), 512, 8).unwrap());
+        let persistence = Persistence::Durable(keeper);
+        let namespace = NamespaceConfig { persistence, ..NamespaceConfig::new(medium) };
+        let subsystem = SubsystemConfig::new("KEPT", vec![namespace]);
+        let subsystem = Subsystem::new(subsystem).unwrap();
+        let config = ControllerConfig::default();
+        let mut controller = subsystem.controller(Instant::default(), config).unwrap();
+        controller.set_host(HostIdentity::Extended(7));
+        let (ring, mail) = channel();
+        // The receiver is gone once the test has ended.
+        controller.set_waker(Arc::new(move || {
+            let _ = ring.send(());
+        }));
+        Self { controller, mail }
+    }
+
+    /// Sends a registration with or without persistence.
+    fn ask(&mut self, persists: bool) {
+        let cptpl = if persists { ChangePersistence::Persist } else { ChangePersistence::Clear };
+        let command = ReservationRegister {
+            nsid: 1,
+            rrega: RegisterAction::Register,
+            iekey: false,
+            disnsrs: false,
+            cptpl,
+        };
+        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(5));
+        let (now, from) = (Instant::default(), CommandOrigin { queue: 1, ticket: 1 });
+        let mut data = keys.as_bytes().to_vec();
+        let ended = self.controller.reservation(now, from, &command.to_command(), &mut data);
+        assert_eq!(ended, None, "the disk is not waited for");
+    }
+
+    fn decided(&mut self) -> Option<Status> {
+        self.controller.turn(Instant::default());
+        self.controller.next_decided().map(|decided| decided.end.status)
+    }
+
+    /// Waits for the status of the registration.
+    fn answer(&mut self) -> Status {
+        loop {
+            self.mail.recv_timeout(Duration::from_secs(20)).expect("it ends");
+            if let Some(status) = self.decided() {
+                return status;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_read_by_the_next_process_and_by_one_at_a_time() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("state");
+    let first = StateDirectory::open(&path).unwrap();
+    let keeper = first.keeper("nqn.one", 1, "disk");
+    assert_eq!(keeper.load(), Ok(None));
+    let mut world = World::new(keeper);
+    for _ in 0..2 {
+        world.ask(true);
+        assert_eq!(world.answer(), Status::SUCCESS);
+    }
+    let written = first.keeper("nqn.one", 1, "disk").load();
+    assert!(matches!(written, Ok(Some(_))));
+    let mut other = World::new(first.keeper("nqn.one", 2, "disk"));
+    for persists in [true, false] {
+        other.ask(persists);
+        assert_eq!(other.answer(), Status::SUCCESS);
+    }
+    let refused = StateDirectory::open(&path).unwrap_err();
+    assert!(refused.contains("another process has it"), "{refused}");
+    drop((first, world, other));
+    let again = StateDirectory::open(&path).unwrap();
+    assert_eq!(again.keeper("nqn.one", 1, "disk").load(), written);
+    assert_eq!(again.keeper("nqn.one", 2, "disk").load(), Ok(None));
+    // A file copied from another namespace is rejected.
+    let name = path.join(super::name_of("nqn.two", 1));
+    std::fs::copy(path.join(super::name_of("nqn.one", 1)), name).unwrap();
+    let refused = again.keeper("nqn.two", 1, "disk").load().unwrap_err();
+    assert!(refused.contains("it is of namespace 1 of nqn.one"), "{refused}");
+}
+
+#[test]
+fn whoever_lets_go_of_the_directory_waits_until_all_is_written() {
+    let root = tempfile::tempdir().unwrap();
+    for nsid in 1..40 {
+        let state = StateDirectory::open(root.path()).unwrap();
+        let mut world = World::new(state.keeper("nqn.one", nsid, "disk"));
+        world.ask(true);
+        drop(state);
+        assert!(root.path().join(super::name_of("nqn.one", nsid)).exists());
+    }
+}
+
+/// Disk whose writes wait for the test.
+#[derive(Clone)]
+struct Slow {
+    disk: FlakyStorage,
+    gate: Arc<Mutex<Receiver<()>>>,
+}
+
+impl StateFs for Slow {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        self.disk.read(name)
+    }
+
+    fn write(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        // The other end of the channel may be dropped.
+        let _ = self.gate.lock().unwrap().recv();
+        self.disk.write(name, bytes)
+    }
+
+    fn sync(&mut self, name: &str) -> io::Result<()> {
+        self.disk.sync(name)
+    }
+
+    fn rename(&mut self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
+    fn remove(&mut self, name: &str) -> io::Result<()> {
+        self.disk.remove(name)
+    }
+
+    fn sync_names(&mut self) -> io::Result<()> {
+        self.disk.sync_names()
+    }
+}
+
+#[test]
+fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
+    let (fragile, place) = place();
+    let (open, gate) = channel();
+    let disk = Slow { disk: fragile.clone(), gate: Arc::new(Mutex::new(gate)) };
+    let Place { name, of, shown, .. } = place;
+    let slow = Place { disk, name, of, shown };
+    let pool = ThreadPool::new(1, 8);
+    let mut world = World::new(Box::new(ReservationFile::new(slow.clone(), pool.intake(), false)));
+    world.ask(true);
+    assert_eq!(world.decided(), None);
+    open.send(()).unwrap();
+    assert_eq!(world.answer(), Status::SUCCESS);
+    let first = slow.read().unwrap();
+    assert!(first.is_some());
+    // The disk fails midway: the command fails, and the event names the reason.
+    world.ask(true);
+    fragile.0.lock().unwrap().steps_left = 2;
+    assert_eq!(world.decided(), None);
+    open.send(()).unwrap();
+    assert_eq!(world.answer(), Status::INTERNAL_ERROR);
+    let why = ControllerSignal::PersistFailed { why: "write r: no power".to_owned() };
+    assert_eq!(world.controller.next_signal(), Some(why));
+    assert_eq!(slow.read().unwrap(), first);
+    // A load completes after all writes that were queued before it.
+    fragile.0.lock().unwrap().steps_left = usize::MAX;
+    world.ask(true);
+    drop(world);
+    drop(open);
+    let next = ReservationFile::new(slow.clone(), pool.intake(), false).load().unwrap();
+    assert_ne!(next, first);
+    assert_eq!(next, slow.read().unwrap());
+    // Without a thread of the pool, the load fails.
+    let refused = ReservationFile::new(slow.clone(), ThreadPool::new(0, 0).intake(), false)
+        .load()
+        .unwrap_err();
+    assert!(refused.contains("no thread to read it"), "{refused}");
+}
+
+#[test]
+fn a_place_that_cannot_be_is_refused_with_its_name() {
+    let refused = StateDirectory::open("/proc/nowhere/state".as_ref()).unwrap_err();
+    assert!(refused.contains("/proc/nowhere/state"), "{refused}");
+}
+
+/// File of the previous format for namespace 1 of `nqn.2026-01.org.tenmil:disk`: host identifier
+/// 01…01 is registered and holds Write Exclusive.
+const FORMAT_1: &[u8] = include_bytes!("../../../tests/data/reservations-format-1");
+const OLD_NQN: &str = "nqn.2026-01.org.tenmil:disk";
+
+#[test]
+fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
+    let root = tempfile::tempdir().unwrap();
+    let state = StateDirectory::open(root.path()).unwrap();
+    let mut world = World::new(state.keeper("nqn.one", 1, "inode 5 made at 9"));
+    world.ask(true);
+    assert_eq!(world.answer(), Status::SUCCESS);
+    drop(world);
+    let refused = state.keeper("nqn.one", 1, "inode 6 made at 9").load().unwrap_err();
+    let name = super::name_of("nqn.one", 1);
+    for part in [
+        "inode 5 made at 9",
+        "inode 6 made at 9",
+        "namespace 1 of nqn.one",
+        &format!("--adopt-reservations {name}"),
+        &format!("rm {}", root.path().join(&name).display()),
+    ] {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let written = state.keeper("nqn.one", 1, "inode 5 made at 9").load();
+    assert!(matches!(written, Ok(Some(_))), "what is refused is not changed");
+    drop(state);
+    let state = StateDirectory::open(root.path()).unwrap().adopting(&[name]).unwrap();
+    assert_eq!(state.keeper("nqn.one", 1, "inode 6 made at 9").load(), written);
+    drop(state);
+    let state = StateDirectory::open(root.path()).unwrap();
+    assert_eq!(state.keeper("nqn.one", 1, "inode 6 made at 9").load(), written);
+    assert!(state.keeper("nqn.one", 1, "inode 5 made at 9").load().is_err());
+    for name in ["reservations-0-1", "lock", "../lock", "reservations-../lock"] {
+        let state = StateDirectory::open(&root.path().join("other")).unwrap();
+        let refused = state.adopting(&[name.to_owned()]).unwrap_err();
+        assert!(refused.contains("it is no record in"), "{refused}");
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "it lays a file of an old version")]
+fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() {
+    let root = tempfile::tempdir().unwrap();
+    let name = super::name_of(OLD_NQN, 1);
+    std::fs::write(root.path().join(&name), FORMAT_1).unwrap();
+    let state = StateDirectory::open(root.path()).unwrap();
+    let refused = state.keeper(OLD_NQN, 1, "inode 5").load().unwrap_err();
+    assert!(refused.contains(&format!("--adopt-reservations {name}")), "{refused}");
+    assert_eq!(std::fs::read(root.path().join(&name)).unwrap(), FORMAT_1);
+    drop(state);
+    let state = StateDirectory::open(root.path()).unwrap().adopting(&[name]).unwrap();
+    let keeper = state.keeper(OLD_NQN, 1, "inode 5");
+    assert!(matches!(keeper.load(), Ok(Some(_))));
+    let world = World::new(keeper);
+    let reservation = world.controller.namespaces().reader().get().get(1).unwrap().reservation;
+    assert!(reservation.is_some_and(|it| !it.is_holder && it.refuses_writes()), "{reservation:?}");
+    assert!(state.keeper(OLD_NQN, 1, "inode 6").load().is_err(), "it is of that disk from now on");
+}
+
+/// A power loss at any step of an adoption leaves the old or the new file.
+#[test]
+fn whenever_the_power_goes_an_adoption_has_happened_or_not() {
+    for steps in 0..=4 {
+        for names_survive in [false, true] {
+            let (disk, mut place) = place();
+            place.write(Some(b"a record")).unwrap();
+            let other = Of { disk: "another".to_owned(), ..place.of.clone() };
+            let mut adopted = Place { of: other, ..place.clone() };
+            disk.0.lock().unwrap().steps_left = steps;
+            let ended = adopted.adopt();
+            disk.cut(names_survive, |bytes| bytes[..bytes.len() / 2].to_vec());
+            disk.0.lock().unwrap().steps_left = usize::MAX;
+            let [old, new] = [place.read(), adopted.read()];
+            assert!(old.is_ok() != new.is_ok(), "{steps}: {old:?} {new:?}");
+            assert!(ended.is_err() || new.is_ok(), "{steps}: it was said to be done");
+            assert_eq!(old.or(new), Ok(Some(b"a record".to_vec())));
+            adopted.adopt().unwrap();
+            assert_eq!(adopted.read(), Ok(Some(b"a record".to_vec())));
+        }
+    }
+}
+
+#[test]
+fn a_file_whose_first_lines_were_changed_is_refused() {
+    let (disk, mut place) = place();
+    place.write(Some(b"a record")).unwrap();
+    let whole = disk.read("r").unwrap().unwrap();
+    let lines_end = whole.len() - b"a record".len();
+    for at in 0..lines_end {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x10;
+        disk.clone().write("r", &changed).unwrap();
+        assert!(place.read().is_err(), "byte {at}");
+        disk.clone().write("r", &whole[..at]).unwrap();
+        assert!(place.read().is_err(), "{at} bytes");
+    }
+}

@@ -1,0 +1,204 @@
+//! NVMe/TCP server: accepts connections and assigns them to reactors.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::socket::{self, Address, SocketFactory, SocketOptions, StreamListener};
+use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
+
+use super::event::TargetEvent;
+use super::service::Service;
+use crate::acceptor::{AcceptHandler, Acceptor};
+
+/// Configuration of a server.
+pub struct ServerConfig {
+    /// Listeners, each with its port number of the service.
+    pub doors: Vec<(StreamListener, u16)>,
+    /// Service to run.
+    pub service: Service,
+    /// Region table for the memory of the service.
+    pub regions: RegionTable,
+    /// Socket options.
+    pub sockets: SocketOptions,
+    /// Placement of connections on reactors.
+    pub placement: PlacementPolicy,
+    /// Reactors that run the connections.
+    pub reactors: Arc<Registry>,
+    /// Clock of the reactors, for deadlines.
+    pub clock: Clock,
+}
+
+/// Placement of a connection on a reactor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlacementPolicy {
+    /// The reactor on the processor that receives the socket's packets; round-robin if there is
+    /// none.
+    #[default]
+    Near,
+    /// One reactor for all connections of a receive queue (NAPI id), assigned round-robin; without
+    /// a receive queue, as on loopback, like [`Near`](Self::Near).
+    Queue,
+    /// Round-robin.
+    Spread,
+}
+
+/// Running server. Dropping it stops accepting; connections continue until their hosts disconnect
+/// or the reactors stop.
+#[derive(Debug)]
+pub struct Server {
+    pub(super) ushers: Arc<Dispatcher>,
+    /// Accept threads by port number.
+    halls: BTreeMap<u16, Acceptor>,
+}
+
+/// State shared by the accept threads.
+pub(super) struct Dispatcher {
+    plan: ServerConfig,
+    /// Socket factory of each reactor.
+    sockets: Vec<(ReactorId, SocketFactory)>,
+    next: AtomicUsize,
+    /// Reactor by receive queue.
+    queues: Mutex<BTreeMap<u32, usize>>,
+    /// Whether connections without a receive queue were reported.
+    is_told_without: AtomicBool,
+}
+
+/// State of an accept thread.
+struct PortAcceptor {
+    ushers: Arc<Dispatcher>,
+    /// Port number of its listener.
+    port: u16,
+}
+
+/// Mailbox capacity of a connection's light thread; it receives hardly any messages.
+const MAILBOX: usize = 16;
+
+impl Server {
+    /// Starts the server.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel.
+    pub fn start(mut plan: ServerConfig) -> io::Result<Self> {
+        let sockets =
+            |reactor| (reactor, SocketFactory::new(plan.regions.clone(), plan.sockets.clone()));
+        let sockets = plan.reactors.reactors().map(sockets).collect();
+        let doors = std::mem::take(&mut plan.doors);
+        let ushers = Arc::new(Dispatcher {
+            plan,
+            sockets,
+            next: AtomicUsize::new(0),
+            queues: Mutex::default(),
+            is_told_without: AtomicBool::new(false),
+        });
+        let mut server = Self { ushers, halls: BTreeMap::new() };
+        for (door, port) in doors {
+            server.open(door, port)?;
+        }
+        Ok(server)
+    }
+
+    /// Starts accepting on another listener as this port, replacing its previous listener.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel.
+    pub fn open(&mut self, door: StreamListener, port: u16) -> io::Result<()> {
+        let usher = PortAcceptor { ushers: Arc::clone(&self.ushers), port };
+        self.halls.insert(port, Acceptor::open("nvme-tcp", vec![door], None, usher)?);
+        Ok(())
+    }
+
+    /// Stops accepting on a port. Its connections stay.
+    pub fn close(&mut self, port: u16) {
+        self.halls.remove(&port);
+    }
+
+    /// Listen addresses in the order of port numbers, with ports chosen by the kernel filled in.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<Address> {
+        self.halls.values().flat_map(|hall| hall.addresses().iter().cloned()).collect()
+    }
+}
+
+impl AcceptHandler for PortAcceptor {
+    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), String> {
+        let (reactor, sockets) = self.ushers.place(&socket);
+        let stream = sockets.stream(socket).map_err(|why| why.to_string())?;
+        let is_tied = stream.is_thread_bound();
+        let ServerConfig { service, reactors, clock, .. } = &self.ushers.plan;
+        let mut guest = service.accept(stream, self.port, clock.now())?;
+        let woken_by = guest.create_wake_set().map_err(|error| error.to_string())?;
+        let seat = Arc::clone(guest.seat());
+        let name = format!("tcp-{}", guest.id());
+        let registration = PollerBuilder::active("connection", woken_by, guest);
+        let registration = match is_tied {
+            true => registration.pinned("its socket belongs to the io_uring of that reactor"),
+            false => registration,
+        };
+        let plan = ThreadBuilder::new(&name).on(reactor).mailbox(MAILBOX).poller(registration);
+        let home = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        seat.set_reactor(home);
+        Ok(())
+    }
+
+    fn report_error(&self, text: String) {
+        self.ushers.plan.service.tell(TargetEvent::Notice(text));
+    }
+}
+
+impl Dispatcher {
+    /// Selects the reactor of a connection.
+    fn place(&self, socket: &OwnedFd) -> (ReactorId, SocketFactory) {
+        let place = match self.plan.placement {
+            PlacementPolicy::Spread => None,
+            PlacementPolicy::Near => self.near(socket::RxPlacement::of(socket).cpu),
+            PlacementPolicy::Queue => self.reactor_of_queue(socket::RxPlacement::of(socket)),
+        };
+        self.sockets[place.unwrap_or_else(|| self.next())].clone()
+    }
+
+    fn next(&self) -> usize {
+        self.next.fetch_add(1, Ordering::Relaxed) % self.sockets.len()
+    }
+
+    fn near(&self, cpu: Option<u32>) -> Option<usize> {
+        let near = self.plan.reactors.reactor_on(cpu?)?;
+        self.sockets.iter().position(|(id, _)| *id == near)
+    }
+
+    /// Reactor that runs the connections of the same receive queue.
+    pub(super) fn reactor_of_queue(&self, placement: socket::RxPlacement) -> Option<usize> {
+        let Some(queue) = placement.napi_id else {
+            if !self.is_told_without.swap(true, Ordering::Relaxed) {
+                self.plan.service.tell(TargetEvent::Trouble(WITHOUT_QUEUE.to_owned()));
+            }
+            return self.near(placement.cpu);
+        };
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(*queues.entry(queue).or_insert_with(|| self.next()))
+    }
+}
+
+/// Report about connections without the property that placement relies on.
+const WITHOUT_QUEUE: &str = "a connection has no receive queue (SO_INCOMING_NAPI_ID is 0, as on \
+     loopback), expected one for placement=queue: such connections go to the reactor on the processor \
+     that handles their packets";
+
+impl fmt::Debug for Dispatcher {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Ushers").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("ServerPlan").field("doors", &self.doors).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,354 @@
+//! Exported subsystem: its allowed hosts, ports and controllers.
+
+mod update;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tenmil_base::{Instant, Random};
+use tenmil_nvme_controller::controller::{
+    AnaState, Controller, ControllerConfig, ControllerInstance, HostInUse, Subsystem,
+    TransportModel,
+};
+use tenmil_nvme_controller::transport::fabrics::EndReason;
+use tenmil_wire::admin::CrossControllerReset;
+use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
+
+use super::association::{Association, HostIds};
+use super::service::Limits;
+use crate::address::network_of_peer;
+
+pub use self::update::SubsystemExportUpdate;
+
+/// Hosts that may use a subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// Any host.
+    Any,
+    /// Hosts with these NQNs.
+    Listed(BTreeSet<String>),
+}
+
+/// Controller model of a subsystem (Base 2.1 §3.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControllerModel {
+    /// Dynamic: a controller is created for every association.
+    Dynamic,
+    /// Static: this many controllers, numbered from 1. A host requests a specific one or any.
+    Static(u16),
+}
+
+/// Configuration of an exported subsystem.
+pub struct SubsystemExportConfig {
+    /// The subsystem.
+    pub subsystem: Subsystem,
+    /// NQN that the subsystem was created with.
+    pub nqn: String,
+    /// Hosts that may use it.
+    pub hosts: Hosts,
+    /// Ports at which it is visible, and the ANA state of each group there. It is invisible at
+    /// other ports.
+    pub ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
+    /// Controller model.
+    pub model: ControllerModel,
+    /// Namespaces that are visible to the listed hosts only.
+    pub masks: BTreeMap<u32, BTreeSet<String>>,
+}
+
+/// Exported subsystem.
+pub(super) struct SubsystemExport {
+    nqn: String,
+    subsystem: Subsystem,
+    model: ControllerModel,
+    state: Mutex<ExportState>,
+}
+
+struct ExportState {
+    hosts: Hosts,
+    ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
+    masks: BTreeMap<u32, BTreeSet<String>>,
+    associations: BTreeMap<u16, Weak<Association>>,
+    /// Next controller identifier to try, so that an identifier is not reused at once.
+    next: u16,
+    /// Random source for controller instances.
+    lives: Random,
+    life: u8,
+    /// Ended controllers, oldest first, which a Cross-Controller Reset may name.
+    ended: VecDeque<(u16, ControllerInstance)>,
+    /// Whether the subsystem is no longer exported.
+    is_withdrawn: bool,
+}
+
+/// Why no controller was created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ControllerError {
+    /// The host is not allowed.
+    Host,
+    /// There is no such controller, or it must not be requested.
+    Identifier(u16),
+    /// All controllers are in use.
+    Busy,
+    /// The host identifier is in use by another NQN.
+    HostInUse(HostInUse),
+    /// This controller has ended and its queues have not stopped.
+    Unstopped(u16),
+    /// The controller could not be created.
+    Trouble(String),
+}
+
+impl SubsystemExport {
+    pub(super) fn new(plan: SubsystemExportConfig) -> Arc<Self> {
+        let SubsystemExportConfig { subsystem, nqn, hosts, ports, model, masks } = plan;
+        let (associations, next, is_withdrawn) = (BTreeMap::new(), 1, false);
+        let state = ExportState {
+            hosts,
+            ports,
+            masks,
+            associations,
+            next,
+            lives: Random::new(tenmil_linux::random_seed()),
+            life: 0,
+            ended: VecDeque::new(),
+            is_withdrawn,
+        };
+        Arc::new(Self { nqn, subsystem, model, state: Mutex::new(state) })
+    }
+
+    pub(super) fn nqn(&self) -> &str {
+        &self.nqn
+    }
+
+    /// Whether the subsystem is visible at a port.
+    pub(super) fn is_at(&self, port: u16) -> bool {
+        self.state().ports.contains_key(&port)
+    }
+
+    /// Whether a host may use the subsystem.
+    pub(super) fn allows_host(&self, host: &str) -> bool {
+        match &self.state().hosts {
+            Hosts::Any => true,
+            Hosts::Listed(names) => names.contains(host),
+        }
+    }
+
+    /// Whether the subsystem lists its hosts.
+    pub(super) fn names_hosts(&self) -> bool {
+        matches!(self.state().hosts, Hosts::Listed(_))
+    }
+
+    /// CNTLID value for the discovery log page.
+    pub(super) fn cntlid_told(&self) -> u16 {
+        match self.model {
+            ControllerModel::Dynamic => CNTLID_DYNAMIC,
+            ControllerModel::Static(_) => CNTLID_STATIC,
+        }
+    }
+
+    /// Creates a controller for a host that connected to `port`.
+    pub(super) fn open(
+        &self,
+        now: Instant,
+        asked: u16,
+        (port, host, peer): (u16, &HostIds, &str),
+        limits: &Limits,
+    ) -> Result<Controller, ControllerError> {
+        if !self.allows_host(&host.nqn) {
+            return Err(ControllerError::Host);
+        }
+        if !limits.injected_bugs.unfenced_writes
+            && let Some(cntlid) = self.unstopped()
+        {
+            return Err(ControllerError::Unstopped(cntlid));
+        }
+        let cntlid = self.number(asked)?;
+        let keep_alive_max = limits.admission().keep_alive_max;
+        let config = ControllerConfig {
+            cntlid,
+            queue_entries_max: limits.queue_entries.into(),
+            transfer_bytes_max: limits.transfer_bytes_max,
+            io_queues_max: limits.io_queues_max,
+            vectors: 0,
+            sgls: SGLS,
+            fused_compare_and_write: true,
+            keep_alive_max,
+            // A host that may connect under any NQN must not stay silent forever.
+            silence_max: (!self.names_hosts()).then_some(keep_alive_max),
+            instance: Some(self.instance()),
+            transport: TransportModel::Fabrics {
+                command_capsule_bytes: 64 + limits.in_capsule_bytes,
+                descriptors_max: 1,
+                quiesce: limits.quiesce,
+            },
+            ..ControllerConfig::default()
+        };
+        let opened = self.subsystem.controller(now, config);
+        let mut controller = opened.map_err(|text| {
+            self.remove_controller(cntlid, None);
+            ControllerError::Trouble(text)
+        })?;
+        if let Err(why) = controller.connect_host(&host.nqn, host.identifier) {
+            // The controller identifier may be reused only after the controller is gone.
+            drop(controller);
+            self.remove_controller(cntlid, None);
+            return Err(ControllerError::HostInUse(why));
+        }
+        if let Some(address) = network_of_peer(peer).filter(|_| !self.names_hosts()) {
+            let most = limits.admission().registrants_per_address_max;
+            controller.limit_registrants(&address.to_string(), most);
+        }
+        let state = self.state();
+        for (nsid, hosts) in &state.masks {
+            if hosts.contains(&host.nqn) {
+                // The namespace may have been added before this controller was known to belong to
+                // the host.
+                self.subsystem.set_visible(cntlid, *nsid, true);
+            } else {
+                self.subsystem.mask_namespace(cntlid, *nsid);
+            }
+        }
+        let states = state.ports.get(&port).cloned().unwrap_or_default();
+        drop(state);
+        for (group, state) in states {
+            self.subsystem.set_ana_state(cntlid, group, state);
+        }
+        Ok(controller)
+    }
+
+    /// Creates a value that distinguishes this controller from all earlier ones with its
+    /// identifier.
+    fn instance(&self) -> ControllerInstance {
+        let mut state = self.state();
+        state.life = state.life.checked_add(1).unwrap_or(1);
+        ControllerInstance {
+            uniquifier: state.life,
+            random: state.lives.next_u64(),
+            resets_max: RESETS_MAX,
+        }
+    }
+
+    /// Reserves the requested controller identifier until its association is added, or removed.
+    fn number(&self, asked: u16) -> Result<u16, ControllerError> {
+        let mut state = self.state();
+        let last = match self.model {
+            ControllerModel::Dynamic if asked == CNTLID_DYNAMIC => CNTLID_MAX,
+            ControllerModel::Dynamic => return Err(ControllerError::Identifier(asked)),
+            ControllerModel::Static(count) => match asked {
+                CNTLID_DYNAMIC | CNTLID_STATIC => count,
+                1.. if asked <= count => {
+                    if state.associations.contains_key(&asked) {
+                        return Err(ControllerError::Busy);
+                    }
+                    state.associations.insert(asked, Weak::new());
+                    return Ok(asked);
+                }
+                _ => return Err(ControllerError::Identifier(asked)),
+            },
+        };
+        let first = state.next.min(last);
+        let free = (first..=last)
+            .chain(1..first)
+            .find(|number| !state.associations.contains_key(number))
+            .ok_or(ControllerError::Busy)?;
+        state.next = if free == last { 1 } else { free + 1 };
+        state.associations.insert(free, Weak::new());
+        Ok(free)
+    }
+
+    /// Registers an association. Changes since its Connect apply to it as well: it ends at once if
+    /// the host is no longer allowed.
+    pub(super) fn add_association(&self, association: &Arc<Association>) {
+        let mut state = self.state();
+        state.associations.insert(association.cntlid, Arc::downgrade(association));
+        for nsid in state.masks.keys() {
+            let is_shown = state.sees(&association.host.nqn, *nsid);
+            self.subsystem.set_visible(association.cntlid, *nsid, is_shown);
+        }
+        let is_withdrawn = state.is_withdrawn || !state.ports.contains_key(&association.port);
+        drop(state);
+        if is_withdrawn || !self.allows_host(&association.host.nqn) {
+            association.front().end(EndReason::SubsystemRemoved);
+        }
+    }
+
+    /// Ends all associations, because the subsystem is no longer exported.
+    pub(super) fn remove(&self) {
+        self.state().is_withdrawn = true;
+        for association in self.associations() {
+            association.front().end(EndReason::SubsystemRemoved);
+        }
+    }
+
+    /// Releases a controller identifier. `ended` is the instance, if no command of it is
+    /// outstanding.
+    pub(super) fn remove_controller(&self, cntlid: u16, ended: Option<ControllerInstance>) {
+        let mut state = self.state();
+        state.associations.remove(&cntlid);
+        if let Some(instance) = ended {
+            if state.ended.len() == ENDED_MAX {
+                state.ended.pop_front();
+            }
+            state.ended.push_back((cntlid, instance));
+        }
+    }
+
+    /// Whether exactly this controller instance existed here and is gone with no command
+    /// outstanding.
+    pub(super) fn has_ended(&self, reset: &CrossControllerReset) -> bool {
+        self.state().ended.iter().any(|(cntlid, life)| {
+            (*cntlid, life.uniquifier, life.random) == (reset.icid, reset.ciu, reset.cirn)
+        })
+    }
+
+    /// Controller identifier of an ended association whose queues may still start commands.
+    fn unstopped(&self) -> Option<u16> {
+        let is_unstopped = |association: &Arc<Association>| {
+            let front = association.front();
+            front.end_reason().is_some() && !front.has_stopped()
+        };
+        self.associations().iter().find(|it| is_unstopped(it)).map(|it| it.cntlid)
+    }
+
+    /// Association of a controller.
+    pub(super) fn association(&self, cntlid: u16) -> Option<Arc<Association>> {
+        self.state().associations.get(&cntlid).and_then(Weak::upgrade)
+    }
+
+    /// All associations.
+    pub(super) fn associations(&self) -> Vec<Arc<Association>> {
+        self.state().associations.values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, ExportState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Number of ended controllers that are remembered. A Cross-Controller Reset of an older one is
+/// rejected, and its host waits.
+const ENDED_MAX: usize = 1024;
+
+/// Largest number of concurrent Cross-Controller Resets of a controller: the number of paths of a
+/// host, with some reserve.
+pub(super) const RESETS_MAX: u8 = 16;
+
+/// SGLS: SGLs are supported, with an address or an offset in the capsule, and the transport data
+/// block (Base 2.1 §5.1.13.2.1).
+const SGLS: u32 = 1 | 1 << 20 | 1 << 21;
+
+impl fmt::Debug for SubsystemExport {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Offer").field("nqn", &self.nqn).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SubsystemExportConfig {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("OfferPlan")
+            .field("nqn", &self.nqn)
+            .field("hosts", &self.hosts)
+            .field("ports", &self.ports)
+            .field("model", &self.model)
+            .finish_non_exhaustive()
+    }
+}

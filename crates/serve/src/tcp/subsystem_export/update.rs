@@ -1,0 +1,98 @@
+//! Updates of an exported subsystem at run time, without effect on hosts that they do not concern.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig};
+use tenmil_nvme_controller::transport::fabrics::EndReason;
+
+use super::{ExportState, Hosts, SubsystemExport};
+use crate::tcp::association::Association;
+
+/// New configuration of an exported subsystem.
+#[derive(Clone, Debug)]
+pub struct SubsystemExportUpdate {
+    /// Hosts that may use it.
+    pub hosts: Hosts,
+    /// Ports at which it is visible, and the ANA state of each group there.
+    pub ports: BTreeMap<u16, Vec<(u32, AnaState)>>,
+    /// Namespaces that are visible to the listed hosts only.
+    pub masks: BTreeMap<u32, BTreeSet<String>>,
+}
+
+impl SubsystemExport {
+    /// Applies an update. Associations end whose host is no longer allowed, or whose port no longer
+    /// shows the subsystem; other hosts are notified of what concerns them. Returns whether
+    /// anything changed.
+    pub(in crate::tcp) fn change(&self, change: SubsystemExportUpdate) -> bool {
+        let SubsystemExportUpdate { hosts, ports, masks } = change;
+        let mut state = self.state();
+        if state.hosts == hosts && state.ports == ports && state.masks == masks {
+            return false;
+        }
+        state.hosts = hosts;
+        let masks_before = std::mem::replace(&mut state.masks, masks);
+        let ports_before = std::mem::replace(&mut state.ports, ports);
+        drop(state);
+        for association in self.associations() {
+            let may_stay = self.allows_host(&association.host.nqn) && self.is_at(association.port);
+            if !may_stay {
+                association.front().end(EndReason::SubsystemRemoved);
+                continue;
+            }
+            let state = self.state();
+            self.show(&association, &masks_before, &state);
+            let before = ports_before.get(&association.port).map_or(&[][..], Vec::as_slice);
+            let after = state.ports.get(&association.port).map_or(&[][..], Vec::as_slice);
+            for (group, state) in changed(before, after) {
+                self.subsystem.set_ana_state(association.cntlid, group, state);
+            }
+        }
+        true
+    }
+
+    /// Updates the visibility of masked namespaces for an association.
+    fn show(
+        &self,
+        association: &Arc<Association>,
+        before: &BTreeMap<u32, BTreeSet<String>>,
+        state: &ExportState,
+    ) {
+        for nsid in before.keys().chain(state.masks.keys()) {
+            let is_shown = state.sees(&association.host.nqn, *nsid);
+            self.subsystem.set_visible(association.cntlid, *nsid, is_shown);
+        }
+    }
+
+    /// Adds a namespace and notifies the hosts that can see it.
+    pub(in crate::tcp) fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, String> {
+        let state = self.state();
+        let Some((nsid, _)) = config.nsid.and_then(|nsid| state.masks.get_key_value(&nsid)) else {
+            return self.subsystem.add_namespace(config);
+        };
+        // A controller that is being created evaluates the masks itself.
+        let associations = state.associations.iter();
+        let known = associations.filter_map(|(cntlid, known)| Some((*cntlid, known.upgrade()?)));
+        let gets_it = known.filter(|(_, known)| state.sees(&known.host.nqn, *nsid));
+        let cntlids: BTreeSet<u16> = gets_it.map(|(cntlid, _)| cntlid).collect();
+        self.subsystem.add_namespace_for(config, |cntlid| cntlids.contains(&cntlid))
+    }
+}
+
+impl ExportState {
+    /// Whether a host that may use the subsystem can see a namespace.
+    pub(super) fn sees(&self, host: &str, nsid: u32) -> bool {
+        self.masks.get(&nsid).is_none_or(|hosts| hosts.contains(host))
+    }
+}
+
+/// Groups whose ANA state changes. A group that is not listed is optimized.
+fn changed(before: &[(u32, AnaState)], after: &[(u32, AnaState)]) -> Vec<(u32, AnaState)> {
+    let of = |states: &[(u32, AnaState)], group: u32| {
+        let found = states.iter().rev().find(|(named, _)| *named == group);
+        found.map_or(AnaState::Optimized, |(_, state)| *state)
+    };
+    let groups: BTreeSet<u32> = before.iter().chain(after).map(|(group, _)| *group).collect();
+    let changed = groups.into_iter().filter(|group| of(before, *group) != of(after, *group));
+    changed.map(|group| (group, of(after, group))).collect()
+}

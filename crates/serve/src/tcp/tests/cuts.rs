@@ -1,0 +1,97 @@
+//! A connection cut at any byte releases everything and disturbs no other connection.
+
+use tenmil_nvme_tcp::DataDirection;
+use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
+
+use super::rig::{Rig, pattern, transfer};
+
+/// Writes, reads and an event request on two connections, until one of them is cut.
+fn session(rig: &mut Rig, admin: usize, io: usize) {
+    let event = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+    rig.lines[admin].submit(&event, DataDirection::None, &[]);
+    rig.lines[admin].submit(&identify, DataDirection::ToHost(4096), &[]);
+    for (number, blocks) in [(1_u32, 1_u32), (2, 24), (3, 8)] {
+        let len = blocks * 512;
+        let bytes = pattern(number, len as usize);
+        let write = transfer(IoOpcode::Write.code(), 100, blocks);
+        rig.lines[io].submit(&write, DataDirection::FromHost(len), &bytes);
+        let read = transfer(IoOpcode::Read.code(), 200, blocks);
+        rig.lines[io].submit(&read, DataDirection::ToHost(len), &[]);
+    }
+    rig.run();
+}
+
+/// Cuts the pipe of a connection at every `step`th byte that it sends or receives, with a second
+/// host connected. Returns the number of bytes.
+fn cut(is_admin: bool, is_upwards: bool, step: usize) -> usize {
+    let mut at = 0;
+    loop {
+        let mut rig = Rig::new();
+        let (_, other) = rig.admin();
+        let bystander = rig.io(other, 1);
+        let (admin, cntlid) = rig.admin();
+        let io = rig.io(cntlid, 1);
+        let victim = if is_admin { admin } else { io };
+        let before = rig.lines[victim].passed(is_upwards);
+        rig.lines[victim].allowance = Some((is_upwards, before + at));
+        session(&mut rig, admin, io);
+        let is_whole = rig.lines[victim].pipe.is_some();
+        let read = transfer(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.command(bystander, &read, DataDirection::ToHost(4096), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS, "cut at {at}");
+        if is_admin && !is_whole {
+            assert_eq!(rig.service.associations(), 1, "cut at {at}: its association has ended");
+            assert_eq!(rig.guests.len(), 2, "cut at {at}");
+        }
+        rig.lines.clear();
+        rig.assert_empty();
+        if is_whole {
+            return at;
+        }
+        at += step;
+    }
+}
+
+#[test]
+fn a_cut_at_any_byte_that_a_host_sends_leaves_nothing_behind() {
+    // Three writes with in-capsule data, and their capsules.
+    assert!(cut(false, true, 37) > 16 << 10);
+    assert!(cut(true, true, 1) >= 144);
+}
+
+#[test]
+fn a_cut_at_any_byte_that_a_host_gets_leaves_nothing_behind() {
+    assert!(cut(false, false, 37) > 16 << 10);
+    assert!(cut(true, false, 13) >= 4096);
+}
+
+#[test]
+#[ignore = "takes minutes: .ci/nightly runs it"]
+fn a_cut_at_every_single_byte_leaves_nothing_behind() {
+    let all = [(false, true), (false, false), (true, false)];
+    let cuts = all.map(|(is_admin, is_upwards)| cut(is_admin, is_upwards, 1));
+    assert!(cuts.iter().all(|count| *count >= 4096), "{cuts:?}");
+}
+
+/// Cuts ICReq and Connect at every byte.
+#[test]
+fn a_cut_before_a_connection_is_anything_leaves_nothing_behind() {
+    use super::rig::{admin_config, admin_connect, connect_data};
+    use tenmil_wire::TypedCommand;
+    use tenmil_wire::fabrics::CNTLID_DYNAMIC;
+    for at in 0..128 + 72 + 1024 {
+        let mut rig = Rig::new();
+        rig.allowance = Some((true, at));
+        let line = rig.dial(admin_config());
+        let bytes = connect_data(CNTLID_DYNAMIC);
+        if rig.lines[line].terms.is_some() {
+            let connect = admin_connect().to_command();
+            rig.lines[line].submit(&connect, DataDirection::FromHost(1024), bytes.as_bytes());
+        }
+        rig.run();
+        assert_eq!(rig.guests.len(), 0, "cut at {at}");
+        rig.lines.clear();
+        rig.assert_empty();
+    }
+}

@@ -1,0 +1,192 @@
+//! When a connection counts as idle, and that an idle connection is not polled.
+
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Span};
+use tenmil_block::RamDevice;
+use tenmil_linux::{Clock, CpuList};
+use tenmil_nvme_controller::controller::NamespaceConfig;
+use tenmil_nvme_tcp::DataDirection;
+use tenmil_reactor::{ReactorOptions, Reactors};
+use tenmil_wire::fabrics::{CNTLID_DYNAMIC, Connect};
+use tenmil_wire::log::health::HealthInformation;
+use tenmil_wire::register::offset;
+use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
+
+use super::rig::{
+    ENABLED, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+};
+use super::server::{associate, exchange, serve};
+use crate::tcp::{Limits, PlacementPolicy};
+
+/// Whether each connection has no work and waits for no other connection.
+fn quiet(rig: &Rig) -> Vec<bool> {
+    rig.guests.iter().map(|guest| guest.waits_for_nobody()).collect()
+}
+
+#[test]
+fn who_waits_for_memory_or_for_room_to_send_is_not_left_alone() {
+    let limits = Limits { memory_bytes: 296 << 10, connections_max: 3, ..limits() };
+    let mut rig = Rig::with(limits, |plan| plan);
+    let (_, cntlid) = rig.admin();
+    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
+    assert_eq!(quiet(&rig), [true; 3], "nothing is asked of any");
+
+    // The first connection has allocated all memory, and its host does not send the data.
+    let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[lines[0]].submit(&write, DataDirection::FromHost(len), &bytes);
+    rig.lines[lines[0]].mute_after = Some(rig.lines[lines[0]].sent.len() + 72);
+    let other = rig.lines[lines[1]].submit(&write, DataDirection::FromHost(len), &bytes);
+    rig.run();
+    assert!(!rig.lines[lines[1]].done.contains_key(&other));
+    assert!(!quiet(&rig)[2], "its memory may come back from a neighbour");
+    assert!(quiet(&rig)[0]);
+    rig.pass(Span::from_secs(31));
+    assert!(rig.lines[lines[1]].done.contains_key(&other));
+    assert!(quiet(&rig).iter().all(|is_quiet| *is_quiet), "{:?}", rig.guests);
+
+    // A host that receives nothing.
+    rig.lines[lines[1]].is_deaf = true;
+    for _ in 0..20 {
+        let read = transfer(IoOpcode::Read.code(), 0, 256);
+        rig.lines[lines[1]].submit(&read, DataDirection::ToHost(len), &[]);
+    }
+    rig.run();
+    assert!(quiet(&rig).iter().any(|is_quiet| !is_quiet));
+}
+
+#[test]
+fn nobody_hurries_for_a_host_that_only_says_that_it_is_there_and_may_be_silent_for_long() {
+    let keep_alive = Command::new(AdminOpcode::KeepAlive.code());
+    for (kato, lingers) in [(10_000, true), (2_500, true), (2_400, false), (0, false)] {
+        let mut rig = Rig::new();
+        let line = rig.dial(admin_config());
+        let connect = Connect { kato, ..admin_connect() };
+        rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+        rig.set_property(line, offset::CC, ENABLED);
+        let is_patient = |rig: &Rig| rig.guests[0].may_coalesce_wakeups();
+        assert!(!is_patient(&rig), "it is at work");
+        let (completion, _) = rig.command(line, &keep_alive, DataDirection::None, &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        assert_eq!(is_patient(&rig), lingers, "{kato} ms");
+        let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(127 << 16 | 2);
+        rig.command(line, &get.with_nsid(u32::MAX), DataDirection::ToHost(512), &[]);
+        assert!(!is_patient(&rig), "it has asked for something");
+        rig.command(line, &keep_alive, DataDirection::None, &[]);
+        assert_eq!(is_patient(&rig), lingers);
+        rig.set_property(line, offset::CC, ENABLED);
+        assert!(!is_patient(&rig), "a property too");
+    }
+}
+
+#[test]
+fn a_host_that_is_told_of_an_event_is_hurried_for_because_it_will_ask() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let connect = Connect { kato: 10_000, ..admin_connect() };
+    rig.connect(line, &connect, &connect_data(CNTLID_DYNAMIC));
+    rig.set_property(line, offset::CC, ENABLED);
+    let events = Command::new(AdminOpcode::SetFeatures.code()).with_cdw10(0x0b);
+    rig.command(line, &events.with_cdw11(1 << 8), DataDirection::None, &[]);
+    let request = Command::new(AdminOpcode::AsynchronousEventRequest.code());
+    let told = rig.lines[line].submit(&request, DataDirection::None, &[]);
+    rig.run();
+    rig.command(line, &Command::new(AdminOpcode::KeepAlive.code()), DataDirection::None, &[]);
+    assert!(rig.guests[0].may_coalesce_wakeups());
+
+    let medium = Arc::new(RamDevice::new(&rig.regions, 512, 64).unwrap());
+    let namespace = NamespaceConfig { nsid: Some(9), ..NamespaceConfig::new(medium) };
+    rig.service.add_namespace(NQN, namespace).unwrap();
+    rig.run();
+    assert!(rig.lines[line].done.contains_key(&told));
+    assert!(!rig.guests[0].may_coalesce_wakeups());
+}
+
+#[test]
+fn what_a_queue_has_done_is_told_within_a_second_though_nothing_more_comes() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let wakes_at = |rig: &Rig| rig.guests.last().unwrap().next_deadline();
+    assert_eq!(wakes_at(&rig), Instant::NEVER);
+    for _ in 0..3 {
+        let read = transfer(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.command(io, &read, DataDirection::ToHost(8 * 512), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+    let at = wakes_at(&rig);
+    assert!(at > rig.now && at <= rig.now.after(Span::from_secs(1)), "{at:?} at {:?}", rig.now);
+    rig.now = at;
+    rig.run();
+    assert_eq!(wakes_at(&rig), Instant::NEVER, "and then it is left alone");
+}
+
+#[test]
+fn a_controller_is_busy_only_while_it_has_commands() {
+    let mut rig = Rig::new();
+    let (admin, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    for _ in 0..3 {
+        let read = transfer(IoOpcode::Read.code(), 0, 8);
+        let (completion, _) = rig.command(io, &read, DataDirection::ToHost(8 * 512), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        rig.pass(Span::from_secs(100));
+    }
+    let get = Command::new(AdminOpcode::GetLogPage.code()).with_cdw10(127 << 16 | 2);
+    let (completion, bytes) =
+        rig.command(admin, &get.with_nsid(u32::MAX), DataDirection::ToHost(512), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let health = HealthInformation::from_bytes(bytes.as_slice().try_into().unwrap());
+    assert_eq!((health.host_read_commands(), health.controller_busy_minutes()), (3, 0));
+}
+
+/// Number of polls of each connection, in the order of their creation.
+fn polls(reactors: &Reactors) -> Vec<u64> {
+    let sample = reactors.sample();
+    let connections = sample.threads.iter().filter(|thread| thread.name.starts_with("tcp-"));
+    connections.map(|thread| thread.pollers[0].polls).collect()
+}
+
+/// Waits until the reactor sleeps. Its published counters are up to date then.
+fn fall_asleep(reactors: &Reactors) {
+    let until = reactors.clock().now().after(Span::from_secs(20));
+    while !reactors.sample().reactors[0].asleep {
+        assert!(reactors.clock().now() < until, "it never sleeps");
+        tenmil_linux::thread::yield_now();
+    }
+}
+
+#[test]
+fn idle_connections_are_left_alone_while_another_works_and_served_when_they_are_not() {
+    let (rig, clock) = (Rig::new(), Clock::start());
+    let cores = CpuList::allowed().iter().take(1).collect();
+    let reactors = Reactors::start(&cores, &ReactorOptions::default(), &clock).unwrap();
+    let (server, client) = serve(&rig, &reactors, PlacementPolicy::default(), clock);
+    let mut hosts: Vec<_> = (0..3).map(|_| associate(&client)).collect();
+    let (_admin, mut busy) = associate(&client);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let until = clock.now().after(Span::from_secs(20));
+    // Connections are armed at one sleep and considered idle from the next one on.
+    for round in 0.. {
+        fall_asleep(&reactors);
+        let before = polls(&reactors);
+        for _ in 0..20 {
+            let (completion, _) =
+                client.command(&mut busy, &read, DataDirection::ToHost(4096), &[]);
+            assert_eq!(completion.status(), Status::SUCCESS);
+            fall_asleep(&reactors);
+        }
+        let after = polls(&reactors);
+        assert!(after[7] >= before[7] + 20, "the busy one is looked at");
+        if after[..7] == before[..7] {
+            break;
+        }
+        assert!(clock.now() < until, "round {round}: {before:?}, then {after:?}");
+    }
+    hosts.iter_mut().for_each(|(_, io)| exchange(&client, io));
+    drop((hosts, busy));
+    drop(server);
+    reactors.stop();
+    assert_eq!(rig.service.connected(), 0);
+}

@@ -1,0 +1,224 @@
+//! Reservations that must be durable before their commands complete.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use tenmil_block::RamDevice;
+use tenmil_nvme_controller::controller::{
+    NamespaceConfig, PersistRequest, Persistence, ReservationStore,
+};
+use tenmil_nvme_tcp::DataDirection;
+use tenmil_wire::io::reservation::{
+    AcquireAction, AcquireKeys, ChangePersistence, RegisterAction, RegisterKeys,
+    ReservationAcquire, ReservationRegister, ReservationType,
+};
+use tenmil_wire::register::offset;
+use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
+
+use super::rig::{BLOCKS, Rig, connect_data, io_config, io_connect, limits, pattern, transfer};
+use crate::tcp::TargetEvent;
+
+/// Store that completes a write only when the test does.
+#[derive(Clone, Default)]
+struct Drawer(Arc<Mutex<VecDeque<PersistRequest>>>);
+
+impl ReservationStore for Drawer {
+    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+        Ok(None)
+    }
+
+    fn store(&mut self, _: Option<Vec<u8>>, stored: PersistRequest) -> Result<(), PersistRequest> {
+        self.0.lock().unwrap().push_back(stored);
+        Ok(())
+    }
+}
+
+/// Two hosts with an I/O queue each, over a store that the test controls.
+struct Race {
+    rig: Rig,
+    drawer: Drawer,
+    /// Admin and I/O connection of each host.
+    admin: [usize; 2],
+    io: [usize; 2],
+}
+
+impl Race {
+    fn new() -> Self {
+        let mut subsystem = None;
+        let mut rig = Rig::with(limits(), |plan| {
+            subsystem = Some(plan.subsystem.clone());
+            plan
+        });
+        let (subsystem, drawer) = (subsystem.unwrap(), Drawer::default());
+        assert!(subsystem.remove_namespace(1));
+        let medium = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
+        let persistence = Persistence::Durable(Box::new(drawer.clone()));
+        let namespace =
+            NamespaceConfig { nsid: Some(1), persistence, ..NamespaceConfig::new(medium) };
+        subsystem.add_namespace(namespace).unwrap();
+        let [one, two] = [1, 2].map(|host| rig.host(host));
+        let mut race = Self { rig, drawer, admin: [one.0, two.0], io: [one.1, two.1] };
+        for host in [0, 1] {
+            let tag = race.register(host);
+            race.write(Ok(()));
+            assert_eq!(race.ended(host, tag), Some(Status::SUCCESS));
+        }
+        race
+    }
+
+    fn submit(&mut self, host: usize, command: &Command, keys: &[u8]) -> u16 {
+        let tag = self.rig.lines[self.io[host]].submit(command, DataDirection::FromHost(16), keys);
+        self.rig.run();
+        tag
+    }
+
+    fn register(&mut self, host: usize) -> u16 {
+        let command = ReservationRegister {
+            nsid: 1,
+            rrega: RegisterAction::Register,
+            iekey: false,
+            disnsrs: false,
+            cptpl: ChangePersistence::Persist,
+        };
+        let keys = RegisterKeys::zeroed().with(|keys| keys.nrkey(host as u64 + 1));
+        self.submit(host, &command.to_command(), keys.as_bytes())
+    }
+
+    fn acquire(&mut self, host: usize) -> u16 {
+        let command = ReservationAcquire {
+            nsid: 1,
+            racqa: AcquireAction::Acquire,
+            iekey: false,
+            disnsrs: false,
+            rtype: ReservationType::WriteExclusive,
+        };
+        let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(host as u64 + 1));
+        self.submit(host, &command.to_command(), keys.as_bytes())
+    }
+
+    /// Completes the oldest write of the store.
+    fn write(&mut self, written: Result<(), &str>) {
+        let stored = self.drawer.0.lock().unwrap().pop_front().expect("one is to be written");
+        stored.ended(written.map_err(str::to_owned));
+        self.rig.run();
+    }
+
+    fn ended(&mut self, host: usize, tag: u16) -> Option<Status> {
+        let ended = self.rig.lines[self.io[host]].done.remove(&tag);
+        ended.map(|(completion, _)| completion.status())
+    }
+
+    /// Whether a write of the host succeeds.
+    fn may_write(&mut self, host: usize) -> bool {
+        let (bytes, write) = (pattern(1, 512), transfer(IoOpcode::Write.code(), 0, 1));
+        let io = self.io[host];
+        let (completion, _) = self.rig.command(io, &write, DataDirection::FromHost(512), &bytes);
+        match completion.status().code() {
+            Status::SUCCESS => true,
+            Status::RESERVATION_CONFLICT => false,
+            other => panic!("a write ended with {other:?}"),
+        }
+    }
+
+    /// Disconnects all hosts and checks that everything is released.
+    fn leave(mut self) {
+        self.rig.lines.clear();
+        self.rig.assert_empty();
+    }
+}
+
+#[test]
+fn a_slow_keeper_holds_up_one_answer_and_no_io() {
+    let mut race = Race::new();
+    let tag = race.acquire(0);
+    assert_eq!(race.ended(0, tag), None);
+    for _ in 0..20 {
+        assert!(race.may_write(0) && race.may_write(1), "it is not in effect");
+    }
+    race.write(Ok(()));
+    assert_eq!(race.ended(0, tag), Some(Status::SUCCESS));
+    assert!(race.may_write(0) && !race.may_write(1));
+    race.leave();
+}
+
+#[test]
+fn a_keeper_that_fails_fails_the_command_and_nothing_has_changed() {
+    let mut race = Race::new();
+    let tag = race.acquire(0);
+    race.write(Err("write r: no room"));
+    assert_eq!(race.ended(0, tag), Some(Status::INTERNAL_ERROR));
+    assert!(race.may_write(0) && race.may_write(1));
+    let is_it =
+        |news: &TargetEvent| matches!(news, TargetEvent::Trouble(why) if why.contains("no room"));
+    assert!(race.rig.news.iter().any(is_it), "{:?}", race.rig.news);
+    race.leave();
+}
+
+#[test]
+fn of_two_hosts_that_race_the_first_gets_it() {
+    let mut race = Race::new();
+    let (second, first) = (race.acquire(1), race.acquire(0));
+    race.write(Ok(()));
+    assert_eq!(race.ended(1, second), Some(Status::SUCCESS));
+    assert_eq!(race.ended(0, first), Some(Status::RESERVATION_CONFLICT));
+    assert!(!race.may_write(0) && race.may_write(1));
+    race.leave();
+}
+
+#[test]
+fn a_command_that_is_being_written_down_is_not_aborted() {
+    let mut race = Race::new();
+    let tag = race.acquire(0);
+    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(tag) << 16 | 1);
+    let (completion, _) = race.rig.command(race.admin[0], &abort, DataDirection::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1));
+    race.write(Ok(()));
+    assert_eq!(race.ended(0, tag), Some(Status::SUCCESS));
+    race.leave();
+}
+
+#[test]
+fn a_host_that_goes_while_it_waits_leaves_nothing_behind_and_its_reservation_stands() {
+    // The host loses its I/O connection or its admin connection, or resets its controller.
+    for way in 0..3 {
+        let mut race = Race::new();
+        race.acquire(0);
+        let waits = race.acquire(1);
+        match way {
+            0 => race.rig.lines[race.io[0]].pipe = None,
+            1 => race.rig.lines[race.admin[0]].pipe = None,
+            _ => drop(race.rig.set_property(race.admin[0], offset::CC, 0)),
+        }
+        race.rig.run();
+        let left = race.rig.guests.len();
+        assert_eq!(left, [3, 2, 3][way], "nobody waits for the keeper to go");
+        race.write(Ok(()));
+        assert_eq!(race.ended(1, waits), Some(Status::RESERVATION_CONFLICT));
+        assert!(!race.may_write(1), "it was written down");
+        // After it has reconnected, the reservation it requested is in effect.
+        let (_, io) = race.rig.host(1);
+        race.io[0] = io;
+        assert!(race.may_write(0));
+        race.leave();
+    }
+}
+
+#[test]
+fn a_queue_that_comes_again_is_not_told_of_the_command_of_another() {
+    let mut race = Race::new();
+    race.acquire(0);
+    race.rig.lines[race.io[0]].pipe = None;
+    race.rig.run();
+    let cntlid = 1;
+    let io = race.rig.dial(io_config());
+    let data = connect_data(cntlid).with(|data| data.hostid([1; 16]));
+    assert_eq!(race.rig.connect(io, &io_connect(1), &data).status(), Status::SUCCESS);
+    race.io[0] = io;
+    // A new command with the slot of the abandoned one.
+    let tag = race.register(0);
+    race.write(Ok(()));
+    assert_eq!(race.ended(0, tag), None, "its own record is still to be written");
+    race.write(Ok(()));
+    assert_eq!(race.ended(0, tag), Some(Status::SUCCESS));
+    race.leave();
+}

@@ -1,0 +1,438 @@
+//! Status of requests that are rejected (Base 2.1 §6.3).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tenmil_base::Span;
+use tenmil_nvme_controller::transport::fabrics::{EndReason, FabricsTransport};
+use tenmil_nvme_tcp::DataDirection;
+use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_STATIC, Connect, ConnectData, PropertySize};
+use tenmil_wire::layout::Ascii;
+use tenmil_wire::register::offset;
+use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status};
+
+use super::rig::{
+    HOST, Rig, admin_config, admin_connect, connect_data, io_config, io_connect, limits, transfer,
+};
+use super::scarcity::stuck;
+use crate::tcp::association::{Association, HostIds};
+use crate::tcp::subsystem_export::ControllerError;
+use crate::tcp::{ControllerModel, DisconnectReason, Hosts, SubsystemExportConfig, TargetEvent};
+
+/// Completion of a Connect on a new connection: its status without DNR, and dword 0.
+fn asked(rig: &mut Rig, connect: &Connect, data: &ConnectData) -> (Status, u32) {
+    let line = rig.dial(admin_config());
+    let completion = rig.connect(line, connect, data);
+    let status = completion.status();
+    (Status(status.0 & 0x7ff), completion.dw0())
+}
+
+fn named(subsystem: &str, host: &str) -> ConnectData {
+    ConnectData::zeroed().with(|data| {
+        data.hostid([7; 16])
+            .cntlid(CNTLID_DYNAMIC)
+            .subnqn(Ascii::nul_padded(subsystem))
+            .hostnqn(Ascii::nul_padded(host))
+    })
+}
+
+#[test]
+fn every_field_of_connect_that_cannot_be_is_named() {
+    let mut rig = Rig::new();
+    let good = || connect_data(CNTLID_DYNAMIC);
+    let in_data = |offset: u32| (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset);
+    let in_command = |offset: u32| (Status::CONNECT_INVALID_PARAMETERS, offset);
+    let it = admin_connect;
+    let cases = [
+        (Connect { recfmt: 1, ..it() }, good(), (Status::CONNECT_INCOMPATIBLE_FORMAT, 40)),
+        (Connect { sqsize: 0, ..it() }, good(), in_command(44)),
+        (Connect { sqsize: 129, ..it() }, good(), in_command(44)),
+        (Connect { sqsize: u16::MAX, ..it() }, good(), in_command(44)),
+        (Connect { kato: u32::MAX, ..it() }, good(), in_command(48)),
+        (it(), connect_data(0), in_data(16)),
+        (it(), connect_data(CNTLID_STATIC), in_data(16)),
+        (it(), named("nqn.2026-01.org.tenmil:other", HOST), in_data(256)),
+        (it(), named("nonsense", HOST), in_data(256)),
+        (it(), named(super::rig::NQN, " "), in_data(512)),
+        (io_connect(1), connect_data(1), in_data(16)),
+    ];
+    let count = cases.len();
+    for (connect, data, expected) in cases {
+        assert_eq!(asked(&mut rig, &connect, &data), expected, "{connect:?} {:?}", data.subnqn());
+    }
+    let refused =
+        rig.news.iter().filter(|news| matches!(news, TargetEvent::Refused { .. })).count();
+    assert_eq!(refused, count, "one event for each");
+    assert_eq!(rig.service.associations(), 0);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_host_that_is_not_listed_is_told_so_and_one_that_is_comes_in() {
+    let hosts = Hosts::Listed(BTreeSet::from([HOST.to_owned()]));
+    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { hosts, ..plan });
+    let stranger = named(super::rig::NQN, "nqn.2026-01.org.tenmil:stranger");
+    let told = asked(&mut rig, &admin_connect(), &stranger);
+    assert_eq!(told, (Status::CONNECT_INVALID_HOST, 1 << 16 | 512));
+    assert!(
+        rig.news.iter().any(|news| news.to_string().contains("stranger is not among the hosts")),
+        "{:?}",
+        rig.news
+    );
+    rig.admin();
+}
+
+/// Hosts are identified by name, and access lists decide: a name of any form is accepted.
+#[test]
+fn a_host_may_call_itself_as_it_likes() {
+    let mut rig = Rig::new();
+    for name in ["hostnqn", "nqn.2014-08.org.nvmexpress:uuid:me"] {
+        let mut field: Ascii<256> = Ascii::nul_padded(name);
+        field.0[255] = b'?';
+        // Each host has its own identifier.
+        let id = [name.as_bytes()[0] ^ name.as_bytes()[3]; 16];
+        let unzeroed = named(super::rig::NQN, name).with(|data| data.hostnqn(field).hostid(id));
+        assert_eq!(asked(&mut rig, &admin_connect(), &unzeroed).0, Status::SUCCESS, "{name}");
+        let told = rig
+            .news
+            .iter()
+            .any(|news| matches!(news, TargetEvent::Associated { host, .. } if host == name));
+        assert!(told, "{:?}", rig.news);
+    }
+    let noise = named(super::rig::NQN, "a host");
+    assert_eq!(
+        asked(&mut rig, &admin_connect(), &noise),
+        (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 512)
+    );
+}
+
+#[test]
+fn static_controllers_are_asked_for_by_number_and_are_as_many_as_there_are() {
+    let model = ControllerModel::Static(2);
+    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { model, ..plan });
+    let ask = |rig: &mut Rig, cntlid| asked(rig, &admin_connect(), &connect_data(cntlid));
+    assert_eq!(ask(&mut rig, 2), (Status::SUCCESS, 2));
+    assert_eq!(ask(&mut rig, 2).0, Status::CONNECT_CONTROLLER_BUSY);
+    assert_eq!(ask(&mut rig, 3), (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | 16));
+    assert_eq!(ask(&mut rig, CNTLID_STATIC), (Status::SUCCESS, 1));
+    assert_eq!(ask(&mut rig, CNTLID_DYNAMIC).0, Status::CONNECT_CONTROLLER_BUSY);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn io_queues_are_for_the_host_of_an_enabled_controller_and_once_each() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let completion = rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    let cntlid = u16::try_from(completion.dw0()).unwrap();
+    let ask = |rig: &mut Rig, qid| asked(rig, &io_connect(qid), &connect_data(cntlid)).0;
+    let disabled = asked(&mut rig, &io_connect(1), &connect_data(cntlid));
+    assert_eq!(disabled, (Status::CONNECT_INVALID_PARAMETERS, 42), "it is disabled");
+    rig.set_property(line, offset::CC, 1);
+    assert_eq!(ask(&mut rig, 1), Status::CONNECT_INVALID_PARAMETERS, "entries of no size");
+    rig.set_property(line, offset::CC, 0);
+    rig.set_property(line, offset::CC, super::rig::ENABLED);
+    assert_eq!(ask(&mut rig, 1), Status::SUCCESS);
+    let again = rig.dial(io_config());
+    let tag = rig.submit_connect(again, &io_connect(1), &connect_data(cntlid));
+    rig.pass(Span::from_ms(999));
+    assert!(!rig.lines[again].done.contains_key(&tag), "the other may be about to go");
+    rig.pass(Span::from_ms(1));
+    let (completion, _) = rig.lines[again].done.remove(&tag).unwrap();
+    let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+    assert_eq!(completion.status(), sequence, "there is one");
+    assert_eq!(ask(&mut rig, 4), Status::SUCCESS);
+    assert_eq!(ask(&mut rig, 5), Status::CONNECT_INVALID_PARAMETERS, "four were granted");
+    let stranger = "nqn.2026-01.org.tenmil:stranger";
+    let other_name = connect_data(cntlid).with(|data| data.hostnqn(Ascii::nul_padded(stranger)));
+    for (data, offset) in [
+        (connect_data(cntlid).with(|data| data.hostid([8; 16])), 0),
+        (other_name, 512),
+        (connect_data(cntlid + 1), 16),
+    ] {
+        assert_eq!(
+            asked(&mut rig, &io_connect(2), &data),
+            (Status::CONNECT_INVALID_PARAMETERS, 1 << 16 | offset)
+        );
+    }
+    let told = |text: &str| rig.news.iter().any(|news| news.to_string().contains(text));
+    assert!(told(&format!("belongs to {HOST}, not to {stranger}")), "{:?}", rig.news);
+    assert!(told("expected 07070707-0707-0707-0707-070707070707 or 0"), "{:?}", rig.news);
+    let unidentified = connect_data(cntlid).with(|data| data.hostid([0; 16]));
+    assert_eq!(asked(&mut rig, &io_connect(2), &unidentified).0, Status::SUCCESS);
+}
+
+/// Base 2.1 §5.1.25.1.28: two controllers whose hosts gave host identifier 0 belong to different
+/// hosts.
+#[test]
+fn a_host_identifier_of_zero_is_accepted_and_identifies_no_host() {
+    let mut rig = Rig::new();
+    let data = |cntlid| -> ConnectData { connect_data(cntlid).with(|data| data.hostid([0; 16])) };
+    let mut connected = Vec::new();
+    for _ in 0..2 {
+        let admin = rig.dial(admin_config());
+        let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let cntlid = u16::try_from(completion.dw0()).unwrap();
+        rig.set_property(admin, offset::CC, super::rig::ENABLED);
+        let io = rig.dial(io_config());
+        assert_eq!(rig.connect(io, &io_connect(1), &data(cntlid)).status(), Status::SUCCESS);
+        let identified = connect_data(cntlid);
+        let refused = (Status::CONNECT_INVALID_PARAMETERS, 1 << 16);
+        assert_eq!(asked(&mut rig, &io_connect(2), &identified), refused, "another identifier");
+        connected.push((admin, io, cntlid));
+    }
+    let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+    let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
+    for &(_, io, _) in &connected {
+        let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &keys);
+        assert_eq!(completion.status().code(), Status::HOST_IDENTIFIER_NOT_INITIALIZED);
+        let (completion, _) = rig.command(
+            io,
+            &transfer(IoOpcode::Read.code(), 0, 1),
+            DataDirection::ToHost(512),
+            &[],
+        );
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+}
+
+/// Reservations identify a host by its host identifier, and each registrant can read those of the
+/// others.
+#[test]
+fn a_host_that_gives_the_identifier_of_another_is_refused_by_the_names_of_both() {
+    const THIEF: &str = "nqn.2026-01.org.tenmil:thief";
+    let mut rig = Rig::new();
+    let (_, io) = rig.host(7);
+    let thief = || named(super::rig::NQN, THIEF);
+    let dial = |rig: &mut Rig| {
+        let line = rig.dial(admin_config());
+        rig.connect(line, &admin_connect(), &thief())
+    };
+    let refused = dial(&mut rig);
+    // Without Do Not Retry: the other host may disconnect.
+    assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS);
+    assert_eq!(refused.dw0(), 1 << 16, "HOSTID of the data");
+    let told = rig.news.iter().map(ToString::to_string).find(|news| news.contains(THIEF)).unwrap();
+    for part in [HOST, "07070707-0707-0707-0707-070707070707", "an identifier of its own"] {
+        assert!(told.contains(part), "{told}");
+    }
+    let register = Command::new(IoOpcode::ReservationRegister.code()).with_nsid(1);
+    let keys = [0_u64.to_le_bytes(), 5_u64.to_le_bytes()].concat();
+    let (completion, _) = rig.command(io, &register, DataDirection::FromHost(16), &keys);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+    let refused = dial(&mut rig);
+    assert_eq!(refused.status(), Status::CONNECT_INVALID_PARAMETERS.with_dnr(), "it is registered");
+    assert_eq!(rig.service.associations(), 0, "the number is free again");
+    rig.host(7);
+    let own = thief().with(|data| data.hostid([8; 16]));
+    assert_eq!(asked(&mut rig, &admin_connect(), &own).0, Status::SUCCESS);
+}
+
+/// A common benchmark leaves HOSTNQN empty.
+#[test]
+fn a_host_without_a_name_is_accepted_only_where_any_host_may_connect_and_is_reported() {
+    let mut rig = Rig::new();
+    let unnamed = || named(super::rig::NQN, "");
+    let (status, cntlid) = asked(&mut rig, &admin_connect(), &unnamed());
+    assert_eq!(status, Status::SUCCESS);
+    let admin = rig.lines.len() - 1;
+    rig.set_property(admin, offset::CC, super::rig::ENABLED);
+    let data = unnamed().with(|data| data.cntlid(u16::try_from(cntlid).unwrap()));
+    assert_eq!(asked(&mut rig, &io_connect(1), &data).0, Status::SUCCESS);
+    let told = rig.news.iter().filter(
+        |news| matches!(news, TargetEvent::Notice(text) if text.contains("connected without a host NQN")),
+    );
+    assert_eq!(told.count(), 1, "{:?}", rig.news);
+    let discovery = named(tenmil_wire::nqn::DISCOVERY, "");
+    assert_eq!(asked(&mut rig, &admin_connect(), &discovery).0, Status::SUCCESS);
+
+    let hosts = Hosts::Listed(BTreeSet::from([HOST.to_owned()]));
+    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { hosts, ..plan });
+    let refused = (Status::CONNECT_INVALID_HOST, 1 << 16 | 512);
+    assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()), refused);
+    assert!(
+        rig.news.iter().any(|news| news.to_string().contains("a host without an NQN")),
+        "{:?}",
+        rig.news
+    );
+    let masked = BTreeMap::from([(1, BTreeSet::from([HOST.to_owned()]))]);
+    let mut rig = Rig::with(limits(), |plan| SubsystemExportConfig { masks: masked, ..plan });
+    assert_eq!(asked(&mut rig, &admin_connect(), &unnamed()).0, Status::SUCCESS);
+    let admin = rig.lines.len() - 1;
+    rig.set_property(admin, offset::CC, super::rig::ENABLED);
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(2);
+    let (completion, bytes) = rig.command(admin, &identify, DataDirection::ToHost(4096), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    assert!(bytes.iter().all(|byte| *byte == 0), "a masked namespace is for hosts with names");
+}
+
+/// TCP does not acknowledge a close: the next Connect of a host may be processed before the end of
+/// the connection that had the queue, or while that connection waits for the device.
+#[test]
+fn a_queue_that_is_being_closed_is_waited_for() {
+    let (mut rig, is_stuck) = stuck();
+    let (_, cntlid) = rig.admin();
+    let first = rig.io(cntlid, 1);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let reconnect = |rig: &mut Rig| {
+        let line = rig.dial(io_config());
+        (line, rig.submit_connect(line, &io_connect(1), &connect_data(cntlid)))
+    };
+    rig.lines[first].submit(&read, DataDirection::ToHost(4096), &[]);
+    rig.run();
+    let (second, tag) = reconnect(&mut rig);
+    rig.pass(Span::from_ms(5));
+    rig.lines[first].pipe = None;
+    rig.pass(Span::from_ms(500));
+    assert!(!rig.lines[second].done.contains_key(&tag), "the medium has not answered");
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    rig.pass(Span::from_ms(2));
+    let (completion, _) = rig.lines[second].done.remove(&tag).unwrap();
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, cntlid.into()));
+    let (completion, _) = rig.command(second, &read, DataDirection::ToHost(4096), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+
+    // The wait is limited, but the host may retry.
+    is_stuck.store(true, Ordering::Relaxed);
+    rig.lines[second].submit(&read, DataDirection::ToHost(4096), &[]);
+    rig.run();
+    rig.lines[second].pipe = None;
+    let (third, tag) = reconnect(&mut rig);
+    let flush = Command::new(IoOpcode::Flush.code()).with_nsid(1);
+    let too_soon = rig.lines[third].submit(&flush, DataDirection::None, &[]);
+    rig.run();
+    let (completion, _) = rig.lines[third].done.remove(&too_soon).unwrap();
+    assert_eq!(completion.status(), Status::COMMAND_SEQUENCE_ERROR.with_dnr());
+    rig.pass(Span::from_ms(1001));
+    let (completion, _) = rig.lines[third].done.remove(&tag).unwrap();
+    assert_eq!(completion.status(), Status::COMMAND_SEQUENCE_ERROR, "without Do Not Retry");
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    let completion = rig.connect(third, &io_connect(1), &connect_data(cntlid));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// A waiting Connect is canceled with its connection, and its connection is subject to the time
+/// limit of unconnected hosts.
+#[test]
+fn a_host_that_waits_for_a_queue_may_go_and_may_be_sent_away() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    let before = rig.guests.len();
+    let line = rig.dial(io_config());
+    rig.submit_connect(line, &io_connect(1), &connect_data(cntlid));
+    rig.run();
+    rig.lines[line].pipe = None;
+    rig.run();
+    assert_eq!(rig.guests.len(), before);
+    let line = rig.dial(io_config());
+    rig.submit_connect(line, &io_connect(1), &connect_data(cntlid));
+    rig.run();
+    rig.pass(Span::from_secs(2));
+    rig.pass(Span::from_secs(9));
+    assert!(rig.news.iter().any(|news| matches!(
+        news,
+        TargetEvent::Disconnected { reason: DisconnectReason::Timeout("connect"), .. }
+    )));
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn commands_out_of_turn_are_sequence_errors() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let identify = Command::new(AdminOpcode::Identify.code()).with_cdw10(1);
+    let status = |rig: &mut Rig, line| {
+        rig.command(line, &identify, DataDirection::ToHost(4096), &[]).0.status()
+    };
+    let sequence = Status::COMMAND_SEQUENCE_ERROR.with_dnr();
+    assert_eq!(status(&mut rig, line), sequence, "before Connect");
+    rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    assert_eq!(status(&mut rig, line), sequence, "before it is enabled");
+    let again = rig.connect(line, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    assert_eq!(again.status(), sequence, "a second Connect");
+}
+
+#[test]
+fn properties_that_there_are_not_and_lengths_that_are_wrong_are_invalid_fields() {
+    let mut rig = Rig::new();
+    let (line, _) = rig.admin();
+    let invalid = Status::INVALID_FIELD.with_dnr();
+    for (at, size) in [
+        (offset::CAP, PropertySize::Four),
+        (offset::VS, PropertySize::Eight),
+        (offset::CC, PropertySize::Eight),
+        (offset::AQA, PropertySize::Four),
+        (0x4, PropertySize::Four),
+        (0x1000, PropertySize::Four),
+    ] {
+        assert_eq!(rig.property(line, at, size).status(), invalid, "{at:#x}");
+    }
+    for at in [offset::CAP, offset::VS, offset::CSTS, offset::NSSR, 0x1300] {
+        assert_eq!(rig.set_property(line, at, 0).status(), invalid, "{at:#x}");
+    }
+    assert_eq!(rig.property(line, offset::VS, PropertySize::Four).result(), 0x0002_0100);
+}
+
+#[test]
+fn a_length_that_is_not_that_of_the_blocks_is_refused_and_brings_nobody_elses_bytes() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+    for (opcode, blocks, len) in [
+        (IoOpcode::Read, 8, 512),
+        (IoOpcode::Read, 1, 4096),
+        (IoOpcode::Read, 256, 4096),
+        (IoOpcode::Write, 8, 512),
+        (IoOpcode::Write, 1, 4096),
+        (IoOpcode::Write, 8, 16384),
+        (IoOpcode::Compare, 8, 512),
+        (IoOpcode::Compare, 1, 4096),
+    ] {
+        let command = transfer(opcode.code(), 0, blocks);
+        let (data, bytes) = match opcode {
+            IoOpcode::Read => (DataDirection::ToHost(len), Vec::new()),
+            _ => (DataDirection::FromHost(len), vec![1; len as usize]),
+        };
+        let (completion, back) = rig.command(io, &command, data, &bytes);
+        assert_eq!(completion.status(), wrong, "{opcode:?} of {blocks} blocks, {len} bytes");
+        assert!(opcode != IoOpcode::Read || back.iter().all(|byte| *byte == 0xa5));
+    }
+    let (completion, _) = rig.command(io, &transfer(2, 0, 1), DataDirection::None, &[]);
+    assert_eq!(completion.status(), wrong, "no data at all");
+    let beyond = transfer(IoOpcode::Read.code(), super::rig::BLOCKS, 1);
+    let (completion, _) = rig.command(io, &beyond, DataDirection::ToHost(512), &[]);
+    assert_eq!(completion.status(), Status::LBA_OUT_OF_RANGE.with_dnr());
+    let _ = io_config();
+}
+
+/// The state that results if two threads process Connect commands at the same time.
+#[test]
+fn a_controller_that_is_being_opened_is_taken_and_one_of_a_withdrawn_subsystem_ends() {
+    let model = ControllerModel::Static(2);
+    let rig = Rig::with(limits(), |plan| SubsystemExportConfig { model, ..plan });
+    let offer = rig.service.find(super::rig::NQN, 1).unwrap();
+    let host = HostIds { nqn: HOST.to_owned(), identifier: 7 };
+    let open = |asked| offer.open(rig.now, asked, (1, &host, "pipe"), rig.service.limits());
+    let controller = open(2).unwrap();
+    assert!(matches!(open(2), Err(ControllerError::Busy)));
+    assert!(rig.service.remove_subsystem(super::rig::NQN));
+    let front = FabricsTransport::new(controller, rig.now);
+    let association = Association::new(Arc::clone(&offer), 2, (host.clone(), 1), front);
+    offer.add_association(&association);
+    assert_eq!(association.front().end_reason(), Some(EndReason::SubsystemRemoved));
+    drop(association);
+    assert!(open(2).is_ok(), "its number is free again");
+}

@@ -1,0 +1,638 @@
+//! Memory shortage: the limit holds, and all hosts make progress.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tenmil_base::{BlockDevice, CompletionBatch, Instant, IoChannel, Random, Request, Segment};
+use tenmil_block::RamDevice;
+use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
+use tenmil_nvme_tcp::DataDirection;
+use tenmil_reactor::{DetachReason, Poller};
+use tenmil_wire::fabrics::CNTLID_DYNAMIC;
+use tenmil_wire::{AdminOpcode, Command, IoOpcode, Status, TypedCommand};
+
+use super::rig::{
+    BLOCKS, NQN, Rig, admin_config, admin_connect, connect_data, limits, pattern, transfer,
+};
+use crate::tcp::{ControllerModel, Hosts, Limits, SubsystemExportConfig};
+
+/// Size of the largest command; the memory suffices for one.
+const LARGEST: u32 = 128 << 10;
+
+/// Memory for the reserved block, the own pages and the rings of three connections, and little
+/// more.
+fn scarce() -> Limits {
+    Limits { memory_bytes: 296 << 10, connections_max: 3, ..limits() }
+}
+
+/// Runs many commands on two connections, in memory that suffices for a few.
+fn crowd(rig: &mut Rig, seed: u64, rounds: usize) {
+    let (_, cntlid) = rig.admin();
+    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
+    let mut random = Random::new(seed);
+    let mut draw = |bound: u64| usize::try_from(random.below(bound)).unwrap();
+    for round in 0..rounds {
+        let mut asked = Vec::new();
+        for number in 0..60_u32 {
+            let line = lines[draw(2)];
+            let blocks = [1, 8, 16, 17, 64, 256][draw(6)];
+            let len = u32::try_from(blocks * 512).unwrap();
+            let lba = u64::try_from(draw(3800)).unwrap();
+            let blocks = u32::try_from(blocks).unwrap();
+            let tag = if draw(2) == 0 {
+                let bytes = pattern(number, len as usize);
+                let write = transfer(IoOpcode::Write.code(), lba, blocks);
+                rig.lines[line].submit(&write, DataDirection::FromHost(len), &bytes)
+            } else {
+                let read = transfer(IoOpcode::Read.code(), lba, blocks);
+                rig.lines[line].submit(&read, DataDirection::ToHost(len), &[])
+            };
+            asked.push((line, tag));
+        }
+        rig.run();
+        for (line, tag) in asked {
+            let ended = rig.lines[line].done.remove(&tag);
+            let (completion, _) = ended.unwrap_or_else(|| panic!("round {round}: {line} {tag}"));
+            assert_eq!(completion.status(), Status::SUCCESS);
+        }
+    }
+}
+
+#[test]
+fn many_commands_end_in_memory_for_one_of_the_largest() {
+    for seed in 0..4 {
+        let limits = scarce();
+        let mut rig = Rig::with(limits, |plan| plan);
+        crowd(&mut rig, seed, 3);
+        rig.lines.clear();
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn streams_that_bring_little_and_take_little_change_nothing() {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    rig.narrow = Some(1500);
+    crowd(&mut rig, 9, 2);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn too_little_memory_is_refused_and_says_how_much_is_needed() {
+    let regions = tenmil_dma::RegionTable::new(8);
+    let limits = Limits { memory_bytes: 128 << 10, ..limits() };
+    let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
+    assert!(refused.contains("131072 bytes, expected 458752"), "{refused}");
+}
+
+#[test]
+fn a_host_that_owes_data_for_too_long_is_sent_away_and_others_get_on() {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    let (_, cntlid) = rig.admin();
+    let lines = [rig.io(cntlid, 1), rig.io(cntlid, 2)];
+    let (bytes, len) = (pattern(1, 128 << 10), 128 << 10);
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[lines[0]].submit(&write, DataDirection::FromHost(len), &bytes);
+    // The host has sent the command, and does not respond to the R2T.
+    let capsule = rig.lines[lines[0]].sent.len() + 72;
+    rig.lines[lines[0]].mute_after = Some(capsule);
+    let other = rig.lines[lines[1]].submit(&write, DataDirection::FromHost(len), &bytes);
+    rig.run();
+    assert!(!rig.lines[lines[1]].done.contains_key(&other), "there is memory for one");
+    rig.pass(tenmil_base::Span::from_secs(31));
+    assert!(rig.lines[lines[1]].done.contains_key(&other), "it comes back");
+    let gone = rig.news.iter().any(|news| news.to_string().contains("send what it was asked for"));
+    assert!(gone, "{:?}", rig.news);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_full_house_is_refused_and_has_room_again_when_somebody_leaves() {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    let (admin, cntlid) = rig.admin();
+    rig.io(cntlid, 1);
+    rig.io(cntlid, 2);
+    let (_, far) = super::rig::Pipe::pair(&rig.regions);
+    let refused = rig.service.accept(Box::new(far), 1, rig.now).unwrap_err();
+    assert!(refused.contains("3 are connected, expected fewer"), "{refused}");
+    rig.lines[admin].pipe = None;
+    rig.run();
+    rig.admin();
+}
+
+#[test]
+fn a_host_that_takes_nothing_is_sent_away_and_its_memory_comes_back() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    rig.lines[io].is_deaf = true;
+    for _ in 0..60 {
+        let read = transfer(IoOpcode::Read.code(), 0, 64);
+        rig.lines[io].submit(&read, DataDirection::ToHost(64 * 512), &[]);
+    }
+    rig.run();
+    assert!(rig.service.budget().free_bytes() < rig.service.budget().bytes() - (512 << 10));
+    rig.pass(tenmil_base::Span::from_secs(31));
+    let gone = rig.news.iter().any(|news| news.to_string().contains("take what it asked for"));
+    assert!(gone, "{:?}", rig.news);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// A host receives a little of its data each second, for a minute. Returns whether it is still
+/// connected, and whether a command of another queue that waits for the same memory (if
+/// `is_wanted`) has completed.
+fn trickle(is_wanted: bool) -> (bool, bool) {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    rig.narrow = Some(1000);
+    let (_, cntlid) = rig.admin();
+    let (one, two) = (rig.io(cntlid, 1), rig.io(cntlid, 2));
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    rig.lines[one].is_deaf = true;
+    rig.lines[one].submit(&read, DataDirection::ToHost(LARGEST), &[]);
+    rig.run();
+    let waiting =
+        is_wanted.then(|| rig.lines[two].submit(&read, DataDirection::ToHost(LARGEST), &[]));
+    for _ in 0..60 {
+        rig.pass(tenmil_base::Span::from_secs(1));
+        let pipe = rig.lines[one].pipe.as_mut().unwrap();
+        pipe.receive();
+        pipe.consume(pipe.buffered().len());
+    }
+    let said = |news: &crate::tcp::TargetEvent| news.to_string().contains("while others waited");
+    let is_gone = rig.news.iter().any(said);
+    assert_eq!(rig.guests.len(), if is_gone { 2 } else { 3 });
+    let has_ended = waiting.is_some_and(|tag| rig.lines[two].done.contains_key(&tag));
+    (!is_gone, has_ended)
+}
+
+#[test]
+fn who_takes_little_by_little_what_others_wait_for_is_sent_away() {
+    assert_eq!(trickle(true), (false, true));
+    assert_eq!(trickle(false), (true, false));
+}
+
+/// An admin connection and two I/O connections: the first holds the memory and its host sends no
+/// data; the second waits for memory with the returned command.
+fn contended() -> (Rig, [usize; 3], u16) {
+    let mut rig = Rig::with(scarce(), |plan| plan);
+    let (admin, cntlid) = rig.admin();
+    let (one, two) = (rig.io(cntlid, 1), rig.io(cntlid, 2));
+    let bytes = pattern(1, LARGEST as usize);
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[one].submit(&write, DataDirection::FromHost(LARGEST), &bytes);
+    let capsule = rig.lines[one].sent.len() + 72;
+    rig.lines[one].mute_after = Some(capsule);
+    rig.run();
+    let waiting = rig.lines[two].submit(&write, DataDirection::FromHost(LARGEST), &bytes);
+    rig.run();
+    assert_eq!(rig.service.budget().waiting(), 1);
+    (rig, [admin, one, two], waiting)
+}
+
+/// Lets the first connection continue, and checks that all memory can be allocated once more.
+fn assert_the_first_gets_on(rig: &mut Rig, one: usize) {
+    rig.lines[one].mute_after = None;
+    rig.run();
+    assert_eq!(rig.service.budget().waiting(), 0);
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    let (completion, _) = rig.command(one, &read, DataDirection::ToHost(LARGEST), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn whose_only_waiting_command_is_aborted_waits_no_more() {
+    let (mut rig, [admin, one, two], waiting) = contended();
+    let cdw10 = u32::from(waiting) << 16 | 2;
+    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(cdw10);
+    let (completion, _) = rig.command(admin, &abort, DataDirection::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
+    let (ended, _) = rig.lines[two].done.remove(&waiting).unwrap();
+    assert_eq!(ended.status(), Status::ABORT_REQUESTED);
+    assert_the_first_gets_on(&mut rig, one);
+}
+
+#[test]
+fn who_is_told_why_it_ends_waits_for_memory_no_more() {
+    let (mut rig, [_, one, two], _) = contended();
+    // Not a valid PDU; the host still receives the termination request.
+    let line = &mut rig.lines[two];
+    let whole = tenmil_base::SendSlice::Headers { at: 0, len_bytes: 24 };
+    line.pipe.as_mut().unwrap().send(&[0xff; 24], &[whole], false).unwrap();
+    line.is_deaf = true;
+    rig.run();
+    assert_eq!(rig.guests.len(), 3, "it is still being told");
+    assert_the_first_gets_on(&mut rig, one);
+}
+
+/// RAM device that completes nothing while `is_stuck` is set.
+struct Stuck {
+    ram: RamDevice,
+    is_stuck: Arc<AtomicBool>,
+}
+
+struct StuckChannel {
+    channel: Box<dyn IoChannel>,
+    is_stuck: Arc<AtomicBool>,
+}
+
+impl BlockDevice for Stuck {
+    fn limits(&self) -> tenmil_base::Limits {
+        self.ram.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let (channel, is_stuck) = (self.ram.channel()?, Arc::clone(&self.is_stuck));
+        Ok(Box::new(StuckChannel { channel, is_stuck }))
+    }
+}
+
+impl IoChannel for StuckChannel {
+    fn limits(&self) -> &tenmil_base::Limits {
+        self.channel.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.channel.submit(now, requests, segments)
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        if self.is_stuck.load(Ordering::Relaxed) { 0 } else { self.channel.poll(now, answers) }
+    }
+}
+
+/// Service whose device completes nothing while the flag is set.
+pub(super) fn stuck() -> (Rig, Arc<AtomicBool>) {
+    let is_stuck = Arc::new(AtomicBool::new(true));
+    let stuck = Arc::clone(&is_stuck);
+    let rig = Rig::with(limits(), |plan| plan);
+    let medium = Stuck { ram: RamDevice::new(&rig.regions, 512, BLOCKS).unwrap(), is_stuck: stuck };
+    let namespaces = vec![NamespaceConfig::new(Arc::new(medium))];
+    let config = SubsystemConfig { nqn: NQN.to_owned(), ..SubsystemConfig::new("S", namespaces) };
+    rig.service.remove_subsystem(NQN);
+    rig.service
+        .add_subsystem(SubsystemExportConfig {
+            subsystem: Subsystem::new(config).unwrap(),
+            nqn: NQN.to_owned(),
+            hosts: Hosts::Any,
+            ports: BTreeMap::from([(1, Vec::new())]),
+            model: ControllerModel::Dynamic,
+            masks: BTreeMap::new(),
+        })
+        .unwrap();
+    (rig, is_stuck)
+}
+
+#[test]
+fn who_ends_keeps_only_the_memory_that_a_medium_works_on() {
+    let (mut rig, is_stuck) = stuck();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
+    rig.run();
+    let before = rig.service.budget().free_bytes();
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
+    rig.lines[io].submit(&write, DataDirection::FromHost(LARGEST), &pattern(1, LARGEST as usize));
+    rig.run();
+    assert_eq!(rig.service.budget().free_bytes(), before - u64::from(LARGEST));
+    rig.lines.clear();
+    rig.run();
+    assert_eq!(rig.guests.len(), 2, "its medium has not answered");
+    assert!(rig.service.budget().free_bytes() >= before);
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.assert_empty();
+}
+
+#[test]
+fn who_has_not_connected_has_no_memory_but_its_own_pages() {
+    let mut rig = Rig::new();
+    let line = rig.dial(admin_config());
+    let before = rig.service.budget().free_bytes();
+    let wrong = Status::DATA_SGL_LENGTH_INVALID.with_dnr();
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    let asked = [0; 8].map(|_| {
+        let bytes = pattern(1, LARGEST as usize);
+        rig.lines[line].submit(&write, DataDirection::FromHost(LARGEST), &bytes)
+    });
+    // A command that fits but whose data never arrive: it holds both pages.
+    rig.lines[line].mute_after = Some(9 * 72 + rig.lines[line].sent.len());
+    let fits = transfer(IoOpcode::Write.code(), 0, 16);
+    rig.lines[line].submit(&fits, DataDirection::FromHost(8192), &[0; 8192]);
+    rig.run();
+    for tag in asked {
+        assert_eq!(rig.lines[line].done.remove(&tag).unwrap().0.status(), wrong);
+    }
+    let budget = rig.service.budget();
+    assert_eq!((budget.free_bytes(), budget.waiting()), (before, 0));
+    // Connect waits behind it for the pages.
+    let (connect, data) = (admin_connect().to_command(), connect_data(CNTLID_DYNAMIC));
+    let connect = rig.lines[line].submit(&connect, DataDirection::FromHost(1024), data.as_bytes());
+    rig.lines[line].mute_after = None;
+    rig.run();
+    assert_eq!(rig.lines[line].done.remove(&connect).unwrap().0.status(), Status::SUCCESS);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_slow_host_that_sends_one_thing_after_the_other_stays() {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let (before, len) = (rig.lines[io].sent.len(), 16 << 10);
+    // R2Ts for all commands were sent at once; the network of the host is slow.
+    rig.lines[io].mute_after = Some(before + 4 * 72);
+    let asked = [0, 100, 200, 300].map(|lba| {
+        let write = transfer(IoOpcode::Write.code(), lba, 32);
+        rig.lines[io].submit(&write, DataDirection::FromHost(len), &pattern(1, len as usize))
+    });
+    rig.run();
+    for count in 1..=4 {
+        rig.pass(tenmil_base::Span::from_secs(20));
+        rig.lines[io].mute_after = Some(before + 4 * 72 + count * (24 + len as usize));
+        rig.run();
+    }
+    for tag in asked {
+        let (completion, _) = rig.lines[io].done.remove(&tag).expect("it was not sent away");
+        assert_eq!(completion.status(), Status::SUCCESS);
+    }
+}
+
+#[test]
+fn a_host_gets_its_queue_however_much_is_wanted_for_data() {
+    let mut rig =
+        Rig::with(Limits { connections_max: 4, memory_bytes: 320 << 10, ..scarce() }, |plan| plan);
+    let (_, cntlid) = rig.admin();
+    let one = rig.io(cntlid, 1);
+    // All memory is allocated to data that never arrive, and other commands wait for more.
+    rig.lines[one].mute_after = Some(rig.lines[one].sent.len() + 4 * 72);
+    for _ in 0..4 {
+        let write = transfer(IoOpcode::Write.code(), 0, 128);
+        rig.lines[one].submit(&write, DataDirection::FromHost(64 << 10), &pattern(1, 64 << 10));
+    }
+    rig.run();
+    assert_eq!(rig.service.budget().waiting(), 1);
+    rig.io(cntlid, 2);
+    rig.io(cntlid, 3);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn a_connection_moves_once_no_medium_works_for_it_and_takes_in_nothing_meanwhile() {
+    let (mut rig, is_stuck) = stuck();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let first = rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
+    rig.run();
+    assert!(!rig.guests[io].detach(DetachReason::Migrating), "its medium works for it");
+    let second = rig.lines[io].submit(&read, DataDirection::ToHost(4096), &[]);
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    let has_ended = |rig: &Rig, tag| rig.lines[io].done.contains_key(&tag);
+    assert!(has_ended(&rig, first) && !has_ended(&rig, second));
+    assert!(rig.guests[io].detach(DetachReason::Migrating));
+    rig.guests[io].attach();
+    rig.run();
+    assert!(has_ended(&rig, second));
+}
+
+#[test]
+fn a_connection_whose_stream_is_its_threads_stays_and_goes_on() {
+    let mut rig = Rig::new();
+    rig.traits.is_tied = true;
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    assert!(!rig.guests[io].detach(DetachReason::Migrating));
+    let read = transfer(IoOpcode::Read.code(), 0, 8);
+    let (completion, _) = rig.command(io, &read, DataDirection::ToHost(4096), &[]);
+    assert_eq!(completion.status(), Status::SUCCESS);
+}
+
+#[test]
+fn a_connection_that_has_ended_stays_until_its_media_and_the_kernel_have_let_go() {
+    let (mut rig, is_stuck) = stuck();
+    let (_, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    rig.lines[io].submit(&transfer(IoOpcode::Read.code(), 0, 8), DataDirection::ToHost(4096), &[]);
+    rig.run();
+    rig.lines[io].pipe = None;
+    rig.run();
+    assert!(!rig.guests[io].detach(DetachReason::Migrating), "its medium works for it");
+    is_stuck.store(false, Ordering::Relaxed);
+    rig.run();
+    assert_eq!(rig.guests.len(), 1, "it is over");
+
+    let (mut rig, _) = gone_while_read();
+    assert!(!rig.guests[1].detach(DetachReason::Migrating), "the kernel reads its memory");
+    rig.traits.reads.store(false, Ordering::Relaxed);
+    rig.pass(tenmil_base::Span::from_ms(1));
+    assert_eq!(rig.guests.len(), 1);
+}
+
+/// A host has received its data and disconnected while the kernel still reads the sent buffers.
+/// Returns the number of bytes that are free otherwise.
+fn gone_while_read() -> (Rig, u64) {
+    let mut rig = Rig::new();
+    let (_, cntlid) = rig.admin();
+    let free = rig.service.budget().free_bytes();
+    let io = rig.io(cntlid, 1);
+    rig.traits.reads.store(true, Ordering::Relaxed);
+    let read = transfer(IoOpcode::Read.code(), 0, 256);
+    rig.lines[io].submit(&read, DataDirection::ToHost(LARGEST), &[]);
+    rig.run();
+    rig.lines[io].pipe = None;
+    rig.run();
+    (rig, free)
+}
+
+#[test]
+fn memory_that_is_still_read_for_a_host_that_has_gone_is_nobody_elses() {
+    let (mut rig, free) = gone_while_read();
+    assert_eq!(rig.guests.len(), 2, "its end waits for the kernel");
+    assert_eq!(rig.service.budget().free_bytes(), free - 8192 - u64::from(LARGEST));
+    rig.pass(tenmil_base::Span::from_secs(10));
+    assert_eq!(rig.service.budget().free_bytes(), free - 8192 - u64::from(LARGEST));
+    rig.traits.reads.store(false, Ordering::Relaxed);
+    rig.pass(tenmil_base::Span::from_ms(1));
+    assert_eq!(rig.guests.len(), 1);
+    assert_eq!(rig.service.budget().free_bytes(), free);
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+#[test]
+fn memory_that_is_read_for_too_long_is_never_used_again_and_that_is_said() {
+    let (mut rig, free) = gone_while_read();
+    rig.pass(tenmil_base::Span::from_secs(31));
+    assert_eq!(rig.guests.len(), 1);
+    assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
+    let said =
+        |news: &crate::tcp::TargetEvent| news.to_string().contains("still reads 131072 bytes");
+    assert!(rig.news.iter().any(said), "{:?}", rig.news);
+    // The same if the connection is dropped without waiting.
+    let (mut rig, free) = gone_while_read();
+    rig.guests.pop();
+    rig.run();
+    assert_eq!(rig.service.budget().free_bytes(), free - u64::from(LARGEST));
+    assert!(rig.news.iter().any(said), "{:?}", rig.news);
+}
+
+/// Connects a host of this name with an admin queue and `queues` I/O queues; returns the I/O
+/// connections.
+fn host_named(rig: &mut Rig, name: &str, queues: u16) -> Vec<usize> {
+    let data = |cntlid| -> tenmil_wire::fabrics::ConnectData {
+        let nqn = tenmil_wire::layout::Ascii::nul_padded(&format!("nqn.2026-01.org.tenmil:{name}"));
+        let mut id = [0; 16];
+        id[..name.len()].copy_from_slice(name.as_bytes());
+        connect_data(cntlid).with(|data| data.hostnqn(nqn).hostid(id))
+    };
+    let admin = rig.dial(admin_config());
+    let completion = rig.connect(admin, &admin_connect(), &data(CNTLID_DYNAMIC));
+    assert_eq!(completion.status(), Status::SUCCESS);
+    let cntlid = u16::try_from(completion.dw0()).unwrap();
+    rig.set_property(admin, tenmil_wire::register::offset::CC, super::rig::ENABLED);
+    let connect = |rig: &mut Rig, qid| {
+        let line = rig.dial(super::rig::io_config());
+        let completion = rig.connect(line, &super::rig::io_connect(qid), &data(cntlid));
+        assert_eq!(completion.status(), Status::SUCCESS);
+        line
+    };
+    (1..=queues).map(|qid| connect(rig, qid)).collect()
+}
+
+/// Sends more commands than can be granted; no data follow, except for a byte now and then.
+fn hog(rig: &mut Rig, lines: &[usize]) {
+    for &line in lines {
+        let sent = rig.lines[line].sent.len();
+        for _ in 0..100 {
+            let write = transfer(IoOpcode::Write.code(), 0, 256);
+            rig.lines[line].submit(
+                &write,
+                DataDirection::FromHost(LARGEST),
+                &pattern(1, LARGEST as usize),
+            );
+        }
+        rig.lines[line].mute_after = Some(sent + 100 * 72);
+    }
+    rig.run();
+}
+
+#[test]
+fn a_host_gets_on_while_others_drip_into_all_that_they_can_have() {
+    let mut rig = Rig::new();
+    let attackers: Vec<usize> =
+        ["one", "two"].iter().flat_map(|name| host_named(&mut rig, name, 2)).collect();
+    let honest = host_named(&mut rig, "honest", 1)[0];
+    hog(&mut rig, &attackers);
+    assert!(rig.service.budget().waiting() > 0);
+    let begin = rig.now;
+    for second in 0..120 {
+        for &line in &attackers {
+            let line = &mut rig.lines[line];
+            if second % 8 == 0 && line.pipe.is_some() {
+                line.mute_after =
+                    line.mute_after.map(|most| most + if second == 0 { 25 } else { 1 });
+            }
+        }
+        rig.pass(tenmil_base::Span::from_secs(1));
+        // This host sends all its data immediately, and completes within the time limit of a
+        // command.
+        let (lba, bytes) = (second % 8 * 256, pattern(7, LARGEST as usize));
+        let write = transfer(IoOpcode::Write.code(), lba, 256);
+        let read = transfer(IoOpcode::Read.code(), lba, 256);
+        let (completion, _) = rig.command(honest, &write, DataDirection::FromHost(LARGEST), &bytes);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        let (completion, found) = rig.command(honest, &read, DataDirection::ToHost(LARGEST), &[]);
+        assert_eq!(completion.status(), Status::SUCCESS);
+        assert!(found == bytes);
+    }
+    let late =
+        |news: &crate::tcp::TargetEvent| news.to_string().contains("send what it was asked for");
+    assert_eq!(rig.news.iter().filter(|news| late(news)).count(), attackers.len());
+    assert!(rig.now.since(begin) < tenmil_base::Span::from_secs(125));
+    rig.lines.clear();
+    rig.assert_empty();
+}
+
+/// Whether a host that owes 128 KiB and sends one byte every second is still connected after
+/// `seconds`.
+fn drips_for(seconds: u64) -> bool {
+    let mut rig = Rig::new();
+    let line = host_named(&mut rig, "one", 1)[0];
+    hog(&mut rig, &[line]);
+    rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 24);
+    for _ in 0..seconds {
+        rig.lines[line].mute_after = rig.lines[line].mute_after.map(|most| most + 1);
+        rig.pass(tenmil_base::Span::from_secs(1));
+    }
+    rig.guests.len() == 2
+}
+
+#[test]
+fn a_byte_gives_a_host_no_more_time() {
+    assert!(drips_for(29));
+    assert!(!drips_for(34), "though it sends a byte every second");
+}
+
+/// Number of connections left after `steps` times 25 seconds. The hosts have sent more commands
+/// than they can be granted, and send the data of one command per step.
+fn slow_for(names: &[&str], steps: usize) -> usize {
+    let mut rig = Rig::new();
+    let lines: Vec<usize> = names.iter().flat_map(|name| host_named(&mut rig, name, 1)).collect();
+    let (len, count) = (64 << 10, 120);
+    for &line in &lines {
+        let sent = rig.lines[line].sent.len();
+        for _ in 0..count {
+            let write = transfer(IoOpcode::Write.code(), 0, 128);
+            rig.lines[line].submit(&write, DataDirection::FromHost(len), &pattern(1, len as usize));
+        }
+        rig.lines[line].mute_after = Some(sent + count * 72);
+    }
+    rig.run();
+    assert!(rig.service.budget().waiting() > 0);
+    for _ in 0..steps {
+        for &line in &lines {
+            let line = &mut rig.lines[line];
+            line.mute_after = line.mute_after.map(|most| most + 24 + len as usize);
+        }
+        rig.run();
+        rig.pass(tenmil_base::Span::from_secs(25));
+    }
+    rig.guests.len()
+}
+
+#[test]
+fn a_slow_host_has_four_times_as_long_while_others_wait_for_its_memory() {
+    assert_eq!(slow_for(&["one", "two"], 4), 4);
+    assert!(slow_for(&["one", "two"], 6) < 4, "one of them at least is gone");
+    assert_eq!(slow_for(&["one"], 8), 2, "nobody waits for it but itself");
+}
+
+#[test]
+fn an_abort_of_what_is_owed_does_not_keep_its_memory_for_ever() {
+    let mut rig = Rig::new();
+    let (admin, cntlid) = rig.admin();
+    let io = rig.io(cntlid, 1);
+    let free = rig.service.budget().free_bytes();
+    let write = transfer(IoOpcode::Write.code(), 0, 256);
+    rig.lines[io].mute_after = Some(rig.lines[io].sent.len() + 72);
+    let bytes = pattern(1, LARGEST as usize);
+    let tag = rig.lines[io].submit(&write, DataDirection::FromHost(LARGEST), &bytes);
+    rig.run();
+    let abort = Command::new(AdminOpcode::Abort.code()).with_cdw10(u32::from(tag) << 16 | 1);
+    let (completion, _) = rig.command(admin, &abort, DataDirection::None, &[]);
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 0));
+    assert!(rig.service.budget().free_bytes() < free, "its data may still come");
+    rig.pass(tenmil_base::Span::from_secs(34));
+    assert_eq!(rig.guests.len(), 1, "its host owes them");
+    assert!(rig.service.budget().free_bytes() >= free);
+}

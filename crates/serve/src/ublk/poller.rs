@@ -1,0 +1,268 @@
+//! ublk queue as a poller on a reactor.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::mpsc::Sender;
+
+use tenmil_base::{CompletionBatch, Instant, IoChannel, Segment, Span, WakeSource};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::poll_set::{Interest, PollSet};
+use tenmil_linux::ublk::FetchedTag;
+use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, PollerWake};
+
+use super::driver::Driver;
+use super::server::UblkEvent;
+use super::tags::{TagAction, Tags};
+
+/// ublk queue with its I/O channel. Its light thread ends when the kernel has aborted all of its tags.
+pub(super) struct QueuePoller<D> {
+    /// First field, so it is dropped first: afterwards the device no longer accesses the memory.
+    backend: Box<dyn IoChannel>,
+    driver: D,
+    tags: Tags,
+    number: u16,
+    ended: Vec<FetchedTag>,
+    answers: CompletionBatch,
+    watch: PollSet,
+    /// Mean latency of the I/O channel.
+    latency: MeanLatency,
+    /// Whether the initial fetch commands were issued, by this thread.
+    has_begun: bool,
+    /// Zero copy state, until the first copied bytes have been reported.
+    uncopied: Option<ZeroCopy>,
+    tell: Sender<UblkEvent>,
+    lending: Option<ZeroCopy>,
+    _memory: Region,
+}
+
+/// Largest number of completions polled at once.
+const BATCH: usize = 256;
+const KERNEL: u64 = 0;
+const BACKEND: u64 = 1;
+const READABLE: Interest = Interest { readable: true, writable: false };
+
+/// Constructor arguments of a queue.
+pub(super) struct QueueParts<D> {
+    pub(super) number: u16,
+    pub(super) driver: D,
+    pub(super) backend: Box<dyn IoChannel>,
+    pub(super) tags: Tags,
+    pub(super) memory: Region,
+    pub(super) lending: Option<ZeroCopy>,
+    pub(super) tell: Sender<UblkEvent>,
+}
+
+/// Buffers of the kernel's requests, and the region table that counts how much was copied
+/// nevertheless.
+#[derive(Clone)]
+pub(super) struct ZeroCopy {
+    pub(super) regions: RegionTable,
+    pub(super) whole: Segment,
+}
+
+impl ZeroCopy {
+    fn copied_bytes(&self) -> u64 {
+        self.regions.copied_bytes(self.whole.region)
+    }
+}
+
+impl<D: Driver> QueuePoller<D> {
+    pub(super) fn new(parts: QueueParts<D>) -> io::Result<Self> {
+        let QueueParts { number, driver, backend, tags, memory, lending, tell } = parts;
+        let tags = tags.with_lent(lending.as_ref().map(|lending| lending.whole));
+        let watch = PollSet::new()?;
+        watch.add(driver.wake_source(), KERNEL, READABLE)?;
+        if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
+            watch.add(descriptor, BACKEND, READABLE)?;
+        }
+        Ok(Self {
+            backend,
+            driver,
+            number,
+            ended: Vec::with_capacity(usize::from(tags.depth())),
+            tags,
+            answers: CompletionBatch::with_capacity(BATCH),
+            watch,
+            latency: MeanLatency::default(),
+            has_begun: false,
+            uncopied: lending.clone(),
+            tell,
+            lending,
+            _memory: memory,
+        })
+    }
+
+    /// Wake sources: the kernel and the I/O channel.
+    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+        PollerWake::of(WakeSource::Descriptor(self.watch.as_fd()))
+    }
+
+    /// Whether polling is useless, because the kernel delivers all completions.
+    pub(super) fn is_done_by_kernel(&self) -> bool {
+        self.backend.is_kernel_io()
+    }
+
+    /// Issues the fetch commands. The kernel binds a queue to the thread that issues them first.
+    #[cold]
+    fn begin(&mut self) {
+        self.has_begun = true;
+        for tag in 0..self.tags.depth() {
+            self.driver.fetch(tag);
+        }
+    }
+
+    /// Receives requests from the kernel.
+    #[inline]
+    fn receive(&mut self) -> usize {
+        self.driver.poll(&mut self.ended);
+        let Self { ended, tags, driver, .. } = self;
+        let count = ended.len();
+        for FetchedTag { tag, result } in ended.drain(..) {
+            let step = tags.ended(tag, result, |tag| driver.descriptor(tag));
+            follow(step, tags, driver);
+        }
+        count
+    }
+
+    #[inline]
+    fn submit(&mut self, now: Instant) -> usize {
+        let (requests, segments) = self.tags.requests();
+        if requests.is_empty() {
+            return 0;
+        }
+        let taken = self.backend.submit(now, requests, segments);
+        self.tags.taken(taken);
+        taken
+    }
+
+    #[inline]
+    fn answer(&mut self, now: Instant) -> usize {
+        if self.tags.in_flight() == 0 {
+            return 0;
+        }
+        let count = self.backend.poll(now, &mut self.answers);
+        self.latency.end(count);
+        let Self { answers, tags, driver, .. } = self;
+        for answer in answers.drain() {
+            let step = tags.answered(answer);
+            follow(step, tags, driver);
+        }
+        if self.uncopied.is_some() && count > 0 {
+            self.look_for_copies();
+        }
+        count
+    }
+
+    /// Reports once that data were copied in spite of zero copy.
+    fn look_for_copies(&mut self) {
+        let Some(lending) = self.uncopied.take_if(|lending| lending.copied_bytes() > 0) else {
+            return;
+        };
+        let copied = lending.copied_bytes();
+        self.tell(UblkEvent::Trouble(format!(
+            "queue {}: the device has had {copied} bytes copied that could go without: what the kernel \
+             refuses so is copied",
+            self.number
+        )));
+    }
+
+    /// Ends the light thread once the kernel has aborted all tags, and reports errors.
+    fn look_after_the_end(&mut self, context: &mut Context<'_>) -> usize {
+        if let Some(text) = self.tags.next_trouble() {
+            self.tell(UblkEvent::Trouble(format!("queue {}: {text}", self.number)));
+        }
+        if self.tags.is_over() && self.tags.in_flight() == 0 {
+            context.end();
+            return 1;
+        }
+        0
+    }
+
+    /// Whether progress requires another iteration without any wake-up. A channel that refuses
+    /// requests with nothing in flight gives no wake-up, unless it names a time to retry.
+    fn is_behind(&self) -> bool {
+        let refuses = self.wants_room()
+            && self.tags.in_flight() == 0
+            && self.backend.wake_at() == Instant::NEVER;
+        refuses || !self.has_begun
+    }
+
+    fn wants_room(&self) -> bool {
+        !self.tags.requests().0.is_empty()
+    }
+
+    fn tell(&self, news: UblkEvent) {
+        // The receiver may be gone; then the event is dropped.
+        let _ = self.tell.send(news);
+    }
+}
+
+/// Executes the actions of a tag until there is none.
+#[inline]
+fn follow(mut step: TagAction, tags: &mut Tags, driver: &mut impl Driver) {
+    loop {
+        step = match step {
+            TagAction::Nothing => return,
+            TagAction::CopyIn { tag, into } => tags.copied(tag, driver.copy_in(tag, into)),
+            TagAction::CopyOut { tag, from } => tags.copied(tag, driver.copy_out(tag, from)),
+            TagAction::Commit { tag, result } => return driver.commit(tag, result),
+        }
+    }
+}
+
+impl<D: Driver> Poller for QueuePoller<D> {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
+        let now = context.now();
+        self.latency.account(now, self.tags.in_flight());
+        let mut count = 0;
+        if !self.has_begun {
+            self.begin();
+            count += 1;
+        }
+        count += self.receive();
+        count += self.submit(now);
+        count += self.answer(now);
+        count += self.look_after_the_end(context);
+        PollResult::from_count(count)
+    }
+
+    fn flush(&mut self) {
+        self.backend.flush();
+        self.driver.flush();
+    }
+
+    fn arm(&mut self) -> PollResult {
+        // Arm both in any case: a stale signal that was not consumed would end every wait at once.
+        let has_answer = self.backend.arm();
+        let has_request = self.driver.arm();
+        let stays_awake =
+            has_request || self.is_behind() || (self.tags.in_flight() > 0 && has_answer);
+        PollResult::from_count(usize::from(stays_awake))
+    }
+
+    fn disarm(&mut self) {
+        self.backend.disarm();
+    }
+
+    fn wake_at(&self) -> Instant {
+        let is_waiting = self.tags.in_flight() > 0 || self.wants_room();
+        if is_waiting { self.backend.wake_at() } else { Instant::NEVER }
+    }
+
+    fn expected_latency(&self) -> Option<Span> {
+        self.latency.mean().filter(|_| self.tags.in_flight() > 0)
+    }
+
+    /// Detaches once everything has completed. The light thread never migrates: it is pinned.
+    fn detach(&mut self, _: DetachReason) -> bool {
+        self.tags.in_flight() == 0
+    }
+}
+
+impl<D> Drop for QueuePoller<D> {
+    fn drop(&mut self) {
+        let copied = self.lending.as_ref().map_or(0, ZeroCopy::copied_bytes);
+        let done = self.tags.done().with_copied(copied);
+        let _ = self.tell.send(UblkEvent::QueueEnded { queue: self.number, done });
+    }
+}

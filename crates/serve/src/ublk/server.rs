@@ -1,0 +1,592 @@
+//! Life cycle of a ublk device: creation or recovery, start, stop and deletion.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use tenmil_base::{BlockDevice, ErrorCategory, IoChannel, Segment, Span};
+use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory, DeviceError};
+use tenmil_dma::{KernelBufferSource, Region, RegionTable};
+use tenmil_linux::Errno;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::ublk::{Control, Device, Queue, Ring};
+use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
+use tenmil_wire::ublk::control::ANY_DEVICE;
+use tenmil_wire::ublk::queue::data_at;
+use tenmil_wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters};
+
+use super::disk::Disk;
+use super::error::UblkError;
+use super::poller::{QueueParts, QueuePoller, ZeroCopy};
+use super::tags::{Tags, UblkStats};
+use super::takeover::{self, DesiredDevice, TakeoverAction, decide_takeover};
+
+/// Configuration of a server.
+pub struct ServerConfig {
+    /// Device number; without one the kernel chooses one.
+    pub number: Option<u32>,
+    /// Block device to export.
+    pub medium: Arc<dyn BlockDevice>,
+    /// Whether the disk is read-only.
+    pub is_read_only: bool,
+    /// Value by which a later process recognizes that it exports the same device; see
+    /// [`signature`].
+    pub signature: u64,
+    /// Queues of a new device.
+    pub limits: Limits,
+    /// Whether a device of that number, left behind by a dead server of something else, is deleted.
+    pub replaces: bool,
+    /// Whether to use zero copy where kernel and device support it.
+    pub wants_zero_copy: bool,
+    /// Region table for the memory of queues; two regions per queue.
+    pub regions: RegionTable,
+    /// Reactors that run the queues.
+    pub reactors: Arc<Registry>,
+}
+
+/// Queue limits of a new device. A recovered device keeps its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Number of queues; the kernel creates at most one per processor.
+    pub queues: u16,
+    /// Depth of each queue, at most 1024.
+    pub depth: u16,
+}
+
+/// Running ublk device. Its disk exists until [`stop`](Self::stop). If it is dropped without, the
+/// kernel detects that the device has no server.
+#[derive(Debug)]
+pub struct Server {
+    control: Control,
+    info: DeviceInfo,
+    has_recovered: bool,
+    /// Whether zero copy is used, or why not.
+    zero_copy: Result<(), String>,
+    is_stopped: bool,
+    told: Receiver<UblkEvent>,
+    queues_left: u16,
+}
+
+/// Event of a ublk device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UblkEvent {
+    /// A queue has ended.
+    QueueEnded {
+        /// Queue number.
+        queue: u16,
+        /// Requests completed by it.
+        done: UblkStats,
+    },
+    /// An error, as one line of text.
+    Trouble(String),
+}
+
+/// Timeout of control commands that do not wait for other processes.
+const PATIENCE: Span = Span::from_secs(10);
+/// Timeout for starting a disk: the kernel reads its partition table through this server.
+const STARTING: Span = Span::from_secs(60);
+/// Time after which the kernel has certainly detected that a server died: it checks requests that
+/// take longer than 30 seconds.
+const TAKEOVER_TIMEOUT: Span = Span::from_secs(40);
+const LOOK_AGAIN: Span = Span::from_ms(50);
+/// Mailbox capacity of a queue's light thread; it receives hardly any messages.
+const MAILBOX: usize = 16;
+/// Largest depth, such that the data of a queue fit into a segment.
+const DEPTH_MAX: u16 = 1024;
+/// Features that every device needs.
+const NEEDED: Features = Features::IOCTL_ENCODE.and(Features::USER_COPY);
+/// Features that user recovery needs in addition.
+const RECOVERED: Features = Features::RECOVERY.and(Features::RECOVERY_REISSUE);
+/// Features that zero copy needs in addition. The device's I/O context may run on another thread
+/// than the queue.
+const LENDING: Features = Features::ZERO_COPY.and(Features::LENT_TO_ANY_THREAD);
+/// Size of a bounce buffer, in bytes, and the number of them.
+const BUFFER_BYTES: u32 = 64 << 10;
+const BUFFERS: u16 = 4;
+
+/// Returns a block device that Linux can use as a disk: the device itself, or an adapter that
+/// splits and emulates what it cannot do.
+///
+/// # Errors
+///
+/// If memory is exhausted.
+pub fn shaped(
+    device: &Bdev,
+    descriptor: BdevDescriptor,
+    regions: &RegionTable,
+) -> Result<Arc<dyn BlockDevice>, DeviceError> {
+    let (limits, descriptor) = (device.limits(), Arc::new(descriptor));
+    let is_small = limits.request_blocks_max.saturating_mul(limits.block_size) < 4096;
+    if limits.optimal_boundary_blocks == 0 && !is_small {
+        return Ok(descriptor);
+    }
+    let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
+    Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptOptions::default())?))
+}
+
+/// Hash by which a device with this URI is recognized (FNV-1a of a prefix and its bytes).
+pub fn signature(uri: &str) -> u64 {
+    let bytes = b"tenmil\0".iter().chain(uri.as_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+impl Server {
+    /// Creates a device, or takes over the one that a dead process left under its number, and
+    /// starts its disk.
+    ///
+    /// # Errors
+    ///
+    /// Why that failed. No new device is left behind.
+    pub fn start(machine: &Machine, plan: &ServerConfig) -> Result<Self, UblkError> {
+        if !(1..=DEPTH_MAX).contains(&plan.limits.depth) || plan.limits.queues == 0 {
+            let Limits { queues, depth } = plan.limits;
+            return Err(UblkError::caller(format!(
+                "ublk: {queues} queues of {depth} requests, expected some, of 1 to {DEPTH_MAX}"
+            )));
+        }
+        let disk = Disk::new(plan.medium.limits(), plan.is_read_only).map_err(UblkError::caller)?;
+        let mut control = Control::open(machine)?;
+        let has = check_features(&mut control)?;
+        let zero_copy = may_lend(plan, has);
+        let disk = match &zero_copy {
+            Ok(alignment) => disk.aligned(*alignment),
+            Err(_) => disk,
+        };
+        let ours = DesiredDevice {
+            disk: &disk,
+            signature: plan.signature,
+            channels_max: plan.medium.channels_max(),
+            replaces: plan.replaces,
+        };
+        let number = plan.number.or_else(|| left_behind(machine, &mut control, plan.signature));
+        let found = match number {
+            Some(number) => settle(machine, &mut control, number, &ours)?,
+            None => None,
+        };
+        let has_recovered = found.is_some();
+        let info = match found {
+            Some(info) => info,
+            None => make(&mut control, plan, &disk, zero_copy.is_ok())?,
+        };
+        let zero_copy = zero_copy.and_then(|_| check_lends(&info, has_recovered));
+        let (tell, told) = channel();
+        let queues_left = info.queues;
+        let mut server =
+            Self { control, info, has_recovered, zero_copy, is_stopped: false, told, queues_left };
+        match server.show(machine, plan, &disk, &tell) {
+            Ok(()) => Ok(server),
+            Err(StartError::Elsewhere(why)) => Err(why),
+            Err(StartError::Here(why)) => {
+                // A device that was taken over stays as it was found: its requests still wait for a
+                // server.
+                if !has_recovered {
+                    let _ = server.remove(machine);
+                }
+                Err(why)
+            }
+        }
+    }
+
+    /// Device number.
+    pub fn number(&self) -> u32 {
+        self.info.device
+    }
+
+    /// Path of the disk.
+    pub fn path(&self) -> String {
+        format!("/dev/ublkb{}", self.info.device)
+    }
+
+    /// Queues of the device.
+    pub fn limits(&self) -> Limits {
+        Limits { queues: self.info.queues, depth: self.info.depth }
+    }
+
+    /// Whether the device was taken over from a dead process.
+    pub fn has_recovered(&self) -> bool {
+        self.has_recovered
+    }
+
+    /// Whether zero copy is used, or why not, as one line.
+    pub fn zero_copy(&self) -> Result<(), &str> {
+        self.zero_copy.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Next event, if any.
+    pub fn next_news(&mut self) -> Option<UblkEvent> {
+        let news = self.told.try_recv().ok();
+        if matches!(news, Some(UblkEvent::QueueEnded { .. })) {
+            self.queues_left = self.queues_left.saturating_sub(1);
+        }
+        news
+    }
+
+    /// Whether any queue is still served. If none is, the disk is gone.
+    pub fn is_served(&self) -> bool {
+        self.queues_left > 0
+    }
+
+    /// Stops the disk: outstanding requests complete, which requires running reactors; new ones
+    /// fail.
+    ///
+    /// # Errors
+    ///
+    /// If that takes longer than `patience`.
+    pub fn stop(&mut self, patience: Span) -> Result<(), UblkError> {
+        if self.is_stopped {
+            return Ok(());
+        }
+        self.is_stopped = true;
+        self.ask(ControlOp::StopDevice, 0, patience).map(drop)
+    }
+
+    /// Deletes the device, after its reactors have ended. The number becomes free once no process
+    /// has the disk open.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel.
+    pub fn remove(mut self, machine: &Machine) -> Result<(), UblkError> {
+        let device = self.info.device;
+        delete(&mut self.control, device).or_else(|_| {
+            // The control channel may be blocked by a command that timed out, so a new one is
+            // opened.
+            delete(&mut Control::open(machine)?, device)
+        })
+    }
+
+    /// Starts the queues and then the disk.
+    fn show(
+        &mut self,
+        machine: &Machine,
+        plan: &ServerConfig,
+        disk: &Disk,
+        tell: &Sender<UblkEvent>,
+    ) -> Result<(), StartError> {
+        let name = format!("ublk:{}", self.info.device);
+        let refused = |queue: u16, why: String| {
+            StartError::Here(UblkError::machine(format!("{name}: queue {queue}: {why}")))
+        };
+        // Everything that can fail on this side comes first, because the kernel starts a recovery
+        // only once.
+        let mut rooms = Vec::new();
+        for number in 0..self.info.queues {
+            let room = QueueResources::new(plan, disk, self.info.depth);
+            rooms.push(room.map_err(|why| refused(number, why))?);
+        }
+        if self.has_recovered {
+            // The kernel may still hold references of the dead process.
+            let mut left = TAKEOVER_TIMEOUT.ns / LOOK_AGAIN.ns;
+            while let Err(why) = self.try_ask(ControlOp::StartRecovery, 0, PATIENCE) {
+                if why != Errno::BUSY || left == 0 {
+                    let why = UblkError::of(ControlOp::StartRecovery, &name, why);
+                    return Err(StartError::Here(why));
+                }
+                left -= 1;
+                tenmil_linux::thread::sleep(LOOK_AGAIN);
+            }
+        }
+        let device = Device::open(machine, self.info.device).map_err(|errno| {
+            let why = UblkError::machine(format!("open /dev/ublkc{}: {errno}", self.info.device));
+            if errno == Errno::BUSY { StartError::Elsewhere(why) } else { StartError::Here(why) }
+        })?;
+        let device = Arc::new(device);
+        let homes: Vec<ReactorId> = plan.reactors.reactors().collect();
+        for (number, room) in (0..).zip(rooms) {
+            let home = homes.get(usize::from(number) % homes.len().max(1)).copied();
+            self.serve(plan, disk, (number, home, room), &device, tell)
+                .map_err(|why| refused(number, why))?;
+        }
+        let op = match self.has_recovered {
+            true => ControlOp::EndRecovery,
+            false => ControlOp::StartDevice,
+        };
+        let started = self.ask(op, u64::from(std::process::id()), STARTING);
+        started.map(drop).map_err(StartError::Here)
+    }
+
+    fn serve(
+        &self,
+        plan: &ServerConfig,
+        disk: &Disk,
+        (number, home, room): (u16, Option<ReactorId>, QueueResources),
+        device: &Arc<Device>,
+        tell: &Sender<UblkEvent>,
+    ) -> Result<(), String> {
+        let ServerConfig { regions, reactors, .. } = plan;
+        let QueueResources { memory, backend, ring } = room;
+        let depth = self.info.depth;
+        let lending = match &self.zero_copy {
+            Ok(()) => {
+                let whole = lend(device, regions, number, (depth, disk.io_bytes_max()))?;
+                Some(ZeroCopy { regions: regions.clone(), whole })
+            }
+            Err(_) => None,
+        };
+        let driver = Queue::new(ring, Arc::clone(device), regions, number);
+        let serving = QueuePoller::new(QueueParts {
+            number,
+            driver: driver.map_err(|errno| errno.to_string())?,
+            backend,
+            tags: Tags::new(disk.clone(), depth, memory.segment()),
+            memory,
+            lending,
+            tell: tell.clone(),
+        });
+        let serving = serving.map_err(|error| error.to_string())?;
+        let woken_by = serving.woken_by().map_err(|error| error.to_string())?;
+        let is_done_by_kernel = serving.is_done_by_kernel();
+        let registration = PollerBuilder::active("queue", woken_by, serving)
+            .pinned("the kernel knows its queue by the thread that serves it");
+        let registration = if is_done_by_kernel { registration.no_spin() } else { registration };
+        let plan =
+            ThreadBuilder::new(&format!("ublk-{number}")).mailbox(MAILBOX).poller(registration);
+        let plan = match home {
+            Some(home) => plan.on(home),
+            None => plan,
+        };
+        reactors.spawn(plan).map(drop).map_err(|refused| refused.to_string())
+    }
+
+    fn try_ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Errno> {
+        self.control.ask(op, (self.info.device, data), &mut [], patience)
+    }
+
+    fn ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, UblkError> {
+        let name = format!("ublk:{}", self.info.device);
+        self.try_ask(op, data, patience).map_err(|errno| UblkError::of(op, &name, errno))
+    }
+}
+
+/// Resources of a queue whose allocation may fail.
+struct QueueResources {
+    memory: Region,
+    backend: Box<dyn IoChannel>,
+    ring: Ring,
+}
+
+impl QueueResources {
+    fn new(plan: &ServerConfig, disk: &Disk, depth: u16) -> Result<Self, String> {
+        let bytes = usize::from(depth) * disk.io_bytes_max() as usize;
+        let memory = plan.regions.allocate(bytes).map_err(|why| why.to_string())?;
+        let ring = Ring::new(depth).map_err(|errno| errno.to_string())?;
+        Ok(Self { memory, backend: plan.medium.channel()?, ring })
+    }
+}
+
+/// Why a disk was not started.
+enum StartError {
+    /// Error on this side.
+    Here(UblkError),
+    /// Another process has opened the device.
+    Elsewhere(UblkError),
+}
+
+/// Number of a device that a dead server of the same URI left behind, if any.
+fn left_behind(machine: &Machine, control: &mut Control, signature: u64) -> Option<u32> {
+    let names = machine.names("sys/class/ublk-char");
+    let numbers = names.iter().filter_map(|name| name.strip_prefix("ublkc")?.parse().ok());
+    numbers.into_iter().find(|number| {
+        let mut bytes = [0; DeviceInfo::BYTES];
+        let asked = control.ask(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, PATIENCE);
+        let info = DeviceInfo::from_bytes(&bytes);
+        let is_dead = info.state == DeviceState::Quiesced
+            || (info.state == DeviceState::Live && !is_alive(machine, info.process));
+        asked.is_ok() && is_dead && info.signature == signature
+    })
+}
+
+/// Whether zero copy can be used. Returns the required memory alignment, or why it cannot.
+fn may_lend(plan: &ServerConfig, has: Features) -> Result<u32, String> {
+    if !plan.wants_zero_copy {
+        return Err("zero copy was turned off".to_owned());
+    }
+    let alignment = plan.medium.supports_kernel_buffers()?;
+    if has.has(LENDING) {
+        return Ok(alignment);
+    }
+    let missing: Vec<_> = LENDING.without(has).names().collect();
+    Err(format!(
+        "the kernel has features {:#x}, expected {} as well: Linux 6.17 or newer",
+        has.0,
+        missing.join(", ")
+    ))
+}
+
+/// Whether the device uses zero copy, or why data are copied.
+pub(super) fn check_lends(info: &DeviceInfo, has_recovered: bool) -> Result<(), String> {
+    if info.features.has(Features::ZERO_COPY) {
+        return Ok(());
+    }
+    let by_whom = if has_recovered { "the process that has died" } else { "the kernel" };
+    Err(format!("{by_whom} has made ublk:{} without zero copy", info.device))
+}
+
+/// Registers the request buffers of a queue, indexed by tag, as a region.
+fn lend(
+    device: &Device,
+    regions: &RegionTable,
+    queue: u16,
+    requests: (u16, u32),
+) -> Result<Segment, String> {
+    let descriptor = device.as_fd().try_clone_to_owned().map_err(|why| why.to_string())?;
+    let lender = KernelBufferSource { descriptor, queue, data_at };
+    regions.register_kernel_buffers(lender, requests).map_err(|why| why.to_string())
+}
+
+/// Queries the kernel's features. Fails if a required one is missing.
+fn check_features(control: &mut Control) -> Result<Features, UblkError> {
+    let mut bytes = [0; 8];
+    let needed = NEEDED.and(RECOVERED);
+    match control.ask(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, PATIENCE) {
+        Ok(_) => {
+            let has = Features(u64::from_ne_bytes(bytes));
+            if has.has(needed) { Ok(has) } else { Err(UblkError::too_old(has, needed)) }
+        }
+        // Kernels before 6.5 do not know the command.
+        Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {
+            Err(UblkError::too_old(Features::NONE, needed))
+        }
+        Err(errno) => Err(UblkError::of(ControlOp::GetFeatures, "ublk", errno)),
+    }
+}
+
+/// Waits until `number` is free, or returns the device of a dead process that can be taken over.
+fn settle(
+    machine: &Machine,
+    control: &mut Control,
+    number: u32,
+    ours: &DesiredDevice<'_>,
+) -> Result<Option<DeviceInfo>, UblkError> {
+    let name = format!("ublk:{number}");
+    let mut why = "";
+    for _ in 0..=TAKEOVER_TIMEOUT.ns / LOOK_AGAIN.ns {
+        let mut bytes = [0; DeviceInfo::BYTES];
+        let op = ControlOp::GetDeviceInfo;
+        let info = match control.ask(op, (number, 0), &mut bytes, PATIENCE) {
+            Ok(_) => DeviceInfo::from_bytes(&bytes),
+            Err(Errno::NODEV) => return Ok(None),
+            Err(errno) => return Err(UblkError::of(op, &name, errno)),
+        };
+        let mut question = Parameters::query();
+        let op = ControlOp::GetParameters;
+        let answer = control.ask(op, (number, 0), &mut question, PATIENCE);
+        let parameters = answer.ok().and_then(|_| Parameters::from_bytes(&question));
+        let server = takeover::Server {
+            is_alive: is_alive(machine, info.process),
+            has_it_open: info.state == DeviceState::Dead
+                && matches!(Device::open(machine, number), Err(Errno::BUSY)),
+        };
+        match decide_takeover(&info, parameters.as_ref(), server, ours) {
+            TakeoverAction::Recover => return Ok(Some(info)),
+            TakeoverAction::Leave(why) => return Err(why),
+            TakeoverAction::Wait => {
+                why = "its server has died, and the kernel has not understood that"
+            }
+            TakeoverAction::Replace => {
+                why = "it was taken away, and somebody still has its disk open";
+                delete(control, number)?;
+            }
+        }
+        tenmil_linux::thread::sleep(LOOK_AGAIN);
+    }
+    Err(UblkError::machine(format!("{name}: {why}")))
+}
+
+/// Whether a process is alive; a zombie is not.
+fn is_alive(machine: &Machine, process: i32) -> bool {
+    let status = machine.text(&format!("proc/{process}/status"));
+    let state = |text: &String| {
+        let line = text.lines().find_map(|line| line.strip_prefix("State:"))?;
+        line.trim().chars().next()
+    };
+    status.is_some_and(|text| !matches!(state(&text), Some('Z' | 'X')))
+}
+
+/// Creates a device, without starting its disk.
+fn make(
+    control: &mut Control,
+    plan: &ServerConfig,
+    disk: &Disk,
+    lends: bool,
+) -> Result<DeviceInfo, UblkError> {
+    let ServerConfig { number, signature, limits, medium, .. } = plan;
+    let device = number.unwrap_or(ANY_DEVICE);
+    let name = number.map_or_else(|| "ublk:".to_owned(), |number| format!("ublk:{number}"));
+    let features = if disk.outlives_process() { NEEDED.and(RECOVERED) } else { NEEDED };
+    let channels = u16::try_from(medium.channels_max()).unwrap_or(u16::MAX);
+    let wanted = DeviceInfo {
+        queues: limits.queues.min(channels),
+        depth: limits.depth,
+        state: DeviceState::Dead,
+        io_bytes_max: disk.io_bytes_max(),
+        device,
+        process: 0,
+        features: if lends { features.and(Features::ZERO_COPY) } else { features },
+        signature: *signature,
+        owner_uid: 0,
+        owner_gid: 0,
+    };
+    let (mut bytes, op) = (wanted.to_bytes(), ControlOp::AddDevice);
+    control
+        .ask(op, (device, 0), &mut bytes, PATIENCE)
+        .map_err(|errno| UblkError::of(op, &name, errno))?;
+    let made = DeviceInfo::from_bytes(&bytes);
+    let describe = || {
+        if !made.features.has(features) {
+            return Err(UblkError::too_old(made.features, features));
+        }
+        if made.queues == 0
+            || (made.depth, made.io_bytes_max) != (wanted.depth, wanted.io_bytes_max)
+        {
+            let of = |info: &DeviceInfo| {
+                let DeviceInfo { queues, depth, io_bytes_max, .. } = info;
+                format!("{queues} queues of {depth} requests of {io_bytes_max} bytes")
+            };
+            let (made, wanted) = (of(&made), of(&wanted));
+            let text = format!("{name}: the kernel has made {made}, expected {wanted} at most");
+            return Err(UblkError::new(ErrorCategory::Remote, text));
+        }
+        Ok(())
+    };
+    let op = ControlOp::SetParameters;
+    let described = describe().and_then(|()| {
+        let asked = control.ask(op, (made.device, 0), &mut disk.parameters().to_bytes(), PATIENCE);
+        asked.map(drop).map_err(|errno| UblkError::of(op, &name, errno))
+    });
+    if let Err(why) = described {
+        // An unusable device is deleted again. The first error is the one to report.
+        let _ = delete(control, made.device);
+        return Err(why);
+    }
+    Ok(made)
+}
+
+/// Deletes a device, asynchronously where the kernel supports it, so as not to wait for processes
+/// that have the disk open.
+fn delete(control: &mut Control, device: u32) -> Result<(), UblkError> {
+    let name = format!("ublk:{device}");
+    let op = ControlOp::DeleteDeviceAsync;
+    let mut answer = control.ask(op, (device, 0), &mut [], PATIENCE);
+    if matches!(answer, Err(Errno::OPNOTSUPP)) {
+        answer = control.ask(ControlOp::DeleteDevice, (device, 0), &mut [], PATIENCE);
+    }
+    match answer {
+        // It is already gone.
+        Ok(_) | Err(Errno::NODEV) => Ok(()),
+        Err(errno) => Err(UblkError::of(op, &name, errno)),
+    }
+}
+
+impl std::fmt::Debug for ServerConfig {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { number, limits, is_read_only, .. } = self;
+        out.debug_struct("Plan")
+            .field("number", number)
+            .field("limits", limits)
+            .field("is_read_only", is_read_only)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,369 @@
+//! Requests of a ublk queue by tag: a state machine without I/O.
+//!
+//! ```text
+//!                                          ┌── copy in ── Incoming ──┐
+//!   Fetching ── arrived ──▶ valid? ── yes ─┤ write                   ├──▶ Asked ── completed ──┐
+//!      ▲                      │            └── anything else ────────┘                         │
+//!      │                      no                                       read ── copy out ── Outgoing
+//!      └─────── commit ───────┴────────────────────────────────────────────────────────────────┘
+//!
+//!   Fetching ── aborted ──▶ Gone
+//! ```
+//!
+//! With zero copy, a request is submitted with the kernel's buffer (`ZeroCopy`). If the device
+//! rejects it, it is submitted again with copied data before the kernel sees an error. So errors
+//! are the same in both modes, and a buffer that does not suit the device is no error.
+
+use tenmil_base::{IoCompletion, IoStatus, Operation, Request, Segment};
+use tenmil_wire::ublk::Descriptor;
+use tenmil_wire::ublk::queue::{RES_ABORT, RES_OK};
+
+use super::disk::{Disk, DiskRequest, EIO};
+
+/// Tags of a queue.
+#[derive(Debug)]
+pub(super) struct Tags {
+    disk: Disk,
+    states: Box<[TagState]>,
+    /// Buffer of each tag.
+    places: Box<[Segment]>,
+    /// Registered request buffers of the kernel, at an offset by tag, with zero copy.
+    lent: Option<Segment>,
+    /// Number of zero copy requests that the device rejected.
+    refusals: u32,
+    /// Segment of each tag's data; the segment table of the requests.
+    segments: Box<[Segment]>,
+    /// Requests to submit to the I/O channel.
+    requests: Vec<Request>,
+    /// Requests submitted and not completed.
+    in_flight: usize,
+    /// Number of tags that the kernel has not aborted.
+    left: usize,
+    done: UblkStats,
+    trouble: Option<String>,
+}
+
+/// State of a tag: what it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TagState {
+    /// A request from the kernel.
+    Fetching,
+    /// The data of a write, being copied in.
+    Incoming(DiskRequest),
+    /// The completion of the I/O channel.
+    Asked(DiskRequest),
+    /// The completion of the I/O channel, which uses the kernel's buffer.
+    ZeroCopy(DiskRequest),
+    /// The data of a read, being copied out.
+    Outgoing(DiskRequest),
+    /// Nothing: the kernel has aborted it.
+    Gone,
+}
+
+/// Next action for a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TagAction {
+    /// None.
+    Nothing,
+    /// Copy the request's data into the buffer, then call [`Tags::copied`].
+    CopyIn { tag: u16, into: Segment },
+    /// Copy the buffer to the request's data, then call [`Tags::copied`].
+    CopyOut { tag: u16, from: Segment },
+    /// Complete the request with this result.
+    Commit { tag: u16, result: i32 },
+}
+
+/// Completed requests and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UblkStats {
+    /// Requests that succeeded.
+    pub good: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Bytes transferred between device and request without a copy in this process.
+    pub lent_bytes: u64,
+    /// Bytes transferred with a copy.
+    pub copied_bytes: u64,
+}
+
+impl UblkStats {
+    /// Moves bytes that were copied further down from the zero copy count to the copied count.
+    #[must_use]
+    pub(super) fn with_copied(self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.lent_bytes);
+        let (lent_bytes, copied_bytes) = (self.lent_bytes - bytes, self.copied_bytes + bytes);
+        Self { lent_bytes, copied_bytes, ..self }
+    }
+}
+
+/// Number of rejected zero copy requests after which everything is copied.
+const REFUSALS_MAX: u32 = 16;
+
+const ENODATA: i32 = 61;
+const ENOLINK: i32 = 67;
+const ENOSPC: i32 = 28;
+const EOPNOTSUPP: i32 = 95;
+
+impl Tags {
+    /// Creates `depth` tags, all fetching. Each gets a part of `memory` for the largest request.
+    ///
+    /// # Panics
+    ///
+    /// If the memory is too short.
+    pub(super) fn new(disk: Disk, depth: u16, memory: Segment) -> Self {
+        let each = disk.io_bytes_max();
+        let place = |tag: u16| {
+            memory.slice(u32::from(tag) * each, each).expect("memory for the data of every tag")
+        };
+        let places: Box<[Segment]> = (0..depth).map(place).collect();
+        Self {
+            disk,
+            states: vec![TagState::Fetching; usize::from(depth)].into(),
+            segments: places.clone(),
+            places,
+            lent: None,
+            refusals: 0,
+            requests: Vec::with_capacity(usize::from(depth)),
+            in_flight: 0,
+            left: usize::from(depth),
+            done: UblkStats::default(),
+            trouble: None,
+        }
+    }
+
+    /// Enables zero copy with the registered buffers of the kernel, at an offset by tag.
+    #[must_use]
+    pub(super) fn with_lent(self, lent: Option<Segment>) -> Self {
+        Self { lent, ..self }
+    }
+
+    /// Queue depth.
+    pub(super) fn depth(&self) -> u16 {
+        u16::try_from(self.states.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Handles the completion of a fetch or commit command. If it delivers a request, `descriptor`
+    /// is called for it.
+    #[inline]
+    pub(super) fn ended(
+        &mut self,
+        tag: u64,
+        result: i32,
+        descriptor: impl FnOnce(u16) -> Descriptor,
+    ) -> TagAction {
+        let index = usize::try_from(tag).unwrap_or(usize::MAX);
+        let (Some(state), Ok(tag)) = (self.states.get_mut(index), u16::try_from(tag)) else {
+            return self.complain(format!("the kernel has ended tag {tag}, which there is not"));
+        };
+        if *state != TagState::Fetching {
+            return self.complain(format!("the kernel has ended tag {tag}, which it did not have"));
+        }
+        if result == RES_OK {
+            return self.arrived(tag, &descriptor(tag));
+        }
+        *state = TagState::Gone;
+        self.left -= 1;
+        if result == RES_ABORT {
+            return TagAction::Nothing;
+        }
+        self.complain(format!("the kernel has refused a command of tag {tag}: {result}"))
+    }
+
+    #[inline]
+    fn arrived(&mut self, tag: u16, asked: &Descriptor) -> TagAction {
+        let ask = match self.disk.admit(asked) {
+            Ok(ask) => ask,
+            Err(error) => return self.commit(tag, -error),
+        };
+        let index = usize::from(tag);
+        if ask.len_bytes == 0 {
+            self.ask(tag, ask, TagState::Asked(ask));
+            return TagAction::Nothing;
+        }
+        let Some(lent) = self.lent else { return self.begin_copied(tag, ask) };
+        let offset = lent.offset + u64::from(tag) * u64::from(self.disk.io_bytes_max());
+        self.segments[index] = Segment { offset, len_bytes: ask.len_bytes, ..lent };
+        self.ask(tag, ask, TagState::ZeroCopy(ask));
+        TagAction::Nothing
+    }
+
+    /// Starts a request that copies its data.
+    #[inline]
+    fn begin_copied(&mut self, tag: u16, ask: DiskRequest) -> TagAction {
+        let index = usize::from(tag);
+        self.segments[index] = Segment { len_bytes: ask.len_bytes, ..self.places[index] };
+        if ask.operation == Operation::Write {
+            self.states[index] = TagState::Incoming(ask);
+            return TagAction::CopyIn { tag, into: self.segments[index] };
+        }
+        self.ask(tag, ask, TagState::Asked(ask));
+        TagAction::Nothing
+    }
+
+    /// Handles the end of a copy.
+    #[inline]
+    pub(super) fn copied(&mut self, tag: u16, is_done: bool) -> TagAction {
+        let state = self.states[usize::from(tag)];
+        match state {
+            TagState::Incoming(ask) if is_done => {
+                self.ask(tag, ask, TagState::Asked(ask));
+                TagAction::Nothing
+            }
+            TagState::Outgoing(ask) if is_done => self.commit_copied(tag, ask),
+            TagState::Incoming(_) | TagState::Outgoing(_) => self.commit(tag, -EIO),
+            TagState::Fetching | TagState::Asked(_) | TagState::ZeroCopy(_) | TagState::Gone => {
+                TagAction::Nothing
+            }
+        }
+    }
+
+    /// Handles a completion of the I/O channel.
+    #[inline]
+    pub(super) fn answered(&mut self, answer: IoCompletion) -> TagAction {
+        let index = usize::try_from(answer.token).unwrap_or(usize::MAX);
+        let (ask, is_lent) = match self.states.get(index) {
+            Some(TagState::Asked(ask)) => (*ask, false),
+            Some(TagState::ZeroCopy(ask)) => (*ask, true),
+            _ => {
+                return self.complain(format!("the device has answered {}, unasked", answer.token));
+            }
+        };
+        self.in_flight -= 1;
+        let tag = u16::try_from(index).unwrap_or(u16::MAX);
+        if is_lent {
+            return self.answered_lent(tag, ask, answer.outcome);
+        }
+        if !answer.outcome.is_success() {
+            return self.commit(tag, -error(answer.outcome));
+        }
+        if ask.operation == Operation::Read {
+            self.states[index] = TagState::Outgoing(ask);
+            return TagAction::CopyOut { tag, from: self.segments[index] };
+        }
+        self.commit_copied(tag, ask)
+    }
+
+    /// Handles the completion of a zero copy request.
+    #[inline]
+    fn answered_lent(&mut self, tag: u16, ask: DiskRequest, outcome: IoStatus) -> TagAction {
+        if outcome.is_success() {
+            self.done.lent_bytes += u64::from(ask.len_bytes);
+            return self.commit(tag, moved(ask));
+        }
+        if outcome == IoStatus::PATH_ERROR {
+            // An unreachable device fails copied requests as well.
+            return self.commit(tag, -error(outcome));
+        }
+        self.begin_again(tag, ask, outcome)
+    }
+
+    #[cold]
+    fn begin_again(&mut self, tag: u16, ask: DiskRequest, outcome: IoStatus) -> TagAction {
+        self.refusals += 1;
+        if self.refusals == 1 {
+            let operation = ask.operation;
+            self.complain(format!(
+                "the device has answered a {} of {} bytes without a copy with {outcome}: \
+                 what is refused so is copied",
+                operation.name(),
+                ask.len_bytes
+            ));
+        }
+        if self.refusals == REFUSALS_MAX && self.lent.take().is_some() {
+            self.complain(format!(
+                "{REFUSALS_MAX} requests were refused without a copy: from now on all are copied"
+            ));
+        }
+        self.begin_copied(tag, ask)
+    }
+
+    /// Requests to submit, and the segment table indexed by tag.
+    #[inline]
+    pub(super) fn requests(&self) -> (&[Request], &[Segment]) {
+        (&self.requests, &self.segments)
+    }
+
+    /// Records that the I/O channel accepted the first `count` of them.
+    #[inline]
+    pub(super) fn taken(&mut self, count: usize) {
+        self.in_flight += count;
+        self.requests.drain(..count);
+    }
+
+    /// Requests submitted and not completed.
+    #[inline]
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Whether the kernel has aborted all tags.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    pub(super) fn done(&self) -> UblkStats {
+        self.done
+    }
+
+    /// Next protocol violation to report; the first of several is kept.
+    #[inline]
+    pub(super) fn next_trouble(&mut self) -> Option<String> {
+        self.trouble.take()
+    }
+
+    #[inline]
+    fn ask(&mut self, tag: u16, ask: DiskRequest, state: TagState) {
+        self.states[usize::from(tag)] = state;
+        self.requests.push(Request {
+            token: u64::from(tag),
+            lba: ask.lba,
+            operand: 0,
+            segment_first: u32::from(tag),
+            blocks: ask.blocks,
+            segment_count: u16::from(ask.len_bytes > 0),
+            metadata_count: 0,
+            operation: ask.operation,
+            flags: ask.flags,
+        });
+    }
+
+    /// Counts copied bytes and completes the request.
+    #[inline]
+    fn commit_copied(&mut self, tag: u16, ask: DiskRequest) -> TagAction {
+        self.done.copied_bytes += u64::from(ask.len_bytes);
+        self.commit(tag, moved(ask))
+    }
+
+    #[inline]
+    fn commit(&mut self, tag: u16, result: i32) -> TagAction {
+        self.states[usize::from(tag)] = TagState::Fetching;
+        let count = if result < 0 { &mut self.done.failed } else { &mut self.done.good };
+        *count += 1;
+        TagAction::Commit { tag, result }
+    }
+
+    #[cold]
+    fn complain(&mut self, text: String) -> TagAction {
+        self.trouble.get_or_insert(text);
+        TagAction::Nothing
+    }
+}
+
+/// Result of a successful request: the number of bytes transferred.
+#[inline]
+fn moved(ask: DiskRequest) -> i32 {
+    i32::try_from(ask.len_bytes).unwrap_or(i32::MAX)
+}
+
+/// Error number that the block layer maps to the closest status (`blk_errors`).
+#[cold]
+fn error(outcome: IoStatus) -> i32 {
+    match outcome {
+        IoStatus::INVALID_OPCODE => EOPNOTSUPP,
+        IoStatus::CAPACITY_EXCEEDED => ENOSPC,
+        IoStatus::UNRECOVERED_READ => ENODATA,
+        IoStatus::PATH_ERROR => ENOLINK,
+        _ => EIO,
+    }
+}

@@ -1,0 +1,50 @@
+//! Tests with a simulated kernel, which is not always well-behaved.
+
+mod claims;
+mod fake;
+mod hostile;
+mod lent;
+mod serving;
+mod session;
+
+use tenmil_base::{Durability, Limits, Operation, OperationSet, Random};
+use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+
+use super::disk::Disk;
+
+/// Block size of the device, and its number of blocks.
+const BLOCK: u32 = 512;
+const BLOCKS: u64 = 4096;
+
+fn limits() -> Limits {
+    Limits {
+        block_size: BLOCK,
+        metadata_size: 0,
+        block_count: BLOCKS,
+        request_blocks_max: 64,
+        segments_max: 1,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: 32,
+        durability: Durability::VolatileCache,
+        support: OperationSet::of(&[
+            Operation::Read,
+            Operation::Write,
+            Operation::Flush,
+            Operation::Deallocate,
+            Operation::WriteZeroes,
+        ]),
+    }
+}
+
+fn disk() -> Disk {
+    Disk::new(limits(), false).unwrap()
+}
+
+fn asked(op: IoOp, first_sector: u64, sectors: u32) -> Descriptor {
+    Descriptor { op, flags: IoFlags::NONE, sectors, first_sector }
+}
+
+fn random_byte(random: &mut Random) -> u8 {
+    u8::try_from(random.below(256)).unwrap()
+}

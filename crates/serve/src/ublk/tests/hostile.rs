@@ -1,0 +1,188 @@
+//! Kernel that issues invalid requests and completes commands that it does not have.
+
+use tenmil_base::{IoCompletion, IoStatus, Limits, Operation, OperationSet, Random};
+use tenmil_wire::ublk::queue::{RES_ABORT, RES_OK};
+use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
+
+use super::super::disk::Disk;
+use super::session::{DEPTH, Session};
+use super::{BLOCKS, asked, disk, limits, random_byte};
+
+#[test]
+fn a_request_outside_the_disk_or_that_makes_no_sense_is_refused_and_reaches_nobody() {
+    let (invalid, unknown) = (-22, -95);
+    let mut session = Session::new();
+    for op in [IoOp::Read, IoOp::Write, IoOp::Discard, IoOp::WriteZeroes] {
+        for (first, sectors) in [
+            (0, 0),
+            (BLOCKS, 0),
+            (BLOCKS, 1),
+            (BLOCKS - 1, 2),
+            (u64::MAX, 1),
+            (u64::MAX - 1, 4),
+            (1 << 63, 8),
+            (0, u32::MAX),
+        ] {
+            let result = session.one(asked(op, first, sectors), &[0; 512]);
+            assert_eq!(result, invalid, "{op:?} {first} {sectors}");
+        }
+    }
+    for op in [IoOp::Read, IoOp::Write] {
+        assert_eq!(session.one(asked(op, 0, 65), &[]), invalid, "longer than was told");
+    }
+    for number in (0..=255).filter(|number| !matches!(number, 0..=3 | 5)) {
+        assert_eq!(session.one(asked(IoOp::Other(number), 0, 1), &[]), unknown, "{number}");
+    }
+    assert!(session.tags.requests().0.is_empty());
+    assert_eq!(session.tags.done().good, 0);
+    assert_eq!(session.one(asked(IoOp::Read, BLOCKS - 64, 64), &[]), 64 * 512, "as good as ever");
+}
+
+#[test]
+fn parts_of_blocks_are_refused() {
+    let limits = Limits { block_size: 4096, block_count: 512, ..limits() };
+    let disk = Disk::new(limits, false).unwrap();
+    for (first, sectors) in [(0, 1), (4, 4), (8, 12), (7, 8)] {
+        assert_eq!(disk.admit(&asked(IoOp::Write, first, sectors)), Err(22), "{first} {sectors}");
+    }
+    let ask = disk.admit(&asked(IoOp::Write, 8, 16)).unwrap();
+    assert_eq!((ask.lba, ask.blocks, ask.len_bytes), (1, 2, 8192));
+    assert_eq!(disk.admit(&asked(IoOp::Read, 4096, 8)), Err(22), "past the end");
+}
+
+#[test]
+fn nobody_writes_where_nobody_may_and_nothing_is_asked_that_the_medium_has_not() {
+    let disk = Disk::new(limits(), true).unwrap();
+    for op in [IoOp::Write, IoOp::Discard, IoOp::WriteZeroes] {
+        assert_eq!(disk.admit(&asked(op, 0, 1)), Err(30), "{op:?}");
+    }
+    assert!(disk.admit(&asked(IoOp::Read, 0, 1)).is_ok());
+    let support = OperationSet::of(&[Operation::Read, Operation::Write]);
+    let plain = Disk::new(Limits { support, ..limits() }, false).unwrap();
+    for op in [IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes] {
+        assert_eq!(plain.admit(&asked(op, 0, 1)), Err(95), "{op:?}");
+    }
+}
+
+#[test]
+fn tags_that_there_are_not_or_that_the_kernel_has_not_are_told_and_left() {
+    let mut session = Session::new();
+    for tag in [u64::from(DEPTH), 1 << 16, u64::MAX] {
+        for result in [RES_OK, RES_ABORT, 1, -22] {
+            session.kernel.end(tag, result);
+            session.receive();
+            let told = session.tags.next_trouble().unwrap();
+            assert!(told.contains(&format!("tag {tag}")), "{told}");
+            assert_eq!(session.tags.next_trouble(), None, "once");
+        }
+    }
+    // A request with this tag is outstanding: neither a new request nor an abort is valid.
+    session.kernel.ask(2, asked(IoOp::Read, 0, 1), &[]);
+    session.receive();
+    for result in [RES_OK, RES_ABORT] {
+        session.kernel.end(2, result);
+        session.receive();
+        assert!(session.tags.next_trouble().unwrap().contains("tag 2"));
+    }
+    while session.kernel.results() != [(2, 512)] {
+        session.work();
+    }
+    assert!(!session.tags.is_over());
+}
+
+#[test]
+fn an_answer_that_was_not_asked_for_is_told_and_left() {
+    let mut session = Session::new();
+    for token in [0, 5, 8, u64::MAX] {
+        session.answered(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+        assert!(session.tags.next_trouble().unwrap().contains("unasked"));
+        assert!(session.kernel.results().is_empty());
+    }
+}
+
+#[test]
+fn a_queue_is_over_when_the_kernel_has_taken_every_tag_back() {
+    let mut session = Session::new();
+    session.kernel.ask(4, asked(IoOp::Read, 0, 1), &[]);
+    session.receive();
+    session.kernel.abort();
+    session.receive();
+    assert!(!session.tags.is_over(), "one is under way");
+    while session.kernel.results() != [(4, 512)] {
+        session.work();
+    }
+    session.kernel.abort();
+    session.receive();
+    assert!(session.tags.is_over());
+    assert_eq!(session.tags.next_trouble(), None, "all of that is as it should be");
+}
+
+#[test]
+fn a_command_that_the_kernel_refuses_is_told() {
+    let mut session = Session::new();
+    session.kernel.end(1, -16);
+    session.receive();
+    assert!(session.tags.next_trouble().unwrap().contains("tag 1: -16"));
+    session.kernel.end(2, 1);
+    session.receive();
+    assert!(session.tags.next_trouble().is_some(), "there is no second way to arrive");
+}
+
+#[test]
+fn any_descriptor_is_refused_or_lies_inside() {
+    let disk = disk();
+    let mut random = Random::new(7);
+    let mut admitted = 0;
+    for _ in 0..200_000 {
+        let mut bytes = [0; Descriptor::BYTES];
+        bytes.iter_mut().for_each(|byte| *byte = random_byte(&mut random));
+        // Most descriptors are almost valid.
+        if random.below(4) > 0 {
+            bytes[0] %= 6;
+            bytes[5..8].fill(0);
+            bytes[10..16].fill(0);
+        }
+        let Ok(ask) = disk.admit(&Descriptor::from_bytes(&bytes)) else { continue };
+        admitted += 1;
+        assert!(ask.lba + u64::from(ask.blocks) <= BLOCKS, "{ask:?}");
+        assert!(ask.len_bytes <= disk.io_bytes_max(), "{ask:?}");
+        assert_eq!(ask.blocks == 0, ask.operation == Operation::Flush);
+    }
+    assert!(admitted > 1000, "{admitted} were sensible");
+}
+
+#[test]
+fn a_medium_that_cannot_be_a_disk_is_refused_with_what_was_expected() {
+    for (limits, found) in [
+        (Limits { metadata_size: 8, ..limits() }, "8 bytes of metadata"),
+        (Limits { block_size: 8192, ..limits() }, "8192 bytes"),
+        (Limits { block_count: 0, ..limits() }, "no blocks"),
+        (Limits { request_blocks_max: 7, ..limits() }, "3584 bytes at most"),
+    ] {
+        let refused = Disk::new(limits, false).unwrap_err();
+        assert!(refused.contains(found) && refused.contains("expected"), "{refused}");
+    }
+}
+
+#[test]
+fn a_disk_promises_what_its_medium_does() {
+    use tenmil_base::Durability;
+    use tenmil_wire::ublk::Attributes;
+    let told = disk().parameters();
+    assert_eq!(told.attributes, Attributes::VOLATILE_CACHE.and(Attributes::FUA));
+    assert_eq!((told.sectors, told.block_shift, told.physical_shift), (BLOCKS, 9, 12));
+    assert_eq!(told.sectors_max, 64, "what the medium takes at once, in whole pages");
+    let discard = told.discard.unwrap();
+    assert_eq!((discard.granularity, discard.zero_sectors_max), (512, 64));
+    assert!(discard.discard_sectors_max > 64);
+    let of = |durability| Disk::new(Limits { durability, ..limits() }, false).unwrap();
+    assert_eq!(of(Durability::Persistent).parameters().attributes, Attributes::NONE);
+    assert_eq!(of(Durability::NonPersistent).parameters().attributes, Attributes::NONE);
+    assert!(
+        of(Durability::Persistent).outlives_process()
+            && !of(Durability::NonPersistent).outlives_process()
+    );
+    let read_only = Disk::new(limits(), true).unwrap().parameters();
+    assert!(read_only.attributes.has(Attributes::READ_ONLY) && read_only.discard.is_none());
+    assert_eq!(IoFlags::FUA, IoFlags(1 << 13), "UBLK_IO_F_FUA");
+}

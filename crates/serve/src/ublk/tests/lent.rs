@@ -1,0 +1,124 @@
+//! Zero copy: request buffers of the kernel are passed to the device, or copied if it rejects them.
+
+use tenmil_base::{IoCompletion, IoStatus, Operation};
+use tenmil_wire::ublk::IoOp;
+
+use super::super::tags::UblkStats;
+use super::session::Session;
+use super::{asked, disk};
+
+#[test]
+fn the_medium_is_given_the_place_of_the_tag_and_nothing_is_copied() {
+    let (mut session, lent) = Session::lending();
+    session.kernel.refuse_copies(true);
+    let each = disk().io_bytes_max();
+    for (tag, op) in [(3, IoOp::Write), (5, IoOp::Read)] {
+        session.kernel.ask(tag, asked(op, 8, 2), &[7; 1024]);
+        session.receive();
+        let (requests, segments) = session.tags.requests();
+        let [request] = requests else { panic!("{requests:?}") };
+        assert_eq!((request.token, request.lba, request.blocks), (u64::from(tag), 8, 2));
+        let segment = segments[request.segment_first as usize];
+        assert_eq!(segment, lent.slice(u32::from(tag) * each, 1024).unwrap());
+        let part = session.regions.kernel_buffer(segment).unwrap();
+        assert_eq!((part.request, part.byte, part.len_bytes), (tag, 0, 1024));
+        session.tags.taken(1);
+        assert_eq!(session.tags.in_flight(), 1);
+        let answer = IoCompletion { token: u64::from(tag), outcome: IoStatus::SUCCESS, result: 0 };
+        session.answered(answer);
+        assert_eq!(session.kernel.results(), [(tag, 1024)]);
+        assert_eq!(session.tags.in_flight(), 0);
+    }
+    let expected = UblkStats { good: 2, failed: 0, lent_bytes: 2048, copied_bytes: 0 };
+    assert_eq!(session.tags.done(), expected);
+    assert_eq!(session.tags.next_trouble(), None);
+}
+
+#[test]
+fn what_moves_no_data_is_asked_for_as_ever() {
+    let (mut session, _) = Session::lending();
+    for op in [IoOp::Discard, IoOp::WriteZeroes] {
+        assert_eq!(session.one(asked(op, 10, 4), &[]), 0, "{op:?}");
+    }
+    assert_eq!(session.one(asked(IoOp::Flush, 0, 0), &[]), 0);
+    let expected = UblkStats { good: 3, ..UblkStats::default() };
+    assert_eq!(session.tags.done(), expected);
+}
+
+/// The RAM device of the session rejects zero-copy buffers.
+#[test]
+fn what_the_medium_refuses_is_copied_and_after_some_refusals_everything_is() {
+    let (mut session, lent) = Session::lending();
+    let refusals = 16;
+    for round in 0..20_u8 {
+        let op = if round % 2 == 0 { IoOp::Write } else { IoOp::Read };
+        let data = [round / 2; 512];
+        assert_eq!(session.one(asked(op, u64::from(round / 2), 1), &data), 512, "round {round}");
+        assert_eq!(session.kernel.data(3), data, "round {round}");
+        let told = session.tags.next_trouble();
+        match round + 1 {
+            1 => assert!(told.unwrap().contains("write of 512 bytes without a copy")),
+            count if count == refusals => {
+                assert!(told.unwrap().contains("16 requests were refused without a copy"));
+            }
+            _ => assert_eq!(told, None, "round {round}"),
+        }
+        session.kernel.ask(1, asked(IoOp::Read, 0, 1), &[]);
+        session.receive();
+        let (requests, segments) = session.tags.requests();
+        let place = segments[requests[0].segment_first as usize];
+        assert_eq!(place.region == lent.region, round + 1 < refusals, "round {round}");
+        session.tags.taken(1);
+        session.answered(IoCompletion { token: 1, outcome: IoStatus::SUCCESS, result: 0 });
+        assert_eq!(session.kernel.results(), [(1, 512)]);
+    }
+    let done = session.tags.done();
+    assert_eq!((done.good, done.failed, done.copied_bytes), (40, 0, 25 * 512));
+    assert_eq!(done.lent_bytes, 15 * 512);
+}
+
+#[test]
+fn an_error_that_is_one_either_way_is_told_once_as_without() {
+    let (mut session, _) = Session::lending();
+    for operation in [IoOp::Read, IoOp::Write] {
+        session.kernel.ask(2, asked(operation, 0, 1), &[1; 512]);
+        session.receive();
+        for refused in [true, false] {
+            let (requests, _) = session.tags.requests();
+            assert_eq!(requests.len(), 1);
+            assert!(matches!(requests[0].operation, Operation::Read | Operation::Write));
+            session.tags.taken(1);
+            assert!(session.kernel.results().is_empty(), "nobody has heard of it: {refused}");
+            let outcome = IoStatus::CAPACITY_EXCEEDED;
+            session.answered(IoCompletion { token: 2, outcome, result: 0 });
+        }
+        assert_eq!(session.kernel.results(), [(2, -28)]);
+    }
+    let expected = UblkStats { failed: 2, ..UblkStats::default() };
+    assert_eq!(session.tags.done(), expected);
+}
+
+#[test]
+fn what_was_copied_after_all_went_the_other_way() {
+    let done = UblkStats { good: 3, failed: 0, lent_bytes: 100, copied_bytes: 7 };
+    assert_eq!(done.with_copied(0), done);
+    assert_eq!(done.with_copied(30), UblkStats { lent_bytes: 70, copied_bytes: 37, ..done });
+    let expected = UblkStats { lent_bytes: 0, copied_bytes: 107, ..done };
+    assert_eq!(done.with_copied(300), expected, "some of it was asked for twice");
+}
+
+/// A path error of a network device is not a rejection of zero-copy buffers.
+#[test]
+fn a_device_that_is_out_of_reach_is_not_asked_for_copies() {
+    let (mut session, lent) = Session::lending();
+    for round in 0..20 {
+        session.kernel.ask(2, asked(IoOp::Write, 0, 1), &[1; 512]);
+        session.receive();
+        let (requests, segments) = session.tags.requests();
+        assert_eq!(segments[requests[0].segment_first as usize].region, lent.region, "{round}");
+        session.tags.taken(1);
+        session.answered(IoCompletion { token: 2, outcome: IoStatus::PATH_ERROR, result: 0 });
+        assert_eq!(session.kernel.results(), [(2, -67)]);
+    }
+    assert_eq!(session.tags.next_trouble(), None);
+}

@@ -1,0 +1,139 @@
+//! Doorbells mapped by the client: a shared page that is polled on every iteration.
+//!
+//! A doorbell must read zero when its queue is created, so words without a queue are kept at zero:
+//! the client writes them only after the creation. A deleted queue is always noticed before another
+//! one can reuse its number: a deletion completes at the end of a controller iteration, a creation
+//! at the start of a later one, and the doorbells are polled in between.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_dma::{Backing, Mapping};
+use tenmil_nvme_controller::STRIDE;
+use tenmil_nvme_controller::transport::MemoryTransport;
+
+/// File of the size of BAR 0, of which the client maps the doorbell part.
+#[derive(Debug)]
+pub(super) struct Doorbells {
+    /// Mapping of the file. Only the doorbell part is used.
+    mapping: Mapping,
+    file: Arc<OwnedFd>,
+    /// Last value of each doorbell.
+    seen: Vec<u32>,
+    /// Doorbells that have a queue.
+    active: Vec<u32>,
+    /// Queue change counter of the controller for which `active` is valid.
+    queue_changes: Option<u32>,
+}
+
+/// Offset of the first doorbell in BAR 0.
+pub(super) const FIRST: u32 = 0x1000;
+const CSTS: u32 = 0x1c;
+const _: () = assert!(CSTS as usize == tenmil_wire::register::offset::CSTS);
+/// Distance between two doorbells.
+const STEP: u32 = 4 << STRIDE;
+
+impl Doorbells {
+    /// Creates doorbells for `pairs` queues, in a file of `bar_bytes`.
+    pub(super) fn new(bar_bytes: u32, pairs: u32) -> Result<Self, String> {
+        let mapping = Mapping::new(bar_bytes as usize, Backing::Shared);
+        let mapping = mapping.map_err(|error| format!("memory for doorbells: {error}"))?;
+        let file = mapping.descriptor().and_then(|file| file.try_clone_to_owned().ok());
+        let file = Arc::new(file.ok_or("memory for doorbells: no descriptor is left")?);
+        let last = place(pairs * 2 - 1);
+        mapping.word(last).ok_or("doorbells outside of BAR 0")?;
+        let seen = vec![0; pairs as usize * 2];
+        Ok(Self { mapping, file, seen, active: Vec::new(), queue_changes: None })
+    }
+
+    /// Creates new doorbells for the next client: earlier clients may keep the old ones mapped.
+    pub(super) fn anew(&self) -> Result<Self, String> {
+        let bar_bytes = u32::try_from(self.mapping.len_bytes()).unwrap_or(u32::MAX);
+        Self::new(bar_bytes, u32::try_from(self.seen.len() / 2).unwrap_or(u32::MAX))
+    }
+
+    /// File that the client maps.
+    pub(super) fn file(&self) -> &Arc<OwnedFd> {
+        &self.file
+    }
+
+    /// Length of the doorbell part, in whole pages.
+    pub(super) fn len_bytes(&self) -> u64 {
+        (self.seen.len() as u64 * u64::from(STEP)).next_multiple_of(4096)
+    }
+
+    /// Forwards changed doorbells to the controller. Returns whether there were any.
+    #[inline]
+    pub(super) fn poll<H: HostMemory + Clone, I: Interrupts>(
+        &mut self,
+        now: Instant,
+        front: &mut MemoryTransport<H, I>,
+    ) -> bool {
+        if self.queue_changes != Some(front.queue_changes()) {
+            self.sort(front);
+        }
+        let mut has_news = false;
+        for index in &self.active {
+            let value = self.word(*index);
+            let seen = &mut self.seen[*index as usize];
+            if value != *seen {
+                *seen = value;
+                front.ring(now, *index, value);
+                has_news = true;
+            }
+        }
+        has_news
+    }
+
+    /// Stores a doorbell write that arrived by message at offset `at` of BAR 0.
+    pub(super) fn store_at(&self, at: u32, value: u32) {
+        let skip = at.wrapping_sub(FIRST);
+        if skip.is_multiple_of(STEP) {
+            self.store(skip / STEP, value);
+        }
+    }
+
+    fn store(&self, index: u32, value: u32) {
+        if let Some(word) = self.at(index).filter(|_| (index as usize) < self.seen.len()) {
+            word.store(value.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn word(&self, index: u32) -> u32 {
+        // Acquire; pairs with the release store of the client, which follows its writes to the
+        // rings.
+        self.at(index).map_or(0, |word| u32::from_le(word.load(Ordering::Acquire)))
+    }
+
+    #[inline]
+    fn at(&self, index: u32) -> Option<&AtomicU32> {
+        self.mapping.word(place(index))
+    }
+
+    /// Determines which doorbells have a queue, and clears the others.
+    #[cold]
+    fn sort<H: HostMemory + Clone, I: Interrupts>(&mut self, front: &MemoryTransport<H, I>) {
+        self.queue_changes = Some(front.queue_changes());
+        let is_ready = front.read(CSTS, 4) & 1 != 0;
+        self.active.clear();
+        for index in 0..self.seen.len() {
+            let number = u32::try_from(index).unwrap_or(u32::MAX);
+            if front.has_doorbell(index) {
+                self.active.push(number);
+            }
+            if !front.has_doorbell(index) || !is_ready {
+                self.seen[index] = 0;
+                self.store(number, 0);
+            }
+        }
+    }
+}
+
+/// Offset of a doorbell in BAR 0.
+#[inline]
+const fn place(index: u32) -> usize {
+    FIRST as usize + index as usize * STEP as usize
+}

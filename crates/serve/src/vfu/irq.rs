@@ -1,0 +1,102 @@
+//! Interrupt vectors of a controller as eventfds of its client.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::Interrupts;
+use tenmil_linux::RemoteEventFd;
+use tenmil_vfio_user::{IrqAction, IrqData};
+
+/// Interrupt target of each vector. Clones share the state.
+#[derive(Clone, Debug)]
+pub(super) struct IrqEventFds {
+    lines: Arc<Mutex<Vec<VectorTarget>>>,
+}
+
+/// Target of a vector.
+#[derive(Debug, Default)]
+struct VectorTarget {
+    line: Option<RemoteEventFd>,
+    is_masked: bool,
+    /// Whether it was raised while masked.
+    is_pending: bool,
+}
+
+impl IrqEventFds {
+    pub(super) fn new(vectors: u16) -> Self {
+        let lines = (0..vectors).map(|_| VectorTarget::default()).collect();
+        Self { lines: Arc::new(Mutex::new(lines)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<VectorTarget>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies DEVICE_SET_IRQS to the vectors from `start` on.
+    pub(super) fn set(
+        &self,
+        start: u32,
+        count: u32,
+        action: IrqAction,
+        data: IrqData<RemoteEventFd>,
+    ) {
+        let mut lines = self.lock();
+        let all = lines.len();
+        let (start, count) = (start as usize, count as usize);
+        // No vectors from the first on disables all of them.
+        let is_all = count == 0 && matches!(data, IrqData::All) && action == IrqAction::Trigger;
+        let range = if is_all { 0..all } else { start.min(all)..(start + count).min(all) };
+        let chosen = &mut lines[range];
+        match data {
+            IrqData::All if is_all => {
+                chosen.iter_mut().for_each(|way| *way = VectorTarget::default())
+            }
+            IrqData::All => chosen.iter_mut().for_each(|way| way.act(action)),
+            IrqData::Some(which) => {
+                let picked = chosen.iter_mut().zip(which).filter(|(_, is_picked)| *is_picked);
+                picked.for_each(|(way, _)| way.act(action));
+            }
+            // Eventfds for mask actions would be notified of nothing, so they are dropped.
+            IrqData::Files(_) if action != IrqAction::Trigger => {}
+            IrqData::Files(files) => {
+                let mut files = files.into_iter();
+                chosen.iter_mut().for_each(|way| way.line = files.next());
+            }
+        }
+    }
+
+    /// Clears all vectors, because the client has disconnected.
+    pub(super) fn clear(&self) {
+        self.lock().iter_mut().for_each(|way| *way = VectorTarget::default());
+    }
+}
+
+impl VectorTarget {
+    fn act(&mut self, action: IrqAction) {
+        match action {
+            IrqAction::Mask => self.is_masked = true,
+            IrqAction::Unmask => {
+                self.is_masked = false;
+                if std::mem::take(&mut self.is_pending) {
+                    self.signal();
+                }
+            }
+            IrqAction::Trigger => self.signal(),
+        }
+    }
+
+    fn signal(&mut self) {
+        match &self.line {
+            Some(_) if self.is_masked => self.is_pending = true,
+            Some(line) => line.signal(),
+            None => {}
+        }
+    }
+}
+
+impl Interrupts for IrqEventFds {
+    fn raise(&mut self, vector: u16) {
+        if let Some(way) = self.lock().get_mut(usize::from(vector)) {
+            way.signal();
+        }
+    }
+}

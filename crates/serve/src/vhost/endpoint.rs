@@ -1,0 +1,517 @@
+//! vhost-user endpoint: one front end and its use of the disk.
+//!
+//! ```text
+//!   Absent ── accepted ──▶ Here ── disconnect or error ──▶ Leaving ── virtqueues ended ──▶ Absent
+//! ```
+//!
+//! The socket is closed last: a front end that waits for that knows that its memory is no longer
+//! accessed.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Span};
+use tenmil_linux::RemoteEventFd;
+use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_linux::poll_set::Interest;
+use tenmil_reactor::ThreadHandle;
+use tenmil_vhost_user::{
+    CONFIG_CHANGED, MemoryChange, PendingReply, ReplyOutcome, Request, Server, Start, Violation,
+};
+
+use super::device::{Inflight, VhostDevice, make_inflight};
+use super::memory::Table;
+use super::queue_control::QueueControl;
+use crate::endpoint_event::EndpointEvent;
+
+/// Disk and its current front end.
+pub(super) struct Endpoint {
+    pub(super) stand: VhostDevice,
+    state: State,
+    /// Number of errors of the current front end.
+    troubles: u64,
+}
+
+enum State {
+    Absent,
+    Here(Box<Session>),
+    Leaving(Detaching),
+}
+
+/// Front end that has disconnected, whose memory is not released yet.
+struct Detaching {
+    connection: Connection,
+    lanes: BTreeMap<u16, RunningQueue>,
+    patience: DrainTimer,
+}
+
+/// Connected front end and its resources.
+pub(super) struct Session {
+    connection: Connection,
+    server: Server<File>,
+    pub(super) table: Arc<Table>,
+    pub(super) inflight: Option<Inflight>,
+    pub(super) lanes: BTreeMap<u16, RunningQueue>,
+    /// Call eventfds of all queues, including stopped ones.
+    pub(super) calls: BTreeMap<u16, File>,
+    /// Back-end channel, for messages that this side initiates.
+    back: Option<Connection>,
+    pending: Option<PendingMessage>,
+    /// Deadline for the rest of a partly received message.
+    whole_by: Option<Instant>,
+}
+
+/// Virtqueue that runs or is stopping.
+pub(super) struct RunningQueue {
+    pub(super) post: Arc<QueueControl>,
+    pub(super) thread: ThreadHandle,
+    pub(super) start: Start<File>,
+}
+
+/// Message whose reply waits until virtqueues have stopped.
+struct PendingMessage {
+    what: PendingKind,
+    patience: DrainTimer,
+}
+
+enum PendingKind {
+    Stop { call: PendingReply, queue: u16 },
+    Memory { call: PendingReply, change: MemoryChange<File> },
+}
+
+/// Deadline after which a slow drain is reported.
+#[derive(Clone, Copy, Debug)]
+struct DrainTimer {
+    until: Instant,
+    is_late: bool,
+}
+
+pub(super) type File = Arc<OwnedFd>;
+
+/// Why a front end was disconnected; `None` if it disconnected itself.
+type DisconnectCause = Option<String>;
+
+/// Largest number of receive calls in an iteration.
+const MESSAGES_PER_TURN: usize = 64;
+/// Longest message.
+const BUFFER_BYTES: usize = 1024;
+/// Largest number of file descriptors in a message.
+const FILES_MAX: usize = 9;
+/// Time limit for the rest of a message.
+pub(super) const PATIENCE: Span = Span::from_secs(5);
+/// Time after which a slow drain is reported.
+const FAREWELL: Span = Span::from_secs(5);
+/// Largest number of reported errors of a front end.
+const TROUBLES_MAX: u64 = 16;
+
+impl Endpoint {
+    pub(super) fn new(stand: VhostDevice) -> Self {
+        Self { stand, state: State::Absent, troubles: 0 }
+    }
+
+    /// Whether there is no front end, and nothing of the last one is left.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.state, State::Absent)
+    }
+
+    /// Whether the last front end is still being detached, within the expected time. New ones wait
+    /// in the listen queue meanwhile.
+    pub(super) fn is_leaving(&self) -> bool {
+        matches!(&self.state, State::Leaving(leaving) if !leaving.patience.is_late)
+    }
+
+    /// Attaches a front end.
+    pub(super) fn attach_client(&mut self, now: Instant, connection: Connection) {
+        let peer = connection.peer().map_or(0, |peer| peer.pid);
+        self.stand.tell(EndpointEvent::Connected(format!("process {peer}")));
+        self.state = State::Here(Box::new(Session {
+            connection,
+            server: Server::new(self.stand.offer()),
+            table: Arc::default(),
+            inflight: None,
+            lanes: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            back: None,
+            pending: None,
+            // Deadline for the first message: a silent front end must not block others.
+            whole_by: Some(now.after(PATIENCE)),
+        }));
+    }
+
+    /// Reports that a second front end was rejected.
+    pub(super) fn reject(&mut self, connection: &Connection) {
+        let peer = connection.peer().map_or(0, |peer| peer.pid);
+        let text = format!("process {peer} came while another has the disk, and was sent away");
+        self.trouble(text);
+    }
+
+    /// Socket of the front end and the readiness to wait for, if any.
+    pub(super) fn wanted(&self) -> Option<(BorrowedFd<'_>, Interest)> {
+        let State::Here(session) = &self.state else { return None };
+        let readable = session.server.wanted() > 0;
+        let writable = session.server.outgoing().is_some();
+        let interest = Interest { readable, writable };
+        (readable || writable).then(|| (session.connection.as_fd(), interest))
+    }
+
+    /// Socket of the current or disconnecting front end.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Absent => None,
+            State::Here(session) => Some(session.connection.as_fd()),
+            State::Leaving(leaving) => Some(leaving.connection.as_fd()),
+        }
+    }
+
+    /// Time of the next poll without any event.
+    pub(super) fn wake_at(&self) -> Instant {
+        let of = |patience: &DrainTimer| match patience.is_late {
+            true => Instant::NEVER,
+            false => patience.until,
+        };
+        match &self.state {
+            State::Absent => Instant::NEVER,
+            State::Leaving(leaving) => of(&leaving.patience),
+            State::Here(session) => {
+                let pending = session.pending.as_ref();
+                let pending = pending.map_or(Instant::NEVER, |pending| of(&pending.patience));
+                session.whole_by.unwrap_or(Instant::NEVER).min(pending)
+            }
+        }
+    }
+
+    /// Receives and executes messages. Returns the amount of work.
+    pub(super) fn poll_messages(&mut self, now: Instant) -> usize {
+        self.with_session(now, |guest, session| guest.hear_session(now, session))
+    }
+
+    /// Checks virtqueues, continues pending messages, and sends. Returns the amount of work.
+    pub(super) fn advance(&mut self, now: Instant) -> usize {
+        if self.stand.bell.take_resized() {
+            self.resize();
+        }
+        if matches!(self.state, State::Leaving(_)) {
+            return self.farewell(now);
+        }
+        self.with_session(now, |guest, session| {
+            let count = guest.look_after_lanes(now, session)?;
+            if session.whole_by.is_some_and(|by| by <= now) {
+                return Err(Some(format!("a message was not whole after {PATIENCE}")));
+            }
+            Ok(count + session.send()?)
+        })
+    }
+
+    /// Handles a new device size: the virtqueues use it before the front end is notified.
+    fn resize(&mut self) {
+        let block_count = self.stand.medium.limits().block_count;
+        self.stand.disk.resize(block_count);
+        let State::Here(session) = &mut self.state else { return };
+        for lane in session.lanes.values() {
+            lane.post.send_command(|orders| orders.block_count = Some(block_count));
+            lane.thread.ring();
+        }
+        let can_be_told = session.server.set_config(self.stand.config());
+        let Some(back) = session.back.as_ref().filter(|_| can_be_told) else { return };
+        // If the socket buffer is full, the front end has not read the previous notification and
+        // will read the new configuration then.
+        let sent = back.send_files(&CONFIG_CHANGED, &[]);
+        if !matches!(sent, Ok(count) if count == 0 || count == CONFIG_CHANGED.len()) {
+            session.back = None;
+            let text = "the front end takes no message, expected that it hears of a new length";
+            self.trouble(text.to_owned());
+        }
+    }
+
+    fn with_session(
+        &mut self,
+        now: Instant,
+        act: impl FnOnce(&mut Self, &mut Session) -> Result<usize, DisconnectCause>,
+    ) -> usize {
+        let mut session = match std::mem::replace(&mut self.state, State::Absent) {
+            State::Here(session) => session,
+            other => {
+                self.state = other;
+                return 0;
+            }
+        };
+        let acted = act(self, &mut session);
+        self.state = State::Here(session);
+        match acted {
+            Ok(count) => count,
+            Err(over) => {
+                self.part(now, over);
+                1
+            }
+        }
+    }
+
+    fn hear_session(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+    ) -> Result<usize, DisconnectCause> {
+        let mut count = 0;
+        for _ in 0..MESSAGES_PER_TURN {
+            if !session.receive(now)? {
+                break;
+            }
+            count += 1;
+            let request = session.server.next_request().map_err(said)?;
+            if let Some(violation) = session.server.take_refused() {
+                self.trouble(violation.to_string());
+            }
+            if let Some(request) = request {
+                self.serve(now, session, request)?;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Disconnects the front end because the service ends.
+    pub(super) fn disconnect_client(&mut self, now: Instant) {
+        if matches!(self.state, State::Here(_)) {
+            self.part(now, Some("the service ends".to_owned()));
+        }
+    }
+
+    /// Disconnects the front end. Its memory is released once the virtqueues have ended.
+    fn part(&mut self, now: Instant, why: DisconnectCause) {
+        self.state = match std::mem::replace(&mut self.state, State::Absent) {
+            // Dropping the session closes its file descriptors.
+            State::Here(session) => {
+                let Session { connection, lanes, .. } = *session;
+                lanes.values().for_each(RunningQueue::stop);
+                State::Leaving(Detaching { connection, lanes, patience: DrainTimer::new(now) })
+            }
+            other => {
+                self.state = other;
+                return;
+            }
+        };
+        if let Some(more) = self.troubles.checked_sub(TROUBLES_MAX).filter(|more| *more > 0) {
+            self.stand.tell(EndpointEvent::Error(format!("{more} more of the same front end")));
+        }
+        self.troubles = 0;
+        self.stand.tell(EndpointEvent::Disconnected(why));
+    }
+
+    fn farewell(&mut self, now: Instant) -> usize {
+        let State::Leaving(leaving) = &mut self.state else { return 0 };
+        leaving.lanes.retain(|_, lane| lane.post.ended().is_none());
+        if !leaving.lanes.is_empty() {
+            let text = format!(
+                "a medium has not answered for {FAREWELL}: until it does the front end's memory is \
+                 kept, and nobody else is let in"
+            );
+            leaving.patience.tell(now, &mut self.stand, text);
+            return 0;
+        }
+        self.state = State::Absent;
+        1
+    }
+
+    /// Reports an error of the front end, up to a limit per front end.
+    fn trouble(&mut self, text: String) {
+        self.troubles += 1;
+        if self.troubles <= TROUBLES_MAX {
+            self.stand.tell(EndpointEvent::Error(text));
+        }
+    }
+
+    fn serve(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+        request: Request<File>,
+    ) -> Result<(), DisconnectCause> {
+        match request {
+            Request::Memory { call, change } => {
+                session.lanes.values().for_each(RunningQueue::stop);
+                let (what, patience) = (PendingKind::Memory { call, change }, DrainTimer::new(now));
+                session.pending = Some(PendingMessage { what, patience });
+            }
+            Request::Stop { call, queue } => {
+                if let Some(lane) = session.lanes.get(&queue) {
+                    lane.stop();
+                }
+                let (what, patience) = (PendingKind::Stop { call, queue }, DrainTimer::new(now));
+                session.pending = Some(PendingMessage { what, patience });
+            }
+            Request::Start { call, queue, start } => {
+                let started = self.stand.start(session, queue, start);
+                let started = started.map_err(|why| format!("queue {queue}: {why}"));
+                self.answer(session, call, started)?;
+            }
+            Request::SetCall { call, queue, file } => {
+                let set = session.set_call(queue, file);
+                let set = set.map_err(|why| format!("queue {queue}: {why}"));
+                self.answer(session, call, set)?;
+            }
+            Request::SetBackChannel { call, file } => {
+                let back = file.try_clone().and_then(Connection::given);
+                let back = back.map_err(|error| format!("the socket for messages: {error}"));
+                let set = back.map(|back| session.back = Some(back));
+                self.answer(session, call, set)?;
+            }
+            Request::GetInflightFd { call, queues, size } => match make_inflight(queues, size) {
+                Ok((area, file)) => session.server.inflight(call, area, Arc::new(file)),
+                Err(why) => self.answer(session, call, Err(why))?,
+            },
+            Request::SetInflightFd { call, area, file } => {
+                let set = self.stand.adopt_inflight(area, &file);
+                let set = set.map(|inflight| session.inflight = Some(inflight));
+                self.answer(session, call, set)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(
+        &mut self,
+        session: &mut Session,
+        call: PendingReply,
+        result: Result<(), String>,
+    ) -> Result<(), DisconnectCause> {
+        let Err(why) = result else {
+            session.server.done(call);
+            return Ok(());
+        };
+        match session.server.refuse(call) {
+            ReplyOutcome::Told => self.trouble(why),
+            ReplyOutcome::NotReported => return Err(Some(why)),
+        }
+        Ok(())
+    }
+
+    /// Checks whether virtqueues have ended, and continues the message that waits for that.
+    fn look_after_lanes(
+        &mut self,
+        now: Instant,
+        session: &mut Session,
+    ) -> Result<usize, DisconnectCause> {
+        let ended = session.lanes.iter().find_map(|(queue, lane)| {
+            let why = lane.post.ended()?.why?;
+            Some(format!("queue {queue}: {why}"))
+        });
+        if let Some(why) = ended {
+            return Err(Some(why));
+        }
+        let Some(pending) = &mut session.pending else { return Ok(0) };
+        let is_awaited = |queue: u16| match pending.what {
+            PendingKind::Stop { queue: stopped, .. } => queue == stopped,
+            PendingKind::Memory { .. } => true,
+        };
+        let has_ended = |lane: &RunningQueue| lane.post.ended().is_some();
+        if session.lanes.iter().any(|(queue, lane)| is_awaited(*queue) && !has_ended(lane)) {
+            let text = format!(
+                "a medium has not answered for {FAREWELL}: until it does the front end waits for \
+                 its queues to stop"
+            );
+            pending.patience.tell(now, &mut self.stand, text);
+            return Ok(0);
+        }
+        match session.pending.take().map(|pending| pending.what) {
+            Some(PendingKind::Stop { call, queue }) => {
+                let lane = session.lanes.remove(&queue);
+                let ended = lane.and_then(|lane| lane.post.ended());
+                session.server.stopped(call, ended.map_or(0, |ended| ended.next));
+            }
+            Some(PendingKind::Memory { call, change }) => {
+                let changed = self.stand.change_memory(session, change);
+                // The front end believes that the queues run, so a failure must end the connection.
+                self.stand.start_again(session).map_err(Some)?;
+                self.answer(session, call, changed)?;
+            }
+            None => {}
+        }
+        Ok(1)
+    }
+}
+
+impl Session {
+    /// Receives from the socket. Returns false if nothing is available.
+    fn receive(&mut self, now: Instant) -> Result<bool, DisconnectCause> {
+        let mut buffer = [0; BUFFER_BYTES];
+        let wanted = self.server.wanted().min(buffer.len());
+        if wanted == 0 {
+            return Ok(false);
+        }
+        let mut files = Vec::new();
+        let received = self.connection.receive_files(&mut buffer[..wanted], &mut files, FILES_MAX);
+        match received.map_err(|error| Some(error.to_string()))? {
+            RecvResult::Nothing => Ok(false),
+            RecvResult::End => Err(None),
+            RecvResult::Bytes(count) => {
+                let files = files.into_iter().map(Arc::new);
+                self.server.receive(&buffer[..count], files).map_err(said)?;
+                let is_amid = self.server.is_mid_message();
+                let by = self.whole_by.unwrap_or(now.after(PATIENCE));
+                self.whole_by = is_amid.then_some(by);
+                Ok(true)
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<usize, DisconnectCause> {
+        let mut count = 0;
+        while let Some((bytes, file)) = self.server.outgoing() {
+            let files: Vec<BorrowedFd<'_>> = file.iter().map(|file| file.as_fd()).collect();
+            let sent = self.connection.send_files(bytes, &files);
+            let sent = sent.map_err(|error| match error.kind() {
+                std::io::ErrorKind::BrokenPipe => None,
+                _ => Some(error.to_string()),
+            })?;
+            if sent == 0 {
+                break;
+            }
+            self.server.sent(sent);
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn set_call(&mut self, queue: u16, file: Option<File>) -> Result<(), String> {
+        let call = file.as_ref().map(|file| line(file)).transpose()?;
+        match file {
+            Some(file) => self.calls.insert(queue, file),
+            None => self.calls.remove(&queue),
+        };
+        if let Some(lane) = self.lanes.get(&queue) {
+            lane.post.send_command(|orders| orders.call = Some(call));
+            lane.thread.ring();
+        }
+        Ok(())
+    }
+}
+
+impl RunningQueue {
+    fn stop(&self) {
+        self.post.send_command(|orders| orders.ends = true);
+        self.thread.ring();
+    }
+}
+
+impl DrainTimer {
+    fn new(now: Instant) -> Self {
+        Self { until: now.after(FAREWELL), is_late: false }
+    }
+
+    /// Reports once that the deadline has passed.
+    fn tell(&mut self, now: Instant, stand: &mut VhostDevice, text: String) {
+        if !self.is_late && now >= self.until {
+            self.is_late = true;
+            stand.tell(EndpointEvent::Error(text));
+        }
+    }
+}
+
+pub(super) fn line(file: &OwnedFd) -> Result<RemoteEventFd, String> {
+    let line = file.try_clone().and_then(RemoteEventFd::new);
+    line.map_err(|error| error.to_string())
+}
+
+fn said(violation: Violation) -> DisconnectCause {
+    Some(violation.to_string())
+}

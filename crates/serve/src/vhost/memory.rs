@@ -1,0 +1,114 @@
+//! Memory of a front end: its mappings and the address translation.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use tenmil_dma::{FileRange, ForeignRegion, RegionTable};
+use tenmil_vhost_user::{GuestMemory, GuestRegion, MemoryChange, MemoryRegionDesc};
+
+/// Memory of a front end at one point in time. A running virtqueue holds the table it uses.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pieces: Vec<MappedArea>,
+    space: GuestMemory,
+}
+
+/// Mapped memory region, possibly shared by several tables.
+#[derive(Clone, Debug)]
+struct MappedArea {
+    area: MemoryRegionDesc,
+    memory: Arc<ForeignRegion>,
+}
+
+/// Largest number of memory regions.
+pub(super) const SLOTS_MAX: u16 = 256;
+/// Largest amount of shared memory: 4 TiB. The total is bounded because address space that was used
+/// for a region is not reused.
+const BYTES_MAX: u64 = 4 << 40;
+
+type File = Arc<OwnedFd>;
+
+impl Table {
+    /// Returns the memory after a change.
+    ///
+    /// # Errors
+    ///
+    /// Why the change is not possible.
+    pub(super) fn changed(
+        &self,
+        change: MemoryChange<File>,
+        regions: &RegionTable,
+    ) -> Result<Self, String> {
+        let pieces = match change {
+            MemoryChange::Replace(areas) => {
+                check_bytes(areas.iter().map(|(area, _)| area))?;
+                let adopt = |(area, file): (MemoryRegionDesc, File)| {
+                    MappedArea::adopt(area, &file, regions)
+                };
+                areas.into_iter().map(adopt).collect::<Result<Vec<_>, _>>()?
+            }
+            MemoryChange::Add(area, file) => {
+                if self.pieces.len() >= usize::from(SLOTS_MAX) {
+                    return Err(format!("{SLOTS_MAX} stretches are shared, expected fewer"));
+                }
+                check_bytes(self.pieces.iter().map(|piece| &piece.area).chain([&area]))?;
+                let mut pieces = self.pieces.clone();
+                pieces.push(MappedArea::adopt(area, &file, regions)?);
+                pieces
+            }
+            MemoryChange::Remove(area) => {
+                let is_it = |piece: &MappedArea| {
+                    let MemoryRegionDesc { guest, len_bytes, user, .. } = piece.area;
+                    (guest, len_bytes, user) == (area.guest, area.len_bytes, area.user)
+                };
+                let mut pieces = self.pieces.clone();
+                let at = pieces.iter().position(is_it).ok_or_else(|| {
+                    format!("memory at {:#x} is not shared, expected some that is", area.guest)
+                })?;
+                pieces.remove(at);
+                pieces
+            }
+        };
+        let areas = pieces.iter().map(MappedArea::place).collect();
+        let space = GuestMemory::new(areas)
+            .ok_or("two stretches of memory lie over each other, expected them apart")?;
+        Ok(Self { pieces, space })
+    }
+
+    pub(super) fn space(&self) -> &GuestMemory {
+        &self.space
+    }
+
+    /// Guest address of memory whose file the front end has truncated, if any.
+    pub(super) fn failed(&self) -> Option<u64> {
+        let failed = self.pieces.iter().find(|piece| piece.memory.has_failed());
+        failed.map(|piece| piece.area.guest)
+    }
+}
+
+impl MappedArea {
+    fn adopt(
+        area: MemoryRegionDesc,
+        file: &OwnedFd,
+        regions: &RegionTable,
+    ) -> Result<Self, String> {
+        let part = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
+        let memory = regions.map_foreign(file.as_fd(), part);
+        let memory = memory.map_err(|why| format!("memory at {:#x}: {why}", area.guest))?;
+        Ok(Self { area, memory: Arc::new(memory) })
+    }
+
+    fn place(&self) -> GuestRegion {
+        let MemoryRegionDesc { guest, len_bytes, user, .. } = self.area;
+        let (region, offset) = (self.memory.id(), self.memory.offset());
+        GuestRegion { guest, user, len_bytes, region, offset }
+    }
+}
+
+fn check_bytes<'a>(areas: impl Iterator<Item = &'a MemoryRegionDesc>) -> Result<(), String> {
+    let bytes = areas.fold(0_u64, |sum, area| sum.saturating_add(area.len_bytes));
+    if bytes <= BYTES_MAX {
+        return Ok(());
+    }
+    Err(format!("{bytes} bytes are shared, expected {BYTES_MAX} at most"))
+}

@@ -1,0 +1,197 @@
+//! vhost-user endpoint as a poller on a reactor.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Span};
+use tenmil_linux::local_socket::Connection;
+use tenmil_linux::poll_set::{Interest, PollSet, Ready};
+use tenmil_linux::stream::StreamListener;
+use tenmil_reactor::{Context, DetachReason, PollResult, Poller, PollerWake};
+
+use super::endpoint::{Endpoint, PATIENCE};
+use super::queue_control::EndpointWaker;
+
+/// Listener and the endpoint behind it.
+pub(super) struct EndpointPoller {
+    door: StreamListener,
+    guest: Endpoint,
+    bell: Arc<EndpointWaker>,
+    watch: PollSet,
+    /// Events of the last wait.
+    ready: Vec<Ready>,
+    /// Readiness that is registered for the front end's socket, if any.
+    watched: Option<Interest>,
+    /// Whether the listener is registered.
+    is_door_watched: bool,
+    /// Whether a source could not be registered: then the reactor must not sleep.
+    is_deaf: bool,
+    /// When accepting is retried after it failed for lack of file descriptors.
+    door_at: Option<Instant>,
+    now: Instant,
+    /// Next poll of the sockets.
+    look_at: Instant,
+}
+
+const DOOR: u64 = 0;
+const FRONT: u64 = 1;
+const READABLE: Interest = Interest { readable: true, writable: false };
+
+/// Interval between polls of the sockets while the reactor is awake: a poll is a system call.
+const LOOK: Span = Span::from_us(200);
+
+impl EndpointPoller {
+    pub(super) fn new(door: StreamListener, guest: Endpoint) -> io::Result<Self> {
+        let watch = PollSet::new()?;
+        watch.add(&door, DOOR, READABLE)?;
+        let bell = Arc::clone(&guest.stand.bell);
+        let (ready, now) = (Vec::new(), Instant::default());
+        Ok(Self {
+            door,
+            guest,
+            bell,
+            watch,
+            ready,
+            watched: None,
+            is_door_watched: true,
+            is_deaf: false,
+            door_at: None,
+            now,
+            look_at: now,
+        })
+    }
+
+    pub(super) fn woken_by(&self) -> io::Result<PollerWake> {
+        Ok(PollerWake::Descriptor(self.watch.as_fd().try_clone_to_owned()?))
+    }
+
+    /// Polls the listener and the socket. Returns the amount of work.
+    fn look(&mut self, now: Instant) -> usize {
+        self.watch_all(now);
+        let mut ready = std::mem::take(&mut self.ready);
+        // Without epoll both are tried on every poll, and the reactor does not sleep.
+        self.is_deaf |= self.watch.wait(Some(Span { ns: 0 }), &mut ready).is_err();
+        let is_ready = |token: u64| ready.iter().any(|found| found.token == token);
+        let (has_front, has_door) = (is_ready(FRONT), is_ready(DOOR));
+        self.ready = ready;
+        let mut count = 0;
+        if has_front || self.is_deaf {
+            count += self.guest.poll_messages(now);
+        }
+        if has_door || self.is_deaf {
+            count += self.let_in(now);
+        }
+        count
+    }
+
+    fn let_in(&mut self, now: Instant) -> usize {
+        let mut count = 0;
+        while !self.guest.is_leaving() && self.door_at.is_none() {
+            match self.door.accept() {
+                Ok(None) => break,
+                Ok(Some(socket)) => {
+                    count += 1;
+                    let connection = Connection::from(socket);
+                    if self.guest.is_free() {
+                        self.guest.attach_client(now, connection);
+                        self.watched = None;
+                    } else {
+                        self.guest.reject(&connection);
+                    }
+                }
+                // The pending connection keeps the listener readable, which would keep the reactor
+                // awake.
+                Err(_) => self.door_at = Some(now.after(PATIENCE)),
+            }
+        }
+        count
+    }
+
+    /// Registers the sources to wait for in the current state.
+    fn watch_all(&mut self, now: Instant) {
+        self.door_at = self.door_at.filter(|at| *at > now);
+        let wants_door = self.door_at.is_none() && !self.guest.is_leaving();
+        if wants_door != self.is_door_watched {
+            let changed = match wants_door {
+                true => self.watch.add(&self.door, DOOR, READABLE),
+                false => self.watch.remove(&self.door),
+            };
+            self.is_deaf |= changed.is_err();
+            self.is_door_watched = wants_door;
+        }
+        let wanted = self.guest.wanted().map(|(_, interest)| interest);
+        if wanted == self.watched {
+            return;
+        }
+        let Some(socket) = self.guest.socket() else {
+            // Closing the socket has removed it from the epoll set.
+            self.watched = None;
+            return;
+        };
+        let changed = match (self.watched, wanted) {
+            (None, Some(interest)) => self.watch.add(socket, FRONT, interest),
+            (Some(_), Some(interest)) => self.watch.change(socket, FRONT, interest),
+            // A closed peer would keep the socket ready forever.
+            (_, None) => self.watch.remove(socket),
+        };
+        self.is_deaf |= changed.is_err();
+        self.watched = wanted;
+    }
+
+    /// Does a bounded amount of work; returns the amount done.
+    pub(super) fn work(&mut self, now: Instant) -> usize {
+        self.now = now;
+        let has_rung = self.bell.take();
+        let mut count = usize::from(has_rung);
+        let is_due = now >= self.look_at;
+        if is_due {
+            count += self.look(now);
+        }
+        if is_due || has_rung {
+            count += self.guest.advance(now);
+        }
+        if is_due || count > 0 {
+            // The peer may react at once, so poll again.
+            self.look_at = if count > 0 { now } else { now.after(LOOK) };
+        }
+        count
+    }
+}
+
+impl Poller for EndpointPoller {
+    fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
+        PollResult::from_count(self.work(context.now()))
+    }
+
+    fn arm(&mut self) -> PollResult {
+        self.look_at = Instant::default();
+        let count = self.work(self.now);
+        self.watch_all(self.now);
+        PollResult::from_count(count + usize::from(self.is_deaf))
+    }
+
+    fn disarm(&mut self) {
+        self.look_at = Instant::default();
+    }
+
+    /// The light thread may be parked while virtqueues are busy on the same reactor.
+    fn may_park(&self) -> bool {
+        !self.is_deaf
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.guest.wake_at().min(self.door_at.unwrap_or(Instant::NEVER))
+    }
+
+    fn detach(&mut self, parting: DetachReason) -> bool {
+        match parting {
+            DetachReason::Migrating => true,
+            DetachReason::Exiting => {
+                self.guest.disconnect_client(self.now);
+                self.guest.advance(self.now);
+                self.guest.is_free()
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Tests of a disk over a Unix socket, with front ends that speak the protocol by hand.
+
+mod again;
+mod driver;
+mod growing;
+mod hostile;
+mod memory;
+mod rig;
+mod serving;
+mod slots;
+
+use tenmil_base::{Durability, Limits, Operation, OperationSet};
+use tenmil_vhost_user::blk::{DiscardSegment, Header, Kind, Status};
+use tenmil_vhost_user::features::device;
+
+use super::disk::{Disk, DiskRequest, status};
+use super::id;
+
+fn limits() -> Limits {
+    Limits {
+        block_size: 4096,
+        metadata_size: 0,
+        block_count: 1024,
+        request_blocks_max: u32::MAX,
+        segments_max: 512,
+        optimal_boundary_blocks: 0,
+        atomic_write_blocks: 1,
+        depth_max: 32,
+        durability: Durability::VolatileCache,
+        support: OperationSet::of(&[
+            Operation::Read,
+            Operation::Write,
+            Operation::Flush,
+            Operation::Deallocate,
+            Operation::WriteZeroes,
+        ]),
+    }
+}
+
+fn disk(limits: Limits) -> Disk {
+    Disk::new(limits, false, id("x")).unwrap()
+}
+
+#[test]
+fn a_disk_offers_what_its_medium_can_do() {
+    let all = disk(limits()).features();
+    for feature in [device::FLUSH, device::DISCARD, device::WRITE_ZEROES, device::VERSION_1] {
+        assert_ne!(all & feature, 0, "{feature:#x}");
+    }
+    assert_eq!(all & device::RO, 0);
+    let stable = disk(Limits { durability: Durability::Persistent, ..limits() });
+    assert_eq!(all & !stable.features(), device::FLUSH);
+    assert_eq!(stable.flush(), None);
+    let few = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]);
+    let few = disk(Limits { support: few, ..limits() });
+    assert_eq!(all & !few.features(), device::DISCARD | device::WRITE_ZEROES);
+    let config = few.config(3);
+    assert_eq!((config.discard_sectors_max, config.zero_sectors_max), (0, 0));
+    let read_only = Disk::new(limits(), true, id("x")).unwrap();
+    let missing = device::DISCARD | device::WRITE_ZEROES;
+    assert_eq!(read_only.features(), all & !missing | device::RO);
+    let config = disk(limits()).config(3);
+    assert_eq!((config.sectors, config.block_bytes, config.queues), (8192, 4096, 3));
+    assert_eq!(config.physical_exponent, 0);
+    let small = disk(Limits { block_size: 512, ..limits() }).config(1);
+    assert_eq!((small.sectors, small.physical_exponent), (1024, 3));
+}
+
+#[test]
+fn what_can_be_no_disk_is_refused_and_says_why() {
+    for (limits, expected) in [
+        (Limits { metadata_size: 8, ..limits() }, "8 bytes of metadata, expected none"),
+        (Limits { block_size: 128 << 10, ..limits() }, "131072 bytes, expected a power of two"),
+        (Limits { block_size: 520, ..limits() }, "520 bytes, expected a power of two"),
+        (Limits { block_count: 0, ..limits() }, "no blocks"),
+        (Limits { segments_max: 8, ..limits() }, "8 segments at most, expected 126"),
+    ] {
+        let refused = Disk::new(limits, false, id("x")).unwrap_err();
+        assert!(refused.contains(expected), "{refused}");
+    }
+}
+
+#[test]
+fn a_transfer_is_checked_against_the_disk() {
+    use tenmil_base::RequestFlags;
+    let disk = disk(limits());
+    let of = |kind, sector, len_bytes| {
+        disk.transfer(Header { kind, sector }, len_bytes, 1, device::FLUSH)
+    };
+    let ask =
+        |operation, lba, blocks| DiskRequest { operation, flags: RequestFlags::NONE, lba, blocks };
+    assert_eq!(of(Kind::Read, 8, 8192), Ok(ask(Operation::Read, 1, 2)));
+    assert_eq!(of(Kind::Write, 8184, 4096), Ok(ask(Operation::Write, 1023, 1)));
+    for (sector, len_bytes) in [
+        (0, 0),
+        (0, 512),
+        (0, 4095),
+        (1, 4096),
+        (8184, 8192),
+        (8192, 4096),
+        (u64::MAX, 4096),
+        (u64::MAX - 7, 4096),
+        (0, 64 << 20),
+    ] {
+        assert_eq!(of(Kind::Read, sector, len_bytes), Err(Status::ERROR), "{sector} {len_bytes}");
+    }
+    let many = disk.transfer(Header { kind: Kind::Read, sector: 0 }, 4096, 513, 0);
+    assert_eq!(many, Err(Status::ERROR));
+    // Without a negotiated flush, a completed write is durable.
+    let forced = disk.transfer(Header { kind: Kind::Write, sector: 0 }, 4096, 1, 0).unwrap();
+    assert_eq!(forced.flags, RequestFlags::FUA);
+    let read_only = Disk::new(limits(), true, id("x")).unwrap();
+    let write = Header { kind: Kind::Write, sector: 0 };
+    assert_eq!(read_only.transfer(write, 4096, 1, 0), Err(Status::ERROR));
+}
+
+#[test]
+fn discarding_and_zeroing_are_checked_against_the_disk() {
+    use tenmil_base::RequestFlags;
+    let disk = disk(limits());
+    let of = |kind, sector, sectors, flags| {
+        disk.stretch(kind, DiscardSegment { sector, sectors, flags })
+    };
+    let ask = |operation, flags| Ok(DiskRequest { operation, flags, lba: 2, blocks: 3 });
+    assert_eq!(of(Kind::Discard, 16, 24, 0), ask(Operation::Deallocate, RequestFlags::NONE));
+    assert_eq!(of(Kind::WriteZeroes, 16, 24, 0), ask(Operation::WriteZeroes, RequestFlags::NONE));
+    assert_eq!(
+        of(Kind::WriteZeroes, 16, 24, 1),
+        ask(Operation::WriteZeroes, RequestFlags::DEALLOCATE)
+    );
+    assert_eq!(of(Kind::Discard, 16, 24, 1), Err(Status::UNSUPPORTED));
+    assert_eq!(of(Kind::WriteZeroes, 16, 24, 2), Err(Status::UNSUPPORTED));
+    assert_eq!(of(Kind::Discard, 16, 25, 0), Err(Status::ERROR));
+    assert_eq!(of(Kind::Discard, 16, 0, 0), Err(Status::ERROR));
+    assert_eq!(of(Kind::Discard, 8184, 16, 0), Err(Status::ERROR));
+    assert_eq!(of(Kind::Discard, 0, (64 << 11) + 8, 0), Err(Status::ERROR));
+    let none = OperationSet::of(&[Operation::Read, Operation::Write]);
+    let none = self::disk(Limits { support: none, ..limits() });
+    let stretch = DiscardSegment { sector: 0, sectors: 8, flags: 0 };
+    assert_eq!(none.stretch(Kind::Discard, stretch), Err(Status::UNSUPPORTED));
+}
+
+#[test]
+fn an_id_is_twenty_bytes_and_the_same_for_the_same_name() {
+    assert_eq!(id("file:/a"), id("file:/a"));
+    assert_ne!(id("file:/a"), id("file:/b"));
+    assert!(id("x").starts_with(b"tenmil") && id("x").iter().all(u8::is_ascii_alphanumeric));
+    assert_eq!(status(tenmil_base::IoStatus::INVALID_OPCODE), Status::UNSUPPORTED);
+    assert_eq!(status(tenmil_base::IoStatus::WRITE_FAULT), Status::ERROR);
+}

@@ -1,0 +1,434 @@
+//! Completion faults: duplicate, bogus, dropped, delayed and altered completions.
+//!
+//! The position of a completion in the ring may differ between the controller and the host. Each
+//! ring has a [`RingView`] that translates the head doorbell of the host for the controller.
+
+use tenmil_base::Instant;
+
+use super::{BogusCid, Fault, FaultInjector, InjectionPoint, QueueKind, Release};
+use crate::ownership::BufferOwnership;
+
+/// A completion about to be posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletionOutput {
+    /// The four dwords. The Phase Tag is set by the view of the ring.
+    pub entry: [u32; 4],
+    /// The device has not finished the command with this identifier.
+    pub is_lie: bool,
+    /// It is posted with the inverted Phase Tag.
+    pub wrong_phase: bool,
+}
+
+/// A completion ring as seen by the host and by the controller.
+#[derive(Clone, Copy, Debug)]
+pub struct RingView {
+    depth: u32,
+    /// Position at which the host expects the next completion.
+    tail: u32,
+    phase: bool,
+    /// Position at which the controller posts the next completion.
+    inner_tail: u32,
+    /// Head of the host as reported to the controller.
+    inner_head: u32,
+    /// Head that the host has written.
+    host_head: u32,
+}
+
+/// A completion that is held back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WithheldCompletion {
+    sqid: u16,
+    entry: [u32; 4],
+    until: ReleaseCondition,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReleaseCondition {
+    At(Instant),
+    Aborted,
+    Enabled(u32),
+}
+
+const PHASE: u32 = 1 << 16;
+/// Abort (Base 2.1 §5.1.1).
+const ABORT: u8 = 0x08;
+
+impl FaultInjector {
+    /// Decides what is posted for a completion of the controller.
+    pub fn on_completion(
+        &mut self,
+        now: Instant,
+        depth: u32,
+        entry: [u32; 4],
+        ledger: &BufferOwnership,
+    ) -> Vec<CompletionOutput> {
+        let (sqid, cid) = (high_half(entry[2]), low_half(entry[3]));
+        self.heads.insert(sqid, low_half(entry[2]));
+        // Completed by a fault before: the real completion is discarded.
+        if let Some(index) = self.answered.iter().position(|known| *known == (sqid, cid)) {
+            self.answered.swap_remove(index);
+            return Vec::new();
+        }
+        let command = ledger.command(sqid, cid);
+        let opcode = command.map(|command| command.opcode);
+        let queue = if sqid == 0 { QueueKind::Admin } else { QueueKind::Io };
+        match queue {
+            QueueKind::Admin => self.counters.admin_completions += 1,
+            _ => self.counters.io_completions += 1,
+        }
+        let mut emissions = self.alter(now, InjectionPoint { queue, opcode }, depth, entry, ledger);
+        // The completion of an Abort releases a held completion of its command.
+        if sqid == 0 && opcode == Some(ABORT) {
+            let target = command.map_or(0, |command| command.cdw10);
+            for held in &mut self.held {
+                if held.until == ReleaseCondition::Aborted
+                    && held.names(low_half(target), high_half(target))
+                {
+                    held.until = ReleaseCondition::At(now);
+                }
+            }
+        }
+        // Held completions of the previous session precede the first one of the new session.
+        if sqid != 0 {
+            let enables = self.counters.enables;
+            let from_the_grave = self.release(|held| {
+                held.sqid == sqid
+                    && matches!(held.until, ReleaseCondition::Enabled(at) if enables >= at)
+            });
+            let lies =
+                from_the_grave.into_iter().map(|stale| CompletionOutput { is_lie: true, ..stale });
+            emissions.splice(0..0, lies);
+        }
+        emissions
+    }
+
+    /// Held completions that are due, with their submission queue. Except for the delay they are
+    /// correct: SQHD is updated to the current head.
+    pub fn next_released(&mut self, now: Instant) -> Vec<(u16, CompletionOutput)> {
+        let released =
+            self.release(|held| matches!(held.until, ReleaseCondition::At(at) if now >= at));
+        let with_head = |mut emission: CompletionOutput| {
+            let sqid = high_half(emission.entry[2]);
+            if let Some(head) = self.heads.get(&sqid) {
+                emission.entry[2] = u32::from(sqid) << 16 | u32::from(*head);
+            }
+            (sqid, emission)
+        };
+        released.into_iter().map(with_head).collect()
+    }
+
+    /// Handles the fetch of an admin command. Some are completed without the controller.
+    pub fn on_admin_command(
+        &mut self,
+        now: Instant,
+        opcode: u8,
+        cid: u16,
+    ) -> Option<CompletionOutput> {
+        let site = InjectionPoint { queue: QueueKind::Admin, opcode: Some(opcode) };
+        let is_wanted = |fault: &Fault| matches!(fault, Fault::Event { .. });
+        let Fault::Event { result, status } = self.strike(now, site, is_wanted)? else {
+            return None;
+        };
+        self.answered.push((0, cid));
+        let head = self.heads.get(&0).copied().unwrap_or(0);
+        let entry = [result, 0, head.into(), u32::from(status) << 17 | u32::from(cid)];
+        Some(CompletionOutput { entry, is_lie: false, wrong_phase: false })
+    }
+
+    /// Handles a reset: completions held for a time or for an Abort are discarded.
+    pub fn on_disable(&mut self) {
+        self.held.retain(|held| matches!(held.until, ReleaseCondition::Enabled(_)));
+        self.answered.clear();
+    }
+
+    fn alter(
+        &mut self,
+        now: Instant,
+        site: InjectionPoint,
+        depth: u32,
+        entry: [u32; 4],
+        ledger: &BufferOwnership,
+    ) -> Vec<CompletionOutput> {
+        let honest = CompletionOutput { entry, is_lie: false, wrong_phase: false };
+        let is_wanted = |fault: &Fault| {
+            use Fault::{Bogus, Duplicate, Flood, Head, Hold, QueueId, Reserved, Result, Status};
+            matches!(
+                fault,
+                Duplicate
+                    | Bogus(_)
+                    | Fault::WrongPhase
+                    | Fault::Drop
+                    | Hold(_)
+                    | Status(_)
+                    | Result(_)
+                    | Head(_)
+                    | QueueId(_)
+                    | Reserved
+                    | Flood
+            )
+        };
+        let [result, reserved, head, status] = entry;
+        let with = |entry| vec![CompletionOutput { entry, ..honest }];
+        match self.strike(now, site, is_wanted) {
+            Some(Fault::Duplicate) => vec![honest, honest],
+            Some(Fault::Bogus(invented)) => {
+                self.invent(invented, entry, ledger).into_iter().chain([honest]).collect()
+            }
+            Some(Fault::WrongPhase) => vec![CompletionOutput { wrong_phase: true, ..honest }],
+            Some(Fault::Drop) => Vec::new(),
+            Some(Fault::Hold(release)) => {
+                let until = match release {
+                    Release::After(span) => ReleaseCondition::At(now.after(span)),
+                    Release::Aborted => ReleaseCondition::Aborted,
+                    Release::Reset => ReleaseCondition::Enabled(self.counters.enables + 1),
+                };
+                self.held.push(WithheldCompletion { sqid: high_half(head), entry, until });
+                Vec::new()
+            }
+            Some(Fault::Status(code)) => {
+                let drawn = low_half(low_word(self.random.next_u64())) & 0x7fff;
+                let code = if code == u16::MAX { drawn.max(1) } else { code };
+                with([result, reserved, head, status & 0x1_ffff | u32::from(code) << 17])
+            }
+            Some(Fault::Result(result)) => with([result, reserved, head, status]),
+            Some(Fault::Head(ahead)) => {
+                let moved = low_half(head).wrapping_add(ahead);
+                with([result, reserved, head & !0xffff | u32::from(moved), status])
+            }
+            Some(Fault::QueueId(sqid)) => {
+                with([result, reserved, head & 0xffff | u32::from(sqid) << 16, status])
+            }
+            Some(Fault::Reserved) => with([result, u32::MAX, head, status]),
+            Some(Fault::Flood) => vec![honest; depth as usize],
+            _ => vec![honest],
+        }
+    }
+
+    fn invent(
+        &self,
+        invented: BogusCid,
+        entry: [u32; 4],
+        ledger: &BufferOwnership,
+    ) -> Option<CompletionOutput> {
+        let (sqid, cid) = (high_half(entry[2]), low_half(entry[3]));
+        let in_flight = ledger.commands_of(sqid);
+        let (cid, is_lie) = match invented {
+            BogusCid::Outside => (0xfffe, false),
+            BogusCid::Ended => {
+                let ended = (0..u16::MAX).find(|cid| in_flight.iter().all(|(of, _)| of != cid));
+                (ended?, false)
+            }
+            BogusCid::InFlight => (in_flight.iter().find(|(of, _)| *of != cid)?.0, true),
+        };
+        let entry = [entry[0], entry[1], entry[2], u32::from(cid)];
+        Some(CompletionOutput { entry, is_lie, wrong_phase: false })
+    }
+
+    fn release(&mut self, is_due: impl Fn(&WithheldCompletion) -> bool) -> Vec<CompletionOutput> {
+        let due: Vec<WithheldCompletion> =
+            self.held.iter().copied().filter(|held| is_due(held)).collect();
+        self.held.retain(|held| !is_due(held));
+        let emission = |held: WithheldCompletion| CompletionOutput {
+            entry: held.entry,
+            is_lie: false,
+            wrong_phase: false,
+        };
+        due.into_iter().map(emission).collect()
+    }
+}
+
+impl WithheldCompletion {
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        match self.until {
+            ReleaseCondition::At(at) => Some(at),
+            ReleaseCondition::Aborted | ReleaseCondition::Enabled(_) => None,
+        }
+    }
+
+    fn names(&self, sqid: u16, cid: u16) -> bool {
+        self.sqid == sqid && low_half(self.entry[3]) == cid
+    }
+}
+
+impl RingView {
+    /// Creates the view of a new ring.
+    pub fn new(depth: u32) -> Self {
+        Self { depth, tail: 0, phase: true, inner_tail: 0, inner_head: 0, host_head: 0 }
+    }
+
+    /// Number of entries.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Last head doorbell value of the host.
+    pub fn host_head(&self) -> u32 {
+        self.host_head
+    }
+
+    /// Records that the controller has posted at `index`.
+    pub fn posted(&mut self, index: u32) {
+        self.inner_tail = (index + 1) % self.depth;
+    }
+
+    /// Position of the next completion, and its dwords with the Phase Tag.
+    pub fn place(&mut self, emission: &CompletionOutput) -> (u32, [u32; 4]) {
+        let index = self.tail;
+        let mut entry = emission.entry;
+        entry[3] &= !PHASE;
+        if self.phase != emission.wrong_phase {
+            entry[3] |= PHASE;
+        }
+        self.tail += 1;
+        if self.tail == self.depth {
+            (self.tail, self.phase) = (0, !self.phase);
+        }
+        (index, entry)
+    }
+
+    /// Translates a head doorbell value for the controller. A value outside the ring is passed on
+    /// unchanged.
+    pub fn translate(&mut self, head: u32) -> u32 {
+        if head >= self.depth {
+            return head;
+        }
+        self.host_head = head;
+        let unread = (self.tail + self.depth - head) % self.depth;
+        let outstanding = (self.inner_tail + self.depth - self.inner_head) % self.depth;
+        self.inner_head = (self.inner_tail + self.depth - unread.min(outstanding)) % self.depth;
+        self.inner_head
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+pub(super) const fn low_half(word: u32) -> u16 {
+    word as u16
+}
+
+const fn high_half(word: u32) -> u16 {
+    low_half(word >> 16)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+const fn low_word(word: u64) -> u32 {
+    word as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{Instant, Random, Span};
+
+    use super::super::{BogusCid, Fault, FaultInjector, PlannedFault, Release};
+    use super::{CompletionOutput, RingView};
+    use crate::ownership::{BufferOwnership, Direction};
+
+    const NOW: Instant = Instant { ns: 1 };
+    /// Queue 1, command identifier 3, SQHD 4.
+    const ENTRY: [u32; 4] = [0, 0, 0x0001_0004, 3];
+
+    fn ledger() -> BufferOwnership {
+        let mut ledger = BufferOwnership::default();
+        ledger.admin_ring(0x4000);
+        ledger.stored(NOW, 0x4000, &[1, 0, 0, 0x5000, 0, 1, 0, 0], &[]);
+        ledger.hand_to_device(9, &[(0x10_0000, 4096)], Direction::FromDevice);
+        for cid in [3, 5] {
+            ledger.stored(NOW, 0x5000, &[cid << 16 | 2, 0, 0, 0x10_0000, 0, 0, 0, 0], &[0x10_0000]);
+        }
+        ledger
+    }
+
+    fn emitted(fault: Fault) -> Vec<CompletionOutput> {
+        let mut evil = FaultInjector::new(&[PlannedFault::io(fault).times(1)], Random::new(1));
+        evil.on_completion(NOW, 8, ENTRY, &ledger())
+    }
+
+    #[test]
+    fn each_fault_does_what_it_is_called() {
+        let honest = CompletionOutput { entry: ENTRY, is_lie: false, wrong_phase: false };
+        let with = |entry| vec![CompletionOutput { entry, ..honest }];
+        assert_eq!(emitted(Fault::Gone), [honest], "not a fault of completions");
+        assert_eq!(emitted(Fault::Duplicate), [honest; 2]);
+        assert_eq!(emitted(Fault::Drop), []);
+        assert_eq!(emitted(Fault::WrongPhase), [CompletionOutput { wrong_phase: true, ..honest }]);
+        assert_eq!(emitted(Fault::Status(0x281)), with([0, 0, 0x0001_0004, 0x281 << 17 | 3]));
+        assert_eq!(emitted(Fault::Result(7)), with([7, 0, 0x0001_0004, 3]));
+        assert_eq!(emitted(Fault::Head(0xffff)), with([0, 0, 0x0001_0003, 3]));
+        assert_eq!(emitted(Fault::QueueId(2)), with([0, 0, 0x0002_0004, 3]));
+        assert_eq!(emitted(Fault::Flood).len(), 8);
+        let invented = emitted(Fault::Bogus(BogusCid::InFlight));
+        assert_eq!(invented[0].entry[3], 5);
+        assert!(invented[0].is_lie && !invented[1].is_lie);
+        assert_eq!(emitted(Fault::Bogus(BogusCid::Outside))[0].entry[3], 0xfffe);
+        assert_eq!(emitted(Fault::Bogus(BogusCid::Ended))[0].entry[3], 0);
+    }
+
+    #[test]
+    fn what_is_held_back_comes_when_its_time_has_come() {
+        let hold = |release| {
+            let mut evil = FaultInjector::new(
+                &[PlannedFault::io(Fault::Hold(release)).times(1)],
+                Random::new(1),
+            );
+            assert_eq!(evil.on_completion(NOW, 8, ENTRY, &ledger()), []);
+            evil
+        };
+        let mut evil = hold(Release::After(Span { ns: 10 }));
+        assert_eq!(evil.wake_at(), Instant { ns: 11 });
+        assert_eq!(evil.next_released(Instant { ns: 10 }), []);
+        assert_eq!(evil.next_released(Instant { ns: 11 })[0].1.entry, ENTRY);
+
+        let mut evil = hold(Release::Aborted);
+        let mut ledger = ledger();
+        ledger.stored(NOW, 0x4000, &[0x0008, 0, 0, 0, 0, 0x0003_0001, 0, 0], &[]);
+        assert_eq!(evil.on_completion(NOW, 8, [0; 4], &ledger).len(), 1);
+        assert_eq!(evil.next_released(NOW)[0].1.entry, ENTRY, "after the answer to the Abort");
+
+        let mut evil = hold(Release::Reset);
+        evil.on_configuration(0, 1);
+        let other = [0, 0, 0x0001_0001, 5];
+        let both = evil.on_completion(NOW, 8, other, &ledger);
+        assert_eq!(both.iter().map(|emission| emission.is_lie).collect::<Vec<_>>(), [true, false]);
+    }
+
+    #[test]
+    fn an_event_is_invented_once_and_the_real_answer_is_kept_quiet() {
+        let event = PlannedFault::always(Fault::Event { result: 0x1234, status: 0 }).times(1);
+        let mut evil = FaultInjector::new(&[event], Random::new(1));
+        let invented = evil.on_admin_command(NOW, 0x0c, 6).unwrap();
+        assert_eq!(invented.entry, [0x1234, 0, 0, 6]);
+        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &ledger()), []);
+        assert_eq!(evil.on_completion(NOW, 8, [0, 0, 0, 6], &ledger()).len(), 1);
+    }
+
+    /// With duplicate and dropped completions, the head reported to the controller never passes its
+    /// tail, and after the host has read everything both are equal.
+    #[test]
+    fn the_controller_is_told_a_head_that_it_can_believe() {
+        let mut random = Random::new(4);
+        for _ in 0..200 {
+            let mut view = RingView::new(8);
+            let (mut host_head, mut inner_tail, mut inner_head) = (0, 0, 0);
+            for _ in 0..50 {
+                view.posted(inner_tail);
+                inner_tail = (inner_tail + 1) % 8;
+                for _ in 0..random.below(3) {
+                    view.place(&CompletionOutput {
+                        entry: ENTRY,
+                        is_lie: false,
+                        wrong_phase: false,
+                    });
+                }
+                if random.chance(1, 2) || (inner_tail + 1) % 8 == inner_head {
+                    let moves = (view.tail + 8 - host_head) % 8;
+                    host_head = (host_head + moves) % 8;
+                    let told = view.translate(host_head);
+                    let before = (inner_tail + 8 - inner_head) % 8;
+                    let after = (inner_tail + 8 - told) % 8;
+                    assert!(after <= before, "a head never runs backwards");
+                    assert_eq!(after, 0, "the host has read everything");
+                    inner_head = told;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Injected bugs, which the checks of the harness must find. A harness that misses one of them is
+//! broken.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request, Segment,
+};
+
+use crate::bus::Bus;
+use crate::trace::Kind;
+
+/// A deliberate bug of the driver, the host or the harness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InjectedBug {
+    /// The driver completes a request while the device owns its command.
+    AnswersEarly,
+    /// The driver completes a request twice.
+    AnswersTwice,
+    /// The driver never completes a request.
+    ForgetsAnswer,
+    /// The driver completes a read successfully without executing it.
+    InventsData,
+    /// Revoking the DMA access has no effect.
+    CutOffIgnored,
+    /// The DMA access is reported as revoked while the device still has it.
+    CutOffNotAwaited,
+    /// A buffer is unmapped while the device owns its command.
+    UnmapsBuffer,
+    /// The host does not release memory.
+    Leaks,
+    /// The host sleeps past its deadlines.
+    Oversleeps,
+    /// The host never sleeps and changes some state in every iteration.
+    Fidgets,
+    /// The code under test panics.
+    Panics,
+    /// The run depends on something other than its seed.
+    Unrepeatable,
+}
+
+/// Carries out an injected bug.
+pub(crate) struct BugInjector {
+    bus: Bus,
+    planted: Option<InjectedBug>,
+    turns: u64,
+    submitted: u64,
+    answered: u64,
+    victim: Option<u64>,
+    has_struck: bool,
+}
+
+/// An I/O channel with an injected bug.
+pub(crate) struct BuggyChannel<'a> {
+    saboteur: &'a mut BugInjector,
+    inner: &'a mut dyn IoChannel,
+}
+
+/// Request number and iteration at which a bug strikes.
+const STRIKES_AT: u64 = 10;
+const TURN: u64 = 40;
+
+/// Number of runs in this process, which no seed determines. Used by `Unrepeatable` alone.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+
+impl BugInjector {
+    pub(crate) fn new(bus: &Bus, planted: Option<InjectedBug>) -> Self {
+        if planted == Some(InjectedBug::Unrepeatable) {
+            let run = RUNS.fetch_add(1, Ordering::Relaxed);
+            bus.record(Kind::Harness, [run, 0, 0]);
+        }
+        let bus = bus.clone();
+        let (turns, submitted, answered, victim) = (0, 0, 0, None);
+        Self { bus, planted, turns, submitted, answered, victim, has_struck: false }
+    }
+
+    pub(crate) fn turn(&mut self) {
+        self.turns += 1;
+        match self.planted {
+            // Like `panic!`, but without the message of the panic hook, since it is intended.
+            Some(InjectedBug::Panics) if self.turns == TURN => {
+                std::panic::resume_unwind(Box::new("a planted panic"))
+            }
+            Some(InjectedBug::Fidgets) => self.bus.record(Kind::Harness, [0; 3]),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn oversleeps(&self) -> bool {
+        self.planted == Some(InjectedBug::Oversleeps)
+    }
+
+    pub(crate) fn leaks(&self) -> bool {
+        self.planted == Some(InjectedBug::Leaks)
+    }
+
+    pub(crate) fn over<'a>(&'a mut self, inner: &'a mut dyn IoChannel) -> BuggyChannel<'a> {
+        BuggyChannel { saboteur: self, inner }
+    }
+
+    /// Delivers a completion, or what the bug makes of it.
+    fn pass_on(&mut self, answer: IoCompletion, answers: &mut CompletionBatch) {
+        self.answered += 1;
+        let is_victim = self.victim == Some(answer.token);
+        match self.planted {
+            Some(InjectedBug::AnswersEarly | InjectedBug::InventsData) if is_victim => {}
+            Some(InjectedBug::AnswersTwice) if self.answered == STRIKES_AT => {
+                answers.push(answer);
+                answers.push(answer);
+            }
+            Some(InjectedBug::ForgetsAnswer) if self.answered == STRIKES_AT => {}
+            _ => answers.push(answer),
+        }
+    }
+}
+
+impl IoChannel for BuggyChannel<'_> {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let saboteur = &mut *self.saboteur;
+        if saboteur.planted == Some(InjectedBug::InventsData)
+            && saboteur.submitted >= STRIKES_AT
+            && saboteur.victim.is_none()
+            && requests.first().is_some_and(|one| one.operation == tenmil_base::Operation::Read)
+        {
+            saboteur.victim = requests.first().map(|request| request.token);
+            return 1;
+        }
+        let taken = self.inner.submit(now, requests, segments);
+        saboteur.submitted += taken as u64;
+        if saboteur.planted == Some(InjectedBug::AnswersEarly)
+            && saboteur.submitted == STRIKES_AT
+            && saboteur.victim.is_none()
+        {
+            saboteur.victim = requests.first().map(|request| request.token);
+        }
+        if saboteur.planted == Some(InjectedBug::UnmapsBuffer)
+            && saboteur.submitted >= STRIKES_AT
+            && !saboteur.has_struck
+            && let Some(segment) = segments.first()
+        {
+            saboteur.has_struck = true;
+            saboteur.bus.unmap(*segment);
+        }
+        taken
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        let mut inner = CompletionBatch::with_capacity(answers.remaining().saturating_sub(2));
+        self.inner.poll(now, &mut inner);
+        let saboteur = &mut *self.saboteur;
+        let room = answers.remaining();
+        inner.drain().for_each(|answer| saboteur.pass_on(answer, answers));
+        if !saboteur.has_struck
+            && matches!(
+                saboteur.planted,
+                Some(InjectedBug::AnswersEarly | InjectedBug::InventsData)
+            )
+            && let Some(token) = saboteur.victim
+        {
+            saboteur.has_struck = true;
+            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+        }
+        room - answers.remaining()
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.inner.wake_at()
+    }
+}

@@ -1,0 +1,98 @@
+//! I/O errors.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tenmil_base::{ErrorCategory, IoStatus, Operation};
+use tenmil_wire::Status;
+
+use super::slot::SlotRequest;
+
+/// A failed operation, with the buffer that was passed to it.
+#[derive(Debug)]
+pub struct IoError {
+    /// Name by which the device was opened.
+    pub device: Arc<str>,
+    /// Operation that failed.
+    pub operation: Operation,
+    /// First block.
+    pub lba: u64,
+    /// Number of blocks. Zero if it is unknown, or if the operation concerns the whole device.
+    pub blocks: u32,
+    /// Cause.
+    pub why: IoErrorKind,
+    /// Buffer of the operation. None if the operation has no buffer, or if the device is gone while
+    /// it had the buffer: the device may still access that memory, so it is leaked.
+    pub buffer: Option<super::Buffer>,
+}
+
+/// Cause of a failed operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoErrorKind {
+    /// The device completed the request with this status.
+    Outcome(IoStatus),
+    /// The device neither supports nor can emulate the operation, or it was opened read-only.
+    Unsupported(Operation),
+    /// The buffer is empty or its length is not a multiple of the block size. Compare-and-write
+    /// needs two blocks of buffer for each block.
+    Length {
+        /// Length of the buffer.
+        len_bytes: u32,
+        /// Required multiple in bytes: one block, or two for compare-and-write.
+        block_size: u32,
+    },
+    /// The buffer belongs to a pool that the device cannot access.
+    ForeignBuffer,
+    /// The device or its lightweight thread is gone.
+    DeviceGone,
+}
+
+impl IoErrorKind {
+    /// Error category.
+    pub const fn blame(self) -> ErrorCategory {
+        match self {
+            Self::Outcome(_) => ErrorCategory::Remote,
+            Self::Unsupported(_) | Self::Length { .. } | Self::ForeignBuffer => {
+                ErrorCategory::Usage
+            }
+            Self::DeviceGone => ErrorCategory::Environment,
+        }
+    }
+}
+
+impl fmt::Display for IoErrorKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Outcome(IoStatus(status)) => Status(*status).fmt(out),
+            Self::Unsupported(_) => out.write_str("the device has no such operation"),
+            Self::Length { len_bytes, block_size } => {
+                write!(out, "a buffer of {len_bytes} bytes, expected blocks of {block_size}")
+            }
+            Self::ForeignBuffer => out.write_str("a buffer of a pool that the device cannot reach"),
+            Self::DeviceGone => out.write_str("the device is gone, or its thread"),
+        }
+    }
+}
+
+impl std::error::Error for IoErrorKind {}
+
+impl IoError {
+    pub(super) fn new(device: &Arc<str>, order: SlotRequest, why: IoErrorKind) -> Self {
+        let SlotRequest { operation, lba, blocks, buffer, .. } = order;
+        Self { device: Arc::clone(device), operation, lba, blocks, why, buffer }
+    }
+}
+
+impl fmt::Display for IoError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, operation, lba, blocks, why, .. } = self;
+        let name = operation.name();
+        match blocks {
+            0 if *operation == Operation::Flush => write!(out, "{device}: {name}: {why}"),
+            0 | 1 => write!(out, "{device}: {name} of block {lba}: {why}"),
+            _ => write!(out, "{device}: {name} of {blocks} blocks from {lba} on: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for IoError {}

@@ -1,0 +1,67 @@
+//! Identify access to an attached controller.
+
+use tenmil_base::{Dma, IoCompletion, IoStatus, Memory, Mmio};
+use tenmil_wire::{Command, Status};
+
+use super::{AttachedController, ControllerBus};
+use crate::CommandError;
+use crate::identify::{self, ControllerFn};
+
+/// Runs `ask` with admin access to the controller.
+pub(crate) fn with_controller<B: ControllerBus>(
+    attached: AttachedController<B>,
+    ask: ControllerFn<'_>,
+) -> Result<(), CommandError> {
+    ask(&mut AttachedAdmin { attached, asked: 0 })
+}
+
+/// Admin access to an attached controller.
+struct AttachedAdmin<B: ControllerBus> {
+    attached: AttachedController<B>,
+    /// Number of commands so far, which is the token of the last one.
+    asked: u64,
+}
+
+impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
+    fn read32(&mut self, offset: usize) -> u32 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        let read = self.attached.with(|controller| controller.mmio().read32(offset));
+        read.unwrap_or(u32::MAX)
+    }
+
+    fn read64(&mut self, offset: usize) -> u64 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        let read = self.attached.with(|controller| controller.mmio().read64(offset));
+        read.unwrap_or(u64::MAX)
+    }
+
+    fn admin(
+        &mut self,
+        command: Command,
+        len_bytes: u32,
+    ) -> Result<identify::AdminResult, CommandError> {
+        let reach = self.attached.home.reach().clone();
+        let data = match len_bytes {
+            0 => None,
+            _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
+                CommandError::machine(format!(
+                    "allocate {len_bytes} bytes for an answer: none are left"
+                ))
+            })?),
+        };
+        self.asked += 1;
+        let (token, now) = (self.asked, self.attached.clock.now());
+        let sent =
+            self.attached.with(|controller| controller.submit_admin(now, token, command, data))?;
+        sent.map_err(|refusal| CommandError::peer(format!("ask the controller: {refusal}")))?;
+        let IoCompletion { outcome: IoStatus(status), result, .. } =
+            self.attached.await_answer(token)?;
+        let mut bytes = vec![0; len_bytes as usize];
+        if let Some(data) = data {
+            let loaded = reach.load(data, &mut bytes);
+            reach.release(data);
+            loaded.map_err(|stray| CommandError::machine(format!("read an answer: {stray:?}")))?;
+        }
+        Ok(identify::AdminResult { status: Status(status), result, bytes })
+    }
+}

@@ -1,0 +1,67 @@
+//! `tenmil config`: configuration files.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use tenmil_linux::file::replace_with_backup;
+use tenmil_rpc::config::migrate;
+
+use super::write_out;
+use crate::CommandError;
+
+/// Arguments of `config`.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, after_help = EXAMPLES)]
+pub(super) struct ConfigArguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Convert a configuration file of version 0.1 to the present names of keys and parameters
+    Migrate(MigrateArguments),
+}
+
+/// Arguments of `config migrate`.
+#[derive(Debug, Args)]
+struct MigrateArguments {
+    /// File to convert; the original is kept as FILE.bak
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+
+    /// Print the converted file and change nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil config migrate /etc/tenmil/target.toml            converts, and keeps target.toml.bak
+  tenmil config migrate --dry-run /etc/tenmil/target.toml  prints the result";
+
+/// Runs `config`.
+pub(super) fn run(
+    arguments: &ConfigArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    let Command::Migrate(arguments) = &arguments.command;
+    let file = arguments.file.as_path();
+    let shown = file.display();
+    let text = tenmil_linux::file::read_text(file)
+        .map_err(|error| CommandError::caller(format!("config migrate: read {shown}: {error}")))?;
+    let migrated = migrate(&text)
+        .map_err(|error| CommandError::caller(format!("config migrate: {shown}: {error}")))?;
+    if arguments.dry_run {
+        write_out(out, &migrated.text)?;
+    } else if migrated.changes.is_empty() {
+        write_out(out, &format!("{shown}: up to date\n"))?;
+    } else {
+        replace_with_backup(file, migrated.text.as_bytes())
+            .map_err(|error| CommandError::machine(format!("config migrate: {error}")))?;
+        write_out(out, &format!("{shown}: converted\n{}\n", migrated.changes.join("\n")))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,83 @@
+//! `tenmil pool check`: cross-checks the metadata of a pool.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use serde_json::Value;
+use tenmil_base::ErrorCategory;
+use tenmil_block::Opener;
+use tenmil_block::pool::{self, VolumeRef};
+use tenmil_rpc::pool_commands::{JobKind, JobSpec, checked};
+
+use super::super::pool_access::PoolAccess;
+use super::super::write_out;
+use super::{EXIT_INTERRUPTED, ShowArguments};
+use crate::CommandError;
+
+/// Checks the metadata; the exit code tells whether the pool is intact.
+pub(super) fn check(
+    opener: &Opener<'_>,
+    show: &ShowArguments,
+    out: &mut dyn Write,
+) -> Result<ExitCode, CommandError> {
+    let place = VolumeRef::of(&show.device)?;
+    // A pool that is not open in any process is read without being opened for writing.
+    let (mut found, process, by) = match PoolAccess::remote_or(opener, &place, pool::check)? {
+        Ok(found) => (checked(&found), None, String::new()),
+        Err(mut hand) => {
+            let long = JobSpec { what: JobKind::Check, rate_bytes: None, unheard_max: None };
+            let Some(found) = hand.long(&long, "checking")? else {
+                return Ok(ExitCode::from(EXIT_INTERRUPTED));
+            };
+            (found, hand.pid(), hand.by())
+        }
+    };
+    let is_clean = found["clean"] == true;
+    let text = match show.json {
+        true => {
+            found["process"] = process.into();
+            format!("{found:#}\n")
+        }
+        false => as_text(&found) + &by,
+    };
+    write_out(out, &text)?;
+    Ok(ExitCode::from(if is_clean { 0 } else { ErrorCategory::Remote.exit_code() }))
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn words(values: &[Value]) -> Vec<&str> {
+    values.iter().filter_map(Value::as_str).collect()
+}
+
+fn as_text(found: &Value) -> String {
+    let mut text = String::new();
+    let problems = words(list(found, "problems"));
+    for problem in &problems {
+        let _ = writeln!(text, "{problem}");
+    }
+    let word = |value: &Value, name: &str| value[name].as_str().unwrap_or_default().to_owned();
+    for parent in list(found, "parents") {
+        let (uri, of) = (word(parent, "uri"), words(list(parent, "volumes")).join("`, `"));
+        let said = parent["problem"].as_str().map_or("is what it was".into(), |problem| {
+            format!("not to be had, and neither are they: {problem}")
+        });
+        let _ = writeln!(text, "parent {uri} of `{of}`: {said}");
+    }
+    let verdict = match problems.len() {
+        0 => "clean".into(),
+        count => format!("{count} problems"),
+    };
+    let [generation, volumes, metadata] =
+        ["generation", "volumes", "metadata_blocks"].map(|name| &found[name]);
+    let _ = writeln!(
+        text,
+        "pool `{}`: {verdict}; generation {generation}, {volumes} volumes, \
+         {metadata} blocks of metadata",
+        word(found, "name")
+    );
+    text
+}

@@ -1,0 +1,75 @@
+//! `tenmil pool grow`: grows a pool or adds devices.
+
+use clap::Args;
+use serde_json::{Value, json};
+use tenmil_block::Opener;
+use tenmil_block::pool::{GrowResult, PAGE_BYTES, VolumeRef};
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::{PoolCommand, device, grown_text};
+
+use super::super::pool_access::PoolAccess;
+use crate::CommandError;
+
+#[derive(Debug, Args)]
+pub(super) struct GrowArguments {
+    /// First device of the pool
+    #[arg(value_name = "URI")]
+    device: Uri,
+
+    /// Add this device to the pool; may be repeated
+    #[arg(long, value_name = "URI")]
+    add: Vec<Uri>,
+
+    /// Overwrite existing data of added devices
+    #[arg(long, requires = "add")]
+    overwrite: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Grows a pool and reports its size before and after.
+pub(super) fn grow(opener: &Opener<'_>, arguments: &GrowArguments) -> Result<String, CommandError> {
+    let GrowArguments { device, add, overwrite, json } = arguments;
+    let mut hand = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
+    if let PoolAccess::Here { open, .. } = &hand {
+        let grown = open.grow(opener, add, *overwrite)?;
+        return Ok(if *json { grown_json(&grown) } else { grown_text(&grown) });
+    }
+    let before = hand.store()?["size_bytes"].take();
+    let one = |add| PoolCommand::Grow { add, overwrite: *overwrite };
+    let orders = match &add[..] {
+        [] => vec![one(None)],
+        add => add.iter().map(|uri| one(Some(uri.clone()))).collect(),
+    };
+    let mut text = String::new();
+    for order in &orders {
+        text += &hand.execute(order)?.text;
+    }
+    let store = hand.store()?;
+    Ok(match json {
+        true => {
+            let (size, devices) = (&store["size_bytes"], &store["devices"]);
+            document(&before, size, devices, hand.pid())
+        }
+        false => text + &hand.by(),
+    })
+}
+
+fn grown_json(grown: &GrowResult) -> String {
+    let [before, now] =
+        [grown.before, grown.blocks].map(|blocks| (blocks * u64::from(PAGE_BYTES)).into());
+    document(&before, &now, &grown.devices.iter().map(device).collect(), None)
+}
+
+fn document(before: &Value, size: &Value, devices: &Value, process: Option<u32>) -> String {
+    let document = json!({
+        "before_bytes": before,
+        "size_bytes": size,
+        "changed": before != size,
+        "devices": devices,
+        "process": process,
+    });
+    format!("{document:#}\n")
+}

@@ -1,0 +1,162 @@
+//! `tenmil pool open` and `list`: properties and space usage of pools.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tenmil_base::ErrorCategory;
+use tenmil_block::Opener;
+use tenmil_block::pool::VolumeRef;
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::{devices_text, percents, size};
+
+use super::super::pool_access::PoolAccess;
+use super::table;
+use crate::CommandError;
+
+#[derive(Debug, Args)]
+pub(super) struct ListArguments {
+    /// Devices of the pools
+    #[arg(value_name = "URI", required = true, num_args = 1..)]
+    devices: Vec<Uri>,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Properties of a pool, and the process that has it open if it is another one.
+pub(super) struct Summary {
+    store: Value,
+    by: String,
+}
+
+impl Summary {
+    pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, CommandError> {
+        let mut hand = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
+        let mut store = hand.store()?;
+        store["process"] = hand.pid().into();
+        Ok(Self { store, by: hand.by() })
+    }
+
+    pub(super) fn as_text(&self) -> String {
+        let Self { store, by } = self;
+        let text = |name: &str| tenmil_base::text::plain(store[name].as_str().unwrap_or_default());
+        let [generation, volumes] = ["generation", "volumes"].map(|name| &store[name]);
+        let devices = devices_text(&store["devices"]);
+        let stopped = store["stopped_because"].as_str();
+        let stopped = stopped.map_or(String::new(), |why| format!("\n  stopped: {why}"));
+        format!(
+            "pool `{}` on {}{stopped}\n{devices}  uuid {}, generation {generation}\n  \
+             {volumes} volumes and snapshots\n  {} in all, {} used, {} free, of which {} are \
+             reserved for deletions and commits, and {} of that for thick volumes\n  {} written by all of them, each for itself; \
+             {} promised to those that can be written\n  it is told when {} of its room are taken\n{by}",
+            text("name"),
+            text("uri"),
+            text("uuid"),
+            self.size("size_bytes"),
+            self.size("used_bytes"),
+            self.size("free_bytes"),
+            self.size("reserved_bytes"),
+            self.size("reserved_for_thick_bytes"),
+            self.size("written_bytes"),
+            self.size("promised_bytes"),
+            percents(self.thresholds()),
+        )
+    }
+
+    /// Exit code: 1 if the pool has stopped.
+    pub(super) fn exit_code(&self) -> ExitCode {
+        exit_code(self.is_stopped())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.store["health"] == "stopped"
+    }
+
+    pub(super) const fn as_json(&self) -> &Value {
+        &self.store
+    }
+
+    fn size(&self, name: &str) -> String {
+        size(self.store[name].as_u64().unwrap_or_default())
+    }
+
+    fn thresholds(&self) -> [u8; 2] {
+        let percent = |index: usize| self.store["thresholds_percent"][index].as_u64();
+        [0, 1].map(|index| percent(index).and_then(|one| u8::try_from(one).ok()).unwrap_or(0))
+    }
+}
+
+/// Prints one line per pool; exit code 1 if one of them has stopped.
+pub(super) fn list(
+    opener: &Opener<'_>,
+    list: &ListArguments,
+) -> Result<(String, ExitCode), CommandError> {
+    let of = |device: &Uri| Summary::of(opener, device);
+    let summaries: Vec<Summary> = list.devices.iter().map(of).collect::<Result<_, _>>()?;
+    let text = if list.json { list_json(&summaries) } else { list_text(&summaries) };
+    Ok((text, exit_code(summaries.iter().any(Summary::is_stopped))))
+}
+
+fn exit_code(is_stopped: bool) -> ExitCode {
+    if is_stopped {
+        ExitCode::from(ErrorCategory::Environment.exit_code())
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+fn list_text(summaries: &[Summary]) -> String {
+    let head =
+        ["pool", "size", "used", "free", "written", "promised", "volumes", "on"].map(String::from);
+    let row = |one: &Summary| {
+        let text = |name: &str| one.store[name].as_str().unwrap_or_default().to_owned();
+        let sizes = ["size_bytes", "used_bytes", "free_bytes", "written_bytes", "promised_bytes"];
+        let [bytes, used, free, written, promised] = sizes.map(|name| one.size(name));
+        let (name, volumes) = (text("name"), one.store["volumes"].to_string());
+        let uri = match one.store["devices"].as_array().map_or(1, Vec::len) {
+            0 | 1 => text("uri"),
+            count => format!("{} and {} more", text("uri"), count - 1),
+        };
+        let on = match one.store["process"].as_u64() {
+            Some(pid) => format!("{uri} (open in process {pid})"),
+            None => uri,
+        };
+        let on = match one.store["stopped_because"].as_str() {
+            Some(why) => format!("{on}, stopped: {why}"),
+            None => on,
+        };
+        [name, bytes, used, free, written, promised, volumes, on]
+    };
+    table(&[&[head][..], &summaries.iter().map(row).collect::<Vec<_>>()].concat())
+}
+
+fn list_json(summaries: &[Summary]) -> String {
+    let stores: Vec<&Value> = summaries.iter().map(Summary::as_json).collect();
+    format!("{:#}\n", json!({ "pools": stores }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{Summary, list_text};
+
+    fn summary(because: Option<&str>) -> Summary {
+        let health = if because.is_some() { "stopped" } else { "healthy" };
+        let store = json!({ "name": "pool", "health": health, "stopped_because": because });
+        Summary { store, by: String::new() }
+    }
+
+    #[test]
+    fn a_stopped_store_says_why_and_ends_with_1() {
+        let (fine, stopped) = (summary(None), summary(Some("its device has failed")));
+        assert_eq!((fine.is_stopped(), stopped.is_stopped()), (false, true));
+        assert!(!fine.as_text().contains("stopped"));
+        assert!(stopped.as_text().contains("\n  stopped: its device has failed\n"));
+        let text = list_text(&[fine, stopped]);
+        assert_eq!(text.matches("stopped: its device has failed").count(), 1, "{text}");
+        assert_eq!(summary(None).as_json()["stopped_because"], Value::Null);
+    }
+}

@@ -1,0 +1,65 @@
+//! Transports of `serve` and the options valid for each.
+
+use super::ServeArguments;
+use crate::CommandError;
+
+/// Transport of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ServeTransport {
+    Nbd,
+    NvmeTcp,
+    VfioUser,
+    VhostUser,
+    Ublk,
+}
+
+impl ServeTransport {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nbd => "NBD",
+            Self::NvmeTcp => "NVMe/TCP",
+            Self::VfioUser => "vfio-user",
+            Self::VhostUser => "vhost-user",
+            Self::Ublk => "ublk",
+        }
+    }
+}
+
+/// Rejects options that have no effect for this transport.
+pub(super) fn check_switches(
+    arguments: &ServeArguments,
+    over: ServeTransport,
+) -> Result<(), CommandError> {
+    use ServeTransport::{Nbd, NvmeTcp, Ublk, VfioUser, VhostUser};
+    let ServeArguments {
+        nqn, allowed_host, allow_any_host, buffer_memory, state_dir, socket, ..
+    } = arguments;
+    let ServeArguments { export_name, limit_iops, limit_bytes, max_connections, .. } = arguments;
+    let (per_address, per_host) =
+        (arguments.connections_per_address, arguments.connections_per_host);
+    let switches: [(&str, bool, &[ServeTransport]); 15] = [
+        ("--nqn", nqn.is_some(), &[NvmeTcp]),
+        ("--allowed-host", !allowed_host.is_empty(), &[NvmeTcp]),
+        ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
+        ("--buffer-memory", buffer_memory.is_some(), &[NvmeTcp]),
+        ("--state-dir", state_dir.is_some(), &[NvmeTcp]),
+        ("--socket", !socket.is_empty(), &[NvmeTcp]),
+        ("--export-name", export_name.is_some(), &[Nbd]),
+        ("--allow-resize", arguments.allow_resize, &[Nbd]),
+        ("--allow-remote-write", arguments.allow_remote_write, &[Nbd]),
+        ("--limit-iops", limit_iops.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
+        ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
+        ("--max-connections", max_connections.is_some(), &[Nbd, NvmeTcp]),
+        ("--connections-per-address", per_address.is_some(), &[Nbd, NvmeTcp]),
+        ("--nbd-idle-timeout", arguments.nbd_idle_timeout.is_some(), &[Nbd]),
+        ("--connections-per-host", per_host.is_some(), &[NvmeTcp]),
+    ];
+    let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));
+    let Some((switch, _, has_use)) = idle else { return Ok(()) };
+    let expected: Vec<&str> = has_use.iter().map(|over| over.name()).collect();
+    Err(CommandError::caller(format!(
+        "serve over {}: {switch} is given, expected only with a listener for {}",
+        over.name(),
+        expected.join(" or ")
+    )))
+}

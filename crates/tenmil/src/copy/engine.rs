@@ -1,0 +1,525 @@
+//! Copy engine: the state machine that reads, writes, zeroes and flushes.
+//!
+//! ```text
+//!   hole of the source ── also a hole of the target: kept
+//!                     └── otherwise: Zeroed
+//!   data ── Read, and again block by block on an error ── per run: Written, Zeroed or kept
+//!
+//!   0 ──────────── until ─────────────── next ───────────── size
+//!         done           chunks in flight      not started
+//! ```
+//!
+//! The target is flushed periodically. Everything that was done before a flush was submitted is durable
+//! when it completes, and the checkpoint records that.
+
+use std::ops::Range;
+
+use tenmil_base::{
+    BlockExtent, ExtentKind, Instant, IoCompletion, IoStatus, Memory, Operation, Segment, Span,
+};
+use tenmil_dma::Region;
+
+use super::drive::CopyTask;
+use super::geometry::Geometry;
+use super::outcome::{CopyAbort, CopySide, CopyStats};
+use super::side::{CopyChannels, SideRequest};
+use super::{CopyOptions, Devices, OnError};
+
+/// Stores the checkpoint of a copy.
+pub trait CheckpointSink {
+    /// Records that everything up to `until` is on the target, except `lost`, which is zeroes there.
+    /// Durable on return.
+    ///
+    /// # Errors
+    ///
+    /// If the checkpoint could not be stored.
+    fn keep(&mut self, until: u64, lost: &[Range<u64>]) -> Result<(), String>;
+}
+
+/// Copy in progress.
+pub(super) struct CopyEngine<'a> {
+    devices: &'a Devices,
+    geometry: Geometry,
+    options: &'a CopyOptions,
+    keep: &'a mut dyn CheckpointSink,
+    sides: CopyChannels,
+    answers: Vec<(CopySide, IoCompletion)>,
+    jobs: Box<[CopyChunk]>,
+    /// A chunk of zeroes; its region also holds the buffers of all chunks.
+    zeroes: Segment,
+    _memory: Region,
+    next: u64,
+    /// Extent of the source at `next`: its end and what it holds.
+    ahead: (u64, ExtentKind),
+    tally: CopyStats,
+    flush: Flush,
+    flush_next: Instant,
+    /// Lowest offset at which something failed.
+    failed_at: u64,
+    ending: Option<CopyAbort>,
+    /// Whether a write, zero or flush of the target has failed, whatever ended the copy. A flush that
+    /// follows a failed one may succeed without covering the same data (fsync(2)); so no flush is
+    /// submitted and nothing is recorded after that.
+    target_is_lost: bool,
+    is_over: bool,
+}
+
+/// Part of the source in flight.
+struct CopyChunk {
+    /// Byte offset in the source.
+    at: u64,
+    /// Length in bytes of the source.
+    len: u64,
+    /// Bytes read, and bytes of them that are done on the target.
+    read: u64,
+    done: u64,
+    /// Bytes being read, written or zeroed now.
+    piece: u64,
+    buffer: Segment,
+    awaits: ChunkState,
+}
+
+/// State of a chunk: the completion it awaits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChunkState {
+    /// Unused.
+    Unused,
+    Read,
+    Written,
+    Zeroed,
+}
+
+/// State of the target's flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flush {
+    /// No flush is in flight; everything up to `recorded` is in the checkpoint.
+    Idle { recorded: u64 },
+    /// A flush is in flight; everything up to `until` is durable when it completes.
+    Awaited { until: u64 },
+}
+
+/// Token of a flush; the tokens of chunks are their indices.
+const FLUSH: u64 = u64::MAX;
+/// Granularity in bytes of the search for zeroes in the data.
+const GRAIN: u64 = 64 << 10;
+/// Maximum number of holes skipped per step.
+const HOLES_MAX: usize = 64;
+/// Interval of flushes and checkpoints.
+const FLUSH_EVERY: Span = Span::from_secs(5);
+
+impl<'a> CopyEngine<'a> {
+    /// Creates a copy that continues from `from`.
+    pub(super) fn new(
+        devices: &'a Devices,
+        options: &'a CopyOptions,
+        geometry: Geometry,
+        from: CopyStats,
+        keep: &'a mut dyn CheckpointSink,
+    ) -> Result<Self, String> {
+        let sides = CopyChannels::open(&*devices.source, &*devices.target)?;
+        let chunk = usize::try_from(geometry.chunk).unwrap_or(usize::MAX);
+        let len_bytes = chunk.saturating_mul(geometry.depth + 1);
+        let memory = devices.regions.allocate(len_bytes).map_err(|error| error.to_string())?;
+        let part = |index: usize| Segment {
+            region: memory.id(),
+            offset: index as u64 * geometry.chunk,
+            len_bytes: u32::try_from(geometry.chunk).unwrap_or(u32::MAX),
+        };
+        let job = |index| CopyChunk { buffer: part(index + 1), ..CopyChunk::unused() };
+        let zeroes = part(0);
+        devices.regions.fill(zeroes, 0).map_err(|_| "a buffer is out of reach".to_owned())?;
+        let next = from.until;
+        Ok(Self {
+            geometry,
+            options,
+            keep,
+            sides,
+            answers: Vec::new(),
+            jobs: (0..geometry.depth).map(job).collect(),
+            zeroes,
+            _memory: memory,
+            next,
+            ahead: (next, ExtentKind::Data),
+            tally: CopyStats { is_flushed: false, ..from },
+            flush: Flush::Idle { recorded: next },
+            flush_next: Instant::NEVER,
+            failed_at: u64::MAX,
+            ending: None,
+            target_is_lost: false,
+            is_over: false,
+            devices,
+        })
+    }
+
+    /// The statistics, and the reason for an early end.
+    pub(super) fn end(self) -> (CopyStats, Option<CopyAbort>) {
+        (self.tally, self.ending)
+    }
+
+    /// Whether the copy has ended early.
+    #[cfg(test)]
+    pub(super) fn has_ended(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    fn fail(&mut self, at: u64, ending: CopyAbort) {
+        self.target_is_lost |= matches!(ending, CopyAbort::Failed { side: CopySide::Target, .. });
+        self.failed_at = self.failed_at.min(at);
+        // A failure takes precedence over a cancel.
+        if matches!(self.ending, None | Some(CopyAbort::Interrupted)) {
+            self.ending = Some(ending);
+        }
+    }
+
+    /// Offset up to which everything is done.
+    fn until(&self) -> u64 {
+        let jobs = self.jobs.iter().filter(|job| job.awaits != ChunkState::Unused);
+        let first = jobs.map(|job| job.at).min().unwrap_or(self.next);
+        first.min(self.failed_at)
+    }
+
+    /// Starts chunks as long as there are unused ones and data. Returns whether one was started.
+    fn begin(&mut self) -> bool {
+        let before = self.next;
+        for _ in 0..HOLES_MAX {
+            if self.ending.is_some() || self.next >= self.geometry.size {
+                break;
+            }
+            let unused = |job: &CopyChunk| job.awaits == ChunkState::Unused;
+            let Some(index) = self.jobs.iter().position(unused) else { break };
+            let (until, holds) = self.look_ahead();
+            match holds {
+                ExtentKind::Data => self.begin_read(index, until),
+                ExtentKind::Zeroes | ExtentKind::Hole => self.begin_zeroes(index, until),
+            }
+        }
+        self.next != before
+    }
+
+    /// End and content of the source's extent at `next`, in whole units.
+    fn look_ahead(&mut self) -> (u64, ExtentKind) {
+        if self.next < self.ahead.0 {
+            return self.ahead;
+        }
+        let (geometry, at) = (&self.geometry, self.next);
+        let block = geometry.source_block;
+        let extent = self.devices.source.block_status(at / block);
+        let BlockExtent { blocks, holds } =
+            extent.unwrap_or(BlockExtent { blocks: 1, holds: ExtentKind::Data });
+        let end = at.saturating_add(blocks.saturating_mul(block));
+        let whole = geometry.floor(end);
+        self.ahead = match holds {
+            ExtentKind::Data => (geometry.ceiling(end.max(at + 1)), ExtentKind::Data),
+            zeroes if whole > at => (whole, zeroes),
+            // A hole that covers only part of a unit is copied as data.
+            _ => (geometry.ceiling(at + 1), ExtentKind::Data),
+        };
+        self.ahead
+    }
+
+    fn begin_read(&mut self, index: usize, until: u64) {
+        let len = (until - self.next).min(self.geometry.chunk);
+        let job = &mut self.jobs[index];
+        (job.at, job.len, job.read, job.done, job.piece) = (self.next, len, 0, 0, len);
+        self.next += len;
+        self.read(index);
+    }
+
+    /// Zeroes the range from `next` on, unless the target reports zeroes already.
+    fn begin_zeroes(&mut self, index: usize, until: u64) {
+        let at = self.next;
+        let kept = self.geometry.floor(self.zeroes_of_target(at, until));
+        if kept > at {
+            self.tally.kept += kept - at;
+            self.next = kept;
+            return;
+        }
+        let len = (until - at).min(self.geometry.zero_chunk);
+        let job = &mut self.jobs[index];
+        (job.at, job.len, job.read, job.done) = (at, len, len, 0);
+        self.next += len;
+        self.zero(index, len);
+    }
+
+    /// End of the range from `at` that the target reports as zeroes; `at` if there is none.
+    fn zeroes_of_target(&self, at: u64, until: u64) -> u64 {
+        let block = self.geometry.target_block;
+        match self.devices.target.block_status(at / block) {
+            Ok(BlockExtent { blocks, holds: ExtentKind::Zeroes | ExtentKind::Hole }) => {
+                at.saturating_add(blocks.saturating_mul(block)).min(until)
+            }
+            _ => at,
+        }
+    }
+
+    /// Reads the next piece of a chunk.
+    fn read(&mut self, index: usize) {
+        let job = &mut self.jobs[index];
+        let piece = job.piece.min(job.len - job.read);
+        (job.piece, job.awaits) = (piece, ChunkState::Read);
+        let memory = slice(job.buffer, job.read, piece);
+        let (token, operation, at) = (index as u64, Operation::Read, job.at + job.read);
+        self.sides.source.submit(&SideRequest { token, operation, at, len_bytes: piece, memory });
+    }
+
+    fn after_read(&mut self, index: usize, outcome: IoStatus) {
+        let job = &mut self.jobs[index];
+        if outcome.is_success() {
+            self.tally.read += job.piece;
+            job.read += job.piece;
+        } else if is_gone(outcome) {
+            return self.give_up(index, CopySide::Source, Operation::Read, outcome);
+        } else if job.piece > self.geometry.source_block {
+            // Read again block by block, so that exactly the unreadable blocks are skipped or reported.
+            job.piece = self.geometry.source_block;
+        } else if self.options.on_error == OnError::Stop {
+            return self.give_up(index, CopySide::Source, Operation::Read, outcome);
+        } else {
+            let (at, piece) = (job.at + job.read, job.piece);
+            let memory = slice(job.buffer, job.read, piece);
+            if self.devices.regions.fill(memory, 0).is_err() {
+                return self.give_up(index, CopySide::Source, Operation::Read, outcome);
+            }
+            job.read += piece;
+            self.tally.record_unreadable(at..at + piece);
+        }
+        if self.jobs[index].read < self.jobs[index].len {
+            self.read(index);
+        } else {
+            self.pad(index);
+            self.go_on(index);
+        }
+    }
+
+    /// Zeroes the part of the last target block behind the end of the source.
+    fn pad(&mut self, index: usize) {
+        let job = &self.jobs[index];
+        let padded = self.geometry.in_target(job.len);
+        if padded > job.len {
+            let rest = slice(job.buffer, job.len, padded - job.len);
+            if self.devices.regions.fill(rest, 0).is_err() {
+                self.give_up(
+                    index,
+                    CopySide::Source,
+                    Operation::Read,
+                    IoStatus::DATA_TRANSFER_ERROR,
+                );
+            }
+        }
+    }
+
+    /// Writes the next run of the data read: nonzero data, or zeroes.
+    fn go_on(&mut self, index: usize) {
+        loop {
+            let job = &self.jobs[index];
+            if job.awaits == ChunkState::Unused {
+                return;
+            }
+            let (done, len) = (job.done, self.geometry.in_target(job.len));
+            if done >= len {
+                self.jobs[index].awaits = ChunkState::Unused;
+                return;
+            }
+            let (until, is_zero) = self.run(&self.jobs[index], done, len);
+            let at = self.jobs[index].at + done;
+            if !is_zero {
+                return self.write(index, until - done);
+            }
+            // Zeroes that the target holds already are not written again.
+            if self.zeroes_of_target(at, at + until - done) < at + until - done {
+                return self.zero(index, until - done);
+            }
+            self.tally.kept += until - done;
+            self.jobs[index].done = until;
+        }
+    }
+
+    /// End of the run from `from` that is all zeroes or all data, in pieces, and which of the two.
+    fn run(&self, job: &CopyChunk, from: u64, len: u64) -> (u64, bool) {
+        if !self.options.sparse {
+            return (len, false);
+        }
+        let grain = GRAIN.max(self.geometry.unit);
+        let is_zero = |at: u64| {
+            let piece = grain.min(len - at);
+            let (bytes, zeroes) = (slice(job.buffer, at, piece), slice(self.zeroes, 0, piece));
+            self.devices.regions.equal(bytes, zeroes).unwrap_or(false)
+        };
+        let first = is_zero(from);
+        let mut until = from + grain.min(len - from);
+        while until < len && is_zero(until) == first {
+            until += grain.min(len - until);
+        }
+        (until, first)
+    }
+
+    fn write(&mut self, index: usize, piece: u64) {
+        let job = &mut self.jobs[index];
+        (job.piece, job.awaits) = (piece, ChunkState::Written);
+        let memory = slice(job.buffer, job.done, piece);
+        let (token, operation, at) = (index as u64, Operation::Write, job.at + job.done);
+        self.tally.is_flushed = false;
+        self.sides.target.submit(&SideRequest { token, operation, at, len_bytes: piece, memory });
+    }
+
+    /// Zeroes the next `piece` of a chunk, by WriteZeroes or by writing zeroes.
+    fn zero(&mut self, index: usize, piece: u64) {
+        let has_zeroes = self.geometry.has_zeroes;
+        let most = if has_zeroes { self.geometry.zero_chunk } else { self.geometry.chunk };
+        let piece = self.geometry.in_target(piece).min(most);
+        let job = &mut self.jobs[index];
+        (job.piece, job.awaits) = (piece, ChunkState::Zeroed);
+        let (operation, memory) = if has_zeroes {
+            (Operation::WriteZeroes, Segment::default())
+        } else {
+            (Operation::Write, slice(self.zeroes, 0, piece))
+        };
+        let (token, at) = (index as u64, job.at + job.done);
+        self.tally.is_flushed = false;
+        self.sides.target.submit(&SideRequest { token, operation, at, len_bytes: piece, memory });
+    }
+
+    fn after_written(&mut self, index: usize, outcome: IoStatus) {
+        let job = &mut self.jobs[index];
+        let is_write = job.awaits == ChunkState::Written;
+        if !outcome.is_success() {
+            let operation = if is_write || !self.geometry.has_zeroes {
+                Operation::Write
+            } else {
+                Operation::WriteZeroes
+            };
+            return self.give_up(index, CopySide::Target, operation, outcome);
+        }
+        let counted = if is_write { &mut self.tally.written } else { &mut self.tally.zeroed };
+        *counted += job.piece;
+        job.done += job.piece;
+        self.go_on(index);
+    }
+
+    fn give_up(&mut self, index: usize, side: CopySide, operation: Operation, outcome: IoStatus) {
+        let job = &mut self.jobs[index];
+        job.awaits = ChunkState::Unused;
+        let (first, offset) = (job.at, if side == CopySide::Source { job.read } else { job.done });
+        let range = first + offset..first + offset + job.piece;
+        self.fail(first, CopyAbort::Failed { side, operation, range, outcome });
+    }
+
+    /// Flushes the target periodically, and once when no other work is left.
+    fn tend_flush(&mut self, now: Instant) {
+        let Flush::Idle { recorded } = self.flush else { return };
+        if self.flush_next == Instant::NEVER {
+            self.flush_next = now.after(FLUSH_EVERY);
+        }
+        let until = self.until();
+        let is_last = self.nothing_is_left();
+        if !(is_last || now >= self.flush_next && until > recorded) {
+            return;
+        }
+        self.flush_next = now.after(FLUSH_EVERY);
+        if self.geometry.has_flush && !self.target_is_lost {
+            self.flush = Flush::Awaited { until };
+            let (token, operation, memory) = (FLUSH, Operation::Flush, Segment::default());
+            self.sides.target.submit(&SideRequest {
+                token,
+                operation,
+                at: 0,
+                len_bytes: 0,
+                memory,
+            });
+        } else if self.geometry.has_flush {
+            self.is_over = is_last;
+        } else {
+            // A device without Flush has no volatile cache.
+            self.record(until);
+            self.is_over = is_last;
+        }
+    }
+
+    fn nothing_is_left(&self) -> bool {
+        let is_begun = self.next >= self.geometry.size || self.ending.is_some();
+        is_begun && self.jobs.iter().all(|job| job.awaits == ChunkState::Unused)
+    }
+
+    fn after_flush(&mut self, until: u64, outcome: IoStatus) {
+        self.flush = Flush::Idle { recorded: until };
+        if !outcome.is_success() {
+            let (side, operation) = (CopySide::Target, Operation::Flush);
+            return self.fail(until, CopyAbort::Failed { side, operation, range: 0..0, outcome });
+        }
+        self.record(until);
+        // Chunks completed since the flush was submitted are not covered by it; then another one
+        // follows.
+        let is_last = self.nothing_is_left() && until == self.until();
+        self.tally.is_flushed = is_last && !self.target_is_lost;
+        self.is_over = is_last;
+    }
+
+    fn record(&mut self, until: u64) {
+        self.tally.until = until;
+        self.flush = Flush::Idle { recorded: until };
+        if let Err(text) = self.keep.keep(until, &self.tally.lost) {
+            self.fail(until, CopyAbort::Record(text));
+        }
+    }
+}
+
+impl CopyTask for CopyEngine<'_> {
+    fn step(&mut self, now: Instant) -> bool {
+        let begun = self.begin();
+        let mut answers = std::mem::take(&mut self.answers);
+        let moved = self.sides.turn(now, &mut answers);
+        for (_, IoCompletion { token, outcome, .. }) in answers.drain(..) {
+            match (self.flush, usize::try_from(token)) {
+                (Flush::Awaited { until }, _) if token == FLUSH => self.after_flush(until, outcome),
+                (_, Ok(index)) if index < self.jobs.len() => match self.jobs[index].awaits {
+                    ChunkState::Unused => {}
+                    ChunkState::Read => self.after_read(index, outcome),
+                    ChunkState::Written | ChunkState::Zeroed => self.after_written(index, outcome),
+                },
+                _ => {}
+            }
+        }
+        self.answers = answers;
+        // After the completions of this step, so that a flush covers them.
+        if !self.is_over {
+            self.tend_flush(now);
+        }
+        begun || moved
+    }
+
+    fn stop(&mut self) {
+        if self.next < self.geometry.size {
+            self.ending.get_or_insert(CopyAbort::Interrupted);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    fn progress(&self) -> (u64, u64) {
+        (self.until(), self.geometry.size)
+    }
+
+    fn sides(&mut self) -> &mut CopyChannels {
+        &mut self.sides
+    }
+}
+
+impl CopyChunk {
+    fn unused() -> Self {
+        let (at, len, read, done, piece) = (0, 0, 0, 0, 0);
+        Self { at, len, read, done, piece, buffer: Segment::default(), awaits: ChunkState::Unused }
+    }
+}
+
+/// Whether the device is gone, so that retries are pointless.
+fn is_gone(outcome: IoStatus) -> bool {
+    matches!(outcome, IoStatus::NO_DEVICE | IoStatus::ABORTED_BY_HOST)
+}
+
+/// Part of a buffer, within its bounds.
+fn slice(buffer: Segment, skip: u64, len: u64) -> Segment {
+    let part = u32::try_from(skip).ok().zip(u32::try_from(len).ok());
+    part.and_then(|(skip, len)| buffer.slice(skip, len)).unwrap_or_default()
+}

@@ -1,0 +1,167 @@
+//! Emulated SSDs as block devices, together with other devices and below them.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Durability, ErrorCategory, Instant, IoChannel, IoStatus, Memory,
+    Operation, Request, RequestFlags, Segment, Span,
+};
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_linux::Clock;
+
+use crate::CommandError;
+use crate::emu::SsdQueue;
+
+const BLOCK: u32 = 512;
+const LEN: u32 = 16 << 10;
+
+struct Bed {
+    regions: RegionTable,
+    clock: Clock,
+    /// Memory outside the pools of the SSDs.
+    memory: Segment,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let regions = RegionTable::new(512);
+        let memory = Mapping::new(LEN as usize, Backing::Private).unwrap();
+        let memory = regions.add(memory).unwrap();
+        Self { regions, clock: Clock::start(), memory }
+    }
+
+    fn open(&self, uri: &str) -> Result<OpenedDevice, DeviceError> {
+        let Self { regions, clock, .. } = self;
+        let opener = Opener { regions, clock: *clock, seed: 1, more: crate::KINDS };
+        opener.open(&uri.parse::<Uri>()?)
+    }
+
+    /// Runs one operation on all of the memory, and waits for the completion.
+    fn run(&self, channel: &mut dyn IoChannel, operation: Operation, lba: u64) -> IoStatus {
+        let request = request(7, operation, lba);
+        let (mut answers, end) = (CompletionBatch::with_capacity(1), self.end());
+        while channel.submit(self.clock.now(), &[request], &[self.memory]) == 0 {
+            assert!(self.clock.now() < end, "never taken");
+        }
+        channel.flush();
+        while channel.poll(self.clock.now(), &mut answers) == 0 {
+            assert!(self.clock.now() < end, "never answered");
+            tenmil_linux::thread::yield_now();
+        }
+        answers.as_slice()[0].outcome
+    }
+
+    fn end(&self) -> Instant {
+        self.clock.now().after(Span::from_secs(10))
+    }
+}
+
+/// Request for as many blocks as fit into the memory.
+fn request(token: u64, operation: Operation, lba: u64) -> Request {
+    Request {
+        token,
+        lba,
+        operand: 0,
+        segment_first: 0,
+        blocks: LEN / BLOCK,
+        segment_count: 1,
+        metadata_count: 0,
+        operation,
+        flags: RequestFlags::NONE,
+    }
+}
+
+#[test]
+fn requests_name_memory_that_the_ssd_was_never_given() {
+    let bed = Bed::new();
+    for uri in ["emu:ram?size=1m&queues=2", "stripe:[emu:ram?size=1m],[emu:ram?size=1m]?chunk=4k"] {
+        let opened = bed.open(uri).unwrap();
+        let limits = opened.medium.limits();
+        assert_eq!(
+            (limits.block_size, limits.durability),
+            (BLOCK, Durability::NonPersistent),
+            "{uri}"
+        );
+        let [mut first, mut second] = [(); 2].map(|()| opened.medium.channel().unwrap());
+        bed.regions.fill(bed.memory, 0x5a).unwrap();
+        assert_eq!(bed.run(&mut *first, Operation::Write, 32), IoStatus::SUCCESS);
+        bed.regions.fill(bed.memory, 0).unwrap();
+        assert_eq!(bed.run(&mut *second, Operation::Read, 32), IoStatus::SUCCESS);
+        let mut bytes = vec![0; LEN as usize];
+        bed.regions.load(bed.memory, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0x5a), "{uri}");
+    }
+}
+
+#[test]
+fn channels_are_queue_pairs_and_a_closed_one_makes_room() {
+    let bed = Bed::new();
+    let opened = bed.open("emu:null?queues=2").unwrap();
+    assert_eq!(opened.medium.channels_max(), 2);
+    for _ in 0..3 {
+        let mut two = [(); 2].map(|()| opened.medium.channel().unwrap());
+        let third = opened.medium.channel().err().unwrap();
+        assert!(third.starts_with("2 queue pairs are in use, expected at most 2"), "{third}");
+        for channel in &mut two {
+            assert_eq!(bed.run(&mut **channel, Operation::Read, 0), IoStatus::SUCCESS);
+        }
+    }
+}
+
+#[test]
+fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
+    let bed = Bed::new();
+    let spec = "emu:model:p4800x?size=16m".parse().unwrap();
+    let opener = Opener { regions: &bed.regions, clock: bed.clock, seed: 1, more: &[] };
+    let medium = crate::emu::kind::start(&opener, &spec, false).unwrap();
+    let fleet = &medium.fleet;
+    let mut state = fleet.shared.lock();
+    let emulated = state.emulated().unwrap();
+    let made = emulated.ssd_queue(0, fleet.depth, &fleet.techniques, &fleet.clock).unwrap();
+    drop(state);
+    let SsdQueue::Direct(mut queue) = made.0 else { panic!("its doorbells are plain ones") };
+    let reads: Vec<Request> = (0..8).map(|token| request(token, Operation::Read, 0)).collect();
+    assert_eq!(queue.submit(bed.clock.now(), &reads, &[bed.memory]), 8);
+    queue.flush();
+    assert!(queue.queue().in_flight() >= 8, "nobody has polled");
+    super::abandon(&mut queue, &fleet.clock);
+    assert_eq!(queue.queue().in_flight(), 0);
+}
+
+#[test]
+fn a_channel_outlives_its_medium() {
+    let bed = Bed::new();
+    let mut channel = bed.open("emu:ram?size=1m").unwrap().medium.channel().unwrap();
+    assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
+}
+
+#[test]
+fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
+    let bed = Bed::new();
+    let spec = "emu:ram?size=1m".parse().unwrap();
+    let opener = Opener { regions: &bed.regions, clock: bed.clock, seed: 1, more: &[] };
+    let medium = Arc::new(crate::emu::kind::start(&opener, &spec, false).unwrap());
+    let fleet = Arc::clone(&medium.fleet);
+    let mut channel = medium.channel().unwrap();
+    assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
+    fleet.shared.lose(&mut fleet.shared.lock(), CommandError::peer("it burnt"));
+    assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
+    assert_eq!(medium.channel().err().unwrap(), "it burnt");
+    assert!(!fleet.shared.tend(bed.clock.now()), "and nobody tends it");
+}
+
+#[test]
+fn what_is_no_single_ssd_is_refused() {
+    let bed = Bed::new();
+    for (uri, expected) in [
+        ("emu:null?count=2", "count is 2, expected 1: one device is one SSD"),
+        ("emu:tape", "no medium `tape`, expected emu:null"),
+        ("emu:null?colour=1", "no parameter `colour`, expected count, size"),
+    ] {
+        let error = bed.open(uri).unwrap_err();
+        assert_eq!(error.blame(), ErrorCategory::Usage);
+        assert!(error.to_string().starts_with(&format!("{uri}: {expected}")), "{error}");
+    }
+}

@@ -1,0 +1,188 @@
+//! Device threads: poll while there is work, and sleep otherwise.
+//!
+//! ```text
+//!   poll ──▶ no work for the busy-poll time ──▶ arm ──▶ check once more ──▶ sleep
+//!    ▲                                                   │ work             │ doorbell, register,
+//!    └───────────────────────────────────────────────────┴──────────────────┘ block device, timer
+//! ```
+//!
+//! The host stores its doorbell and then checks whether the thread is armed; the thread arms and
+//! then checks the doorbells. The full barrier between the two steps is executed by the sleeping
+//! side (see [`tenmil_linux::wakeup`]).
+
+use tenmil_base::{Instant, Interrupts, Span};
+use tenmil_linux::{
+    Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StopFlag, Thread, WakeSources,
+};
+use tenmil_nvme_controller::transport::NextPoll as Rest;
+use tenmil_reactor::{AdaptiveSpin, PollMode};
+
+use super::device::EmulatedSsd;
+use crate::CommandError;
+
+/// A thread that polls some SSDs. Dropping it stops and joins the thread.
+pub(super) struct DeviceThread {
+    thread: Option<Thread<()>>,
+    bell: Notifier,
+}
+
+/// A thread before its start. Its waker exists already, since the host sides of the SSDs need it.
+pub(super) struct DeviceThreadBuilder {
+    ssds: Vec<EmulatedSsd>,
+    sleeper: Sleeper,
+}
+
+/// Loop of a device thread.
+pub(super) struct DeviceLoop<I: Interrupts = EventVectors> {
+    ssds: Vec<EmulatedSsd<I>>,
+    stop: StopFlag,
+    gives_way: bool,
+    sources: WakeSources,
+    /// A descriptor could not be added to the wait set, so the thread must not sleep.
+    is_deaf: bool,
+    spell: AdaptiveSpin,
+    /// Next time at which an SSD has work without an event, as of the last iteration.
+    until: Instant,
+    /// Iterations per reading of the clock.
+    turns: u32,
+}
+
+/// Iterations per reading of the clock; one takes well under a microsecond.
+const TURNS_PER_LOOK: u32 = 16;
+
+/// Typical delay of a timed wake-up by the kernel. A deadline closer than this is awaited by
+/// polling.
+const WAKE_LEAD: Span = Span::from_us(100);
+
+impl DeviceThreadBuilder {
+    pub(super) fn new() -> Result<Self, CommandError> {
+        let sleeper = Sleeper::new().map_err(|error| {
+            CommandError::machine(format!("make a bell for a device's thread: {error}"))
+        })?;
+        Ok(Self { ssds: Vec::new(), sleeper })
+    }
+
+    pub(super) fn bell(&self) -> Notifier {
+        self.sleeper.bell()
+    }
+
+    pub(super) fn push(&mut self, ssd: EmulatedSsd) {
+        self.ssds.push(ssd);
+    }
+
+    /// Starts thread number `index`, on CPU `core` if that is possible.
+    pub(super) fn start(
+        self,
+        index: usize,
+        core: Option<u32>,
+        gives_way: bool,
+        clock: Clock,
+    ) -> Result<DeviceThread, CommandError> {
+        let Self { ssds, mut sleeper } = self;
+        let (bell, name) = (sleeper.bell(), format!("device-{index}"));
+        let body = move |stop: &StopFlag| {
+            let mut on_shift = DeviceLoop::new(ssds, stop.clone(), gives_way, sleeper.sources());
+            tenmil_linux::event_loop::run(&mut on_shift, &clock, &mut sleeper);
+        };
+        let thread = Thread::spawn(&name, core, body)
+            .map_err(|error| CommandError::machine(format!("start thread {name}: {error}")))?;
+        Ok(DeviceThread { thread: Some(thread), bell })
+    }
+}
+
+impl Drop for DeviceThread {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.stop_flag().stop();
+            self.bell.notify();
+            // Joins the thread.
+            drop(thread);
+        }
+    }
+}
+
+impl<I: Interrupts> DeviceLoop<I> {
+    fn new(
+        ssds: Vec<EmulatedSsd<I>>,
+        stop: StopFlag,
+        gives_way: bool,
+        sources: WakeSources,
+    ) -> Self {
+        let spell = AdaptiveSpin::new(PollMode::Adaptive, Instant::default());
+        let (until, turns) = (Instant::NEVER, TURNS_PER_LOOK);
+        Self { ssds, stop, gives_way, sources, is_deaf: false, spell, until, turns }
+    }
+
+    /// Loop without a thread, for tests that advance the time themselves: the clock is read in each
+    /// iteration.
+    #[cfg(test)]
+    pub(super) fn by_hand(ssd: EmulatedSsd<I>, sources: WakeSources) -> Self {
+        Self { turns: 1, ..Self::new(vec![ssd], StopFlag::new(), false, sources) }
+    }
+
+    /// Polls every SSD once. Returns true if there was work.
+    #[inline]
+    fn turn_each(&mut self, now: Instant) -> bool {
+        let mut is_busy = false;
+        self.until = Instant::NEVER;
+        for ssd in &mut self.ssds {
+            match ssd.turn(now) {
+                Rest::Busy => is_busy = true,
+                Rest::Pending(until) | Rest::Idle(until) => self.until = self.until.min(until),
+            }
+        }
+        is_busy
+    }
+
+    /// Time at which the thread must be awake.
+    fn wake_at(&self) -> Instant {
+        if self.until == Instant::NEVER {
+            return Instant::NEVER;
+        }
+        Instant { ns: self.until.ns.saturating_sub(WAKE_LEAD.ns) }
+    }
+}
+
+impl<I: Interrupts> EventLoop for DeviceLoop<I> {
+    fn iterate(&mut self, now: Instant) -> NextStep {
+        if self.stop.is_stopped() {
+            return NextStep::Exit;
+        }
+        let mut is_idle = false;
+        for _ in 0..self.turns {
+            is_idle = !self.turn_each(now);
+            if is_idle && self.gives_way {
+                tenmil_linux::thread::yield_now();
+                break;
+            }
+        }
+        if !is_idle {
+            self.spell.record_work(now);
+            return NextStep::Again;
+        }
+        let may_sleep = self.spell.is_expired(now) && self.wake_at() > now && !self.is_deaf;
+        if may_sleep { NextStep::Until(self.wake_at()) } else { NextStep::Again }
+    }
+
+    fn arm(&mut self, now: Instant) -> bool {
+        let (planned, mut has_work) = (self.wake_at(), false);
+        self.until = Instant::NEVER;
+        for ssd in &mut self.ssds {
+            let until = ssd.arm(now);
+            has_work |= until.is_none();
+            self.until = self.until.min(until.unwrap_or_default());
+            let (sources, is_deaf) = (&self.sources, &mut self.is_deaf);
+            ssd.new_descriptors(|source| *is_deaf |= sources.add(source, 0).is_err());
+        }
+        let must_wake = has_work || self.is_deaf || self.wake_at() < planned;
+        if must_wake {
+            // Poll for another period first: arming costs more than a few iterations.
+            self.spell.extend(now);
+        }
+        must_wake || self.stop.is_stopped()
+    }
+
+    fn woken(&mut self, _: &[u64]) {
+        self.ssds.iter_mut().for_each(EmulatedSsd::disarm);
+    }
+}

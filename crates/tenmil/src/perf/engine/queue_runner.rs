@@ -1,0 +1,568 @@
+//! Load loop of one queue pair: the innermost loop of `perf`.
+//!
+//! ```text
+//!   poll ──> completions ──> for each: count, time, draw the next ──> requests ──> submit, flush
+//!                               │                                        │
+//!                               └── token = index of the task ───────────┘
+//! ```
+//!
+//! A task is one I/O in flight: it owns a buffer for the whole run, and its index is the token. The
+//! clock is read once per batch of completions. All tasks submitted in one batch carry the same
+//! time stamp, so their latencies are recorded as a run of equal values rather than one by one.
+
+mod depth_one;
+
+use std::collections::BTreeMap;
+
+use tenmil_base::{
+    CompletionBatch, Histogram, Instant, IoChannel, IoCompletion, IoStatus, Operation, Request,
+    RequestFlags, Segment, Span, WakeSource,
+};
+use tenmil_linux::Clock;
+
+pub(super) use self::depth_one::StepBounds;
+use super::verify::Verifier;
+use crate::perf::arrivals::Arrivals;
+use crate::perf::outcome::{Counts, FastPathCounters};
+use crate::perf::workload::{self, IoSpec, Workload};
+
+/// A queue pair with its tasks and counters.
+pub(super) struct QueueRunner<S> {
+    backend: Box<dyn IoChannel>,
+    addresses: workload::AddressStream,
+    /// Submission time, or intended start, of the I/O of each task, in nanoseconds.
+    sent: Box<[u64]>,
+    tasks: Box<[InflightIo]>,
+    /// Properties common to all I/Os, if they have any: no task stores them then.
+    fixed: Option<FixedIo>,
+    /// Segment `index` is the buffer of task `index`, with the length of its current I/O.
+    segments: Box<[Segment]>,
+    /// Requests that the I/O channel has not accepted yet.
+    requests: Vec<Request>,
+    /// Request of a runner with one I/O in flight. Only its address changes, so the reader need not
+    /// wait for the stores of the other fields.
+    again: Request,
+    answers: CompletionBatch,
+    /// Tasks that wait for an arrival. Empty in a closed loop.
+    idle: Vec<u32>,
+    /// Number of I/Os that may still be started.
+    budget: u64,
+    in_flight: u32,
+    /// Whether to load the tasks of a batch into the cache before they are processed.
+    look_at_tasks: bool,
+    scrutiny: S,
+    sums: QueueTotals,
+    /// Counters since the runner was created. Doorbells are counted by the I/O channel.
+    turns: FastPathCounters,
+}
+
+/// One I/O in flight.
+#[derive(Clone, Copy, Debug)]
+struct InflightIo {
+    len_bytes: u32,
+    operation: Operation,
+}
+
+/// The only kind of I/O of a runner.
+#[derive(Clone, Copy, Debug)]
+struct FixedIo {
+    operation: Operation,
+    len_bytes: u32,
+    blocks: u32,
+    segment_count: u16,
+}
+
+/// Counters of a runner since they were last cleared.
+#[derive(Clone, Debug, Default)]
+pub(super) struct QueueTotals {
+    pub(super) latency: BTreeMap<Operation, Histogram>,
+    pub(super) bytes: u64,
+    pub(super) errors: BTreeMap<u16, u64>,
+    /// Longest time of a batch from its time stamp to its doorbell.
+    pub(super) longest_batch: Span,
+    /// Open loop: I/Os started late because no task was idle.
+    pub(super) delayed: u64,
+    /// Open loop: last time at which no task was idle.
+    full_until: Instant,
+    /// Histogram of the operation counted last.
+    recent: Option<(Operation, Histogram)>,
+}
+
+/// Number of draws per task that may hit blocks with an operation in progress, before the task
+/// waits for the next iteration.
+const REDRAWS_MAX: u32 = 64;
+
+/// Consecutive completions with the same operation and submission time.
+#[derive(Clone, Copy)]
+struct CompletionRun {
+    sent_ns: u64,
+    operation: Operation,
+    count: u64,
+}
+
+/// Completions of one batch, divided into runs with the same submission time: only the end of a run
+/// needs work.
+struct CompletionRuns {
+    stamp: Instant,
+    operation: Operation,
+    /// Index in the batch of the first completion of the current run.
+    first: usize,
+    /// Submission time of the current run.
+    sent_ns: u64,
+    /// Successful completions in the finished runs.
+    good: u64,
+}
+
+/// Submission time that never occurs.
+const NO_STAMP: u64 = u64::MAX;
+
+/// Constructor arguments of a runner.
+pub(super) struct QueueRunnerParts<S> {
+    pub(super) backend: Box<dyn IoChannel>,
+    pub(super) addresses: workload::AddressStream,
+    pub(super) buffers: Vec<Segment>,
+    pub(super) budget: u64,
+    pub(super) look_at_tasks: bool,
+    pub(super) scrutiny: S,
+    /// Operation and size of all I/Os, if there is only one of each.
+    pub(super) fixed: Option<(Operation, u32)>,
+}
+
+impl<S: Verifier> QueueRunner<S> {
+    /// Creates a runner with one idle task per buffer.
+    pub(super) fn new(parts: QueueRunnerParts<S>) -> Self {
+        let depth = parts.buffers.len();
+        let block_size = parts.backend.limits().block_size;
+        let task = InflightIo { len_bytes: 0, operation: Operation::Read };
+        let tasks = u32::try_from(depth).expect("a depth is a small number");
+        Self {
+            backend: parts.backend,
+            addresses: parts.addresses,
+            sent: vec![0; depth].into(),
+            tasks: vec![task; depth].into(),
+            fixed: parts
+                .fixed
+                .map(|(operation, len_bytes)| FixedIo::new(operation, len_bytes, block_size)),
+            segments: parts.buffers.into(),
+            requests: Vec::with_capacity(depth),
+            again: Request::NOTHING,
+            answers: CompletionBatch::with_capacity(depth),
+            idle: (0..tasks).rev().collect(),
+            budget: parts.budget,
+            in_flight: 0,
+            look_at_tasks: parts.look_at_tasks,
+            scrutiny: parts.scrutiny,
+            sums: QueueTotals::default(),
+            turns: FastPathCounters::default(),
+        }
+    }
+
+    /// Starts an I/O for every idle task, at the beginning of a closed loop.
+    pub(super) fn fill(&mut self, now: Instant, workload: &mut Workload) {
+        let mut waiting = std::mem::take(&mut self.idle);
+        while let Some(task) = waiting.pop() {
+            self.start(task, now, workload);
+        }
+        self.submit(now);
+    }
+
+    /// One iteration of a closed loop: every completion is followed by a new I/O. Returns the
+    /// number of completions, and the time as last read.
+    #[inline]
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        clock: &Clock,
+        workload: &mut Workload,
+    ) -> (usize, Instant) {
+        let count = self.backend.poll(now, &mut self.answers);
+        self.turns.polls += 1;
+        if count == 0 {
+            self.turns.idle_polls += 1;
+            if !(self.requests.is_empty() && self.idle.is_empty()) {
+                self.fill(now, workload);
+            }
+            return (0, now);
+        }
+        let stamp = clock.now();
+        match self.fixed {
+            // Fast path: one kind of I/O, no verification, and enough budget for the whole batch.
+            Some(fixed) if !S::IS_ON && self.budget >= count as u64 => {
+                if count == 1 && self.requests.is_empty() {
+                    self.repeat_one(stamp, fixed, workload);
+                    return (1, stamp);
+                }
+                self.repeat(stamp, fixed, workload);
+            }
+            _ => self.take(stamp, |lane, task| lane.start(task, stamp, workload)),
+        }
+        self.submit(stamp);
+        if count == 1 {
+            return (1, stamp);
+        }
+        let end = clock.now();
+        self.sums.longest_batch = self.sums.longest_batch.max(end.since(stamp));
+        (count, end)
+    }
+
+    /// Replaces each completed I/O by one of the same kind at a new address.
+    #[inline]
+    fn repeat(&mut self, stamp: Instant, fixed: FixedIo, workload: &mut Workload) {
+        if let Some(kept) = workload.uniform() {
+            // Works on a copy, which stays in registers during the loop.
+            let mut random = kept.clone();
+            self.repeat_at(stamp, fixed, |lane| lane.uniform(&mut random));
+            *kept = random;
+        } else {
+            self.repeat_at(stamp, fixed, |lane| workload.address(lane, fixed.blocks));
+        }
+    }
+
+    /// [`repeat`](Self::repeat), with the addresses that `address` draws.
+    #[inline]
+    fn repeat_at(
+        &mut self,
+        stamp: Instant,
+        fixed: FixedIo,
+        mut address: impl FnMut(&mut workload::AddressStream) -> u64,
+    ) {
+        let answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
+        let answered = answers.as_slice();
+        if self.look_at_tasks {
+            answered.iter().for_each(|answer| {
+                std::hint::black_box(self.sent[index_of(answer.token)]);
+            });
+        }
+        let Self { sent, requests, addresses, sums, .. } = self;
+        let FixedIo { operation, len_bytes, .. } = fixed;
+        let mut runs = CompletionRuns { stamp, operation, first: 0, sent_ns: NO_STAMP, good: 0 };
+        requests.extend(answered.iter().enumerate().map(|(index, answer)| {
+            let sent_ns = std::mem::replace(&mut sent[index_of(answer.token)], stamp.ns);
+            // Detects a new submission time and a failure with a single branch.
+            if sent_ns ^ runs.sent_ns | u64::from(answer.outcome.0) != 0 {
+                runs.turn(sums, index, sent_ns, answer);
+            }
+            fixed.request(answer.token, address(addresses))
+        }));
+        runs.end(sums, answered.len());
+        sums.bytes += runs.good * u64::from(len_bytes);
+        self.turns.completions += answered.len() as u64;
+        self.budget -= answered.len() as u64;
+        self.answers = answers;
+        self.answers.clear();
+    }
+
+    /// One iteration of an open loop: I/Os start when they arrive, and their latency counts from
+    /// then. Returns the number of completions and starts, and the time as last read.
+    pub(super) fn turn_open(
+        &mut self,
+        now: Instant,
+        clock: &Clock,
+        workload: &mut Workload,
+        arrivals: &mut Arrivals,
+    ) -> (usize, Instant) {
+        let count = self.backend.poll(now, &mut self.answers);
+        self.turns.polls += 1;
+        self.turns.idle_polls += u64::from(count == 0);
+        let stamp = clock.now();
+        self.take(stamp, |lane, task| lane.idle.push(task));
+        let waiting = self.budget;
+        while self.budget > 0 && arrivals.next_due() <= stamp {
+            let Some(task) = self.idle.pop() else {
+                self.sums.full_until = stamp;
+                break;
+            };
+            let Some(intended) = arrivals.due(stamp) else { break };
+            self.sums.delayed += u64::from(intended <= self.sums.full_until);
+            self.start(task, intended, workload);
+        }
+        self.submit(stamp);
+        (count + usize::try_from(waiting - self.budget).unwrap_or(usize::MAX), stamp)
+    }
+
+    /// Wake-up source of the I/O channel.
+    pub(super) fn wake_source(&self) -> WakeSource<'_> {
+        self.backend.wake_source()
+    }
+
+    /// Whether a waiting thread should sleep at once: see [`IoChannel::is_kernel_io`].
+    pub(super) fn is_done_by_kernel(&self) -> bool {
+        self.backend.is_kernel_io()
+    }
+
+    /// Prepares for a sleep: see [`IoChannel::arm`].
+    pub(super) fn arm(&mut self) -> bool {
+        !self.requests.is_empty() || self.backend.arm()
+    }
+
+    /// Ends a sleep: see [`IoChannel::disarm`].
+    pub(super) fn disarm(&mut self) {
+        self.backend.disarm();
+    }
+
+    /// Time at which the I/O channel must be polled even without an event.
+    pub(super) fn wake_at(&self) -> Instant {
+        self.backend.wake_at()
+    }
+
+    /// Reaps completions without starting new I/Os, at the end of a run.
+    pub(super) fn drain(&mut self, now: Instant) {
+        self.in_flight -= u32::try_from(self.requests.len()).unwrap_or(0);
+        for request in self.requests.drain(..) {
+            self.scrutiny.ended(IoStatus::ABORTED, index_of(request.token), Segment::default());
+        }
+        self.backend.flush();
+        self.backend.poll(now, &mut self.answers);
+        self.take(now, |lane, task| lane.idle.push(task));
+    }
+
+    /// Counters since the runner was created.
+    pub(super) fn turns(&self) -> FastPathCounters {
+        let rung = self.backend.doorbell_stats();
+        FastPathCounters {
+            submission_doorbells: rung.submission,
+            completion_doorbells: rung.completion,
+            doorbell_registers: rung.registers,
+            cmb_commands: rung.cmb_commands,
+            ..self.turns
+        }
+    }
+
+    /// Data verifier.
+    pub(super) fn scrutiny(&self) -> &S {
+        &self.scrutiny
+    }
+
+    /// Number of I/Os in flight.
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Whether every I/O of the budget has completed.
+    pub(super) fn is_done(&self) -> bool {
+        self.budget == 0 && self.in_flight == 0
+    }
+
+    /// Clears the counters at the end of the warm-up.
+    pub(super) fn clear(&mut self) {
+        self.sums = QueueTotals::default();
+    }
+
+    /// Plain sums of the counters.
+    pub(super) fn counts(&self) -> Counts {
+        self.sums.counts()
+    }
+
+    /// The counters.
+    pub(super) fn sums(&self) -> QueueTotals {
+        let mut sums = self.sums.clone();
+        sums.settle();
+        sums
+    }
+
+    /// Processes the completions: counts each and passes its task to `next`.
+    #[inline]
+    fn take(&mut self, now: Instant, mut next: impl FnMut(&mut Self, u32)) {
+        let answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
+        if self.look_at_tasks {
+            for answer in answers.as_slice() {
+                std::hint::black_box(self.sent[index_of(answer.token)]);
+            }
+        }
+        let mut run = CompletionRun { sent_ns: 0, operation: Operation::Read, count: 0 };
+        for answer in answers.as_slice() {
+            let index = index_of(answer.token);
+            let (sent_ns, InflightIo { len_bytes, operation }) =
+                (self.sent[index], self.tasks[index]);
+            if answer.outcome.is_success() {
+                if sent_ns != run.sent_ns || operation != run.operation {
+                    self.sums.count(run, now);
+                    run = CompletionRun { sent_ns, operation, count: 0 };
+                }
+                run.count += 1;
+                self.sums.bytes += u64::from(len_bytes);
+            } else {
+                self.sums.fail(answer.outcome);
+            }
+            // Before `next` reuses the task and its buffer.
+            if S::IS_ON {
+                self.scrutiny.ended(answer.outcome, index, self.segments[index]);
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
+            next(self, answer.token as u32);
+        }
+        self.sums.count(run, now);
+        let count = answers.as_slice().len();
+        self.turns.completions += count as u64;
+        self.in_flight -= u32::try_from(count).unwrap_or(0);
+        self.answers = answers;
+        self.answers.clear();
+    }
+
+    /// Draws the next I/O for `task` and queues its request. The task stays idle if the budget is
+    /// used up or its blocks have operations in progress.
+    #[inline]
+    fn start(&mut self, task: u32, sent: Instant, workload: &mut Workload) {
+        if self.budget == 0 {
+            return;
+        }
+        let mut draw = workload.draw(&mut self.addresses);
+        if S::IS_ON {
+            let tries = (0..REDRAWS_MAX).find(|_| {
+                self.scrutiny.may_start(&draw, task as usize) || {
+                    draw = workload.draw(&mut self.addresses);
+                    false
+                }
+            });
+            if tries.is_none() {
+                self.idle.push(task);
+                return;
+            }
+        }
+        self.put(task, sent, draw);
+    }
+
+    #[inline]
+    fn put(&mut self, task: u32, sent: Instant, draw: IoSpec) {
+        let index = task as usize;
+        let IoSpec { operation, lba, blocks, len_bytes } = draw;
+        self.sent[index] = sent.ns;
+        self.tasks[index] = InflightIo { len_bytes, operation };
+        self.segments[index].len_bytes = len_bytes;
+        if S::IS_ON {
+            self.scrutiny.starts(&draw, self.segments[index]);
+        }
+        self.budget -= 1;
+        self.in_flight += 1;
+        let moves_data = matches!(operation, Operation::Read | Operation::Write);
+        self.requests.push(Request {
+            token: u64::from(task),
+            lba,
+            operand: 0,
+            blocks,
+            segment_first: task,
+            segment_count: u16::from(moves_data),
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        });
+    }
+
+    /// Submits the queued requests. Requests that the I/O channel rejects stay queued.
+    #[inline]
+    fn submit(&mut self, now: Instant) {
+        let taken = self.backend.submit(now, &self.requests, &self.segments);
+        self.backend.flush();
+        if taken == self.requests.len() {
+            self.requests.clear();
+        } else {
+            self.requests.drain(..taken);
+        }
+    }
+}
+
+impl CompletionRuns {
+    /// Ends the current run at this completion, which begins another run or has failed.
+    #[inline(never)]
+    fn turn(&mut self, sums: &mut QueueTotals, index: usize, sent_ns: u64, answer: &IoCompletion) {
+        self.end(sums, index);
+        if answer.outcome.is_success() {
+            (self.first, self.sent_ns) = (index, sent_ns);
+        } else {
+            sums.fail(answer.outcome);
+            (self.first, self.sent_ns) = (index + 1, NO_STAMP);
+        }
+    }
+
+    /// Counts the current run, which ends before the completion `index`.
+    fn end(&mut self, sums: &mut QueueTotals, index: usize) {
+        let count = (index - self.first) as u64;
+        let Self { sent_ns, operation, .. } = *self;
+        sums.count(CompletionRun { sent_ns, operation, count }, self.stamp);
+        self.good += count;
+    }
+}
+
+impl FixedIo {
+    fn new(operation: Operation, len_bytes: u32, block_size: u32) -> Self {
+        let moves_data = matches!(operation, Operation::Read | Operation::Write);
+        let blocks = len_bytes >> block_size.trailing_zeros();
+        Self { operation, len_bytes, blocks, segment_count: u16::from(moves_data) }
+    }
+
+    /// Next request of the task `token`.
+    #[inline(always)]
+    fn request(self, token: u64, lba: u64) -> Request {
+        #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
+        let segment_first = token as u32;
+        Request {
+            token,
+            lba,
+            operand: 0,
+            segment_first,
+            blocks: self.blocks,
+            segment_count: self.segment_count,
+            metadata_count: 0,
+            operation: self.operation,
+            flags: RequestFlags::NONE,
+        }
+    }
+}
+
+impl QueueTotals {
+    /// Counts a run of completions at `now`.
+    #[inline]
+    fn count(&mut self, run: CompletionRun, now: Instant) {
+        if run.count == 0 {
+            return;
+        }
+        if self.recent.as_ref().is_none_or(|(operation, _)| *operation != run.operation) {
+            self.turn_to(run.operation);
+        }
+        if let Some((_, histogram)) = &mut self.recent {
+            histogram.record_many(now.ns.saturating_sub(run.sent_ns), run.count);
+        }
+    }
+
+    /// Makes the histogram of another operation the recent one.
+    fn turn_to(&mut self, operation: Operation) {
+        self.settle();
+        let histogram = self.latency.remove(&operation).unwrap_or_default();
+        self.recent = Some((operation, histogram));
+    }
+
+    fn settle(&mut self) {
+        if let Some((operation, histogram)) = self.recent.take() {
+            self.latency.insert(operation, histogram);
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, outcome: IoStatus) {
+        *self.errors.entry(outcome.0).or_default() += 1;
+    }
+
+    /// Plain sums.
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = Counts { bytes: self.bytes, ..Counts::default() };
+        let recent = self.recent.as_ref().map(|(operation, histogram)| (operation, histogram));
+        for (operation, histogram) in self.latency.iter().chain(recent) {
+            let count = histogram.count();
+            counts.ios += count;
+            match operation {
+                Operation::Read => counts.reads += count,
+                Operation::Write => counts.writes += count,
+                _ => {}
+            }
+        }
+        counts.errors = self.errors.values().sum();
+        counts
+    }
+}
+
+/// Task of a token.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "tokens are indices of the task table")]
+fn index_of(token: u64) -> usize {
+    token as usize
+}

@@ -1,0 +1,97 @@
+//! Admin thread of remote controllers.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use tenmil_base::{Instant, Span, Wake};
+use tenmil_linux::{Clock, EventLoop, Notifier, Sleeper, StopFlag, Thread};
+
+use super::name::TcpName;
+use super::wait_set::WaitSet;
+use crate::CommandError;
+
+/// A running admin thread.
+pub(super) struct AdminThread {
+    thread: Option<Thread<()>>,
+    bell: Notifier,
+}
+
+/// An admin thread before its start.
+pub(super) struct AdminThreadBuilder {
+    sleeper: Sleeper,
+    pillow: WaitSet,
+}
+
+/// Timeout of a shutdown.
+const SHUTDOWN: Span = Span::from_secs(2);
+
+impl AdminThreadBuilder {
+    pub(super) fn make(name: &TcpName) -> Result<Self, CommandError> {
+        let sleeper = Sleeper::new().map_err(|error| refused(name, THREAD, &error))?;
+        let pillow = WaitSet::new().map_err(|error| refused(name, DESCRIPTOR, &error))?;
+        let added = sleeper.sources().add(pillow.descriptor(), 1);
+        added.map_err(|error| refused(name, DESCRIPTOR, &error))?;
+        Ok(Self { sleeper, pillow })
+    }
+
+    /// Waker of the thread.
+    pub(super) fn bell(&self) -> Arc<dyn Wake + Send + Sync> {
+        Arc::new(self.sleeper.bell())
+    }
+
+    /// Wait set for the sockets. The thread clears its waker.
+    pub(super) fn pillow(&self) -> &WaitSet {
+        &self.pillow
+    }
+
+    /// Starts the thread.
+    pub(super) fn begin<T: EventLoop>(
+        self,
+        name: &TcpName,
+        clock: Clock,
+        tender: impl FnOnce(StopFlag, WaitSet) -> T + Send + 'static,
+    ) -> Result<AdminThread, CommandError> {
+        let Self { mut sleeper, pillow } = self;
+        let bell = sleeper.bell();
+        let body = move |stop: &StopFlag| {
+            let mut tender = tender(stop.clone(), pillow);
+            tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
+        };
+        let thread = Thread::spawn("tend", None, body);
+        let thread = thread.map_err(|error| refused(name, THREAD, &error))?;
+        Ok(AdminThread { thread: Some(thread), bell })
+    }
+}
+
+impl AdminThread {
+    /// Wakes the thread.
+    pub(super) fn wake(&self) {
+        self.bell.notify();
+    }
+
+    /// Stops the thread and waits until it has ended.
+    pub(super) fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.stop_flag().stop();
+            self.bell.notify();
+            // Joins the thread.
+            drop(thread);
+        }
+    }
+}
+
+/// Polls until a shutdown is complete or has timed out. `is_going_on` does the work and returns
+/// whether the shutdown is still in progress.
+pub(super) fn wait_for_shutdown(clock: &Clock, mut is_going_on: impl FnMut(Instant) -> bool) {
+    let end = clock.now().after(SHUTDOWN);
+    while is_going_on(clock.now()) && clock.now() < end {
+        tenmil_linux::thread::yield_now();
+    }
+}
+
+const THREAD: &str = "a thread to tend it";
+const DESCRIPTOR: &str = "a descriptor to wait for";
+
+fn refused(name: &TcpName, what: &str, error: &dyn Display) -> CommandError {
+    CommandError::machine(format!("call tcp://{}: {what}: {error}", name.address))
+}

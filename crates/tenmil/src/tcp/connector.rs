@@ -1,0 +1,68 @@
+//! TCP connector.
+
+use tenmil_base::{Instant, Stream, StreamError, WakeSource};
+use tenmil_dma::RegionTable;
+use tenmil_linux::socket::{self, SocketFactory, SocketOptions};
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_nvme_fabrics::{Connector, PendingConnect};
+
+/// Connects to one address.
+pub(super) struct TcpConnector {
+    address: String,
+    pool: ThreadPool,
+    /// Socket factory. Each thread that uses a socket has its own receive buffers.
+    sockets: SocketFactory,
+}
+
+/// A connection attempt in progress.
+struct TcpConnect {
+    dial: Option<socket::ConnectOp>,
+    /// Why it failed.
+    problem: Option<String>,
+    sockets: SocketFactory,
+}
+
+/// Maximum number of concurrent name resolutions, and of queued ones.
+const LOOK_UPS: usize = 1;
+const WAITING: usize = 64;
+
+impl TcpConnector {
+    pub(super) fn new(address: &str, regions: &RegionTable, options: &SocketOptions) -> Self {
+        let pool = ThreadPool::new(LOOK_UPS, WAITING);
+        let sockets = SocketFactory::new(regions.clone(), options.clone());
+        Self { address: address.to_owned(), pool, sockets }
+    }
+}
+
+impl Connector for TcpConnector {
+    fn dial(&mut self, now: Instant, until: Instant) -> Box<dyn PendingConnect> {
+        let (dial, problem) = match socket::ConnectOp::start(&self.address, &self.pool, now, until)
+        {
+            Ok(dial) => (Some(dial), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Box::new(TcpConnect { dial, problem, sockets: self.sockets.with_own_counters() })
+    }
+
+    fn peer(&self) -> String {
+        format!("tcp://{}", self.address)
+    }
+}
+
+impl PendingConnect for TcpConnect {
+    fn poll(&mut self, now: Instant) -> Option<Result<Box<dyn Stream>, StreamError>> {
+        if let Some(problem) = self.problem.take() {
+            return Some(Err(StreamError(problem)));
+        }
+        Some(match self.dial.as_mut()?.poll(now)? {
+            Ok(socket) => {
+                self.sockets.stream(socket).map_err(|error| StreamError(error.to_string()))
+            }
+            Err(error) => Err(StreamError(error.to_string())),
+        })
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.dial.as_ref().map_or(WakeSource::None, socket::ConnectOp::wake_source)
+    }
+}

@@ -1,0 +1,35 @@
+//! Queries to the watched process.
+
+use serde_json::{Map, Value};
+use tenmil_base::Span;
+use tenmil_rpc::{Client, Code, RpcError};
+
+use super::sample::{Process, Sample, Scheduler, read, refused};
+use crate::CommandError;
+
+/// Response time after which a process counts as not responding.
+pub(crate) const PATIENCE: Span = Span::from_secs(1);
+
+/// Calls a method without parameters.
+pub(crate) fn call(client: &mut Client, method: &str) -> Result<Value, RpcError> {
+    client.call(method, Map::new(), PATIENCE)
+}
+
+/// Queries the properties of the process.
+pub(crate) fn process(client: &mut Client) -> Result<Process, CommandError> {
+    read("process", call(client, "process").map_err(refused)?)
+}
+
+/// Parses the result of `sample`.
+pub(crate) fn sample(answer: Value) -> Result<Sample, CommandError> {
+    read("sample", answer)
+}
+
+/// Queries the scheduling policy; `None` if the process has no scheduler.
+pub(crate) fn policy(client: &mut Client) -> Result<Option<String>, RpcError> {
+    match call(client, "scheduler") {
+        Ok(answer) => Ok(read::<Scheduler>("scheduler", answer).ok().map(|it| it.policy)),
+        Err(refusal) if matches!(refusal.code, Code::NotFound | Code::NoSuchMethod) => Ok(None),
+        Err(refusal) => Err(refusal),
+    }
+}

@@ -1,0 +1,76 @@
+//! What is made for shells and for `man` is something that those take.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn tenmil(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tenmil")).args(arguments).output().expect("it starts")
+}
+
+fn completions(shell: &str) -> String {
+    let output = tenmil(&["completions", shell]);
+    assert!(output.status.success(), "{shell}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// What bash offers at the end of `line`.
+fn offered(line: &str) -> Vec<String> {
+    let script = format!(
+        "{}\nCOMP_LINE='{line}' COMP_POINT=${{#COMP_LINE}}\nCOMP_POINT=${{#COMP_LINE}}\n\
+         read -ra COMP_WORDS <<< \"$COMP_LINE\"; COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
+         compopt() {{ :; }}\n\
+         _tenmil_or_method tenmil \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"\n\
+         printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+        completions("bash")
+    );
+    let program = Path::new(env!("CARGO_BIN_EXE_tenmil")).parent().expect("a directory");
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
+    let output = Command::new("bash").args(["-c", &script]).env("PATH", path).output();
+    let output = output.expect("bash starts");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{line}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    text.lines().filter(|word| !word.is_empty()).map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_commands_flags_and_methods() {
+    assert_eq!(offered("tenmil disc"), ["discover"]);
+    assert_eq!(offered("tenmil perf --base"), ["--baseline"]);
+    assert_eq!(offered("tenmil volume snap"), ["snapshot"]);
+    // From the table of methods, which no command line has.
+    assert_eq!(offered("tenmil get proc"), ["process"]);
+}
+
+#[test]
+fn every_other_shell_gets_a_script_of_its_own() {
+    for (shell, mark) in
+        [("zsh", "#compdef tenmil"), ("fish", "complete -c tenmil"), ("elvish", "edit:completion")]
+    {
+        let script = completions(shell);
+        assert!(script.contains(mark) && script.contains("discover"), "{shell}");
+    }
+    let output = tenmil(&["completions", "csh"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).expect("text");
+    assert!(text.contains("csh: expected bash, elvish, fish"), "{text}");
+}
+
+#[test]
+fn each_command_has_a_manual_page_with_its_examples() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().display().to_string();
+    let output = tenmil(&["man", &path]);
+    assert!(output.status.success());
+    let count = std::fs::read_dir(&path).expect("it is there").count();
+    let said = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(said, format!("{count} pages in {path}\n"));
+    assert!(count > 20, "{count}");
+    let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).expect(name);
+    assert!(page("tenmil.1").contains("tenmil\\-serve(1)"), "{}", page("tenmil.1"));
+    let serve = page("tenmil-serve.1");
+    assert!(serve.contains(".TH tenmil-serve 1") && serve.contains("Examples:"), "{serve}");
+    assert!(page("tenmil-volume-snapshot.1").contains("snapshot"));
+
+    let output = tenmil(&["man", "/nowhere"]);
+    assert_eq!(output.status.code(), Some(2));
+}

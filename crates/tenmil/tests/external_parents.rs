@@ -1,0 +1,146 @@
+//! Volumes over images outside their store, as somebody at a shell sees them.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes the files that are cloned")]
+
+mod pool;
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use pool::{MIB, Pool};
+use serde_json::Value;
+use served::Served;
+
+const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
+const NQN: &str = "nqn.2026-01.org.tenmil:disk";
+
+/// What some command says as JSON.
+fn json(pool: &Pool, words: &[&str]) -> Value {
+    serde_json::from_str(&pool.done(&[words, &["--json"]].concat())).unwrap()
+}
+
+#[test]
+fn an_image_is_cloned_written_over_kept_and_copied_and_stays_what_it_was() {
+    let pool = Pool::new("64m");
+    let golden = pool.write("golden", 4 * MIB, 1);
+    let (vm, image) = (pool.volume("vm"), pool.file("golden"));
+    let clone = ["volume", "clone", &vm, "--from", &image, "--size", "6m"];
+    let said = pool.done(&clone);
+    assert_eq!(said, format!("volume `vm` of 6 MiB, a clone of {image}: {vm}\n"));
+    let said = pool.done(&clone);
+    assert_eq!(said, format!("volume `vm`, a clone of {image}, is there already\n"));
+    let (code, error) = pool.refused(&["volume", "clone", &vm, "--from", &image]);
+    assert!(code == Some(2) && error.contains("name is in use"), "{code:?} {error}");
+
+    let mut expected = golden.clone();
+    expected.resize(6 * MIB, 0);
+    assert!(pool.bytes("vm") == expected, "it is read through, and behind it are zeroes");
+    let listed = pool.listed("vm");
+    assert_eq!(
+        (&listed["used_bytes"], &listed["parent"]["uri"]),
+        (&0.into(), &image.clone().into())
+    );
+    assert_eq!(listed["parent"]["size_bytes"], 4 * MIB);
+    let text = pool.done(&["volume", "list", &pool.device()]);
+    assert!(text.contains(&format!("volume over {image}\n")), "{text}");
+
+    let patch = pool.write("patch", 64 << 10, 2);
+    let part = format!("split:[{vm}]?offset=8k&size=64k");
+    let (code, error) = pool.refused(&["copy", &pool.file("patch"), &part]);
+    assert!(code == Some(2) && error.contains("a clone of file:"), "{code:?} {error}");
+    pool.done(&["copy", &pool.file("patch"), &part, "--overwrite", "--verify"]);
+    expected[8192..8192 + patch.len()].copy_from_slice(&patch);
+    assert!(pool.bytes("vm") == expected);
+    pool.done(&["volume", "snapshot", &vm, "monday"]);
+    let monday = pool.volume("monday");
+    for more in [&["--unit", "4k"][..], &["--size", "1m"], &["--checksums"]] {
+        let words = [&["volume", "clone", &monday, "trial"], more].concat();
+        let (code, error) = pool.refused(&words);
+        assert!(code == Some(2) && error.contains("expected only with --from"), "{error}");
+    }
+    pool.done(&["volume", "clone", &pool.volume("monday"), "trial"]);
+    assert!(pool.bytes("monday") == expected && pool.bytes("trial") == expected);
+    assert_eq!(pool.listed("trial")["parent"]["uri"], image);
+
+    let checked = json(&pool, &["pool", "check", &pool.device()]);
+    let volumes = serde_json::json!(["vm", "monday", "trial"]);
+    assert_eq!((&checked["clean"], &checked["parents"][0]["volumes"]), (&true.into(), &volumes));
+    let said = pool.done(&["volume", "decouple", &vm, "--limit-bytes", "100m"]);
+    assert_eq!(said, "volume `vm` is on its own; it has what its parent had\n");
+    assert_eq!(pool.done(&["volume", "decouple", &vm]), "volume `vm` is on its own already\n");
+    assert_eq!(pool.listed("vm")["parent"], Value::Null);
+    let (code, error) =
+        pool.refused(&["volume", "inflate", &pool.volume("trial"), "--limit-bytes", "0"]);
+    assert!(code == Some(2) && error.contains("rate is 0"), "{code:?} {error}");
+    pool.done(&["volume", "inflate", &pool.volume("trial"), "--limit-bytes", "1g"]);
+    assert_eq!(pool.listed("trial")["promise_kept"], true);
+    assert!(std::fs::read(pool.path("golden")).unwrap() == golden, "nobody has written to it");
+
+    std::fs::remove_file(pool.path("golden")).unwrap();
+    assert!(pool.bytes("vm") == expected && pool.bytes("trial") == expected);
+    let (code, error) = pool.refused(&["copy", &pool.volume("monday"), &pool.file("back")]);
+    assert!(error.contains("volume `monday`: its parent file:"), "{code:?} {error}");
+    assert_ne!(code, Some(0));
+    assert!(error.contains("pool rescue"), "{error}");
+    let checked = pool.done(&["pool", "check", &pool.device()]);
+    assert!(checked.contains("golden of `monday`: not to be had"), "{checked}");
+    assert!(pool.is_clean(), "that is no fault of the pool");
+
+    let other = Pool::new("64m");
+    let rescued = json(&other, &["pool", "rescue", &pool.device(), &other.device()]);
+    let monday = rescued["volumes"].as_array().unwrap().iter().find(|one| one["name"] == "monday");
+    assert_eq!(monday.unwrap()["parent"], image);
+    std::fs::write(pool.path("golden"), &golden).unwrap();
+    for name in ["vm", "monday", "trial"] {
+        assert!(other.bytes(name) == expected, "{name}");
+    }
+    assert!(other.is_clean());
+}
+
+#[test]
+fn an_image_that_vanishes_under_load_fails_its_reads_alone_and_comes_back() {
+    let pool = Pool::new("64m");
+    let golden = pool.write("golden", 8 * MIB, 1);
+    let serve = |address: &str| {
+        let uri = format!("{}?read-only=yes", pool.file("golden"));
+        Served::of(&format!("{TENMIL} serve '{uri}' --read-only --listen tcp://{address}"))
+    };
+    let served = serve("127.0.0.1:0");
+    let target = served.ready.trim().strip_prefix("ready tcp://").unwrap().to_owned();
+    let patience = "keep-alive-timeout=500ms&connect-timeout=500ms&fast-io-fail-timeout=500ms&ctrl-loss-timeout=2s&queues=4";
+    let image = format!("tcp://{target}/{NQN}?{patience}");
+    let vm = pool.volume("vm");
+    pool.done(&["volume", "create", &pool.volume("plain"), "--size", "1m"]);
+    pool.done(&["volume", "clone", &vm, "--from", &image]);
+    let patch = pool.write("patch", MIB, 2);
+    let part = format!("split:[{vm}]?offset=1m&size=1m");
+    pool.done(&["copy", &pool.file("patch"), &part, "--overwrite"]);
+    let mut expected = golden;
+    expected[MIB..2 * MIB].copy_from_slice(&patch);
+    assert!(pool.bytes("vm") == expected, "over the network and from the pool");
+
+    let words = ["perf", &vm, "-w", "randread", "-t", "20", "--json"];
+    let mut perf = pool.command(&words);
+    let mut perf = perf.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(perf.try_wait().unwrap().is_none(), "it goes on until the image is gone");
+    let gone = Instant::now();
+    drop(served);
+    let output = perf.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "reads of the image have failed: {error}");
+    assert!(gone.elapsed() < Duration::from_secs(60), "they do not wait for ever");
+
+    assert!(pool.is_clean());
+    assert!(pool.bytes("plain") == vec![0; MIB], "others open");
+    let (code, error) = pool.refused(&["copy", &vm, &pool.file("back")]);
+    assert!(
+        code == Some(3) && error.contains("volume `vm`: its parent tcp://"),
+        "{code:?} {error}"
+    );
+    let _served = serve(&target);
+    assert!(pool.bytes("vm") == expected, "it is back, and nothing was lost");
+}

@@ -1,0 +1,508 @@
+//! `tenmil pool` and `tenmil volume` on a store that another process serves.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it waits for processes")]
+
+mod online_sizes;
+mod online_streams;
+mod pool;
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use pool::{MIB, Pool};
+use serde_json::Value;
+use served::tools;
+
+/// A process that serves a volume over NVMe/TCP, and can be asked by those who use the pool. Dropping it
+/// kills it.
+struct Server {
+    child: Child,
+    uri: String,
+}
+
+impl Server {
+    fn start(pool: &Pool, volume: &str) -> Self {
+        Self::of(pool, &pool.volume(volume))
+    }
+
+    /// One that serves what somebody else may have.
+    fn of(pool: &Pool, uri: &str) -> Self {
+        let words = ["serve", uri, "--listen", "tcp://127.0.0.1:0", "--json"];
+        let mut child = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+        let at = ready.find("tcp://").unwrap_or_else(|| panic!("{ready}"));
+        let address = ready[at..].split('"').next().unwrap().trim();
+        let address = address.split('/').take(3).collect::<Vec<_>>().join("/");
+        Self { child, uri: format!("{address}/nqn.2026-01.org.tenmil:disk?ns=1") }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Ends it as a service manager would.
+    fn end(mut self) {
+        self.signal("TERM");
+        let status = self.child.wait().unwrap();
+        assert_eq!(status.code(), Some(0));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn signal(pid: u32, name: &str) {
+    let line = format!("kill -{name} {pid}");
+    assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+fn names(pool: &Pool) -> Vec<String> {
+    let listed = parsed(&pool.done(&["volume", "list", &pool.device(), "--json"]));
+    let name = |one: &Value| one["name"].as_str().unwrap().to_owned();
+    listed["volumes"].as_array().unwrap().iter().map(name).collect()
+}
+
+#[test]
+fn every_verb_is_done_by_the_process_that_serves_the_store_and_says_so() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    std::os::unix::fs::symlink(pool.path("pool"), pool.path("link")).unwrap();
+    let server = Server::start(&pool, "db");
+    let by = format!("by process {} (", server.pid());
+    // However its device is spelled: what counts is which file it is.
+    let volume = |name: &str| format!("volume:[file:link?engine=threads]/{name}");
+    let (db, monday, trial, next) =
+        (volume("db"), volume("monday"), pool.volume("trial"), volume("next"));
+    for (words, name) in [
+        (vec!["snapshot", &db, "monday"], "monday"),
+        (vec!["clone", &monday, "trial"], "trial"),
+        (vec!["rename", &trial, "next"], "next"),
+        (vec!["resize", &next, "--size", "8m"], "next"),
+        (vec!["inflate", &next], "next"),
+        (vec!["decouple", &next], "next"),
+        (vec!["rollback", &next, "friday"], "next"),
+        (vec!["create", &trial, "--size", "2m", "--thick"], "trial"),
+    ] {
+        if words[0] == "rollback" {
+            pool.done(&["volume", "snapshot", &next, "friday"]);
+            pool.done(&["volume", "resize", &next, "--size", "16m"]);
+        }
+        let words = [&["volume"], &words[..]].concat();
+        let text = pool.done(&words);
+        assert!(text.contains(&by) && text.ends_with("has the pool open\n"), "{words:?}: {text}");
+        let told = parsed(&pool.done(&[&words[..], &["--json"]].concat()));
+        assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
+        assert_eq!(told["volume"]["name"], name, "{words:?}");
+    }
+    for is_changed in [true, false] {
+        let told = parsed(&pool.done(&["volume", "delete", &trial, "--if-exists", "--json"]));
+        assert_eq!((&told["changed"], &told["volume"]), (&is_changed.into(), &Value::Null));
+    }
+    assert_eq!(names(&pool), ["db", "monday", "next", "friday"]);
+    let list = pool.done(&["volume", "list", &pool.device()]);
+    assert!(list.contains("snapshot of db") && list.contains(&by), "{list}");
+    let found = parsed(&pool.done(&["volume", "list", &pool.device(), "--json"]));
+    assert_eq!(
+        (&found["volumes"][0]["users"], &found["volumes"][1]["users"]),
+        (&1.into(), &0.into())
+    );
+    for words in [vec!["open", "file:link"], vec!["set", "file:pool", "--thresholds", "60"]] {
+        let told = parsed(&pool.done(&[&["pool"], &words[..], &["--json"]].concat()));
+        assert_eq!(told["process"], server.pid(), "{words:?}: {told}");
+    }
+    // A device more, named from where whoever adds it stands.
+    let grow = ["pool", "grow", "file:link", "--add", "file:more?size=16m"];
+    let told = pool.done(&grow);
+    assert!(told.contains("now, and had 64 MiB\n  device 0: ") && told.contains(&by), "{told}");
+    let again = parsed(&pool.done(&[&grow[..], &["--json"]].concat()));
+    assert_eq!((&again["changed"], &again["process"]), (&false.into(), &server.pid().into()));
+    assert_eq!(again["devices"].as_array().unwrap().len(), 2, "{again}");
+    assert!(again["size_bytes"].as_u64().unwrap() > 79 << 20, "{again}");
+    let told = pool.done(&["pool", "list", &pool.device()]);
+    assert!(told.contains(&format!("(open in process {})", server.pid())), "{told}");
+    let scrubbed = parsed(&pool.done(&["pool", "scrub", &pool.device(), "--json"]));
+    assert_eq!((&scrubbed["clean"], &scrubbed["process"]), (&true.into(), &server.pid().into()));
+
+    // What cannot be is refused as it is where nobody serves it.
+    let cases = [
+        vec!["volume", "delete", &monday],
+        vec!["volume", "snapshot", &db, "next"],
+        vec!["volume", "rename", &trial, "other"],
+        vec!["volume", "resize", &next, "--size", "4k"],
+        vec!["volume", "rollback", &next, "monday"],
+        vec!["volume", "inflate", &monday],
+        vec!["volume", "create", &trial, "--size", "1000"],
+        vec!["pool", "set", "file:link", "--thresholds", "90,80"],
+    ];
+    // The device has the name by which whoever has the store open has opened it.
+    let plain = |(code, text): (Option<i32>, String)| {
+        let text = text.replace("file:link?engine=threads", &pool.device());
+        (code, text.replace("file:link", &pool.device()))
+    };
+    pool.done(&["volume", "clone", &monday, "child"]);
+    let there: Vec<_> = cases.iter().map(|words| plain(pool.refused(words))).collect();
+    pool.done(&["volume", "resize", &db, "--size", "8m"]);
+    for words in [vec!["volume", "delete", &db], vec!["volume", "rollback", &db, "monday"]] {
+        let (code, text) = pool.refused(&words);
+        let expected = format!("it is open in process {}", server.pid());
+        assert!(code == Some(2) && text.contains(&expected), "{words:?}: {code:?} {text}");
+    }
+    server.end();
+    for (words, there) in cases.iter().zip(&there) {
+        assert!(there.0.is_some_and(|code| code != 0), "{words:?}");
+        assert_eq!(&plain(pool.refused(words)), there, "{words:?}");
+    }
+    assert!(pool.is_clean());
+    assert_eq!(names(&pool), ["db", "monday", "next", "friday", "child"]);
+}
+
+#[test]
+fn a_load_loses_nothing_while_its_store_is_snapshot_cloned_scrubbed_and_emptied() {
+    let pool = Pool::new("512m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "16m"]);
+    pool.done(&["volume", "create", &pool.volume("sums"), "--size", "4m", "--checksums"]);
+    let source = pool.write("source", 4 * MIB, 3);
+    pool.done(&["copy", &pool.file("source"), &pool.volume("sums")]);
+    let server = Server::start(&pool, "db");
+    let words = ["perf", &server.uri, "-w", "randrw", "-t", "8", "--verify", "--overwrite"];
+    let mut load = pool.command(&words);
+    let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    let mut rounds = 0;
+    while began.elapsed() < Duration::from_secs(6) {
+        let (snapshot, clone) = (format!("s{rounds}"), format!("c{rounds}"));
+        pool.done(&["volume", "snapshot", &pool.volume("db"), &snapshot]);
+        pool.done(&["volume", "clone", &pool.volume(&snapshot), &clone]);
+        if rounds % 4 == 0 {
+            let found = parsed(&pool.done(&["pool", "scrub", &pool.device(), "--json"]));
+            assert_eq!(found["clean"], true, "{found}");
+        }
+        pool.done(&["volume", "delete", &pool.volume(&clone)]);
+        pool.done(&["volume", "delete", &pool.volume(&snapshot)]);
+        rounds += 1;
+    }
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "after {rounds} rounds: {said}{errors}");
+    assert!(rounds >= 2, "{rounds}");
+    server.end();
+    assert!(pool.is_clean());
+    assert_eq!(names(&pool), ["db", "sums"]);
+    assert!(pool.bytes("sums") == source);
+}
+
+#[test]
+fn a_server_that_is_killed_in_the_middle_of_verbs_leaves_a_clean_store() {
+    let pool = Pool::new("128m");
+    let source = pool.write("source", 4 * MIB, 4);
+    for name in ["db", "kept"] {
+        pool.done(&["volume", "create", &pool.volume(name), "--size", "4m"]);
+    }
+    // Ends with a flush.
+    pool.done(&["copy", &pool.file("source"), &pool.volume("kept")]);
+    for round in 0..4 {
+        let server = Server::start(&pool, "db");
+        let pid = server.pid();
+        std::thread::scope(|scope| {
+            let kill = scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(150 + 130 * round));
+                drop(server);
+            });
+            let mut step = 0;
+            while !kill.is_finished() {
+                let name = format!("s{round}-{step}");
+                // Whether it was done, or nobody was there any more to do it, it may be said again.
+                for words in [
+                    ["volume", "snapshot", &pool.volume("kept"), &name],
+                    ["volume", "clone", &pool.volume(&name), &format!("{name}-c")],
+                    ["volume", "delete", &pool.volume(&format!("{name}-c")), "--json"],
+                ] {
+                    let output = pool.run(&words);
+                    let error = String::from_utf8_lossy(&output.stderr);
+                    let is_lost = error.contains(&format!("process {pid}"))
+                        || error.contains("there is none");
+                    assert!(output.status.success() || is_lost, "{words:?}: {error}");
+                }
+                step += 1;
+            }
+            kill.join().unwrap();
+        });
+        assert!(pool.is_clean(), "round {round}");
+        let name = format!("s{round}-0");
+        pool.done(&["volume", "snapshot", &pool.volume("kept"), &name]);
+        assert!(pool.bytes(&name) == source, "round {round}");
+    }
+    assert!(pool.bytes("kept") == source);
+}
+
+/// A load that verifies what it reads, for so many seconds, beside what a test does.
+fn load(pool: &Pool, server: &Server, seconds: &str) -> Child {
+    let words = ["perf", &server.uri, "-w", "randrw", "-t", seconds, "--verify", "--overwrite"];
+    let mut load = pool.command(&words);
+    load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// It has found nothing wrong.
+fn is_content(load: Child) {
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{errors}");
+}
+
+#[test]
+fn what_snapshots_differ_by_is_told_while_their_volume_is_written() {
+    let pool = Pool::new("512m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "40m", "--unit", "4k"]);
+    let server = Server::start(&pool, "db");
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "a"]);
+    is_content(load(&pool, &server, "3"));
+    pool.done(&["volume", "snapshot", &pool.volume("db"), "b"]);
+    let load = load(&pool, &server, "4");
+    let by = format!("by process {} (", server.pid());
+    let diff = |b: &str| ["volume".into(), "diff".into(), pool.volume("a"), b.to_owned()];
+    let diff = |b: &str, json: &[&'static str]| {
+        let words = diff(b);
+        let words: Vec<&str> =
+            words.iter().map(String::as_str).chain(json.iter().copied()).collect();
+        pool.run(&words)
+    };
+    let text = |output: &Output| String::from_utf8(output.stdout.clone()).unwrap();
+    let there = text(&diff("b", &[]));
+    let mut there_json = parsed(&text(&diff("b", &["--json"])));
+    let none = diff("none", &[]);
+    is_content(load);
+    assert!(there.contains(&by) && there.ends_with("which has the pool open\n"), "{there}");
+    assert_eq!(there_json["process"], server.pid());
+    let ranges = there_json["changed"].as_array().unwrap().len();
+    server.end();
+    let here = text(&diff("b", &[]));
+    let (there, _) = there.rsplit_once("by process").unwrap();
+    assert!(here.lines().count() == ranges + 2 && here == there, "{ranges}");
+    there_json["process"] = Value::Null;
+    assert_eq!(parsed(&text(&diff("b", &["--json"]))), there_json);
+    let alone = diff("none", &[]);
+    assert_eq!((none.status.code(), none.stderr), (alone.status.code(), alone.stderr));
+}
+
+/// Waits until the last job is in another state than `running`, or in it.
+fn job(server: &Server, pool: &Pool, is_running: bool) -> Value {
+    let until = Instant::now() + Duration::from_secs(30);
+    loop {
+        let rows =
+            parsed(&pool.done(&["get", "jobs", "--json", "--pid", &server.pid().to_string()]));
+        let last = rows.as_array().unwrap().last().cloned().unwrap_or_default();
+        if !last.is_null() && (last["state"] == "running") == is_running {
+            return last;
+        }
+        assert!(Instant::now() < until, "{rows}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn a_scrub_that_is_stopped_or_left_alone_ends_in_the_process_that_does_it() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "8m"]);
+    pool.write("source", 8 * MIB, 5);
+    pool.done(&["copy", &pool.file("source"), &pool.volume("db")]);
+    let server = Server::start(&pool, "db");
+    let scrub = || {
+        let words = ["pool", "scrub", &pool.device(), "--limit-bytes", "1m"];
+        let mut scrub = pool.command(&words);
+        scrub.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let stopped = scrub();
+    job(&server, &pool, true);
+    signal(stopped.id(), "INT");
+    let output = stopped.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    let found = job(&server, &pool, false);
+    assert_eq!((&found["state"], &found["what"]), (&"stopped".into(), &"scrub".into()));
+
+    let mut left = scrub();
+    assert_ne!(job(&server, &pool, true)["id"], found["id"]);
+    left.kill().unwrap();
+    left.wait().unwrap();
+    std::thread::sleep(Duration::from_secs(6));
+    assert_eq!(job(&server, &pool, false)["state"], "stopped", "nobody asks about it any more");
+
+    let mut running = scrub();
+    job(&server, &pool, true);
+    let began = Instant::now();
+    server.end();
+    assert!(began.elapsed() < Duration::from_secs(5), "it goes whatever it does");
+    assert_ne!(running.wait().unwrap().code(), Some(0));
+    assert!(pool.is_clean());
+}
+
+#[test]
+fn whoever_holds_a_store_and_does_not_answer_is_named_with_the_remedy() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    let server = Server::start(&pool, "db");
+    let pid = server.pid();
+    server.signal("STOP");
+    let began = Instant::now();
+    let (code, error) = pool.refused(&["volume", "list", &pool.device()]);
+    server.signal("CONT");
+    assert!(began.elapsed() < Duration::from_secs(20));
+    assert_eq!(code, Some(3), "{error}");
+    for expected in [&format!("process {pid} ("), "within", &format!("`kill {pid}`")] {
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+    assert_eq!(names(&pool), ["db"]);
+    // One that has the device for something else.
+    server.end();
+    let words = ["serve", &pool.device(), "--listen", "tcp://127.0.0.1:0"];
+    let mut other = pool.command(&words).stdout(Stdio::piped()).spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(other.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+    let (code, error) = pool.refused(&["volume", "list", &pool.device()]);
+    let (_, twice) = pool.refused(&["pool", "scrub", &pool.device()]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let expected = format!("Process {} has it open, but not this pool", other.id());
+    assert!(code == Some(2) && error.contains(&expected), "{code:?} {error}");
+    assert!(twice.contains(&expected), "{twice}");
+    if !tools(&["flock"]) {
+        return;
+    }
+    let path = pool.path("pool");
+    let mut locker = Command::new("flock");
+    let mut locker = locker.args(["-x", path.to_str().unwrap(), "cat"]);
+    locker = locker.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut locker = locker.spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    let error = loop {
+        let output = pool.run(&["volume", "list", &pool.device()]);
+        if !output.status.success() {
+            break String::from_utf8(output.stderr).unwrap();
+        }
+        assert!(Instant::now() < until, "it is locked");
+    };
+    drop(locker.stdin.take());
+    locker.wait().unwrap();
+    assert!(error.contains(&format!("process {} (", locker.id())), "{error}");
+}
+
+/// What a command has said on standard error.
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_store_under_load_is_checked_as_of_a_commit_and_damage_is_told() {
+    let pool = Pool::new("512m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "24m", "--unit", "4k"]);
+    let server = Server::start(&pool, "db");
+    let load = load(&pool, &server, "6");
+    let check = || pool.run(&["pool", "check", &pool.device(), "--json"]);
+    let (began, mut rounds) = (Instant::now(), 0);
+    let mut generations = Vec::new();
+    while began.elapsed() < Duration::from_secs(5) {
+        let name = format!("s{rounds}");
+        pool.done(&["volume", "snapshot", &pool.volume("db"), &name]);
+        let found = parsed(&String::from_utf8(check().stdout).unwrap());
+        assert_eq!((&found["clean"], &found["process"]), (&true.into(), &server.pid().into()));
+        assert_eq!(found["volumes"], rounds + 2, "{found}");
+        generations.push(found["generation"].as_u64().unwrap());
+        rounds += 1;
+    }
+    assert!(rounds >= 2 && generations.is_sorted_by(|a, b| a < b), "{generations:?}");
+    is_content(load);
+    let text = pool.done(&["pool", "check", &pool.device()]);
+    assert!(text.contains("clean; generation") && text.ends_with("which has the pool open\n"));
+
+    // Every block of metadata but the superblocks.
+    let file = std::fs::File::options().read(true).write(true).open(pool.path("pool")).unwrap();
+    let blocks = file.metadata().unwrap().len() / 4096;
+    let mut head = [0; 101];
+    for block in 2..blocks - 2 {
+        file.read_exact_at(&mut head, block * 4096).unwrap();
+        if head[8..16] == *b"tenmilVS" {
+            file.write_all_at(&[head[100] ^ 1], block * 4096 + 100).unwrap();
+        }
+    }
+    let there = check();
+    let stopped = pool.run(&["pool", "check", &pool.device()]);
+    server.end();
+    let here = check();
+    let found = [&there, &here].map(|output| parsed(&String::from_utf8_lossy(&output.stdout)));
+    assert_eq!([there.status.code(), here.status.code(), stopped.status.code()], [Some(3); 3]);
+    assert!(!found[0]["problems"].as_array().unwrap().is_empty());
+    assert_eq!(found[0]["problems"], found[1]["problems"]);
+    assert_eq!(found[1]["process"], Value::Null);
+}
+
+#[test]
+fn a_device_that_moves_while_it_is_served_is_found_again_and_rescue_is_for_others() {
+    let pool = Pool::new("64m");
+    pool.done(&["volume", "create", &pool.volume("db"), "--size", "4m"]);
+    pool.done(&["pool", "grow", "file:pool", "--add", "file:more?size=16m"]);
+    let server = Server::start(&pool, "db");
+    std::fs::copy(pool.path("more"), pool.path("copy")).unwrap();
+    std::fs::rename(pool.path("more"), pool.path("moved")).unwrap();
+    let set = |number: &str, name: &str| {
+        let place = format!("{number}={}", pool.file(name));
+        pool.run(&["pool", "set", "file:pool", "--device", &place])
+    };
+    let by = format!("by process {} (", server.pid());
+    for already in ["", " already"] {
+        let said = String::from_utf8(set("1", "moved").stdout).unwrap();
+        let expected =
+            format!("device 1 of pool `pool` is at {}{already}\n{by}", pool.file("moved"));
+        assert!(said.starts_with(&expected), "{said}");
+    }
+    let place = format!("1={}", pool.file("moved"));
+    let words = ["pool", "set", "file:pool", "--device", &place, "--json"];
+    let told = parsed(&pool.done(&words));
+    assert_eq!((&told["changed"], &told["process"]), (&false.into(), &server.pid().into()));
+    assert_eq!(told["devices"][1]["uri"], pool.file("moved"));
+    for name in ["copy", "none"] {
+        let refused = set("1", name);
+        let error = errors(&refused);
+        assert!(
+            refused.status.code() == Some(2) && error.contains("is not device 1 of it"),
+            "{error}"
+        );
+    }
+    let unknown = set("5", "moved");
+
+    let other = Pool::new("64m");
+    for (source, target, remedy) in [
+        (pool.device(), other.device(), "`send` and `receive`"),
+        (other.device(), pool.device(), "rescue into another pool"),
+    ] {
+        let (code, error) = pool.refused(&["pool", "rescue", &source, &target]);
+        let found = format!("is open in process {} (", server.pid());
+        assert!(code == Some(2) && error.contains(&found) && error.contains(remedy), "{error}");
+    }
+    server.end();
+    let told = parsed(&pool.done(&words));
+    assert_eq!((&told["changed"], &told["process"]), (&false.into(), &Value::Null));
+    let alone = set("5", "moved");
+    assert_eq!(unknown.status.code(), alone.status.code());
+    let errors = [&unknown, &alone].map(errors);
+    assert!(errors[0] == errors[1] && errors[0].contains("no device 5"), "{errors:?}");
+    assert!(pool.is_clean());
+}

@@ -1,0 +1,387 @@
+//! Client side of a vfio-user connection: sends requests, receives replies.
+//!
+//! Any number of requests may be outstanding; each has an id, which its [`ClientEvent`] repeats.
+//! Accesses of the server to client memory arrive as a [`DmaRequest`] between the replies.
+
+use crate::bytes::{Reader, Writer};
+use crate::header::{Header, Kind};
+use crate::message_parser::{Message, MessageParser};
+use crate::region::INFO_BYTES;
+use crate::send_queue::SendQueue;
+use crate::server::DmaMap;
+use crate::violation::Errno;
+use crate::{Capabilities, Command, IrqInfo, IrqSet, Outgoing, RegionInfo, Violation};
+
+/// Connection to a server.
+#[derive(Debug)]
+pub struct Client<F> {
+    inbox: MessageParser<F>,
+    outbox: SendQueue<F>,
+    asked: Vec<PendingRequest>,
+    ids: u16,
+    /// Capabilities of the server, once received.
+    limits: Option<Capabilities>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PendingRequest {
+    id: u16,
+    command: Command,
+    /// Subject of the request: a region or interrupt index; the length of a read.
+    about: u32,
+}
+
+/// DMA access of the server to client memory, which must be answered once.
+#[derive(Debug)]
+#[must_use = "the server waits for it"]
+pub struct DmaRequest {
+    id: u16,
+    command: Command,
+    iova: u64,
+    len_bytes: u32,
+    wants_reply: bool,
+}
+
+/// Received message.
+#[derive(Debug)]
+pub enum ClientEvent<F> {
+    /// The server accepted the version; its capabilities.
+    Version(Capabilities),
+    /// Request `id` succeeded, without result data.
+    Done {
+        /// Request id.
+        id: u16,
+    },
+    /// Request `id` failed.
+    Refused {
+        /// Request id.
+        id: u16,
+        /// Command of the request.
+        command: Command,
+        /// Error.
+        error: Errno,
+    },
+    /// Properties of the device.
+    Device {
+        /// Number of regions.
+        regions: u32,
+        /// Number of interrupt kinds.
+        irqs: u32,
+        /// Whether the device can be reset.
+        can_reset: bool,
+    },
+    /// Properties of a region.
+    Region {
+        /// Region index.
+        index: u32,
+        /// Properties.
+        shape: RegionInfo,
+        /// File for mmap.
+        file: Option<F>,
+    },
+    /// Properties of interrupts.
+    Irqs {
+        /// Interrupt index.
+        index: u32,
+        /// Properties.
+        shape: IrqInfo,
+    },
+    /// Data read from a region.
+    Data {
+        /// Request id.
+        id: u16,
+        /// Data, of the requested length.
+        data: Vec<u8>,
+    },
+    /// The server reads client memory.
+    DmaRead {
+        /// Handle for the reply.
+        call: DmaRequest,
+        /// Address.
+        iova: u64,
+        /// Length in bytes.
+        len_bytes: u32,
+    },
+    /// The server writes client memory.
+    DmaWrite {
+        /// Handle for the reply.
+        call: DmaRequest,
+        /// Address.
+        iova: u64,
+        /// Data.
+        data: Vec<u8>,
+    },
+}
+
+/// Longest region info reply that is requested.
+const REGION_REPLY_BYTES: u32 = 4096;
+
+impl<F> Client<F> {
+    /// Creates a client with the VERSION proposal queued.
+    pub fn new() -> Self {
+        let Capabilities { files_max, data_bytes_max } = Capabilities::OURS;
+        let mut client = Self {
+            inbox: MessageParser::new(data_bytes_max, files_max),
+            outbox: SendQueue::new(),
+            asked: Vec::new(),
+            ids: 0,
+            limits: None,
+        };
+        client.ask(Command::Version, 0, &Capabilities::OURS.proposal(), Vec::new());
+        client
+    }
+
+    /// Capabilities of the server; `None` until received.
+    pub fn limits(&self) -> Option<Capabilities> {
+        self.limits
+    }
+
+    /// Requests the properties of the device.
+    pub fn device(&mut self) -> u16 {
+        let body = Writer::default().u32(16).u32(0).u32(0).u32(0).done();
+        self.ask(Command::DeviceGetInfo, 0, &body, Vec::new())
+    }
+
+    /// Requests the properties of region `index`.
+    pub fn region(&mut self, index: u32) -> u16 {
+        let body = Writer::default().u32(REGION_REPLY_BYTES).u32(0).u32(index).u32(0);
+        let body = body.u64(0).u64(0).done();
+        self.ask(Command::DeviceGetRegionInfo, index, &body, Vec::new())
+    }
+
+    /// Requests the properties of interrupts `index`.
+    pub fn irqs(&mut self, index: u32) -> u16 {
+        let body = Writer::default().u32(16).u32(0).u32(index).u32(0).done();
+        self.ask(Command::DeviceGetIrqInfo, index, &body, Vec::new())
+    }
+
+    /// Maps memory for DMA, shared through `file` if given.
+    pub fn map(&mut self, map: DmaMap, file: Option<F>) -> u16 {
+        let DmaMap { iova, len_bytes, file_offset, is_readable, is_writable } = map;
+        let flags = u32::from(is_readable) | u32::from(is_writable) << 1;
+        let body = Writer::default().u32(32).u32(flags);
+        let body = body.u64(file_offset).u64(iova).u64(len_bytes).done();
+        self.ask(Command::DmaMap, 0, &body, file.into_iter().collect())
+    }
+
+    /// Unmaps memory: the device does not access it any more once the reply arrives.
+    pub fn unmap(&mut self, iova: u64, len_bytes: u64) -> u16 {
+        let body = Writer::default().u32(24).u32(0).u64(iova).u64(len_bytes).done();
+        self.ask(Command::DmaUnmap, 0, &body, Vec::new())
+    }
+
+    /// Configures, masks or triggers interrupts.
+    pub fn set_irqs(&mut self, irqs: IrqSet<F>) -> u16 {
+        let body = irqs.body();
+        let files = match irqs.data {
+            crate::IrqData::Files(files) => files,
+            _ => Vec::new(),
+        };
+        self.ask(Command::DeviceSetIrqs, 0, &body, files)
+    }
+
+    /// Reads from a region.
+    pub fn read(&mut self, region: u32, offset: u64, len_bytes: u32) -> u16 {
+        let body = Writer::default().u64(offset).u32(region).u32(len_bytes).done();
+        self.ask(Command::RegionRead, len_bytes, &body, Vec::new())
+    }
+
+    /// Writes to a region.
+    pub fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> u16 {
+        let body = write_body(region, offset, data);
+        self.ask(Command::RegionWrite, 0, &body, Vec::new())
+    }
+
+    /// Writes to a region without a reply.
+    pub fn write_no_reply(&mut self, region: u32, offset: u64, data: &[u8]) {
+        self.ids = self.ids.wrapping_add(1);
+        let kind = Kind::Command { wants_reply: false };
+        let header = Header { id: self.ids, command: Command::RegionWrite, body_bytes: 0, kind };
+        self.outbox.push(header, &write_body(region, offset, data), Vec::new());
+    }
+
+    /// Resets the device.
+    pub fn reset(&mut self) -> u16 {
+        self.ask(Command::DeviceReset, 0, &[], Vec::new())
+    }
+
+    fn ask(&mut self, command: Command, about: u32, body: &[u8], files: Vec<F>) -> u16 {
+        self.ids = self.ids.wrapping_add(1);
+        let id = self.ids;
+        self.asked.push(PendingRequest { id, command, about });
+        let kind = Kind::Command { wants_reply: true };
+        self.outbox.push(Header { id, command, body_bytes: 0, kind }, body, files);
+        id
+    }
+
+    /// Replies to a DMA read.
+    pub fn data(&mut self, call: DmaRequest, data: &[u8]) {
+        self.answer(call, Some(data));
+    }
+
+    /// Replies to a DMA write.
+    pub fn written(&mut self, call: DmaRequest) {
+        self.answer(call, None);
+    }
+
+    fn answer(&mut self, call: DmaRequest, data: Option<&[u8]>) {
+        let DmaRequest { id, command, iova, len_bytes, wants_reply } = call;
+        if wants_reply {
+            let body = Writer::default().u64(iova);
+            // The count of a DMA_WRITE reply has four bytes, that of a DMA_READ reply eight.
+            let body = match data {
+                Some(data) => body.u64(len_bytes.into()).slice(data).done(),
+                None => body.u32(len_bytes).done(),
+            };
+            let kind = Kind::Reply { error: None };
+            self.outbox.push(Header { id, command, body_bytes: 0, kind }, &body, Vec::new());
+        }
+    }
+
+    /// Rejects a DMA access.
+    pub fn refuse(&mut self, call: DmaRequest, error: Errno) {
+        if call.wants_reply {
+            let kind = Kind::Reply { error: Some(error) };
+            let header = Header { id: call.id, command: call.command, body_bytes: 0, kind };
+            self.outbox.push(header, &[], Vec::new());
+        }
+    }
+
+    /// Next message to send.
+    pub fn outgoing(&self) -> Option<Outgoing<'_, F>> {
+        self.outbox.next()
+    }
+
+    /// Records that `len_bytes` of it were sent; the descriptors are sent with the first byte.
+    pub fn sent(&mut self, len_bytes: usize) {
+        self.outbox.sent(len_bytes);
+    }
+
+    /// Number of bytes to receive next. Zero while the server does not read what is queued for it.
+    pub fn wanted(&self) -> usize {
+        if self.outbox.is_full() { 0 } else { self.inbox.wanted() }
+    }
+
+    /// Receives at most [`wanted`](Self::wanted) bytes and the descriptors that arrived with them.
+    /// Returns a message if it is complete.
+    ///
+    /// # Errors
+    ///
+    /// If the server violated the protocol; the connection must be closed.
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        files: impl IntoIterator<Item = F>,
+    ) -> Result<Option<ClientEvent<F>>, Violation> {
+        let Some(message) = self.inbox.take(bytes, files)? else { return Ok(None) };
+        match message.header.kind {
+            Kind::Reply { error } => self.reply(message, error).map(Some),
+            Kind::Command { wants_reply } => command(message, wants_reply).map(Some),
+        }
+    }
+
+    fn reply(
+        &mut self,
+        message: Message<F>,
+        error: Option<Errno>,
+    ) -> Result<ClientEvent<F>, Violation> {
+        let Message { header: Header { id, command, .. }, body, files } = message;
+        let is_it = |asked: &PendingRequest| asked.id == id && asked.command == command;
+        let at = self.asked.iter().position(is_it);
+        let PendingRequest { about, .. } =
+            self.asked.swap_remove(at.ok_or(Violation::UnsolicitedReply { command, id })?);
+        if self.limits.is_none() && command != Command::Version {
+            return Err(Violation::OutOfSequence {
+                found: command,
+                expected: "a reply to VERSION first",
+            });
+        }
+        if let Some(error) = error {
+            return Ok(ClientEvent::Refused { id, command, error });
+        }
+        let refuse = |expected| Violation::Body { command, found: body.len(), expected };
+        if command != Command::DeviceGetRegionInfo && !files.is_empty() {
+            let found = files.len();
+            return Err(Violation::Files { command, found, expected: "none" });
+        }
+        let mut reader = Reader(&body);
+        Ok(match command {
+            Command::Version => {
+                let (_, limits) = Capabilities::parse(&body)?;
+                self.limits = Some(limits);
+                ClientEvent::Version(limits)
+            }
+            Command::DeviceGetInfo => {
+                let mut next = || reader.u32().ok_or(refuse("16 bytes"));
+                let (_, flags, regions, irqs) = (next()?, next()?, next()?, next()?);
+                ClientEvent::Device { regions, irqs, can_reset: flags & 1 != 0 }
+            }
+            Command::DeviceGetRegionInfo => {
+                if body.len() < INFO_BYTES {
+                    return Err(refuse("32 bytes, and the capabilities that they name"));
+                }
+                let shape = RegionInfo::parse(&body, about)?;
+                ClientEvent::Region { index: about, shape, file: files.into_iter().next() }
+            }
+            Command::DeviceGetIrqInfo => {
+                let shape = IrqInfo::parse(&body, about).ok_or(refuse("16 bytes about it"))?;
+                ClientEvent::Irqs { index: about, shape }
+            }
+            Command::RegionRead => {
+                if body.len() != 16 + about as usize {
+                    return Err(refuse("as many data as were asked for"));
+                }
+                ClientEvent::Data { id, data: body[16..].to_vec() }
+            }
+            _ => ClientEvent::Done { id },
+        })
+    }
+}
+
+impl<F> Default for Client<F> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn write_body(region: u32, offset: u64, data: &[u8]) -> Vec<u8> {
+    let len_bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    Writer::default().u64(offset).u32(region).u32(len_bytes).slice(data).done()
+}
+
+/// Parses a command of the server.
+fn command<F>(message: Message<F>, wants_reply: bool) -> Result<ClientEvent<F>, Violation> {
+    let Message { header: Header { id, command, .. }, body, .. } = message;
+    let refuse = |expected| Violation::Body { command, found: body.len(), expected };
+    let mut reader = Reader(&body);
+    let is_read = match command {
+        Command::DmaRead => true,
+        Command::DmaWrite => false,
+        _ => {
+            return Err(Violation::OutOfSequence {
+                found: command,
+                expected: "DMA_READ or DMA_WRITE",
+            });
+        }
+    };
+    let (Some(iova), Some(count)) = (reader.u64(), reader.u64()) else {
+        return Err(refuse("16 bytes, and the data"));
+    };
+    let expected_max = Capabilities::OURS.data_bytes_max;
+    let len_bytes = u32::try_from(count).ok().filter(|len| *len <= expected_max);
+    let len_bytes = len_bytes.ok_or(Violation::Field {
+        command,
+        field: "count",
+        found: count,
+        expected: "at most what was negotiated",
+    })?;
+    let call = DmaRequest { id, command, iova, len_bytes, wants_reply };
+    if is_read {
+        return Ok(ClientEvent::DmaRead { call, iova, len_bytes });
+    }
+    let data = reader.rest();
+    if data.len() != len_bytes as usize {
+        return Err(refuse("as many data as it counts"));
+    }
+    Ok(ClientEvent::DmaWrite { call, iova, data: data.to_vec() })
+}

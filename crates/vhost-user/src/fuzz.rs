@@ -1,0 +1,320 @@
+//! Fuzzers: front ends and drivers that send arbitrary input.
+//!
+//! The input is a script. The first target receives almost correct messages; the second follows a
+//! ring through memory that the script describes.
+
+use std::sync::Mutex;
+
+use tenmil_base::{InvalidSegment, Memory, RegionId, Segment};
+
+use crate::blk::CONFIG_BYTES;
+use crate::inflight::InflightLog;
+use crate::message_types::{HEADER_BYTES, RULES};
+use crate::{
+    BackendConfig, Chain, GuestMemory, GuestRegion, InflightBuffer, Request, Ring, RingAddresses,
+    Server, Violation,
+};
+
+/// Stand-in for a file descriptor.
+type File = u8;
+
+/// Largest number of steps.
+const STEPS_MAX: usize = 500;
+const QUEUES: u16 = 3;
+
+/// Script, consumed from the front; zero at its end.
+struct Script<'a>(&'a [u8]);
+
+impl Script<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Next number, usually a meaningful one.
+    fn word(&mut self) -> u64 {
+        match self.byte() {
+            small @ 0..=0x3f => small.into(),
+            page @ 0x40..=0x7f => u64::from(page - 0x40) << 12,
+            power @ 0x80..=0xbf => 1 << (power - 0x80),
+            0xff => u64::MAX,
+            other => u64::from(other) << 8 | u64::from(self.byte()),
+        }
+    }
+}
+
+/// Fuzzes a server.
+///
+/// # Panics
+///
+/// If an invariant is violated: a request that the disk does not have, two requests at once, or an
+/// invalid reply.
+pub fn server(bytes: &[u8]) {
+    let mut script = Script(bytes);
+    let config = vec![7; CONFIG_BYTES];
+    let mut server =
+        Server::new(BackendConfig { features: 1 << 32, queues: QUEUES, config, slots: 4 });
+    let piece = usize::from(script.byte()) + 1;
+    for _ in 0..STEPS_MAX {
+        if script.is_over() {
+            return;
+        }
+        let (message, files) = message(&mut script);
+        if feed(&mut server, &message, files, piece, &mut script).is_err() {
+            return;
+        }
+    }
+}
+
+/// Builds an almost correct message.
+fn message(script: &mut Script<'_>) -> (Vec<u8>, Vec<File>) {
+    let step = script.byte();
+    let rule = &RULES[usize::from(step) % RULES.len()];
+    let (least, most) = rule.payload_bytes;
+    let len = least + u32::from(script.byte()) * 8 % (most - least + 1);
+    let mut payload = Vec::new();
+    while payload.len() < len as usize {
+        let word = script.word();
+        if script.byte() & 1 == 0 {
+            payload.extend(word.to_le_bytes());
+        } else {
+            payload.extend(u32::try_from(word & 0xffff_ffff).unwrap_or(0).to_le_bytes());
+        }
+    }
+    payload.truncate(len as usize);
+    let how = script.byte();
+    let flags = if how & 1 == 0 { 1 } else { 9 };
+    let mut bytes = [rule.code.0, flags, len].map(u32::to_le_bytes).concat();
+    bytes.extend(payload);
+    let (fewest, most) = rule.files;
+    let files = match how & 6 {
+        6 => usize::from(how >> 3),
+        2 => fewest,
+        _ => most,
+    };
+    if how & 0xf0 == 0xf0 {
+        let at = usize::from(script.byte()) % bytes.len();
+        bytes[at] = script.byte();
+    }
+    (bytes, (0..files).map(|_| 3).collect())
+}
+
+fn feed(
+    server: &mut Server<File>,
+    mut bytes: &[u8],
+    mut files: Vec<File>,
+    piece: usize,
+    script: &mut Script<'_>,
+) -> Result<(), Violation> {
+    while !bytes.is_empty() {
+        let wanted = server.wanted();
+        assert!(wanted > 0, "everything is sent at once, so nothing waits");
+        let (first, rest) = bytes.split_at(bytes.len().min(wanted).min(piece));
+        bytes = rest;
+        server.receive(first, core::mem::take(&mut files))?;
+        while let Some(request) = server.next_request()? {
+            assert_eq!(server.wanted(), 0, "one at a time");
+            serve(server, request, script);
+        }
+        while let Some((bytes, _)) = server.outgoing() {
+            assert!(bytes.len() >= HEADER_BYTES && bytes[4] == 5, "an answer of version 1");
+            let len = bytes.len();
+            server.sent(len);
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a request is valid, and answers it.
+fn serve(server: &mut Server<File>, request: Request<File>, script: &mut Script<'_>) {
+    match request {
+        Request::GetInflightFd { call, queues, size } => {
+            assert!(queues > 0 && (1..=1024).contains(&size));
+            let area = InflightBuffer { len_bytes: 4096, file_offset: 0, queues, size };
+            server.inflight(call, area, 1);
+        }
+        Request::Stop { call, queue } => {
+            assert!(queue < QUEUES);
+            server.stopped(call, script.byte().into());
+        }
+        Request::Start { call, queue, start } => {
+            assert!(queue < QUEUES && start.size.is_power_of_two() && start.size <= 1024);
+            answer(server, call, script);
+        }
+        Request::SetCall { call, queue, .. } => {
+            assert!(queue < QUEUES);
+            answer(server, call, script);
+        }
+        Request::SetInflightFd { call, area, .. } => {
+            assert!(area.file_offset.checked_add(area.len_bytes).is_some());
+            answer(server, call, script);
+        }
+        Request::Memory { call, .. } | Request::SetBackChannel { call, .. } => {
+            answer(server, call, script);
+        }
+    }
+}
+
+fn answer(server: &mut Server<File>, call: crate::PendingReply, script: &mut Script<'_>) {
+    if script.byte() & 7 == 7 {
+        let _ = server.refuse(call);
+    } else {
+        server.done(call);
+    }
+}
+
+/// Guest memory that the script describes.
+#[derive(Debug)]
+struct Scripted(Mutex<Vec<u8>>);
+
+const MEMORY_BYTES: u64 = 0x4000;
+const SIZE: u16 = 16;
+
+impl Memory for &Scripted {
+    fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
+        let bytes = self.0.lock().map_err(|_| InvalidSegment(segment))?;
+        let at = usize::try_from(segment.offset).map_err(|_| InvalidSegment(segment))?;
+        let found = bytes.get(at..).and_then(|rest| rest.get(..into.len()));
+        into.copy_from_slice(found.ok_or(InvalidSegment(segment))?);
+        Ok(())
+    }
+
+    fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
+        let mut bytes = self.0.lock().map_err(|_| InvalidSegment(segment))?;
+        let at = usize::try_from(segment.offset).map_err(|_| InvalidSegment(segment))?;
+        let found = bytes.get_mut(at..).and_then(|rest| rest.get_mut(..from.len()));
+        found.ok_or(InvalidSegment(segment))?.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn fill(&self, segment: Segment, byte: u8) -> Result<(), InvalidSegment> {
+        self.store(segment, &vec![byte; segment.len_bytes as usize])
+    }
+}
+
+/// Fuzzes a ring and its inflight record.
+///
+/// # Panics
+///
+/// If a chain leaves memory or does not end.
+pub fn ring(bytes: &[u8]) {
+    let len = usize::try_from(MEMORY_BYTES).unwrap_or(0);
+    let memory: Vec<u8> = bytes.iter().copied().cycle().take(len).collect();
+    if memory.len() < len {
+        return;
+    }
+    let memory = Scripted(Mutex::new(memory));
+    let half = MEMORY_BYTES / 2;
+    let area = |index: u64| GuestRegion {
+        guest: index * half,
+        user: index * (half + 0x1000),
+        len_bytes: half,
+        region: RegionId(0),
+        offset: index * half,
+    };
+    let Some(space) = GuestMemory::new(vec![area(0), area(1)]) else { return };
+    let Ok(place) = RingAddresses::new(&space, SIZE, [0, 0x400, 0x800]) else { return };
+    let has_event_index = bytes.first().is_some_and(|byte| byte & 1 != 0);
+    let first = u16::try_from(bytes.len() & 0xffff).unwrap_or(0);
+    let Ok(mut ring) = Ring::new(&memory, place, first, has_event_index) else {
+        return;
+    };
+    let record = Segment { region: RegionId(0), offset: 0xc00, len_bytes: 0x140 };
+    if let Ok((mut record, heads)) = InflightLog::open(&memory, record, SIZE, ring.used()) {
+        assert!(heads.len() <= usize::from(SIZE) && heads.iter().all(|head| *head < SIZE));
+        let _ = record.begin(3).and_then(|()| record.push(3)).and_then(|()| record.publish(4));
+    }
+    let mut chain = Chain::default();
+    for _ in 0..SIZE {
+        let Ok(Some(head)) = ring.take() else { break };
+        if ring.follow(head, &space, &mut chain).is_ok() {
+            let pieces = chain.readable.iter().chain(&chain.writable);
+            let is_inside =
+                |piece: &Segment| piece.offset + u64::from(piece.len_bytes) <= MEMORY_BYTES;
+            assert!(pieces.clone().all(is_inside), "a piece outside of memory");
+        }
+        let _ = ring.push(head, 1).and_then(|()| ring.publish()).and_then(|()| ring.wants_call());
+    }
+    let _ = ring.enable_kicks();
+}
+
+/// Seeds that get far: every message, correct and with other numbers.
+pub fn server_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    // A step, a length, and numbers each followed by their width.
+    let calm = |step: u8, words: &[u8]| {
+        let words = words.iter().flat_map(|word| [*word, 0]);
+        [step, 0].into_iter().chain(words).chain([0]).collect::<Vec<u8>>()
+    };
+    let features = [13, 0, 0xd2, 9, 0, 0];
+    let start: Vec<u8> = [
+        calm(5, &[0x41]),
+        calm(6, &[0, 0x10, 0x20, 0x30, 0]),
+        calm(7, &[0]),
+        calm(9, &[0]),
+        calm(15, &[0]),
+        calm(8, &[0]),
+    ]
+    .concat();
+    let all: Vec<u8> = (0..24).flat_map(|step| calm(step, &[0; 5])).collect();
+    vec![
+        ("start", [&[255], &features[..], &start].concat()),
+        ("pieces", [&[0], &features[..], &all].concat()),
+        ("all", [&[255], &all[..]].concat()),
+    ]
+}
+
+/// Memory with a chain, and memory with a loop.
+pub fn ring_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let memory = |entries: &[(u64, u32, u16, u16)]| {
+        let mut bytes: Vec<u8> = entries
+            .iter()
+            .flat_map(|(address, len, flags, next)| {
+                let tail = [*flags, *next].map(u16::to_le_bytes).concat();
+                [&address.to_le_bytes()[..], &len.to_le_bytes(), &tail].concat()
+            })
+            .collect();
+        bytes.resize(0x400, 0);
+        bytes
+    };
+    let with_index = |mut bytes: Vec<u8>| {
+        // The length of the input is the initial ring index.
+        bytes.extend([0, 0, 4, 4, 0, 0, 1, 0, 2, 0, 3, 0]);
+        bytes
+    };
+    vec![
+        ("chain", with_index(memory(&[(0x1000, 16, 1, 1), (0x1ff0, 64, 1, 2), (0x3000, 1, 2, 0)]))),
+        ("loop", with_index(memory(&[(0x1000, 16, 1, 1), (0x1000, 16, 1, 0)]))),
+        ("table", with_index(memory(&[(0x10, 48, 4, 0), (0x1000, 16, 1, 1), (0x3000, 1, 2, 0)]))),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Random;
+
+    #[test]
+    fn nothing_that_must_hold_is_broken_by_scripts_of_any_kind() {
+        let mut random = Random::new(0x7f_0002);
+        for _ in 0..2_000 {
+            let len = random.below(400);
+            let bytes: Vec<u8> = (0..len).map(|_| random.next_u64().to_le_bytes()[0]).collect();
+            super::server(&bytes);
+            super::ring(&bytes);
+            // Few bits: valid numbers, unmodified messages.
+            let calm: Vec<u8> = bytes.iter().map(|byte| byte & 0x1f).collect();
+            super::server(&calm);
+            super::ring(&calm);
+        }
+        for (_, seed) in super::server_seeds() {
+            super::server(&seed);
+        }
+        for (_, seed) in super::ring_seeds() {
+            super::ring(&seed);
+        }
+    }
+}

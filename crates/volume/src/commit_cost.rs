@@ -1,0 +1,148 @@
+//! Cost of a commit: rejects changes that leave too little space for their commit.
+//!
+//! A commit rewrites every space map node on the path to a changed count. Rewriting a node changes the
+//! count of its old and new block, and so on, until nothing is added. A quick upper bound is used first;
+//! if it is not sufficient, the nodes are traversed.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use crate::metadata::{Metadata, TxnStop};
+use crate::space_map::{COUNT_BLOCKS, SPACE};
+use crate::tree::{ALL, child_bounds, child_index};
+
+/// Part of the reserve for commits and deletions that a change must leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReserveLevel {
+    /// Three quarters: the start of a new request.
+    Most,
+    /// Half: the end of a started request, or a trim.
+    Half,
+    /// A quarter, without the reservation for thick volumes: the change uses that reservation.
+    Promised,
+    /// Nothing: the change frees space.
+    Nothing,
+}
+
+/// Maximum ranges for which the nodes are traversed.
+const RANGES_MAX: usize = 64;
+
+impl Metadata {
+    /// Whether the remaining reserve is too low for a change to start.
+    pub(crate) fn is_low(&self, leaves: ReserveLevel) -> bool {
+        let kept = self.space.kept;
+        match leaves {
+            ReserveLevel::Most => self.room() <= self.reserve() + kept / 4 * 3,
+            ReserveLevel::Half => self.room() <= self.reserve() + kept / 2,
+            ReserveLevel::Promised => self.room() <= kept / 4,
+            ReserveLevel::Nothing => false,
+        }
+    }
+
+    /// Makes a change completely or not at all; not at all if there would be no space for its commit.
+    pub(crate) fn attempt_with_room<T>(
+        &mut self,
+        change: impl FnOnce(&mut Self) -> Result<T, TxnStop>,
+    ) -> Result<T, TxnStop> {
+        self.try_update(|books| {
+            let done = change(books)?;
+            if books.has_room_for_commit(COUNT_BLOCKS)? { Ok(done) } else { Err(TxnStop::Full) }
+        })
+    }
+
+    /// Like [`attempt_with_room`](Self::attempt_with_room), for a change that frees one leaf at a time:
+    /// if a whole leaf is too much, a part of it.
+    pub(crate) fn attempt_in_steps<T>(
+        &mut self,
+        change: impl Fn(&mut Self) -> Result<T, TxnStop>,
+    ) -> Result<T, TxnStop> {
+        let mut done = self.attempt_with_room(&change);
+        if matches!(done, Err(TxnStop::Full)) {
+            self.step_blocks = 8 * self.half();
+            done = self.attempt_with_room(&change);
+            self.step_blocks = u64::MAX;
+        }
+        done
+    }
+
+    /// Whether there is space for a commit of the changes, and for `more` blocks.
+    pub(crate) fn has_room_for_commit(&mut self, more: u64) -> Result<bool, TxnStop> {
+        let Some(room) = self.room().checked_sub(more) else { return Ok(false) };
+        if self.ways_max() <= room {
+            return Ok(true);
+        }
+        if self.space.deltas.len() > RANGES_MAX {
+            return Ok(false);
+        }
+        Ok(self.ways(room)? <= room)
+    }
+
+    /// Upper bound of the nodes that a commit writes: a path for each range and for each leaf that it may
+    /// touch, or the whole tree.
+    fn ways_max(&self) -> u64 {
+        let (ranges, half) = (self.space.deltas.len() as u64, self.half());
+        let ways = ranges * (u64::from(self.space.height()) + 1);
+        let leaves = self.space.deltas.blocks() / half * 2;
+        let room = self.superblock.room();
+        (ways + leaves).min(((room.end - room.start) / half + 1) * 2)
+    }
+
+    /// Number of nodes that the commit will write, or any number above `enough`.
+    fn ways(&mut self, enough: u64) -> Result<u64, TxnStop> {
+        let ranges = self.space.deltas.len() as u64;
+        let mut left: Vec<Range<u64>> = self.space.deltas.iter().map(|(range, _)| range).collect();
+        // New nodes use blocks of the allocation pool, which thereby get counts.
+        let mut pool = self.space.pool.clone();
+        let mut nodes = BTreeSet::new();
+        let splits = |nodes: u64, half: u64| nodes + (ranges + 2 * nodes) / half + 4;
+        while let Some(range) = left.pop() {
+            let mut at = range.start;
+            while at < range.end && splits(nodes.len() as u64, self.half()) <= enough {
+                let (end, moved) = self.follow(at, &mut nodes)?;
+                for old in moved {
+                    left.extend([Some(old), pool.take_first()].into_iter().flatten().map(one));
+                }
+                at = end;
+            }
+        }
+        Ok(splits(nodes.len() as u64, self.half()))
+    }
+
+    /// Adds the nodes on the path to a count. Returns the end of the leaf, and the old addresses of the
+    /// nodes that are new in the set and will move.
+    fn follow(
+        &mut self,
+        block: u64,
+        nodes: &mut BTreeSet<u64>,
+    ) -> Result<(u64, Vec<u64>), TxnStop> {
+        let (mut pointer, mut bounds, mut level) = (self.superblock.space, ALL, None);
+        let mut moved = Vec::new();
+        while !pointer.is_none() {
+            if pointer.generation != self.generation && nodes.insert(pointer.address) {
+                moved.push(pointer.address);
+            }
+            if level == Some(0) {
+                break;
+            }
+            let page = self.node(&SPACE, pointer, level, &bounds)?;
+            if page.level() == 0 {
+                break;
+            }
+            let index = child_index(page.records(), block);
+            bounds = child_bounds(page.records(), index, &bounds);
+            pointer = page.records()[index].child();
+            level = Some(page.level() - 1);
+        }
+        Ok((bounds.end, moved))
+    }
+
+    /// Minimum number of blocks covered by a space map leaf: no leaf is split that has fewer than twice
+    /// as many records.
+    pub(crate) fn half(&self) -> u64 {
+        (self.full as u64 / 2).max(1)
+    }
+}
+
+const fn one(block: u64) -> Range<u64> {
+    block..block + 1
+}

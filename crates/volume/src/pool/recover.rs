@@ -1,0 +1,180 @@
+//! Recovery after a stop: the pool reads the durable state again and continues from it.
+//!
+//! ```text
+//!   stop | transfers and reads end | read the superblocks at the start | continue from the newest
+//!        |  requests wait meanwhile .....................................| begin
+//! ```
+//!
+//! Changes that were not durable are lost, and so are writes without a later flush: the driver of the
+//! pool reports that to the writers, by means of [`losses`](Pool::losses). The next transaction has a
+//! generation that was never used for a write, and is in the slot without the durable superblock. It
+//! begins with the claim, like the first one after the pool was opened. Blocks that a late write may
+//! still reach are not allocated.
+
+use super::commit::{Commit, CommitSnapshot};
+use super::{ActionKind, ActionResult, DeviceAction, Pool};
+use crate::error::PoolError;
+use crate::fence::{Claim, Owner};
+use crate::format::{SLOTS, decode_owner, decode_superblock};
+use crate::metadata::Metadata;
+
+/// State of a recovery.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Recovery {
+    /// No recovery in progress.
+    #[default]
+    Idle,
+    /// Earlier transfers, or reads by cached runs, are still in flight.
+    Draining,
+    /// Superblocks are being read.
+    Reading,
+}
+
+impl Pool {
+    /// Number of stops caused by a device error. Each time, writes without a later flush may be lost, and
+    /// cached runs are invalid. Every writer must learn of it by a failing flush.
+    pub const fn losses(&self) -> u64 {
+        self.losses
+    }
+
+    /// Reason of the last stop, even if it has recovered since.
+    pub const fn last_stop(&self) -> Option<&PoolError> {
+        self.last_stop.as_ref()
+    }
+
+    /// Whether it rejects changes.
+    pub const fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Whether a recovery is in progress: requests wait for it.
+    pub fn is_recovering(&self) -> bool {
+        self.recovery != Recovery::Idle
+    }
+
+    /// Whether an immediate recovery makes sense: false if the previous one ended in another device error
+    /// before anything became durable.
+    pub const fn may_recover_at_once(&self) -> bool {
+        !self.is_unproven
+    }
+
+    /// Begins to read the durable state again, if the pool has stopped because of a device error. False
+    /// if no recovery is needed, or another owner has the pool.
+    pub fn recover(&mut self) -> bool {
+        let by_device = matches!(self.stopped_by, Some(PoolError::Device { .. }));
+        if !by_device || self.me.is_none() || self.is_recovering() {
+            return false;
+        }
+        self.recovery = Recovery::Draining;
+        self.look_again();
+        true
+    }
+
+    /// The device has lost writes, and reads of it may return what is not durable: if the store has stopped
+    /// for that, it stays so.
+    pub fn refuse_recovery(&mut self, why: String) {
+        if self.stopped && matches!(self.stopped_by, Some(PoolError::Device { .. })) {
+            let error = PoolError::NotReread { why };
+            (self.stopped_by, self.last_stop) = (Some(error.clone()), Some(error));
+        }
+    }
+
+    /// Has the superblocks be read once nothing of before is under way.
+    pub(super) fn look_again(&mut self) {
+        let is_still = self.ios.is_empty()
+            && self.ready.is_empty()
+            && self.tasks.len() == self.paused.len()
+            && self.oldest_read == u64::MAX
+            && self.held.is_empty();
+        if self.recovery == Recovery::Draining && is_still {
+            self.recovery = Recovery::Reading;
+            let io = self.enter(ActionKind::Recover);
+            self.actions.push_back(DeviceAction::ReadSlots { io });
+        }
+    }
+
+    /// Handles the result of reading the superblocks.
+    pub(super) fn handle_recovered(&mut self, end: ActionResult<'_>) {
+        self.recovery = Recovery::Idle;
+        let found = match end {
+            ActionResult::Slots(slots) => self.newest_of(slots),
+            ActionResult::Failed(outcome) => {
+                Err(PoolError::Device { what: "read the superblocks", outcome })
+            }
+            _ => return self.fail_paused(),
+        };
+        match found {
+            Ok(newest) => self.go_on_from(newest),
+            Err(error) => {
+                if !matches!(error, PoolError::Device { .. }) {
+                    // This error is permanent, and reported by itself.
+                    self.losses += 1;
+                    self.last_stop = Some(error.clone());
+                }
+                self.stopped_by = Some(error);
+                self.fail_paused();
+            }
+        }
+    }
+
+    /// The newest superblock, if this pool can continue from it.
+    fn newest_of(&self, slots: &crate::fence::Slots) -> Result<CommitSnapshot, PoolError> {
+        let decoded = (0..).zip(slots).filter_map(|(at, block)| {
+            let (store, generation, superblock, devices) = decode_superblock(block, at).ok()?;
+            let owner = decode_owner(block);
+            Some((store, CommitSnapshot { generation, superblock, devices, owner }))
+        });
+        let unread = PoolError::Device {
+            what: "read the superblocks",
+            outcome: tenmil_base::IoStatus::UNRECOVERED_READ,
+        };
+        let (store, newest) = decoded.max_by_key(|(_, found)| found.generation).ok_or(unread)?;
+        let taken_over = || {
+            let by = Owner::of(&newest.superblock, newest.owner);
+            PoolError::TakenOver { by: by.map(Box::new) }
+        };
+        if store != self.books.store {
+            return Err(PoolError::TakenOver { by: None });
+        }
+        let is_mine = self.me.is_some_and(|me| me.id == newest.superblock.owner);
+        // The claim of this instance was durable, so another owner can only be there by a takeover.
+        if self.is_anchored && !is_mine {
+            return Err(taken_over());
+        }
+        let (found, expected) = (newest.generation, self.durable.generation);
+        // A durable superblock has disappeared: the device has lost a completed flush.
+        if self.is_anchored && found < expected {
+            return Err(PoolError::WentBack { found, expected });
+        }
+        Ok(newest)
+    }
+
+    fn go_on_from(&mut self, newest: CommitSnapshot) {
+        // Pages of the abandoned transaction may have its generation, so the next one must be higher.
+        let used = self.books.generation.max(newest.generation);
+        let next = used + 1;
+        let CommitSnapshot { generation, superblock, devices, .. } = newest.clone();
+        let mut books = Metadata::new(self.books.store, generation, superblock, devices, 0);
+        // In the slot that does not contain the durable superblock.
+        books.generation = next + u64::from(next % SLOTS == generation % SLOTS);
+        std::mem::swap(&mut books, &mut self.books);
+        self.books.inherit(books);
+        if self.me.is_some_and(|me| me.id == superblock.owner) {
+            self.claim = Claim::Free;
+        }
+        (self.durable, self.frozen) = (newest, superblock);
+        (self.is_anchored, self.is_sweep_stuck) = (false, false);
+        (self.stopped, self.stopped_by) = (false, None);
+        (self.commit, self.wants_commit) = (Commit::Idle, false);
+        self.is_unproven = true;
+        self.pending.clear();
+        self.ready.append(&mut self.paused);
+    }
+
+    /// Rejects the tasks that waited for a recovery that failed.
+    fn fail_paused(&mut self) {
+        for task in std::mem::take(&mut self.paused) {
+            self.ready.push_back(task);
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! Tasks: the execution of requests, step by step.
+
+mod copy_parent;
+mod grow;
+mod make_exclusive;
+mod transfer;
+
+use std::ops::Range;
+
+use tenmil_base::IoStatus;
+
+use super::{Pool, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
+use crate::commit_cost::ReserveLevel;
+use crate::error::PoolError;
+use crate::format::{Record, VolumeBody, flags, unpadded};
+use crate::mapping::{PendingAllocation, ReadSource, WriteRun};
+use crate::metadata::TxnStop;
+use crate::space_map::CHANGE_BLOCKS;
+use crate::thick::ClusterCopy;
+use crate::usage::{SpaceUsage, UsageScan};
+use crate::volumes::{CATALOGUE, ChangeProgress, VolumeInfo, VolumeOp};
+
+/// Request in progress.
+#[derive(Debug)]
+pub(super) struct RequestTask {
+    token: u64,
+    ask: PoolRequest,
+    state: State,
+    /// Transaction in which its transfers began.
+    began: Option<u64>,
+    /// Volume that it writes to.
+    writes_to: Option<u64>,
+    /// Volume whose writes it blocks.
+    quiets: Option<u64>,
+    /// Allocated clusters that it uses, with their first blocks, and the number of blocks per cluster.
+    mine: (Vec<(u64, u64)>, u64),
+    /// Number of times it has waited for free space.
+    retries: u32,
+    /// Maximum number of waits for free space while nothing is being freed.
+    patience: u32,
+    /// Whether it only needs space from the reserve of a thick volume.
+    is_promised: bool,
+    /// Clusters of a thick volume with data in flight.
+    moves: Option<Box<ClusterMove>>,
+    /// Blocks being copied from a parent.
+    filling: Option<ParentCopy>,
+    /// Checksums of the transferred data, if the volume has them.
+    summed: Option<Box<ChecksumState>>,
+}
+
+/// Copy of blocks from a parent into a volume.
+#[derive(Clone, Debug)]
+struct ParentCopy {
+    blocks: Range<u64>,
+    /// Parts with data that remain to be written; the last one is the next.
+    parts: Vec<Range<u64>>,
+    /// Whether the data are in the requester's buffer.
+    is_read: bool,
+}
+
+/// Clusters of a thick volume whose blocks move into exclusive clusters.
+#[derive(Debug)]
+struct ClusterMove {
+    /// First block of the first one, which is the start of the requester's buffer.
+    first: u64,
+    moves: Vec<ClusterCopy>,
+    is_written: bool,
+}
+
+/// Checksums of transferred data: for reads the expected ones, for writes those computed so far.
+#[derive(Debug, Default)]
+struct ChecksumState {
+    sums: Vec<u32>,
+    /// Parts in flight.
+    parts: Vec<TransferPart>,
+    /// Blocks with a checksum mismatch.
+    wrong: Vec<VolumeRun>,
+}
+
+/// Part of a transfer. Blocks are relative to the start of the request.
+#[derive(Clone, Copy, Debug)]
+struct TransferPart {
+    io: u64,
+    run: VolumeRun,
+}
+
+/// State of a task, named after its next step.
+#[derive(Debug)]
+enum State {
+    Start,
+    /// Number of transfers in flight, the error of one that failed, and the segments.
+    Transfers(u64, Option<IoStatus>, Vec<WriteRun>),
+    /// Segments that remain to be entered in the map.
+    Map(Vec<WriteRun>),
+    /// The next block.
+    From(u64),
+    /// The next key, and the volumes found before it.
+    Listing(u64, Vec<VolumeInfo>),
+    /// The sums so far.
+    Counting(UsageScan),
+    /// Waits for the commit that adds the space, and then for another one.
+    Grown,
+    /// Waits for the commit, and then completes with this response.
+    Durable(PoolResponse),
+}
+
+/// Condition that a task waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WaitReason {
+    Page(u64),
+    /// This transaction is durable.
+    Commit(u64),
+    /// The commit is assembled.
+    Apply,
+    /// The writes to this volume, or a change of it, have ended.
+    Volume(u64),
+    /// Its own transfers.
+    Transfers,
+}
+
+/// Result of a step.
+enum StepResult {
+    Done(PoolResponse),
+    Wait(WaitReason),
+}
+
+/// Reason why a step was not made.
+enum TaskPause {
+    Stop(TxnStop),
+    Wait(WaitReason),
+}
+
+/// Maximum number of waits for free space while blocks are being freed, or for a task with reserved space
+/// that takes turns with others of the same kind.
+const RETRIES_MAX: u32 = 1000;
+/// Maximum number of waits for a task without reserved space while nothing is being freed.
+const PATIENCE: u32 = 2;
+/// Maximum number of waits for a write to a thick volume whose clusters were freed by a snapshot, but not
+/// durably.
+const PATIENCE_FOR_UNITS: u32 = 16;
+
+impl From<TxnStop> for TaskPause {
+    fn from(stop: TxnStop) -> Self {
+        Self::Stop(stop)
+    }
+}
+
+impl From<PoolError> for TaskPause {
+    fn from(error: PoolError) -> Self {
+        Self::Stop(error.into())
+    }
+}
+
+impl From<WaitReason> for TaskPause {
+    fn from(wait: WaitReason) -> Self {
+        Self::Wait(wait)
+    }
+}
+
+impl RequestTask {
+    pub(super) const fn new(token: u64, ask: PoolRequest) -> Self {
+        let mine = (Vec::new(), 0);
+        let (began, writes_to, quiets, retries) = (None, None, None, 0);
+        let (state, summed) = (State::Start, None);
+        let (patience, is_promised, moves, filling) = (PATIENCE, false, None, None);
+        Self {
+            token,
+            ask,
+            state,
+            began,
+            writes_to,
+            quiets,
+            mine,
+            retries,
+            patience,
+            is_promised,
+            moves,
+            filling,
+            summed,
+        }
+    }
+}
+
+impl RequestTask {
+    /// Whether nothing was done for it that a recovery would undo.
+    fn has_not_begun(&self) -> bool {
+        let holds = [self.began, self.writes_to, self.quiets].iter().any(Option::is_some);
+        matches!(self.state, State::Start) && !holds && self.mine.0.is_empty()
+    }
+}
+
+impl Pool {
+    /// Runs a task until it waits or is done.
+    pub(super) fn run(&mut self, id: u64) {
+        let Some(mut task) = self.tasks.remove(&id) else { return };
+        if self.is_recovering() && task.has_not_begun() {
+            self.tasks.insert(id, task);
+            return self.paused.push_back(id);
+        }
+        let step = self.step(id, &mut task);
+        if !matches!(step, Err(TaskPause::Stop(TxnStop::NeedPage(_)))) {
+            self.books.cache.evict();
+        }
+        let wait = match step {
+            Ok(StepResult::Done(answer)) => return self.finish(task, Ok(answer)),
+            Ok(StepResult::Wait(wait)) | Err(TaskPause::Wait(wait)) => wait,
+            Err(TaskPause::Stop(TxnStop::NeedPage(address))) => WaitReason::Page(address),
+            Err(TaskPause::Stop(TxnStop::Error(error))) => return self.finish(task, Err(*error)),
+            Err(TaskPause::Stop(TxnStop::NeedSpace(error))) if !self.may_find_room(&mut task) => {
+                return self.finish(task, Err(*error));
+            }
+            Err(TaskPause::Stop(TxnStop::Full)) if !self.may_find_room(&mut task) => {
+                let error = self.books.no_space();
+                self.level.note_refused();
+                return self.finish(task, Err(error));
+            }
+            Err(TaskPause::Stop(TxnStop::Full | TxnStop::NeedSpace(_))) => {
+                WaitReason::Commit(self.books.generation)
+            }
+        };
+        self.tasks.insert(id, task);
+        self.wait(id, wait);
+    }
+
+    /// Fails a waiting task.
+    pub(super) fn fail(&mut self, id: u64, error: PoolError) {
+        if let Some(task) = self.tasks.remove(&id) {
+            self.finish(task, Err(error));
+        }
+    }
+
+    /// Whether a commit could free space for a task that has found none.
+    fn may_find_room(&self, task: &mut RequestTask) -> bool {
+        task.retries += 1;
+        let is_swept = self.books.superblock.work.is_none();
+        let patience = if is_swept { task.patience } else { RETRIES_MAX };
+        !self.stopped && task.retries <= patience && self.books.space.awaits_commit()
+    }
+
+    /// Completes a task and releases its resources.
+    fn finish(&mut self, task: RequestTask, outcome: Result<PoolResponse, PoolError>) {
+        let (units, unit) = &task.mine;
+        for &(number, at) in units {
+            let key = (task.writes_to.unwrap_or(0), number, at);
+            let Some(grant) = self.pending.get_mut(&key) else { continue };
+            grant.users -= 1;
+            let PendingAllocation { users, is_mapped, .. } = *grant;
+            if users == 0 {
+                self.pending.remove(&key);
+                match is_mapped {
+                    true => self.books.space.pending.remove(at..at + unit),
+                    false => self.books.space.give_back(at..at + unit),
+                }
+            }
+        }
+        if let Some(id) = task.writes_to {
+            self.traffic.entry(id).or_default().writes -= 1;
+            self.stir(id);
+        }
+        self.end_quiet(task.quiets);
+        if let Some(began) = task.began {
+            let transfers = self.transfers.entry(began).or_default();
+            *transfers -= 1;
+            if *transfers == 0 {
+                self.transfers.remove(&began);
+            }
+            self.release();
+        }
+        self.answers.push_back((task.token, outcome));
+    }
+
+    /// Resumes the tasks that wait for activity on a volume.
+    fn stir(&mut self, id: u64) {
+        if let Some(traffic) = self.traffic.get_mut(&id) {
+            self.ready.extend(traffic.waiting.drain(..));
+            if traffic.writes == 0 && traffic.quieting == 0 {
+                self.traffic.remove(&id);
+            }
+        }
+    }
+
+    fn end_quiet(&mut self, id: Option<u64>) {
+        let Some(id) = id else { return };
+        self.traffic.entry(id).or_default().quieting -= 1;
+        self.stir(id);
+    }
+
+    fn step(&mut self, id: u64, task: &mut RequestTask) -> Result<StepResult, TaskPause> {
+        if self.is_taken_over() {
+            return Err(self.why_stopped().into());
+        }
+        if let State::Durable(answer) = &task.state {
+            // No step follows the release of ownership.
+            self.stopped |= task.ask == PoolRequest::Release;
+            return Ok(StepResult::Done(answer.clone()));
+        }
+        match task.ask.clone() {
+            PoolRequest::Change(change) => self.change(task, &change),
+            PoolRequest::Find(name) => {
+                Ok(StepResult::Done(PoolResponse::Volume(self.books.lookup(&name)?.info())))
+            }
+            PoolRequest::List => self.list(task),
+            PoolRequest::SpaceUsage(name) => self.account(task, &name),
+            PoolRequest::Usage => Ok(StepResult::Done(PoolResponse::Usage(self.usage()))),
+            PoolRequest::ReserveThick(name) => self.thicken(task, &name),
+            PoolRequest::MakeExclusive { volume, block, blocks } => {
+                self.own(id, task, volume, block, blocks)
+            }
+            PoolRequest::Parent { volume } => self.parent(volume),
+            PoolRequest::CopyFromParent { volume, blocks } => self.fill(id, task, volume, blocks),
+            PoolRequest::Extent { volume, block } => self.extent(volume, block),
+            PoolRequest::Difference { volume, base, block } => {
+                self.difference(task, volume, base, block)
+            }
+            PoolRequest::Read { volume, block, blocks } => {
+                self.read(id, task, volume, block, blocks)
+            }
+            PoolRequest::Write { volume, block, blocks } => {
+                self.write(id, task, volume, block, blocks)
+            }
+            PoolRequest::Trim { volume, block, blocks } => self.trim(task, volume, block, blocks),
+            PoolRequest::Flush => self.flush(id, task),
+            PoolRequest::Claim => self.expect_open().map(|()| StepResult::Done(PoolResponse::Done)),
+            PoolRequest::Release => self.give_up(id, task),
+            PoolRequest::Grow(devices) => self.grow(task, &devices),
+        }
+    }
+
+    fn change(
+        &mut self,
+        task: &mut RequestTask,
+        change: &VolumeOp,
+    ) -> Result<StepResult, TaskPause> {
+        self.expect_open()?;
+        self.may_change()?;
+        if let Some(name) = change.quiets() {
+            // While it waited, the name may have gone to another volume.
+            let id = self.books.lookup(name)?.id;
+            if task.quiets != Some(id) {
+                self.end_quiet(task.quiets.take());
+                self.traffic.entry(id).or_default().quieting += 1;
+                task.quiets = Some(id);
+            }
+        }
+        if let Some(id) = task.quiets
+            && self.traffic.entry(id).or_default().writes > 0
+        {
+            return Ok(StepResult::Wait(WaitReason::Volume(id)));
+        }
+        let gives_back = matches!(change, VolumeOp::Delete { .. } | VolumeOp::Resize { .. });
+        let leaves = if gives_back { ReserveLevel::Nothing } else { ReserveLevel::Most };
+        let made = loop {
+            self.books.fill_pool(CHANGE_BLOCKS, leaves)?;
+            let progress = self.books.attempt_in_steps(|books| books.change(change))?;
+            if let ChangeProgress::Made(made) = progress {
+                break made;
+            }
+            self.may_change()?;
+        };
+        self.end_quiet(task.quiets.take());
+        let answer = made.map_or(PoolResponse::Done, PoolResponse::Volume);
+        task.state = State::Durable(answer);
+        Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)))
+    }
+
+    fn list(&mut self, task: &mut RequestTask) -> Result<StepResult, TaskPause> {
+        if matches!(task.state, State::Start) {
+            task.state = State::Listing(0, Vec::new());
+        }
+        let State::Listing(key, found) = &mut task.state else {
+            return Ok(StepResult::Done(PoolResponse::Done));
+        };
+        while let Some(line) =
+            self.books.next_run(&CATALOGUE, self.books.superblock.catalogue, *key)?
+        {
+            found.push(self.books.volume_at(line.key, line.child())?.info());
+            *key = line.key + 1;
+        }
+        Ok(StepResult::Done(PoolResponse::Volumes(std::mem::take(found))))
+    }
+
+    fn account(&mut self, task: &mut RequestTask, name: &str) -> Result<StepResult, TaskPause> {
+        Ok(StepResult::Done(PoolResponse::Account(self.add_up(task, name)?)))
+    }
+
+    /// Continues to add up the space usage of a volume.
+    fn add_up(&mut self, task: &mut RequestTask, name: &str) -> Result<SpaceUsage, TaskPause> {
+        let mut tally =
+            if let State::Counting(tally) = task.state { tally } else { UsageScan::BEGIN };
+        let body = self.books.lookup(name)?;
+        while let Some(further) = self.books.tally(&body, &tally)? {
+            tally = further;
+            task.state = State::Counting(tally);
+            // Pages already added up are not needed again.
+            self.books.cache.evict();
+        }
+        Ok(tally.account(&body))
+    }
+
+    fn extent(&mut self, volume: u64, block: u64) -> Result<StepResult, TaskPause> {
+        let body = self.books.expect_volume(volume)?;
+        let run = self.books.next_run(&body.tree(), body.map, block)?;
+        let run = run.unwrap_or(Record { key: u64::MAX, value: 0, extra: 0 });
+        let is_mapped = run.key <= block;
+        let is_parents = !is_mapped && block < body.reach;
+        let (at, end) = if is_mapped {
+            let at = Some(run.place() + (block - run.key)).filter(|_| run.is_written());
+            (at, run.key + run.extra)
+        } else {
+            (None, run.key.min(if is_parents { body.reach } else { u64::MAX }))
+        };
+        let blocks = end.min(body.blocks).saturating_sub(block);
+        Ok(StepResult::Done(PoolResponse::Extent { blocks, at, is_parents }))
+    }
+
+    fn parent(&mut self, volume: u64) -> Result<StepResult, TaskPause> {
+        let body = self.books.expect_volume(volume)?;
+        Ok(StepResult::Done(PoolResponse::Parent(self.books.parent(&body)?)))
+    }
+
+    fn difference(
+        &mut self,
+        task: &mut RequestTask,
+        volume: u64,
+        base: u64,
+        block: u64,
+    ) -> Result<StepResult, TaskPause> {
+        let body = self.books.expect_volume(volume)?;
+        let base = match base {
+            0 => None,
+            id => Some(self.books.expect_volume(id)?),
+        };
+        let mut at = if let State::From(at) = task.state { at } else { block };
+        while at < body.blocks {
+            let stretch = self.books.compare_from(base.as_ref(), &body, at)?;
+            if let Some(from) = stretch.changed {
+                let blocks = stretch.end - at;
+                let is_mapped = matches!(from, ReadSource::Store(_));
+                let is_parents = from == ReadSource::Parent;
+                let changed = PoolResponse::Changed { block: at, blocks, is_mapped, is_parents };
+                return Ok(StepResult::Done(changed));
+            }
+            at = stretch.end;
+            task.state = State::From(at);
+            // Pages already compared are not needed again.
+            self.books.cache.evict();
+        }
+        let (block, is_mapped, is_parents) = (body.blocks, false, false);
+        Ok(StepResult::Done(PoolResponse::Changed { block, blocks: 0, is_mapped, is_parents }))
+    }
+
+    pub(super) fn usage(&self) -> PoolUsage {
+        let durable = &self.durable.superblock;
+        PoolUsage {
+            blocks: durable.blocks,
+            used: durable.used,
+            free: self.books.space.free(&self.books.superblock),
+            kept: self.books.space.kept,
+            promised: self.books.reserve(),
+            volumes: self.books.superblock.volumes,
+            thresholds: self.books.superblock.thresholds(),
+        }
+    }
+
+    /// Fails if the pool rejects changes: after a stop, and before it is anchored.
+    fn expect_open(&mut self) -> Result<(), TaskPause> {
+        if self.stopped {
+            return Err(self.why_stopped().into());
+        }
+        if !self.is_anchored {
+            self.may_claim()?;
+            self.anchor();
+            return Err(WaitReason::Apply.into());
+        }
+        Ok(())
+    }
+
+    /// Error for a change after a stop.
+    fn why_stopped(&self) -> PoolError {
+        let why = self.stopped_by.clone();
+        let is_lasting =
+            matches!(why, Some(PoolError::TakenOver { .. } | PoolError::WentBack { .. }));
+        why.filter(|_| is_lasting).unwrap_or(PoolError::ReadOnlyAfterError)
+    }
+
+    fn give_up(&mut self, id: u64, task: &mut RequestTask) -> Result<StepResult, TaskPause> {
+        if matches!(task.state, State::Transfers(..)) {
+            return self.flush(id, task);
+        }
+        if self.stopped || !self.disown() {
+            // The pool has no owner to remove, but everything completed must still become durable.
+            return self.flush(id, task);
+        }
+        task.state = State::Durable(PoolResponse::Done);
+        Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)))
+    }
+
+    fn volume_and_range(
+        &mut self,
+        volume: u64,
+        block: u64,
+        count: u64,
+    ) -> Result<(VolumeBody, Range<u64>), TaskPause> {
+        let body = self.books.expect_volume(volume)?;
+        match block.checked_add(count).filter(|end| *end <= body.blocks) {
+            Some(end) => Ok((body, block..end)),
+            None => {
+                let (name, blocks) = (unpadded(&body.name), body.blocks);
+                Err(PoolError::OutOfRange { name, block, count, blocks }.into())
+            }
+        }
+    }
+
+    fn writable(
+        &mut self,
+        volume: u64,
+        block: u64,
+        count: u64,
+    ) -> Result<(VolumeBody, Range<u64>), TaskPause> {
+        let (body, range) = self.volume_and_range(volume, block, count)?;
+        if body.has(flags::READ_ONLY) {
+            return Err(PoolError::ReadOnly(unpadded(&body.name)).into());
+        }
+        Ok((body, range))
+    }
+}

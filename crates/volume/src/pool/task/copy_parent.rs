@@ -1,0 +1,115 @@
+//! Copying blocks from a volume's parent into the volume, from its end on.
+//!
+//! ```text
+//!   quiesce | find the last gap | read it from the parent | write it like any data | shrink the overlap
+//! ```
+//!
+//! Clusters for which the parent has only zeroes are not written, and use no space: after the overlap
+//! they read as zeroes anyway.
+//!
+//! Writes to the volume and trims wait meanwhile. If the shrunk overlap is not yet durable after a power
+//! loss, the next request finds the copied blocks already mapped.
+
+use std::ops::Range;
+
+use super::{ParentCopy, RequestTask, State, StepResult, TaskPause, WaitReason, transfer};
+use crate::commit_cost::ReserveLevel;
+use crate::pool::{ActionKind, DeviceAction, Pool, PoolResponse};
+use crate::space_map::CHANGE_BLOCKS;
+
+impl Pool {
+    pub(super) fn fill(
+        &mut self,
+        id: u64,
+        task: &mut RequestTask,
+        volume: u64,
+        blocks: u64,
+    ) -> Result<StepResult, TaskPause> {
+        self.expect_open()?;
+        if task.quiets.is_none() {
+            self.books.expect_volume(volume)?;
+            self.traffic.entry(volume).or_default().quieting += 1;
+            task.quiets = Some(volume);
+        }
+        // Once it counts as a writer itself, its own writes must not block it.
+        if task.writes_to.is_none() && self.traffic.entry(volume).or_default().writes > 0 {
+            return Ok(StepResult::Wait(WaitReason::Volume(volume)));
+        }
+        let Some(filling) = task.filling.clone() else {
+            return self.begin_fill(id, task, volume, blocks);
+        };
+        let first = filling.blocks.start;
+        if !filling.is_read {
+            if let State::Transfers(_, failed, _) = task.state {
+                transfer::ended(failed, "read blocks of a volume's parent")?;
+            }
+            task.filling = Some(ParentCopy { is_read: true, ..filling });
+            task.state = State::Start;
+        }
+        while let Some(part) =
+            task.filling.as_ref().and_then(|filling| filling.parts.last().cloned())
+        {
+            match self.write(id, task, volume, part.start, part.end - part.start)? {
+                StepResult::Done(_) => (task.state, task.summed) = (State::Start, None),
+                wait @ StepResult::Wait(_) => return Ok(wait),
+            }
+            task.filling.as_mut().map(|filling| filling.parts.pop());
+        }
+        // Unmapped blocks after the overlap read as zeroes, as these did before.
+        self.lower_reach(volume, first)
+    }
+
+    /// Called once no writes are in flight: finds the blocks to copy, and starts to read them.
+    fn begin_fill(
+        &mut self,
+        id: u64,
+        task: &mut RequestTask,
+        volume: u64,
+        blocks: u64,
+    ) -> Result<StepResult, TaskPause> {
+        let (body, _) = self.writable(volume, 0, 0)?;
+        let range = self.books.last_parent_run(&body, blocks.max(1))?;
+        if range.is_empty() {
+            return self.lower_reach(volume, range.start);
+        }
+        self.traffic.entry(volume).or_default().writes += 1;
+        task.writes_to = Some(volume);
+        task.mine.1 = body.unit();
+        let (io, token) = (self.enter(ActionKind::Data(id)), task.token);
+        let (block, blocks) = (range.start, range.end - range.start);
+        self.actions.push_back(DeviceAction::ReadParent { io, token, offset: 0, block, blocks });
+        let parts = vec![range.clone()];
+        task.filling = Some(ParentCopy { blocks: range, parts, is_read: false });
+        task.state = State::Transfers(1, None, Vec::new());
+        Ok(StepResult::Wait(WaitReason::Transfers))
+    }
+
+    /// Sets the overlap, since all blocks from `to` on belong to the volume itself.
+    fn lower_reach(&mut self, volume: u64, to: u64) -> Result<StepResult, TaskPause> {
+        if self.books.expect_volume(volume)?.reach > to {
+            self.may_change()?;
+            self.books.fill_pool(CHANGE_BLOCKS, ReserveLevel::Half)?;
+            self.books.attempt_with_room(|books| books.shrink_overlap(volume, to))?;
+        }
+        Ok(StepResult::Done(PoolResponse::Filled(to)))
+    }
+}
+
+impl ParentCopy {
+    /// Excludes from the writes the clusters for which these blocks contain only zeroes.
+    pub(super) fn note_contents(&mut self, holds: &[bool], unit: u64) {
+        let unit_of = |index: usize| (self.blocks.start + index as u64) / unit.max(1);
+        let mut parts: Vec<Range<u64>> = Vec::new();
+        for index in (0..holds.len()).filter(|index| holds[*index]) {
+            let of_unit = unit_of(index) * unit..(unit_of(index) + 1) * unit;
+            let (start, end) =
+                (of_unit.start.max(self.blocks.start), of_unit.end.min(self.blocks.end));
+            match parts.last_mut() {
+                Some(last) if last.end >= start => last.end = end,
+                _ => parts.push(start..end),
+            }
+        }
+        parts.reverse();
+        self.parts = parts;
+    }
+}

@@ -1,0 +1,371 @@
+//! Data transfers: reads, writes, trims and flushes.
+
+use tenmil_base::IoStatus;
+
+use super::{
+    ChecksumState, PATIENCE, PATIENCE_FOR_UNITS, RETRIES_MAX, RequestTask, State, StepResult,
+    TaskPause, TransferPart, WaitReason,
+};
+use crate::commit_cost::ReserveLevel;
+use crate::error::PoolError;
+use crate::format::{flags, unpadded};
+use crate::mapping::{ReadSource, WriteRun};
+use crate::metadata::TxnStop;
+use crate::pool::{
+    ActionKind, ActionResult, Commit, DeviceAction, Pool, PoolRequest, PoolResponse, VolumeRun,
+};
+use crate::space_map::{CHANGE_BLOCKS, CHECKSUM_BLOCKS};
+
+impl Pool {
+    pub(super) fn read(
+        &mut self,
+        id: u64,
+        task: &mut RequestTask,
+        volume: u64,
+        block: u64,
+        blocks: u64,
+    ) -> Result<StepResult, TaskPause> {
+        if let State::Transfers(_, failed, _) = &task.state {
+            let done = ended(*failed, "read blocks of a volume")?;
+            return self.judge(task, volume, block).map(|()| done);
+        }
+        let (body, range) = self.volume_and_range(volume, block, blocks)?;
+        let is_summed = body.has(flags::CHECKSUMS);
+        if is_summed {
+            let sums = self.books.sums(&body, &range)?;
+            task.summed = Some(Box::new(ChecksumState { sums, ..ChecksumState::default() }));
+        }
+        let pieces = self.books.plan_read(&body, range)?;
+        let mut transfers = 0;
+        for piece in pieces {
+            let (offset, blocks, token) = (piece.block - block, piece.blocks, task.token);
+            if piece.from == ReadSource::Nothing {
+                self.actions.push_back(DeviceAction::Zero { token, offset, blocks });
+                continue;
+            }
+            let io = self.enter(ActionKind::Data(id));
+            let action = if let ReadSource::Store(at) = piece.from {
+                note_part(task, io, VolumeRun { block: offset, blocks, at });
+                DeviceAction::ReadData { io, token, offset, at, blocks, is_summed }
+            } else {
+                DeviceAction::ReadParent { io, token, offset, block: piece.block, blocks }
+            };
+            self.actions.push_back(action);
+            transfers += 1;
+        }
+        if transfers == 0 {
+            return Ok(StepResult::Done(PoolResponse::Done));
+        }
+        self.begin_transfers(task);
+        task.state = State::Transfers(transfers, None, Vec::new());
+        Ok(StepResult::Wait(WaitReason::Transfers))
+    }
+
+    pub(super) fn write(
+        &mut self,
+        id: u64,
+        task: &mut RequestTask,
+        volume: u64,
+        block: u64,
+        blocks: u64,
+    ) -> Result<StepResult, TaskPause> {
+        match &mut task.state {
+            State::Transfers(_, failed, segments) => {
+                let (segments, failed) = (std::mem::take(segments), *failed);
+                if failed.is_some() {
+                    let spoilt = segments.iter().map(|part| part.at..part.at + part.blocks);
+                    spoilt.for_each(|blocks| self.books.space.mark_bad(blocks));
+                }
+                ended(failed, "write blocks of a volume")?;
+                task.state = State::Map(segments);
+                self.map(task, volume, block)
+            }
+            State::Map(_) => self.map(task, volume, block),
+            _ => self.begin_write(id, task, volume, block, blocks),
+        }
+    }
+
+    fn begin_write(
+        &mut self,
+        id: u64,
+        task: &mut RequestTask,
+        volume: u64,
+        block: u64,
+        blocks: u64,
+    ) -> Result<StepResult, TaskPause> {
+        self.expect_open()?;
+        let (body, range) = self.writable(volume, block, blocks)?;
+        if range.is_empty() {
+            return Ok(StepResult::Done(PoolResponse::Done));
+        }
+        if task.writes_to.is_none() {
+            let traffic = self.traffic.entry(volume).or_default();
+            if traffic.quieting > 0 {
+                return Ok(StepResult::Wait(WaitReason::Volume(volume)));
+            }
+            traffic.writes += 1;
+            task.writes_to = Some(volume);
+            task.mine.1 = body.unit();
+        }
+        let is_summed = body.has(flags::CHECKSUMS);
+        if is_summed && task.began.is_none() {
+            // The blocks found free in its clusters must remain free until it has written them.
+            self.begin_transfers(task);
+        }
+        let Self { books, pending, .. } = self;
+        let planned = books.plan_write(&body, &range, pending, &mut task.mine.0);
+        if body.has(flags::THICK) && planned == Err(TxnStop::Full) && books.space.has_lowered() {
+            task.patience = PATIENCE_FOR_UNITS;
+        }
+        let segments = planned?;
+        // A write that allocates no cluster of a thick volume uses the reserve for the map.
+        task.promise(body.has(flags::THICK) && task.mine.0.is_empty());
+        let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Most };
+        if segments.iter().any(|segment| segment.is_new) && self.books.is_low(leaves) {
+            // The data have space, but the map might not.
+            return Err(TxnStop::Full.into());
+        }
+        if task.began.is_none() {
+            self.begin_transfers(task);
+        }
+        if is_summed {
+            let sums = vec![0; usize::try_from(blocks).unwrap_or(0)];
+            task.summed = Some(Box::new(ChecksumState { sums, ..ChecksumState::default() }));
+        }
+        // A copy from the parent is written from its position in the buffer that holds all blocks read.
+        let kept = task.filling.as_ref().map_or(0, |filling| block - filling.blocks.start);
+        for segment in &segments {
+            let io = self.enter(ActionKind::Data(id));
+            let WriteRun { at, blocks, .. } = *segment;
+            let (token, offset) = (task.token, segment.block - block);
+            let from = kept + offset;
+            let action = DeviceAction::WriteData { io, token, offset: from, at, blocks, is_summed };
+            self.actions.push_back(action);
+            note_part(task, io, VolumeRun { block: offset, blocks, at });
+        }
+        if segments.is_empty() {
+            return Ok(StepResult::Done(PoolResponse::Done));
+        }
+        task.state = State::Transfers(segments.len() as u64, None, segments);
+        Ok(StepResult::Wait(WaitReason::Transfers))
+    }
+
+    /// Makes the map refer to the written data.
+    fn map(
+        &mut self,
+        task: &mut RequestTask,
+        volume: u64,
+        block: u64,
+    ) -> Result<StepResult, TaskPause> {
+        self.expect_open()?;
+        let sums = task.summed.as_ref().map_or(&[][..], |summed| &summed.sums);
+        let needed = if sums.is_empty() { CHANGE_BLOCKS } else { CHECKSUM_BLOCKS };
+        let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Half };
+        let State::Map(segments) = &mut task.state else {
+            return Ok(StepResult::Done(PoolResponse::Done));
+        };
+        while let Some(segment) = segments.last_mut() {
+            if segment.is_new {
+                self.may_change()?;
+                self.books.fill_pool(needed, leaves)?;
+                let first = usize::try_from(segment.block - block).unwrap_or(usize::MAX);
+                let sums = sums.get(first..).unwrap_or_default();
+                let end = self
+                    .books
+                    .attempt_with_room(|books| books.map_segment(volume, segment, sums))?;
+                let done = end - segment.block;
+                (segment.block, segment.at) = (end, segment.at + done);
+                segment.blocks = segment.blocks.saturating_sub(done);
+            }
+            if !segment.is_new || segment.blocks == 0 {
+                segments.pop();
+            }
+        }
+        let (units, unit) = &task.mine;
+        for &(number, at) in units {
+            if let Some(grant) = self.pending.get_mut(&(volume, number, at))
+                && !grant.is_mapped
+            {
+                grant.is_mapped = true;
+                self.books.space.fresh += unit;
+            }
+        }
+        Ok(StepResult::Done(PoolResponse::Done))
+    }
+
+    pub(super) fn trim(
+        &mut self,
+        task: &mut RequestTask,
+        volume: u64,
+        block: u64,
+        blocks: u64,
+    ) -> Result<StepResult, TaskPause> {
+        self.expect_open()?;
+        let (body, range) = self.writable(volume, block, blocks)?;
+        if body.reach > 0 && task.writes_to.is_none() {
+            // A copy from the parent in progress must not restore trimmed blocks.
+            let traffic = self.traffic.entry(volume).or_default();
+            if traffic.quieting > 0 {
+                return Ok(StepResult::Wait(WaitReason::Volume(volume)));
+            }
+            traffic.writes += 1;
+            task.writes_to = Some(volume);
+        }
+        let is_summed = body.has(flags::CHECKSUMS);
+        let needed = if is_summed { CHECKSUM_BLOCKS } else { CHANGE_BLOCKS };
+        if matches!(task.state, State::Start) {
+            task.state = State::From(range.start);
+        }
+        task.promise(body.has(flags::THICK));
+        let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Half };
+        let State::From(at) = &mut task.state else {
+            return Ok(StepResult::Done(PoolResponse::Done));
+        };
+        while *at < range.end {
+            self.may_change()?;
+            self.books.fill_pool(needed, leaves)?;
+            let rest = *at..range.end;
+            if self.books.is_low(ReserveLevel::Most)
+                && self.books.is_shared_from(volume, rest.start)?
+            {
+                // Copying shared nodes would use space.
+                return Err(TxnStop::Full.into());
+            }
+            *at = self.books.attempt_in_steps(|books| books.unmap(volume, &rest))?;
+        }
+        Ok(StepResult::Done(PoolResponse::Done))
+    }
+
+    pub(super) fn flush(
+        &mut self,
+        id: u64,
+        task: &mut RequestTask,
+    ) -> Result<StepResult, TaskPause> {
+        if let State::Transfers(_, failed, _) = &task.state {
+            let ended = ended(*failed, "flush the device");
+            if let Err(TaskPause::Stop(TxnStop::Error(error))) = &ended {
+                // No later flush would report what the device has lost now.
+                self.stop(error);
+            }
+            return ended;
+        }
+        // Before any change, there is nothing to commit, and no write is needed.
+        if self.stopped || !self.is_clean() {
+            self.expect_open()?;
+        }
+        // A commit ends with a flush, which covers the data as well.
+        if !self.is_clean() {
+            task.state = State::Durable(PoolResponse::Done);
+            return Ok(StepResult::Wait(WaitReason::Commit(self.books.generation)));
+        }
+        if !matches!(self.commit, Commit::Idle) {
+            // Its last flush may have begun before the last data write ended.
+            return Ok(StepResult::Wait(WaitReason::Commit(self.durable.generation + 1)));
+        }
+        let io = self.enter(ActionKind::Flush(id));
+        self.actions.push_back(DeviceAction::Flush { io });
+        task.state = State::Transfers(1, None, Vec::new());
+        Ok(StepResult::Wait(WaitReason::Transfers))
+    }
+
+    /// Handles the end of a transfer of a task, and continues the task after the last one.
+    pub(in crate::pool) fn handle_transfer(&mut self, id: u64, io: u64, end: ActionResult<'_>) {
+        let Some(task) = self.tasks.get_mut(&id) else { return };
+        let State::Transfers(left, failed, _) = &mut task.state else { return };
+        *left -= 1;
+        let is_last = *left == 0;
+        if let ActionResult::Failed(outcome) = end {
+            *failed = Some(outcome);
+            if outcome.is_conflict() && task.ask.writes_blocks() {
+                // Another host has reserved the device, and may own the store: the superblocks are read.
+                self.stop(&PoolError::Device { what: "write blocks of a volume", outcome });
+            }
+        } else if let Some(summed) = task.summed.as_mut().filter(|summed| summed.has(io)) {
+            let writes =
+                matches!(task.ask, PoolRequest::Write { .. } | PoolRequest::CopyFromParent { .. });
+            let took = summed.take(io, end, writes);
+            *failed = failed.or(if took { None } else { Some(IoStatus::INTERNAL_ERROR) });
+        } else if let (ActionResult::Contents(holds), Some(filling)) = (end, &mut task.filling) {
+            filling.note_contents(holds, task.mine.1);
+        }
+        if is_last {
+            self.run(id);
+        }
+    }
+
+    /// Fails if the data read do not match the checksums.
+    fn judge(&mut self, task: &RequestTask, volume: u64, block: u64) -> Result<(), TaskPause> {
+        let wrong = task.summed.iter().flat_map(|summed| &summed.wrong).min_by_key(|run| run.block);
+        let Some(wrong) = wrong else { return Ok(()) };
+        let name = unpadded(&self.books.expect_volume(volume)?.name);
+        let VolumeRun { block: offset, blocks, at } = *wrong;
+        Err(PoolError::Corrupt { name, block: block + offset, blocks, at }.into())
+    }
+
+    pub(super) fn begin_transfers(&mut self, task: &mut RequestTask) {
+        *self.transfers.entry(self.books.generation).or_default() += 1;
+        task.began = Some(self.books.generation);
+    }
+}
+
+impl RequestTask {
+    /// Sets whether the task only needs space from a thick volume's reserve, which many other tasks may
+    /// also need.
+    fn promise(&mut self, is_promised: bool) {
+        self.is_promised = is_promised;
+        self.patience = if is_promised { RETRIES_MAX } else { PATIENCE };
+    }
+}
+
+impl ChecksumState {
+    /// Whether the volume has checksums for a transfer. Data from a parent have none.
+    fn has(&self, io: u64) -> bool {
+        self.parts.iter().any(|part| part.io == io)
+    }
+
+    /// Stores or compares the checksums of a transferred part. False if their number differs from the
+    /// number of blocks.
+    fn take(&mut self, io: u64, end: ActionResult<'_>, writes: bool) -> bool {
+        let Some(TransferPart { run, .. }) = self.parts.iter().find(|part| part.io == io) else {
+            return false;
+        };
+        let first = usize::try_from(run.block).unwrap_or(usize::MAX);
+        let count = usize::try_from(run.blocks).unwrap_or(usize::MAX);
+        let known = first.checked_add(count).and_then(|end| self.sums.get_mut(first..end));
+        let (Some(known), ActionResult::Sums(found)) = (known, end) else { return false };
+        if found.len() != known.len() {
+            return false;
+        }
+        if writes {
+            known.copy_from_slice(found);
+            return true;
+        }
+        for ((index, known), found) in (0..).zip(&*known).zip(found) {
+            if known == found {
+                continue;
+            }
+            let (block, at) = (run.block + index, run.at + index);
+            match self.wrong.last_mut() {
+                Some(last) if last.block + last.blocks == block && last.at + last.blocks == at => {
+                    last.blocks += 1;
+                }
+                _ => self.wrong.push(VolumeRun { block, blocks: 1, at }),
+            }
+        }
+        true
+    }
+}
+
+/// Records a transfer in flight, if its checksums are needed.
+fn note_part(task: &mut RequestTask, io: u64, run: VolumeRun) {
+    if let Some(summed) = &mut task.summed {
+        summed.parts.push(TransferPart { io, run });
+    }
+}
+
+pub(super) fn ended(failed: Option<IoStatus>, what: &'static str) -> Result<StepResult, TaskPause> {
+    match failed {
+        Some(outcome) => Err(PoolError::Device { what, outcome }.into()),
+        None => Ok(StepResult::Done(PoolResponse::Done)),
+    }
+}

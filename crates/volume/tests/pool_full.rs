@@ -1,0 +1,213 @@
+//! A full pool: the requests that it rejects, and that it always has space for frees.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+mod rig;
+
+use rig::{Rig, check, new_store};
+use tenmil_base::Random;
+use tenmil_volume::format::{Kind, Page};
+use tenmil_volume::{CapacityState, PoolError, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
+
+fn change(rig: &mut Rig, change: VolumeOp) -> VolumeInfo {
+    match rig.ask(PoolRequest::Change(change)).unwrap() {
+        PoolResponse::Volume(info) => info,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn create(rig: &mut Rig, name: &str, blocks: u64, unit: u64) -> VolumeInfo {
+    change(rig, VolumeOp::Create { name: name.into(), blocks, unit, uuid: 1, checksums: false })
+}
+
+fn clone(rig: &mut Rig, from: &str, name: &str) -> VolumeInfo {
+    change(rig, VolumeOp::Clone { from: from.into(), name: name.into(), uuid: 3 })
+}
+
+fn delete(rig: &mut Rig, name: &str) {
+    let change = VolumeOp::Delete { name: name.into(), orphan: true };
+    let token = rig.submit(PoolRequest::Change(change));
+    settle(rig);
+    assert_eq!(rig.answers.remove(&token), Some(Ok(PoolResponse::Done)), "`{name}`");
+}
+
+fn write(rig: &mut Rig, volume: u64, block: u64, blocks: u64) -> Result<PoolResponse, PoolError> {
+    let token = rig.submit_write(volume, block, blocks, 1);
+    settle(rig);
+    rig.answers.remove(&token).unwrap()
+}
+
+/// Whether the request succeeded; otherwise there was no space.
+fn had_room(answer: Result<PoolResponse, PoolError>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(PoolError::NoSpace { .. }) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Runs until idle, which must be soon.
+fn settle(rig: &mut Rig) {
+    let steps = (0..20_000).take_while(|_| rig.step()).count();
+    assert!(steps < 20_000, "there is no end to it");
+}
+
+/// Checks that freed blocks are available, and the pool is consistent.
+fn expect_order(rig: &mut Rig, volume: u64) {
+    rig.ask(PoolRequest::Flush).unwrap();
+    assert!(rig.store.is_idle());
+    rig.ask(PoolRequest::Flush).unwrap();
+    assert_eq!(check(&rig.store, rig.disk.image()).findings, []);
+    assert_eq!(write(rig, volume, 0, 16), Ok(PoolResponse::Done));
+}
+
+/// Notices about capacity.
+fn notices(rig: &mut Rig) -> Vec<CapacityState> {
+    std::iter::from_fn(|| rig.store.next_notice()).map(|notice| notice.fill).collect()
+}
+
+#[test]
+fn a_store_that_fills_says_so_before_it_is_full_and_once() {
+    let mut rig = Rig::plain(new_store(4096), 4096, Random::new(4)).unwrap();
+    let (one, mut told) = (create(&mut rig, "one", 8192, 16), Vec::new());
+    let mut at = 0;
+    while had_room(write(&mut rig, one.id, at, 16)) {
+        at += 16;
+        told.extend(notices(&mut rig).into_iter().map(|fill| (fill, at)));
+    }
+    let [(CapacityState::Above(80), low), (CapacityState::Above(95), high)] = told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(low * 100 / at >= 78 && low * 100 / at <= 81, "{low} of {at}");
+    assert!(high * 100 / at >= 93 && high < at, "{high} of {at}");
+    assert_eq!(notices(&mut rig), [CapacityState::Full]);
+    assert!(!had_room(write(&mut rig, one.id, at, 16)));
+    assert_eq!(notices(&mut rig), []);
+    for block in (0..at).step_by(16) {
+        assert_eq!(rig.read(one.id, block, 16).unwrap(), [[1; 8]; 16], "nothing is lost");
+    }
+
+    let image = rig.disk.image().clone();
+    let mut again = Rig::plain(image, 4096, Random::new(4)).unwrap();
+    assert_eq!(notices(&mut again), [CapacityState::Above(95)], "whoever opens it is told");
+    let percent = [50, 0];
+    again.ask(PoolRequest::Change(VolumeOp::Thresholds { percent })).unwrap();
+    assert_eq!(notices(&mut again), [], "it is above the only one, as it was");
+    delete(&mut again, "one");
+    again.ask(PoolRequest::Flush).unwrap();
+    assert_eq!(notices(&mut again), [CapacityState::Below(50)]);
+    for percent in [[101, 0], [90, 80], [0, 101]] {
+        let error = again.ask(PoolRequest::Change(VolumeOp::Thresholds { percent })).unwrap_err();
+        assert_eq!(error, PoolError::BadThresholds(percent));
+    }
+}
+
+#[test]
+fn a_full_store_refuses_to_copy_for_a_trim_while_it_can_still_delete() {
+    let mut rig = Rig::plain(new_store(2048), 2048, Random::new(4)).unwrap();
+    let one = create(&mut rig, "one", 700, 1);
+    for block in (0..700).step_by(2) {
+        write(&mut rig, one.id, block, 1).unwrap();
+    }
+    let clones: Vec<VolumeInfo> =
+        (0..100).map(|number| clone(&mut rig, "one", &format!("clone {number}"))).collect();
+    let filler = create(&mut rig, "filler", 4096, 16);
+    let written = (0..4096).step_by(16).filter(|at| had_room(write(&mut rig, filler.id, *at, 16)));
+    assert!(written.count() < 150, "the pool is full");
+    let mut refused = 0;
+    let places = clones.iter().flat_map(|clone| [0, 300, 600].map(|block| (clone.id, block)));
+    for (volume, block) in places {
+        refused += u64::from(!had_room(rig.ask(PoolRequest::Trim { volume, block, blocks: 1 })));
+    }
+    assert!((1..300).contains(&refused), "{refused} trims were refused");
+    for clone in &clones {
+        delete(&mut rig, &clone.name);
+    }
+    expect_order(&mut rig, filler.id);
+}
+
+#[test]
+fn a_volume_with_blocks_that_others_keep_here_and_there_is_deleted_with_little_room() {
+    let mut rig = Rig::plain(new_store(4096), 4096, Random::new(4)).unwrap();
+    rig.store = rig.store.with_fanout(16);
+    let one = create(&mut rig, "one", 3000, 1);
+    for block in (0..3000).step_by(100) {
+        write(&mut rig, one.id, block, 100).unwrap();
+    }
+    let two = clone(&mut rig, "one", "two");
+    let filler = create(&mut rig, "filler", 4096, 1);
+    let mut at = 0;
+    while had_room(write(&mut rig, filler.id, at, 1)) {
+        at += 1;
+    }
+    let volume = two.id;
+    let trims = (0..3000).step_by(2);
+    let done =
+        trims.filter(|at| had_room(rig.ask(PoolRequest::Trim { volume, block: *at, blocks: 1 })));
+    let done = done.count();
+    assert!((300..1500).contains(&done), "{done} trims had room");
+    delete(&mut rig, "one");
+    expect_order(&mut rig, filler.id);
+}
+
+#[test]
+fn a_store_in_pieces_is_searched_once_for_a_unit_that_it_does_not_have() {
+    const BLOCKS: u64 = 8192;
+    let mut rig = Rig::plain(new_store(BLOCKS), BLOCKS, Random::new(4)).unwrap();
+    let fine = create(&mut rig, "fine", BLOCKS, 1);
+    let mut at = 0;
+    while had_room(write(&mut rig, fine.id, at, 1)) {
+        at += 1;
+    }
+    for block in (0..at).step_by(2) {
+        rig.ask(PoolRequest::Trim { volume: fine.id, block, blocks: 1 }).unwrap();
+    }
+    let coarse = create(&mut rig, "coarse", 1600, 16);
+    rig.ask(PoolRequest::Flush).unwrap();
+    rig.ask(PoolRequest::Flush).unwrap();
+    let image = rig.disk.image().clone();
+    let mut rig = Rig::plain(image, BLOCKS, Random::new(4)).unwrap();
+    let mut block = 0;
+    while had_room(write(&mut rig, coarse.id, block, 16)) {
+        block += 16;
+    }
+    let before = rig.reads;
+    for _ in 0..20 {
+        let error = write(&mut rig, coarse.id, block, 16).unwrap_err();
+        assert!(error.to_string().contains("in one piece"), "{error}");
+    }
+    assert_eq!(rig.reads, before);
+    assert_eq!(write(&mut rig, fine.id, 0, 1), Ok(PoolResponse::Done), "single blocks there are");
+}
+
+#[test]
+fn a_deleted_volume_that_is_damaged_holds_up_no_other() {
+    let mut rig = Rig::plain(new_store(2048), 2048, Random::new(4)).unwrap();
+    let volumes = ["one", "two", "three"].map(|name| create(&mut rig, name, 160, 16));
+    for volume in &volumes {
+        write(&mut rig, volume.id, 0, 160).unwrap();
+    }
+    rig.ask(PoolRequest::Flush).unwrap();
+    let mut image = rig.disk.image().clone();
+    let uuid = rig.store.uuid();
+    for (at, block) in &mut image {
+        let page = Page::decode(block, uuid, *at);
+        if page.is_ok_and(|page| page.kind == Kind::Map && page.owner == volumes[0].id) {
+            *block = rig::disk::stamped(9);
+        }
+    }
+    let mut rig = Rig::plain(image, 2048, Random::new(4)).unwrap();
+    let free = |rig: &mut Rig| match rig.ask(PoolRequest::Usage).unwrap() {
+        PoolResponse::Usage(usage) => usage.free,
+        other => panic!("{other:?}"),
+    };
+    let before = free(&mut rig);
+    delete(&mut rig, "one");
+    delete(&mut rig, "two");
+    for _ in 0..3 {
+        rig.ask(PoolRequest::Flush).unwrap();
+    }
+    assert!(rig.store.is_idle());
+    let gained = free(&mut rig).saturating_sub(before);
+    assert!((60..160).contains(&gained), "{gained} blocks came back");
+}
