@@ -213,3 +213,17 @@ fn no_such(what: &str, found: &str, names: &[&str]) -> RpcError {
         None => refusal,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{RENAMED, renamed};
+
+    #[test]
+    fn renamed_method_is_found_with_its_prefix_and_only_where_it_exists() {
+        let names = ["nvme_connections", "set_pool_scrub"];
+        assert_eq!(renamed("queues", &names).as_deref(), Some("nvme_connections"));
+        assert_eq!(renamed("set_store_scrub", &names).as_deref(), Some("set_pool_scrub"));
+        assert_eq!(renamed("store_scrub", &names), None);
+        assert!(RENAMED.iter().all(|(old, new)| old != new));
+    }
+}

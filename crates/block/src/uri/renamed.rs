@@ -31,3 +31,33 @@ pub(super) fn new_key(scheme: &str, key: &str) -> Option<&'static str> {
     let of_socket = SOCKET.iter().find(|(old, _)| scheme == "socket" && *old == key);
     of_scheme.map(|(_, _, new)| *new).or(of_socket.map(|(_, new)| *new))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::uri::Uri;
+
+    #[test]
+    fn renamed_parameter_is_rejected_with_its_new_name() {
+        for (text, expected) in [
+            ("tcp:x?detect=2s", "tcp:x?detect=2s: `detect` is now `keep-alive-timeout`"),
+            ("emu:null?doorbell=1", "emu:null?doorbell=1: `doorbell` is now `doorbell-cost`"),
+        ] {
+            let uri: Uri = text.parse().expect("a URI");
+            let error = uri.fields().finish().expect_err("an old parameter").to_string();
+            assert_eq!(error, expected);
+        }
+    }
+
+    #[test]
+    fn parameter_of_another_scheme_is_unknown() {
+        let uri: Uri = "ram:1m?detect=2s".parse().expect("a URI");
+        let error = uri.fields().finish().expect_err("an unknown parameter").to_string();
+        assert!(error.starts_with("ram:1m?detect=2s: no parameter `detect`"), "{error}");
+    }
+
+    #[test]
+    fn parameters_of_stacked_devices_get_their_new_names() {
+        let old: Uri = "delay:[tcp:x?retry=1s]?read=1us".parse().expect("a URI");
+        assert_eq!(old.with_new_keys().to_string(), "delay:[tcp:x?reconnect-delay=1s]?read=1us");
+    }
+}
