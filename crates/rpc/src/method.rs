@@ -178,14 +178,14 @@ impl MethodRegistry {
 /// Methods of version 0.1 under their new names.
 const RENAMED: [(&str, &str); 9] = [
     ("queues", "nvme_connections"),
-    ("pools", "pools"),
+    ("stores", "pools"),
     ("sample", "snapshot_stats"),
-    ("pool_grow", "pool_grow"),
-    ("pool_device", "pool_device"),
-    ("pool_thresholds", "pool_thresholds"),
-    ("pool_scrub", "pool_scrub"),
-    ("pool_check", "pool_check"),
-    ("volume_rollback", "volume_rollback"),
+    ("store_grow", "pool_grow"),
+    ("store_device", "pool_device"),
+    ("store_thresholds", "pool_thresholds"),
+    ("store_scrub", "pool_scrub"),
+    ("store_check", "pool_check"),
+    ("volume_revert", "volume_rollback"),
 ];
 
 /// The present name of a method of version 0.1, with the prefix of `found`.
