@@ -24,6 +24,7 @@
 mod block_device;
 mod controller_access;
 mod counter;
+mod error;
 mod error_category;
 mod histogram;
 mod host_memory;
@@ -45,6 +46,7 @@ pub use controller_access::{
     SubmissionRing, entry_from_dwords, entry_to_dwords,
 };
 pub use counter::Counter;
+pub use error::Error;
 pub use error_category::ErrorCategory;
 pub use histogram::{Histogram, LiveHistogram};
 pub use host_memory::{

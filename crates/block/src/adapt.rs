@@ -33,9 +33,9 @@ pub use self::device::{AdaptedDevice, QuiesceLock};
 pub use self::lock::RangeLock;
 use self::parent::{ChunkStep, ParentStage, SplitRequest};
 use self::rules::{AdaptPlan, DeviceConstraints, changes};
-use crate::DeviceError;
 use crate::devices::completion_queue::CompletionQueue;
 use crate::internal_token::internal_index;
+use tenmil_base::Error;
 
 /// Channel that accepts every valid request of up to 2^32 - 1 blocks, and submits what the channel below
 /// supports.
@@ -164,7 +164,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         lock: L,
         mut buffers: BounceBuffers,
         options: &AdaptOptions,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         check_options(below.limits(), options, buffers.chunk_bytes())?;
         let chunk_blocks = buffers.chunk_bytes() / below.limits().block_size;
         let rules = DeviceConstraints::new(below.limits(), options, chunk_blocks);
@@ -410,15 +410,10 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
     }
 }
 
-fn check_options(
-    below: &Limits,
-    options: &AdaptOptions,
-    chunk_bytes: u32,
-) -> Result<(), DeviceError> {
+fn check_options(below: &Limits, options: &AdaptOptions, chunk_bytes: u32) -> Result<(), Error> {
     let Alignment { address_bytes, len_bytes } = options.alignment;
     let block_size = below.block_size;
-    let refuse =
-        |text: String| Err(DeviceError::new(ErrorCategory::Usage, format!("shape: {text}")));
+    let refuse = |text: String| Err(Error::new(ErrorCategory::Usage, format!("shape: {text}")));
     if options.parents_max == 0 || options.children_max == 0 {
         return refuse(format!(
             "{} requests of {} parts, expected at least one of one",

@@ -32,12 +32,12 @@ pub use self::descriptor::BdevDescriptor;
 pub use self::event::Event;
 pub(crate) use self::shared::{ChannelShared, ClaimGuard, Shared};
 pub use self::uuid::{Uuid, UuidParseError};
-use crate::DeviceError;
 use crate::io_stats::IoStats;
 use crate::map::{PER_CHANNEL, QueueMap};
 use crate::qos::QosLimiter;
 use crate::quiesce::{QuiesceTimeout, QuiescedRange};
 use crate::schedule::Scheduler;
+use tenmil_base::Error;
 
 /// A named block device. Clones refer to the same device.
 #[derive(Clone, Debug)]
@@ -126,8 +126,8 @@ impl Bdev {
         name: &str,
         medium: Arc<dyn BlockDevice>,
         options: BdevOptions,
-    ) -> Result<Self, DeviceError> {
-        let refuse = |text| Err(DeviceError::new(ErrorCategory::Usage, format!("{name}: {text}")));
+    ) -> Result<Self, Error> {
+        let refuse = |text| Err(Error::new(ErrorCategory::Usage, format!("{name}: {text}")));
         if options.map.default == 0 {
             return refuse("the queue map has 0 default contexts, expected at least 1".to_owned());
         }
@@ -210,9 +210,9 @@ impl Bdev {
     ///
     /// If the device cannot be resized, has been removed, or the range past the new end does not drain.
     /// The size is then unchanged.
-    pub fn set_size(&self, block_count: u64) -> Result<(), DeviceError> {
+    pub fn set_size(&self, block_count: u64) -> Result<(), Error> {
         let done = Shared::set_size(&self.0, block_count);
-        done.map_err(|text| DeviceError::new(ErrorCategory::Usage, text))
+        done.map_err(|text| Error::new(ErrorCategory::Usage, text))
     }
 
     /// Sends an event to every holder.

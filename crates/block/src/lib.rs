@@ -78,56 +78,10 @@ pub use qos::{
 pub use quiesce::{QuiesceTimeout, QuiescedRange};
 pub use schedule::{Deadline, DeadlineOptions, Merge, Scheduler, StreamBatch, StreamBatchOptions};
 
-use tenmil_base::ErrorCategory;
+use tenmil_base::Error;
 
-/// A block device that cannot be opened or created.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceError {
-    text: String,
-    blame: ErrorCategory,
-    hint: Option<String>,
-}
-
-impl DeviceError {
-    /// Creates an error from its category and a line that states what was found and what was expected.
-    pub fn new(blame: ErrorCategory, text: impl Into<String>) -> Self {
-        Self { text: text.into(), blame, hint: None }
-    }
-
-    /// Adds a hint: a sentence that describes the fix.
-    #[must_use]
-    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
-        self
-    }
-
-    /// Prefixes the message with the operation that was in progress.
-    #[must_use]
-    pub fn during(self, what: impl std::fmt::Display) -> Self {
-        Self { text: format!("{what}: {}", self.text), ..self }
-    }
-
-    /// The hint, if there is a fix.
-    pub fn hint(&self) -> Option<&str> {
-        self.hint.as_deref()
-    }
-
-    /// The category of the error.
-    pub const fn blame(&self) -> ErrorCategory {
-        self.blame
-    }
-}
-
-impl std::fmt::Display for DeviceError {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for DeviceError {}
-
-impl From<overwrite::OverwriteDenied> for DeviceError {
+impl From<overwrite::OverwriteDenied> for Error {
     fn from(not: overwrite::OverwriteDenied) -> Self {
-        Self::new(ErrorCategory::Usage, not.text).with_hint(not.remedy)
+        Self::usage(not.text).with_hint(not.remedy)
     }
 }

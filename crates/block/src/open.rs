@@ -10,7 +10,8 @@ use tenmil_linux::Clock;
 use crate::devices::{delay, fault, file, mirror, model, null, pool, ram, split, stripe};
 use crate::mirror::MirrorMonitor;
 use crate::uri::{Uri, UriError};
-use crate::{DelayControl, DeviceError, ExistingData, FaultControl};
+use crate::{DelayControl, ExistingData, FaultControl};
+use tenmil_base::Error;
 
 /// Context that every device of a run is opened with. Stacked devices open their children with the same.
 pub struct Opener<'a> {
@@ -32,14 +33,14 @@ pub trait DeviceType: Sync {
     /// # Errors
     ///
     /// If the URI has an option that this type does not know, or the device cannot be opened.
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError>;
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error>;
 }
 
 impl<F: Sync> DeviceType for F
 where
-    F: Fn(&Opener<'_>, &Uri) -> Result<OpenedDevice, DeviceError>,
+    F: Fn(&Opener<'_>, &Uri) -> Result<OpenedDevice, Error>,
 {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         self(opener, uri)
     }
 }
@@ -95,7 +96,7 @@ impl DeviceControl {
     }
 }
 
-type Open = fn(&Opener<'_>, &Uri) -> Result<OpenedDevice, DeviceError>;
+type Open = fn(&Opener<'_>, &Uri) -> Result<OpenedDevice, Error>;
 
 /// The built-in device types.
 const DEVICE_TYPES: &[(&str, Open)] = &[
@@ -118,7 +119,7 @@ impl Opener<'_> {
     ///
     /// If the scheme is unknown, the URI has an option that its type does not know, or the device cannot
     /// be opened.
-    pub fn open(&self, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    pub fn open(&self, uri: &Uri) -> Result<OpenedDevice, Error> {
         let mut opened = self.open_kind(uri)?;
         let is_own = uri.children().is_empty() || uri.scheme() == pool::VolumeRef::SCHEME;
         if is_own && let Some(name) = opened.medium.identity() {
@@ -127,7 +128,7 @@ impl Opener<'_> {
         Ok(opened)
     }
 
-    fn open_kind(&self, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open_kind(&self, uri: &Uri) -> Result<OpenedDevice, Error> {
         let scheme = uri.scheme();
         if let Some((_, kind)) = self.more.iter().find(|(name, _)| *name == scheme) {
             return kind.open(self, uri);
@@ -176,7 +177,7 @@ impl fmt::Debug for OpenedDevice {
     }
 }
 
-impl From<UriError> for DeviceError {
+impl From<UriError> for Error {
     fn from(error: UriError) -> Self {
         Self::new(ErrorCategory::Usage, error.to_string())
     }
@@ -205,15 +206,15 @@ mod tests {
     use tenmil_linux::Clock;
 
     use super::{OpenedDevice, Opener};
-    use crate::DeviceError;
     use crate::uri::Uri;
+    use tenmil_base::Error;
 
-    fn open_in(regions: &RegionTable, uri: &str) -> Result<OpenedDevice, DeviceError> {
+    fn open_in(regions: &RegionTable, uri: &str) -> Result<OpenedDevice, Error> {
         let opener = Opener { regions, clock: Clock::start(), seed: 1, more: &[] };
         opener.open(&uri.parse::<Uri>()?)
     }
 
-    fn open(uri: &str) -> Result<OpenedDevice, DeviceError> {
+    fn open(uri: &str) -> Result<OpenedDevice, Error> {
         open_in(&RegionTable::new(8), uri)
     }
 
@@ -289,7 +290,7 @@ mod tests {
             let error = open(uri).unwrap_err();
             let text = error.to_string();
             assert!(text.starts_with(&format!("{uri}: {problem}")), "{text}");
-            assert_eq!(error.blame(), ErrorCategory::Usage);
+            assert_eq!(error.category(), ErrorCategory::Usage);
         }
     }
 
@@ -309,12 +310,12 @@ mod tests {
     #[test]
     fn a_medium_that_cannot_be_opened_says_whose_move_it_is() {
         let missing = open("file:/no/such/directory/file?size=1m").unwrap_err();
-        assert_eq!(missing.blame(), ErrorCategory::Usage);
+        assert_eq!(missing.category(), ErrorCategory::Usage);
         assert!(missing.to_string().contains("open /no/such/directory/file: "), "{missing}");
         let regions = RegionTable::new(1);
         let _first = open_in(&regions, "ram:4k").unwrap();
         let full = open_in(&regions, "ram:4k").unwrap_err();
-        assert_eq!(full.blame(), ErrorCategory::Environment);
+        assert_eq!(full.category(), ErrorCategory::Environment);
         assert!(full.to_string().contains("made for 1"), "{full}");
     }
 }

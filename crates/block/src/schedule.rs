@@ -29,8 +29,8 @@ use tenmil_base::{IoChannel, Operation, Request};
 pub use self::deadline::{Deadline, DeadlineOptions};
 pub use self::merge::Merge;
 pub use self::stream_batch::{StreamBatch, StreamBatchOptions};
-use crate::DeviceError;
 use crate::uri::{Uri, UriError};
+use tenmil_base::Error;
 
 /// A scheduler and its parameters in text form: `merge`, `deadline?read=5ms&depth=8`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,9 +59,9 @@ impl Scheduler {
 }
 
 impl FromStr for Scheduler {
-    type Err = DeviceError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, DeviceError> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let (name, query) = text.split_once('?').unwrap_or((text, ""));
         let uri: Uri = format!("{name}:?{query}").parse().map_err(|_: UriError| unknown(text))?;
         let mut fields = uri.fields();
@@ -77,12 +77,9 @@ impl FromStr for Scheduler {
     }
 }
 
-fn unknown(text: &str) -> DeviceError {
+fn unknown(text: &str) -> Error {
     let expected = "expected none, merge, deadline?read=500ms or stream-batch?count=16";
-    DeviceError::new(
-        tenmil_base::ErrorCategory::Usage,
-        format!("no scheduler `{text}`, {expected}"),
-    )
+    Error::new(tenmil_base::ErrorCategory::Usage, format!("no scheduler `{text}`, {expected}"))
 }
 
 impl fmt::Display for Scheduler {

@@ -359,7 +359,7 @@ impl fmt::Display for Uri {
 
 impl UriError {
     /// Always [`ErrorCategory::Usage`].
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         ErrorCategory::Usage
     }
 }

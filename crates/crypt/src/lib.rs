@@ -22,9 +22,10 @@ mod key;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tenmil_base::Error;
 use tenmil_base::{BlockDevice, ErrorCategory, IoChannel, Limits, Operation, OperationSet};
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 
 use self::channel::{BUFFER_BYTES, CryptChannel, DEPTH_MAX, SEGMENTS_MAX};
@@ -55,11 +56,11 @@ const SUPPORT: OperationSet = OperationSet::of(&[
 /// # Errors
 ///
 /// If the URI or the key file is invalid, or the underlying device cannot be opened.
-pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let mut fields = uri.fields();
     if fields.text("key").is_some() {
         // The URI is not repeated in the message: it contains a key.
-        return Err(DeviceError::new(
+        return Err(Error::new(
             ErrorCategory::Usage,
             "crypt: found a key in the name, where other users of the machine and the history of \
              the shell can read it; expected key-file=PATH",
@@ -72,7 +73,7 @@ pub fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError>
     })?;
     let below = opener.open(uri.only_child()?)?;
     let key = Key::read(&PathBuf::from(path))
-        .map_err(|problem| DeviceError::new(ErrorCategory::Usage, format!("crypt: {problem}")))?;
+        .map_err(|problem| Error::new(ErrorCategory::Usage, format!("crypt: {problem}")))?;
     let crypt = Crypt::new(opener.regions, below.medium, key)?;
     let description = format!("AES-256-XTS over units of 512 bytes; over {}", below.description);
     Ok(OpenedDevice { medium: Arc::new(crypt), description, ..below })
@@ -89,12 +90,12 @@ impl Crypt {
         regions: &RegionTable,
         inner: Arc<dyn BlockDevice>,
         key: Key,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let below = inner.limits();
         if below.metadata_size != 0 {
             let found = below.metadata_size;
             let text = format!("crypt: {found} bytes of metadata in each block, expected none");
-            return Err(DeviceError::new(ErrorCategory::Usage, text));
+            return Err(Error::new(ErrorCategory::Usage, text));
         }
         let limits = Limits {
             request_blocks_max: below.request_blocks_max.min(BUFFER_BYTES / below.block_size),

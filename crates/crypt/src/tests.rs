@@ -5,12 +5,13 @@ mod luks;
 use std::fs::{Permissions, set_permissions};
 use std::os::unix::fs::PermissionsExt;
 
+use tenmil_base::Error;
 use tenmil_base::{
     CompletionBatch, ErrorCategory, Instant, IoChannel, IoStatus, Memory, Operation, Random,
     Request, RequestFlags, Segment,
 };
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, DeviceType, OpenedDevice, Opener};
+use tenmil_block::{DeviceType, OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
@@ -85,7 +86,7 @@ impl Bench {
         Self { regions, memory }
     }
 
-    fn open(&self, uri: &str) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, uri: &str) -> Result<OpenedDevice, Error> {
         let crypt: &dyn DeviceType = &crate::open;
         let more = [("crypt", crypt)];
         let clock = Clock::start();
@@ -310,7 +311,7 @@ fn a_key_is_never_in_a_name_and_never_in_a_file_that_others_may_read() {
         (format!("crypt:[ram:1m]?key-file={path}&mode=xts"), "no parameter `mode`, expected key"),
     ] {
         let refused = bench.open(&uri).unwrap_err();
-        assert_eq!(refused.blame(), ErrorCategory::Usage);
+        assert_eq!(refused.category(), ErrorCategory::Usage);
         assert!(refused.to_string().contains(expected), "{refused}");
         assert!(!refused.to_string().contains(&KEY[..16]), "{refused}");
     }

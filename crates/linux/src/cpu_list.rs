@@ -132,14 +132,14 @@ fn parse_mask(digits: &str) -> Option<Vec<u32>> {
 
 impl CpuListParseError {
     /// Error category: always usage.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         ErrorCategory::Usage
     }
 }
 
 impl PinError {
     /// Error category: usage if the CPU is not available to this process, else environment.
-    pub fn blame(&self) -> ErrorCategory {
+    pub fn category(&self) -> ErrorCategory {
         if self.allowed.contains(self.core) {
             ErrorCategory::Environment
         } else {
@@ -214,7 +214,7 @@ mod tests {
         {
             let error = CpuList::parse(text).unwrap_err();
             assert!(error.to_string().starts_with(&format!("cores '{text}'")), "{error}");
-            assert_eq!(error.blame(), ErrorCategory::Usage);
+            assert_eq!(error.category(), ErrorCategory::Usage);
         }
     }
 
@@ -229,7 +229,7 @@ mod tests {
     fn pinning_to_a_core_that_does_not_exist_says_which_do() {
         for core in [1023, 5_000] {
             let error = pin_current(core).unwrap_err();
-            assert_eq!(error.blame(), ErrorCategory::Usage);
+            assert_eq!(error.category(), ErrorCategory::Usage);
             assert!(error.to_string().contains(&CpuList::allowed().to_string()), "{error}");
         }
     }

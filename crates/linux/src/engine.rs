@@ -238,7 +238,7 @@ impl Engine {
 
 impl EngineError {
     /// Error category: always environment.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         ErrorCategory::Environment
     }
 }

@@ -108,7 +108,7 @@ pub struct FileError {
     path: PathBuf,
     found: String,
     expected: &'static str,
-    blame: ErrorCategory,
+    category: ErrorCategory,
 }
 
 /// Attempts, and the pause between them, for a lock whose owner has exited: five seconds, the time
@@ -465,22 +465,22 @@ impl FileOptions {
 
 impl FileError {
     fn new(doing: &'static str, path: &Path, errno: Errno, expected: &'static str) -> Self {
-        let blame = match errno {
+        let category = match errno {
             Errno::NOSPC | Errno::IO | Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
                 ErrorCategory::Environment
             }
             _ => ErrorCategory::Usage,
         };
-        Self { blame, ..Self::found(doing, path, errno.to_string(), expected) }
+        Self { category, ..Self::found(doing, path, errno.to_string(), expected) }
     }
 
     fn found(doing: &'static str, path: &Path, found: String, expected: &'static str) -> Self {
-        Self { doing, path: path.into(), found, expected, blame: ErrorCategory::Usage }
+        Self { doing, path: path.into(), found, expected, category: ErrorCategory::Usage }
     }
 
     /// Error category.
-    pub const fn blame(&self) -> ErrorCategory {
-        self.blame
+    pub const fn category(&self) -> ErrorCategory {
+        self.category
     }
 }
 
@@ -492,6 +492,12 @@ impl fmt::Display for FileError {
 }
 
 impl std::error::Error for FileError {}
+
+impl From<FileError> for tenmil_base::Error {
+    fn from(error: FileError) -> Self {
+        Self::new(error.category(), error.to_string())
+    }
+}
 
 impl fmt::Display for BufferedReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {

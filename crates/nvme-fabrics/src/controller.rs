@@ -317,7 +317,7 @@ fn suited(wishes: ControllerOptions, options: &Options) -> ControllerOptions {
 impl ConnectError {
     /// The category of the error.
     #[must_use]
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self {
             Self::Name(_) => ErrorCategory::Usage,
             Self::Memory => ErrorCategory::Environment,

@@ -1,7 +1,7 @@
 //! Errors of controllers and of their interface, with their categories.
 //!
 //! Each error is one line in lower case, without a full stop: the operation, the value found, the value
-//! expected. [`ControllerError::blame`] returns the category, and [`ControllerError::hint`] what to try,
+//! expected. [`ControllerError::category`] returns the category, and [`ControllerError::hint`] what to try,
 //! if anything.
 
 use core::fmt;
@@ -193,7 +193,7 @@ pub enum RequestError {
 
 impl ControllerError {
     /// Error category. Exit codes and retry policies are derived from it, never from the text.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self {
             Self::Memory { .. }
             | Self::Unreachable { .. }
@@ -227,7 +227,7 @@ impl ControllerError {
 
 impl RequestError {
     /// Error category.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self {
             Self::NotReady | Self::Full | Self::NoSuchQueue { .. } | Self::NoSuchToken { .. } => {
                 ErrorCategory::Usage
@@ -461,10 +461,10 @@ mod tests {
         let late = BringupError::Timeout { want_ready: true, allowed: Span::from_ms(1), csts: 0 };
         let pages = BringupError::Unsupported { field: "CAP.MPSMIN", found: 1, expected: "0" };
         let memory = ControllerError::Memory { what: "x", len_bytes: 1 };
-        assert_eq!(ControllerError::from(late).blame().exit_code(), 3);
-        assert_eq!(ControllerError::from(pages).blame(), ErrorCategory::Environment);
-        assert_eq!(memory.blame(), ErrorCategory::Environment);
-        assert_eq!(RequestError::Full.blame().exit_code(), 2);
+        assert_eq!(ControllerError::from(late).category().exit_code(), 3);
+        assert_eq!(ControllerError::from(pages).category(), ErrorCategory::Environment);
+        assert_eq!(memory.category(), ErrorCategory::Environment);
+        assert_eq!(RequestError::Full.category().exit_code(), 2);
     }
 
     #[test]

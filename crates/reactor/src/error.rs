@@ -85,7 +85,7 @@ pub enum ReactorError {
 
 impl ReactorError {
     /// Error category.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self {
             Self::Os { .. } => ErrorCategory::Environment,
             _ => ErrorCategory::Usage,

@@ -5,13 +5,13 @@ use core::fmt;
 use serde_json::{Value, json};
 use tenmil_base::ErrorCategory;
 
-/// Error object of a response. Programs evaluate `code` and `blame`; the text is for people.
+/// Error object of a response. Programs evaluate `code` and `category`; the text is for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RpcError {
     /// Stable code of the error.
     pub code: Code,
     /// Category: usage, environment or remote.
-    pub blame: ErrorCategory,
+    pub category: ErrorCategory,
     /// What was found and what was expected, on one line.
     pub message: String,
     /// Next step to take, if known.
@@ -96,17 +96,17 @@ impl Code {
 impl RpcError {
     /// Usage error: the caller requested something impossible.
     pub fn caller(code: Code, message: impl Into<String>) -> Self {
-        Self { code, blame: ErrorCategory::Usage, message: message.into(), hint: None }
+        Self { code, category: ErrorCategory::Usage, message: message.into(), hint: None }
     }
 
     /// Environment error: the machine is not set up for the operation.
     pub fn machine(code: Code, message: impl Into<String>) -> Self {
-        Self { code, blame: ErrorCategory::Environment, message: message.into(), hint: None }
+        Self { code, category: ErrorCategory::Environment, message: message.into(), hint: None }
     }
 
     /// Remote error: the peer violated the protocol or failed.
     pub fn peer(code: Code, message: impl Into<String>) -> Self {
-        Self { code, blame: ErrorCategory::Remote, message: message.into(), hint: None }
+        Self { code, category: ErrorCategory::Remote, message: message.into(), hint: None }
     }
 
     /// Adds a hint.
@@ -118,9 +118,9 @@ impl RpcError {
 
     /// JSON value of the `"error"` member.
     pub fn to_json(&self) -> Value {
-        let blame = category_name(self.blame);
+        let category = category_name(self.category);
         let mut error =
-            json!({ "code": self.code.name(), "category": blame, "message": self.message });
+            json!({ "code": self.code.name(), "category": category, "message": self.message });
         if let Some(hint) = &self.hint {
             error["hint"] = hint.as_str().into();
         }
@@ -131,19 +131,20 @@ impl RpcError {
     pub fn from_json(error: &Value) -> Option<Self> {
         let text = |name| error.get(name).and_then(Value::as_str);
         let blames = [ErrorCategory::Usage, ErrorCategory::Environment, ErrorCategory::Remote];
-        let blame =
-            blames.into_iter().find(|blame| Some(category_name(*blame)) == text("category"))?;
+        let category = blames
+            .into_iter()
+            .find(|category| Some(category_name(*category)) == text("category"))?;
         Some(Self {
             code: Code::named(text("code")?),
-            blame,
+            category,
             message: text("message")?.to_owned(),
             hint: text("hint").map(str::to_owned),
         })
     }
 }
 
-fn category_name(blame: ErrorCategory) -> &'static str {
-    match blame {
+fn category_name(category: ErrorCategory) -> &'static str {
+    match category {
         ErrorCategory::Usage => "usage",
         ErrorCategory::Environment => "environment",
         ErrorCategory::Remote => "remote",
@@ -205,7 +206,7 @@ mod tests {
         }
         let odd = json!({"code": "connection_closed", "category": "nobody", "message": ""});
         assert_eq!(RpcError::from_json(&odd), None);
-        assert_eq!(RpcError::caller(Code::Busy, "").blame, ErrorCategory::Usage);
+        assert_eq!(RpcError::caller(Code::Busy, "").category, ErrorCategory::Usage);
     }
 
     #[test]

@@ -24,7 +24,7 @@ mod workers;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use tenmil_block::DeviceError;
+use tenmil_base::Error;
 use tenmil_block::pool::{OpenPool, all_open};
 use tenmil_linux::local_socket::Connection;
 
@@ -189,14 +189,14 @@ fn find(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
 }
 
 /// Converts a pool error into an RPC error.
-fn told<T>(done: Result<T, DeviceError>) -> Result<T, RpcError> {
+fn told<T>(done: Result<T, Error>) -> Result<T, RpcError> {
     done.map_err(|error| refusal(&error))
 }
 
-pub(crate) fn refusal(error: &DeviceError) -> RpcError {
+pub(crate) fn refusal(error: &Error) -> RpcError {
     RpcError {
         code: Code::Failed,
-        blame: error.blame(),
+        category: error.category(),
         message: error.to_string(),
         hint: error.hint().map(str::to_owned),
     }

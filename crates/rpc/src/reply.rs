@@ -126,7 +126,7 @@ mod tests {
     fn what_is_no_reply_is_the_peers_doing() {
         for line in ["", "x", "[]", "{}", r#"{"event":1}"#, r#"{"id":1,"error":{}}"#, "\u{0}"] {
             let refusal = ReplyParser::new().receive(format!("{line}\n").as_bytes()).unwrap_err();
-            assert_eq!(refusal.blame, ErrorCategory::Remote, "{refusal}");
+            assert_eq!(refusal.category, ErrorCategory::Remote, "{refusal}");
         }
         let endless = vec![b' '; super::LINE_LEN_MAX + 1];
         assert!(ReplyParser::new().receive(&endless).is_err());

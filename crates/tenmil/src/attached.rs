@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::tenmil_dma::{DeviceKind, Region, RegionError, RegionTable};
 use tenmil_base::{
-    BarMapError, BarRange, Doorbell, Instant, InterruptVector, Interrupts, IoCompletion, Mmio,
-    RegionId, Segment, Span,
+    BarMapError, BarRange, Doorbell, Error, Instant, InterruptVector, Interrupts, IoCompletion,
+    Mmio, RegionId, Segment, Span,
 };
 use tenmil_block::uri::{Fields, Uri, UriError};
-use tenmil_block::{DeviceError, ExistingData, OpenedDevice};
+use tenmil_block::{ExistingData, OpenedDevice};
 use tenmil_linux::{
     Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StepTimer, StopFlag, Thread,
 };
@@ -34,7 +34,6 @@ use tenmil_nvme_host::{
 
 use self::channel::AttachedDevice;
 use self::dma::{MappedDma, QueueMemory};
-use crate::CommandError;
 use crate::size_watch::SizeWatch;
 
 pub(crate) use self::identify::with_controller;
@@ -76,7 +75,7 @@ pub(crate) trait ControllerBus: Clone + Send + Sync + 'static {
     }
 
     /// Maps a region for the device, if it is not mapped yet, and returns its IOVA.
-    fn map(&self, region: RegionId) -> Result<u64, CommandError>;
+    fn map(&self, region: RegionId) -> Result<u64, Error>;
 
     /// Unmaps a region. True once the device cannot access it any more.
     fn unmap(&self, region: RegionId) -> bool;
@@ -156,7 +155,7 @@ struct AttachedState<B: ControllerBus> {
     /// Completions of admin commands that a caller waits for.
     answers: Vec<IoCompletion>,
     /// Why the controller is lost.
-    lost: Option<CommandError>,
+    lost: Option<Error>,
     /// Unused interrupt vectors; the last one is used next.
     vectors_free: Vec<u16>,
     /// Wake handles of the vectors in use.
@@ -234,16 +233,17 @@ impl<B: ControllerBus> AttachedController<B> {
         wanted: &AttachOptions,
         regions: &RegionTable,
         steps: &mut StepTimer,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let (shown, clock) = (bus.name(), steps.clock());
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            CommandError::machine(format!("attach {shown}: {what}: {error}"))
+            Error::environment(format!("attach {shown}: {what}: {error}"))
         };
         let bytes = usize::try_from(pool_bytes(wanted)).unwrap_or(usize::MAX);
         let memory = bus.allocate(regions, bytes);
         let memory = memory.map_err(|error| machine("memory for its queues", &error))?;
-        let home = QueueMemory::new(memory, regions, bus.clone()).map_err(|refused| {
-            CommandError { text: format!("attach {shown}: {}", refused.text), ..refused }
+        let home = QueueMemory::new(memory, regions, bus.clone()).map_err(|refused| Error {
+            text: format!("attach {shown}: {}", refused.text),
+            ..refused
         })?;
         steps.done("show it the memory of its queues");
         let controller = bring_up(bus, wanted, home.reach(), steps)?;
@@ -276,7 +276,7 @@ impl<B: ControllerBus> AttachedController<B> {
     }
 
     /// Opens its namespace as an existing device.
-    pub(crate) fn open(self, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    pub(crate) fn open(self, uri: &Uri) -> Result<OpenedDevice, Error> {
         let what = self.shared.bus.describe();
         let medium = AttachedDevice::new(self)?;
         let limits = tenmil_base::BlockDevice::limits(&medium);
@@ -290,7 +290,7 @@ impl<B: ControllerBus> AttachedController<B> {
     }
 
     /// Creates a queue pair, with an interrupt vector if one is free.
-    fn queue(&self) -> Result<QueueLease<B>, CommandError> {
+    fn queue(&self) -> Result<QueueLease<B>, Error> {
         let end = self.clock.now().after(self.wanted.patience);
         let number = self.shared.lock().vectors_free.pop();
         let lent = self.queue_with(number, end);
@@ -300,7 +300,7 @@ impl<B: ControllerBus> AttachedController<B> {
         lent
     }
 
-    fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<QueueLease<B>, CommandError> {
+    fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<QueueLease<B>, Error> {
         let vector = number.map(|number| self.shared.bus.vector(number));
         let vector = vector.transpose().map_err(|why| self.peer(&why))?;
         let vector = vector.map(|(vector, event)| {
@@ -346,7 +346,7 @@ impl<B: ControllerBus> AttachedController<B> {
         &self,
         controller: &Controller<B::Registers, MappedDma<B>>,
         pair: QueuePair<MappedDma<B>, B::Doorbell>,
-    ) -> Result<Queue<B>, CommandError> {
+    ) -> Result<Queue<B>, Error> {
         let limits = controller.identity().map(|identity| identity.limits);
         let namespace = controller.namespace(self.wanted.namespace);
         let Some((namespace, limits)) = namespace.zip(limits) else {
@@ -356,11 +356,11 @@ impl<B: ControllerBus> AttachedController<B> {
         let queue = NamespaceQueue::new(reach, pair, view, QueueSizes::default());
         queue.ok_or_else(|| {
             let text = format!("{}: no memory is left for lists", self.shared.bus.name());
-            CommandError::machine(text)
+            Error::environment(text)
         })
     }
 
-    fn create(&self, vector: Option<u16>, end: Instant) -> Result<u16, CommandError> {
+    fn create(&self, vector: Option<u16>, end: Instant) -> Result<u16, Error> {
         loop {
             let now = self.clock.now();
             let mut kept = self.shared.lock();
@@ -372,7 +372,7 @@ impl<B: ControllerBus> AttachedController<B> {
                 let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
                 let (name, number) = (self.shared.bus.name(), self.wanted.namespace);
                 let text = format!("{name}: no namespace {number}, expected one of: {ids}");
-                return Err(CommandError::caller(text));
+                return Err(Error::usage(text));
             }
             let most = controller.capabilities().map_or(2, |known| known.depth_max);
             let depth = (self.wanted.depth + 1).clamp(2, most);
@@ -421,7 +421,7 @@ impl<B: ControllerBus> AttachedController<B> {
         if let Some(refused) = &self.shared.lock().lost {
             return Some(refused.text.clone());
         }
-        let CommandError { text, hint, .. } = self.home.reach().mapping_error()?;
+        let Error { text, hint, .. } = self.home.reach().mapping_error()?;
         let hint = hint.map_or_else(String::new, |hint| format!(". {hint}"));
         Some(format!("{}: {text}{hint}", self.shared.bus.name()))
     }
@@ -430,7 +430,7 @@ impl<B: ControllerBus> AttachedController<B> {
     fn with<T>(
         &self,
         work: impl FnOnce(&mut Controller<B::Registers, MappedDma<B>>) -> T,
-    ) -> Result<T, CommandError> {
+    ) -> Result<T, Error> {
         let mut kept = self.shared.lock();
         let result = work(kept.controller()?);
         drop(kept);
@@ -439,7 +439,7 @@ impl<B: ControllerBus> AttachedController<B> {
     }
 
     /// Waits for the completion of the admin command with this token.
-    fn await_answer(&self, token: u64) -> Result<IoCompletion, CommandError> {
+    fn await_answer(&self, token: u64) -> Result<IoCompletion, Error> {
         let end = self.clock.now().after(Span::from_secs(60));
         loop {
             let now = self.clock.now();
@@ -458,8 +458,8 @@ impl<B: ControllerBus> AttachedController<B> {
         }
     }
 
-    fn peer(&self, problem: &str) -> CommandError {
-        CommandError::peer(format!("{}: {problem}", self.shared.bus.name()))
+    fn peer(&self, problem: &str) -> Error {
+        Error::remote(format!("{}: {problem}", self.shared.bus.name()))
     }
 }
 
@@ -495,11 +495,11 @@ impl<B: ControllerBus> Shared<B> {
 }
 
 impl<B: ControllerBus> AttachedState<B> {
-    fn controller(&mut self) -> Result<&mut Controller<B::Registers, MappedDma<B>>, CommandError> {
+    fn controller(&mut self) -> Result<&mut Controller<B::Registers, MappedDma<B>>, Error> {
         match (&self.lost, &mut self.controller) {
             (None, Some(controller)) => Ok(controller),
             (Some(lost), _) => Err(lost.clone()),
-            (None, None) => Err(CommandError::peer("the controller is gone")),
+            (None, None) => Err(Error::remote("the controller is gone")),
         }
     }
 
@@ -565,7 +565,7 @@ impl<B: ControllerBus> AttachedState<B> {
     /// Marks the controller as lost for all users.
     fn mark_lost(&mut self, bus: &B, why: &str) {
         bus.mark_lost(why);
-        self.lost.get_or_insert_with(|| CommandError::peer(format!("{}: {why}", bus.name())));
+        self.lost.get_or_insert_with(|| Error::remote(format!("{}: {why}", bus.name())));
         self.drop_controller(bus);
     }
 
@@ -614,8 +614,8 @@ fn bring_up<B: ControllerBus>(
     wanted: &AttachOptions,
     reach: &MappedDma<B>,
     steps: &mut StepTimer,
-) -> Result<Controller<B::Registers, MappedDma<B>>, CommandError> {
-    let refuse = |why: String| CommandError::peer(format!("attach {}: {why}", bus.name()));
+) -> Result<Controller<B::Registers, MappedDma<B>>, Error> {
+    let refuse = |why: String| Error::remote(format!("attach {}: {why}", bus.name()));
     let options = ControllerOptions {
         admin_depth: ADMIN_DEPTH,
         queue_pairs: wanted.queues,

@@ -14,8 +14,8 @@ use tenmil_reactor::balance::{BalancerError, SchedulerHandle, start};
 use tenmil_reactor::schedule::Options;
 use tenmil_reactor::{Reactors, Registry};
 
-use crate::CommandError;
 pub(crate) use rules::{check_cores, check_rules, parse_rules};
+use tenmil_base::Error;
 
 /// Owner of a running balancer. Must be dropped after its reactors have stopped. Restores the core
 /// frequencies on drop.
@@ -47,7 +47,7 @@ impl BalancerGuard {
         directory: &Registry,
         cores: &CpuList,
         tell: NoteFn<'_>,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let pool = Arc::new(ThreadPool::new(1, JOBS_WAITING_MAX));
         let frequency = frequency(has_governor, cores, tell);
         let frequency_scaling = words(has_governor, frequency.as_ref());
@@ -132,10 +132,10 @@ fn take_charge(
     opened.ok()
 }
 
-fn refused(why: BalancerError) -> CommandError {
+fn refused(why: BalancerError) -> Error {
     match why {
-        BalancerError::Options(error) => CommandError::caller(error.to_string()),
-        BalancerError::Refused(why) => CommandError::of(why.blame(), why.to_string()),
+        BalancerError::Options(error) => Error::usage(error.to_string()),
+        BalancerError::Refused(why) => Error::new(why.category(), why.to_string()),
     }
 }
 

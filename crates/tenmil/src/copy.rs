@@ -37,7 +37,7 @@ pub use self::outcome::{CompareResult, CopyAbort, CopySide, CopyStats};
 use self::check::Check;
 use self::engine::CopyEngine;
 use self::geometry::Geometry;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Copy parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ impl Copy {
         devices: Devices,
         options: CopyOptions,
         (source, target): (&str, &str),
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let limits = (devices.source.limits(), devices.target.limits());
         let geometry = Geometry::of((source, &limits.0), (target, &limits.1), &options)?;
         Ok(Self { devices, options, geometry })

@@ -35,15 +35,16 @@ use tenmil_nvme_host::{
     RequestError, State,
 };
 
+use crate::EmuSpec;
 use crate::perf::options::{self, Techniques};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{CommandError, EmuSpec};
 pub(crate) use device::EmulatedSsd;
 pub(crate) use device_set::EmulatedDevices;
 use device_thread::{DeviceThread, DeviceThreadBuilder};
 pub(crate) use identify::with_controller;
 pub use kind::Kind;
 use posted_write::{PostedWrite, PostedWriteCost};
+use tenmil_base::Error;
 
 /// A set of emulated SSDs with initialized controllers.
 pub struct Emulated {
@@ -121,7 +122,7 @@ const PAGE: u64 = 4096;
 
 impl Emulated {
     /// Starts the SSDs and initializes them concurrently, with a region table of their own.
-    pub fn start(plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, CommandError> {
+    pub fn start(plan: &EmuPlan<'_>, clock: &Clock) -> Result<Self, Error> {
         let regions = RegionTable::new(1 + plan.count() * medium::REGIONS_MAX);
         Self::start_in(&regions, plan, clock)
     }
@@ -131,7 +132,7 @@ impl Emulated {
         regions: &RegionTable,
         plan: &EmuPlan<'_>,
         clock: &Clock,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let count = plan.count();
         let pool_bytes = plan.pool_bytes()?;
         let Memory { whole: memory, backing: memory_backing, region } =
@@ -151,7 +152,7 @@ impl Emulated {
             let vectors_free = vectors_free.collect();
             let mut device =
                 EmulatedSsd::new(spec, index, opened.medium, &pool, vectors.clone(), clock.now())
-                    .map_err(|error| CommandError::machine(format!("{name}: {error}")))?;
+                    .map_err(|error| Error::environment(format!("{name}: {error}")))?;
             let options = ControllerOptions {
                 admin_depth: ADMIN_DEPTH,
                 queue_pairs: plan.queue_pairs,
@@ -185,7 +186,7 @@ impl Emulated {
 
     /// Polls all controllers until each is ready or one has failed. Every controller state has a
     /// timeout, so this terminates.
-    fn await_ready(&mut self, clock: &Clock) -> Result<(), CommandError> {
+    fn await_ready(&mut self, clock: &Clock) -> Result<(), Error> {
         let mut waiting: Vec<usize> = (0..self.ssds.len()).collect();
         while !waiting.is_empty() {
             let mut failed = None;
@@ -249,7 +250,7 @@ impl Emulated {
         depth: u32,
         techniques: &Techniques,
         clock: &Clock,
-    ) -> Result<Box<dyn IoChannel>, CommandError> {
+    ) -> Result<Box<dyn IoChannel>, Error> {
         let (queue, _) = self.ssds[index].queue(depth, techniques, clock)?;
         Ok(match queue {
             SsdQueue::Direct(queue) => Box::new(queue),
@@ -265,7 +266,7 @@ impl Emulated {
         depth: u32,
         techniques: &Techniques,
         clock: &Clock,
-    ) -> Result<(SsdQueue, Option<u16>), CommandError> {
+    ) -> Result<(SsdQueue, Option<u16>), Error> {
         self.ssds[index].queue(depth, techniques, clock)
     }
 
@@ -291,7 +292,7 @@ impl Emulated {
     }
 
     /// Polls all controllers. Fails once one of them is dead or removed.
-    pub fn poll_controllers(&mut self, now: Instant) -> Result<(), CommandError> {
+    pub fn poll_controllers(&mut self, now: Instant) -> Result<(), Error> {
         self.ssds.iter_mut().try_for_each(|ssd| ssd.heed(now))
     }
 
@@ -335,7 +336,7 @@ impl EmuPlan<'_> {
     }
 
     /// Memory of one SSD: queues and their lists, buffers, and some spare pages.
-    fn pool_bytes(&self) -> Result<u64, CommandError> {
+    fn pool_bytes(&self) -> Result<u64, Error> {
         let entries = u64::from(ring_entries(self.depth));
         let queues = u64::from(self.queue_pairs);
         let lists = entries * PAGE;
@@ -343,7 +344,7 @@ impl EmuPlan<'_> {
         let buffers = self.buffer_bytes.next_multiple_of(PAGE) + u64::from(self.depth) * PAGE;
         let bytes = 64 * PAGE + device::DEVICE_BYTES + queues * (lists + rings) + buffers;
         if bytes > u64::from(u32::MAX) {
-            return Err(CommandError::caller(format!(
+            return Err(Error::usage(format!(
                 "{bytes} bytes of queues and buffers for one SSD, expected less than 4 GiB: lower \
                  -q or -o"
             )));
@@ -354,15 +355,12 @@ impl EmuPlan<'_> {
 
 impl Ssd {
     /// Polls the controller and handles its events.
-    fn heed(&mut self, now: Instant) -> Result<(), CommandError> {
+    fn heed(&mut self, now: Instant) -> Result<(), Error> {
         while let Some(event) = self.controller.poll(now) {
             match event {
                 Event::Dead(error) => return Err(peer(&self.name, &error)),
                 Event::Removed => {
-                    return Err(CommandError::peer(format!(
-                        "{}: the controller is gone",
-                        self.name
-                    )));
+                    return Err(Error::remote(format!("{}: the controller is gone", self.name)));
                 }
                 _ => {}
             }
@@ -375,7 +373,7 @@ impl Ssd {
         depth: u32,
         techniques: &Techniques,
         clock: &Clock,
-    ) -> Result<(SsdQueue, Option<u16>), CommandError> {
+    ) -> Result<(SsdQueue, Option<u16>), Error> {
         let number = self.vectors_free.pop();
         let vector = number.and_then(|number| self.vectors.vector(number));
         let options = QueuePairOptions {
@@ -391,7 +389,7 @@ impl Ssd {
                 break pair;
             }
             if clock.now() >= end {
-                return Err(CommandError::peer(format!(
+                return Err(Error::remote(format!(
                     "{}: queue pair {id} was not created within {PATIENCE}",
                     self.name
                 )));
@@ -413,19 +411,16 @@ impl Ssd {
         &self,
         pair: QueuePair<DevicePool, B>,
         vector: Option<impl InterruptVector + 'static>,
-    ) -> Result<NamespaceQueue<DevicePool, B>, CommandError> {
+    ) -> Result<NamespaceQueue<DevicePool, B>, Error> {
         let limits = self.controller.identity().map(|identity| identity.limits);
         let view = self.controller.namespace(NSID).zip(limits);
         let Some((namespace, limits)) = view else {
-            return Err(CommandError::peer(format!(
-                "{}: namespace {NSID} is not there",
-                self.name
-            )));
+            return Err(Error::remote(format!("{}: namespace {NSID} is not there", self.name)));
         };
         let view = namespace.view(&limits);
         let queue = NamespaceQueue::new(&self.pool, pair, view, QueueSizes::default());
         let queue = queue.ok_or_else(|| {
-            CommandError::machine(format!("{}: no memory is left for its lists", self.name))
+            Error::environment(format!("{}: no memory is left for its lists", self.name))
         })?;
         Ok(match vector {
             Some(vector) => queue.with_vector(Box::new(vector)),
@@ -439,7 +434,7 @@ impl Ssd {
         options: QueuePairOptions,
         clock: &Clock,
         end: Instant,
-    ) -> Result<u16, CommandError> {
+    ) -> Result<u16, Error> {
         loop {
             let now = clock.now();
             match self.controller.create_queue_pair(now, options) {
@@ -449,7 +444,7 @@ impl Ssd {
                     tenmil_linux::thread::yield_now();
                 }
                 Err(refusal) => {
-                    return Err(CommandError::peer(format!("{}: {refusal}", self.name)));
+                    return Err(Error::remote(format!("{}: {refusal}", self.name)));
                 }
             }
         }
@@ -514,8 +509,8 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(regions: &RegionTable, bytes: u64, plan: &EmuPlan<'_>) -> Result<Self, CommandError> {
-        let refuse = |error: &dyn std::fmt::Display| CommandError::machine(format!("{error}"));
+    fn of(regions: &RegionTable, bytes: u64, plan: &EmuPlan<'_>) -> Result<Self, Error> {
+        let refuse = |error: &dyn std::fmt::Display| Error::environment(format!("{error}"));
         let len = usize::try_from(bytes).map_err(|error| refuse(&error))?;
         if plan.buffer_bytes == 0 {
             let region = regions.allocate(len).map_err(|error| refuse(&error))?;
@@ -545,10 +540,10 @@ impl Memory {
 
 /// Interrupt vectors of one SSD: one for the admin queue, which is polled, and one for each queue
 /// pair.
-fn vectors(name: &str, plan: &EmuPlan<'_>) -> Result<EventVectors, CommandError> {
+fn vectors(name: &str, plan: &EmuPlan<'_>) -> Result<EventVectors, Error> {
     let count = if plan.interrupts { plan.queue_pairs.saturating_add(1) } else { 0 };
     EventVectors::new(count)
-        .map_err(|error| CommandError::machine(format!("{name}: make {count} vectors: {error}")))
+        .map_err(|error| Error::environment(format!("{name}: make {count} vectors: {error}")))
 }
 
 /// Pool of one SSD at its offset in the shared memory.
@@ -558,10 +553,10 @@ fn pool(
     offset: u64,
     bytes: u64,
     plan: &EmuPlan<'_>,
-) -> Result<DevicePool, CommandError> {
+) -> Result<DevicePool, Error> {
     let store = command_store(plan.techniques)
         .checked()
-        .map_err(|missing| CommandError::caller(format!("--command-store: {missing}")))?;
+        .map_err(|missing| Error::usage(format!("--command-store: {missing}")))?;
     let len_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     let part = Segment { region: memory.region, offset, len_bytes };
     Ok(DevicePool::new(regions.clone(), part, DeviceKind::Emulated, store))
@@ -577,6 +572,6 @@ fn name_of(spec: &EmuSpec, number: u32) -> String {
     if spec.count == 1 { spec.to_string() } else { format!("{spec}#{number}") }
 }
 
-fn peer(name: &str, error: &tenmil_nvme_host::ControllerError) -> CommandError {
-    CommandError::of(error.blame(), format!("{name}: {error}"))
+fn peer(name: &str, error: &tenmil_nvme_host::ControllerError) -> Error {
+    Error::new(error.category(), format!("{name}: {error}"))
 }

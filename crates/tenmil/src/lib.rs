@@ -14,7 +14,7 @@
 //! | [`vfu`] | NVMe controllers of other processes, over vfio-user |
 //! | [`simulation`] | runs of the simulator |
 //!
-//! A device is named by a [`Uri`]; a failure is a [`CommandError`] with a category.
+//! A device is named by a [`Uri`]; a failure is a [`Error`] with a category.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -45,9 +45,9 @@ pub mod vfu;
 pub use {tenmil_base as base, tenmil_linux as linux, tenmil_reactor as reactor};
 
 pub use attached::AttachOptions;
-pub use error::CommandError;
 pub use pcie::PcieName;
 pub use tcp::TcpName;
+pub use tenmil_base::Error;
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 pub use vfu::VfuName;
 

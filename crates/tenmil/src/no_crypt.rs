@@ -1,14 +1,15 @@
 //! Replacement for `crypt:` in builds without the cipher.
 
+use tenmil_base::Error;
 use tenmil_base::ErrorCategory;
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_block::{OpenedDevice, Opener};
 
 /// Returns an error that names the build with the cipher.
-pub(crate) fn open(_: &Opener<'_>, _: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(_: &Opener<'_>, _: &Uri) -> Result<OpenedDevice, Error> {
     let text = "crypt: this program was built without a cipher, expected one that was built with \
                 `cargo build --release --features crypt`, which needs a C compiler";
-    Err(DeviceError::new(ErrorCategory::Environment, text))
+    Err(Error::new(ErrorCategory::Environment, text))
 }
 
 #[cfg(test)]

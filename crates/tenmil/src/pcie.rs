@@ -23,16 +23,16 @@ use tenmil_pci::IommuMode;
 use self::bus::PcieBus;
 pub use self::kind::Kind;
 pub use self::name::PcieName;
-use crate::CommandError;
 use crate::attached::{self, AttachedController};
 use crate::identify::ControllerFn;
+use tenmil_base::Error;
 
 /// Opens the function through VFIO and initializes the controller.
 fn attach(
     name: &PcieName,
     regions: &RegionTable,
     steps: &mut StepTimer,
-) -> Result<AttachedController<PcieBus>, CommandError> {
+) -> Result<AttachedController<PcieBus>, Error> {
     let bus = PcieBus::open(name, regions, steps)?;
     AttachedController::attach(&bus, &name.wanted, regions, steps)
 }
@@ -55,13 +55,13 @@ pub(crate) fn regions_for<'a>(uris: impl IntoIterator<Item = &'a Uri>, most: usi
 }
 
 /// Runs `ask` with admin access to the controller that `name` names.
-pub(crate) fn with_controller(name: &PcieName, ask: ControllerFn<'_>) -> Result<(), CommandError> {
+pub(crate) fn with_controller(name: &PcieName, ask: ControllerFn<'_>) -> Result<(), Error> {
     let mut steps = StepTimer::begin(Clock::start());
     attached::with_controller(attach(name, &RegionTable::new(8), &mut steps)?, ask)
 }
 
 /// Initializes the controller and reads its first block. Returns the duration of each step.
-pub(crate) fn try_out(name: &PcieName) -> Result<Vec<StepTiming>, CommandError> {
+pub(crate) fn try_out(name: &PcieName) -> Result<Vec<StepTiming>, Error> {
     let (mut steps, regions) = (StepTimer::begin(Clock::start()), RegionTable::new(8));
     attach(name, &regions, &mut steps)?.read_first(&regions, &mut steps)?;
     Ok(steps.took())

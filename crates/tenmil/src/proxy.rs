@@ -19,8 +19,8 @@ use tenmil_linux::socket::{Address, SocketFactory, SocketOptions, StreamListener
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_sim::network::LinkOptions;
 
-use crate::CommandError;
 use link::ProxiedConnection;
+use tenmil_base::Error;
 
 /// Configuration of a proxy.
 #[derive(Clone, Debug)]
@@ -62,10 +62,10 @@ impl Proxy {
     /// # Errors
     ///
     /// If the address cannot be bound.
-    pub fn new(plan: ProxyPlan) -> Result<Self, CommandError> {
+    pub fn new(plan: ProxyPlan) -> Result<Self, Error> {
         let door = StreamListener::open(&Address::Tcp(plan.listen)).map_err(|error| {
             let text = format!("listen on {}: {error}", plan.listen);
-            CommandError::machine(text).with_hint("port 0 is any that is free: see what is printed")
+            Error::environment(text).with_hint("port 0 is any that is free: see what is printed")
         })?;
         let sockets = SocketFactory::new(RegionTable::new(1), SocketOptions::default());
         let pool = ThreadPool::new(LOOK_UPS_MAX, WAITING_MAX);

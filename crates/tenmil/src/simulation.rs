@@ -12,7 +12,7 @@ use tenmil_sim::scenario::Scenario;
 use tenmil_sim::test_run::RunRecord;
 use tenmil_sim::{enumeration, scenarios, swarm};
 
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Options of `tenmil sim`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,18 +34,18 @@ pub struct SimOptions {
 }
 
 /// Runs the selected scenarios and seeds and reports the result. Fails if any invariant was violated.
-pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), CommandError> {
+pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
     if options.cluster {
         return clusters::run(options, out);
     }
-    let told = |error: io::Error| CommandError::machine(format!("write the report: {error}"));
+    let told = |error: io::Error| Error::environment(format!("write the report: {error}"));
     let scripted = chosen(options);
     if options.list {
         return scripted.iter().try_for_each(|one| writeln!(out, "{}", one.name)).map_err(told);
     }
     if scripted.is_empty() {
         let text = options.scenario.as_deref().unwrap_or_default();
-        return Err(CommandError::caller(format!(
+        return Err(Error::usage(format!(
             "--scenario {text}: no scenario is called that, expected a part of one that --list shows"
         )));
     }
@@ -80,7 +80,7 @@ pub fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), CommandError
     told_all.map_err(told)?;
     match failed {
         0 => Ok(()),
-        _ => Err(CommandError::peer(format!("{failed} simulated runs broke a promise"))),
+        _ => Err(Error::remote(format!("{failed} simulated runs broke a promise"))),
     }
 }
 

@@ -37,7 +37,7 @@ use tenmil_base::Span;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::Client;
 
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Watches process `pid`, or the only running one, on this terminal until the user quits.
 pub(crate) fn watch(
@@ -45,17 +45,17 @@ pub(crate) fn watch(
     pid: Option<u32>,
     interval: Span,
     is_coloured: bool,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     let link = link::SamplerHandle::start(directory, pid, interval)?;
     screen::run(&link, draw::Theme { is_coloured })
 }
 
 /// The tables of two samples, `interval` apart, as plain text.
-pub(crate) fn once(client: &mut Client, interval: Span) -> Result<String, CommandError> {
+pub(crate) fn once(client: &mut Client, interval: Span) -> Result<String, Error> {
     Ok(print::text(&print::sample_twice(client, interval)?))
 }
 
 /// The same as JSON.
-pub(crate) fn json(client: &mut Client, interval: Span) -> Result<String, CommandError> {
+pub(crate) fn json(client: &mut Client, interval: Span) -> Result<String, Error> {
     Ok(format!("{:#}\n", print::json(&print::sample_twice(client, interval)?)))
 }

@@ -6,7 +6,8 @@ use core::fmt;
 use core::str::FromStr;
 
 pub use self::emu::{COUNT_MAX, EmuMedium, EmuSpec, MODELS};
-use crate::{CommandError, VfuName};
+use crate::VfuName;
+use tenmil_base::Error;
 
 /// Device URI, which may name several devices of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,9 +73,9 @@ fn keeps_data(uri: &tenmil_block::uri::Uri) -> bool {
 }
 
 impl FromStr for Uri {
-    type Err = CommandError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, CommandError> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let uri: tenmil_block::uri::Uri = text.parse()?;
         Ok(if uri.scheme() == EmuSpec::SCHEME {
             Self::Emu(EmuSpec::of(&uri)?)

@@ -22,9 +22,9 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::{Clock, StepTimer};
 
 use self::bus::VfuBus;
-use crate::CommandError;
 use crate::attached::{self, AttachedController};
 use crate::identify::ControllerFn;
+use tenmil_base::Error;
 
 pub use kind::Kind;
 pub use name::VfuName;
@@ -34,12 +34,12 @@ fn attach(
     name: &VfuName,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<AttachedController<VfuBus>, CommandError> {
+) -> Result<AttachedController<VfuBus>, Error> {
     let bus = VfuBus::connect(name, regions, clock)?;
     AttachedController::attach(&bus, &name.wanted, regions, &mut StepTimer::begin(clock))
 }
 
 /// Runs `ask` with admin access to the controller that `name` names.
-pub(crate) fn with_controller(name: &VfuName, ask: ControllerFn<'_>) -> Result<(), CommandError> {
+pub(crate) fn with_controller(name: &VfuName, ask: ControllerFn<'_>) -> Result<(), Error> {
     attached::with_controller(attach(name, &RegionTable::new(4), Clock::start())?, ask)
 }

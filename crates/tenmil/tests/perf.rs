@@ -13,7 +13,7 @@ use tenmil::perf::options::{
 use tenmil::perf::outcome::{Counts, PerfOutcome, RunEnd};
 use tenmil::perf::progress::Progress;
 use tenmil::perf::report::text;
-use tenmil::{CommandError, Uri};
+use tenmil::{Error, Uri};
 use tenmil_base::{Durability, ErrorCategory, Span};
 use tenmil_block::QueueMap;
 use tenmil_linux::CpuList;
@@ -108,7 +108,7 @@ fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
 }
 
 /// Why a run over `uris` is not to be.
-fn refusal(options: &PerfOptions) -> CommandError {
+fn refusal(options: &PerfOptions) -> Error {
     let progress = Arc::new(Progress::new(options.thread_count() as usize));
     let options = PerfOptions { depth_may_be_less: false, ..options.clone() };
     engine::run(&options, &progress, &mut |_| {}).err().unwrap()
@@ -163,7 +163,7 @@ fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
             ..over(&[&uri, "null:"])
         };
         let refused = refusal(&writing(false));
-        assert_eq!(refused.blame, ErrorCategory::Usage);
+        assert_eq!(refused.category, ErrorCategory::Usage);
         let there = format!("{} ({size} bytes; ", path.display());
         assert!(refused.text.contains(&there), "{refused}");
         assert!(refused.hint.unwrap().contains("--overwrite"));
@@ -181,7 +181,7 @@ fn what_a_block_device_cannot_do_is_refused_by_name() {
         let mut options = over(&[uri]);
         change(&mut options);
         let refused = refusal(&options);
-        assert_eq!(refused.blame, ErrorCategory::Usage, "{refused}");
+        assert_eq!(refused.category, ErrorCategory::Usage, "{refused}");
         refused.text
     };
     assert_eq!(

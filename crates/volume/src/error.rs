@@ -258,7 +258,7 @@ impl From<Corruption> for PoolError {
 
 impl PoolError {
     /// Error category.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self {
             Self::Damaged(_)
             | Self::Corrupt { .. }

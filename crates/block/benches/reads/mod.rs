@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use tenmil_base::Error;
 use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
 };
 use tenmil_block::pool::{self, OpenPool, VolumeOp, VolumeRef};
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener, RamDevice};
+use tenmil_block::{OpenedDevice, Opener, RamDevice};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
 
@@ -84,7 +85,7 @@ pub(crate) fn bare(count: u64) -> Reads {
 pub(crate) fn volume(count: u64) -> Reads {
     let regions = RegionTable::new(64);
     let medium = ram(&regions);
-    let kind = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, DeviceError> {
+    let kind = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
         Ok(OpenedDevice::fresh(Arc::clone(&medium), "the same memory"))
     };
     let clock = Clock::kernel();

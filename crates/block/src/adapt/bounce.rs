@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tenmil_base::{ErrorCategory, IoStatus, Segment};
 use tenmil_dma::{Region, RegionTable};
 
-use crate::DeviceError;
 use crate::devices::segment_cursor::SegmentCursor;
+use tenmil_base::Error;
 
 /// Creates the bounce buffers of the channels of one device. Cheap to clone.
 ///
@@ -44,8 +44,8 @@ impl BounceMemory {
     /// # Errors
     ///
     /// If `buffers` is zero, `chunk_bytes` is not a power of two, or memory is exhausted.
-    pub fn new(regions: &RegionTable, chunk_bytes: u32, buffers: u16) -> Result<Self, DeviceError> {
-        let caller = |text| DeviceError::new(ErrorCategory::Usage, text);
+    pub fn new(regions: &RegionTable, chunk_bytes: u32, buffers: u16) -> Result<Self, Error> {
+        let caller = |text| Error::new(ErrorCategory::Usage, text);
         if buffers == 0 {
             return Err(caller("bounce memory: 0 buffers, expected at least 1".to_owned()));
         }
@@ -71,7 +71,7 @@ impl BounceMemory {
     /// # Errors
     ///
     /// If memory is exhausted.
-    pub fn channel(&self) -> Result<BounceBuffers, DeviceError> {
+    pub fn channel(&self) -> Result<BounceBuffers, Error> {
         let Shared { regions, chunk_bytes, buffers, .. } = &*self.shared;
         let memory = add(regions, chunk_bytes * u32::from(*buffers))?;
         Ok(BounceBuffers {
@@ -83,9 +83,9 @@ impl BounceMemory {
     }
 }
 
-fn add(regions: &RegionTable, len_bytes: u32) -> Result<Region, DeviceError> {
+fn add(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
     regions.allocate(len_bytes as usize).map_err(|error| {
-        DeviceError::new(
+        Error::new(
             ErrorCategory::Environment,
             format!("bounce memory of {len_bytes} bytes: {error}"),
         )

@@ -7,7 +7,8 @@ use tenmil_base::{BlockDevice, BlockExtent, IoChannel, Limits};
 
 use super::rules::DeviceConstraints;
 use super::{AdaptOptions, AdaptedChannel, BounceMemory, RangeLock, check_options};
-use crate::{Bdev, BdevDescriptor, ChannelId, DeviceError, QuiescedRange};
+use crate::{Bdev, BdevDescriptor, ChannelId, QuiescedRange};
+use tenmil_base::Error;
 
 /// Device whose channels accept every valid request, each through an [`AdaptedChannel`]. An emulated
 /// compare-and-write locks its blocks against all other channels of the device.
@@ -38,7 +39,7 @@ impl AdaptedDevice {
         descriptor: impl Into<Arc<BdevDescriptor>>,
         memory: BounceMemory,
         options: AdaptOptions,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let descriptor = descriptor.into();
         check_options(&descriptor.limits(), &options, memory.chunk_bytes())?;
         Ok(Self { device: device.clone(), descriptor, memory, options })

@@ -72,7 +72,7 @@ impl Claim {
 
 impl ClaimError {
     /// The category of the error.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self.found {
             ClaimConflict::Removed | ClaimConflict::Holders(_) => ErrorCategory::Usage,
             ClaimConflict::Machine(_) => ErrorCategory::Environment,

@@ -41,7 +41,7 @@ fn a_refusal_names_the_device_who_asked_for_what_and_who_has_it() {
     let reader = device.open(Claim::ReadShared, "copy").unwrap();
     let writer = device.open(Claim::WriteOnce, "serve").unwrap();
     let refused = device.open(Claim::Exclusive, "mirror").unwrap_err();
-    assert_eq!(refused.blame(), ErrorCategory::Usage);
+    assert_eq!(refused.category(), ErrorCategory::Usage);
     assert_eq!(
         refused.to_string(),
         "open late0 exclusive for mirror: held by copy (read-shared), serve (write-once), expected \

@@ -17,9 +17,9 @@ use tenmil_base::{
 };
 
 use super::delayed::{self, CompletionTiming, DelayedChannel};
-use crate::DeviceError;
 use crate::open::{DeviceControl, OpenedDevice, Opener};
 use crate::uri::{Fields, Uri, UriError};
+use tenmil_base::Error;
 
 /// Device that delays the completions of another one by times drawn from a seed.
 ///
@@ -82,7 +82,7 @@ const PARTS: u64 = 1_000_000;
 const RATIO_MAX: u64 = 40;
 
 /// Opens `delay:[URI]?read=80us&read-p99=1ms&write=20us&write-p99=100us&seed=1`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let child = uri.only_child()?;
     let mut fields = uri.fields();
     let read = spread(&mut fields, "read", "read-p99")?;
@@ -114,12 +114,8 @@ impl Delay {
     /// # Errors
     ///
     /// If no distribution has this mean and p99.
-    pub fn new(
-        inner: Arc<dyn BlockDevice>,
-        delays: Delays,
-        seed: u64,
-    ) -> Result<Self, DeviceError> {
-        let refuse = |problem| DeviceError::new(ErrorCategory::Usage, format!("delay: {problem}"));
+    pub fn new(inner: Arc<dyn BlockDevice>, delays: Delays, seed: u64) -> Result<Self, Error> {
+        let refuse = |problem| Error::new(ErrorCategory::Usage, format!("delay: {problem}"));
         delays.check().map_err(refuse)?;
         let shared = Shared { delays: Mutex::new(delays), changes: AtomicU64::new(0) };
         Ok(Self { inner, shared: Arc::new(shared), random: Mutex::new(Random::new(seed)) })
@@ -173,8 +169,8 @@ impl DelayControl {
     /// # Errors
     ///
     /// If no distribution has this mean and p99: then nothing is changed.
-    pub fn set(&self, delays: Delays) -> Result<(), DeviceError> {
-        let refuse = |problem| DeviceError::new(ErrorCategory::Usage, format!("delay: {problem}"));
+    pub fn set(&self, delays: Delays) -> Result<(), Error> {
+        let refuse = |problem| Error::new(ErrorCategory::Usage, format!("delay: {problem}"));
         delays.check().map_err(refuse)?;
         *self.shared.delays.lock().unwrap_or_else(PoisonError::into_inner) = delays;
         // Pairs with the acquire in `schedule`. A channel that reads in between applies the new delays

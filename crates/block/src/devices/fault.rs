@@ -13,9 +13,9 @@ use tenmil_linux::EventVectors;
 use self::channel::FaultChannel;
 use self::rule::FaultRules;
 pub use self::rule::{FaultEffect, FaultTrigger, Rule};
-use crate::DeviceError;
 use crate::open::{DeviceControl, OpenedDevice, Opener};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Device over another one that injects faults by rules.
 ///
@@ -56,7 +56,7 @@ const DEPTH_MAX: u32 = 4096;
 const SEGMENTS_MORE: u16 = 2;
 
 /// Opens `fault:[URI]?rule=error:write@0-1023x3;hang:read/100&seed=1`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let child = uri.only_child()?;
     let mut fields = uri.fields();
     let rules = fields.text("rule").unwrap_or_default();
@@ -85,9 +85,9 @@ impl Fault {
         regions: &RegionTable,
         rules: Vec<Rule>,
         seed: u64,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let below = inner.limits();
-        let refuse = |text| Err(DeviceError::new(ErrorCategory::Usage, text));
+        let refuse = |text| Err(Error::new(ErrorCategory::Usage, text));
         if below.metadata_size != 0 {
             let found = below.metadata_size;
             return refuse(format!(

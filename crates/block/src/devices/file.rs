@@ -27,9 +27,10 @@ use self::lost_write::LostWrites;
 pub use self::lost_write::{LostWrite, hear_of_lost_writes};
 use super::bad_blocks::BadBlocks;
 use super::validate::check_geometry;
+use crate::ExistingData;
 use crate::open::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
 use crate::uri::Uri;
-use crate::{DeviceError, ExistingData};
+use tenmil_base::Error;
 
 /// Blocks in a file or a kernel block device. Transfers use direct I/O (`O_DIRECT`) if file, block size
 /// and memory allow it. If only the memory does not, they go through a buffer of the channel; otherwise
@@ -108,7 +109,7 @@ const SEGMENTS_MAX: u16 = 65;
 const CAPACITY: EngineLimits = EngineLimits { depth: DEPTH_MAX, segments_max: SEGMENTS_MAX };
 
 /// Opens `file:PATH?size=1g&block=512&direct=yes&read-only=no&engine=auto`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let engines = [
         ("auto", EngineChoice::Best),
         ("io_uring", EngineChoice::Ring),
@@ -135,19 +136,18 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Devic
 impl FileDevice {
     /// Opens, creates or extends the file. Requests refer to memory of `regions`, in which the device and
     /// each channel register a region.
-    pub fn open(regions: &RegionTable, options: &FileDeviceOptions) -> Result<Self, DeviceError> {
+    pub fn open(regions: &RegionTable, options: &FileDeviceOptions) -> Result<Self, Error> {
         let FileDeviceOptions { path, size_bytes, block_size, direct, read_only, engine } = options;
         let (block_size, direct, read_only, choice) = (*block_size, *direct, *read_only, *engine);
         check_geometry("file", block_size, size_bytes.unwrap_or(u64::MAX))?;
         let (path, len_bytes) = (path.clone(), *size_bytes);
         let options = FileOptions { path, len_bytes, unit_bytes: block_size, direct, read_only };
         let file = File::open(&options)
-            .map_err(|error| DeviceError::new(error.blame(), format!("file: {error}")))?;
+            .map_err(|error| Error::new(error.category(), format!("file: {error}")))?;
         let file = Arc::new(file);
         let (engine, has_ring) = try_engine(&file, regions, choice)?;
-        let zeroes = memory(regions, CHUNK_BYTES).map_err(|text| {
-            DeviceError::new(ErrorCategory::Environment, format!("file: {text}"))
-        })?;
+        let zeroes = memory(regions, CHUNK_BYTES)
+            .map_err(|text| Error::new(ErrorCategory::Environment, format!("file: {text}")))?;
         let mut limits = limits(&file, block_size);
         if read_only {
             limits.support = READING;
@@ -171,7 +171,7 @@ impl FileDevice {
         regions: &RegionTable,
         options: &FileDeviceOptions,
         direct: Result<Alignment, BufferedReason>,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let mut medium = Self::open(regions, options)?;
         if let Some(shared) = Arc::get_mut(&mut medium.shared) {
             shared.direct = direct;
@@ -312,10 +312,10 @@ fn try_engine(
     file: &Arc<File>,
     regions: &RegionTable,
     choice: EngineChoice,
-) -> Result<(String, bool), DeviceError> {
+) -> Result<(String, bool), Error> {
     let capacity = EngineLimits { depth: 1, segments_max: 1 };
     let engine = Engine::new(Arc::clone(file), regions, capacity, choice)
-        .map_err(|error| DeviceError::new(error.blame(), format!("file: {error}")))?;
+        .map_err(|error| Error::new(error.category(), format!("file: {error}")))?;
     let name = match engine.io_uring_error() {
         Some(errno) => format!("{} (io_uring is refused: {errno})", engine.name()),
         None => engine.name().into(),

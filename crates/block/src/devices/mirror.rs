@@ -74,11 +74,12 @@ use self::status::describe;
 pub use self::status::{MirrorReport, share_of, show};
 use self::superblock::MirrorGeometry;
 pub use self::takeover::take_over;
+use crate::ExistingData;
 use crate::devices::exclusion::Exclusion;
 use crate::devices::owned;
 use crate::open::{DeviceControl, OpenedDevice, Opener};
 use crate::uri::Uri;
-use crate::{DeviceError, ExistingData};
+use tenmil_base::Error;
 
 /// A device whose legs store the same blocks.
 pub struct Mirror {
@@ -125,11 +126,11 @@ const OPERATIONS: [Operation; 7] = [
 ];
 
 /// Opens `mirror:[URI],[URI]?resync=100m&degraded=no`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let options = parse(uri)?;
     let OpenLegs { legs, existing, handles, mut identities } = open_legs(opener, uri.children());
     let mut now = || opener.clock.now();
-    let refuse = |problem| DeviceError::from(uri.refuse(problem));
+    let refuse = |problem| Error::from(uri.refuse(problem));
     let mut mirror = Mirror::open(opener.regions, &legs, &options, &mut now).map_err(refuse)?;
     let names = &mirror.names;
     mirror.owner = Owner::start(&mirror.shared, uri.to_string(), names, opener.clock)
@@ -144,7 +145,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Devic
     Ok(OpenedDevice { medium, description, existing, handles, identities }.with(handle))
 }
 
-fn parse(uri: &Uri) -> Result<MirrorOptions, DeviceError> {
+fn parse(uri: &Uri) -> Result<MirrorOptions, Error> {
     let mut fields = uri.fields();
     let default = MirrorOptions::default();
     let resync = fields.size("resync")?.unwrap_or(default.resync);

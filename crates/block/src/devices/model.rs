@@ -21,9 +21,9 @@ use tenmil_base::{
 
 use super::delayed::{self, CompletionTiming, DelayedChannel};
 use super::profile::{ModelProfile, PROFILES};
-use crate::DeviceError;
 use crate::open::{OpenedDevice, Opener};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Device with the latencies of a modeled SSD.
 pub struct LatencyModel {
@@ -51,7 +51,7 @@ struct ModelTiming {
 }
 
 /// Opens `model:p4600?size=1g`, over memory, or `model:[URI]?device=p4600`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let names = PROFILES.iter().map(|profile| profile.name).collect::<Vec<_>>().join(" or ");
     let profile = |name: &str| {
         ModelProfile::named(name)

@@ -9,9 +9,9 @@ use tenmil_base::{
 
 use super::completion_queue::CompletionQueue;
 use super::validate::SEGMENTS_MAX;
-use crate::DeviceError;
 use crate::open::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// A device without storage. A read leaves the memory unchanged, a write is discarded, a compare finds no
 /// difference; only the LBA range is checked. What remains is the cost of the layers above.
@@ -38,7 +38,7 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const SIZE_DEFAULT: u64 = 1 << 40;
 
 /// Opens `null:?size=1t&block=512`.
-pub(crate) fn open(_: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(_: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     if !uri.path().is_empty() {
         let problem = format!("path is `{}`, expected none: null:?size=1t", uri.path());
         return Err(uri.refuse(problem).into());
@@ -57,7 +57,7 @@ impl NullDevice {
     /// # Errors
     ///
     /// If the block size is not a power of two from 512 to 65536, or `block_count` is zero.
-    pub fn new(block_size: u32, block_count: u64) -> Result<Self, DeviceError> {
+    pub fn new(block_size: u32, block_count: u64) -> Result<Self, Error> {
         super::validate::check_geometry("null", block_size, block_count)?;
         Ok(Self {
             limits: Limits {

@@ -87,11 +87,12 @@ use self::metadata_thread::MetadataThread;
 use self::parent_image::ParentImage;
 use self::reserved::Reserved;
 use self::shared::{ClientInbox, ClientMessage, Shared, State};
+use crate::ExistingData;
 use crate::devices::exclusion::Preempts;
 use crate::devices::owned;
 use crate::open::{OpenedDevice, Opener};
 use crate::uri::Uri;
-use crate::{DeviceError, ExistingData};
+use tenmil_base::Error;
 
 /// A pool that is open in this process. It is closed when the last reference is dropped; data written to
 /// its volumes is then flushed.
@@ -167,7 +168,7 @@ const CLOSING_MAX: Span = Span::from_secs(30);
 const PATIENCE: Span = Span::from_secs(120);
 
 /// Opens `volume:[URI]/name?metadata-cache=32m`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let place = VolumeRef::of(uri)?;
     let name = place.volume(uri)?;
     open_volume(opener, &registry::open(opener, &place)?, uri, name)
@@ -179,7 +180,7 @@ fn open_volume(
     open: &Arc<OpenPool>,
     uri: &Uri,
     name: &str,
-) -> Result<OpenedDevice, DeviceError> {
+) -> Result<OpenedDevice, Error> {
     let info = open.find(name)?;
     let parent = open.open_parent(opener, &info)?;
     let ground = open.ground();
@@ -221,7 +222,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the device cannot be opened, or contains no valid pool.
-    pub fn open(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<Self>, DeviceError> {
+    pub fn open(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<Self>, Error> {
         registry::open(opener, place)
     }
 
@@ -231,7 +232,7 @@ impl OpenPool {
         place: &VolumeRef,
         below: OpenedDevice,
         closing_max: Span,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let (regions, clock) = (opener.regions, opener.clock);
         let mut ground = PoolDevices::first(&place.store, below)?;
         let owns = owned::Opener::draw();
@@ -252,9 +253,8 @@ impl OpenPool {
         let claim = place.claim(&opened.store, excluded);
         opened.store.claim_as(claim);
         let (reserved, shape) = (Arc::new(reserved), ground.shape);
-        let machine = |problem: String| {
-            DeviceError::new(ErrorCategory::Environment, format!("{name}: {problem}"))
-        };
+        let machine =
+            |problem: String| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
         let shared = Arc::new(Shared::new(opened.store, sleeper.bell()));
         let backend = ground.medium.channel().map_err(machine)?;
@@ -277,12 +277,12 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is another owner, or I/O fails.
-    pub fn claim(&self) -> Result<(), DeviceError> {
+    pub fn claim(&self) -> Result<(), Error> {
         self.ask(PoolRequest::Claim).map(|_| ())
     }
 
     /// Has the devices refuse the writes of other hosts, unless the claim is going to be refused anyway.
-    fn reserve(&self) -> Result<(), DeviceError> {
+    fn reserve(&self) -> Result<(), Error> {
         let owner = self.shared.lock().store.owner();
         let is_gone = |owner: &Owning| owned::is_gone(owner);
         match owner.filter(|owner| owner.id != self.owns.owner().id) {
@@ -326,7 +326,7 @@ impl OpenPool {
     }
 
     /// Sends a request without data transfer, and waits for the response.
-    fn ask(&self, ask: PoolRequest) -> Result<PoolResponse, DeviceError> {
+    fn ask(&self, ask: PoolRequest) -> Result<PoolResponse, Error> {
         self.converse(ask, &mut |_| Err(IoStatus::ABORTED))
     }
 
@@ -335,7 +335,7 @@ impl OpenPool {
         &self,
         ask: PoolRequest,
         carry: &mut TransferFn<'_>,
-    ) -> Result<PoolResponse, DeviceError> {
+    ) -> Result<PoolResponse, Error> {
         self.converse_if(ask, carry, |_| Ok(()))
     }
 
@@ -344,11 +344,10 @@ impl OpenPool {
         &self,
         ask: PoolRequest,
         carry: &mut TransferFn<'_>,
-        admit: impl FnOnce(&State) -> Result<(), DeviceError>,
-    ) -> Result<PoolResponse, DeviceError> {
-        let machine = |problem| {
-            DeviceError::new(ErrorCategory::Environment, format!("{}: {problem}", self.name))
-        };
+        admit: impl FnOnce(&State) -> Result<(), Error>,
+    ) -> Result<PoolResponse, Error> {
+        let machine =
+            |problem| Error::new(ErrorCategory::Environment, format!("{}: {problem}", self.name));
         if reserved::changes(&ask) {
             self.reserve()?;
         }
@@ -376,7 +375,7 @@ impl OpenPool {
                 continue;
             }
             if self.clock.now() > until {
-                break Err(DeviceError::new(
+                break Err(Error::new(
                     ErrorCategory::Remote,
                     format!("{}: no answer in {PATIENCE}", self.name),
                 ));
@@ -403,7 +402,7 @@ impl OpenPool {
         self.shared.dispatch(&mut state);
     }
 
-    fn refuse(&self, error: &PoolError) -> DeviceError {
+    fn refuse(&self, error: &PoolError) -> Error {
         refusal(&self.name, error)
     }
 
@@ -439,7 +438,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such volume, or its metadata is damaged.
-    pub fn find(&self, name: &str) -> Result<VolumeInfo, DeviceError> {
+    pub fn find(&self, name: &str) -> Result<VolumeInfo, Error> {
         match self.ask(PoolRequest::Find(name.into()))? {
             PoolResponse::Volume(info) => Ok(info),
             _ => Err(self.refuse(&PoolError::NoVolume(name.into()))),
@@ -451,7 +450,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the volume list is damaged.
-    pub fn list(&self) -> Result<Vec<VolumeInfo>, DeviceError> {
+    pub fn list(&self) -> Result<Vec<VolumeInfo>, Error> {
         match self.ask(PoolRequest::List)? {
             PoolResponse::Volumes(volumes) => Ok(volumes),
             _ => Ok(Vec::new()),
@@ -463,7 +462,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such volume, or its map is damaged.
-    pub fn account(&self, name: &str) -> Result<SpaceUsage, DeviceError> {
+    pub fn account(&self, name: &str) -> Result<SpaceUsage, Error> {
         match self.ask(PoolRequest::SpaceUsage(name.into()))? {
             PoolResponse::Account(account) => Ok(account),
             _ => Ok(SpaceUsage::default()),
@@ -475,7 +474,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the pool does not respond.
-    pub fn usage(&self) -> Result<Option<PoolUsage>, DeviceError> {
+    pub fn usage(&self) -> Result<Option<PoolUsage>, Error> {
         match self.ask(PoolRequest::Usage)? {
             PoolResponse::Usage(usage) => Ok(Some(usage)),
             _ => Ok(None),
@@ -487,7 +486,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// Why the change was rejected. A change that would lose data of an open volume is rejected.
-    pub fn change(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, DeviceError> {
+    pub fn change(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, Error> {
         let at_stake = self.affected_volume(&change)?;
         let admit = |state: &State| self.admit(state, &change, at_stake.as_ref());
         let asked = PoolRequest::Change(change.clone());
@@ -623,10 +622,10 @@ impl BlockDevice for Volume {
 }
 
 impl PageGeometry {
-    fn of(uri: &Uri, limits: &Limits) -> Result<Self, DeviceError> {
+    fn of(uri: &Uri, limits: &Limits) -> Result<Self, Error> {
         let Limits { block_size, metadata_size, .. } = *limits;
         let request_bytes = limits.request_blocks_max.saturating_mul(block_size);
-        let refuse = |problem: String| Err(DeviceError::from(uri.refuse(problem)));
+        let refuse = |problem: String| Err(Error::from(uri.refuse(problem)));
         if block_size > PAGE_BYTES || metadata_size != 0 {
             return refuse(format!(
                 "it has blocks of {block_size} and {metadata_size} bytes of metadata, expected \
@@ -677,8 +676,8 @@ fn limits(below: &Limits, shape: &PageGeometry, info: &VolumeInfo) -> Limits {
 }
 
 /// Converts an error of a pool on a device.
-fn refusal(name: &str, error: &PoolError) -> DeviceError {
-    let refused = DeviceError::new(error.blame(), format!("{name}: {error}"));
+fn refusal(name: &str, error: &PoolError) -> Error {
+    let refused = Error::new(error.category(), format!("{name}: {error}"));
     match error.hint() {
         Some(hint) => refused.with_hint(hint),
         None => refused,

@@ -13,10 +13,10 @@ use super::block_bitmap::BlockBitmap;
 use super::completion_queue::CompletionQueue;
 use super::segment_cursor::SegmentCursor;
 use super::validate::{SEGMENTS_MAX, check, check_geometry};
-use crate::DeviceError;
 use crate::open::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
 use crate::quantity::parse_size;
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Blocks in a memory region of the table that requests refer to, so that data moves by one copy between
 /// regions. A block that was never written, or was deallocated, reads as zeroes and uses no memory until
@@ -61,7 +61,7 @@ const LARGE: usize = 64 << 20;
 const AHEAD_BYTES: u32 = 1024;
 
 /// Opens `ram:1g?block=512`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     Ok(opened(named(opener, uri)?))
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Devic
 /// # Errors
 ///
 /// If the URI has an unknown option, or memory is exhausted.
-pub fn open_ram_filled(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub fn open_ram_filled(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     Ok(opened(named(opener, uri)?.filled()))
 }
 
@@ -78,7 +78,7 @@ fn opened(ram: RamDevice) -> OpenedDevice {
     OpenedDevice::fresh(Arc::new(ram), "ram: nothing survives")
 }
 
-fn named(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, DeviceError> {
+fn named(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {
     let mut fields = uri.fields();
     let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
     let by_key = fields.size("size")?;
@@ -104,19 +104,15 @@ impl RamDevice {
     /// # Errors
     ///
     /// If the geometry is invalid, or memory or the region table is exhausted.
-    pub fn new(
-        regions: &RegionTable,
-        block_size: u32,
-        block_count: u64,
-    ) -> Result<Self, DeviceError> {
+    pub fn new(regions: &RegionTable, block_size: u32, block_count: u64) -> Result<Self, Error> {
         check_geometry("ram", block_size, block_count)?;
         let len = block_count.checked_mul(u64::from(block_size));
         let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(|| {
             let text = format!("ram: size is {block_count} blocks, expected what can be addressed");
-            DeviceError::new(ErrorCategory::Usage, text)
+            Error::new(ErrorCategory::Usage, text)
         })?;
         let machine = |error: &dyn std::fmt::Display| {
-            DeviceError::new(ErrorCategory::Environment, format!("ram of {len} bytes: {error}"))
+            Error::new(ErrorCategory::Environment, format!("ram of {len} bytes: {error}"))
         };
         let blocks = regions.allocate(len).map_err(|error| machine(&error))?;
         let store = RamStorage {
@@ -534,13 +530,13 @@ mod tests {
         let regions = RegionTable::new(1);
         for (block_size, block_count) in [(0, 1), (100, 1), (256, 1), (1 << 17, 1), (512, 0)] {
             let error = RamDevice::new(&regions, block_size, block_count).unwrap_err();
-            assert_eq!(error.blame(), ErrorCategory::Usage, "{error}");
+            assert_eq!(error.category(), ErrorCategory::Usage, "{error}");
         }
         assert_eq!(
-            RamDevice::new(&regions, 512, u64::MAX).unwrap_err().blame(),
+            RamDevice::new(&regions, 512, u64::MAX).unwrap_err().category(),
             ErrorCategory::Usage
         );
         let huge = RamDevice::new(&regions, 512, 1 << 52).unwrap_err();
-        assert_eq!(huge.blame(), ErrorCategory::Environment, "{huge}");
+        assert_eq!(huge.category(), ErrorCategory::Environment, "{huge}");
     }
 }

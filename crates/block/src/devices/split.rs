@@ -9,9 +9,9 @@ use tenmil_base::{
 
 use super::completion_queue::CompletionQueue;
 use super::validate::check_blocks;
-use crate::DeviceError;
 use crate::open::{OpenedDevice, Opener};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// A range of blocks of another device. Blocks outside it are not accessible.
 ///
@@ -39,7 +39,7 @@ struct SplitChannel {
 const BATCH: usize = 256;
 
 /// Opens `split:[URI]?part=0&parts=4` or `split:[URI]?offset=1m&size=4m`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let child = uri.only_child()?;
     let mut fields = uri.fields();
     let parts = fields.number("parts", 1..=u64::from(u32::MAX))?;
@@ -58,7 +58,7 @@ pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Devic
         _ => by_offset(uri, &limits, offset.unwrap_or(0), size)?,
     };
     let split = Split::new(Arc::clone(&below.medium), first, count)
-        .map_err(|error| DeviceError::new(ErrorCategory::Usage, format!("{uri}: {error}")))?;
+        .map_err(|error| Error::new(ErrorCategory::Usage, format!("{uri}: {error}")))?;
     let last = first + count - 1;
     let description = format!("split: blocks {first} to {last} of {}", below.description);
     Ok(below.under(Arc::new(split), description))
@@ -78,7 +78,7 @@ fn by_offset(
     limits: &Limits,
     offset: u64,
     size: Option<u64>,
-) -> Result<(u64, u64), DeviceError> {
+) -> Result<(u64, u64), Error> {
     let block = u64::from(limits.block_size);
     let whole = |key: &str, bytes: u64| {
         let problem =
@@ -99,7 +99,7 @@ impl Split {
     /// # Errors
     ///
     /// If `count` is zero, or the range exceeds `inner`.
-    pub fn new(inner: Arc<dyn BlockDevice>, first: u64, count: u64) -> Result<Self, DeviceError> {
+    pub fn new(inner: Arc<dyn BlockDevice>, first: u64, count: u64) -> Result<Self, Error> {
         let whole = inner.limits();
         let end = first.checked_add(count).filter(|end| count > 0 && *end <= whole.block_count);
         if end.is_none() {
@@ -107,7 +107,7 @@ impl Split {
                 "split: {count} blocks from {first} on, expected at least 1 and all of them below {}",
                 whole.block_count
             );
-            return Err(DeviceError::new(ErrorCategory::Usage, text));
+            return Err(Error::new(ErrorCategory::Usage, text));
         }
         let boundary = whole.optimal_boundary_blocks;
         let keeps_boundary = boundary > 0 && first.is_multiple_of(u64::from(boundary));

@@ -19,9 +19,9 @@ use tenmil_base::{
 
 pub(crate) use self::layout::Layout;
 use super::multi_leg::{MultiLegChannel, common_limits};
-use crate::DeviceError;
 use crate::open::{OpenedDevice, Opener};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Stripe over several devices, without redundancy: data lost by one leg is lost.
 ///
@@ -40,7 +40,7 @@ pub struct Stripe {
 const CHUNK_DEFAULT: u64 = 64 << 10;
 
 /// Opens `stripe:[URI],[URI]?chunk=64k`.
-pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let mut fields = uri.fields();
     let chunk_bytes = fields.size("chunk")?.unwrap_or(CHUNK_DEFAULT);
     fields.finish()?;
@@ -75,12 +75,8 @@ impl Stripe {
     /// # Errors
     ///
     /// If there are no legs, their block sizes differ, or the chunk size is invalid.
-    pub fn new(
-        legs: Vec<(String, Arc<dyn BlockDevice>)>,
-        chunk_bytes: u64,
-    ) -> Result<Self, DeviceError> {
-        let refuse =
-            |text: String| DeviceError::new(ErrorCategory::Usage, format!("stripe: {text}"));
+    pub fn new(legs: Vec<(String, Arc<dyn BlockDevice>)>, chunk_bytes: u64) -> Result<Self, Error> {
+        let refuse = |text: String| Error::new(ErrorCategory::Usage, format!("stripe: {text}"));
         let with_limits: Vec<(&str, Limits)> =
             legs.iter().map(|(name, leg)| (name.as_str(), leg.limits())).collect();
         check_blocks_agree(&with_limits).map_err(refuse)?;

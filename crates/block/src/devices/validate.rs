@@ -2,7 +2,7 @@
 
 use tenmil_base::{ErrorCategory, IoStatus, Limits, Operation, Request, Segment};
 
-use crate::DeviceError;
+use tenmil_base::Error;
 
 /// Maximum number of segments in a request of 1 MiB: 256 pages and one more for an unaligned start.
 pub(crate) const SEGMENTS_MAX: u16 = 257;
@@ -63,13 +63,9 @@ fn check_data<'a>(
 }
 
 /// Rejects a geometry that no NVMe namespace could have, with a message for the user.
-pub(crate) fn check_geometry(
-    name: &str,
-    block_size: u32,
-    block_count: u64,
-) -> Result<(), DeviceError> {
+pub(crate) fn check_geometry(name: &str, block_size: u32, block_count: u64) -> Result<(), Error> {
     if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {
-        return Err(DeviceError::new(
+        return Err(Error::new(
             ErrorCategory::Usage,
             format!(
                 "{name}: block size is {block_size}, expected a power of two from 512 to 65536"
@@ -77,7 +73,7 @@ pub(crate) fn check_geometry(
         ));
     }
     if block_count == 0 {
-        return Err(DeviceError::new(
+        return Err(Error::new(
             ErrorCategory::Usage,
             format!("{name}: size is 0 blocks, expected at least 1"),
         ));

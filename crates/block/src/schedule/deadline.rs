@@ -14,8 +14,8 @@ use tenmil_base::{
 };
 
 use super::{conflict, reads};
-use crate::DeviceError;
 use crate::uri::Fields;
+use tenmil_base::Error;
 
 /// Scheduler that keeps a few requests below and orders the others: reads before writes, each in
 /// ascending order of LBA, in batches of one kind. Requests are held only while the channel below is
@@ -91,9 +91,9 @@ impl Default for DeadlineOptions {
 }
 
 impl DeadlineOptions {
-    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, DeviceError> {
+    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, Error> {
         let default = Self::default();
-        let mut number = |key, most, otherwise| -> Result<u16, DeviceError> {
+        let mut number = |key, most, otherwise| -> Result<u16, Error> {
             let number = fields.number(key, 1..=most)?;
             Ok(number.and_then(|number| u16::try_from(number).ok()).unwrap_or(otherwise))
         };

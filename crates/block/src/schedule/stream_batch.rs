@@ -11,8 +11,8 @@ use tenmil_base::{
     Segment, Span, WakeSource,
 };
 
-use crate::DeviceError;
 use crate::uri::Fields;
+use tenmil_base::Error;
 
 /// Scheduler that holds requests until there are enough of them or the oldest has waited long enough, and
 /// submits them as one batch followed by a flush of the channel below. A flush call does not send the
@@ -55,7 +55,7 @@ impl Default for StreamBatchOptions {
 const COUNT_MAX: u64 = 1024;
 
 impl StreamBatchOptions {
-    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, DeviceError> {
+    pub(super) fn parse(fields: &mut Fields<'_>) -> Result<Self, Error> {
         let default = Self::default();
         let count = fields.number("count", 1..=COUNT_MAX)?;
         Ok(Self {

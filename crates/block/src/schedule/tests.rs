@@ -9,7 +9,8 @@ use tenmil_base::{BlockDevice, IoChannel, Limits};
 
 use super::Scheduler;
 use crate::uri::Uri;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+use crate::{DeviceType, OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// Opens `merge:[URI]`, and the same for the other schedulers.
 pub(crate) struct ScheduledKind;
@@ -20,7 +21,7 @@ struct Scheduled {
 }
 
 impl DeviceType for ScheduledKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let opened = opener.open(uri.only_child()?)?;
         let scheduler = uri.scheme().parse()?;
         let description = format!("{scheduler}: over {}", opened.description);
@@ -65,6 +66,6 @@ fn a_scheduler_is_read_and_written_back() {
     ] {
         let error = text.parse::<Scheduler>().unwrap_err();
         assert!(error.to_string().starts_with(problem), "{error}");
-        assert_eq!(error.blame(), tenmil_base::ErrorCategory::Usage);
+        assert_eq!(error.category(), tenmil_base::ErrorCategory::Usage);
     }
 }

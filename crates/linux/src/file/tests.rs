@@ -107,7 +107,7 @@ fn a_length_that_is_no_multiple_of_the_unit_is_used_up_to_one() {
     std::fs::write(&path, [1; 1300]).unwrap();
     assert_eq!(open(&path, None, 512).unwrap().len_bytes(), 1024);
     let error = open(&path, None, 4096).unwrap_err();
-    assert_eq!(error.blame(), ErrorCategory::Usage);
+    assert_eq!(error.category(), ErrorCategory::Usage);
     assert!(error.to_string().ends_with("1300 bytes, expected at least one block"), "{error}");
 }
 

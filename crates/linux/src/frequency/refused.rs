@@ -55,14 +55,14 @@ pub enum FrequencyError {
 
 impl CpufreqUnavailable {
     /// Error category: always environment.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         ErrorCategory::Environment
     }
 }
 
 impl FrequencyError {
     /// Error category: always environment.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         ErrorCategory::Environment
     }
 

@@ -113,7 +113,7 @@ fn a_machine_without_cpufreq_says_so_in_one_line() {
         absent.to_string(),
         "frequency scaling is left alone: the kernel has no cpufreq for cores 0-1"
     );
-    assert_eq!(absent.blame(), ErrorCategory::Environment);
+    assert_eq!(absent.category(), ErrorCategory::Environment);
 }
 
 #[test]

@@ -87,9 +87,9 @@ pub enum StepError {
 
 impl BindError {
     /// Error category.
-    pub fn blame(&self) -> ErrorCategory {
+    pub fn category(&self) -> ErrorCategory {
         match self {
-            Self::Obstacle { obstacle, .. } => obstacle.blame(),
+            Self::Obstacle { obstacle, .. } => obstacle.category(),
             Self::WrongSerial { .. } | Self::NotOurs { .. } | Self::Driven { .. } => {
                 ErrorCategory::Usage
             }
@@ -183,6 +183,12 @@ impl fmt::Display for BindError {
 }
 
 impl std::error::Error for BindError {}
+
+impl From<BindError> for tenmil_base::Error {
+    fn from(error: BindError) -> Self {
+        Self::new(error.category(), error.to_string()).with_hint(error.remedy())
+    }
+}
 
 fn named(driver: Option<&str>) -> String {
     driver.map_or_else(|| "none".into(), |driver| format!("'{driver}'"))

@@ -105,7 +105,7 @@ impl BindObstacle {
     }
 
     /// Error category.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self {
             Self::NoPermission { .. }
             | Self::BehindVmd { .. }

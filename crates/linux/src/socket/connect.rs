@@ -289,7 +289,7 @@ fn errno(error: &io::Error) -> Errno {
 
 impl ConnectError {
     /// Error category.
-    pub fn blame(&self) -> ErrorCategory {
+    pub fn category(&self) -> ErrorCategory {
         match self {
             Self::NotAnAddress { .. } => ErrorCategory::Usage,
             Self::NoSuchName { .. } | Self::Busy { .. } | Self::Machine { .. } => {
@@ -434,7 +434,7 @@ mod tests {
             error.to_string(),
             format!("connect to {address}: Connection refused (os error 111)")
         );
-        assert_eq!(error.blame(), ErrorCategory::Remote);
+        assert_eq!(error.category(), ErrorCategory::Remote);
         assert!(error.hint().starts_with("nobody listens"), "{}", error.hint());
     }
 
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(split("a.b:1"), Some(("a.b", 1)));
         for address in ["", ":1", "a", "a:", "a:0", "a:65536", "a:x", "::1:1", "[::1:1", "[]:1"] {
             let refused = ConnectOp::start(address, &pool(), START, soon()).unwrap_err();
-            assert_eq!(refused.blame(), ErrorCategory::Usage, "{address}: {refused}");
+            assert_eq!(refused.category(), ErrorCategory::Usage, "{address}: {refused}");
             assert!(refused.to_string().contains("expected HOST:PORT"), "{refused}");
         }
     }

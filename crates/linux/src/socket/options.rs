@@ -258,7 +258,7 @@ const NUMBER_LEN: libc::socklen_t = 4;
 
 impl OptionRefused {
     /// Error category.
-    pub fn blame(&self) -> ErrorCategory {
+    pub fn category(&self) -> ErrorCategory {
         match self.errno {
             Errno::INVAL | Errno::DOM | Errno::NOENT => ErrorCategory::Usage,
             _ => ErrorCategory::Environment,
@@ -380,7 +380,7 @@ mod tests {
         let refused = options.apply(one.as_fd()).unwrap_err();
         let text = refused.to_string();
         assert!(text.starts_with("set SO_BUSY_POLL of a socket to 18446744073709552: "), "{text}");
-        assert_eq!(refused.blame(), ErrorCategory::Usage);
+        assert_eq!(refused.category(), ErrorCategory::Usage);
     }
 
     #[test]

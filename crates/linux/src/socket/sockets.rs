@@ -182,9 +182,9 @@ impl SocketFactory {
 
 impl StreamError {
     /// Error category.
-    pub fn blame(&self) -> ErrorCategory {
+    pub fn category(&self) -> ErrorCategory {
         match self {
-            Self::Option(refused) => refused.blame(),
+            Self::Option(refused) => refused.category(),
             Self::Machine { .. } => ErrorCategory::Environment,
         }
     }

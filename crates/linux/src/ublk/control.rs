@@ -159,7 +159,7 @@ fn is_passing(error: &io::Error) -> bool {
 
 impl ControlError {
     /// Error category.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         ErrorCategory::Environment
     }
 

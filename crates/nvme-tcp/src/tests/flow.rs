@@ -142,7 +142,7 @@ fn full(cids: Range<u16>) -> ControllerSide {
 fn a_full_controller_takes_no_command_and_loses_none() {
     let mut side = full(0..4);
     assert_eq!((side.inbox.len(), side.cause()), (144, None));
-    assert_eq!(side.end.deadline(), Instant::NEVER, "the host is not to blame");
+    assert_eq!(side.end.deadline(), Instant::NEVER, "the host is not to category");
     side.end.complete(0, 0, Completion::new(0, Status::SUCCESS)).unwrap();
     assert_eq!(side.take(usize::MAX).len(), 24);
     side.give(NOW, &[]);

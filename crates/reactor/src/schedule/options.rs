@@ -162,7 +162,7 @@ impl FromStr for Policy {
 
 impl OptionsError {
     /// Error category: always usage.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         ErrorCategory::Usage
     }
 }
@@ -228,7 +228,7 @@ mod tests {
         let mut options = Options::default();
         change(&mut options);
         let error = options.check(&cores("0-3")).unwrap_err();
-        assert_eq!(error.blame(), ErrorCategory::Usage);
+        assert_eq!(error.category(), ErrorCategory::Usage);
         error.to_string()
     }
 

@@ -490,7 +490,7 @@ fn number(call: &CallContext<'_>, name: &str) -> Option<u32> {
 
 fn refused(what: &str, why: &tenmil_reactor::ReactorError) -> RpcError {
     let message = format!("{what}: {why}");
-    RpcError { code: Code::Failed, blame: why.blame(), message, hint: None }
+    RpcError { code: Code::Failed, category: why.category(), message, hint: None }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]

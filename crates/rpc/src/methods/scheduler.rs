@@ -205,7 +205,7 @@ fn changed(call: &CallContext<'_>, mut options: Options) -> Result<Options, RpcE
 
 fn refused(why: &tenmil_reactor::schedule::OptionsError) -> RpcError {
     let message = format!("set scheduler: {why}");
-    RpcError { code: Code::BadValue, blame: why.blame(), message, hint: None }
+    RpcError { code: Code::BadValue, category: why.category(), message, hint: None }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tenmil_block::DeviceError;
+use tenmil_base::Error;
 use tenmil_block::pool::{
     CountedUsage, DamageCause, DamagedRun, DeviceInfo, GrowResult, Info, OpenPool, PAGE_BYTES,
     ParentCheck, ParentInfo, PoolCheckResult, SpaceUsage, TransferSummary, VolumeScrubReport,
@@ -178,7 +178,7 @@ impl CommandResult {
         is_changed: bool,
         text: String,
         name: Option<&str>,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let volumes = open.list()?;
         let found = volumes.iter().find(|info| Some(&*info.name) == name);
         let volume = match found {
@@ -241,7 +241,7 @@ fn volume(info: &Info, volumes: &[Info], parent: Option<&ParentInfo>) -> Value {
 /// # Errors
 ///
 /// If the volume table or a map is damaged.
-pub fn volumes(open: &Arc<OpenPool>) -> Result<Value, DeviceError> {
+pub fn volumes(open: &Arc<OpenPool>) -> Result<Value, Error> {
     let all = open.list()?;
     let row = |info: &Info| {
         let account: SpaceUsage = open.account(&info.name)?;
@@ -253,7 +253,7 @@ pub fn volumes(open: &Arc<OpenPool>) -> Result<Value, DeviceError> {
         row["users"] = open.users(info).into();
         Ok(row)
     };
-    let is_there = |info: &Info| -> Result<bool, DeviceError> {
+    let is_there = |info: &Info| -> Result<bool, Error> {
         Ok(open.list()?.iter().any(|one| (one.id, &one.name) == (info.id, &info.name)))
     };
     let mut rows = Vec::with_capacity(all.len());
@@ -273,10 +273,10 @@ pub fn volumes(open: &Arc<OpenPool>) -> Result<Value, DeviceError> {
 /// # Errors
 ///
 /// If its metadata are damaged.
-pub fn store(open: &Arc<OpenPool>) -> Result<Value, DeviceError> {
+pub fn store(open: &Arc<OpenPool>) -> Result<Value, Error> {
     let usage = open.usage()?.ok_or_else(|| {
         let text = format!("{}: the pool does not say how it is used", open.device());
-        DeviceError::new(tenmil_base::ErrorCategory::Remote, text)
+        Error::new(tenmil_base::ErrorCategory::Remote, text)
     })?;
     let volumes = open.list()?;
     let promised = volumes.iter().filter(|info| !info.is_read_only).map(|info| info.blocks);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use tenmil_block::DeviceError;
+use tenmil_base::Error;
 use tenmil_block::pool::{ChangedRange, OpenPool, PAGE_BYTES};
 
 use crate::result_type::{FieldSchema, ResultType};
@@ -53,7 +53,7 @@ impl DiffPage {
         open: &Arc<OpenPool>,
         (from, to): (&str, &str),
         at_bytes: u64,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let (from, to) = (open.find(from)?, open.find(to)?);
         let (changed, next) =
             open.differences_from(Some(&from), &to, at_bytes / PAGE, RANGES_MAX)?;

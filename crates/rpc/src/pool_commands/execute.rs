@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use tenmil_base::Error;
 use tenmil_base::{ErrorCategory, Span};
-use tenmil_block::DeviceError;
 use tenmil_block::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef};
 use tenmil_block::uri::Uri;
 use tenmil_linux::random_seed;
@@ -27,7 +27,7 @@ pub fn execute(
     open: &Arc<OpenPool>,
     kinds: DeviceKinds,
     order: &PoolCommand,
-) -> Result<CommandResult, DeviceError> {
+) -> Result<CommandResult, Error> {
     let uri = |name: &str| name_of(open, name);
     match order {
         PoolCommand::Create { name, size_bytes, unit_bytes, checksums, thick } => {
@@ -120,7 +120,7 @@ fn make(
     change: VolumeOp,
     name: Option<&str>,
     text: impl FnOnce() -> String,
-) -> Result<CommandResult, DeviceError> {
+) -> Result<CommandResult, Error> {
     if let Some(already) = idempotent::already_done(open, &change)? {
         return CommandResult::new(open, false, already, name);
     }
@@ -129,11 +129,7 @@ fn make(
     CommandResult::new(open, true, text, name)
 }
 
-fn create(
-    open: &Arc<OpenPool>,
-    new: VolumeSpec,
-    is_thick: bool,
-) -> Result<CommandResult, DeviceError> {
+fn create(open: &Arc<OpenPool>, new: VolumeSpec, is_thick: bool) -> Result<CommandResult, Error> {
     let uri = name_of(open, &new.name);
     let (blocks, unit) =
         (blocks(&uri, "size", new.size_bytes)?, blocks(&uri, "unit", new.unit_bytes)?);
@@ -143,7 +139,7 @@ fn create(
             "create {uri}: found --thick and --checksums, expected one of them: a block with a \
              checksum moves whenever it is written"
         );
-        let refused = DeviceError::new(ErrorCategory::Usage, text);
+        let refused = Error::new(ErrorCategory::Usage, text);
         return Err(refused.with_hint("Leave one of them out."));
     }
     let (uuid, kind) = (uuid(), if is_thick { "thick volume" } else { "volume" });
@@ -162,7 +158,7 @@ fn create_over(
     new: VolumeSpec,
     image: &Uri,
     has_size: bool,
-) -> Result<CommandResult, DeviceError> {
+) -> Result<CommandResult, Error> {
     let uri = name_of(open, &new.name);
     let unit = blocks(&uri, "unit", new.unit_bytes)?;
     let wanted = blocks(&uri, "size", new.size_bytes)?;
@@ -181,7 +177,7 @@ fn delete(
     name: &str,
     orphan: bool,
     if_exists: bool,
-) -> Result<CommandResult, DeviceError> {
+) -> Result<CommandResult, Error> {
     let volumes = open.list()?;
     if !volumes.iter().any(|one| one.name == name) {
         if if_exists {
@@ -204,7 +200,7 @@ fn resize(
     name: &str,
     size_bytes: u64,
     shrink: bool,
-) -> Result<CommandResult, DeviceError> {
+) -> Result<CommandResult, Error> {
     let uri = name_of(open, name);
     let blocks = blocks(&uri, "size", size_bytes)?;
     let info = open.find(name)?;
@@ -213,7 +209,7 @@ fn resize(
         let found = before * page;
         let text = format!("resize {uri}: it has {found} bytes, expected {size_bytes} at most");
         let hint = "What lies behind the new end would be lost; if it may, add --shrink.";
-        return Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint));
+        return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
     }
     if blocks == before {
         // A client that opened the volume during the growth may have missed the notification.
@@ -237,7 +233,7 @@ fn resize(
 }
 
 /// Sets the thresholds, unless they are set already.
-fn thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, DeviceError> {
+fn thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, Error> {
     let is_changed = open.usage()?.map(|usage| usage.thresholds) != Some(percent);
     if is_changed {
         open.change(VolumeOp::Thresholds { percent })?;
@@ -248,11 +244,11 @@ fn thresholds(open: &Arc<OpenPool>, percent: [u8; 2]) -> Result<CommandResult, D
     Ok(CommandResult { text, is_changed, volume: None, settings: Some(describe::store(open)?) })
 }
 
-fn blocks(volume: &str, what: &str, bytes: u64) -> Result<u64, DeviceError> {
+fn blocks(volume: &str, what: &str, bytes: u64) -> Result<u64, Error> {
     let page = u64::from(PAGE_BYTES);
     if bytes == 0 || !bytes.is_multiple_of(page) {
         let text = format!("{volume}: {what} is {bytes} bytes, expected a multiple of {page}");
-        return Err(DeviceError::new(ErrorCategory::Usage, text));
+        return Err(Error::new(ErrorCategory::Usage, text));
     }
     Ok(bytes / page)
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tenmil_block::DeviceError;
+use tenmil_base::Error;
 use tenmil_block::pool::{Info, OpenPool, VolumeOp};
 
 /// Returns the message if the result of the change exists already; `None` if the change must be
@@ -11,7 +11,7 @@ use tenmil_block::pool::{Info, OpenPool, VolumeOp};
 pub(super) fn already_done(
     open: &Arc<OpenPool>,
     change: &VolumeOp,
-) -> Result<Option<String>, DeviceError> {
+) -> Result<Option<String>, Error> {
     let volumes = open.list()?;
     let there = |name: &str| volumes.iter().find(|one| one.name == name);
     let text = match change {
@@ -90,7 +90,7 @@ fn is_snapshot(volume: &Info, snapshot: &Info) -> bool {
 }
 
 /// Whether a volume is unchanged since its snapshot, according to their maps.
-fn is_same(open: &Arc<OpenPool>, volume: &Info, snapshot: &Info) -> Result<bool, DeviceError> {
+fn is_same(open: &Arc<OpenPool>, volume: &Info, snapshot: &Info) -> Result<bool, Error> {
     let mut differ = volume.blocks != snapshot.blocks;
     open.differences(Some(snapshot), volume, &mut |_| {
         differ = true;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde_json::{Map, Value, json};
+use tenmil_base::Error;
 use tenmil_base::{Counter, ErrorCategory, Span};
-use tenmil_block::DeviceError;
 use tenmil_block::pool::{DecoupleResult, InflateResult, OpenPool, PAGE_BYTES};
 use tenmil_linux::local_socket::Connection;
 use tenmil_linux::{Clock, StopFlag, Thread};
@@ -204,7 +204,7 @@ impl JobSpec {
         kinds: DeviceKinds,
         way: JobStream<'_>,
         watch: &mut dyn FnMut((u64, u64)) -> bool,
-    ) -> Result<Value, DeviceError> {
+    ) -> Result<Value, Error> {
         let (opener, rate) = (open.opener(kinds), self.rate_bytes);
         match &self.what {
             JobKind::Send { name, from } => match way {
@@ -247,9 +247,9 @@ impl JobSpec {
 }
 
 /// Error for a missing stream.
-fn no_way(open: &OpenPool, what: &str) -> DeviceError {
+fn no_way(open: &OpenPool, what: &str) -> Error {
     let text = format!("{}: {what}: found no stream, expected one", open.device());
-    DeviceError::new(ErrorCategory::Usage, text)
+    Error::new(ErrorCategory::Usage, text)
 }
 
 fn state(end: Option<&JobResult>) -> &'static str {

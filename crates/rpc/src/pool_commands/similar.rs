@@ -1,14 +1,14 @@
 //! Error for a missing volume, with similar names.
 
+use tenmil_base::Error;
 use tenmil_base::ErrorCategory;
-use tenmil_block::DeviceError;
 use tenmil_block::pool::Info;
 
 /// Largest number of suggested names.
 const NAMES_MAX: usize = 3;
 
 /// Error for deleting a volume `name` that does not exist.
-pub(super) fn absent(uri: &str, volumes: &[Info], name: &str) -> DeviceError {
+pub(super) fn absent(uri: &str, volumes: &[Info], name: &str) -> Error {
     let names = volumes.iter().map(|one| &*one.name);
     let near = near(names, name);
     let expected = match near.as_slice() {
@@ -17,7 +17,7 @@ pub(super) fn absent(uri: &str, volumes: &[Info], name: &str) -> DeviceError {
     };
     let text = format!("delete {uri}: no volume `{name}`, expected {expected}");
     let hint = "If it is no error that there is none, add --if-exists.";
-    DeviceError::new(ErrorCategory::Usage, text).with_hint(hint)
+    Error::new(ErrorCategory::Usage, text).with_hint(hint)
 }
 
 /// Closest names, best first: those within a third of the length in edit distance, and those of

@@ -172,7 +172,7 @@ fn deleting_a_volume_that_is_not_there_is_refused_unless_it_is_said_to_be_no_err
     bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 1 << 20 })).unwrap();
     let generation = open.generation();
     let refusal = bench.refused("set_volume_delete", json!({ "name": "dv" }));
-    assert_eq!((refusal.code, refusal.blame), (Code::Failed, tenmil_base::ErrorCategory::Usage));
+    assert_eq!((refusal.code, refusal.category), (Code::Failed, tenmil_base::ErrorCategory::Usage));
     assert!(refusal.message.contains("no volume `dv`, expected `db`"), "{refusal}");
     let told = bench.call("set_volume_delete", json!({ "name": "dv", "if_exists": true }));
     assert_eq!(told.unwrap()["changed"], json!(false));
@@ -199,7 +199,7 @@ fn what_somebody_has_open_is_not_taken_from_him() {
         let refusal = bench.refused(method, given.clone());
         assert!(refusal.message.contains(&us), "{method}: {refusal}");
         assert!(
-            refusal.hint.is_some() && refusal.blame == tenmil_base::ErrorCategory::Usage,
+            refusal.hint.is_some() && refusal.category == tenmil_base::ErrorCategory::Usage,
             "{method}"
         );
     }

@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tenmil_base::Error;
 use tenmil_base::{BlockDevice, ErrorCategory, Instant, Limits, Operation, OperationSet};
 use tenmil_block::{
-    AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory, Claim, DeviceError, Event,
-    IoStats, QosLimiter, QosLimits,
+    AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory, Claim, Event, IoStats,
+    QosLimiter, QosLimits,
 };
 use tenmil_dma::RegionTable;
 use tenmil_reactor::ThreadHandle;
@@ -66,17 +67,17 @@ impl ExportedDevice {
     ///
     /// If another claim on the device conflicts, such a device cannot be exported, or memory is
     /// exhausted.
-    pub fn new(plan: ExportConfig<'_>) -> Result<Self, DeviceError> {
+    pub fn new(plan: ExportConfig<'_>) -> Result<Self, Error> {
         let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = plan;
         let (lets_resize, regions) = (plan.lets_resize, plan.regions);
         let claim = if is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
         let descriptor = device
             .open(claim, "nbd")
-            .map_err(|refused| DeviceError::new(refused.blame(), refused.to_string()))?;
+            .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
         let descriptor = Arc::new(descriptor);
         if lets_resize && !descriptor.is_resizable() {
             let text = "its size cannot be changed, expected a file that one may write";
-            return Err(DeviceError::new(ErrorCategory::Usage, text));
+            return Err(Error::new(ErrorCategory::Usage, text));
         }
         let is_shaped = needs_shaping(&descriptor.limits());
         let medium: Arc<dyn BlockDevice> = if is_shaped {
@@ -87,7 +88,7 @@ impl ExportedDevice {
             Arc::clone(&descriptor) as Arc<dyn BlockDevice>
         };
         let export = Export::new(name, description, medium.limits(), is_read_only)
-            .map_err(|text| DeviceError::new(ErrorCategory::Usage, text))?;
+            .map_err(|text| Error::new(ErrorCategory::Usage, text))?;
         let zeroes_fast = descriptor.limits().support.has(Operation::WriteZeroes);
         let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
         let export = if lets_resize { export.with_resize() } else { export };
@@ -167,9 +168,9 @@ impl ExportedDevice {
     /// # Errors
     ///
     /// If the device cannot have this size; the size is then unchanged.
-    pub fn resize(&self, size_bytes: u64) -> Result<(), DeviceError> {
+    pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
         let block_size = u64::from(self.export.block_size());
-        let refuse = |text| DeviceError::new(ErrorCategory::Usage, text);
+        let refuse = |text| Error::new(ErrorCategory::Usage, text);
         if !size_bytes.is_multiple_of(block_size) {
             let text = format!("resize to {size_bytes} bytes: expected a multiple of {block_size}");
             return Err(refuse(text));

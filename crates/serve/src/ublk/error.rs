@@ -11,7 +11,7 @@ use tenmil_wire::ublk::{ControlOp, Features};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UblkError {
     /// Category: usage, environment or remote.
-    pub blame: ErrorCategory,
+    pub category: ErrorCategory,
     /// One-line message.
     pub text: String,
     /// Command or change that fixes it, if known.
@@ -19,8 +19,8 @@ pub struct UblkError {
 }
 
 impl UblkError {
-    pub(super) fn new(blame: ErrorCategory, text: impl Into<String>) -> Self {
-        Self { blame, text: text.into(), hint: None }
+    pub(super) fn new(category: ErrorCategory, text: impl Into<String>) -> Self {
+        Self { category, text: text.into(), hint: None }
     }
 
     pub(super) fn caller(text: impl Into<String>) -> Self {
@@ -69,7 +69,7 @@ impl UblkError {
 
 impl From<ControlError> for UblkError {
     fn from(why: ControlError) -> Self {
-        Self { blame: why.blame(), text: why.to_string(), hint: why.hint() }
+        Self { category: why.category(), text: why.to_string(), hint: why.hint() }
     }
 }
 

@@ -4,8 +4,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use tenmil_base::Error;
 use tenmil_base::{BlockDevice, ErrorCategory, IoChannel, Segment, Span};
-use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory, DeviceError};
+use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 use tenmil_linux::Errno;
 use tenmil_linux::kernel_files::Machine;
@@ -114,7 +115,7 @@ pub fn shaped(
     device: &Bdev,
     descriptor: BdevDescriptor,
     regions: &RegionTable,
-) -> Result<Arc<dyn BlockDevice>, DeviceError> {
+) -> Result<Arc<dyn BlockDevice>, Error> {
     let (limits, descriptor) = (device.limits(), Arc::new(descriptor));
     let is_small = limits.request_blocks_max.saturating_mul(limits.block_size) < 4096;
     if limits.optimal_boundary_blocks == 0 && !is_small {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use tenmil_base::BlockDevice;
-use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory, DeviceError};
+use tenmil_base::Error;
+use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
 use tenmil_dma::RegionTable;
 use tenmil_linux::stream::{Address, StreamListener};
 use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
@@ -63,7 +64,7 @@ pub fn shaped(
     device: &Bdev,
     descriptor: impl Into<Arc<BdevDescriptor>>,
     regions: &RegionTable,
-) -> Result<Arc<dyn BlockDevice>, DeviceError> {
+) -> Result<Arc<dyn BlockDevice>, Error> {
     let memory = BounceMemory::new(regions, BUFFER_BYTES, BUFFERS)?;
     Ok(Arc::new(AdaptedDevice::new(device, descriptor, memory, AdaptOptions::default())?))
 }

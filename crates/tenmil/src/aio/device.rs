@@ -13,7 +13,7 @@ use super::oneshot::{OneshotReceiver, OneshotSender, pair};
 use super::poller::DevicePoller;
 use super::slot::{CLOSE_TOKEN, DeviceState, SlotRequest};
 use super::{Buffer, BufferPool, IoError, IoErrorKind};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Handle of a block device on a lightweight thread, usable by futures on that thread, on other
 /// threads and in other executors. Clones share the device, which is closed when the last clone is
@@ -51,7 +51,7 @@ impl Device {
         name: &str,
         backend: Box<dyn IoChannel>,
         buffers: &BufferPool,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         Self::attach_to_thread(thread, name, backend, buffers, Arc::default())
     }
 
@@ -61,9 +61,8 @@ impl Device {
         backend: Box<dyn IoChannel>,
         buffers: &BufferPool,
         closed: Arc<CloseNotifier>,
-    ) -> Result<Self, CommandError> {
-        let refuse =
-            |why: &dyn fmt::Display| CommandError::machine(format!("attach '{name}': {why}"));
+    ) -> Result<Self, Error> {
+        let refuse = |why: &dyn fmt::Display| Error::environment(format!("attach '{name}': {why}"));
         let woken_by = woken_by(&*backend).map_err(|error| refuse(&error))?;
         let is_done_by_kernel = backend.is_kernel_io();
         let (shared, incoming) = DeviceState::new(thread, name, backend.limits(), buffers);

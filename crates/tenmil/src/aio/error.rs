@@ -49,7 +49,7 @@ pub enum IoErrorKind {
 
 impl IoErrorKind {
     /// Error category.
-    pub const fn blame(self) -> ErrorCategory {
+    pub const fn category(self) -> ErrorCategory {
         match self {
             Self::Outcome(_) => ErrorCategory::Remote,
             Self::Unsupported(_) | Self::Length { .. } | Self::ForeignBuffer => {

@@ -16,7 +16,7 @@ use tenmil_reactor::ThreadHandle;
 use super::oneshot::{OneshotReceiver, pair};
 use super::open_devices::OpenDevices;
 use super::{BufferPool, Device};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Opens block devices by URI. Clones share one registry of open devices: opening the same URI
 /// again returns a handle of the same device, if the claims are compatible.
@@ -39,7 +39,7 @@ pub(super) struct OpenParts {
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct OpenFuture {
     name: String,
-    later: OneshotReceiver<Result<Device, CommandError>>,
+    later: OneshotReceiver<Result<Device, Error>>,
 }
 
 /// Default size of the buffer pool, in bytes. Memory that is never used is not backed by pages.
@@ -60,7 +60,7 @@ impl Opener {
     /// # Errors
     ///
     /// If the memory cannot be mapped.
-    pub fn new(clock: &Clock) -> Result<Self, CommandError> {
+    pub fn new(clock: &Clock) -> Result<Self, Error> {
         Self::with_buffers(clock, BUFFER_BYTES)
     }
 
@@ -69,9 +69,9 @@ impl Opener {
     /// # Errors
     ///
     /// If the memory cannot be mapped.
-    pub fn with_buffers(clock: &Clock, buffer_bytes: u32) -> Result<Self, CommandError> {
+    pub fn with_buffers(clock: &Clock, buffer_bytes: u32) -> Result<Self, Error> {
         let refuse = |error: &dyn fmt::Display| {
-            CommandError::machine(format!("{buffer_bytes} bytes of buffers: {error}"))
+            Error::environment(format!("{buffer_bytes} bytes of buffers: {error}"))
         };
         let regions = RegionTable::new(REGIONS_MAX);
         let mapping = Mapping::new(buffer_bytes as usize, Backing::Private);
@@ -116,7 +116,7 @@ impl Opener {
         let job = move || promise.keep(open(&shelf, &uri, claim, pool, &thread, &buffers));
         let later = match self.0.pool.submit(BlockingTask::new("open", job)) {
             Ok(()) => later,
-            Err(_) => OneshotReceiver::of(Err(CommandError::machine(format!(
+            Err(_) => OneshotReceiver::of(Err(Error::environment(format!(
                 "open {name}: {WAITING_MAX} others are being opened or closed, expected fewer"
             )))),
         };
@@ -131,7 +131,7 @@ fn open(
     pool: PoolHandle,
     thread: &ThreadHandle,
     buffers: &BufferPool,
-) -> Result<Device, CommandError> {
+) -> Result<Device, Error> {
     let lent = shelf.lend(uri, claim, pool)?;
     let closed = lent.closed();
     let backend: Box<dyn IoChannel> = Box::new(lent);
@@ -146,18 +146,18 @@ impl OpenFuture {
     ///
     /// If the URI has an unknown or invalid option, the device cannot be opened, another claim on
     /// it conflicts, or its thread has ended.
-    pub fn wait(self) -> Result<Device, CommandError> {
+    pub fn wait(self) -> Result<Device, Error> {
         let Self { name, later } = self;
         later.wait().unwrap_or_else(|| Err(panicked(&name)))
     }
 }
 
-fn panicked(name: &str) -> CommandError {
-    CommandError::machine(format!("open {name}: the thread that did it panicked"))
+fn panicked(name: &str) -> Error {
+    Error::environment(format!("open {name}: the thread that did it panicked"))
 }
 
 impl Future for OpenFuture {
-    type Output = Result<Device, CommandError>;
+    type Output = Result<Device, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let polled = Pin::new(&mut self.later).poll(context);

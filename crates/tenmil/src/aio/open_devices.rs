@@ -17,13 +17,14 @@ use tenmil_base::{
     WakeSource,
 };
 use tenmil_block::uri::Uri;
-use tenmil_block::{AdaptOptions, AdaptedDevice, BdevOptions, BounceMemory, Claim, DeviceError};
+use tenmil_block::{AdaptOptions, AdaptedDevice, BdevOptions, BounceMemory, Claim};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::thread_pool::{BlockingTask, PoolHandle};
 
 use super::device::CloseNotifier;
-use crate::{CommandError, KINDS};
+use crate::KINDS;
+use tenmil_base::Error;
 
 /// Registry of open devices, and the region table for their memory.
 pub(super) struct OpenDevices {
@@ -69,13 +70,12 @@ impl OpenDevices {
         uri: &Uri,
         claim: Claim,
         pool: PoolHandle,
-    ) -> Result<ChannelLease, CommandError> {
+    ) -> Result<ChannelLease, Error> {
         let device = self.open(uri)?;
-        let refuse = |text: String| CommandError::machine(format!("open {uri}: {text}"));
+        let refuse = |text: String| Error::environment(format!("open {uri}: {text}"));
         let descriptor = device.device.open(claim, "aio");
-        let descriptor = descriptor.map_err(|refused| {
-            CommandError::of(refused.blame(), format!("open {uri}: {refused}"))
-        })?;
+        let descriptor = descriptor
+            .map_err(|refused| Error::new(refused.category(), format!("open {uri}: {refused}")))?;
         let chunk_bytes = CHUNK_BYTES.max(descriptor.limits().block_size.next_power_of_two());
         let memory = BounceMemory::new(&self.regions, chunk_bytes, CHUNKS).map_err(of(uri))?;
         let shaped =
@@ -85,7 +85,7 @@ impl OpenDevices {
         Ok(ChannelLease { parts: Some(parts), pool })
     }
 
-    fn open(&self, uri: &Uri) -> Result<Arc<OpenDevice>, CommandError> {
+    fn open(&self, uri: &Uri) -> Result<Arc<OpenDevice>, Error> {
         let name = uri.to_string();
         let place = self.place(&name);
         let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,12 +123,12 @@ impl OpenDevices {
     }
 }
 
-fn of(uri: &Uri) -> impl Fn(DeviceError) -> CommandError + '_ {
+fn of(uri: &Uri) -> impl Fn(Error) -> Error + '_ {
     move |error| {
-        let (blame, text, name) = (error.blame(), error.to_string(), uri.to_string());
+        let (category, text, name) = (error.category(), error.to_string(), uri.to_string());
         // Most errors begin with the name.
         let text = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text).to_owned();
-        CommandError::of(blame, format!("open {name}: {text}"))
+        Error::new(category, format!("open {name}: {text}"))
     }
 }
 

@@ -10,7 +10,7 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::StepTimer;
 
 use super::{AttachedController, ControllerBus, QueueLease};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Namespace of an attached controller.
 pub(super) struct AttachedDevice<B: ControllerBus> {
@@ -28,7 +28,7 @@ struct AttachedChannel<B: ControllerBus> {
 }
 
 impl<B: ControllerBus> AttachedDevice<B> {
-    pub(super) fn new(attached: AttachedController<B>) -> Result<Self, CommandError> {
+    pub(super) fn new(attached: AttachedController<B>) -> Result<Self, Error> {
         let attached = Arc::new(attached);
         let first = AttachedChannel::new(&attached)?;
         let limits = first.lent.queue.limits().clone();
@@ -37,7 +37,7 @@ impl<B: ControllerBus> AttachedDevice<B> {
 }
 
 impl<B: ControllerBus> AttachedChannel<B> {
-    fn new(attached: &Arc<AttachedController<B>>) -> Result<Self, CommandError> {
+    fn new(attached: &Arc<AttachedController<B>>) -> Result<Self, Error> {
         Ok(Self { lent: attached.queue()?, attached: Arc::clone(attached) })
     }
 }
@@ -49,7 +49,7 @@ impl<B: ControllerBus> AttachedController<B> {
         self,
         regions: &RegionTable,
         steps: &mut StepTimer,
-    ) -> Result<(), CommandError> {
+    ) -> Result<(), Error> {
         let attached = Arc::new(self);
         let name = attached.shared.bus.name();
         let patience = attached.wanted.patience;
@@ -57,7 +57,7 @@ impl<B: ControllerBus> AttachedController<B> {
         let block = channel.limits().block_size;
         let memory = attached.shared.bus.allocate(regions, block as usize);
         let memory = memory.map_err(|error| {
-            CommandError::machine(format!("read the first block of {name}: memory for it: {error}"))
+            Error::environment(format!("read the first block of {name}: memory for it: {error}"))
         })?;
         steps.done("create a queue pair");
         let read =
@@ -79,14 +79,14 @@ impl<B: ControllerBus> AttachedController<B> {
                 // Dropping the channel waits for the completion, so the memory is not reused
                 // before.
                 drop(channel);
-                return Err(CommandError::peer(text));
+                return Err(Error::remote(text));
             }
             tenmil_linux::thread::yield_now();
         };
         steps.done("read its first block");
         match outcome {
             IoStatus::SUCCESS => Ok(()),
-            failed => Err(CommandError::peer(format!("read the first block of {name}: {failed}"))),
+            failed => Err(Error::remote(format!("read the first block of {name}: {failed}"))),
         }
     }
 }

@@ -11,7 +11,7 @@ use tenmil_dma::{
 };
 
 use super::ControllerBus;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// DMA pool of a controller, and the data regions that are mapped for it on demand.
 ///
@@ -45,12 +45,12 @@ struct MappingState {
     /// At least one region was mapped.
     has_any: bool,
     /// Error of the last mapping that failed.
-    refused: Option<CommandError>,
+    refused: Option<Error>,
 }
 
 impl<B: ControllerBus> QueueMemory<B> {
     /// Creates a pool over all of `memory` and maps it for the device.
-    pub(super) fn new(memory: Region, regions: &RegionTable, bus: B) -> Result<Self, CommandError> {
+    pub(super) fn new(memory: Region, regions: &RegionTable, bus: B) -> Result<Self, Error> {
         let whole = memory.segment();
         let bus = Arc::new(MapListener { bus, shown: Mutex::default() });
         let listener: Weak<MapListener<B>> = Arc::downgrade(&bus);
@@ -92,7 +92,7 @@ impl<B: ControllerBus> UnmapListener for MapListener<B> {
 
 impl<B: ControllerBus> MappedDma<B> {
     /// Error of the last failed mapping, if no data region was ever mapped.
-    pub(super) fn mapping_error(&self) -> Option<CommandError> {
+    pub(super) fn mapping_error(&self) -> Option<Error> {
         let known = self.bus.shown.lock().unwrap_or_else(PoisonError::into_inner);
         known.refused.clone().filter(|_| !known.has_any)
     }

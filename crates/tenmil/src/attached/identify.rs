@@ -4,14 +4,14 @@ use tenmil_base::{Dma, IoCompletion, IoStatus, Memory, Mmio};
 use tenmil_wire::{Command, Status};
 
 use super::{AttachedController, ControllerBus};
-use crate::CommandError;
 use crate::identify::{self, ControllerFn};
+use tenmil_base::Error;
 
 /// Runs `ask` with admin access to the controller.
 pub(crate) fn with_controller<B: ControllerBus>(
     attached: AttachedController<B>,
     ask: ControllerFn<'_>,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     ask(&mut AttachedAdmin { attached, asked: 0 })
 }
 
@@ -35,16 +35,12 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
         read.unwrap_or(u64::MAX)
     }
 
-    fn admin(
-        &mut self,
-        command: Command,
-        len_bytes: u32,
-    ) -> Result<identify::AdminResult, CommandError> {
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::AdminResult, Error> {
         let reach = self.attached.home.reach().clone();
         let data = match len_bytes {
             0 => None,
             _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
-                CommandError::machine(format!(
+                Error::environment(format!(
                     "allocate {len_bytes} bytes for an answer: none are left"
                 ))
             })?),
@@ -53,14 +49,14 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
         let (token, now) = (self.asked, self.attached.clock.now());
         let sent =
             self.attached.with(|controller| controller.submit_admin(now, token, command, data))?;
-        sent.map_err(|refusal| CommandError::peer(format!("ask the controller: {refusal}")))?;
+        sent.map_err(|refusal| Error::remote(format!("ask the controller: {refusal}")))?;
         let IoCompletion { outcome: IoStatus(status), result, .. } =
             self.attached.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = reach.load(data, &mut bytes);
             reach.release(data);
-            loaded.map_err(|stray| CommandError::machine(format!("read an answer: {stray:?}")))?;
+            loaded.map_err(|stray| Error::environment(format!("read an answer: {stray:?}")))?;
         }
         Ok(identify::AdminResult { status: Status(status), result, bytes })
     }

@@ -13,7 +13,7 @@ use tenmil_nvme_host::{Controller, ControllerOptions};
 
 use super::dma::{MappedDma, QueueMemory};
 use super::{AttachedState, ControllerBus};
-use crate::CommandError;
+use tenmil_base::Error;
 
 #[derive(Clone)]
 struct FakeBus {
@@ -80,13 +80,13 @@ impl ControllerBus for FakeBus {
         self.state().lost.get_or_insert_with(|| why.to_owned());
     }
 
-    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
+    fn map(&self, region: RegionId) -> Result<u64, Error> {
         let mut state = self.state();
         if state.is_full {
-            return Err(CommandError::machine("no memory may be locked").with_hint("Lift it."));
+            return Err(Error::environment("no memory may be locked").with_hint("Lift it."));
         }
         if self.regions.len_bytes(region) == 0 {
-            return Err(CommandError::machine("there is no such region"));
+            return Err(Error::environment("there is no such region"));
         }
         state.shown.push(region);
         Ok(u64::from(region.0 + 1) << 20)
@@ -184,7 +184,7 @@ fn a_device_that_can_be_shown_no_data_says_why_with_what_mends_it() {
     assert_eq!(home.reach().iova(one.segment()), None);
     let complaint = home.reach().mapping_error().unwrap();
     assert_eq!(
-        (complaint.text.as_str(), complaint.blame),
+        (complaint.text.as_str(), complaint.category),
         ("no memory may be locked", tenmil_base::ErrorCategory::Environment)
     );
     assert_eq!(complaint.hint.as_deref(), Some("Lift it."));

@@ -4,7 +4,7 @@ use tenmil_block::uri::Uri;
 use tenmil_linux::CpuList;
 use tenmil_reactor::schedule::{Options, Policy};
 
-use crate::CommandError;
+use tenmil_base::Error;
 
 const EXPECTED: &str = "expected static or dynamic, with period=500ms, load=20, core=80, busy=95, \
                         rest=5s, gather=0 and isolated=2-3 after a `?`";
@@ -49,22 +49,18 @@ fn one_core(text: &str) -> Result<u32, String> {
 }
 
 /// Rejects cores that this process must not use.
-pub(crate) fn check_cores(
-    flag: &str,
-    cores: &CpuList,
-    allowed: &CpuList,
-) -> Result<(), CommandError> {
+pub(crate) fn check_cores(flag: &str, cores: &CpuList, allowed: &CpuList) -> Result<(), Error> {
     match cores.iter().find(|core| !allowed.contains(*core)) {
         None => Ok(()),
-        Some(core) => Err(CommandError::caller(format!(
+        Some(core) => Err(Error::usage(format!(
             "{flag} {cores}: core {core} does not exist or is not ours, expected some of {allowed}"
         ))),
     }
 }
 
 /// Rejects rules about cores that are not scheduled.
-pub(crate) fn check_rules(rules: &Options, cores: &CpuList) -> Result<(), CommandError> {
-    rules.check(cores).map_err(|why| CommandError::caller(why.to_string()))
+pub(crate) fn check_rules(rules: &Options, cores: &CpuList) -> Result<(), Error> {
+    rules.check(cores).map_err(|why| Error::usage(why.to_string()))
 }
 
 /// Checks that the settings are consistent, independent of the cores.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_block::overwrite::{DeviceEdges, END_BYTES, probe};
 use tenmil_block::uri::Uri;
 use tenmil_linux::StepTiming;
@@ -18,7 +18,6 @@ use tenmil_linux::pci::{
 };
 
 use super::write_out;
-use crate::CommandError;
 use crate::error::reason;
 use crate::pcie::PcieName;
 
@@ -67,10 +66,7 @@ The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pci
 then, as in `tenmil perf pcie:0000:5e:00.0`. docs/devices.md says what is refused, and why.";
 
 /// Runs `bind`, or prints the plan with `--dry-run`.
-pub(super) fn run(
-    arguments: &BindArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let machine = Machine::this();
     // With sudo, the invoking user becomes the owner of the device node.
     let sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
@@ -91,7 +87,7 @@ pub(super) fn run(
             if arguments.json { verdicts_as_json(&verdicts) } else { verdicts_as_text(&verdicts) };
         write_out(out, &text)?;
         let first = verdicts.iter().flat_map(|verdict| &verdict.obstacles).next();
-        let code = |obstacle: &pci::BindObstacle| ExitCode::from(obstacle.blame().exit_code());
+        let code = |obstacle: &pci::BindObstacle| ExitCode::from(obstacle.category().exit_code());
         return Ok(first.map_or(ExitCode::SUCCESS, code));
     }
     let bound = pci::bind(&machine, &addresses, &terms)?;
@@ -106,7 +102,7 @@ pub(super) fn run(
 }
 
 /// Steps up to the first block read, with their durations, or the error that ended them.
-type BindTimings = Result<Vec<StepTiming>, CommandError>;
+type BindTimings = Result<Vec<StepTiming>, Error>;
 
 fn try_out(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
     let (address, unsafely) = (bound.address, arguments.unsafe_no_iommu);
@@ -125,12 +121,6 @@ fn total(took: &[StepTiming]) -> Span {
     Span { ns: took.iter().map(|one| one.span.ns).sum() }
 }
 
-impl From<BindError> for CommandError {
-    fn from(error: BindError) -> Self {
-        Self::of(error.blame(), error.to_string()).with_hint(error.remedy())
-    }
-}
-
 /// Signatures found on the disk or partition at `path`.
 fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
     let (head, tail, size_bytes) = read_ends(path, END_BYTES).map_err(|error| reason(&error))?;
@@ -142,7 +132,7 @@ fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
     Ok(found.iter().map(mark).collect())
 }
 
-fn user_number(machine: &Machine, user: &str) -> Result<u32, CommandError> {
+fn user_number(machine: &Machine, user: &str) -> Result<u32, Error> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
@@ -151,7 +141,7 @@ fn user_number(machine: &Machine, user: &str) -> Result<u32, CommandError> {
     let line = users.lines().find(|line| line.split(':').next() == Some(user));
     let number = line.and_then(|line| line.split(':').nth(2)?.parse().ok());
     number.ok_or_else(|| {
-        CommandError::caller(format!("--owner {user}: no such user in /etc/passwd, expected one"))
+        Error::usage(format!("--owner {user}: no such user in /etc/passwd, expected one"))
             .with_hint("`id -u NAME` tells the number of any user, which --owner takes as well")
     })
 }
@@ -271,7 +261,7 @@ mod tests {
     use super::{
         BindTimings, bound_as_json, bound_as_text, user_number, verdicts_as_json, verdicts_as_text,
     };
-    use crate::CommandError;
+    use tenmil_base::Error;
 
     fn address() -> Address {
         "5e:00.0".parse().unwrap()
@@ -346,7 +336,7 @@ mod tests {
             "{told}"
         );
         assert!(json(Some(whole())).contains("\"first_block_ns\": 1550000"));
-        let failed = || Some(Err(CommandError::peer("it does not answer")));
+        let failed = || Some(Err(Error::remote("it does not answer")));
         assert_eq!(text(failed()), text(None), "the error comes by itself");
         assert!(json(failed()).contains("\"error\": \"it does not answer\""));
     }

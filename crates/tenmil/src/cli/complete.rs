@@ -9,7 +9,7 @@ use clap::Args;
 use tenmil_rpc::{MethodKind, TABLE, candidates};
 
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Complete the names of `get` and `set` for bash: complete -o nospace -C 'tenmil complete' tenmil
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ pub(super) struct CompleteArguments {
 }
 
 /// Prints the candidates for the next word.
-pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode, CommandError> {
+pub(super) fn run(out: &mut dyn Write) -> Result<ExitCode, Error> {
     let line = std::env::var("COMP_LINE").unwrap_or_default();
     let point = std::env::var("COMP_POINT").ok().and_then(|point| point.parse().ok());
     let line = point.and_then(|point| line.get(..point)).unwrap_or(&line);

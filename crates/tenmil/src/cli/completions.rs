@@ -7,7 +7,7 @@ use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Print a shell completion script.
 ///
@@ -46,7 +46,7 @@ pub(super) fn run(
     arguments: &CompletionsArguments,
     mut command: Command,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let mut script = Vec::new();
     generate(arguments.shell, &mut command, "tenmil", &mut script);
     let mut script = String::from_utf8_lossy(&script).into_owned();

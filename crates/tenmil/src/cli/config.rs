@@ -9,7 +9,7 @@ use tenmil_linux::file::replace_with_backup;
 use tenmil_rpc::config::migrate;
 
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Arguments of `config`.
 #[derive(Debug, Args)]
@@ -43,24 +43,21 @@ Examples:
   tenmil config migrate --dry-run /etc/tenmil/target.toml  prints the result";
 
 /// Runs `config`.
-pub(super) fn run(
-    arguments: &ConfigArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &ConfigArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let Command::Migrate(arguments) = &arguments.command;
     let file = arguments.file.as_path();
     let shown = file.display();
     let text = tenmil_linux::file::read_text(file)
-        .map_err(|error| CommandError::caller(format!("config migrate: read {shown}: {error}")))?;
+        .map_err(|error| Error::usage(format!("config migrate: read {shown}: {error}")))?;
     let migrated = migrate(&text)
-        .map_err(|error| CommandError::caller(format!("config migrate: {shown}: {error}")))?;
+        .map_err(|error| Error::usage(format!("config migrate: {shown}: {error}")))?;
     if arguments.dry_run {
         write_out(out, &migrated.text)?;
     } else if migrated.changes.is_empty() {
         write_out(out, &format!("{shown}: up to date\n"))?;
     } else {
         replace_with_backup(file, migrated.text.as_bytes())
-            .map_err(|error| CommandError::machine(format!("config migrate: {error}")))?;
+            .map_err(|error| Error::environment(format!("config migrate: {error}")))?;
         write_out(out, &format!("{shown}: converted\n{}\n", migrated.changes.join("\n")))?;
     }
     Ok(ExitCode::SUCCESS)

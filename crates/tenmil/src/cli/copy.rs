@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{ArgAction, Args};
-use tenmil_base::{BlockDevice, ErrorCategory};
+use tenmil_base::{BlockDevice, Error, ErrorCategory};
 use tenmil_block::quantity::parse_size;
 use tenmil_block::uri::Uri;
 use tenmil_block::{
@@ -27,7 +27,6 @@ use self::report::CopyReport;
 use self::target_files::{TargetFiles, allow, check_whole, sized};
 use super::perf::{named, whole};
 use super::{rpc_endpoint, write_out};
-use crate::CommandError;
 use crate::copy::{
     Checkpoint, Copy, CopyAbort, CopyOptions, CopySide, CopyStats, Devices, Identity, OnError,
     default_path, files_of,
@@ -111,9 +110,9 @@ pub(super) fn run(
     arguments: &CopyArguments,
     command_line: &str,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     tenmil_linux::signal::catch_interrupts()
-        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut job = PreparedCopy::prepare(arguments, clock)?;
     let report = job.work(arguments, &clock);
@@ -134,16 +133,12 @@ struct PreparedCopy {
 
 impl PreparedCopy {
     /// Opens the devices and the checkpoint. On an error the target is left unchanged.
-    fn prepare(arguments: &CopyArguments, clock: Clock) -> Result<Self, CommandError> {
+    fn prepare(arguments: &CopyArguments, clock: Clock) -> Result<Self, Error> {
         let found = TargetFiles::inspect(&arguments.target);
         Self::open(arguments, &found, clock).inspect_err(|_| found.put_back())
     }
 
-    fn open(
-        arguments: &CopyArguments,
-        files: &TargetFiles,
-        clock: Clock,
-    ) -> Result<Self, CommandError> {
+    fn open(arguments: &CopyArguments, files: &TargetFiles, clock: Clock) -> Result<Self, Error> {
         let regions = regions_for([&arguments.source, &arguments.target], REGIONS_MAX);
         let seed = random_seed();
         let opener = Opener { regions: &regions, clock, seed, more: crate::KINDS };
@@ -268,12 +263,12 @@ impl PreparedCopy {
         report: &CopyReport,
         arguments: &CopyArguments,
         command_line: &str,
-    ) -> Result<ExitCode, CommandError> {
+    ) -> Result<ExitCode, Error> {
         let hint = report.ending.is_some().then(|| self.resume_hint(arguments, command_line));
         if report.ending.is_none()
             && let Some(record) = self.record
         {
-            record.remove().map_err(CommandError::machine)?;
+            record.remove().map_err(Error::environment)?;
         }
         match &report.ending {
             Some(CopyAbort::Interrupted) => {
@@ -286,7 +281,7 @@ impl PreparedCopy {
             Some(ending) => {
                 let CopyReport { source, target, .. } = report;
                 let text = format!("copy {source} to {target}: {ending}");
-                Err(CommandError { blame: ending.blame(), text, hint })
+                Err(Error { category: ending.category(), text, hint })
             }
             None if report.comparison.as_ref().is_some_and(|found| found.different > 0) => {
                 Ok(ExitCode::from(EXIT_DIFFERENT))
@@ -317,9 +312,9 @@ impl CopyArguments {
     }
 }
 
-fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, CommandError> {
+fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     opener.open(uri).map_err(|error| {
-        let refused = CommandError::of(error.blame(), format!("open {error}"));
+        let refused = Error::new(error.category(), format!("open {error}"));
         match error.hint() {
             Some(hint) => refused.with_hint(hint),
             None => refused,
@@ -334,7 +329,7 @@ fn check_record(
     from: Option<&CopyStats>,
     files: &TargetFiles,
     overwrite: bool,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     let Some(from) = from else { return Ok(()) };
     files.check(record.path(), from.until)?;
     let unmarked = record.unidentified();
@@ -346,17 +341,17 @@ fn check_record(
         "go on with the copy of {record}: nothing tells {unmarked} from others, expected a serial \
          number, a UUID or a file"
     );
-    Err(CommandError::caller(text).with_hint(format!(
+    Err(Error::usage(text).with_hint(format!(
         "To begin anew, remove {record}; to go on all the same, add --overwrite."
     )))
 }
 
 /// Path of the checkpoint file, if this copy has one.
-fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, CommandError> {
+fn record_path(arguments: &CopyArguments) -> Result<Option<PathBuf>, Error> {
     let CopyArguments { target, resume, .. } = arguments;
     match resume {
         None => Ok(default_path(target)),
-        Some(_) if files_of(target).is_empty() => Err(CommandError::caller(format!(
+        Some(_) if files_of(target).is_empty() => Err(Error::usage(format!(
             "--resume: {target} stands on no file and does not outlive this run, expected a target \
              that does"
         ))),
@@ -371,14 +366,14 @@ fn claim(
     claim: Claim,
     limit: Option<NonZeroU64>,
     clock: Clock,
-) -> Result<Arc<dyn BlockDevice>, CommandError> {
+) -> Result<Arc<dyn BlockDevice>, Error> {
     let total = RateLimit { iops: None, bytes: limit };
     let limiter = limit.map(|_| QosLimiter::new(QosLimits { total, ..QosLimits::default() }));
     let options = BdevOptions { limiter, ..BdevOptions::new(clock, random_seed()) };
     let device = Bdev::new(name, medium, options)?;
     let descriptor = device
         .open(claim, "copy")
-        .map_err(|refused| CommandError::of(refused.blame(), refused.to_string()))?;
+        .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
     let class = if limit.is_some() { IoClass::Background } else { IoClass::Foreground };
     Ok(Arc::new(descriptor.with_class(class)))
 }

@@ -8,12 +8,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_block::quantity::parse_time;
 use tenmil_wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
 
 use super::write_out;
-use crate::CommandError;
 use crate::tcp::{DiscoveryLog, discover, discovery_service};
 
 /// Print the discovery log of an NVMe/TCP discovery controller: its subsystems and their addresses.
@@ -51,10 +50,7 @@ Examples:
   tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"came\").uri'";
 
 /// Reads the log and prints it, or watches it with `--watch`.
-pub(super) fn run(
-    arguments: &DiscoverArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &DiscoverArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let name = discovery_service(&arguments.address)?;
     if arguments.watch {
         return watch::run(arguments, &name, out);

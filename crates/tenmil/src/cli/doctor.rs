@@ -10,7 +10,7 @@ use tenmil_linux::doctor::{self, Applied, Check, Section, Severity};
 use tenmil_linux::kernel_files::Machine;
 
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Check this machine for missing or slow settings, and print the fix for each.
 #[derive(Debug, Args)]
@@ -36,10 +36,7 @@ A line each: how it stands, what there is, what is advised, why, and what mends 
 changed without --apply. docs/doctor.md says what is looked at.";
 
 /// Checks the machine, and applies the safe fixes with `--apply`.
-pub(super) fn run(
-    arguments: &DoctorArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let findings = doctor::examine_this();
     let applied = arguments.apply.then(|| doctor::apply(&Machine::this(), &findings));
     let text = if arguments.json {

@@ -5,12 +5,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Map, Value};
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::Clock;
 
 use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, connect, refused};
 use super::write_out;
-use crate::CommandError;
 use tenmil_block::quantity::parse_time;
 
 /// Print the events of a running tenmil process, one per line, until it exits or Ctrl-C.
@@ -37,12 +36,9 @@ pub(super) struct EventsArguments {
 const WAIT: Span = Span::from_ms(200);
 
 /// Subscribes to the events and prints them.
-pub(super) fn run(
-    arguments: &EventsArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &EventsArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     tenmil_linux::signal::catch_interrupts()
-        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::kernel();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut client = connect(arguments.whom)?;

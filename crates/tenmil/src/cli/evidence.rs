@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_bench::Effort;
 use tenmil_linux::{Clock, Environment};
 
 use super::{perf, write_out};
-use crate::CommandError;
 use crate::reproduce::report::{html, json, text};
 use crate::reproduce::{Progress, ReportDirectory, ReproduceRun, TestBench, choose, key};
 
@@ -69,7 +68,7 @@ pub(super) fn run(
     arguments: &EvidenceArguments,
     command: &str,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let chosen = choose(&arguments.only)?;
     if arguments.list {
         let listed = match arguments.json {
@@ -84,7 +83,7 @@ pub(super) fn run(
     let store =
         ReportDirectory::open(&arguments.out, key(&machine, &pace, arguments.builds.as_deref()))?;
     tenmil_linux::signal::catch_interrupts()
-        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut stand = TestBench::new(clock, perf::options_of, arguments.builds.clone());
     let mut line = ProgressLine { is_terminal: std::io::stderr().is_terminal() };

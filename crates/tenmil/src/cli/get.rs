@@ -8,7 +8,7 @@ use tenmil_rpc::{MethodKind, TABLE, document, show, words};
 
 use super::rpc_endpoint::{ProcessSelector, RESPONSE_TIMEOUT, connect, refused};
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Query a running tenmil process; without a name, list the methods.
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ Examples:
 docs/control.md describes every method.";
 
 /// Calls the method and prints its result.
-pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let text = match &arguments.name {
         _ if arguments.markdown => document(&TABLE),
         None => contents(arguments.json),
@@ -67,7 +67,7 @@ pub(super) fn call_method(
     parameters: &[String],
     whom: ProcessSelector,
     json: bool,
-) -> Result<String, CommandError> {
+) -> Result<String, Error> {
     let method = TABLE.find_typed(verb, name).map_err(refused)?;
     let parameters = words(method, parameters).map_err(refused)?;
     let mut client = connect(whom)?;

@@ -7,7 +7,8 @@ use clap::Args;
 
 use super::{Engines, write_out};
 use crate::identify::{Document, block_device, interrogate, show};
-use crate::{CommandError, EmuSpec, PcieName, TcpName, Uri, VfuName};
+use crate::{EmuSpec, PcieName, TcpName, Uri, VfuName};
+use tenmil_base::Error;
 
 /// Show what a device reports about itself. For an SSD: registers, Identify data, log pages and
 /// features, decoded. For any other block device: size, limits, operations, durability and signatures.
@@ -40,11 +41,11 @@ Examples:
   tenmil identify pcie:0000:5e:00.0
   tenmil identify emu:null --json | jq .controller.identify.mn";
 
-fn parse_uri(text: &str) -> Result<Uri, CommandError> {
+fn parse_uri(text: &str) -> Result<Uri, Error> {
     let uri: Uri = text.parse()?;
     match uri.count() {
         1 => Ok(uri),
-        count => Err(CommandError::caller(format!("{text}: {count} SSDs are named, expected one"))),
+        count => Err(Error::usage(format!("{text}: {count} SSDs are named, expected one"))),
     }
 }
 
@@ -53,7 +54,7 @@ pub(super) fn run(
     arguments: &IdentifyArguments,
     engines: &Engines,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let text = match &arguments.uri {
         Uri::Emu(spec) => ask_ssd(spec, arguments, engines)?,
         Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
@@ -93,7 +94,7 @@ pub(super) fn run(
 }
 
 /// Checks that the namespace of the URI, if it names one, is attached to this host.
-fn require(uri: &tenmil_block::uri::Uri, document: &Document) -> Result<(), CommandError> {
+fn require(uri: &tenmil_block::uri::Uri, document: &Document) -> Result<(), Error> {
     let named = uri.fields().number("ns", 1..=u64::from(u32::MAX - 1))?;
     let named = named.and_then(|nsid| u32::try_from(nsid).ok());
     named.map_or(Ok(()), |nsid| document.require(&uri.to_string(), nsid))
@@ -103,7 +104,7 @@ fn ask_ssd(
     spec: &EmuSpec,
     arguments: &IdentifyArguments,
     engines: &Engines,
-) -> Result<String, CommandError> {
+) -> Result<String, Error> {
     let mut document = Document::default();
     (engines.identify)(spec, &mut |controller| {
         document = interrogate(controller)?;

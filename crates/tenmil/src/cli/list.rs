@@ -9,12 +9,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_block::quantity::parse_time;
 use tenmil_linux::kernel_files::Machine;
 
 use super::write_out;
-use crate::{CommandError, MODELS};
+use crate::MODELS;
 use follow::FollowLimit;
 use functions::FunctionInfo;
 
@@ -79,10 +79,7 @@ const CRYPT: &str = "another device, encrypted";
 const CRYPT: &str = "another device, encrypted; not in this build, but with `--features crypt`";
 
 /// Prints the lists, or follows changes with `--follow`.
-pub(super) fn run(
-    arguments: &ListArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &ListArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     if arguments.follow {
         let until = FollowLimit { count: arguments.count, time: arguments.time };
         return follow::run(until, arguments.json, out);

@@ -9,7 +9,7 @@ use clap_mangen::Man;
 
 use super::report_file::ReportFile;
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Write a manual page for tenmil and for each of its commands.
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ pub(super) fn run(
     arguments: &ManArguments,
     mut command: Command,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     // Derives the full names of subcommands (`tenmil-volume-create`).
     command.build();
     let mut count = 0;
@@ -39,14 +39,14 @@ pub(super) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn write_pages(command: &Command, directory: &Path, count: &mut u32) -> Result<(), CommandError> {
+fn write_pages(command: &Command, directory: &Path, count: &mut u32) -> Result<(), Error> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let path = directory.join(format!("{name}.1")).display().to_string();
     let file = ReportFile::open("man", &path)?;
     let mut page = Vec::new();
     Man::new(command.clone().name(name))
         .render(&mut page)
-        .map_err(|error| CommandError::machine(format!("write {path}: {error}")))?;
+        .map_err(|error| Error::environment(format!("write {path}: {error}")))?;
     file.write(&String::from_utf8_lossy(&page))?;
     *count += 1;
     let inner = command.get_subcommands();

@@ -6,15 +6,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use tenmil_base::ErrorCategory;
+use tenmil_base::{Error, ErrorCategory};
+use tenmil_block::Opener;
 use tenmil_block::mirror::{self, Health, MirrorReport};
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::{Clock, random_seed};
 
 use super::write_out;
-use crate::CommandError;
 
 /// Create a mirror, show it, or change its legs.
 #[derive(Debug, Args)]
@@ -149,10 +148,7 @@ impl MirrorArguments {
 }
 
 /// Runs the subcommand.
-pub(super) fn run(
-    arguments: &MirrorArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let clock = Clock::start();
     let opener = Opener { regions: &regions, clock, seed: random_seed(), more: crate::KINDS };
@@ -198,7 +194,7 @@ fn exit_code(report: &MirrorReport) -> ExitCode {
 }
 
 /// Asks for confirmation of a change, unless --yes is given.
-fn consent(is_given: bool, question: &str) -> Result<(), DeviceError> {
+fn consent(is_given: bool, question: &str) -> Result<(), Error> {
     if is_given {
         return Ok(());
     }
@@ -207,9 +203,8 @@ fn consent(is_given: bool, question: &str) -> Result<(), DeviceError> {
 }
 
 /// Asks for confirmation on the terminal; without a terminal the change is rejected.
-fn ask(question: &str, input: Option<&mut impl BufRead>) -> Result<(), DeviceError> {
-    let refuse =
-        |why: &str| Err(DeviceError::new(ErrorCategory::Usage, format!("{question}: {why}")));
+fn ask(question: &str, input: Option<&mut impl BufRead>) -> Result<(), Error> {
+    let refuse = |why: &str| Err(Error::new(ErrorCategory::Usage, format!("{question}: {why}")));
     let Some(input) = input else {
         return refuse("nobody can be asked, expected a terminal or --yes");
     };
@@ -314,7 +309,7 @@ mod tests {
     use serde_json::Value;
 
     use super::{MirrorArguments, ask, numbers, run};
-    use crate::CommandError;
+    use tenmil_base::Error;
 
     #[derive(Parser)]
     struct Line {
@@ -322,7 +317,7 @@ mod tests {
         mirror: MirrorArguments,
     }
 
-    fn say(words: &[&str]) -> Result<String, CommandError> {
+    fn say(words: &[&str]) -> Result<String, Error> {
         let line = Line::try_parse_from(["mirror"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
         let code = run(&line.mirror, &mut out)?;

@@ -41,10 +41,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tenmil_base::ErrorCategory;
+use tenmil_base::{Error, ErrorCategory};
 use tenmil_linux::file::Making;
 
-use crate::CommandError;
 use crate::identify::WithControllerFn;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::PerfOutcome;
@@ -123,15 +122,12 @@ pub struct Engines {
     /// Attaches one SSD and runs a closure with its controller.
     pub identify: WithControllerFn,
     /// Runs `sim`.
-    pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), CommandError>,
+    pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), Error>,
 }
 
 /// Runs `perf`: updates the progress during the run and calls the closure with it periodically.
-pub type PerfEngine = fn(
-    &PerfOptions,
-    &Arc<Progress>,
-    &mut dyn FnMut(&Progress),
-) -> Result<PerfOutcome, CommandError>;
+pub type PerfEngine =
+    fn(&PerfOptions, &Arc<Progress>, &mut dyn FnMut(&Progress)) -> Result<PerfOutcome, Error>;
 
 impl Engines {
     /// The engines of the program.
@@ -185,7 +181,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
             // Text from a peer is printed as one line; an error of a command line may have several. A
             // failed write to standard error has nowhere to be reported.
             let text = refused.to_string();
-            let text = match refused.blame {
+            let text = match refused.category {
                 ErrorCategory::Remote => tenmil_base::text::plain(&text),
                 ErrorCategory::Usage | ErrorCategory::Environment => {
                     tenmil_base::text::plain_lines(&text)
@@ -195,7 +191,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
             if let Some(hint) = &refused.hint {
                 let _ = writeln!(errors, "hint: {}", tenmil_base::text::plain_lines(hint));
             }
-            ExitCode::from(refused.blame.exit_code())
+            ExitCode::from(refused.category.exit_code())
         }
     }
 }
@@ -218,7 +214,7 @@ fn dispatch(
     arguments: &[OsString],
     engines: &Engines,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let mut command = grammar();
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
@@ -277,10 +273,10 @@ fn grammar() -> clap::Command {
 }
 
 /// Writes to standard output; a failure, such as a closed pipe, is an environment error.
-fn write_out(out: &mut dyn Write, text: &str) -> Result<(), CommandError> {
+fn write_out(out: &mut dyn Write, text: &str) -> Result<(), Error> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
-        .map_err(|error| CommandError::machine(format!("write to standard output: {error}")))
+        .map_err(|error| Error::environment(format!("write to standard output: {error}")))
 }
 
 /// The command line, quoted for a shell.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
 use clap::{Args, Command, FromArgMatches};
-use tenmil_base::{ErrorCategory, Span};
+use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_dma::CommandStore;
 use tenmil_linux::kernel_files::Machine;
 use tenmil_linux::{Clock, CpuList};
@@ -17,6 +17,7 @@ use tenmil_reactor::schedule::Options;
 
 use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, usage, write_out};
+use crate::Uri;
 use crate::balance::parse_rules;
 use crate::perf::options::{
     ArrivalProcess, BaselineKind, CEILING_TIME, CompletionCopy, CompletionDoorbell, Layer,
@@ -26,7 +27,6 @@ use crate::perf::options::{
 use crate::perf::outcome::PerfOutcome;
 use crate::perf::progress::{LiveLine, Phase, Progress};
 use crate::perf::report::{html, json, text};
-use crate::{CommandError, Uri};
 use tenmil_block::quantity::{parse_count, parse_size, parse_time};
 use tenmil_block::{QueueMap, Scheduler};
 
@@ -283,7 +283,7 @@ pub(super) fn run(
     command: &str,
     engines: &Engines,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let mut options = arguments.options();
     if command == "tenmil perf" {
         options = options.with_extras();
@@ -298,7 +298,7 @@ pub(super) fn run(
         && json == html
     {
         let text = format!("--json and --html: both are {html}, expected a file for each");
-        return Err(CommandError::caller(text));
+        return Err(Error::usage(text));
     }
     let promise = |flag, path: Option<&str>| path.map(|path| ReportFile::open(flag, path));
     let json_file = promise("--json", json_path).transpose()?;
@@ -323,7 +323,7 @@ pub(super) fn run(
 }
 
 /// The options that the argument list `words` stands for.
-pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, CommandError> {
+pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, Error> {
     let mut command = PerfArguments::augment_args(Command::new("perf"));
     let matches = command
         .try_get_matches_from_mut(core::iter::once("perf").chain(words.iter().map(String::as_str)));
@@ -334,9 +334,9 @@ pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, CommandError> 
 }
 
 /// Runs the engine until it ends or Ctrl-C, with a progress line if standard error is a terminal.
-fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, CommandError> {
+fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, Error> {
     tenmil_linux::signal::catch_interrupts()
-        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::start();
     let mut errors = std::io::stderr();
     let mut line = LiveLine::new(errors.is_terminal(), clock.now());
@@ -367,7 +367,7 @@ fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
 fn exit_code(outcome: &PerfOutcome) -> ExitCode {
     match outcome.missing.first() {
         _ if !outcome.is_clean() => ExitCode::from(ErrorCategory::Remote.exit_code()),
-        Some(refused) => ExitCode::from(refused.blame.exit_code()),
+        Some(refused) => ExitCode::from(refused.category.exit_code()),
         None => ExitCode::SUCCESS,
     }
 }
@@ -448,7 +448,7 @@ where
     })
 }
 
-fn parse_uri(text: &str) -> Result<Uri, CommandError> {
+fn parse_uri(text: &str) -> Result<Uri, Error> {
     text.parse()
 }
 

@@ -7,20 +7,20 @@ use tenmil_base::Span;
 use tenmil_block::{QueueMap, Scheduler};
 use tenmil_dma::CommandStore;
 
-use crate::CommandError;
 use crate::cli::{Engines, dispatch};
 use crate::perf::options::{
     ArrivalProcess, BaselineKind, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
     OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, Techniques,
 };
 use crate::perf::report::sample::{bad_sample, sample};
+use tenmil_base::Error;
 
 fn engines(perf: super::PerfEngine) -> Engines {
     Engines { perf, ..Engines::real() }
 }
 
 /// Output and exit code of a command line.
-fn shown(words: &[&str], engines: &Engines) -> Result<(String, ExitCode), CommandError> {
+fn shown(words: &[&str], engines: &Engines) -> Result<(String, ExitCode), Error> {
     let words: Vec<_> = ["tenmil", "perf"].iter().chain(words).map(Into::into).collect();
     let mut out = Vec::new();
     let code = dispatch(&words, engines, &mut out)?;
@@ -29,7 +29,7 @@ fn shown(words: &[&str], engines: &Engines) -> Result<(String, ExitCode), Comman
 
 /// The options passed to the engine, returned through its error.
 fn asked(words: &[&str]) -> String {
-    let engines = engines(|options, _, _| Err(CommandError::machine(format!("{options:?}"))));
+    let engines = engines(|options, _, _| Err(Error::environment(format!("{options:?}"))));
     shown(words, &engines).unwrap_err().text
 }
 
@@ -135,8 +135,8 @@ fn failed_ios_end_with_the_code_of_the_peer_and_with_a_report() {
 fn an_engine_that_refuses_leaves_no_empty_report_behind() {
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("a.html");
-    let engines = engines(|_, _, _| Err(CommandError::peer("emu:null #0: not ready after 500 ms")));
+    let engines = engines(|_, _, _| Err(Error::remote("emu:null #0: not ready after 500 ms")));
     let refused = shown(&["--html", &page.display().to_string()], &engines).unwrap_err();
-    assert_eq!(refused.blame.exit_code(), 3);
+    assert_eq!(refused.category.exit_code(), 3);
     assert!(!page.exists());
 }

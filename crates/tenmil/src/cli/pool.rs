@@ -27,7 +27,7 @@ use self::scrub::ScrubArguments;
 use self::set::SetArguments;
 use self::takeover::TakeoverArguments;
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Create a pool of volumes on devices, show it, check or scrub it, set capacity alerts, grow it, or
 /// rescue its data.
@@ -126,10 +126,7 @@ impl StoreArguments {
 }
 
 /// Runs the subcommand.
-pub(super) fn run(
-    arguments: &StoreArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &StoreArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     with_opener(|opener| match &arguments.command {
         Command::Create(create) => {
             write_out(out, &self::create(opener, create)?)?;
@@ -165,12 +162,10 @@ pub(super) fn run(
     })
 }
 
-fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, CommandError> {
+fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Error> {
     let CreateArguments { devices, name, overwrite, json } = create;
     let [device, others @ ..] = &devices[..] else {
-        return Err(CommandError::caller(
-            "pool create: no device is named, expected one".to_owned(),
-        ));
+        return Err(Error::usage("pool create: no device is named, expected one".to_owned()));
     };
     let made = pool::create_over(opener, (device, others), name, *overwrite)?;
     let CreateResult { blocks, was_there } = made;
@@ -194,8 +189,8 @@ fn create(opener: &Opener<'_>, create: &CreateArguments) -> Result<String, Comma
 
 /// Calls `body` with an opener for the devices of a command.
 pub(super) fn with_opener<T>(
-    body: impl FnOnce(&Opener<'_>) -> Result<T, CommandError>,
-) -> Result<T, CommandError> {
+    body: impl FnOnce(&Opener<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let (clock, seed) = (Clock::start(), random_seed());
     body(&Opener { regions: &regions, clock, seed, more: crate::KINDS })
@@ -233,7 +228,7 @@ mod tests {
     use tenmil_block::pool::{OpenPool, VolumeOp, VolumeRef};
 
     use super::{StoreArguments, run, table, with_opener};
-    use crate::CommandError;
+    use tenmil_base::Error;
 
     #[derive(Parser)]
     struct Line {
@@ -241,7 +236,7 @@ mod tests {
         store: StoreArguments,
     }
 
-    fn say(words: &[&str]) -> Result<(ExitCode, String), CommandError> {
+    fn say(words: &[&str]) -> Result<(ExitCode, String), Error> {
         let line = Line::try_parse_from(["pool"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
         let code = run(&line.store, &mut out)?;

@@ -12,16 +12,15 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
-use tenmil_base::{ErrorCategory, Span};
+use tenmil_base::{Error, ErrorCategory, Span};
+use tenmil_block::Opener;
 use tenmil_block::pool::{ChangedRange, OpenPool, VolumeRef, file_holder, identity};
-use tenmil_block::{DeviceError, Opener};
 use tenmil_linux::process::command_line;
 use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobSpec, JobStream, PoolCommand};
 use tenmil_rpc::{Client, Code, RpcError};
 
 use super::rpc_endpoint::{directory, refused};
 use super::volume::stream::Progress;
-use crate::CommandError;
 
 /// Access to a pool.
 pub(super) enum PoolAccess<'a> {
@@ -61,7 +60,7 @@ impl<'a> PoolAccess<'a> {
     ///
     /// If no process has it open and it cannot be opened here, or the process that has it open does not
     /// respond.
-    pub(super) fn on(opener: &'a Opener<'a>, place: &VolumeRef) -> Result<Self, CommandError> {
+    pub(super) fn on(opener: &'a Opener<'a>, place: &VolumeRef) -> Result<Self, Error> {
         let mut silent = Vec::new();
         match find_remote(opener, place, &mut silent) {
             Some(there) => Ok(Self::Remote(there)),
@@ -87,8 +86,8 @@ impl<'a> PoolAccess<'a> {
     pub(super) fn remote_or<T>(
         opener: &'a Opener<'a>,
         place: &VolumeRef,
-        here: impl FnOnce(&Opener<'_>, &VolumeRef) -> Result<T, DeviceError>,
-    ) -> Result<Result<T, Self>, CommandError> {
+        here: impl FnOnce(&Opener<'_>, &VolumeRef) -> Result<T, Error>,
+    ) -> Result<Result<T, Self>, Error> {
         let mut silent = Vec::new();
         if let Some(there) = find_remote(opener, place, &mut silent) {
             return Ok(Err(Self::Remote(there)));
@@ -127,7 +126,7 @@ impl<'a> PoolAccess<'a> {
     }
 
     /// Executes a pool command.
-    pub(super) fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, CommandError> {
+    pub(super) fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
         match self {
             Self::Here { open, .. } => Ok(pool_commands::execute(open, crate::KINDS, order)?),
             Self::Remote(there) => there.execute(order),
@@ -135,7 +134,7 @@ impl<'a> PoolAccess<'a> {
     }
 
     /// Properties of the pool, as JSON.
-    pub(super) fn store(&mut self) -> Result<Value, CommandError> {
+    pub(super) fn store(&mut self) -> Result<Value, Error> {
         match self {
             Self::Here { open, .. } => Ok(pool_commands::store(open)?),
             Self::Remote(there) => {
@@ -148,7 +147,7 @@ impl<'a> PoolAccess<'a> {
     }
 
     /// Properties of its volumes, as JSON.
-    pub(super) fn volumes(&mut self) -> Result<Value, CommandError> {
+    pub(super) fn volumes(&mut self) -> Result<Value, Error> {
         match self {
             Self::Here { open, .. } => Ok(pool_commands::volumes(open)?),
             Self::Remote(there) => {
@@ -159,11 +158,7 @@ impl<'a> PoolAccess<'a> {
     }
 
     /// Ranges of the volume `to` that differ from `from`.
-    pub(super) fn differences(
-        &mut self,
-        from: &str,
-        to: &str,
-    ) -> Result<Vec<ChangedRange>, CommandError> {
+    pub(super) fn differences(&mut self, from: &str, to: &str) -> Result<Vec<ChangedRange>, Error> {
         match self {
             Self::Here { open, .. } => {
                 let (from, to, mut changed) = (open.find(from)?, open.find(to)?, Vec::new());
@@ -182,14 +177,14 @@ impl<'a> PoolAccess<'a> {
         &mut self,
         long: &JobSpec,
         phase: &'static str,
-    ) -> Result<Option<Value>, CommandError> {
+    ) -> Result<Option<Value>, Error> {
         let mut progress = Progress::new(self.opener(), phase);
         let done = match self {
             Self::Here { open, .. } => {
                 let done = long.carry_out(open, crate::KINDS, JobStream::Nothing, &mut |done| {
                     progress.turn(done)
                 });
-                done.map(Some).map_err(CommandError::from)
+                done.map(Some).map_err(Error::from)
             }
             Self::Remote(there) => there.long(long, &mut |done| {
                 progress.turn(done);
@@ -201,14 +196,14 @@ impl<'a> PoolAccess<'a> {
 }
 
 impl RemotePool<'_> {
-    fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, CommandError> {
+    fn execute(&mut self, order: &PoolCommand) -> Result<CommandResult, Error> {
         let (method, given) = pool_commands::request(&self.device, &order.clone().from_root());
         let answer = self.call(&method, given)?;
         CommandResult::from_json(&answer)
             .ok_or_else(|| self.refuse("found an answer of another kind"))
     }
 
-    fn call(&mut self, method: &str, given: Map<String, Value>) -> Result<Value, CommandError> {
+    fn call(&mut self, method: &str, given: Map<String, Value>) -> Result<Value, Error> {
         self.call_with(method, given, &[])
     }
 
@@ -217,7 +212,7 @@ impl RemotePool<'_> {
         method: &str,
         given: Map<String, Value>,
         files: &[BorrowedFd<'_>],
-    ) -> Result<Value, CommandError> {
+    ) -> Result<Value, Error> {
         let answer = self.client.call_with(method, given, files, COMMAND_TIMEOUT);
         answer.map_err(|refusal| match refusal.code {
             Code::Timeout | Code::ConnectionClosed => self.refuse(&refusal.message),
@@ -226,7 +221,7 @@ impl RemotePool<'_> {
     }
 
     /// Queries the differences page by page.
-    fn differences(&mut self, from: &str, to: &str) -> Result<Vec<ChangedRange>, CommandError> {
+    fn differences(&mut self, from: &str, to: &str) -> Result<Vec<ChangedRange>, Error> {
         let (mut changed, mut next, mut uuids) = (Vec::new(), Some(0), None);
         while let Some(at_bytes) = next {
             let mut given = self.given();
@@ -255,15 +250,15 @@ impl RemotePool<'_> {
         &mut self,
         long: &JobSpec,
         look: &mut dyn FnMut((u64, u64)),
-    ) -> Result<Option<Value>, CommandError> {
+    ) -> Result<Option<Value>, Error> {
         tenmil_linux::signal::catch_interrupts()
-            .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
+            .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
         let job = self.begin(long, &[])?;
         self.wait_for_job(job, look)
     }
 
     /// Starts a job, with the stream descriptor if it has one, and returns its row.
-    fn begin(&mut self, long: &JobSpec, files: &[BorrowedFd<'_>]) -> Result<Value, CommandError> {
+    fn begin(&mut self, long: &JobSpec, files: &[BorrowedFd<'_>]) -> Result<Value, Error> {
         let long = JobSpec { unheard_max: Some(ABANDON_TIMEOUT), ..long.clone() };
         let (method, given) = long.request(&self.device);
         self.call_with(&method, given, files)
@@ -274,7 +269,7 @@ impl RemotePool<'_> {
         &mut self,
         mut job: Value,
         look: &mut dyn FnMut((u64, u64)),
-    ) -> Result<Option<Value>, CommandError> {
+    ) -> Result<Option<Value>, Error> {
         let id = job["id"].clone();
         let mut is_stopped = false;
         loop {
@@ -305,9 +300,9 @@ impl RemotePool<'_> {
     }
 
     /// Error for a command whose result is unknown.
-    fn refuse(&self, why: &str) -> CommandError {
+    fn refuse(&self, why: &str) -> Error {
         let text = format!("{}, which has {} open: {why}", process(self.pid), self.device);
-        CommandError::peer(text).with_hint(
+        Error::remote(text).with_hint(
             "It may be done or not; say the same again, and what is done already is said to be.",
         )
     }
@@ -374,8 +369,8 @@ fn owned_by<'a>(opener: &'a Opener<'a>, pid: u32, uuid: u128) -> Option<RemotePo
 
 /// Error for a pool that cannot be opened: if a process has its device open, names that process, its
 /// RPC error and a fix.
-fn open_error(error: &DeviceError, place: &VolumeRef, silent: &[(u32, RpcError)]) -> CommandError {
-    let refused = CommandError::from(error.clone());
+fn open_error(error: &Error, place: &VolumeRef, silent: &[(u32, RpcError)]) -> Error {
+    let refused = Error::from(error.clone());
     let is_hinted = refused.hint.is_some();
     let Some((pid, _)) = file_holder(&place.store).filter(|(pid, _)| *pid != std::process::id())
     else {
@@ -390,7 +385,7 @@ fn open_error(error: &DeviceError, place: &VolumeRef, silent: &[(u32, RpcError)]
             let hint = format!(
                 "See what it does with `tenmil get process --pid {pid}`, or end it: `kill {pid}`."
             );
-            CommandError { text, blame: ErrorCategory::Remote, hint: None }.with_hint(hint)
+            Error { text, category: ErrorCategory::Remote, hint: None }.with_hint(hint)
         }
         None => refused.with_hint(format!(
             "Process {pid} has it open, but not this pool as one that can be told: end it, or what it \

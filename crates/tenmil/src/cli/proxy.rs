@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::Args;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_block::quantity::{parse_size, parse_time};
 use tenmil_linux::Clock;
 use tenmil_rpc::ServerState;
@@ -13,7 +13,6 @@ use tenmil_sim::network::{Fault, Faults, LinkOptions};
 
 use super::perf::whole;
 use super::{rpc_endpoint, write_out};
-use crate::CommandError;
 use crate::proxy::{Proxy, ProxyPlan};
 
 /// Arguments of `proxy`.
@@ -73,12 +72,9 @@ Examples:
 const WATCH_INTERVAL: Span = Span::from_ms(50);
 
 /// Forwards bytes until SIGTERM or Ctrl-C.
-pub(super) fn run(
-    arguments: &ProxyArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &ProxyArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     tenmil_linux::signal::catch_interrupts()
-        .map_err(|error| CommandError::machine(format!("catch SIGTERM: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
     let clock = Clock::start();
     let mut proxy = Proxy::new(arguments.plan())?;
     let _asked = rpc_endpoint::serve(ServerState::new());
@@ -91,8 +87,7 @@ pub(super) fn run(
         }
         if !moved {
             let slept = proxy.sleep(clock.now(), WATCH_INTERVAL);
-            slept
-                .map_err(|error| CommandError::machine(format!("wait for connections: {error}")))?;
+            slept.map_err(|error| Error::environment(format!("wait for connections: {error}")))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -4,8 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, Write};
 use std::path::PathBuf;
 
-use crate::CommandError;
 use crate::error::reason;
+use tenmil_base::Error;
 
 /// Report file, known to be writable. A file that this run created is removed if no report is written.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct ReportFile {
 
 impl ReportFile {
     /// Opens or creates the file; the error names the option.
-    pub(super) fn open(flag: &str, path: &str) -> Result<Self, CommandError> {
+    pub(super) fn open(flag: &str, path: &str) -> Result<Self, Error> {
         let open = |is_new| OpenOptions::new().write(true).create_new(is_new).open(path);
         let (opened, is_new) = match open(true) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (open(false), false),
@@ -25,7 +25,7 @@ impl ReportFile {
         };
         match opened {
             Ok(file) => Ok(Self { path: path.into(), file, is_new }),
-            Err(error) => Err(CommandError::caller(format!(
+            Err(error) => Err(Error::usage(format!(
                 "{flag} {path}: {}, expected a file that can be written",
                 reason(&error)
             ))),
@@ -33,10 +33,10 @@ impl ReportFile {
     }
 
     /// Replaces the content of the file and returns its path.
-    pub(super) fn write(mut self, text: &str) -> Result<String, CommandError> {
+    pub(super) fn write(mut self, text: &str) -> Result<String, Error> {
         let path = self.path.display().to_string();
         let result = self.replace(text);
-        result.map_err(|error| CommandError::machine(format!("write {path}: {error}")))?;
+        result.map_err(|error| Error::environment(format!("write {path}: {error}")))?;
         self.is_new = false;
         Ok(path)
     }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use clap::Args;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_block::hear_of_lost_writes;
 use tenmil_block::mirror::hear_of_mirrors;
 use tenmil_block::pool::{hear_of_stops, subscribe_capacity};
@@ -17,7 +17,6 @@ use tenmil_rpc::{
     ServerState, TABLE, announcements,
 };
 
-use crate::CommandError;
 use crate::balance::{BalancedReactors, put_back_frequencies};
 use crate::perf::engine;
 use crate::perf::options::PerfOptions;
@@ -41,7 +40,7 @@ pub(super) fn perf(
     options: &PerfOptions,
     progress: &Arc<Progress>,
     watch: engine::TickFn<'_>,
-) -> Result<PerfOutcome, CommandError> {
+) -> Result<PerfOutcome, Error> {
     let (theirs, steered) = (Arc::clone(progress), Arc::clone(progress));
     let state = ServerState::new()
         .with(Reactors::new(move || theirs.reactors()))
@@ -56,7 +55,7 @@ pub(super) fn perf(
 }
 
 /// Runs `sim` with a control socket.
-pub(super) fn sim(options: &SimOptions, out: &mut dyn Write) -> Result<(), CommandError> {
+pub(super) fn sim(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
     let _served = serve(ServerState::new());
     crate::simulation::run(options, out)
 }
@@ -129,45 +128,43 @@ fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
 }
 
 /// Connects to the selected process.
-pub(super) fn connect(whom: ProcessSelector) -> Result<Client, CommandError> {
+pub(super) fn connect(whom: ProcessSelector) -> Result<Client, Error> {
     let directory = directory()?;
     let pid = choose(whom.pid, &listening(&directory)?)?;
     Client::connect(&directory.socket_of(pid), RESPONSE_TIMEOUT).map_err(refused)
 }
 
 /// The runtime directory with the sockets of this user's processes.
-pub(super) fn directory() -> Result<RuntimeDirectory, CommandError> {
+pub(super) fn directory() -> Result<RuntimeDirectory, Error> {
     RuntimeDirectory::of_user().map_err(|error| {
-        CommandError::machine(error.to_string())
+        Error::environment(error.to_string())
             .with_hint("look at who made it, and move it away if nobody needs it")
     })
 }
 
 /// Process IDs of the processes that listen in `directory`.
-pub(super) fn listening(directory: &RuntimeDirectory) -> Result<Vec<u32>, CommandError> {
+pub(super) fn listening(directory: &RuntimeDirectory) -> Result<Vec<u32>, Error> {
     directory.listening().map_err(|error| {
-        CommandError::machine(format!("look into {}: {error}", directory.path().display()))
+        Error::environment(format!("look into {}: {error}", directory.path().display()))
     })
 }
 
 /// Selects the process with the given ID, or the only one that is running.
-pub(super) fn choose(wanted: Option<u32>, running: &[u32]) -> Result<u32, CommandError> {
+pub(super) fn choose(wanted: Option<u32>, running: &[u32]) -> Result<u32, Error> {
     match (wanted, running) {
         (Some(pid), _) if running.contains(&pid) => Ok(pid),
         (None, [pid]) => Ok(*pid),
-        (None, []) => {
-            Err(CommandError::caller("no tenmil process of this user runs, expected one")
-                .with_hint("start one that runs for a while, such as `tenmil perf emu:null -t 60`"))
-        }
-        (None, _) => Err(CommandError::caller(format!(
+        (None, []) => Err(Error::usage("no tenmil process of this user runs, expected one")
+            .with_hint("start one that runs for a while, such as `tenmil perf emu:null -t 60`")),
+        (None, _) => Err(Error::usage(format!(
             "{} tenmil processes run, expected --pid with one of {}",
             running.len(),
             listed(running)
         ))),
-        (Some(pid), []) => Err(CommandError::caller(format!(
+        (Some(pid), []) => Err(Error::usage(format!(
             "--pid {pid}: no tenmil process of this user runs, expected one"
         ))),
-        (Some(pid), _) => Err(CommandError::caller(format!(
+        (Some(pid), _) => Err(Error::usage(format!(
             "--pid {pid}: it is no tenmil process of this user that runs, expected one of {}",
             listed(running)
         ))),
@@ -188,9 +185,9 @@ fn listed(running: &[u32]) -> String {
 }
 
 /// Converts an RPC error of the server or client to a command error.
-pub(super) fn refused(refusal: RpcError) -> CommandError {
-    let RpcError { blame, message, hint, .. } = refusal;
-    CommandError { blame, text: message, hint }
+pub(super) fn refused(refusal: RpcError) -> Error {
+    let RpcError { category, message, hint, .. } = refusal;
+    Error { category, text: message, hint }
 }
 
 #[cfg(test)]
@@ -206,7 +203,7 @@ mod tests {
     #[test]
     fn none_or_several_are_refused_with_what_there_is() {
         let none = choose(None, &[]).unwrap_err();
-        assert_eq!(none.blame.exit_code(), 2);
+        assert_eq!(none.category.exit_code(), 2);
         assert!(none.hint.unwrap().contains("tenmil perf"));
         let us = std::process::id();
         let several = choose(None, &[us, u32::MAX]).unwrap_err();

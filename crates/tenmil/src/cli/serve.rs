@@ -18,11 +18,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::json;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_block::uri::Uri;
-use tenmil_block::{
-    Bdev, BdevOptions, DeviceError, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit,
-};
+use tenmil_block::{Bdev, BdevOptions, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit};
 use tenmil_dma::RegionTable;
 use tenmil_linux::stream::{Address, StreamListener};
 use tenmil_linux::{Clock, CpuList};
@@ -34,7 +32,6 @@ use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerCo
 
 use super::perf::{at_least_one, named, some_bytes, whole};
 use super::{rpc_endpoint, write_out};
-use crate::CommandError;
 use crate::balance::{BalancedReactors, BalancerGuard, check_cores, check_rules, parse_rules};
 use listen::{Listen, parse_listen};
 use transport::{ServeTransport, check_switches};
@@ -254,25 +251,21 @@ fn not_stopped(arguments: &ServeArguments) -> String {
 }
 
 /// Serves until SIGTERM or Ctrl-C.
-pub(super) fn run(
-    arguments: &ServeArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     // Argument errors are reported before any file, socket or thread is created.
     serving_cores(arguments, &CpuList::allowed())?;
     tenmil_linux::signal::catch_interrupts()
         .and_then(|()| {
             tenmil_linux::signal::limit_stop(STOP_MAX, not_stopped(arguments), NOT_STOPPED)
         })
-        .map_err(|error| CommandError::machine(format!("catch SIGTERM: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
     if arguments.exit_with_parent {
-        tenmil_linux::signal::end_with_parent().map_err(|error| {
-            CommandError::machine(format!("end with the parent process: {error}"))
-        })?;
+        tenmil_linux::signal::end_with_parent()
+            .map_err(|error| Error::environment(format!("end with the parent process: {error}")))?;
     }
     if let Some(path) = &arguments.config {
         tenmil_linux::signal::catch_reload()
-            .map_err(|error| CommandError::machine(format!("catch SIGHUP: {error}")))?;
+            .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
         check_switches(arguments, ServeTransport::NvmeTcp)?;
         return fabrics::run(arguments, read_configuration(path)?, out);
     }
@@ -295,7 +288,7 @@ pub(super) fn run(
             return ublk::run(arguments, place, out);
         }
         _ => {
-            return Err(CommandError::caller(
+            return Err(Error::usage(
                 "listen as ublk: and elsewhere at once, expected one: each claims the device",
             ));
         }
@@ -307,7 +300,7 @@ pub(super) fn run(
             return vhost::run(arguments, socket, out);
         }
         _ => {
-            return Err(CommandError::caller(
+            return Err(Error::usage(
                 "listen for vhost-user and elsewhere at once, expected one: a guest has the disk",
             ));
         }
@@ -317,7 +310,7 @@ pub(super) fn run(
             check_switches(arguments, ServeTransport::VfioUser)?;
             vfu::run(arguments, &sockets, out)
         }
-        (_, _, [_, ..]) => Err(CommandError::caller(
+        (_, _, [_, ..]) => Err(Error::usage(
             "listen for vfio-user and for others at once, expected one: a client has the device",
         )),
         (true, false, []) => {
@@ -327,26 +320,26 @@ pub(super) fn run(
         (false, true, []) => {
             check_switches(arguments, ServeTransport::Nbd)?;
             let [uri] = arguments.uris.as_slice() else {
-                return Err(CommandError::caller(format!(
+                return Err(Error::usage(format!(
                     "serve {} devices over NBD, expected one: its clients have no way to choose",
                     arguments.uris.len()
                 )));
             };
             run_nbd(arguments, uri, &clients, out)
         }
-        _ => Err(CommandError::caller(
+        _ => Err(Error::usage(
             "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
         )),
     }
 }
 
 /// Reads and parses the configuration file.
-fn read_configuration(path: &Path) -> Result<TargetConfig, CommandError> {
+fn read_configuration(path: &Path) -> Result<TargetConfig, Error> {
     let shown = path.display();
     let text = tenmil_linux::file::read_text(path)
-        .map_err(|error| CommandError::caller(format!("read {shown}: {error}")))?;
+        .map_err(|error| Error::usage(format!("read {shown}: {error}")))?;
     let configuration = TargetConfig::parse(&text);
-    configuration.map_err(|wrong| CommandError::caller(format!("{shown}: {wrong}")))
+    configuration.map_err(|wrong| Error::usage(format!("{shown}: {wrong}")))
 }
 
 /// Serves one device over NBD until SIGTERM or Ctrl-C.
@@ -355,15 +348,15 @@ fn run_nbd(
     uri: &Uri,
     listen: &[Address],
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     check_writers(arguments, listen)?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
     let uri = uri.clone();
     let asked = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
-    let opened = opener.open(&asked).map_err(|error| CommandError {
-        blame: error.blame(),
+    let opened = opener.open(&asked).map_err(|error| Error {
+        category: error.category(),
         text: format!("open {error}"),
         hint: None,
     })?;
@@ -389,7 +382,7 @@ fn run_nbd(
         ),
         idle_max: arguments.nbd_idle_timeout,
     });
-    let server = server.map_err(|error| CommandError::machine(format!("serve: {error}")))?;
+    let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
     tenmil_linux::file::keep()?;
     write_out(out, &ready_message(arguments, &served, &server))?;
     while !tenmil_linux::signal::interrupted() {
@@ -414,7 +407,7 @@ fn run_nbd(
 }
 
 /// Rejects writable exports on non-loopback addresses, unless they were explicitly allowed.
-fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), CommandError> {
+fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), Error> {
     let is_remote =
         |address: &&Address| matches!(address, Address::Tcp(at) if !at.ip().is_loopback());
     let Some(remote) = listen.iter().find(is_remote) else { return Ok(()) };
@@ -427,7 +420,7 @@ fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), C
         listen_text(remote)
     );
     let hint = "Add --read-only, or --allow-remote-write if everybody who reaches it may write.";
-    Err(CommandError::caller(text).with_hint(hint))
+    Err(Error::usage(text).with_hint(hint))
 }
 
 /// Wraps the opened device in a block-layer device and claims it for the export.
@@ -437,11 +430,11 @@ fn export_device(
     opened: OpenedDevice,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<ExportedDevice, CommandError> {
+) -> Result<ExportedDevice, Error> {
     let ServeArguments { export_name, read_only, allow_resize, limit_iops, limit_bytes, .. } =
         arguments;
     let uri = uri.to_string();
-    let refuse = |why: DeviceError| CommandError::of(why.blame(), format!("serve {uri}: {why}"));
+    let refuse = |why: Error| Error::new(why.category(), format!("serve {uri}: {why}"));
     let total = RateLimit { iops: *limit_iops, bytes: *limit_bytes };
     let limiter = QosLimiter::new(QosLimits { total, ..QosLimits::default() });
     let options = BdevOptions { limiter: Some(limiter.clone()), ..BdevOptions::new(clock, 1) };
@@ -460,7 +453,7 @@ fn export_device(
 }
 
 /// The cores to serve on, checked against the allowed cores and the scheduler's options.
-fn serving_cores(arguments: &ServeArguments, allowed: &CpuList) -> Result<CpuList, CommandError> {
+fn serving_cores(arguments: &ServeArguments, allowed: &CpuList) -> Result<CpuList, Error> {
     let last = || allowed.iter().last().into_iter().collect();
     let cores = arguments.cores.clone().unwrap_or_else(last);
     check_cores("-c", &cores, allowed)?;
@@ -470,32 +463,29 @@ fn serving_cores(arguments: &ServeArguments, allowed: &CpuList) -> Result<CpuLis
 
 /// Starts the reactors and their balancer, which places connections, follows CPU affinity changes and
 /// optionally scales core frequencies.
-fn start_reactors(
-    arguments: &ServeArguments,
-    clock: &Clock,
-) -> Result<BalancedReactors, CommandError> {
+fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<BalancedReactors, Error> {
     let cores = serving_cores(arguments, &CpuList::allowed())?;
     let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
     let ServeArguments { scheduler, governor, .. } = arguments;
     let reactors = Reactors::start(&cores, &options, clock)
-        .map_err(|why| CommandError::of(why.blame(), why.to_string()))?;
+        .map_err(|why| Error::new(why.category(), why.to_string()))?;
     let tell = |text: String| tracing::info!("{text}");
     let balance = BalancerGuard::start(scheduler, *governor, reactors.directory(), &cores, &tell)?;
     Ok(BalancedReactors { reactors, balance })
 }
 
-fn open_listener(address: &Address) -> Result<StreamListener, CommandError> {
+fn open_listener(address: &Address) -> Result<StreamListener, Error> {
     StreamListener::open(address).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
-            CommandError::caller(format!("listen at {address}: somebody listens there already"))
+            Error::usage(format!("listen at {address}: somebody listens there already"))
         }
-        io::ErrorKind::AlreadyExists => CommandError::caller(format!(
+        io::ErrorKind::AlreadyExists => Error::usage(format!(
             "listen at {address}: a file lies there that is no socket, expected none"
         )),
         io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
-            CommandError::caller(format!("listen at {address}: {error}"))
+            Error::usage(format!("listen at {address}: {error}"))
         }
-        _ => CommandError::machine(format!("listen at {address}: {error}")),
+        _ => Error::environment(format!("listen at {address}: {error}")),
     })
 }
 

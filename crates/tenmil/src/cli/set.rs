@@ -9,7 +9,7 @@ use tenmil_rpc::MethodKind;
 use super::get::call_method;
 use super::rpc_endpoint::ProcessSelector;
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Change a setting of a running tenmil process, and print its new state.
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ Examples:
 `tenmil get` lists what can be set; docs/control.md describes it.";
 
 /// Calls the method and prints its result.
-pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let SetArguments { name, parameters, whom, json } = arguments;
     write_out(out, &call_method(MethodKind::Set, name, parameters, *whom, *json)?)?;
     Ok(ExitCode::SUCCESS)

@@ -8,8 +8,8 @@ use clap::Args;
 use serde_json::json;
 
 use super::write_out;
-use crate::CommandError;
 use crate::tcp::policy_of;
+use tenmil_base::Error;
 
 /// Print the timeouts for reconnect and failover of a device: keep alive, reconnect delay, fast I/O
 /// fail and controller loss.
@@ -31,10 +31,7 @@ Examples:
   tenmil timeouts 'tcp://192.0.2.7:4420/nqn.2024-01.example:disk?keep-alive-timeout=2s&ctrl-loss-timeout=60s'";
 
 /// Prints the table of timeouts.
-pub(super) fn run(
-    arguments: &PolicyArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &PolicyArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let rows = policy_of(arguments.uri.as_deref())?;
     let text = if arguments.json {
         let object: serde_json::Map<_, _> = rows

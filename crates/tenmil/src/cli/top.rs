@@ -5,11 +5,10 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Args;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 
 use super::rpc_endpoint::{ProcessSelector, choose, connect, directory, listening};
 use super::write_out;
-use crate::CommandError;
 use crate::balance::put_back_frequencies;
 use tenmil_block::quantity::parse_time;
 use tenmil_linux::kernel_files::Machine;
@@ -56,7 +55,7 @@ fn interval(text: &str) -> Result<Span, String> {
 }
 
 /// Runs the live view, or prints one sample.
-pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let TopArguments { whom, json, once, interval } = *arguments;
     if json {
         write_out(out, &crate::top::json(&mut connect(whom)?, interval)?)?;

@@ -10,7 +10,7 @@ use tenmil_linux::kernel_files::Machine;
 use tenmil_linux::pci::{self, Address, UnbindSelection};
 
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Bind NVMe devices back to their former drivers, also after a crash.
 #[derive(Debug, Args)]
@@ -44,10 +44,7 @@ Examples:
   sudo tenmil unbind 0000:5e:00.0 --to nvme   one that another program has bound";
 
 /// Runs `unbind`, or prints the plan with `--dry-run`.
-pub(super) fn run(
-    arguments: &UnbindArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &UnbindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let machine = Machine::this();
     let mut addresses = arguments.addresses.clone();
     addresses.sort();

@@ -2,14 +2,14 @@
 
 use std::ffi::OsString;
 
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, Error};
 
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Converts `error`, found in the command line `words`, to an error that names the value found and the
 /// values accepted.
-pub(super) fn usage_error(error: &Error, root: &Command, words: &[OsString]) -> CommandError {
+pub(super) fn usage_error(error: &clap::Error, root: &Command, words: &[OsString]) -> Error {
     let command = innermost(root, words);
     let flag = || text(error, ContextKind::InvalidArg).map(|arg| name_of(&arg, root));
     let value = text(error, ContextKind::InvalidValue).unwrap_or_default();
@@ -59,7 +59,7 @@ pub(super) fn usage_error(error: &Error, root: &Command, words: &[OsString]) -> 
         }
         _ => error.to_string().lines().next().unwrap_or_default().replace("error: ", ""),
     };
-    CommandError::caller(line)
+    Error::usage(line)
 }
 
 /// Error for a word of version 0.1 that has a new name.
@@ -68,7 +68,7 @@ fn renamed_word(command: &str, found: &str) -> Option<String> {
     super::renamed::new_word(command, old).map(|new| format!("`{old}` is now `{new}`"))
 }
 
-fn unknown_argument(error: &Error) -> String {
+fn unknown_argument(error: &clap::Error) -> String {
     let found = text(error, ContextKind::InvalidArg).unwrap_or_default();
     let what = if found.starts_with('-') { "flag" } else { "argument" };
     match text(error, ContextKind::SuggestedArg) {
@@ -111,11 +111,11 @@ fn either(names: &[String]) -> Option<String> {
     Some(if rest.is_empty() { last.clone() } else { format!("{} or {last}", rest.join(", ")) })
 }
 
-fn text(error: &Error, kind: ContextKind) -> Option<String> {
+fn text(error: &clap::Error, kind: ContextKind) -> Option<String> {
     texts(error, kind).into_iter().next()
 }
 
-fn texts(error: &Error, kind: ContextKind) -> Vec<String> {
+fn texts(error: &clap::Error, kind: ContextKind) -> Vec<String> {
     match error.get(kind) {
         Some(ContextValue::String(text)) => vec![text.clone()],
         Some(ContextValue::Strings(texts)) => texts.clone(),

@@ -23,7 +23,7 @@ use self::thick::InflateArguments;
 use super::pool::{EXIT_INTERRUPTED, with_opener};
 use super::pool_access::PoolAccess;
 use super::write_out;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Create, change, list or delete volumes of a pool. If another process of this user has the pool open,
 /// that process carries out the command.
@@ -202,10 +202,7 @@ impl VolumeArguments {
 }
 
 /// Runs the subcommand.
-pub(super) fn run(
-    arguments: &VolumeArguments,
-    out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+pub(super) fn run(arguments: &VolumeArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let text = with_opener(|opener| match &arguments.command {
         Command::Create(it) => create(opener, it),
         Command::Delete(it) => {
@@ -240,13 +237,10 @@ pub(super) fn run(
 }
 
 /// Text to print; `None` if the command was interrupted.
-type CommandOutput = Result<Option<String>, CommandError>;
+type CommandOutput = Result<Option<String>, Error>;
 
 /// Access to the pool of a volume, in this or another process, and the volume's name.
-fn open_pool_of<'a>(
-    opener: &'a Opener<'a>,
-    uri: &Uri,
-) -> Result<(PoolAccess<'a>, String), CommandError> {
+fn open_pool_of<'a>(opener: &'a Opener<'a>, uri: &Uri) -> Result<(PoolAccess<'a>, String), Error> {
     let place = VolumeRef::of(uri)?;
     let name = place.volume(uri)?.to_owned();
     Ok((PoolAccess::on(opener, &place)?, name))
@@ -295,8 +289,8 @@ fn run_job(
     let long = JobSpec { what: what(name), rate_bytes, unheard_max: None };
     let Some(done) = hand.long(&long, phase)? else { return Ok(None) };
     let told = CommandResult::from_json(&done);
-    let told = told
-        .ok_or_else(|| CommandError::peer(format!("{uri}: found {done}, expected what it is")))?;
+    let told =
+        told.ok_or_else(|| Error::remote(format!("{uri}: found {done}, expected what it is")))?;
     Ok(Some(output::render(&told, &hand, is_json)))
 }
 
@@ -318,12 +312,10 @@ fn decouple(opener: &Opener<'_>, it: &DecoupleArguments) -> CommandOutput {
 }
 
 /// Validates the limit of copied bytes per second.
-fn rate(volume: &Uri, rate: Option<ByteSize>) -> Result<Option<u64>, CommandError> {
+fn rate(volume: &Uri, rate: Option<ByteSize>) -> Result<Option<u64>, Error> {
     if let Some(ByteSize(0)) = rate {
         let text = format!("{volume}: rate is 0, expected a byte at least");
-        return Err(
-            CommandError::caller(text).with_hint("Leave --limit-bytes out to copy at full speed.")
-        );
+        return Err(Error::usage(text).with_hint("Leave --limit-bytes out to copy at full speed."));
     }
     Ok(rate.map(|ByteSize(rate)| rate))
 }
@@ -336,7 +328,7 @@ mod tests {
     use tenmil_block::pool::{OpenPool, VolumeRef};
 
     use super::{VolumeArguments, run, with_opener};
-    use crate::CommandError;
+    use tenmil_base::Error;
 
     #[derive(Parser)]
     struct Line {
@@ -344,7 +336,7 @@ mod tests {
         volume: VolumeArguments,
     }
 
-    pub(super) fn say(words: &[&str]) -> Result<String, CommandError> {
+    pub(super) fn say(words: &[&str]) -> Result<String, Error> {
         let line = Line::try_parse_from(["volume"].iter().chain(words)).unwrap();
         let mut out = Vec::new();
         run(&line.volume, &mut out)?;

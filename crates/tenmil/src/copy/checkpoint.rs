@@ -23,8 +23,8 @@ use tenmil_linux::random_seed;
 use super::engine::CheckpointSink;
 use super::identity::{Identity, difference, files_of, number};
 use super::outcome::{CopySide, CopyStats};
-use crate::CommandError;
 use crate::error::reason;
+use tenmil_base::Error;
 
 /// Checkpoint file of a copy.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl Checkpoint {
         path: PathBuf,
         source: Identity,
         target: Identity,
-    ) -> Result<(Self, Option<CopyStats>), CommandError> {
+    ) -> Result<(Self, Option<CopyStats>), Error> {
         check_place(&path, [(CopySide::Source, &source), (CopySide::Target, &target)])?;
         let contents =
             CheckpointContents { version: VERSION, source, target, until: 0, lost: Vec::new() };
@@ -73,18 +73,16 @@ impl Checkpoint {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 let (path, why) = (path.display(), reason(&error));
-                return Err(CommandError::caller(format!("read the record {path}: {why}")));
+                return Err(Error::usage(format!("read the record {path}: {why}")));
             }
         };
         let Some(text) = found else { return Ok((Self { path, contents }, None)) };
         let found = fit(&text, &contents).map_err(|why| {
             let shown = path.display();
-            CommandError::caller(format!("go on with the copy of {shown}: {why}")).with_hint(
-                format!(
-                    "To begin anew, remove {shown}; to go on elsewhere, name another record with \
+            Error::usage(format!("go on with the copy of {shown}: {why}")).with_hint(format!(
+                "To begin anew, remove {shown}; to go on elsewhere, name another record with \
                  --resume."
-                ),
-            )
+            ))
         })?;
         let tally = CopyStats {
             until: found.until,
@@ -145,9 +143,9 @@ impl Checkpoint {
 }
 
 /// Rejects a path that is in use for something else, which the checkpoint would replace.
-fn check_place(path: &Path, sides: [(CopySide, &Identity); 2]) -> Result<(), CommandError> {
+fn check_place(path: &Path, sides: [(CopySide, &Identity); 2]) -> Result<(), Error> {
     let refuse = |text: String| {
-        Err(CommandError::caller(text).with_hint("Name a file for the record with --resume."))
+        Err(Error::usage(text).with_hint("Name a file for the record with --resume."))
     };
     let Some(own) = number(path) else { return Ok(()) };
     let shown = path.display();
@@ -241,7 +239,7 @@ mod tests {
             Identity::of(which, &uri, &NullDevice::new(512, blocks).unwrap().limits())
         }
 
-        fn open(&self) -> Result<(Checkpoint, Option<CopyStats>), crate::CommandError> {
+        fn open(&self) -> Result<(Checkpoint, Option<CopyStats>), tenmil_base::Error> {
             let identity = |which| self.identity(which, 2048);
             Checkpoint::open(
                 self.path("record"),

@@ -3,7 +3,7 @@
 use tenmil_base::{Limits, Operation};
 
 use super::CopyOptions;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Request sizes of a copy between two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,13 +37,13 @@ impl Geometry {
         (source_name, source): (&str, &Limits),
         (target_name, target): (&str, &Limits),
         options: &CopyOptions,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let size = size_bytes(source);
         let room = size_bytes(target);
         let target_block = u64::from(target.block_size);
         // The last block is padded with zeroes, so the target needs room for the whole block.
         if room < size.next_multiple_of(target_block) {
-            return Err(CommandError::caller(format!(
+            return Err(Error::usage(format!(
                 "copy to {target_name}: it has {room} bytes, expected at least the {size} of \
                  {source_name}"
             )));
@@ -51,7 +51,7 @@ impl Geometry {
         for (name, limits) in [(source_name, source), (target_name, target)] {
             if limits.metadata_size != 0 {
                 let found = limits.metadata_size;
-                return Err(CommandError::caller(format!(
+                return Err(Error::usage(format!(
                     "copy {name}: its blocks have {found} bytes of metadata, expected none"
                 )));
             }
@@ -61,7 +61,7 @@ impl Geometry {
         for (name, limits, operation) in needs {
             if !limits.support.has(operation) {
                 let operation = operation.name();
-                return Err(CommandError::caller(format!("copy {name}: it has no {operation}")));
+                return Err(Error::usage(format!("copy {name}: it has no {operation}")));
             }
         }
         // Requests are multiples of the larger block size, so that both devices accept their ranges.
@@ -71,7 +71,7 @@ impl Geometry {
         let chunk = options.request_bytes.min(most(source)).min(most(target)).min(CHUNK_MAX);
         let chunk = chunk - chunk % unit;
         if chunk == 0 {
-            return Err(CommandError::caller(format!(
+            return Err(Error::usage(format!(
                 "copy {source_name} to {target_name}: blocks have {unit} bytes, expected at most \
                  the {} that go at once",
                 options.request_bytes.min(most(source)).min(most(target))

@@ -91,7 +91,7 @@ impl CopyStats {
 
 impl CopyAbort {
     /// Error category.
-    pub fn blame(&self) -> ErrorCategory {
+    pub fn category(&self) -> ErrorCategory {
         match self {
             Self::Interrupted => ErrorCategory::Usage,
             Self::Failed { outcome: IoStatus::CAPACITY_EXCEEDED, .. }
@@ -157,7 +157,7 @@ mod tests {
             range,
             outcome,
         };
-        for (ending, text, blame) in [
+        for (ending, text, category) in [
             (
                 failed(IoStatus::CAPACITY_EXCEEDED, 512..1024),
                 "write of the target, bytes 512 to 1023: there is no room left",
@@ -175,7 +175,7 @@ mod tests {
             ),
         ] {
             assert_eq!(ending.to_string().to_lowercase(), text.to_lowercase());
-            assert_eq!(ending.blame(), blame);
+            assert_eq!(ending.category(), category);
         }
     }
 }

@@ -23,9 +23,9 @@ use tenmil_linux::{Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, 
 use tenmil_nvme_host::NamespaceQueue;
 
 use super::{Emulated, SsdQueue};
-use crate::CommandError;
 use crate::perf::options::Techniques;
 use crate::perf::outcome::DeviceOutcome;
+use tenmil_base::Error;
 
 /// Emulated SSDs and their admin thread. Dropped with the last device and channel.
 pub(crate) struct EmulatedDevices {
@@ -51,7 +51,7 @@ struct FleetState {
 struct FleetStateInner {
     emulated: Option<Emulated>,
     /// Why the SSDs are lost.
-    lost: Option<CommandError>,
+    lost: Option<Error>,
     /// Open channels of each SSD.
     open: Vec<u32>,
 }
@@ -90,14 +90,14 @@ impl EmulatedDevices {
         channels_max: u32,
         techniques: &Techniques,
         clock: Clock,
-    ) -> Result<Arc<Self>, CommandError> {
+    ) -> Result<Arc<Self>, Error> {
         emulated.map_on_use();
         let memory = emulated.memory();
         let (vectors, open) = (emulated.vectors(), vec![0; emulated.count()]);
         let state = Mutex::new(FleetStateInner { emulated: Some(emulated), lost: None, open });
         let shared = Arc::new(FleetState { state, vectors });
         let refuse = |error: std::io::Error| {
-            CommandError::machine(format!("start the thread that tends emulated SSDs: {error}"))
+            Error::environment(format!("start the thread that tends emulated SSDs: {error}"))
         };
         let mut sleeper = Sleeper::new().map_err(refuse)?;
         let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
@@ -113,7 +113,7 @@ impl EmulatedDevices {
     }
 
     /// Block device of SSD `index`.
-    pub(crate) fn medium(self: &Arc<Self>, index: usize) -> Result<SsdDevice, CommandError> {
+    pub(crate) fn medium(self: &Arc<Self>, index: usize) -> Result<SsdDevice, Error> {
         // All queue pairs have the same limits, so those of a temporary one apply.
         let mut limits = self.channel(index, None)?.limits().clone();
         limits.durability = self.describe(index)?.durability;
@@ -127,7 +127,7 @@ impl EmulatedDevices {
     }
 
     /// Description of SSD `index`.
-    pub(crate) fn describe(&self, index: usize) -> Result<DeviceOutcome, CommandError> {
+    pub(crate) fn describe(&self, index: usize) -> Result<DeviceOutcome, Error> {
         let mut state = self.shared.lock();
         Ok(state.emulated()?.descriptions().swap_remove(index))
     }
@@ -143,11 +143,11 @@ impl EmulatedDevices {
         self: &Arc<Self>,
         index: usize,
         limits: Option<&Limits>,
-    ) -> Result<Box<dyn IoChannel>, CommandError> {
+    ) -> Result<Box<dyn IoChannel>, Error> {
         let mut state = self.shared.lock();
         let open = state.open[index];
         if open >= self.channels_max {
-            return Err(CommandError::caller(format!(
+            return Err(Error::usage(format!(
                 "{open} queue pairs are in use, expected at most {}, which the controller has",
                 self.channels_max
             )));
@@ -198,7 +198,7 @@ impl FleetState {
 
     /// Drops the SSDs: everything in flight completes with an error, and sleeping threads are
     /// woken.
-    fn lose(&self, state: &mut FleetStateInner, why: CommandError) {
+    fn lose(&self, state: &mut FleetStateInner, why: Error) {
         state.lost = Some(why);
         state.emulated = None;
         for vectors in &self.vectors {
@@ -209,8 +209,8 @@ impl FleetState {
 }
 
 impl FleetStateInner {
-    fn emulated(&mut self) -> Result<&mut Emulated, CommandError> {
-        let lost = || self.lost.clone().unwrap_or_else(|| CommandError::peer("the SSDs are gone"));
+    fn emulated(&mut self) -> Result<&mut Emulated, Error> {
+        let lost = || self.lost.clone().unwrap_or_else(|| Error::remote("the SSDs are gone"));
         self.emulated.as_mut().ok_or_else(lost)
     }
 }

@@ -18,7 +18,7 @@ use tenmil_nvme_controller::transport::NextPoll as Rest;
 use tenmil_reactor::{AdaptiveSpin, PollMode};
 
 use super::device::EmulatedSsd;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// A thread that polls some SSDs. Dropping it stops and joins the thread.
 pub(super) struct DeviceThread {
@@ -55,9 +55,9 @@ const TURNS_PER_LOOK: u32 = 16;
 const WAKE_LEAD: Span = Span::from_us(100);
 
 impl DeviceThreadBuilder {
-    pub(super) fn new() -> Result<Self, CommandError> {
+    pub(super) fn new() -> Result<Self, Error> {
         let sleeper = Sleeper::new().map_err(|error| {
-            CommandError::machine(format!("make a bell for a device's thread: {error}"))
+            Error::environment(format!("make a bell for a device's thread: {error}"))
         })?;
         Ok(Self { ssds: Vec::new(), sleeper })
     }
@@ -77,7 +77,7 @@ impl DeviceThreadBuilder {
         core: Option<u32>,
         gives_way: bool,
         clock: Clock,
-    ) -> Result<DeviceThread, CommandError> {
+    ) -> Result<DeviceThread, Error> {
         let Self { ssds, mut sleeper } = self;
         let (bell, name) = (sleeper.bell(), format!("device-{index}"));
         let body = move |stop: &StopFlag| {
@@ -85,7 +85,7 @@ impl DeviceThreadBuilder {
             tenmil_linux::event_loop::run(&mut on_shift, &clock, &mut sleeper);
         };
         let thread = Thread::spawn(&name, core, body)
-            .map_err(|error| CommandError::machine(format!("start thread {name}: {error}")))?;
+            .map_err(|error| Error::environment(format!("start thread {name}: {error}")))?;
         Ok(DeviceThread { thread: Some(thread), bell })
     }
 }

@@ -6,12 +6,13 @@ use tenmil_nvme_host::Event;
 use tenmil_wire::{Command, Status};
 
 use super::{EmuPlan, Emulated, PATIENCE};
+use crate::EmuSpec;
 use crate::identify::{self, ControllerFn};
 use crate::perf::options::Techniques;
-use crate::{CommandError, EmuSpec};
+use tenmil_base::Error;
 
 /// Starts the SSD of `spec`, runs `ask` with admin access to it, and shuts it down.
-pub(crate) fn with_controller(spec: &EmuSpec, ask: ControllerFn<'_>) -> Result<(), CommandError> {
+pub(crate) fn with_controller(spec: &EmuSpec, ask: ControllerFn<'_>) -> Result<(), Error> {
     let clock = Clock::start();
     let plan = EmuPlan {
         specs: std::slice::from_ref(spec),
@@ -53,16 +54,12 @@ impl identify::Controller for EmulatedAdmin {
         self.emulated.controller(0).mmio().read64(offset)
     }
 
-    fn admin(
-        &mut self,
-        command: Command,
-        len_bytes: u32,
-    ) -> Result<identify::AdminResult, CommandError> {
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::AdminResult, Error> {
         let pool = self.emulated.controller(0).dma().clone();
         let data = match len_bytes {
             0 => None,
             _ => Some(tenmil_base::Dma::allocate(&pool, len_bytes).ok_or_else(|| {
-                CommandError::machine(format!(
+                Error::environment(format!(
                     "allocate {len_bytes} bytes for an answer: none are left"
                 ))
             })?),
@@ -71,33 +68,33 @@ impl identify::Controller for EmulatedAdmin {
         let (token, now) = (self.asked, self.clock.now());
         let controller = self.emulated.controller(0);
         let sent = controller.submit_admin(now, token, command, data);
-        sent.map_err(|refusal| CommandError::peer(format!("ask the controller: {refusal}")))?;
+        sent.map_err(|refusal| Error::remote(format!("ask the controller: {refusal}")))?;
         let IoCompletion { outcome: IoStatus(status), result, .. } = self.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = pool.load(data, &mut bytes);
             tenmil_base::Dma::release(&pool, data);
-            loaded.map_err(|stray| CommandError::machine(format!("read an answer: {stray:?}")))?;
+            loaded.map_err(|stray| Error::environment(format!("read an answer: {stray:?}")))?;
         }
         Ok(identify::AdminResult { status: Status(status), result, bytes })
     }
 }
 
 impl EmulatedAdmin {
-    fn await_answer(&mut self, token: u64) -> Result<IoCompletion, CommandError> {
+    fn await_answer(&mut self, token: u64) -> Result<IoCompletion, Error> {
         let end = self.clock.now().after(PATIENCE);
         loop {
             let now = self.clock.now();
             match self.emulated.controller(0).poll(now) {
                 Some(Event::AdminCompleted(answer)) if answer.token == token => return Ok(answer),
                 Some(Event::Dead(error)) => {
-                    return Err(CommandError::peer(format!("ask the controller: {error}")));
+                    return Err(Error::remote(format!("ask the controller: {error}")));
                 }
                 Some(_) => {}
                 None if now >= end => {
                     let waited: Span = PATIENCE;
                     let text = format!("ask the controller: no answer within {waited}");
-                    return Err(CommandError::peer(text));
+                    return Err(Error::remote(text));
                 }
                 None => tenmil_linux::thread::yield_now(),
             }

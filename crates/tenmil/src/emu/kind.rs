@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_block::{OpenedDevice, Opener};
 use tenmil_linux::CpuList;
 
 use super::device_set::{EmulatedDevices, SsdDevice};
 use super::{EmuPlan, Emulated};
+use crate::EmuSpec;
 use crate::perf::options::Techniques;
-use crate::{CommandError, EmuSpec};
+use tenmil_base::Error;
 
 /// Default depth of a channel, if the rings of the controller are large enough.
 const DEPTH: u32 = 127;
@@ -22,14 +23,14 @@ pub struct Kind {
 }
 
 impl tenmil_block::DeviceType for Kind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let spec = EmuSpec::of(uri)?;
         if spec.count != 1 {
             let problem = format!("count is {}, expected 1: one device is one SSD", spec.count);
             return Err(uri.refuse(problem).into());
         }
         let medium = start(opener, &spec, self.fills)
-            .map_err(|refused| DeviceError::new(refused.blame, refused.text))?;
+            .map_err(|refused| Error::new(refused.category, refused.text))?;
         let existing = medium.existing();
         Ok(OpenedDevice {
             existing,
@@ -39,11 +40,7 @@ impl tenmil_block::DeviceType for Kind {
 }
 
 /// Starts and initializes one SSD.
-pub(super) fn start(
-    opener: &Opener<'_>,
-    spec: &EmuSpec,
-    fills: bool,
-) -> Result<SsdDevice, CommandError> {
+pub(super) fn start(opener: &Opener<'_>, spec: &EmuSpec, fills: bool) -> Result<SsdDevice, Error> {
     let techniques = Techniques::default();
     let plan = EmuPlan {
         specs: std::slice::from_ref(spec),

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tenmil_base::BlockDevice;
 use tenmil_block::{
-    DeviceError, FileDevice, FileDeviceOptions, LatencyModel, ModelProfile, NullDevice,
-    OpenedDevice, RamDevice,
+    FileDevice, FileDeviceOptions, LatencyModel, ModelProfile, NullDevice, OpenedDevice, RamDevice,
 };
 use tenmil_dma::RegionTable;
 
 use super::EmuPlan;
-use crate::{CommandError, EmuMedium, EmuSpec};
+use crate::{EmuMedium, EmuSpec};
+use tenmil_base::Error;
 
 /// Maximum number of regions of one block device: its data, and the buffers of each channel.
 pub(super) const REGIONS_MAX: usize = 130;
@@ -21,8 +21,8 @@ pub(super) fn open(
     number: u32,
     regions: &RegionTable,
     plan: &EmuPlan<'_>,
-) -> Result<OpenedDevice, CommandError> {
-    let refuse = |error: DeviceError| CommandError::of(error.blame(), format!("{spec}: {error}"));
+) -> Result<OpenedDevice, Error> {
+    let refuse = |error: Error| Error::new(error.category(), format!("{spec}: {error}"));
     let EmuSpec { block_size, size_bytes, .. } = *spec;
     let block_count = size_bytes / u64::from(block_size);
     let ram = || {
@@ -36,9 +36,8 @@ pub(super) fn open(
         }
         EmuMedium::Ram => made(Arc::new(ram()?)),
         EmuMedium::Model { name } => {
-            let profile = ModelProfile::named(name).ok_or_else(|| {
-                CommandError::caller(format!("{spec}: there is no model `{name}`"))
-            })?;
+            let profile = ModelProfile::named(name)
+                .ok_or_else(|| Error::usage(format!("{spec}: there is no model `{name}`")))?;
             let seed = plan.seed.wrapping_add(u64::from(number));
             made(Arc::new(LatencyModel::new(Arc::new(ram()?), profile, seed)))
         }

@@ -3,16 +3,16 @@
 use core::fmt::Write;
 
 use serde_json::{Value, json};
-use tenmil_base::{BlockDevice, ExtentKind, Limits, Operation};
+use tenmil_base::{BlockDevice, Error, ExtentKind, Limits, Operation};
 use tenmil_block::overwrite::OverwriteReport;
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::Machine;
 
+use crate::KINDS;
 use crate::perf::report::format::show_size;
-use crate::{CommandError, KINDS};
 
 /// Properties of a block device.
 #[derive(Clone, Debug)]
@@ -48,14 +48,14 @@ const REGIONS_MAX: usize = 4095;
 /// # Errors
 ///
 /// If it cannot be opened, or its extents cannot be read.
-pub fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, CommandError> {
+pub fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: KINDS };
     let OpenedDevice { medium, description, existing, .. } = open(&opener, uri)?;
     let machine = Machine::this();
     let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());
     let extents = Extents::of(&*medium)
-        .map_err(|found| CommandError::machine(format!("{uri}: look for data: {found}")))?;
+        .map_err(|found| Error::environment(format!("{uri}: look for data: {found}")))?;
     Ok(BlockDeviceInfo {
         uri: uri.to_string(),
         description,
@@ -67,7 +67,7 @@ pub fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, CommandError> {
 }
 
 /// Opens the device read-write, or read-only if it is in use.
-fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     opener.open(uri).or_else(|refused| {
         let looked_at = opener.open(&uri.clone().to_read());
         looked_at.map_err(|_| refused.clone()).map(|mut opened| {

@@ -22,7 +22,7 @@ use tenmil_wire::feature::queue::{
 use tenmil_wire::layout::Decoded;
 
 use super::{AdminResult, Controller, Document, fields_of, fields_of_dword};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Feature with the decoder of its value.
 struct Setting {
@@ -117,7 +117,7 @@ pub(super) fn read(
     controller: &mut dyn Controller,
     document: &mut Document,
     namespace: Option<u32>,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     for Setting { feature, path, scope, decode } in &SETTINGS {
         let nsid = match (scope, namespace) {
             (Scope::Controller, _) => 0,

@@ -19,7 +19,7 @@ use tenmil_wire::log::sanitize::SanitizeStatus;
 use tenmil_wire::log::self_test::SelfTestPage;
 
 use super::{Controller, Document, fields_of};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Log page that is read whole, or as far as its header needs.
 struct Page {
@@ -70,10 +70,7 @@ impl Page {
 }
 
 /// Reads all log pages that the controller supports.
-pub(super) fn read(
-    controller: &mut dyn Controller,
-    document: &mut Document,
-) -> Result<(), CommandError> {
+pub(super) fn read(controller: &mut dyn Controller, document: &mut Document) -> Result<(), Error> {
     let mut supported = None;
     for page in &PAGES {
         let lid = page.page.code();
@@ -103,7 +100,7 @@ fn read_rest_of_groups(
     document: &mut Document,
     title: &str,
     bytes: &mut Vec<u8>,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     let told = AnaHeader::parse(bytes).map_or(0, |header| usize::from(header.ngrps()));
     for piece in 1..ANA_PIECES {
         if groups(bytes).count() >= told {

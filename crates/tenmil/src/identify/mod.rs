@@ -13,15 +13,16 @@ pub mod show;
 use tenmil_wire::layout::Decoded;
 use tenmil_wire::{Command, Layout, Status};
 
-use crate::{CommandError, EmuSpec};
+use crate::EmuSpec;
+use tenmil_base::Error;
 
 pub use self::block::{BlockDeviceInfo, block_device};
 
 /// Attaches the SSD of a URI and calls a function with its controller.
-pub type WithControllerFn = fn(&EmuSpec, ControllerFn<'_>) -> Result<(), CommandError>;
+pub type WithControllerFn = fn(&EmuSpec, ControllerFn<'_>) -> Result<(), Error>;
 
 /// Function that is called with a controller.
-pub type ControllerFn<'a> = &'a mut dyn FnMut(&mut dyn Controller) -> Result<(), CommandError>;
+pub type ControllerFn<'a> = &'a mut dyn FnMut(&mut dyn Controller) -> Result<(), Error>;
 
 /// Controller that accepts admin commands, independent of the transport.
 pub trait Controller {
@@ -32,7 +33,7 @@ pub trait Controller {
     /// Executes an admin command that returns up to `len_bytes`. The data pointer of `command` is set
     /// by the implementation; zero bytes need no buffer. An error means that the command did not
     /// complete in time.
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError>;
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error>;
 }
 
 /// Completion of an admin command.
@@ -71,7 +72,7 @@ pub struct Section {
 }
 
 /// Reads everything from `controller`.
-pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, CommandError> {
+pub fn interrogate(controller: &mut dyn Controller) -> Result<Document, Error> {
     let mut document = Document::default();
     pages::read_registers(controller, &mut document);
     document.namespaces = pages::read_identify(controller, &mut document)?;
@@ -87,7 +88,7 @@ impl Document {
     /// # Errors
     ///
     /// Names the visible namespaces.
-    pub fn require(&self, name: &str, nsid: u32) -> Result<(), CommandError> {
+    pub fn require(&self, name: &str, nsid: u32) -> Result<(), Error> {
         if self.namespaces.contains(&nsid) {
             return Ok(());
         }
@@ -97,7 +98,7 @@ impl Document {
             false => format!("expected one of: {}", shown.join(", ")),
         };
         let text = format!("identify {name}: no namespace {nsid} is shown to this host, {shown}");
-        Err(CommandError::caller(text).with_hint(
+        Err(Error::usage(text).with_hint(
             "if it is there, it is masked: add this host to the namespace's `allowed-hosts` where it is \
              served, or say who calls with `hostnqn=NQN`; without `ns=` everything else is printed",
         ))
@@ -115,14 +116,14 @@ impl Document {
         title: &str,
         command: Command,
         len_bytes: u32,
-    ) -> Result<Option<AdminResult>, CommandError> {
+    ) -> Result<Option<AdminResult>, Error> {
         let answer = controller.admin(command, len_bytes)?;
         if !answer.status.is_success() {
             self.unanswered.push((title.to_owned(), answer.status));
             return Ok(None);
         }
         if answer.bytes.len() < len_bytes as usize {
-            return Err(CommandError::peer(format!(
+            return Err(Error::remote(format!(
                 "{title}: {} bytes came, expected {len_bytes}",
                 answer.bytes.len()
             )));

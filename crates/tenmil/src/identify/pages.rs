@@ -16,7 +16,7 @@ use tenmil_wire::register::{
 use tenmil_wire::{Layout, TypedCommand};
 
 use super::{Controller, Document, fields_of, fields_of_dword};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Maximum number of namespaces read: as many as the driver uses
 /// ([`ControllerOptions::namespaces_max`](tenmil_nvme_host::ControllerOptions)).
@@ -51,7 +51,7 @@ pub(super) fn read_registers(controller: &mut dyn Controller, document: &mut Doc
 pub(super) fn read_identify(
     controller: &mut dyn Controller,
     document: &mut Document,
-) -> Result<Vec<u32>, CommandError> {
+) -> Result<Vec<u32>, Error> {
     let mut asker = IdentifyReader { controller, document };
     if let Some(bytes) = asker.bytes(Cns::Controller, 0)? {
         let identity = IdentifyController::parse(&bytes);
@@ -79,14 +79,14 @@ struct IdentifyReader<'a> {
 }
 
 impl IdentifyReader<'_> {
-    fn page<T: Layout>(&mut self, path: &[&str], cns: Cns, nsid: u32) -> Result<(), CommandError> {
+    fn page<T: Layout>(&mut self, path: &[&str], cns: Cns, nsid: u32) -> Result<(), Error> {
         if let Some(bytes) = self.bytes(cns, nsid)? {
             self.document.add(path, title(cns, nsid), fields_of::<T>(&bytes));
         }
         Ok(())
     }
 
-    fn bytes(&mut self, cns: Cns, nsid: u32) -> Result<Option<Vec<u8>>, CommandError> {
+    fn bytes(&mut self, cns: Cns, nsid: u32) -> Result<Option<Vec<u8>>, Error> {
         let csi = CommandSet::Nvm.code();
         let command = Identify { nsid, cns: cns.code(), csi, ..Identify::default() }.to_command();
         let len_bytes = u32::try_from(BYTES).expect("a page of 4 KiB");
@@ -96,19 +96,19 @@ impl IdentifyReader<'_> {
 
     /// Reads the active namespace list. A list that does not increase is invalid and could repeat
     /// forever, so it is an error.
-    fn active_namespaces(&mut self) -> Result<Vec<u32>, CommandError> {
+    fn active_namespaces(&mut self) -> Result<Vec<u32>, Error> {
         let mut namespaces: Vec<u32> = Vec::new();
         let mut has_more = false;
         while namespaces.len() < NAMESPACES_MAX {
             let after = namespaces.last().copied().unwrap_or(0);
             let Some(bytes) = self.bytes(Cns::ActiveNamespaces, after)? else { break };
-            let list = NamespaceList::parse(&bytes)
-                .map_err(|short| CommandError::peer(short.to_string()))?;
+            let list =
+                NamespaceList::parse(&bytes).map_err(|short| Error::remote(short.to_string()))?;
             let found: Vec<u32> = list.iter().collect();
             for nsid in &found {
                 let last = namespaces.last().copied().unwrap_or(0);
                 if *nsid <= last || *nsid > NSID_MAX {
-                    return Err(CommandError::peer(format!(
+                    return Err(Error::remote(format!(
                         "active namespace list: {nsid:#x} after {last:#x}, expected identifiers \
                          that rise"
                     )));
@@ -133,7 +133,7 @@ impl IdentifyReader<'_> {
         Ok(namespaces)
     }
 
-    fn namespace(&mut self, nsid: u32) -> Result<(), CommandError> {
+    fn namespace(&mut self, nsid: u32) -> Result<(), Error> {
         let number = nsid.to_string();
         let path = |name| ["namespaces", number.as_str(), name];
         self.page::<IdentifyNamespace>(&path("identify"), Cns::Namespace, nsid)?;

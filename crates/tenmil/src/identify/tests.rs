@@ -13,7 +13,7 @@ use tenmil_wire::register::{Capabilities, VERSION_2_1, offset};
 use tenmil_wire::{AdminOpcode, Command, Layout, Status};
 
 use super::{AdminResult, Controller, Document, interrogate, show};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Controller with two namespaces, a SMART log and few features; other commands fail as Invalid Field.
 pub(crate) struct Scripted {
@@ -83,7 +83,7 @@ impl Controller for Scripted {
         Capabilities::zeroed().with(|cap| cap.mqes(1023)).0
     }
 
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
         self.asked.push(command);
         let code = command.cdw10().to_le_bytes()[0];
         let page = match command.opcode() {
@@ -193,7 +193,7 @@ fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
         fn read64(&mut self, offset: usize) -> u64 {
             self.0.read64(offset)
         }
-        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
             let mut answer = self.0.admin(command, len_bytes)?;
             if command.cdw10() == u32::from(Cns::ActiveNamespaces.code()) {
                 answer.bytes = NamespaceList::new([5, 5]).bytes();
@@ -204,7 +204,7 @@ fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
     let refused = interrogate(&mut Liar(Scripted::default())).unwrap_err();
     assert_eq!(
         refused,
-        CommandError::peer("active namespace list: 0x5 after 0x5, expected identifiers that rise")
+        Error::remote("active namespace list: 0x5 after 0x5, expected identifiers that rise")
     );
 }
 
@@ -226,7 +226,7 @@ fn an_answer_that_is_too_short_is_the_peers_lie() {
         fn read64(&mut self, offset: usize) -> u64 {
             self.0.read64(offset)
         }
-        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
             let mut answer = self.0.admin(command, len_bytes)?;
             answer.bytes.pop();
             Ok(answer)
@@ -246,7 +246,7 @@ impl Controller for Grouped {
     fn read64(&mut self, offset: usize) -> u64 {
         self.0.read64(offset)
     }
-    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, CommandError> {
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
         let is_log = command.opcode() == AdminOpcode::GetLogPage.code();
         match LogPage::from_code(command.cdw10().to_le_bytes()[0]) {
             // Without that log, all pages are tried.

@@ -12,8 +12,8 @@ use tenmil_pci::{AttachError, Bar, Function, IommuMode, VfioInterface, VfioRoot}
 use super::name::PcieName;
 use super::registers::{Register, Registers};
 use super::vector::FunctionVector;
-use crate::CommandError;
 use crate::attached::ControllerBus;
+use tenmil_base::Error;
 
 /// A PCI function opened through VFIO.
 #[derive(Clone)]
@@ -58,9 +58,9 @@ impl PcieBus {
         name: &PcieName,
         regions: &RegionTable,
         steps: &mut StepTimer,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         if name.isolation == IommuMode::None && !regions.use_contiguous() {
-            return Err(CommandError::caller(format!(
+            return Err(Error::usage(format!(
                 "attach {}: unsafe-no-iommu: memory was handed out already that does not lie in a \
                  row, expected none",
                 name.address
@@ -76,7 +76,7 @@ impl PcieBus {
             tracing::info!("{}:{}: through its group: {why}", PcieName::SCHEME, name.address);
         }
         let machine = |what: &str, error: std::io::Error| {
-            CommandError::machine(format!("attach {}: {what}: {error}", name.address))
+            Error::environment(format!("attach {}: {what}: {error}", name.address))
         };
         let bar = function.bar(regions).map_err(|error| machine("map BAR 0", error))?;
         let vectors = function.vectors().min(u32::from(name.wanted.queues) + 1);
@@ -172,16 +172,16 @@ impl ControllerBus for PcieBus {
         }
     }
 
-    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
+    fn map(&self, region: RegionId) -> Result<u64, Error> {
         let mut kept = self.lock();
         if let Some(iova) = kept.shown.get(&region) {
             return Ok(*iova);
         }
-        let gone = || CommandError::peer("the kernel has it back");
+        let gone = || Error::remote("the kernel has it back");
         let shown = kept.function.as_ref().ok_or_else(gone)?.container().map_region(region);
         let iova = shown.map_err(|why| {
             let hint = why.hint();
-            CommandError { hint, ..CommandError::machine(why.to_string()) }
+            Error { hint, ..Error::environment(why.to_string()) }
         })?;
         kept.shown.insert(region, iova);
         Ok(iova)
@@ -257,12 +257,12 @@ impl ControllerBus for PcieBus {
     }
 }
 
-fn refused(why: &AttachError) -> CommandError {
-    let blame = match why {
+fn refused(why: &AttachError) -> Error {
+    let category = match why {
         AttachError::Absent { .. } | AttachError::Driver { .. } | AttachError::Class { .. } => {
             ErrorCategory::Usage
         }
         _ => ErrorCategory::Environment,
     };
-    CommandError { hint: why.hint(), ..CommandError::of(blame, why.to_string()) }
+    Error { hint: why.hint(), ..Error::new(category, why.to_string()) }
 }

@@ -1,7 +1,8 @@
 //! `pcie:` as a block device kind.
 
+use tenmil_base::Error;
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_block::{OpenedDevice, Opener};
 use tenmil_linux::StepTimer;
 
 use super::attach;
@@ -12,7 +13,7 @@ use super::name::PcieName;
 pub struct Kind;
 
 impl tenmil_block::DeviceType for Kind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let mut steps = StepTimer::begin(opener.clock);
         attach(&PcieName::of(uri)?, opener.regions, &mut steps)?.open(uri)
     }

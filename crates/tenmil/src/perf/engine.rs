@@ -38,10 +38,11 @@ use super::options::{MachineResources, PerfOptions, RAM_TIME};
 use super::outcome::{BaselineOutcome, DeviceOutcome, PerfOutcome, RamOutcome, RunEnd};
 use super::progress::{Phase, Progress};
 use crate::balance::BalancerGuard;
-use crate::{CommandError, EmuMedium, EmuSpec, Uri};
+use crate::{EmuMedium, EmuSpec, Uri};
 pub(crate) use cpu_placement::CoreAssignment;
 use device_set::{DeviceSet, depth_of_a_pair};
 pub use single_step::SingleStep;
+use tenmil_base::Error;
 use totals::RunTotals;
 use verify::{BlockArea, NoVerify, StampVerifier, Verifier};
 use worker::{Worker, WorkerParts, WorkerPlan, WorkerResult};
@@ -54,7 +55,7 @@ pub fn run(
     options: &PerfOptions,
     progress: &Arc<Progress>,
     watch: TickFn<'_>,
-) -> Result<PerfOutcome, CommandError> {
+) -> Result<PerfOutcome, Error> {
     let clock = Clock::start();
     let places = CoreAssignment::choose(options, &CpuList::allowed());
     let machine = Environment::read();
@@ -89,7 +90,7 @@ fn compare(
 ) {
     let is_over = |ended| ended == RunEnd::Interrupt || tenmil_linux::signal::interrupted();
     let PerfOutcome { ended, devices, ceiling: bare, ram, null_blk, missing, .. } = outcome;
-    let mut known = |found: Result<(), CommandError>| missing.extend(found.err());
+    let mut known = |found: Result<(), Error>| missing.extend(found.err());
     if !is_over(*ended) {
         let found = baseline(options, devices, places, clock, progress, watch);
         known(found.map(|found| *bare = found));
@@ -110,7 +111,7 @@ impl DeviceSet {
         places: &CoreAssignment,
         progress: &Arc<Progress>,
         watch: TickFn<'_>,
-    ) -> Result<RunTotals, CommandError> {
+    ) -> Result<RunTotals, Error> {
         if options.verify {
             self.load_with(options, places, progress, watch, |rig, place, depth| {
                 StampVerifier::new(place, depth, options.seed, rig.regions().clone())
@@ -127,7 +128,7 @@ impl DeviceSet {
         progress: &Arc<Progress>,
         watch: TickFn<'_>,
         scrutiny: impl Fn(&Self, &BlockArea, usize) -> S,
-    ) -> Result<RunTotals, CommandError> {
+    ) -> Result<RunTotals, Error> {
         let (tell, told) = mpsc::channel();
         // Workers are created before the reactors, so that an error leaves no reactor running.
         // Results come back through the channel, whose disconnection means that all workers have
@@ -146,7 +147,7 @@ impl DeviceSet {
             });
             let woken_by = worker.woken_by();
             let woken_by =
-                woken_by.map_err(|error| CommandError::machine(format!("wait: {error}")))?;
+                woken_by.map_err(|error| Error::environment(format!("wait: {error}")))?;
             let is_done_by_kernel = worker.is_done_by_kernel();
             let registration = PollerBuilder::active("load", woken_by, worker);
             workers.push(match is_done_by_kernel {
@@ -169,7 +170,7 @@ impl DeviceSet {
             workers.into_iter().enumerate().zip(reactors.directory().reactors())
         {
             let plan = ThreadBuilder::new(&format!("submit-{index}")).on(reactor).poller(worker);
-            reactors.spawn(plan).map_err(|error| CommandError::machine(error.to_string()))?;
+            reactors.spawn(plan).map_err(|error| Error::environment(error.to_string()))?;
         }
         let shares = self.await_shares(&told, places.submit.len(), progress, watch)?;
         let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
@@ -182,7 +183,7 @@ impl DeviceSet {
     }
 
     /// Starts a reactor for each submitting thread.
-    fn reactors(&self, options: &PerfOptions, cores: &CpuList) -> Result<Reactors, CommandError> {
+    fn reactors(&self, options: &PerfOptions, cores: &CpuList) -> Result<Reactors, Error> {
         let poll = ReactorOptions { poll: options.poll, ..ReactorOptions::default() };
         Reactors::start(cores, &poll, self.clock()).map_err(refused)
     }
@@ -195,7 +196,7 @@ impl DeviceSet {
         count: usize,
         progress: &Progress,
         watch: TickFn<'_>,
-    ) -> Result<Vec<WorkerResult>, CommandError> {
+    ) -> Result<Vec<WorkerResult>, Error> {
         let mut shares = Vec::new();
         let mut health = Ok(());
         loop {
@@ -219,7 +220,7 @@ impl DeviceSet {
         health?;
         if shares.len() < count {
             let found = shares.len();
-            return Err(CommandError::machine(format!(
+            return Err(Error::environment(format!(
                 "add up the run: {found} submitting threads told what they found, expected {count}"
             )));
         }
@@ -228,12 +229,12 @@ impl DeviceSet {
 }
 
 /// Converts an error of the reactors.
-fn refused(why: tenmil_reactor::ReactorError) -> CommandError {
+fn refused(why: tenmil_reactor::ReactorError) -> Error {
     let text = why.to_string();
-    match why.blame() {
-        tenmil_base::ErrorCategory::Usage => CommandError::caller(text),
-        tenmil_base::ErrorCategory::Environment => CommandError::machine(text),
-        tenmil_base::ErrorCategory::Remote => CommandError::peer(text),
+    match why.category() {
+        tenmil_base::ErrorCategory::Usage => Error::usage(text),
+        tenmil_base::ErrorCategory::Environment => Error::environment(text),
+        tenmil_base::ErrorCategory::Remote => Error::remote(text),
     }
 }
 
@@ -246,7 +247,7 @@ fn baseline(
     clock: Clock,
     progress: &Arc<Progress>,
     watch: TickFn<'_>,
-) -> Result<Option<BaselineOutcome>, CommandError> {
+) -> Result<Option<BaselineOutcome>, Error> {
     let Some(time) = options.ceiling else { return Ok(None) };
     progress.set_phase(Phase::Baseline);
     watch(progress);
@@ -277,13 +278,13 @@ fn over_ram(
     clock: Clock,
     progress: &Arc<Progress>,
     watch: TickFn<'_>,
-) -> Result<Option<RamOutcome>, CommandError> {
+) -> Result<Option<RamOutcome>, Error> {
     let Some(time) = options.ram else { return Ok(None) };
     progress.set_phase(Phase::Ram);
     let needed = RAM_SIZE_BYTES * u64::from(options.device_count());
     let there = MachineResources::probe_machine(&Machine::this()).memory_available_bytes;
     if needed > there / 2 {
-        return Err(CommandError::machine(format!(
+        return Err(Error::environment(format!(
             "run over memory: {} SSDs take {} MiB, expected at most half of the {} MiB that are \
              available",
             options.device_count(),

@@ -7,7 +7,8 @@ use tenmil_base::{Durability, Histogram, Operation, Span};
 use super::environment::RunEnvironment;
 use super::options::PerfOptions;
 use super::report::format::show_count;
-use crate::{CommandError, Uri};
+use crate::Uri;
+use tenmil_base::Error;
 
 /// Result of a run.
 #[derive(Clone, Debug)]
@@ -52,7 +53,7 @@ pub struct PerfOutcome {
     /// Comparison of the modes of the block layer.
     pub null_blk: Option<NullBlkOutcome>,
     /// Errors of the measurements that should have followed the run.
-    pub missing: Vec<CommandError>,
+    pub missing: Vec<Error>,
     /// Placement of the threads.
     pub threads: Vec<ThreadPlace>,
     /// Environment of the run.

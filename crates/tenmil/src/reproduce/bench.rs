@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use serde_json::Value;
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_bench::{Effort, TrialError, TrialResult, TrialRunner};
 use tenmil_linux::environment::ProcessorTime;
 use tenmil_linux::kernel_files::Machine;
@@ -21,14 +21,13 @@ use tenmil_linux::{Clock, CpuList};
 
 use self::served::TargetProcesses;
 use super::work::{BenchWork, words_of};
-use crate::CommandError;
 use crate::perf::engine;
 use crate::perf::options::{MachineResources, PerfOptions};
 use crate::perf::outcome::PerfOutcome;
 use crate::perf::progress::Progress;
 
 /// Parser of the arguments of `tenmil perf`.
-pub(crate) type PerfParser = fn(&[String]) -> Result<PerfOptions, CommandError>;
+pub(crate) type PerfParser = fn(&[String]) -> Result<PerfOptions, Error>;
 
 /// The machine and the helper processes.
 pub(crate) struct TestBench {
@@ -207,7 +206,7 @@ impl TrialRunner for TestBench {
 }
 
 /// Converts an error into the reason for a missing variant.
-fn missing(why: &CommandError) -> TrialError {
+fn missing(why: &Error) -> TrialError {
     TrialError::Missing(why.text.clone())
 }
 

@@ -18,7 +18,7 @@ mod network;
 use tenmil_bench::{Criterion, Experiment, Metric, Operand, Threshold, Unit};
 
 use super::BenchWork;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Titles of the sources, by number.
 pub(crate) const SOURCES: [&str; 5] = [
@@ -64,11 +64,11 @@ pub(crate) fn all() -> Vec<Experiment<BenchWork>> {
 }
 
 /// Experiments with these names, in the order of the report. All without a name.
-pub(crate) fn choose(names: &[String]) -> Result<Vec<Experiment<BenchWork>>, CommandError> {
+pub(crate) fn choose(names: &[String]) -> Result<Vec<Experiment<BenchWork>>, Error> {
     let all = all();
     if let Some(unknown) = names.iter().find(|name| all.iter().all(|known| known.name != **name)) {
         let known: Vec<&str> = all.iter().map(|experiment| experiment.name).collect();
-        return Err(CommandError::caller(format!(
+        return Err(Error::usage(format!(
             "--only {unknown}: no experiment has that name, expected some of {}",
             known.join(", ")
         ))

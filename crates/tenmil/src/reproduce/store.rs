@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tenmil_bench::{Effort, Record};
 use tenmil_linux::Environment;
 
-use crate::CommandError;
 use crate::error::reason;
+use tenmil_base::Error;
 
 /// Directory of reports and their raw data.
 #[derive(Debug)]
@@ -30,10 +30,10 @@ const ROOM: &str = "finished";
 #[expect(clippy::disallowed_methods, reason = "the face, where files are real")]
 impl ReportDirectory {
     /// Opens the directory and creates it if necessary. Only files with this `key` are used.
-    pub(crate) fn open(directory: &Path, key: String) -> Result<Self, CommandError> {
+    pub(crate) fn open(directory: &Path, key: String) -> Result<Self, Error> {
         let room = directory.join(ROOM);
         std::fs::create_dir_all(&room).map_err(|error| {
-            CommandError::caller(format!(
+            Error::usage(format!(
                 "--out {}: {}, expected a directory that can be written",
                 directory.display(),
                 reason(&error)
@@ -64,11 +64,11 @@ impl ReportDirectory {
     }
 
     /// Writes a report and returns its path.
-    pub(crate) fn write(&self, name: &str, text: &str) -> Result<String, CommandError> {
+    pub(crate) fn write(&self, name: &str, text: &str) -> Result<String, Error> {
         let path = self.directory.join(name);
         let shown = path.display().to_string();
         std::fs::write(&path, text)
-            .map_err(|error| CommandError::machine(format!("write {shown}: {}", reason(&error))))?;
+            .map_err(|error| Error::environment(format!("write {shown}: {}", reason(&error))))?;
         Ok(shown)
     }
 

@@ -6,18 +6,18 @@ use tenmil_cluster::{InjectedBugs, Outcome, Plan};
 use tenmil_linux::Clock;
 
 use super::SimOptions;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Runs the seeds and reports the result.
 ///
 /// # Errors
 ///
 /// If an invariant was violated, or an injected bug was not found.
-pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), CommandError> {
+pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
     let clock = Clock::start();
     let begun = clock.now();
     let seconds = || clock.now().since(begun).as_secs_f64();
-    let written = |error: io::Error| CommandError::machine(format!("write the report: {error}"));
+    let written = |error: io::Error| Error::environment(format!("write the report: {error}"));
     if options.injected_bugs {
         let (all, found) = find_bugs(options.seeds, out).map_err(written)?;
         let seconds = seconds();
@@ -25,7 +25,7 @@ pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Comma
         let missed = all - found;
         return match missed {
             0 => Ok(()),
-            _ => Err(CommandError::peer(format!("{missed} injected bugs were not found"))),
+            _ => Err(Error::remote(format!("{missed} injected bugs were not found"))),
         };
     }
     let (first, count) = options.seed.map_or((0, options.seeds), |seed| (seed, 1));
@@ -47,7 +47,7 @@ pub(super) fn run(options: &SimOptions, out: &mut dyn Write) -> Result<(), Comma
     writeln!(out, "{count} seeds in {seconds:.1} s: {failed} failed").map_err(written)?;
     match failed {
         0 => Ok(()),
-        _ => Err(CommandError::peer(format!("{failed} simulated runs broke a promise"))),
+        _ => Err(Error::remote(format!("{failed} simulated runs broke a promise"))),
     }
 }
 

@@ -8,7 +8,7 @@ use tenmil_linux::{Clock, EventLoop, Notifier, Sleeper, StopFlag, Thread};
 
 use super::name::TcpName;
 use super::wait_set::WaitSet;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// A running admin thread.
 pub(super) struct AdminThread {
@@ -26,7 +26,7 @@ pub(super) struct AdminThreadBuilder {
 const SHUTDOWN: Span = Span::from_secs(2);
 
 impl AdminThreadBuilder {
-    pub(super) fn make(name: &TcpName) -> Result<Self, CommandError> {
+    pub(super) fn make(name: &TcpName) -> Result<Self, Error> {
         let sleeper = Sleeper::new().map_err(|error| refused(name, THREAD, &error))?;
         let pillow = WaitSet::new().map_err(|error| refused(name, DESCRIPTOR, &error))?;
         let added = sleeper.sources().add(pillow.descriptor(), 1);
@@ -50,7 +50,7 @@ impl AdminThreadBuilder {
         name: &TcpName,
         clock: Clock,
         tender: impl FnOnce(StopFlag, WaitSet) -> T + Send + 'static,
-    ) -> Result<AdminThread, CommandError> {
+    ) -> Result<AdminThread, Error> {
         let Self { mut sleeper, pillow } = self;
         let bell = sleeper.bell();
         let body = move |stop: &StopFlag| {
@@ -92,6 +92,6 @@ pub(super) fn wait_for_shutdown(clock: &Clock, mut is_going_on: impl FnMut(Insta
 const THREAD: &str = "a thread to tend it";
 const DESCRIPTOR: &str = "a descriptor to wait for";
 
-fn refused(name: &TcpName, what: &str, error: &dyn Display) -> CommandError {
-    CommandError::machine(format!("call tcp://{}: {what}: {error}", name.address))
+fn refused(name: &TcpName, what: &str, error: &dyn Display) -> Error {
+    Error::environment(format!("call tcp://{}: {what}: {error}", name.address))
 }

@@ -7,11 +7,11 @@ use tenmil_wire::{Command, Status};
 
 use super::attached::{Attached, ConnectionHealth};
 use super::name::TcpName;
-use crate::CommandError;
 use crate::identify::{self, ControllerFn};
+use tenmil_base::Error;
 
 /// Connects to the controller that `name` names and runs `ask` with admin access to it.
-pub(crate) fn with_controller(name: &TcpName, ask: ControllerFn<'_>) -> Result<(), CommandError> {
+pub(crate) fn with_controller(name: &TcpName, ask: ControllerFn<'_>) -> Result<(), Error> {
     let mut ssd = RemoteAdmin::call(name)?;
     ask(&mut ssd)
 }
@@ -26,7 +26,7 @@ pub(super) struct RemoteAdmin {
 
 impl RemoteAdmin {
     /// Connects over the first path that works.
-    pub(super) fn call(name: &TcpName) -> Result<Self, CommandError> {
+    pub(super) fn call(name: &TcpName) -> Result<Self, Error> {
         let mut refused = None;
         for address in name.addresses() {
             let name = TcpName { address: address.to_owned(), others: Vec::new(), ..name.clone() };
@@ -35,10 +35,10 @@ impl RemoteAdmin {
                 Err(problem) => drop(refused.get_or_insert(problem)),
             }
         }
-        Err(refused.unwrap_or_else(|| CommandError::caller("call nobody: no address".to_owned())))
+        Err(refused.unwrap_or_else(|| Error::usage("call nobody: no address".to_owned())))
     }
 
-    fn call_one(name: &TcpName) -> Result<Self, CommandError> {
+    fn call_one(name: &TcpName) -> Result<Self, Error> {
         let name = TcpName { queues: 1, depth: MEMORY_DEPTH, ..name.clone() };
         let regions = RegionTable::new(4);
         let attached = Attached::call(&name, &regions, Clock::start())?;
@@ -56,7 +56,7 @@ impl RemoteAdmin {
     }
 
     /// Connection events so far. An error if the controller is lost.
-    pub(super) fn health(&self) -> Result<ConnectionHealth, CommandError> {
+    pub(super) fn health(&self) -> Result<ConnectionHealth, Error> {
         self.attached.health()
     }
 
@@ -83,16 +83,12 @@ impl identify::Controller for RemoteAdmin {
         self.attached.with(|remote| remote.controller().mmio().read64(offset))
     }
 
-    fn admin(
-        &mut self,
-        command: Command,
-        len_bytes: u32,
-    ) -> Result<identify::AdminResult, CommandError> {
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::AdminResult, Error> {
         let reach = self.attached.with(|remote| remote.reach().clone());
         let data = match len_bytes {
             0 => None,
             _ => Some(reach.allocate(len_bytes).ok_or_else(|| {
-                CommandError::machine(format!(
+                Error::environment(format!(
                     "allocate {len_bytes} bytes for an answer: none are left"
                 ))
             })?),
@@ -102,16 +98,14 @@ impl identify::Controller for RemoteAdmin {
         let sent = self
             .attached
             .with(|remote| remote.controller().submit_admin(now, token, command, data));
-        sent.map_err(|refusal| {
-            CommandError::peer(format!("ask tcp://{}: {refusal}", self.address))
-        })?;
+        sent.map_err(|refusal| Error::remote(format!("ask tcp://{}: {refusal}", self.address)))?;
         let tenmil_base::IoCompletion { outcome: IoStatus(status), result, .. } =
             self.attached.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = reach.load(data, &mut bytes);
             reach.release(data);
-            loaded.map_err(|stray| CommandError::machine(format!("read an answer: {stray:?}")))?;
+            loaded.map_err(|stray| Error::environment(format!("read an answer: {stray:?}")))?;
         }
         Ok(identify::AdminResult { status: Status(status), result, bytes })
     }

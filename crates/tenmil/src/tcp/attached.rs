@@ -18,8 +18,8 @@ use super::path_notifier::PathNotifier;
 use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::wait_set::WaitSet;
 use super::wanted::WantedQueues;
-use crate::CommandError;
 use crate::size_watch::SizeWatch;
+use tenmil_base::Error;
 
 /// A remote controller and its admin thread. Dropped with the last device and channel.
 pub(super) struct Attached {
@@ -76,13 +76,9 @@ const TENDED: Span = Span::from_ms(100);
 impl Attached {
     /// Connects and initializes the controller. Its queues and admin data are allocated in
     /// `regions`.
-    pub(super) fn call(
-        name: &TcpName,
-        regions: &RegionTable,
-        clock: Clock,
-    ) -> Result<Self, CommandError> {
+    pub(super) fn call(name: &TcpName, regions: &RegionTable, clock: Clock) -> Result<Self, Error> {
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            CommandError::machine(format!("call tcp://{}: {what}: {error}", name.address))
+            Error::environment(format!("call tcp://{}: {what}: {error}", name.address))
         };
         let memory = regions
             .allocate(usize::try_from(pool_bytes(name)).unwrap_or(usize::MAX))
@@ -135,7 +131,7 @@ impl Attached {
     /// # Errors
     ///
     /// If the controller is lost.
-    pub(super) fn health(&self) -> Result<ConnectionHealth, CommandError> {
+    pub(super) fn health(&self) -> Result<ConnectionHealth, Error> {
         let mut kept = self.shared.lock();
         kept.look_after(self.clock.now());
         kept.check(&self.name)?;
@@ -143,10 +139,7 @@ impl Attached {
     }
 
     /// Waits for the completion of the admin command with this token.
-    pub(super) fn await_answer(
-        &self,
-        token: u64,
-    ) -> Result<tenmil_base::IoCompletion, CommandError> {
+    pub(super) fn await_answer(&self, token: u64) -> Result<tenmil_base::IoCompletion, Error> {
         let end = self.clock.now().after(Span::from_secs(60));
         loop {
             let now = self.clock.now();
@@ -165,8 +158,8 @@ impl Attached {
         }
     }
 
-    fn peer(&self, problem: &str) -> CommandError {
-        CommandError::peer(format!("tcp://{}: {problem}", self.name.address))
+    fn peer(&self, problem: &str) -> Error {
+        Error::remote(format!("tcp://{}: {problem}", self.name.address))
     }
 }
 
@@ -188,7 +181,7 @@ impl QueueSource for Attached {
     type Queue = FabricsChannel;
     type Ticket = u64;
 
-    fn open_queue(&self) -> Result<u64, CommandError> {
+    fn open_queue(&self) -> Result<u64, Error> {
         let mut kept = self.shared.lock();
         kept.look_after(self.clock.now());
         kept.check(&self.name)?;
@@ -200,7 +193,7 @@ impl QueueSource for Attached {
     }
 
     /// A queue pair with a connection of its own.
-    fn take_queue(&self, ticket: u64) -> Result<Option<FabricsChannel>, CommandError> {
+    fn take_queue(&self, ticket: u64) -> Result<Option<FabricsChannel>, Error> {
         let mut kept = self.shared.lock();
         kept.look_after(self.clock.now());
         kept.check(&self.name)?;
@@ -249,7 +242,7 @@ impl QueueSource for Attached {
         ReservedNamespace::of(&self.name, rescap, &self.regions, self.clock)
     }
 
-    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError> {
+    fn reservation_queue(&self) -> Result<ReservationQueue, Error> {
         if let Ok(queue) = self.queue() {
             return Ok(ReservationQueue { queue, _attached: None });
         }
@@ -334,21 +327,21 @@ impl RemoteControllerState {
         self.lost = Some(why);
     }
 
-    fn check(&mut self, name: &TcpName) -> Result<(), CommandError> {
+    fn check(&mut self, name: &TcpName) -> Result<(), Error> {
         match &self.lost {
-            Some(why) => Err(CommandError::peer(format!("tcp://{}: {why}", name.address))),
+            Some(why) => Err(Error::remote(format!("tcp://{}: {why}", name.address))),
             None => Ok(()),
         }
     }
 
-    fn check_namespace(&mut self, name: &TcpName) -> Result<(), CommandError> {
+    fn check_namespace(&mut self, name: &TcpName) -> Result<(), Error> {
         let controller = self.remote.controller();
         if controller.namespace(name.namespace).is_some() {
             return Ok(());
         }
         let ids: Vec<String> = controller.namespaces().map(|known| known.id.to_string()).collect();
         let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
-        Err(CommandError::caller(format!(
+        Err(Error::usage(format!(
             "tcp://{}: no namespace {} in {}, expected one of: {ids}",
             name.address, name.namespace, name.options.subsystem
         )))
@@ -395,8 +388,8 @@ fn bring_up(
     regions: &RegionTable,
     clock: &Clock,
     teller: &PathNotifier,
-) -> Result<FabricsController, CommandError> {
-    let refuse = |error: &ConnectError| CommandError::of(error.blame(), error.to_string());
+) -> Result<FabricsController, Error> {
+    let refuse = |error: &ConnectError| Error::new(error.category(), error.to_string());
     let dial = Box::new(TcpConnector::new(&name.address, regions, &name.sockets));
     let wishes = ControllerOptions { queue_pairs: name.queues, ..ControllerOptions::default() };
     let options = name.options.clone();
@@ -414,11 +407,11 @@ fn bring_up(
             Some(Event::Ready) => return Ok(remote),
             Some(Event::Dead(error)) => {
                 let why = remote.why().unwrap_or_else(|| error.to_string());
-                return Err(CommandError::peer(format!("call tcp://{}: {why}", name.address)));
+                return Err(Error::remote(format!("call tcp://{}: {why}", name.address)));
             }
             Some(Event::Removed) => {
                 let why = remote.why().unwrap_or_else(|| ALL_ONES.to_owned());
-                return Err(CommandError::peer(format!("call tcp://{}: {why}", name.address)));
+                return Err(Error::remote(format!("call tcp://{}: {why}", name.address)));
             }
             Some(event) => teller.tell_of_controller(event),
             None => tenmil_linux::thread::sleep(PAUSE),

@@ -12,8 +12,8 @@ use tenmil_nvme_fabrics::{TimeoutPolicy, WaitHandle};
 use super::opening::Opening;
 use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::wait_set::WaitSet;
-use crate::CommandError;
 use crate::size_watch::SizeWatch;
+use tenmil_base::Error;
 
 /// Source of queues: the connections to remote controllers, and their admin thread.
 pub(super) trait QueueSource: Send + Sync + 'static {
@@ -25,10 +25,10 @@ pub(super) trait QueueSource: Send + Sync + 'static {
 
     /// Asks for another queue, with connections of its own. Waits for nothing: the queue is connected
     /// when the device is.
-    fn open_queue(&self) -> Result<Self::Ticket, CommandError>;
+    fn open_queue(&self) -> Result<Self::Ticket, Error>;
 
     /// The queue that was asked for, once it is connected. The error says why it is not.
-    fn take_queue(&self, ticket: Self::Ticket) -> Result<Option<Self::Queue>, CommandError>;
+    fn take_queue(&self, ticket: Self::Ticket) -> Result<Option<Self::Queue>, Error>;
 
     /// Gives up a queue that was asked for and has not been taken.
     fn close_queue(&self, ticket: Self::Ticket);
@@ -46,7 +46,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     fn address(&self) -> &str;
 
     /// Another queue, which is waited for as long as a connection may take.
-    fn queue(&self) -> Result<Self::Queue, CommandError> {
+    fn queue(&self) -> Result<Self::Queue, Error> {
         let (clock, policy) = self.clock();
         let end = clock.now().after(policy.connect);
         let pillow = pillow()?;
@@ -58,7 +58,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
                 Ok(None) => {
                     let address = self.address();
                     let why = format!("tcp://{address}: a queue was not connected in time");
-                    break CommandError::peer(why);
+                    break Error::remote(why);
                 }
                 Err(refused) => break refused,
             }
@@ -80,7 +80,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     fn reserved(&self) -> Option<ReservedNamespace>;
 
     /// A queue for reservation commands.
-    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError>;
+    fn reservation_queue(&self) -> Result<ReservationQueue, Error>;
 
     /// How long the namespace is by now.
     fn growth(&self) -> &SizeWatch;
@@ -118,7 +118,7 @@ enum Queue<Q: QueueSource> {
 const OPEN_WAIT: Span = Span::from_ms(100);
 
 impl<Q: QueueSource> RemoteDevice<Q> {
-    pub(super) fn new(behind: Q) -> Result<Self, CommandError> {
+    pub(super) fn new(behind: Q) -> Result<Self, Error> {
         let first = behind.queue()?;
         let limits = first.limits().clone();
         let reserved = behind.reserved();
@@ -190,7 +190,7 @@ impl<Q: QueueSource> Reservations for RemoteDevice<Q> {
 impl<Q: QueueSource> RemoteChannel<Q> {
     /// A channel whose queue is connected when the device is. Nothing is waited for while the device
     /// is absent.
-    fn open(behind: Arc<Q>, limits: Limits) -> Result<Self, CommandError> {
+    fn open(behind: Arc<Q>, limits: Limits) -> Result<Self, Error> {
         let pillow = pillow()?;
         let ticket = behind.open_queue()?;
         let fail_fast = behind.clock().1.fail_fast;
@@ -204,7 +204,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
     }
 
     /// Takes the queue, if it is connected by now. Whether it is open.
-    fn take(&mut self) -> Result<bool, CommandError> {
+    fn take(&mut self) -> Result<bool, Error> {
         let Queue::Opening(opening) = &mut self.queue else { return Ok(true) };
         let Some(queue) = self.behind.take_queue(opening.ticket)? else { return Ok(false) };
         let mut queue = match opening.sleep.take() {
@@ -331,8 +331,8 @@ impl<Q: QueueSource> Drop for RemoteChannel<Q> {
     }
 }
 
-fn pillow() -> Result<WaitSet, CommandError> {
-    let refused = |error| CommandError::machine(format!("make a descriptor to sleep on: {error}"));
+fn pillow() -> Result<WaitSet, Error> {
+    let refused = |error| Error::environment(format!("make a descriptor to sleep on: {error}"));
     WaitSet::new().map_err(refused)
 }
 

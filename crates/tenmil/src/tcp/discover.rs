@@ -11,8 +11,8 @@ use tenmil_block::uri::Uri;
 
 use super::ask::RemoteAdmin;
 use super::name::TcpName;
-use crate::CommandError;
 use crate::identify::Controller;
+use tenmil_base::Error;
 
 /// Contents of a discovery log page.
 #[derive(Clone, Debug)]
@@ -33,9 +33,9 @@ const ENTRIES_MAX: u64 = 65_536;
 const ATTEMPTS: u32 = 8;
 
 /// Parses the URI of a discovery service: `tcp://HOST:PORT`, with the options of `tcp://` URIs.
-pub(crate) fn service(text: &str) -> Result<TcpName, CommandError> {
+pub(crate) fn service(text: &str) -> Result<TcpName, Error> {
     let refuse = |problem: &str| {
-        CommandError::caller(format!("discover {text}: {problem}, expected tcp://HOST:PORT"))
+        Error::usage(format!("discover {text}: {problem}, expected tcp://HOST:PORT"))
     };
     let rest = text.strip_prefix("tcp://").ok_or_else(|| refuse("no address"))?;
     let (address, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -48,12 +48,12 @@ pub(crate) fn service(text: &str) -> Result<TcpName, CommandError> {
 }
 
 /// Connects to the discovery service that `name` names and reads its log page.
-pub(crate) fn discover(name: &TcpName) -> Result<DiscoveryLog, CommandError> {
+pub(crate) fn discover(name: &TcpName) -> Result<DiscoveryLog, Error> {
     read_whole(&mut RemoteAdmin::call(name)?)
 }
 
 /// Reads a consistent copy of the log page.
-fn read_whole(service: &mut RemoteAdmin) -> Result<DiscoveryLog, CommandError> {
+fn read_whole(service: &mut RemoteAdmin) -> Result<DiscoveryLog, Error> {
     for _ in 0..ATTEMPTS {
         let found = read(service)?;
         // The page was read in pieces: they belong together only if the generation has not changed.
@@ -62,17 +62,15 @@ fn read_whole(service: &mut RemoteAdmin) -> Result<DiscoveryLog, CommandError> {
         }
     }
     let address = service.address();
-    Err(CommandError::peer(format!(
-        "discover tcp://{address}: it changed {ATTEMPTS} times meanwhile"
-    )))
+    Err(Error::remote(format!("discover tcp://{address}: it changed {ATTEMPTS} times meanwhile")))
 }
 
-fn read(service: &mut RemoteAdmin) -> Result<DiscoveryLog, CommandError> {
+fn read(service: &mut RemoteAdmin) -> Result<DiscoveryLog, Error> {
     let first = header(service)?;
     let count = first.numrec();
     if count > ENTRIES_MAX {
         let address = service.address();
-        return Err(CommandError::peer(format!(
+        return Err(Error::remote(format!(
             "discover tcp://{address}: it has {count} entries, expected at most {ENTRIES_MAX}"
         )));
     }
@@ -89,22 +87,20 @@ fn read(service: &mut RemoteAdmin) -> Result<DiscoveryLog, CommandError> {
     Ok(DiscoveryLog { generation: first.genctr(), entries: found })
 }
 
-fn header(service: &mut RemoteAdmin) -> Result<DiscoveryHeader, CommandError> {
+fn header(service: &mut RemoteAdmin) -> Result<DiscoveryHeader, Error> {
     let bytes = get(service, 0, 1024)?;
     DiscoveryHeader::parse(&bytes).map_err(|_| {
         let (address, count) = (service.address(), bytes.len());
-        CommandError::peer(format!("discover tcp://{address}: {count} bytes came, expected 1024"))
+        Error::remote(format!("discover tcp://{address}: {count} bytes came, expected 1024"))
     })
 }
 
-fn get(service: &mut RemoteAdmin, offset: u64, len_bytes: u32) -> Result<Vec<u8>, CommandError> {
+fn get(service: &mut RemoteAdmin, offset: u64, len_bytes: u32) -> Result<Vec<u8>, Error> {
     let log = GetLogPage { lpo: offset, ..GetLogPage::new(PAGE, len_bytes) };
     let answer = service.admin(log.to_command(), len_bytes)?;
     if !answer.status.is_success() {
         let (status, address) = (answer.status, service.address());
-        return Err(CommandError::peer(format!(
-            "discover tcp://{address}: Get Log Page: {status}"
-        )));
+        return Err(Error::remote(format!("discover tcp://{address}: Get Log Page: {status}")));
     }
     Ok(answer.bytes)
 }

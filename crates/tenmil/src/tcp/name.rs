@@ -14,7 +14,7 @@ use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, 
 
 use super::queue_map::QueueMapOptions;
 use super::sockets;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Parsed `tcp://` URI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,7 +281,7 @@ pub(crate) struct TimeoutRow {
 }
 
 /// Timeouts of `uri`, or the defaults without one.
-pub(crate) fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, CommandError> {
+pub(crate) fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, Error> {
     let mut policy = match uri {
         None => TimeoutPolicy::default(),
         Some(text) => {

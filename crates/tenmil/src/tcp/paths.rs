@@ -24,8 +24,8 @@ use super::name::TcpName;
 use super::path_notifier::PathNotifier;
 use super::reservations::{ReservationQueue, ReservedNamespace};
 use super::wait_set::WaitSet;
-use crate::CommandError;
 use crate::size_watch::SizeWatch;
+use tenmil_base::Error;
 
 /// Paths to a namespace, and their admin thread. Dropped with the last device and channel.
 pub(super) struct MultipathDevice {
@@ -46,13 +46,9 @@ const PAUSE: Span = Span::from_us(50);
 
 impl MultipathDevice {
     /// Connects all paths, and waits until each is up or has failed once. At least one must be up.
-    pub(super) fn call(
-        name: &TcpName,
-        regions: &RegionTable,
-        clock: Clock,
-    ) -> Result<Self, CommandError> {
+    pub(super) fn call(name: &TcpName, regions: &RegionTable, clock: Clock) -> Result<Self, Error> {
         let machine = |what: &str, error: &dyn std::fmt::Display| {
-            CommandError::machine(format!("call tcp://{}: {what}: {error}", name.address))
+            Error::environment(format!("call tcp://{}: {what}: {error}", name.address))
         };
         let mut memory = Vec::new();
         let mut setups = Vec::new();
@@ -77,7 +73,7 @@ impl MultipathDevice {
         }
         let bed = AdminThreadBuilder::make(name)?;
         let multipath = Multipath::begin(setups, wishes(name), clock.now())
-            .map_err(|error| CommandError::caller(error.to_string()))?;
+            .map_err(|error| Error::usage(error.to_string()))?;
         let shared = Arc::new(Mutex::new(multipath));
         let teller = Arc::new(PathNotifier::new(name));
         reach(name, &teller, &shared, &clock)?;
@@ -98,20 +94,19 @@ impl MultipathDevice {
 }
 
 impl MultipathDevice {
-    fn check(&self, multipath: &Multipath, now: Instant) -> Result<(), CommandError> {
+    fn check(&self, multipath: &Multipath, now: Instant) -> Result<(), Error> {
         let address = &self.name.address;
-        let refused =
-            || CommandError::peer(format!("tcp://{address}: all paths have been given up"));
+        let refused = || Error::remote(format!("tcp://{address}: all paths have been given up"));
         multipath.is_there(now).then_some(()).ok_or_else(refused)
     }
 
     /// A queue to the namespace that the paths lead to, and to no other.
-    fn checked(&self, attached: Attached) -> Result<ReservationQueue, CommandError> {
+    fn checked(&self, attached: Attached) -> Result<ReservationQueue, Error> {
         let (found, expected) = (attached.identity(), self.identity());
         if found != expected {
             let text = |name: Option<String>| name.unwrap_or_else(|| "none".to_owned());
             let (found, expected) = (text(found), text(expected));
-            return Err(CommandError::peer(format!(
+            return Err(Error::remote(format!(
                 "reserve tcp://{}: found namespace {found}, expected {expected}",
                 self.name.address
             )));
@@ -140,7 +135,7 @@ fn reach(
     teller: &PathNotifier,
     shared: &Mutex<Multipath>,
     clock: &Clock,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     let mut troubles: Vec<Option<String>> = vec![None; name.addresses().count()];
     loop {
         let now = clock.now();
@@ -168,7 +163,7 @@ fn reach(
                 .collect();
             let address = &name.address;
             let each = each.join("; ");
-            return Err(CommandError::peer(format!(
+            return Err(Error::remote(format!(
                 "call tcp://{address}: no path leads there: {each}"
             )));
         }
@@ -198,7 +193,7 @@ impl QueueSource for MultipathDevice {
     type Queue = MultipathChannel;
     type Ticket = QueueRequest;
 
-    fn open_queue(&self) -> Result<QueueRequest, CommandError> {
+    fn open_queue(&self) -> Result<QueueRequest, Error> {
         let mut multipath = lock(&self.shared);
         self.check(&multipath, self.clock.now())?;
         let ticket = multipath.open_queue();
@@ -208,7 +203,7 @@ impl QueueSource for MultipathDevice {
     }
 
     /// With a connection on each path that is there.
-    fn take_queue(&self, ticket: QueueRequest) -> Result<Option<MultipathChannel>, CommandError> {
+    fn take_queue(&self, ticket: QueueRequest) -> Result<Option<MultipathChannel>, Error> {
         let now = self.clock.now();
         let mut multipath = lock(&self.shared);
         if let Some(event) = multipath.poll(now) {
@@ -261,7 +256,7 @@ impl QueueSource for MultipathDevice {
     }
 
     /// A queue of a controller of its own: a reservation belongs to the host, whatever the path.
-    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError> {
+    fn reservation_queue(&self) -> Result<ReservationQueue, Error> {
         let mut refused = None;
         for address in self.name.addresses() {
             let name = TcpName { address: address.to_owned(), ..self.name.to_one_queue() };
@@ -271,7 +266,7 @@ impl QueueSource for MultipathDevice {
                 Err(why) => refused = Some(why),
             }
         }
-        Err(refused.unwrap_or_else(|| CommandError::caller("a namespace without a path")))
+        Err(refused.unwrap_or_else(|| Error::usage("a namespace without a path")))
     }
 
     fn growth(&self) -> &SizeWatch {

@@ -270,7 +270,7 @@ impl Drop for Exchange<'_> {
 
 impl ReservationQueue {
     /// A queue of a controller that stays attached for as long as the queue is there.
-    pub(super) fn of(attached: Attached) -> Result<Self, crate::CommandError> {
+    pub(super) fn of(attached: Attached) -> Result<Self, tenmil_base::Error> {
         let queue = attached.queue()?;
         Ok(Self { queue, _attached: Some(attached) })
     }

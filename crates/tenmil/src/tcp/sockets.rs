@@ -7,7 +7,7 @@ use tenmil_linux::socket::{SocketEngine, SocketOptions};
 use tenmil_serve::tcp::PlacementPolicy;
 
 use super::name::YES_OR_NO;
-use crate::CommandError;
+use tenmil_base::Error;
 
 const ENGINES: [(&str, SocketEngine); 2] =
     [("epoll", SocketEngine::Epoll), ("io_uring", SocketEngine::Ring)];
@@ -46,9 +46,7 @@ fn zero_copy(text: &str) -> Result<Option<usize>, String> {
 
 /// Parses the socket options of a server, given as `KEY=VALUE` words, and its connection placement
 /// policy.
-pub(crate) fn of_server(
-    words: &[String],
-) -> Result<(SocketOptions, PlacementPolicy), CommandError> {
+pub(crate) fn of_server(words: &[String]) -> Result<(SocketOptions, PlacementPolicy), Error> {
     let mut uri = Uri::new("socket", "");
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));

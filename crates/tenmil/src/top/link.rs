@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use serde_json::Value;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_linux::process::command_line;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::{Clock, StopFlag, Thread};
@@ -14,7 +14,6 @@ use super::keys::Request;
 use super::query::{self, PATIENCE};
 use super::sample::{Sample, refused};
 use super::state::{EventLine, Running, Update};
-use crate::CommandError;
 
 /// Handle of the sampling thread. Dropping it stops the thread, which takes as long as one query.
 #[derive(Debug)]
@@ -41,13 +40,13 @@ impl SamplerHandle {
         directory: RuntimeDirectory,
         pid: Option<u32>,
         interval: Span,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let (wishes, wished) = sync_channel(16);
         let (tell, news) = sync_channel(256);
         let clock = Clock::kernel();
         let watcher = Sampler { directory, pid, must_list: false, interval, wished, tell, clock };
         let thread = Thread::spawn("top", None, move |stop| watcher.run(stop))
-            .map_err(|error| CommandError::machine(format!("start a thread: {error}")))?;
+            .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
         Ok(Self { wishes, news, _thread: thread })
     }
 
@@ -57,11 +56,11 @@ impl SamplerHandle {
     }
 
     /// The next update, if there is one.
-    pub(crate) fn news(&self) -> Result<Option<Update>, CommandError> {
+    pub(crate) fn news(&self) -> Result<Option<Update>, Error> {
         match self.news.try_recv() {
             Ok(news) => Ok(Some(news)),
             Err(TryRecvError::Empty) => Ok(None),
-            Err(TryRecvError::Disconnected) => Err(CommandError::machine(
+            Err(TryRecvError::Disconnected) => Err(Error::environment(
                 "watch: the thread that asks has ended, expected it to last",
             )),
         }
@@ -135,7 +134,7 @@ impl Sampler {
         }
     }
 
-    fn attach(&self, pid: u32) -> Result<(Client, Update), CommandError> {
+    fn attach(&self, pid: u32) -> Result<(Client, Update), Error> {
         let path = self.directory.socket_of(pid);
         let mut client = Client::connect(&path, PATIENCE).map_err(refused)?;
         let process = query::process(&mut client)?;

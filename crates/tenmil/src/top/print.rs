@@ -1,7 +1,7 @@
 //! One sample as plain text and as JSON.
 
 use serde_json::{Value, json};
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_linux::Clock;
 use tenmil_rpc::Client;
 
@@ -11,10 +11,9 @@ use super::rates::{PollerRates, Rates, ReactorRates, ThreadRates};
 use super::sample::{Poller, Reactor, Thread, refused};
 use super::state::{AppState, DisplayedSample, Table, Update};
 use super::tables::{all_pollers, table};
-use crate::CommandError;
 
 /// Takes two samples, `interval` apart.
-pub(crate) fn sample_twice(client: &mut Client, interval: Span) -> Result<AppState, CommandError> {
+pub(crate) fn sample_twice(client: &mut Client, interval: Span) -> Result<AppState, Error> {
     let mut state = AppState::default();
     state.take(Update::Attached(query::process(client)?));
     let clock = Clock::kernel();

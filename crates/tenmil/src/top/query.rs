@@ -1,11 +1,10 @@
 //! Queries to the watched process.
 
 use serde_json::{Map, Value};
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_rpc::{Client, Code, RpcError};
 
 use super::sample::{Process, Sample, Scheduler, read, refused};
-use crate::CommandError;
 
 /// Response time after which a process counts as not responding.
 pub(crate) const PATIENCE: Span = Span::from_secs(1);
@@ -16,12 +15,12 @@ pub(crate) fn call(client: &mut Client, method: &str) -> Result<Value, RpcError>
 }
 
 /// Queries the properties of the process.
-pub(crate) fn process(client: &mut Client) -> Result<Process, CommandError> {
+pub(crate) fn process(client: &mut Client) -> Result<Process, Error> {
     read("process", call(client, "process").map_err(refused)?)
 }
 
 /// Parses the result of `sample`.
-pub(crate) fn sample(answer: Value) -> Result<Sample, CommandError> {
+pub(crate) fn sample(answer: Value) -> Result<Sample, Error> {
     read("sample", answer)
 }
 

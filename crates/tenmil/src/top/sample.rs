@@ -6,7 +6,7 @@ use serde_json::Value;
 use tenmil_rpc::RpcError;
 
 use super::format::plain;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Reactors, threads and pollers of a process at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -76,18 +76,18 @@ pub(crate) struct Scheduler {
 }
 
 /// Parses the result of `method`. Unknown members are ignored, because a newer process may send more.
-pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T, CommandError> {
+pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T, Error> {
     serde_json::from_value(answer).map_err(|error| {
         let found = plain(&error.to_string());
-        CommandError::peer(format!("{method}: {found}, expected what this version answers"))
+        Error::remote(format!("{method}: {found}, expected what this version answers"))
             .with_hint("use the `tenmil top` of the process's own version")
     })
 }
 
 /// Converts an RPC error to a command error.
-pub(crate) fn refused(refusal: RpcError) -> CommandError {
-    let RpcError { blame, message, hint, .. } = refusal;
-    CommandError { blame, text: plain(&message), hint: hint.map(|hint| plain(&hint)) }
+pub(crate) fn refused(refusal: RpcError) -> Error {
+    let RpcError { category, message, hint, .. } = refusal;
+    Error { category, text: plain(&message), hint: hint.map(|hint| plain(&hint)) }
 }
 
 #[cfg(test)]
@@ -109,7 +109,7 @@ mod tests {
         let sample: Sample = read("sample", answer).unwrap();
         assert_eq!((sample.at_ns, sample.pollers[0].polls), (5, 3));
         let refused = read::<Sample>("sample", json!({ "at_ns": -1 })).unwrap_err();
-        assert_eq!(refused.blame, ErrorCategory::Remote);
+        assert_eq!(refused.category, ErrorCategory::Remote);
         assert!(refused.text.starts_with("sample: ") && refused.hint.is_some(), "{refused}");
         assert!(read::<Process>("process", json!([])).is_err());
     }

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_linux::pty::await_hangup;
 use tenmil_linux::{StopFlag, Thread};
 
 use super::draw::{Theme, draw};
 use super::link::SamplerHandle;
 use super::state::AppState;
-use crate::CommandError;
 
 /// Longest wait for a key; updates and signals are checked between two waits.
 const WAIT: Duration = Duration::from_millis(50);
@@ -26,7 +25,7 @@ struct Screen(DefaultTerminal);
 
 impl Screen {
     /// Sets up the terminal. A panic on any thread restores it before the panic message.
-    fn take() -> Result<Self, CommandError> {
+    fn take() -> Result<Self, Error> {
         ratatui::try_init().map(Self).map_err(|error| lost(&error))
     }
 }
@@ -39,13 +38,13 @@ impl Drop for Screen {
 }
 
 /// Runs the live view over `link` until the user quits.
-pub(crate) fn run(link: &SamplerHandle, theme: Theme) -> Result<(), CommandError> {
+pub(crate) fn run(link: &SamplerHandle, theme: Theme) -> Result<(), Error> {
     tenmil_linux::signal::catch_interrupts()
         .and_then(|()| tenmil_linux::signal::catch_hangup())
-        .map_err(|error| CommandError::machine(format!("catch signals: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch signals: {error}")))?;
     let mut screen = Screen::take()?;
     let _watch = Thread::spawn("hangup", None, watch_for_hangup)
-        .map_err(|error| CommandError::machine(format!("start a thread: {error}")))?;
+        .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
     let mut state = AppState::default();
     let mut is_new = true;
     while !state.is_over && !tenmil_linux::signal::interrupted() {
@@ -91,8 +90,8 @@ fn take_keys(state: &mut AppState, link: &SamplerHandle) -> io::Result<bool> {
     Ok(is_any)
 }
 
-fn lost(error: &io::Error) -> CommandError {
-    CommandError::machine(format!("use the terminal: {error}, expected one to draw on"))
+fn lost(error: &io::Error) -> Error {
+    Error::environment(format!("use the terminal: {error}, expected one to draw on"))
         .with_hint("`tenmil top --once` prints the tables and needs no terminal")
 }
 

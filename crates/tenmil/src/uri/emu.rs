@@ -14,7 +14,7 @@ use core::str::FromStr;
 use tenmil_block::quantity::{parse_count, parse_size};
 use tenmil_block::uri::{Uri, UriError};
 
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Parameters of a set of equal emulated SSDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,9 +183,9 @@ impl EmuSpec {
 }
 
 impl FromStr for EmuSpec {
-    type Err = CommandError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, CommandError> {
+    fn from_str(text: &str) -> Result<Self, Error> {
         let uri: Uri = text.parse()?;
         if uri.scheme() != Self::SCHEME {
             let scheme = uri.scheme();

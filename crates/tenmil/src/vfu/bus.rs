@@ -11,8 +11,8 @@ use super::link::{ConnectionHandle, ServerFeatures};
 use super::name::VfuName;
 use super::registers::{Register, Registers};
 use super::vector::MessageVector;
-use crate::CommandError;
 use crate::attached::ControllerBus;
+use tenmil_base::Error;
 
 /// A vfio-user connection and the features of the server.
 #[derive(Clone)]
@@ -27,7 +27,7 @@ impl VfuBus {
         name: &VfuName,
         regions: &RegionTable,
         clock: Clock,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let (link, offer) = ConnectionHandle::connect(name, regions, clock)?;
         Ok(Self { link, regions: regions.clone(), offer: Arc::new(offer) })
     }
@@ -67,8 +67,8 @@ impl ControllerBus for VfuBus {
         self.link.lose(why);
     }
 
-    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
-        self.link.show(region).map_err(CommandError::peer)
+    fn map(&self, region: RegionId) -> Result<u64, Error> {
+        self.link.show(region).map_err(Error::remote)
     }
 
     fn unmap(&self, region: RegionId) -> bool {

@@ -1,7 +1,8 @@
 //! `vfio-user:` as a block device kind.
 
+use tenmil_base::Error;
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_block::{OpenedDevice, Opener};
 
 use super::attach;
 use super::name::VfuName;
@@ -11,7 +12,7 @@ use super::name::VfuName;
 pub struct Kind;
 
 impl tenmil_block::DeviceType for Kind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         attach(&VfuName::of(uri)?, opener.regions, opener.clock)?.open(uri)
     }
 }

@@ -26,7 +26,7 @@ use tenmil_vfio_user::{
 };
 
 use super::name::VfuName;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Handle of the connection. Clones are cheap.
 #[derive(Clone)]
@@ -111,7 +111,7 @@ impl ConnectionHandle {
         name: &VfuName,
         regions: &RegionTable,
         clock: Clock,
-    ) -> Result<(Self, ServerFeatures), CommandError> {
+    ) -> Result<(Self, ServerFeatures), Error> {
         let shown = name.shown();
         let connection =
             Connection::connect(&name.path, name.wanted.patience).map_err(|error| {
@@ -121,9 +121,9 @@ impl ConnectionHandle {
                         let hint = format!(
                             "Start whoever serves it: `tenmil serve URI --listen {shown}`."
                         );
-                        CommandError { hint: Some(hint), ..CommandError::caller(text) }
+                        Error { hint: Some(hint), ..Error::usage(text) }
                     }
-                    _ => CommandError::machine(text),
+                    _ => Error::environment(text),
                 }
             })?;
         let watch = PollSet::new().and_then(|watch| {
@@ -131,7 +131,7 @@ impl ConnectionHandle {
             Ok(watch)
         });
         let watch =
-            watch.map_err(|error| CommandError::machine(format!("attach {shown}: {error}")))?;
+            watch.map_err(|error| Error::environment(format!("attach {shown}: {error}")))?;
         let wire = ConnectionState {
             client: Client::new(),
             answers: Vec::new(),
@@ -148,7 +148,7 @@ impl ConnectionHandle {
         let shared = ConnectionShared { connection, watch, wire, asking, clock, patience, name };
         let link = Self { shared: Arc::new(shared) };
         let offer = link.explore(regions);
-        let offer = offer.map_err(|why| CommandError::peer(format!("attach {shown}: {why}")))?;
+        let offer = offer.map_err(|why| Error::remote(format!("attach {shown}: {why}")))?;
         Ok((link, offer))
     }
 

@@ -44,7 +44,7 @@ pub enum StreamErrorKind {
 
 impl StreamError {
     /// Category of the error, by the party that has to act.
-    pub const fn blame(&self) -> ErrorCategory {
+    pub const fn category(&self) -> ErrorCategory {
         match self.wrong {
             StreamErrorKind::NotAStream | StreamErrorKind::Newer { .. } => ErrorCategory::Usage,
             _ => ErrorCategory::Remote,

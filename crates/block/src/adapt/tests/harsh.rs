@@ -9,7 +9,8 @@ use tenmil_base::{
 
 use crate::adapt::{AdaptOptions, AdaptedChannel, Alignment, BounceMemory, Deallocate, FuaMode};
 use crate::uri::Uri;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+use crate::{DeviceType, OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// Requirements of a harsh device.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +71,7 @@ impl Demands {
 }
 
 impl DeviceType for HarshKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let mut fields = uri.fields();
         let align = u32::try_from(fields.number("align", 1..=4096)?.unwrap_or(1)).unwrap();
         let forces = fields.choice("force", &[("yes", true), ("no", false)])?.unwrap_or(true);

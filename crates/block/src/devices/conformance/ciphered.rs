@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tenmil_base::{BlockDevice, CompletionBatch, Instant, Memory, Operation, Request};
 use tenmil_dma::RegionTable;
 
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener, uri::Uri};
+use crate::{DeviceType, OpenedDevice, Opener, uri::Uri};
+use tenmil_base::Error;
 
 /// Opens `crypt:[URI]` with its own key, and fills it with zeroes, as read through the cipher, until
 /// [`keep`](Self::keep) is called.
@@ -36,7 +37,7 @@ impl CryptKind {
 }
 
 impl DeviceType for CryptKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let below = opener.open(uri.only_child()?)?;
         let key = tenmil_crypt::Key::read(&self.directory.path().join("key")).unwrap();
         let crypt =

@@ -24,7 +24,8 @@ use tenmil_dma::RegionTable;
 use self::file::CutFile;
 use self::sectors::{SECTOR, Sectors};
 use crate::devices::validate::check;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener, uri::Uri};
+use crate::{DeviceType, OpenedDevice, Opener, uri::Uri};
+use tenmil_base::Error;
 
 /// A device. Clones share the blocks.
 #[derive(Clone)]
@@ -84,7 +85,7 @@ const BLOCK: u32 = 1024;
 const BLOCKS: u64 = 128;
 
 impl DeviceType for PowerKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let mut fields = uri.fields();
         let blocks = fields.size("size")?.map_or(BLOCKS, |size| size / u64::from(BLOCK));
         let file = file::Options::of(&mut fields)?;

@@ -7,7 +7,8 @@ use tenmil_base::{
     Request, Segment, WakeSource,
 };
 
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener, uri::Uri};
+use crate::{DeviceType, OpenedDevice, Opener, uri::Uri};
+use tenmil_base::Error;
 
 /// Accepts between none and three requests of each batch, and often completes them late.
 pub(crate) struct Reluctant {
@@ -30,7 +31,7 @@ impl Reluctant {
 }
 
 impl DeviceType for ReluctantKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let below = opener.open(uri.only_child()?)?;
         let medium = Reluctant::new(below.medium.clone(), opener.seed);
         let description = format!("reluctant: over {}", below.description);

@@ -14,7 +14,8 @@ use tenmil_linux::file::{Alignment, BufferedReason};
 use super::channel::SYNC;
 use super::{CAPACITY, FileDevice, FileDeviceOptions, FileIo};
 use crate::uri::Uri;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+use crate::{DeviceType, OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// Opens `failing:PATH?block=4096&direct=yes`, a file that is there, of which the next syncs fail that are
 /// counted here.
@@ -44,7 +45,7 @@ impl FailingKind {
 }
 
 impl DeviceType for FailingKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let mut fields = uri.fields();
         let block_size = fields.block_size()?.unwrap_or(512);
         let direct = fields.choice("direct", &[("yes", true), ("no", false)])?.unwrap_or(true);

@@ -249,7 +249,7 @@ fn a_file_that_cannot_be_a_medium_is_refused() {
     let regions = RegionTable::new(8);
     let missing = options(&directory.path().join("missing"), None);
     let error = FileDevice::open(&regions, &missing).unwrap_err();
-    assert_eq!(error.blame(), ErrorCategory::Usage);
+    assert_eq!(error.category(), ErrorCategory::Usage);
     assert!(error.to_string().starts_with("file: open "), "{error}");
     let odd = FileDeviceOptions { block_size: 1000, ..missing };
     let error = FileDevice::open(&regions, &odd).unwrap_err();

@@ -14,8 +14,9 @@ use super::superblock::{LEGS_MAX, MirrorGeometry, Superblock, uuid_text};
 use super::{Leg, OpenLegs, leg_io, open_legs};
 use crate::identity::DeviceIdentity;
 use crate::open::Opener;
+use crate::overwrite;
 use crate::uri::Uri;
-use crate::{DeviceError, overwrite};
+use tenmil_base::Error;
 
 /// Creates a mirror over the given devices, in that order.
 ///
@@ -23,9 +24,8 @@ use crate::{DeviceError, overwrite};
 ///
 /// If a device cannot be opened or is too small, their block sizes differ, or there is existing data on
 /// one of them and `overwrite` is not set.
-pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, DeviceError> {
-    let refuse =
-        |text: String| DeviceError::new(ErrorCategory::Usage, format!("make a mirror: {text}"));
+pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, Error> {
+    let refuse = |text: String| Error::new(ErrorCategory::Usage, format!("make a mirror: {text}"));
     if !(2..=LEGS_MAX).contains(&uris.len()) {
         let count = uris.len();
         return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));

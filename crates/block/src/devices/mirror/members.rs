@@ -25,8 +25,9 @@ use super::superblock::{LEGS_MAX, Superblock, uuid_text};
 use super::{Leg, OpenLegs, open_legs, parse};
 use crate::identity::DeviceIdentity;
 use crate::open::Opener;
+use crate::overwrite;
 use crate::uri::Uri;
-use crate::{DeviceError, overwrite};
+use tenmil_base::Error;
 
 /// A mirror that is not open, and the contents of its superblocks.
 pub(super) struct OfflineMirror<'a> {
@@ -55,12 +56,7 @@ struct SuperblockUpdate {
 ///
 /// If the legs are not those of one mirror, or the device cannot be opened, does not fit, or has existing
 /// data and `overwrite` is not set.
-pub fn add(
-    opener: &Opener<'_>,
-    uri: &Uri,
-    new: &Uri,
-    overwrite: bool,
-) -> Result<String, DeviceError> {
+pub fn add(opener: &Opener<'_>, uri: &Uri, new: &Uri, overwrite: bool) -> Result<String, Error> {
     let doing = format!("add {new}");
     with_members(opener, uri, &doing, |members, now| {
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
@@ -71,7 +67,7 @@ pub fn add(
 }
 
 /// Asks the operator to confirm a change, which is described in one line.
-pub type Consent<'a> = &'a mut dyn FnMut(&str) -> Result<(), DeviceError>;
+pub type Consent<'a> = &'a mut dyn FnMut(&str) -> Result<(), Error>;
 
 /// Replaces one leg by another device, if `consent` is given. The old leg is named by its number or by
 /// its device, in any spelling. It may be absent. If it is present, its superblock is erased.
@@ -86,7 +82,7 @@ pub fn replace(
     new: &Uri,
     overwrite: bool,
     consent: Consent<'_>,
-) -> Result<String, DeviceError> {
+) -> Result<String, Error> {
     let doing = format!("replace {old}");
     with_members(opener, uri, &doing, |members, now| {
         let number = members.number(old).map_err(caller)?;
@@ -111,7 +107,7 @@ pub fn remove(
     uri: &Uri,
     old: &str,
     consent: Consent<'_>,
-) -> Result<String, DeviceError> {
+) -> Result<String, Error> {
     let doing = format!("remove {old}");
     with_members(opener, uri, &doing, |members, now| {
         let number = members.number(old).map_err(caller)?;
@@ -125,11 +121,8 @@ fn with_members(
     opener: &Opener<'_>,
     uri: &Uri,
     doing: &str,
-    change: impl FnOnce(
-        &mut OfflineMirror<'_>,
-        &mut dyn FnMut() -> Instant,
-    ) -> Result<String, DeviceError>,
-) -> Result<String, DeviceError> {
+    change: impl FnOnce(&mut OfflineMirror<'_>, &mut dyn FnMut() -> Instant) -> Result<String, Error>,
+) -> Result<String, Error> {
     if uri.scheme() != "mirror" {
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
     }
@@ -145,8 +138,8 @@ fn with_members(
 }
 
 /// A usage error.
-fn caller(text: String) -> DeviceError {
-    DeviceError::new(ErrorCategory::Usage, text)
+fn caller(text: String) -> Error {
+    Error::new(ErrorCategory::Usage, text)
 }
 
 /// Opens a device that is to become a leg: not a leg of this mirror, and without existing data unless
@@ -157,7 +150,7 @@ fn fresh(
     uri: &Uri,
     overwrite: bool,
     now: &mut dyn FnMut() -> Instant,
-) -> Result<Leg, DeviceError> {
+) -> Result<Leg, Error> {
     let is_taken = |device: &DeviceIdentity| {
         let legs = mirror.children().iter();
         let mut legs = legs.map(|leg| DeviceIdentity::with_names(leg, identities));

@@ -8,9 +8,9 @@ use super::assemble::{AssembledMirror, LegCandidate, LegProbe, assemble};
 use super::progress::Health;
 use super::superblock::{NoSuperblock, Superblock, uuid_text};
 use super::{look, open_legs, parse};
-use crate::DeviceError;
 use crate::open::Opener;
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Output of `tenmil mirror show`.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct MirrorReport {
 /// # Errors
 ///
 /// If the URI is not that of a mirror.
-pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, DeviceError> {
+pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
     if uri.scheme() != "mirror" {
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
     }
@@ -36,7 +36,7 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, DeviceError>
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
     let candidates = look(opener.regions, &legs, &mut now)
-        .map_err(|problem| DeviceError::new(ErrorCategory::Environment, problem))?;
+        .map_err(|problem| Error::new(ErrorCategory::Environment, problem))?;
     let assembly = assemble(&candidates, options.start());
     let health = assembly
         .as_ref()

@@ -7,11 +7,11 @@ use super::claim::Claim;
 use super::exclude::{Entry, enter};
 use super::fence::Ownership;
 use super::{open_legs, parse};
-use crate::DeviceError;
 use crate::devices::exclusion::Exclusion;
 use crate::devices::owned::{self, is_gone};
 use crate::open::Opener;
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Clears the owner of a mirror durably, so that any process may open it: only if the owner is known to
 /// have exited or is excluded from writing by the devices, unless `force` is set. Returns the former owner.
@@ -19,11 +19,7 @@ use crate::uri::Uri;
 /// # Errors
 ///
 /// If the owner may still be running, or the mirror cannot be assembled or written.
-pub fn take_over(
-    opener: &Opener<'_>,
-    uri: &Uri,
-    force: bool,
-) -> Result<Option<String>, DeviceError> {
+pub fn take_over(opener: &Opener<'_>, uri: &Uri, force: bool) -> Result<Option<String>, Error> {
     if uri.scheme() != "mirror" {
         return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
     }
@@ -31,7 +27,7 @@ pub fn take_over(
     let legs = open_legs(opener, uri.children()).legs;
     let mut now = || opener.clock.now();
     let refuse =
-        |problem: String| DeviceError::new(ErrorCategory::Environment, format!("{uri}: {problem}"));
+        |problem: String| Error::new(ErrorCategory::Environment, format!("{uri}: {problem}"));
     let me = owned::Opener::draw();
     let exclusion = Exclusion::new(me.owner().id);
     let entry = if force { Entry::Force } else { Entry::TakeOver };

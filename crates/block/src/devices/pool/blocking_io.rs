@@ -12,7 +12,7 @@ use tenmil_volume::VolumeInfo;
 
 use super::parent_image::ParentImage;
 use super::{OpenPool, PAGE_BYTES, Volume};
-use crate::DeviceError;
+use tenmil_base::Error;
 
 /// An I/O channel to a volume, and memory for its data.
 pub(super) struct BlockingVolumeIo {
@@ -40,11 +40,10 @@ impl BlockingVolumeIo {
         open: &Arc<OpenPool>,
         info: &VolumeInfo,
         parent: Option<ParentImage>,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let name = format!("{}: volume `{}`", open.name, info.name);
-        let machine = |problem: String| {
-            DeviceError::new(ErrorCategory::Environment, format!("{name}: {problem}"))
-        };
+        let machine =
+            |problem: String| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let volume = Volume::open(open, info, parent).map_err(machine)?;
         let blocks_max = volume.limits.request_blocks_max.min(CARRY_MAX);
         let memory = open.regions.allocate((blocks_max * PAGE_BYTES) as usize);
@@ -60,7 +59,7 @@ impl BlockingVolumeIo {
     }
 
     /// Reads as many blocks as `bytes` holds.
-    pub(super) fn read(&mut self, block: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    pub(super) fn read(&mut self, block: u64, bytes: &mut [u8]) -> Result<(), Error> {
         self.run(Operation::Read, block, blocks_in(bytes))?;
         let memory = self.memory.segment().slice(0, len_of(bytes)).unwrap_or_default();
         self.regions.load(memory, bytes).map_err(|_| self.lost())
@@ -76,7 +75,7 @@ impl BlockingVolumeIo {
     }
 
     /// Writes blocks.
-    pub(super) fn write(&mut self, block: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub(super) fn write(&mut self, block: u64, bytes: &[u8]) -> Result<(), Error> {
         for (index, bytes) in (0..).zip(bytes.chunks((self.blocks_max * PAGE_BYTES) as usize)) {
             let memory = self.memory.segment().slice(0, len_of(bytes)).unwrap_or_default();
             self.regions.store(memory, bytes).map_err(|_| self.lost())?;
@@ -87,7 +86,7 @@ impl BlockingVolumeIo {
     }
 
     /// Deallocates blocks: they read as zeroes and use no space.
-    pub(super) fn trim(&mut self, block: u64, blocks: u64) -> Result<(), DeviceError> {
+    pub(super) fn trim(&mut self, block: u64, blocks: u64) -> Result<(), Error> {
         let mut at = block;
         while at < block + blocks {
             let count = u32::try_from(block + blocks - at).unwrap_or(u32::MAX).min(TRIM_MAX);
@@ -97,7 +96,7 @@ impl BlockingVolumeIo {
         Ok(())
     }
 
-    fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> Result<(), DeviceError> {
+    fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> Result<(), Error> {
         let outcome = self.outcome(operation, lba, blocks);
         self.judge(operation, lba, blocks, outcome)
     }
@@ -142,27 +141,27 @@ impl BlockingVolumeIo {
         lba: u64,
         blocks: u32,
         outcome: IoStatus,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         if outcome.is_success() {
             return Ok(());
         }
         let doing =
             format!("{}: {} {blocks} blocks from block {lba} on", self.name, operation.name());
         Err(match outcome {
-            IoStatus::CAPACITY_EXCEEDED => DeviceError::new(
+            IoStatus::CAPACITY_EXCEEDED => Error::new(
                 ErrorCategory::Environment,
                 format!("{doing}: the pool has no room for them"),
             )
             .with_hint("Delete volumes or trim them, or grow it, and do it again."),
-            outcome => DeviceError::new(
+            outcome => Error::new(
                 ErrorCategory::Remote,
                 format!("{doing}: status {:#x}, expected 0", outcome.0),
             ),
         })
     }
 
-    fn lost(&self) -> DeviceError {
-        DeviceError::new(
+    fn lost(&self) -> Error {
+        Error::new(
             ErrorCategory::Environment,
             format!("{}: memory for its blocks is gone", self.name),
         )

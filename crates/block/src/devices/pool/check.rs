@@ -19,8 +19,8 @@ use super::parent_image::{self, ParentCheck, PoolWithParents};
 use super::scrub::{BACKGROUND_BLOCKS, STREAM_WAIT_MAX};
 use super::send::ProgressFn;
 use super::{OpenPool, PAGE_BYTES};
-use crate::DeviceError;
 use crate::open::Opener;
+use tenmil_base::Error;
 
 /// Result of a check of a whole pool.
 #[derive(Clone, Debug)]
@@ -73,9 +73,9 @@ impl OpenPool {
         &self,
         opener: &Opener<'_>,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<PoolCheckResult, DeviceError> {
+    ) -> Result<PoolCheckResult, Error> {
         let machine = |problem: String| {
-            DeviceError::new(ErrorCategory::Environment, format!("{}: check: {problem}", self.name))
+            Error::new(ErrorCategory::Environment, format!("{}: check: {problem}", self.name))
         };
         let mut pages = StorePages::open(self, 1).map_err(machine)?;
         let damaged = self.look_at_superblocks(&mut pages);
@@ -105,7 +105,7 @@ impl OpenPool {
     }
 
     /// Fails if the pinned space is the last free space.
-    fn expect_room(&self) -> Result<(), DeviceError> {
+    fn expect_room(&self) -> Result<(), Error> {
         if !self.shared.lock().store.pin_blocks_space() {
             return Ok(());
         }
@@ -115,7 +115,7 @@ impl OpenPool {
         );
         let hint = "Delete what nobody needs or grow it, or check it while less is written; what was \
                     held is given back.";
-        Err(DeviceError::new(ErrorCategory::Environment, text).with_hint(hint))
+        Err(Error::new(ErrorCategory::Environment, text).with_hint(hint))
     }
 
     /// Reads both copies of the last durable superblock. Copies that are overwritten meanwhile are
@@ -194,8 +194,8 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
     /// Returns the findings, and the volumes with parents.
     pub(super) fn whole(
         &mut self,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), DeviceError>,
-    ) -> Result<(Report, Vec<(String, ParentInfo)>), DeviceError> {
+        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<(Report, Vec<(String, ParentInfo)>), Error> {
         let mut check = Check::of(self.store);
         while let Some(at) = check.next_read() {
             goes_on(check.left() as u64)?;
@@ -213,8 +213,8 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
     fn account(
         &mut self,
         name: &str,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), DeviceError>,
-    ) -> Result<Option<SpaceUsage>, DeviceError> {
+        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<Option<SpaceUsage>, Error> {
         Ok(match self.ask(PoolRequest::SpaceUsage(name.into()), goes_on)? {
             Some(PoolResponse::Account(account)) => Some(account),
             _ => None,
@@ -224,8 +224,8 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
     /// Volumes that have parents.
     fn parents(
         &mut self,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), DeviceError>,
-    ) -> Result<Vec<(String, ParentInfo)>, DeviceError> {
+        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<Vec<(String, ParentInfo)>, Error> {
         let Some(PoolResponse::Volumes(volumes)) = self.ask(PoolRequest::List, goes_on)? else {
             return Ok(Vec::new());
         };
@@ -244,8 +244,8 @@ impl<P: PageSource> ReadOnlyWalker<'_, P> {
     fn ask(
         &mut self,
         ask: PoolRequest,
-        goes_on: &mut dyn FnMut(u64) -> Result<(), DeviceError>,
-    ) -> Result<Option<PoolResponse>, DeviceError> {
+        goes_on: &mut dyn FnMut(u64) -> Result<(), Error>,
+    ) -> Result<Option<PoolResponse>, Error> {
         self.store.submit(0, ask);
         while let Some(action) = self.store.next_action() {
             if let DeviceAction::ReadPage { io, at } = action {

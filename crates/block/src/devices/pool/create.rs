@@ -15,7 +15,8 @@ use super::{OpenPool, PageGeometry, VolumeRef, refusal};
 use crate::devices::owned;
 use crate::open::Opener;
 use crate::uri::Uri;
-use crate::{DeviceError, ExistingData, overwrite};
+use crate::{ExistingData, overwrite};
+use tenmil_base::Error;
 
 /// Result of creating a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub fn create(
     uri: &Uri,
     name: &str,
     overwrite: bool,
-) -> Result<CreateResult, DeviceError> {
+) -> Result<CreateResult, Error> {
     create_over(opener, (uri, &[]), name, overwrite)
 }
 
@@ -50,7 +51,7 @@ pub fn create_over(
     (uri, others): (&Uri, &[Uri]),
     name: &str,
     overwrite: bool,
-) -> Result<CreateResult, DeviceError> {
+) -> Result<CreateResult, Error> {
     let below = opener.open(uri)?;
     let shape = PageGeometry::of(uri, &below.medium.limits())?;
     let steps = steps(uri, name, &shape)?;
@@ -82,8 +83,8 @@ pub fn create_over(
 }
 
 /// Makes the files that were opened and are not there yet: nothing is refused any more.
-pub(super) fn make_files() -> Result<(), DeviceError> {
-    tenmil_linux::file::keep().map_err(|error| DeviceError::new(error.blame(), error.to_string()))
+pub(super) fn make_files() -> Result<(), Error> {
+    tenmil_linux::file::keep().map_err(|error| Error::new(error.category(), error.to_string()))
 }
 
 /// Whether a store is the one that is to be made, or one from which it was begun.
@@ -93,7 +94,7 @@ fn is_it(store: &Pool, name: &str, shape: &PageGeometry, others: &[Uri]) -> bool
 }
 
 /// Checks whether a device can be added, and returns its existing data.
-fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, DeviceError> {
+fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Error> {
     let member = PoolDevice::of(uri, opener.open(uri)?)?;
     let (blocks, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
     if blocks < needed {
@@ -104,7 +105,7 @@ fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, De
 }
 
 /// The steps to create a pool.
-pub(super) fn steps(uri: &Uri, name: &str, shape: &PageGeometry) -> Result<Vec<Step>, DeviceError> {
+pub(super) fn steps(uri: &Uri, name: &str, shape: &PageGeometry) -> Result<Vec<Step>, Error> {
     let uuid =
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let new = PoolConfig { name: name.into(), uuid, blocks: shape.pages };
@@ -118,13 +119,10 @@ pub(super) fn format(
     medium: &dyn BlockDevice,
     shape: &PageGeometry,
     steps: Vec<Step>,
-) -> Result<(), DeviceError> {
-    let refuse =
-        |problem: String| DeviceError::new(ErrorCategory::Remote, format!("{uri}: {problem}"));
-    let mut raw =
-        BlockingPageIo::open(opener.regions, &opener.clock, medium, shape).map_err(|problem| {
-            DeviceError::new(ErrorCategory::Environment, format!("{uri}: {problem}"))
-        })?;
+) -> Result<(), Error> {
+    let refuse = |problem: String| Error::new(ErrorCategory::Remote, format!("{uri}: {problem}"));
+    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
+        .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{uri}: {problem}")))?;
     for step in steps {
         let done = match &step {
             Step::Write { at, bytes } => raw.write(*at, bytes),
@@ -147,7 +145,7 @@ pub fn grow(
     place: &VolumeRef,
     added: &[Uri],
     overwrite: bool,
-) -> Result<GrowResult, DeviceError> {
+) -> Result<GrowResult, Error> {
     OpenPool::open(opener, place)?.grow(opener, added, overwrite)
 }
 
@@ -158,7 +156,7 @@ pub fn grow(
 /// # Errors
 ///
 /// If the owner may still be running, or there is no valid pool.
-pub fn take_over(opener: &Opener<'_>, place: &VolumeRef) -> Result<Option<String>, DeviceError> {
+pub fn take_over(opener: &Opener<'_>, place: &VolumeRef) -> Result<Option<String>, Error> {
     let place = VolumeRef { takes_over: true, ..place.clone() };
     let open = OpenPool::open(opener, &place)?;
     let former = open.shared.lock().store.owner().map(|owner| owner.to_string());
@@ -171,7 +169,7 @@ pub fn take_over(opener: &Opener<'_>, place: &VolumeRef) -> Result<Option<String
 /// # Errors
 ///
 /// If there is no valid pool.
-pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, DeviceError> {
+pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, Error> {
     let device = place.store.clone().to_read();
     let mut ground = PoolDevices::first(&place.store, opener.open(&device)?)?;
     let opened = look(opener, place, &*ground.medium, &ground.shape, None)?;
@@ -180,7 +178,7 @@ pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, 
     let mut raw =
         BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape)
             .map_err(|problem| {
-                DeviceError::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+                Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
             })?;
     let mut walk = ReadOnlyWalker { pages: &mut raw, store: &mut store };
     let (report, found) = walk.whole(&mut |_| Ok(()))?;
@@ -205,12 +203,10 @@ pub(super) fn look(
     medium: &dyn BlockDevice,
     shape: &PageGeometry,
     me: Option<Owner>,
-) -> Result<OpenedStore, DeviceError> {
+) -> Result<OpenedStore, Error> {
     let name = place.store.to_string();
-    let mut raw =
-        BlockingPageIo::open(opener.regions, &opener.clock, medium, shape).map_err(|problem| {
-            DeviceError::new(ErrorCategory::Environment, format!("{name}: {problem}"))
-        })?;
+    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
+        .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{name}: {problem}")))?;
     let mut opening = Opening::new(shape.pages, place.cache_bytes).with_bugs(place.bugs);
     if let Some(me) = me {
         opening = opening.to_write(me);

@@ -15,8 +15,8 @@ use super::parent_image::ParentImage;
 use super::send::ProgressFn;
 use super::throttle::Throttle;
 use super::{Copied, OpenPool, PAGE_BYTES};
-use crate::DeviceError;
 use crate::open::Opener;
+use tenmil_base::Error;
 
 /// Result of decoupling a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl OpenPool {
         name: &str,
         rate: Option<u64>,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<DecoupleResult, DeviceError> {
+    ) -> Result<DecoupleResult, Error> {
         let blocks = self.copy_parent(opener, name, rate, watch)?;
         let decoupled = self.change(VolumeOp::Decouple { name: name.into() })?;
         let info = decoupled.map_or_else(|| self.find(name), Ok)?;
@@ -68,14 +68,14 @@ impl OpenPool {
         name: &str,
         rate: Option<u64>,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<u64, DeviceError> {
+    ) -> Result<u64, Error> {
         let info = self.find(name)?;
         if info.is_read_only {
             return Err(self.refuse(&tenmil_volume::PoolError::ReadOnly(name.into())));
         }
         let Some(parent) = self.open_parent(opener, &info)? else { return Ok(0) };
         let machine = |problem: String| {
-            DeviceError::new(
+            Error::new(
                 ErrorCategory::Environment,
                 format!("{}: decouple `{name}`: {problem}", self.name),
             )

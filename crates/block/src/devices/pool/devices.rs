@@ -15,10 +15,10 @@ use super::missing_device::MissingDevice;
 use super::page_io::BlockingPageIo;
 use super::spans::{PoolDeviceSpan, SpannedDevice};
 use super::{PAGE_BYTES, PageGeometry, VolumeRef};
-use crate::DeviceError;
 use crate::identity::DeviceIdentity;
 use crate::open::{OpenedDevice, Opener};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Devices of an open pool.
 pub(super) struct PoolDevices {
@@ -52,7 +52,7 @@ pub struct DeviceInfo {
 }
 
 impl PoolDevice {
-    pub(super) fn of(uri: &Uri, opened: OpenedDevice) -> Result<Self, DeviceError> {
+    pub(super) fn of(uri: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
         let shape = PageGeometry::of(uri, &opened.medium.limits())?;
         let identity = DeviceIdentity::of_opened(uri, &opened);
         Ok(Self { uri: uri.clone(), opened, shape, identity, is_there: true })
@@ -75,8 +75,8 @@ impl PoolDevice {
     }
 
     /// Reads its first page.
-    pub(super) fn first_page(&self, opener: &Opener<'_>) -> Result<[u8; 4096], DeviceError> {
-        let refuse = |blame, problem: String| DeviceError::new(blame, problem);
+    pub(super) fn first_page(&self, opener: &Opener<'_>) -> Result<[u8; 4096], Error> {
+        let refuse = |category, problem: String| Error::new(category, problem);
         let raw =
             BlockingPageIo::open(opener.regions, &opener.clock, &*self.opened.medium, &self.shape);
         let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem))?;
@@ -93,7 +93,7 @@ impl PoolDevice {
 
 impl PoolDevices {
     /// A pool with a single open device.
-    pub(super) fn first(device: &Uri, opened: OpenedDevice) -> Result<Self, DeviceError> {
+    pub(super) fn first(device: &Uri, opened: OpenedDevice) -> Result<Self, Error> {
         let member = PoolDevice::of(device, opened)?;
         let (medium, shape) = (Arc::clone(&member.opened.medium), member.shape);
         Ok(Self { medium, shape, members: vec![member] })
@@ -106,7 +106,7 @@ impl PoolDevices {
         place: &VolumeRef,
         store: &Pool,
         is_read: bool,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         let devices = store.devices();
         for (number, other) in (1..).zip(&devices.others) {
             let uri = place.device(number, other)?;
@@ -118,7 +118,7 @@ impl PoolDevices {
                      `tenmil pool rescue` copies what lies on the others.",
                     place.store
                 );
-                DeviceError::new(error.blame(), text).with_hint(hint)
+                Error::new(error.category(), text).with_hint(hint)
             })?;
             self.members.push(PoolDevice { uri, ..member });
         }
@@ -132,7 +132,7 @@ impl PoolDevices {
         opener: &Opener<'_>,
         place: &VolumeRef,
         store: &Pool,
-    ) -> Result<Vec<String>, DeviceError> {
+    ) -> Result<Vec<String>, Error> {
         let (devices, mut missing) = (store.devices(), Vec::new());
         let first = &self.members[0];
         missing.extend(first.lacks(devices, 0).map(|lacks| format!("{}: {lacks}", first.uri)));
@@ -267,10 +267,10 @@ fn open_other(
     uri: &Uri,
     number: u32,
     other: &SecondaryDevice,
-) -> Result<PoolDevice, DeviceError> {
+) -> Result<PoolDevice, Error> {
     let member = open_labelled(opener, store, uri, number, other)?;
     match member.lacks(store.devices(), number) {
-        Some(lacks) => Err(DeviceError::new(ErrorCategory::Usage, lacks)),
+        Some(lacks) => Err(Error::new(ErrorCategory::Usage, lacks)),
         None => Ok(member),
     }
 }
@@ -282,15 +282,12 @@ fn open_labelled(
     uri: &Uri,
     number: u32,
     other: &SecondaryDevice,
-) -> Result<PoolDevice, DeviceError> {
+) -> Result<PoolDevice, Error> {
     let member = PoolDevice::of(uri, opener.open(uri)?)?;
     let page = member.first_page(opener)?;
     let expected = format!("expected device {number} of pool `{}`", store.name());
     let refuse = |found: String| {
-        DeviceError::new(
-            ErrorCategory::Usage,
-            format!("{found}, {expected} ({:032x})", store.uuid()),
-        )
+        Error::new(ErrorCategory::Usage, format!("{found}, {expected} ({:032x})", store.uuid()))
     };
     let label = Label::decode(&page).map_err(|flaw| refuse(begins_with(&page, &flaw)))?;
     if label.store != store.uuid() || label.number != number {

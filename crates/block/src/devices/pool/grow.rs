@@ -26,8 +26,9 @@ use super::{OpenPool, PAGE_BYTES};
 use crate::devices::multi_leg::MultiLegChannel;
 use crate::identity::DeviceIdentity;
 use crate::open::Opener;
+use crate::overwrite;
 use crate::uri::Uri;
-use crate::{DeviceError, overwrite};
+use tenmil_base::Error;
 
 /// Result of growing a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ impl OpenPool {
         opener: &Opener<'_>,
         added: &[Uri],
         overwrite: bool,
-    ) -> Result<GrowResult, DeviceError> {
+    ) -> Result<GrowResult, Error> {
         let mut ground = self.ground();
         let state = self.shared.lock();
         let (mut devices, before) = (state.store.next_devices().clone(), state.store.blocks());
@@ -139,7 +140,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the write fails.
-    pub fn note_places(&self) -> Result<bool, DeviceError> {
+    pub fn note_places(&self) -> Result<bool, Error> {
         let ground = self.ground();
         let mut devices = self.shared.lock().store.next_devices().clone();
         let before = devices.clone();
@@ -159,16 +160,11 @@ impl OpenPool {
     /// # Errors
     ///
     /// If there is no such device, another device is at that URI, or the write fails.
-    pub fn note_place(
-        &self,
-        opener: &Opener<'_>,
-        number: u32,
-        uri: &Uri,
-    ) -> Result<bool, DeviceError> {
+    pub fn note_place(&self, opener: &Opener<'_>, number: u32, uri: &Uri) -> Result<bool, Error> {
         let name = self.name();
         let mut ground = self.ground();
         let last = ground.members.len() - 1;
-        let refuse = |text: String| DeviceError::new(ErrorCategory::Usage, text);
+        let refuse = |text: String| Error::new(ErrorCategory::Usage, text);
         let Some(member) = ground.members.get_mut(number as usize).filter(|_| number > 0) else {
             let text = format!("pool `{name}`: it has no device {number}, expected {last} at most");
             return Err(refuse(text));
@@ -196,9 +192,9 @@ impl OpenPool {
         devices: &Devices,
         new: &[NewDevice],
         overwrite: bool,
-    ) -> Result<NewDevice, DeviceError> {
+    ) -> Result<NewDevice, Error> {
         let refuse =
-            |problem: String| DeviceError::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
+            |problem: String| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
         let mut member = PoolDevice::of(uri, opener.open(uri)?)?;
         member.uri = uri.clone().probe_only();
         let (found, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
@@ -234,11 +230,7 @@ impl OpenPool {
     }
 
     /// Rejects devices with stricter limits while volumes are open, which use the current ones.
-    fn expect_no_stricter(
-        &self,
-        ground: &PoolDevices,
-        new: &[NewDevice],
-    ) -> Result<(), DeviceError> {
+    fn expect_no_stricter(&self, ground: &PoolDevices, new: &[NewDevice]) -> Result<(), Error> {
         if self.shared.lock().volumes_open == 0 {
             return Ok(());
         }
@@ -248,7 +240,7 @@ impl OpenPool {
                 let text =
                     format!("{}: {problem}, while volumes of the pool are open", one.member.uri);
                 let hint = "Close them, and grow the pool then.";
-                return Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint));
+                return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
             }
         }
         Ok(())
@@ -269,7 +261,7 @@ impl OpenPool {
     }
 
     /// Sends a channel to each new device to all clients.
-    fn spread(&self, ground: &mut PoolDevices, devices: &Devices) -> Result<(), DeviceError> {
+    fn spread(&self, ground: &mut PoolDevices, devices: &Devices) -> Result<(), Error> {
         let old = self.shared.lock().store.next_devices().runs().count();
         let (limits, shape) = (ground.medium.limits(), ground.shape);
         ground.join(devices);
@@ -290,16 +282,16 @@ impl OpenPool {
         Ok(())
     }
 
-    fn machine(&self, problem: String) -> DeviceError {
-        DeviceError::new(ErrorCategory::Environment, format!("{}: grow: {problem}", self.name))
+    fn machine(&self, problem: String) -> Error {
+        Error::new(ErrorCategory::Environment, format!("{}: grow: {problem}", self.name))
     }
 }
 
 /// Writes a label durably. A pool that was on the device becomes invalid.
-fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Result<(), DeviceError> {
+fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Result<(), Error> {
     let PoolDevice { uri, opened, shape, .. } = member;
-    let refuse = |blame, problem: String| DeviceError::new(blame, format!("{uri}: {problem}"));
-    let bytes = label.encode().map_err(|error| refuse(error.blame(), error.to_string()))?;
+    let refuse = |category, problem: String| Error::new(category, format!("{uri}: {problem}"));
+    let bytes = label.encode().map_err(|error| refuse(error.category(), error.to_string()))?;
     let raw = BlockingPageIo::open(opener.regions, &opener.clock, &*opened.medium, shape);
     let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem))?;
     // The old superblocks are erased before the label replaces the first one.
@@ -318,14 +310,14 @@ fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Resul
 
 impl PoolDevices {
     /// Re-reads the sizes of the devices. The last one comes first, because the pool continues on it.
-    fn notice(&mut self, devices: &mut Devices) -> Result<(), DeviceError> {
+    fn notice(&mut self, devices: &mut Devices) -> Result<(), Error> {
         let last = devices.spans.last().map_or(0, |span| span.device);
         let others = (0..).take(self.members.len()).filter(|number| *number != last);
         for number in [last].into_iter().chain(others.collect::<Vec<u32>>()) {
             let member = &mut self.members[number as usize];
             let found = member.opened.medium.refresh_size();
             let blocks = found.map_err(|problem| {
-                DeviceError::new(ErrorCategory::Environment, format!("{}: {problem}", member.uri))
+                Error::new(ErrorCategory::Environment, format!("{}: {problem}", member.uri))
             })?;
             member.shape.pages = blocks / member.shape.blocks_in_page;
             let (pages, needed) = (member.shape.pages, devices.needs(number));
@@ -335,7 +327,7 @@ impl PoolDevices {
                      least",
                     member.uri
                 );
-                return Err(DeviceError::new(ErrorCategory::Usage, text));
+                return Err(Error::new(ErrorCategory::Usage, text));
             }
             devices.gain(number, pages);
         }

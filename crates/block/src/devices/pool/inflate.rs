@@ -13,8 +13,8 @@ use super::page_io::StorePages;
 use super::send::ProgressFn;
 use super::throttle::Throttle;
 use super::{Copied, OpenPool, PAGE_BYTES};
-use crate::DeviceError;
 use crate::open::Opener;
+use tenmil_base::Error;
 
 /// Result of making a volume thick.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl OpenPool {
         name: &str,
         rate: Option<u64>,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<InflateResult, DeviceError> {
+    ) -> Result<InflateResult, Error> {
         self.copy_parent(opener, name, rate, watch)?;
         let before = self.account(name)?;
         let was_thick = self.find(name)?.is_thick;
@@ -61,7 +61,7 @@ impl OpenPool {
             return Ok(InflateResult { info, was_there: true });
         }
         let machine = |problem: String| {
-            DeviceError::new(
+            Error::new(
                 ErrorCategory::Environment,
                 format!("{}: inflate `{name}`: {problem}", self.name),
             )

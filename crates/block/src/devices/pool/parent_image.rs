@@ -13,9 +13,9 @@ use tenmil_volume::{ParentInfo, PoolRequest, PoolResponse, VolumeInfo};
 
 use super::page_io::BlockingPageIo;
 use super::{OpenPool, PAGE_BYTES, PageGeometry, VolumeRef};
-use crate::DeviceError;
 use crate::open::{OpenedDevice, Opener};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// An open parent.
 pub(super) struct ParentImage {
@@ -62,7 +62,7 @@ impl OpenPool {
     /// # Errors
     ///
     /// If the record is damaged.
-    pub fn parent(&self, info: &VolumeInfo) -> Result<Option<ParentInfo>, DeviceError> {
+    pub fn parent(&self, info: &VolumeInfo) -> Result<Option<ParentInfo>, Error> {
         match self.ask(PoolRequest::Parent { volume: info.id })? {
             PoolResponse::Parent(parent) => Ok(parent),
             _ => Ok(None),
@@ -74,18 +74,14 @@ impl OpenPool {
     /// # Errors
     ///
     /// If it cannot be opened or read, is in this pool, is writable, or is not a valid parent.
-    pub fn look_at_parent(
-        &self,
-        opener: &Opener<'_>,
-        uri: &Uri,
-    ) -> Result<ParentInfo, DeviceError> {
+    pub fn look_at_parent(&self, opener: &Opener<'_>, uri: &Uri) -> Result<ParentInfo, Error> {
         let name = uri.to_string();
         if name.len() > URI_BYTES_MAX {
             let text = format!(
                 "{name}: its name has {} bytes, expected {URI_BYTES_MAX} at most",
                 name.len()
             );
-            return Err(DeviceError::new(ErrorCategory::Usage, text));
+            return Err(Error::new(ErrorCategory::Usage, text));
         }
         let outside = ParentImage::open(opener, self.as_child(), uri)?;
         let limits = outside.opened.medium.limits();
@@ -94,7 +90,7 @@ impl OpenPool {
         if bytes == 0 || !bytes.is_multiple_of(page) {
             let text = format!("{name}: it has {bytes} bytes, expected a multiple of {page}");
             let hint = "Make it longer, by zeroes: `truncate -s %4k FILE`.";
-            return Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint));
+            return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
         let blocks = bytes / page;
         let print = outside.print(opener, blocks)?;
@@ -107,13 +103,13 @@ impl OpenPool {
         &self,
         opener: &Opener<'_>,
         info: &VolumeInfo,
-    ) -> Result<Option<ParentImage>, DeviceError> {
+    ) -> Result<Option<ParentImage>, Error> {
         let Some(parent) = self.parent(info)? else { return Ok(None) };
         let known = ParentImage::known(opener, self.as_child(), &parent);
         known.map(Some).map_err(|error| {
             let (volume, uri) = (&info.name, &parent.uri);
             let text = format!("{}: volume `{volume}`: its parent {uri}: {error}", self.name);
-            DeviceError::new(error.blame(), text).with_hint(
+            Error::new(error.category(), text).with_hint(
                 "Bring back what was there; without it, what was written to the volume is all that there \
                  is, and `tenmil pool rescue` copies that, or delete the volume. Others of the pool \
                  open as ever.",
@@ -128,15 +124,11 @@ impl OpenPool {
 
 impl ParentImage {
     /// Opens an image read-only.
-    fn open(
-        opener: &Opener<'_>,
-        child: PoolWithParents<'_>,
-        uri: &Uri,
-    ) -> Result<Self, DeviceError> {
+    fn open(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Result<Self, Error> {
         let storeys = STOREYS.get();
         if storeys >= STOREYS_MAX {
             let text = format!("{uri}: more than {STOREYS_MAX} parents upon each other");
-            return Err(DeviceError::new(ErrorCategory::Usage, text));
+            return Err(Error::new(ErrorCategory::Usage, text));
         }
         STOREYS.set(storeys + 1);
         let opened = refuse_own(opener, child, uri)
@@ -152,10 +144,10 @@ impl ParentImage {
         opener: &Opener<'_>,
         child: PoolWithParents<'_>,
         parent: &ParentInfo,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let uri: Uri = parent.uri.parse()?;
         let outside = Self::open(opener, child, &uri)?;
-        let other = |problem: String| DeviceError::new(ErrorCategory::Remote, problem);
+        let other = |problem: String| Error::new(ErrorCategory::Remote, problem);
         let limits = outside.opened.medium.limits();
         let page = u64::from(PAGE_BYTES);
         if outside.shape.pages < parent.blocks {
@@ -187,7 +179,7 @@ impl ParentImage {
     }
 
     /// Checksums of pages at both ends (low half), and of pages spread over the image (high half).
-    fn print(&self, opener: &Opener<'_>, pages: u64) -> Result<u64, DeviceError> {
+    fn print(&self, opener: &Opener<'_>, pages: u64) -> Result<u64, Error> {
         let last = pages.saturating_sub(END_PAGES).max(END_PAGES.min(pages));
         let ends: Vec<u64> = (0..END_PAGES.min(pages)).chain(last..pages).collect();
         let spread: Vec<u64> =
@@ -200,9 +192,9 @@ impl ParentImage {
     }
 
     /// The checksum of the checksums of some pages.
-    fn checksum(&self, opener: &Opener<'_>, pages: &[u64]) -> Result<u32, DeviceError> {
+    fn checksum(&self, opener: &Opener<'_>, pages: &[u64]) -> Result<u32, Error> {
         let machine = |problem: String| {
-            DeviceError::new(ErrorCategory::Environment, format!("{}: {problem}", self.uri))
+            Error::new(ErrorCategory::Environment, format!("{}: {problem}", self.uri))
         };
         let clock: &Clock = &opener.clock;
         let raw = BlockingPageIo::open(opener.regions, clock, &*self.opened.medium, &self.shape);
@@ -212,7 +204,7 @@ impl ParentImage {
             raw.read(*at, &mut page).map_err(|outcome| {
                 let problem =
                     format!("read block {at} of 4 KiB: status {:#x}, expected 0", outcome.0);
-                DeviceError::new(ErrorCategory::Remote, format!("{}: {problem}", self.uri))
+                Error::new(ErrorCategory::Remote, format!("{}: {problem}", self.uri))
             })?;
             place.copy_from_slice(&tenmil_volume::checksum(&page).to_le_bytes());
         }
@@ -250,13 +242,9 @@ impl ParentImage {
 }
 
 /// Rejects an image on the pool itself, and a writable volume. Returns the UUID of the snapshot, or zero.
-fn refuse_own(
-    opener: &Opener<'_>,
-    child: PoolWithParents<'_>,
-    uri: &Uri,
-) -> Result<u128, DeviceError> {
+fn refuse_own(opener: &Opener<'_>, child: PoolWithParents<'_>, uri: &Uri) -> Result<u128, Error> {
     let refuse = |problem: &str, hint: String| {
-        Err(DeviceError::new(ErrorCategory::Usage, format!("{uri}: {problem}")).with_hint(hint))
+        Err(Error::new(ErrorCategory::Usage, format!("{uri}: {problem}")).with_hint(hint))
     };
     if uri.to_string() == child.device {
         let hint = "Name a device that holds something else.".to_owned();

@@ -9,7 +9,8 @@ use tenmil_volume::{PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
 use super::shared::State;
 use super::{OpenPool, PAGE_BYTES};
 use crate::open::{DeviceType, Opener};
-use crate::{DeviceError, refresh_sizes};
+use crate::refresh_sizes;
+use tenmil_base::Error;
 
 /// Pins a volume against changes that would lose data, until it is dropped.
 pub(super) struct VolumePin<'a> {
@@ -19,7 +20,7 @@ pub(super) struct VolumePin<'a> {
 
 impl OpenPool {
     /// Pins a volume.
-    pub(super) fn hold(&self, info: &VolumeInfo) -> Result<VolumePin<'_>, DeviceError> {
+    pub(super) fn hold(&self, info: &VolumeInfo) -> Result<VolumePin<'_>, Error> {
         self.shared.lock().used.push(info.id);
         let held = VolumePin { open: self, id: info.id };
         // It may have been deleted before.
@@ -61,10 +62,7 @@ impl OpenPool {
     }
 
     /// The volume that would lose data by a change.
-    pub(super) fn affected_volume(
-        &self,
-        change: &VolumeOp,
-    ) -> Result<Option<VolumeInfo>, DeviceError> {
+    pub(super) fn affected_volume(&self, change: &VolumeOp) -> Result<Option<VolumeInfo>, Error> {
         let (VolumeOp::Delete { name, .. }
         | VolumeOp::Rollback { volume: name, .. }
         | VolumeOp::Resize { name, .. }) = change
@@ -83,7 +81,7 @@ impl OpenPool {
         state: &State,
         change: &VolumeOp,
         at_stake: Option<&VolumeInfo>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         let Some(info) = at_stake else { return Ok(()) };
         if !state.used.contains(&info.id) && !state.written.contains(&info.id) {
             return Ok(());
@@ -110,7 +108,7 @@ impl OpenPool {
         );
         let hint = "End what serves or uses it, and say the same again; a snapshot can be made of it \
                     at any time.";
-        Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint))
+        Err(Error::new(ErrorCategory::Usage, text).with_hint(hint))
     }
 }
 

@@ -14,7 +14,7 @@ use super::blocking_io::BlockingVolumeIo;
 use super::scrub::STREAM_WAIT_MAX;
 use super::send::{ProgressFn, TransferSummary};
 use super::{OpenPool, PAGE_BYTES};
-use crate::DeviceError;
+use tenmil_base::Error;
 
 /// Suffix of the name of a snapshot that is being received.
 pub const INCOMPLETE: &str = ".incomplete";
@@ -93,7 +93,7 @@ impl OpenPool {
         name: &str,
         input: &mut dyn Read,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<TransferSummary, DeviceError> {
+    ) -> Result<TransferSummary, Error> {
         let mut source = StreamReader { input, receiver: Receiver::new(), bytes: Vec::new() };
         let refuse = |broken| self.broken_stream(name, broken);
         let Event::Begun(contents) = source.next().map_err(refuse)? else {
@@ -135,7 +135,7 @@ impl OpenPool {
         contents: &StreamInfo,
         source: &mut StreamReader<'_>,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<(VolumeInfo, (u64, u64)), DeviceError> {
+    ) -> Result<(VolumeInfo, (u64, u64)), Error> {
         let StreamInfo { blocks, uuid, .. } = *contents;
         let other = |which: &str| {
             let text = format!(
@@ -143,7 +143,7 @@ impl OpenPool {
                  it stays what it is",
                 self.name
             );
-            DeviceError::new(ErrorCategory::Usage, text).with_hint("Send it again.".to_owned())
+            Error::new(ErrorCategory::Usage, text).with_hint("Send it again.".to_owned())
         };
         let there = self.find(part)?;
         if let Some(base) = base.filter(|base| base.id != there.origin) {
@@ -166,7 +166,7 @@ impl OpenPool {
     }
 
     /// Starts a receive, unless another one of the same name is in progress.
-    fn arrive(&self, name: &str, part: &str) -> Result<ReceiveGuard<'_>, DeviceError> {
+    fn arrive(&self, name: &str, part: &str) -> Result<ReceiveGuard<'_>, Error> {
         let until = self.clock.now().after(CLEARING_MAX);
         while !self.shared.lock().begin_to_arrive(part) {
             if self.clock.now() > until {
@@ -177,13 +177,13 @@ impl OpenPool {
         Ok(ReceiveGuard { open: self, part: part.to_owned() })
     }
 
-    fn arrives_already(&self, name: &str) -> DeviceError {
+    fn arrives_already(&self, name: &str) -> Error {
         let text = format!(
             "{}: receive `{name}`: it is being received already, expected once at a time",
             self.name
         );
         let hint = "Wait for the other one to end, or stop it: see `tenmil get jobs`.";
-        DeviceError::new(ErrorCategory::Usage, text).with_hint(hint)
+        Error::new(ErrorCategory::Usage, text).with_hint(hint)
     }
 
     /// Writes the stream until its end. Returns the number of blocks of data and of holes.
@@ -194,7 +194,7 @@ impl OpenPool {
         source: &mut StreamReader<'_>,
         blocks: u64,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<(u64, u64), DeviceError> {
+    ) -> Result<(u64, u64), Error> {
         let page = u64::from(PAGE_BYTES);
         let (mut data_blocks, mut hole_blocks) = (0, 0);
         loop {
@@ -225,7 +225,7 @@ impl OpenPool {
         carrier: &mut BlockingVolumeIo,
         block: u64,
         bytes: &[u8],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         let page = PAGE_BYTES as usize;
         let (mut at, mut left) = (block, bytes);
         while !left.is_empty() {
@@ -244,14 +244,14 @@ impl OpenPool {
         there: &VolumeInfo,
         contents: &StreamInfo,
         source: &mut StreamReader<'_>,
-    ) -> Result<TransferSummary, DeviceError> {
+    ) -> Result<TransferSummary, Error> {
         if there.uuid != contents.uuid || !there.is_read_only {
             let text = format!(
                 "{}: `{}`: the name is in use, by {:032x}, expected none or {:032x}",
                 self.name, there.name, there.uuid, contents.uuid
             );
             let hint = "Receive it under another name.".to_owned();
-            return Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint));
+            return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
         loop {
             let event = source.next().map_err(|broken| self.broken_stream(&there.name, broken))?;
@@ -274,7 +274,7 @@ impl OpenPool {
         &self,
         volumes: &[VolumeInfo],
         contents: &StreamInfo,
-    ) -> Result<Option<VolumeInfo>, DeviceError> {
+    ) -> Result<Option<VolumeInfo>, Error> {
         let Some((uuid, name)) = &contents.base else { return Ok(None) };
         let snapshots = || volumes.iter().filter(|one| one.is_read_only);
         if let Some(base) = snapshots().find(|one| one.uuid == *uuid) {
@@ -298,7 +298,7 @@ impl OpenPool {
             "Receive `{name}` first, or send `{}` without --from; nothing was changed.",
             contents.name
         );
-        Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint))
+        Err(Error::new(ErrorCategory::Usage, text).with_hint(hint))
     }
 
     /// Deletes the leftovers of an earlier receive of the same snapshot.
@@ -307,7 +307,7 @@ impl OpenPool {
         volumes: &[VolumeInfo],
         part: &str,
         contents: &StreamInfo,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         let Some(left) = volumes.iter().find(|one| one.name == part) else { return Ok(()) };
         if left.uuid != contents.uuid {
             let text = format!(
@@ -316,23 +316,22 @@ impl OpenPool {
             );
             let hint =
                 format!("Delete `{part}` if nobody needs it, or receive under another name.");
-            return Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint));
+            return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
         }
         self.change(VolumeOp::Delete { name: part.into(), orphan: false })?;
         self.wait_for_reclaim(GIVING_BACK_MAX);
         Ok(())
     }
 
-    fn broken_stream(&self, name: &str, broken: StreamReadError) -> DeviceError {
+    fn broken_stream(&self, name: &str, broken: StreamReadError) -> Error {
         let from = format!("{}: receive `{name}`", self.name);
         match broken {
             StreamReadError::Stream(error) => {
-                DeviceError::new(error.blame(), format!("{from}: {error}")).with_hint(error.hint())
+                Error::new(error.category(), format!("{from}: {error}")).with_hint(error.hint())
             }
-            StreamReadError::Input(error) => DeviceError::new(
-                ErrorCategory::Environment,
-                format!("{from}: read the stream: {error}"),
-            ),
+            StreamReadError::Input(error) => {
+                Error::new(ErrorCategory::Environment, format!("{from}: read the stream: {error}"))
+            }
         }
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use tenmil_dma::RegionTable;
 
 use super::{CLOSING_MAX, OpenPool, VolumeRef};
-use crate::DeviceError;
 use crate::identity::DeviceIdentity;
 use crate::open::{OpenedDevice, Opener};
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// An open pool, or one being opened, by its device URI and its memory regions.
 struct OpenPoolEntry {
@@ -29,7 +29,7 @@ static OPEN: Mutex<Vec<OpenPoolEntry>> = Mutex::new(Vec::new());
 static SETTLED: Condvar = Condvar::new();
 
 /// Opens a pool, or returns the open instance with the same memory regions.
-pub(super) fn open(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<OpenPool>, DeviceError> {
+pub(super) fn open(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<OpenPool>, Error> {
     let identity = DeviceIdentity::of_uri(&place.store);
     let mut known = lock();
     loop {

@@ -15,9 +15,9 @@ use super::page_io::BlockingPageIo;
 use super::receive::incomplete;
 use super::surviving::SurvivingDevices;
 use super::{OpenPool, PAGE_BYTES, ProgressFn, VolumeRef, refusal};
-use crate::DeviceError;
 use crate::open::Opener;
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// Result of a rescue.
 #[derive(Clone, Debug)]
@@ -85,14 +85,14 @@ pub fn rescue(
     (place, others): (&VolumeRef, &[Uri]),
     target: &Arc<OpenPool>,
     watch: &mut ProgressFn<'_>,
-) -> Result<RescueReport, DeviceError> {
+) -> Result<RescueReport, Error> {
     let device = place.store.clone().to_read();
     let SurvivingDevices { ground, rescue, missing } =
         SurvivingDevices::open(opener, place, others)?;
     let raw =
         BlockingPageIo::wide(opener.regions, &opener.clock, &*ground.medium, &ground.shape, PAGES)
             .map_err(|problem| {
-                DeviceError::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+                Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
             })?;
     let ahead = (0, Vec::new());
     let mut watch = |progress: (u64, u64)| watch(progress);
@@ -102,7 +102,7 @@ pub fn rescue(
     let rescued = rescuer.look(rescue, &name)?;
     if rescued.volumes.is_empty() && rescued.name.is_empty() {
         let text = format!("{name}: no volume of any pool was found");
-        return Err(DeviceError::new(ErrorCategory::Usage, text));
+        return Err(Error::new(ErrorCategory::Usage, text));
     }
     rescuer.refuse_taken(&rescued)?;
     let parents: BTreeSet<u64> = rescued.volumes.iter().map(|found| found.info.origin).collect();
@@ -128,7 +128,7 @@ pub fn rescue(
 
 impl RescueJob<'_> {
     /// Searches for volumes.
-    fn look(&mut self, mut rescue: Rescue, name: &str) -> Result<RescueResult, DeviceError> {
+    fn look(&mut self, mut rescue: Rescue, name: &str) -> Result<RescueResult, Error> {
         while let Some(at) = rescue.next_read().map_err(|error| refusal(name, &error))? {
             let read_ahead = rescue.scanned().is_some();
             let page = self.page(at, read_ahead);
@@ -163,7 +163,7 @@ impl RescueJob<'_> {
     }
 
     /// Rejects a target in which other volumes use the names.
-    fn refuse_taken(&self, rescued: &RescueResult) -> Result<(), DeviceError> {
+    fn refuse_taken(&self, rescued: &RescueResult) -> Result<(), Error> {
         let there = self.target.list()?;
         let is_other = |found: &&FoundVolume| {
             let mut same = there.iter().filter(|one| one.name == found.info.name);
@@ -173,7 +173,7 @@ impl RescueJob<'_> {
         let (store, name) = (self.target.name(), &found.info.name);
         let text = format!("rescue `{name}`: pool `{store}` has another volume of that name");
         let hint = "Rescue to a pool of its own: `tenmil pool create` makes one.";
-        Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint))
+        Err(Error::new(ErrorCategory::Usage, text).with_hint(hint))
     }
 
     /// Copies one volume.
@@ -182,7 +182,7 @@ impl RescueJob<'_> {
         found: &FoundVolume,
         is_parent: bool,
         (done, total): (u64, u64),
-    ) -> Result<RescuedVolumeReport, DeviceError> {
+    ) -> Result<RescuedVolumeReport, Error> {
         let info = found.info.clone();
         let (records, lost) = self.walk(found.walk());
         let (sums, unsummed) = self.walk(found.walk_checksums());
@@ -228,7 +228,7 @@ impl RescueJob<'_> {
 
     /// Deletes the copied part of a volume that cannot be stored in the target, so that others can use
     /// its space.
-    fn leave_out(&self, info: &VolumeInfo, why: &DeviceError) -> RescuedVolumeReport {
+    fn leave_out(&self, info: &VolumeInfo, why: &Error) -> RescuedVolumeReport {
         // If that fails as well, the next volume has less space.
         let _ = self.discard(&incomplete(&info.name, info.uuid), info);
         RescuedVolumeReport {
@@ -242,7 +242,7 @@ impl RescueJob<'_> {
     }
 
     /// Deletes the leftovers of an incomplete copy, if any.
-    fn discard(&self, part: &str, info: &VolumeInfo) -> Result<(), DeviceError> {
+    fn discard(&self, part: &str, info: &VolumeInfo) -> Result<(), Error> {
         if self.target.find(part).is_ok_and(|left| left.uuid == info.uuid) {
             self.target.change(VolumeOp::Delete { name: part.to_owned(), orphan: false })?;
             self.target.wait_for_reclaim(GIVING_BACK_MAX);
@@ -264,7 +264,7 @@ impl RescueJob<'_> {
         info: &VolumeInfo,
         parent: Option<&ParentInfo>,
         base: Option<&str>,
-    ) -> Result<String, DeviceError> {
+    ) -> Result<String, Error> {
         let (part, target) = (incomplete(&info.name, info.uuid), self.target);
         self.discard(&part, info)?;
         let (name, blocks) = (part.clone(), info.blocks);
@@ -306,7 +306,7 @@ impl RescueJob<'_> {
         carrier: &mut BlockingVolumeIo,
         moved: FileExtent,
         sums: &[Record],
-    ) -> Result<u64, DeviceError> {
+    ) -> Result<u64, Error> {
         let FileExtent { block, blocks, at: Some(at) } = moved else {
             return carrier.trim(moved.block, moved.blocks).map(|()| 0);
         };
@@ -333,7 +333,7 @@ impl RescueJob<'_> {
         carrier: &mut BlockingVolumeIo,
         (block, at, count): (u64, u64, u64),
         sums: &[Record],
-    ) -> Result<u64, DeviceError> {
+    ) -> Result<u64, Error> {
         let mut lost = 0;
         for index in 0..count {
             match self.page(at + index, false) {
@@ -347,7 +347,7 @@ impl RescueJob<'_> {
     }
 
     /// Reports progress in pages.
-    fn tell(&mut self, done: u64, total: u64) -> Result<(), DeviceError> {
+    fn tell(&mut self, done: u64, total: u64) -> Result<(), Error> {
         let page = u64::from(PAGE_BYTES);
         match (self.watch)((done * page, total * page)) {
             true => Ok(()),

@@ -7,9 +7,9 @@ use tenmil_volume::devices::Devices;
 use tenmil_volume::{Pool, PoolRequest};
 
 use super::devices::PoolDevices;
-use crate::DeviceError;
 use crate::devices::exclusion::{Excluded, Exclusion, Preempts};
 use crate::devices::owned::is_gone;
+use tenmil_base::Error;
 
 /// The reservations of an open pool.
 pub(super) struct Reserved {
@@ -36,7 +36,7 @@ impl Reserved {
     /// # Errors
     ///
     /// Which host has one of them.
-    pub(super) fn acquire(&self, preempts: Preempts) -> Result<(), DeviceError> {
+    pub(super) fn acquire(&self, preempts: Preempts) -> Result<(), Error> {
         let mut pool = self.pool();
         if !pool.is_done {
             for medium in &pool.media {
@@ -52,7 +52,7 @@ impl Reserved {
     /// # Errors
     ///
     /// Which host has it.
-    pub(super) fn add(&self, medium: &Arc<dyn BlockDevice>) -> Result<(), DeviceError> {
+    pub(super) fn add(&self, medium: &Arc<dyn BlockDevice>) -> Result<(), Error> {
         let mut pool = self.pool();
         if pool.is_done {
             let acquired = self.exclusion.acquire(medium, Preempts::Nothing);
@@ -67,7 +67,7 @@ impl Reserved {
     /// # Errors
     ///
     /// Which host has one of the devices, if that is not the owner's.
-    pub(super) fn take_over(&self, store: &Pool, force: bool) -> Result<Option<u128>, DeviceError> {
+    pub(super) fn take_over(&self, store: &Pool, force: bool) -> Result<Option<u128>, Error> {
         let Some(owner) = store.owner() else {
             return self.acquire(Preempts::Any).map(|()| None);
         };
@@ -85,7 +85,7 @@ impl Reserved {
                      process from writing ({why})",
                     self.name
                 );
-                return Err(DeviceError::new(ErrorCategory::Environment, text).with_hint(format!(
+                return Err(Error::new(ErrorCategory::Environment, text).with_hint(format!(
                     "end that process; if it or its machine is gone for certain: `tenmil pool takeover \
                      {} --force`.",
                     self.name
@@ -103,7 +103,7 @@ impl Reserved {
                     };
                     let why = why.unwrap_or_else(|| "it was not reserved any more".into());
                     let text = format!("{}: preempt {owner}: {why}", self.name);
-                    return Err(DeviceError::new(ErrorCategory::Remote, text));
+                    return Err(Error::new(ErrorCategory::Remote, text));
                 }
             }
         }
@@ -116,7 +116,7 @@ impl Reserved {
     /// # Errors
     ///
     /// How many devices there are.
-    pub(super) fn expect_same(&self, before: &Devices, now: &Devices) -> Result<(), DeviceError> {
+    pub(super) fn expect_same(&self, before: &Devices, now: &Devices) -> Result<(), Error> {
         let (found, expected) = (now.count(), before.count());
         if found == expected {
             return Ok(());
@@ -125,7 +125,7 @@ impl Reserved {
             "{}: found {found} devices, expected {expected}: the pool gained devices during the takeover",
             self.name
         );
-        Err(DeviceError::new(ErrorCategory::Environment, text).with_hint("take it over again."))
+        Err(Error::new(ErrorCategory::Environment, text).with_hint("take it over again."))
     }
 
     /// Lets other hosts write again, unless a former owner may still run.
@@ -133,9 +133,9 @@ impl Reserved {
         self.exclusion.release();
     }
 
-    fn refuse(&self, why: &str) -> DeviceError {
+    fn refuse(&self, why: &str) -> Error {
         let text = format!("{}: {why}", self.name);
-        DeviceError::new(ErrorCategory::Environment, text).with_hint(format!(
+        Error::new(ErrorCategory::Environment, text).with_hint(format!(
             "close the pool there; if that host is gone: `tenmil pool takeover {}`.",
             self.name
         ))

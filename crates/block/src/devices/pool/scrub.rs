@@ -11,7 +11,7 @@ use super::page_io::StorePages;
 use super::send::ProgressFn;
 use super::throttle::Throttle;
 use super::{OpenPool, PAGE_BYTES};
-use crate::DeviceError;
+use tenmil_base::Error;
 
 /// Result of a scrub of one volume.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl OpenPool {
         self: &Arc<Self>,
         rate: Option<u64>,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<Vec<VolumeScrubReport>, DeviceError> {
+    ) -> Result<Vec<VolumeScrubReport>, Error> {
         let infos = self.list()?;
         let pace = Throttle { rate, clock: self.clock };
         let mut scrub = Scrub { open: self, infos, watch, pace, done: 0, total: 0 };
@@ -136,7 +136,7 @@ impl Scrub<'_, '_> {
     }
 
     /// Reads a volume. `None` if it has been deleted meanwhile.
-    fn volume(&mut self, info: &VolumeInfo) -> Result<Option<VolumeScrubReport>, DeviceError> {
+    fn volume(&mut self, info: &VolumeInfo) -> Result<Option<VolumeScrubReport>, Error> {
         let mut seen =
             VolumeScrubReport { info: info.clone(), blocks: 0, bad_blocks: 0, bad: Vec::new() };
         let mut from = 0;
@@ -169,7 +169,7 @@ impl Scrub<'_, '_> {
         base: Option<&VolumeInfo>,
         from: u64,
         seen: &mut VolumeScrubReport,
-    ) -> Result<ScanResult, DeviceError> {
+    ) -> Result<ScanResult, Error> {
         // Opened read-only, because it may be open for writing elsewhere.
         let read_only = VolumeInfo { is_read_only: true, ..seen.info.clone() };
         let mut carrier = BlockingVolumeIo::open(self.open, &read_only, None)?;
@@ -200,7 +200,7 @@ impl Scrub<'_, '_> {
         carrier: &mut BlockingVolumeIo,
         blocks: Range<u64>,
         seen: &mut VolumeScrubReport,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         let (mut at, page) = (blocks.start, u64::from(PAGE_BYTES));
         while at < blocks.end {
             let left = u32::try_from(blocks.end - at).unwrap_or(u32::MAX);
@@ -229,7 +229,7 @@ impl Scrub<'_, '_> {
         carrier: &mut BlockingVolumeIo,
         (first, count): (u64, u32),
         seen: &mut VolumeScrubReport,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<(), Error> {
         let info = &seen.info.clone();
         for block in first..first + u64::from(count) {
             if carrier.verify(block, 1).is_ok() {
@@ -254,7 +254,7 @@ impl Scrub<'_, '_> {
     }
 
     /// Whether a volume exists and has a block.
-    fn has(&self, info: &VolumeInfo, block: u64) -> Result<bool, DeviceError> {
+    fn has(&self, info: &VolumeInfo, block: u64) -> Result<bool, Error> {
         let volumes = self.open.list()?;
         Ok(volumes.iter().any(|one| one.id == info.id && block < one.blocks))
     }

@@ -10,8 +10,8 @@ use tenmil_volume::{PoolRequest, PoolResponse, VolumeInfo};
 use super::blocking_io::BlockingVolumeIo;
 use super::scrub::STREAM_WAIT_MAX;
 use super::{OpenPool, PAGE_BYTES};
-use crate::DeviceError;
 use crate::open::Opener;
+use tenmil_base::Error;
 
 /// A range of blocks that differs between two volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,8 +69,8 @@ impl OpenPool {
         &self,
         base: Option<&VolumeInfo>,
         info: &VolumeInfo,
-        each: &mut dyn FnMut(ChangedRange) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
+        each: &mut dyn FnMut(ChangedRange) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         self.differ_from(base, info, 0, &mut |changed| each(changed).map(|()| true))
     }
 
@@ -85,7 +85,7 @@ impl OpenPool {
         info: &VolumeInfo,
         from: u64,
         most: usize,
-    ) -> Result<(Vec<ChangedRange>, Option<u64>), DeviceError> {
+    ) -> Result<(Vec<ChangedRange>, Option<u64>), Error> {
         let mut found = Vec::new();
         self.differ_from(base, info, from, &mut |changed| {
             found.push(changed);
@@ -102,8 +102,8 @@ impl OpenPool {
         base: Option<&VolumeInfo>,
         info: &VolumeInfo,
         from: u64,
-        each: &mut dyn FnMut(ChangedRange) -> Result<bool, DeviceError>,
-    ) -> Result<(), DeviceError> {
+        each: &mut dyn FnMut(ChangedRange) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
         let (volume, base) = (info.id, base.map_or(0, |base| base.id));
         let (mut at, mut last): (u64, Option<ChangedRange>) = (from, None);
         loop {
@@ -145,7 +145,7 @@ impl OpenPool {
         name: &str,
         out: &mut dyn Write,
         watch: &mut ProgressFn<'_>,
-    ) -> Result<TransferSummary, DeviceError> {
+    ) -> Result<TransferSummary, Error> {
         let info = self.snapshot(name)?;
         let base = base.map(|base| self.snapshot(base)).transpose()?;
         // Other clients stay active, and must not delete these.
@@ -185,11 +185,7 @@ impl OpenPool {
         Ok(TransferSummary { info, base, data_blocks: total, hole_blocks, was_there: false })
     }
 
-    fn send_data(
-        &self,
-        way: &mut SendContext<'_>,
-        changed: ChangedRange,
-    ) -> Result<(), DeviceError> {
+    fn send_data(&self, way: &mut SendContext<'_>, changed: ChangedRange) -> Result<(), Error> {
         let page = u64::from(PAGE_BYTES);
         let (mut at, end) = (changed.block, changed.block + changed.blocks);
         while at < end {
@@ -211,7 +207,7 @@ impl OpenPool {
     }
 
     /// The snapshot with this name; a writable volume is rejected.
-    pub(super) fn snapshot(&self, name: &str) -> Result<VolumeInfo, DeviceError> {
+    pub(super) fn snapshot(&self, name: &str) -> Result<VolumeInfo, Error> {
         let info = self.find(name)?;
         if info.is_read_only {
             return Ok(info);
@@ -221,21 +217,15 @@ impl OpenPool {
             "Make one of it with `tenmil volume snapshot`, and name that in place \
                             of `{name}`."
         );
-        Err(DeviceError::new(ErrorCategory::Usage, text).with_hint(hint))
+        Err(Error::new(ErrorCategory::Usage, text).with_hint(hint))
     }
 
-    pub(super) fn interrupted(&self) -> DeviceError {
-        DeviceError::new(
-            ErrorCategory::Environment,
-            format!("{}: the stream was interrupted", self.name),
-        )
+    pub(super) fn interrupted(&self) -> Error {
+        Error::new(ErrorCategory::Environment, format!("{}: the stream was interrupted", self.name))
     }
 
-    fn broken(&self, error: &std::io::Error) -> DeviceError {
-        DeviceError::new(
-            ErrorCategory::Environment,
-            format!("{}: write the stream: {error}", self.name),
-        )
+    fn broken(&self, error: &std::io::Error) -> Error {
+        Error::new(ErrorCategory::Environment, format!("{}: write the stream: {error}", self.name))
     }
 }
 

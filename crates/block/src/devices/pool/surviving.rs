@@ -12,9 +12,9 @@ use tenmil_volume::{Opening, PoolError};
 use super::devices::{PoolDevice, PoolDevices};
 use super::page_io::BlockingPageIo;
 use super::{VolumeRef, refusal};
-use crate::DeviceError;
 use crate::open::Opener;
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// The surviving devices.
 pub(super) struct SurvivingDevices {
@@ -35,14 +35,14 @@ impl SurvivingDevices {
         opener: &Opener<'_>,
         place: &VolumeRef,
         others: &[Uri],
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let device = place.store.clone().to_read();
         let mut ground = PoolDevices::first(&device, opener.open(&device)?)?;
         let pages = ground.shape.pages;
         let raw =
             BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape);
         let mut raw = raw.map_err(|problem| {
-            DeviceError::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+            Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
         })?;
         let mut opening = Opening::new(pages, 0).to_rescue();
         while let Some(at) = opening.next_read() {
@@ -80,13 +80,12 @@ impl SurvivingDevices {
         named: Option<(Label, PoolDevice)>,
         first: Option<PoolDevice>,
         others: &[Uri],
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self, Error> {
         let mut labelled: Vec<(Label, PoolDevice)> = named.into_iter().collect();
         for uri in others {
             let uri = uri.clone().to_read();
-            let refuse = |problem: String| {
-                DeviceError::new(ErrorCategory::Usage, format!("{uri}: {problem}"))
-            };
+            let refuse =
+                |problem: String| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
             let member = PoolDevice::of(&uri, opener.open(&uri)?)?;
             let label = Label::decode(&member.first_page(opener)?);
             let label =
@@ -111,7 +110,7 @@ impl SurvivingDevices {
             Some(_) => Vec::new(),
             None => vec![format!("{lost}: not named, and what lies on it is not looked for")],
         };
-        let nothing = || DeviceError::new(ErrorCategory::Usage, "no device is named".to_owned());
+        let nothing = || Error::new(ErrorCategory::Usage, "no device is named".to_owned());
         let (ground, present) = PoolDevices::of_labels(labelled, first).ok_or_else(nothing)?;
         let rescue = Rescue::new(first_pages).over(present.into_iter());
         Ok(Self { ground, rescue, missing })

@@ -26,7 +26,8 @@ pub(crate) use self::made::StoredKind;
 use super::{
     CapacityState, CreateResult, OpenPool, VolumeOp, VolumeRef, check, create, subscribe_capacity,
 };
-use crate::{DeviceError, OpenedDevice, Opener};
+use crate::{OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// A file with a pool, and memory for requests.
 struct Bench {
@@ -77,7 +78,7 @@ impl Bench {
             .unwrap();
     }
 
-    fn open(&self, name: &str) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, name: &str) -> Result<OpenedDevice, Error> {
         let uri = format!("volume:[{}]/{name}", self.device());
         self.opener().open(&uri.parse().unwrap())
     }

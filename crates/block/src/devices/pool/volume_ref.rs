@@ -4,9 +4,9 @@ use tenmil_volume::devices::SecondaryDevice;
 use tenmil_volume::{Claim, InjectedBugs, Pool};
 
 use super::{CACHE_DEFAULT, PAGE_BYTES};
-use crate::DeviceError;
 use crate::devices::owned::is_gone;
 use crate::uri::Uri;
+use tenmil_base::Error;
 
 /// A reference to a pool or to a volume in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl VolumeRef {
     /// # Errors
     ///
     /// If there is an unknown option, or the cache size is invalid.
-    pub fn of(uri: &Uri) -> Result<Self, DeviceError> {
+    pub fn of(uri: &Uri) -> Result<Self, Error> {
         if uri.scheme() != Self::SCHEME {
             return Ok(Self::on(uri));
         }
@@ -74,7 +74,7 @@ impl VolumeRef {
     }
 
     /// The URI of a device other than the first.
-    pub(super) fn device(&self, number: u32, other: &SecondaryDevice) -> Result<Uri, DeviceError> {
+    pub(super) fn device(&self, number: u32, other: &SecondaryDevice) -> Result<Uri, Error> {
         let moved = self.moved.iter().find(|(moved, _)| *moved == number);
         Ok(match moved {
             Some((_, uri)) => uri.clone().probe_only(),
@@ -87,7 +87,7 @@ impl VolumeRef {
     /// # Errors
     ///
     /// If it is missing.
-    pub fn volume(&self, uri: &Uri) -> Result<&str, DeviceError> {
+    pub fn volume(&self, uri: &Uri) -> Result<&str, Error> {
         if self.name.is_empty() {
             let problem = "the volume is missing, expected volume:[file:/path]/name";
             return Err(uri.refuse(problem).into());

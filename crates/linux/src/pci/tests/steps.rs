@@ -162,7 +162,7 @@ fn a_step_that_the_kernel_refuses_is_named_and_what_was_done_is_undone() {
         *kernel.refuses.borrow_mut() = Some((end.into(), Errno::ACCESS));
         let refused = bound(&kernel, &[FUNCTION], &terms(Some(1000), false)).unwrap_err();
         assert!(refused.to_string().starts_with(expected), "{refused}");
-        assert_eq!(refused.blame(), tenmil_base::ErrorCategory::Environment);
+        assert_eq!(refused.category(), tenmil_base::ErrorCategory::Environment);
         *kernel.refuses.borrow_mut() = None;
         unbind(&kernel, &UnbindSelection::All).1.unwrap();
         assert_eq!(tree.state(), before, "{end}");

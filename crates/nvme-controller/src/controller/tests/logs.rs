@@ -129,7 +129,7 @@ fn errors_are_listed_newest_first_and_the_oldest_fall_out() {
     let found: Vec<_> = entries(&bytes).collect();
     let counts: Vec<u64> = found.iter().map(|entry| entry.error_count()).collect();
     assert_eq!(counts, [4, 3, 2]);
-    assert_eq!((found[0].sqid(), found[0].cid()), (0xffff, 0xffff), "no command is to blame");
+    assert_eq!((found[0].sqid(), found[0].cid()), (0xffff, 0xffff), "no command is to category");
     let third = &found[1];
     assert_eq!((third.sqid(), third.cid(), third.opcode()), (1, 5, 2));
     assert_eq!((third.status(), third.lba(), third.nsid()), (INVALID.with_dnr(), 9, 1));

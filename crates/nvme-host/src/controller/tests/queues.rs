@@ -47,7 +47,7 @@ fn depths_and_numbers_outside_the_limits_are_refused_before_anything_is_sent() {
     }
     let refused = world.controller.create_queue_pair(world.now, wanted(256));
     assert_eq!(refused, Err(RequestError::QueueLimit { granted: 8 }));
-    assert_eq!(refused.unwrap_err().blame().exit_code(), 2);
+    assert_eq!(refused.unwrap_err().category().exit_code(), 2);
 }
 
 #[test]

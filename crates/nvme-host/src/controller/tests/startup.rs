@@ -137,7 +137,7 @@ fn a_controller_that_is_never_ready_is_dead_within_its_deadline() {
             Event::Ready => assert!(lag_ms <= 500, "{lag_ms}"),
             Event::Dead(error) => {
                 assert!(lag_ms > 500, "{lag_ms}");
-                assert_eq!(error.blame(), ErrorCategory::Remote);
+                assert_eq!(error.category(), ErrorCategory::Remote);
                 let text = error.to_string();
                 assert_eq!(text, "bring up: CSTS is 0x00000000 after 500 ms, expected RDY=1");
                 assert!(world.now <= Instant { ns: 501_000_000 }, "{:?}", world.now);
@@ -155,7 +155,7 @@ fn a_controller_that_answers_nothing_is_dead_within_two_deadlines() {
         });
         let Event::Dead(error) = outcome(&mut world) else { panic!("{:?}", world.told()) };
         assert!(matches!(error, ControllerError::StartupFailed { .. }), "{error}");
-        assert_eq!(error.blame().exit_code(), 3);
+        assert_eq!(error.category().exit_code(), 3);
         assert!(world.now <= Instant { ns: 500_000_000 }, "{:?}", world.now);
         assert!(world.memory.is_cut_off());
     }
@@ -268,7 +268,7 @@ fn without_memory_nothing_is_begun_and_nothing_kept() {
                 return;
             }
             Err(error) => {
-                assert_eq!(error.blame(), ErrorCategory::Environment);
+                assert_eq!(error.category(), ErrorCategory::Environment);
                 assert_eq!(memory.allocations(), 0, "{pages} pages");
             }
         }

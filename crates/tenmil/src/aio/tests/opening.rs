@@ -6,11 +6,10 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use smol::future::block_on;
-use tenmil_base::{ErrorCategory, IoStatus, Span};
+use tenmil_base::{Error, ErrorCategory, IoStatus, Span};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors, ThreadBuilder, ThreadHandle};
 
-use crate::CommandError;
 use crate::aio::{Buffer, Claim, Device, IoError, IoErrorKind, Opener, Uri};
 
 /// Longer than any step takes on a busy machine.
@@ -34,7 +33,7 @@ impl Stage {
         Self { opener: Opener::with_buffers(&clock, 4 << 20).unwrap(), thread, reactors }
     }
 
-    fn open(&self, name: &str, claim: Claim) -> Result<Device, CommandError> {
+    fn open(&self, name: &str, claim: Claim) -> Result<Device, Error> {
         self.opener.open(&name.parse::<Uri>().unwrap(), claim, &self.thread).wait()
     }
 
@@ -127,7 +126,7 @@ fn whoever_opens_the_same_name_shares_the_device_by_the_claims() {
 
     for claim in [Claim::WriteOnce, Claim::Exclusive] {
         let refused = stage.open("ram:1m", claim).unwrap_err();
-        assert_eq!(refused.blame, ErrorCategory::Usage);
+        assert_eq!(refused.category, ErrorCategory::Usage);
         assert!(refused.text.starts_with("open ram:1m: "), "{refused}");
     }
     let other = stage.open("ram:2m", Claim::Exclusive).unwrap();
@@ -151,7 +150,7 @@ fn what_cannot_be_opened_is_refused_by_its_name() {
     ] {
         let refused = stage.open(name, Claim::WriteOnce).unwrap_err();
         assert!(refused.text.starts_with(said), "{refused}");
-        assert_eq!(refused.blame, ErrorCategory::Usage);
+        assert_eq!(refused.category, ErrorCategory::Usage);
     }
     stage.reactors.directory().end_thread(stage.thread.id()).unwrap();
     while !stage.thread.is_gone() {

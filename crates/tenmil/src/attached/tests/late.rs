@@ -15,7 +15,7 @@ use tenmil_nvme_controller::transport::{HostBar, MemoryTransport, MemoryTranspor
 use tenmil_nvme_controller::{BouncePool, SharedDoorbell};
 
 use super::super::{AttachOptions, AttachedController, ControllerBus};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// A controller in this process, which runs only while messages are processed and its gate is open.
 #[derive(Clone)]
@@ -118,7 +118,7 @@ impl ControllerBus for LateBus {
         self.shared.lost.lock().unwrap().get_or_insert_with(|| why.to_owned());
     }
 
-    fn map(&self, region: RegionId) -> Result<u64, CommandError> {
+    fn map(&self, region: RegionId) -> Result<u64, Error> {
         let mut device = self.device();
         let is_first = device.is_none();
         let device = device.get_or_insert_with(|| self.make(region));

@@ -9,7 +9,8 @@ use tenmil_linux::file::{FileUndo, holds_data, reach};
 use tenmil_linux::kernel_files::Machine;
 
 use crate::copy::files_of;
-use crate::{CommandError, EmuMedium, EmuSpec};
+use crate::{EmuMedium, EmuSpec};
+use tenmil_base::Error;
 
 /// Target files in their original state.
 pub(super) struct TargetFiles {
@@ -26,7 +27,7 @@ impl TargetFiles {
     }
 
     /// Rejects existing data unless they may be overwritten, before a file is grown.
-    pub(super) fn allow(&self, may_go: bool) -> Result<(), CommandError> {
+    pub(super) fn allow(&self, may_go: bool) -> Result<(), Error> {
         let there = self.files.iter().filter(|file| file.len_bytes() > 0);
         let existing = there.map(|file| ExistingData {
             name: file.path().display().to_string(),
@@ -37,7 +38,7 @@ impl TargetFiles {
     }
 
     /// Rejects a checkpoint that claims progress on a file that did not exist.
-    pub(super) fn check(&self, record: &Path, until: u64) -> Result<(), CommandError> {
+    pub(super) fn check(&self, record: &Path, until: u64) -> Result<(), Error> {
         let is_new = |file: &&FileUndo| file.len_bytes() == 0 && reach(file.path()).exists();
         let Some(file) = self.files.iter().find(is_new).filter(|_| until > 0) else {
             return Ok(());
@@ -47,7 +48,7 @@ impl TargetFiles {
             "go on with the copy to {file}: it was not there or was empty, and the record says that \
              {until} bytes are on it"
         );
-        Err(CommandError::caller(text).with_hint(format!("To begin anew, remove {record}.")))
+        Err(Error::usage(text).with_hint(format!("To begin anew, remove {record}.")))
     }
 
     /// Restores the original state; called only if nothing has been copied.
@@ -58,7 +59,7 @@ impl TargetFiles {
 
 /// Rejects existing data unless they may be overwritten. A file that is a single hole holds no data: a
 /// copy that failed before its start leaves such a file.
-pub(super) fn allow(mut existing: Vec<ExistingData>, may_go: bool) -> Result<(), CommandError> {
+pub(super) fn allow(mut existing: Vec<ExistingData>, may_go: bool) -> Result<(), Error> {
     existing.retain(|one| one.path.as_deref().is_none_or(holds_data));
     Ok(overwrite::allow("copy", &existing, may_go, &Machine::this())?)
 }
@@ -66,7 +67,7 @@ pub(super) fn allow(mut existing: Vec<ExistingData>, may_go: bool) -> Result<(),
 /// Rejects source files whose size is not a multiple of the block size, because the device would not
 /// expose their end. Files below a mirror, stripe or volume are exempt: their ends never were part of
 /// the device.
-pub(super) fn check_whole(source: &Uri) -> Result<(), CommandError> {
+pub(super) fn check_whole(source: &Uri) -> Result<(), Error> {
     match source.scheme() {
         "mirror" | "stripe" | "volume" => Ok(()),
         "file" => {
@@ -82,7 +83,7 @@ pub(super) fn check_whole(source: &Uri) -> Result<(), CommandError> {
 }
 
 /// The same check for an emulated SSD over a file.
-fn check_emulated(source: &Uri) -> Result<(), CommandError> {
+fn check_emulated(source: &Uri) -> Result<(), Error> {
     // An invalid name is reported when the device is opened.
     let Ok(spec) = source.to_string().parse::<EmuSpec>() else { return Ok(()) };
     match &spec.medium {
@@ -93,7 +94,7 @@ fn check_emulated(source: &Uri) -> Result<(), CommandError> {
     }
 }
 
-fn check_file(source: &Uri, path: &str, block_size: u32) -> Result<(), CommandError> {
+fn check_file(source: &Uri, path: &str, block_size: u32) -> Result<(), Error> {
     let len = Path::new(path).metadata().map_or(0, |found| found.len());
     let rest = len % u64::from(block_size);
     if rest == 0 {
@@ -103,12 +104,12 @@ fn check_file(source: &Uri, path: &str, block_size: u32) -> Result<(), CommandEr
         "copy {source}: it has {len} bytes, expected whole blocks of {block_size}: the last {rest} \
          bytes would be lost"
     );
-    Err(CommandError::caller(text)
+    Err(Error::usage(text)
         .with_hint(format!("To copy it with zeroes behind: truncate --size=%{block_size} {path}")))
 }
 
 /// The target URI, with the size of the source if it is an empty or missing file.
-pub(super) fn sized(target: &Uri, size: u64) -> Result<Uri, CommandError> {
+pub(super) fn sized(target: &Uri, size: u64) -> Result<Uri, Error> {
     let mut fields = target.fields();
     if target.scheme() != "file" || fields.size("size")?.is_some() {
         return Ok(target.clone());

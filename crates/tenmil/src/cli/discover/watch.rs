@@ -4,11 +4,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::Clock;
 
 use super::{DiscoverArguments, line_of, object_of};
-use crate::CommandError;
 use crate::cli::write_out;
 use crate::tcp::{DiscoveryChange, DiscoveryWatch, TcpName};
 
@@ -20,9 +19,9 @@ pub(super) fn run(
     arguments: &DiscoverArguments,
     name: &TcpName,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     tenmil_linux::signal::catch_interrupts()
-        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::kernel();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut left = arguments.count.unwrap_or(u64::MAX);

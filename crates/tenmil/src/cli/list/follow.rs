@@ -9,7 +9,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::Machine;
 use tenmil_linux::pci::{Address, Function};
@@ -17,7 +17,6 @@ use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_linux::uevent::{Listener, Uevent, UeventResult};
 
 use super::functions::{self, FunctionLine};
-use crate::CommandError;
 use crate::cli::write_out;
 
 /// Change of a function.
@@ -54,11 +53,10 @@ pub(super) fn run(
     until: FollowLimit,
     is_json: bool,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     tenmil_linux::signal::catch_interrupts()
-        .map_err(|error| CommandError::machine(format!("catch Ctrl-C: {error}")))?;
-    let machine =
-        |error| CommandError::machine(format!("listen to the kernel's messages: {error}"));
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
+    let machine = |error| Error::environment(format!("listen to the kernel's messages: {error}"));
     // The socket is opened before the first read, so that no change in between is missed.
     let mut listener = Listener::new().map_err(machine)?;
     let watch = PollSet::new().map_err(machine)?;

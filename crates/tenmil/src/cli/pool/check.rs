@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::Value;
-use tenmil_base::ErrorCategory;
+use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
 use tenmil_block::pool::{self, VolumeRef};
 use tenmil_rpc::pool_commands::{JobKind, JobSpec, checked};
@@ -13,14 +13,13 @@ use tenmil_rpc::pool_commands::{JobKind, JobSpec, checked};
 use super::super::pool_access::PoolAccess;
 use super::super::write_out;
 use super::{EXIT_INTERRUPTED, ShowArguments};
-use crate::CommandError;
 
 /// Checks the metadata; the exit code tells whether the pool is intact.
 pub(super) fn check(
     opener: &Opener<'_>,
     show: &ShowArguments,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let place = VolumeRef::of(&show.device)?;
     // A pool that is not open in any process is read without being opened for writing.
     let (mut found, process, by) = match PoolAccess::remote_or(opener, &place, pool::check)? {

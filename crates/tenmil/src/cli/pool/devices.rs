@@ -8,7 +8,7 @@ use tenmil_block::uri::Uri;
 use tenmil_rpc::pool_commands::{PoolCommand, device, grown_text};
 
 use super::super::pool_access::PoolAccess;
-use crate::CommandError;
+use tenmil_base::Error;
 
 #[derive(Debug, Args)]
 pub(super) struct GrowArguments {
@@ -30,7 +30,7 @@ pub(super) struct GrowArguments {
 }
 
 /// Grows a pool and reports its size before and after.
-pub(super) fn grow(opener: &Opener<'_>, arguments: &GrowArguments) -> Result<String, CommandError> {
+pub(super) fn grow(opener: &Opener<'_>, arguments: &GrowArguments) -> Result<String, Error> {
     let GrowArguments { device, add, overwrite, json } = arguments;
     let mut hand = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
     if let PoolAccess::Here { open, .. } = &hand {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
-use tenmil_base::ErrorCategory;
+use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
 use tenmil_block::pool::VolumeRef;
 use tenmil_block::uri::Uri;
@@ -12,7 +12,6 @@ use tenmil_rpc::pool_commands::{devices_text, percents, size};
 
 use super::super::pool_access::PoolAccess;
 use super::table;
-use crate::CommandError;
 
 #[derive(Debug, Args)]
 pub(super) struct ListArguments {
@@ -32,7 +31,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, CommandError> {
+    pub(super) fn of(opener: &Opener<'_>, device: &Uri) -> Result<Self, Error> {
         let mut hand = PoolAccess::on(opener, &VolumeRef::of(device)?)?;
         let mut store = hand.store()?;
         store["process"] = hand.pid().into();
@@ -89,10 +88,7 @@ impl Summary {
 }
 
 /// Prints one line per pool; exit code 1 if one of them has stopped.
-pub(super) fn list(
-    opener: &Opener<'_>,
-    list: &ListArguments,
-) -> Result<(String, ExitCode), CommandError> {
+pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<(String, ExitCode), Error> {
     let of = |device: &Uri| Summary::of(opener, device);
     let summaries: Vec<Summary> = list.devices.iter().map(of).collect::<Result<_, _>>()?;
     let text = if list.json { list_json(&summaries) } else { list_text(&summaries) };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use serde_json::{Value, json};
-use tenmil_base::ErrorCategory;
+use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
 use tenmil_block::pool::{
     self, OpenPool, PAGE_BYTES, RescueReport, RescuedVolumeReport, VolumeRef,
@@ -19,7 +19,6 @@ use super::super::copy::progress_bar::ProgressBar;
 use super::super::pool_access::PoolAccess;
 use super::super::write_out;
 use super::table;
-use crate::CommandError;
 
 #[derive(Debug, Args)]
 pub(super) struct RescueArguments {
@@ -46,13 +45,11 @@ pub(super) fn rescue(
     opener: &Opener<'_>,
     arguments: &RescueArguments,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let (source, target) = (VolumeRef::of(&arguments.source)?, VolumeRef::of(&arguments.target)?);
     if source.store == target.store {
         let text = format!("pool rescue: {} is both SRC and DST, expected two", source.store);
-        return Err(
-            CommandError::caller(text).with_hint("Make a pool on another device, and name that.")
-        );
+        return Err(Error::usage(text).with_hint("Make a pool on another device, and name that."));
     }
     let open = expect_closed(opener, &source, &target)?;
     let mut line = ProgressBar::new(std::io::stderr().is_terminal(), opener.clock.now());
@@ -74,14 +71,14 @@ fn expect_closed(
     opener: &Opener<'_>,
     source: &VolumeRef,
     target: &VolumeRef,
-) -> Result<Arc<OpenPool>, CommandError> {
+) -> Result<Arc<OpenPool>, Error> {
     if let Err(hand) = PoolAccess::remote_or(opener, source, |_, _| Ok(()))? {
         let text = format!(
             "pool rescue: {} is open {}, expected a pool that does not open",
             source.store,
             hand.by_whom()
         );
-        return Err(CommandError::caller(text).with_hint(
+        return Err(Error::usage(text).with_hint(
             "Copy its volumes by `tenmil volume snapshot`, `send` and `receive`, also while they are \
              served; to rescue what is damaged in it, end that process.",
         ));
@@ -92,7 +89,7 @@ fn expect_closed(
             target.store,
             hand.by_whom()
         );
-        CommandError::caller(text).with_hint("End that process, or rescue into another pool.")
+        Error::usage(text).with_hint("End that process, or rescue into another pool.")
     })
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::Value;
-use tenmil_base::ErrorCategory;
+use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
 use tenmil_block::pool::VolumeRef;
 use tenmil_block::uri::Uri;
@@ -16,7 +16,6 @@ use super::super::pool_access::PoolAccess;
 use super::super::volume::ByteSize;
 use super::super::write_out;
 use super::{EXIT_INTERRUPTED, table};
-use crate::CommandError;
 
 #[derive(Debug, Args)]
 pub(super) struct ScrubArguments {
@@ -38,11 +37,11 @@ pub(super) fn scrub(
     opener: &Opener<'_>,
     arguments: &ScrubArguments,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let rate_bytes = arguments.limit_bytes.map(|ByteSize(rate)| rate);
     if rate_bytes == Some(0) {
         let text = format!("pool scrub {}: rate is 0, expected a byte at least", arguments.device);
-        return Err(CommandError::caller(text).with_hint("Leave --rate out to read at full speed."));
+        return Err(Error::usage(text).with_hint("Leave --rate out to read at full speed."));
     }
     let mut hand = PoolAccess::on(opener, &VolumeRef::of(&arguments.device)?)?;
     let long = JobSpec { what: JobKind::Scrub, rate_bytes, unheard_max: None };

@@ -10,7 +10,7 @@ use tenmil_block::uri::Uri;
 use tenmil_rpc::pool_commands::{PoolCommand, device as told_of};
 
 use super::super::pool_access::PoolAccess;
-use crate::CommandError;
+use tenmil_base::Error;
 
 #[derive(Debug, Args)]
 pub(super) struct SetArguments {
@@ -73,7 +73,7 @@ impl FromStr for Thresholds {
 }
 
 /// Sets the thresholds, or records the new device locations; idempotent.
-pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, CommandError> {
+pub(super) fn set(opener: &Opener<'_>, arguments: &SetArguments) -> Result<String, Error> {
     let SetArguments { device, thresholds, moved, json } = arguments;
     let Some(Thresholds(percent)) = thresholds else {
         return set_places(opener, device, moved, *json);
@@ -100,7 +100,7 @@ fn set_places(
     device: &Uri,
     moved: &[RelocatedDevice],
     json: bool,
-) -> Result<String, CommandError> {
+) -> Result<String, Error> {
     let mut place = VolumeRef::of(device)?;
     place.moved = moved.iter().map(|RelocatedDevice(number, uri)| (*number, uri.clone())).collect();
     match PoolAccess::remote_or(opener, &place, OpenPool::open)? {
@@ -114,7 +114,7 @@ fn set_places_there(
     hand: &mut PoolAccess<'_>,
     moved: &[RelocatedDevice],
     json: bool,
-) -> Result<String, CommandError> {
+) -> Result<String, Error> {
     let (mut text, mut is_changed, mut store) = (String::new(), false, Value::Null);
     for RelocatedDevice(number, uri) in moved {
         let told = hand.execute(&PoolCommand::Device { number: *number, uri: uri.clone() })?;
@@ -136,7 +136,7 @@ fn set_places_here(
     open: &OpenPool,
     moved: &[RelocatedDevice],
     json: bool,
-) -> Result<String, CommandError> {
+) -> Result<String, Error> {
     let (there, name) = (open.devices(), open.name());
     let unknown = |RelocatedDevice(number, _): &&RelocatedDevice| {
         !there.iter().any(|one| one.number == *number)
@@ -144,7 +144,7 @@ fn set_places_here(
     if let Some(RelocatedDevice(number, _)) = moved.iter().find(unknown) {
         let last = there.len() - 1;
         let text = format!("pool `{name}`: it has no device {number}, expected {last} at most");
-        return Err(CommandError::caller(text));
+        return Err(Error::usage(text));
     }
     let is_changed = open.note_places()?;
     if json {

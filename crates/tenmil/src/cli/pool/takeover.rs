@@ -6,7 +6,7 @@ use tenmil_block::Opener;
 use tenmil_block::pool::{self, VolumeRef};
 use tenmil_block::uri::Uri;
 
-use crate::CommandError;
+use tenmil_base::Error;
 
 #[derive(Debug, Args)]
 pub(super) struct TakeoverArguments {
@@ -28,7 +28,7 @@ pub(super) struct TakeoverArguments {
 pub(super) fn takeover(
     opener: &Opener<'_>,
     arguments: &TakeoverArguments,
-) -> Result<String, CommandError> {
+) -> Result<String, Error> {
     let TakeoverArguments { device, force, json } = arguments;
     let place = VolumeRef { force: *force, ..VolumeRef::of(device)? };
     let former = pool::take_over(opener, &place)?;

@@ -15,14 +15,13 @@ use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::Value;
-use tenmil_base::Span;
+use tenmil_base::{Error, Span};
 use tenmil_linux::Thread;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_rpc::pool_commands::{JobKind, JobSpec, JobStream};
 
 use super::super::volume::stream::Progress;
 use super::{PoolAccess, RemotePool};
-use crate::CommandError;
 
 /// Buffer size of a stream copy.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -37,14 +36,14 @@ impl PoolAccess<'_> {
         from: Option<&str>,
         out: &mut dyn Write,
         mut progress: Progress<'_>,
-    ) -> Result<Value, CommandError> {
+    ) -> Result<Value, Error> {
         let what = JobKind::Send { name: name.to_owned(), from: from.map(str::to_owned) };
         let long = JobSpec { what, rate_bytes: None, unheard_max: None };
         let done = match self {
             Self::Here { open, .. } => {
                 let way = JobStream::Out(out);
                 long.carry_out(open, crate::KINDS, way, &mut |done| progress.turn(done))
-                    .map_err(CommandError::from)
+                    .map_err(Error::from)
             }
             Self::Remote(there) => there.send(&long, out, &mut progress),
         };
@@ -53,7 +52,7 @@ impl PoolAccess<'_> {
     }
 
     /// Creates a snapshot from the stream on standard input. Returns the summary.
-    pub(in crate::cli) fn receive(&mut self, name: &str) -> Result<Value, CommandError> {
+    pub(in crate::cli) fn receive(&mut self, name: &str) -> Result<Value, Error> {
         let what = JobKind::Receive(name.to_owned());
         let long = JobSpec { what, rate_bytes: None, unheard_max: None };
         let mut progress = Progress::new(self.opener(), "receiving");
@@ -62,7 +61,7 @@ impl PoolAccess<'_> {
                 let mut input = io::stdin().lock();
                 let way = JobStream::In(&mut input);
                 long.carry_out(open, crate::KINDS, way, &mut |done| progress.turn(done))
-                    .map_err(CommandError::from)
+                    .map_err(Error::from)
             }
             Self::Remote(there) => there.receive(&long, name, &mut progress),
         };
@@ -73,9 +72,9 @@ impl PoolAccess<'_> {
 
 impl RemotePool<'_> {
     /// Starts a job with one end of a stream. Returns the job's row and the other end.
-    fn begin_with_stream(&mut self, long: &JobSpec) -> Result<(Value, Connection), CommandError> {
+    fn begin_with_stream(&mut self, long: &JobSpec) -> Result<(Value, Connection), Error> {
         let (ours, theirs) = Connection::pair()
-            .map_err(|error| CommandError::machine(format!("make a stream: {error}")))?;
+            .map_err(|error| Error::environment(format!("make a stream: {error}")))?;
         let job = self.begin(long, &[theirs.as_fd()])?;
         Ok((job, ours))
     }
@@ -85,7 +84,7 @@ impl RemotePool<'_> {
         long: &JobSpec,
         out: &mut dyn Write,
         progress: &mut Progress<'_>,
-    ) -> Result<Value, CommandError> {
+    ) -> Result<Value, Error> {
         let (job, ours) = self.begin_with_stream(long)?;
         let device = self.device.clone();
         std::thread::scope(|scope| {
@@ -99,7 +98,7 @@ impl RemotePool<'_> {
             drop(ours);
             let ended = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             written.map_err(|error| {
-                CommandError::machine(format!("{device}: write the stream: {error}"))
+                Error::environment(format!("{device}: write the stream: {error}"))
             })?;
             ended.map(Option::unwrap_or_default)
         })
@@ -110,7 +109,7 @@ impl RemotePool<'_> {
         long: &JobSpec,
         name: &str,
         progress: &mut Progress<'_>,
-    ) -> Result<Value, CommandError> {
+    ) -> Result<Value, Error> {
         let (job, ours) = self.begin_with_stream(long)?;
         let broken = pump_stdin(ours)?;
         let ended = self.wait_for_job(job, &mut |done| {
@@ -120,7 +119,7 @@ impl RemotePool<'_> {
             // The job only reports a truncated stream; the read error here is its cause.
             (Err(_), Ok(error)) => {
                 let text = format!("{}: receive `{name}`: read the stream: {error}", self.device);
-                Err(CommandError::machine(text))
+                Err(Error::environment(text))
             }
             (ended, _) => ended.map(Option::unwrap_or_default),
         }
@@ -143,7 +142,7 @@ fn write_all(stream: &Connection, out: &mut dyn Write) -> io::Result<()> {
 
 /// Starts a thread that copies standard input to the stream, until either ends. The thread is detached,
 /// because it may block on an idle standard input. Read errors arrive at the returned receiver.
-fn pump_stdin(stream: Connection) -> Result<Receiver<io::Error>, CommandError> {
+fn pump_stdin(stream: Connection) -> Result<Receiver<io::Error>, Error> {
     let (tell, told) = channel();
     let body = move |_: &tenmil_linux::StopFlag| match carry(&mut io::stdin().lock(), &stream) {
         // The receiving job has ended; its own error says why.
@@ -152,7 +151,7 @@ fn pump_stdin(stream: Connection) -> Result<Receiver<io::Error>, CommandError> {
         Ok(()) => drop(stream.finish()),
     };
     let thread = Thread::spawn("stream", None, body)
-        .map_err(|error| CommandError::machine(format!("start a thread: {error}")))?;
+        .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
     std::mem::forget(thread);
     Ok(told)
 }

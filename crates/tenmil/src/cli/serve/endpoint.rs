@@ -3,8 +3,7 @@
 
 use tenmil_block::uri::Uri;
 use tenmil_block::{
-    Bdev, BdevDescriptor, BdevOptions, Claim, DeviceError, Event, Opener, QosLimiter, QosLimits,
-    RateLimit,
+    Bdev, BdevDescriptor, BdevOptions, Claim, Event, Opener, QosLimiter, QosLimits, RateLimit,
 };
 use tenmil_dma::RegionTable;
 use tenmil_reactor::Reactors;
@@ -12,9 +11,9 @@ use tenmil_rpc::{EventRelay, Server};
 use tenmil_serve::EndpointEvent;
 
 use super::{ServeArguments, WATCH_INTERVAL};
-use crate::CommandError;
 use crate::cli::rpc_endpoint;
 use crate::pcie::lacks_iommu;
+use tenmil_base::Error;
 
 /// Opens a device and claims it for `holder`, with the configured rate limits.
 pub(super) fn claim(
@@ -23,9 +22,9 @@ pub(super) fn claim(
     regions: &RegionTable,
     options: BdevOptions,
     holder: &str,
-) -> Result<(Bdev, BdevDescriptor), CommandError> {
+) -> Result<(Bdev, BdevDescriptor), Error> {
     let ServeArguments { read_only, limit_iops, limit_bytes, .. } = arguments;
-    let refuse = |why: DeviceError| refused(uri, why);
+    let refuse = |why: Error| refused(uri, why);
     let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
     let opener = Opener { regions, clock: options.clock, seed: 1, more: crate::KINDS };
     let opened = opener.open(&wanted).map_err(refuse)?;
@@ -37,17 +36,17 @@ pub(super) fn claim(
     let claim = if *read_only { Claim::ReadShared } else { Claim::WriteOnce };
     let descriptor = device
         .open(claim, holder)
-        .map_err(|why| CommandError::of(why.blame(), format!("serve {uri}: {why}")))?;
+        .map_err(|why| Error::new(why.category(), format!("serve {uri}: {why}")))?;
     Ok((device, descriptor))
 }
 
 /// Rejects devices that cannot access guest memory: without an IOMMU, DMA needs physically contiguous
 /// memory, and guest memory is scattered.
-pub(super) fn check_guest_memory(uri: &Uri) -> Result<(), CommandError> {
+pub(super) fn check_guest_memory(uri: &Uri) -> Result<(), Error> {
     if !lacks_iommu(uri) {
         return Ok(());
     }
-    Err(CommandError::caller(format!(
+    Err(Error::usage(format!(
         "serve {uri} to a guest: memory of guests does not lie in a row, and an SSD without an IOMMU \
          finds no other, expected one behind an IOMMU"
     ))
@@ -55,8 +54,8 @@ pub(super) fn check_guest_memory(uri: &Uri) -> Result<(), CommandError> {
 }
 
 /// Error for a device that cannot be served.
-pub(super) fn refused(uri: &Uri, why: DeviceError) -> CommandError {
-    CommandError::of(why.blame(), format!("serve {uri}: {why}"))
+pub(super) fn refused(uri: &Uri, why: Error) -> Error {
+    Error::new(why.category(), format!("serve {uri}: {why}"))
 }
 
 /// Logs the events of a device, and calls `resized` if its size changed.

@@ -24,11 +24,11 @@ use self::live_config::{ApplyError, LiveConfig, TargetContext};
 use super::{
     REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, rpc_endpoint, start_reactors,
 };
-use crate::CommandError;
 use crate::balance::BalancedReactors;
 use crate::cli::write_out;
 use crate::pcie::regions_for;
 use crate::tcp::{discovery_name, sockets};
+use tenmil_base::Error;
 
 /// Default subsystem NQN.
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
@@ -40,18 +40,16 @@ const END_INTERVAL: Span = Span::from_ms(10);
 pub(super) fn config_from_arguments(
     arguments: &ServeArguments,
     listeners: Vec<SocketAddr>,
-) -> Result<TargetConfig, CommandError> {
+) -> Result<TargetConfig, Error> {
     let hosts = match (arguments.allowed_host.is_empty(), arguments.allow_any_host) {
         (false, false) => config::Hosts::Only(arguments.allowed_host.clone()),
         (true, _) => config::Hosts::Any,
         (false, true) => {
-            return Err(CommandError::caller(
-                "--allowed-host and --allow-any-host together, expected one",
-            ));
+            return Err(Error::usage("--allowed-host and --allow-any-host together, expected one"));
         }
     };
     let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
-    let refuse = |name: &str, why| CommandError::caller(format!("`{name}`: {why}"));
+    let refuse = |name: &str, why| Error::usage(format!("`{name}`: {why}"));
     tenmil_wire::nqn::check(&nqn).map_err(|why| refuse(&nqn, why))?;
     for name in &arguments.allowed_host {
         tenmil_wire::nqn::check_host(name).map_err(|why| refuse(name, why))?;
@@ -93,7 +91,7 @@ pub(super) fn run(
     arguments: &ServeArguments,
     asked: TargetConfig,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let (sockets, placement) = sockets::of_server(&arguments.socket)?;
     let clock = Clock::start();
     let namespaces = asked.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
@@ -101,7 +99,7 @@ pub(super) fn run(
     let limits =
         limits::limits(arguments, &asked).map_err(|unfit| with_location(arguments, unfit))?;
     let service = Service::new(&regions, limits).map_err(|why| {
-        let refused = CommandError::machine(why);
+        let refused = Error::environment(why);
         with_location(
             arguments,
             ApplyError { refused, line: asked.memory_line, key: "buffer-memory" },
@@ -121,7 +119,7 @@ pub(super) fn run(
         reactors: Arc::clone(reactors.directory()),
         clock,
     });
-    let server = server.map_err(|error| CommandError::machine(format!("serve: {error}")))?;
+    let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
     let devices = Devices::default();
     let hands = devices.clone();
     let world = TargetContext { service: service.clone(), server, regions, clock, state, devices };
@@ -150,11 +148,11 @@ pub(super) fn run(
 }
 
 /// Names the discovery subsystem: its NQN and serial number identify this machine and these listeners.
-fn name_discovery(service: &Service, asked: &TargetConfig) -> Result<(), CommandError> {
+fn name_discovery(service: &Service, asked: &TargetConfig) -> Result<(), Error> {
     let addresses: Vec<String> =
         asked.listeners.iter().map(|listener| listener.address.to_string()).collect();
     let (nqn, serial) = discovery_name(&addresses.join(","));
-    service.name_discovery(DiscoveryName { nqn, serial }).map_err(CommandError::machine)
+    service.name_discovery(DiscoveryName { nqn, serial }).map_err(Error::environment)
 }
 
 /// Opens the state directory for reservations that persist across power loss, if one is configured.
@@ -164,14 +162,14 @@ fn open_state(
 ) -> Result<Option<StateDirectory>, ApplyError> {
     if asked.state.is_none() && !adopted.is_empty() {
         let text = "--adopt-reservations without a state directory, expected one";
-        let refused = CommandError::caller(text)
-            .with_hint("name it with --state-dir, or `state-dir` in the file");
+        let refused =
+            Error::usage(text).with_hint("name it with --state-dir, or `state-dir` in the file");
         return Err(ApplyError { refused, line: asked.state_line, key: "state-dir" });
     }
     let opened = asked.state.as_deref().map(StateDirectory::open).transpose();
     let opened = opened.and_then(|state| state.map(|state| state.adopting(adopted)).transpose());
     let refuse = |why| ApplyError {
-        refused: CommandError::machine(why),
+        refused: Error::environment(why),
         line: asked.state_line,
         key: "state-dir",
     };
@@ -179,7 +177,7 @@ fn open_state(
 }
 
 /// Converts an apply error; with a configuration file it names the line and key.
-fn with_location(arguments: &ServeArguments, unfit: ApplyError) -> CommandError {
+fn with_location(arguments: &ServeArguments, unfit: ApplyError) -> Error {
     match &arguments.config {
         Some(path) => unfit.in_file(path),
         None => unfit.refused,
@@ -251,7 +249,7 @@ fn shut_down(
     standing: LiveConfig,
     balanced: BalancedReactors,
     service: &Service,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let until = clock.now().after(END_MAX);
     let leave = move |_: &tenmil_linux::StopFlag| {
         // Listeners first, then connections, then the devices they use.
@@ -260,7 +258,7 @@ fn shut_down(
         drop(devices);
     };
     let leaving = Thread::spawn("ending", None, leave)
-        .map_err(|error| CommandError::machine(format!("end: {error}")))?;
+        .map_err(|error| Error::environment(format!("end: {error}")))?;
     let mut is_whole = true;
     while !leaving.is_finished() && is_whole {
         tenmil_linux::thread::sleep(END_INTERVAL);
@@ -274,7 +272,7 @@ fn shut_down(
     // The thread may be blocked in a device for good; it ends with the process.
     std::mem::forget(leaving);
     let connected = service.connected();
-    Err(CommandError::machine(format!(
+    Err(Error::environment(format!(
         "end: {connected} connections and their devices are given up after {} s, expected them to \
          let go",
         END_MAX.ns / 1_000_000_000
@@ -283,7 +281,7 @@ fn shut_down(
 
 /// Rejects listeners beyond loopback for subsystems without allowed hosts, unless any host is
 /// explicitly allowed.
-fn check_access(asked: &TargetConfig, allows_any: bool) -> Result<(), CommandError> {
+fn check_access(asked: &TargetConfig, allows_any: bool) -> Result<(), Error> {
     for subsystem in &asked.subsystems {
         let reached = subsystem.listeners.iter().filter_map(|at| asked.listeners.get(*at));
         let beyond = reached.map(|listener| listener.address).find(|at| !at.ip().is_loopback());
@@ -297,7 +295,7 @@ fn check_access(asked: &TargetConfig, allows_any: bool) -> Result<(), CommandErr
                 subsystem.nqn
             );
             let hint = "name them with --allowed-host NQN, or say --allow-any-host";
-            return Err(CommandError { hint: Some(hint.to_owned()), ..CommandError::caller(text) });
+            return Err(Error { hint: Some(hint.to_owned()), ..Error::usage(text) });
         }
     }
     Ok(())

@@ -17,7 +17,7 @@ fn refused(line: &str) -> String {
     let words: Vec<_> = line.split_whitespace().map(Into::into).collect();
     let mut out = Vec::new();
     let refused = dispatch(&words, &Engines::real(), &mut out).unwrap_err();
-    assert_eq!((refused.blame, out.len()), (ErrorCategory::Usage, 0), "{line}");
+    assert_eq!((refused.category, out.len()), (ErrorCategory::Usage, 0), "{line}");
     refused.text
 }
 
@@ -75,7 +75,7 @@ fn a_server_that_cannot_offer_all_that_it_was_asked_to_does_not_begin() {
     let refused = fabrics::run(&arguments, asked(2), &mut full).unwrap_err();
     let expected = "serve: cannot offer nqn.2026-01.org.tenmil:disk: it is offered already, \
                     expected one of a name";
-    assert_eq!((refused.text.as_str(), refused.blame), (expected, ErrorCategory::Environment));
+    assert_eq!((refused.text.as_str(), refused.category), (expected, ErrorCategory::Environment));
     let refused = fabrics::run(&arguments, asked(1), &mut full).unwrap_err();
     assert!(!refused.text.starts_with("serve: "), "{}", refused.text);
 }

@@ -1,7 +1,7 @@
 //! Transports of `serve` and the options valid for each.
 
 use super::ServeArguments;
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Transport of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl ServeTransport {
 pub(super) fn check_switches(
     arguments: &ServeArguments,
     over: ServeTransport,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     use ServeTransport::{Nbd, NvmeTcp, Ublk, VfioUser, VhostUser};
     let ServeArguments {
         nqn, allowed_host, allow_any_host, buffer_memory, state_dir, socket, ..
@@ -57,7 +57,7 @@ pub(super) fn check_switches(
     let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));
     let Some((switch, _, has_use)) = idle else { return Ok(()) };
     let expected: Vec<&str> = has_use.iter().map(|over| over.name()).collect();
-    Err(CommandError::caller(format!(
+    Err(Error::usage(format!(
         "serve over {}: {switch} is given, expected only with a listener for {}",
         over.name(),
         expected.join(" or ")

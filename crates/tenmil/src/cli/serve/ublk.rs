@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::json;
-use tenmil_base::{BlockDevice, Span};
+use tenmil_base::{BlockDevice, Error, Span};
 use tenmil_block::BdevOptions;
 use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
@@ -16,7 +16,6 @@ use tenmil_serve::ublk::{Limits, Server, ServerConfig, UblkEvent, UblkStats, sha
 use super::endpoint::{claim, refused};
 use super::listen::UblkTarget;
 use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, start_reactors};
-use crate::CommandError;
 use crate::cli::{rpc_endpoint, write_out};
 
 /// Default queue depth.
@@ -29,10 +28,10 @@ pub(super) fn run(
     arguments: &ServeArguments,
     place: &UblkTarget,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let [uri] = arguments.uris.as_slice() else {
         let count = arguments.uris.len();
-        return Err(CommandError::caller(format!(
+        return Err(Error::usage(format!(
             "serve {count} devices as ublk:, expected one: each is a disk of its own"
         )));
     };
@@ -56,8 +55,8 @@ pub(super) fn run(
         regions,
         reactors: Arc::clone(reactors.directory()),
     };
-    let mut server = Server::start(&machine, &plan).map_err(|why| CommandError {
-        blame: why.blame,
+    let mut server = Server::start(&machine, &plan).map_err(|why| Error {
+        category: why.category,
         text: format!("serve {uri}: {}", why.text),
         hint: why.hint,
     })?;
@@ -134,7 +133,7 @@ fn open(
     uri: &Uri,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<Arc<dyn BlockDevice>, CommandError> {
+) -> Result<Arc<dyn BlockDevice>, Error> {
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "ublk")?;
     shaped(&device, descriptor, regions).map_err(|why| refused(uri, why))

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::json;
-use tenmil_base::BlockDevice;
+use tenmil_base::{BlockDevice, Error};
 use tenmil_block::{BdevDescriptor, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
@@ -16,7 +16,6 @@ use tenmil_serve::vfu::{DeviceOptions as ControllerOptions, Server, ServerConfig
 
 use super::endpoint::{check_guest_memory, claim, handle_event, watch};
 use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
-use crate::CommandError;
 use crate::cli::{rpc_endpoint, write_out};
 
 /// Serves controllers until SIGTERM or Ctrl-C. With one socket, all devices are namespaces of one
@@ -25,7 +24,7 @@ pub(super) fn run(
     arguments: &ServeArguments,
     sockets: &[PathBuf],
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let each = devices_each(arguments.uris.len(), sockets.len())?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
@@ -49,7 +48,7 @@ pub(super) fn run(
             reactors: Arc::clone(reactors.directory()),
             clock,
         });
-        servers.push(server.map_err(|why| CommandError::machine(format!("serve: {why}")))?);
+        servers.push(server.map_err(|why| Error::environment(format!("serve: {why}")))?);
     }
     let listen = |server: &Server| format!("vfio-user:{}", server.address());
     let listens: Vec<_> = servers.iter().map(listen).collect();
@@ -73,11 +72,11 @@ pub(super) fn run(
 }
 
 /// Number of namespaces per controller, for this many devices and sockets.
-fn devices_each(devices: usize, sockets: usize) -> Result<usize, CommandError> {
+fn devices_each(devices: usize, sockets: usize) -> Result<usize, Error> {
     match sockets {
         1 => Ok(devices),
         _ if sockets == devices => Ok(1),
-        _ => Err(CommandError::caller(format!(
+        _ => Err(Error::usage(format!(
             "serve {devices} devices at {sockets} sockets of vfio-user, expected one socket for all \
              of them, or one for each"
         ))),
@@ -94,8 +93,8 @@ fn open(
     arguments: &ServeArguments,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<Vec<Arc<BdevDescriptor>>, CommandError> {
-    let open = |uri| -> Result<Arc<BdevDescriptor>, CommandError> {
+) -> Result<Vec<Arc<BdevDescriptor>>, Error> {
+    let open = |uri| -> Result<Arc<BdevDescriptor>, Error> {
         check_guest_memory(uri)?;
         // The controller measures the time of its commands itself.
         let options =

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use serde_json::json;
-use tenmil_base::{BlockDevice, Limits};
+use tenmil_base::{BlockDevice, Error, Limits};
 use tenmil_block::uri::Uri;
 use tenmil_block::{BdevDescriptor, BdevOptions};
 use tenmil_dma::RegionTable;
@@ -17,7 +17,6 @@ use tenmil_serve::vhost::{Server, ServerConfig, id, shaped};
 use super::endpoint::{check_guest_memory, claim, handle_event, refused, watch};
 use super::ublk::device_identity;
 use super::{REGIONS_MAX, ServeArguments, open_listener, start_reactors};
-use crate::CommandError;
 use crate::cli::{rpc_endpoint, write_out};
 
 /// Serves the device until SIGTERM or Ctrl-C.
@@ -25,10 +24,10 @@ pub(super) fn run(
     arguments: &ServeArguments,
     socket: &Path,
     out: &mut dyn Write,
-) -> Result<ExitCode, CommandError> {
+) -> Result<ExitCode, Error> {
     let [uri] = arguments.uris.as_slice() else {
         let count = arguments.uris.len();
-        return Err(CommandError::caller(format!(
+        return Err(Error::usage(format!(
             "serve {count} devices over vhost-user, expected one: each is a disk of its own"
         )));
     };
@@ -48,7 +47,7 @@ pub(super) fn run(
         regions,
         reactors: Arc::clone(reactors.directory()),
     });
-    let server = server.map_err(|why| CommandError::caller(format!("serve {uri}: {why}")))?;
+    let server = server.map_err(|why| Error::usage(format!("serve {uri}: {why}")))?;
     tenmil_linux::file::keep()?;
     write_out(out, &ready(arguments, uri, &limits, &server))?;
     watch(asked, reactors, "front end", || {
@@ -66,7 +65,7 @@ fn open(
     uri: &Uri,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<(Arc<BdevDescriptor>, Arc<dyn BlockDevice>), CommandError> {
+) -> Result<(Arc<BdevDescriptor>, Arc<dyn BlockDevice>), Error> {
     check_guest_memory(uri)?;
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = claim(arguments, uri, regions, options, "vhost-user")?;

@@ -6,7 +6,7 @@ use tenmil_block::uri::Uri;
 use tenmil_rpc::pool_commands::PoolCommand;
 
 use super::{ByteSize, CommandOutput, execute, open_pool_of, output};
-use crate::CommandError;
+use tenmil_base::Error;
 
 #[derive(Debug, Args)]
 pub(super) struct CloneArguments {
@@ -59,7 +59,7 @@ fn inside(opener: &Opener<'_>, it: &CloneArguments, name: &str) -> CommandOutput
     if let Some((switch, _)) = said.into_iter().find(|(_, is_said)| *is_said) {
         let text = format!("clone {}: --{switch} is given, expected only with --from", it.volume);
         let hint = "A clone of a volume is like the volume; leave it out.";
-        return Err(CommandError::caller(text).with_hint(hint));
+        return Err(Error::usage(text).with_hint(hint));
     }
     let order = |from| PoolCommand::Clone { from, name: name.to_owned() };
     execute(opener, &it.volume, order, it.json)
@@ -76,7 +76,7 @@ fn over(opener: &Opener<'_>, it: &CloneArguments, image: &Uri) -> CommandOutput 
              path from / on",
             it.volume
         );
-        return Err(CommandError::caller(text).with_hint("Say the whole path of the image."));
+        return Err(Error::usage(text).with_hint("Say the whole path of the image."));
     }
     let (image, checksums) = (image.clone(), it.checksums);
     let order = PoolCommand::CreateOver { name, image, size_bytes, unit_bytes, checksums };

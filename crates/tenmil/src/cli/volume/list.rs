@@ -9,7 +9,7 @@ use tenmil_rpc::pool_commands::size;
 
 use super::super::pool::table;
 use super::super::pool_access::PoolAccess;
-use crate::CommandError;
+use tenmil_base::Error;
 
 #[derive(Debug, Args)]
 pub(super) struct ListArguments {
@@ -23,7 +23,7 @@ pub(super) struct ListArguments {
 }
 
 /// All volumes with their space usage.
-pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, CommandError> {
+pub(super) fn list(opener: &Opener<'_>, list: &ListArguments) -> Result<String, Error> {
     let mut hand = PoolAccess::on(opener, &VolumeRef::of(&list.store)?)?;
     let volumes = hand.volumes()?;
     if list.json {

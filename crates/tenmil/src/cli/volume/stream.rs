@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use clap::Args;
 use serde_json::{Value, json};
-use tenmil_base::Instant;
+use tenmil_base::{Error, Instant};
 use tenmil_block::Opener;
 use tenmil_block::pool::{ChangedRange, PAGE_BYTES};
 use tenmil_block::uri::Uri;
@@ -15,7 +15,6 @@ use super::super::pool::table;
 use super::super::pool_access::PoolAccess;
 use super::super::write_out;
 use super::open_pool_of;
-use crate::CommandError;
 
 #[derive(Debug, Args)]
 pub(super) struct DiffArguments {
@@ -63,7 +62,7 @@ pub(super) fn diff(
     opener: &Opener<'_>,
     arguments: &DiffArguments,
     out: &mut dyn Write,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     let (mut hand, from) = open_pool_of(opener, &arguments.volume)?;
     let changed = hand.differences(&from, &arguments.name)?;
     let text = match arguments.json {
@@ -126,11 +125,11 @@ pub(super) fn send(
     opener: &Opener<'_>,
     arguments: &SendArguments,
     out: &mut dyn Write,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     if std::io::stdout().is_terminal() {
         let text = "volume send: standard output is a terminal, expected a file or a pipe";
         let hint = "Add `> FILE`, or `| tenmil volume receive VOLUME`.";
-        return Err(CommandError::caller(text).with_hint(hint));
+        return Err(Error::usage(text).with_hint(hint));
     }
     let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
     // With --json, standard error carries the JSON document only.
@@ -150,12 +149,10 @@ pub(super) fn receive(
     opener: &Opener<'_>,
     arguments: &ReceiveArguments,
     out: &mut dyn Write,
-) -> Result<(), CommandError> {
+) -> Result<(), Error> {
     if std::io::stdin().is_terminal() {
         let text = "volume receive: standard input is a terminal, expected a file or a pipe";
-        return Err(
-            CommandError::caller(text).with_hint("Add `< FILE`, as `volume send` has written it.")
-        );
+        return Err(Error::usage(text).with_hint("Add `< FILE`, as `volume send` has written it."));
     }
     let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
     let received = hand.receive(&name)?;

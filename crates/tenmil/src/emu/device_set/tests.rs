@@ -7,12 +7,12 @@ use tenmil_base::{
     Operation, Request, RequestFlags, Segment, Span,
 };
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceError, OpenedDevice, Opener};
+use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::{Backing, Mapping, RegionTable};
 use tenmil_linux::Clock;
 
-use crate::CommandError;
 use crate::emu::SsdQueue;
+use tenmil_base::Error;
 
 const BLOCK: u32 = 512;
 const LEN: u32 = 16 << 10;
@@ -32,7 +32,7 @@ impl Bed {
         Self { regions, clock: Clock::start(), memory }
     }
 
-    fn open(&self, uri: &str) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, uri: &str) -> Result<OpenedDevice, Error> {
         let Self { regions, clock, .. } = self;
         let opener = Opener { regions, clock: *clock, seed: 1, more: crate::KINDS };
         opener.open(&uri.parse::<Uri>()?)
@@ -146,7 +146,7 @@ fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
     let fleet = Arc::clone(&medium.fleet);
     let mut channel = medium.channel().unwrap();
     assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
-    fleet.shared.lose(&mut fleet.shared.lock(), CommandError::peer("it burnt"));
+    fleet.shared.lose(&mut fleet.shared.lock(), Error::remote("it burnt"));
     assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
     assert_eq!(medium.channel().err().unwrap(), "it burnt");
     assert!(!fleet.shared.tend(bed.clock.now()), "and nobody tends it");
@@ -161,7 +161,7 @@ fn what_is_no_single_ssd_is_refused() {
         ("emu:null?colour=1", "no parameter `colour`, expected count, size"),
     ] {
         let error = bed.open(uri).unwrap_err();
-        assert_eq!(error.blame(), ErrorCategory::Usage);
+        assert_eq!(error.category(), ErrorCategory::Usage);
         assert!(error.to_string().starts_with(&format!("{uri}: {expected}")), "{error}");
     }
 }

@@ -15,7 +15,8 @@ use crate::emu::{EmuPlan, Emulated};
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::DeviceOutcome;
 use crate::perf::workload::{BlockRange, Workload};
-use crate::{CommandError, EmuSpec, Uri};
+use crate::{EmuSpec, Uri};
+use tenmil_base::Error;
 
 /// Devices of a run, in the order of the command line.
 pub(super) struct DeviceSet {
@@ -45,7 +46,7 @@ impl DeviceSet {
         options: &PerfOptions,
         places: &CoreAssignment,
         clock: Clock,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         // Data of a device in another process must lie in memory that can be shared with it.
         let regions = match options.uris.iter().any(Uri::is_in_another_process) {
             true => RegionTable::shared(REGIONS_MAX),
@@ -112,7 +113,7 @@ impl DeviceSet {
     }
 
     /// Polls the controllers. Fails once a device is lost.
-    pub(super) fn maintain(&mut self) -> Result<(), CommandError> {
+    pub(super) fn maintain(&mut self) -> Result<(), Error> {
         let now = self.clock.now();
         self.ssds.as_mut().map_or(Ok(()), |ssds| ssds.poll_controllers(now))?;
         self.media.check_health()
@@ -130,7 +131,7 @@ impl DeviceSet {
         device: Device,
         depth: u32,
         options: &PerfOptions,
-    ) -> Result<Box<dyn IoChannel>, CommandError> {
+    ) -> Result<Box<dyn IoChannel>, Error> {
         match (device, &mut self.ssds) {
             (Device::Ssd(index), Some(ssds)) => {
                 ssds.queue(index, depth, &options.techniques, &self.clock)
@@ -139,18 +140,13 @@ impl DeviceSet {
         }
     }
 
-    fn buffers(
-        &mut self,
-        device: Device,
-        depth: u32,
-        len: u32,
-    ) -> Result<Vec<Segment>, CommandError> {
+    fn buffers(&mut self, device: Device, depth: u32, len: u32) -> Result<Vec<Segment>, Error> {
         let one = |_| match (device, &self.ssds) {
             (Device::Ssd(index), Some(ssds)) => ssds.allocate(index, len),
             (Device::Ssd(index) | Device::Medium(index), _) => self.media.allocate(index, len),
         };
         (0..depth).map(one).collect::<Option<Vec<_>>>().ok_or_else(|| {
-            CommandError::machine(format!(
+            Error::environment(format!(
                 "allocate {depth} buffers of {len} bytes: no memory is left"
             ))
         })
@@ -163,7 +159,7 @@ impl DeviceSet {
         places: &CoreAssignment,
         index: usize,
         scrutiny: &impl Fn(&Self, &BlockArea, usize) -> S,
-    ) -> Result<(Vec<DeviceQueue<S>>, Workload), CommandError> {
+    ) -> Result<(Vec<DeviceQueue<S>>, Workload), Error> {
         let threads = places.submit.len() as u64;
         let pairs = options.queue_pairs;
         let mut workload = Workload::new(options, options.seed.wrapping_add(index as u64));
@@ -221,7 +217,7 @@ pub(super) fn start_ssds(
     specs: &[EmuSpec],
     regions: &RegionTable,
     clock: &Clock,
-) -> Result<Emulated, CommandError> {
+) -> Result<Emulated, Error> {
     let plan = EmuPlan {
         specs,
         queue_pairs: queue_pairs(options),
@@ -239,7 +235,7 @@ pub(super) fn start_ssds(
 
 /// Rejects writes to existing data unless overwriting is allowed, and to devices in use by another
 /// process.
-fn refuse_to_destroy(options: &PerfOptions, existing: &[ExistingData]) -> Result<(), CommandError> {
+fn refuse_to_destroy(options: &PerfOptions, existing: &[ExistingData]) -> Result<(), Error> {
     if !options.pattern.writes() {
         return Ok(());
     }

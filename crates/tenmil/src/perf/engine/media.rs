@@ -19,7 +19,8 @@ use super::device_set::{depth_of_a_pair, queue_pairs, start_ssds};
 use crate::emu::EmulatedDevices;
 use crate::perf::options::{Layer, MachineResources, Pattern, PerfOptions, show_map};
 use crate::perf::outcome::{Counts, DeviceOutcome};
-use crate::{CommandError, EmuSpec, FILLED_KINDS, Uri};
+use crate::{EmuSpec, FILLED_KINDS, Uri};
+use tenmil_base::Error;
 
 /// Opened devices, with the block layer above them and the memory for their data.
 pub(super) struct BlockDeviceSet {
@@ -65,7 +66,7 @@ impl BlockDeviceSet {
         places: &CoreAssignment,
         regions: &RegionTable,
         clock: Clock,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let opener = Opener { regions, clock, seed: options.seed, more: FILLED_KINDS };
         let mut ssds = start_under(options, places, regions, clock)?.into_iter();
         let mut devices = Vec::new();
@@ -108,17 +109,17 @@ impl BlockDeviceSet {
     }
 
     /// Creates a channel of device `index`.
-    pub(super) fn channel(&self, index: usize) -> Result<Box<dyn IoChannel>, CommandError> {
+    pub(super) fn channel(&self, index: usize) -> Result<Box<dyn IoChannel>, Error> {
         let NamedDevice { name, medium, .. } = &self.devices[index];
-        medium.channel().map_err(|text| CommandError::machine(format!("{name}: {text}")))
+        medium.channel().map_err(|text| Error::environment(format!("{name}: {text}")))
     }
 
     /// Fails once a device is lost for good.
-    pub(super) fn check_health(&self) -> Result<(), CommandError> {
+    pub(super) fn check_health(&self) -> Result<(), Error> {
         self.devices
             .iter()
             .find_map(|device| device.medium.failure())
-            .map_or(Ok(()), |why| Err(CommandError::peer(why)))
+            .map_or(Ok(()), |why| Err(Error::remote(why)))
     }
 
     /// Allocates a buffer that device `index` can access.
@@ -155,7 +156,7 @@ fn open_one(
     options: &PerfOptions,
     opener: &Opener<'_>,
     uri: &tenmil_block::uri::Uri,
-) -> Result<NamedDevice, CommandError> {
+) -> Result<NamedDevice, Error> {
     let OpenedDevice { medium, description, existing, .. } = opener.open(uri)?;
     let (name, durability) = (uri.to_string(), medium.limits().durability);
     let named =
@@ -170,7 +171,7 @@ fn start_under(
     places: &CoreAssignment,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<Vec<NamedDevice>, CommandError> {
+) -> Result<Vec<NamedDevice>, Error> {
     let under = options.uris.iter().filter(|uri| !options.is_bare(uri));
     let specs: Vec<EmuSpec> = under.filter_map(Uri::emulated).cloned().collect();
     if specs.is_empty() {
@@ -204,7 +205,7 @@ impl NamedDevice {
         regions: &RegionTable,
         clock: Clock,
         number: u64,
-    ) -> Result<(), CommandError> {
+    ) -> Result<(), Error> {
         // Devices without a default layer are loaded through the driver alone and are not in this
         // set.
         let layer = options.layer.layer.unwrap_or(Layer::Mq);
@@ -222,7 +223,7 @@ impl NamedDevice {
         let claim = if options.pattern.writes() { Claim::WriteOnce } else { Claim::ReadShared };
         let descriptor = device
             .open(claim, "perf")
-            .map_err(|refused| CommandError::of(refused.blame(), refused.to_string()))?;
+            .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
         let largest = largest_bytes(&self.medium.limits());
         let cuts =
             u64::from(options.sizes.largest()) > largest && mode != tenmil_block::Mode::Bypass;
@@ -251,13 +252,13 @@ impl NamedDevice {
     }
 
     /// Rejects options that the device does not support.
-    fn check(&self, options: &PerfOptions) -> Result<(), CommandError> {
+    fn check(&self, options: &PerfOptions) -> Result<(), Error> {
         let (name, limits) = (&self.name, self.medium.limits());
         options.check_queues(name, limits.depth_max, self.medium.channels_max())?;
         options.check_sizes(name, limits.block_size, size_bytes(&limits))?;
         for operation in operations(options) {
             if !limits.support.has(*operation) {
-                return Err(CommandError::caller(format!(
+                return Err(Error::usage(format!(
                     "-w {}: {name} has no {}, expected another pattern",
                     options.pattern.name(),
                     operation.name()
@@ -269,12 +270,12 @@ impl NamedDevice {
     }
 
     /// Rejects requests that are larger than the device supports and that no layer splits.
-    fn check_largest(&self, options: &PerfOptions) -> Result<(), CommandError> {
+    fn check_largest(&self, options: &PerfOptions) -> Result<(), Error> {
         let (largest, most) = (options.sizes.largest(), largest_bytes(&self.medium.limits()));
         if u64::from(largest) <= most {
             return Ok(());
         }
-        Err(CommandError::caller(format!(
+        Err(Error::usage(format!(
             "-o {}: size is {largest} bytes, expected at most the {most} bytes of a request to {}, \
              or --block mq, which cuts it",
             options.sizes, self.name
@@ -283,9 +284,9 @@ impl NamedDevice {
 }
 
 impl Buffers {
-    fn new(regions: &RegionTable, len_bytes: u64, huge_pages: bool) -> Result<Self, CommandError> {
+    fn new(regions: &RegionTable, len_bytes: u64, huge_pages: bool) -> Result<Self, Error> {
         let refuse = |error: &dyn std::fmt::Display| {
-            CommandError::machine(format!("{len_bytes} bytes of buffers: {error}"))
+            Error::environment(format!("{len_bytes} bytes of buffers: {error}"))
         };
         let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;
         let mapping = match huge_pages {

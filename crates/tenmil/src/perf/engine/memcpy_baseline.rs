@@ -10,10 +10,10 @@ use tenmil_dma::{Backing, Mapping, RegionTable};
 use tenmil_linux::{Clock, Thread};
 
 use super::cpu_placement::CoreAssignment;
-use crate::CommandError;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{Baseline, BaselineOutcome, DeviceOutcome, per_second};
 use crate::perf::workload::{AddressStream, BlockRange, IoSpec, Workload};
+use tenmil_base::Error;
 
 /// Source and destination of the copies.
 struct CopyBuffers {
@@ -36,7 +36,7 @@ pub(super) fn measure(
     places: &CoreAssignment,
     clock: Clock,
     time: Span,
-) -> Result<BaselineOutcome, CommandError> {
+) -> Result<BaselineOutcome, Error> {
     let store = CopyBuffers::new(options, devices)?;
     let mut workload = Workload::new(options, options.seed);
     let size_bytes: u64 = devices.iter().map(|device| device.size_bytes).sum();
@@ -65,12 +65,12 @@ pub(super) fn measure(
     })
 }
 
-fn refuse(error: &dyn std::fmt::Display) -> CommandError {
-    CommandError::machine(format!("measure the bare copy loop: {error}"))
+fn refuse(error: &dyn std::fmt::Display) -> Error {
+    Error::environment(format!("measure the bare copy loop: {error}"))
 }
 
 impl CopyBuffers {
-    fn new(options: &PerfOptions, devices: &[DeviceOutcome]) -> Result<Self, CommandError> {
+    fn new(options: &PerfOptions, devices: &[DeviceOutcome]) -> Result<Self, Error> {
         let regions = RegionTable::new(2);
         let add = |len_bytes: u64| {
             let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;

@@ -12,10 +12,11 @@ use tenmil_linux::{Clock, CpuList};
 use super::TickFn;
 use super::cpu_placement::CoreAssignment;
 use super::device_set::DeviceSet;
+use crate::Uri;
 use crate::perf::options::{Layer, LayerOptions, PerfOptions};
 use crate::perf::outcome::{NullBlkOutcome, NullBlkPoint, NullBlkRow, per_second};
 use crate::perf::progress::{Phase, Progress};
-use crate::{CommandError, Uri};
+use tenmil_base::Error;
 
 /// Measures every mode with 1 to all threads, if `options` request it. SIGINT ends it early, with
 /// the results so far.
@@ -23,7 +24,7 @@ pub(super) fn compare(
     options: &PerfOptions,
     clock: Clock,
     watch: TickFn<'_>,
-) -> Result<Option<NullBlkOutcome>, CommandError> {
+) -> Result<Option<NullBlkOutcome>, Error> {
     let Some(time) = options.null_blk else { return Ok(None) };
     let cores: Vec<u32> = CpuList::allowed().iter().collect();
     let mut rows = Vec::new();
@@ -70,7 +71,7 @@ fn measure(
     threads: usize,
     clock: Clock,
     watch: TickFn<'_>,
-) -> Result<NullBlkPoint, CommandError> {
+) -> Result<NullBlkPoint, Error> {
     let places = CoreAssignment::choose(options, &CpuList::allowed());
     let progress = Arc::new(Progress::new(threads));
     let mut rig = DeviceSet::bring_up(options, &places, clock)?;

@@ -19,9 +19,9 @@ use tenmil_linux::{Clock, Thread};
 
 use super::baseline_load::keep_going;
 use super::cpu_placement::CoreAssignment;
-use crate::CommandError;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{Baseline, BaselineOutcome};
+use tenmil_base::Error;
 
 /// Parameters of the measurement.
 pub(super) struct RingBaselinePlan<'a> {
@@ -70,14 +70,14 @@ struct RingConsumer {
 const LINE: u32 = 4;
 
 /// Measures with one thread on each side. At depth 1 the round trip time is measured as well.
-pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, CommandError> {
+pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Error> {
     let ring_depth = (plan.depth + 1).next_power_of_two().max(LINE);
     let pool = pool(plan, ring_depth)?;
     let mut hosts = Vec::new();
     let mut devices = Vec::new();
     for _ in 0..plan.rings {
         let (host, device) = ring(&pool, ring_depth, plan.depth)
-            .ok_or_else(|| CommandError::machine("measure the bare ring: no memory is left"))?;
+            .ok_or_else(|| Error::environment("measure the bare ring: no memory is left"))?;
         hosts.push(host);
         devices.push(device);
     }
@@ -108,18 +108,18 @@ pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Co
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
-fn refused(error: std::io::Error) -> CommandError {
-    CommandError::machine(format!("start a thread for the bare ring: {error}"))
+fn refused(error: std::io::Error) -> Error {
+    Error::environment(format!("start a thread for the bare ring: {error}"))
 }
 
 /// Pool with the same kind of memory as the run.
-fn pool(plan: &RingBaselinePlan<'_>, ring_depth: u32) -> Result<DevicePool, CommandError> {
+fn pool(plan: &RingBaselinePlan<'_>, ring_depth: u32) -> Result<DevicePool, Error> {
     let bytes = plan.rings as usize * (ring_depth as usize * 80 + 8192);
     let mapping = Mapping::new(bytes, Backing::Private)
-        .map_err(|error| CommandError::machine(format!("measure the bare ring: {error}")))?;
+        .map_err(|error| Error::environment(format!("measure the bare ring: {error}")))?;
     mapping.populate();
     let regions = RegionTable::new(1);
-    let memory = regions.add(mapping).map_err(|error| CommandError::machine(error.to_string()))?;
+    let memory = regions.add(mapping).map_err(|error| Error::environment(error.to_string()))?;
     let store = crate::emu::command_store(&plan.options.techniques);
     Ok(DevicePool::new(regions, memory, DeviceKind::Emulated, store))
 }

@@ -14,7 +14,8 @@ use super::verify::NoVerify;
 use crate::emu::{self, EmulatedSsd};
 use crate::perf::options::{PerfOptions, SizeMix, Techniques};
 use crate::perf::workload::{BlockRange, Workload};
-use crate::{CommandError, EmuMedium, EmuSpec};
+use crate::{EmuMedium, EmuSpec};
+use tenmil_base::Error;
 
 /// Emulated null SSD with `depth` random reads of 4 KiB in flight.
 pub struct SingleStep {
@@ -34,12 +35,12 @@ const TURNS_MAX: usize = 100_000;
 
 impl SingleStep {
     /// Starts the SSD and submits the first reads, with data in the pool of its queues.
-    pub fn new(depth: u32) -> Result<Self, CommandError> {
+    pub fn new(depth: u32) -> Result<Self, Error> {
         Self::with(depth, |_, pool| (0..depth).map_while(|_| pool.allocate(4096)).collect())
     }
 
     /// Like [`new`](Self::new), with data in another region, as in an application.
-    pub fn with_data_elsewhere(depth: u32) -> Result<Self, CommandError> {
+    pub fn with_data_elsewhere(depth: u32) -> Result<Self, Error> {
         Self::with(depth, |regions, pool| {
             let mapping = Mapping::new(depth as usize * 4096, Backing::Private);
             let memory = mapping.ok().and_then(|mapping| regions.add(mapping).ok());
@@ -52,19 +53,18 @@ impl SingleStep {
     fn with(
         depth: u32,
         buffers: impl FnOnce(&RegionTable, &DevicePool) -> Vec<Segment>,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Self, Error> {
         let clock = Clock::start();
-        let refuse = |what: &str| CommandError::peer(format!("an SSD turned by hand: {what}"));
+        let refuse = |what: &str| Error::remote(format!("an SSD turned by hand: {what}"));
         let regions = RegionTable::new(2);
         let mapping = Mapping::new(POOL_BYTES, Backing::Private)
-            .map_err(|error| CommandError::machine(error.to_string()))?;
-        let memory =
-            regions.add(mapping).map_err(|error| CommandError::machine(error.to_string()))?;
+            .map_err(|error| Error::environment(error.to_string()))?;
+        let memory = regions.add(mapping).map_err(|error| Error::environment(error.to_string()))?;
         let store = emu::command_store(&Techniques::default());
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
         let medium = tenmil_block::NullDevice::new(4096, 1 << 20)
-            .map_err(|error| CommandError::caller(error.to_string()))?;
+            .map_err(|error| Error::usage(error.to_string()))?;
         let mut now = clock.now();
         let vectors = EventVectors::new(0).map_err(|error| refuse(&error.to_string()))?;
         let mut device =
@@ -106,7 +106,7 @@ impl SingleStep {
         let view = view.map(|(namespace, limits)| namespace.view(&limits));
         let view = view.ok_or_else(|| refuse("it has no namespace"))?;
         let mut backend = NamespaceQueue::new(&pool, pair, view, QueueSizes::default())
-            .ok_or_else(|| CommandError::machine("no memory is left for lists"))?;
+            .ok_or_else(|| Error::environment("no memory is left for lists"))?;
         // Handles the initial event here, so that it is not part of the count.
         tenmil_base::IoChannel::poll(
             &mut backend,

@@ -12,9 +12,10 @@ use tenmil_linux::{Clock, CpuList, Thread};
 
 use super::baseline_load::keep_going;
 use super::cpu_placement::CoreAssignment;
+use crate::Uri;
 use crate::perf::options::{BaselineKind, Pattern, PerfOptions};
 use crate::perf::outcome::{Baseline, BaselineOutcome, per_second};
-use crate::{CommandError, Uri};
+use tenmil_base::Error;
 
 /// Parameters of the measurement.
 pub(super) struct SocketBaselinePlan<'a> {
@@ -74,10 +75,7 @@ impl PerfOptions {
 
 /// Measures with one thread on each side. With one message in flight the round trip time is
 /// measured as well.
-pub(super) fn measure(
-    plan: &SocketBaselinePlan<'_>,
-    depth: u32,
-) -> Result<BaselineOutcome, CommandError> {
+pub(super) fn measure(plan: &SocketBaselinePlan<'_>, depth: u32) -> Result<BaselineOutcome, Error> {
     let SocketBaselinePlan { options, places, clock, time, engine } = *plan;
     let connections = options.device_count() * u32::from(options.queue_pairs);
     let sockets = |data_bytes| EndpointShared::new(engine, data_bytes, depth);
@@ -122,8 +120,8 @@ pub(super) fn measure(
     })
 }
 
-fn refuse(error: &dyn std::fmt::Display) -> CommandError {
-    CommandError::machine(format!("measure bare messages: {error}"))
+fn refuse(error: &dyn std::fmt::Display) -> Error {
+    Error::environment(format!("measure bare messages: {error}"))
 }
 
 /// Cores of both sides: those of the run, with the second on another CPU if there is one.
@@ -159,7 +157,7 @@ struct EndpointShared {
 }
 
 impl EndpointShared {
-    fn new(engine: SocketEngine, data_bytes: u32, depth: u32) -> Result<Self, CommandError> {
+    fn new(engine: SocketEngine, data_bytes: u32, depth: u32) -> Result<Self, Error> {
         let regions = RegionTable::new(1);
         let whole = data_bytes.saturating_mul(depth).min(DATA_MAX).max(data_bytes).max(4096);
         let mapping = Mapping::new(whole as usize, Backing::Private);
@@ -182,7 +180,7 @@ impl EndpointShared {
         socket: std::os::fd::OwnedFd,
         header_bytes: usize,
         incoming_bytes: usize,
-    ) -> Result<Endpoint, CommandError> {
+    ) -> Result<Endpoint, Error> {
         let stream = self.sockets.stream(socket).map_err(|error| refuse(&error))?;
         let outgoing = OutgoingMessages {
             header: vec![0; header_bytes],

@@ -2,7 +2,7 @@
 
 use tenmil_dma::CommandStore;
 
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Driver options. The variants of each option begin with the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,16 +70,16 @@ impl Default for Techniques {
 
 impl Techniques {
     /// Rejects combinations in which an option has no effect.
-    pub(super) fn check(&self) -> Result<(), CommandError> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let by_line = self.completion_copy == CompletionCopy::Line;
         if by_line && self.completion_doorbell == CompletionDoorbell::Each {
-            return Err(CommandError::caller(
+            return Err(Error::usage(
                 "--completion-copy line: completions are taken one by one with --cq-doorbell each, \
                  expected --cq-doorbell poll or deferred",
             ));
         }
         if self.prefetch.slots && !by_line {
-            return Err(CommandError::caller(
+            return Err(Error::usage(
                 "--prefetch slots: completions are copied one by one, expected --completion-copy \
                  line beside it",
             ));

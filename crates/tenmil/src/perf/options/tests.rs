@@ -25,7 +25,7 @@ fn refusal(change: impl FnOnce(&mut PerfOptions)) -> String {
     let mut options = PerfOptions::default();
     change(&mut options);
     let refused = options.check(&supplies()).unwrap_err();
-    assert_eq!(refused.blame, ErrorCategory::Usage);
+    assert_eq!(refused.category, ErrorCategory::Usage);
     assert!(!refused.text.contains('\n'), "one line: {refused}");
     refused.text
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use tenmil_base::{Durability, Histogram, IoStatus, Operation, Random, Span};
 
-use crate::CommandError;
 use crate::perf::environment::tests::quiet_machine;
 use crate::perf::options::PerfOptions;
 use crate::perf::outcome::{
@@ -12,6 +11,7 @@ use crate::perf::outcome::{
     NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome, RamOutcome, RunEnd, ThreadPlace,
     TimeSeries,
 };
+use tenmil_base::Error;
 
 const IOS: u64 = 314_000_000;
 
@@ -105,8 +105,7 @@ pub(crate) fn bad_sample() -> PerfOutcome {
     outcome.errors_by_status =
         BTreeMap::from([(IoStatus::UNRECOVERED_READ.0, 11), (IoStatus::LBA_OUT_OF_RANGE.0, 1)]);
     outcome.ended = RunEnd::Interrupt;
-    outcome.missing =
-        vec![CommandError::machine("allocate 336 MiB of memory: there is no such room")];
+    outcome.missing = vec![Error::environment("allocate 336 MiB of memory: there is no such room")];
     outcome.elapsed = Span::from_secs(4);
     outcome.environment.stolen = 0.05;
     outcome.environment.machine.governor = Some("powersave".into());

@@ -10,9 +10,9 @@ use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::task::ExecutorHandle;
 use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
 
-use crate::CommandError;
 use crate::aio::{Claim, Device, IoError, Opener};
 use crate::perf::outcome::per_second;
+use tenmil_base::Error;
 
 const READERS: u64 = 16;
 const READ_BYTES: u32 = 4 << 10;
@@ -36,13 +36,8 @@ struct MixedLoad {
 /// Loads the device that `uri` names from the first core. Returns the metrics of readers and
 /// writer.
 #[expect(clippy::cast_precision_loss, reason = "shown to people")]
-pub(super) fn run(
-    uri: &str,
-    clock: Clock,
-    time: Span,
-) -> Result<BTreeMap<String, f64>, CommandError> {
-    let refuse =
-        |what: &dyn std::fmt::Display| CommandError::machine(format!("mixed load: {what}"));
+pub(super) fn run(uri: &str, clock: Clock, time: Span) -> Result<BTreeMap<String, f64>, Error> {
+    let refuse = |what: &dyn std::fmt::Display| Error::environment(format!("mixed load: {what}"));
     let cores: CpuList = CpuList::allowed().iter().take(1).collect();
     let reactors =
         Reactors::start(&cores, &ReactorOptions::default(), &clock).map_err(|why| refuse(&why))?;

@@ -115,7 +115,7 @@ fn a_name_that_is_none_is_refused_with_all_that_are() {
     let chosen: Vec<&str> = chosen.iter().map(|experiment| experiment.name).collect();
     assert_eq!(chosen, ["ten-million", "polling"], "in the order of the page");
     let refused = choose(&names(&["polling", "twelve-million"])).unwrap_err();
-    assert_eq!(refused.blame.exit_code(), 2);
+    assert_eq!(refused.category.exit_code(), 2);
     assert!(refused.text.starts_with("--only twelve-million: no experiment has that name"));
     for experiment in all() {
         assert!(refused.text.contains(experiment.name), "{}", refused.text);

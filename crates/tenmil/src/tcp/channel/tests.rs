@@ -10,8 +10,8 @@ use tenmil_linux::Clock;
 use tenmil_nvme_fabrics::{TimeoutPolicy, WaitHandle};
 
 use super::{QueueSource, RemoteDevice, SizeWatch};
-use crate::CommandError;
 use crate::tcp::reservations::{ReservationQueue, ReservedNamespace};
+use tenmil_base::Error;
 
 /// A device that is connected or not.
 struct Device {
@@ -33,11 +33,11 @@ impl QueueSource for Device {
     type Queue = Box<dyn IoChannel>;
     type Ticket = u32;
 
-    fn open_queue(&self) -> Result<u32, CommandError> {
+    fn open_queue(&self) -> Result<u32, Error> {
         Ok(7)
     }
 
-    fn take_queue(&self, ticket: u32) -> Result<Option<Box<dyn IoChannel>>, CommandError> {
+    fn take_queue(&self, ticket: u32) -> Result<Option<Box<dyn IoChannel>>, Error> {
         assert_eq!(ticket, 7);
         self.counts.asked.fetch_add(1, Ordering::Relaxed);
         let is_up = self.is_up();
@@ -80,8 +80,8 @@ impl QueueSource for Device {
         None
     }
 
-    fn reservation_queue(&self) -> Result<ReservationQueue, CommandError> {
-        Err(CommandError::caller("no reservations"))
+    fn reservation_queue(&self) -> Result<ReservationQueue, Error> {
+        Err(Error::usage("no reservations"))
     }
 
     fn growth(&self) -> &SizeWatch {

@@ -8,10 +8,10 @@ use tenmil_base::{Instant, Span};
 use tenmil_wire::log::discovery::DiscoveryEntry;
 
 use super::{DiscoveryLog, read_whole};
-use crate::CommandError;
 use crate::tcp::ask::RemoteAdmin;
 use crate::tcp::attached::ConnectionHealth;
 use crate::tcp::name::TcpName;
+use tenmil_base::Error;
 
 /// A discovery service and its last known log page.
 pub(crate) struct DiscoveryWatch {
@@ -44,7 +44,7 @@ const INTERVAL: Span = Span::from_secs(10);
 impl DiscoveryWatch {
     /// Connects to the service that `name` names. Its log page is read by the first
     /// [`next`](Self::next).
-    pub(crate) fn begin(name: &TcpName) -> Result<Self, CommandError> {
+    pub(crate) fn begin(name: &TcpName) -> Result<Self, Error> {
         let service = RemoteAdmin::call(name)?;
         let seen = service.health()?;
         let known = DiscoveryLog { generation: 0, entries: Vec::new() };
@@ -61,7 +61,7 @@ impl DiscoveryWatch {
     /// # Errors
     ///
     /// If the connection was given up, or the service returns invalid data.
-    pub(crate) fn next(&mut self) -> Result<Vec<DiscoveryChange>, CommandError> {
+    pub(crate) fn next(&mut self) -> Result<Vec<DiscoveryChange>, Error> {
         let now = self.service.now();
         let pulse = self.service.health()?;
         let mut changes = Vec::new();
@@ -85,7 +85,7 @@ impl DiscoveryWatch {
     }
 
     /// Reads the log page and compares. No changes if the connection was lost meanwhile.
-    fn read(&mut self, now: Instant) -> Result<Vec<DiscoveryChange>, CommandError> {
+    fn read(&mut self, now: Instant) -> Result<Vec<DiscoveryChange>, Error> {
         let found = match read_whole(&mut self.service) {
             Ok(found) => found,
             Err(refused) => {

@@ -16,9 +16,9 @@ use tenmil_linux::file::{Alignment, BufferedReason};
 
 use super::sectors::{SECTOR, Sectors, gather};
 use super::{BLOCK, Countdown};
-use crate::DeviceError;
 use crate::devices::file::{FileDevice, FileDeviceOptions, FileIo};
 use crate::uri::{Fields, UriError};
+use tenmil_base::Error;
 
 /// The disk, and the path of a file of the same length that is never written.
 pub(super) struct CutFile {
@@ -133,10 +133,7 @@ impl CutFile {
         Self { directory: tempfile::tempdir().unwrap(), blocks, options, disk }
     }
 
-    pub(super) fn open(
-        &self,
-        regions: &RegionTable,
-    ) -> Result<impl BlockDevice + use<>, DeviceError> {
+    pub(super) fn open(&self, regions: &RegionTable) -> Result<impl BlockDevice + use<>, Error> {
         let medium = FileDevice::open_as(
             regions,
             &FileDeviceOptions {

@@ -10,7 +10,8 @@ use crate::devices::mirror::maintenance::ResyncPolicy;
 use crate::devices::mirror::superblock::NoSuperblock;
 use crate::devices::mirror::{Mirror, MirrorOptions, OpenLegs, look, open_legs};
 use crate::uri::Uri;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+use crate::{DeviceType, OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// Opens `made:[URI],[URI]` as `mirror:` does, with fast background work, and creates the mirror first if
 /// no leg has a superblock.
@@ -23,10 +24,10 @@ const POLICY: ResyncPolicy = ResyncPolicy {
 };
 
 impl DeviceType for MadeKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let OpenLegs { legs, existing, handles, identities } = open_legs(opener, uri.children());
         let mut now = || opener.clock.now();
-        let refuse = |problem: String| DeviceError::from(uri.refuse(problem));
+        let refuse = |problem: String| Error::from(uri.refuse(problem));
         let found = look(opener.regions, &legs, &mut now).map_err(refuse)?;
         if found.iter().all(|leg| leg.found == LegProbe::Foreign(NoSuperblock::Absent)) {
             format(opener.regions, &legs, 7, &mut now).map_err(refuse)?;

@@ -10,7 +10,8 @@ use tenmil_linux::Clock;
 
 use crate::devices::mirror::{Mirror, MirrorOptions, MirrorReport, create, show};
 use crate::uri::Uri;
-use crate::{DeviceError, OpenedDevice, Opener};
+use crate::{OpenedDevice, Opener};
+use tenmil_base::Error;
 
 struct Bench {
     directory: tempfile::TempDir,
@@ -35,12 +36,12 @@ impl Bench {
         create(&self.opener(), legs, overwrite).map_err(|error| error.to_string())
     }
 
-    fn open(&self, legs: &[&str]) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, legs: &[&str]) -> Result<OpenedDevice, Error> {
         self.opener().open(&self.mirror(legs))
     }
 
     /// Opens with `degraded`: although a leg is absent that may hold newer blocks.
-    fn open_degraded(&self, legs: &[&str]) -> Result<OpenedDevice, DeviceError> {
+    fn open_degraded(&self, legs: &[&str]) -> Result<OpenedDevice, Error> {
         let uri = format!("{}?degraded=yes", self.mirror(legs));
         self.opener().open(&uri.parse().unwrap())
     }

@@ -15,7 +15,8 @@ use crate::devices::pool::{
     CreateResult, DeviceInfo, OpenPool, VolumeRef, check, create, create_over, grow, rescue,
 };
 use crate::uri::Uri;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+use crate::{DeviceType, OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// A pool of this size on the file `pool`, and other files beside it.
 fn pool(size: &str) -> Bench {
@@ -40,7 +41,7 @@ impl Bench {
         VolumeRef::on(&self.device().parse().unwrap())
     }
 
-    fn try_open(&self) -> Result<Arc<OpenPool>, DeviceError> {
+    fn try_open(&self) -> Result<Arc<OpenPool>, Error> {
         OpenPool::open(&self.opener(), &self.place())
     }
 
@@ -391,7 +392,7 @@ fn a_device_that_can_do_less_is_added_when_no_volume_is_open() {
     let error =
         bench.store().grow(&bench.opener(), std::slice::from_ref(&weak), false).unwrap_err();
     assert!(error.to_string().contains("while volumes of the pool are open"), "{error}");
-    assert_eq!((error.blame(), bench.sizes()), (ErrorCategory::Usage, vec![2048]));
+    assert_eq!((error.category(), bench.sizes()), (ErrorCategory::Usage, vec![2048]));
     drop(opened);
     let store = bench.store();
     store.grow(&bench.opener(), &[weak], false).unwrap();
@@ -410,7 +411,7 @@ struct Logged(LogKind, String, Arc<dyn BlockDevice>);
 struct LoggedChannel(LogKind, String, Box<dyn IoChannel>);
 
 impl DeviceType for LogKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let child = uri.only_child()?;
         let below = opener.open(child)?;
         let name = child.path().rsplit('/').next().unwrap().to_owned();

@@ -10,7 +10,8 @@ use tenmil_dma::RegionTable;
 
 use super::super::{OpenPool, VolumeOp, VolumeRef, create};
 use crate::devices::conformance::Reluctant;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener, RamDevice, uri::Uri};
+use crate::{DeviceType, OpenedDevice, Opener, RamDevice, uri::Uri};
+use tenmil_base::Error;
 
 const PAGE: u32 = 4096;
 const BLOCKS: u64 = 64;
@@ -19,7 +20,7 @@ const BLOCKS: u64 = 64;
 struct Scarce(Arc<Reluctant>);
 
 impl DeviceType for Scarce {
-    fn open(&self, _opener: &Opener<'_>, _uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, _opener: &Opener<'_>, _uri: &Uri) -> Result<OpenedDevice, Error> {
         Ok(OpenedDevice::fresh(self.0.clone(), "memory that takes little"))
     }
 }

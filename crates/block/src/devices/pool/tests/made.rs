@@ -6,7 +6,8 @@ use tenmil_base::Span;
 
 use crate::devices::pool::{OpenPool, PageGeometry, VolumeOp, VolumeRef, create, open_volume};
 use crate::uri::Uri;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+use crate::{DeviceType, OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// Opens `stored:[URI]`, or `stored:[URI],[URI]`, as the volume `v` of the pool on the devices, with half
 /// as many blocks as they have, and creates both first if there is no pool.
@@ -21,7 +22,7 @@ impl StoredKind {
 }
 
 impl DeviceType for StoredKind {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let (device, others) = (&uri.children()[0], &uri.children()[1..]);
         let below = opener.open(device)?;
         let shape = PageGeometry::of(device, &below.medium.limits())?;

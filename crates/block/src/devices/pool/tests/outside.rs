@@ -12,7 +12,8 @@ use tenmil_volume::{ParentInfo, PoolRequest};
 use super::{Bench, Hand, PAGE, VolumeOp};
 use crate::devices::pool::{DecoupleResult, Info, OpenPool, VolumeRef, check, rescue};
 use crate::uri::Uri;
-use crate::{DeviceControl, DeviceError, OpenedDevice, Rule};
+use crate::{DeviceControl, OpenedDevice, Rule};
+use tenmil_base::Error;
 
 /// Blocks of the image; the first byte of each is its number plus one.
 const IMAGE: u64 = 150;
@@ -39,7 +40,7 @@ impl Bench {
     }
 
     /// Creates a clone of an image.
-    fn over(&self, name: &str, blocks: u64, uri: &str, checksums: bool) -> Result<(), DeviceError> {
+    fn over(&self, name: &str, blocks: u64, uri: &str, checksums: bool) -> Result<(), Error> {
         let open = self.store();
         let parent = open.look_at_parent(&self.opener(), &uri.parse().unwrap())?;
         let (name, unit, uuid) = (name.into(), 16, 3);
@@ -56,7 +57,7 @@ impl Bench {
         self.change(VolumeOp::Snapshot { volume, name, uuid: 9 });
     }
 
-    fn decouple(&self, name: &str) -> Result<DecoupleResult, DeviceError> {
+    fn decouple(&self, name: &str) -> Result<DecoupleResult, Error> {
         self.store().decouple(&self.opener(), name, None, &mut |_| true)
     }
 

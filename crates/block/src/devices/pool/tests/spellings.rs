@@ -9,7 +9,8 @@ use tenmil_linux::Clock;
 use crate::devices::pool::{OpenPool, VolumeRef, create};
 use crate::devices::ram::RamDevice;
 use crate::uri::Uri;
-use crate::{DeviceError, DeviceType, OpenedDevice, Opener};
+use crate::{DeviceType, OpenedDevice, Opener};
+use tenmil_base::Error;
 
 /// One namespace under all names.
 struct Namespace(Arc<RamDevice>);
@@ -32,7 +33,7 @@ impl BlockDevice for Namespace {
 fn a_pool_is_open_once_whichever_uri_leads_to_its_namespace() {
     let regions = RegionTable::new(200);
     let ram = Arc::new(RamDevice::new(&regions, 512, 8 * 2048).unwrap());
-    let open = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, DeviceError> {
+    let open = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
         Ok(OpenedDevice::fresh(Arc::new(Namespace(Arc::clone(&ram))), "a namespace"))
     };
     let more: &[(&str, &dyn DeviceType)] = &[("path", &open)];

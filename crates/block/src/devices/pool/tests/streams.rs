@@ -6,7 +6,8 @@ use tenmil_base::{ErrorCategory, IoStatus, Operation};
 
 use super::{Bench, VolumeOp};
 use crate::devices::pool::{ChangedRange, INCOMPLETE, TransferSummary};
-use crate::{DeviceError, pool};
+use crate::pool;
+use tenmil_base::Error;
 
 /// A writer that accepts this number of bytes.
 struct Full(usize);
@@ -55,7 +56,7 @@ fn send(bench: &Bench, base: Option<&str>, name: &str) -> (Vec<u8>, TransferSumm
     (stream, sent)
 }
 
-fn receive(bench: &Bench, mut stream: &[u8], name: &str) -> Result<TransferSummary, DeviceError> {
+fn receive(bench: &Bench, mut stream: &[u8], name: &str) -> Result<TransferSummary, Error> {
     bench.store().receive(name, &mut stream, &mut |_| true)
 }
 
@@ -128,7 +129,7 @@ fn a_stream_that_is_cut_or_wrong_leaves_nothing_and_arrives_whole_the_next_time(
     wrong[600_000] ^= 4;
     let error = receive(&target, &wrong, "uno").unwrap_err();
     assert!(error.to_string().contains("of the stream: its checksum is"), "{error}");
-    assert_eq!((error.blame(), error.hint()), (ErrorCategory::Remote, Some("Send it again.")));
+    assert_eq!((error.category(), error.hint()), (ErrorCategory::Remote, Some("Send it again.")));
 
     // As a killed process leaves it.
     let uuid = source.store().find("one").unwrap().uuid;
@@ -256,7 +257,7 @@ fn a_store_without_room_refuses_a_stream_and_has_its_room_back() {
     error.unwrap();
     let (rest, _) = send(&source, Some("one"), "two");
     let error = receive(&target, &rest, "due").unwrap_err();
-    assert_eq!(error.blame(), ErrorCategory::Environment);
+    assert_eq!(error.category(), ErrorCategory::Environment);
     assert!(error.to_string().contains("the pool has no room"), "{error}");
     assert!(error.hint().unwrap().contains("or grow it"), "{error}");
     assert_eq!(names(&target), ["uno"]);

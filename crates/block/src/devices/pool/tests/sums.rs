@@ -261,7 +261,7 @@ fn a_snapshot_arrives_with_checksums_and_damage_is_not_sent() {
         .send(&target.opener(), None, "s", &mut Vec::new(), &mut |_| true)
         .unwrap_err();
     assert!(error.to_string().contains("volume `s`: read"), "{error}");
-    assert_eq!(error.blame(), tenmil_base::ErrorCategory::Remote);
+    assert_eq!(error.category(), tenmil_base::ErrorCategory::Remote);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use tenmil_rpc::config::{ConnectionLimits, LineNumber, TargetConfig};
 use tenmil_serve::tcp::Limits;
 
 use super::ApplyError;
-use crate::CommandError;
 use crate::cli::serve::ServeArguments;
+use tenmil_base::Error;
 
 /// Connection limits given as arguments.
 pub(super) fn asked(arguments: &ServeArguments) -> ConnectionLimits {
@@ -30,11 +30,7 @@ pub(super) fn limits(
         let shown = switch.display();
         let text =
             format!("--max-connections is given and {shown} says it too, expected one of the two");
-        return Err(ApplyError {
-            refused: CommandError::caller(text),
-            line: said.line,
-            key: "limits",
-        });
+        return Err(ApplyError { refused: Error::usage(text), line: said.line, key: "limits" });
     }
     said.connections = arguments.max_connections.or(said.connections);
     let (connections_max, admission) = said.resolve();
@@ -51,7 +47,7 @@ pub(super) fn check_same(before: &TargetConfig, asked: &TargetConfig) -> Result<
     if before.limits == asked.limits {
         return Ok(());
     }
-    let refused = CommandError::caller("they are others, expected those at start")
+    let refused = Error::usage("they are others, expected those at start")
         .with_hint("limits are taken once: start the process again for others");
     Err(ApplyError { refused, line: LineNumber(asked.limits.line.0.max(1)), key: "limits" })
 }

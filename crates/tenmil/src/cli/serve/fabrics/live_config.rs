@@ -16,7 +16,7 @@ mod subsystem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, DeviceError, Opener};
+use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket::{Address, StreamListener};
@@ -30,8 +30,8 @@ use self::closing::ClosingDevices;
 use self::shared::SharedDevices;
 use self::subsystem::subsystem;
 pub(super) use self::subsystem::{LiveNamespace, LiveSubsystem};
-use crate::CommandError;
 use crate::cli::serve::open_listener;
+use tenmil_base::Error;
 
 /// The configuration that is served now, with its listeners, subsystems and devices.
 pub(super) struct LiveConfig {
@@ -69,7 +69,7 @@ struct Listener {
 /// Error of a configuration that cannot be applied, with the line and key it stems from.
 #[derive(Debug)]
 pub(super) struct ApplyError {
-    pub(super) refused: CommandError,
+    pub(super) refused: Error,
     pub(super) line: LineNumber,
     pub(super) key: &'static str,
 }
@@ -179,7 +179,7 @@ impl LiveConfig {
                 served.config(state.filter(|_| fresh).map(|state| (state, asked.nqn.as_str())));
             subsystem.check_namespace(&config).map_err(|why| {
                 let text = format!("serve {}: {why}", namespace.uri);
-                ApplyError { refused: CommandError::caller(text), line: namespace.line, key: "uri" }
+                ApplyError { refused: Error::usage(text), line: namespace.line, key: "uri" }
             })?;
             namespaces.push(served);
         }
@@ -196,8 +196,8 @@ impl LiveConfig {
         let more = [crate::KINDS, &[(config::SCHEME, &self.shared)]].concat();
         let opener = Opener { regions, clock: *clock, seed: 1, more: &more };
         let uri = &asked.uri;
-        let refuse = |why: DeviceError| ApplyError {
-            refused: CommandError::of(why.blame(), format!("serve {uri}: {why}")),
+        let refuse = |why: Error| ApplyError {
+            refused: Error::new(why.category(), format!("serve {uri}: {why}")),
             line: asked.line,
             key: "uri",
         };
@@ -210,7 +210,7 @@ impl LiveConfig {
         let device = Bdev::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
         let claim = if asked.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
         let descriptor = device.open(claim, "nvme-tcp").map_err(|why| ApplyError {
-            refused: CommandError::of(why.blame(), format!("serve {uri}: {why}")),
+            refused: Error::new(why.category(), format!("serve {uri}: {why}")),
             line: asked.line,
             key: "uri",
         })?;
@@ -310,24 +310,24 @@ impl Changes {
     }
 
     /// Turns failed changes into an error: at start, all of the configuration has to be served.
-    pub(super) fn all(self) -> Result<(), CommandError> {
+    pub(super) fn all(self) -> Result<(), Error> {
         match self.failed.is_empty() {
             true => Ok(()),
-            false => Err(CommandError::machine(format!("serve: {}", self.failed.join("; ")))),
+            false => Err(Error::environment(format!("serve: {}", self.failed.join("; ")))),
         }
     }
 }
 
 impl ApplyError {
     /// The error with the file, line and key it stems from.
-    pub(super) fn in_file(self, path: &std::path::Path) -> CommandError {
+    pub(super) fn in_file(self, path: &std::path::Path) -> Error {
         let Self { refused, line: LineNumber(line), key } = self;
         let place = match line {
             0 => String::new(),
             line => format!(" line {line}, `{key}`:"),
         };
         let text = format!("{}:{place} {}", path.display(), refused.text);
-        CommandError { text, ..refused }
+        Error { text, ..refused }
     }
 }
 
@@ -344,7 +344,7 @@ fn check_fixed(before: &TargetConfig, asked: &TargetConfig) -> Result<(), ApplyE
     let refuse = |(found, expected): (String, String), line, key, what: &str| {
         let text = format!("it is {found}, expected {expected} as at start");
         let hint = format!("{what} is taken once: start the process again for another");
-        Err(ApplyError { refused: CommandError::caller(text).with_hint(hint), line, key })
+        Err(ApplyError { refused: Error::usage(text).with_hint(hint), line, key })
     };
     if before.memory_bytes != asked.memory_bytes {
         let shown = |bytes: Option<u64>| {

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tenmil_base::BlockDevice;
+use tenmil_base::Error;
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceControl, DeviceError, DeviceType, ExistingData, OpenedDevice, Opener};
+use tenmil_block::{DeviceControl, DeviceType, ExistingData, OpenedDevice, Opener};
 
 /// Table of open devices by name.
 #[derive(Default)]
@@ -21,7 +22,7 @@ struct SharedDevice {
 }
 
 impl DeviceType for SharedDevices {
-    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, DeviceError> {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         if let Some(open) = self.opened(uri) {
             return Ok(open);
         }

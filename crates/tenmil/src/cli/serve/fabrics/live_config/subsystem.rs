@@ -16,7 +16,7 @@ use tenmil_serve::tcp::{
 };
 
 use super::{ApplyError, Changes, Listener, TargetContext, disk};
-use crate::CommandError;
+use tenmil_base::Error;
 
 /// Subsystem that is served.
 #[derive(Clone)]
@@ -249,7 +249,7 @@ pub(super) fn subsystem(asked: &config::Subsystem) -> Result<Subsystem, ApplyErr
         ..SubsystemConfig::new(asked.serial.as_deref().unwrap_or(&serial(&asked.nqn)), Vec::new())
     };
     Subsystem::new(config).map_err(|why| ApplyError {
-        refused: CommandError::caller(why),
+        refused: Error::usage(why),
         line: asked.line,
         key: "nqn",
     })
