@@ -35,6 +35,19 @@ fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
     plain
 }
 
+/// Size in powers of two: `64 MiB`.
+pub fn show_size(bytes: u64) -> String {
+    const UNITS: [(u32, &str); 5] =
+        [(50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let unit = UNITS.iter().find(|(shift, _)| bytes >> shift > 0);
+    let Some((shift, name)) = unit else { return format!("{bytes} bytes") };
+    let tenths = (u128::from(bytes) * 10) >> shift;
+    match tenths % 10 {
+        0 => format!("{} {name}", tenths / 10),
+        part => format!("{}.{part} {name}", tenths / 10),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{plain, plain_lines};

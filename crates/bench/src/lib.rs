@@ -1,34 +1,16 @@
-//! Experiments with interleaved trials, and verdicts on their results.
+//! The benchmark `perf`, and experiments that reproduce published claims about storage stacks.
 //!
-//! ```text
-//!   Experiment ── claim, variants A B …, criteria with a threshold each
-//!       │  measure: A B A B …; a round has one trial of each variant
-//!       ▼
-//!   Record ── metrics of each trial, and the CPU time that others used meanwhile
-//!       │  judge: ratios within a round, with bounds for the disturbance
-//!       ▼
-//!   CriterionResult ── confirmed, refuted, inconclusive or not measured, with the reason
-//! ```
-//!
-//! The crate does not know what a variant executes, which is up to a [`TrialRunner`]. It has no
-//! clock.
+//! | module | contents |
+//! |---|---|
+//! | [`perf`] | I/O workloads and their measurement |
+//! | [`experiment`] | experiments with interleaved trials, and verdicts on their results |
+//! | [`reproduce`] | the experiments of `tenmil reproduce`, and their report |
+//! | [`balance`] | distribution of the submitting threads over cores during a run |
 
+#![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
-mod effort;
-mod experiment;
-mod judge;
-pub mod loops;
-mod record;
-mod rounds;
-#[cfg(test)]
-mod test_data;
-
-pub use effort::{Effort, OVERHEAD};
-pub use experiment::{Criterion, Experiment, Metric, Operand, Threshold, Unit, Variant};
-pub use judge::{
-    COUNTED_LEAST, CriterionResult, LOST_MAX, OTHERS_MAX, STOLEN_MAX, Summary, TRIMMED_FROM,
-    Verdict, judge, spread,
-};
-pub use record::{Record, Round, TrialResult};
-pub use rounds::{Canceled, LEFT_OUT, RoundProgress, TrialError, TrialRunner, measure};
+pub mod balance;
+pub mod experiment;
+pub mod perf;
+pub mod reproduce;

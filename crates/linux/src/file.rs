@@ -515,3 +515,14 @@ impl fmt::Display for BufferedReason {
         }
     }
 }
+
+/// Text of an I/O error on a path, without the error number for common causes.
+pub fn reason(error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "no such file or directory".into(),
+        std::io::ErrorKind::PermissionDenied => "permission denied".into(),
+        std::io::ErrorKind::IsADirectory => "is a directory".into(),
+        std::io::ErrorKind::ReadOnlyFilesystem => "the filesystem is read-only".into(),
+        _ => error.to_string(),
+    }
+}

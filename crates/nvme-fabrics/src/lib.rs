@@ -25,6 +25,7 @@ mod flushes;
 mod inflight;
 mod multipath;
 mod options;
+mod path_table;
 mod queue_connect;
 mod queue_connection;
 mod queue_control;
@@ -51,6 +52,7 @@ pub use multipath::{
 #[doc(hidden)]
 pub use options::InjectedBugs;
 pub use options::{InvalidName, Options};
+pub use path_table::{DevicePaths, PathChange, PathObserver, PathRow, PathTable};
 pub use remote_dma::RemoteDma;
 pub use ring_bridge::TailDoorbell;
 pub use tenmil_nvme_tcp::DigestMode;

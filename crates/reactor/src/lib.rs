@@ -70,7 +70,7 @@ pub use latency::MeanLatency;
 pub use message::{Message, MessageFn, ThreadHandle};
 pub use poller::{DetachReason, PollResult, Poller, PollerBuilder, PollerId, PollerWake, WakeKind};
 pub use reactor::{Reactor, ReactorOptions, ReactorSet};
-pub use reactors::Reactors;
+pub use reactors::{Reactors, RunningReactors};
 pub use registry::{
     PollerSample, ReactorId, ReactorSample, Registry, Sample, SpawnError, ThreadId, ThreadSample,
 };

@@ -22,6 +22,15 @@ pub struct Reactors {
     clock: Clock,
 }
 
+/// Running reactors, for observers.
+#[derive(Clone, Debug)]
+pub struct RunningReactors {
+    /// Registry of the reactors and their light threads.
+    pub directory: Arc<Registry>,
+    /// Clock of the reactors.
+    pub clock: Clock,
+}
+
 impl Reactors {
     /// Starts a reactor for each of `cores`, all of which must be available to this process, and
     /// pins it there if permitted. A failure to pin is recorded as an event.

@@ -54,8 +54,8 @@ pub use error::{Code, RpcError};
 pub use event::{Event, EventKind, EventReceiver, EventSender, announcements};
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
 pub use methods::{
-    CopyProgress, DevicePaths, Devices, EventRelay, Exports, NvmeConnections, PathStateEvent,
-    Paths, Process, ReactorSet, Reactors, SchedulerSource, TABLE,
+    CopyProgress, Devices, EventRelay, Exports, NvmeConnections, Process, Reactors,
+    SchedulerSource, TABLE, announce_path_changes,
 };
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;

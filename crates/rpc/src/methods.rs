@@ -19,9 +19,9 @@ pub use copy::CopyProgress;
 pub use devices::Devices;
 pub use exports::Exports;
 pub use nvme_connections::NvmeConnections;
-pub use paths::{DevicePaths, PathStateEvent, Paths};
+pub use paths::announce_path_changes;
 pub use process::Process;
-pub use reactors::{EventRelay, ReactorSet, Reactors};
+pub use reactors::{EventRelay, Reactors};
 pub use scheduler::SchedulerSource;
 
 use crate::event::EventKind;

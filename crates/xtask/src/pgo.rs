@@ -71,7 +71,7 @@ fn build(room: &Path, way: &BuildVariant<'_>) -> Result<(), String> {
     println!("pgo: building {}", way.name);
     let built = room.join("build").join(way.name);
     let mut cargo = Command::new("cargo");
-    cargo.args(["build", "--package", "tenmil", "--bin", "tenmil", "--profile", way.profile]);
+    cargo.args(["build", "--package", "tenmil-cli", "--bin", "tenmil", "--profile", way.profile]);
     cargo.arg("--target-dir").arg(&built).env("RUSTFLAGS", way.flags);
     done(&format!("build {}", way.name), &mut cargo)?;
     let to = room.join(way.name);

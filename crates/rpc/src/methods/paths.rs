@@ -1,67 +1,12 @@
 //! Paths to remote devices: list, state and events.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
 use serde_json::{Value, json};
+use tenmil_nvme_fabrics::{PathChange, PathRow, PathTable};
 
 use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
-
-/// Registry of the paths to remote devices. Clones share the registry.
-#[derive(Clone, Debug, Default)]
-pub struct Paths(Arc<Mutex<PathRegistry>>);
-
-/// Paths of one device, updated by its driver. They are removed from the registry on drop.
-#[derive(Debug)]
-pub struct DevicePaths {
-    board: Paths,
-    number: u64,
-}
-
-/// Change of a path's state. Paths are numbered from 0 in the order of the device's URI.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PathStateEvent<'a> {
-    /// The path is usable, with this ANA state.
-    Up(usize, &'static str),
-    /// The path was lost, with the reason.
-    Lost(usize, &'a str),
-    /// The ANA state of the path has changed.
-    Changed(usize, &'static str),
-    /// The path leads to a different device, which the text names.
-    Mismatch(usize, &'a str),
-    /// The path is now the preferred one.
-    Selected(usize),
-    /// No path is usable.
-    AllPathsDown,
-}
-
-#[derive(Default)]
-struct PathRegistry {
-    devices: BTreeMap<u64, Device>,
-    /// Number of the next device.
-    next: u64,
-    announcer: Option<EventSender>,
-}
-
-struct Device {
-    name: String,
-    paths: Vec<Path>,
-}
-
-#[derive(Clone, Debug)]
-struct Path {
-    address: String,
-    state: &'static str,
-    access: Option<&'static str>,
-    is_best: bool,
-    why: Option<String>,
-    ups: u64,
-    losses: u64,
-}
 
 const NAME: ParamType = ParamType::Text { len_max: 4096 };
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
@@ -99,11 +44,10 @@ pub(super) const METHODS: &[Method] = &[Method {
     help: "List the paths to remote devices and their ANA states",
     example: "tenmil get paths",
     run: |call| {
-        let board = call.state.part::<Paths>("paths")?.lock();
+        let rows = call.state.part::<PathTable>("paths")?.rows();
         let wanted = call.arguments.text("device");
-        let devices = board.devices.values();
-        let devices = devices.filter(|device| wanted.is_none_or(|name| name == device.name));
-        Ok(devices.flat_map(Device::rows).collect())
+        let rows = rows.iter().filter(|row| wanted.is_none_or(|name| name == row.device));
+        Ok(rows.map(describe).collect())
     },
 }];
 
@@ -121,154 +65,59 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
     EventKind { name, help }
 }
 
-impl Paths {
-    /// Sets the sender of path events.
-    pub fn announce_by(&self, announcer: EventSender) {
-        self.lock().announcer = Some(announcer);
-    }
-
-    /// Registers a device with its paths.
-    #[must_use]
-    pub fn add(&self, device: String, addresses: impl Iterator<Item = String>) -> DevicePaths {
-        let path = |address| Path {
-            address,
-            state: "trying",
-            access: None,
-            is_best: false,
-            why: None,
-            ups: 0,
-            losses: 0,
-        };
-        let mut board = self.lock();
-        let number = board.next;
-        board.next += 1;
-        let paths = addresses.map(path).collect();
-        board.devices.insert(number, Device { name: device, paths });
-        DevicePaths { board: self.clone(), number }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PathRegistry> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Sends an event for each change of a path in `table`.
+pub fn announce_path_changes(table: &PathTable, sender: EventSender) {
+    table.observe(Box::new(move |device, address, change| {
+        sender.emit(event(device, address, change));
+    }));
 }
 
-impl DevicePaths {
-    /// Records a change and emits its event.
-    pub fn tell(&self, news: PathStateEvent<'_>) {
-        let mut board = self.board.lock();
-        let Some(device) = board.devices.get_mut(&self.number) else { return };
-        device.note(news);
-        let event = device.event(news);
-        if let Some(announcer) = &board.announcer {
-            announcer.emit(event);
+fn event(device: &str, address: Option<&str>, change: PathChange<'_>) -> Event {
+    let by = address.map_or_else(String::new, |address| format!(" by {address}"));
+    let (kind, what, access, why) = match change {
+        PathChange::Up(_, access) => (UP, format!("up, {access}"), Some(access), None),
+        PathChange::Lost(_, why) => (LOST, format!("lost: {why}"), None, Some(why)),
+        PathChange::Changed(_, access) => {
+            (CHANGED, format!("{access} from now on"), Some(access), None)
         }
-    }
+        PathChange::Mismatch(_, why) => (UNFIT, format!("not used: {why}"), None, Some(why)),
+        PathChange::Selected(_) => (TAKEN, "the best from now on".to_owned(), None, None),
+        PathChange::AllPathsDown => (NONE, "no path is left".to_owned(), None, None),
+    };
+    let about = json!({
+        "device": device,
+        "path": change.path(),
+        "address": address,
+        "access": access,
+        "why": why,
+    });
+    Event { kind, text: format!("{device}{by}: {what}"), about }
 }
 
-impl Drop for DevicePaths {
-    fn drop(&mut self) {
-        self.board.lock().devices.remove(&self.number);
-    }
-}
-
-impl Device {
-    fn note(&mut self, news: PathStateEvent<'_>) {
-        if let PathStateEvent::Selected(_) | PathStateEvent::AllPathsDown = news {
-            self.paths.iter_mut().for_each(|path| path.is_best = false);
-        }
-        let has_best = self.paths.iter().any(|path| path.is_best);
-        let Some(path) = news.path().and_then(|path| self.paths.get_mut(path)) else { return };
-        match news {
-            PathStateEvent::Up(_, access) => {
-                (path.state, path.access, path.why) = ("up", Some(access), None);
-                path.ups += 1;
-                path.is_best |= !has_best;
-            }
-            PathStateEvent::Lost(_, why) => {
-                path.losses += u64::from(path.state == "up");
-                (path.state, path.access, path.why) = ("lost", None, Some(why.to_owned()));
-                path.is_best = false;
-            }
-            PathStateEvent::Mismatch(_, why) => {
-                (path.state, path.access, path.why) = ("unfit", None, Some(why.to_owned()));
-            }
-            PathStateEvent::Changed(_, access) => path.access = Some(access),
-            PathStateEvent::Selected(_) => path.is_best = true,
-            PathStateEvent::AllPathsDown => {}
-        }
-    }
-
-    fn event(&self, news: PathStateEvent<'_>) -> Event {
-        let address = news.path().and_then(|path| self.paths.get(path)).map(|path| &path.address);
-        let where_ = address.map_or_else(String::new, |address| format!(" by {address}"));
-        let (kind, what, access, why) = match news {
-            PathStateEvent::Up(_, access) => (UP, format!("up, {access}"), Some(access), None),
-            PathStateEvent::Lost(_, why) => (LOST, format!("lost: {why}"), None, Some(why)),
-            PathStateEvent::Changed(_, access) => {
-                (CHANGED, format!("{access} from now on"), Some(access), None)
-            }
-            PathStateEvent::Mismatch(_, why) => {
-                (UNFIT, format!("not used: {why}"), None, Some(why))
-            }
-            PathStateEvent::Selected(_) => (TAKEN, "the best from now on".to_owned(), None, None),
-            PathStateEvent::AllPathsDown => (NONE, "no path is left".to_owned(), None, None),
-        };
-        let about = json!({
-            "device": self.name,
-            "path": news.path(),
-            "address": address,
-            "access": access,
-            "why": why,
-        });
-        Event { kind, text: format!("{}{where_}: {what}", self.name), about }
-    }
-
-    fn rows(&self) -> impl Iterator<Item = Value> {
-        self.paths.iter().enumerate().map(|(number, path)| {
-            json!({
-                "device": self.name,
-                "path": number,
-                "address": path.address,
-                "state": path.state,
-                "access": path.access,
-                "best": path.is_best,
-                "why": path.why,
-                "ups": path.ups,
-                "losses": path.losses,
-            })
-        })
-    }
-}
-
-impl PathStateEvent<'_> {
-    const fn path(&self) -> Option<usize> {
-        match *self {
-            Self::Up(path, _)
-            | Self::Lost(path, _)
-            | Self::Changed(path, _)
-            | Self::Mismatch(path, _)
-            | Self::Selected(path) => Some(path),
-            Self::AllPathsDown => None,
-        }
-    }
-}
-
-impl fmt::Debug for PathRegistry {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Board").field("devices", &self.devices.len()).finish_non_exhaustive()
-    }
+fn describe(row: &PathRow) -> Value {
+    json!({
+        "device": row.device,
+        "path": row.number,
+        "address": row.address,
+        "state": row.state,
+        "access": row.access,
+        "best": row.is_preferred,
+        "why": row.reason,
+        "ups": row.ups,
+        "losses": row.losses,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Map, Value, json};
 
-    use super::{PathStateEvent, Paths};
+    use super::{PathChange, PathTable, announce_path_changes};
     use crate::event::announcements;
     use crate::methods::TABLE;
     use crate::{Arguments, CallContext, DeferredReply, ServerState};
 
-    fn rows(paths: &Paths, arguments: Value) -> Value {
+    fn rows(paths: &PathTable, arguments: Value) -> Value {
         let state = ServerState::new().with(paths.clone());
         let method = TABLE.find("paths").unwrap();
         let Value::Object(arguments) = arguments else { panic!("{arguments}") };
@@ -285,18 +134,18 @@ mod tests {
 
     #[test]
     fn what_happens_to_paths_is_listed_and_announced_in_order() {
-        let paths = Paths::default();
+        let paths = PathTable::default();
         let (announcer, announced) = announcements().unwrap();
-        paths.announce_by(announcer);
+        announce_path_changes(&paths, announcer);
         let device = paths.add("tcp://a,b/disk".into(), ["a", "b"].map(str::to_owned).into_iter());
-        for news in [
-            PathStateEvent::Up(0, "optimized"),
-            PathStateEvent::Up(1, "optimized"),
-            PathStateEvent::Lost(0, "it was cut"),
-            PathStateEvent::Selected(1),
-            PathStateEvent::Changed(1, "non-optimized"),
+        for change in [
+            PathChange::Up(0, "optimized"),
+            PathChange::Up(1, "optimized"),
+            PathChange::Lost(0, "it was cut"),
+            PathChange::Selected(1),
+            PathChange::Changed(1, "non-optimized"),
         ] {
-            device.tell(news);
+            device.record(change);
         }
         let found = rows(&paths, json!({}));
         let state = |row: usize| (&found[row]["state"], &found[row]["best"]);
@@ -310,15 +159,15 @@ mod tests {
         assert_eq!(kinds, expected);
         assert_eq!(events[2].text, "tcp://a,b/disk by a: lost: it was cut");
         assert_eq!(events[2].about["address"], "a");
-        device.tell(PathStateEvent::AllPathsDown);
+        device.record(PathChange::AllPathsDown);
         assert!(rows(&paths, json!({}))[1]["best"] == false);
-        device.tell(PathStateEvent::Up(0, "optimized"));
+        device.record(PathChange::Up(0, "optimized"));
         assert!(rows(&paths, json!({}))[0]["best"] == true, "there is no other");
     }
 
     #[test]
-    fn a_device_is_listed_as_long_as_it_is_tended_and_found_by_name() {
-        let paths = Paths::default();
+    fn a_device_is_listed_as_long_as_it_is_open_and_found_by_name() {
+        let paths = PathTable::default();
         let first = paths.add("first".into(), ["a".to_owned()].into_iter());
         let _second = paths.add("second".into(), ["b".to_owned()].into_iter());
         assert_eq!(rows(&paths, json!({})).as_array().unwrap().len(), 2);

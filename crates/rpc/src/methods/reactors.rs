@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 
 use serde_json::{Value, json};
 use tenmil_base::Span;
-use tenmil_linux::Clock;
 use tenmil_reactor::{
-    PollMode, PollerSample, ReactorId, ReactorSample, Registry, Sample, ThreadSample, Watchdog,
+    PollMode, PollerSample, ReactorId, ReactorSample, Registry, RunningReactors, Sample,
+    ThreadSample, Watchdog,
 };
 
 use crate::error::{Code, RpcError, either, quoted};
@@ -20,16 +20,7 @@ use crate::result_type::{FieldSchema, ResultType};
 /// server.
 pub struct Reactors(Box<ReactorLookup>);
 
-type ReactorLookup = dyn Fn() -> Option<ReactorSet> + Send + Sync;
-
-/// Running reactors.
-#[derive(Clone, Debug)]
-pub struct ReactorSet {
-    /// Directory of the reactors and their light threads.
-    pub directory: Arc<Registry>,
-    /// Clock of the reactors.
-    pub clock: Clock,
-}
+type ReactorLookup = dyn Fn() -> Option<RunningReactors> + Send + Sync;
 
 const NAME: ParamType = ParamType::Text { len_max: 256 };
 /// Larger than any number of reactors or threads.
@@ -281,7 +272,7 @@ impl EventRelay {
     }
 
     /// Checks the reactors and forwards new events.
-    pub fn forward_events(&mut self, ReactorSet { directory, clock }: &ReactorSet) {
+    pub fn forward_events(&mut self, RunningReactors { directory, clock }: &RunningReactors) {
         let heard = Arc::downgrade(directory);
         if !self.heard.ptr_eq(&heard) {
             (self.heard, self.next, self.lookout) = (heard, 0, Watchdog::default());
@@ -306,7 +297,7 @@ impl EventRelay {
 
 impl Reactors {
     /// Creates a source from the function `find`.
-    pub fn new(find: impl Fn() -> Option<ReactorSet> + Send + Sync + 'static) -> Self {
+    pub fn new(find: impl Fn() -> Option<RunningReactors> + Send + Sync + 'static) -> Self {
         Self(Box::new(find))
     }
 }
@@ -317,7 +308,7 @@ impl fmt::Debug for Reactors {
     }
 }
 
-fn running(call: &CallContext<'_>) -> Result<ReactorSet, RpcError> {
+fn running(call: &CallContext<'_>) -> Result<RunningReactors, RpcError> {
     let found = (call.state.part::<Reactors>("reactors")?.0)();
     found.ok_or_else(|| {
         let message = "this process runs no reactors now, expected one that does";
@@ -326,7 +317,7 @@ fn running(call: &CallContext<'_>) -> Result<ReactorSet, RpcError> {
 }
 
 fn look(call: &CallContext<'_>) -> Result<Sample, RpcError> {
-    let ReactorSet { directory, clock } = running(call)?;
+    let RunningReactors { directory, clock } = running(call)?;
     Ok(directory.sample(clock.now()))
 }
 
@@ -450,7 +441,7 @@ fn told(
 }
 
 fn set_thread(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let ReactorSet { directory, clock } = running(call)?;
+    let RunningReactors { directory, clock } = running(call)?;
     let sample = directory.sample(clock.now());
     let name = call.arguments.text("name").unwrap_or_default();
     let found = sample.threads.iter().find(|thread| thread.name == name).ok_or_else(|| {

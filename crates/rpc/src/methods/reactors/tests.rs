@@ -8,7 +8,7 @@ use tenmil_reactor::{
     ThreadBuilder,
 };
 
-use super::{EVENTS, EventRelay, ReactorSet, Reactors};
+use super::{EVENTS, EventRelay, Reactors, RunningReactors};
 use crate::error::{Code, RpcError};
 use crate::event::announcements;
 use crate::methods::TABLE;
@@ -27,8 +27,8 @@ struct World {
     state: ServerState,
 }
 
-fn running(reactors: &tenmil_reactor::Reactors) -> ReactorSet {
-    ReactorSet { directory: reactors.directory().clone(), clock: *reactors.clock() }
+fn running(reactors: &tenmil_reactor::Reactors) -> RunningReactors {
+    RunningReactors { directory: reactors.directory().clone(), clock: *reactors.clock() }
 }
 
 impl World {
@@ -45,7 +45,7 @@ impl World {
         Self { reactors, state }
     }
 
-    fn running(&self) -> ReactorSet {
+    fn running(&self) -> RunningReactors {
         running(&self.reactors)
     }
 

@@ -1,0 +1,98 @@
+//! Instructions per I/O, counted and not timed: the same on a noisy machine as on a quiet one.
+//!
+//! Each count is of one call with as many I/Os as its name ends with; `.ci/instructions` divides,
+//! and holds the result against `.ci/instructions.baseline`. Everything is as `perf` has it by
+//! default, and was warmed by some turns that are not counted.
+
+#![expect(missing_docs, unused_qualifications, reason = "the macros make items of their own")]
+
+use std::hint::black_box;
+
+use gungraun::{library_benchmark, library_benchmark_group, main};
+use tenmil_bench::perf::engine::SingleStep;
+use tenmil_wire::io::Read;
+use tenmil_wire::{Command, TypedCommand};
+
+/// A lane with `depth` reads answered and waiting, warmed by a few turns.
+fn answered(depth: u32) -> Box<SingleStep> {
+    warmed(SingleStep::new(depth).expect("an SSD in memory comes up"))
+}
+
+fn warmed(pair: SingleStep) -> Box<SingleStep> {
+    // In a box, so that handing it back is no copy that would be counted.
+    let mut pair = Box::new(pair);
+    for _ in 0..8 {
+        pair.turn_device();
+        pair.turn_lane();
+    }
+    pair.turn_device();
+    pair
+}
+
+/// The same, with data that do not lie beside the queues.
+fn answered_elsewhere(depth: u32) -> Box<SingleStep> {
+    warmed(SingleStep::with_data_elsewhere(depth).expect("an SSD in memory comes up"))
+}
+
+/// A device with `depth` reads submitted and waiting.
+fn submitted(depth: u32) -> Box<SingleStep> {
+    let mut pair = answered(depth);
+    pair.turn_lane();
+    pair
+}
+
+// The driver and `perf`: takes what has completed, and submits as many commands.
+#[library_benchmark(setup = answered)]
+#[bench::depth_1(1)]
+#[bench::depth_128(128)]
+fn host(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+    black_box(pair.turn_lane());
+    pair
+}
+
+// The same over memory of somebody else's, as a device on the bus or of another process has it.
+#[library_benchmark(setup = answered_elsewhere)]
+#[bench::depth_128(128)]
+fn elsewhere(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+    black_box(pair.turn_lane());
+    pair
+}
+
+// The driver and `perf` when nothing has completed.
+#[library_benchmark(setup = submitted)]
+#[bench::depth_1(1)]
+fn idle(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+    black_box(pair.turn_lane());
+    pair
+}
+
+// The emulated controller over a null medium: takes commands and posts their completions.
+#[library_benchmark(setup = submitted)]
+#[bench::depth_1(1)]
+#[bench::depth_128(128)]
+fn device(mut pair: Box<SingleStep>) -> Box<SingleStep> {
+    pair.turn_device();
+    pair
+}
+
+/// Reads as they lie in a ring.
+fn encoded(count: u16) -> Vec<[u8; 64]> {
+    let read = |cid: u16| {
+        let command = Command::new(Read::OPCODE).with_cid(cid).with_nsid(1);
+        command.with_prp(0x1000, 0).with_cdw10(u32::from(cid)).with_cdw12(7).to_bytes()
+    };
+    (0..count).map(read).collect()
+}
+
+// `wire` alone: bytes to a typed read.
+#[library_benchmark(setup = encoded)]
+#[bench::commands_128(128)]
+fn parse(ring: Vec<[u8; 64]>) -> Vec<[u8; 64]> {
+    for entry in &ring {
+        let _ = black_box(Read::parse(&Command::from_bytes(black_box(entry))));
+    }
+    ring
+}
+
+library_benchmark_group!(name = per_turn; benchmarks = host, elsewhere, idle, device, parse);
+main!(library_benchmark_groups = per_turn);

@@ -1,0 +1,221 @@
+//! Load balancing of lightweight threads over the reactors of a program, and frequency scaling of
+//! their cores if requested.
+
+mod rules;
+
+use std::sync::Arc;
+
+use tenmil_linux::CpuList;
+use tenmil_linux::frequency::{Frequency, FrequencyError, recover};
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::thread_pool::ThreadPool;
+use tenmil_reactor::balance::{BalancerError, SchedulerHandle, start};
+use tenmil_reactor::schedule::Options;
+use tenmil_reactor::{Reactors, Registry};
+
+pub use rules::{check_cores, check_rules, parse_rules};
+use tenmil_base::Error;
+
+/// Owner of a running balancer. Must be dropped after its reactors have stopped. Restores the core
+/// frequencies on drop.
+pub struct BalancerGuard {
+    _pool: Arc<ThreadPool>,
+    steering: SchedulerHandle,
+    /// Description of the frequency scaling.
+    frequency_scaling: String,
+}
+
+/// Callback for notes that the user should read.
+pub type NoteFn<'a> = &'a dyn Fn(String);
+
+/// Reactors and their balancer.
+pub struct BalancedReactors {
+    /// The reactors.
+    pub reactors: Reactors,
+    /// Their balancer.
+    pub balance: BalancerGuard,
+}
+
+/// The balancer submits one job per period. A second one is rejected while the first waits.
+const JOBS_WAITING_MAX: usize = 1;
+
+impl BalancerGuard {
+    /// Starts balancing the threads of `directory` by `rules`, on a lightweight thread of its own.
+    /// With a governor, it also sets the frequency of `cores`.
+    pub fn start(
+        rules: &Options,
+        has_governor: bool,
+        directory: &Registry,
+        cores: &CpuList,
+        tell: NoteFn<'_>,
+    ) -> Result<Self, Error> {
+        let pool = Arc::new(ThreadPool::new(1, JOBS_WAITING_MAX));
+        let frequency = frequency(has_governor, cores, tell);
+        let frequency_scaling = words(has_governor, frequency.as_ref());
+        let started = start(directory, rules.clone(), frequency, Arc::clone(&pool));
+        let (_thread, steering) = started.map_err(refused)?;
+        Ok(Self { _pool: pool, steering, frequency_scaling })
+    }
+
+    /// Run-time control of the balancer.
+    pub fn steering(&self) -> &SchedulerHandle {
+        &self.steering
+    }
+
+    /// Ends the balancer and returns the description of the frequency scaling.
+    pub fn into_frequency_scaling(self) -> String {
+        self.frequency_scaling
+    }
+}
+
+impl BalancedReactors {
+    /// Stops the reactors, then restores the frequencies.
+    pub fn stop(self) {
+        self.reactors.stop();
+        drop(self.balance);
+    }
+}
+
+/// Description of the frequency scaling of the cores.
+fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
+    let cores = |frequency: &Frequency| {
+        frequency.domains().iter().flat_map(|domain| domain.cores().iter()).collect::<CpuList>()
+    };
+    match frequency.map(cores).filter(|cores| !cores.is_empty()) {
+        Some(cores) => format!("lowest asleep, highest loaded, on cores {cores}"),
+        None if is_wanted => "wanted, and could not be had".into(),
+        None => "left alone".into(),
+    }
+}
+
+/// Restores the frequencies that a killed process left changed, and notes what could not be
+/// restored. Called at the start of every long-running command.
+pub fn put_back_frequencies(machine: &Machine, directory: &RuntimeDirectory, tell: NoteFn<'_>) {
+    let recovered = recover(machine, directory);
+    recovered.errors.iter().for_each(|error| tell(error.to_string()));
+}
+
+/// Takes control of the frequency of these cores, if requested. Obstacles are noted, and the
+/// program continues without frequency scaling.
+fn frequency(is_wanted: bool, cores: &CpuList, tell: NoteFn<'_>) -> Option<Frequency> {
+    if !is_wanted {
+        return None;
+    }
+    let machine = Machine::this();
+    match RuntimeDirectory::of_user() {
+        Ok(directory) => {
+            put_back_frequencies(&machine, &directory, tell);
+            take_charge(machine, cores, &directory, tell)
+        }
+        Err(error) => {
+            tell(format!("frequency scaling is left alone: {error}"));
+            None
+        }
+    }
+}
+
+fn take_charge(
+    machine: Machine,
+    cores: &CpuList,
+    directory: &RuntimeDirectory,
+    tell: NoteFn<'_>,
+) -> Option<Frequency> {
+    let note = |error: &FrequencyError| tell(error.to_string());
+    let opened = Frequency::open(machine, cores, directory);
+    match &opened {
+        Ok(frequency) => frequency.held().iter().for_each(note),
+        Err(absent) => tell(absent.to_string()),
+    }
+    opened.ok()
+}
+
+fn refused(why: BalancerError) -> Error {
+    match why {
+        BalancerError::Options(error) => Error::usage(error.to_string()),
+        BalancerError::Refused(why) => Error::new(why.category(), why.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::Path;
+
+    use tenmil_linux::frequency::{Frequency, FrequencyRequest};
+    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::runtime_directory::RuntimeDirectory;
+
+    use super::{put_back_frequencies, take_charge, words};
+
+    /// Recorded notes.
+    #[derive(Default)]
+    struct RecordingNotes(RefCell<Vec<String>>);
+
+    impl RecordingNotes {
+        fn tell(&self, text: String) {
+            self.0.borrow_mut().push(text);
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "it makes a tree as the kernel has one")]
+    fn machine_with_one_core(root: &Path) -> Machine {
+        let cpufreq = root.join("sys/devices/system/cpu/cpu0/cpufreq");
+        std::fs::create_dir_all(&cpufreq).unwrap();
+        std::fs::write(cpufreq.join("scaling_min_freq"), "800000\n").unwrap();
+        std::fs::write(cpufreq.join("scaling_max_freq"), "3600000\n").unwrap();
+        Machine::under(root)
+    }
+
+    #[test]
+    fn a_machine_without_frequencies_is_told_of_in_one_line() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let told = RecordingNotes::default();
+        let cores = [0, 1].into_iter().collect();
+        let machine = Machine::under(root.path());
+        assert!(take_charge(machine, &cores, &directory, &|text| told.tell(text)).is_none());
+        let expected = "frequency scaling is left alone: the kernel has no cpufreq for cores 0-1";
+        assert_eq!(*told.0.borrow(), [expected]);
+    }
+
+    #[test]
+    fn cores_that_another_run_has_in_charge_are_left_to_it() {
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine_with_one_core(root.path());
+        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let told = RecordingNotes::default();
+        let tell = |text| told.tell(text);
+        let cores = [0].into_iter().collect();
+        let held = take_charge(machine.clone(), &cores, &directory, &tell).unwrap();
+        assert_eq!(held.domains().len(), 1);
+        let second = take_charge(machine, &cores, &directory, &tell).unwrap();
+        assert_eq!((second.domains().len(), second.held().len()), (0, 1), "it is taken");
+        assert_eq!(words(true, Some(&held)), "lowest asleep, highest loaded, on cores 0");
+        assert_eq!(words(true, Some(&second)), "wanted, and could not be had");
+        assert_eq!(words(false, None), "left alone");
+        let said = told.0.borrow();
+        assert!(said[0].starts_with("set frequency of core 0: held by "), "{said:?}");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "it leaves a file as one that was killed does")]
+    fn what_a_killed_process_has_slowed_is_put_back_at_the_next_start() {
+        const MAX: &str = "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq";
+        let root = tempfile::tempdir().unwrap();
+        let machine = machine_with_one_core(root.path());
+        let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
+        let cores = [0].into_iter().collect();
+        let mut killed = Frequency::open(machine.clone(), &cores, &directory).unwrap();
+        killed.apply(&[(0, FrequencyRequest::Lowest)]);
+        let journal = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
+        let left = std::fs::read(&journal).unwrap();
+        drop(killed);
+        std::fs::write(&journal, left).unwrap();
+        machine.write(MAX, "800000").unwrap();
+        let told = RecordingNotes::default();
+        put_back_frequencies(&machine, &directory, &|text| told.tell(text));
+        assert_eq!(machine.text(MAX).as_deref(), Some("3600000"));
+        assert!(told.0.borrow().is_empty() && !journal.exists());
+    }
+}

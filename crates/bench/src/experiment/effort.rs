@@ -1,0 +1,87 @@
+//! Effort of a run: number of rounds, trial length, and time limit.
+
+use tenmil_base::Span;
+
+use crate::experiment::{Experiment, Variant};
+
+/// Effort of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// Name in reports.
+    pub name: &'static str,
+    /// Rounds of each experiment.
+    pub rounds: u32,
+    /// Maximum number of additional rounds that replace disturbed ones.
+    pub spare: u32,
+    /// Duration of the measurement in a trial.
+    pub turn: Span,
+    /// Duration of the warm-up of a trial.
+    pub warm_up: Span,
+    /// Time limit of the whole run.
+    pub limit: Span,
+    /// Whether long variants and experiments are omitted.
+    pub is_quick: bool,
+}
+
+/// Overhead of a trial besides warm-up and measurement: starting and stopping devices.
+pub const OVERHEAD: Span = Span::from_ms(140);
+
+impl Effort {
+    /// At most three minutes.
+    pub const QUICK: Self = Self {
+        name: "quick",
+        rounds: 3,
+        spare: 1,
+        turn: Span::from_ms(200),
+        warm_up: Span::from_ms(60),
+        limit: Span::from_secs(180),
+        is_quick: true,
+    };
+
+    /// At most half an hour.
+    pub const FULL: Self = Self {
+        name: "full",
+        rounds: 5,
+        spare: 2,
+        turn: Span::from_ms(1000),
+        warm_up: Span::from_ms(200),
+        limit: Span::from_secs(1800),
+        is_quick: false,
+    };
+
+    /// Whether a variant is included.
+    pub fn takes<W>(&self, side: &Variant<W>) -> bool {
+        !(self.is_quick && side.is_for_full)
+    }
+
+    /// Maximum duration of an experiment, including the additional rounds.
+    pub fn planned<W>(&self, experiment: &Experiment<W>) -> Span {
+        let sides = experiment.sides.iter().filter(|side| self.takes(side));
+        let round: u64 = sides.map(|side| u64::from(side.lengths) * self.length().ns).sum();
+        Span { ns: round * u64::from(self.rounds + self.spare) }
+    }
+
+    /// Duration of a trial of normal length, including warm-up and overhead.
+    pub const fn length(&self) -> Span {
+        Span { ns: self.turn.ns + self.warm_up.ns + OVERHEAD.ns }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Effort, OVERHEAD};
+    use crate::experiment::test_data::experiment;
+
+    #[test]
+    fn what_is_planned_is_every_turn_of_every_round_and_the_spare_ones() {
+        let mut experiment = experiment();
+        let turn = Effort::QUICK.turn.ns + Effort::QUICK.warm_up.ns + OVERHEAD.ns;
+        assert_eq!(Effort::QUICK.planned(&experiment).ns, turn * 2 * 4);
+        experiment.sides[1].lengths = 3;
+        assert_eq!(Effort::QUICK.planned(&experiment).ns, turn * 4 * 4);
+        experiment.sides[1].is_for_full = true;
+        assert_eq!(Effort::QUICK.planned(&experiment).ns, turn * 4);
+        let turn = Effort::FULL.turn.ns + Effort::FULL.warm_up.ns + OVERHEAD.ns;
+        assert_eq!(Effort::FULL.planned(&experiment).ns, turn * 4 * 7);
+    }
+}

@@ -1,0 +1,362 @@
+//! Evaluation: from trial results to verdicts.
+//!
+//! Ratios are computed within a round, so that a drift of the machine between rounds affects both
+//! variants. The verdict is clear if all values lie on one side of the threshold; with nine or more
+//! values the extreme one at each end is ignored. Otherwise the result is inconclusive. With five
+//! rounds and equal variants, all ratios lie on one side of 1 by chance in one of sixteen cases;
+//! with nine, all but one at each end, in one of 25.
+//!
+//! If there are enough undisturbed rounds, only they count. In a disturbed round a thread lost at
+//! most the CPU time that others used, so one variant or the other would have reached up to
+//! `1 / (1 - lost)` times its value. This whole range has to lie on one side of the threshold. A tail
+//! metric can be determined by a single wait, so it counts only in undisturbed rounds.
+
+use serde::Serialize;
+
+use crate::experiment::{Criterion, Operand, Record, Round};
+
+/// Result of a criterion.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CriterionResult {
+    /// Verdict.
+    pub verdict: Verdict,
+    /// Values behind the verdict. None if nothing was measured.
+    pub values: Option<Summary>,
+    /// Number of values from disturbed rounds.
+    pub disturbed: usize,
+    /// Largest fraction of its time that a thread can have lost in those rounds.
+    pub lost: f64,
+    /// Why there is no clear verdict. Empty if there is one.
+    pub reason: String,
+}
+
+/// Value of a criterion in one round.
+#[derive(Clone, Copy)]
+struct RoundValue {
+    value: f64,
+    /// Fraction of its time that either variant may have lost. Zero in an undisturbed round.
+    lost: f64,
+}
+
+/// Verdict on a claim or criterion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The claim is confirmed on this machine.
+    Confirmed,
+    /// The claim is refuted on this machine.
+    Refuted,
+    /// The noise exceeds the difference, or others used the machine.
+    Inconclusive,
+    /// Prerequisites are missing.
+    NotMeasured,
+}
+
+/// Median and range of some values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Median; the lower one of the two middle values.
+    pub median: f64,
+    /// Minimum.
+    pub least: f64,
+    /// Maximum.
+    pub most: f64,
+    /// Number of values.
+    pub count: usize,
+}
+
+/// Fraction of CPU time given to other guests above which a round counts as disturbed.
+pub const STOLEN_MAX: f64 = 0.02;
+/// Fraction of CPU time used by other programs above which a round counts as disturbed.
+pub const OTHERS_MAX: f64 = 0.10;
+/// Fraction of its time that a thread may lose before a round is ignored.
+pub const LOST_MAX: f64 = 0.5;
+/// Minimum number of rounds for a verdict.
+pub const COUNTED_LEAST: usize = 3;
+/// Number of values from which the extreme one at each end is ignored.
+pub const TRIMMED_FROM: usize = 9;
+
+impl Verdict {
+    /// Name in tables.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Confirmed => "holds",
+            Self::Refuted => "does not hold",
+            Self::Inconclusive => "not conclusive",
+            Self::NotMeasured => "not shown here",
+        }
+    }
+}
+
+/// Evaluates a criterion on a record.
+pub fn judge(question: &Criterion, record: &Record) -> CriterionResult {
+    if let Some(why) = question.compared.sides().find_map(|side| record.missing.get(side)) {
+        return CriterionResult::none(Verdict::NotMeasured, why.clone());
+    }
+    let mut seen: Vec<RoundValue> =
+        record.rounds.iter().filter_map(|round| RoundValue::of(round, question)).collect();
+    // Undisturbed rounds alone, if there are enough.
+    if seen.iter().filter(|seen| seen.is_ours()).count() >= COUNTED_LEAST {
+        seen.retain(|seen| seen.is_ours());
+    }
+    if seen.len() < COUNTED_LEAST {
+        return CriterionResult::none(Verdict::Inconclusive, too_few(seen.len(), record, question));
+    }
+    let values = sorted(seen.iter().map(|seen| seen.value).collect());
+    let lows = sorted(seen.iter().map(|seen| seen.low()).collect());
+    let highs = sorted(seen.iter().map(|seen| seen.high()).collect());
+    let dropped = usize::from(seen.len() >= TRIMMED_FROM);
+    let kept = |values: &[f64]| (values[dropped], values[values.len() - 1 - dropped]);
+    let disturbed = seen.iter().filter(|seen| !seen.is_ours()).count();
+    let lost = seen.iter().map(|seen| seen.lost).fold(0.0, f64::max);
+    let bound = question.bound;
+    // Range of the values that is possible without the disturbance.
+    let (low, high) = (kept(&lows).0, kept(&highs).1);
+    let (verdict, reason) = if bound.admits(low) && bound.admits(high) {
+        (Verdict::Confirmed, String::new())
+    } else if bound.misses(low, high) {
+        (Verdict::Refuted, String::new())
+    } else {
+        let (least, most) = kept(&values);
+        let is_clear = bound.admits(least) && bound.admits(most) || bound.misses(least, most);
+        let count = values.len() - 2 * dropped;
+        let reason = if is_clear {
+            format!(
+                "{disturbed} of {count} rounds may lie on either side of the criterion: others had \
+                 up to {:.0} % of a processor",
+                lost * 100.0
+            )
+        } else {
+            format!("{count} rounds lie on both sides of the criterion")
+        };
+        (Verdict::Inconclusive, reason)
+    };
+    CriterionResult { verdict, values: spread(&values), disturbed, lost, reason }
+}
+
+impl CriterionResult {
+    /// Result without a value.
+    pub const fn none(verdict: Verdict, reason: String) -> Self {
+        Self { verdict, values: None, disturbed: 0, lost: 0.0, reason }
+    }
+}
+
+impl RoundValue {
+    /// Value of a criterion in a round, if the round counts.
+    fn of(round: &Round, question: &Criterion) -> Option<Self> {
+        let value = value(round, question.compared)?;
+        if is_quiet(round, question.compared) {
+            return Some(Self { value, lost: 0.0 });
+        }
+        let lost = round.lost(question.compared.sides());
+        (!question.is_tail && lost <= LOST_MAX).then_some(Self { value, lost })
+    }
+
+    fn is_ours(&self) -> bool {
+        self.lost <= 0.0
+    }
+
+    /// Lower bound of the value without the disturbance.
+    fn low(self) -> f64 {
+        self.value * (1.0 - self.lost)
+    }
+
+    /// Upper bound of the value without the disturbance.
+    fn high(self) -> f64 {
+        self.value / (1.0 - self.lost)
+    }
+}
+
+/// Median and range of some values. None without values.
+pub fn spread(values: &[f64]) -> Option<Summary> {
+    let values = sorted(values.to_vec());
+    let (least, most) = (*values.first()?, *values.last()?);
+    Some(Summary { median: values[(values.len() - 1) / 2], least, most, count: values.len() })
+}
+
+/// Whether a round was undisturbed during the trials of the operand.
+pub(crate) fn is_quiet(round: &Round, compared: Operand) -> bool {
+    let (stolen, others) = round.disturbance(compared.sides());
+    stolen <= STOLEN_MAX && others <= OTHERS_MAX
+}
+
+fn value(round: &Round, compared: Operand) -> Option<f64> {
+    let value = match compared {
+        Operand::Alone { side, figure } => round.figure(side, figure)?,
+        Operand::Ratio { of, to, figure } => {
+            let under = round.figure(to, figure).filter(|under| *under > 0.0)?;
+            round.figure(of, figure)? / under
+        }
+    };
+    value.is_finite().then_some(value)
+}
+
+fn too_few(counted: usize, record: &Record, question: &Criterion) -> String {
+    let worst = record.rounds.iter().map(|round| round.disturbance(question.compared.sides()));
+    let (stolen, others) = worst.fold((0.0, 0.0), |(stolen, others): (f64, f64), found| {
+        (stolen.max(found.0), others.max(found.1))
+    });
+    let all = record.rounds.len();
+    let mut reason = format!("{counted} of {all} rounds count, expected {COUNTED_LEAST}");
+    if others > OTHERS_MAX {
+        reason += &format!("; other programs used up to {:.0} % of the machine", others * 100.0);
+    }
+    if stolen > STOLEN_MAX {
+        reason += &format!("; other guests took up to {:.0} % of it", stolen * 100.0);
+    }
+    reason
+}
+
+fn sorted(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_by(f64::total_cmp);
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Verdict, judge, spread};
+    use crate::experiment::test_data::{record, times};
+    use crate::experiment::{Criterion, Operand, Record, Threshold};
+
+    fn asked(bound: Threshold) -> Criterion {
+        let compared = Operand::Ratio { of: "fast", to: "slow", figure: "iops" };
+        Criterion { asks: "worth, times", compared, bound, is_tail: false }
+    }
+
+    #[test]
+    fn what_lies_on_one_side_of_the_bound_in_every_round_is_the_answer() {
+        let record = record(&[(20.0, 10.0), (22.0, 10.0), (36.0, 20.0)]);
+        let verdict = |bound| judge(&asked(bound), &record).verdict;
+        assert_eq!(verdict(Threshold::AtLeast(1.8)), Verdict::Confirmed);
+        assert_eq!(verdict(Threshold::AtLeast(2.3)), Verdict::Refuted);
+        assert_eq!(verdict(Threshold::AtMost(2.2)), Verdict::Confirmed);
+        assert_eq!(verdict(Threshold::Between(1.7, 2.3)), Verdict::Confirmed);
+        assert_eq!(verdict(Threshold::Between(1.0, 1.5)), Verdict::Refuted);
+        let open = judge(&asked(Threshold::AtLeast(1.9)), &record);
+        assert_eq!(open.verdict, Verdict::Inconclusive);
+        assert_eq!(open.reason, "3 rounds lie on both sides of the criterion");
+        assert!(times(open.values.unwrap().median, 2.0));
+    }
+
+    /// The machine is twice as fast in the second round, which does not affect the ratios within a
+    /// round.
+    #[test]
+    fn a_change_of_mood_between_rounds_changes_no_ratio() {
+        let record = record(&[(11.0, 10.0), (22.0, 20.0), (5.5, 5.0)]);
+        let found = judge(&asked(Threshold::AtLeast(1.05)), &record);
+        assert_eq!(found.verdict, Verdict::Confirmed);
+        assert!(times(found.values.unwrap().most, 1.1));
+    }
+
+    #[test]
+    fn from_nine_rounds_on_one_at_each_end_may_differ() {
+        let mut rounds = vec![(20.0, 10.0); 7];
+        rounds.extend([(9.0, 10.0), (90.0, 10.0)]);
+        assert_eq!(
+            judge(&asked(Threshold::AtLeast(1.5)), &record(&rounds)).verdict,
+            Verdict::Confirmed
+        );
+        rounds[0] = (9.0, 10.0);
+        let two = judge(&asked(Threshold::AtLeast(1.5)), &record(&rounds));
+        assert_eq!(two.verdict, Verdict::Inconclusive);
+        let eight = judge(&asked(Threshold::AtLeast(1.5)), &record(&rounds[1..]));
+        assert_eq!(eight.verdict, Verdict::Inconclusive, "none is left out of eight");
+    }
+
+    #[test]
+    fn a_disturbed_round_counts_as_far_as_the_disturbance_leaves_no_doubt() {
+        let mut record = record(&[(20.0, 10.0); 3]);
+        let quiet = judge(&asked(Threshold::AtLeast(1.9)), &record);
+        assert_eq!((quiet.verdict, quiet.disturbed), (Verdict::Confirmed, 0));
+        // 5 % of two CPUs is 10 % of one.
+        record.rounds[1].turns.get_mut("fast").unwrap().stolen = 0.05;
+        let verdict = |bound| judge(&asked(bound), &record);
+        let found = verdict(Threshold::AtLeast(1.79));
+        assert_eq!((found.verdict, found.disturbed), (Verdict::Confirmed, 1));
+        assert!(times(found.lost, 0.1) && times(found.values.unwrap().least, 2.0));
+        assert_eq!(verdict(Threshold::AtLeast(2.23)).verdict, Verdict::Refuted);
+        assert_eq!(verdict(Threshold::AtMost(2.23)).verdict, Verdict::Confirmed);
+        for bound in [Threshold::AtLeast(1.81), Threshold::AtMost(2.2), Threshold::AtLeast(2.2)] {
+            let open = verdict(bound);
+            assert_eq!(open.verdict, Verdict::Inconclusive, "{bound:?}");
+            assert_eq!(
+                open.reason,
+                "1 of 3 rounds may lie on either side of the criterion: others had up to 10 % of a \
+                 processor"
+            );
+        }
+        record.rounds.push(record.rounds[0].clone());
+        let found = judge(&asked(Threshold::AtLeast(1.9)), &record);
+        assert_eq!(
+            (found.verdict, found.disturbed),
+            (Verdict::Confirmed, 0),
+            "three that are ours"
+        );
+    }
+
+    #[test]
+    fn disturbed_rounds_say_nothing_of_the_tail() {
+        let mut record = record(&[(20.0, 10.0); 5]);
+        let tail = Criterion { is_tail: true, ..asked(Threshold::AtLeast(1.5)) };
+        for round in [0, 1] {
+            record.rounds[round].turns.get_mut("slow").unwrap().stolen = 0.03;
+        }
+        assert_eq!(judge(&tail, &record).values.unwrap().count, 3);
+        record.rounds[2].turns.get_mut("slow").unwrap().stolen = 0.03;
+        assert_eq!(judge(&tail, &record).verdict, Verdict::Inconclusive);
+        assert_eq!(judge(&asked(Threshold::AtLeast(1.5)), &record).verdict, Verdict::Confirmed);
+    }
+
+    #[test]
+    fn rounds_that_were_mostly_others_do_not_count_and_too_few_have_no_answer() {
+        let mut record = record(&[(20.0, 10.0); 4]);
+        record.rounds[0].turns.get_mut("slow").unwrap().others = 0.4;
+        record.rounds[0].turns.get_mut("fast").unwrap().figures.insert("iops".into(), 1.0);
+        let found = judge(&asked(Threshold::AtLeast(1.5)), &record);
+        assert_eq!((found.verdict, found.values.unwrap().count), (Verdict::Confirmed, 3));
+        record.rounds[1].turns.get_mut("fast").unwrap().stolen = 0.26;
+        let found = judge(&asked(Threshold::AtLeast(1.5)), &record);
+        assert_eq!((found.verdict, found.values), (Verdict::Inconclusive, None));
+        assert_eq!(
+            found.reason,
+            "2 of 4 rounds count, expected 3; other programs used up to 40 % of the machine; \
+             other guests took up to 26 % of it"
+        );
+    }
+
+    #[test]
+    fn another_sides_noise_does_not_spoil_a_question() {
+        let mut record = record(&[(20.0, 10.0); 3]);
+        for round in &mut record.rounds {
+            let mut third = round.turns["slow"].clone();
+            third.others = 0.9;
+            round.turns.insert("third".into(), third);
+        }
+        assert_eq!(judge(&asked(Threshold::AtLeast(1.5)), &record).verdict, Verdict::Confirmed);
+    }
+
+    #[test]
+    fn a_side_that_is_missing_says_why_nothing_is_shown() {
+        let mut record = record(&[(20.0, 10.0); 3]);
+        record.missing.insert("fast".into(), "this processor has no movdir64b".into());
+        let found = judge(&asked(Threshold::AtLeast(1.5)), &record);
+        assert_eq!(found.verdict, Verdict::NotMeasured);
+        assert_eq!(found.reason, "this processor has no movdir64b");
+    }
+
+    #[test]
+    fn nothing_divided_by_nothing_is_no_value() {
+        let found = judge(&asked(Threshold::AtLeast(1.5)), &record(&[(1.0, 0.0); 5]));
+        assert_eq!(found.verdict, Verdict::Inconclusive);
+        let empty = judge(&asked(Threshold::AtLeast(1.5)), &Record::default());
+        assert_eq!(empty.reason, "0 of 0 rounds count, expected 3");
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_is_one_of_them() {
+        let four = spread(&[4.0, 1.0, 3.0, 2.0]).unwrap();
+        assert!(times(four.median, 2.0) && times(four.least, 1.0) && times(four.most, 4.0));
+        assert!(times(spread(&[3.0, 9.0, 1.0]).unwrap().median, 3.0));
+        assert_eq!(spread(&[]), None);
+    }
+}

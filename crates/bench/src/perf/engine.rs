@@ -1,0 +1,316 @@
+//! Engine of `perf`: starts the devices, loads them from one thread per core, and sums up the
+//! results.
+//!
+//! ```text
+//!   DeviceSet ── emulated SSDs, each with its driver, and other block devices
+//!    │
+//!    ├── Worker (on a reactor) ── QueueRunner, QueueRunner, …    one per device and queue pair
+//!    ├── Worker (on a reactor) ── QueueRunner, QueueRunner, …
+//!    │
+//!   calling thread: polls the controllers, draws the progress line
+//! ```
+
+mod baseline_load;
+mod cpu_placement;
+mod device_set;
+mod media;
+mod memcpy_baseline;
+mod null_blk;
+mod queue_runner;
+mod ring_baseline;
+mod single_step;
+mod socket_baseline;
+mod totals;
+mod verify;
+mod worker;
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, TryRecvError};
+
+use tenmil_base::Span;
+use tenmil_linux::environment::ProcessorTime;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::{Clock, CpuList, Environment};
+use tenmil_reactor::{PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
+
+use super::environment::RunEnvironment;
+use super::options::{MachineResources, PerfOptions, RAM_TIME};
+use super::outcome::{BaselineOutcome, DeviceOutcome, PerfOutcome, RamOutcome, RunEnd};
+use super::progress::{Phase, Progress};
+use crate::balance::BalancerGuard;
+pub use cpu_placement::CoreAssignment;
+use device_set::{DeviceSet, depth_of_a_pair};
+pub use single_step::SingleStep;
+use tenmil_base::Error;
+use tenmil_devices::{EmuMedium, EmuSpec, Uri};
+use totals::RunTotals;
+use verify::{BlockArea, NoVerify, StampVerifier, Verifier};
+use worker::{Worker, WorkerParts, WorkerPlan, WorkerResult};
+
+/// Callback that runs ten times a second while the engine runs.
+pub type TickFn<'a> = &'a mut dyn FnMut(&Progress);
+
+/// Runs `perf` with these options.
+pub fn run(
+    options: &PerfOptions,
+    progress: &Arc<Progress>,
+    watch: TickFn<'_>,
+) -> Result<PerfOutcome, Error> {
+    let clock = Clock::start();
+    let places = CoreAssignment::choose(options, &CpuList::allowed());
+    let machine = Environment::read();
+    let allowed = CpuList::allowed();
+    let before = ProcessorTime::read(&allowed);
+    let mut rig = DeviceSet::bring_up(options, &places, clock)?;
+    let options = &options.suited_to(rig.depth_max());
+    tenmil_linux::file::keep()?;
+    let tally = rig.load(options, &places, progress, watch)?;
+    let memory_backing = rig.memory_backing();
+    rig.shut_down();
+
+    let mut environment = RunEnvironment::of(machine, options);
+    environment.frequency_scaling = tally.frequency_scaling().to_owned();
+    environment.stolen = ProcessorTime::read(&allowed).stolen_since(before);
+    environment.tsc_hz = clock.tsc_hz();
+    environment.memory_backing = memory_backing;
+    let mut outcome = tally.into_outcome(options, &places, &clock, environment);
+    compare(&mut outcome, options, &places, clock, progress, watch);
+    Ok(outcome)
+}
+
+/// Measures the baselines of a run, until interrupted. The result of the run is kept whatever
+/// happens here.
+fn compare(
+    outcome: &mut PerfOutcome,
+    options: &PerfOptions,
+    places: &CoreAssignment,
+    clock: Clock,
+    progress: &Arc<Progress>,
+    watch: TickFn<'_>,
+) {
+    let is_over = |ended| ended == RunEnd::Interrupt || tenmil_linux::signal::interrupted();
+    let PerfOutcome { ended, devices, ceiling: bare, ram, null_blk, missing, .. } = outcome;
+    let mut known = |found: Result<(), Error>| missing.extend(found.err());
+    if !is_over(*ended) {
+        let found = baseline(options, devices, places, clock, progress, watch);
+        known(found.map(|found| *bare = found));
+    }
+    if !is_over(*ended) {
+        known(over_ram(options, places, clock, progress, watch).map(|found| *ram = found));
+    }
+    if !is_over(*ended) {
+        known(null_blk::compare(options, clock, watch).map(|found| *null_blk = found));
+    }
+}
+
+impl DeviceSet {
+    /// Loads the devices according to `options`.
+    fn load(
+        &mut self,
+        options: &PerfOptions,
+        places: &CoreAssignment,
+        progress: &Arc<Progress>,
+        watch: TickFn<'_>,
+    ) -> Result<RunTotals, Error> {
+        if options.verify {
+            self.load_with(options, places, progress, watch, |rig, place, depth| {
+                StampVerifier::new(place, depth, options.seed, rig.regions().clone())
+            })
+        } else {
+            self.load_with(options, places, progress, watch, |_, _, _| NoVerify)
+        }
+    }
+
+    fn load_with<S: Verifier + Send + 'static>(
+        &mut self,
+        options: &PerfOptions,
+        places: &CoreAssignment,
+        progress: &Arc<Progress>,
+        watch: TickFn<'_>,
+        scrutiny: impl Fn(&Self, &BlockArea, usize) -> S,
+    ) -> Result<RunTotals, Error> {
+        let (tell, told) = mpsc::channel();
+        // Workers are created before the reactors, so that an error leaves no reactor running.
+        // Results come back through the channel, whose disconnection means that all workers have
+        // ended.
+        let mut workers = Vec::new();
+        for (index, _) in places.submit.iter().enumerate() {
+            let (lanes, workload) = self.lanes(options, places, index, &scrutiny)?;
+            let worker = Worker::new(WorkerParts {
+                lanes,
+                workload,
+                clock: *self.clock(),
+                plan: WorkerPlan::new(options, places),
+                index,
+                progress: Arc::clone(progress),
+                tell: tell.clone(),
+            });
+            let woken_by = worker.woken_by();
+            let woken_by =
+                woken_by.map_err(|error| Error::environment(format!("wait: {error}")))?;
+            let is_done_by_kernel = worker.is_done_by_kernel();
+            let registration = PollerBuilder::active("load", woken_by, worker);
+            workers.push(match is_done_by_kernel {
+                true => registration.no_spin(),
+                false => registration,
+            });
+        }
+        drop(tell);
+        let cores = places.submit_cores();
+        let reactors = self.reactors(options, &cores)?;
+        let note = |text| progress.note(text);
+        let (rules, has_governor) = (&options.scheduler, options.governor);
+        let balance =
+            BalancerGuard::start(rules, has_governor, reactors.directory(), &cores, &note)?;
+        progress.show_steering(balance.steering().clone());
+        let directory = Arc::clone(reactors.directory());
+        progress.show_reactors(tenmil_reactor::RunningReactors { directory, clock: *self.clock() });
+        progress.set_phase(Phase::WarmUp);
+        for ((index, worker), reactor) in
+            workers.into_iter().enumerate().zip(reactors.directory().reactors())
+        {
+            let plan = ThreadBuilder::new(&format!("submit-{index}")).on(reactor).poller(worker);
+            reactors.spawn(plan).map_err(|error| Error::environment(error.to_string()))?;
+        }
+        let shares = self.await_shares(&told, places.submit.len(), progress, watch)?;
+        let sleeps = reactors.sample().reactors.iter().map(|reactor| reactor.sleeps).sum();
+        reactors.stop();
+        progress.clear_steering();
+        let mut tally =
+            RunTotals::new(self.descriptions(), sleeps, balance.into_frequency_scaling());
+        shares.into_iter().for_each(|share| tally.add(share));
+        Ok(tally)
+    }
+
+    /// Starts a reactor for each submitting thread.
+    fn reactors(&self, options: &PerfOptions, cores: &CpuList) -> Result<Reactors, Error> {
+        let poll = ReactorOptions { poll: options.poll, ..ReactorOptions::default() };
+        Reactors::start(cores, &poll, self.clock()).map_err(refused)
+    }
+
+    /// Polls the controllers until `count` workers have reported. Fails if a controller is lost, or
+    /// a worker ends without a report.
+    fn await_shares(
+        &mut self,
+        told: &mpsc::Receiver<WorkerResult>,
+        count: usize,
+        progress: &Progress,
+        watch: TickFn<'_>,
+    ) -> Result<Vec<WorkerResult>, Error> {
+        let mut shares = Vec::new();
+        let mut health = Ok(());
+        loop {
+            match told.try_recv() {
+                Ok(share) => shares.push(share),
+                Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {
+                    // After an error the loop continues until all workers have ended, since they
+                    // still use the devices.
+                    if health.is_ok() {
+                        health = self.maintain();
+                    }
+                    if health.is_err() || tenmil_linux::signal::interrupted() {
+                        progress.ask_to_stop();
+                    }
+                    watch(progress);
+                    tenmil_linux::thread::sleep(WATCH_INTERVAL);
+                }
+            }
+        }
+        health?;
+        if shares.len() < count {
+            let found = shares.len();
+            return Err(Error::environment(format!(
+                "add up the run: {found} submitting threads told what they found, expected {count}"
+            )));
+        }
+        Ok(shares)
+    }
+}
+
+/// Converts an error of the reactors.
+fn refused(why: tenmil_reactor::ReactorError) -> Error {
+    let text = why.to_string();
+    match why.category() {
+        tenmil_base::ErrorCategory::Usage => Error::usage(text),
+        tenmil_base::ErrorCategory::Environment => Error::environment(text),
+        tenmil_base::ErrorCategory::Remote => Error::remote(text),
+    }
+}
+
+/// Measures the baseline: as many rings as the run had, between the same two threads, or memory
+/// copies for RAM devices.
+fn baseline(
+    options: &PerfOptions,
+    devices: &[DeviceOutcome],
+    places: &CoreAssignment,
+    clock: Clock,
+    progress: &Arc<Progress>,
+    watch: TickFn<'_>,
+) -> Result<Option<BaselineOutcome>, Error> {
+    let Some(time) = options.ceiling else { return Ok(None) };
+    progress.set_phase(Phase::Baseline);
+    watch(progress);
+    if let Some(engine) = options.exchange_engine() {
+        let plan = socket_baseline::SocketBaselinePlan { options, places, clock, time, engine };
+        return socket_baseline::measure(&plan, depth_of_a_pair(options, 0)).map(Some);
+    }
+    if !options.is_all_emulated() {
+        return memcpy_baseline::measure(options, devices, places, clock, time).map(Some);
+    }
+    let rings = options.device_count() * u32::from(options.queue_pairs);
+    let depth = depth_of_a_pair(options, 0);
+    ring_baseline::measure(&ring_baseline::RingBaselinePlan {
+        options,
+        rings,
+        depth,
+        time,
+        places,
+        clock,
+    })
+    .map(Some)
+}
+
+/// Runs the same workload over emulated SSDs that transfer data.
+fn over_ram(
+    options: &PerfOptions,
+    places: &CoreAssignment,
+    clock: Clock,
+    progress: &Arc<Progress>,
+    watch: TickFn<'_>,
+) -> Result<Option<RamOutcome>, Error> {
+    let Some(time) = options.ram else { return Ok(None) };
+    progress.set_phase(Phase::Ram);
+    let needed = RAM_SIZE_BYTES * u64::from(options.device_count());
+    let there = MachineResources::probe_machine(&Machine::this()).memory_available_bytes;
+    if needed > there / 2 {
+        return Err(Error::environment(format!(
+            "run over memory: {} SSDs take {} MiB, expected at most half of the {} MiB that are \
+             available",
+            options.device_count(),
+            needed >> 20,
+            there >> 20
+        )));
+    }
+    let spec = EmuSpec {
+        count: options.device_count(),
+        size_bytes: RAM_SIZE_BYTES,
+        ..EmuSpec::new(EmuMedium::Ram)
+    };
+    let options = PerfOptions {
+        uris: vec![Uri::Emu(spec)],
+        time,
+        warm_up: Span { ns: RAM_TIME.ns / 10 },
+        ..options.clone()
+    };
+    let mut rig = DeviceSet::bring_up(&options, places, clock)?;
+    let tally = rig.load(&options, places, progress, watch)?;
+    rig.shut_down();
+    Ok(tally.into_ram_outcome(&options))
+}
+
+/// Size of each device of the run over RAM. Together they exceed the CPU caches.
+const RAM_SIZE_BYTES: u64 = 16 << 20;
+
+/// Interval in which controllers are polled and the progress line is drawn.
+const WATCH_INTERVAL: Span = Span::from_ms(100);

@@ -1,0 +1,101 @@
+//! CPU placement of the threads of a run.
+
+use tenmil_linux::CpuList;
+
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::ThreadPlace;
+
+/// Cores of the host and device threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoreAssignment {
+    /// One entry per submitting thread.
+    pub submit: Vec<Option<u32>>,
+    /// One entry per device thread.
+    pub device: Vec<Option<u32>>,
+    /// Host and device share a CPU, so an idle thread must yield.
+    pub gives_way: bool,
+}
+
+impl CoreAssignment {
+    /// Uses the cores that `options` name. By default submitting uses the first allowed core, and
+    /// emulated SSDs, if there are any, use the last of the others.
+    pub fn choose(options: &PerfOptions, allowed: &CpuList) -> Self {
+        let given = |cores: &CpuList| cores.iter().map(Some).collect::<Vec<_>>();
+        let mut submit = given(&options.cores);
+        if submit.is_empty() {
+            let first = allowed.iter().find(|core| !options.device_cores.contains(*core));
+            submit.push(first.or_else(|| allowed.iter().next()));
+        }
+        let mut device = given(&options.device_cores);
+        if device.is_empty() {
+            let other = allowed.iter().filter(|core| !submit.contains(&Some(*core))).last();
+            device.push(other.or(submit[0]));
+        }
+        if options.emulated().next().is_none() {
+            // No device thread needs a CPU of its own, but the threads of the kernel or of a
+            // library need this one if it is the only one.
+            let gives_way = allowed.len() < 2;
+            return Self { submit, device: Vec::new(), gives_way };
+        }
+        let gives_way = device.iter().any(|core| submit.contains(core));
+        Self { submit, device, gives_way }
+    }
+
+    /// Cores of the submitting threads, one reactor each.
+    pub fn submit_cores(&self) -> CpuList {
+        self.submit.iter().flatten().copied().collect()
+    }
+
+    /// Placement of all threads, for the report.
+    pub fn threads(&self) -> Vec<ThreadPlace> {
+        let of = |role, cores: &[Option<u32>]| {
+            cores.iter().map(|core| ThreadPlace { role, core: *core }).collect::<Vec<_>>()
+        };
+        [of("submit", &self.submit), of("device", &self.device)].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_linux::CpuList;
+
+    use super::CoreAssignment;
+    use crate::perf::options::PerfOptions;
+
+    fn places(cores: &[u32], device_cores: &[u32], allowed: &[u32]) -> CoreAssignment {
+        let set = |cores: &[u32]| cores.iter().copied().collect::<CpuList>();
+        let (cores, device_cores) = (set(cores), set(device_cores));
+        let options = PerfOptions { cores, device_cores, ..PerfOptions::default() };
+        CoreAssignment::choose(&options, &set(allowed))
+    }
+
+    #[test]
+    fn the_two_sides_get_a_core_each_where_there_are_two() {
+        let both = places(&[], &[], &[2, 5, 7]);
+        assert_eq!((both.submit, both.device), (vec![Some(2)], vec![Some(7)]));
+        assert!(!both.gives_way);
+        let fixed = places(&[5], &[], &[2, 5, 7]);
+        assert_eq!((fixed.submit, fixed.device), (vec![Some(5)], vec![Some(7)]));
+        let fixed = places(&[], &[2], &[2, 5]);
+        assert_eq!((fixed.submit, fixed.device), (vec![Some(5)], vec![Some(2)]));
+    }
+
+    #[test]
+    fn without_emulated_ssds_there_are_no_threads_for_them() {
+        let places = |allowed: &[u32]| {
+            let uris = vec!["ram:1m".parse().unwrap()];
+            let options = PerfOptions { uris, ..PerfOptions::default() };
+            CoreAssignment::choose(&options, &allowed.iter().copied().collect())
+        };
+        assert_eq!((places(&[2, 5]).submit, places(&[2, 5]).device), (vec![Some(2)], vec![]));
+        assert!(!places(&[2, 5]).gives_way && places(&[2]).gives_way);
+    }
+
+    #[test]
+    fn on_a_single_core_each_side_gives_way_to_the_other() {
+        let one = places(&[], &[], &[3]);
+        assert_eq!((one.submit, one.device), (vec![Some(3)], vec![Some(3)]));
+        assert!(one.gives_way);
+        assert!(places(&[0, 1], &[1], &[0, 1]).gives_way);
+    }
+}

@@ -1,0 +1,258 @@
+//! Devices of a run: opened, checked, and divided into queue runners.
+
+use tenmil_base::{IoChannel, Limits, Segment, Span};
+use tenmil_block::{ExistingData, overwrite};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::kernel_files::Machine;
+
+use super::cpu_placement::CoreAssignment;
+use super::media::BlockDeviceSet;
+use super::queue_runner::{QueueRunner, QueueRunnerParts};
+use super::verify::{BlockArea, Verifier};
+use super::worker::{DeviceQueue, RateShare};
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::DeviceOutcome;
+use crate::perf::workload::{BlockRange, Workload};
+use tenmil_base::Error;
+use tenmil_devices::emu::{EmuPlan, Emulated};
+use tenmil_devices::{EmuSpec, Uri};
+
+/// Devices of a run, in the order of the command line.
+pub(super) struct DeviceSet {
+    devices: Vec<Device>,
+    /// Emulated SSDs that are loaded through the driver alone.
+    ssds: Option<Emulated>,
+    /// All other devices.
+    media: BlockDeviceSet,
+    regions: RegionTable,
+    clock: Clock,
+}
+
+/// Index of a device.
+#[derive(Clone, Copy, Debug)]
+enum Device {
+    /// Index among the emulated SSDs.
+    Ssd(usize),
+    /// Index among the other devices.
+    Medium(usize),
+}
+
+/// Size of the region table, which is the number of regions that an emulated device can address.
+const REGIONS_MAX: usize = 4095;
+
+impl DeviceSet {
+    pub(super) fn bring_up(
+        options: &PerfOptions,
+        places: &CoreAssignment,
+        clock: Clock,
+    ) -> Result<Self, Error> {
+        // Data of a device in another process must lie in memory that can be shared with it.
+        let regions = match options.uris.iter().any(Uri::is_in_another_process) {
+            true => RegionTable::shared(REGIONS_MAX),
+            false => RegionTable::new(REGIONS_MAX),
+        };
+        if options.uris.iter().any(Uri::lacks_iommu) {
+            // The table is empty, so no region can be discontiguous.
+            regions.use_contiguous();
+        }
+        let bare = options.uris.iter().filter(|uri| options.is_bare(uri));
+        let specs: Vec<EmuSpec> = bare.filter_map(Uri::emulated).cloned().collect();
+        let ssds = match specs.as_slice() {
+            [] => None,
+            specs => Some(start_ssds(options, places, specs, &regions, &clock)?),
+        };
+        let media = BlockDeviceSet::open(options, places, &regions, clock)?;
+        let existing = ssds.iter().flat_map(Emulated::existing).chain(media.existing());
+        refuse_to_destroy(options, &existing.cloned().collect::<Vec<_>>())?;
+        let (mut ssd, mut medium) = (0.., 0..);
+        let mut devices = Vec::new();
+        for uri in &options.uris {
+            let next = || match options.is_bare(uri) {
+                true => ssd.next().map(Device::Ssd),
+                false => medium.next().map(Device::Medium),
+            };
+            devices.extend(std::iter::repeat_with(next).flatten().take(uri.count() as usize));
+        }
+        Ok(Self { devices, ssds, media, regions, clock })
+    }
+
+    /// Region table of all segments of the run.
+    pub(super) fn regions(&self) -> &RegionTable {
+        &self.regions
+    }
+
+    /// Clock of the run.
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Smallest queue depth that a channel of every block device supports.
+    pub(super) fn depth_max(&self) -> u32 {
+        self.media.depth_max()
+    }
+
+    /// Description of the pages of rings and buffers.
+    pub(super) fn memory_backing(&self) -> String {
+        self.ssds.as_ref().map_or_else(|| self.media.memory_backing(), Emulated::memory_backing)
+    }
+
+    /// Descriptions of the devices, with zero counters.
+    pub(super) fn descriptions(&self) -> Vec<DeviceOutcome> {
+        let ssds = self.ssds.as_ref().map(Emulated::descriptions).unwrap_or_default();
+        let describe = |device: &Device| match device {
+            Device::Ssd(index) => ssds[*index].clone().into(),
+            Device::Medium(index) => self.media.describe(*index),
+        };
+        self.devices.iter().map(describe).collect()
+    }
+
+    /// Time that threads have waited for locks of the block layer, in total.
+    pub(super) fn lock_wait(&self) -> Span {
+        self.media.lock_wait()
+    }
+
+    /// Polls the controllers. Fails once a device is lost.
+    pub(super) fn maintain(&mut self) -> Result<(), Error> {
+        let now = self.clock.now();
+        self.ssds.as_mut().map_or(Ok(()), |ssds| ssds.poll_controllers(now))?;
+        self.media.check_health()
+    }
+
+    /// Shuts down all devices in order.
+    pub(super) fn shut_down(self) {
+        if let Some(ssds) = self.ssds {
+            ssds.shut_down(&self.clock);
+        }
+    }
+
+    fn channel(
+        &mut self,
+        device: Device,
+        depth: u32,
+        options: &PerfOptions,
+    ) -> Result<Box<dyn IoChannel>, Error> {
+        match (device, &mut self.ssds) {
+            (Device::Ssd(index), Some(ssds)) => {
+                ssds.queue(index, depth, &options.techniques, &self.clock)
+            }
+            (Device::Ssd(index) | Device::Medium(index), _) => self.media.channel(index),
+        }
+    }
+
+    fn buffers(&mut self, device: Device, depth: u32, len: u32) -> Result<Vec<Segment>, Error> {
+        let one = |_| match (device, &self.ssds) {
+            (Device::Ssd(index), Some(ssds)) => ssds.allocate(index, len),
+            (Device::Ssd(index) | Device::Medium(index), _) => self.media.allocate(index, len),
+        };
+        (0..depth).map(one).collect::<Option<Vec<_>>>().ok_or_else(|| {
+            Error::environment(format!(
+                "allocate {depth} buffers of {len} bytes: no memory is left"
+            ))
+        })
+    }
+
+    /// Queue runners of one thread: its queue pairs, block ranges and buffers.
+    pub(super) fn lanes<S: Verifier>(
+        &mut self,
+        options: &PerfOptions,
+        places: &CoreAssignment,
+        index: usize,
+        scrutiny: &impl Fn(&Self, &BlockArea, usize) -> S,
+    ) -> Result<(Vec<DeviceQueue<S>>, Workload), Error> {
+        let threads = places.submit.len() as u64;
+        let pairs = options.queue_pairs;
+        let mut workload = Workload::new(options, options.seed.wrapping_add(index as u64));
+        let mut lanes = Vec::new();
+        for (device, at) in self.devices.clone().into_iter().enumerate() {
+            for pair in 0..pairs {
+                let depth = depth_of_a_pair(options, pair);
+                let backend = self.channel(at, depth, options)?;
+                // Number among the runners of this device, which selects the block range.
+                let lane = index as u64 * u64::from(pairs) + u64::from(pair);
+                let range = range_of(options, backend.limits(), lane, threads * u64::from(pairs));
+                let block_size = backend.limits().block_size;
+                let buffers = self.buffers(at, depth, options.sizes.largest())?;
+                let (first, count) = (range.first, usize::try_from(range.count).unwrap_or(0));
+                let number = u32::try_from(device).unwrap_or(u32::MAX);
+                let place = BlockArea { device: number, first, count, block_size };
+                // Number among all runners, which interleaves the arrivals of an open loop.
+                let part = lane * self.devices.len() as u64 + device as u64;
+                let parts = threads * u64::from(pairs) * self.devices.len() as u64;
+                let seed = options.seed ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                lanes.push(DeviceQueue {
+                    device,
+                    rate: options.rate.map(|rate| RateShare { rate, part, parts, seed }),
+                    arrivals: None,
+                    lane: QueueRunner::new(QueueRunnerParts {
+                        fixed: workload.fixed(),
+                        backend,
+                        addresses: workload.lane(range, block_size),
+                        scrutiny: scrutiny(self, &place, buffers.len()),
+                        buffers,
+                        // The remainder of the count goes to the first queue pairs.
+                        budget: options.io_count.map_or(u64::MAX, |count| {
+                            count / u64::from(pairs)
+                                + u64::from(u64::from(pair) < count % u64::from(pairs))
+                        }),
+                        look_at_tasks: options.techniques.prefetch.tasks,
+                    }),
+                });
+            }
+        }
+        Ok((lanes, workload))
+    }
+}
+
+/// Queue pairs of each device, over all submitting threads.
+pub(super) fn queue_pairs(options: &PerfOptions) -> u16 {
+    let threads = u16::try_from(options.thread_count()).unwrap_or(u16::MAX);
+    options.queue_pairs.saturating_mul(threads)
+}
+
+/// Starts the emulated SSDs.
+pub(super) fn start_ssds(
+    options: &PerfOptions,
+    places: &CoreAssignment,
+    specs: &[EmuSpec],
+    regions: &RegionTable,
+    clock: &Clock,
+) -> Result<Emulated, Error> {
+    let plan = EmuPlan {
+        specs,
+        queue_pairs: queue_pairs(options),
+        depth: depth_of_a_pair(options, 0),
+        buffer_bytes: options.buffer_bytes() / u64::from(options.device_count().max(1)),
+        techniques: &options.techniques,
+        device_cores: &places.device,
+        gives_way: places.gives_way,
+        interrupts: true,
+        fills: true,
+        seed: options.seed,
+    };
+    Emulated::start_in(regions, &plan, clock)
+}
+
+/// Rejects writes to existing data unless overwriting is allowed, and to devices in use by another
+/// process.
+fn refuse_to_destroy(options: &PerfOptions, existing: &[ExistingData]) -> Result<(), Error> {
+    if !options.pattern.writes() {
+        return Ok(());
+    }
+    let doing = format!("-w {}", options.pattern.name());
+    overwrite::allow(&doing, existing, options.overwrite, &Machine::this())?;
+    Ok(())
+}
+
+/// Depth of queue pair `pair`, where all pairs of a device share one depth.
+pub(super) fn depth_of_a_pair(options: &PerfOptions, pair: u16) -> u32 {
+    let pairs = u32::from(options.queue_pairs);
+    options.depth / pairs + u32::from(u32::from(pair) < options.depth % pairs)
+}
+
+/// Block range of a queue runner: all blocks, or a separate part if runners must not conflict.
+fn range_of(options: &PerfOptions, limits: &Limits, lane: u64, lanes: u64) -> BlockRange {
+    let all = BlockRange { first: 0, count: limits.block_count };
+    let apart = options.verify || !options.pattern.is_random();
+    if apart { all.part(lane, lanes) } else { all }
+}

@@ -1,0 +1,352 @@
+//! Block devices under load: opened by URI, with buffers in a region of the run.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, Durability, Histogram, IoChannel, Limits, Operation, Segment, Span,
+};
+use tenmil_block::{
+    AdaptOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, DeviceType, ExistingData,
+    OpenedDevice, Opener, QosLimiter, Scheduler,
+};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_linux::Clock;
+use tenmil_linux::kernel_files::Machine;
+
+use super::cpu_placement::CoreAssignment;
+use super::device_set::{depth_of_a_pair, queue_pairs, start_ssds};
+use crate::perf::options::{Layer, MachineResources, Pattern, PerfOptions, show_map};
+use crate::perf::outcome::{Counts, DeviceOutcome};
+use tenmil_base::Error;
+use tenmil_devices::emu::EmulatedDevices;
+use tenmil_devices::{EmuSpec, Uri};
+
+/// Opened devices, with the block layer above them and the memory for their data.
+pub(super) struct BlockDeviceSet {
+    devices: Vec<NamedDevice>,
+    buffers: Option<Buffers>,
+}
+
+struct NamedDevice {
+    name: String,
+    /// One-line description.
+    description: String,
+    /// Source of the channels: the block layer, or the block device if there is no layer above it.
+    medium: Arc<dyn BlockDevice>,
+    /// Durability of a completed write.
+    durability: Durability,
+    existing: Vec<ExistingData>,
+    /// Block layer above it.
+    device: Option<Bdev>,
+    /// Emulated SSD in whose pool its buffers are allocated, since address translation is fastest
+    /// there.
+    ssd: Option<(Arc<EmulatedDevices>, usize)>,
+}
+
+/// All kinds, with RAM filled at open: a read of memory that was never written moves no data.
+fn filled_kinds() -> Vec<(&'static str, &'static dyn DeviceType)> {
+    let filled: [(_, &dyn DeviceType); 2] = [
+        ("ram", &tenmil_block::open_ram_filled),
+        (EmuSpec::SCHEME, &tenmil_devices::emu::Kind { fills: true }),
+    ];
+    let others = tenmil::KINDS.iter().filter(|(name, _)| *name != EmuSpec::SCHEME);
+    filled.into_iter().chain(others.copied()).collect()
+}
+
+/// Memory that is allocated from the beginning to the end and never freed.
+struct Buffers {
+    memory: Segment,
+    len_bytes: u64,
+    next: Cell<u64>,
+    backing: String,
+}
+
+/// Bounce buffer size of the splitting layer.
+const BUFFER_BYTES: u32 = 64 << 10;
+
+/// Alignment of buffers. Direct I/O requires no more than a page.
+const PAGE: u64 = 4096;
+
+impl BlockDeviceSet {
+    /// Opens the devices of `options` that are not loaded through the driver alone, in order, and
+    /// rejects options that they do not support.
+    pub(super) fn open(
+        options: &PerfOptions,
+        places: &CoreAssignment,
+        regions: &RegionTable,
+        clock: Clock,
+    ) -> Result<Self, Error> {
+        let kinds = filled_kinds();
+        let opener = Opener { regions, clock, seed: options.seed, more: &kinds };
+        let mut ssds = start_under(options, places, regions, clock)?.into_iter();
+        let mut devices = Vec::new();
+        for uri in options.uris.iter().filter(|uri| !options.is_bare(uri)) {
+            match uri {
+                Uri::Block(name) => devices.push(open_one(options, &opener, name)?),
+                Uri::Emu(spec) => devices.extend(ssds.by_ref().take(spec.count as usize)),
+            }
+        }
+        // Options are checked with the layer in place, since the layer may split requests.
+        for (device, number) in devices.iter_mut().zip(0..) {
+            device.put_layer(options, regions, clock, number)?;
+            device.check(options)?;
+            device.check_largest(options)?;
+        }
+        let each = u64::from(options.depth) * u64::from(options.thread_count());
+        let stride = u64::from(options.sizes.largest()).next_multiple_of(PAGE);
+        // Emulated SSDs allocate buffers in their own pools.
+        let count = devices.iter().filter(|device| device.ssd.is_none()).count();
+        let len_bytes = count as u64 * each * stride;
+        let huge_pages = options.techniques.huge_pages;
+        let buffers = (len_bytes > 0).then(|| Buffers::new(regions, len_bytes, huge_pages));
+        Ok(Self { devices, buffers: buffers.transpose()? })
+    }
+
+    /// Existing data on the devices.
+    pub(super) fn existing(&self) -> impl Iterator<Item = &ExistingData> {
+        self.devices.iter().flat_map(|device| &device.existing)
+    }
+
+    /// Description of the pages of the buffers.
+    pub(super) fn memory_backing(&self) -> String {
+        self.buffers.as_ref().map_or_else(String::new, |buffers| buffers.backing.clone())
+    }
+
+    /// Smallest queue depth that a channel of every device supports.
+    pub(super) fn depth_max(&self) -> u32 {
+        let each = self.devices.iter().map(|device| device.medium.limits().depth_max);
+        each.min().unwrap_or(u32::MAX)
+    }
+
+    /// Creates a channel of device `index`.
+    pub(super) fn channel(&self, index: usize) -> Result<Box<dyn IoChannel>, Error> {
+        let NamedDevice { name, medium, .. } = &self.devices[index];
+        medium.channel().map_err(|text| Error::environment(format!("{name}: {text}")))
+    }
+
+    /// Fails once a device is lost for good.
+    pub(super) fn check_health(&self) -> Result<(), Error> {
+        self.devices
+            .iter()
+            .find_map(|device| device.medium.failure())
+            .map_or(Ok(()), |why| Err(Error::remote(why)))
+    }
+
+    /// Allocates a buffer that device `index` can access.
+    pub(super) fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
+        match &self.devices[index].ssd {
+            Some((fleet, ssd)) => fleet.allocate(*ssd, len_bytes),
+            None => self.buffers.as_ref()?.allocate(len_bytes),
+        }
+    }
+
+    /// Time that threads have waited for locks of the block layer, in total.
+    pub(super) fn lock_wait(&self) -> Span {
+        let devices = self.devices.iter().filter_map(|device| device.device.as_ref());
+        Span { ns: devices.map(|device| device.statistics().lock_wait.ns).sum() }
+    }
+
+    /// Description of device `index`, with zero counters.
+    pub(super) fn describe(&self, index: usize) -> DeviceOutcome {
+        let NamedDevice { name, description, medium, durability, .. } = &self.devices[index];
+        let limits = medium.limits();
+        DeviceOutcome {
+            name: name.clone(),
+            model: description.clone(),
+            durability: *durability,
+            size_bytes: size_bytes(&limits),
+            block_size: limits.block_size,
+            counts: Counts::default(),
+            latency: Histogram::new(),
+        }
+    }
+}
+
+fn open_one(
+    options: &PerfOptions,
+    opener: &Opener<'_>,
+    uri: &tenmil_block::uri::Uri,
+) -> Result<NamedDevice, Error> {
+    let OpenedDevice { medium, description, existing, .. } = opener.open(uri)?;
+    let (name, durability) = (uri.to_string(), medium.limits().durability);
+    let named =
+        NamedDevice { name, description, medium, durability, existing, device: None, ssd: None };
+    named.check(options)?;
+    Ok(named)
+}
+
+/// Starts the emulated SSDs that are loaded through the block layer.
+fn start_under(
+    options: &PerfOptions,
+    places: &CoreAssignment,
+    regions: &RegionTable,
+    clock: Clock,
+) -> Result<Vec<NamedDevice>, Error> {
+    let under = options.uris.iter().filter(|uri| !options.is_bare(uri));
+    let specs: Vec<EmuSpec> = under.filter_map(Uri::emulated).cloned().collect();
+    if specs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ssds = start_ssds(options, places, &specs, regions, &clock)?;
+    let (outcomes, existing) = (ssds.descriptions(), ssds.existing().to_vec());
+    let channels_max = u32::from(queue_pairs(options));
+    let depth = depth_of_a_pair(options, 0);
+    let fleet = EmulatedDevices::new(ssds, depth, channels_max, &options.techniques, clock)?;
+    let mut named = Vec::new();
+    for (index, outcome) in outcomes.into_iter().enumerate() {
+        named.push(NamedDevice {
+            name: outcome.name,
+            description: outcome.model,
+            medium: Arc::new(fleet.medium(index)?),
+            durability: outcome.durability,
+            existing: if index == 0 { existing.clone() } else { Vec::new() },
+            device: None,
+            ssd: Some((Arc::clone(&fleet), index)),
+        });
+    }
+    Ok(named)
+}
+
+impl NamedDevice {
+    /// Puts the block layer above the device, if one is configured.
+    fn put_layer(
+        &mut self,
+        options: &PerfOptions,
+        regions: &RegionTable,
+        clock: Clock,
+        number: u64,
+    ) -> Result<(), Error> {
+        // Devices without a default layer are loaded through the driver alone and are not in this
+        // set.
+        let layer = options.layer.layer.unwrap_or(Layer::Mq);
+        let Some(mode) = layer.mode() else { return Ok(()) };
+        let map = options.layer.map.unwrap_or_default();
+        let device = BdevOptions {
+            mode,
+            map,
+            channels_max: queue_pairs(options).into(),
+            scheduler: options.layer.scheduler,
+            limiter: options.layer.caps().map(QosLimiter::new),
+            ..BdevOptions::new(clock, options.seed.wrapping_add(number))
+        };
+        let device = Bdev::new(&self.name, Arc::clone(&self.medium), device)?;
+        let claim = if options.pattern.writes() { Claim::WriteOnce } else { Claim::ReadShared };
+        let descriptor = device
+            .open(claim, "perf")
+            .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
+        let largest = largest_bytes(&self.medium.limits());
+        let cuts =
+            u64::from(options.sizes.largest()) > largest && mode != tenmil_block::Mode::Bypass;
+        self.medium = if cuts {
+            let memory = BounceMemory::new(regions, BUFFER_BYTES, 1)?;
+            let parents_max = u16::try_from(options.depth).unwrap_or(u16::MAX);
+            let shape = AdaptOptions { parents_max, ..AdaptOptions::default() };
+            Arc::new(AdaptedDevice::new(&device, descriptor, memory, shape)?)
+        } else {
+            Arc::new(descriptor)
+        };
+        self.description += &match mode {
+            tenmil_block::Mode::Mq => {
+                format!(", under the block layer in mode mq, {}", show_map(&map))
+            }
+            _ => format!(", under the block layer in mode {layer}"),
+        };
+        if cuts {
+            self.description += &format!(", requests of more than {largest} bytes cut");
+        }
+        if options.layer.scheduler != Scheduler::None {
+            self.description += &format!(", scheduled by {}", options.layer.scheduler);
+        }
+        self.device = Some(device);
+        Ok(())
+    }
+
+    /// Rejects options that the device does not support.
+    fn check(&self, options: &PerfOptions) -> Result<(), Error> {
+        let (name, limits) = (&self.name, self.medium.limits());
+        options.check_queues(name, limits.depth_max, self.medium.channels_max())?;
+        options.check_sizes(name, limits.block_size, size_bytes(&limits))?;
+        for operation in operations(options) {
+            if !limits.support.has(*operation) {
+                return Err(Error::usage(format!(
+                    "-w {}: {name} has no {}, expected another pattern",
+                    options.pattern.name(),
+                    operation.name()
+                )));
+            }
+        }
+        let supplies = MachineResources::probe_machine(&Machine::this());
+        options.check_table(name, limits.block_count, supplies.memory_available_bytes)
+    }
+
+    /// Rejects requests that are larger than the device supports and that no layer splits.
+    fn check_largest(&self, options: &PerfOptions) -> Result<(), Error> {
+        let (largest, most) = (options.sizes.largest(), largest_bytes(&self.medium.limits()));
+        if u64::from(largest) <= most {
+            return Ok(());
+        }
+        Err(Error::usage(format!(
+            "-o {}: size is {largest} bytes, expected at most the {most} bytes of a request to {}, \
+             or --block mq, which cuts it",
+            options.sizes, self.name
+        )))
+    }
+}
+
+impl Buffers {
+    fn new(regions: &RegionTable, len_bytes: u64, huge_pages: bool) -> Result<Self, Error> {
+        let refuse = |error: &dyn std::fmt::Display| {
+            Error::environment(format!("{len_bytes} bytes of buffers: {error}"))
+        };
+        let len = usize::try_from(len_bytes).map_err(|error| refuse(&error))?;
+        let mapping = match huge_pages {
+            // Without an IOMMU, memory must be physically contiguous.
+            _ if regions.is_contiguous() => Mapping::new(len, Backing::Contiguous),
+            // Another process maps the buffers as well.
+            _ if regions.is_shared() => Mapping::new(len, Backing::Shared),
+            true => Mapping::new(len, Backing::Private),
+            false => Mapping::with_small_pages(len),
+        };
+        let mapping = mapping.map_err(|error| refuse(&error))?;
+        mapping.populate();
+        let backing = match mapping.backing() {
+            Backing::Contiguous => "2 MiB pages in a row",
+            _ if mapping.transparent_huge_pages() => {
+                "transparent huge pages, where the kernel gives them"
+            }
+            _ => "4 KiB pages",
+        };
+        let memory = regions.add(mapping).map_err(|error| refuse(&error))?;
+        Ok(Self { memory, len_bytes, next: Cell::new(0), backing: backing.into() })
+    }
+
+    fn allocate(&self, len_bytes: u32) -> Option<Segment> {
+        let offset = self.next.get();
+        let end = offset + u64::from(len_bytes);
+        (end <= self.len_bytes).then(|| {
+            self.next.set(end.next_multiple_of(PAGE));
+            Segment { offset, len_bytes, ..self.memory }
+        })
+    }
+}
+
+/// Bytes of the largest request.
+fn largest_bytes(limits: &Limits) -> u64 {
+    u64::from(limits.request_blocks_max) * u64::from(limits.block_size)
+}
+
+fn size_bytes(limits: &Limits) -> u64 {
+    limits.block_count.saturating_mul(u64::from(limits.block_size))
+}
+
+/// Operations that a run may use.
+fn operations(options: &PerfOptions) -> &'static [Operation] {
+    match options.pattern {
+        Pattern::Read | Pattern::RandRead => &[Operation::Read],
+        Pattern::Write | Pattern::RandWrite => &[Operation::Write],
+        Pattern::Rw | Pattern::RandRw => &[Operation::Read, Operation::Write],
+        Pattern::Trim => &[Operation::Deallocate],
+        Pattern::FlushMix => &[Operation::Read, Operation::Write, Operation::Flush],
+    }
+}

@@ -1,0 +1,111 @@
+//! Block-layer comparison over a null device, as in null_blk (source 4 of `reproduce`).
+//!
+//! With one lock, threads block each other; with a queue each, they do not. The device costs next
+//! to nothing, so the difference is the cost of the layer.
+
+use std::sync::Arc;
+
+use tenmil_base::Span;
+use tenmil_block::QueueMap;
+use tenmil_linux::{Clock, CpuList};
+
+use super::TickFn;
+use super::cpu_placement::CoreAssignment;
+use super::device_set::DeviceSet;
+use crate::perf::options::{Layer, LayerOptions, PerfOptions};
+use crate::perf::outcome::{NullBlkOutcome, NullBlkPoint, NullBlkRow, per_second};
+use crate::perf::progress::{Phase, Progress};
+use tenmil_base::Error;
+use tenmil_devices::Uri;
+
+/// Measures every mode with 1 to all threads, if `options` request it. SIGINT ends it early, with
+/// the results so far.
+pub(super) fn compare(
+    options: &PerfOptions,
+    clock: Clock,
+    watch: TickFn<'_>,
+) -> Result<Option<NullBlkOutcome>, Error> {
+    let Some(time) = options.null_blk else { return Ok(None) };
+    let cores: Vec<u32> = CpuList::allowed().iter().collect();
+    let mut rows = Vec::new();
+    for (layer, contexts) in modes(cores.len()) {
+        let mut points = Vec::new();
+        for threads in 1..=cores.len() {
+            if tenmil_linux::signal::interrupted() {
+                break;
+            }
+            let options = PerfOptions {
+                uris: vec![Uri::Block(tenmil_block::uri::Uri::new("null", ""))],
+                cores: cores[..threads].iter().copied().collect(),
+                layer: LayerOptions {
+                    layer: Some(layer),
+                    map: contexts.map(QueueMap::of),
+                    ..LayerOptions::default()
+                },
+                depth: options.depth,
+                time,
+                warm_up: Span::default(),
+                poll: options.poll,
+                seed: options.seed,
+                ..PerfOptions::default()
+            };
+            points.push(measure(&options, threads, clock, watch)?);
+        }
+        rows.push(NullBlkRow { mode: layer.name(), contexts, points });
+    }
+    Ok(Some(NullBlkOutcome { depth: options.depth, time, rows }))
+}
+
+/// Modes to measure; `mq` with 1, 2 and as many hardware contexts as threads.
+fn modes(threads: usize) -> Vec<(Layer, Option<u32>)> {
+    let all = u32::try_from(threads).unwrap_or(u32::MAX);
+    let mut modes = vec![(Layer::Single, None), (Layer::Bypass, None)];
+    let mut contexts = vec![1, 2.min(all), all];
+    contexts.dedup();
+    modes.extend(contexts.into_iter().map(|count| (Layer::Mq, Some(count))));
+    modes
+}
+
+fn measure(
+    options: &PerfOptions,
+    threads: usize,
+    clock: Clock,
+    watch: TickFn<'_>,
+) -> Result<NullBlkPoint, Error> {
+    let places = CoreAssignment::choose(options, &CpuList::allowed());
+    let progress = Arc::new(Progress::new(threads));
+    let mut rig = DeviceSet::bring_up(options, &places, clock)?;
+    progress.set_phase(Phase::NullBlk);
+    let tally = rig.load(options, &places, &progress, watch)?;
+    let waited = rig.lock_wait();
+    rig.shut_down();
+    let (ios, elapsed) = tally.sums();
+    let spent = elapsed.ns.saturating_mul(threads as u64);
+    Ok(NullBlkPoint {
+        threads,
+        iops: per_second(ios, elapsed),
+        lock_wait_share: share(waited.ns, spent),
+    })
+}
+
+/// Fraction of `part` in `whole`. Zero if `whole` is zero.
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Layer, modes};
+
+    #[test]
+    fn no_number_of_contexts_is_measured_twice() {
+        let contexts = |threads| {
+            let modes = modes(threads).into_iter().filter(|(layer, _)| *layer == Layer::Mq);
+            modes.filter_map(|(_, contexts)| contexts).collect::<Vec<_>>()
+        };
+        assert_eq!(contexts(1), [1]);
+        assert_eq!(contexts(2), [1, 2]);
+        assert_eq!(contexts(8), [1, 2, 8]);
+    }
+}

@@ -1,0 +1,287 @@
+//! Ring micro-benchmark: two rings and a token table, and nothing else.
+//!
+//! One side stores commands and consumes completions, the other does the reverse, with the same
+//! rings, doorbells and batching as the driver and the emulated SSD. Nothing is decoded, checked,
+//! timed or transferred. It is the upper bound that the driver is compared with, and it is measured
+//! in the same run, because on a shared machine the bound varies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tenmil_base::{
+    CompletionRing, Dma, Histogram, HostEntries, HostMemory, Segment, Span, SubmissionRing,
+};
+use tenmil_dma::{
+    Backing, DeviceKind, DevicePool, HostCompletionRing, HostSubmissionRing, Mapping, RegionTable,
+    SharedEntries, SharedHostMemory,
+};
+use tenmil_linux::{Clock, Thread};
+
+use super::baseline_load::keep_going;
+use super::cpu_placement::CoreAssignment;
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::{Baseline, BaselineOutcome};
+use tenmil_base::Error;
+
+/// Parameters of the measurement.
+pub(super) struct RingBaselinePlan<'a> {
+    pub(super) options: &'a PerfOptions,
+    pub(super) rings: u32,
+    /// Entries in flight on each ring.
+    pub(super) depth: u32,
+    pub(super) time: Span,
+    pub(super) places: &'a CoreAssignment,
+    pub(super) clock: Clock,
+}
+
+/// Two doorbells on a cache line of their own, as in the emulated SSD.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Doorbells {
+    tail: AtomicU32,
+    head: AtomicU32,
+}
+
+/// Submitting side.
+struct RingProducer {
+    submission: HostSubmissionRing,
+    completion: HostCompletionRing,
+    doorbells: Arc<Doorbells>,
+    tokens: Box<[u64]>,
+    depth: u32,
+    tail: u32,
+    head: u32,
+    phase: bool,
+    /// Sum of the tokens, which prevents the reads of the table from being optimized away.
+    checksum: u64,
+}
+
+/// Completing side.
+struct RingConsumer {
+    submission: SharedEntries,
+    completion: SharedEntries,
+    doorbells: Arc<Doorbells>,
+    depth: u32,
+    head: u32,
+    tail: u32,
+    phase: bool,
+}
+
+const LINE: u32 = 4;
+
+/// Measures with one thread on each side. At depth 1 the round trip time is measured as well.
+pub(super) fn measure(plan: &RingBaselinePlan<'_>) -> Result<BaselineOutcome, Error> {
+    let ring_depth = (plan.depth + 1).next_power_of_two().max(LINE);
+    let pool = pool(plan, ring_depth)?;
+    let mut hosts = Vec::new();
+    let mut devices = Vec::new();
+    for _ in 0..plan.rings {
+        let (host, device) = ring(&pool, ring_depth, plan.depth)
+            .ok_or_else(|| Error::environment("measure the bare ring: no memory is left"))?;
+        hosts.push(host);
+        devices.push(device);
+    }
+    let gives_way = plan.places.gives_way;
+    let other = Thread::spawn("bare-device", plan.places.device[0], move |stop| {
+        while !stop.is_stopped() {
+            let done: u32 = devices.iter_mut().map(RingConsumer::turn).sum();
+            if done == 0 && gives_way {
+                tenmil_linux::thread::yield_now();
+            }
+        }
+    });
+    let other = other.map_err(refused)?;
+    let (clock, time, single) = (plan.clock, plan.time, plan.depth == 1);
+    let this = Thread::spawn("bare-submit", plan.places.submit[0], move |_| {
+        submit(&mut hosts, &clock, time, single, gives_way)
+    });
+    let (count, elapsed, trips) = this.map_err(refused)?.join();
+    other.stop();
+    Ok(BaselineOutcome {
+        limit: Baseline::Ring,
+        iops: crate::perf::outcome::per_second(count, elapsed),
+        elapsed,
+        rings: plan.rings,
+        depth: plan.depth,
+        round_trip: single.then(|| Span { ns: trips.percentile(500_000) }),
+    })
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
+fn refused(error: std::io::Error) -> Error {
+    Error::environment(format!("start a thread for the bare ring: {error}"))
+}
+
+/// Pool with the same kind of memory as the run.
+fn pool(plan: &RingBaselinePlan<'_>, ring_depth: u32) -> Result<DevicePool, Error> {
+    let bytes = plan.rings as usize * (ring_depth as usize * 80 + 8192);
+    let mapping = Mapping::new(bytes, Backing::Private)
+        .map_err(|error| Error::environment(format!("measure the bare ring: {error}")))?;
+    mapping.populate();
+    let regions = RegionTable::new(1);
+    let memory = regions.add(mapping).map_err(|error| Error::environment(error.to_string()))?;
+    let store = tenmil_devices::emu::command_store(&plan.options.techniques);
+    Ok(DevicePool::new(regions, memory, DeviceKind::Emulated, store))
+}
+
+/// Creates a pair of rings. `None` if the pool is exhausted.
+fn ring(pool: &DevicePool, depth: u32, in_flight: u32) -> Option<(RingProducer, RingConsumer)> {
+    let submission = pool.allocate(depth * 64)?;
+    let completion = pool.allocate(depth * 16)?;
+    let mut memory = SharedHostMemory::new(pool);
+    let mut view = |segment: Segment| {
+        memory.entries(pool.iova(segment)?, u64::from(segment.len_bytes)).ok()?
+    };
+    let doorbells = Arc::new(Doorbells::default());
+    let device = RingConsumer {
+        submission: view(submission)?,
+        completion: view(completion)?,
+        doorbells: Arc::clone(&doorbells),
+        depth,
+        head: 0,
+        tail: 0,
+        phase: true,
+    };
+    let host = RingProducer {
+        submission: pool.submission_ring(submission, depth),
+        completion: pool.completion_ring(completion, depth),
+        doorbells,
+        tokens: (0..u64::from(in_flight)).collect(),
+        depth,
+        tail: 0,
+        head: 0,
+        phase: true,
+        checksum: 0,
+    };
+    Some((host, device))
+}
+
+/// Submitting loop. Returns the number of completed entries, the elapsed time, and at depth 1 the
+/// round trip times.
+fn submit(
+    hosts: &mut [RingProducer],
+    clock: &Clock,
+    time: Span,
+    single: bool,
+    gives_way: bool,
+) -> (u64, Span, Histogram) {
+    hosts.iter_mut().for_each(RingProducer::start);
+    let round = || hosts.iter_mut().map(|host| u64::from(host.turn())).sum();
+    let found = keep_going(*clock, time, single, gives_way, round);
+    let checksum = hosts.iter().fold(0_u64, |sum, host| sum.wrapping_add(host.checksum));
+    std::hint::black_box(checksum);
+    found
+}
+
+impl RingProducer {
+    /// Fills the ring for the first time.
+    fn start(&mut self) {
+        (0..self.tokens.len() as u64).for_each(|cid| self.store(cid));
+        self.flush();
+    }
+
+    /// Consumes completions and resubmits each entry. Returns their number.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "at most four")]
+    fn turn(&mut self) -> u32 {
+        let mut taken = 0;
+        let mut line = [[0; 2]; LINE as usize];
+        loop {
+            let count = self.completion.load_line(self.head, self.phase, &mut line);
+            if count == 0 {
+                break;
+            }
+            for entry in &line[..count] {
+                let cid = entry[1] >> 32 & 0xffff;
+                if let Some(token) = usize::try_from(cid).ok().and_then(|cid| self.tokens.get(cid))
+                {
+                    self.checksum = self.checksum.wrapping_add(*token);
+                }
+                self.store(cid);
+            }
+            taken += count as u32;
+            self.head += count as u32;
+            if self.head == self.depth {
+                self.head = 0;
+                self.phase = !self.phase;
+            }
+        }
+        if taken > 0 {
+            self.doorbells.head.store(self.head, Ordering::Release);
+            self.flush();
+        }
+        taken
+    }
+
+    #[inline]
+    fn store(&mut self, cid: u64) {
+        self.submission.store(self.tail, &[cid << 16 | 2, 0, 0, 0, 0, 0, 0, 0]);
+        self.tail = if self.tail + 1 == self.depth { 0 } else { self.tail + 1 };
+    }
+
+    #[inline]
+    fn flush(&mut self) {
+        self.submission.publish();
+        self.doorbells.tail.store(self.tail, Ordering::Release);
+    }
+}
+
+impl RingConsumer {
+    /// Completes the submitted entries. Returns their number.
+    #[inline]
+    fn turn(&mut self) -> u32 {
+        // Pairs with the Release store in `flush`: the commands before the tail are visible.
+        let tail = self.doorbells.tail.load(Ordering::Acquire);
+        let mut taken = 0;
+        let mut line = [[0; 2]; LINE as usize];
+        while self.head != tail {
+            let room = LINE - self.tail % LINE;
+            let mut count = 0;
+            while count < room && self.head != tail {
+                let Ok(command) = self.submission.load_command(self.head) else { return taken };
+                let cid = command[0] >> 16 & 0xffff;
+                let second = u64::from(self.head) | cid << 32 | u64::from(self.phase) << 48;
+                line[count as usize] = [0, second];
+                self.head = if self.head + 1 == self.depth { 0 } else { self.head + 1 };
+                count += 1;
+            }
+            let stored = self.completion.store_completions(self.tail, &line[..count as usize]);
+            if stored.is_err() {
+                return taken;
+            }
+            self.tail += count;
+            if self.tail == self.depth {
+                self.tail = 0;
+                self.phase = !self.phase;
+            }
+            taken += count;
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+
+    use super::ring;
+
+    /// Both sides on one thread, over many wraps of the ring: every token completes and is counted.
+    #[test]
+    fn everything_that_is_submitted_comes_back() {
+        for (depth, in_flight) in [(4, 1), (4, 3), (8, 5), (256, 128)] {
+            let regions = RegionTable::new(1);
+            let memory = regions.add(Mapping::new(1 << 17, Backing::Private).unwrap()).unwrap();
+            let store = CommandStore::Plain;
+            let pool = DevicePool::new(regions, memory, DeviceKind::Emulated, store);
+            let (mut host, mut device) = ring(&pool, depth, in_flight).unwrap();
+            host.start();
+            for _ in 0..1000 {
+                assert_eq!(device.turn(), in_flight);
+                assert_eq!(host.turn(), in_flight);
+            }
+            let once: u64 = (0..u64::from(in_flight)).sum();
+            assert_eq!(host.checksum, 1000 * once);
+        }
+    }
+}

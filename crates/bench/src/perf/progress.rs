@@ -1,0 +1,350 @@
+//! Progress of a run, shared with its observers.
+//!
+//! Each submitting thread stores its own sums from time to time, on a cache line of its own;
+//! observers load all of them. The values order no other memory access, so every access is relaxed.
+
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
+
+use tenmil_base::{Instant, Span};
+use tenmil_reactor::RunningReactors;
+use tenmil_reactor::balance::SchedulerHandle;
+
+use super::outcome::Counts;
+use super::report::format::{show_bytes_per_second, show_rate};
+
+/// Progress of a run, shared by its threads and its observers.
+#[derive(Debug)]
+pub struct Progress {
+    threads: Box<[ThreadProgress]>,
+    phase: AtomicU8,
+    stop: AtomicBool,
+    /// Locked when reactors start and by RPC methods, never on the I/O path.
+    reactors: Mutex<Option<RunningReactors>>,
+    steering: Mutex<Option<SchedulerHandle>>,
+    notes: Mutex<RunNotes>,
+}
+
+/// Notes of a run, shown before its report. Each is shown once.
+#[derive(Debug, Default)]
+struct RunNotes {
+    all: Vec<String>,
+    told: usize,
+}
+
+/// Sums of one thread since the run began.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct ThreadProgress {
+    ios: AtomicU64,
+    bytes: AtomicU64,
+    errors: AtomicU64,
+}
+
+/// Phase of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Starting the devices.
+    BringUp,
+    /// Warm-up before the measurement.
+    WarmUp,
+    /// Measurement.
+    Measure,
+    /// Measuring the baseline.
+    Baseline,
+    /// Run over RAM.
+    Ram,
+    /// Comparing the modes of the block layer.
+    NullBlk,
+}
+
+/// Progress line on a terminal.
+#[derive(Debug)]
+pub struct LiveLine {
+    shown: bool,
+    next: Instant,
+    last: (Instant, Counts),
+    began: (Phase, Instant),
+}
+
+/// Minimum interval between two drawings of the line.
+const REDRAW: Span = Span::from_ms(100);
+
+const BAR_CELLS: u64 = 24;
+
+impl Progress {
+    /// Creates the progress of `threads` submitting threads.
+    pub fn new(threads: usize) -> Self {
+        let threads = (0..threads).map(|_| ThreadProgress::default()).collect();
+        Self {
+            threads,
+            phase: AtomicU8::new(Phase::BringUp as u8),
+            stop: AtomicBool::new(false),
+            reactors: Mutex::default(),
+            steering: Mutex::default(),
+            notes: Mutex::default(),
+        }
+    }
+
+    /// Sums of one thread.
+    pub fn thread(&self, index: usize) -> &ThreadProgress {
+        &self.threads[index]
+    }
+
+    /// Sums over all threads.
+    pub fn sums(&self) -> Counts {
+        let mut sums = Counts::default();
+        for thread in &self.threads {
+            sums.ios += thread.ios.load(Relaxed);
+            sums.bytes += thread.bytes.load(Relaxed);
+            sums.errors += thread.errors.load(Relaxed);
+        }
+        sums
+    }
+
+    /// Sets the phase.
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Relaxed);
+    }
+
+    /// Current phase.
+    pub fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.phase.load(Relaxed)).min(Phase::ALL.len() - 1)]
+    }
+
+    /// Publishes the reactors of the run for RPC methods.
+    pub fn show_reactors(&self, running: RunningReactors) {
+        *self.reactors.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
+    }
+
+    /// Current or last reactors of the run.
+    pub fn reactors(&self) -> Option<RunningReactors> {
+        self.reactors.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Publishes the control of the balancer for RPC methods.
+    pub fn show_steering(&self, steering: SchedulerHandle) {
+        *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
+    }
+
+    /// Withdraws the control of the balancer.
+    pub fn clear_steering(&self) {
+        *self.steering.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Control of the balancer, while there is one.
+    pub fn steering(&self) -> Option<SchedulerHandle> {
+        self.steering.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Adds a note that is shown at once. A note that was added before is ignored.
+    pub fn note(&self, text: String) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !notes.all.contains(&text) {
+            notes.all.push(text);
+        }
+    }
+
+    /// Notes added since the previous call.
+    fn take_notes(&self) -> Vec<String> {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = notes.all[notes.told..].to_vec();
+        notes.told = notes.all.len();
+        new
+    }
+
+    /// Requests the threads to stop early, with the results so far.
+    pub fn ask_to_stop(&self) {
+        self.stop.store(true, Relaxed);
+    }
+
+    /// Whether the threads should stop. Called once per iteration at most.
+    #[inline]
+    pub fn is_stopping(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+}
+
+impl ThreadProgress {
+    /// Stores the sums of this thread since it began.
+    #[inline]
+    pub fn set(&self, ios: u64, bytes: u64, errors: u64) {
+        self.ios.store(ios, Relaxed);
+        self.bytes.store(bytes, Relaxed);
+        self.errors.store(errors, Relaxed);
+    }
+}
+
+impl Phase {
+    const ALL: [Self; 6] =
+        [Self::BringUp, Self::WarmUp, Self::Measure, Self::Baseline, Self::Ram, Self::NullBlk];
+
+    /// Description of the phase.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::BringUp => "bringing up",
+            Self::WarmUp => "warming up",
+            Self::Measure => "measuring",
+            Self::Baseline => "bare ring",
+            Self::Ram => "over ram",
+            Self::NullBlk => "block layer",
+        }
+    }
+}
+
+impl LiveLine {
+    /// Creates the line. It is drawn only if `shown`, which is set if standard error is a terminal.
+    pub fn new(shown: bool, now: Instant) -> Self {
+        let last = (now, Counts::default());
+        Self { shown, next: now, last, began: (Phase::BringUp, now) }
+    }
+
+    /// Draws the line if the redraw interval has passed, for a phase of duration `length`. May be
+    /// called at any rate.
+    pub fn turn(
+        &mut self,
+        now: Instant,
+        progress: &Progress,
+        length: Span,
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        if !self.shown || now < self.next {
+            return Ok(());
+        }
+        self.next = now.after(REDRAW);
+        let phase = progress.phase();
+        if phase != self.began.0 {
+            self.began = (phase, now);
+        }
+        let sums = progress.sums();
+        let line = self.line(now, sums, length);
+        self.last = (now, sums);
+        write!(out, "\r\x1b[2K{line}")?;
+        out.flush()
+    }
+
+    /// Prints new notes above the line.
+    pub fn tell(&mut self, progress: &Progress, out: &mut dyn Write) -> io::Result<()> {
+        for note in progress.take_notes() {
+            self.clear(out)?;
+            writeln!(out, "note: {note}")?;
+        }
+        Ok(())
+    }
+
+    /// Erases the line.
+    pub fn clear(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        if !self.shown {
+            return Ok(());
+        }
+        write!(out, "\r\x1b[2K")?;
+        out.flush()
+    }
+
+    fn line(&self, now: Instant, sums: Counts, length: Span) -> String {
+        let (phase, since) = self.began;
+        let elapsed = now.since(since);
+        let filled = (elapsed.ns.saturating_mul(BAR_CELLS) / length.ns.max(1)).min(BAR_CELLS);
+        let bar: String =
+            (0..BAR_CELLS).map(|cell| if cell < filled { '█' } else { '░' }).collect();
+        let window = now.since(self.last.0);
+        let ios = sums.ios.saturating_sub(self.last.1.ios);
+        let bytes = sums.bytes.saturating_sub(self.last.1.bytes);
+        let errors = match sums.errors {
+            0 => String::new(),
+            count => format!("  {count} errors"),
+        };
+        format!(
+            "{:<11} {bar} {:>5.1} / {:.1} s  {}  {}{errors}",
+            phase.words(),
+            elapsed.as_secs_f64(),
+            length.as_secs_f64(),
+            show_rate(ios, window),
+            show_bytes_per_second(bytes, window),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{Instant, Span};
+
+    use super::{LiveLine, Phase, Progress};
+
+    const LENGTH: Span = Span::from_secs(10);
+
+    fn at_ms(ms: u64) -> Instant {
+        Instant { ns: ms * 1_000_000 }
+    }
+
+    #[test]
+    fn the_line_shows_the_rate_of_the_last_tenth_of_a_second_over_all_threads() {
+        let progress = Progress::new(2);
+        let mut line = LiveLine::new(true, at_ms(0));
+        progress.set_phase(Phase::Measure);
+        let mut out = Vec::new();
+        line.turn(at_ms(0), &progress, LENGTH, &mut out).unwrap();
+        progress.thread(0).set(2_000_000, 2_000_000 * 4096, 0);
+        progress.thread(1).set(1_000_000, 1_000_000 * 4096, 3);
+        out.clear();
+        line.turn(at_ms(100), &progress, LENGTH, &mut out).unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "\r\x1b[2Kmeasuring   ░░░░░░░░░░░░░░░░░░░░░░░░   0.1 / 10.0 s  30.0 M IOPS  \
+             122.9 GB/s  3 errors"
+        );
+    }
+
+    #[test]
+    fn the_line_is_drawn_ten_times_a_second_at_most() {
+        let progress = Progress::new(1);
+        let mut line = LiveLine::new(true, at_ms(0));
+        let drawn = (0..1000).filter(|ms| {
+            let mut out = Vec::new();
+            line.turn(at_ms(*ms), &progress, LENGTH, &mut out).unwrap();
+            !out.is_empty()
+        });
+        assert_eq!(drawn.count(), 10);
+    }
+
+    #[test]
+    fn where_there_is_no_terminal_nothing_is_written() {
+        let mut line = LiveLine::new(false, at_ms(0));
+        let mut out = Vec::new();
+        line.turn(at_ms(500), &Progress::new(1), LENGTH, &mut out).unwrap();
+        line.clear(&mut out).unwrap();
+        assert!(out.is_empty());
+    }
+
+    #[test]
+    fn a_note_is_told_once_and_leaves_room_for_the_line() {
+        let progress = Progress::new(1);
+        let said = |line: &mut LiveLine| {
+            let mut out = Vec::new();
+            line.tell(&progress, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let (mut shown, mut hidden) =
+            (LiveLine::new(true, at_ms(0)), LiveLine::new(false, at_ms(0)));
+        assert_eq!(said(&mut shown), "");
+        progress.note("one".into());
+        assert_eq!(said(&mut shown), "\r\x1b[2Knote: one\n");
+        ["one", "two"].into_iter().for_each(|text| progress.note(text.into()));
+        assert_eq!(said(&mut hidden), "note: two\n");
+        assert_eq!(said(&mut hidden), "");
+    }
+
+    #[test]
+    fn a_phase_is_told_to_the_watcher_and_a_stop_to_the_threads() {
+        let progress = Progress::new(1);
+        for phase in Phase::ALL {
+            progress.set_phase(phase);
+            assert_eq!(progress.phase(), phase);
+        }
+        assert!(!progress.is_stopping());
+        progress.ask_to_stop();
+        assert!(progress.is_stopping());
+    }
+}

@@ -1,0 +1,188 @@
+//! Reports of a run: text, JSON and HTML.
+
+pub mod format;
+pub mod html;
+pub mod json;
+mod page_style;
+pub mod plot;
+#[doc(hidden)]
+pub mod sample;
+pub mod text;
+
+use tenmil_base::Histogram;
+use tenmil_wire::Status;
+
+pub use super::environment::machine_rows;
+pub use html::in_code;
+pub use page_style::STYLE;
+
+use super::options::{OpenLoop, PerfOptions};
+use super::outcome::{Baseline, BaselineOutcome, PerfOutcome, RunEnd};
+use format::{show_count, show_iops, show_ns_f64};
+use tenmil_base::text::show_size;
+use tenmil_devices::EmuMedium;
+
+/// Percentiles of every report: name, and rank in parts per million.
+pub const PERCENTILES: [(&str, u64); 4] =
+    [("p50", 500_000), ("p99", 990_000), ("p99.9", 999_000), ("p99.99", 999_900)];
+
+/// One-line description of the test: `21 SSDs, random reads of 4 KiB, depth 128, 1 submitting
+/// thread`.
+pub fn workload_line(options: &PerfOptions) -> String {
+    let count = options.device_count();
+    let plural = |count: u64| if count == 1 { "" } else { "s" };
+    let kind = if options.is_all_emulated() { "SSD" } else { "device" };
+    let mut line = format!("{count} {kind}{}, {}", plural(count.into()), options.pattern.words());
+    match options.sizes.shares.as_slice() {
+        [only] => line += &format!(" of {}", show_size(only.len_bytes.into())),
+        shares => {
+            let shares: Vec<String> = shares
+                .iter()
+                .map(|share| format!("{}:{}", show_size(share.len_bytes.into()), share.weight))
+                .collect();
+            line += &format!(" of {}", shares.join(", "));
+        }
+    }
+    if options.pattern.is_mixed() {
+        line += &format!(", {} % reads", options.read_percent);
+    }
+    line += &format!(", depth {}", options.depth);
+    if options.queue_pairs > 1 {
+        line += &format!(" over {} queue pairs", options.queue_pairs);
+    }
+    if let Some(theta) = options.zipf {
+        line += &format!(", zipf {theta}");
+    }
+    if let Some(OpenLoop { per_second, .. }) = options.rate {
+        line += &format!(", open loop at {} I/Os per second", show_count(per_second));
+    }
+    let threads = options.thread_count();
+    line + &format!(", {threads} submitting thread{}", plural(threads.into()))
+}
+
+/// Qualifications of the result, one sentence each, shown under the headline.
+pub fn what_it_is(outcome: &PerfOutcome) -> Vec<String> {
+    let options = &outcome.options;
+    let mut sentences = about_emulated(options);
+    if options.is_all_emulated() {
+        return sentences;
+    }
+    let counts = options.uris.iter().flat_map(|uri| (0..uri.count()).map(move |_| uri));
+    for (uri, device) in counts.zip(&outcome.devices).filter(|(uri, _)| uri.emulated().is_none()) {
+        let answered = match uri.keeps_data() {
+            true => device.durability.describe(),
+            false => "some or all of its blocks only answer",
+        };
+        // A description may begin with the kind of device, which the name repeats.
+        let kind = device.model.split_once(": ").filter(|(kind, _)| device.name.starts_with(kind));
+        let what = kind.map_or(device.model.as_str(), |(_, rest)| rest);
+        sentences.push(format!("`{}`: {what}; {answered}.", device.name));
+    }
+    sentences
+}
+
+/// Explanation of emulated SSDs.
+fn about_emulated(options: &PerfOptions) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let media = || options.emulated().map(|spec| &spec.medium);
+    let answering = media().filter(|medium| **medium == EmuMedium::Null).count();
+    if answering > 0 && answering == options.uris.len() {
+        sentences.push(
+            "No data moved: this is the cost of the driver and of an emulated controller that only \
+             answers."
+                .into(),
+        );
+    } else if answering > 0 {
+        sentences
+            .push("Some of these SSDs move no data: they are emulated and only answer.".into());
+    }
+    if media().any(|medium| *medium == EmuMedium::Ram) {
+        sentences.push("Data moves between two places in memory: no flash was touched.".into());
+    }
+    if media().any(|medium| matches!(medium, EmuMedium::File { .. })) {
+        sentences.push("Data moves through a file, as fast as what is below it lets it.".into());
+    }
+    let mut doorbells: Vec<u32> = options.emulated().map(|spec| spec.doorbell_ns).collect();
+    doorbells.retain(|ns| *ns > 0);
+    doorbells.dedup();
+    for ns in doorbells {
+        sentences.push(format!(
+            "Each doorbell holds the processor for {ns} ns: a model of a write posted across PCIe, \
+             not a bus."
+        ));
+    }
+    let mut models: Vec<&String> = media()
+        .filter_map(|medium| match medium {
+            EmuMedium::Model { name } => Some(name),
+            _ => None,
+        })
+        .collect();
+    models.dedup();
+    for name in models {
+        sentences.push(format!(
+            "`{name}` is a model of that device's timing, not the device: latencies are drawn, and \
+             the rate is capped."
+        ));
+    }
+    sentences
+}
+
+/// What ended the run, unless it was the duration.
+pub fn how_it_ended(outcome: &PerfOutcome) -> Option<String> {
+    let asked = outcome.options.time.as_secs_f64();
+    let measured = outcome.elapsed.as_secs_f64();
+    match outcome.ended {
+        RunEnd::Time => None,
+        RunEnd::Count => Some(format!("All I/Os were done after {measured:.2} s.")),
+        RunEnd::Interrupt => {
+            Some(format!("Interrupted: these are the first {measured:.2} s of {asked:.2} s."))
+        }
+    }
+}
+
+/// Comparison with the baseline, in one sentence.
+pub fn baseline_line(outcome: &PerfOutcome) -> Option<String> {
+    let (ratio, ceiling) = (outcome.baseline_ratio()?, outcome.ceiling?);
+    if ceiling.limit == Baseline::Copies {
+        let rate = show_iops(ceiling.iops);
+        return Some(format!(
+            "{ratio:.2} of bare copies: {rate} between addresses drawn alike, with the next one \
+             fetched ahead and stores past the cache, in the same run"
+        ));
+    }
+    let BaselineOutcome { rings, depth, .. } = ceiling;
+    let rate = show_iops(ceiling.iops);
+    let mut line = match ceiling.limit {
+        Baseline::Messages(engine) => format!(
+            "{ratio:.2} of bare messages over TCP: {rate} over {rings} connections with {depth} \
+             in flight each, by {engine}, in the same run"
+        ),
+        Baseline::Ring | Baseline::Copies => format!(
+            "{ratio:.2} of the bare ring: {rate} through {rings} rings with {depth} entries in \
+             flight each, in the same run"
+        ),
+    };
+    if let Some(round_trip) = ceiling.round_trip {
+        let round_trip_ns = format::show_ns(round_trip.ns);
+        line += &format!(", {round_trip_ns} for a round trip");
+        if matches!(ceiling.limit, Baseline::Messages(_)) && round_trip.ns > 0 {
+            #[expect(clippy::cast_precision_loss, reason = "shown to people")]
+            let times = outcome.latency.percentile(500_000) as f64 / round_trip.ns as f64;
+            line += &format!(", of which the median I/O takes {times:.2}");
+        }
+    }
+    Some(line)
+}
+
+/// Mean, percentiles and maximum of `latency`, formatted.
+pub fn latency_row(latency: &Histogram) -> [String; 6] {
+    let at = |index: usize| format::show_ns(latency.percentile(PERCENTILES[index].1));
+    let mean = show_ns_f64(latency.mean());
+    [mean, at(0), at(1), at(2), at(3), format::show_ns(latency.max())]
+}
+
+/// Errors by status: name in the NVMe specification, and count.
+pub fn error_rows(outcome: &PerfOutcome) -> Vec<(String, u64)> {
+    let rows = outcome.errors_by_status.iter();
+    rows.map(|(status, count)| (Status(*status).to_string(), *count)).collect()
+}

@@ -1,0 +1,181 @@
+//! Sample result for tests of the reports.
+
+use std::collections::BTreeMap;
+
+use tenmil_base::{Durability, Histogram, IoStatus, Operation, Random, Span};
+
+use crate::perf::environment::RunEnvironment;
+use crate::perf::options::PerfOptions;
+use crate::perf::outcome::{
+    Baseline, BaselineOutcome, Counts, DeviceOutcome, DriverOption, FastPathCounters,
+    NullBlkOutcome, NullBlkPoint, NullBlkRow, PerfOutcome, RamOutcome, RunEnd, ThreadPlace,
+    TimeSeries,
+};
+use tenmil_base::Error;
+use tenmil_linux::{CpuList, Environment};
+use tenmil_reactor::PollMode;
+use tenmil_reactor::schedule::Policy;
+
+const IOS: u64 = 314_000_000;
+
+/// Result of a default run on a quiet machine.
+pub fn sample() -> PerfOutcome {
+    let mut random = Random::new(4);
+    let latency = latency(&mut random, 85_000);
+    let devices = (0..21)
+        .map(|index| DeviceOutcome {
+            name: format!("emu:null #{index}"),
+            model: "tenmil emulated SSD".into(),
+            durability: Durability::NonPersistent,
+            size_bytes: 1 << 40,
+            block_size: 512,
+            counts: counts(IOS / 21 - index * 1000),
+            latency: self::latency(&mut random, 85_000),
+        })
+        .collect();
+    PerfOutcome {
+        options: PerfOptions::default().with_extras(),
+        elapsed: Span::from_secs(10),
+        ended: RunEnd::Time,
+        devices,
+        totals: counts(IOS),
+        latency_by_operation: vec![(Operation::Read, latency.clone())],
+        latency,
+        time_stamp_error: Span { ns: 640 },
+        series: TimeSeries {
+            interval: Span::from_ms(100),
+            ios: (0..100).map(|_| 3_040_000 + random.below(200_000)).collect(),
+            bytes: vec![0; 100],
+        },
+        sleeps: 3,
+        turns: FastPathCounters {
+            polls: 30_000_000,
+            idle_polls: 4_000_000,
+            completions: IOS,
+            submission_doorbells: 13_000_000,
+            completion_doorbells: 13_000_000,
+            doorbell_registers: 2_000_000,
+            cmb_commands: 157_000_000,
+        },
+        tsc_ticks: Some(26_000_000_000),
+        errors_by_status: BTreeMap::new(),
+        techniques: vec![
+            technique("submission doorbell once per turn", "on", "--no-doorbell-batching"),
+            technique("completion doorbell", "poll", "--cq-doorbell each|poll|deferred"),
+            technique("command store", "plain", "--command-store auto|plain|sse2|avx512|movdir64b"),
+            technique("prefetch", "all", "--prefetch slots,ring,tasks|none|all"),
+            technique("completions copied by", "line", "--completion-copy line|one"),
+            technique("shadow doorbells", "off", "--shadow-doorbells"),
+            technique("huge pages", "on", "--no-huge-pages"),
+        ],
+        verified: None,
+        open_loop: None,
+        ceiling: Some(BaselineOutcome {
+            limit: Baseline::Ring,
+            iops: 74_800_000.0,
+            elapsed: Span::from_secs(1),
+            rings: 21,
+            depth: 128,
+            round_trip: None,
+        }),
+        ram: Some(RamOutcome {
+            uri: "emu:ram?count=21".into(),
+            elapsed: Span::from_secs(2),
+            counts: Counts { ios: 9_000_000, bytes: 9_000_000 * 4096, ..Counts::default() },
+            latency: self::latency(&mut random, 600_000),
+        }),
+        null_blk: Some(NullBlkOutcome {
+            depth: 128,
+            time: Span::from_secs(1),
+            rows: vec![
+                null_blk("single", None, [(20e6, 0.02), (9e6, 0.61)]),
+                null_blk("mq", Some(2), [(30e6, 0.0), (58e6, 0.0)]),
+            ],
+        }),
+        missing: Vec::new(),
+        threads: vec![
+            ThreadPlace { role: "submit", core: Some(0) },
+            ThreadPlace { role: "device", core: Some(1) },
+        ],
+        environment: quiet_machine(),
+    }
+}
+
+/// The sample with every kind of failure.
+pub fn bad_sample() -> PerfOutcome {
+    let mut outcome = sample();
+    outcome.totals.errors = 12;
+    outcome.errors_by_status =
+        BTreeMap::from([(IoStatus::UNRECOVERED_READ.0, 11), (IoStatus::LBA_OUT_OF_RANGE.0, 1)]);
+    outcome.ended = RunEnd::Interrupt;
+    outcome.missing = vec![Error::environment("allocate 336 MiB of memory: there is no such room")];
+    outcome.elapsed = Span::from_secs(4);
+    outcome.environment.stolen = 0.05;
+    outcome.environment.machine.governor = Some("powersave".into());
+    outcome.verified = Some(crate::perf::outcome::VerifyResult {
+        good_blocks: 1000,
+        torn_blocks: 2,
+        first_bad: Some("block 7 of SSD 3: torn: another write from byte 512 on".into()),
+        ..crate::perf::outcome::VerifyResult::default()
+    });
+    outcome
+}
+
+fn technique(name: &'static str, setting: &str, switch: &'static str) -> DriverOption {
+    DriverOption { name, setting: setting.into(), switch }
+}
+
+fn counts(ios: u64) -> Counts {
+    Counts { ios, bytes: ios * 4096, errors: 0, reads: ios, writes: 0 }
+}
+
+/// Latencies around `median`, with a tail.
+fn latency(random: &mut Random, median: u64) -> Histogram {
+    let mut latency = Histogram::new();
+    for _ in 0..100_000 {
+        let spread: u64 = (0..6).map(|_| random.below(median / 8)).sum();
+        let late = match random.below(10_000) {
+            0..5 => median * 40 + random.below(median * 60),
+            5..200 => random.below(median * 3),
+            _ => 0,
+        };
+        latency.record_many(median * 5 / 8 + spread + late, 3140);
+    }
+    latency
+}
+
+fn null_blk(mode: &'static str, contexts: Option<u32>, points: [(f64, f64); 2]) -> NullBlkRow {
+    let point =
+        |(threads, (iops, lock_wait_share))| NullBlkPoint { threads, iops, lock_wait_share };
+    NullBlkRow { mode, contexts, points: (1..).zip(points).map(point).collect() }
+}
+
+/// A quiet machine with two cores.
+#[expect(clippy::unwrap_used, reason = "the list is valid")]
+pub fn quiet_machine() -> RunEnvironment {
+    let cores = CpuList::parse("0-1").unwrap();
+    RunEnvironment {
+        machine: Environment {
+            processor: Some("Fast One".into()),
+            kernel: "6.12.0".into(),
+            online: Some(cores.clone()),
+            allowed: cores,
+            quota: None,
+            quota_file: None,
+            hypervisor: Some("KVM".into()),
+            governor: None,
+            transparent_huge_pages: Some("madvise".into()),
+            huge_pages_free: 8,
+            lockable_bytes: Some(65_536),
+            io_uring: Ok(()),
+            shares_cores: false,
+        },
+        stolen: 0.001,
+        tsc_hz: Some(2_596_000_000),
+        memory_backing: "2 MiB pages".into(),
+        poll: PollMode::Hybrid,
+        scheduler: Policy::Dynamic,
+        frequency_scaling: "left alone".into(),
+        optimised: true,
+    }
+}

@@ -1,0 +1,208 @@
+//! Experiments of `tenmil reproduce`: published claims about storage stacks, tested on this
+//! machine.
+//!
+//! ```text
+//!   experiments ── claims, and what is run to test each
+//!       │  TestBench: perf in this process, targets in processes of their own, loops, other programs
+//!       ▼
+//!   ReportDirectory ── finished experiments, reused by the same program on the same machine
+//!       ▼
+//!   ReproduceRun ── verdicts, as text, JSON and HTML
+//! ```
+
+mod bench;
+mod experiments;
+pub mod report;
+mod store;
+mod work;
+
+use crate::experiment::{
+    Canceled, CriterionResult, Effort, Experiment, Record, RoundProgress, Verdict,
+};
+use tenmil_base::Span;
+use tenmil_linux::{Clock, Environment};
+
+pub use bench::TestBench;
+pub use experiments::{choose, loads};
+pub use store::{ReportDirectory, key};
+pub use work::{BenchWork, words_of};
+
+/// Result of a whole run.
+#[derive(Debug)]
+pub struct ReproduceRun {
+    /// Effort: number and length of the trials.
+    pub pace: Effort,
+    /// Machine it ran on.
+    pub machine: Environment,
+    /// Results of the experiments.
+    pub chapters: Vec<ExperimentResult>,
+    /// Command that repeats the run.
+    pub command: String,
+}
+
+/// An experiment and its result.
+#[derive(Debug)]
+pub struct ExperimentResult {
+    /// The experiment.
+    pub experiment: Experiment<BenchWork>,
+    /// Measured data.
+    pub record: Record,
+    /// One result per criterion.
+    pub findings: Vec<CriterionResult>,
+    /// Whether the data come from an earlier run.
+    pub was_kept: bool,
+}
+
+/// Progress report.
+pub enum Progress<'a> {
+    /// A trial of a variant begins.
+    Turn {
+        /// Number of the experiment, from 1.
+        number: usize,
+        /// Number of experiments.
+        count: usize,
+        /// Name of the experiment.
+        name: &'static str,
+        /// Round and variant.
+        step: RoundProgress,
+        /// Maximum remaining time.
+        left: Span,
+    },
+    /// An experiment is finished.
+    Finished(&'a ExperimentResult),
+}
+
+/// Progress callback.
+type ProgressFn<'a> = dyn FnMut(&Progress<'_>) + 'a;
+
+/// Reason given for an experiment that did not fit into the time limit.
+const NO_TIME: &str = "there was no time left; the same command again goes on from here";
+
+/// Runs the `chosen` experiments or loads their saved data, and then repeats the disturbed ones as
+/// long as there is time. If canceled, finished experiments stay saved.
+pub fn run(
+    chosen: Vec<Experiment<BenchWork>>,
+    pace: Effort,
+    stand: &mut TestBench,
+    store: &ReportDirectory,
+    clock: Clock,
+    tell: &mut ProgressFn<'_>,
+) -> Result<Vec<ExperimentResult>, Canceled> {
+    let begun = clock.now();
+    let has_time = |planned: Span| clock.now().since(begun).ns + planned.ns <= pace.limit.ns;
+    let count = chosen.len();
+    let planned: Vec<Span> = chosen.iter().map(|experiment| pace.planned(experiment)).collect();
+    let mut measure =
+        |number, left, experiment: &Experiment<BenchWork>, tell: &mut ProgressFn<'_>| {
+            let name = experiment.name;
+            let mut told = |step| tell(&Progress::Turn { number, count, name, step, left });
+            let measured = crate::experiment::measure(experiment, &pace, stand, &mut told);
+            stand.stop_helpers();
+            measured
+        };
+    let mut chapters = Vec::new();
+    for (index, experiment) in chosen.into_iter().enumerate() {
+        let kept = store.kept(experiment.name);
+        let was_kept = kept.is_some();
+        let record = match kept {
+            Some(record) => record,
+            None if !has_time(planned[index]) => {
+                chapters.push(ExperimentResult::without_time(experiment));
+                continue;
+            }
+            None => {
+                let left = Span { ns: planned[index..].iter().map(|span| span.ns).sum() };
+                measure(index + 1, left, &experiment, tell)?
+            }
+        };
+        let chapter = ExperimentResult::new(experiment, record, was_kept);
+        chapter.finish(store, tell);
+        chapters.push(chapter);
+    }
+    // Second pass: disturbed experiments get additional rounds while there is time.
+    for (index, chapter) in chapters.iter_mut().enumerate() {
+        if chapter.was_disturbed() && has_time(planned[index]) {
+            let left = Span { ns: pace.limit.ns - clock.now().since(begun).ns };
+            let mut more = measure(index + 1, left, &chapter.experiment, tell)?;
+            chapter.record.rounds.append(&mut more.rounds);
+            chapter.judge();
+            chapter.finish(store, tell);
+        }
+    }
+    Ok(chapters)
+}
+
+impl ExperimentResult {
+    /// Creates the result of an experiment and evaluates its criteria.
+    pub fn new(experiment: Experiment<BenchWork>, record: Record, was_kept: bool) -> Self {
+        let mut chapter = Self { experiment, record, findings: Vec::new(), was_kept };
+        chapter.judge();
+        chapter
+    }
+
+    /// Evaluates the criteria again.
+    fn judge(&mut self) {
+        let asked = self.experiment.questions.iter();
+        self.findings =
+            asked.map(|question| crate::experiment::judge(question, &self.record)).collect();
+    }
+
+    /// Saves the data if they need not be measured again, and reports the result.
+    fn finish(&self, store: &ReportDirectory, tell: &mut ProgressFn<'_>) {
+        if self.is_settled() && !self.was_kept {
+            store.keep(&self.record);
+        }
+        tell(&Progress::Finished(self));
+    }
+
+    /// Whether the result is final: nothing failed, was missing or was disturbed.
+    fn is_settled(&self) -> bool {
+        let is_missing = self.findings.iter().any(|finding| {
+            finding.verdict == Verdict::NotMeasured && finding.reason != crate::experiment::LEFT_OUT
+        });
+        !is_missing && !self.was_disturbed()
+    }
+
+    /// Whether a criterion is inconclusive because other programs or guests used the machine.
+    fn was_disturbed(&self) -> bool {
+        self.findings.iter().any(|finding| {
+            let is_open = finding.verdict == Verdict::Inconclusive;
+            is_open && (finding.values.is_none() || finding.disturbed > 0)
+        })
+    }
+
+    fn without_time(experiment: Experiment<BenchWork>) -> Self {
+        let open = || CriterionResult::none(Verdict::Inconclusive, NO_TIME.to_owned());
+        let findings = experiment.questions.iter().map(|_| open()).collect();
+        let record = Record { name: experiment.name.to_owned(), ..Record::default() };
+        Self { experiment, record, findings, was_kept: false }
+    }
+
+    /// Verdict of the claim, which is the first criterion.
+    pub fn verdict(&self) -> Verdict {
+        self.findings.first().map_or(Verdict::NotMeasured, |finding| finding.verdict)
+    }
+}
+
+impl ReproduceRun {
+    /// Number of claims with this verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.chapters.iter().filter(|chapter| chapter.verdict() == verdict).count()
+    }
+
+    /// Conditions that distort the results.
+    pub fn caveats(&self) -> Vec<String> {
+        let mut caveats = Vec::new();
+        if cfg!(debug_assertions) {
+            caveats.push("built without optimisation: the numbers say nothing".to_owned());
+        }
+        if self.machine.allowed.len() < 2 {
+            caveats.push(
+                "one processor: driver and device take turns on it, and nothing about several \
+                 threads can be shown"
+                    .to_owned(),
+            );
+        }
+        caveats
+    }
+}

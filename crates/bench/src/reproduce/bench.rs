@@ -1,0 +1,230 @@
+//! Test bench: executes variants and measures the CPU time that others use meanwhile.
+
+mod fio;
+mod mixed;
+mod served;
+mod thread_loop;
+pub(super) mod wire;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+
+use crate::experiment::{Effort, TrialError, TrialResult, TrialRunner};
+use serde_json::Value;
+use tenmil_base::{Error, Instant, Span};
+use tenmil_linux::environment::ProcessorTime;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::process::family_time;
+use tenmil_linux::{Clock, CpuList};
+
+use self::served::TargetProcesses;
+use super::work::{BenchWork, words_of};
+use crate::perf::engine;
+use crate::perf::options::{MachineResources, PerfOptions};
+use crate::perf::outcome::PerfOutcome;
+use crate::perf::progress::Progress;
+
+/// Parser of the arguments of `tenmil perf`.
+pub(crate) type PerfParser = fn(&[String]) -> Result<PerfOptions, Error>;
+
+/// The machine and the helper processes.
+pub struct TestBench {
+    clock: Clock,
+    /// Usable cores. Fractions of CPU time refer to these.
+    cores: CpuList,
+    parse: PerfParser,
+    targets: TargetProcesses,
+    /// Directory of programs with other build options.
+    builds: Option<PathBuf>,
+}
+
+/// Metrics of a trial, by key.
+type Metrics = BTreeMap<String, f64>;
+
+/// Snapshot of the CPU times of the kernel.
+#[derive(Clone, Copy)]
+struct CpuTimes {
+    at: Instant,
+    all: ProcessorTime,
+    ours: Span,
+}
+
+impl TestBench {
+    /// Creates the test bench of this machine. `builds` is the output directory of `cargo xtask
+    /// pgo`.
+    pub fn new(clock: Clock, parse: PerfParser, builds: Option<PathBuf>) -> Self {
+        let cores = CpuList::allowed();
+        let targets = TargetProcesses::default();
+        Self { clock, cores, parse, targets, builds }
+    }
+
+    /// Ends the helper processes of an experiment.
+    pub fn stop_helpers(&mut self) {
+        self.targets.end();
+    }
+
+    fn turn(&mut self, work: &BenchWork, pace: &Effort) -> Result<Metrics, TrialError> {
+        match *work {
+            BenchWork::Perf(words) => self.perf(words, "", pace),
+            BenchWork::Phases(phases) => self.phases(phases, pace),
+            BenchWork::Served { serve, perf } => {
+                let target = self.target(serve)?;
+                self.perf(perf, &target, pace)
+            }
+            BenchWork::OverVeth { serve, perf } => {
+                let words = words_of(serve, &self.cores, "").map_err(TrialError::Missing)?;
+                let target = self.targets.get_far(&words).map_err(TrialError::Missing)?;
+                self.perf(perf, &target, pace)
+            }
+            BenchWork::Mixed { serve, keys } => {
+                let target = self.target(serve)?;
+                let uri = format!("{target}{keys}");
+                let time = Span { ns: pace.warm_up.ns + pace.turn.ns };
+                mixed::run(&uri, self.clock, time).map_err(|why| missing(&why))
+            }
+            BenchWork::Loop { run, .. } => {
+                let core = self.cores.iter().next();
+                thread_loop::run(run, self.clock, core, pace).map_err(TrialError::Missing)
+            }
+            BenchWork::Fio(words) => {
+                let words = words_of(words, &self.cores, "").map_err(TrialError::Missing)?;
+                fio::run(&words).map_err(TrialError::Missing)
+            }
+            BenchWork::Built { way, perf } => {
+                self.built(way, perf, pace).map_err(TrialError::Missing)
+            }
+        }
+    }
+
+    fn target(&mut self, serve: &str) -> Result<String, TrialError> {
+        let words = words_of(serve, &self.cores, "").map_err(TrialError::Missing)?;
+        self.targets.get(&words).map_err(TrialError::Missing)
+    }
+
+    fn perf(&mut self, words: &str, target: &str, pace: &Effort) -> Result<Metrics, TrialError> {
+        let words = words_of(words, &self.cores, target).map_err(TrialError::Missing)?;
+        let mut options = (self.parse)(&words).map_err(|why| missing(&why))?;
+        options.time = pace.turn;
+        options.warm_up = pace.warm_up;
+        options.ceiling = options.ceiling.map(|_| pace.turn);
+        options
+            .check(&MachineResources::probe_machine(&Machine::this()))
+            .map_err(|why| missing(&why))?;
+        let progress = Arc::new(Progress::new(options.cores.len().max(1)));
+        let outcome = engine::run(&options, &progress, &mut |_| {});
+        if tenmil_linux::signal::interrupted() {
+            return Err(TrialError::Interrupted);
+        }
+        let outcome = outcome.map_err(|why| missing(&why))?;
+        if outcome.totals.ios == 0 || outcome.totals.errors > 0 {
+            let why = format!(
+                "{} I/Os ended well and {} badly, expected all of them to end well",
+                outcome.totals.ios, outcome.totals.errors
+            );
+            return Err(TrialError::Missing(why));
+        }
+        Ok(figures_of(&outcome))
+    }
+
+    /// Runs phases one after the other. Rates are averaged, latencies are the worst of all phases.
+    #[expect(clippy::cast_precision_loss, reason = "a few phases")]
+    fn phases(&mut self, phases: &[&str], pace: &Effort) -> Result<Metrics, TrialError> {
+        let mut all = Metrics::new();
+        for words in phases {
+            for (key, value) in self.perf(words, "", pace)? {
+                let is_rate = key == "iops";
+                let share = if is_rate { value / phases.len() as f64 } else { value };
+                let found = all.entry(key).or_insert(0.0);
+                *found = if is_rate { *found + share } else { found.max(share) };
+            }
+        }
+        Ok(all)
+    }
+
+    fn built(&self, way: &str, words: &str, pace: &Effort) -> Result<Metrics, String> {
+        let Some(builds) = &self.builds else {
+            return Err(
+                "takes builds of several minutes: `cargo xtask pgo` makes and compares them"
+                    .to_owned(),
+            );
+        };
+        let program = builds.join(way).join("tenmil");
+        let times = [("-t", pace.turn), ("-a", pace.warm_up)];
+        let times = times.map(|(flag, span)| [flag.to_owned(), span.as_secs_f64().to_string()]);
+        let mut command = Command::new(&program);
+        command.arg("perf").args(words_of(words, &self.cores, "")?).args(times.concat());
+        let output = command.arg("--json").output();
+        let output = output.map_err(|error| format!("{}: {error}", program.display()))?;
+        let report: Value = serde_json::from_slice(&output.stdout).map_err(|_| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            format!("{}: {}, expected a report", program.display(), said.trim())
+        })?;
+        let figure = |key: &str| Some((key.to_owned(), report[key].as_f64()?));
+        Ok(["iops", "ns_per_io"].iter().filter_map(|key| figure(key)).collect())
+    }
+
+    fn look(&self) -> CpuTimes {
+        let ours = family_time(std::process::id()).unwrap_or_default();
+        CpuTimes {
+            at: self.clock.now(),
+            all: ProcessorTime::read(&self.cores),
+            ours: Span { ns: ours.ns + self.targets.time().ns },
+        }
+    }
+
+    /// Result of a trial that began with the snapshot `before`.
+    #[expect(clippy::cast_precision_loss, reason = "a count of processors")]
+    fn reading(&self, mut figures: Metrics, before: CpuTimes) -> TrialResult {
+        let after = self.look();
+        let seconds = after.at.since(before.at).as_secs_f64().max(1e-9);
+        let ours = Span { ns: after.ours.ns.saturating_sub(before.ours.ns) }.as_secs_f64();
+        figures.insert("cpu".to_owned(), ours / seconds);
+        let used = after.all.used_since(before.all);
+        let cores = self.cores.len().max(1) as f64;
+        TrialResult {
+            figures,
+            stolen: after.all.stolen_since(before.all),
+            others: (used - ours / (seconds * cores)).max(0.0),
+            processors: u32::try_from(self.cores.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl TrialRunner for TestBench {
+    type Work = BenchWork;
+
+    fn run(&mut self, work: &BenchWork, pace: &Effort) -> Result<TrialResult, TrialError> {
+        let before = self.look();
+        let figures = self.turn(work, pace);
+        if tenmil_linux::signal::interrupted() {
+            return Err(TrialError::Interrupted);
+        }
+        Ok(self.reading(figures?, before))
+    }
+}
+
+/// Converts an error into the reason for a missing variant.
+fn missing(why: &Error) -> TrialError {
+    TrialError::Missing(why.text.clone())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+fn figures_of(outcome: &PerfOutcome) -> Metrics {
+    let at = |part| outcome.latency.percentile(part) as f64;
+    let seconds = outcome.elapsed.as_secs_f64().max(1e-9);
+    let mut figures = vec![
+        ("iops", outcome.iops()),
+        ("bytes_per_s", outcome.bytes_per_second()),
+        ("ns_per_io", outcome.ns_per_io()),
+        ("mean", outcome.latency.mean()),
+        ("p50", at(500_000)),
+        ("p99", at(990_000)),
+        ("p9999", at(999_900)),
+        ("doorbells_per_io", outcome.turns.doorbells_per_io()),
+        ("sleeps", outcome.sleeps as f64 / seconds),
+    ];
+    figures.extend(outcome.baseline_ratio().map(|ratio| ("of_ceiling", ratio)));
+    figures.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}

@@ -1,0 +1,128 @@
+//! Small reads beside large writes on one thread, as in source 5: 16 readers of 4 KiB at depth 1
+//! each, and a writer of 1 MiB at depth 32.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenmil_base::{Histogram, Instant, Random, Span};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::task::ExecutorHandle;
+use tenmil_reactor::{ReactorOptions, Reactors, ThreadBuilder};
+
+use crate::perf::outcome::per_second;
+use tenmil::aio::{Claim, Device, IoError, Opener};
+use tenmil_base::Error;
+
+const READERS: u64 = 16;
+const READ_BYTES: u32 = 4 << 10;
+const WRITES: u64 = 32;
+const WRITE_BYTES: u32 = 1 << 20;
+/// Buffer memory of all tasks.
+const BUFFERS_BYTES: u32 = 40 << 20;
+/// Maximum number of tasks.
+const TASKS_MAX: u32 = 64;
+
+/// State of the mixed load.
+#[derive(Clone)]
+struct MixedLoad {
+    device: Device,
+    clock: Clock,
+    end: Instant,
+    /// Number of the next write.
+    next: Arc<AtomicU64>,
+}
+
+/// Loads the device that `uri` names from the first core. Returns the metrics of readers and
+/// writer.
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+pub(super) fn run(uri: &str, clock: Clock, time: Span) -> Result<BTreeMap<String, f64>, Error> {
+    let refuse = |what: &dyn std::fmt::Display| Error::environment(format!("mixed load: {what}"));
+    let cores: CpuList = CpuList::allowed().iter().take(1).collect();
+    let reactors =
+        Reactors::start(&cores, &ReactorOptions::default(), &clock).map_err(|why| refuse(&why))?;
+    let thread = reactors.spawn(ThreadBuilder::new("storage")).map_err(|why| refuse(&why))?;
+    let tasks = ExecutorHandle::start(&thread, "tasks", TASKS_MAX)
+        .map_err(|_| refuse(&"its thread takes no messages"))?;
+    let opener = Opener::with_buffers(&clock, BUFFERS_BYTES).map_err(|why| refuse(&why))?;
+    let parsed = uri.parse().map_err(|why| refuse(&why))?;
+    let device =
+        opener.open(&parsed, Claim::WriteOnce, &thread).wait().map_err(|why| refuse(&why))?;
+    let begun = clock.now();
+    let load = MixedLoad { device, clock, end: begun.after(time), next: Arc::default() };
+    let mut handles = Vec::new();
+    for seed in 0..READERS {
+        handles.push(
+            tasks.spawn(read(load.clone(), seed)).map_err(|_| refuse(&"no room for a task"))?,
+        );
+    }
+    let mut writing = Vec::new();
+    for _ in 0..WRITES {
+        writing.push(tasks.spawn(write(load.clone())).map_err(|_| refuse(&"no room for a task"))?);
+    }
+    let (mut reads, mut writes) = (Histogram::new(), Histogram::new());
+    for (sum, handles) in [(&mut reads, handles), (&mut writes, writing)] {
+        for handle in handles {
+            let times = handle.wait().map_err(|_| refuse(&"a task has gone"))?;
+            sum.merge(&times.map_err(|why| refuse(&why))?);
+        }
+    }
+    Ok(BTreeMap::from([
+        ("iops".to_owned(), per_second(reads.count(), time)),
+        ("mean".to_owned(), reads.mean()),
+        ("p9999".to_owned(), reads.percentile(999_900) as f64),
+        ("bytes_per_s".to_owned(), per_second(writes.count(), time) * f64::from(WRITE_BYTES)),
+    ]))
+}
+
+/// Reads at random addresses, one at a time.
+async fn read(load: MixedLoad, seed: u64) -> Result<Histogram, IoError> {
+    let MixedLoad { device, clock, end, .. } = load;
+    let (mut times, mut random) = (Histogram::new(), Random::new(seed));
+    let Some(mut buffer) = device.buffer(READ_BYTES) else { return Ok(times) };
+    let (places, blocks) = places(&device, READ_BYTES);
+    while clock.now() < end {
+        let begun = clock.now();
+        buffer = device.read(random.below(places) * blocks, buffer).await?;
+        times.record(clock.now().since(begun).ns);
+    }
+    Ok(times)
+}
+
+/// Writes sequentially, together with the other writers.
+async fn write(load: MixedLoad) -> Result<Histogram, IoError> {
+    let MixedLoad { device, clock, end, next } = load;
+    let mut times = Histogram::new();
+    let Some(mut buffer) = device.buffer(WRITE_BYTES) else { return Ok(times) };
+    let (places, blocks) = places(&device, WRITE_BYTES);
+    while clock.now() < end {
+        let begun = clock.now();
+        let number = next.fetch_add(1, Ordering::Relaxed) % places;
+        buffer = device.write(number * blocks, buffer).await?;
+        times.record(clock.now().since(begun).ns);
+    }
+    Ok(times)
+}
+
+/// Number of slots of `len_bytes` bytes on the device, and blocks per slot.
+fn places(device: &Device, len_bytes: u32) -> (u64, u64) {
+    let limits = device.limits();
+    let blocks = u64::from(len_bytes / limits.block_size);
+    (limits.block_count / blocks, blocks)
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Span;
+    use tenmil_linux::Clock;
+
+    use super::run;
+
+    #[test]
+    fn readers_and_writer_both_have_something_of_the_device() {
+        let figures = run("ram:64m", Clock::start(), Span::from_ms(60)).unwrap();
+        assert!(figures["iops"] > 0.0 && figures["bytes_per_s"] > 0.0, "{figures:?}");
+        assert!(figures["p9999"] >= figures["mean"], "{figures:?}");
+        assert!(run("nothing:", Clock::start(), Span::from_ms(1)).is_err());
+    }
+}

@@ -1,0 +1,64 @@
+//! A loop on its own thread.
+
+use std::collections::BTreeMap;
+
+use crate::experiment::Effort;
+use tenmil_base::Span;
+use tenmil_linux::{Clock, Thread};
+
+use crate::reproduce::work::BenchLoop;
+
+/// Runs a loop on `core` and returns its rate and the time per operation.
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+pub(super) fn run(
+    work: BenchLoop,
+    clock: Clock,
+    core: Option<u32>,
+    pace: &Effort,
+) -> Result<BTreeMap<String, f64>, String> {
+    let time = pace.turn;
+    let spin = move |_: &tenmil_linux::StopFlag| spin(work, clock, time);
+    let thread = Thread::spawn("loop", core, spin).map_err(|error| format!("a loop: {error}"))?;
+    let (count, elapsed) = thread.join();
+    if count == 0 || elapsed.ns == 0 {
+        return Err(format!("a loop: {count} in {} ns, expected some", elapsed.ns));
+    }
+    let each = elapsed.ns as f64 / count as f64;
+    Ok(BTreeMap::from([("rate".to_owned(), 1e9 / each), ("ns".to_owned(), each)]))
+}
+
+/// Measures from the first call of the condition, which excludes the setup of the loop.
+fn spin(work: BenchLoop, clock: Clock, time: Span) -> (u64, Span) {
+    let (mut begun, mut last) = (None, clock.now());
+    let count = work(&mut || {
+        last = clock.now();
+        last.since(*begun.get_or_insert(last)) < time
+    });
+    (count, last.since(begun.unwrap_or(last)))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::experiment::Effort;
+    use tenmil_base::Span;
+    use tenmil_linux::Clock;
+
+    use super::run;
+
+    #[test]
+    fn a_loop_is_ended_in_time_and_its_rate_is_what_it_did() {
+        let pace = Effort { turn: Span::from_ms(20), ..Effort::QUICK };
+        let counting = |goes_on: &mut dyn FnMut() -> bool| {
+            let mut count = 0;
+            while goes_on() {
+                count += 1;
+            }
+            count
+        };
+        let figures = run(counting, Clock::start(), None, &pace).unwrap();
+        let (rate, ns) = (figures["rate"], figures["ns"]);
+        assert!(rate > 1000.0 && (rate * ns / 1e9 - 1.0).abs() < 1e-9, "{rate} and {ns}");
+        let idle = run(|_| 0, Clock::start(), None, &pace).unwrap_err();
+        assert!(idle.contains("expected some"), "{idle}");
+    }
+}

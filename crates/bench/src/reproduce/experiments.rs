@@ -1,0 +1,122 @@
+//! Experiments: claims and what is run to test each. The sources are five talks and articles:
+//!
+//! | source | title |
+//! |---|---|
+//! | 1 | "10.39M Storage I/O Per Second From One Thread", Ben Walker and Jim Harris, 2019 |
+//! | 2 | the talk on it, Storage Developer Conference 2019 |
+//! | 3 | "SPDK NVMe over TCP on Arm" |
+//! | 4 | "High performance storage devices in kernel", Evgeny Budilovsky, 2016 |
+//! | 5 | "Bringing NVMe/TCP Up to Speed", Sagi Grimberg |
+
+mod block_layer;
+mod builds;
+mod driver;
+mod idle;
+mod memory;
+mod network;
+
+use crate::experiment::{Criterion, Experiment, Metric, Operand, Threshold, Unit};
+
+use super::BenchWork;
+use tenmil_base::Error;
+
+/// Titles of the sources, by number.
+pub(crate) const SOURCES: [&str; 5] = [
+    "10.39M Storage I/O Per Second From One Thread (article)",
+    "10 Million I/Ops From a Single Thread (talk)",
+    "Optimizing SPDK NVMe over TCP on Arm",
+    "High performance storage devices in kernel (slides on blk-mq)",
+    "Bringing NVMe/TCP Up to Speed (slides)",
+];
+
+const IOPS: Metric = steady("iops", "IOPS", Unit::PerSecond);
+const RATE: Metric = steady("rate", "per second", Unit::PerSecond);
+const EACH: Metric = steady("ns", "each", Unit::Ns);
+const PER_IO: Metric = steady("ns_per_io", "per I/O", Unit::Ns);
+const MEAN: Metric = steady("mean", "mean latency", Unit::Ns);
+const MEDIAN: Metric = steady("p50", "median latency", Unit::Ns);
+const P99: Metric = tail("p99", "p99", Unit::Ns);
+const TAIL: Metric = tail("p9999", "p99.99", Unit::Ns);
+const CPU: Metric = steady("cpu", "processors used", Unit::Processors);
+const BYTES: Metric = steady("bytes_per_s", "data", Unit::BytesPerSecond);
+
+/// Metric that a disturbance changes at most in proportion to its duration.
+const fn steady(key: &'static str, title: &'static str, unit: Unit) -> Metric {
+    Metric { key, title, unit, is_tail: false }
+}
+
+/// Metric that a single disturbance can determine.
+const fn tail(key: &'static str, title: &'static str, unit: Unit) -> Metric {
+    Metric { key, title, unit, is_tail: true }
+}
+
+/// All experiments, in the order of the report.
+pub(crate) fn all() -> Vec<Experiment<BenchWork>> {
+    let parts = [
+        driver::experiments(),
+        memory::experiments(),
+        block_layer::experiments(),
+        idle::experiments(),
+        network::experiments(),
+        builds::experiments(),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+/// Experiments with these names, in the order of the report. All without a name.
+pub fn choose(names: &[String]) -> Result<Vec<Experiment<BenchWork>>, Error> {
+    let all = all();
+    if let Some(unknown) = names.iter().find(|name| all.iter().all(|known| known.name != **name)) {
+        let known: Vec<&str> = all.iter().map(|experiment| experiment.name).collect();
+        return Err(Error::usage(format!(
+            "--only {unknown}: no experiment has that name, expected some of {}",
+            known.join(", ")
+        ))
+        .with_hint("`tenmil reproduce --list` says what each of them claims"));
+    }
+    let is_asked = |name: &str| names.is_empty() || names.iter().any(|asked| asked == name);
+    Ok(all.into_iter().filter(|experiment| is_asked(experiment.name)).collect())
+}
+
+/// Criterion on the ratio of `of` to `to` in the same round.
+const fn ratio(
+    asks: &'static str,
+    of: &'static str,
+    to: &'static str,
+    figure: Metric,
+    bound: Threshold,
+) -> Criterion {
+    let compared = Operand::Ratio { of, to, figure: figure.key };
+    Criterion { asks, compared, bound, is_tail: figure.is_tail }
+}
+
+/// Criterion on a metric of one variant.
+const fn alone(
+    asks: &'static str,
+    side: &'static str,
+    figure: Metric,
+    bound: Threshold,
+) -> Criterion {
+    let compared = Operand::Alone { side, figure: figure.key };
+    Criterion { asks, compared, bound, is_tail: figure.is_tail }
+}
+
+#[cfg(test)]
+mod tests;
+
+/// Arguments of every variant that runs `tenmil perf`, each with the name of its experiment.
+pub fn loads() -> Vec<(&'static str, &'static str)> {
+    let of = |work: &BenchWork| match *work {
+        BenchWork::Perf(words)
+        | BenchWork::Served { perf: words, .. }
+        | BenchWork::OverVeth { perf: words, .. }
+        | BenchWork::Built { perf: words, .. } => vec![words],
+        BenchWork::Phases(phases) => phases.to_vec(),
+        BenchWork::Mixed { .. } | BenchWork::Loop { .. } | BenchWork::Fio(_) => Vec::new(),
+    };
+    let sides = |experiment: Experiment<BenchWork>| {
+        let words = experiment.sides.iter().flat_map(|side| of(&side.work)).collect::<Vec<_>>();
+        words.into_iter().map(move |words| (experiment.name, words))
+    };
+    all().into_iter().flat_map(sides).collect()
+}

@@ -1,0 +1,56 @@
+//! Experiments on build variants, run only where `cargo xtask pgo` has built them.
+
+use crate::experiment::{Experiment, Threshold, Variant};
+
+use super::{IOPS, PER_IO, ratio};
+use crate::reproduce::BenchWork;
+
+const WORDS: &str = "emu:null?count=21";
+const LIMITS: &str = "Whole programs, built with the same compiler and run one after the other. The \
+    emulated SSD is built the same way and runs on the other core.";
+
+pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+    vec![link_time(), profile_guided()]
+}
+
+fn built(label: &'static str, way: &'static str) -> Variant<BenchWork> {
+    Variant::new(label, BenchWork::Built { way, perf: WORDS })
+}
+
+fn link_time() -> Experiment<BenchWork> {
+    Experiment {
+        name: "link-time-optimisation",
+        claim: "Optimising when the program is linked, over all its parts, is worth 5 to 10 %.",
+        seeds: &[1, 2],
+        seen: "5 to 10 % by the talk; little for the driver by the article",
+        figures: &[IOPS, PER_IO],
+        sides: vec![built("with", "lto"), built("without", "no-lto")],
+        questions: vec![ratio(
+            "with against without",
+            "with",
+            "without",
+            IOPS,
+            Threshold::AtLeast(1.05),
+        )],
+        limits: LIMITS,
+    }
+}
+
+fn profile_guided() -> Experiment<BenchWork> {
+    Experiment {
+        name: "profile-guided",
+        claim: "Optimising by a profile of such runs makes it faster still.",
+        seeds: &[1],
+        seen: "no figure: their results go without",
+        figures: &[IOPS, PER_IO],
+        sides: vec![built("by a profile", "pgo"), built("without", "lto")],
+        questions: vec![ratio(
+            "by a profile against without",
+            "by a profile",
+            "without",
+            IOPS,
+            Threshold::AtLeast(1.02),
+        )],
+        limits: LIMITS,
+    }
+}

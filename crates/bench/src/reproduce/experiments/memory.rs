@@ -1,0 +1,224 @@
+//! Experiments on memory layout and prefetching.
+
+use core::hint::black_box;
+
+use crate::experiment::loops::{
+    DenseSlots, IndirectSlots, PageSpacedSlots, PrefetchLoop, Ring, Table, divide, multiply,
+};
+use crate::experiment::{Experiment, Threshold, Variant};
+use tenmil_base::Random;
+
+use super::{EACH, IOPS, PER_IO, RATE, ratio};
+use crate::reproduce::BenchWork;
+
+/// I/Os in flight: 21 SSDs at depth 128.
+const IN_FLIGHT: u32 = 21 * 128;
+/// Passes over all of them per reading of the clock.
+const LAPS: u32 = 8;
+/// 4 KiB blocks of a 1.6 TB P4600.
+const PLACES: u64 = 390_703_446;
+const DRAWS: u64 = 50_000;
+
+const A_LOOP: &str = "A loop that does nothing else: in a driver there is more around it, so an I/O \
+    gains less than a turn of the loop does.";
+const SLOTS: &str = "crates/bench/src/loops/slots.rs";
+
+pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+    vec![prefetch(), prefetch_distance(), slot_layout(), token_beside_state(), random_block()]
+}
+
+/// Processes completions with the slot table `T`, prefetching slots `ahead` completions ahead.
+fn drain<T: Table>(ahead: usize, goes_on: &mut dyn FnMut() -> bool) -> u64 {
+    let (mut table, ring) = (T::new(IN_FLIGHT), Ring::new(IN_FLIGHT, 1));
+    let mut count = 0;
+    while goes_on() {
+        black_box(PrefetchLoop(ahead).drain(&mut table, &ring, LAPS));
+        count += u64::from(IN_FLIGHT * LAPS);
+    }
+    count
+}
+
+/// Draws random blocks of a device.
+fn draw(by: fn(&mut Random, u64, u64) -> u64, goes_on: &mut dyn FnMut() -> bool) -> u64 {
+    let mut random = Random::new(1);
+    let mut count = 0;
+    while goes_on() {
+        black_box(by(&mut random, PLACES, DRAWS));
+        count += DRAWS;
+    }
+    count
+}
+
+fn prefetch() -> Experiment<BenchWork> {
+    let over = |label, words| Variant::new(label, BenchWork::Perf(words));
+    Experiment {
+        name: "prefetch",
+        claim: "Fetching the slot of the next completion ahead hides a cache miss in every I/O; \
+                copying four completions at once leaves their cache line to the SSD.",
+        seeds: &[1, 2],
+        seen: "no figure for the first; the second was future work",
+        figures: &[IOPS, PER_IO],
+        sides: vec![
+            over("nothing ahead", "emu:null?count=21"),
+            over("four copied at once", "emu:null?count=21 --completion-copy line"),
+            over(
+                "four copied, their slots ahead",
+                "emu:null?count=21 --completion-copy line --prefetch slots",
+            ),
+            over("ring entries ahead", "emu:null?count=21 --prefetch ring"),
+            over("the caller's state ahead", "emu:null?count=21 --prefetch tasks"),
+        ],
+        questions: vec![
+            ratio(
+                "slots fetched four ahead, against nothing",
+                "four copied, their slots ahead",
+                "nothing ahead",
+                IOPS,
+                Threshold::AtLeast(1.02),
+            ),
+            ratio(
+                "four completions copied at once, against one by one",
+                "four copied at once",
+                "nothing ahead",
+                IOPS,
+                Threshold::AtLeast(1.02),
+            ),
+            ratio(
+                "ring entries fetched ahead, against nothing",
+                "ring entries ahead",
+                "nothing ahead",
+                IOPS,
+                Threshold::AtLeast(1.02),
+            ),
+            ratio(
+                "the caller's state fetched ahead, against nothing",
+                "the caller's state ahead",
+                "nothing ahead",
+                IOPS,
+                Threshold::AtLeast(1.02),
+            ),
+        ],
+        limits: "The slots of 2 688 I/Os are 42 KiB here, and stay in the cache of one core; the \
+                 driver of the seed had 840 KiB of state for as many. `prefetch-distance` has slots \
+                 as far apart as that driver's.",
+    }
+}
+
+fn prefetch_distance() -> Experiment<BenchWork> {
+    let looping = |label, run| Variant::new(label, BenchWork::Loop { source: SLOTS, run });
+    let worth = |asks, of| ratio(asks, of, "nothing ahead", RATE, Threshold::AtLeast(1.05));
+    Experiment {
+        name: "prefetch-distance",
+        claim: "Where each slot is a page from the next, fetching it one, two or four completions \
+                ahead is worth more than not.",
+        seeds: &[1, 2],
+        seen: "one ahead; no figure",
+        figures: &[RATE, EACH],
+        sides: vec![
+            looping("nothing ahead", |goes_on| drain::<PageSpacedSlots>(0, goes_on)),
+            looping("one ahead", |goes_on| drain::<PageSpacedSlots>(1, goes_on)),
+            looping("two ahead", |goes_on| drain::<PageSpacedSlots>(2, goes_on)),
+            looping("four ahead", |goes_on| drain::<PageSpacedSlots>(4, goes_on)),
+        ],
+        questions: vec![
+            worth("one ahead is worth", "one ahead"),
+            worth("two ahead is worth", "two ahead"),
+            worth("four ahead is worth", "four ahead"),
+        ],
+        limits: A_LOOP,
+    }
+}
+
+fn slot_layout() -> Experiment<BenchWork> {
+    Experiment {
+        name: "slot-layout",
+        claim: "Slots of sixteen bytes beside each other are found faster than slots a page apart, \
+                each with its list of pages.",
+        seeds: &[1, 2],
+        seen: "no figure; five cache lines per I/O, 840 KiB in flight",
+        figures: &[RATE, EACH],
+        sides: vec![
+            Variant::new(
+                "dense",
+                BenchWork::Loop { source: SLOTS, run: |goes_on| drain::<DenseSlots>(0, goes_on) },
+            ),
+            Variant::new(
+                "a page apart",
+                BenchWork::Loop {
+                    source: SLOTS,
+                    run: |goes_on| drain::<PageSpacedSlots>(0, goes_on),
+                },
+            ),
+        ],
+        questions: vec![ratio(
+            "dense against a page apart",
+            "dense",
+            "a page apart",
+            RATE,
+            Threshold::AtLeast(1.2),
+        )],
+        limits: A_LOOP,
+    }
+}
+
+fn token_beside_state() -> Experiment<BenchWork> {
+    Experiment {
+        name: "token-beside-state",
+        claim: "A token that lies beside the state of its command is handed out faster than one in \
+                a request behind a pointer.",
+        seeds: &[1, 2],
+        seen: "half a million IOPS more, of about ten million: 5 %",
+        figures: &[RATE, EACH],
+        sides: vec![
+            Variant::new(
+                "beside the state",
+                BenchWork::Loop { source: SLOTS, run: |goes_on| drain::<DenseSlots>(0, goes_on) },
+            ),
+            Variant::new(
+                "behind a pointer",
+                BenchWork::Loop {
+                    source: SLOTS,
+                    run: |goes_on| drain::<IndirectSlots>(0, goes_on),
+                },
+            ),
+        ],
+        questions: vec![ratio(
+            "beside the state against behind a pointer",
+            "beside the state",
+            "behind a pointer",
+            RATE,
+            Threshold::AtLeast(1.05),
+        )],
+        limits: A_LOOP,
+    }
+}
+
+fn random_block() -> Experiment<BenchWork> {
+    const SOURCE: &str = "crates/bench/src/loops/places.rs";
+    Experiment {
+        name: "random-block",
+        claim: "Drawing a random block by a multiplication is faster than by the remainder of a \
+                division.",
+        seeds: &[1],
+        seen: "the division takes 6 % of all cycles",
+        figures: &[RATE, EACH],
+        sides: vec![
+            Variant::new(
+                "multiplication",
+                BenchWork::Loop { source: SOURCE, run: |goes_on| draw(multiply, goes_on) },
+            ),
+            Variant::new(
+                "division",
+                BenchWork::Loop { source: SOURCE, run: |goes_on| draw(divide, goes_on) },
+            ),
+        ],
+        questions: vec![ratio(
+            "multiplication against division",
+            "multiplication",
+            "division",
+            RATE,
+            Threshold::AtLeast(1.06),
+        )],
+        limits: A_LOOP,
+    }
+}

@@ -1,0 +1,306 @@
+//! Experiments on NVMe/TCP over loopback: the target on the last core in a process of its own, the
+//! host on the first core.
+
+use crate::experiment::{Experiment, Threshold, Variant};
+
+use super::{BYTES, CPU, IOPS, MEAN, MEDIAN, TAIL, ratio};
+use crate::reproduce::BenchWork;
+
+const LOOPBACK: &str = "Over loopback, where the kernel copies what is sent to where it is received: \
+    there is no network card, no interrupt and no wire.";
+
+pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
+    vec![
+        zero_copy(),
+        direct_submission(),
+        batching(),
+        more_to_come(),
+        read_queues(),
+        incoming_cpu(),
+        busy_polling(),
+    ]
+}
+
+/// Work with the arguments of target and host.
+const fn both(serve: &'static str, perf: &'static str) -> BenchWork {
+    BenchWork::Served { serve, perf }
+}
+
+fn zero_copy() -> Experiment<BenchWork> {
+    Experiment {
+        name: "tcp-zero-copy",
+        claim: "Sending without a copy from some size on is faster than always copying, and than \
+                never.",
+        seeds: &[3],
+        seen: "2.4 to 8.3 % for random writes",
+        figures: &[BYTES, IOPS, CPU],
+        sides: vec![
+            Variant::new(
+                "always copied",
+                both("-c {last} --socket zero-copy=no", "{target} -c {first} -o 128k -q 32"),
+            ),
+            Variant::new(
+                "by reference from 128 KiB",
+                both("-c {last} --socket zero-copy=128k", "{target} -c {first} -o 128k -q 32"),
+            )
+            .for_full(),
+            Variant::new(
+                "by reference from 32 KiB",
+                both("-c {last} --socket zero-copy=32k", "{target} -c {first} -o 128k -q 32"),
+            ),
+            Variant::new(
+                "by reference from 4 KiB",
+                both("-c {last} --socket zero-copy=4k", "{target} -c {first} -o 128k -q 32"),
+            ),
+        ],
+        questions: vec![ratio(
+            "by reference from 32 KiB on, against always copied",
+            "by reference from 32 KiB",
+            "always copied",
+            BYTES,
+            Threshold::AtLeast(1.02),
+        )],
+        limits: "Loopback always copies: the kernel says so of each send, and a stream that is told \
+                 so goes back to copying. What can be shown here is that asking costs little; the \
+                 gain takes a network card.",
+    }
+}
+
+fn direct_submission() -> Experiment<BenchWork> {
+    Experiment {
+        name: "tcp-direct",
+        claim: "Sending a command from the thread that submits it, and not later from another \
+                context, shortens the round trip at low depth.",
+        seeds: &[5],
+        seen: "a lower latency of 4 KiB reads at low depth; the figure is a picture",
+        figures: &[MEAN, MEDIAN, IOPS],
+        sides: vec![
+            Variant::new("direct", both("-c {last}", "{target} -c {first} -q 1")),
+            Variant::new("later", both("-c {last}", "{target}?inline-send=no -c {first} -q 1")),
+            Variant::new("direct, depth 32", both("-c {last}", "{target} -c {first} -q 32"))
+                .for_full(),
+            Variant::new(
+                "later, depth 32",
+                both("-c {last}", "{target}?inline-send=no -c {first} -q 32"),
+            )
+            .for_full(),
+        ],
+        questions: vec![ratio(
+            "mean round trip, direct against later",
+            "direct",
+            "later",
+            MEAN,
+            Threshold::AtMost(0.98),
+        )],
+        limits: "Later is a moment later in the same thread, which polls at once: the context \
+                 switch that the seed avoids does not exist here. Over loopback.",
+    }
+}
+
+fn batching() -> Experiment<BenchWork> {
+    Experiment {
+        name: "tcp-batching",
+        claim: "Sending what has gathered in one call, and not each command by itself, raises the \
+                rate at high depth.",
+        seeds: &[5],
+        seen: "a higher rate at high depth; the figure is a picture",
+        figures: &[IOPS, MEAN, CPU],
+        sides: vec![
+            Variant::new("gathered", both("-c {last}", "{target} -c {first} -q 128")),
+            Variant::new(
+                "each by itself",
+                both(
+                    "-c {last} --socket batch-send=no",
+                    "{target}?batch-send=no -c {first} -q 128",
+                ),
+            ),
+            Variant::new(
+                "gathered, stream-batch",
+                both("-c {last}", "{target} -c {first} -q 128 --block-scheduler stream-batch"),
+            ),
+        ],
+        questions: vec![
+            ratio(
+                "gathered at both ends, against each by itself",
+                "gathered",
+                "each by itself",
+                IOPS,
+                Threshold::AtLeast(1.2),
+            ),
+            ratio(
+                "with the stream-batch scheduler, against without",
+                "gathered, stream-batch",
+                "gathered",
+                IOPS,
+                Threshold::AtLeast(1.02),
+            ),
+        ],
+        limits: LOOPBACK,
+    }
+}
+
+fn more_to_come() -> Experiment<BenchWork> {
+    Experiment {
+        name: "tcp-msg-more",
+        claim: "Telling the kernel with MSG_MORE that more follows makes large transfers faster.",
+        seeds: &[5],
+        seen: "part of the figure for batching",
+        figures: &[BYTES, IOPS, CPU],
+        sides: vec![
+            Variant::new(
+                "writes, MSG_MORE",
+                both("-c {last}", "{target} -c {first} -o 128k -q 32 -w randwrite --overwrite"),
+            ),
+            Variant::new(
+                "writes, without",
+                both(
+                    "-c {last} --socket msg-more=no",
+                    "{target}?msg-more=no -c {first} -o 128k -q 32 -w randwrite --overwrite",
+                ),
+            ),
+            Variant::new("reads, MSG_MORE", both("-c {last}", "{target} -c {first} -o 128k -q 32"))
+                .for_full(),
+            Variant::new(
+                "reads, without",
+                both(
+                    "-c {last} --socket msg-more=no",
+                    "{target}?msg-more=no -c {first} -o 128k -q 32",
+                ),
+            )
+            .for_full(),
+        ],
+        questions: vec![
+            ratio(
+                "writes of 128 KiB with MSG_MORE, against without",
+                "writes, MSG_MORE",
+                "writes, without",
+                BYTES,
+                Threshold::AtLeast(1.02),
+            ),
+            ratio(
+                "reads of 128 KiB with MSG_MORE, against without",
+                "reads, MSG_MORE",
+                "reads, without",
+                BYTES,
+                Threshold::AtLeast(1.02),
+            ),
+        ],
+        limits: LOOPBACK,
+    }
+}
+
+fn read_queues() -> Experiment<BenchWork> {
+    Experiment {
+        name: "tcp-read-queues",
+        claim: "Small reads with a connection of their own do not wait behind large writes: more of \
+                them, and a shorter tail.",
+        seeds: &[5],
+        seen: "80 to 171 k IOPS, p99.99 from 14.2 to 1.8 ms",
+        figures: &[IOPS, MEAN, TAIL, BYTES],
+        sides: vec![
+            Variant::new("shared", BenchWork::Mixed { serve: "-c {last}", keys: "" }).lasting(2),
+            Variant::new(
+                "a connection of their own",
+                BenchWork::Mixed { serve: "-c {last}", keys: "?read-queue=yes" },
+            )
+            .lasting(2),
+        ],
+        questions: vec![
+            ratio(
+                "reads beside writes, on a connection of their own against a shared one",
+                "a connection of their own",
+                "shared",
+                IOPS,
+                Threshold::AtLeast(1.5),
+            ),
+            ratio(
+                "their p99.99 against that on a shared one",
+                "a connection of their own",
+                "shared",
+                TAIL,
+                Threshold::AtMost(0.67),
+            ),
+        ],
+        limits: "16 readers of 4 KiB, one at a time each, beside 1 MiB writes at depth 32, all on \
+                 one thread, over loopback to a target that keeps nothing. In the seed the network \
+                 was the bottleneck; here it is the two processors, which reads and writes share.",
+    }
+}
+
+fn incoming_cpu() -> Experiment<BenchWork> {
+    Experiment {
+        name: "tcp-incoming-cpu",
+        claim: "Serving a connection on the core that its packets come in by is faster than \
+                spreading connections evenly.",
+        seeds: &[3],
+        seen: "11 to 17 % for random writes, eight cores",
+        figures: &[IOPS, MEAN, CPU],
+        sides: vec![
+            Variant::new(
+                "by incoming core",
+                both(
+                    "-c {all}",
+                    "{target}?queues=8 -c {first} -P 4 -q 128 -w randwrite --overwrite",
+                ),
+            ),
+            Variant::new(
+                "spread",
+                both(
+                    "-c {all} --socket placement=spread",
+                    "{target}?queues=8 -c {first} -P 4 -q 128 -w randwrite --overwrite",
+                ),
+            ),
+        ],
+        questions: vec![ratio(
+            "by incoming core against spread",
+            "by incoming core",
+            "spread",
+            IOPS,
+            Threshold::AtLeast(1.02),
+        )],
+        limits: "Over loopback packets come in by the core of the one who sends, which here is the \
+                 host's own: the target then shares it, while the seed's cores are the target's \
+                 alone. What it says of a network card with a queue for each core cannot be shown.",
+    }
+}
+
+fn busy_polling() -> Experiment<BenchWork> {
+    let over = |label, perf| Variant::new(label, BenchWork::OverVeth { serve: "-c {last}", perf });
+    Experiment {
+        name: "tcp-busy-poll",
+        claim: "Polling a receive queue of the network card from the application, and grouping the \
+                connections of one queue, shortens the round trip and saves processor time.",
+        seeds: &[5],
+        seen: "lower latency with ADQ; the figure is a picture",
+        figures: &[MEAN, CPU, IOPS],
+        sides: vec![
+            over("busy polling", "{target}?busy-poll=50us -c {first} -q 1"),
+            over("left to interrupts", "{target} -c {first} -q 1"),
+            over(
+                "busy polling, 4 grouped",
+                "{target}?busy-poll=50us&queues=4 -c {first} -P 4 -q 4",
+            ),
+            over("left to interrupts, 4", "{target}?queues=4 -c {first} -P 4 -q 4"),
+        ],
+        questions: vec![
+            ratio(
+                "mean round trip, busy polling against interrupts",
+                "busy polling",
+                "left to interrupts",
+                MEAN,
+                Threshold::AtMost(0.95),
+            ),
+            ratio(
+                "mean round trip of 4 connections in one group, against interrupts",
+                "busy polling, 4 grouped",
+                "left to interrupts, 4",
+                MEAN,
+                Threshold::AtMost(0.95),
+            ),
+        ],
+        limits: "Over a pair of veth cards, the target in a network namespace of its own: its \
+                 receive queue is a list in memory that the sender's core fills, no interrupt \
+                 crosses a bus, and the thread polls its sockets on either side. What ADQ saves on \
+                 a card cannot be shown.",
+    }
+}

@@ -1,0 +1,324 @@
+//! HTML report: one self-contained page.
+
+use crate::experiment::{
+    COUNTED_LEAST, LOST_MAX, Metric, OTHERS_MAX, STOLEN_MAX, Summary, TRIMMED_FROM, Variant,
+    Verdict, spread,
+};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::{VERDICTS, show, show_spread, tally};
+use crate::perf::report::plot::{self, PlotRow};
+use crate::perf::report::{STYLE, in_code, machine_rows};
+use crate::reproduce::experiments::SOURCES;
+use crate::reproduce::{BenchWork, ExperimentResult, ReproduceRun};
+
+/// Style rules that the page of `perf` does not need.
+const MORE_STYLE: &str = r"
+h1.claims { font-size: 44px; }
+a { color: inherit; }
+.verdict { display: inline-block; padding: 1px 9px; border-radius: 9px; font-size: 13px;
+  font-weight: 600; white-space: nowrap; border: 1px solid currentColor; }
+.verdict.holds { color: #2b8a3e; } .verdict.does-not-hold { color: var(--bad); }
+.verdict.open { color: var(--mark); } .verdict.missing { color: var(--muted); }
+@media (prefers-color-scheme: dark) { .verdict.holds { color: #69db7c; } }
+table.summary td { vertical-align: top; } table.summary .name { white-space: nowrap; }
+section h2 .verdict { margin-left: 10px; }
+.limits { color: var(--muted); font-size: 13.5px; margin: 10px 0 0; }
+td code { font-size: 12px; overflow-wrap: anywhere; }
+";
+
+/// Renders the page.
+pub fn render(evidence: &ReproduceRun) -> String {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "tenmil reproduce: " (tally(evidence)) }
+                style { (PreEscaped(STYLE)) (PreEscaped(MORE_STYLE)) }
+            }
+            body { main {
+                (header(evidence))
+                (summary(evidence))
+                @for chapter in &evidence.chapters { (experiment(evidence, chapter)) }
+                div.pair { (machine(evidence)) (method(evidence)) }
+                footer { "To repeat: " code { (evidence.command) } }
+            } }
+        }
+    };
+    page.into_string()
+}
+
+fn header(evidence: &ReproduceRun) -> Markup {
+    let pace = &evidence.pace;
+    html! {
+        header {
+            div.name { b { "tenmil reproduce" } " " (env!("CARGO_PKG_VERSION")) }
+            h1.claims {
+                (evidence.count(Verdict::Confirmed)) " of " (evidence.chapters.len()) " "
+                small { "claims hold on this machine" }
+            }
+            p.workload {
+                "A " (pace.name) " run: " (pace.rounds) " rounds of each comparison, "
+                (pace.turn.as_secs_f64()) " s for each side in each round"
+            }
+            p.note {
+                "tenmil is a user-space NVMe stack. The claims are those of five talks and articles \
+                 on such stacks; each was tried here, on the machine below, and not on theirs. \
+                 There was no SSD and no network card in it: SSDs are emulated by a second thread, \
+                 connections go over loopback. Each section says what that cannot show."
+            }
+            @for caveat in evidence.caveats() { p.mind { "Mind: " (caveat) "." } }
+        }
+        div.tiles {
+            @for verdict in VERDICTS {
+                div.tile {
+                    div.what { (verdict.words()) }
+                    div.value { (evidence.count(verdict)) }
+                }
+            }
+        }
+    }
+}
+
+fn summary(evidence: &ReproduceRun) -> Markup {
+    html! {
+        section {
+            h2 { "Summary" small { "a claim, what they saw, and what was found here" } }
+            table.summary {
+                thead { tr {
+                    th { "experiment" } th { "claim" } th { "seed" } th { "what they saw" }
+                    th { "verdict here" } th { "found here: median (smallest–largest)" }
+                } }
+                tbody { @for chapter in &evidence.chapters { (summary_row(chapter)) } }
+            }
+            p.limits {
+                "Seeds: "
+                @for (index, seed) in SOURCES.iter().enumerate() {
+                    @if index > 0 { "; " }
+                    (index + 1) ": " (seed)
+                }
+                "."
+            }
+        }
+    }
+}
+
+fn summary_row(chapter: &ExperimentResult) -> Markup {
+    let experiment = &chapter.experiment;
+    let rows = chapter.rows();
+    html! {
+        tr {
+            td.name { a href={ "#" (experiment.name) } { (experiment.name) } }
+            td { (experiment.claim) }
+            td { (chapter.seeds()) }
+            td { (experiment.seen) }
+            td { (badge(chapter.verdict())) }
+            td { @if let Some(row) = rows.first() { (in_code(&row.found)) } }
+        }
+    }
+}
+
+fn badge(verdict: Verdict) -> Markup {
+    let class = match verdict {
+        Verdict::Confirmed => "verdict holds",
+        Verdict::Refuted => "verdict does-not-hold",
+        Verdict::Inconclusive => "verdict open",
+        Verdict::NotMeasured => "verdict missing",
+    };
+    html! { span class=(class) { (verdict.words()) } }
+}
+
+fn experiment(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Markup {
+    let experiment = &chapter.experiment;
+    let kept = if chapter.was_kept { ", measured by an earlier run" } else { "" };
+    html! {
+        section id=(experiment.name) {
+            h2 {
+                (experiment.name) (badge(chapter.verdict()))
+                small { "seed " (chapter.seeds()) (kept) }
+            }
+            p { (experiment.claim) " They saw: " (experiment.seen) "." }
+            (questions(chapter))
+            @if let Some(figure) = experiment.figures.first() { (picture(chapter, figure)) }
+            (sides(evidence, chapter))
+            p.limits { (in_code(experiment.limits)) }
+        }
+    }
+}
+
+fn questions(chapter: &ExperimentResult) -> Markup {
+    html! {
+        table {
+            thead { tr {
+                th { "question" } th { "expected" } th { "found" } th { "verdict" }
+            } }
+            tbody { @for row in chapter.rows() {
+                tr {
+                    td { (row.asks) }
+                    td { (row.criterion) }
+                    td { (in_code(&row.found)) }
+                    td { (badge(row.verdict)) }
+                }
+            } }
+        }
+    }
+}
+
+/// Plot of the values of every round and variant.
+fn picture(chapter: &ExperimentResult, figure: &Metric) -> Markup {
+    let row = |side: &Variant<BenchWork>| {
+        let values = chapter.record.values(side.label, figure.key);
+        (!values.is_empty()).then_some(PlotRow { label: side.label, values })
+    };
+    let rows: Vec<PlotRow<'_>> = chapter.experiment.sides.iter().filter_map(row).collect();
+    let drawing = plot::rounds(&rows, &|value| show(figure.unit, *value));
+    html! {
+        @if !drawing.is_empty() {
+            p.limits { (figure.title) ", a dot for each round, a bar at the median" }
+            (PreEscaped(drawing))
+        }
+    }
+}
+
+fn sides(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Markup {
+    let experiment = &chapter.experiment;
+    let seconds = evidence.pace.turn.as_secs_f64();
+    let cores = &evidence.machine.allowed;
+    html! {
+        table {
+            thead { tr {
+                th { "side" }
+                @for figure in experiment.figures { th.number { (figure.title) } }
+                th { "how to run it by hand" }
+            } }
+            tbody { @for side in &experiment.sides {
+                tr {
+                    td { (side.label) }
+                    @match chapter.record.missing.get(side.label) {
+                        Some(why) => td colspan=(experiment.figures.len()) { (in_code(why)) },
+                        None => @for figure in experiment.figures {
+                            td.number { (cell(chapter, side.label, figure)) }
+                        },
+                    }
+                    td { @for command in side.work.commands(cores, seconds) {
+                        code { (command) } br;
+                    } }
+                }
+            } }
+        }
+    }
+}
+
+fn cell(chapter: &ExperimentResult, label: &str, figure: &Metric) -> String {
+    let values: Option<Summary> = spread(&chapter.record.values(label, figure.key));
+    values.map_or_else(String::new, |values| show_spread(figure.unit, &values))
+}
+
+fn machine(evidence: &ReproduceRun) -> Markup {
+    html! {
+        section {
+            h2 { "Environment" }
+            table { tbody {
+                @for (name, value) in machine_rows(&evidence.machine) {
+                    tr { th { (name) } td { (value) } }
+                }
+            } }
+            @let remedies = evidence.machine.remedies();
+            @if !remedies.is_empty() {
+                p.limits { "To go faster, or `tenmil doctor`:" }
+                ul { @for remedy in remedies { li { (in_code(&remedy)) } } }
+            }
+        }
+    }
+}
+
+fn method(evidence: &ReproduceRun) -> Markup {
+    let percent = |share: f64| format!("{:.0} %", share * 100.0);
+    html! {
+        section {
+            h2 { "How a verdict is made" }
+            ul {
+                li { "The sides of a comparison take turns, A B A B …, so that a machine that becomes \
+                      faster or slower meanwhile does so for all of them." }
+                li { "Sides are compared within a round: a ratio for each round, then the median of \
+                      the ratios." }
+                li { "A round is disturbed if the host gave more than " (percent(STOLEN_MAX)) " of the \
+                      processors' time to other guests, or other programs here used more than "
+                     (percent(OTHERS_MAX)) " of it; up to " (evidence.pace.spare) " more are run \
+                      beside such. In a disturbed round a side has lost at most what others had of \
+                      one processor, and counts as all that it may have been without them. It does \
+                      not count at all if that was more than " (percent(LOST_MAX)) ", or if the \
+                      question is about the slowest few." }
+                li { "If all rounds are on one side of the criterion, or all but one at each end where \
+                      there are " (TRIMMED_FROM) " or more, the claim " b { "holds" } " or "
+                     b { "does not hold" } " here. If they are on both sides, or may be, or if fewer \
+                      than " (COUNTED_LEAST) " count, it is " b { "not conclusive" } "." }
+                li { "What takes a tool, a right or a device that is not there is "
+                     b { "not shown here" } ", with what it takes." }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::render;
+    use crate::reproduce::report::sample::sample;
+
+    #[test]
+    fn the_page_loads_nothing() {
+        let page = render(&sample());
+        for foreign in ["src=", "@import", "url(", "<script", "<link", "https://"] {
+            assert!(!page.contains(foreign), "{foreign}");
+        }
+        let links = page.matches("href=\"").count();
+        assert_eq!(links, page.matches("href=\"#").count(), "links lead to the page itself");
+        let without_name = page.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+        assert!(!without_name.replace("tcp://", "").contains("http://"));
+    }
+
+    #[test]
+    fn every_element_that_is_opened_is_closed() {
+        let page = render(&sample());
+        for element in ["section", "table", "tr", "td", "th", "svg", "p", "ul", "li", "div", "span"]
+        {
+            let opened = page.matches(&format!("<{element}>")).count()
+                + page.matches(&format!("<{element} ")).count();
+            assert_eq!(opened, page.matches(&format!("</{element}>")).count(), "{element}");
+        }
+    }
+
+    #[test]
+    fn every_link_of_the_summary_leads_somewhere() {
+        let page = render(&sample());
+        for name in ["slot-layout", "block-layer", "random-block", "tcp-busy-poll"] {
+            assert!(page.contains(&format!("href=\"#{name}\"")), "{name}");
+            assert!(page.contains(&format!("id=\"{name}\"")), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_stranger_finds_verdicts_numbers_and_reasons() {
+        let page = render(&sample());
+        for part in [
+            "claims hold on this machine",
+            "2.00 times (2.00–2.00)",
+            "does not hold",
+            "0 of 3 rounds count, expected 3; other programs used up to 60 % of the machine",
+            "no &lt;card&gt; here",
+            "measured by an earlier run",
+            "at least 1.20 times",
+            "a loop of its own: crates/bench/src/loops/slots.rs",
+            "Fast One",
+            "How a verdict is made",
+            "tenmil reproduce --quick --out",
+        ] {
+            assert!(page.contains(part), "{part} is missing");
+        }
+        // One plot for each experiment that was measured.
+        assert_eq!(page.matches("<svg").count(), 3);
+        assert!(!page.contains("'<b>'"), "a name broke out of the page");
+    }
+}

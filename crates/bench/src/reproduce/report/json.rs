@@ -1,0 +1,109 @@
+//! JSON report with all measured data and results.
+
+use crate::experiment::Variant;
+use serde_json::{Value, json};
+use tenmil_linux::CpuList;
+
+use super::VERDICTS;
+use crate::perf::report::machine_rows;
+use crate::reproduce::{BenchWork, ExperimentResult, ReproduceRun};
+
+/// Renders the report as JSON.
+pub fn render(evidence: &ReproduceRun) -> String {
+    let counts =
+        VERDICTS.map(|verdict| (verdict.words().replace(' ', "_"), evidence.count(verdict)));
+    let machine = machine_rows(&evidence.machine);
+    let report = json!({
+        "command": evidence.command,
+        "version": env!("CARGO_PKG_VERSION"),
+        "pace": evidence.pace.name,
+        "rounds": evidence.pace.rounds,
+        "turn_s": evidence.pace.turn.as_secs_f64(),
+        "verdicts": counts.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "caveats": evidence.caveats(),
+        "environment": machine.into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "experiments": evidence.chapters.iter().map(|it| chapter(evidence, it)).collect::<Vec<_>>(),
+    });
+    format!("{report:#}\n")
+}
+
+/// Lists the experiments as JSON.
+pub fn list(chosen: &[crate::experiment::Experiment<BenchWork>]) -> String {
+    let rows: Vec<Value> = chosen
+        .iter()
+        .map(|it| json!({ "name": it.name, "claim": it.claim, "seeds": it.seeds }))
+        .collect();
+    format!("{:#}\n", Value::from(rows))
+}
+
+fn chapter(evidence: &ReproduceRun, chapter: &ExperimentResult) -> Value {
+    let experiment = &chapter.experiment;
+    let questions = chapter.rows().into_iter().zip(&chapter.findings).map(|(row, finding)| {
+        json!({
+            "asks": row.asks,
+            "criterion": row.criterion,
+            "verdict": finding.verdict,
+            "values": finding.values,
+            "disturbed_rounds": finding.disturbed,
+            "lost": finding.lost,
+            "reason": finding.reason,
+        })
+    });
+    let seconds = evidence.pace.turn.as_secs_f64();
+    let side = |side: &Variant<BenchWork>| {
+        json!({
+            "label": side.label,
+            "commands": side.work.commands(&CpuList::allowed(), seconds),
+            "missing": chapter.record.missing.get(side.label),
+        })
+    };
+    json!({
+        "name": experiment.name,
+        "claim": experiment.claim,
+        "seeds": experiment.seeds,
+        "seen_by_them": experiment.seen,
+        "verdict": chapter.verdict(),
+        "questions": questions.collect::<Vec<_>>(),
+        "sides": experiment.sides.iter().map(side).collect::<Vec<_>>(),
+        "rounds": chapter.record.rounds,
+        "cannot_show": experiment.limits,
+        "was_kept": chapter.was_kept,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::{list, render};
+    use crate::reproduce::experiments::all;
+    use crate::reproduce::report::sample::sample;
+
+    #[test]
+    fn everything_measured_is_there_with_its_verdict() {
+        let report: Value = serde_json::from_str(&render(&sample())).unwrap();
+        assert_eq!(report["verdicts"]["holds"], 1);
+        assert_eq!(report["verdicts"]["not_shown_here"], 1);
+        assert_eq!(report["pace"], "quick");
+        let experiments = report["experiments"].as_array().unwrap();
+        let layout = &experiments[0];
+        assert_eq!(
+            (&layout["name"], &layout["verdict"]),
+            (&"slot-layout".into(), &"confirmed".into())
+        );
+        assert_eq!(layout["questions"][0]["values"]["median"], 2.0);
+        assert_eq!(layout["rounds"][2]["turns"]["dense"]["figures"]["rate"], 2e6);
+        assert_eq!(experiments[1]["verdict"], "refuted");
+        assert_eq!(experiments[2]["questions"][0]["values"], Value::Null);
+        assert_eq!(experiments[3]["sides"][0]["missing"], "no <card> here");
+        let typed = experiments[1]["sides"][1]["commands"][0].as_str().unwrap();
+        assert_eq!(typed, "tenmil perf 'emu:null?count=21' --block mq -t 0.2");
+    }
+
+    #[test]
+    fn the_list_is_for_programs_too() {
+        let rows: Value = serde_json::from_str(&list(&all())).unwrap();
+        assert_eq!(rows.as_array().unwrap().len(), all().len());
+        assert_eq!(rows[0]["name"], "ten-million");
+    }
+}

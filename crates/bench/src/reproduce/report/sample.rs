@@ -1,0 +1,49 @@
+//! Sample run for tests of the reports, with one claim of each verdict.
+
+use crate::experiment::{Effort, Record, Round, TrialResult};
+
+use crate::perf::report::sample::quiet_machine;
+use crate::reproduce::{ExperimentResult, ReproduceRun, choose};
+
+/// Round in which every variant does a given multiple of a base value.
+fn round(name: &str, shares: &[(&str, f64)], others: f64) -> Round {
+    let experiment = choose(&[name.to_owned()]).unwrap().remove(0);
+    let reading = |share: f64| TrialResult {
+        figures: experiment.figures.iter().map(|it| (it.key.to_owned(), 1e6 * share)).collect(),
+        stolen: 0.0,
+        others,
+        processors: 2,
+    };
+    let turns = shares.iter().map(|(label, share)| ((*label).to_owned(), reading(*share)));
+    Round { turns: turns.collect() }
+}
+
+fn chapter(
+    name: &str,
+    rounds: Vec<Round>,
+    missing: &[(&str, &str)],
+    was_kept: bool,
+) -> ExperimentResult {
+    let missing = missing.iter().map(|(side, why)| ((*side).to_owned(), (*why).to_owned()));
+    let record = Record { name: name.into(), rounds, missing: missing.collect() };
+    ExperimentResult::new(choose(&[name.to_owned()]).unwrap().remove(0), record, was_kept)
+}
+
+/// Sample run: one claim confirmed, one refuted, one inconclusive and one not measured.
+pub(crate) fn sample() -> ReproduceRun {
+    let layouts = [("dense", 2.0), ("a page apart", 1.0)];
+    let layer = [("driver alone", 1.0), ("block layer", 0.5)];
+    let draws = [("multiplication", 1.2), ("division", 1.0)];
+    let chapters = vec![
+        chapter("slot-layout", vec![round("slot-layout", &layouts, 0.0); 3], &[], false),
+        chapter("block-layer", vec![round("block-layer", &layer, 0.0); 3], &[], true),
+        chapter("random-block", vec![round("random-block", &draws, 0.6); 3], &[], false),
+        chapter("tcp-busy-poll", Vec::new(), &[("busy polling", "no <card> here")], false),
+    ];
+    ReproduceRun {
+        pace: Effort::QUICK,
+        machine: quiet_machine().machine,
+        chapters,
+        command: "tenmil reproduce --quick --out '<b>'".into(),
+    }
+}

@@ -1,0 +1,58 @@
+//! Text report.
+
+use super::tally;
+use crate::reproduce::ReproduceRun;
+
+/// Renders one line per claim, and the summary.
+pub fn render(evidence: &ReproduceRun, written: &[String]) -> String {
+    let mut text = String::new();
+    for chapter in &evidence.chapters {
+        for (index, row) in chapter.rows().iter().enumerate() {
+            let name = if index == 0 { chapter.experiment.name } else { "" };
+            text += &format!("{name:<24}{:<16}{}\n", row.verdict.words(), row.asks);
+            text += &format!("{:<40}{}", "", row.found);
+            text += &format!("; expected {}\n", row.criterion);
+        }
+    }
+    text += &format!("\n{}.\n", tally(evidence));
+    let kept = evidence.chapters.iter().filter(|chapter| chapter.was_kept).count();
+    if kept > 0 {
+        text +=
+            &format!("{kept} of them were finished by an earlier run and are taken from there.\n");
+    }
+    for caveat in evidence.caveats() {
+        text += &format!("Mind: {caveat}.\n");
+    }
+    for path in written {
+        text += &format!("Written: {path}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::render;
+    use crate::reproduce::report::sample::sample;
+
+    #[test]
+    fn every_claim_has_its_verdict_and_a_number_only_where_there_is_an_answer() {
+        let text = render(&sample(), &["out/evidence.html".into()]);
+        let line = |name: &str| {
+            let mut lines = text.lines().skip_while(|line| !line.starts_with(name));
+            (lines.next().unwrap().to_owned(), lines.next().unwrap().trim().to_owned())
+        };
+        let (holds, by) = line("slot-layout");
+        assert!(holds.contains("holds"), "{holds}");
+        assert_eq!(by, "2.00 times (2.00–2.00); expected at least 1.20 times");
+        assert!(line("block-layer").0.contains("does not hold"));
+        let (open, why) = line("random-block");
+        assert!(open.contains("not conclusive"), "{open}");
+        assert!(why.starts_with("0 of 3 rounds count, expected 3; other programs used"), "{why}");
+        assert_eq!(line("tcp-busy-poll").1.split(';').next(), Some("no <card> here"));
+        assert!(
+            text.contains("1 of 4 claims hold here, 1 do not, 1 could not be decided, 1 cannot")
+        );
+        assert!(text.contains("1 of them were finished by an earlier run"));
+        assert!(text.ends_with("Written: out/evidence.html\n"));
+    }
+}

@@ -1,0 +1,327 @@
+//! Command-line interface: parses and validates the arguments, then runs the engine of the command.
+//!
+//! Exit codes: 0 success, 1 environment error (the machine is not set up), 2 usage error, 3 remote
+//! error (a controller or peer violated its contract; this includes every failed I/O). They are derived
+//! from [`ErrorCategory`] and never from text. `copy` adds two: 4 the devices differ, 130 interrupted.
+
+mod bind;
+mod complete;
+mod completions;
+mod config;
+mod copy;
+mod discover;
+mod doctor;
+mod events;
+mod evidence;
+mod examples;
+mod get;
+mod identify;
+mod identify_block;
+mod list;
+mod man;
+mod mirror;
+mod perf;
+mod pool;
+mod pool_access;
+mod proxy;
+mod renamed;
+mod report_file;
+mod rpc_endpoint;
+mod serve;
+mod set;
+mod sim;
+mod timeouts;
+mod top;
+mod unbind;
+mod usage;
+mod volume;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use tenmil_base::{Error, ErrorCategory};
+use tenmil_linux::file::Making;
+
+use crate::simulation::SimOptions;
+use tenmil_bench::perf::options::PerfOptions;
+use tenmil_bench::perf::outcome::PerfOutcome;
+use tenmil_bench::perf::progress::Progress;
+use tenmil_devices::identify::WithControllerFn;
+
+/// A user-space NVMe storage stack.
+#[derive(Debug, Parser)]
+#[command(name = "tenmil", version, about, subcommand_required = true, after_help = EXAMPLES)]
+#[command(max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run I/O workloads and report IOPS, latency and driver efficiency.
+    Perf(Box<perf::PerfArguments>),
+    /// Reproduce published claims about user-space storage stacks on this machine, in one report.
+    Reproduce(evidence::EvidenceArguments),
+    /// List the NVMe SSDs of this machine, the emulated SSDs and the block device kinds.
+    List(list::ListArguments),
+    /// Bind NVMe devices to vfio-pci, unless they are in use.
+    Bind(bind::BindArguments),
+    /// Bind NVMe devices back to their former drivers.
+    Unbind(unbind::UnbindArguments),
+    /// Check this machine for missing or slow settings, and print the fix for each.
+    Doctor(doctor::DoctorArguments),
+    /// Show Identify data, log pages and features of a device, decoded.
+    Identify(identify::IdentifyArguments),
+    /// Print the discovery log of an NVMe/TCP discovery controller.
+    Discover(discover::DiscoverArguments),
+    /// Print the timeouts for reconnect and failover.
+    Timeouts(timeouts::PolicyArguments),
+    /// Copy one block device to another.
+    Copy(copy::CopyArguments),
+    /// Export block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
+    Serve(serve::ServeArguments),
+    /// Proxy TCP connections, and fragment, delay, freeze or cut them (fault injection).
+    Proxy(proxy::ProxyArguments),
+    /// Run the driver against a simulated, misbehaving controller.
+    Sim(sim::SimArguments),
+    /// Query a running tenmil process; without a name, list the methods.
+    Get(get::GetArguments),
+    /// Change a setting of a running tenmil process.
+    Set(set::SetArguments),
+    /// Print the events of a running tenmil process.
+    Events(events::EventsArguments),
+    /// Create a mirror, show it, or change its legs.
+    Mirror(mirror::MirrorArguments),
+    /// Create, show, check or scrub a pool of volumes.
+    Pool(pool::StoreArguments),
+    /// Create, change, list or delete volumes, snapshots and clones.
+    Volume(volume::VolumeArguments),
+    /// Show the reactors, threads and pollers of a running tenmil process, live.
+    Top(top::TopArguments),
+    /// Print a shell completion script.
+    Completions(completions::CompletionsArguments),
+    /// Write the manual pages of all commands.
+    Man(man::ManArguments),
+    /// Convert configuration files of earlier versions
+    Config(config::ConfigArguments),
+    #[command(hide = true)]
+    Complete(complete::CompleteArguments),
+}
+
+#[cfg(test)]
+pub(crate) use perf::options_of as perf_options;
+
+/// Engines that the parsed command line runs. Tests substitute their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Engines {
+    /// Runs `perf`.
+    pub perf: PerfEngine,
+    /// Attaches one SSD and runs a closure with its controller.
+    pub identify: WithControllerFn,
+    /// Runs `sim`.
+    pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), Error>,
+}
+
+/// Runs `perf`: updates the progress during the run and calls the closure with it periodically.
+pub type PerfEngine =
+    fn(&PerfOptions, &Arc<Progress>, &mut dyn FnMut(&Progress)) -> Result<PerfOutcome, Error>;
+
+impl Engines {
+    /// The engines of the program.
+    pub fn real() -> Self {
+        Self {
+            perf: |options, progress, watch| rpc_endpoint::perf(options, progress, watch),
+            identify: tenmil_devices::emu::with_controller,
+            sim: rpc_endpoint::sim,
+        }
+    }
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil perf                              21 emulated SSDs, 10 s, and a page to look at
+  tenmil perf 'emu:ram?count=4' -w randrw  four SSDs that move data
+  tenmil reproduce --quick                 which claims hold here, on one page, in three minutes
+  tenmil list                              what there is
+  tenmil doctor                            what is missing or slow here, and what mends it
+  tenmil identify emu:null                 what an SSD says about itself
+  tenmil sim --seeds 1000                  a thousand misbehaving controllers
+  tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
+  tenmil copy file:/a file:/b --verify     a device to another, holes kept
+  tenmil discover tcp://127.0.0.1:8009     which SSDs another machine has
+  tenmil get                               what a running process can be asked
+  tenmil top                               what its threads do, second by second
+
+An emulated SSD needs no hardware, no root and no huge pages.
+Exit codes: 0 done; 1 the machine is not set up for it, and `tenmil doctor` may know why; 2 asked for
+something that cannot be; 3 a device or a peer did not do what it should.";
+
+/// Runs the command in `arguments` (program name first) and returns its exit code.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut out = io::stdout().lock();
+    crate::log::start();
+    if let Err(error) = tenmil_linux::signal::ignore_file_size() {
+        tracing::info!("ignore SIGXFSZ: {error}");
+    }
+    tenmil_linux::file::set_making(Making::Recorded);
+    let done = dispatch(&arguments, engines, &mut out);
+    // What opened a file and wrote nothing that mattered has not made it so far.
+    let done = done.and_then(|code| Ok(tenmil_linux::file::keep().map(|()| code)?));
+    crate::log::drain();
+    match done {
+        Ok(code) => code,
+        Err(refused) => {
+            // All devices are closed here, so files that this run created or grew can be restored.
+            tenmil_linux::file::put_back();
+            let mut errors = io::stderr().lock();
+            // Text from a peer is printed as one line; an error of a command line may have several. A
+            // failed write to standard error has nowhere to be reported.
+            let text = refused.to_string();
+            let text = match refused.category {
+                ErrorCategory::Remote => tenmil_base::text::plain(&text),
+                ErrorCategory::Usage | ErrorCategory::Environment => {
+                    tenmil_base::text::plain_lines(&text)
+                }
+            };
+            let _ = writeln!(errors, "error: {text}");
+            if let Some(hint) = &refused.hint {
+                let _ = writeln!(errors, "hint: {}", tenmil_base::text::plain_lines(hint));
+            }
+            ExitCode::from(refused.category.exit_code())
+        }
+    }
+}
+
+impl Command {
+    /// Whether the command creates and grows no file.
+    fn is_read_only(&self) -> bool {
+        match self {
+            Self::Identify(_) => true,
+            Self::Perf(perf) => perf.only_reads(),
+            Self::Mirror(mirror) => mirror.only_reads(),
+            Self::Pool(store) => store.only_reads(),
+            Self::Volume(volume) => volume.only_reads(),
+            _ => false,
+        }
+    }
+}
+
+fn dispatch(
+    arguments: &[OsString],
+    engines: &Engines,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let mut command = grammar();
+    let parsed = command.try_get_matches_from_mut(arguments);
+    let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
+    if parsed.as_ref().is_ok_and(|arguments| arguments.command.is_read_only()) {
+        tenmil_linux::file::refuse_making();
+    }
+    match parsed {
+        Err(error) if !error.use_stderr() => {
+            write_out(out, &error.render().to_string())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => Err(usage::usage_error(&error, &command, arguments)),
+        Ok(Arguments { command: Command::Perf(perf) }) => {
+            perf::run(&perf, &command_line(arguments), engines, out)
+        }
+        Ok(Arguments { command: Command::Reproduce(evidence) }) => {
+            evidence::run(&evidence, &command_line(arguments), out)
+        }
+        Ok(Arguments { command: Command::List(list) }) => list::run(&list, out),
+        Ok(Arguments { command: Command::Bind(bind) }) => bind::run(&bind, out),
+        Ok(Arguments { command: Command::Unbind(unbind) }) => unbind::run(&unbind, out),
+        Ok(Arguments { command: Command::Doctor(doctor) }) => doctor::run(&doctor, out),
+        Ok(Arguments { command: Command::Identify(identify) }) => {
+            identify::run(&identify, engines, out)
+        }
+        Ok(Arguments { command: Command::Discover(discover) }) => discover::run(&discover, out),
+        Ok(Arguments { command: Command::Timeouts(policy) }) => timeouts::run(&policy, out),
+        Ok(Arguments { command: Command::Copy(copy) }) => {
+            copy::run(&copy, &command_line(arguments), out)
+        }
+        Ok(Arguments { command: Command::Serve(serve) }) => serve::run(&serve, out),
+        Ok(Arguments { command: Command::Proxy(proxy) }) => proxy::run(&proxy, out),
+        Ok(Arguments { command: Command::Get(get) }) => get::run(&get, out),
+        Ok(Arguments { command: Command::Set(set) }) => set::run(&set, out),
+        Ok(Arguments { command: Command::Events(events) }) => events::run(&events, out),
+        Ok(Arguments { command: Command::Mirror(mirror) }) => mirror::run(&mirror, out),
+        Ok(Arguments { command: Command::Pool(store) }) => pool::run(&store, out),
+        Ok(Arguments { command: Command::Volume(volume) }) => volume::run(&volume, out),
+        Ok(Arguments { command: Command::Top(top) }) => top::run(&top, out),
+        Ok(Arguments { command: Command::Completions(asked) }) => {
+            completions::run(&asked, grammar(), out)
+        }
+        Ok(Arguments { command: Command::Man(man) }) => man::run(&man, grammar(), out),
+        Ok(Arguments { command: Command::Config(config) }) => config::run(&config, out),
+        Ok(Arguments { command: Command::Complete(_) }) => complete::run(out),
+        Ok(Arguments { command: Command::Sim(sim) }) => {
+            (engines.sim)(&sim.options(), out)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// All commands, each with its examples.
+fn grammar() -> clap::Command {
+    examples::inherit_examples(Arguments::command())
+}
+
+/// Writes to standard output; a failure, such as a closed pipe, is an environment error.
+fn write_out(out: &mut dyn Write, text: &str) -> Result<(), Error> {
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| Error::environment(format!("write to standard output: {error}")))
+}
+
+/// The command line, quoted for a shell.
+fn command_line(arguments: &[OsString]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=:,./+@%".contains(c);
+    let quoted = arguments.iter().skip(1).map(|argument| {
+        let text = argument.to_string_lossy();
+        if !text.is_empty() && text.chars().all(plain) {
+            text.into_owned()
+        } else {
+            format!("'{}'", text.replace('\'', r"'\''"))
+        }
+    });
+    core::iter::once("tenmil".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::{command_line, grammar};
+
+    /// Names of commands that have no example.
+    fn without_example(command: &clap::Command, names: &mut Vec<String>) {
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        if !help.contains("xample") || !help.contains(command.get_name()) {
+            names.push(command.get_name().to_owned());
+        }
+        for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+            without_example(inner, names);
+        }
+    }
+
+    #[test]
+    fn every_command_has_an_example_in_its_help() {
+        let mut names = Vec::new();
+        without_example(&grammar(), &mut names);
+        assert_eq!(names, Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_command_line_is_quoted_where_a_shell_would_read_it_otherwise() {
+        let words = ["/bin/tenmil", "perf", "emu:null?count=2", "-t", "5", "it's", ""];
+        let words: Vec<OsString> = words.iter().map(Into::into).collect();
+        assert_eq!(command_line(&words), r"tenmil perf 'emu:null?count=2' -t 5 'it'\''s' ''");
+    }
+}

@@ -1,0 +1,341 @@
+//! `tenmil bind`: binds NVMe devices to vfio-pci.
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+use tenmil_base::{Error, Span};
+use tenmil_block::overwrite::{DeviceEdges, END_BYTES, probe};
+use tenmil_block::uri::Uri;
+use tenmil_linux::StepTiming;
+use tenmil_linux::file::read_ends;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::pci::{self, Address, BindPlan, BindRequest, BoundDevice, DiskSignature};
+
+use super::write_out;
+use tenmil_devices::pcie::PcieName;
+use tenmil_linux::file::reason;
+
+/// Bind NVMe devices to vfio-pci, unless they are in use.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct BindArguments {
+    /// PCI addresses, such as 0000:5e:00.0; either all of them are bound or none
+    #[arg(value_name = "ADDRESS", required = true, num_args = 1..)]
+    addresses: Vec<Address>,
+
+    /// Show what would be done and what prevents it; change nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Owner of the VFIO device node, a user name or number [default: the user that invoked sudo]
+    #[arg(long, value_name = "USER")]
+    owner: Option<String>,
+
+    /// Bind even if the disk with this serial number is in use; its users lose it
+    #[arg(long, value_name = "SERIAL")]
+    even_if_in_use: Vec<String>,
+
+    /// Work without an IOMMU: the SSD and its driver can read and write all memory
+    #[arg(long)]
+    unsafe_no_iommu: bool,
+
+    /// Afterwards attach each SSD, read its first block, and print the time of every step
+    #[arg(long, conflicts_with = "dry_run")]
+    r#try: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil list                                which SSDs there are, and who uses them
+  tenmil bind 0000:5e:00.0 --dry-run         the steps, or what is in the way
+  sudo tenmil bind 0000:5e:00.0              take it; whoever calls sudo may drive it
+  sudo tenmil bind 0000:5e:00.0 --try        and see that it answers, and how soon
+  sudo tenmil unbind 0000:5e:00.0            give it back
+
+The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pcie:ADDRESS` names it
+then, as in `tenmil perf pcie:0000:5e:00.0`. docs/devices.md says what is refused, and why.";
+
+/// Runs `bind`, or prints the plan with `--dry-run`.
+pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+    let machine = Machine::this();
+    // With sudo, the invoking user becomes the owner of the device node.
+    let sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
+    let owner = arguments.owner.as_ref().or(sudo.as_ref());
+    let owner = owner.map(|user| user_number(&machine, user)).transpose()?;
+    let terms = BindRequest {
+        owner,
+        no_iommu: arguments.unsafe_no_iommu,
+        even_if_in_use: &arguments.even_if_in_use,
+        marks: &marks,
+    };
+    let mut addresses = arguments.addresses.clone();
+    addresses.sort();
+    addresses.dedup();
+    if arguments.dry_run {
+        let verdicts = pci::plan_bind(&machine, &addresses, &terms)?;
+        let text =
+            if arguments.json { verdicts_as_json(&verdicts) } else { verdicts_as_text(&verdicts) };
+        write_out(out, &text)?;
+        let first = verdicts.iter().flat_map(|verdict| &verdict.obstacles).next();
+        let code = |obstacle: &pci::BindObstacle| ExitCode::from(obstacle.category().exit_code());
+        return Ok(first.map_or(ExitCode::SUCCESS, code));
+    }
+    let bound = pci::bind(&machine, &addresses, &terms)?;
+    let tried = bound.iter().map(|one| arguments.r#try.then(|| try_out(one, arguments)));
+    let tried: Vec<Option<BindTimings>> = tried.collect();
+    let all = || bound.iter().zip(&tried);
+    let text = if arguments.json { bound_as_json(all()) } else { bound_as_text(all()) };
+    write_out(out, &text)?;
+    // A failed trial is reported after the output, because the devices stay bound.
+    let failed = tried.into_iter().flatten().find_map(Result::err);
+    failed.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Steps up to the first block read, with their durations, or the error that ended them.
+type BindTimings = Result<Vec<StepTiming>, Error>;
+
+fn try_out(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
+    let (address, unsafely) = (bound.address, arguments.unsafe_no_iommu);
+    let flag = if unsafely { "?unsafe-no-iommu=yes" } else { "" };
+    let uri: Uri = format!("{}:{address}{flag}", PcieName::SCHEME).parse()?;
+    let driven = tenmil_devices::pcie::try_out(&PcieName::of(&uri)?)?;
+    Ok(bound.took.iter().cloned().chain(driven).collect())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
+fn ms(span: Span) -> f64 {
+    span.ns as f64 / 1e6
+}
+
+fn total(took: &[StepTiming]) -> Span {
+    Span { ns: took.iter().map(|one| one.span.ns).sum() }
+}
+
+/// Signatures found on the disk or partition at `path`.
+fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
+    let (head, tail, size_bytes) = read_ends(path, END_BYTES).map_err(|error| reason(&error))?;
+    let found = probe(&DeviceEdges { head: &head, tail: &tail, size_bytes });
+    let mark = |one: &tenmil_block::overwrite::Signature| DiskSignature {
+        text: one.to_string(),
+        is_member: one.is_member(),
+    };
+    Ok(found.iter().map(mark).collect())
+}
+
+fn user_number(machine: &Machine, user: &str) -> Result<u32, Error> {
+    if let Ok(number) = user.parse() {
+        return Ok(number);
+    }
+    // `name:password:uid:…` (passwd(5)).
+    let users = machine.text("etc/passwd").unwrap_or_default();
+    let line = users.lines().find(|line| line.split(':').next() == Some(user));
+    let number = line.and_then(|line| line.split(':').nth(2)?.parse().ok());
+    number.ok_or_else(|| {
+        Error::usage(format!("--owner {user}: no such user in /etc/passwd, expected one"))
+            .with_hint("`id -u NAME` tells the number of any user, which --owner takes as well")
+    })
+}
+
+fn verdicts_as_text(verdicts: &[BindPlan]) -> String {
+    let mut text = String::new();
+    for verdict in verdicts {
+        let address = verdict.address;
+        let current = verdict.function.as_ref().and_then(|function| function.driver.as_deref());
+        let _ = match verdict.obstacles.len() {
+            0 if verdict.steps.is_empty() => {
+                writeln!(text, "{address}: has driver {} already; nothing is to be done", pci::VFIO)
+            }
+            0 => writeln!(
+                text,
+                "{address}: driver {} would become {}, by these steps",
+                current.unwrap_or("none"),
+                pci::VFIO
+            ),
+            _ => writeln!(text, "{address}: is not taken"),
+        };
+        for obstacle in &verdict.obstacles {
+            let _ = writeln!(text, "  {obstacle}\n    {}", obstacle.remedy());
+        }
+        if verdict.obstacles.is_empty() {
+            for step in &verdict.steps {
+                let _ = writeln!(text, "  {}", step.shown(address));
+            }
+        }
+        verdict.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
+    }
+    text
+}
+
+fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
+    let verdicts: Vec<_> = verdicts
+        .iter()
+        .map(|verdict| {
+            let obstacles = verdict.obstacles.iter().map(|one| {
+                json!({
+                    "found": one.to_string(),
+                    "remedy": one.remedy(),
+                    "yields_to_serial": one.yields_to_serial(),
+                })
+            });
+            let steps = verdict.steps.iter().map(|step| step.shown(verdict.address));
+            json!({
+                "address": verdict.address.to_string(),
+                "driver": verdict.function.as_ref().and_then(|one| one.driver.as_deref()),
+                "next_driver": pci::VFIO,
+                "obstacles": obstacles.collect::<Vec<_>>(),
+                "steps": steps.collect::<Vec<_>>(),
+                "notes": verdict.notes,
+            })
+        })
+        .collect();
+    format!("{:#}\n", json!({ "dry_run": verdicts }))
+}
+
+fn bound_as_text<'a>(
+    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<BindTimings>)>,
+) -> String {
+    let mut text = String::new();
+    for (one, tried) in bound {
+        let (address, driver) = (one.address, one.former.as_deref().unwrap_or("none"));
+        let _ = if one.is_new {
+            writeln!(text, "{address}: bound to {}, before to {driver}", pci::VFIO)
+        } else {
+            writeln!(text, "{address}: is bound to {} already", pci::VFIO)
+        };
+        one.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
+        let Some(Ok(took)) = tried else { continue };
+        let _ = writeln!(text, "  its first block was read in {:.1} ms", ms(total(took)));
+        for StepTiming { step, span } in took {
+            let _ = writeln!(text, "  {:>8.1} ms  {step}", ms(*span));
+        }
+    }
+    text
+}
+
+fn bound_as_json<'a>(
+    bound: impl Iterator<Item = (&'a BoundDevice, &'a Option<BindTimings>)>,
+) -> String {
+    let steps = |took: &[StepTiming]| {
+        let steps = took.iter().map(|one| json!({ "step": one.step, "ns": one.span.ns }));
+        steps.collect::<Vec<_>>()
+    };
+    let bound: Vec<_> = bound
+        .map(|(one, tried)| {
+            let tried = tried.as_ref().map(|tried| match tried {
+                Ok(took) => {
+                    json!({ "first_block_ns": total(took).ns, "steps": steps(took) })
+                }
+                Err(refused) => json!({ "error": refused.text }),
+            });
+            json!({
+                "address": one.address.to_string(),
+                "former_driver": one.former,
+                "driver": pci::VFIO,
+                "is_new": one.is_new,
+                "notes": one.notes,
+                "steps": steps(&one.took),
+                "tried": tried,
+            })
+        })
+        .collect();
+    format!("{:#}\n", json!({ "bound": bound }))
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Span;
+    use tenmil_linux::StepTiming;
+    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::pci::{Address, BindObstacle, BindPlan, BindStep, BoundDevice};
+
+    use super::{
+        BindTimings, bound_as_json, bound_as_text, user_number, verdicts_as_json, verdicts_as_text,
+    };
+    use tenmil_base::Error;
+
+    fn address() -> Address {
+        "5e:00.0".parse().unwrap()
+    }
+
+    fn verdict(obstacles: Vec<BindObstacle>, steps: Vec<BindStep>) -> BindPlan {
+        let mut verdict = BindPlan::nothing(address());
+        (verdict.obstacles, verdict.steps) = (obstacles, steps);
+        verdict.notes.push("mind".into());
+        verdict
+    }
+
+    #[test]
+    fn a_dry_run_shows_the_steps_or_what_is_in_the_way_with_what_mends_it() {
+        let taken = verdict(Vec::new(), vec![BindStep::Unbind { driver: "nvme".into() }]);
+        let refused = verdict(vec![BindObstacle::NoIommu], Vec::new());
+        let text = verdicts_as_text(&[taken, refused, verdict(Vec::new(), Vec::new())]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "0000:5e:00.0: driver none would become vfio-pci, by these steps");
+        assert_eq!(lines[1], "  echo 0000:5e:00.0 > /sys/bus/pci/drivers/nvme/unbind");
+        assert_eq!(lines[2], "  note: mind");
+        assert_eq!(lines[3], "0000:5e:00.0: is not taken");
+        assert_eq!(lines[4], "  it has no IOMMU group, expected an IOMMU that is on");
+        assert!(lines[5].starts_with("    Switch on VT-d"), "{text}");
+        assert_eq!(lines[7], "0000:5e:00.0: has driver vfio-pci already; nothing is to be done");
+        let json = verdicts_as_json(&[verdict(vec![BindObstacle::NoIommu], Vec::new())]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["dry_run"][0]["obstacles"][0]["yields_to_serial"], false);
+    }
+
+    #[test]
+    fn an_owner_is_a_number_or_a_name_that_is_known() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("etc")).unwrap();
+        let users = "root:x:0:0::/:/bin/sh\nann:x:1007:7::/:/bin/sh\n";
+        std::fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(root.path().join("etc/passwd"))
+            .and_then(|mut file| std::io::Write::write_all(&mut file, users.as_bytes()))
+            .unwrap();
+        let machine = Machine::under(root.path());
+        assert_eq!(user_number(&machine, "ann"), Ok(1007));
+        assert_eq!(user_number(&machine, "12"), Ok(12));
+        assert_eq!(
+            user_number(&machine, "bob").unwrap_err().text,
+            "--owner bob: no such user in /etc/passwd, expected one"
+        );
+    }
+
+    fn took(step: &str, us: u64) -> StepTiming {
+        StepTiming { step: step.to_owned(), span: Span::from_us(us) }
+    }
+
+    #[test]
+    fn what_was_tried_is_told_step_by_step_and_what_failed_is_told_in_json() {
+        let bound = BoundDevice {
+            address: address(),
+            former: Some("nvme".to_owned()),
+            is_new: true,
+            notes: Vec::new(),
+            took: vec![took("unbind it", 1250)],
+        };
+        let text = |tried| bound_as_text([(&bound, &tried)].into_iter());
+        let json = |tried| bound_as_json([(&bound, &tried)].into_iter());
+        assert_eq!(text(None), "0000:5e:00.0: bound to vfio-pci, before to nvme\n");
+        assert!(json(None).contains("\"ns\": 1250000") && json(None).contains("\"tried\": null"));
+        let whole: fn() -> BindTimings = || Ok(vec![took("unbind it", 1250), took("read it", 300)]);
+        let told = text(Some(whole()));
+        assert!(
+            told.ends_with("read in 1.6 ms\n       1.2 ms  unbind it\n       0.3 ms  read it\n"),
+            "{told}"
+        );
+        assert!(json(Some(whole())).contains("\"first_block_ns\": 1550000"));
+        let failed = || Some(Err(Error::remote("it does not answer")));
+        assert_eq!(text(failed()), text(None), "the error comes by itself");
+        assert!(json(failed()).contains("\"error\": \"it does not answer\""));
+    }
+}

@@ -1,0 +1,130 @@
+//! `tenmil discover`: prints and watches discovery logs.
+
+mod watch;
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tenmil_base::{Error, Span};
+use tenmil_block::quantity::parse_time;
+use tenmil_wire::log::discovery::{DiscoveryEntry, SubsystemType, TransportType};
+
+use super::write_out;
+use tenmil_devices::tcp::{DiscoveryLog, discover, discovery_service};
+
+/// Print the discovery log of an NVMe/TCP discovery controller: its subsystems and their addresses.
+///
+/// The host NQN and the timeouts are options of the URI, as in tcp://HOST:PORT?hostnqn=NQN&ctrl-loss-timeout=1m: the
+/// log depends on the host NQN, and `tenmil timeouts` explains the timeouts.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct DiscoverArguments {
+    /// Discovery service: tcp://HOST:PORT, usually port 8009 or the port of a subsystem
+    #[arg(value_name = "ADDRESS")]
+    address: String,
+
+    /// Print JSON; with --watch, one object per line
+    #[arg(long)]
+    json: bool,
+
+    /// Stay connected and print changes of the log, one per line, until Ctrl-C
+    #[arg(short, long)]
+    watch: bool,
+
+    /// Watch for this time, such as 10 or 500ms
+    #[arg(short, long, value_name = "TIME", value_parser = parse_time, requires = "watch")]
+    time: Option<Span>,
+
+    /// Stop after this many changes
+    #[arg(long, value_name = "N", value_parser = super::perf::whole::<u64>, requires = "watch")]
+    count: Option<u64>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil discover tcp://127.0.0.1:4420
+  tenmil discover tcp://192.0.2.7:8009 --json | jq -r '.entries[].uri'
+  tenmil discover tcp://192.0.2.7:8009 --watch --json | jq -r 'select(.change == \"came\").uri'";
+
+/// Reads the log and prints it, or watches it with `--watch`.
+pub(super) fn run(arguments: &DiscoverArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+    let name = discovery_service(&arguments.address)?;
+    if arguments.watch {
+        return watch::run(arguments, &name, out);
+    }
+    let found = discover(&name)?;
+    let printed = if arguments.json { as_json(&found) } else { as_text(&name.address, &found) };
+    write_out(out, &printed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The tenmil URI of a log entry, if its transport is supported.
+fn uri_of(entry: &DiscoveryEntry) -> Option<String> {
+    let port = entry.port().filter(|_| entry.trtype() == TransportType::Tcp)?;
+    let address = entry.traddr().to_string();
+    let address = if address.contains(':') { format!("[{address}]") } else { address };
+    match entry.subtype() {
+        SubsystemType::Nvm => Some(format!("tcp://{address}:{port}/{}", entry.subnqn())),
+        _ => Some(format!("tcp://{address}:{port}")),
+    }
+}
+
+fn kind_of(entry: &DiscoveryEntry) -> &'static str {
+    match entry.subtype() {
+        SubsystemType::Nvm => "SSD",
+        SubsystemType::Referral => "referral",
+        SubsystemType::Discovery => "discovery",
+        _ => "unknown",
+    }
+}
+
+fn as_text(address: &str, found: &DiscoveryLog) -> String {
+    let count = found.entries.len();
+    let ways = if count == 1 { "way" } else { "ways" };
+    let mut text = format!("tcp://{address}: {count} {ways}, generation {}\n", found.generation);
+    for entry in &found.entries {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {}", line_of(entry));
+    }
+    text
+}
+
+/// Transport name, as in `nvme connect --transport`.
+const fn transport_of(transport: TransportType) -> &'static str {
+    match transport {
+        TransportType::Tcp => "tcp",
+        TransportType::Rdma => "rdma",
+        TransportType::FibreChannel => "fc",
+        TransportType::Loop => "loop",
+        _ => "unknown",
+    }
+}
+
+/// A log entry as one line of text.
+fn line_of(entry: &DiscoveryEntry) -> String {
+    let uri = uri_of(entry).unwrap_or_else(|| {
+        format!("{} over {}, which is not supported", entry.subnqn(), transport_of(entry.trtype()))
+    });
+    format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), tenmil_base::text::plain(&uri))
+}
+
+fn as_json(found: &DiscoveryLog) -> String {
+    let entries: Vec<_> = found.entries.iter().map(object_of).collect();
+    format!("{:#}\n", json!({ "generation": found.generation, "entries": entries }))
+}
+
+fn object_of(entry: &DiscoveryEntry) -> Value {
+    json!({
+        "kind": kind_of(entry),
+        "uri": uri_of(entry),
+        "subsystem": entry.subnqn().to_string(),
+        "transport": transport_of(entry.trtype()),
+        "address": entry.traddr().to_string(),
+        "service": entry.trsvcid().to_string(),
+        "port": entry.portid(),
+        "controller": entry.cntlid(),
+    })
+}

@@ -1,0 +1,175 @@
+//! `tenmil reproduce`: runs the experiments of the reproduction report.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tenmil_base::{Error, Span};
+use tenmil_bench::experiment::Effort;
+use tenmil_linux::{Clock, Environment};
+
+use super::{perf, write_out};
+use tenmil_bench::reproduce::report::{html, json, text};
+use tenmil_bench::reproduce::{Progress, ReportDirectory, ReproduceRun, TestBench, choose, key};
+
+/// Reproduce published claims about user-space storage stacks on this machine.
+///
+/// The sides of each comparison run alternately. The result is one page, evidence.html, with
+/// evidence.json beside it: which claims hold here, by how much, and which could not be tested.
+#[derive(Debug, Args)]
+#[command(after_help = MORE)]
+pub(super) struct EvidenceArguments {
+    /// Finish within 3 minutes: fewer and shorter rounds, no long comparisons
+    #[arg(long)]
+    quick: bool,
+
+    /// Run only these experiments
+    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    only: Vec<String>,
+
+    /// List the experiments and exit
+    #[arg(long)]
+    list: bool,
+
+    /// Directory of the reports and of finished experiments
+    #[arg(long, value_name = "DIR", default_value = "tenmil-bench")]
+    out: PathBuf,
+
+    /// Directory with the build variants of `cargo xtask pgo`
+    #[arg(long, value_name = "DIR")]
+    builds: Option<PathBuf>,
+
+    /// Print JSON instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+const MORE: &str = "\
+A full run takes up to 30 minutes. It wants two cores, and nobody else on them: rounds in which
+others use the machine say less, or nothing. What is finished is kept in DIR; the same program on the same
+machine with the same options takes it from there, so a run that was stopped goes on.
+
+Examples:
+  tenmil reproduce --quick                          three minutes; then look at tenmil-bench/evidence.html
+  tenmil reproduce                                  the whole of it
+  tenmil reproduce --list                           what is claimed, and by which name it is chosen
+  tenmil reproduce --only submission-doorbell polling
+  tenmil reproduce --only slot-layout,random-block --quick --json
+  cargo xtask pgo                                  builds with a profile, then compares them by this
+
+Exit codes: 0 done, whatever the verdicts are, 1 machine not set up, 2 bad arguments, 130 interrupted.";
+
+/// Exit status of a program that SIGINT has ended, by shell convention (128 + 2).
+const INTERRUPTED: u8 = 130;
+
+/// Runs the experiments and writes the reports.
+pub(super) fn run(
+    arguments: &EvidenceArguments,
+    command: &str,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let chosen = choose(&arguments.only)?;
+    if arguments.list {
+        let listed = match arguments.json {
+            true => json::list(&chosen),
+            false => chosen.iter().map(|it| format!("{:<24}{}\n", it.name, it.claim)).collect(),
+        };
+        write_out(out, &listed)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let pace = if arguments.quick { Effort::QUICK } else { Effort::FULL };
+    let machine = Environment::read();
+    let store =
+        ReportDirectory::open(&arguments.out, key(&machine, &pace, arguments.builds.as_deref()))?;
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
+    let clock = Clock::start();
+    let mut stand = TestBench::new(clock, perf::options_of, arguments.builds.clone());
+    let mut line = ProgressLine { is_terminal: std::io::stderr().is_terminal() };
+    let chapters =
+        tenmil_bench::reproduce::run(chosen, pace, &mut stand, &store, clock, &mut |progress| {
+            // A closed terminal does not end the measurement.
+            let _ = line.tell(progress, &mut std::io::stderr());
+        });
+    drop(stand);
+    let Ok(chapters) = chapters else {
+        let kept = arguments.out.display();
+        tracing::info!("interrupted: what is finished is kept in {kept}; the same command goes on");
+        return Ok(ExitCode::from(INTERRUPTED));
+    };
+    let evidence = ReproduceRun { pace, machine, chapters, command: command.to_owned() };
+    let report = json::render(&evidence);
+    let written = vec![
+        store.write("evidence.html", &html::render(&evidence))?,
+        store.write("evidence.json", &report)?,
+    ];
+    write_out(out, &if arguments.json { report } else { text::render(&evidence, &written) })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Progress output: one updated line on a terminal, and one line per finished experiment.
+struct ProgressLine {
+    is_terminal: bool,
+}
+
+impl ProgressLine {
+    fn tell(&mut self, progress: &Progress<'_>, errors: &mut dyn Write) -> std::io::Result<()> {
+        // Erases the previous progress line.
+        let clear = if self.is_terminal { "\r\x1b[K" } else { "" };
+        match progress {
+            Progress::Turn { number, count, name, step, left } if self.is_terminal => write!(
+                errors,
+                "{clear}{number}/{count} {name}: round {} of {}, {}; at most {} left",
+                step.round,
+                step.rounds,
+                step.label,
+                minutes(*left)
+            )?,
+            Progress::Turn { .. } => {}
+            Progress::Finished(chapter) => {
+                let row = chapter.rows().into_iter().next();
+                let found = row.map_or_else(String::new, |row| row.found);
+                let kept = if chapter.was_kept { " (kept from an earlier run)" } else { "" };
+                let (name, verdict) = (chapter.experiment.name, chapter.verdict().words());
+                writeln!(errors, "{clear}{name}: {verdict}: {found}{kept}")?;
+            }
+        }
+        errors.flush()
+    }
+}
+
+/// `12 min`, or seconds below two minutes.
+fn minutes(span: Span) -> String {
+    let seconds = span.ns.div_ceil(1_000_000_000);
+    if seconds < 120 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::Span;
+    use tenmil_bench::reproduce::{loads, words_of};
+    use tenmil_linux::CpuList;
+
+    use super::minutes;
+
+    #[test]
+    fn what_is_left_is_told_in_what_suits_it() {
+        assert_eq!(minutes(Span::from_ms(1500)), "2 s");
+        assert_eq!(minutes(Span::from_secs(119)), "119 s");
+        assert_eq!(minutes(Span::from_secs(121)), "3 min");
+    }
+
+    #[test]
+    fn every_load_is_one_that_perf_understands() {
+        let cores = CpuList::parse("0-1").unwrap();
+        assert!(loads().len() > 30);
+        for (name, words) in loads() {
+            let target = "tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk";
+            let words = words_of(words, &cores, target).unwrap();
+            let parsed = crate::commands::perf_options(&words);
+            assert!(parsed.is_ok(), "{name}: {words:?}: {parsed:?}");
+            assert!(!words.iter().any(|word| word.contains(['{', '}'])), "{name}: {words:?}");
+        }
+    }
+}

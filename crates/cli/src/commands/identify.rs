@@ -1,0 +1,120 @@
+//! `tenmil identify`: shows what a device reports about itself.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{Engines, write_out};
+use tenmil_devices::identify::{Document, interrogate, show};
+
+use super::identify_block::block_device;
+use tenmil_base::Error;
+use tenmil_devices::{EmuSpec, PcieName, TcpName, Uri, VfuName};
+
+/// Show what a device reports about itself. For an SSD: registers, Identify data, log pages and
+/// features, decoded. For any other block device: size, limits, operations, durability and signatures.
+///
+/// Read-only: pending asynchronous events stay pending. A namespace given by `ns=` that is not attached
+/// to this host is an error.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct IdentifyArguments {
+    /// Device, such as emu:null, ram:1g or file:/var/tmp/disk
+    #[arg(value_name = "URI", value_parser = parse_uri)]
+    uri: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Also show fields that are zero
+    #[arg(long)]
+    all: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil identify emu:null
+  tenmil identify file:/var/tmp/disk
+  tenmil identify tcp://127.0.0.1:4420/nqn.2024-01.example:disk
+  tenmil identify 'tcp://127.0.0.1:4420/nqn.2024-01.example:disk?ns=2'
+  tenmil identify vfio-user:/tmp/disk.sock
+  tenmil identify pcie:0000:5e:00.0
+  tenmil identify emu:null --json | jq .controller.identify.mn";
+
+fn parse_uri(text: &str) -> Result<Uri, Error> {
+    let uri: Uri = text.parse()?;
+    match uri.count() {
+        1 => Ok(uri),
+        count => Err(Error::usage(format!("{text}: {count} SSDs are named, expected one"))),
+    }
+}
+
+/// Reads the device and prints the result.
+pub(super) fn run(
+    arguments: &IdentifyArguments,
+    engines: &Engines,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let text = match &arguments.uri {
+        Uri::Emu(spec) => ask_ssd(spec, arguments, engines)?,
+        Uri::Block(uri) if uri.scheme() == TcpName::SCHEME => {
+            let mut document = Document::default();
+            tenmil_devices::tcp::with_controller(&TcpName::of(uri)?, &mut |controller| {
+                document = interrogate(controller)?;
+                Ok(())
+            })?;
+            require(uri, &document)?;
+            printed(&document, arguments)
+        }
+        Uri::Block(uri) if uri.scheme() == VfuName::SCHEME => {
+            let mut document = Document::default();
+            tenmil_devices::vfio_user::with_controller(&VfuName::of(uri)?, &mut |controller| {
+                document = interrogate(controller)?;
+                Ok(())
+            })?;
+            require(uri, &document)?;
+            printed(&document, arguments)
+        }
+        Uri::Block(uri) if uri.scheme() == PcieName::SCHEME => {
+            let mut document = Document::default();
+            tenmil_devices::pcie::with_controller(&PcieName::of(uri)?, &mut |controller| {
+                document = interrogate(controller)?;
+                Ok(())
+            })?;
+            require(uri, &document)?;
+            printed(&document, arguments)
+        }
+        Uri::Block(uri) => {
+            let device = block_device(uri)?;
+            if arguments.json { device.json() } else { device.text() }
+        }
+    };
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that the namespace of the URI, if it names one, is attached to this host.
+fn require(uri: &tenmil_block::uri::Uri, document: &Document) -> Result<(), Error> {
+    let named = uri.fields().number("ns", 1..=u64::from(u32::MAX - 1))?;
+    let named = named.and_then(|nsid| u32::try_from(nsid).ok());
+    named.map_or(Ok(()), |nsid| document.require(&uri.to_string(), nsid))
+}
+
+fn ask_ssd(
+    spec: &EmuSpec,
+    arguments: &IdentifyArguments,
+    engines: &Engines,
+) -> Result<String, Error> {
+    let mut document = Document::default();
+    (engines.identify)(spec, &mut |controller| {
+        document = interrogate(controller)?;
+        Ok(())
+    })?;
+    Ok(printed(&document, arguments))
+}
+
+fn printed(document: &Document, arguments: &IdentifyArguments) -> String {
+    if arguments.json { show::json(document) } else { show::text(document, arguments.all) }
+}

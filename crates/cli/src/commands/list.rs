@@ -1,0 +1,158 @@
+//! `tenmil list`: lists SSDs and block device kinds.
+
+mod follow;
+mod functions;
+
+use std::fmt::Write as _;
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::json;
+use tenmil_base::{Error, Span};
+use tenmil_block::quantity::parse_time;
+use tenmil_linux::kernel_files::Machine;
+
+use super::write_out;
+use follow::FollowLimit;
+use functions::FunctionInfo;
+use tenmil_devices::MODELS;
+
+/// List the NVMe SSDs of this machine, the emulated SSDs and the block device kinds.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct ListArguments {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Print NVMe functions as they are added, changed and removed, one per line, until Ctrl-C
+    #[arg(long)]
+    follow: bool,
+
+    /// Stop after this many changes
+    #[arg(long, value_name = "N", requires = "follow", value_parser = super::perf::whole::<u64>)]
+    count: Option<u64>,
+
+    /// Stop after this time, such as 10 or 500ms
+    #[arg(short, long, value_name = "TIME", requires = "follow", value_parser = parse_time)]
+    time: Option<Span>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil list
+  sudo tenmil list                              also which processes have an SSD open
+  tenmil list --json | jq '.pci[].address'
+  tenmil list --follow --json                   a line for each SSD that is put in or pulled
+
+`tenmil bind` takes an SSD from the kernel; docs/devices.md says when it refuses to.";
+
+/// Emulated SSDs that are not models of a product.
+const MEDIA: [(&str, &str); 3] = [
+    ("emu:null", "answers and moves no data: the cost of the driver alone"),
+    ("emu:ram", "keeps its blocks in memory"),
+    ("emu:file:PATH", "keeps its blocks in a file"),
+];
+
+/// Block device kinds and what they are.
+const BLOCK: [(&str, &str); 14] = [
+    ("null:", "answers and moves no data, without a driver in between"),
+    ("ram:SIZE", "blocks in memory"),
+    ("file:PATH", "blocks in a file or on a block device"),
+    ("model:NAME", "blocks in memory, as slow as a real device is said to be"),
+    ("delay:[URI]", "another device, with answers kept back"),
+    ("fault:[URI]", "another device that fails on purpose"),
+    ("split:[URI]", "a part of another device"),
+    ("stripe:[URI],[URI]", "several devices side by side"),
+    ("mirror:[URI],[URI]", "every block on several devices"),
+    ("volume:[URI]/NAME", "a volume of the pool on another device"),
+    ("crypt:[URI]", CRYPT),
+    ("tcp://HOST:PORT/NQN", "an SSD behind a network, over NVMe/TCP"),
+    ("vfio-user:PATH", "a controller of another process, at its socket"),
+    ("pcie:ADDRESS", "an SSD on the bus that `tenmil bind` has taken"),
+];
+
+#[cfg(feature = "crypt")]
+const CRYPT: &str = "another device, encrypted";
+#[cfg(not(feature = "crypt"))]
+const CRYPT: &str = "another device, encrypted; not in this build, but with `--features crypt`";
+
+/// Prints the lists, or follows changes with `--follow`.
+pub(super) fn run(arguments: &ListArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+    if arguments.follow {
+        let until = FollowLimit { count: arguments.count, time: arguments.time };
+        return follow::run(until, arguments.json, out);
+    }
+    let functions = FunctionInfo::all(&Machine::this());
+    let text = if arguments.json { as_json(&functions) } else { as_text(&functions) };
+    write_out(out, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn emulated() -> impl Iterator<Item = (String, &'static str)> {
+    let media = MEDIA.into_iter().map(|(uri, words)| (uri.to_owned(), words));
+    media.chain(MODELS.into_iter().map(|(name, words)| (format!("emu:model:{name}"), words)))
+}
+
+fn as_text(functions: &[FunctionInfo]) -> String {
+    let mut text = String::from("emulated, for anybody\n");
+    for (uri, words) in emulated() {
+        let _ = writeln!(text, "  {uri:<20}{words}");
+    }
+    text += "\nblock devices\n";
+    for (uri, words) in BLOCK {
+        let _ = writeln!(text, "  {uri:<20}{words}");
+    }
+    text += "\nNVMe functions on the PCI bus\n";
+    text.extend(functions.iter().map(ToString::to_string));
+    if functions.is_empty() {
+        text += "  none\n";
+    }
+    text
+}
+
+fn as_json(functions: &[FunctionInfo]) -> String {
+    let emulated: Vec<_> =
+        emulated().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
+    let block = BLOCK.map(|(uri, words)| json!({ "uri": uri, "what": words }));
+    let functions: Vec<_> = functions.iter().map(FunctionInfo::as_json).collect();
+    format!("{:#}\n", json!({ "emulated": emulated, "block": block, "pci": functions }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{BLOCK, as_json, as_text};
+    use tenmil_devices::Uri;
+
+    #[test]
+    fn a_machine_without_ssds_says_so() {
+        assert!(as_text(&[]).ends_with("NVMe functions on the PCI bus\n  none\n"));
+    }
+
+    #[test]
+    fn the_kinds_that_are_listed_are_those_that_are_known() {
+        let regions = tenmil_dma::RegionTable::new(1);
+        let clock = tenmil_linux::Clock::start();
+        let opener =
+            tenmil_block::Opener { regions: &regions, clock, seed: 1, more: tenmil::KINDS };
+        let refused = opener.open(&"tape:0".parse().unwrap()).unwrap_err().to_string();
+        let known = refused.split_once("expected one of ").unwrap().1;
+        let known: BTreeSet<&str> = known.split(", ").collect();
+        let listed = BLOCK.map(|(uri, _)| &uri[..=uri.find(':').unwrap()]);
+        let listed: BTreeSet<&str> = listed.into_iter().chain(["emu:"]).collect();
+        assert_eq!(listed, known);
+    }
+
+    #[test]
+    fn every_emulated_ssd_that_is_listed_can_be_named() {
+        let json: serde_json::Value = serde_json::from_str(&as_json(&[])).unwrap();
+        let listed = json["emulated"].as_array().unwrap();
+        assert_eq!(listed.len(), 5);
+        for entry in listed {
+            entry["uri"].as_str().unwrap().parse::<Uri>().unwrap();
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! `tenmil perf`: runs I/O workloads and reports IOPS and latency.
+
+use std::io::{IsTerminal, Write};
+use std::num::NonZeroU64;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::builder::PossibleValuesParser;
+use clap::builder::TypedValueParser;
+use clap::{Args, Command, FromArgMatches};
+use tenmil_base::{Error, ErrorCategory, Span};
+use tenmil_dma::CommandStore;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::PollMode;
+use tenmil_reactor::schedule::Options;
+
+use super::report_file::ReportFile;
+use super::{Engines, PerfEngine, usage, write_out};
+use tenmil_bench::balance::parse_rules;
+use tenmil_bench::perf::options::{
+    ArrivalProcess, BaselineKind, CEILING_TIME, CompletionCopy, CompletionDoorbell, Layer,
+    LayerOptions, MachineResources, NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions,
+    Prefetch, RAM_TIME, SizeMix, Techniques, parse_map,
+};
+use tenmil_bench::perf::outcome::PerfOutcome;
+use tenmil_bench::perf::progress::{LiveLine, Phase, Progress};
+use tenmil_bench::perf::report::{html, json, text};
+use tenmil_block::quantity::{parse_count, parse_size, parse_time};
+use tenmil_block::{QueueMap, Scheduler};
+use tenmil_devices::Uri;
+
+/// Arguments of `perf`.
+#[derive(Debug, Args)]
+#[command(after_help = MORE, allow_negative_numbers = true)]
+pub(super) struct PerfArguments {
+    #[arg(help = DEVICES)]
+    #[arg(value_name = "URI", value_parser = parse_uri)]
+    uris: Vec<Uri>,
+
+    /// Queue depth: I/Os in flight per device and submitting thread [default: 128, or the maximum of
+    /// the device if that is smaller]
+    #[arg(short = 'q', long, value_name = "N", value_parser = whole::<u32>)]
+    #[arg(help_heading = LOAD)]
+    depth: Option<u32>,
+
+    /// I/O size in bytes: 4096, 4k, 1m
+    #[arg(short = 'o', long, value_name = "SIZE", default_value = "4k", value_parser = parse_io_size)]
+    #[arg(help_heading = LOAD, conflicts_with = "bssplit")]
+    io_size: SizeMix,
+
+    /// Mix of I/O sizes with weights, as fio's bssplit: 4k:70,64k:30
+    #[arg(long, value_name = "MIX", value_parser = SizeMix::parse, help_heading = LOAD)]
+    bssplit: Option<SizeMix>,
+
+    /// Access pattern; flush-mix is randrw with a flush as every sixteenth I/O
+    #[arg(short = 'w', long, value_name = "PATTERN", default_value = "randread")]
+    #[arg(help_heading = LOAD, value_parser = named(Pattern::ALL.map(|it| (it.name(), it))))]
+    pattern: Pattern,
+
+    /// Percentage of reads in rw, randrw and flush-mix (fio's rwmixread)
+    #[arg(short = 'M', long, value_name = "PERCENT", default_value = "50")]
+    #[arg(help_heading = LOAD, value_parser = parse_percent)]
+    rwmixread: u8,
+
+    /// Measurement time: 10, 0.5, 500ms, 2m
+    #[arg(short = 't', long, value_name = "TIME", default_value = "10", value_parser = parse_time)]
+    #[arg(help_heading = LOAD)]
+    time: Span,
+
+    /// Warm-up time before the measurement
+    #[arg(short = 'a', long, value_name = "TIME", default_value = "0.5", value_parser = parse_time)]
+    #[arg(help_heading = LOAD)]
+    warm_up: Span,
+
+    /// Stop after this many I/Os per device and submitting thread
+    #[arg(short = 'd', long, value_name = "N", value_parser = parse_count, help_heading = LOAD)]
+    number_ios: Option<u64>,
+
+    /// I/O queue pairs per device and submitting thread
+    #[arg(short = 'P', long, value_name = "N", default_value = "1", value_parser = whole::<u16>)]
+    #[arg(help_heading = LOAD)]
+    queue_pairs: u16,
+
+    /// Cores of the submitting threads, one thread on each: 0,2-3 or 0x3 [default: one thread]
+    #[arg(short = 'c', long, value_name = "CORES", value_parser = CpuList::parse)]
+    #[arg(help_heading = LOAD)]
+    cores: Option<CpuList>,
+
+    /// Cores of the emulated SSDs, one device thread on each [default: one thread]
+    #[arg(long, value_name = "CORES", value_parser = CpuList::parse, help_heading = LOAD)]
+    device_cores: Option<CpuList>,
+
+    /// Polling mode of an idle submitting thread: poll continuously; poll briefly, then sleep; or sleep
+    /// for three quarters of the usual latency, then poll
+    #[arg(long, value_name = "MODE", default_value = "adaptive", help_heading = LOAD)]
+    #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
+    poll: PollMode,
+
+    /// Placement of submitting threads: fixed cores (static), or lightly loaded threads consolidated on
+    /// one core (dynamic): static, dynamic, or
+    /// dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with &isolated=2-3; `tenmil set
+    /// scheduler` changes it during the run
+    #[arg(long, value_name = "POLICY", default_value = "static", help_heading = LOAD)]
+    #[arg(value_parser = parse_rules)]
+    scheduler: Options,
+
+    /// Scale the frequency of the submitting threads' cores with their load; restored at the end
+    #[arg(long, help_heading = LOAD)]
+    governor: bool,
+
+    /// Open-loop load: start this many I/Os per second, whether or not earlier ones have completed;
+    /// latency counts from the intended start
+    #[arg(long, value_name = "IOPS", value_parser = parse_count, help_heading = LOAD)]
+    rate: Option<u64>,
+
+    /// Distribution of the intervals between the starts of an open-loop load
+    #[arg(long, value_name = "LAW", default_value = "poisson", requires = "rate")]
+    #[arg(help_heading = LOAD, value_parser = named([
+        ("poisson", ArrivalProcess::Poisson),
+        ("uniform", ArrivalProcess::Uniform),
+    ]))]
+    arrivals: ArrivalProcess,
+
+    /// Zipf distribution of addresses: the address of rank k is drawn with a frequency of 1/k^THETA
+    #[arg(long, value_name = "THETA", help_heading = LOAD)]
+    #[arg(value_parser = parse_theta)]
+    zipf: Option<f64>,
+
+    /// Block-layer mode: hardware queues (mq), one queue behind one lock, claims only, or no block
+    /// layer [default: none for emulated SSDs, mq for all others]
+    #[arg(long, value_name = "MODE", help_heading = LOAD)]
+    #[arg(value_parser = named(Layer::ALL.map(|layer| (layer.name(), layer))))]
+    block: Option<Layer>,
+
+    /// Hardware contexts of the block layer by type: default=2,read=1 [default: one per channel]
+    #[arg(long, value_name = "MAP", value_parser = parse_map, help_heading = LOAD)]
+    queue_map: Option<QueueMap>,
+
+    /// I/O scheduler of the block layer: none, merge, deadline?read=5ms&depth=8, stream-batch
+    #[arg(long, value_name = "SCHEDULER", default_value = "none", help_heading = LOAD)]
+    #[arg(value_parser = |text: &str| text.parse::<Scheduler>())]
+    block_scheduler: Scheduler,
+
+    /// Limit requests per second of each device (QoS)
+    #[arg(long, value_name = "IOPS", value_parser = at_least_one, help_heading = LOAD)]
+    limit_iops: Option<NonZeroU64>,
+
+    /// Limit bytes per second of each device (QoS): 10m
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, help_heading = LOAD)]
+    limit_bytes: Option<NonZeroU64>,
+
+    /// Allow writes to devices with existing data that this run did not create
+    #[arg(long, help_heading = LOAD)]
+    overwrite: bool,
+
+    /// Stamp the written blocks and check the blocks read; needs a device that stores data
+    #[arg(long, help_heading = LOAD)]
+    verify: bool,
+
+    /// Seed of all random numbers
+    #[arg(long, value_name = "N", default_value = "1", value_parser = whole::<u64>)]
+    #[arg(help_heading = LOAD)]
+    seed: u64,
+
+    /// Ring the submission doorbell once per command instead of once per poll iteration
+    #[arg(long, help_heading = TECHNIQUES)]
+    no_doorbell_batching: bool,
+
+    /// When the completion doorbell is rung
+    #[arg(long, value_name = "WHEN", default_value = "poll", help_heading = TECHNIQUES)]
+    #[arg(value_parser = named([
+        ("each", CompletionDoorbell::Each),
+        ("poll", CompletionDoorbell::Poll),
+        ("deferred", CompletionDoorbell::Deferred),
+    ]))]
+    cq_doorbell: CompletionDoorbell,
+
+    /// Instructions that store a command into the submission ring
+    #[arg(long, value_name = "HOW", default_value = "auto", help_heading = TECHNIQUES)]
+    #[arg(value_parser = named([
+        ("auto", StoreChoice(None)),
+        ("plain", StoreChoice(Some(CommandStore::Plain))),
+        ("sse2", StoreChoice(Some(CommandStore::Sse2))),
+        ("avx512", StoreChoice(Some(CommandStore::Avx512))),
+        ("movdir64b", StoreChoice(Some(CommandStore::Movdir64b))),
+    ]))]
+    command_store: StoreChoice,
+
+    /// Prefetched data: a list of slots,ring,tasks, or all, or none
+    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = Prefetch::parse)]
+    #[arg(help_heading = TECHNIQUES)]
+    prefetch: Prefetch,
+
+    /// How completions are copied from the ring: a cache line at a time, or one by one
+    #[arg(long, value_name = "HOW", default_value = "one", help_heading = TECHNIQUES)]
+    #[arg(value_parser = named([
+        ("line", CompletionCopy::Line),
+        ("one", CompletionCopy::One),
+    ]))]
+    completion_copy: CompletionCopy,
+
+    /// Use shadow doorbells (Doorbell Buffer Config) where the controller supports them
+    #[arg(long, help_heading = TECHNIQUES)]
+    shadow_doorbells: bool,
+
+    /// Do not allocate huge pages
+    #[arg(long, help_heading = TECHNIQUES)]
+    no_huge_pages: bool,
+
+    /// Afterwards, measure the upper bound without the protocol for one second and print the ratio: the
+    /// ring micro-benchmark, memory copies for ram, or plain messages for tcp; with a value, plain
+    /// messages over loopback
+    #[arg(long, value_name = "OF", help_heading = REPORTS, num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "own", value_parser = named([
+        ("own", BaselineKind::Own),
+        ("tcp", BaselineKind::Tcp),
+        ("tcp-uring", BaselineKind::TcpRing),
+    ]))]
+    baseline: Option<BaselineKind>,
+
+    /// Afterwards, run the same workload for two seconds over memory, so that data is moved
+    #[arg(long, help_heading = REPORTS)]
+    ram: bool,
+
+    /// Afterwards, compare the block-layer modes over a null device, with one thread up to one per
+    /// core, one second each: IOPS, and share of time spent waiting for the lock
+    #[arg(long, help_heading = REPORTS)]
+    null_blk: bool,
+
+    /// Print JSON instead of text, or write it to FILE in addition to the text
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "", help_heading = REPORTS)]
+    json: Option<String>,
+
+    /// Write a self-contained HTML report
+    #[arg(long, value_name = "FILE", help_heading = REPORTS)]
+    html: Option<String>,
+}
+
+/// Command store, or the default of the device. It is a type of its own because clap treats
+/// `Option<Option<T>>` as a flag with an optional value.
+#[derive(Clone, Copy, Debug)]
+struct StoreChoice(Option<CommandStore>);
+
+const DEVICES: &str = "\
+Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4800x, each \
+with ?count=, size=, block=, entries=, queues=, doorbell=; or any block device: null:, ram:1g, \
+file:PATH?size=1g, model:p4600, and what stands on others: KIND:[URI],[URI] [default: \
+emu:null?count=21]";
+
+const LOAD: &str = "Workload";
+const TECHNIQUES: &str = "Fast path, one switch per technique";
+const REPORTS: &str = "Reports";
+
+const MORE: &str = "\
+Without any argument: 21 emulated SSDs that answer and move no data, random reads of 4 KiB, depth
+128 each, one submitting thread, one device thread, 10 seconds; then one second of the bare ring
+for the ratio, two seconds over memory for a figure that moves data, and tenmil-perf.html.
+With any argument, only what is asked for happens.
+
+Examples:
+  tenmil perf                                      the main job; then look at tenmil-perf.html
+  tenmil perf -t 5 --baseline                       the rate, and how much of the possible it is
+  tenmil perf null: -q 128 --baseline=tcp           what bare messages of 4 KiB do over loopback
+  tenmil perf emu:null -q 1                        the round trip of one I/O
+  tenmil perf emu:null --no-doorbell-batching      what a technique is worth
+  tenmil perf 'emu:ram?size=1g' -w randrw -M 70 --bssplit 4k:70,64k:30 --zipf 0.99
+  tenmil perf emu:model:p4600 --rate 200k          latency under a load that does not wait
+  tenmil perf 'emu:file:/tmp/disk?size=1g' -w randrw --verify
+  tenmil perf ram:4g -w randrw                     any block device, without a driver
+  tenmil perf file:/tmp/disk -w randwrite --overwrite
+  tenmil perf 'emu:null?count=21' --block mq       the same driver under the block layer
+  tenmil perf --null-blk --html null-blk.html      queues against a lock, thread by thread
+  tenmil perf emu:null --json | jq .iops
+
+Without link-time optimisation: cargo run --profile release-no-lto -- perf
+Exit codes: 0 all I/Os ended well, 1 machine not set up, 2 bad arguments, 3 I/Os failed.";
+
+/// Runs `perf` and prints the report. `command` is the command line that repeats the run.
+pub(super) fn run(
+    arguments: &PerfArguments,
+    command: &str,
+    engines: &Engines,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let mut options = arguments.options();
+    if command == "tenmil perf" {
+        options = options.with_extras();
+    }
+    options.check(&MachineResources::probe_machine(&Machine::this()))?;
+    let json_path = match &options.json {
+        Some(Output::File(path)) => Some(path.as_str()),
+        _ => None,
+    };
+    let html_path = options.html.as_deref();
+    if let (Some(json), Some(html)) = (json_path, html_path)
+        && json == html
+    {
+        let text = format!("--json and --html: both are {html}, expected a file for each");
+        return Err(Error::usage(text));
+    }
+    let promise = |flag, path: Option<&str>| path.map(|path| ReportFile::open(flag, path));
+    let json_file = promise("--json", json_path).transpose()?;
+    let html_file = promise("--html", html_path).transpose()?;
+    let outcome = measure(&options, engines.perf)?;
+    let files = [
+        json_file.map(|file| file.write(&json::render(&outcome))),
+        html_file.map(|file| file.write(&html::render(&outcome, command))),
+    ];
+    // A failure to write one report, such as a full disk, does not discard the result.
+    let (written, lost): (Vec<_>, Vec<_>) = files.into_iter().flatten().partition(Result::is_ok);
+    let written: Vec<String> = written.into_iter().flatten().collect();
+    let report = match options.json {
+        Some(Output::Standard) => json::render(&outcome),
+        _ => text::render(&outcome, &written),
+    };
+    write_out(out, &report)?;
+    match lost.into_iter().find_map(Result::err) {
+        Some(lost) => Err(lost),
+        None => Ok(exit_code(&outcome)),
+    }
+}
+
+/// The options that the argument list `words` stands for.
+pub(crate) fn options_of(words: &[String]) -> Result<PerfOptions, Error> {
+    let mut command = PerfArguments::augment_args(Command::new("perf"));
+    let matches = command
+        .try_get_matches_from_mut(core::iter::once("perf").chain(words.iter().map(String::as_str)));
+    let parsed = matches.and_then(|matches| PerfArguments::from_arg_matches(&matches));
+    parsed
+        .map(|arguments| arguments.options())
+        .map_err(|error| usage::usage_error(&error, &command, &[]))
+}
+
+/// Runs the engine until it ends or Ctrl-C, with a progress line if standard error is a terminal.
+fn measure(options: &PerfOptions, engine: PerfEngine) -> Result<PerfOutcome, Error> {
+    tenmil_linux::signal::catch_interrupts()
+        .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
+    let clock = Clock::start();
+    let mut errors = std::io::stderr();
+    let mut line = LiveLine::new(errors.is_terminal(), clock.now());
+    let progress = Arc::new(Progress::new(options.cores.len().max(1)));
+    let outcome = engine(options, &progress, &mut |progress| {
+        let length = phase_length(options, progress.phase());
+        // A closed terminal does not end the measurement.
+        let _ = line.turn(clock.now(), progress, length, &mut errors);
+        let _ = line.tell(progress, &mut errors);
+    });
+    let _ = line.tell(&progress, &mut std::io::stderr());
+    let _ = line.clear(&mut std::io::stderr());
+    outcome
+}
+
+fn phase_length(options: &PerfOptions, phase: Phase) -> Span {
+    match phase {
+        Phase::BringUp => Span::default(),
+        Phase::WarmUp => options.warm_up,
+        Phase::Measure => options.time,
+        Phase::Baseline => options.ceiling.unwrap_or_default(),
+        Phase::Ram => options.ram.unwrap_or_default(),
+        Phase::NullBlk => options.null_blk.unwrap_or_default(),
+    }
+}
+
+/// The exit code of a run: a failed I/O or a verification error is a remote error.
+fn exit_code(outcome: &PerfOutcome) -> ExitCode {
+    match outcome.missing.first() {
+        _ if !outcome.is_clean() => ExitCode::from(ErrorCategory::Remote.exit_code()),
+        Some(refused) => ExitCode::from(refused.category.exit_code()),
+        None => ExitCode::SUCCESS,
+    }
+}
+
+impl PerfArguments {
+    /// Whether the workload writes nothing, so that no file is created or grown.
+    pub(super) fn only_reads(&self) -> bool {
+        !self.pattern.writes()
+    }
+
+    fn options(&self) -> PerfOptions {
+        let usual = PerfOptions::default();
+        PerfOptions {
+            uris: match (self.uris.as_slice(), self.null_blk) {
+                ([], false) => usual.uris,
+                ([], true) => vec![Uri::Block(tenmil_block::uri::Uri::new("null", ""))],
+                (uris, _) => uris.to_vec(),
+            },
+            depth: self.depth.unwrap_or(usual.depth),
+            depth_may_be_less: self.depth.is_none(),
+            sizes: self.bssplit.clone().unwrap_or_else(|| self.io_size.clone()),
+            pattern: self.pattern,
+            read_percent: self.rwmixread,
+            time: self.time,
+            warm_up: self.warm_up,
+            cores: self.cores.clone().unwrap_or_default(),
+            device_cores: self.device_cores.clone().unwrap_or_default(),
+            queue_pairs: self.queue_pairs,
+            io_count: self.number_ios,
+            rate: self.rate.map(|per_second| OpenLoop { per_second, arrivals: self.arrivals }),
+            zipf: self.zipf,
+            layer: LayerOptions {
+                layer: self.block,
+                map: self.queue_map,
+                scheduler: self.block_scheduler,
+                limit_iops: self.limit_iops,
+                limit_bytes: self.limit_bytes,
+            },
+            null_blk: self.null_blk.then_some(NULL_BLK_TIME.min(self.time)),
+            overwrite: self.overwrite,
+            verify: self.verify,
+            poll: self.poll,
+            scheduler: self.scheduler.clone(),
+            governor: self.governor,
+            techniques: Techniques {
+                doorbell_batching: !self.no_doorbell_batching,
+                completion_doorbell: self.cq_doorbell,
+                command_store: self.command_store.0,
+                prefetch: self.prefetch,
+                completion_copy: self.completion_copy,
+                shadow_doorbells: self.shadow_doorbells,
+                huge_pages: !self.no_huge_pages,
+            },
+            ceiling: self.baseline.map(|_| CEILING_TIME),
+            ceiling_of: self.baseline.unwrap_or_default(),
+            ram: self.ram.then_some(RAM_TIME),
+            json: self.json.as_ref().map(|path| match path.as_str() {
+                "" | "-" => Output::Standard,
+                path => Output::File(path.into()),
+            }),
+            html: self.html.clone(),
+            seed: self.seed,
+        }
+    }
+}
+
+/// Value parser that accepts exactly these names.
+pub(super) fn named<T, const N: usize>(
+    choices: [(&'static str, T); N],
+) -> impl TypedValueParser<Value = T>
+where
+    T: Clone + Send + Sync + 'static,
+{
+    let names = choices.each_ref().map(|(name, _)| *name);
+    PossibleValuesParser::new(names).map(move |name| {
+        let choice = choices.iter().find(|(known, _)| *known == name);
+        choice.expect("the parser before this one accepts known names only").1.clone()
+    })
+}
+
+fn parse_uri(text: &str) -> Result<Uri, Error> {
+    text.parse()
+}
+
+pub(super) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let most = u64::MAX >> (64 - 8 * size_of::<T>());
+    let refuse = |_| format!("`{text}` is too large, expected at most {most}");
+    T::try_from(parse_count(text)?).map_err(refuse)
+}
+
+pub(super) fn at_least_one(text: &str) -> Result<NonZeroU64, String> {
+    let count = parse_count(text)?;
+    NonZeroU64::new(count).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
+}
+
+pub(super) fn some_bytes(text: &str) -> Result<NonZeroU64, String> {
+    let size = parse_size(text)?;
+    NonZeroU64::new(size).ok_or_else(|| format!("`{text}` is none, expected at least 1"))
+}
+
+fn parse_percent(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(percent @ 0..=100) => Ok(percent),
+        _ => Err(format!("read share is `{text}`, expected 0 to 100")),
+    }
+}
+
+fn parse_theta(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a number, expected one such as 0.99"))
+}
+
+/// Parses a single I/O size; a mix has an option of its own.
+fn parse_io_size(text: &str) -> Result<SizeMix, String> {
+    parse_size(text).and_then(|_| SizeMix::parse(text))
+}
+
+#[cfg(test)]
+#[path = "perf_tests.rs"]
+mod tests;

@@ -1,0 +1,177 @@
+//! Send and receive: a snapshot as a stream out of a pool, or into one.
+//!
+//! ```text
+//!   local:   pool ── standard output
+//!   remote:  pool ── job ══ Unix stream ══ this process ── standard output
+//! ```
+//!
+//! The process that has the pool open is given one end of a new Unix stream instead of this process's
+//! standard output. So it never blocks on an unknown device or terminal, I/O errors of this process are
+//! reported here, and if either process ends, the other one reads the end of the stream. One thread
+//! carries the bytes while another one polls the job; a job that is not polled cancels itself.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, channel};
+
+use serde_json::Value;
+use tenmil_base::{Error, Span};
+use tenmil_linux::Thread;
+use tenmil_linux::local_socket::{Connection, RecvResult};
+use tenmil_rpc::pool_commands::{JobKind, JobSpec, JobStream};
+
+use super::super::volume::stream::Progress;
+use super::{PoolAccess, RemotePool};
+
+/// Buffer size of a stream copy.
+const BUFFER_BYTES: usize = 256 << 10;
+/// Longest wait for the stream to become ready.
+const WAIT_MAX: Span = Span::from_secs(1);
+
+impl PoolAccess<'_> {
+    /// Writes the stream of a snapshot to `out`, in full or relative to `from`. Returns the summary.
+    pub(in crate::commands) fn send(
+        &mut self,
+        name: &str,
+        from: Option<&str>,
+        out: &mut dyn Write,
+        mut progress: Progress<'_>,
+    ) -> Result<Value, Error> {
+        let what = JobKind::Send { name: name.to_owned(), from: from.map(str::to_owned) };
+        let long = JobSpec { what, rate_bytes: None, unheard_max: None };
+        let done = match self {
+            Self::Here { open, .. } => {
+                let way = JobStream::Out(out);
+                long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
+                    .map_err(Error::from)
+            }
+            Self::Remote(there) => there.send(&long, out, &mut progress),
+        };
+        progress.end();
+        done
+    }
+
+    /// Creates a snapshot from the stream on standard input. Returns the summary.
+    pub(in crate::commands) fn receive(&mut self, name: &str) -> Result<Value, Error> {
+        let what = JobKind::Receive(name.to_owned());
+        let long = JobSpec { what, rate_bytes: None, unheard_max: None };
+        let mut progress = Progress::new(self.opener(), "receiving");
+        let done = match self {
+            Self::Here { open, .. } => {
+                let mut input = io::stdin().lock();
+                let way = JobStream::In(&mut input);
+                long.carry_out(open, tenmil::KINDS, way, &mut |done| progress.turn(done))
+                    .map_err(Error::from)
+            }
+            Self::Remote(there) => there.receive(&long, name, &mut progress),
+        };
+        progress.end();
+        done
+    }
+}
+
+impl RemotePool<'_> {
+    /// Starts a job with one end of a stream. Returns the job's row and the other end.
+    fn begin_with_stream(&mut self, long: &JobSpec) -> Result<(Value, Connection), Error> {
+        let (ours, theirs) = Connection::pair()
+            .map_err(|error| Error::environment(format!("make a stream: {error}")))?;
+        let job = self.begin(long, &[theirs.as_fd()])?;
+        Ok((job, ours))
+    }
+
+    fn send(
+        &mut self,
+        long: &JobSpec,
+        out: &mut dyn Write,
+        progress: &mut Progress<'_>,
+    ) -> Result<Value, Error> {
+        let (job, ours) = self.begin_with_stream(long)?;
+        let device = self.device.clone();
+        std::thread::scope(|scope| {
+            let asker = scope.spawn(|| {
+                self.wait_for_job(job, &mut |done| {
+                    progress.turn(done);
+                })
+            });
+            let written = write_all(&ours, out);
+            // Closing this end makes further writes of the job fail at once.
+            drop(ours);
+            let ended = asker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            written.map_err(|error| {
+                Error::environment(format!("{device}: write the stream: {error}"))
+            })?;
+            ended.map(Option::unwrap_or_default)
+        })
+    }
+
+    fn receive(
+        &mut self,
+        long: &JobSpec,
+        name: &str,
+        progress: &mut Progress<'_>,
+    ) -> Result<Value, Error> {
+        let (job, ours) = self.begin_with_stream(long)?;
+        let broken = pump_stdin(ours)?;
+        let ended = self.wait_for_job(job, &mut |done| {
+            progress.turn(done);
+        });
+        match (ended, broken.try_recv()) {
+            // The job only reports a truncated stream; the read error here is its cause.
+            (Err(_), Ok(error)) => {
+                let text = format!("{}: receive `{name}`: read the stream: {error}", self.device);
+                Err(Error::environment(text))
+            }
+            (ended, _) => ended.map(Option::unwrap_or_default),
+        }
+    }
+}
+
+/// Copies the stream to `out` until it ends. Returns write errors only: a read error looks like the end
+/// of the stream here, and the job reports its cause.
+fn write_all(stream: &Connection, out: &mut dyn Write) -> io::Result<()> {
+    let mut bytes = vec![0; BUFFER_BYTES];
+    loop {
+        match stream.receive(&mut bytes) {
+            Ok(RecvResult::Bytes(count)) => out.write_all(&bytes[..count])?,
+            // A signal ends the wait early.
+            Ok(RecvResult::Nothing) => drop(stream.wait_to_receive(WAIT_MAX)?),
+            Ok(RecvResult::End) | Err(_) => return out.flush(),
+        }
+    }
+}
+
+/// Starts a thread that copies standard input to the stream, until either ends. The thread is detached,
+/// because it may block on an idle standard input. Read errors arrive at the returned receiver.
+fn pump_stdin(stream: Connection) -> Result<Receiver<io::Error>, Error> {
+    let (tell, told) = channel();
+    let body = move |_: &tenmil_linux::StopFlag| match carry(&mut io::stdin().lock(), &stream) {
+        // The receiving job has ended; its own error says why.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        Err(error) => drop(tell.send(error)),
+        Ok(()) => drop(stream.finish()),
+    };
+    let thread = Thread::spawn("stream", None, body)
+        .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
+    std::mem::forget(thread);
+    Ok(told)
+}
+
+fn carry(input: &mut dyn Read, stream: &Connection) -> io::Result<()> {
+    let mut bytes = vec![0; BUFFER_BYTES];
+    loop {
+        let count = match input.read(&mut bytes) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let mut left = &bytes[..count];
+        while !left.is_empty() {
+            let gone = |_| io::Error::from(ErrorKind::BrokenPipe);
+            match stream.send(left).map_err(gone)? {
+                0 => drop(stream.wait_to_send(WAIT_MAX).map_err(gone)?),
+                sent => left = &left[sent..],
+            }
+        }
+    }
+}

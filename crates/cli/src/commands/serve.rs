@@ -1,0 +1,534 @@
+//! `tenmil serve`: exports block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
+
+mod endpoint;
+mod fabrics;
+mod listen;
+mod sockets;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod ublk;
+mod vfu;
+mod vhost;
+
+use std::io::{self, Write};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Args;
+use serde_json::json;
+use tenmil_base::{Error, Span};
+use tenmil_block::uri::Uri;
+use tenmil_block::{Bdev, BdevOptions, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit};
+use tenmil_dma::RegionTable;
+use tenmil_linux::stream::{Address, StreamListener};
+use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::schedule::Options;
+use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
+use tenmil_rpc::config::TargetConfig;
+use tenmil_rpc::{Devices, Exports};
+use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
+
+use super::perf::{at_least_one, named, some_bytes, whole};
+use super::{rpc_endpoint, write_out};
+use listen::{Listen, parse_listen};
+use tenmil_bench::balance::{
+    BalancedReactors, BalancerGuard, check_cores, check_rules, parse_rules,
+};
+use transport::{ServeTransport, check_switches};
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = MORE)]
+pub(super) struct ServeArguments {
+    /// Block devices to export: file:PATH, ram:1g, null:, or a device stacked on them. Over NVMe/TCP
+    /// each is a namespace (1, 2, …) of one subsystem
+    #[arg(value_name = "URI", required_unless_present = "config", value_parser = parse_uri)]
+    uris: Vec<Uri>,
+
+    /// Listen address, may be repeated: nbd:PATH or nbd://HOST:PORT for NBD clients; tcp://HOST:PORT
+    /// for NVMe/TCP hosts (port 0 picks a free port); vfio-user:PATH for a PCI NVMe controller of a
+    /// virtual machine or another driver, one for all URIs or one for each; vhost-user:PATH for a
+    /// virtio disk of a virtual machine; ublk:N for /dev/ublkbN of this machine
+    #[arg(short = 'l', long, value_name = "ADDRESS", required_unless_present = "config")]
+    #[arg(value_parser = parse_listen)]
+    listen: Vec<Listen>,
+
+    /// Configuration file of an NVMe/TCP target; excludes the options that it covers
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["uris", "listen", "nqn", "allowed_host", "allow_any_host", "read_only", "buffer_memory", "state_dir"])]
+    config: Option<PathBuf>,
+
+    /// Subsystem NQN, over NVMe/TCP [default: nqn.2026-01.org.tenmil:disk]
+    #[arg(long, value_name = "NQN")]
+    nqn: Option<String>,
+
+    /// Host NQN that may connect over NVMe/TCP, may be repeated. Without any, every host may connect,
+    /// through loopback listeners only
+    #[arg(long, value_name = "NQN")]
+    allowed_host: Vec<String>,
+
+    /// Allow any host to connect over NVMe/TCP through any listener
+    #[arg(long)]
+    allow_any_host: bool,
+
+    /// Memory for data buffers of NVMe/TCP connections [default: 256m]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    buffer_memory: Option<NonZeroU64>,
+
+    /// State directory for data that persist across power loss, over NVMe/TCP: persistent reservations
+    /// (PTPL). Without it, hosts cannot make reservations persist
+    #[arg(long, value_name = "DIRECTORY")]
+    state_dir: Option<PathBuf>,
+
+    /// Adopt the reservations in this file of the state directory, which belong to another disk or name
+    /// none, for the disk served now; the error that rejects them names the file; may be repeated
+    #[arg(long, value_name = "FILE")]
+    adopt_reservations: Vec<String>,
+
+    /// Socket options of NVMe/TCP, may be repeated: engine=io_uring, zero-copy=64k (or no),
+    /// busy-poll=50us, congestion-control=bbr; batch-send=no and msg-more=no disable batched sends and MSG_MORE;
+    /// placement=queue puts connections of one receive queue on one core, placement=spread ignores
+    /// queue and core
+    #[arg(long, value_name = "KEY=VALUE")]
+    socket: Vec<String>,
+
+    /// Export read-only
+    #[arg(short = 'r', long)]
+    read_only: bool,
+
+    /// Allow NBD clients to resize a file (NBD_CMD_RESIZE)
+    #[arg(long, conflicts_with_all = ["read_only", "config"])]
+    allow_resize: bool,
+
+    /// Allow writes by NBD clients of other machines: NBD has no authentication, so any client that can
+    /// reach the listener may write
+    #[arg(long, conflicts_with_all = ["read_only", "config"])]
+    allow_remote_write: bool,
+
+    /// Export name, besides the empty name [default: the URI]
+    #[arg(long, value_name = "NAME")]
+    export_name: Option<String>,
+
+    /// Limit requests per second, all clients together (QoS)
+    #[arg(long, value_name = "IOPS", value_parser = at_least_one)]
+    limit_iops: Option<NonZeroU64>,
+
+    /// Limit bytes per second, all clients together (QoS): 10m
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    limit_bytes: Option<NonZeroU64>,
+
+    /// Maximum number of connections [default: 64 over NBD, 1100 over NVMe/TCP]
+    #[arg(long, value_name = "N", value_parser = some_connections)]
+    max_connections: Option<u32>,
+
+    /// Maximum number of connections per client address: over NBD of all clients, over NVMe/TCP of
+    /// hosts that no subsystem names [default: half of --max-connections]
+    #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
+    connections_per_address: Option<u32>,
+
+    /// Maximum number of connections per host NQN, over NVMe/TCP [default: half of --max-connections]
+    #[arg(long, value_name = "N", value_parser = some_connections, conflicts_with = "config")]
+    connections_per_host: Option<u32>,
+
+    /// Disconnect NBD clients that have asked for nothing so long, such as 90s, 15m or 2h: some clients
+    /// connect again by themselves, a mounted disk of Linux does not [default: never]
+    #[arg(long, value_name = "TIME", value_parser = some_time, conflicts_with = "config")]
+    nbd_idle_timeout: Option<Span>,
+
+    /// Cores to serve on, a thread on each: 0,2-3 or 0x3 [default: the last one allowed]
+    #[arg(short = 'c', long, value_name = "CORES", value_parser = CpuList::parse)]
+    cores: Option<CpuList>,
+
+    /// Polling mode of an idle thread: poll continuously; poll briefly, then sleep; or sleep for three
+    /// quarters of the usual latency, then poll
+    #[arg(long, value_name = "MODE", default_value = "adaptive")]
+    #[arg(value_parser = named(PollMode::ALL.map(|mode| (mode.name(), mode))))]
+    poll: PollMode,
+
+    /// Placement of connections: fixed cores (static), or lightly loaded connections consolidated on
+    /// one core (dynamic): static, dynamic, or
+    /// dynamic?period=500ms&load=20&core=80&busy=95&rest=5s&gather=0 with &isolated=2-3; `tenmil set
+    /// scheduler` changes it at run time
+    #[arg(long, value_name = "POLICY", default_value = "static", value_parser = parse_rules)]
+    scheduler: Options,
+
+    /// Scale the frequency of the serving cores with their load; restored at the end
+    #[arg(long)]
+    governor: bool,
+
+    /// Exit, as on SIGTERM, when the parent process exits
+    #[arg(long)]
+    exit_with_parent: bool,
+
+    /// Print the ready message as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const MORE: &str = "\
+Serves until SIGTERM or Ctrl-C, and is gone 5 seconds later, whatever a device does. Once it listens
+it prints one line: `ready` and the addresses.
+A socket file is its owner's alone, replaces that of a server that has died, and goes at the end.
+
+Examples:
+  tenmil serve file:/var/tmp/disk --listen nbd:/tmp/disk.sock
+      qemu-img convert 'nbd+unix:///?socket=/tmp/disk.sock' copy.img
+  tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd://127.0.0.1:0
+      nbdinfo nbd://127.0.0.1:PORT, with the port that was printed
+  tenmil serve ram:1g -l nbd:/tmp/a.sock -l nbd://127.0.0.1:10809 --cores 0,1
+  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --read-only
+  tenmil serve ram:1g --listen tcp://127.0.0.1:4420
+      tenmil perf 'tcp://127.0.0.1:4420/nqn.2026-01.org.tenmil:disk?ns=1'
+  tenmil serve ram:1g -l tcp://127.0.0.1:4420 --socket engine=io_uring --socket zero-copy=no
+  tenmil serve file:/a file:/b -l tcp://0.0.0.0:4420 --host nqn.2014-08.org.example:client
+  tenmil serve file:/var/tmp/disk --listen vfio-user:/tmp/disk.sock
+      qemu-system-x86_64, its RAM a memfd with share=on, and the device vfio-user-pci at that socket
+      tenmil perf vfio-user:/tmp/disk.sock; with --poll always its doorbells can be mapped
+  tenmil serve file:/a file:/b -l vfio-user:/tmp/a.sock -l vfio-user:/tmp/b.sock
+  tenmil serve file:/var/tmp/disk --listen vhost-user:/tmp/disk.sock --cores 2,3
+      qemu-system-x86_64, its RAM a memfd with share=on, -chardev
+      socket,id=disk,path=/tmp/disk.sock,reconnect=1 and -device vhost-user-blk-pci,chardev=disk
+  sudo tenmil serve file:/var/tmp/disk --listen ublk:0 --cores 2,3
+      mkfs.ext4 /dev/ublkb0; after kill -9 the same command goes on with it; docs/ublk.md
+  tenmil serve --config /etc/tenmil/target.toml
+      kill -HUP PID serves what the file says now, all of it or nothing; docs/target.md
+  tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
+      tenmil get connections; tenmil set export limit_iops=0
+  tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd:/tmp/disk.sock
+      tenmil set export size_bytes=21474836480
+  tenmil serve ram:1g -l nbd:/tmp/a.sock --cores 0-3 --scheduler dynamic?load=10 --governor
+      tenmil get scheduler; tenmil top";
+
+/// Parses a number of connections, which must not be zero.
+fn some_connections(text: &str) -> Result<u32, String> {
+    match whole(text)? {
+        0 => Err(format!("`{text}` is none, expected at least 1")),
+        count => Ok(count),
+    }
+}
+
+/// A time of a second at least: `90`, `90s`, `15m`, `2h`.
+fn some_time(text: &str) -> Result<Span, String> {
+    let (digits, seconds) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1),
+        Some((at, 'm')) => (&text[..at], 60),
+        Some((at, 'h')) => (&text[..at], 3600),
+        _ => (text, 1),
+    };
+    let count = digits.parse::<u64>().ok().filter(|count| (1..=1_000_000).contains(count));
+    count.map(|count| Span::from_secs(count * seconds)).ok_or_else(|| {
+        format!("`{text}` is not a time, expected at least a second, such as 90s, 15m or 2h")
+    })
+}
+
+/// NBD clients that may be connected at once.
+const CLIENTS_MAX: u32 = 64;
+
+/// Interval at which signals and events are checked.
+const WATCH_INTERVAL: Span = Span::from_ms(50);
+
+/// Capacity of the DMA region table: a device and each device below it use a few entries per channel.
+const REGIONS_MAX: usize = 1 << 16;
+
+/// Time limit of a shutdown. An orderly shutdown has [lower limits](fabrics); a service manager expects
+/// the process to end within five seconds.
+const STOP_MAX: Span = Span::from_ms(4_800);
+/// Exit code of a shutdown that a device prevented from completing.
+const NOT_STOPPED: u8 = 3;
+
+/// The error message of a shutdown that exceeds its time limit.
+fn not_stopped(arguments: &ServeArguments) -> String {
+    let devices: Vec<String> = arguments.uris.iter().map(Uri::to_string).collect();
+    let named = match (&arguments.config, devices.is_empty()) {
+        (Some(path), _) => format!("the devices of {}", path.display()),
+        (None, false) => devices.join(", "),
+        (None, true) => "the devices".into(),
+    };
+    format!(
+        "error: stop: {named}: a device has not completed its requests {:.1} s after the signal, \
+         expected less; the process ends without them, as if it were killed\n",
+        STOP_MAX.as_secs_f64()
+    )
+}
+
+/// Serves until SIGTERM or Ctrl-C.
+pub(super) fn run(arguments: &ServeArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+    // Argument errors are reported before any file, socket or thread is created.
+    serving_cores(arguments, &CpuList::allowed())?;
+    tenmil_linux::signal::catch_interrupts()
+        .and_then(|()| {
+            tenmil_linux::signal::limit_stop(STOP_MAX, not_stopped(arguments), NOT_STOPPED)
+        })
+        .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
+    if arguments.exit_with_parent {
+        tenmil_linux::signal::end_with_parent()
+            .map_err(|error| Error::environment(format!("end with the parent process: {error}")))?;
+    }
+    if let Some(path) = &arguments.config {
+        tenmil_linux::signal::catch_reload()
+            .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
+        check_switches(arguments, ServeTransport::NvmeTcp)?;
+        return fabrics::run(arguments, read_configuration(path)?, out);
+    }
+    let (mut clients, mut hosts, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut disks, mut guests) = (Vec::new(), Vec::new());
+    for listen in &arguments.listen {
+        match listen {
+            Listen::Nbd(address) => clients.push(address.clone()),
+            Listen::NvmeTcp(address) => hosts.push(*address),
+            Listen::VfioUser(path) => sockets.push(path.clone()),
+            Listen::VhostUser(path) => guests.push(path.clone()),
+            Listen::Ublk(place) => disks.push(*place),
+        }
+    }
+    // ublk, vhost-user and vfio-user claim the device exclusively, so each excludes other transports.
+    match disks.as_slice() {
+        [] => {}
+        [place] if arguments.listen.len() == 1 => {
+            check_switches(arguments, ServeTransport::Ublk)?;
+            return ublk::run(arguments, place, out);
+        }
+        _ => {
+            return Err(Error::usage(
+                "listen as ublk: and elsewhere at once, expected one: each claims the device",
+            ));
+        }
+    }
+    match guests.as_slice() {
+        [] => {}
+        [socket] if arguments.listen.len() == 1 => {
+            check_switches(arguments, ServeTransport::VhostUser)?;
+            return vhost::run(arguments, socket, out);
+        }
+        _ => {
+            return Err(Error::usage(
+                "listen for vhost-user and elsewhere at once, expected one: a guest has the disk",
+            ));
+        }
+    }
+    match (clients.is_empty(), hosts.is_empty(), sockets.as_slice()) {
+        (true, true, [_, ..]) => {
+            check_switches(arguments, ServeTransport::VfioUser)?;
+            vfu::run(arguments, &sockets, out)
+        }
+        (_, _, [_, ..]) => Err(Error::usage(
+            "listen for vfio-user and for others at once, expected one: a client has the device",
+        )),
+        (true, false, []) => {
+            check_switches(arguments, ServeTransport::NvmeTcp)?;
+            fabrics::run(arguments, fabrics::config_from_arguments(arguments, hosts)?, out)
+        }
+        (false, true, []) => {
+            check_switches(arguments, ServeTransport::Nbd)?;
+            let [uri] = arguments.uris.as_slice() else {
+                return Err(Error::usage(format!(
+                    "serve {} devices over NBD, expected one: its clients have no way to choose",
+                    arguments.uris.len()
+                )));
+            };
+            run_nbd(arguments, uri, &clients, out)
+        }
+        _ => Err(Error::usage(
+            "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
+        )),
+    }
+}
+
+/// Reads and parses the configuration file.
+fn read_configuration(path: &Path) -> Result<TargetConfig, Error> {
+    let shown = path.display();
+    let text = tenmil_linux::file::read_text(path)
+        .map_err(|error| Error::usage(format!("read {shown}: {error}")))?;
+    let configuration = TargetConfig::parse(&text);
+    configuration.map_err(|wrong| Error::usage(format!("{shown}: {wrong}")))
+}
+
+/// Serves one device over NBD until SIGTERM or Ctrl-C.
+fn run_nbd(
+    arguments: &ServeArguments,
+    uri: &Uri,
+    listen: &[Address],
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    check_writers(arguments, listen)?;
+    let clock = Clock::start();
+    let regions = RegionTable::new(REGIONS_MAX);
+    let opener = Opener { regions: &regions, clock, seed: 1, more: tenmil::KINDS };
+    let uri = uri.clone();
+    let asked = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
+    let opened = opener.open(&asked).map_err(|error| Error {
+        category: error.category(),
+        text: format!("open {error}"),
+        hint: None,
+    })?;
+    let devices = Devices::new(opened.handles.clone());
+    let served = Arc::new(export_device(arguments, &uri, opened, &regions, clock)?);
+    let doors = listen.iter().map(open_listener).collect::<Result<Vec<_>, _>>()?;
+    let balanced = start_reactors(arguments, &clock)?;
+    let reactors = &balanced.reactors;
+    let state = rpc_endpoint::state_of(&balanced);
+    let state = state.with(Exports::new(vec![Arc::clone(&served)], clock)).with(devices);
+    let mut asked = rpc_endpoint::serve(state);
+    let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
+    let server = Server::start(ServerConfig {
+        doors,
+        served: Arc::clone(&served),
+        regions: regions.clone(),
+        reactors: Arc::clone(reactors.directory()),
+        clock,
+        connections_max: connections_max as usize,
+        per_address_max: arguments.connections_per_address.map_or_else(
+            || ServerConfig::per_address_max_of(connections_max as usize),
+            |most| most as usize,
+        ),
+        idle_max: arguments.nbd_idle_timeout,
+    });
+    let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
+    tenmil_linux::file::keep()?;
+    write_out(out, &ready_message(arguments, &served, &server))?;
+    while !tenmil_linux::signal::interrupted() {
+        while let Some(news) = server.next_news() {
+            if let NbdEvent::Trouble(text) = &news {
+                tracing::info!("{text}");
+            }
+            if let Some((_, relay)) = &asked {
+                relay.announcer().announce_export(served.export().name(), &news);
+            }
+        }
+        if let Some((_, relay)) = &mut asked {
+            relay.forward_events(&rpc_endpoint::of(reactors));
+        }
+        tenmil_linux::thread::sleep(WATCH_INTERVAL);
+    }
+    // First the listeners are closed, then the connections are drained: completed requests are still
+    // replied to.
+    drop(server);
+    balanced.stop();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Rejects writable exports on non-loopback addresses, unless they were explicitly allowed.
+fn check_writers(arguments: &ServeArguments, listen: &[Address]) -> Result<(), Error> {
+    let is_remote =
+        |address: &&Address| matches!(address, Address::Tcp(at) if !at.ip().is_loopback());
+    let Some(remote) = listen.iter().find(is_remote) else { return Ok(()) };
+    if arguments.read_only || arguments.allow_remote_write {
+        return Ok(());
+    }
+    let text = format!(
+        "listen at {}: other machines could write there without authentication, expected an address of \
+         loopback, --read-only or --allow-remote-write",
+        listen_text(remote)
+    );
+    let hint = "Add --read-only, or --allow-remote-write if everybody who reaches it may write.";
+    Err(Error::usage(text).with_hint(hint))
+}
+
+/// Wraps the opened device in a block-layer device and claims it for the export.
+fn export_device(
+    arguments: &ServeArguments,
+    uri: &Uri,
+    opened: OpenedDevice,
+    regions: &RegionTable,
+    clock: Clock,
+) -> Result<ExportedDevice, Error> {
+    let ServeArguments { export_name, read_only, allow_resize, limit_iops, limit_bytes, .. } =
+        arguments;
+    let uri = uri.to_string();
+    let refuse = |why: Error| Error::new(why.category(), format!("serve {uri}: {why}"));
+    let total = RateLimit { iops: *limit_iops, bytes: *limit_bytes };
+    let limiter = QosLimiter::new(QosLimits { total, ..QosLimits::default() });
+    let options = BdevOptions { limiter: Some(limiter.clone()), ..BdevOptions::new(clock, 1) };
+    let device = Bdev::new(&uri, opened.medium, options).map_err(refuse)?;
+    let plan = ExportConfig {
+        name: export_name.clone().unwrap_or_else(|| uri.clone()),
+        description: opened.description,
+        uri: uri.clone(),
+        device: &device,
+        limiter: Some(limiter),
+        is_read_only: *read_only,
+        lets_resize: *allow_resize,
+        regions,
+    };
+    ExportedDevice::new(plan).map_err(refuse)
+}
+
+/// The cores to serve on, checked against the allowed cores and the scheduler's options.
+fn serving_cores(arguments: &ServeArguments, allowed: &CpuList) -> Result<CpuList, Error> {
+    let last = || allowed.iter().last().into_iter().collect();
+    let cores = arguments.cores.clone().unwrap_or_else(last);
+    check_cores("-c", &cores, allowed)?;
+    check_rules(&arguments.scheduler, &cores)?;
+    Ok(cores)
+}
+
+/// Starts the reactors and their balancer, which places connections, follows CPU affinity changes and
+/// optionally scales core frequencies.
+fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<BalancedReactors, Error> {
+    let cores = serving_cores(arguments, &CpuList::allowed())?;
+    let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
+    let ServeArguments { scheduler, governor, .. } = arguments;
+    let reactors = Reactors::start(&cores, &options, clock)
+        .map_err(|why| Error::new(why.category(), why.to_string()))?;
+    let tell = |text: String| tracing::info!("{text}");
+    let balance = BalancerGuard::start(scheduler, *governor, reactors.directory(), &cores, &tell)?;
+    Ok(BalancedReactors { reactors, balance })
+}
+
+fn open_listener(address: &Address) -> Result<StreamListener, Error> {
+    StreamListener::open(address).map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            Error::usage(format!("listen at {address}: somebody listens there already"))
+        }
+        io::ErrorKind::AlreadyExists => Error::usage(format!(
+            "listen at {address}: a file lies there that is no socket, expected none"
+        )),
+        io::ErrorKind::NotFound | io::ErrorKind::InvalidInput => {
+            Error::usage(format!("listen at {address}: {error}"))
+        }
+        _ => Error::environment(format!("listen at {address}: {error}")),
+    })
+}
+
+/// The ready message, as text or JSON.
+fn ready_message(arguments: &ServeArguments, served: &ExportedDevice, server: &Server) -> String {
+    let listens: Vec<String> = server.addresses().iter().map(listen_text).collect();
+    if !arguments.json {
+        return format!("ready {}\n", listens.join(" "));
+    }
+    let export = served.export();
+    let line = json!({
+        "ready": true,
+        "listen": listens,
+        "connect": server.addresses().iter().map(nbd_uri).collect::<Vec<_>>(),
+        "uri": served.uri(),
+        "name": export.name(),
+        "description": export.description(),
+        "size_bytes": export.size_bytes(),
+        "block_size": export.block_size(),
+        "read_only": export.is_read_only(),
+    });
+    format!("{line}\n")
+}
+
+/// An address in the syntax of `--listen`.
+fn listen_text(address: &Address) -> String {
+    match address {
+        Address::Path(path) => format!("nbd:{}", path.display()),
+        Address::Tcp(port) => format!("nbd://{port}"),
+    }
+}
+
+/// An address as an NBD URI.
+fn nbd_uri(address: &Address) -> String {
+    match address {
+        Address::Path(path) => format!("nbd+unix:///?socket={}", path.display()),
+        Address::Tcp(port) => format!("nbd://{port}"),
+    }
+}
+
+fn parse_uri(text: &str) -> Result<Uri, String> {
+    text.parse::<Uri>().map_err(|error| error.to_string())
+}

@@ -1,0 +1,304 @@
+//! `tenmil serve` over NVMe/TCP: start, reload on SIGHUP, and shutdown.
+
+mod banner;
+mod limits;
+mod live_config;
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use tenmil_base::Span;
+use tenmil_block::uri::Uri;
+use tenmil_linux::{Clock, Thread};
+use tenmil_rpc::config::{self, LineNumber, TargetConfig};
+use tenmil_rpc::{Devices, EventRelay, EventSender, NvmeConnections};
+use tenmil_serve::tcp::{
+    DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
+};
+
+use self::banner::ready;
+use self::live_config::{ApplyError, LiveConfig, TargetContext};
+use super::{
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, read_configuration, rpc_endpoint, start_reactors,
+};
+use crate::commands::write_out;
+use tenmil_bench::balance::BalancedReactors;
+use tenmil_devices::pcie::regions_for;
+use tenmil_devices::tcp::discovery_name;
+
+use super::sockets;
+use tenmil_base::Error;
+
+/// Default subsystem NQN.
+const NQN: &str = "nqn.2026-01.org.tenmil:disk";
+/// Time limit of a shutdown, below the 5 seconds after which a service manager kills the process.
+const END_MAX: Span = Span::from_secs(4);
+const END_INTERVAL: Span = Span::from_ms(10);
+
+/// The configuration that the arguments describe.
+pub(super) fn config_from_arguments(
+    arguments: &ServeArguments,
+    listeners: Vec<SocketAddr>,
+) -> Result<TargetConfig, Error> {
+    let hosts = match (arguments.allowed_host.is_empty(), arguments.allow_any_host) {
+        (false, false) => config::Hosts::Only(arguments.allowed_host.clone()),
+        (true, _) => config::Hosts::Any,
+        (false, true) => {
+            return Err(Error::usage("--allowed-host and --allow-any-host together, expected one"));
+        }
+    };
+    let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
+    let refuse = |name: &str, why| Error::usage(format!("`{name}`: {why}"));
+    tenmil_wire::nqn::check(&nqn).map_err(|why| refuse(&nqn, why))?;
+    for name in &arguments.allowed_host {
+        tenmil_wire::nqn::check_host(name).map_err(|why| refuse(name, why))?;
+    }
+    let namespace = |(nsid, uri): (u32, &Uri)| config::Namespace {
+        nsid,
+        uri: uri.clone(),
+        line: LineNumber::default(),
+        is_read_only: arguments.read_only,
+        hosts: config::Hosts::Any,
+        ana_group: 1,
+    };
+    let subsystem = config::Subsystem {
+        nqn,
+        line: LineNumber::default(),
+        serial: None,
+        hosts,
+        listeners: (0..listeners.len()).collect(),
+        namespaces: (1..).zip(&arguments.uris).map(namespace).collect(),
+        paths: Vec::new(),
+    };
+    let listener = |address| config::Listener { address, line: LineNumber::default() };
+    let asked = TargetConfig {
+        memory_bytes: arguments.buffer_memory.map(std::num::NonZeroU64::get),
+        memory_line: LineNumber::default(),
+        state: arguments.state_dir.clone(),
+        state_line: LineNumber::default(),
+        listeners: listeners.into_iter().map(listener).collect(),
+        subsystems: vec![subsystem],
+        referrals: Vec::new(),
+        limits: limits::asked(arguments),
+    };
+    check_access(&asked, arguments.allow_any_host)?;
+    Ok(asked)
+}
+
+/// Serves until SIGTERM or Ctrl-C.
+pub(super) fn run(
+    arguments: &ServeArguments,
+    asked: TargetConfig,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let (sockets, placement) = sockets::of_server(&arguments.socket)?;
+    let clock = Clock::start();
+    let namespaces = asked.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
+    let limits =
+        limits::limits(arguments, &asked).map_err(|unfit| with_location(arguments, unfit))?;
+    let service = Service::new(&regions, limits).map_err(|why| {
+        let refused = Error::environment(why);
+        with_location(
+            arguments,
+            ApplyError { refused, line: asked.memory_line, key: "buffer-memory" },
+        )
+    })?;
+    name_discovery(&service, &asked)?;
+    let state = open_state(&asked, &arguments.adopt_reservations)
+        .map_err(|unfit| with_location(arguments, unfit))?;
+    let balanced = start_reactors(arguments, &clock)?;
+    let reactors = &balanced.reactors;
+    let server = Server::start(ServerConfig {
+        doors: Vec::new(),
+        service: service.clone(),
+        regions: regions.clone(),
+        sockets,
+        placement,
+        reactors: Arc::clone(reactors.directory()),
+        clock,
+    });
+    let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
+    let devices = Devices::default();
+    let hands = devices.clone();
+    let world = TargetContext { service: service.clone(), server, regions, clock, state, devices };
+    let mut standing = LiveConfig::new(world);
+    standing.apply(asked).map_err(|unfit| with_location(arguments, unfit))?.all()?;
+    let state =
+        rpc_endpoint::state_of(&balanced).with(NvmeConnections(service.clone())).with(hands);
+    // The control socket comes last, so that RPC clients see a complete configuration.
+    let mut asking = rpc_endpoint::serve(state);
+    tenmil_linux::file::keep()?;
+    write_out(out, &ready(arguments.json, &standing))?;
+    while !tenmil_linux::signal::interrupted() {
+        if let Some(path) = &arguments.config
+            && tenmil_linux::signal::reload_asked()
+        {
+            reload(path, &mut standing, event_sender(&asking));
+        }
+        log_events(&service, event_sender(&asking));
+        standing.handle_events();
+        if let Some((_, relay)) = &mut asking {
+            relay.forward_events(&rpc_endpoint::of(reactors));
+        }
+        tenmil_linux::thread::sleep(WATCH_INTERVAL);
+    }
+    shut_down(clock, standing, balanced, &service)
+}
+
+/// Names the discovery subsystem: its NQN and serial number identify this machine and these listeners.
+fn name_discovery(service: &Service, asked: &TargetConfig) -> Result<(), Error> {
+    let addresses: Vec<String> =
+        asked.listeners.iter().map(|listener| listener.address.to_string()).collect();
+    let (nqn, serial) = discovery_name(&addresses.join(","));
+    service.name_discovery(DiscoveryName { nqn, serial }).map_err(Error::environment)
+}
+
+/// Opens the state directory for reservations that persist across power loss, if one is configured.
+fn open_state(
+    asked: &TargetConfig,
+    adopted: &[String],
+) -> Result<Option<StateDirectory>, ApplyError> {
+    if asked.state.is_none() && !adopted.is_empty() {
+        let text = "--adopt-reservations without a state directory, expected one";
+        let refused =
+            Error::usage(text).with_hint("name it with --state-dir, or `state-dir` in the file");
+        return Err(ApplyError { refused, line: asked.state_line, key: "state-dir" });
+    }
+    let opened = asked.state.as_deref().map(StateDirectory::open).transpose();
+    let opened = opened.and_then(|state| state.map(|state| state.adopting(adopted)).transpose());
+    let refuse = |why| ApplyError {
+        refused: Error::environment(why),
+        line: asked.state_line,
+        key: "state-dir",
+    };
+    opened.map_err(refuse)
+}
+
+/// Converts an apply error; with a configuration file it names the line and key.
+fn with_location(arguments: &ServeArguments, unfit: ApplyError) -> Error {
+    match &arguments.config {
+        Some(path) => unfit.in_file(path),
+        None => unfit.refused,
+    }
+}
+
+/// The sender for events of RPC clients, if the control socket exists.
+fn event_sender(asking: &Option<(tenmil_rpc::Server, EventRelay)>) -> Option<&EventSender> {
+    asking.as_ref().map(|(_, relay)| relay.announcer())
+}
+
+/// Rate-limit key of the log line of an event, if it is logged. Events that a peer can cause at will
+/// have keys of their own, so that they cannot suppress other messages.
+const fn cause_of(news: &TargetEvent) -> Option<&'static str> {
+    match news {
+        TargetEvent::Refused { .. } => Some("refused"),
+        TargetEvent::Notice(_) => Some("notice"),
+        TargetEvent::Trouble(_) => Some("trouble"),
+        TargetEvent::Connected { .. }
+        | TargetEvent::Associated { .. }
+        | TargetEvent::Disconnected { .. } => None,
+    }
+}
+
+/// Logs the events of the service and forwards them to RPC clients.
+fn log_events(service: &Service, announcer: Option<&EventSender>) {
+    while let Some(news) = service.next_news() {
+        if let Some(cause) = cause_of(&news) {
+            tracing::info!(cause, "{news}");
+        }
+        if let Some(announcer) = announcer {
+            announcer.announce_host(&news);
+        }
+    }
+}
+
+/// Applies the configuration file again; on an error the running configuration stays.
+fn reload(path: &Path, standing: &mut LiveConfig, announcer: Option<&EventSender>) {
+    let read = read_configuration(path);
+    let applied = read.and_then(|asked| standing.apply(asked).map_err(|unfit| unfit.in_file(path)));
+    let shown = path.display().to_string();
+    match &applied {
+        Ok(changes) => {
+            let done = match changes.done.is_empty() {
+                true => "nothing has changed".to_owned(),
+                false => changes.done.join("; "),
+            };
+            tracing::info!("{shown}: {done}");
+            for failed in &changes.failed {
+                tracing::warn!(cause = %failed, "{shown}: {failed}");
+            }
+        }
+        Err(refused) => {
+            let hint = refused.hint.as_ref().map_or_else(String::new, |hint| format!(" ({hint})"));
+            tracing::warn!("nothing is changed: {}{hint}", refused.text);
+        }
+    }
+    if let Some(announcer) = announcer {
+        let applied = applied.map(|changes| [changes.done, changes.failed].concat());
+        let applied = applied.as_deref().map_err(|refused| refused.text.as_str());
+        announcer.announce_configuration(&shown, applied);
+    }
+}
+
+/// Shuts down: closes the listeners, drains connections and closes devices. What is not finished within
+/// the time limit is abandoned and named in the error.
+fn shut_down(
+    clock: Clock,
+    standing: LiveConfig,
+    balanced: BalancedReactors,
+    service: &Service,
+) -> Result<ExitCode, Error> {
+    let until = clock.now().after(END_MAX);
+    let leave = move |_: &tenmil_linux::StopFlag| {
+        // Listeners first, then connections, then the devices they use.
+        let devices = standing.close();
+        balanced.stop();
+        drop(devices);
+    };
+    let leaving = Thread::spawn("ending", None, leave)
+        .map_err(|error| Error::environment(format!("end: {error}")))?;
+    let mut is_whole = true;
+    while !leaving.is_finished() && is_whole {
+        tenmil_linux::thread::sleep(END_INTERVAL);
+        is_whole = clock.now() < until;
+    }
+    log_events(service, None);
+    if is_whole {
+        leaving.join();
+        return Ok(ExitCode::SUCCESS);
+    }
+    // The thread may be blocked in a device for good; it ends with the process.
+    std::mem::forget(leaving);
+    let connected = service.connected();
+    Err(Error::environment(format!(
+        "end: {connected} connections and their devices are given up after {} s, expected them to \
+         let go",
+        END_MAX.ns / 1_000_000_000
+    )))
+}
+
+/// Rejects listeners beyond loopback for subsystems without allowed hosts, unless any host is
+/// explicitly allowed.
+fn check_access(asked: &TargetConfig, allows_any: bool) -> Result<(), Error> {
+    for subsystem in &asked.subsystems {
+        let reached = subsystem.listeners.iter().filter_map(|at| asked.listeners.get(*at));
+        let beyond = reached.map(|listener| listener.address).find(|at| !at.ip().is_loopback());
+        if let Some(address) = beyond
+            && subsystem.hosts == config::Hosts::Any
+            && !allows_any
+        {
+            let text = format!(
+                "serve {}: anybody who reaches {address} could read and write it, \
+                 expected a list of hosts",
+                subsystem.nqn
+            );
+            let hint = "name them with --allowed-host NQN, or say --allow-any-host";
+            return Err(Error { hint: Some(hint.to_owned()), ..Error::usage(text) });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,364 @@
+//! Live configuration of the NVMe/TCP target, and its replacement by a new one.
+//!
+//! ```text
+//!    new configuration ─ prepare ─▶ sockets, devices, subsystems ─ commit ─▶ live configuration
+//!                           │  may fail: all new objects are closed, nothing has changed;
+//!               │  files are made and grown behind the last refusal
+//! ```
+//!
+//! Objects that are equal in both configurations are kept: their connections are not affected.
+
+mod closing;
+mod disk;
+mod shared;
+mod subsystem;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, Opener};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+use tenmil_linux::socket::{Address, StreamListener};
+use tenmil_nvme_controller::namespace::CacheVoucher;
+use tenmil_rpc::Devices;
+use tenmil_rpc::config::{self, LineNumber, TargetConfig};
+use tenmil_serve::tcp::{Limits, Port, Server, Service, StateDirectory};
+use tenmil_wire::cache::CacheInstance;
+
+use self::closing::ClosingDevices;
+use self::shared::SharedDevices;
+use self::subsystem::subsystem;
+pub(super) use self::subsystem::{LiveNamespace, LiveSubsystem};
+use crate::commands::serve::open_listener;
+use tenmil_base::Error;
+
+/// The configuration that is served now, with its listeners, subsystems and devices.
+pub(super) struct LiveConfig {
+    world: TargetContext,
+    /// `None` before the first configuration is applied.
+    configuration: Option<TargetConfig>,
+    listeners: Vec<Listener>,
+    subsystems: Vec<LiveSubsystem>,
+    leaving: ClosingDevices,
+    shared: SharedDevices,
+}
+
+/// Services that the live configuration uses.
+pub(super) struct TargetContext {
+    pub(super) service: Service,
+    pub(super) server: Server,
+    pub(super) regions: RegionTable,
+    pub(super) clock: Clock,
+    /// State directory of persistent reservations, if there is one.
+    pub(super) state: Option<StateDirectory>,
+    /// Devices that RPC clients can query and change.
+    pub(super) devices: Devices,
+}
+
+/// Listen address of the target.
+#[derive(Clone, Copy)]
+struct Listener {
+    asked: SocketAddr,
+    /// Bound address, with the port that was picked if port 0 was configured.
+    address: SocketAddr,
+    /// NVMe-oF port number (PORTID) of the service.
+    number: u16,
+}
+
+/// Error of a configuration that cannot be applied, with the line and key it stems from.
+#[derive(Debug)]
+pub(super) struct ApplyError {
+    pub(super) refused: Error,
+    pub(super) line: LineNumber,
+    pub(super) key: &'static str,
+}
+
+/// Result of applying a configuration.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// Changes that were made, one line each.
+    pub(super) done: Vec<String>,
+    /// Changes that failed, one line each.
+    pub(super) failed: Vec<String>,
+}
+
+/// New objects of a configuration, not yet visible to hosts.
+struct PreparedConfig {
+    listeners: Vec<Listener>,
+    doors: Vec<(StreamListener, Listener)>,
+    subsystems: Vec<LiveSubsystem>,
+}
+
+impl LiveConfig {
+    /// Creates an empty configuration.
+    pub(super) fn new(world: TargetContext) -> Self {
+        let (listeners, subsystems) = (Vec::new(), Vec::new());
+        let (leaving, shared) = (ClosingDevices::default(), SharedDevices::default());
+        Self { world, configuration: None, listeners, subsystems, leaving, shared }
+    }
+
+    /// Bound listen addresses.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.listeners.iter().map(|listener| listener.address)
+    }
+
+    /// Bound addresses of the listeners of a subsystem.
+    pub(super) fn addresses_of(&self, stood: &LiveSubsystem) -> impl Iterator<Item = SocketAddr> {
+        stood.asked.listeners.iter().filter_map(|at| Some(self.listeners.get(*at)?.address))
+    }
+
+    pub(super) fn subsystems(&self) -> &[LiveSubsystem] {
+        &self.subsystems
+    }
+
+    /// Applies a new configuration and returns the changes. An error leaves everything as it was.
+    pub(super) fn apply(&mut self, asked: TargetConfig) -> Result<Changes, ApplyError> {
+        let prepared = tenmil_linux::file::make_if(|| self.prepare(&asked))?;
+        Ok(self.commit(asked, prepared))
+    }
+
+    fn prepare(&self, asked: &TargetConfig) -> Result<PreparedConfig, ApplyError> {
+        if let Some(before) = &self.configuration {
+            check_fixed(before, asked)?;
+        }
+        // Sockets are bound first: they fail more often than devices, and cost less to open.
+        let (listeners, doors) = self.prepare_doors(asked)?;
+        let subsystems = asked.subsystems.iter().map(|subsystem| self.prepare_one(subsystem));
+        let subsystems = subsystems.collect::<Result<_, _>>()?;
+        Ok(PreparedConfig { listeners, doors, subsystems })
+    }
+
+    #[expect(clippy::type_complexity, reason = "the two belong together in one place only")]
+    fn prepare_doors(
+        &self,
+        asked: &TargetConfig,
+    ) -> Result<(Vec<Listener>, Vec<(StreamListener, Listener)>), ApplyError> {
+        let (mut listeners, mut doors) = (Vec::<Listener>::new(), Vec::new());
+        for one in &asked.listeners {
+            // Several listeners may ask for port 0 of one address.
+            let is_taken = |number| listeners.iter().any(|taken| taken.number == number);
+            let before = self.listeners.iter();
+            let mut before = before.filter(|it| it.asked == one.address && !is_taken(it.number));
+            if let Some(same) = before.next() {
+                listeners.push(*same);
+                continue;
+            }
+            let refuse = |refused| ApplyError { refused, line: one.line, key: "address" };
+            let door = open_listener(&Address::Tcp(one.address)).map_err(refuse)?;
+            let Address::Tcp(address) = *door.address() else { continue };
+            let used =
+                |number| is_taken(number) || self.listeners.iter().any(|it| it.number == number);
+            let number = (1..u16::MAX).find(|number| !used(*number)).unwrap_or(u16::MAX);
+            let listener = Listener { asked: one.address, address, number };
+            listeners.push(listener);
+            doors.push((door, listener));
+        }
+        Ok((listeners, doors))
+    }
+
+    /// Prepares a subsystem; devices that are open already are reused.
+    fn prepare_one(&self, asked: &config::Subsystem) -> Result<LiveSubsystem, ApplyError> {
+        let before = self.before(&asked.nqn);
+        let subsystem = match before.filter(|before| before.is_same(asked)) {
+            Some(before) => before.subsystem.clone(),
+            None => subsystem(asked)?,
+        };
+        let mut namespaces: Vec<LiveNamespace> = Vec::new();
+        for namespace in &asked.namespaces {
+            let open = before.and_then(|before| before.opened(namespace));
+            let served = match open {
+                Some(open) => LiveNamespace { asked: namespace.clone(), ..open.clone() },
+                None => self.open(namespace)?,
+            };
+            let state = self.world.state.as_ref();
+            // A continuing namespace has its reservation keeper already; a new one is checked with its
+            // own.
+            let fresh = open.is_none_or(|open| !served.continues(open));
+            let config =
+                served.config(state.filter(|_| fresh).map(|state| (state, asked.nqn.as_str())));
+            subsystem.check_namespace(&config).map_err(|why| {
+                let text = format!("serve {}: {why}", namespace.uri);
+                ApplyError { refused: Error::usage(text), line: namespace.line, key: "uri" }
+            })?;
+            namespaces.push(served);
+        }
+        Ok(LiveSubsystem { asked: asked.clone(), subsystem, namespaces })
+    }
+
+    fn before(&self, nqn: &str) -> Option<&LiveSubsystem> {
+        self.subsystems.iter().find(|stood| stood.asked.nqn == nqn)
+    }
+
+    /// Opens and claims the device of a namespace.
+    fn open(&self, asked: &config::Namespace) -> Result<LiveNamespace, ApplyError> {
+        let TargetContext { regions, clock, .. } = &self.world;
+        let more = [tenmil::KINDS, &[(config::SCHEME, &self.shared)]].concat();
+        let opener = Opener { regions, clock: *clock, seed: 1, more: &more };
+        let uri = &asked.uri;
+        let refuse = |why: Error| ApplyError {
+            refused: Error::new(why.category(), format!("serve {uri}: {why}")),
+            line: asked.line,
+            key: "uri",
+        };
+        let wanted = if asked.is_read_only { uri.clone().to_read() } else { uri.clone() };
+        let opened = opener.open(&wanted).map_err(refuse)?;
+        // Each queue of each host has a channel, which needs no more depth than the queue. The
+        // controller measures the time of commands, so the block layer need not.
+        let depth = Limits::default().queue_entries.into();
+        let options = BdevOptions { depth, timing: false, ..BdevOptions::new(*clock, 1) };
+        let device = Bdev::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
+        let claim = if asked.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
+        let descriptor = device.open(claim, "nvme-tcp").map_err(|why| ApplyError {
+            refused: Error::new(why.category(), format!("serve {uri}: {why}")),
+            line: asked.line,
+            key: "uri",
+        })?;
+        let (asked, descriptor) = (asked.clone(), Arc::new(descriptor));
+        let (description, handles) = (opened.description, opened.handles);
+        let identities = opened.identities;
+        let cache = tenmil_linux::random_id().map(|id| CacheVoucher::new(CacheInstance(id)));
+        Ok(LiveNamespace { asked, description, device, descriptor, cache, handles, identities })
+    }
+
+    /// Publishes the prepared objects, removes the old ones and returns the changes.
+    fn commit(&mut self, asked: TargetConfig, prepared: PreparedConfig) -> Changes {
+        let PreparedConfig { listeners, doors, subsystems } = prepared;
+        let mut changes = Changes::default();
+        let is_there = |number| listeners.iter().any(|listener| listener.number == number);
+        // Listeners close first, so that no host connects to a subsystem that is about to be removed.
+        for gone in self.listeners.iter().filter(|listener| !is_there(listener.number)) {
+            self.world.server.close(gone.number);
+            self.world.service.close_port(gone.number);
+            changes.note(format!("listens no more at {}", gone.address));
+        }
+        for (_, listener) in &doors {
+            self.world.service.open_port(listener.number, Port { address: Some(listener.address) });
+        }
+        for gone in &self.subsystems {
+            let stays = subsystems.iter().any(|stood| stood.continues(gone));
+            if !stays {
+                self.world.service.remove_subsystem(&gone.asked.nqn);
+                gone.let_go();
+                changes.note(format!("offers {} no more", gone.asked.nqn));
+            }
+        }
+        for stood in &subsystems {
+            match self.subsystems.iter().find(|before| stood.continues(before)) {
+                Some(before) => stood.replace(before, &listeners, &self.world, &mut changes),
+                None => stood.offer(&listeners, &self.world, &mut changes),
+            }
+        }
+        if self.configuration.as_ref().is_none_or(|before| before.referrals != asked.referrals) {
+            self.world.service.set_referrals(asked.referrals.clone());
+        }
+        // New listeners open last, so that a host that connects finds all subsystems.
+        for (door, listener) in doors {
+            match self.world.server.open(door, listener.number) {
+                Ok(()) => changes.note(format!("listens at {}", listener.address)),
+                Err(error) => {
+                    changes.fail(format!("cannot listen at {}: {error}", listener.address))
+                }
+            }
+        }
+        let served = subsystems.iter().flat_map(|stood| &stood.namespaces);
+        let mut hands: Vec<DeviceControl> = Vec::new();
+        for hand in served.flat_map(|one| &one.handles) {
+            // Several namespaces may share one device.
+            if !hands.contains(hand) {
+                hands.push(hand.clone());
+            }
+        }
+        self.world.devices.replace(hands);
+        // Devices that no namespace uses any more are closed later, off the reactors.
+        for gone in self.subsystems.iter().flat_map(|stood| &stood.namespaces) {
+            let mut now = subsystems.iter().flat_map(|stood| &stood.namespaces);
+            if !now.any(|served| Arc::ptr_eq(&served.descriptor, &gone.descriptor)) {
+                self.leaving.push(gone.device.clone());
+            }
+        }
+        (self.configuration, self.listeners, self.subsystems) =
+            (Some(asked), listeners, subsystems);
+        changes
+    }
+
+    /// Closes the listeners. The returned value keeps the subsystems and devices alive.
+    pub(super) fn close(self) -> impl Send {
+        let Self { world, subsystems, leaving, .. } = self;
+        let TargetContext { service, server, regions, state, .. } = world;
+        drop(server);
+        // Dropped in this order; the state directory is last because it completes pending writes.
+        (subsystems, leaving, service, regions, state)
+    }
+
+    /// Handles device events, and closes removed devices that are no longer in use.
+    pub(super) fn handle_events(&mut self) {
+        self.leaving.close();
+        for stood in &self.subsystems {
+            stood.namespaces.iter().for_each(|served| served.handle_device_event(&stood.subsystem));
+        }
+    }
+}
+
+impl Changes {
+    fn note(&mut self, text: String) {
+        self.done.push(text);
+    }
+
+    fn fail(&mut self, text: String) {
+        self.failed.push(text);
+    }
+
+    /// Turns failed changes into an error: at start, all of the configuration has to be served.
+    pub(super) fn all(self) -> Result<(), Error> {
+        match self.failed.is_empty() {
+            true => Ok(()),
+            false => Err(Error::environment(format!("serve: {}", self.failed.join("; ")))),
+        }
+    }
+}
+
+impl ApplyError {
+    /// The error with the file, line and key it stems from.
+    pub(super) fn in_file(self, path: &std::path::Path) -> Error {
+        let Self { refused, line: LineNumber(line), key } = self;
+        let place = match line {
+            0 => String::new(),
+            line => format!(" line {line}, `{key}`:"),
+        };
+        let text = format!("{}:{place} {}", path.display(), refused.text);
+        Error { text, ..refused }
+    }
+}
+
+impl From<tenmil_linux::file::FileError> for ApplyError {
+    /// It names the file that cannot be made.
+    fn from(error: tenmil_linux::file::FileError) -> Self {
+        Self { refused: error.into(), line: LineNumber::default(), key: "uri" }
+    }
+}
+
+/// Rejects changes of settings that are fixed at start.
+fn check_fixed(before: &TargetConfig, asked: &TargetConfig) -> Result<(), ApplyError> {
+    super::limits::check_same(before, asked)?;
+    let refuse = |(found, expected): (String, String), line, key, what: &str| {
+        let text = format!("it is {found}, expected {expected} as at start");
+        let hint = format!("{what} is taken once: start the process again for another");
+        Err(ApplyError { refused: Error::usage(text).with_hint(hint), line, key })
+    };
+    if before.memory_bytes != asked.memory_bytes {
+        let shown = |bytes: Option<u64>| {
+            bytes.map_or_else(|| "the usual".to_owned(), |bytes| format!("{bytes} bytes"))
+        };
+        let both = (shown(asked.memory_bytes), shown(before.memory_bytes));
+        return refuse(both, asked.memory_line, "buffer-memory", "buffer memory");
+    }
+    if before.state != asked.state {
+        let shown = |path: Option<&std::path::Path>| {
+            path.map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+        };
+        let both = (shown(asked.state.as_deref()), shown(before.state.as_deref()));
+        return refuse(both, asked.state_line, "state-dir", "the state directory");
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! `tenmil top`: live view of a running process.
+
+use std::ffi::OsStr;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+use clap::Args;
+use tenmil_base::{Error, Span};
+
+use super::rpc_endpoint::{ProcessSelector, choose, connect, directory, listening};
+use super::write_out;
+use tenmil_bench::balance::put_back_frequencies;
+use tenmil_block::quantity::parse_time;
+use tenmil_linux::kernel_files::Machine;
+
+/// Show the reactors, threads and pollers of a running tenmil process, live.
+///
+/// Without a terminal, the tables are printed once, as with --once.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct TopArguments {
+    #[command(flatten)]
+    whom: ProcessSelector,
+
+    /// Print one sample as JSON
+    #[arg(long)]
+    json: bool,
+
+    /// Print the tables once, as plain text
+    #[arg(long)]
+    once: bool,
+
+    /// Interval between two samples; rates are computed over it
+    #[arg(short, long, value_name = "TIME", default_value = "1", value_parser = interval)]
+    interval: Span,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenmil top                        the one process that runs, or a list to choose from
+  tenmil top --pid 4711             this process
+  tenmil top --once                 for a log
+  tenmil top --json | jq .reactors  for programs
+
+NO_COLOR=1 in the environment does without colours. docs/top.md describes what is shown, and the
+names of --json.";
+
+fn interval(text: &str) -> Result<Span, String> {
+    let (least, most) = (Span::from_ms(10), Span::from_secs(3_600));
+    let span = parse_time(text)?;
+    if (least..=most).contains(&span) {
+        return Ok(span);
+    }
+    Err(format!("`{text}` is out of range, expected a time from {least} to {most}"))
+}
+
+/// Runs the live view, or prints one sample.
+pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
+    let TopArguments { whom, json, once, interval } = *arguments;
+    if json {
+        write_out(out, &crate::top::json(&mut connect(whom)?, interval)?)?;
+    } else if once || !can_draw() {
+        write_out(out, &crate::top::once(&mut connect(whom)?, interval)?)?;
+    } else {
+        let directory = directory()?;
+        put_back_frequencies(&Machine::this(), &directory, &|text| tracing::info!("{text}"));
+        if let Some(pid) = whom.pid {
+            // A process that does not exist at the start is a usage error; one that exits later is
+            // awaited.
+            choose(Some(pid), &listening(&directory)?)?;
+        }
+        crate::top::watch(directory, whom.pid, interval, is_colored(no_color().as_deref()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether input and output are terminals that support cursor positioning.
+fn can_draw() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+    io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb
+}
+
+fn no_color() -> Option<std::ffi::OsString> {
+    std::env::var_os("NO_COLOR")
+}
+
+/// no-color.org: any value other than unset or empty disables color.
+fn is_colored(no_color: Option<&OsStr>) -> bool {
+    no_color.is_none_or(OsStr::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use tenmil_base::Span;
+
+    use super::{interval, is_colored};
+
+    #[test]
+    fn an_interval_is_neither_nothing_nor_for_ever() {
+        assert_eq!(interval("500ms"), Ok(Span::from_ms(500)));
+        assert_eq!(interval("3600"), Ok(Span::from_secs(3_600)));
+        let expected = "expected a time from 10 ms to 3600 s";
+        for text in ["0", "9ms", "3601"] {
+            assert_eq!(interval(text), Err(format!("`{text}` is out of range, {expected}")));
+        }
+        assert!(interval("often").unwrap_err().contains("is not a time"));
+    }
+
+    #[test]
+    fn colour_is_refused_by_any_value() {
+        assert!(is_colored(None) && is_colored(Some(OsStr::new(""))));
+        assert!(!is_colored(Some(OsStr::new("0"))));
+    }
+}

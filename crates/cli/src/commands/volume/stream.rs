@@ -1,0 +1,246 @@
+//! `tenmil volume diff`, `send` and `receive`: differences and streams of volumes.
+
+use std::io::{IsTerminal, Write};
+
+use clap::Args;
+use serde_json::{Value, json};
+use tenmil_base::{Error, Instant};
+use tenmil_block::Opener;
+use tenmil_block::pool::{ChangedRange, PAGE_BYTES};
+use tenmil_block::uri::Uri;
+use tenmil_rpc::pool_commands::{kind_of_range as kind, size};
+
+use super::super::copy::progress_bar::ProgressBar;
+use super::super::pool::table;
+use super::super::pool_access::PoolAccess;
+use super::super::write_out;
+use super::open_pool_of;
+
+#[derive(Debug, Args)]
+pub(super) struct DiffArguments {
+    /// Older volume or snapshot, such as volume:[file:/var/tmp/pool]/monday
+    #[arg(value_name = "A")]
+    volume: Uri,
+
+    /// Name of the newer one, in the same pool
+    #[arg(value_name = "B")]
+    name: String,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SendArguments {
+    /// Snapshot
+    #[arg(value_name = "SNAPSHOT")]
+    volume: Uri,
+
+    /// Incremental: send only the changes since this snapshot of the same pool
+    #[arg(long, value_name = "NAME")]
+    from: Option<String>,
+
+    /// Print a summary as JSON on standard error
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ReceiveArguments {
+    /// Snapshot to create, such as volume:[file:/mnt/backup]/monday
+    #[arg(value_name = "VOLUME")]
+    volume: Uri,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists the ranges of B that differ from A.
+pub(super) fn diff(
+    opener: &Opener<'_>,
+    arguments: &DiffArguments,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    let (mut hand, from) = open_pool_of(opener, &arguments.volume)?;
+    let changed = hand.differences(&from, &arguments.name)?;
+    let text = match arguments.json {
+        true => diff_json((&from, &arguments.name), &changed, hand.pid()),
+        false => diff_text((&from, &arguments.name), &changed) + &hand.by(),
+    };
+    write_out(out, &text)
+}
+
+fn diff_text((a, b): (&str, &str), changed: &[ChangedRange]) -> String {
+    let head = ["from byte", "bytes", "size", "now"].map(String::from);
+    let row = |range: &ChangedRange| {
+        let (at, len) = (bytes(range.block), bytes(range.blocks));
+        [at.to_string(), len.to_string(), size(len), kind(range).into()]
+    };
+    let rows: Vec<[String; 4]> = changed.iter().map(row).collect();
+    let ranges =
+        if rows.is_empty() { String::new() } else { table(&[&[head][..], &rows].concat()) };
+    let [data, holes, parents] = sums(changed).map(size);
+    let outside = changed.iter().any(|range| range.is_parents);
+    let more = if outside { format!(", and {parents} from its parent") } else { String::new() };
+    format!("{ranges}`{b}` has {data} that `{a}` has not, and {holes} of new holes{more}\n")
+}
+
+fn diff_json((a, b): (&str, &str), changed: &[ChangedRange], process: Option<u32>) -> String {
+    let range = |range: &ChangedRange| {
+        json!({
+            "offset_bytes": bytes(range.block),
+            "length_bytes": bytes(range.blocks),
+            "kind": kind(range),
+        })
+    };
+    let [data, holes, parents] = sums(changed);
+    let document = json!({
+        "from": a,
+        "to": b,
+        "changed": changed.iter().map(range).collect::<Vec<Value>>(),
+        "data_bytes": data,
+        "hole_bytes": holes,
+        "parent_bytes": parents,
+        "process": process,
+    });
+    format!("{document:#}\n")
+}
+
+/// Sums of the changed bytes: data, holes, and ranges that read from the parent.
+fn sums(changed: &[ChangedRange]) -> [u64; 3] {
+    ["data", "hole", "parent"].map(|of| {
+        let these = changed.iter().filter(|range| kind(range) == of);
+        bytes(these.map(|range| range.blocks).sum())
+    })
+}
+
+const fn bytes(blocks: u64) -> u64 {
+    blocks * PAGE_BYTES as u64
+}
+
+/// Writes the stream to standard output.
+pub(super) fn send(
+    opener: &Opener<'_>,
+    arguments: &SendArguments,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    if std::io::stdout().is_terminal() {
+        let text = "volume send: standard output is a terminal, expected a file or a pipe";
+        let hint = "Add `> FILE`, or `| tenmil volume receive VOLUME`.";
+        return Err(Error::usage(text).with_hint(hint));
+    }
+    let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
+    // With --json, standard error carries the JSON document only.
+    let progress = match arguments.json {
+        true => Progress::silent(opener),
+        false => Progress::new(opener, "sending"),
+    };
+    let sent = hand.send(&name, arguments.from.as_deref(), out, progress)?;
+    let report = carried(sent, "sent", &hand, arguments.json);
+    // With standard error closed, the exit code is the only indication.
+    let _ = std::io::stderr().write_all(report.as_bytes());
+    Ok(())
+}
+
+/// Receives a stream from standard input.
+pub(super) fn receive(
+    opener: &Opener<'_>,
+    arguments: &ReceiveArguments,
+    out: &mut dyn Write,
+) -> Result<(), Error> {
+    if std::io::stdin().is_terminal() {
+        let text = "volume receive: standard input is a terminal, expected a file or a pipe";
+        return Err(Error::usage(text).with_hint("Add `< FILE`, as `volume send` has written it."));
+    }
+    let (mut hand, name) = open_pool_of(opener, &arguments.volume)?;
+    let received = hand.receive(&name)?;
+    write_out(out, &carried(received, "received", &hand, arguments.json))
+}
+
+/// Progress bar on standard error.
+pub(in crate::commands) struct Progress<'a> {
+    opener: &'a Opener<'a>,
+    phase: &'static str,
+    line: Option<ProgressBar>,
+}
+
+impl<'a> Progress<'a> {
+    pub(in crate::commands) fn new(opener: &'a Opener<'a>, phase: &'static str) -> Self {
+        let now: Instant = opener.clock.now();
+        Self { opener, phase, line: Some(ProgressBar::new(std::io::stderr().is_terminal(), now)) }
+    }
+
+    /// Creates a progress bar that prints nothing.
+    pub(in crate::commands) const fn silent(opener: &'a Opener<'a>) -> Self {
+        Self { opener, phase: "", line: None }
+    }
+
+    /// Updates the bar. Always returns true: the job continues.
+    pub(in crate::commands) fn turn(&mut self, progress: (u64, u64)) -> bool {
+        if let Some(line) = &mut self.line {
+            line.turn(self.phase, self.opener.clock.now(), progress, &mut std::io::stderr());
+        }
+        true
+    }
+
+    pub(in crate::commands) fn end(&mut self) {
+        if let Some(line) = &mut self.line {
+            line.clear(&mut std::io::stderr());
+        }
+    }
+}
+
+/// Renders the summary of a transfer as text or JSON, with the process that did it if it was another
+/// one.
+fn carried(mut carried: Value, verb: &str, hand: &PoolAccess<'_>, is_json: bool) -> String {
+    match is_json {
+        true => {
+            carried["process"] = hand.pid().into();
+            format!("{carried:#}\n")
+        }
+        false => carried_text(verb, &carried) + &hand.by(),
+    }
+}
+
+fn carried_text(verb: &str, carried: &Value) -> String {
+    let name = carried["name"].as_str().unwrap_or_default();
+    if carried["was_there"] == true {
+        return format!("snapshot `{name}` was received before; the stream is whole\n");
+    }
+    let base = carried["base"].as_str();
+    let since = base.map(|base| format!(" since `{base}`")).unwrap_or_default();
+    let [whole, data, holes] = ["size_bytes", "data_bytes", "hole_bytes"]
+        .map(|name| size(carried[name].as_u64().unwrap_or_default()));
+    format!("snapshot `{name}` of {whole}{since}: {data} of data and {holes} of new holes {verb}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_block::pool::ChangedRange;
+
+    use super::{diff_json, diff_text};
+
+    #[test]
+    fn a_difference_is_told_to_people_and_to_programs() {
+        let of = |block, blocks, is_mapped| {
+            let is_parents = false;
+            ChangedRange { block, blocks, is_mapped, is_parents }
+        };
+        let changed = [of(0, 16, true), of(100, 1, false)];
+        let text = diff_text(("a", "b"), &changed);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[1].split_whitespace().collect::<Vec<_>>(),
+            ["0", "65536", "64", "KiB", "data"]
+        );
+        assert_eq!(lines[3], "`b` has 64 KiB that `a` has not, and 4 KiB of new holes");
+        let json: serde_json::Value =
+            serde_json::from_str(&diff_json(("a", "b"), &changed, Some(7))).unwrap();
+        assert_eq!(json["changed"][1]["offset_bytes"], 409_600);
+        assert_eq!(json["process"], 7);
+        assert_eq!((&json["data_bytes"], &json["hole_bytes"]), (&65_536.into(), &4096.into()));
+        assert_eq!(diff_text(("a", "b"), &[]).lines().count(), 1);
+    }
+}

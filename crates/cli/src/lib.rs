@@ -1,0 +1,19 @@
+//! The program `tenmil`: its commands, and what they run.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`commands`] | command-line interface |
+//! | [`copy`] | copy of one block device to another |
+//! | [`proxy`] | TCP proxy with fault injection |
+//! | [`simulation`] | runs of the simulator |
+//! | `top` | live display of a running process |
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+pub mod commands;
+pub mod copy;
+mod log;
+pub mod proxy;
+pub mod simulation;
+mod top;

@@ -1,0 +1,8 @@
+//! The program `tenmil`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tenmil_linux::fd_table::reserve_fds();
+    tenmil_cli::commands::run(std::env::args_os(), &tenmil_cli::commands::Engines::real())
+}

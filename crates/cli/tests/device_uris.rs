@@ -1,0 +1,92 @@
+//! docs/names.md says what there is: every kind of device, and all that each may be told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tenmil_block::Opener;
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+
+const PAGE: &str = include_str!("../../../docs/names.md");
+
+/// A name of each kind, which nothing but an unknown key is wrong with. Where a kind has several
+/// forms that take different keys, one of each.
+const NAMES: [&str; 15] = [
+    "null:?",
+    "ram:1m?",
+    "file:/nowhere?",
+    "model:p4600?",
+    "model:[null:]?device=p4600&",
+    "delay:[null:]?",
+    "fault:[null:]?",
+    "split:[null:]?",
+    "stripe:[null:],[null:]?",
+    "mirror:[null:],[null:]?",
+    "volume:[null:]/x?",
+    "emu:null?",
+    "tcp://127.0.0.1:1/nqn.2024-01.example:disk?",
+    "vfio-user:/nowhere?",
+    "pcie:0000:00:00.0?",
+];
+
+type Keys = BTreeMap<String, BTreeSet<String>>;
+
+/// What the program says that it knows.
+fn known() -> Keys {
+    let regions = RegionTable::new(16);
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: tenmil::KINDS };
+    let mut kinds = Keys::new();
+    for name in NAMES {
+        let refused = opener.open(&format!("{name}unheard-of=1").parse().expect("a name")).err();
+        let refused = refused.expect("no kind knows such a key").to_string();
+        let (_, keys) = refused.split_once("no parameter `unheard-of`, expected ").expect(&refused);
+        let keys = keys.split(", ").flat_map(|some| some.split(" or ")).map(str::to_owned);
+        let kind = name.split_inclusive(':').next().expect("a kind");
+        kinds.entry(kind.to_owned()).or_default().extend(keys);
+    }
+    kinds
+}
+
+/// The keys in the first column of a row: "| `hdgst`, `ddgst` | ...".
+fn keys_of(row: &str) -> impl Iterator<Item = String> {
+    let column = row.split('|').nth(1).unwrap_or_default();
+    column.split('`').skip(1).step_by(2).map(str::to_owned)
+}
+
+/// What the page says: the keys in the tables whose head is `key`, below each kind.
+fn written() -> Keys {
+    let mut kinds = Keys::new();
+    let (mut kind, mut is_table) = (String::new(), false);
+    for line in PAGE.lines() {
+        if let Some(name) = line.strip_prefix("## `") {
+            kind = name.trim_end_matches('`').to_owned();
+            kinds.insert(kind.clone(), BTreeSet::new());
+        }
+        is_table = line.starts_with("| key") || (is_table && line.starts_with('|'));
+        if is_table && !line.starts_with("| key") {
+            kinds.get_mut(&kind).expect("a table is below a kind").extend(keys_of(line));
+        }
+    }
+    kinds
+}
+
+#[test]
+fn the_page_has_every_kind_with_every_key_and_no_other() {
+    let mut written = written();
+    let crypt = written.remove("crypt:").expect("a kind that is not in every build");
+    assert_eq!(crypt, BTreeSet::from(["key-file".to_owned()]));
+    assert_eq!(written, known());
+}
+
+#[test]
+fn every_name_on_the_page_can_be_read() {
+    let in_quotes = PAGE
+        .lines()
+        .filter(|line| line.starts_with("tenmil "))
+        .filter_map(|line| line.split('\'').nth(1));
+    let names: Vec<&str> = in_quotes.collect();
+    assert!(names.len() >= 6, "{names:?}");
+    for name in names {
+        let parsed = name.parse::<tenmil_devices::Uri>();
+        assert!(parsed.is_ok(), "{name}: {parsed:?}");
+    }
+}

@@ -1,0 +1,266 @@
+//! Two hosts at one target: a pool or a mirror is taken over without force, because the device refuses what
+//! the former owner still writes.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+#![allow(clippy::disallowed_methods, reason = "it makes files and starts processes")]
+
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use served::{Served, run};
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request, Segment, Span,
+};
+use tenmil_block::pool::{self, VolumeRef, hear_of_stops};
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceType, OpenedDevice, Opener, mirror};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+
+const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
+const NQN: &str = "nqn.2026-01.org.tenmil:disk";
+const BLOCK: u32 = 4096;
+const PATIENCE: Duration = Duration::from_secs(60);
+const TCP: &[(&str, &dyn DeviceType)] = &[("tcp", &tenmil_devices::tcp::Kind)];
+
+/// A target with a file, and its address.
+struct Target {
+    _served: Served,
+    _directory: tempfile::TempDir,
+    address: String,
+}
+
+/// A host with memory of its own.
+struct Host {
+    regions: RegionTable,
+    clock: Clock,
+    name: &'static str,
+}
+
+impl Target {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("disk");
+        let uri = format!("file:{}?size=32m", file.display());
+        let served = Served::of(&format!("{TENMIL} serve '{uri}' --listen tcp://127.0.0.1:0"));
+        let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
+        Self { _served: served, _directory: directory, address }
+    }
+
+    fn uri(&self, host: &str) -> String {
+        format!("{}/{NQN}?hostnqn=nqn.2026-01.example:{host}", self.address)
+    }
+}
+
+impl Host {
+    fn new(name: &'static str) -> Self {
+        Self { regions: RegionTable::new(200), clock: Clock::start(), name }
+    }
+
+    fn opener(&self) -> Opener<'_> {
+        Opener { regions: &self.regions, clock: self.clock, seed: 1, more: TCP }
+    }
+
+    fn open(&self, uri: &str) -> Result<OpenedDevice, String> {
+        self.opener().open(&uri.parse().unwrap()).map_err(|error| error.to_string())
+    }
+
+    fn pool(&self, target: &Target) -> VolumeRef {
+        VolumeRef::on(&target.uri(self.name).parse::<Uri>().unwrap())
+    }
+
+    fn volume(&self, target: &Target) -> String {
+        format!("volume:[{}]/v", target.uri(self.name))
+    }
+
+    fn take_over(&self, target: &Target) -> Result<Option<String>, String> {
+        pool::take_over(&self.opener(), &self.pool(target)).map_err(|error| error.to_string())
+    }
+
+    fn io(
+        &self,
+        channel: &mut dyn IoChannel,
+        operation: Operation,
+        lba: u64,
+        byte: u8,
+    ) -> (IoStatus, u8) {
+        let memory = self.regions.allocate(BLOCK as usize).unwrap();
+        let segment = Segment { len_bytes: BLOCK, ..memory.segment() };
+        self.regions.store(segment, &[byte; BLOCK as usize]).unwrap();
+        let moves = operation != Operation::Flush;
+        let blocks = if moves { BLOCK / channel.limits().block_size } else { 0 };
+        let request = Request {
+            lba: lba * u64::from(blocks),
+            blocks,
+            segment_count: u16::from(moves),
+            operation,
+            ..Request::NOTHING
+        };
+        let segments = [segment];
+        let mut answers = CompletionBatch::with_capacity(1);
+        let (mut is_taken, end) = (false, self.now().after(Span::from_secs(60)));
+        while answers.as_slice().is_empty() {
+            let now = self.now();
+            assert!(now < end, "{operation:?} was not answered");
+            is_taken = is_taken || channel.submit(now, &[request], &segments) == 1;
+            channel.flush();
+            channel.poll(now, &mut answers);
+            tenmil_linux::thread::yield_now();
+        }
+        let mut bytes = [0; BLOCK as usize];
+        self.regions.load(segment, &mut bytes).unwrap();
+        (answers.as_slice()[0].outcome, bytes[0])
+    }
+
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    fn write(&self, channel: &mut dyn IoChannel, lba: u64, byte: u8) -> IoStatus {
+        self.io(channel, Operation::Write, lba, byte).0
+    }
+
+    fn flush(&self, channel: &mut dyn IoChannel) {
+        assert_eq!(self.io(channel, Operation::Flush, 0, 0).0, IoStatus::SUCCESS);
+    }
+
+    fn read(&self, channel: &mut dyn IoChannel, lba: u64) -> u8 {
+        let (outcome, byte) = self.io(channel, Operation::Read, lba, 0);
+        assert_eq!(outcome, IoStatus::SUCCESS);
+        byte
+    }
+}
+
+/// A target with a pool and a volume in it, of a host that has flushed twice and goes on to write in place.
+fn written(host: &Host) -> (Target, OpenedDevice, Box<dyn IoChannel>) {
+    let target = Target::new();
+    run(TENMIL, &["pool", "create", "--overwrite", &target.uri(host.name)]);
+    // What another host has closed, this one opens.
+    let other = Host::new("other");
+    run(TENMIL, &["volume", "create", &other.volume(&target), "--size", "4m"]);
+    let opened = host.open(&host.volume(&target)).unwrap();
+    let mut channel = opened.medium.channel().unwrap();
+    for byte in [1, 2] {
+        (0..8).for_each(|lba| assert_eq!(host.write(&mut *channel, lba, byte), IoStatus::SUCCESS));
+        host.flush(&mut *channel);
+    }
+    (target, opened, channel)
+}
+
+#[test]
+fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force() {
+    let (one, two) = (Host::new("one"), Host::new("two"));
+    let (target, opened, mut old) = written(&one);
+    let mut idle = opened.medium.channel().unwrap();
+    let (sender, heard) = mpsc::channel();
+    let mine = target.address.clone();
+    hear_of_stops(move |news| {
+        if news.device.contains(&mine) {
+            // After the test nobody listens.
+            let _ = sender.send(news.to_string());
+        }
+    });
+    let owner = format!("process {} on host `", std::process::id());
+    let refused = two.open(&two.volume(&target)).err().unwrap();
+    assert!(refused.contains(&owner), "{refused}");
+    let former = two.take_over(&target).unwrap().expect("it had an owner");
+    assert!(former.contains(&owner), "{former}");
+    let taken = two.open(&two.volume(&target)).unwrap();
+    let mut new = taken.medium.channel().unwrap();
+
+    // The former owner knows nothing of it, and only writes in place.
+    for lba in 0..8 {
+        let outcome = one.write(&mut *old, lba, 3);
+        assert!(!outcome.is_success(), "block {lba}: {outcome:?}");
+        assert_eq!(two.read(&mut *new, lba), 2, "block {lba}");
+    }
+    loop {
+        let said = heard.recv_timeout(PATIENCE).unwrap();
+        if said.contains(&format!("was taken over by {owner}")) {
+            break;
+        }
+    }
+    // It stops for good, on every channel.
+    for channel in [&mut old, &mut idle] {
+        assert!(one.write(&mut **channel, 1, 4).is_conflict());
+        let outcome = one.io(&mut **channel, Operation::Read, 1, 0).0;
+        assert!(outcome.is_conflict(), "{outcome:?}");
+    }
+    (0..8).for_each(|lba| assert_eq!(two.read(&mut *new, lba), 2, "block {lba}"));
+    assert_eq!(two.write(&mut *new, 0, 5), IoStatus::SUCCESS);
+    two.flush(&mut *new);
+    drop((new, taken));
+
+    // The former owner may still run, so the reservation outlives the new one.
+    let three = Host::new("three");
+    let refused = three.open(&three.volume(&target)).err().unwrap();
+    assert!(refused.contains("has reserved it"), "{refused}");
+    let taken = two.open(&two.volume(&target)).unwrap();
+    drop(taken);
+    assert_eq!(three.take_over(&target), Ok(None), "the superblocks name no owner");
+    let opened = three.open(&three.volume(&target)).unwrap();
+    let mut last = opened.medium.channel().unwrap();
+    assert_eq!((three.read(&mut *last, 0), three.read(&mut *last, 1)), (5, 2));
+    assert!(two.open(&two.volume(&target)).is_err());
+}
+
+#[test]
+fn a_pool_whose_owner_does_not_write_through_a_reservation_needs_force() {
+    let (one, two) = (Host::new("one"), Host::new("two"));
+    let (target, _opened, mut old) = written(&one);
+    // Somebody clears it, as an operator may.
+    let opened = one.open(&target.uri("one")).unwrap();
+    let reservations = opened.medium.reservations().unwrap();
+    let holder = reservations.holder().unwrap().unwrap();
+    assert!(holder.is_this_host && holder.is_write_exclusive, "{holder:?}");
+    reservations.release(holder.key).unwrap();
+    assert_eq!(reservations.holder(), Ok(None));
+    let refused = two.take_over(&target).unwrap_err();
+    assert!(refused.contains("do not exclude") && refused.contains("not reserved"), "{refused}");
+    assert_eq!(one.write(&mut *old, 0, 3), IoStatus::SUCCESS, "nothing has changed");
+    let place = VolumeRef { force: true, ..two.pool(&target) };
+    assert!(pool::take_over(&two.opener(), &place).unwrap().is_some());
+    // By force it is excluded, too, from then on.
+    assert!(one.write(&mut *old, 0, 4).is_conflict());
+}
+
+#[test]
+fn no_write_of_a_former_owner_lands_in_a_mirror_that_was_taken_over_without_force() {
+    let (one, two) = (Host::new("one"), Host::new("two"));
+    let targets = [Target::new(), Target::new()];
+    let uri = |host: &Host| {
+        format!("mirror:[{}],[{}]", targets[0].uri(host.name), targets[1].uri(host.name))
+    };
+    let legs = targets.each_ref().map(|target| target.uri("other"));
+    run(TENMIL, &["mirror", "create", "--overwrite", &legs[0], &legs[1]]);
+    let opened = one.open(&uri(&one)).unwrap();
+    let (mut old, mut idle) = (opened.medium.channel().unwrap(), opened.medium.channel().unwrap());
+    (0..8).for_each(|lba| assert_eq!(one.write(&mut *old, lba, 2), IoStatus::SUCCESS));
+    one.flush(&mut *old);
+    let refused = two.open(&uri(&two)).err().unwrap();
+    assert!(refused.contains("has it open for writing"), "{refused}");
+    let mirror_of = |host: &Host| uri(host).parse::<Uri>().unwrap();
+    let former = mirror::take_over(&two.opener(), &mirror_of(&two), false).unwrap();
+    assert!(former.is_some());
+    let taken = two.open(&uri(&two)).unwrap();
+    let mut new = taken.medium.channel().unwrap();
+    for lba in 0..8 {
+        let outcome = one.write(&mut *old, lba, 3);
+        assert!(!outcome.is_success(), "block {lba}: {outcome:?}");
+        assert_eq!(two.read(&mut *new, lba), 2, "block {lba}");
+    }
+    // The look at the superblocks ends soon, and then nothing is read or written any more.
+    let end = one.now().after(Span::from_secs(60));
+    while !one.io(&mut *idle, Operation::Read, 1, 0).0.is_conflict() {
+        assert!(one.now() < end, "the former owner still reads");
+    }
+    assert!(one.write(&mut *idle, 1, 4).is_conflict());
+    assert_eq!(two.write(&mut *new, 1, 5), IoStatus::SUCCESS);
+    two.flush(&mut *new);
+    drop((new, taken));
+    let refused = one.open(&uri(&one)).err().unwrap();
+    assert!(refused.contains("has reserved it"), "{refused}");
+}

@@ -1,0 +1,410 @@
+//! A light thread that is moved to and fro while an SSD works for it: under full load, with what is
+//! in flight going along or awaited first, and asleep between two moves.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+#[expect(dead_code, reason = "this test uses a part of it")]
+mod served;
+mod shuttle;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use served::Served;
+use shuttle::{BUFFER_BYTES, DEPTH, Load, Tally, Told, Travel};
+use tenmil::aio::{Claim, Device, IoError, Opener};
+use tenmil_base::{IoChannel, Segment, Span};
+use tenmil_bench::perf::options::Techniques;
+use tenmil_devices::EmuSpec;
+use tenmil_devices::emu::{EmuPlan, Emulated};
+use tenmil_dma::RegionTable;
+use tenmil_linux::socket::{SocketEngine, SocketFactory, SocketOptions};
+use tenmil_linux::{Clock, CpuList, Sleeper, Thread, event_loop};
+use tenmil_reactor::task::{ExecutorHandle, JoinHandle};
+use tenmil_reactor::{
+    Event, Message, PollerBuilder, PollerId, PollerWake, Reactor, ReactorId, ReactorOptions,
+    ReactorSet, Registry, ThreadBuilder, TimeSource,
+};
+
+/// How often the thread is moved.
+const MOVES: u64 = 100;
+
+/// Longer than anything here takes on the busiest machine, one move with its load included.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An answer that takes longer was slept over: nothing but its own deadline would have brought it.
+const FORGOTTEN: Span = Span::from_secs(10);
+
+const DRAIN_MAX: Span = Span::from_secs(10);
+
+#[test]
+fn a_thread_moves_a_hundred_times_with_128_ios_in_flight() {
+    shuttle("emu:ram?size=1m", Travel::Carry);
+}
+
+#[test]
+fn a_thread_moves_a_hundred_times_when_its_ios_have_been_answered() {
+    shuttle("emu:ram?size=1m", Travel::Drain);
+}
+
+#[test]
+fn a_thread_that_sleeps_on_a_slow_ssd_is_woken_wherever_it_has_moved() {
+    shuttle("emu:model:p4600?size=1m", Travel::Carry);
+}
+
+/// Moves a thread that loads the SSD to and fro.
+fn shuttle(uri: &str, travel: Travel) {
+    let clock = Clock::start();
+    let specs = [uri.parse::<EmuSpec>().unwrap()];
+    let techniques = &Techniques::default();
+    let depth = u32::try_from(DEPTH).unwrap();
+    let plan = EmuPlan {
+        specs: &specs,
+        queue_pairs: 1,
+        depth,
+        buffer_bytes: u64::from(depth * BUFFER_BYTES),
+        techniques,
+        device_cores: &[None],
+        gives_way: true,
+        interrupts: true,
+        fills: false,
+        seed: 5,
+    };
+    let mut emulated = Emulated::start(&plan, &clock).unwrap();
+    let queue = emulated.queue(0, depth, techniques, &clock).unwrap();
+    let regions = emulated.regions().clone();
+    let buffers = (0..DEPTH).map(|_| emulated.allocate(0, BUFFER_BYTES).unwrap()).collect();
+    let look_after = || emulated.poll_controllers(clock.now()).unwrap();
+    let tally = ride(&clock, travel, queue, (regions, buffers), look_after);
+    println!("{uri}, {travel:?}: {tally:?}");
+    if uri.contains("model") {
+        assert!(tally.sleeps.iter().all(|sleeps| *sleeps > 5), "{:?} is no test", tally.sleeps);
+    }
+    emulated.shut_down(&clock);
+}
+
+#[test]
+fn a_thread_moves_a_hundred_times_with_128_ios_in_flight_at_a_file() {
+    let directory = tempfile::tempdir().unwrap();
+    for (engine, travel) in
+        [("auto", Travel::Carry), ("auto", Travel::Drain), ("threads", Travel::Carry)]
+    {
+        let clock = Clock::start();
+        let regions = RegionTable::new(64);
+        let path = directory.path().join(format!("{engine}-{travel:?}"));
+        let uri = format!("file:{}?size=1m&block=4k&engine={engine}", path.display());
+        let opener = tenmil_block::Opener { regions: &regions, clock, seed: 5, more: &[] };
+        let opened = opener.open(&uri.parse().unwrap()).unwrap();
+        let memory = regions.allocate(DEPTH * BUFFER_BYTES as usize).unwrap();
+        let buffer = |index| memory.segment().slice(index * BUFFER_BYTES, BUFFER_BYTES).unwrap();
+        let buffers = (0..u32::try_from(DEPTH).unwrap()).map(buffer).collect();
+        let queue = opened.medium.channel().unwrap();
+        let tally = ride(&clock, travel, queue, (regions.clone(), buffers), || ());
+        println!("{uri}, {travel:?}: {tally:?}");
+    }
+}
+
+/// Moves a thread that loads `queue` to and fro, and looks at everything that was counted.
+fn ride(
+    clock: &Clock,
+    travel: Travel,
+    queue: Box<dyn IoChannel>,
+    (regions, buffers): (RegionTable, Vec<Segment>),
+    mut look_after: impl FnMut(),
+) -> Tally {
+    let (tell, told) = channel();
+    let woken_by = PollerWake::of(queue.wake_source()).unwrap();
+    let load = Load::new(queue, regions, buffers, travel, tell.clone());
+    let load = PollerBuilder::active("load", woken_by, load)
+        .on_panic(move |_, panicked| drop(tell.send(Told::Panicked(panicked.to_string()))));
+
+    let pair = Pair::start(clock);
+    let directory = &pair.directory;
+    let homes: Vec<ReactorId> = directory.reactors().collect();
+    let thread = directory.spawn(ThreadBuilder::new("shuttle").on(homes[0]).poller(load)).unwrap();
+    let next = || match told.recv_timeout(PATIENCE) {
+        Ok(Told::Panicked(text)) => panic!("{text}"),
+        Ok(told) => told,
+        Err(error) => panic!("{error} after {:?}", directory.events_since(0).noted.last()),
+    };
+    for index in 1..=MOVES {
+        assert!(matches!(next(), Told::Loaded));
+        look_after();
+        directory.move_thread(thread.id(), homes[usize::try_from(index % 2).unwrap()]).unwrap();
+    }
+    assert!(matches!(next(), Told::Loaded));
+    let sample = directory.sample(clock.now());
+    let stop = Message::Data { poller: PollerId::planned(0), words: [0, 0] };
+    thread.send(stop).unwrap();
+    let Told::Drained(tally) = next() else { panic!("it never drained") };
+
+    assert_eq!(sample.threads[0].moves, MOVES);
+    assert_eq!(sample.threads[0].home, homes[usize::try_from(MOVES % 2).unwrap()]);
+    assert_eq!(sample.reactors.iter().map(|reactor| reactor.moves).sum::<u64>(), MOVES);
+    assert_eq!(moves_told(directory), MOVES);
+    let loads = vec![DEPTH; usize::try_from(MOVES).unwrap()];
+    assert_eq!(tally.loads_left, loads, "in flight when it was told to leave");
+    let carried = if travel == Travel::Carry { MOVES * DEPTH as u64 } else { 0 };
+    assert_eq!(tally.carried, carried);
+    assert_eq!(tally.submitted, tally.answered);
+    assert!(tally.verified > MOVES * DEPTH as u64 / 2, "{} reads are no test", tally.verified);
+    assert!(tally.latest < FORGOTTEN, "an answer took {}", tally.latest);
+    tally
+}
+
+/// What tasks and the test tell each other.
+#[derive(Default)]
+struct Traffic {
+    in_flight: AtomicUsize,
+    verified: AtomicUsize,
+    stops: AtomicBool,
+}
+
+/// Writes and reads a block in turn until it is told to stop.
+async fn task(device: Device, traffic: Arc<Traffic>, lba: u64) -> Result<(), IoError> {
+    let len_bytes = device.limits().block_size;
+    let mut buffer = device.buffer(len_bytes).unwrap();
+    for version in 1_u64.. {
+        let word = (version << 16 | lba).to_le_bytes();
+        let content = word.repeat(len_bytes as usize / word.len());
+        buffer.store(0, &content);
+        traffic.in_flight.fetch_add(1, Ordering::SeqCst);
+        let write = device.write(lba, buffer).await;
+        traffic.in_flight.fetch_sub(1, Ordering::SeqCst);
+        buffer = write?;
+        buffer.store(0, &vec![0; len_bytes as usize]);
+        traffic.in_flight.fetch_add(1, Ordering::SeqCst);
+        let read = device.read(lba, buffer).await;
+        traffic.in_flight.fetch_sub(1, Ordering::SeqCst);
+        buffer = read?;
+        assert!(buffer.to_vec() == content, "block {lba} reads as something else");
+        traffic.verified.fetch_add(1, Ordering::SeqCst);
+        if traffic.stops.load(Ordering::SeqCst) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_thread_with_128_async_ios_in_flight_moves_a_hundred_times() {
+    for name in ["emu:ram?size=1m", "model:p4600?size=1m"] {
+        async_shuttle(name);
+    }
+}
+
+const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
+
+/// A process that serves 1 MiB over NVMe/TCP, and what others call that.
+fn serve_tcp(more: &str) -> (Served, String) {
+    let listen = "--listen tcp://127.0.0.1:0";
+    let served = Served::of(&format!("{TENMIL} serve ram:1m {listen} {more}"));
+    let address = served.ready.trim().strip_prefix("ready ").unwrap().to_owned();
+    (served, format!("{address}/nqn.2026-01.org.tenmil:disk?ns=1&depth=128"))
+}
+
+#[test]
+fn a_thread_with_128_async_ios_on_their_way_to_a_target_moves_a_hundred_times() {
+    let (_served, name) = serve_tcp("");
+    async_shuttle(&name);
+}
+
+/// The cores of a target with two reactors, as an argument; none where there is one core.
+fn two_cores() -> Option<String> {
+    let cores: Vec<u32> = CpuList::allowed().iter().take(2).collect();
+    match cores[..] {
+        [one, other] => Some(format!("--cores {one},{other}")),
+        _ => {
+            println!("skipped: there is one core, and two reactors take two");
+            None
+        }
+    }
+}
+
+/// The threads of a target's connections, and where each lives.
+fn connections(served: &Served) -> Vec<(String, u64)> {
+    let said: serde_json::Value = serde_json::from_str(&served.ask("get threads --json")).unwrap();
+    let threads = said.as_array().unwrap().iter();
+    let of = |thread: &serde_json::Value| {
+        let name = thread["name"].as_str()?;
+        Some((name.to_owned(), thread["reactor"].as_u64()?)).filter(|_| name.starts_with("tcp-"))
+    };
+    threads.filter_map(of).collect()
+}
+
+#[test]
+fn a_targets_connections_move_between_its_reactors_with_128_ios_under_way() {
+    let Some(cores) = two_cores() else { return };
+    let (served, name) = serve_tcp(&cores);
+    let crowd = Crowd::new(&name);
+    let mut moves = 0;
+    for _ in 0..4 {
+        for (thread, reactor) in connections(&served) {
+            let other = 1 - reactor;
+            crowd.goes_round();
+            // On a machine that is busy enough a move is given up, and may be tried again.
+            let is_there = || {
+                served.ask(&format!("set thread name={thread} reactor={other}"));
+                crowd.goes_round();
+                connections(&served).contains(&(thread.clone(), other))
+            };
+            crowd.until(&is_there, "its connection comes home");
+            moves += 1;
+        }
+    }
+    assert!(moves >= 8, "{moves} moves are no test: there are an admin and an I/O queue");
+    crowd.go_home();
+}
+
+#[test]
+fn a_connection_that_is_tied_to_its_ring_is_not_moved_and_goes_on() {
+    let Some(cores) = two_cores() else { return };
+    let options = SocketOptions { engine: SocketEngine::Ring, ..SocketOptions::default() };
+    if let Some(why) = SocketFactory::new(RegionTable::new(64), options).why_no_ring() {
+        println!("skipped: {why}");
+        return;
+    }
+    let (served, name) = serve_tcp(&format!("{cores} --socket engine=io_uring"));
+    let crowd = Crowd::new(&name);
+    crowd.goes_round();
+    for (thread, reactor) in connections(&served) {
+        let to = format!("reactor={}", 1 - reactor);
+        let output = served.command(&["set", "thread", &format!("name={thread}"), &to]).output();
+        let output = output.unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        let expected = "poller 'connection' cannot leave its reactor: its socket belongs to";
+        assert!(said.contains(expected), "{said}");
+        crowd.goes_round();
+    }
+    crowd.go_home();
+}
+
+/// Moves a thread with a device and the tasks that use it to and fro.
+fn async_shuttle(name: &str) {
+    let crowd = Crowd::new(name);
+    let directory = &crowd.pair.directory;
+    let homes: Vec<ReactorId> = directory.reactors().collect();
+    for index in 1..=MOVES {
+        crowd.goes_round();
+        // One may be between two I/Os: the one that is being polled.
+        let in_flight = crowd.traffic.in_flight.load(Ordering::SeqCst);
+        assert!(in_flight + 1 >= DEPTH, "{name}: {in_flight} in flight are no test");
+        let home = homes[usize::try_from(index % 2).unwrap()];
+        directory.move_thread(crowd.thread.id(), home).unwrap();
+        crowd.until(&|| crowd.thread.home() == home, "it comes home");
+    }
+    let directory = Arc::clone(directory);
+    crowd.go_home();
+    assert_eq!(moves_told(&directory), MOVES);
+}
+
+/// 128 tasks that use a device, on a light thread of one of two reactors.
+struct Crowd {
+    name: String,
+    clock: Clock,
+    give_up: tenmil_base::Instant,
+    thread: tenmil_reactor::ThreadHandle,
+    device: Device,
+    traffic: Arc<Traffic>,
+    joins: Vec<JoinHandle<Result<(), IoError>>>,
+    pair: Pair,
+    _opener: Opener,
+}
+
+impl Crowd {
+    fn new(name: &str) -> Self {
+        let clock = Clock::start();
+        let pair = Pair::start(&clock);
+        let directory = &pair.directory;
+        let home = directory.reactors().next().unwrap();
+        let thread = directory.spawn(ThreadBuilder::new("shuttle").on(home)).unwrap();
+        let opener = Opener::new(&clock).unwrap();
+        let opening = opener.open(&name.parse().unwrap(), Claim::WriteOnce, &thread);
+        let device = opening.wait().unwrap();
+        let tasks =
+            ExecutorHandle::start(&thread, "tasks", 128).unwrap_or_else(|_| panic!("no room"));
+        let traffic = Arc::new(Traffic::default());
+        let begin = |lba| tasks.spawn(task(device.clone(), Arc::clone(&traffic), lba)).unwrap();
+        let joins = (0..DEPTH as u64).map(begin).collect();
+        let give_up = clock.now().after(Span::from_secs(100));
+        let name = name.to_owned();
+        Self { name, clock, give_up, thread, device, traffic, joins, pair, _opener: opener }
+    }
+
+    fn until(&self, is_so: &dyn Fn() -> bool, what: &str) {
+        while !is_so() {
+            assert!(self.clock.now() < self.give_up, "{}: {what} never", self.name);
+            tenmil_linux::thread::yield_now();
+        }
+    }
+
+    /// Waits until as many I/Os as there are tasks have been verified.
+    fn goes_round(&self) {
+        let before = self.traffic.verified.load(Ordering::SeqCst);
+        let verified = || self.traffic.verified.load(Ordering::SeqCst);
+        self.until(&|| verified() > before + DEPTH, "all go round");
+    }
+
+    fn go_home(self) {
+        self.traffic.stops.store(true, Ordering::SeqCst);
+        for join in self.joins {
+            join.wait().unwrap().unwrap();
+        }
+        self.device.close().wait();
+    }
+}
+
+/// Two reactors that turn: on two cores, or both on the one that there is. Stopped when dropped.
+struct Pair {
+    directory: Arc<Registry>,
+    _threads: Vec<Thread<()>>,
+}
+
+impl Pair {
+    fn start(clock: &Clock) -> Self {
+        let cores: Vec<u32> = CpuList::allowed().iter().collect();
+        let places = [cores[0], cores[cores.len() - 1]];
+        // However busy the machine is, a move is not given up.
+        let options = ReactorOptions { drain_max: DRAIN_MAX, ..ReactorOptions::default() };
+        let stopwatch = TimeSource::Clock(*clock);
+        let assembly = ReactorSet::new(&places, &options, &stopwatch, clock.now()).unwrap();
+        let start = |((mut reactor, mut sleeper), core): ((Reactor, Sleeper), u32)| {
+            let clock = *clock;
+            let body = move |_: &tenmil_linux::StopFlag| {
+                event_loop::run(&mut reactor, &clock, &mut sleeper)
+            };
+            Thread::spawn("reactor", Some(core), body).unwrap()
+        };
+        let threads = assembly.reactors.into_iter().zip(places).map(start).collect();
+        Self { directory: assembly.directory, _threads: threads }
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        for reactor in self.directory.reactors() {
+            // Refused only if it has ended by itself.
+            let _ = self.directory.stop(reactor);
+        }
+    }
+}
+
+/// How many moves the events tell of, each from where the one before has led.
+fn moves_told(directory: &Registry) -> u64 {
+    let (mut count, mut at) = (0, None);
+    for noted in directory.events_since(0).noted {
+        match noted.event {
+            Event::ThreadMoved { from, to, .. } => {
+                assert!(from != to && at.is_none_or(|at| at == from), "{from} to {to}, not {at:?}");
+                at = Some(to);
+                count += 1;
+            }
+            Event::MigrationTimeout { poller, .. } => panic!("{poller} was not let go"),
+            _ => {}
+        }
+    }
+    count
+}

@@ -1,0 +1,296 @@
+//! `perf` from end to end, as a program calls it: what is counted, when it ends, and that a thread
+//! which sleeps is woken for every one of its SSDs.
+
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a test may")]
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use tenmil::{Error, Uri};
+use tenmil_base::{Durability, ErrorCategory, Span};
+use tenmil_bench::perf::engine;
+use tenmil_bench::perf::options::{
+    ArrivalProcess, Layer, LayerOptions, MachineResources, OpenLoop, Pattern, PerfOptions, SizeMix,
+};
+use tenmil_bench::perf::outcome::{Counts, PerfOutcome, RunEnd};
+use tenmil_bench::perf::progress::Progress;
+use tenmil_bench::perf::report::text;
+use tenmil_block::QueueMap;
+use tenmil_linux::CpuList;
+use tenmil_linux::kernel_files::Machine;
+use tenmil_reactor::{PollMode, SPIN_MAX};
+
+fn run(options: &PerfOptions) -> PerfOutcome {
+    let progress = Arc::new(Progress::new(options.thread_count() as usize));
+    engine::run(options, &progress, &mut |_| {}).unwrap()
+}
+
+fn over(uris: &[&str]) -> PerfOptions {
+    let uris: Vec<Uri> = uris.iter().map(|uri| uri.parse().unwrap()).collect();
+    PerfOptions { uris, depth: 16, warm_up: Span::from_ms(50), ..PerfOptions::default() }
+}
+
+#[test]
+fn a_number_of_ios_is_done_to_the_last_in_every_poll_mode() {
+    for poll in PollMode::ALL {
+        let options = PerfOptions {
+            io_count: Some(1_001),
+            poll,
+            pattern: Pattern::RandRw,
+            ..over(&["emu:null", "emu:ram?size=1m"])
+        };
+        let outcome = run(&options);
+        assert_eq!(outcome.ended, RunEnd::Count);
+        for device in &outcome.devices {
+            assert_eq!(device.counts.ios, 1_001, "{} {poll}", device.name);
+            assert_eq!(device.latency.count(), 1_001);
+        }
+        let Counts { ios, reads, writes, bytes, errors, .. } = outcome.totals;
+        assert_eq!((ios, reads + writes, bytes, errors), (2_002, 2_002, 2_002 * 4096, 0));
+        assert!(reads > 500 && writes > 500, "{reads} and {writes}");
+        assert!(poll != PollMode::Always || outcome.sleeps == 0);
+    }
+}
+
+#[test]
+fn what_is_measured_lasts_as_long_as_was_asked_and_adds_up() {
+    let options = PerfOptions { time: Span::from_ms(350), ..over(&["emu:null?count=2"]) };
+    let outcome = run(&options);
+    assert_eq!(outcome.ended, RunEnd::Time);
+    assert!(outcome.elapsed >= options.time, "{}", outcome.elapsed);
+    assert!(outcome.series.ios.len() >= 3, "a point for each tenth of a second");
+    let (ios, sum) = (outcome.totals.ios, outcome.series.ios.iter().sum::<u64>());
+    assert!(ios > 0 && sum > 0 && sum <= ios, "{sum} of {ios} are in the series");
+    assert_eq!(ios, outcome.devices.iter().map(|device| device.counts.ios).sum::<u64>());
+    assert_eq!(ios, outcome.latency.count());
+    // Those that were in flight when the warm-up ended count as well.
+    assert!(outcome.turns.completions >= ios);
+}
+
+/// Arrivals come 50 ms apart, and 8 MiB take the model of a P4600 longer than the longest spell: each
+/// answer has to end a sleep, or is found by chance when another SSD's I/O begins.
+#[test]
+fn a_thread_that_sleeps_is_woken_for_each_of_its_ssds() {
+    for poll in [PollMode::Adaptive, PollMode::Hybrid] {
+        let rate = OpenLoop { per_second: 20, arrivals: ArrivalProcess::Uniform };
+        let options = PerfOptions {
+            rate: Some(rate),
+            poll,
+            depth: 2,
+            sizes: SizeMix::of(8 << 20),
+            time: Span::from_secs(1),
+            ..over(&["emu:model:p4600?count=2&size=64m"])
+        };
+        let outcome = run(&options);
+        assert!(outcome.sleeps >= 15, "{} sleeps in mode {poll}", outcome.sleeps);
+        for device in &outcome.devices {
+            let [least, median] = [1, 500_000].map(|part| device.latency.percentile(part));
+            let median = Span { ns: median };
+            assert!(least > SPIN_MAX.ns, "{least} ns are met awake");
+            assert!(device.counts.ios >= 8, "{} I/Os of 10", device.counts.ios);
+            assert!(median < Span::from_ms(20), "{} in mode {poll}: {median}", device.name);
+        }
+    }
+}
+
+#[test]
+fn a_run_that_is_told_to_stop_does_so_with_what_it_has() {
+    let options = PerfOptions { time: Span::from_secs(600), ..over(&["emu:null"]) };
+    let progress = Arc::new(Progress::new(1));
+    let outcome = engine::run(&options, &progress, &mut |progress| {
+        if progress.sums().ios > 0 {
+            progress.ask_to_stop();
+        }
+    });
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.ended, RunEnd::Interrupt);
+    assert!(outcome.totals.ios > 0 && outcome.elapsed < Span::from_secs(60));
+}
+
+/// Why a run over `uris` is not to be.
+fn refusal(options: &PerfOptions) -> Error {
+    let progress = Arc::new(Progress::new(options.thread_count() as usize));
+    let options = PerfOptions { depth_may_be_less: false, ..options.clone() };
+    engine::run(&options, &progress, &mut |_| {}).err().unwrap()
+}
+
+#[test]
+fn any_block_device_is_loaded_and_named_with_what_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = format!("file:{}?size=1m&engine=threads", directory.path().join("disk").display());
+    let uris = ["null:", "ram:1m?block=4k", &file, "model:p4800x?size=1m", "emu:ram?size=1m"];
+    let pattern = Pattern::RandRw;
+    let options = PerfOptions { io_count: Some(501), pattern, queue_pairs: 2, ..over(&uris) };
+    let outcome = run(&options);
+    assert_eq!((outcome.ended, outcome.totals.errors), (RunEnd::Count, 0));
+    let said = ["no data moves", "nothing survives", "by threads", "a model of an Intel", "tenmil"];
+    for ((device, uri), said) in outcome.devices.iter().zip(uris).zip(said) {
+        assert_eq!((device.counts.ios, device.name.as_str()), (501, uri));
+        assert!(device.model.contains(said), "{uri}: {}", device.model);
+    }
+    let durability: Vec<_> = outcome.devices.iter().map(|device| device.durability).collect();
+    assert_eq!(durability[2], Durability::VolatileCache);
+    assert_eq!(durability[4], Durability::NonPersistent, "an SSD over memory is not called stable");
+    let text = text::render(&outcome, &[]);
+    assert!(text.starts_with("5 devices, random reads and writes"), "{text}");
+    assert!(text.contains("`model:p4800x?size=1m`: a model of an Intel"), "{text}");
+}
+
+#[test]
+fn what_is_read_back_from_a_block_device_is_what_was_written() {
+    let options = PerfOptions {
+        io_count: Some(2_000),
+        pattern: Pattern::RandRw,
+        sizes: SizeMix::parse("4k:3,16k:1").unwrap(),
+        verify: true,
+        ..over(&["ram:256k", "model:p4800x?size=256k"])
+    };
+    let verified = run(&options).verified.unwrap();
+    assert!(verified.is_clean() && verified.good_blocks > 100, "{verified:?}");
+}
+
+#[test]
+fn what_this_run_did_not_create_is_written_to_only_if_that_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk");
+    for (uri, size) in [("file:", 1 << 20), ("emu:file:", 2 << 20)] {
+        std::fs::write(&path, vec![0x5a; size]).unwrap();
+        let uri = format!("{uri}{}", path.display());
+        let writing = |overwrite| PerfOptions {
+            io_count: Some(64),
+            pattern: Pattern::RandWrite,
+            overwrite,
+            ..over(&[&uri, "null:"])
+        };
+        let refused = refusal(&writing(false));
+        assert_eq!(refused.category, ErrorCategory::Usage);
+        let there = format!("{} ({size} bytes; ", path.display());
+        assert!(refused.text.contains(&there), "{refused}");
+        assert!(refused.hint.unwrap().contains("--overwrite"));
+        assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 0x5a), "untouched");
+        let reading = PerfOptions { pattern: Pattern::RandRead, ..writing(false) };
+        assert_eq!(run(&reading).totals.errors, 0);
+        assert_eq!(run(&writing(true)).totals.errors, 0);
+        assert!(std::fs::read(&path).unwrap().iter().any(|byte| *byte != 0x5a), "written");
+    }
+}
+
+#[test]
+fn what_a_block_device_cannot_do_is_refused_by_name() {
+    let refused = |uri: &str, change: fn(&mut PerfOptions)| {
+        let mut options = over(&[uri]);
+        change(&mut options);
+        let refused = refusal(&options);
+        assert_eq!(refused.category, ErrorCategory::Usage, "{refused}");
+        refused.text
+    };
+    assert_eq!(
+        refused("null:?block=4k", |options| options.sizes = SizeMix::of(512)),
+        "-o 512: size is 512 bytes, expected a multiple of the 4096-byte blocks of null:?block=4k"
+    );
+    assert_eq!(
+        refused("null:", |options| {
+            options.sizes = SizeMix::of(2 << 20);
+            options.layer.layer = Some(Layer::None);
+        }),
+        "-o 2097152: size is 2097152 bytes, expected at most the 1048576 bytes of a request to \
+         null:, or --block mq, which cuts it"
+    );
+    assert_eq!(
+        refused("null:", |options| options.depth = 5000),
+        "-q 5000: depth is 5000, expected 1 to 4096, which null: allows"
+    );
+    assert_eq!(
+        refused("ram:4k", |options| options.sizes = SizeMix::of(8192)),
+        "-o 8192: size is 8192 bytes, expected at most the 4096 bytes of ram:4k"
+    );
+    assert!(refused("tape:0", |_| ()).starts_with("tape:0: no devices of kind `tape`, expected"));
+}
+
+#[test]
+fn requests_that_are_too_large_for_a_device_are_cut_and_that_is_said() {
+    for layer in [Layer::Mq, Layer::Single] {
+        let options = PerfOptions {
+            io_count: Some(40),
+            depth: 4,
+            sizes: SizeMix::of(3 << 20),
+            pattern: Pattern::RandRw,
+            verify: true,
+            layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
+            ..over(&["ram:16m"])
+        };
+        let outcome = run(&options);
+        let said = &outcome.devices[0].model;
+        assert!(said.contains(", requests of more than 1048576 bytes cut"), "{said}");
+        assert_eq!((outcome.totals.ios, outcome.totals.errors), (40, 0), "{layer}");
+        assert!(outcome.verified.unwrap().is_clean(), "{layer}");
+    }
+    let plain = run(&PerfOptions { io_count: Some(40), ..over(&["ram:16m"]) });
+    assert!(!plain.devices[0].model.contains("cut"), "{}", plain.devices[0].model);
+}
+
+#[test]
+fn every_mode_of_the_block_layer_carries_a_load_to_its_end() {
+    for layer in Layer::ALL {
+        let options = PerfOptions {
+            io_count: Some(300),
+            pattern: Pattern::RandRw,
+            verify: true,
+            layer: LayerOptions { layer: Some(layer), ..LayerOptions::default() },
+            ..over(&["ram:1m", "emu:ram?count=2&size=1m", "stripe:[emu:ram],[ram:64m]?chunk=64k"])
+        };
+        let outcome = run(&options);
+        assert_eq!((outcome.totals.ios, outcome.totals.errors), (1_200, 0), "{layer}");
+        assert!(outcome.verified.unwrap().is_clean(), "{layer}");
+        let said = outcome.devices.iter().filter(|device| device.model.contains("block layer"));
+        assert_eq!(said.count(), if layer == Layer::None { 0 } else { 4 }, "{layer}");
+    }
+}
+
+#[test]
+fn a_limit_holds_and_a_scheduler_loses_nothing() {
+    let layer = LayerOptions {
+        limit_iops: NonZeroU64::new(1_000),
+        scheduler: "deadline".parse().unwrap(),
+        ..LayerOptions::default()
+    };
+    let outcome = run(&PerfOptions { time: Span::from_secs(1), layer, ..over(&["null:"]) });
+    assert_eq!(outcome.totals.errors, 0);
+    assert!((800.0..1_100.0).contains(&outcome.iops()), "{}", outcome.iops());
+}
+
+#[test]
+fn what_needs_a_layer_is_refused_where_there_is_none() {
+    let refused = |uri: &str, layer: LayerOptions| {
+        let supplies = MachineResources::probe_machine(&Machine::this());
+        PerfOptions { layer, ..over(&[uri]) }.check(&supplies).unwrap_err().text
+    };
+    let map = LayerOptions { map: Some(QueueMap::of(2)), ..LayerOptions::default() };
+    assert_eq!(
+        refused("emu:null", map),
+        "--queue-map: emu:null is reached by --block none, expected --block mq"
+    );
+    let limit_iops = NonZeroU64::new(5);
+    let bypass = LayerOptions { layer: Some(Layer::Bypass), limit_iops, ..LayerOptions::default() };
+    assert_eq!(
+        refused("null:", bypass),
+        "--limit-iops: null: is reached by --block bypass, expected --block mq or single"
+    );
+}
+
+#[test]
+fn modes_are_compared_over_a_null_device_with_one_thread_and_more() {
+    let options =
+        PerfOptions { io_count: Some(10), null_blk: Some(Span::from_ms(20)), ..over(&["null:"]) };
+    let compared = run(&options).null_blk.unwrap();
+    let modes: Vec<&str> = compared.rows.iter().map(|row| row.mode).collect();
+    assert_eq!(modes[..3], ["single", "bypass", "mq"]);
+    let threads = CpuList::allowed().len();
+    for row in &compared.rows {
+        assert_eq!(row.points.len(), threads, "{}", row.words());
+        for point in &row.points {
+            assert!(point.iops > 0.0 && point.lock_wait_share <= 1.0, "{}: {point:?}", row.words());
+        }
+    }
+    assert_eq!(compared.rows[1].points[0].lock_wait_share, 0.0, "there is no lock to wait for");
+}

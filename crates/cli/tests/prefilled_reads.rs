@@ -1,0 +1,42 @@
+//! That reads of memory move what lies there: blocks that were never written are one page of zeroes
+//! for all, which fills buffers from the first-level cache. In a process of its own: it is the
+//! process's memory that is looked at.
+
+#![expect(clippy::unwrap_used, reason = "a test may")]
+
+use std::sync::Arc;
+
+use tenmil_base::Span;
+use tenmil_bench::perf::engine;
+use tenmil_bench::perf::options::PerfOptions;
+use tenmil_bench::perf::progress::Progress;
+use tenmil_linux::process::ProcessStats;
+
+const MIB: u64 = 1 << 20;
+
+/// The most memory that was in use at once, after a run over this device.
+fn most_after(uri: &str) -> u64 {
+    let options = PerfOptions {
+        uris: vec![uri.parse().unwrap()],
+        depth: 4,
+        io_count: Some(100),
+        warm_up: Span::from_ms(50),
+        ..PerfOptions::default()
+    };
+    let progress = Arc::new(Progress::new(options.thread_count() as usize));
+    let outcome = engine::run(&options, &progress, &mut |_| {}).unwrap();
+    assert_eq!((outcome.totals.reads, outcome.totals.errors), (100, 0), "{uri}");
+    ProcessStats::read().resident_max_bytes.unwrap()
+}
+
+/// Each device is larger than all before it together: what those had in use is not enough for it.
+#[test]
+fn a_device_in_memory_that_is_read_has_all_of_its_blocks_there() {
+    let without = most_after("null:");
+    for (uri, blocks) in
+        [("emu:ram?size=96m", 96), ("ram:192m", 192), ("stripe:[ram:192m],[ram:192m]", 384)]
+    {
+        let (most, expected) = (most_after(uri), without + blocks * MIB);
+        assert!(most + MIB >= expected, "{uri}: {most} bytes were in use, expected {expected}");
+    }
+}

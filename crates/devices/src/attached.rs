@@ -1,0 +1,668 @@
+//! A controller attached over PCIe or vfio-user, and its admin thread.
+//!
+//! ```text
+//!   AttachedDevice, AttachedChannel, … ─▶ AttachedController ── nvme controller (under a lock)
+//!                                           └── admin thread: bus messages, command timeouts, removal
+//! ```
+
+mod channel;
+mod dma;
+mod identify;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::BorrowedFd;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ::tenmil_dma::{DeviceKind, Region, RegionError, RegionTable};
+use tenmil_base::{
+    BarMapError, BarRange, Doorbell, Error, Instant, InterruptVector, Interrupts, IoCompletion,
+    Mmio, RegionId, Segment, Span,
+};
+use tenmil_block::uri::{Fields, Uri, UriError};
+use tenmil_block::{ExistingData, OpenedDevice};
+use tenmil_linux::{
+    Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StepTimer, StopFlag, Thread,
+};
+use tenmil_nvme_host::{
+    CmbMode, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
+    NamespaceQueue, QueuePair, QueuePairOptions, QueueSizes, RequestError, ShutdownNotification,
+    State,
+};
+
+use self::channel::AttachedDevice;
+use self::dma::{MappedDma, QueueMemory};
+use crate::size_watch::SizeWatch;
+
+pub(crate) use self::identify::with_controller;
+
+/// Access to a controller over some bus. Clones are cheap and refer to the same connection.
+pub(crate) trait ControllerBus: Clone + Send + Sync + 'static {
+    /// Register access.
+    type Registers: Mmio<Doorbell = Self::Doorbell> + Send + 'static;
+    /// One doorbell register.
+    type Doorbell: Doorbell + Send + 'static;
+
+    /// Kind of device, which determines how it accesses memory.
+    const KIND: DeviceKind;
+
+    /// Name of the device.
+    fn name(&self) -> &str;
+
+    /// One-line description.
+    fn describe(&self) -> &'static str;
+
+    /// Register access. Called once.
+    fn registers(&self) -> Self::Registers;
+
+    /// Descriptor that becomes readable when [`process_messages`](Self::process_messages) has work.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Handles incoming bus messages.
+    fn process_messages(&self);
+
+    /// Why the controller is lost, if it is.
+    fn lost(&self) -> Option<String>;
+
+    /// Marks the controller as lost.
+    fn mark_lost(&self, why: &str);
+
+    /// Allocates memory for its queues that can be mapped for the device.
+    fn allocate(&self, regions: &RegionTable, len_bytes: usize) -> Result<Region, RegionError> {
+        regions.allocate_shared(len_bytes)
+    }
+
+    /// Maps a region for the device, if it is not mapped yet, and returns its IOVA.
+    fn map(&self, region: RegionId) -> Result<u64, Error>;
+
+    /// Unmaps a region. True once the device cannot access it any more.
+    fn unmap(&self, region: RegionId) -> bool;
+
+    /// Revokes the access to all memory. True once the device can access none. If the controller
+    /// was [marked lost](Self::mark_lost) before, its function or connection is released too.
+    fn cut_off(&self) -> bool;
+
+    /// Restores the mappings that [`cut_off`](Self::cut_off) revoked.
+    fn reconnect(&self);
+
+    /// Maps a part of a BAR that holds controller memory. Called once. Returns the segment and the
+    /// address at which the device sees it.
+    fn device_memory(&self, part: BarRange) -> Result<(Segment, u64), BarMapError> {
+        let _ = part;
+        Err(BarMapError::Unusable { why: "it is not on the PCI bus" })
+    }
+
+    /// Whether the doorbells are mapped memory that the device polls: a doorbell write is then a
+    /// plain store, and a shadow doorbell would only add a barrier.
+    fn maps_doorbells(&self) -> bool {
+        false
+    }
+
+    /// Number of interrupt vectors that support sleeping.
+    fn vectors(&self) -> u32;
+
+    /// Interrupt vector `number`, and the handle that wakes its sleeper.
+    fn vector(
+        &self,
+        number: u16,
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String>;
+}
+
+/// Options for attaching a controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// Namespace identifier.
+    pub namespace: u32,
+    /// Queue depth: commands in flight on each queue.
+    pub depth: u32,
+    /// Number of I/O queues requested from the controller.
+    pub queues: u16,
+    /// Whether to use shadow doorbells (Doorbell Buffer Config), if the controller supports them.
+    pub shadow_doorbells: bool,
+    /// Whether to place submission queues in the Controller Memory Buffer, as far as they fit.
+    pub queues_in_cmb: bool,
+    /// Command timeout, which also limits the time until the controller is ready.
+    pub patience: Span,
+}
+
+/// Queue pair of the controller, bound to its namespace.
+type Queue<B> = NamespaceQueue<MappedDma<B>, <B as ControllerBus>::Doorbell>;
+
+/// An attached controller and its admin thread. Dropped with the last device and channel.
+pub(crate) struct AttachedController<B: ControllerBus> {
+    shared: Arc<Shared<B>>,
+    /// Stopped before the controller is shut down.
+    tender: Option<Thread<()>>,
+    bell: Notifier,
+    clock: Clock,
+    wanted: AttachOptions,
+    home: QueueMemory<B>,
+    growth: Arc<SizeWatch>,
+}
+
+struct Shared<B: ControllerBus> {
+    kept: Mutex<AttachedState<B>>,
+    bus: B,
+}
+
+/// State behind the lock.
+struct AttachedState<B: ControllerBus> {
+    /// None once the controller is lost and can access no memory. Its queue pairs have been
+    /// notified then.
+    controller: Option<Controller<B::Registers, MappedDma<B>>>,
+    /// Completions of admin commands that a caller waits for.
+    answers: Vec<IoCompletion>,
+    /// Why the controller is lost.
+    lost: Option<Error>,
+    /// Unused interrupt vectors; the last one is used next.
+    vectors_free: Vec<u16>,
+    /// Wake handles of the vectors in use.
+    vectors_used: BTreeMap<u16, EventVectors>,
+    /// Queue pairs that were requested and not taken yet, by queue identifier.
+    asked_for: BTreeMap<u16, QueueRequestState>,
+    namespace: u32,
+    growth: Arc<SizeWatch>,
+}
+
+/// State of a requested queue pair.
+enum QueueRequestState {
+    /// A caller waits for it.
+    Pending,
+    /// Creation failed for this reason, which the caller has not seen yet.
+    Failed(String),
+    /// The caller has given up: the queue pair is deleted once it exists, and only then is its
+    /// vector free.
+    Abandoned { vector: Option<u16> },
+}
+
+/// A queue pair and its interrupt vector.
+struct QueueLease<B: ControllerBus> {
+    queue: Queue<B>,
+    vector: Option<u16>,
+}
+
+const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
+const DEPTH: u64 = 255;
+const DEPTH_MAX: u64 = 4095;
+const QUEUES: u64 = 16;
+const QUEUES_MAX: u64 = 1024;
+const DEFAULT_TIMEOUT: Span = Span::from_secs(5);
+/// Entries of the admin queue.
+const ADMIN_DEPTH: u32 = 64;
+/// Memory for the admin queue, PRP lists and admin data.
+const ADMIN_BYTES: u64 = 2 << 20;
+const PAGE: u64 = 4096;
+/// Longest sleep of the admin thread.
+const ADMIN_POLL_MAX: Span = Span::from_ms(100);
+/// Poll interval while the caller has nothing else to do.
+const PAUSE: Span = Span::from_us(50);
+/// Timeout of a shutdown.
+const SHUTDOWN: Span = Span::from_secs(2);
+/// Hint for a controller memory buffer whose registers are invalid.
+const WITHOUT_CMB: &str = "without `cmb=queues` in its name its memory buffer is not used.";
+/// Token of the bus descriptor in the wait set of the admin thread.
+const SOCKET: u64 = 1;
+
+impl AttachOptions {
+    /// Parses the options of a URI.
+    pub fn of(fields: &mut Fields<'_>) -> Result<Self, UriError> {
+        let small = |number: u64| u32::try_from(number).unwrap_or(1);
+        let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?.unwrap_or(1);
+        let depth = fields.number("depth", 1..=DEPTH_MAX)?.unwrap_or(DEPTH);
+        let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
+        let shadow_doorbells = fields.choice("shadow-doorbells", &YES_OR_NO)?.unwrap_or(true);
+        let patience = fields.time("command-timeout")?.unwrap_or(DEFAULT_TIMEOUT);
+        Ok(Self {
+            namespace: small(namespace),
+            depth: small(depth),
+            queues: u16::try_from(queues).unwrap_or(1),
+            shadow_doorbells,
+            queues_in_cmb: false,
+            patience,
+        })
+    }
+}
+
+impl<B: ControllerBus> AttachedController<B> {
+    /// Attaches the controller behind `bus` and records each step. Its queues and admin data are
+    /// allocated in `regions`.
+    pub(crate) fn attach(
+        bus: &B,
+        wanted: &AttachOptions,
+        regions: &RegionTable,
+        steps: &mut StepTimer,
+    ) -> Result<Self, Error> {
+        let (shown, clock) = (bus.name(), steps.clock());
+        let machine = |what: &str, error: &dyn std::fmt::Display| {
+            Error::environment(format!("attach {shown}: {what}: {error}"))
+        };
+        let bytes = usize::try_from(pool_bytes(wanted)).unwrap_or(usize::MAX);
+        let memory = bus.allocate(regions, bytes);
+        let memory = memory.map_err(|error| machine("memory for its queues", &error))?;
+        let home = QueueMemory::new(memory, regions, bus.clone()).map_err(|refused| Error {
+            text: format!("attach {shown}: {}", refused.text),
+            ..refused
+        })?;
+        steps.done("show it the memory of its queues");
+        let controller = bring_up(bus, wanted, home.reach(), steps)?;
+        let mut sleeper = Sleeper::new().map_err(|error| machine("a thread to tend it", &error))?;
+        let added = sleeper.sources().add(bus.descriptor(), SOCKET);
+        added.map_err(|error| machine("a descriptor to wait for", &error))?;
+        // Vector 0 belongs to the admin queue, which is polled.
+        let most = bus.vectors().saturating_sub(1).min(controller.queue_pairs_max().into());
+        let growth = Arc::new(SizeWatch::default());
+        let kept = AttachedState {
+            controller: Some(controller),
+            answers: Vec::new(),
+            lost: None,
+            vectors_free: (1..=u16::try_from(most).unwrap_or(u16::MAX)).rev().collect(),
+            vectors_used: BTreeMap::new(),
+            asked_for: BTreeMap::new(),
+            namespace: wanted.namespace,
+            growth: Arc::clone(&growth),
+        };
+        let shared = Arc::new(Shared { kept: Mutex::new(kept), bus: bus.clone() });
+        let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
+        // The admin thread starts after the initialization, which therefore needs no lock.
+        let body = move |stop: &StopFlag| {
+            let mut tender = AttachedAdminLoop { shared: tended, stop: stop.clone() };
+            tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
+        };
+        let tender = Thread::spawn("tend", None, body);
+        let tender = Some(tender.map_err(|error| machine("a thread to tend it", &error))?);
+        Ok(Self { shared, tender, bell, clock, wanted: wanted.clone(), home, growth })
+    }
+
+    /// Opens its namespace as an existing device.
+    pub(crate) fn open(self, uri: &Uri) -> Result<OpenedDevice, Error> {
+        let what = self.shared.bus.describe();
+        let medium = AttachedDevice::new(self)?;
+        let limits = tenmil_base::BlockDevice::limits(&medium);
+        let bytes = limits.block_count.saturating_mul(u64::from(limits.block_size));
+        let existing = vec![ExistingData {
+            name: uri.to_string(),
+            found: format!("{bytes} bytes"),
+            path: None,
+        }];
+        Ok(OpenedDevice { existing, ..OpenedDevice::fresh(Arc::new(medium), what) })
+    }
+
+    /// Creates a queue pair, with an interrupt vector if one is free.
+    fn queue(&self) -> Result<QueueLease<B>, Error> {
+        let end = self.clock.now().after(self.wanted.patience);
+        let number = self.shared.lock().vectors_free.pop();
+        let lent = self.queue_with(number, end);
+        if let (Err(_), Some(number)) = (&lent, number) {
+            self.release_vector(number);
+        }
+        lent
+    }
+
+    fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<QueueLease<B>, Error> {
+        let vector = number.map(|number| self.shared.bus.vector(number));
+        let vector = vector.transpose().map_err(|why| self.peer(&why))?;
+        let vector = vector.map(|(vector, event)| {
+            if let Some(number) = number {
+                self.shared.lock().vectors_used.insert(number, event);
+            }
+            vector
+        });
+        let id = self.create(number, end)?;
+        // The queue pair is created asynchronously: poll the controller until it appears, fails, or
+        // the timeout passes. After the timeout the vector stays reserved until the late queue pair
+        // is deleted.
+        loop {
+            let mut kept = self.shared.lock();
+            kept.poll(&self.shared.bus, self.clock.now());
+            kept.controller()?;
+            if let Some(QueueRequestState::Failed(why)) = kept.asked_for.get(&id) {
+                let refused = self.peer(why);
+                kept.asked_for.remove(&id);
+                return Err(refused);
+            }
+            if let Some(pair) = kept.controller()?.take_queue_pair(id) {
+                kept.asked_for.remove(&id);
+                kept.controller()?.expect_namespace(self.wanted.namespace);
+                let queue = self.of_namespace(kept.controller()?, pair)?;
+                let queue = match vector {
+                    Some(vector) => queue.with_vector(vector),
+                    None => queue,
+                };
+                return Ok(QueueLease { queue, vector: number });
+            }
+            if self.clock.now() >= end {
+                kept.asked_for.insert(id, QueueRequestState::Abandoned { vector: number });
+                return Err(self.peer("a queue pair was not created in time"));
+            }
+            drop(kept);
+            tenmil_linux::thread::yield_now();
+        }
+    }
+
+    /// Binds a queue pair to the namespace. On failure the queue pair is dropped, which deletes it.
+    fn of_namespace(
+        &self,
+        controller: &Controller<B::Registers, MappedDma<B>>,
+        pair: QueuePair<MappedDma<B>, B::Doorbell>,
+    ) -> Result<Queue<B>, Error> {
+        let limits = controller.identity().map(|identity| identity.limits);
+        let namespace = controller.namespace(self.wanted.namespace);
+        let Some((namespace, limits)) = namespace.zip(limits) else {
+            return Err(self.peer("the namespace is not there any more"));
+        };
+        let (reach, view) = (self.home.reach(), namespace.view(&limits));
+        let queue = NamespaceQueue::new(reach, pair, view, QueueSizes::default());
+        queue.ok_or_else(|| {
+            let text = format!("{}: no memory is left for lists", self.shared.bus.name());
+            Error::environment(text)
+        })
+    }
+
+    fn create(&self, vector: Option<u16>, end: Instant) -> Result<u16, Error> {
+        loop {
+            let now = self.clock.now();
+            let mut kept = self.shared.lock();
+            kept.poll(&self.shared.bus, now);
+            let controller = kept.controller()?;
+            if controller.namespace(self.wanted.namespace).is_none() {
+                let ids: Vec<String> =
+                    controller.namespaces().map(|known| known.id.to_string()).collect();
+                let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
+                let (name, number) = (self.shared.bus.name(), self.wanted.namespace);
+                let text = format!("{name}: no namespace {number}, expected one of: {ids}");
+                return Err(Error::usage(text));
+            }
+            let most = controller.capabilities().map_or(2, |known| known.depth_max);
+            let depth = (self.wanted.depth + 1).clamp(2, most);
+            let options =
+                QueuePairOptions { depth, vector, techniques: FastPathOptions::default() };
+            match controller.create_queue_pair(now, options) {
+                Ok(id) => {
+                    kept.asked_for.insert(id, QueueRequestState::Pending);
+                    return Ok(id);
+                }
+                // A queue pair that is being deleted frees its identifier soon.
+                Err(RequestError::QueueLimit { .. } | RequestError::NotReady) if now < end => {}
+                Err(refusal) => return Err(self.peer(&refusal.to_string())),
+            }
+            drop(kept);
+            tenmil_linux::thread::yield_now();
+        }
+    }
+
+    /// Frees the vector of a dropped queue pair, unless an abandoned request still owns it.
+    fn release_vector(&self, vector: u16) {
+        let mut kept = self.shared.lock();
+        let has_it = |asked: &QueueRequestState| matches!(asked, QueueRequestState::Abandoned { vector: Some(other) } if *other == vector);
+        if !kept.asked_for.values().any(has_it) {
+            kept.free_vector(vector);
+        }
+    }
+
+    /// Maximum number of I/O queue pairs.
+    fn queues_max(&self) -> u32 {
+        let mut kept = self.shared.lock();
+        kept.controller().map_or(0, |controller| controller.queue_pairs_max().into())
+    }
+
+    /// World-wide name of the namespace, if the namespace exists and has one.
+    fn identity(&self) -> Option<String> {
+        let mut kept = self.shared.lock();
+        let controller = kept.controller().ok()?;
+        let namespace = controller.namespace(self.wanted.namespace)?;
+        namespace.world_wide_name(controller.identity()?)
+    }
+
+    /// Why the device is unusable: the controller is lost, or its first data mappings were
+    /// rejected.
+    fn lost(&self) -> Option<String> {
+        if let Some(refused) = &self.shared.lock().lost {
+            return Some(refused.text.clone());
+        }
+        let Error { text, hint, .. } = self.home.reach().mapping_error()?;
+        let hint = hint.map_or_else(String::new, |hint| format!(". {hint}"));
+        Some(format!("{}: {text}{hint}", self.shared.bus.name()))
+    }
+
+    /// Runs `work` on the controller, under the lock.
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&mut Controller<B::Registers, MappedDma<B>>) -> T,
+    ) -> Result<T, Error> {
+        let mut kept = self.shared.lock();
+        let result = work(kept.controller()?);
+        drop(kept);
+        self.bell.notify();
+        Ok(result)
+    }
+
+    /// Waits for the completion of the admin command with this token.
+    fn await_answer(&self, token: u64) -> Result<IoCompletion, Error> {
+        let end = self.clock.now().after(Span::from_secs(60));
+        loop {
+            let now = self.clock.now();
+            let mut kept = self.shared.lock();
+            kept.poll(&self.shared.bus, now);
+            let found = kept.answers.iter().position(|answer| answer.token == token);
+            if let Some(at) = found {
+                return Ok(kept.answers.swap_remove(at));
+            }
+            kept.controller()?;
+            drop(kept);
+            if now >= end {
+                return Err(self.peer("an admin command was not answered"));
+            }
+            tenmil_linux::thread::yield_now();
+        }
+    }
+
+    fn peer(&self, problem: &str) -> Error {
+        Error::remote(format!("{}: {problem}", self.shared.bus.name()))
+    }
+}
+
+impl<B: ControllerBus> Drop for AttachedController<B> {
+    fn drop(&mut self) {
+        if let Some(tender) = self.tender.take() {
+            tender.stop_flag().stop();
+            self.bell.notify();
+            // Joins the thread.
+            drop(tender);
+        }
+        let end = self.clock.now().after(SHUTDOWN);
+        let mut kept = self.shared.lock();
+        if let Ok(controller) = kept.controller() {
+            // A controller that cannot be shut down is dropped, which revokes its DMA access.
+            let _ = controller.shut_down(self.clock.now(), ShutdownNotification::Normal);
+        }
+        let is_going = |kept: &AttachedState<B>| {
+            let state = kept.controller.as_ref().map(Controller::state);
+            state == Some(State::ShuttingDown)
+        };
+        while is_going(&kept) && self.clock.now() < end {
+            kept.poll(&self.shared.bus, self.clock.now());
+            tenmil_linux::thread::yield_now();
+        }
+    }
+}
+
+impl<B: ControllerBus> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, AttachedState<B>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: ControllerBus> AttachedState<B> {
+    fn controller(&mut self) -> Result<&mut Controller<B::Registers, MappedDma<B>>, Error> {
+        match (&self.lost, &mut self.controller) {
+            (None, Some(controller)) => Ok(controller),
+            (Some(lost), _) => Err(lost.clone()),
+            (None, None) => Err(Error::remote("the controller is gone")),
+        }
+    }
+
+    fn poll(&mut self, bus: &B, now: Instant) {
+        bus.process_messages();
+        if self.lost.is_some() {
+            return self.drop_controller(bus);
+        }
+        // A lost bus is checked before the controller is polled: its registers read as all ones.
+        if let Some(why) = bus.lost() {
+            return self.mark_lost(bus, &why);
+        }
+        while let Some(event) = self.controller.as_mut().and_then(|known| known.poll(now)) {
+            match event {
+                Event::AdminCompleted(answer) => self.answers.push(answer),
+                Event::Dead(error) => return self.mark_lost(bus, &error.to_string()),
+                Event::Removed => return self.mark_lost(bus, "the controller is gone"),
+                Event::RingInHostMemory { id, why } => {
+                    let name = bus.name();
+                    tracing::info!(cause = %name, "{name}: queue {id} lies in the host's memory: {why}");
+                }
+                Event::NamespaceResized { id, to_blocks, .. } if id == self.namespace => {
+                    self.growth.set_size(to_blocks);
+                }
+                Event::QueuePairRefused { id, status } => {
+                    self.queue_failed(id, || format!("a queue pair was refused: {status}"));
+                }
+                Event::QueuePairDeleted { id } => {
+                    self.queue_failed(id, || "a queue pair is gone before it was taken".to_owned());
+                }
+                _ => {}
+            }
+        }
+        self.drop_unwanted();
+    }
+
+    /// Records that a queue pair does not exist and will not be created.
+    fn queue_failed(&mut self, id: u16, why: impl FnOnce() -> String) {
+        match self.asked_for.remove(&id) {
+            Some(QueueRequestState::Pending) => {
+                self.asked_for.insert(id, QueueRequestState::Failed(why()));
+            }
+            Some(QueueRequestState::Abandoned { vector: Some(vector) }) => self.free_vector(vector),
+            _ => {}
+        }
+    }
+
+    /// Takes queue pairs that were created too late and drops them, which deletes them.
+    fn drop_unwanted(&mut self) {
+        let Self { asked_for, controller: Some(controller), .. } = self else { return };
+        let unwanted =
+            |asked: &QueueRequestState| matches!(asked, QueueRequestState::Abandoned { .. });
+        for (id, _) in asked_for.iter().filter(|(_, asked)| unwanted(asked)) {
+            drop(controller.take_queue_pair(*id));
+        }
+    }
+
+    fn free_vector(&mut self, vector: u16) {
+        self.vectors_used.remove(&vector);
+        self.vectors_free.push(vector);
+    }
+
+    /// Marks the controller as lost for all users.
+    fn mark_lost(&mut self, bus: &B, why: &str) {
+        bus.mark_lost(why);
+        self.lost.get_or_insert_with(|| Error::remote(format!("{}: {why}", bus.name())));
+        self.drop_controller(bus);
+    }
+
+    /// Drops the controller once it can access no memory. Its queue pairs then complete all
+    /// requests with an error, and their sleepers are woken. Until then no buffer is returned.
+    fn drop_controller(&mut self, bus: &B) {
+        if self.controller.is_some() && bus.cut_off() {
+            self.controller = None;
+            self.vectors_used.values_mut().for_each(|event| event.raise(0));
+        }
+    }
+}
+
+/// Loop of the admin thread.
+struct AttachedAdminLoop<B: ControllerBus> {
+    shared: Arc<Shared<B>>,
+    stop: StopFlag,
+}
+
+impl<B: ControllerBus> EventLoop for AttachedAdminLoop<B> {
+    fn iterate(&mut self, now: Instant) -> NextStep {
+        if self.stop.is_stopped() {
+            return NextStep::Exit;
+        }
+        let mut kept = self.shared.lock();
+        kept.poll(&self.shared.bus, now);
+        match &kept.controller {
+            None => NextStep::Exit,
+            Some(_) if kept.lost.is_some() => NextStep::Until(now.after(ADMIN_POLL_MAX)),
+            Some(controller) => {
+                NextStep::Until(controller.wake_at().min(now.after(ADMIN_POLL_MAX)))
+            }
+        }
+    }
+
+    fn arm(&mut self, _: Instant) -> bool {
+        self.stop.is_stopped()
+    }
+
+    fn woken(&mut self, _: &[u64]) {}
+}
+
+/// Polls until the controller is ready. Every state has a timeout.
+fn bring_up<B: ControllerBus>(
+    bus: &B,
+    wanted: &AttachOptions,
+    reach: &MappedDma<B>,
+    steps: &mut StepTimer,
+) -> Result<Controller<B::Registers, MappedDma<B>>, Error> {
+    let refuse = |why: String| Error::remote(format!("attach {}: {why}", bus.name()));
+    let options = ControllerOptions {
+        admin_depth: ADMIN_DEPTH,
+        queue_pairs: wanted.queues,
+        shadow_doorbells: wanted.shadow_doorbells && !bus.maps_doorbells(),
+        memory_buffer: match (B::KIND, wanted.queues_in_cmb) {
+            (_, true) => CmbMode::SubmissionQueues,
+            (DeviceKind::Pcie, false) => CmbMode::Enabled,
+            (DeviceKind::Emulated, false) => CmbMode::Ignored,
+        },
+        ..ControllerOptions::default()
+    };
+    // A lost device reads as all ones, which the driver reports as another error; the bus knows the
+    // cause.
+    let why = |found: String| refuse(bus.lost().unwrap_or(found));
+    let mut controller = Controller::new(bus.registers(), reach.clone(), options)
+        .map_err(|error| why(error.to_string()))?;
+    let mut is_enabled = false;
+    loop {
+        bus.process_messages();
+        if let Some(why) = bus.lost() {
+            return Err(refuse(why));
+        }
+        let event = controller.poll(steps.clock().now());
+        if !is_enabled && controller.capabilities().is_some() {
+            is_enabled = true;
+            steps.done("disable and enable it");
+        }
+        match event {
+            Some(Event::Ready) => {
+                steps.done("identify it and its namespaces");
+                return Ok(controller);
+            }
+            Some(Event::Dead(error)) => {
+                let refused = why(error.to_string());
+                let is_buffer = matches!(error, ControllerError::MemoryBuffer(_));
+                return Err(if is_buffer { refused.with_hint(WITHOUT_CMB) } else { refused });
+            }
+            Some(Event::Removed) => return Err(why("the controller is gone".to_owned())),
+            Some(_) => {}
+            None => tenmil_linux::thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Size of the memory for the queues and lists of one controller. Unused pages are not backed.
+fn pool_bytes(wanted: &AttachOptions) -> u64 {
+    let entries = u64::from(wanted.depth) + 1;
+    let queue = entries * (64 + 16 + PAGE) + 4 * PAGE;
+    (ADMIN_BYTES + u64::from(wanted.queues) * queue).min(u64::from(u32::MAX) & !(PAGE - 1))
+}

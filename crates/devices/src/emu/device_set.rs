@@ -1,0 +1,334 @@
+//! Emulated SSDs as block devices: each channel is a queue pair, and an admin thread polls the
+//! controllers.
+//!
+//! ```text
+//!   SsdDevice, SsdDevice, … ───┐
+//!   SsdChannel, SsdChannel, … ─┴─▶ EmulatedDevices ── Emulated (under a lock: queue creation, admin)
+//!                                   └── admin thread: timeouts, events, removal
+//! ```
+//!
+//! I/O uses neither the lock nor the admin thread. When a controller is lost, `Emulated` is
+//! dropped: its queue pairs then complete all requests with a path error, and no new ones are
+//! created.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Doorbell, DoorbellCounts, Instant, Interrupts, IoChannel, Limits,
+    Request, Segment, Span, WakeSource,
+};
+use tenmil_block::ExistingData;
+use tenmil_dma::{DevicePool, Region};
+use tenmil_linux::{Clock, EventLoop, EventVectors, NextStep, Notifier, Sleeper, StopFlag, Thread};
+use tenmil_nvme_host::NamespaceQueue;
+
+use super::SsdDescription;
+use super::{Emulated, SsdQueue};
+use crate::techniques::Techniques;
+use tenmil_base::Error;
+
+/// Emulated SSDs and their admin thread. Dropped with the last device and channel.
+pub struct EmulatedDevices {
+    shared: Arc<FleetState>,
+    /// Stopped before the SSDs are shut down.
+    tender: Option<Thread<()>>,
+    bell: Notifier,
+    clock: Clock,
+    techniques: Techniques,
+    depth: u32,
+    channels_max: u32,
+    /// Queue pairs may outlive their SSD, so the memory is held here.
+    _memory: Option<Arc<Region>>,
+}
+
+/// State shared by the admin thread and the block devices.
+struct FleetState {
+    state: Mutex<FleetStateInner>,
+    /// Signaled when the SSDs are lost, to wake threads that sleep on a queue pair.
+    vectors: Vec<EventVectors>,
+}
+
+struct FleetStateInner {
+    emulated: Option<Emulated>,
+    /// Why the SSDs are lost.
+    lost: Option<Error>,
+    /// Open channels of each SSD.
+    open: Vec<u32>,
+}
+
+/// One emulated SSD as a block device.
+pub struct SsdDevice {
+    fleet: Arc<EmulatedDevices>,
+    index: usize,
+    limits: Limits,
+}
+
+/// I/O channel: one queue pair of an SSD.
+struct SsdChannel<B: Doorbell> {
+    queue: NamespaceQueue<DevicePool, B>,
+    limits: Limits,
+    /// Dropped after the queue pair.
+    lease: SsdQueueLease,
+}
+
+/// Counts an open queue pair, and releases its vector on drop.
+struct SsdQueueLease {
+    fleet: Arc<EmulatedDevices>,
+    index: usize,
+    vector: Option<u16>,
+}
+
+/// Longest sleep of the admin thread.
+const TENDED: Span = Span::from_ms(100);
+
+impl EmulatedDevices {
+    /// Starts an admin thread for `emulated`. Each SSD has at most `channels_max` queue pairs of
+    /// `depth` commands.
+    pub fn new(
+        emulated: Emulated,
+        depth: u32,
+        channels_max: u32,
+        techniques: &Techniques,
+        clock: Clock,
+    ) -> Result<Arc<Self>, Error> {
+        emulated.map_on_use();
+        let memory = emulated.memory();
+        let (vectors, open) = (emulated.vectors(), vec![0; emulated.count()]);
+        let state = Mutex::new(FleetStateInner { emulated: Some(emulated), lost: None, open });
+        let shared = Arc::new(FleetState { state, vectors });
+        let refuse = |error: std::io::Error| {
+            Error::environment(format!("start the thread that tends emulated SSDs: {error}"))
+        };
+        let mut sleeper = Sleeper::new().map_err(refuse)?;
+        let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
+        let body = move |stop: &StopFlag| {
+            let mut tender = EmulatedAdminLoop { shared: tended, stop: stop.clone() };
+            tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
+        };
+        let tender = Some(Thread::spawn("tend", None, body).map_err(refuse)?);
+        let techniques = *techniques;
+        let fleet =
+            Self { shared, tender, bell, clock, techniques, depth, channels_max, _memory: memory };
+        Ok(Arc::new(fleet))
+    }
+
+    /// Block device of SSD `index`.
+    pub fn medium(self: &Arc<Self>, index: usize) -> Result<SsdDevice, Error> {
+        // All queue pairs have the same limits, so those of a temporary one apply.
+        let mut limits = self.channel(index, None)?.limits().clone();
+        limits.durability = self.describe(index)?.durability;
+        Ok(SsdDevice { fleet: Arc::clone(self), index, limits })
+    }
+
+    /// Allocates a buffer in the pool of SSD `index`, whose address translation is the fastest for
+    /// it.
+    pub fn allocate(&self, index: usize, len_bytes: u32) -> Option<Segment> {
+        self.shared.lock().emulated.as_ref()?.allocate(index, len_bytes)
+    }
+
+    /// Description of SSD `index`.
+    pub fn describe(&self, index: usize) -> Result<SsdDescription, Error> {
+        let mut state = self.shared.lock();
+        Ok(state.emulated()?.descriptions().swap_remove(index))
+    }
+
+    /// Existing data on the block devices behind the SSDs.
+    pub fn existing(&self) -> Vec<ExistingData> {
+        let state = self.shared.lock();
+        state.emulated.as_ref().map_or_else(Vec::new, |emulated| emulated.existing().to_vec())
+    }
+
+    /// Creates a queue pair of SSD `index`, with `limits` in place of its own if given.
+    fn channel(
+        self: &Arc<Self>,
+        index: usize,
+        limits: Option<&Limits>,
+    ) -> Result<Box<dyn IoChannel>, Error> {
+        let mut state = self.shared.lock();
+        let open = state.open[index];
+        if open >= self.channels_max {
+            return Err(Error::usage(format!(
+                "{open} queue pairs are in use, expected at most {}, which the controller has",
+                self.channels_max
+            )));
+        }
+        let emulated = state.emulated()?;
+        let made = emulated.ssd_queue(index, self.depth, &self.techniques, &self.clock);
+        let (queue, vector) = made?;
+        state.open[index] += 1;
+        let lease = SsdQueueLease { fleet: Arc::clone(self), index, vector };
+        Ok(match queue {
+            SsdQueue::Direct(queue) => SsdChannel::boxed(queue, limits, lease),
+            SsdQueue::WithPostedDoorbell(queue) => SsdChannel::boxed(queue, limits, lease),
+        })
+    }
+}
+
+impl Drop for EmulatedDevices {
+    fn drop(&mut self) {
+        if let Some(tender) = self.tender.take() {
+            tender.stop_flag().stop();
+            self.bell.notify();
+            // Joins the thread.
+            drop(tender);
+        }
+        if let Some(emulated) = self.shared.lock().emulated.take() {
+            emulated.shut_down(&self.clock);
+        }
+    }
+}
+
+impl FleetState {
+    fn lock(&self) -> MutexGuard<'_, FleetStateInner> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Polls the controllers. Returns false if they are lost.
+    fn tend(&self, now: Instant) -> bool {
+        let mut state = self.lock();
+        let Some(emulated) = &mut state.emulated else { return false };
+        match emulated.poll_controllers(now) {
+            Ok(()) => true,
+            Err(refused) => {
+                self.lose(&mut state, refused);
+                false
+            }
+        }
+    }
+
+    /// Drops the SSDs: everything in flight completes with an error, and sleeping threads are
+    /// woken.
+    fn lose(&self, state: &mut FleetStateInner, why: Error) {
+        state.lost = Some(why);
+        state.emulated = None;
+        for vectors in &self.vectors {
+            let count = u16::try_from(vectors.count()).unwrap_or(u16::MAX);
+            (0..count).for_each(|vector| vectors.clone().raise(vector));
+        }
+    }
+}
+
+impl FleetStateInner {
+    fn emulated(&mut self) -> Result<&mut Emulated, Error> {
+        let lost = || self.lost.clone().unwrap_or_else(|| Error::remote("the SSDs are gone"));
+        self.emulated.as_mut().ok_or_else(lost)
+    }
+}
+
+/// Loop of the admin thread.
+struct EmulatedAdminLoop {
+    shared: Arc<FleetState>,
+    stop: StopFlag,
+}
+
+impl EventLoop for EmulatedAdminLoop {
+    fn iterate(&mut self, now: Instant) -> NextStep {
+        if self.stop.is_stopped() || !self.shared.tend(now) {
+            return NextStep::Exit;
+        }
+        NextStep::Until(now.after(TENDED))
+    }
+
+    fn arm(&mut self, _: Instant) -> bool {
+        self.stop.is_stopped()
+    }
+
+    fn woken(&mut self, _: &[u64]) {}
+}
+
+impl SsdDevice {
+    /// Existing data on all SSDs of the set.
+    pub fn existing(&self) -> Vec<ExistingData> {
+        self.fleet.existing()
+    }
+}
+
+impl BlockDevice for SsdDevice {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        self.fleet.channel(self.index, Some(&self.limits)).map_err(|refused| refused.text)
+    }
+
+    fn channels_max(&self) -> u32 {
+        self.fleet.channels_max
+    }
+}
+
+impl<B: Doorbell + Send + 'static> SsdChannel<B> {
+    fn boxed(
+        queue: NamespaceQueue<DevicePool, B>,
+        limits: Option<&Limits>,
+        lease: SsdQueueLease,
+    ) -> Box<dyn IoChannel> {
+        let limits = limits.unwrap_or(queue.limits()).clone();
+        Box::new(Self { queue, limits, lease })
+    }
+}
+
+impl<B: Doorbell + Send> IoChannel for SsdChannel<B> {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.queue.submit(now, requests, segments)
+    }
+
+    fn flush(&mut self) {
+        self.queue.flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        self.queue.poll(now, answers)
+    }
+
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.queue.doorbell_stats()
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.queue.wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.queue.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.queue.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.queue.disarm();
+    }
+}
+
+impl<B: Doorbell> Drop for SsdChannel<B> {
+    fn drop(&mut self) {
+        abandon(&mut self.queue, &self.lease.fleet.clock);
+    }
+}
+
+/// Abandons incomplete commands and waits until the SSD can access none of their memory. The SSD
+/// completes them; otherwise the admin thread resets it or finds it lost.
+fn abandon<B: Doorbell>(queue: &mut NamespaceQueue<DevicePool, B>, clock: &Clock) {
+    while !queue.drain(clock.now()) {
+        tenmil_linux::thread::yield_now();
+    }
+}
+
+impl Drop for SsdQueueLease {
+    fn drop(&mut self) {
+        let mut state = self.fleet.shared.lock();
+        state.open[self.index] -= 1;
+        if let (Some(emulated), Some(vector)) = (&mut state.emulated, self.vector) {
+            emulated.release_vector(self.index, vector);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

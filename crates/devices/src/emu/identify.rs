@@ -1,0 +1,103 @@
+//! Identify access to an emulated SSD.
+
+use tenmil_base::{IoCompletion, IoStatus, Memory, Mmio, Span};
+use tenmil_linux::Clock;
+use tenmil_nvme_host::Event;
+use tenmil_wire::{Command, Status};
+
+use super::{EmuPlan, Emulated, PATIENCE};
+use crate::EmuSpec;
+use crate::identify::{self, ControllerFn};
+use crate::techniques::Techniques;
+use tenmil_base::Error;
+
+/// Starts the SSD of `spec`, runs `ask` with admin access to it, and shuts it down.
+pub fn with_controller(spec: &EmuSpec, ask: ControllerFn<'_>) -> Result<(), Error> {
+    let clock = Clock::start();
+    let plan = EmuPlan {
+        specs: std::slice::from_ref(spec),
+        queue_pairs: spec.queues,
+        depth: 1,
+        buffer_bytes: u64::from(DATA_BYTES_MAX),
+        techniques: &Techniques::default(),
+        device_cores: &[None],
+        gives_way: true,
+        interrupts: false,
+        fills: false,
+        seed: 0,
+    };
+    let mut ssd = EmulatedAdmin { emulated: Emulated::start(&plan, &clock)?, clock, asked: 0 };
+    let result = ask(&mut ssd);
+    ssd.emulated.shut_down(&clock);
+    result
+}
+
+/// Admin access to an emulated SSD.
+struct EmulatedAdmin {
+    emulated: Emulated,
+    clock: Clock,
+    /// Number of commands so far, which is the token of the last one.
+    asked: u64,
+}
+
+/// Maximum length of admin data.
+const DATA_BYTES_MAX: u32 = 1 << 20;
+
+impl identify::Controller for EmulatedAdmin {
+    fn read32(&mut self, offset: usize) -> u32 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        self.emulated.controller(0).mmio().read32(offset)
+    }
+
+    fn read64(&mut self, offset: usize) -> u64 {
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        self.emulated.controller(0).mmio().read64(offset)
+    }
+
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<identify::AdminResult, Error> {
+        let pool = self.emulated.controller(0).dma().clone();
+        let data = match len_bytes {
+            0 => None,
+            _ => Some(tenmil_base::Dma::allocate(&pool, len_bytes).ok_or_else(|| {
+                Error::environment(format!(
+                    "allocate {len_bytes} bytes for an answer: none are left"
+                ))
+            })?),
+        };
+        self.asked += 1;
+        let (token, now) = (self.asked, self.clock.now());
+        let controller = self.emulated.controller(0);
+        let sent = controller.submit_admin(now, token, command, data);
+        sent.map_err(|refusal| Error::remote(format!("ask the controller: {refusal}")))?;
+        let IoCompletion { outcome: IoStatus(status), result, .. } = self.await_answer(token)?;
+        let mut bytes = vec![0; len_bytes as usize];
+        if let Some(data) = data {
+            let loaded = pool.load(data, &mut bytes);
+            tenmil_base::Dma::release(&pool, data);
+            loaded.map_err(|stray| Error::environment(format!("read an answer: {stray:?}")))?;
+        }
+        Ok(identify::AdminResult { status: Status(status), result, bytes })
+    }
+}
+
+impl EmulatedAdmin {
+    fn await_answer(&mut self, token: u64) -> Result<IoCompletion, Error> {
+        let end = self.clock.now().after(PATIENCE);
+        loop {
+            let now = self.clock.now();
+            match self.emulated.controller(0).poll(now) {
+                Some(Event::AdminCompleted(answer)) if answer.token == token => return Ok(answer),
+                Some(Event::Dead(error)) => {
+                    return Err(Error::remote(format!("ask the controller: {error}")));
+                }
+                Some(_) => {}
+                None if now >= end => {
+                    let waited: Span = PATIENCE;
+                    let text = format!("ask the controller: no answer within {waited}");
+                    return Err(Error::remote(text));
+                }
+                None => tenmil_linux::thread::yield_now(),
+            }
+        }
+    }
+}

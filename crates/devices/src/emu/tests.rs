@@ -1,0 +1,142 @@
+//! Emulated SSDs whose both sides sleep.
+
+mod on_reactor;
+mod stage;
+mod virtual_time;
+
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Operation, Random, Request, RequestFlags,
+    Segment, Span, WakeSource,
+};
+use tenmil_linux::{Clock, Sleeper};
+
+use super::{EmuPlan, Emulated};
+use crate::EmuSpec;
+use crate::techniques::Techniques;
+
+/// One SSD, and this thread, which sleeps on its only queue pair.
+struct Bed {
+    emulated: Emulated,
+    queue: Box<dyn IoChannel>,
+    buffer: Segment,
+    sleeper: Sleeper,
+    clock: Clock,
+    answers: CompletionBatch,
+    /// Number of sleeps of the host thread.
+    sleeps: u32,
+}
+
+/// Time after which a completion counts as lost.
+const FORGOTTEN: Span = Span::from_secs(5);
+
+impl Bed {
+    fn new(uri: &str, techniques: &Techniques) -> Self {
+        let (specs, clock) = ([uri.parse::<EmuSpec>().unwrap()], Clock::start());
+        let plan = EmuPlan {
+            specs: &specs,
+            queue_pairs: 1,
+            depth: 8,
+            buffer_bytes: 4096,
+            techniques,
+            device_cores: &[None],
+            gives_way: true,
+            interrupts: true,
+            fills: false,
+            seed: 1,
+        };
+        let mut emulated = Emulated::start(&plan, &clock).unwrap();
+        let queue = emulated.queue(0, 8, techniques, &clock).unwrap();
+        let buffer = emulated.allocate(0, 4096).unwrap();
+        let sleeper = Sleeper::new().unwrap();
+        let WakeSource::Descriptor(vector) = queue.wake_source() else { panic!("no vector") };
+        sleeper.sources().add(vector, 0).unwrap();
+        let answers = CompletionBatch::with_capacity(8);
+        Self { emulated, queue, buffer, sleeper, clock, answers, sleeps: 0 }
+    }
+
+    /// Reads or flushes, and returns the time it took. `sleeps`: whether the host sleeps as well.
+    fn run(&mut self, operation: Operation, sleeps: bool) -> Span {
+        let begun = self.clock.now();
+        let data = u16::from(operation == Operation::Read);
+        let request = Request {
+            token: 7,
+            lba: 0,
+            operand: 0,
+            blocks: 8 * u32::from(data),
+            segment_first: 0,
+            segment_count: data,
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        };
+        assert_eq!(self.queue.submit(begun, &[request], &[self.buffer]), 1);
+        self.queue.flush();
+        loop {
+            let now = self.clock.now();
+            if self.queue.poll(now, &mut self.answers) > 0 {
+                let outcomes: Vec<_> = self.answers.drain().map(|answer| answer.outcome).collect();
+                assert_eq!(outcomes, [IoStatus::SUCCESS]);
+                return now.since(begun);
+            }
+            assert!(now.since(begun) < FORGOTTEN, "{operation:?} was forgotten");
+            match sleeps {
+                true => self.sleep(now),
+                false => tenmil_linux::thread::yield_now(),
+            }
+        }
+    }
+
+    fn sleep(&mut self, now: Instant) {
+        if !self.queue.arm() {
+            self.sleeps += 1;
+            let until = self.queue.wake_at().min(now.after(FORGOTTEN));
+            self.sleeper.block(until.since(now), &mut Vec::new());
+        }
+        self.queue.disarm();
+    }
+
+    /// Thousands of commands with gaps of one microsecond to five milliseconds, so that the device
+    /// is polling, arming, or asleep.
+    fn go_through_gaps(mut self, name: &str, count: u32) {
+        let mut random = Random::new(3);
+        let mut latest = Span::default();
+        for number in 0..count {
+            // Log-uniform: from 2^10 to 2^22.3 ns.
+            let scale = 1_u64 << (10 + random.below(12));
+            let gap = Span { ns: scale + random.below(scale) };
+            tenmil_linux::thread::sleep(gap);
+            let flushes = random.chance(1, 8);
+            let operation = if flushes { Operation::Flush } else { Operation::Read };
+            latest = latest.max(self.run(operation, random.chance(3, 4)));
+            if number % 64 == 0 {
+                self.emulated.poll_controllers(self.clock.now()).unwrap();
+            }
+        }
+        println!("{name}: slept {} times for {count} answers, latest {latest}", self.sleeps);
+        assert!(latest < Span::from_ms(100), "{name}: {latest}");
+        assert!(self.sleeps > count / 20, "{name}: {} sleeps are no test", self.sleeps);
+        drop(self.queue);
+        self.emulated.shut_down(&self.clock);
+    }
+}
+
+#[test]
+fn no_command_is_slept_over_by_either_side() {
+    let techniques = Techniques::default();
+    Bed::new("emu:null", &techniques).go_through_gaps("null", 3000);
+}
+
+#[test]
+fn no_command_is_slept_over_with_doorbells_in_memory() {
+    let techniques = Techniques { shadow_doorbells: true, ..Techniques::default() };
+    Bed::new("emu:ram?size=1m", &techniques).go_through_gaps("shadow", 2000);
+}
+
+#[test]
+fn no_answer_of_a_slow_medium_is_slept_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = format!("emu:file:{}?size=1m", directory.path().join("ssd").display());
+    for uri in [file.as_str(), "emu:model:p4800x?size=1m"] {
+        Bed::new(uri, &Techniques::default()).go_through_gaps(uri, 1000);
+    }
+}

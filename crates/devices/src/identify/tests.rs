@@ -1,0 +1,297 @@
+//! Tests with a controller that answers from a table.
+
+use tenmil_wire::identify::controller::IdentifyController;
+use tenmil_wire::identify::list::NamespaceList;
+use tenmil_wire::identify::namespace::IdentifyNamespace;
+use tenmil_wire::identify::{Cns, descriptor::NamespaceIdentifier, descriptor::descriptor_list};
+use tenmil_wire::layout::{Ascii, Value};
+use tenmil_wire::log::LogPage;
+use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader};
+use tenmil_wire::log::effects::{LogPageEffects, SupportedLogPages};
+use tenmil_wire::log::health::HealthInformation;
+use tenmil_wire::register::{Capabilities, VERSION_2_1, offset};
+use tenmil_wire::{AdminOpcode, Command, Layout, Status};
+
+use super::{AdminResult, Controller, Document, interrogate, show};
+use tenmil_base::Error;
+
+/// Controller with two namespaces, a SMART log and few features; other commands fail as Invalid Field.
+pub struct Scripted {
+    /// Active namespace list.
+    pub namespaces: Vec<u32>,
+    /// CMBLOC and CMBSZ.
+    cmb: [u32; 2],
+    /// What fabrics have: capsules (IOCCSZ).
+    ioccsz: u32,
+    asked: Vec<Command>,
+}
+
+impl Default for Scripted {
+    fn default() -> Self {
+        Self { namespaces: vec![1, 7], cmb: [0; 2], ioccsz: 0, asked: Vec::new() }
+    }
+}
+
+impl Scripted {
+    fn identify(&self, cns: u8, nsid: u32) -> Option<Vec<u8>> {
+        match Cns::from_code(cns) {
+            Cns::Controller => Some(
+                IdentifyController::zeroed()
+                    .with(|page| page.vid(0x1234).mn(Ascii::new("SCRIPTED")).multiple_ports(true))
+                    .with(|page| page.ioccsz(self.ioccsz))
+                    .bytes(),
+            ),
+            Cns::ActiveNamespaces => {
+                let after = self.namespaces.iter().copied().filter(|other| *other > nsid);
+                Some(NamespaceList::new(after).bytes())
+            }
+            Cns::Namespace if self.namespaces.contains(&nsid) => {
+                Some(IdentifyNamespace::zeroed().with(|page| page.nsze(1 << 33)).bytes())
+            }
+            Cns::Descriptors => {
+                Some(descriptor_list(&[NamespaceIdentifier::Eui64([9; 8])]).to_vec())
+            }
+            _ => None,
+        }
+    }
+
+    fn log(lid: u8) -> Option<Vec<u8>> {
+        match LogPage::from_code(lid) {
+            LogPage::SupportedLogPages => {
+                let yes = LogPageEffects::zeroed().with(|effects| effects.lsupp(true));
+                let pages = SupportedLogPages::zeroed().with(|pages| pages.lid(0, yes).lid(2, yes));
+                Some(pages.bytes())
+            }
+            LogPage::Health => Some(HealthInformation::zeroed().bytes()),
+            _ => None,
+        }
+    }
+}
+
+impl Controller for Scripted {
+    fn read32(&mut self, offset: usize) -> u32 {
+        match offset {
+            offset::VS => VERSION_2_1.0,
+            offset::CMBLOC => self.cmb[0],
+            offset::CMBSZ => self.cmb[1],
+            _ => 0,
+        }
+    }
+
+    fn read64(&mut self, offset: usize) -> u64 {
+        assert_eq!(offset, offset::CAP);
+        Capabilities::zeroed().with(|cap| cap.mqes(1023)).0
+    }
+
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+        self.asked.push(command);
+        let code = command.cdw10().to_le_bytes()[0];
+        let page = match command.opcode() {
+            opcode if opcode == AdminOpcode::Identify.code() => self.identify(code, command.nsid()),
+            opcode if opcode == AdminOpcode::GetLogPage.code() => Self::log(code),
+            opcode if opcode == AdminOpcode::GetFeatures.code() && code == 0x07 => Some(vec![]),
+            _ => None,
+        };
+        Ok(match page {
+            Some(mut bytes) => {
+                bytes.resize(len_bytes as usize, 0);
+                AdminResult { status: Status::SUCCESS, result: 0x000f_000f, bytes }
+            }
+            None => AdminResult { status: Status::INVALID_FIELD, result: 0, bytes: vec![] },
+        })
+    }
+}
+
+fn document() -> Document {
+    interrogate(&mut Scripted::default()).unwrap()
+}
+
+#[test]
+fn every_answer_is_decoded_in_its_place() {
+    let json: serde_json::Value = serde_json::from_str(&show::json(&document())).unwrap();
+    assert_eq!(json["registers"]["cap"]["mqes"], 1023);
+    assert_eq!(json["controller"]["identify"]["vid"], 0x1234);
+    assert_eq!(json["controller"]["identify"]["mn"], "SCRIPTED");
+    assert_eq!(json["controller"]["identify"]["multiple_ports"], true);
+    assert_eq!(json["subsystem"]["active_namespaces"]["nsid"], serde_json::json!([1, 7]));
+    assert_eq!(json["namespaces"]["7"]["identify"]["nsze"], 1_u64 << 33);
+    assert_eq!(json["namespaces"]["1"]["descriptors"]["eui64"], "0909090909090909");
+    assert_eq!(json["features"]["number_of_queues"]["nsq"], 15);
+    assert_eq!(json["logs"]["supported"]["lid"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_controller_memory_buffer_is_shown_if_there_is_one() {
+    let shown = |cmb| {
+        let document = interrogate(&mut Scripted { cmb, ..Scripted::default() }).unwrap();
+        serde_json::from_str::<serde_json::Value>(&show::json(&document)).unwrap()
+    };
+    let found = shown([3 << 12 | 2, 4 << 12 | 2 << 8 | 1]);
+    assert_eq!(found["registers"]["cmbloc"]["bir"], 2);
+    assert_eq!(found["registers"]["cmbloc"]["ofst"], 3);
+    assert_eq!(found["registers"]["cmbsz"]["sz"], 4);
+    assert_eq!(found["registers"]["cmbsz"]["sqs"], true);
+    assert!(shown([2, 1])["registers"].get("cmbsz").is_none());
+}
+
+#[test]
+fn what_is_not_answered_is_listed_with_its_status() {
+    let text = show::text(&document(), false);
+    assert!(
+        text.contains("  Arbitration (feature 01h): Invalid Field in Command (SCT 0x0, SC 0x02)\n")
+    );
+}
+
+#[test]
+fn log_pages_that_are_not_supported_are_not_asked_for() {
+    let mut controller = Scripted::default();
+    interrogate(&mut controller).unwrap();
+    let logs = controller
+        .asked
+        .iter()
+        .filter(|command| command.opcode() == AdminOpcode::GetLogPage.code());
+    let lids: Vec<u8> = logs.clone().map(|command| command.cdw10().to_le_bytes()[0]).collect();
+    assert_eq!(lids, [0, 2]);
+    // RAE is bit 15 of dword 10 (Base 2.1 §5.1.12): reading must not clear an event.
+    assert!(logs.clone().all(|command| command.cdw10() & 1 << 15 != 0));
+}
+
+/// A controller over fabrics takes nothing else (Base 2.1 §5.1.25.1.28).
+#[test]
+fn over_fabrics_the_host_identifier_of_16_bytes_is_asked_for() {
+    for (ioccsz, exhid) in [(0, 0), (4, 1)] {
+        let mut controller = Scripted { ioccsz, ..Scripted::default() };
+        interrogate(&mut controller).unwrap();
+        let is_asked = |command: &&Command| {
+            let fid = command.cdw10().to_le_bytes()[0];
+            command.opcode() == AdminOpcode::GetFeatures.code() && fid == 0x81
+        };
+        let asked: Vec<u32> =
+            controller.asked.iter().filter(is_asked).map(|command| command.cdw11() & 1).collect();
+        assert_eq!(asked, [exhid], "IOCCSZ {ioccsz}");
+    }
+}
+
+#[test]
+fn text_leaves_out_what_is_zero_and_says_so() {
+    let text = show::text(&document(), false);
+    assert!(text.contains("  mn                       \"SCRIPTED\""), "{text}");
+    assert!(text.contains("    multiple_ports         yes"), "{text}");
+    assert!(!text.contains("ssvid"));
+    assert!(text.contains("fields are zero and left out; --all shows them."));
+    let all = show::text(&document(), true);
+    assert!(all.contains("ssvid") && !all.contains("left out"));
+}
+
+#[test]
+fn a_list_of_namespaces_that_does_not_rise_is_the_peers_lie() {
+    struct Liar(Scripted);
+    impl Controller for Liar {
+        fn read32(&mut self, offset: usize) -> u32 {
+            self.0.read32(offset)
+        }
+        fn read64(&mut self, offset: usize) -> u64 {
+            self.0.read64(offset)
+        }
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+            let mut answer = self.0.admin(command, len_bytes)?;
+            if command.cdw10() == u32::from(Cns::ActiveNamespaces.code()) {
+                answer.bytes = NamespaceList::new([5, 5]).bytes();
+            }
+            Ok(answer)
+        }
+    }
+    let refused = interrogate(&mut Liar(Scripted::default())).unwrap_err();
+    assert_eq!(
+        refused,
+        Error::remote("active namespace list: 0x5 after 0x5, expected identifiers that rise")
+    );
+}
+
+#[test]
+fn as_many_namespaces_are_read_as_the_driver_uses_and_no_more() {
+    let mut controller = Scripted { namespaces: (1..=1500).collect(), ..Scripted::default() };
+    let document = interrogate(&mut controller).unwrap();
+    let identified = document.sections.iter().filter(|section| section.path[0] == "namespaces");
+    assert_eq!(identified.filter(|section| section.path[2] == "identify").count(), 1024);
+}
+
+#[test]
+fn an_answer_that_is_too_short_is_the_peers_lie() {
+    struct Short(Scripted);
+    impl Controller for Short {
+        fn read32(&mut self, offset: usize) -> u32 {
+            self.0.read32(offset)
+        }
+        fn read64(&mut self, offset: usize) -> u64 {
+            self.0.read64(offset)
+        }
+        fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+            let mut answer = self.0.admin(command, len_bytes)?;
+            answer.bytes.pop();
+            Ok(answer)
+        }
+    }
+    let refused = interrogate(&mut Short(Scripted::default())).unwrap_err();
+    assert_eq!(refused.text, "Identify Controller (CNS 01h): 4095 bytes came, expected 4096");
+}
+
+/// Reports an ANA log with the given number of groups, with two namespaces each.
+struct Grouped(Scripted, Vec<u8>);
+
+impl Controller for Grouped {
+    fn read32(&mut self, offset: usize) -> u32 {
+        self.0.read32(offset)
+    }
+    fn read64(&mut self, offset: usize) -> u64 {
+        self.0.read64(offset)
+    }
+    fn admin(&mut self, command: Command, len_bytes: u32) -> Result<AdminResult, Error> {
+        let is_log = command.opcode() == AdminOpcode::GetLogPage.code();
+        match LogPage::from_code(command.cdw10().to_le_bytes()[0]) {
+            // Without that log, all pages are tried.
+            LogPage::SupportedLogPages if is_log => {
+                let (status, bytes) = (Status::INVALID_LOG_PAGE, Vec::new());
+                Ok(AdminResult { status, result: 0, bytes })
+            }
+            LogPage::Ana if is_log => {
+                let from = self.1.iter().skip(command.cdw12() as usize);
+                let mut bytes: Vec<u8> = from.take(len_bytes as usize).copied().collect();
+                bytes.resize(len_bytes as usize, 0);
+                Ok(AdminResult { status: Status::SUCCESS, result: 0, bytes })
+            }
+            _ => self.0.admin(command, len_bytes),
+        }
+    }
+}
+
+#[test]
+fn groups_beyond_one_piece_are_read() {
+    for count in [1, 101, 102, 103, 500] {
+        let mut page = AnaHeader::zeroed().with(|header| header.ngrps(count)).bytes();
+        for grpid in 1..=u32::from(count) {
+            let group = AnaGroup::zeroed().with(|group| group.grpid(grpid));
+            ana::emit(group, &[2 * grpid, 2 * grpid + 1], &mut page);
+        }
+        let document = interrogate(&mut Grouped(Scripted::default(), page)).unwrap();
+        let section = document.sections.iter().find(|section| section.path == ["logs", "ana"]);
+        let fields = &section.unwrap().fields;
+        let groups = fields.iter().find(|field| field.name == "group").unwrap();
+        let Value::List(groups) = &groups.value else { panic!("{groups:?}") };
+        assert_eq!(groups.len(), usize::from(count));
+    }
+}
+
+#[test]
+fn a_namespace_that_is_not_shown_is_refused_with_those_that_are() {
+    let mut controller = Scripted { namespaces: vec![1, 7], ..Scripted::default() };
+    let document = interrogate(&mut controller).unwrap();
+    assert_eq!(document.require("tcp://x", 7), Ok(()));
+    let refused = document.require("tcp://x", 2).unwrap_err();
+    let text = "identify tcp://x: no namespace 2 is shown to this host, expected one of: 1, 7";
+    assert_eq!(refused.text, text);
+    assert!(refused.hint.unwrap().contains("`allowed-hosts`"));
+    let document = Document::default();
+    let refused = document.require("tcp://x", 1).unwrap_err();
+    assert!(refused.text.ends_with("it shows none"), "{refused}");
+}

@@ -1,0 +1,39 @@
+//! NVMe devices as block devices, opened by URI.
+//!
+//! | module | URI | contents |
+//! |---|---|---|
+//! | [`pcie`] | `pcie:` | NVMe SSDs on the PCI bus, over VFIO |
+//! | [`tcp`] | `tcp:` | remote NVMe controllers, over NVMe/TCP |
+//! | [`vfio_user`] | `vfio-user:` | NVMe controllers of other processes |
+//! | [`emu`] | `emu:` | emulated SSDs, each set on device threads of its own |
+//! | [`identify`] | | registers, Identify data, log pages and features of a controller, decoded |
+//!
+//! [`KINDS`] is the argument that makes the block layer open them.
+
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod attached;
+pub mod emu;
+pub mod identify;
+pub mod pcie;
+mod size_watch;
+pub mod tcp;
+mod techniques;
+mod uri;
+pub mod vfio_user;
+
+pub use attached::AttachOptions;
+pub use pcie::PcieName;
+pub use tcp::TcpName;
+pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
+pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
+pub use vfio_user::VfuName;
+
+/// Block device kinds of NVMe devices, for opening them through the block layer.
+pub const KINDS: &[(&str, &dyn tenmil_block::DeviceType)] = &[
+    (EmuSpec::SCHEME, &emu::Kind { fills: false }),
+    (TcpName::SCHEME, &tcp::Kind),
+    (VfuName::SCHEME, &vfio_user::Kind),
+    (PcieName::SCHEME, &pcie::Kind),
+];

@@ -1,0 +1,109 @@
+//! SSDs on the PCI bus through Linux VFIO, named `pcie:0000:5e:00.0`.
+//!
+//! ```text
+//!   AttachedController ─▶ PcieBus ── tenmil_pci::Function: BAR 0, interrupt vectors, reset
+//!                            ├ rings and data: memory mapped through the IOMMU
+//!                            └ doorbells: words of BAR 0
+//! ```
+//!
+//! Without an IOMMU, which the user must accept explicitly, all such memory is physically
+//! contiguous, since addresses are not translated: see [`RegionTable::use_contiguous`].
+
+mod bus;
+mod kind;
+mod name;
+mod registers;
+mod vector;
+
+use tenmil_block::uri::Uri;
+use tenmil_dma::RegionTable;
+use tenmil_linux::{Clock, StepTimer, StepTiming};
+use tenmil_pci::IommuMode;
+
+use self::bus::PcieBus;
+pub use self::kind::Kind;
+pub use self::name::PcieName;
+use crate::attached::{self, AttachedController};
+use crate::identify::ControllerFn;
+use tenmil_base::Error;
+
+/// Opens the function through VFIO and initializes the controller.
+fn attach(
+    name: &PcieName,
+    regions: &RegionTable,
+    steps: &mut StepTimer,
+) -> Result<AttachedController<PcieBus>, Error> {
+    let bus = PcieBus::open(name, regions, steps)?;
+    AttachedController::attach(&bus, &name.wanted, regions, steps)
+}
+
+/// Whether the device is, or is stacked on, an SSD without an IOMMU.
+pub fn lacks_iommu(uri: &Uri) -> bool {
+    let is_one = |name: PcieName| name.isolation == IommuMode::None;
+    let itself = uri.scheme() == PcieName::SCHEME && PcieName::of(uri).is_ok_and(is_one);
+    itself || uri.children().iter().any(lacks_iommu)
+}
+
+/// Empty region table for data that is transferred to and from these devices.
+pub fn regions_for<'a>(uris: impl IntoIterator<Item = &'a Uri>, most: usize) -> RegionTable {
+    let regions = RegionTable::new(most);
+    if uris.into_iter().any(lacks_iommu) {
+        // The table is empty, so no region can be discontiguous.
+        regions.use_contiguous();
+    }
+    regions
+}
+
+/// Runs `ask` with admin access to the controller that `name` names.
+pub fn with_controller(name: &PcieName, ask: ControllerFn<'_>) -> Result<(), Error> {
+    let mut steps = StepTimer::begin(Clock::start());
+    attached::with_controller(attach(name, &RegionTable::new(8), &mut steps)?, ask)
+}
+
+/// Initializes the controller and reads its first block. Returns the duration of each step.
+pub fn try_out(name: &PcieName) -> Result<Vec<StepTiming>, Error> {
+    let (mut steps, regions) = (StepTimer::begin(Clock::start()), RegionTable::new(8));
+    attach(name, &regions, &mut steps)?.read_first(&regions, &mut steps)?;
+    Ok(steps.took())
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_block::uri::Uri;
+
+    use tenmil_dma::RegionTable;
+    use tenmil_linux::{Clock, StepTimer};
+
+    use super::{PcieBus, PcieName, lacks_iommu, regions_for};
+
+    #[test]
+    fn memory_lies_in_rows_for_an_ssd_without_an_iommu_wherever_it_stands() {
+        let lone = "pcie:5e:00.0?unsafe-no-iommu=yes";
+        let uri = |text: &str| text.parse::<Uri>().unwrap();
+        let below = format!("mirror:[file:/a],[split:[{lone}]/1]");
+        for (text, expected) in [
+            (lone, true),
+            (below.as_str(), true),
+            ("pcie:5e:00.0", false),
+            ("pcie:5e:00.0?unsafe-no-iommu=no", false),
+            ("file:/a?unsafe-no-iommu=yes", false),
+        ] {
+            assert_eq!(lacks_iommu(&uri(text)), expected, "{text}");
+            let among = [uri("ram:1m"), uri(text)];
+            assert_eq!(regions_for(&among, 4).is_contiguous(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_that_was_handed_out_before_is_refused_with_the_remedy() {
+        let uri = "pcie:5e:00.0?unsafe-no-iommu=yes".parse().unwrap();
+        let (name, regions) = (PcieName::of(&uri).unwrap(), RegionTable::new(2));
+        let _ram = regions.allocate(4096).unwrap();
+        let mut steps = StepTimer::begin(Clock::kernel());
+        let refused = PcieBus::open(&name, &regions, &mut steps).err().unwrap();
+        assert!(refused.text.contains("unsafe-no-iommu: memory was handed out"), "{refused:?}");
+        assert!(refused.hint.unwrap().contains("Name it on the command line"));
+        let refused = PcieBus::open(&name, &RegionTable::new(2), &mut steps).err().unwrap();
+        assert!(refused.text.contains("no PCI function is there"), "{refused:?}");
+    }
+}

@@ -1,0 +1,298 @@
+//! `tcp://` URIs.
+//!
+//! ```text
+//!   tcp://192.0.2.7:4420/nqn.2024-01.example:disk?ns=1
+//!   tcp://[2001:db8::7]:4420/nqn.2024-01.example:disk?hdgst=yes&ddgst=yes
+//!   tcp://192.0.2.7:4420,198.51.100.7:4420/nqn.2024-01.example:disk?iopolicy=round-robin
+//! ```
+
+use tenmil_base::Span;
+use tenmil_block::uri::{Uri, UriError};
+use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::socket::{SocketEngine, SocketOptions};
+use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, TimeoutPolicy};
+
+use super::queue_map::QueueMapOptions;
+use super::sockets;
+use tenmil_base::Error;
+
+/// Parsed `tcp://` URI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TcpName {
+    /// `HOST:PORT` of the first path.
+    pub address: String,
+    /// `HOST:PORT` of the other paths to the same namespace.
+    pub others: Vec<String>,
+    /// I/O policy: how requests are distributed over paths of equal ANA state.
+    pub spread: IoPolicy,
+    /// Which controllers share a volatile write cache. Determines which losses make a flush fail.
+    pub cache: CacheScope,
+    /// Kinds of requests that have connections of their own.
+    pub maps: QueueMapOptions,
+    /// Namespace identifier.
+    pub namespace: u32,
+    /// Queue depth: commands in flight on each queue.
+    pub depth: u32,
+    /// Number of I/O queues requested from the controller.
+    pub queues: u16,
+    /// Subsystem and host NQN, digests, timeouts and other negotiated options.
+    pub options: Options,
+    /// Socket options.
+    pub sockets: SocketOptions,
+}
+
+const DEPTH: u64 = 128;
+const DEPTH_MAX: u64 = 1023;
+const QUEUES: u64 = 32;
+const QUEUES_MAX: u64 = 1024;
+
+/// Values of `hdgst` and `ddgst`.
+const DIGESTS: [(&str, DigestMode); 2] = [("no", DigestMode::Off), ("yes", DigestMode::Required)];
+
+pub(super) const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
+
+/// Salts for the identifiers derived from `/etc/machine-id`, which is not to be disclosed itself
+/// (machine-id(5)).
+const SALT: u64 = 0x7465_6e6d_696c_0001;
+const DISCOVERY_SALT: u64 = 0x7465_6e6d_696c_0002;
+
+impl TcpName {
+    /// URI scheme.
+    pub const SCHEME: &str = "tcp";
+
+    /// Parses `uri`, whose scheme must be [`SCHEME`](Self::SCHEME).
+    ///
+    /// # Errors
+    ///
+    /// If the address or the subsystem is missing, or an option is invalid.
+    pub fn of(uri: &Uri) -> Result<Self, UriError> {
+        let expected =
+            "expected tcp://HOST:PORT/NQN, such as tcp://127.0.0.1:4420/nqn.2024-01.example:disk";
+        let rest = uri.path().strip_prefix("//").unwrap_or("");
+        let (address, subsystem) = rest.split_once('/').unwrap_or((rest, ""));
+        if address.is_empty() || subsystem.is_empty() {
+            return Err(uri.refuse(format!("no subsystem at `{}`, {expected}", uri.path())));
+        }
+        let mut name = Self::at(address, subsystem);
+        let mut addresses = address.split(',').map(str::to_owned);
+        name.address = addresses.next().unwrap_or_default();
+        name.others = addresses.collect();
+        check_paths(&name).map_err(|problem| uri.refuse(problem))?;
+        let mut fields = uri.fields();
+        let small = |number: Option<u64>| number.and_then(|number| u32::try_from(number).ok());
+        let namespace = fields.number("ns", 1..=u64::from(u32::MAX - 1))?;
+        name.namespace = small(namespace).unwrap_or(1);
+        let depth = fields.number("depth", 1..=DEPTH_MAX)?.or(Some(DEPTH));
+        name.depth = small(depth).unwrap_or(1);
+        let queues = fields.number("queues", 1..=QUEUES_MAX)?.unwrap_or(QUEUES);
+        name.queues = u16::try_from(queues).unwrap_or(1);
+        name.maps.read = fields.choice("read-queue", &YES_OR_NO)?.unwrap_or(false);
+        name.maps.poll = fields.choice("poll-queue", &YES_OR_NO)?.unwrap_or(false);
+        let spread = fields.choice("iopolicy", &IoPolicy::NAMES)?;
+        let cache = fields.choice("write-cache", &CacheScope::NAMES)?;
+        for (key, is_given) in [("iopolicy", spread.is_some()), ("write-cache", cache.is_some())] {
+            if is_given && name.others.is_empty() {
+                let expected = "expected tcp://HOST:PORT,HOST:PORT/NQN";
+                return Err(uri.refuse(format!("{key} is for several paths, {expected}")));
+            }
+        }
+        name.spread = spread.unwrap_or_default();
+        name.cache = cache.unwrap_or_default();
+        let options = &mut name.options;
+        if let Some(digest) = fields.choice("hdgst", &DIGESTS)? {
+            options.header_digest = digest;
+        }
+        if let Some(digest) = fields.choice("ddgst", &DIGESTS)? {
+            options.data_digest = digest;
+        }
+        if let Some(direct) = fields.choice("inline-send", &YES_OR_NO)? {
+            options.direct = direct;
+        }
+        if let Some(host) = fields.text("hostnqn") {
+            // A host identifier belongs to one host NQN (Base 2.1 §5.1.25.1.28).
+            options.host_id = host_id_of(&host);
+            options.host = host;
+        }
+        let policy = &mut options.policy;
+        for (key, span) in times(policy) {
+            if let Some(time) = fields.time(key)? {
+                *span = time;
+            }
+        }
+        check(policy).map_err(|problem| uri.refuse(problem))?;
+        name.sockets = sockets::of(uri, &mut fields)?;
+        fields.finish()?;
+        name.options.check().map_err(|problem| uri.refuse(problem.to_string()))?;
+        Ok(name)
+    }
+
+    /// A subsystem at an address, with default options.
+    #[must_use]
+    pub fn at(address: &str, subsystem: &str) -> Self {
+        let host_id = host_id();
+        Self {
+            address: address.to_owned(),
+            others: Vec::new(),
+            spread: IoPolicy::default(),
+            cache: CacheScope::default(),
+            maps: QueueMapOptions::default(),
+            namespace: 1,
+            depth: 128,
+            queues: 32,
+            options: Options::new(subsystem, &host_name(&host_id), host_id),
+            sockets: SocketOptions::default(),
+        }
+    }
+}
+
+impl TcpName {
+    /// The same namespace by its first path and one short queue.
+    pub(super) fn to_one_queue(&self) -> Self {
+        let (others, maps) = (Vec::new(), QueueMapOptions::default());
+        Self { others, maps, depth: 4, queues: 1, ..self.clone() }
+    }
+
+    /// Where all the paths begin.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        core::iter::once(&self.address).chain(&self.others).map(String::as_str)
+    }
+
+    /// See [`Medium::supports_kernel_buffers`](tenmil_base::BlockDevice::supports_kernel_buffers): sockets send data from any memory.
+    pub(super) fn supports_kernel_buffers(&self) -> Result<u32, String> {
+        if self.options.data_digest != DigestMode::Off {
+            return Err("its data have a digest, which is computed in memory of this process, \
+                        expected none"
+                .to_owned());
+        }
+        match self.sockets.engine {
+            SocketEngine::Epoll => Ok(1),
+            SocketEngine::Ring => Err("its sockets go by io_uring, expected epoll".to_owned()),
+        }
+    }
+}
+
+/// Checks that no path is empty or given twice.
+fn check_paths(name: &TcpName) -> Result<(), String> {
+    let addresses: Vec<&str> = name.addresses().collect();
+    for (index, address) in addresses.iter().enumerate() {
+        if address.is_empty() {
+            return Err("a path has no address, expected HOST:PORT,HOST:PORT".to_owned());
+        }
+        if addresses[..index].contains(address) {
+            return Err(format!("{address} is given twice, expected each path once"));
+        }
+    }
+    if addresses.len() > PATHS_MAX {
+        return Err(format!("{} paths are given, expected at most {PATHS_MAX}", addresses.len()));
+    }
+    Ok(())
+}
+
+/// Timeouts of a policy with their URI keys.
+pub(crate) fn times(policy: &mut TimeoutPolicy) -> [(&'static str, &mut Span); 5] {
+    [
+        ("keep-alive-timeout", &mut policy.detect),
+        ("connect-timeout", &mut policy.connect),
+        ("reconnect-delay", &mut policy.retry),
+        ("fast-io-fail-timeout", &mut policy.fail_fast),
+        ("ctrl-loss-timeout", &mut policy.give_up),
+    ]
+}
+
+/// Descriptions of the timeouts.
+pub(crate) const MEANINGS: [(&str, &str); 5] = [
+    (
+        "keep-alive-timeout",
+        "a peer that is silent is noticed within this time (keep-alive); a write that was cut off is \
+         sent again after 2 or 3 times that, and the controller's quiesce time",
+    ),
+    ("connect-timeout", "time limit of an attempt to connect"),
+    ("reconnect-delay", "time between two attempts to connect"),
+    ("fast-io-fail-timeout", "requests are held for this long, and fail from then on"),
+    ("ctrl-loss-timeout", "reconnecting ends, and the device is removed"),
+];
+
+fn check(policy: &TimeoutPolicy) -> Result<(), String> {
+    let (least, most) = (Span::from_ms(100), Span::from_secs(8 * 3600));
+    for (key, span) in times(&mut policy.clone()) {
+        if !(least..=most).contains(span) {
+            return Err(format!("{key} is {span}, expected {least} to 8 hours"));
+        }
+    }
+    Ok(())
+}
+
+/// NQN and serial number of the discovery service of this machine at these addresses. Stable across
+/// restarts and unique.
+pub fn discovery_name(addresses: &str) -> (String, String) {
+    let salt = addresses.bytes().fold(DISCOVERY_SALT, |salt, byte| {
+        tenmil_base::Random::new(salt ^ u64::from(byte)).next_u64()
+    });
+    let id = machine_id(salt);
+    let serial = id.iter().take(10).map(|byte| format!("{byte:02x}")).collect();
+    (host_name(&id), serial)
+}
+
+/// Host identifier of this machine.
+fn host_id() -> [u8; 16] {
+    machine_id(SALT)
+}
+
+/// Host identifier of another host NQN on this machine. Stable across restarts.
+fn host_id_of(nqn: &str) -> [u8; 16] {
+    machine_id(
+        nqn.bytes()
+            .fold(SALT, |salt, byte| tenmil_base::Random::new(salt ^ u64::from(byte)).next_u64()),
+    )
+}
+
+/// Identifier derived from `/etc/machine-id` and `salt`. Stable, and does not disclose the machine
+/// identifier.
+fn machine_id(salt: u64) -> [u8; 16] {
+    let text = Machine::this().text("/etc/machine-id").unwrap_or_default();
+    let digits =
+        |at: usize| text.get(at..at + 16).and_then(|part| u64::from_str_radix(part, 16).ok());
+    let (first, second) = (digits(0).unwrap_or(1), digits(16).unwrap_or(2));
+    let mut random = tenmil_base::Random::new(first ^ salt);
+    let mut mixed = tenmil_base::Random::new(second ^ random.next_u64());
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&mixed.next_u64().to_le_bytes());
+    id[8..].copy_from_slice(&(mixed.next_u64() ^ random.next_u64()).to_le_bytes());
+    // Version 4 and variant bits of a UUID (RFC 9562).
+    id[6] = id[6] & 0x0f | 0x40;
+    id[8] = id[8] & 0x3f | 0x80;
+    id
+}
+
+/// Host NQN in the UUID format.
+fn host_name(id: &[u8; 16]) -> String {
+    let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    format!("{}{}", tenmil_wire::nqn::UUID_PREFIX, parts.join("-"))
+}
+
+/// One timeout of a policy, with its description.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeoutRow {
+    /// URI key.
+    pub key: &'static str,
+    pub span: Span,
+    pub meaning: &'static str,
+}
+
+/// Timeouts of `uri`, or the defaults without one.
+pub fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, Error> {
+    let mut policy = match uri {
+        None => TimeoutPolicy::default(),
+        Some(text) => {
+            let uri: Uri = text.parse()?;
+            if uri.scheme() != TcpName::SCHEME {
+                let problem = "only a device behind a network has a policy, expected tcp://…";
+                return Err(uri.refuse(problem).into());
+            }
+            TcpName::of(&uri)?.options.policy
+        }
+    };
+    let rows = times(&mut policy).into_iter().zip(MEANINGS);
+    Ok(rows.map(|((key, span), (_, meaning))| TimeoutRow { key, span: *span, meaning }).collect())
+}

@@ -1,0 +1,39 @@
+//! Socket options: keys of `tcp://` URIs. Each optimization can be switched off, so that its effect can
+//! be measured.
+
+use tenmil_block::quantity::parse_size;
+use tenmil_block::uri::{Fields, Uri, UriError};
+use tenmil_linux::socket::SocketOptions;
+
+use super::name::YES_OR_NO;
+
+/// Parses the socket options of a URI.
+///
+/// # Errors
+///
+/// If a value is invalid.
+pub fn of(uri: &Uri, fields: &mut Fields<'_>) -> Result<SocketOptions, UriError> {
+    let mut options = SocketOptions::default();
+    if let Some(gathers) = fields.choice("batch-send", &YES_OR_NO)? {
+        options.gathers = gathers;
+    }
+    if let Some(says_more) = fields.choice("msg-more", &YES_OR_NO)? {
+        options.says_more = says_more;
+    }
+    if let Some(text) = fields.text("zero-copy") {
+        options.zero_copy_from_bytes = zero_copy(&text).map_err(|problem| uri.refuse(problem))?;
+    }
+    if let Some(busy) = fields.time("busy-poll")? {
+        options.busy_poll = Some(busy);
+    }
+    options.congestion = fields.text("congestion-control");
+    Ok(options)
+}
+
+fn zero_copy(text: &str) -> Result<Option<usize>, String> {
+    if text == "no" {
+        return Ok(None);
+    }
+    let bytes = parse_size(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.map(Some).ok_or_else(|| format!("zero-copy is `{text}`, expected a size or no"))
+}

@@ -1,0 +1,175 @@
+//! Table of the paths to remote devices, and their states.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Table of the paths to remote devices. Clones share the table.
+#[derive(Clone, Debug, Default)]
+pub struct PathTable(Arc<Mutex<Devices>>);
+
+/// Paths of one device, updated by its driver. They leave the table on drop.
+#[derive(Debug)]
+pub struct DevicePaths {
+    table: PathTable,
+    number: u64,
+}
+
+/// Change of a path's state. Paths are numbered from 0 in the order of the device's URI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathChange<'a> {
+    /// The path is usable, with this ANA state.
+    Up(usize, &'static str),
+    /// The path was lost, with the reason.
+    Lost(usize, &'a str),
+    /// The ANA state of the path has changed.
+    Changed(usize, &'static str),
+    /// The path leads to a different device, which the text names.
+    Mismatch(usize, &'a str),
+    /// The path is now the preferred one.
+    Selected(usize),
+    /// No path is usable.
+    AllPathsDown,
+}
+
+/// A path, as the table has it.
+#[derive(Clone, Debug)]
+pub struct PathRow {
+    /// Device that the path leads to.
+    pub device: String,
+    /// Number of the path in the URI of the device, from 0.
+    pub number: usize,
+    /// Address of the remote end.
+    pub address: String,
+    /// `trying`, `up`, `lost`, or `unfit` if the path leads to a different device.
+    pub state: &'static str,
+    /// ANA state, while the path is up.
+    pub access: Option<&'static str>,
+    /// Whether it is the preferred path.
+    pub is_preferred: bool,
+    /// Why the path is not up.
+    pub reason: Option<String>,
+    /// Number of times the path came up.
+    pub ups: u64,
+    /// Number of times the path was lost.
+    pub losses: u64,
+}
+
+/// Called with each change: the device, the address of the path if the change is of one, and the change.
+pub type PathObserver = Box<dyn Fn(&str, Option<&str>, PathChange<'_>) + Send>;
+
+#[derive(Default)]
+struct Devices {
+    rows: BTreeMap<u64, Vec<PathRow>>,
+    names: BTreeMap<u64, String>,
+    /// Number of the next device.
+    next: u64,
+    observer: Option<PathObserver>,
+}
+
+impl PathTable {
+    /// Sets the function that is called with each change.
+    pub fn observe(&self, observer: PathObserver) {
+        self.lock().observer = Some(observer);
+    }
+
+    /// Adds a device with its paths.
+    #[must_use]
+    pub fn add(&self, device: String, addresses: impl Iterator<Item = String>) -> DevicePaths {
+        let row = |(number, address)| PathRow {
+            device: device.clone(),
+            number,
+            address,
+            state: "trying",
+            access: None,
+            is_preferred: false,
+            reason: None,
+            ups: 0,
+            losses: 0,
+        };
+        let mut devices = self.lock();
+        let number = devices.next;
+        devices.next += 1;
+        devices.rows.insert(number, addresses.enumerate().map(row).collect());
+        devices.names.insert(number, device);
+        DevicePaths { table: self.clone(), number }
+    }
+
+    /// The paths of all devices, in the order in which the devices were added.
+    pub fn rows(&self) -> Vec<PathRow> {
+        self.lock().rows.values().flatten().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Devices> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DevicePaths {
+    /// Records a change, and passes it to the observer.
+    pub fn record(&self, change: PathChange<'_>) {
+        let mut devices = self.table.lock();
+        let Devices { rows, names, observer, .. } = &mut *devices;
+        let Some(rows) = rows.get_mut(&self.number) else { return };
+        change.apply(rows);
+        if let Some(observer) = observer {
+            let address = change.path().and_then(|path| rows.get(path));
+            let device = names.get(&self.number).map_or("", String::as_str);
+            observer(device, address.map(|row| row.address.as_str()), change);
+        }
+    }
+}
+
+impl Drop for DevicePaths {
+    fn drop(&mut self) {
+        let mut devices = self.table.lock();
+        devices.rows.remove(&self.number);
+        devices.names.remove(&self.number);
+    }
+}
+
+impl PathChange<'_> {
+    /// The number of the path that has changed.
+    pub const fn path(&self) -> Option<usize> {
+        match *self {
+            Self::Up(path, _)
+            | Self::Lost(path, _)
+            | Self::Changed(path, _)
+            | Self::Mismatch(path, _)
+            | Self::Selected(path) => Some(path),
+            Self::AllPathsDown => None,
+        }
+    }
+
+    fn apply(self, rows: &mut [PathRow]) {
+        if let Self::Selected(_) | Self::AllPathsDown = self {
+            rows.iter_mut().for_each(|row| row.is_preferred = false);
+        }
+        let has_preferred = rows.iter().any(|row| row.is_preferred);
+        let Some(row) = self.path().and_then(|path| rows.get_mut(path)) else { return };
+        match self {
+            Self::Up(_, access) => {
+                (row.state, row.access, row.reason) = ("up", Some(access), None);
+                row.ups += 1;
+                row.is_preferred |= !has_preferred;
+            }
+            Self::Lost(_, why) => {
+                row.losses += u64::from(row.state == "up");
+                (row.state, row.access, row.reason) = ("lost", None, Some(why.to_owned()));
+                row.is_preferred = false;
+            }
+            Self::Mismatch(_, why) => {
+                (row.state, row.access, row.reason) = ("unfit", None, Some(why.to_owned()));
+            }
+            Self::Changed(_, access) => row.access = Some(access),
+            Self::Selected(_) => row.is_preferred = true,
+            Self::AllPathsDown => {}
+        }
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Devices").field("devices", &self.names.len()).finish_non_exhaustive()
+    }
+}
