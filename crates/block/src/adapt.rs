@@ -33,7 +33,7 @@ pub use self::device::{AdaptedDevice, QuiesceLock};
 pub use self::lock::RangeLock;
 use self::parent::{ChunkStep, ParentStage, SplitRequest};
 use self::rules::{AdaptPlan, DeviceConstraints, changes};
-use crate::devices::completion_queue::CompletionQueue;
+use crate::completion_queue::CompletionQueue;
 use crate::internal_token::internal_index;
 use tenmil_base::Error;
 

@@ -18,8 +18,6 @@
 
 mod bucket;
 mod channel;
-#[cfg(test)]
-mod tests;
 
 use std::num::NonZeroU64;
 use std::sync::Arc;

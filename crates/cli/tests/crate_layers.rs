@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Layers from the lowest up. Within the machine crates, `linux` depends on `dma`.
-const LAYERS: [(&str, u32); 25] = [
+const LAYERS: [(&str, u32); 26] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme-host", 1),
@@ -25,16 +25,17 @@ const LAYERS: [(&str, u32); 25] = [
     ("tenmil-reactor", 2),
     ("tenmil-block", 3),
     ("tenmil-nvme-fabrics", 3),
-    ("tenmil-devices", 4),
+    ("tenmil-drivers", 4),
     ("tenmil-serve", 4),
     ("tenmil-crypt", 4),
-    ("tenmil", 5),
-    ("tenmil-rpc", 5),
-    ("tenmil-cluster", 5),
-    ("tenmil-bench", 6),
-    ("tenmil-cli", 7),
-    ("tenmil-fuzz", 7),
-    ("tenmil-xtask", 7),
+    ("tenmil-devices", 5),
+    ("tenmil", 6),
+    ("tenmil-rpc", 6),
+    ("tenmil-cluster", 6),
+    ("tenmil-bench", 7),
+    ("tenmil-cli", 8),
+    ("tenmil-fuzz", 8),
+    ("tenmil-xtask", 8),
 ];
 
 /// Crates with unsafe code. Every other crate forbids it.

@@ -33,7 +33,7 @@ type Keys = BTreeMap<String, BTreeSet<String>>;
 /// What the program says that it knows.
 fn known() -> Keys {
     let regions = RegionTable::new(16);
-    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: tenmil::KINDS };
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: tenmil::KINDS };
     let mut kinds = Keys::new();
     for name in NAMES {
         let refused = opener.open(&format!("{name}unheard-of=1").parse().expect("a name")).err();

@@ -14,17 +14,17 @@ use served::{Served, run};
 use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request, Segment, Span,
 };
-use tenmil_block::pool::{self, VolumeRef, hear_of_stops};
 use tenmil_block::uri::Uri;
-use tenmil_block::{DeviceType, OpenedDevice, Opener, mirror};
+use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
+use tenmil_drivers::mirror;
+use tenmil_drivers::pool::{self, VolumeRef, hear_of_stops};
 use tenmil_linux::Clock;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 const BLOCK: u32 = 4096;
 const PATIENCE: Duration = Duration::from_secs(60);
-const TCP: &[(&str, &dyn DeviceType)] = &[("tcp", &tenmil_devices::tcp::Kind)];
 
 /// A target with a file, and its address.
 struct Target {
@@ -61,7 +61,7 @@ impl Host {
     }
 
     fn opener(&self) -> Opener<'_> {
-        Opener { regions: &self.regions, clock: self.clock, seed: 1, more: TCP }
+        Opener { regions: &self.regions, clock: self.clock, seed: 1, kinds: tenmil_devices::KINDS }
     }
 
     fn open(&self, uri: &str) -> Result<OpenedDevice, String> {

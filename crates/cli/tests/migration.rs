@@ -95,7 +95,12 @@ fn a_thread_moves_a_hundred_times_with_128_ios_in_flight_at_a_file() {
         let regions = RegionTable::new(64);
         let path = directory.path().join(format!("{engine}-{travel:?}"));
         let uri = format!("file:{}?size=1m&block=4k&engine={engine}", path.display());
-        let opener = tenmil_block::Opener { regions: &regions, clock, seed: 5, more: &[] };
+        let opener = tenmil_block::Opener {
+            regions: &regions,
+            clock,
+            seed: 5,
+            kinds: tenmil_drivers::KINDS,
+        };
         let opened = opener.open(&uri.parse().unwrap()).unwrap();
         let memory = regions.allocate(DEPTH * BUFFER_BYTES as usize).unwrap();
         let buffer = |index| memory.segment().slice(index * BUFFER_BYTES, BUFFER_BYTES).unwrap();

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Span};
-use tenmil_block::mirror::{Leg, MirrorOptions};
-use tenmil_block::{Bdev, BdevOptions, Claim, Mirror};
+use tenmil_block::{Bdev, BdevOptions, Claim};
 use tenmil_dma::RegionTable;
+use tenmil_drivers::Mirror;
+use tenmil_drivers::mirror::{Leg, MirrorOptions};
 use tenmil_linux::Clock;
 
 use crate::bugs::InjectedBugs;

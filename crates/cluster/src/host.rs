@@ -7,7 +7,7 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation, Random,
     Request, RequestFlags, Segment, Span,
 };
-use tenmil_block::Mirror;
+use tenmil_drivers::Mirror;
 use tenmil_nvme_fabrics::PathEvent;
 use tenmil_sim::stamp::{Content, Stamp};
 

@@ -15,9 +15,9 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
     Segment, Span,
 };
-use tenmil_block::Mirror;
-use tenmil_block::mirror::{Leg, MirrorOptions};
 use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_drivers::Mirror;
+use tenmil_drivers::mirror::{Leg, MirrorOptions};
 use tenmil_nvme_fabrics::{Multipath, MultipathChannel, PathEvent, QueueRequest};
 use tenmil_volume::Owner;
 use tenmil_volume::format::OwnerRecord;

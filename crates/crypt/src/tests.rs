@@ -88,9 +88,9 @@ impl Bench {
 
     fn open(&self, uri: &str) -> Result<OpenedDevice, Error> {
         let crypt: &dyn DeviceType = &crate::open;
-        let more = [("crypt", crypt)];
+        let kinds = [&[("crypt", crypt)], tenmil_drivers::KINDS].concat();
         let clock = Clock::start();
-        Opener { regions: &self.regions, clock, seed: 1, more: &more }.open(&uri.parse::<Uri>()?)
+        Opener { regions: &self.regions, clock, seed: 1, kinds: &kinds }.open(&uri.parse::<Uri>()?)
     }
 
     /// Executes a single request.

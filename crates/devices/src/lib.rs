@@ -23,6 +23,8 @@ mod techniques;
 mod uri;
 pub mod vfio_user;
 
+use tenmil_block::{Kind, join_kinds};
+
 pub use attached::AttachOptions;
 pub use pcie::PcieName;
 pub use tcp::TcpName;
@@ -30,8 +32,13 @@ pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 pub use vfio_user::VfuName;
 
-/// Block device kinds of NVMe devices, for opening them through the block layer.
-pub const KINDS: &[(&str, &dyn tenmil_block::DeviceType)] = &[
+/// The device types of this crate and of the drivers, by URI scheme.
+pub const KINDS: &[Kind<'static>] = &join_kinds::<{ tenmil_drivers::KINDS.len() + NVME_KINDS.len() }>(
+    tenmil_drivers::KINDS,
+    NVME_KINDS,
+);
+
+const NVME_KINDS: &[Kind<'static>] = &[
     (EmuSpec::SCHEME, &emu::Kind { fills: false }),
     (TcpName::SCHEME, &tcp::Kind),
     (VfuName::SCHEME, &vfio_user::Kind),

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::Instant;
-use tenmil_block::NullDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::NullDevice;
 use tenmil_linux::socket::{SocketFactory, SocketOptions};
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_nvme_fabrics::{FabricsController, Options};

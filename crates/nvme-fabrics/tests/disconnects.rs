@@ -14,8 +14,8 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Random, Request,
     RequestFlags, Segment, Span, Stream, StreamError,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_drivers::RamDevice;
 use tenmil_nvme_fabrics::{
     Connecting, Connector, FabricsChannel, FabricsController, Options, PendingConnect,
 };

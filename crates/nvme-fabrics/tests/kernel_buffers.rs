@@ -16,8 +16,8 @@ use tenmil_base::{
     CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, RecvResult, Request,
     RequestFlags, Segment, SendSlice, Span, Stream, StreamError, WakeSource,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::{Backing, KernelBufferSource, Mapping, RegionTable};
+use tenmil_drivers::RamDevice;
 use tenmil_linux::socket::{SocketFactory, SocketOptions};
 use tenmil_nvme_fabrics::{Connector, FabricsChannel, FabricsController, Options, PendingConnect};
 use tenmil_serve::tcp::{Limits, TargetConnection};

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use tenmil_base::Error;
-use tenmil_block::pool::{OpenPool, all_open};
+use tenmil_drivers::pool::{OpenPool, all_open};
 use tenmil_linux::local_socket::Connection;
 
 use crate::deferred::ReplySender;

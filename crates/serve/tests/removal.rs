@@ -91,7 +91,7 @@ struct House {
 }
 
 fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House {
-    let opener = Opener { regions, clock, seed: 1, more: &[] };
+    let opener = Opener { regions, clock, seed: 1, kinds: tenmil_drivers::KINDS };
     let opened = opener.open(&uri.parse().unwrap()).unwrap();
     let device = Bdev::new("file0", opened.medium, BdevOptions::new(clock, 1)).unwrap();
     let served = ExportedDevice::new(ExportConfig {

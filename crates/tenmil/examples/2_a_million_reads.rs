@@ -15,7 +15,7 @@ const DEPTH: u32 = 128;
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     // Memory for DMA is identified by region number and offset, never by pointer.
     let (clock, regions) = (Clock::start(), RegionTable::new(256));
-    let opener = Opener { regions: &regions, clock, seed: 1, more: tenmil::KINDS };
+    let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
     let ssd = opener.open(&"emu:null".parse()?)?;
     println!("{}", ssd.description);
     // A channel belongs to one thread. Here it is a queue pair of the controller.

@@ -6,8 +6,8 @@ use std::error::Error;
 use std::sync::Arc;
 
 use tenmil::aio::{Claim, Opener};
-use tenmil_block::RamDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::RamDevice;
 use tenmil_linux::socket::{Address, SocketOptions, StreamListener};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};

@@ -16,17 +16,14 @@ mod no_crypt;
 // Dependencies that a program on reactors also needs.
 pub use {tenmil_base as base, tenmil_linux as linux, tenmil_reactor as reactor};
 
+use tenmil_block::{Kind, join_kinds};
+
 pub use tenmil_base::Error;
 pub use tenmil_devices::Uri;
 
-/// Block device kinds beyond those of the block layer, for opening devices.
-pub const KINDS: &[(&str, &dyn tenmil_block::DeviceType)] = &[
-    tenmil_devices::KINDS[0],
-    tenmil_devices::KINDS[1],
-    tenmil_devices::KINDS[2],
-    tenmil_devices::KINDS[3],
-    ("crypt", CRYPT),
-];
+/// All device types, by URI scheme.
+pub const KINDS: &[Kind<'static>] =
+    &join_kinds::<{ tenmil_devices::KINDS.len() + 1 }>(tenmil_devices::KINDS, &[("crypt", CRYPT)]);
 
 #[cfg(feature = "crypt")]
 const CRYPT: &dyn tenmil_block::DeviceType = &tenmil_crypt::open;

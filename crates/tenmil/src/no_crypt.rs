@@ -20,7 +20,7 @@ mod tests {
     fn a_program_without_a_cipher_says_how_to_get_one() {
         let regions = tenmil_dma::RegionTable::new(1);
         let clock = tenmil_linux::Clock::start();
-        let opener = Opener { regions: &regions, clock, seed: 1, more: crate::KINDS };
+        let opener = Opener { regions: &regions, clock, seed: 1, kinds: crate::KINDS };
         let uri = "crypt:[ram:1m]?key-file=/x".parse().unwrap();
         let refused = opener.open(&uri).unwrap_err().to_string();
         assert!(refused.contains("--features crypt"), "{refused}");

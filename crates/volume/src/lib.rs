@@ -26,6 +26,7 @@ pub mod fuzz;
 mod layout;
 mod mapping;
 mod metadata;
+pub mod mirror;
 mod open;
 mod parent;
 mod pool;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tenmil_base::{ErrorCategory, IoStatus, Segment};
 use tenmil_dma::{Region, RegionTable};
 
-use crate::devices::segment_cursor::SegmentCursor;
+use crate::segment_cursor::SegmentCursor;
 use tenmil_base::Error;
 
 /// Creates the bounce buffers of the channels of one device. Cheap to clone.

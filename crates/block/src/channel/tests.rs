@@ -3,7 +3,6 @@
 mod fences;
 pub(crate) mod late;
 mod losses;
-mod threads;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

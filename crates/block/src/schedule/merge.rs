@@ -7,7 +7,7 @@ use tenmil_base::{
     RequestFlags, Segment, WakeSource,
 };
 
-use crate::devices::completion_queue::CompletionQueue;
+use crate::completion_queue::CompletionQueue;
 use crate::internal_token::{OWN_FIRST, internal_index, internal_token};
 
 /// Scheduler that merges reads, or writes, that are adjacent both in a batch and on the device, within

@@ -141,7 +141,7 @@ impl PreparedCopy {
     fn open(arguments: &CopyArguments, files: &TargetFiles, clock: Clock) -> Result<Self, Error> {
         let regions = regions_for([&arguments.source, &arguments.target], REGIONS_MAX);
         let seed = random_seed();
-        let opener = Opener { regions: &regions, clock, seed, more: tenmil::KINDS };
+        let opener = Opener { regions: &regions, clock, seed, kinds: tenmil::KINDS };
         let source = open(&opener, &arguments.source.clone().to_read())?;
         check_whole(&arguments.source)?;
         let source_limits = source.medium.limits();

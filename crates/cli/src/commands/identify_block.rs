@@ -50,7 +50,7 @@ const REGIONS_MAX: usize = 4095;
 /// If it cannot be opened, or its extents cannot be read.
 pub(super) fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
-    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: KINDS };
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: KINDS };
     let OpenedDevice { medium, description, existing, .. } = open(&opener, uri)?;
     let machine = Machine::this();
     let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());
@@ -244,7 +244,7 @@ mod tests {
         let uri = format!("file:{}?engine=threads", path.display());
         ask(&format!("{uri}&size=1m"));
         let (regions, clock) = (RegionTable::new(8), Clock::start());
-        let opener = Opener { regions: &regions, clock, seed: 1, more: &[] };
+        let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil_drivers::KINDS };
         let reader = opener.open(&format!("{uri}&read-only=yes").parse().unwrap()).unwrap();
         let (text, json) = ask(&uri);
         assert!(text.contains(", for reading only: file: lock "), "{text}");

@@ -137,7 +137,7 @@ mod tests {
         let regions = tenmil_dma::RegionTable::new(1);
         let clock = tenmil_linux::Clock::start();
         let opener =
-            tenmil_block::Opener { regions: &regions, clock, seed: 1, more: tenmil::KINDS };
+            tenmil_block::Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
         let refused = opener.open(&"tape:0".parse().unwrap()).unwrap_err().to_string();
         let known = refused.split_once("expected one of ").unwrap().1;
         let known: BTreeSet<&str> = known.split(", ").collect();

@@ -8,9 +8,9 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::mirror::{self, Health, MirrorReport};
 use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::mirror::{self, Health, MirrorReport};
 use tenmil_linux::{Clock, random_seed};
 
 use super::write_out;
@@ -151,7 +151,7 @@ impl MirrorArguments {
 pub(super) fn run(arguments: &MirrorArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let clock = Clock::start();
-    let opener = Opener { regions: &regions, clock, seed: random_seed(), more: tenmil::KINDS };
+    let opener = Opener { regions: &regions, clock, seed: random_seed(), kinds: tenmil::KINDS };
     let mut code = ExitCode::SUCCESS;
     let text = match &arguments.command {
         Command::Create(create) => {
@@ -232,7 +232,7 @@ fn as_text(report: &MirrorReport) -> String {
                 let _ = writeln!(text, "  {problem}");
             }
             Ok(leg) => {
-                let uuid = mirror::superblock::uuid_text(leg.uuid);
+                let uuid = tenmil_volume::mirror::uuid_text(leg.uuid);
                 let (number, legs) = (leg.leg, leg.members());
                 let _ = writeln!(text, "  leg {number} of {legs} of mirror {uuid}");
                 let (generation, sequence) = (leg.generation, leg.sequence);
@@ -283,11 +283,11 @@ fn as_json(report: &MirrorReport) -> String {
     format!("{document:#}\n")
 }
 
-fn as_json_leg(name: &str, leg: &mirror::superblock::Superblock) -> Value {
+fn as_json_leg(name: &str, leg: &tenmil_volume::mirror::Superblock) -> Value {
     let in_sync: Vec<u8> = (0..leg.legs).filter(|one| leg.in_sync & (1 << one) != 0).collect();
     json!({
         "uri": name,
-        "mirror": mirror::superblock::uuid_text(leg.uuid),
+        "mirror": tenmil_volume::mirror::uuid_text(leg.uuid),
         "leg": leg.leg,
         "legs": leg.members(),
         "generation": leg.generation,

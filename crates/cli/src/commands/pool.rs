@@ -15,9 +15,9 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tenmil_block::Opener;
-use tenmil_block::pool::{self, CreateResult, PAGE_BYTES, VolumeRef};
 use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::pool::{self, CreateResult, PAGE_BYTES, VolumeRef};
 use tenmil_linux::{Clock, random_seed};
 
 use self::devices::GrowArguments;
@@ -193,7 +193,7 @@ pub(super) fn with_opener<T>(
 ) -> Result<T, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let (clock, seed) = (Clock::start(), random_seed());
-    body(&Opener { regions: &regions, clock, seed, more: tenmil::KINDS })
+    body(&Opener { regions: &regions, clock, seed, kinds: tenmil::KINDS })
 }
 
 /// Aligns the cells of rows in columns: the first and last column to the left, the others to the right. A device
@@ -225,7 +225,7 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
-    use tenmil_block::pool::{OpenPool, VolumeOp, VolumeRef};
+    use tenmil_drivers::pool::{OpenPool, VolumeOp, VolumeRef};
 
     use super::{StoreArguments, run, table, with_opener};
     use tenmil_base::Error;

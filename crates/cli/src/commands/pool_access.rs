@@ -14,7 +14,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_block::Opener;
-use tenmil_block::pool::{ChangedRange, OpenPool, VolumeRef, file_holder, identity};
+use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, file_holder, identity};
 use tenmil_linux::process::command_line;
 use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobSpec, JobStream, PoolCommand};
 use tenmil_rpc::{Client, Code, RpcError};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use tenmil_base::{Error, Span};
-use tenmil_block::hear_of_lost_writes;
-use tenmil_block::mirror::hear_of_mirrors;
-use tenmil_block::pool::{hear_of_stops, subscribe_capacity};
+use tenmil_drivers::hear_of_lost_writes;
+use tenmil_drivers::mirror::hear_of_mirrors;
+use tenmil_drivers::pool::{hear_of_stops, subscribe_capacity};
 use tenmil_linux::kernel_files::Machine;
 use tenmil_linux::process::command_line;
 use tenmil_linux::runtime_directory::RuntimeDirectory;

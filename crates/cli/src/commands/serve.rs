@@ -355,7 +355,7 @@ fn run_nbd(
     check_writers(arguments, listen)?;
     let clock = Clock::start();
     let regions = RegionTable::new(REGIONS_MAX);
-    let opener = Opener { regions: &regions, clock, seed: 1, more: tenmil::KINDS };
+    let opener = Opener { regions: &regions, clock, seed: 1, kinds: tenmil::KINDS };
     let uri = uri.clone();
     let asked = if arguments.read_only { uri.clone().to_read() } else { uri.clone() };
     let opened = opener.open(&asked).map_err(|error| Error {

@@ -11,9 +11,9 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use tenmil_block::Opener;
-use tenmil_block::pool::VolumeRef;
 use tenmil_block::quantity::parse_size;
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::{CommandResult, JobKind, JobSpec, PoolCommand};
 
 use self::clone::CloneArguments;
@@ -325,7 +325,7 @@ mod tests {
     use clap::Parser;
     use serde_json::Value;
 
-    use tenmil_block::pool::{OpenPool, VolumeRef};
+    use tenmil_drivers::pool::{OpenPool, VolumeRef};
 
     use super::{VolumeArguments, run, with_opener};
     use tenmil_base::Error;
@@ -349,7 +349,7 @@ mod tests {
         let path = directory.path().join("pool");
         let device = format!("file:{}?size=16m&engine=threads", path.display());
         with_opener(|opener| {
-            Ok(tenmil_block::pool::create(opener, &device.parse().unwrap(), "pool", false)?)
+            Ok(tenmil_drivers::pool::create(opener, &device.parse().unwrap(), "pool", false)?)
         })
         .unwrap();
         (directory, device)

@@ -203,8 +203,8 @@ impl CheckpointSink for Checkpoint {
 #[cfg(test)]
 mod tests {
     use tenmil_base::BlockDevice;
-    use tenmil_block::NullDevice;
     use tenmil_block::uri::Uri;
+    use tenmil_drivers::NullDevice;
 
     use super::{Checkpoint, default_path};
     use crate::copy::engine::CheckpointSink;

@@ -17,8 +17,8 @@ use std::time::Duration;
 use tenmil_base::{
     AccessFault, AccessId, AccessProgress, BlockDevice, HostMemory, Interrupts, Memory, Segment,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::{FileRange, ForeignRegion, RegionTable, SharedEntries};
+use tenmil_drivers::RamDevice;
 use tenmil_linux::Clock;
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::{

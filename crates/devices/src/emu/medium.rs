@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use tenmil_base::BlockDevice;
-use tenmil_block::{
-    FileDevice, FileDeviceOptions, LatencyModel, ModelProfile, NullDevice, OpenedDevice, RamDevice,
-};
+use tenmil_block::OpenedDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::{
+    FileDevice, FileDeviceOptions, LatencyModel, ModelProfile, NullDevice, RamDevice,
+};
 
 use super::EmuPlan;
 use crate::{EmuMedium, EmuSpec};

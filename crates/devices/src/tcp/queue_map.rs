@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn limits() -> Limits {
-        tenmil_block::NullDevice::new(512, 1 << 20).unwrap().limits()
+        tenmil_drivers::NullDevice::new(512, 1 << 20).unwrap().limits()
     }
 
     /// Channel that completed each of these requests, and number of requests accepted.

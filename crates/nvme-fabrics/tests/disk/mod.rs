@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Operation, Request, RequestFlags};
-use tenmil_block::NullDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::NullDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_serve::tcp::{ControllerModel, Hosts, Limits, Port, Service, SubsystemExportConfig};
 

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use tenmil_base::Span;
-use tenmil_block::mirror::{LegProgress, MirrorMonitor, Progress};
-use tenmil_block::{DelayControl, DeviceControl, LatencySpec};
+use tenmil_block::DeviceControl;
+use tenmil_drivers::mirror::{LegProgress, MirrorMonitor, Progress};
+use tenmil_drivers::{DelayControl, LatencySpec};
 
 use crate::error::{Code, RpcError, either, quoted};
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
@@ -179,10 +180,7 @@ fn devices(call: &CallContext<'_>) -> Result<Vec<DeviceControl>, RpcError> {
 
 fn mirrors(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let all = devices(call)?;
-    let rows = all.iter().filter_map(|handle| match handle {
-        DeviceControl::Mirror { uri, handle } => mirror_row(uri, handle),
-        _ => None,
-    });
+    let rows = all.iter().filter_map(|control| mirror_row(control.uri(), control.get()?));
     Ok(rows.collect())
 }
 
@@ -202,7 +200,7 @@ fn mirror_row(uri: &str, handle: &MirrorMonitor) -> Option<Value> {
     let left_ns = left.checked_div(copy_bytes_per_s.into()).filter(|ns| *ns > 0);
     let leg = |leg: &LegProgress| json!({ "number": leg.number, "device": leg.name, "state": leg.state.name() });
     let in_sync =
-        legs.iter().filter(|leg| leg.state == tenmil_block::mirror::LegState::InSync).count();
+        legs.iter().filter(|leg| leg.state == tenmil_drivers::mirror::LegState::InSync).count();
     Some(json!({
         "device": uri,
         "uuid": uuid,
@@ -226,9 +224,8 @@ fn mirror_row(uri: &str, handle: &MirrorMonitor) -> Option<Value> {
 
 fn delays(call: &CallContext<'_>) -> Result<Vec<(String, DelayControl)>, RpcError> {
     let all = devices(call)?.into_iter();
-    let delays = all.filter_map(|handle| match handle {
-        DeviceControl::Delay { uri, handle } => Some((uri, handle)),
-        _ => None,
+    let delays = all.filter_map(|control| {
+        control.get::<DelayControl>().map(|delay| (control.uri().to_owned(), delay.clone()))
     });
     Ok(delays.collect())
 }
@@ -290,7 +287,12 @@ mod tests {
 
     fn open(uris: &[&str]) -> (ServerState, Vec<tenmil_block::OpenedDevice>) {
         let regions = RegionTable::new(64);
-        let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: &[] };
+        let opener = Opener {
+            regions: &regions,
+            clock: Clock::start(),
+            seed: 1,
+            kinds: tenmil_drivers::KINDS,
+        };
         let opened = uris.iter().map(|uri| opener.open(&uri.parse().unwrap()).unwrap());
         let opened: Vec<_> = opened.collect();
         let handles = opened.iter().flat_map(|one| one.handles.clone()).collect();
@@ -324,9 +326,7 @@ mod tests {
             ask(&state, "set_delay", &json!({ "read_p99_ns": 0, "write_mean_ns": 7 })).unwrap();
         assert_eq!((&row["read_mean_ns"], &row["read_p99_ns"]), (&json!(80_000), &Value::Null));
         assert_eq!(row["write_mean_ns"], json!(7));
-        let tenmil_block::DeviceControl::Delay { handle, .. } = &opened[0].handles[0] else {
-            panic!()
-        };
+        let handle = opened[0].handles[0].get::<tenmil_drivers::DelayControl>().unwrap();
         assert_eq!(handle.delays().write.mean.ns, 7, "the device goes by it");
         let refusal = ask(&state, "set_delay", &json!({ "read_p99_ns": 1 })).unwrap_err();
         assert_eq!(refusal.code, Code::Failed);
@@ -357,9 +357,14 @@ mod tests {
         let leg = |name| format!("file:{}?size=4m", directory.path().join(name).display());
         let uri = format!("mirror:[{}],[{}]", leg("a"), leg("b"));
         let regions = RegionTable::new(64);
-        let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: &[] };
+        let opener = Opener {
+            regions: &regions,
+            clock: Clock::start(),
+            seed: 1,
+            kinds: tenmil_drivers::KINDS,
+        };
         let legs = [leg("a"), leg("b")].map(|uri| uri.parse().unwrap());
-        tenmil_block::mirror::create(&opener, &legs, false).unwrap();
+        tenmil_drivers::mirror::create(&opener, &legs, false).unwrap();
         let (state, opened) = open(&[&uri]);
         let row = &ask(&state, "mirrors", &json!({})).unwrap()[0];
         assert_eq!((&row["device"], &row["legs_in_sync"]), (&json!(uri), &json!(2)));

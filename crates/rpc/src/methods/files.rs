@@ -1,7 +1,7 @@
 //! Events of files and block devices that the process has open.
 
 use serde_json::json;
-use tenmil_block::LostWrite;
+use tenmil_drivers::LostWrite;
 
 use crate::event::{Event, EventKind, EventSender};
 
@@ -22,7 +22,7 @@ impl EventSender {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_block::LostWrite;
+    use tenmil_drivers::LostWrite;
 
     use crate::event::announcements;
 

@@ -1,7 +1,7 @@
 //! Events of mirrors that the process has open.
 
 use serde_json::json;
-use tenmil_block::mirror::{MirrorEvent, MirrorNews};
+use tenmil_drivers::mirror::{MirrorEvent, MirrorNews};
 
 use crate::event::{Event, EventKind, EventSender};
 
@@ -55,7 +55,7 @@ impl EventSender {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_block::mirror::{MirrorEvent, MirrorNews};
+    use tenmil_drivers::mirror::{MirrorEvent, MirrorNews};
 
     use crate::event::announcements;
 

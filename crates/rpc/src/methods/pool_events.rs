@@ -1,7 +1,7 @@
 //! Events of pools that the process has open.
 
 use serde_json::json;
-use tenmil_block::pool::{CapacityEvent, CapacityState, StopNews};
+use tenmil_drivers::pool::{CapacityEvent, CapacityState, StopNews};
 
 use crate::event::{Event, EventKind, EventSender};
 
@@ -58,7 +58,7 @@ impl EventSender {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_block::pool::{CapacityEvent, CapacityState};
+    use tenmil_drivers::pool::{CapacityEvent, CapacityState};
 
     use crate::event::announcements;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tenmil_base::Error;
-use tenmil_block::pool::{
+use tenmil_drivers::pool::{
     CountedUsage, DamageCause, DamagedRun, DeviceInfo, GrowResult, Info, OpenPool, PAGE_BYTES,
     ParentCheck, ParentInfo, PoolCheckResult, SpaceUsage, TransferSummary, VolumeScrubReport,
 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tenmil_base::Error;
-use tenmil_block::pool::{ChangedRange, OpenPool, PAGE_BYTES};
+use tenmil_drivers::pool::{ChangedRange, OpenPool, PAGE_BYTES};
 
 use crate::result_type::{FieldSchema, ResultType};
 
@@ -112,7 +112,7 @@ pub const fn kind(range: &ChangedRange) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_block::pool::ChangedRange;
+    use tenmil_drivers::pool::ChangedRange;
 
     use super::{DIFFERENCE, DiffPage};
     use crate::result_type::ResultType;

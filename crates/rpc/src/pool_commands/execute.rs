@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tenmil_base::Error;
 use tenmil_base::{ErrorCategory, Span};
-use tenmil_block::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef};
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef};
 use tenmil_linux::random_seed;
 
 use super::command::PoolCommand;

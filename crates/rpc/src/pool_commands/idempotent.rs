@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tenmil_base::Error;
-use tenmil_block::pool::{Info, OpenPool, VolumeOp};
+use tenmil_drivers::pool::{Info, OpenPool, VolumeOp};
 
 /// Returns the message if the result of the change exists already; `None` if the change must be
 /// applied or rejected.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use serde_json::{Map, Value, json};
 use tenmil_base::Error;
 use tenmil_base::{Counter, ErrorCategory, Span};
-use tenmil_block::pool::{DecoupleResult, InflateResult, OpenPool, PAGE_BYTES};
+use tenmil_drivers::pool::{DecoupleResult, InflateResult, OpenPool, PAGE_BYTES};
 use tenmil_linux::local_socket::Connection;
 use tenmil_linux::{Clock, StopFlag, Thread};
 
@@ -229,7 +229,7 @@ impl JobSpec {
                 Ok(CommandResult::new(open, !was_there, text, Some(name))?.as_json())
             }
             JobKind::Decouple(name) => {
-                let change = tenmil_block::pool::VolumeOp::Decouple { name: name.clone() };
+                let change = tenmil_drivers::pool::VolumeOp::Decouple { name: name.clone() };
                 if let Some(already) = super::idempotent::already_done(open, &change)? {
                     return Ok(CommandResult::new(open, false, already, Some(name))?.as_json());
                 }

@@ -2,7 +2,7 @@
 
 use tenmil_base::Error;
 use tenmil_base::ErrorCategory;
-use tenmil_block::pool::Info;
+use tenmil_drivers::pool::Info;
 
 /// Largest number of suggested names.
 const NAMES_MAX: usize = 3;

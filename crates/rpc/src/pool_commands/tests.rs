@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 use tenmil_base::Span;
-use tenmil_block::pool::{OpenPool, VolumeRef};
 use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
+use tenmil_drivers::pool::{OpenPool, VolumeRef};
 use tenmil_linux::Clock;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 
@@ -45,7 +45,7 @@ impl Bench {
     }
 
     fn opener(&self) -> Opener<'_> {
-        Opener { regions: &self.regions, clock: self.clock, seed: 1, more: &[] }
+        Opener { regions: &self.regions, clock: self.clock, seed: 1, kinds: tenmil_drivers::KINDS }
     }
 
     fn device(&self, name: &str) -> String {
@@ -54,7 +54,7 @@ impl Bench {
 
     fn make(&self, name: &str) {
         let device = format!("{}&size=32m", self.device(name)).parse().unwrap();
-        tenmil_block::pool::create(&self.opener(), &device, name, false).unwrap();
+        tenmil_drivers::pool::create(&self.opener(), &device, name, false).unwrap();
     }
 
     fn store(&self, name: &str) -> Arc<OpenPool> {
@@ -241,7 +241,7 @@ fn what_differs_is_told_and_whoever_is_not_there_is_named() {
     bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
     bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
     let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_block::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
     bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "b" })).unwrap();
     let told = bench.call("volume_diff", json!({ "from": "a", "to": "b" })).unwrap();
     let first = &told["changed"][0];
@@ -272,7 +272,7 @@ fn something_long_tells_how_far_it_is_and_stops_when_told_or_when_nobody_asks() 
 
     // A volume with a store is written first, so that there is data to read.
     let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_block::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
     let whole = bench.call("set_pool_scrub", json!({})).unwrap();
     let ended = bench.end_of(&whole);
     assert_eq!((&ended["state"], &ended["result"]["clean"]), (&json!("done"), &json!(true)));
@@ -338,7 +338,7 @@ fn a_snapshot_goes_through_the_stream_that_came_beside_the_request() {
     let _open = bench.store("pool");
     bench.call("set_volume_create", json!({ "name": "db", "size_bytes": 4 << 20 })).unwrap();
     let volume = format!("volume:[{}]/db", bench.device("pool")).parse().unwrap();
-    tenmil_block::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
+    tenmil_drivers::pool::create(&bench.opener(), &volume, "inner", false).unwrap();
     bench.call("set_volume_snapshot", json!({ "volume": "db", "name": "a" })).unwrap();
 
     let (ours, theirs) = Connection::pair().unwrap();

@@ -139,7 +139,7 @@ fn flags(holds: ExtentKind) -> ExtentFlags {
 #[cfg(test)]
 mod tests {
     use tenmil_base::{BlockDevice, BlockExtent, ExtentKind, IoChannel, Limits};
-    use tenmil_block::NullDevice;
+    use tenmil_drivers::NullDevice;
 
     use super::{QueryKind, survey};
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use tenmil_base::{
     BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Limits, Memory, Segment,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::{Mapping, RegionTable};
+use tenmil_drivers::RamDevice;
 use tenmil_wire::nbd::ErrorCode;
 
 use super::memory::MEMORY_BYTES;

@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenmil_base::{BlockDevice, Instant, Span};
-use tenmil_block::RamDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{Command, IoOpcode, Status};

@@ -254,8 +254,8 @@ mod tests {
     use std::sync::mpsc::sync_channel;
 
     use tenmil_base::{BlockDevice, Instant, Span};
-    use tenmil_block::RamDevice;
     use tenmil_dma::RegionTable;
+    use tenmil_drivers::RamDevice;
     use tenmil_linux::local_socket::Connection;
     use tenmil_linux::stream::{Address, StreamListener};
     use tenmil_reactor::{PollResult, Poller};

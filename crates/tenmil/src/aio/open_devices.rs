@@ -96,7 +96,7 @@ impl OpenDevices {
             regions: &self.regions,
             clock: self.clock,
             seed: 1,
-            more: KINDS,
+            kinds: KINDS,
         };
         let opened = opener.open(uri).map_err(of(uri))?;
         let seed = tenmil_linux::random_seed();

@@ -47,11 +47,11 @@ struct NamedDevice {
 /// All kinds, with RAM filled at open: a read of memory that was never written moves no data.
 fn filled_kinds() -> Vec<(&'static str, &'static dyn DeviceType)> {
     let filled: [(_, &dyn DeviceType); 2] = [
-        ("ram", &tenmil_block::open_ram_filled),
+        ("ram", &tenmil_drivers::open_ram_filled),
         (EmuSpec::SCHEME, &tenmil_devices::emu::Kind { fills: true }),
     ];
-    let others = tenmil::KINDS.iter().filter(|(name, _)| *name != EmuSpec::SCHEME);
-    filled.into_iter().chain(others.copied()).collect()
+    // Of several with one name, the first is used.
+    filled.into_iter().chain(tenmil::KINDS.iter().copied()).collect()
 }
 
 /// Memory that is allocated from the beginning to the end and never freed.
@@ -78,7 +78,7 @@ impl BlockDeviceSet {
         clock: Clock,
     ) -> Result<Self, Error> {
         let kinds = filled_kinds();
-        let opener = Opener { regions, clock, seed: options.seed, more: &kinds };
+        let opener = Opener { regions, clock, seed: options.seed, kinds: &kinds };
         let mut ssds = start_under(options, places, regions, clock)?.into_iter();
         let mut devices = Vec::new();
         for uri in options.uris.iter().filter(|uri| !options.is_bare(uri)) {

@@ -63,7 +63,7 @@ impl SingleStep {
         let store = emu::command_store(&Techniques::default());
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
-        let medium = tenmil_block::NullDevice::new(4096, 1 << 20)
+        let medium = tenmil_drivers::NullDevice::new(4096, 1 << 20)
             .map_err(|error| Error::usage(error.to_string()))?;
         let mut now = clock.now();
         let vectors = EventVectors::new(0).map_err(|error| refuse(&error.to_string()))?;

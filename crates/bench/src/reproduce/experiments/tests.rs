@@ -53,7 +53,7 @@ fn the_claim_itself_is_asked_in_a_quick_run_too() {
 #[test]
 fn every_device_of_a_load_opens() {
     let (cores, regions) = (CpuList::parse("0-1").unwrap(), RegionTable::new(1024));
-    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, more: tenmil::KINDS };
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: tenmil::KINDS };
     let mut opened = BTreeSet::new();
     for (name, words) in loads() {
         let words = words_of(words, &cores, "tcp://127.0.0.1:4420/nqn").unwrap();

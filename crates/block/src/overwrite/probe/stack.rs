@@ -1,8 +1,8 @@
 //! Signatures of layers between disk and file system: LVM, RAID, encryption, caches, mirrors.
 
 use super::Signature;
-use crate::mirror::superblock::{COPIES_AT, SUPERBLOCK_BYTES, Superblock, uuid_text};
 use crate::overwrite::edges::DeviceEdges;
+use tenmil_volume::mirror::{COPIES_AT, SUPERBLOCK_BYTES, Superblock, uuid_text};
 
 type StackProbeFn = fn(&DeviceEdges<'_>) -> Option<Signature>;
 

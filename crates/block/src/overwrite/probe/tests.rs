@@ -1,7 +1,6 @@
 use super::{Signature, probe};
-use crate::devices::mirror::region_bitmap::RegionBitmap;
-use crate::mirror::superblock::{MirrorGeometry, Superblock};
 use crate::overwrite::edges::{DeviceEdges, END_BYTES};
+use tenmil_volume::mirror::{COPIES_AT, MirrorGeometry, Ownership, RegionBitmap, Superblock};
 
 /// Sparse contents of a device of a given size.
 struct Disk {
@@ -239,9 +238,9 @@ fn a_leg_of_a_mirror_is_found_by_either_copy() {
         fresh: 0,
         known: [1; 8],
         dirty: RegionBitmap::new(shape.regions()),
-        owner: crate::mirror::Ownership::NONE,
+        owner: Ownership::NONE,
     };
-    for at in crate::mirror::superblock::COPIES_AT {
+    for at in COPIES_AT {
         let said = disk().put(at, &superblock.encode()).said();
         assert_eq!(said, [format!("tenmil mirror \"leg 1 of 2\" {UUID_TEXT} at byte {at}")]);
     }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde_json::Value;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::pool::{self, VolumeRef};
+use tenmil_drivers::pool::{self, VolumeRef};
 use tenmil_rpc::pool_commands::{JobKind, JobSpec, checked};
 
 use super::super::pool_access::PoolAccess;

@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_block::Opener;
-use tenmil_block::pool::{GrowResult, PAGE_BYTES, VolumeRef};
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::{GrowResult, PAGE_BYTES, VolumeRef};
 use tenmil_rpc::pool_commands::{PoolCommand, device, grown_text};
 
 use super::super::pool_access::PoolAccess;

@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::pool::VolumeRef;
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::{devices_text, percents, size};
 
 use super::super::pool_access::PoolAccess;

@@ -9,10 +9,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::pool::{
+use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::{
     self, OpenPool, PAGE_BYTES, RescueReport, RescuedVolumeReport, VolumeRef,
 };
-use tenmil_block::uri::Uri;
 use tenmil_rpc::pool_commands::size;
 
 use super::super::copy::progress_bar::ProgressBar;

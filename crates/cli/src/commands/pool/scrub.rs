@@ -8,8 +8,8 @@ use clap::Args;
 use serde_json::Value;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::Opener;
-use tenmil_block::pool::VolumeRef;
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::{JobKind, JobSpec, size};
 
 use super::super::pool_access::PoolAccess;

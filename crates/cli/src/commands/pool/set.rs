@@ -5,8 +5,8 @@ use std::str::FromStr;
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_block::Opener;
-use tenmil_block::pool::{DeviceInfo, OpenPool, VolumeRef};
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::{DeviceInfo, OpenPool, VolumeRef};
 use tenmil_rpc::pool_commands::{PoolCommand, device as told_of};
 
 use super::super::pool_access::PoolAccess;

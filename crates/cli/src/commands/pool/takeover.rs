@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::json;
 use tenmil_block::Opener;
-use tenmil_block::pool::{self, VolumeRef};
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::{self, VolumeRef};
 
 use tenmil_base::Error;
 

@@ -26,7 +26,7 @@ pub(super) fn claim(
     let ServeArguments { read_only, limit_iops, limit_bytes, .. } = arguments;
     let refuse = |why: Error| refused(uri, why);
     let wanted = if *read_only { uri.clone().to_read() } else { uri.clone() };
-    let opener = Opener { regions, clock: options.clock, seed: 1, more: tenmil::KINDS };
+    let opener = Opener { regions, clock: options.clock, seed: 1, kinds: tenmil::KINDS };
     let opened = opener.open(&wanted).map_err(refuse)?;
     let total = RateLimit { iops: *limit_iops, bytes: *limit_bytes };
     let limiter = QosLimiter::new(QosLimits { total, ..QosLimits::default() });

@@ -3,8 +3,8 @@
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_block::Opener;
-use tenmil_block::pool::VolumeRef;
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::VolumeRef;
 use tenmil_rpc::pool_commands::size;
 
 use super::super::pool::table;

@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenmil_base::{Error, Instant};
 use tenmil_block::Opener;
-use tenmil_block::pool::{ChangedRange, PAGE_BYTES};
 use tenmil_block::uri::Uri;
+use tenmil_drivers::pool::{ChangedRange, PAGE_BYTES};
 use tenmil_rpc::pool_commands::{kind_of_range as kind, size};
 
 use super::super::copy::progress_bar::ProgressBar;
@@ -218,7 +218,7 @@ fn carried_text(verb: &str, carried: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_block::pool::ChangedRange;
+    use tenmil_drivers::pool::ChangedRange;
 
     use super::{diff_json, diff_text};
 

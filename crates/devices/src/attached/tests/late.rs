@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tenmil_base::{BlockDevice, Dma, InterruptVector, RegionId, Segment, Span};
-use tenmil_block::NullDevice;
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, RegionTable, SharedHostMemory};
+use tenmil_drivers::NullDevice;
 use tenmil_linux::{Clock, EventVectors, StepTimer};
 use tenmil_nvme_controller::controller::{
     ControllerConfig, NamespaceConfig, Subsystem, SubsystemConfig,

@@ -34,7 +34,7 @@ impl Bed {
 
     fn open(&self, uri: &str) -> Result<OpenedDevice, Error> {
         let Self { regions, clock, .. } = self;
-        let opener = Opener { regions, clock: *clock, seed: 1, more: crate::KINDS };
+        let opener = Opener { regions, clock: *clock, seed: 1, kinds: crate::KINDS };
         opener.open(&uri.parse::<Uri>()?)
     }
 
@@ -114,7 +114,8 @@ fn channels_are_queue_pairs_and_a_closed_one_makes_room() {
 fn a_channel_is_given_up_only_when_the_ssd_is_done_with_its_memory() {
     let bed = Bed::new();
     let spec = "emu:model:p4800x?size=16m".parse().unwrap();
-    let opener = Opener { regions: &bed.regions, clock: bed.clock, seed: 1, more: &[] };
+    let opener =
+        Opener { regions: &bed.regions, clock: bed.clock, seed: 1, kinds: tenmil_drivers::KINDS };
     let medium = crate::emu::kind::start(&opener, &spec, false).unwrap();
     let fleet = &medium.fleet;
     let mut state = fleet.shared.lock();
@@ -141,7 +142,8 @@ fn a_channel_outlives_its_medium() {
 fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
     let bed = Bed::new();
     let spec = "emu:ram?size=1m".parse().unwrap();
-    let opener = Opener { regions: &bed.regions, clock: bed.clock, seed: 1, more: &[] };
+    let opener =
+        Opener { regions: &bed.regions, clock: bed.clock, seed: 1, kinds: tenmil_drivers::KINDS };
     let medium = Arc::new(crate::emu::kind::start(&opener, &spec, false).unwrap());
     let fleet = Arc::clone(&medium.fleet);
     let mut channel = medium.channel().unwrap();

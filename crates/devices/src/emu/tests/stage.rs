@@ -10,8 +10,8 @@ use tenmil_base::{
     Span,
 };
 use tenmil_base::{InterruptVector, Wake};
-use tenmil_block::{LatencyModel, ModelProfile, NullDevice};
 use tenmil_dma::{Backing, DeviceKind, DevicePool, Mapping, RegionTable};
+use tenmil_drivers::{LatencyModel, ModelProfile, NullDevice};
 use tenmil_linux::{EventLoop, EventVectors, NextStep, Sleeper};
 use tenmil_nvme_controller::transport::HostBar;
 use tenmil_nvme_host::{

@@ -20,7 +20,7 @@ struct Device {
     clock: Clock,
     policy: TimeoutPolicy,
     growth: SizeWatch,
-    medium: tenmil_block::NullDevice,
+    medium: tenmil_drivers::NullDevice,
 }
 
 #[derive(Default)]
@@ -102,7 +102,7 @@ fn absent() -> (RemoteDevice<Device>, Arc<AtomicBool>, Arc<Counts>) {
         clock: Clock::kernel(),
         policy: TimeoutPolicy { fail_fast: Span::from_secs(2), ..TimeoutPolicy::default() },
         growth: SizeWatch::default(),
-        medium: tenmil_block::NullDevice::new(512, 1 << 20).unwrap(),
+        medium: tenmil_drivers::NullDevice::new(512, 1 << 20).unwrap(),
     };
     let medium = RemoteDevice::new(device).unwrap();
     drop(medium.channel().unwrap());

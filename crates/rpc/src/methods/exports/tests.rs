@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tenmil_base::BlockDevice;
-use tenmil_block::{
-    Bdev, BdevOptions, FileDevice, FileDeviceOptions, NullDevice, QosLimiter, QosLimits,
-};
+use tenmil_block::{Bdev, BdevOptions, QosLimiter, QosLimits};
 use tenmil_dma::RegionTable;
+use tenmil_drivers::{FileDevice, FileDeviceOptions, NullDevice};
 use tenmil_linux::Clock;
 use tenmil_linux::engine::EngineChoice;
 use tenmil_serve::nbd::{DisconnectReason, ExportConfig, ExportedDevice, NbdEvent, NbdStats};

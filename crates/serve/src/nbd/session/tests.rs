@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use tenmil_base::{CompletionBatch, Instant, IoChannel, Limits, Request, Segment, Span};
-use tenmil_block::{Bdev, BdevOptions, RamDevice};
+use tenmil_block::{Bdev, BdevOptions};
 use tenmil_dma::RegionTable;
+use tenmil_drivers::RamDevice;
 use tenmil_linux::Clock;
 use tenmil_linux::stream::Stream;
 use tenmil_reactor::Poller;

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenmil_base::{BlockDevice, Operation, Span};
-use tenmil_block::{
-    Bdev, BdevOptions, FileDevice, FileDeviceOptions, QosLimiter, QosLimits, RamDevice, RateLimit,
-};
+use tenmil_block::{Bdev, BdevOptions, QosLimiter, QosLimits, RateLimit};
 use tenmil_dma::RegionTable;
+use tenmil_drivers::{FileDevice, FileDeviceOptions, RamDevice};
 use tenmil_linux::engine::EngineChoice;
 use tenmil_linux::stream::{Address, StreamListener};
 use tenmil_linux::{Clock, CpuList};

@@ -8,8 +8,8 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Memory, RecvResult, Request, Segment,
     SendSlice, Stream, StreamError, WakeSource,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::RamDevice;
 
 /// State of one direction of a connection.
 #[derive(Debug, Default)]

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenmil_base::Instant;
-use tenmil_block::RamDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::RamDevice;
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_nvme_controller::controller::interface::{CommandOrigin, ControllerSignal};
 use tenmil_nvme_controller::controller::{

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tenmil_block::RamDevice;
+use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, ConnectData};

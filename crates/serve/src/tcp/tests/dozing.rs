@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{Instant, Span};
-use tenmil_block::RamDevice;
+use tenmil_drivers::RamDevice;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_nvme_controller::controller::NamespaceConfig;
 use tenmil_nvme_tcp::DataDirection;

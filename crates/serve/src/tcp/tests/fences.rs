@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, Segment, Span,
 };
-use tenmil_block::{Bdev, BdevOptions, Claim, RamDevice};
+use tenmil_block::{Bdev, BdevOptions, Claim};
+use tenmil_drivers::RamDevice;
 use tenmil_linux::Clock;
 use tenmil_nvme_controller::controller::NamespaceConfig;
 use tenmil_nvme_tcp::DataDirection;

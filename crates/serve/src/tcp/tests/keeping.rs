@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use tenmil_block::RamDevice;
+use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{
     NamespaceConfig, PersistRequest, Persistence, ReservationStore,
 };

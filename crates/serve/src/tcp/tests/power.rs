@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tenmil_base::Span;
-use tenmil_block::RamDevice;
+use tenmil_drivers::RamDevice;
 use tenmil_linux::Clock;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Persistence};
 use tenmil_nvme_tcp::DataDirection;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::Span;
-use tenmil_block::{Delay, Delays, LatencySpec, RamDevice};
+use tenmil_drivers::{Delay, Delays, LatencySpec, RamDevice};
 use tenmil_nvme_controller::controller::NamespaceConfig;
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_wire::admin::CrossControllerReset;

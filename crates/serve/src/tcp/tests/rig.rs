@@ -9,8 +9,8 @@ use tenmil_base::{
     BlockDevice, Instant, Memory, RecvResult, Segment, SendSlice, Span, Stream, StreamError,
     WakeSource,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_nvme_tcp::{
     Connection, DataDirection, EventQueue, HostConfig, HostConnection, HostEvent, NegotiatedParams,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenmil_base::{BlockDevice, CompletionBatch, Instant, IoChannel, Random, Request, Segment};
-use tenmil_block::RamDevice;
+use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_nvme_tcp::DataDirection;
 use tenmil_reactor::{DetachReason, Poller};

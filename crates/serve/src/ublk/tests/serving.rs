@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use tenmil_base::{BlockDevice, Memory, Span};
-use tenmil_block::{NullDevice, RamDevice};
 use tenmil_dma::{KernelBufferSource, RegionTable};
+use tenmil_drivers::{NullDevice, RamDevice};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::{PollMode, PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 use tenmil_wire::ublk::IoOp;

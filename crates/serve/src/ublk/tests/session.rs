@@ -4,8 +4,8 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Random,
     Segment,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
+use tenmil_drivers::RamDevice;
 use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
 
 use super::super::disk::Disk;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use tenmil_base::{BlockDevice, Instant, Span};
-use tenmil_block::{Delay, Delays, LatencySpec, RamDevice};
 use tenmil_dma::RegionTable;
+use tenmil_drivers::{Delay, Delays, LatencySpec, RamDevice};
 use tenmil_linux::stream::{Address, StreamListener};
 use tenmil_linux::{Clock, Thread};
 use tenmil_reactor::Poller;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Memory, Segment, Span};
-use tenmil_block::RamDevice;
 use tenmil_dma::{Region, RegionTable};
+use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_linux::stream::{Address, StreamListener};
 use tenmil_linux::{Clock, CpuList, EventVectors};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Request, Segment, Span,
 };
-use tenmil_block::RamDevice;
+use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::RecvResult;
 use tenmil_reactor::PollMode;
 use tenmil_vfio_user::server::DmaMap;

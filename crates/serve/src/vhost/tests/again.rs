@@ -8,8 +8,8 @@ use tenmil_base::{
     BlockDevice, CompletionBatch, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus,
     Limits, Memory, Random, Request, Segment, Span, WakeSource,
 };
-use tenmil_block::RamDevice;
 use tenmil_dma::RegionTable;
+use tenmil_drivers::RamDevice;
 use tenmil_vhost_user::inflight::{InflightLog, stride_bytes};
 use tenmil_vhost_user::{GuestMemory, GuestRegion, Ring, RingAddresses};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{BlockDevice, IoChannel, Limits, Span};
-use tenmil_block::RamDevice;
+use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_reactor::PollMode;
 use tenmil_vhost_user::CONFIG_CHANGED;

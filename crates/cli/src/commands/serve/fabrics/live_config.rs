@@ -194,7 +194,7 @@ impl LiveConfig {
     fn open(&self, asked: &config::Namespace) -> Result<LiveNamespace, ApplyError> {
         let TargetContext { regions, clock, .. } = &self.world;
         let more = [tenmil::KINDS, &[(config::SCHEME, &self.shared)]].concat();
-        let opener = Opener { regions, clock: *clock, seed: 1, more: &more };
+        let opener = Opener { regions, clock: *clock, seed: 1, kinds: &more };
         let uri = &asked.uri;
         let refuse = |why: Error| ApplyError {
             refused: Error::new(why.category(), format!("serve {uri}: {why}")),
@@ -265,7 +265,7 @@ impl LiveConfig {
         let mut hands: Vec<DeviceControl> = Vec::new();
         for hand in served.flat_map(|one| &one.handles) {
             // Several namespaces may share one device.
-            if !hands.contains(hand) {
+            if !hands.iter().any(|known| known.is(hand)) {
                 hands.push(hand.clone());
             }
         }

@@ -39,7 +39,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use tenmil_base::{BlockDevice, IoChannel, Limits};
-    use tenmil_block::{Bdev, BdevOptions, Claim, NullDevice};
+    use tenmil_block::{Bdev, BdevOptions, Claim};
+    use tenmil_drivers::NullDevice;
     use tenmil_linux::{Clock, Thread};
 
     use super::ClosingDevices;

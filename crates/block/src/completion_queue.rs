@@ -1,0 +1,120 @@
+//! Bounded queue of completions that wait for a poll.
+
+use tenmil_base::{CompletionBatch, IoCompletion};
+
+/// A bounded FIFO of completions, filled and drained in batches.
+///
+/// ```text
+///   0         taken             len     2 × depth
+///   | drained | waiting         |       |         moved to the front when the end is reached,
+///   which is at most one move per `depth` completions
+/// ```
+#[derive(Debug)]
+pub struct CompletionQueue {
+    answers: Vec<IoCompletion>,
+    taken: usize,
+    depth: usize,
+}
+
+impl CompletionQueue {
+    /// An empty queue for at most `depth` completions. Its memory grows on demand and is kept.
+    pub fn with_depth(depth: u32) -> Self {
+        let depth = depth as usize;
+        Self { answers: Vec::new(), taken: 0, depth }
+    }
+
+    /// Number of waiting completions.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.answers.len() - self.taken
+    }
+
+    /// Number of free entries.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.depth - self.len()
+    }
+
+    /// Appends completions; the caller has checked [`room`](Self::room).
+    #[inline]
+    pub fn extend(&mut self, answers: impl ExactSizeIterator<Item = IoCompletion>) {
+        assert!(answers.len() <= self.room(), "more answers than there may be outstanding");
+        if self.answers.len() + answers.len() > 2 * self.depth {
+            self.make_room();
+        }
+        self.answers.extend(answers);
+    }
+
+    /// Moves waiting completions to the front.
+    #[cold]
+    fn make_room(&mut self) {
+        self.answers.drain(..self.taken);
+        self.taken = 0;
+    }
+
+    /// Appends one completion.
+    #[inline]
+    pub fn push(&mut self, answer: IoCompletion) {
+        assert!(self.room() > 0, "more answers than there may be outstanding");
+        if self.answers.len() == 2 * self.depth {
+            self.make_room();
+        }
+        self.answers.push(answer);
+    }
+
+    /// Moves completions, oldest first, as far as `answers` has free entries. Returns their number.
+    #[inline]
+    pub fn drain_into(&mut self, answers: &mut CompletionBatch) -> usize {
+        let count = self.len().min(answers.remaining());
+        answers.append(&self.answers[self.taken..self.taken + count]);
+        self.taken += count;
+        if self.taken == self.answers.len() {
+            self.answers.clear();
+            self.taken = 0;
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{CompletionBatch, IoCompletion, IoStatus, Random};
+
+    use super::CompletionQueue;
+
+    fn answer(token: u64) -> IoCompletion {
+        IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 }
+    }
+
+    #[test]
+    fn answers_come_out_as_they_went_in_whatever_the_batches() {
+        for seed in 0..50 {
+            let mut random = Random::new(seed);
+            let mut ready = CompletionQueue::with_depth(7);
+            let (mut put, mut got) = (0, 0);
+            let mut draw = |bound: usize| usize::try_from(random.below(bound as u64)).unwrap();
+            for _ in 0..500 {
+                let count = draw(ready.room() + 1);
+                ready.extend((0..count).map(|offset| answer(put + offset as u64)));
+                put += count as u64;
+                let mut answers = CompletionBatch::with_capacity(draw(9));
+                assert_eq!(ready.drain_into(&mut answers), answers.as_slice().len());
+                for given in answers.drain() {
+                    assert_eq!(given.token, got);
+                    got += 1;
+                }
+                assert_eq!(ready.len() as u64, put - got);
+                assert!(
+                    ready.answers.capacity() <= 4 * 7,
+                    "it grows to twice its depth and stays so"
+                );
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outstanding")]
+    fn one_more_than_the_depth_is_our_own_mistake() {
+        CompletionQueue::with_depth(1).extend([answer(0), answer(1)].into_iter());
+    }
+}

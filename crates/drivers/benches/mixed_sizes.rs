@@ -1,0 +1,182 @@
+//! What small reads pay for large writes beside them.
+//!
+//! `cargo bench -p tenmil-drivers --bench readers`
+//!
+//! Sixteen synchronous readers of 4 KiB stand beside one writer of 1 MiB at depth 32, on the model of
+//! a device whose commands are at most 128 KiB, with 64 tags in a hardware context. With a read map the readers have
+//! hardware contexts of their own; without one all seventeen share one context and its 64 tags.
+//! Time is simulated, so that what is printed is the same on every machine.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Histogram, Instant, IoChannel, Limits, Operation, Random,
+    Request, Segment, Span,
+};
+use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevOptions, BounceMemory, Claim, QueueMap};
+use tenmil_dma::RegionTable;
+use tenmil_drivers::{LatencyModel, ModelProfile, NullDevice};
+use tenmil_linux::Clock;
+
+const READERS: usize = 16;
+const READ_BLOCKS: u32 = 8;
+const WRITE_BLOCKS: u32 = 2048;
+const WRITER_DEPTH: usize = 32;
+/// Tags of a hardware context, and blocks in the largest command.
+const TAGS: u32 = 64;
+const COMMAND_BLOCKS: u32 = 256;
+const READS: u64 = 1_000_000;
+const BLOCK_COUNT: u64 = 1 << 31;
+
+/// A model whose largest command is smaller.
+struct Narrow(LatencyModel);
+
+/// One thread's channel and what it has in flight.
+struct Load {
+    channel: Box<dyn IoChannel>,
+    operation: Operation,
+    blocks: u32,
+    random: Random,
+    sent: Vec<Instant>,
+    /// Drawn and not yet taken.
+    waiting: Vec<Request>,
+    answers: CompletionBatch,
+    latency: Histogram,
+}
+
+fn main() {
+    let profile = ModelProfile::named("p4600").expect("a known model");
+    println!("{}", profile.describe());
+    println!("{READERS} synchronous readers of 4 KiB, one writer of 1 MiB at depth {WRITER_DEPTH}");
+    println!("contexts of {TAGS} tags, commands of at most 128 KiB; {READS} reads each\n");
+    println!(
+        "{:<42} {:>9} {:>9} {:>9} {:>9}",
+        "reads, in microseconds", "p50", "p99", "p99.99", "max"
+    );
+    let apart = QueueMap { default: 1, read: 17, poll: 0 };
+    let alone = run(profile, apart, false);
+    show("alone", &alone);
+    let own = run(profile, apart, true);
+    show("beside the writer, contexts of their own", &own);
+    let shared = run(profile, QueueMap::of(1), true);
+    show("beside the writer, one shared context", &shared);
+    let p = |of: &Histogram| micros(of.percentile(999_900));
+    println!(
+        "\np99.99 with contexts of their own: {:.1} times that alone (aim: at most 4)",
+        p(&own) / p(&alone)
+    );
+    println!("p99.99 with one shared context:    {:.1} times that alone", p(&shared) / p(&alone));
+}
+
+/// Latencies of the reads.
+fn run(profile: &'static ModelProfile, map: QueueMap, writes: bool) -> Histogram {
+    let null = NullDevice::new(512, BLOCK_COUNT).expect("a null medium");
+    let medium = Narrow(LatencyModel::new(Arc::new(null), profile, 1));
+    let options =
+        BdevOptions { map, channels_max: 17, depth: TAGS, ..BdevOptions::new(Clock::start(), 1) };
+    let device = Bdev::new("model", Arc::new(medium), options).expect("a device");
+    let open = device.open(Claim::WriteOnce, "bench").expect("nobody else holds it");
+    let bounce = BounceMemory::new(&RegionTable::new(64), 4096, 1).expect("a buffer");
+    let open = AdaptedDevice::new(&device, open, bounce, AdaptOptions::default()).expect("it fits");
+    let load = |index: usize| {
+        let channel = open.channel().expect("a channel for each");
+        match index {
+            0 => Load::new(channel, Operation::Write, WRITE_BLOCKS, WRITER_DEPTH, index),
+            _ => Load::new(channel, Operation::Read, READ_BLOCKS, 1, index),
+        }
+    };
+    let mut loads: Vec<Load> = (0..=READERS).map(load).collect();
+    let mut now = Instant::default();
+    let mut done = 0;
+    let first = usize::from(!writes);
+    loads[first..].iter_mut().for_each(|load| load.begin(now));
+    while done < READS {
+        loads[first..].iter_mut().for_each(|load| load.turn(now));
+        done = loads[1..].iter().map(|load| load.latency.count()).sum();
+        // To when the next answer is due; a microsecond on where one is being handed over.
+        let next = loads[first..].iter().map(|load| load.channel.wake_at());
+        let next = next.min().filter(|next| *next > now && *next != Instant::NEVER);
+        now = next.unwrap_or(now.after(Span::from_us(1)));
+    }
+    let mut all = Histogram::new();
+    loads[1..].iter().for_each(|load| all.merge(&load.latency));
+    all
+}
+
+fn show(what: &str, reads: &Histogram) {
+    let at = |per_million| micros(reads.percentile(per_million));
+    let (p50, p99, p9999) = (at(500_000), at(990_000), at(999_900));
+    println!("{what:<42} {p50:>9.1} {p99:>9.1} {p9999:>9.1} {:>9.1}", micros(reads.max()));
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown to people")]
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1_000.0
+}
+
+impl Load {
+    fn new(
+        channel: Box<dyn IoChannel>,
+        operation: Operation,
+        blocks: u32,
+        depth: usize,
+        seed: usize,
+    ) -> Self {
+        let segment_count = 1;
+        let request =
+            |token| Request { token, blocks, operation, segment_count, ..Request::NOTHING };
+        Self {
+            channel,
+            operation,
+            blocks,
+            random: Random::new(seed as u64 + 1),
+            sent: vec![Instant::default(); depth],
+            waiting: (0..depth as u64).map(request).collect(),
+            answers: CompletionBatch::with_capacity(depth),
+            latency: Histogram::new(),
+        }
+    }
+
+    /// Sends what it has for the first time.
+    fn begin(&mut self, now: Instant) {
+        for request in &mut self.waiting {
+            request.lba = self.random.below(BLOCK_COUNT / 2048) * 2048;
+        }
+        self.sent.fill(now);
+        self.submit(now);
+    }
+
+    /// Takes what has ended, and sends as much again.
+    fn turn(&mut self, now: Instant) {
+        self.channel.poll(now, &mut self.answers);
+        let Self { answers, waiting, sent, latency, random, .. } = self;
+        for answer in answers.drain() {
+            assert!(answer.outcome.is_success(), "{answer:?}");
+            let index = usize::try_from(answer.token).expect("a small number");
+            latency.record(now.since(sent[index]).ns);
+            sent[index] = now;
+            let lba = random.below(BLOCK_COUNT / 2048) * 2048;
+            let (token, blocks, operation) = (answer.token, self.blocks, self.operation);
+            let request = Request { token, lba, blocks, operation, ..Request::NOTHING };
+            waiting.push(Request { segment_count: 1, ..request });
+        }
+        self.submit(now);
+    }
+
+    fn submit(&mut self, now: Instant) {
+        let segment = Segment { len_bytes: self.blocks * 512, ..Segment::default() };
+        let taken = self.channel.submit(now, &self.waiting, &[segment]);
+        self.waiting.drain(..taken);
+        self.channel.flush();
+    }
+}
+
+impl BlockDevice for Narrow {
+    fn limits(&self) -> Limits {
+        Limits { request_blocks_max: COMMAND_BLOCKS, ..self.0.limits() }
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        self.0.channel()
+    }
+}

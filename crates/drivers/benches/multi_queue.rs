@@ -1,0 +1,104 @@
+//! Instructions per I/O of the multi-queue layer, over a null device and beside that alone: counted
+//! and not timed, the same on a noisy machine as on a quiet one.
+//!
+//! Each count is of one batch of as many reads as its name ends with, submitted and answered, on a
+//! device that was warmed by some turns. `.ci/instructions` divides, and holds the result against
+//! `.ci/instructions.baseline`.
+
+#![expect(missing_docs, reason = "the macros make items of their own")]
+
+use std::sync::Arc;
+
+use gungraun::{library_benchmark, library_benchmark_group, main};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
+};
+use tenmil_block::{Bdev, BdevOptions, Claim, Mode, QueueMap};
+use tenmil_drivers::NullDevice;
+use tenmil_linux::Clock;
+
+/// A block device, and reads for it.
+struct Reads {
+    backend: Box<dyn IoChannel>,
+    requests: Vec<Request>,
+    answers: CompletionBatch,
+    now: Instant,
+}
+
+impl Reads {
+    /// `count` reads of 4 KiB, none of them sent, on a warm device.
+    fn of(backend: Box<dyn IoChannel>, count: u64) -> Self {
+        let read = |token| Request {
+            token,
+            lba: token * 8,
+            operand: 0,
+            segment_first: 0,
+            blocks: 8,
+            segment_count: 1,
+            metadata_count: 0,
+            operation: Operation::Read,
+            flags: RequestFlags::NONE,
+        };
+        let room = usize::try_from(count).unwrap_or(0);
+        let (requests, answers) =
+            ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
+        let mut reads = Self { backend, requests, answers, now: Instant::default() };
+        (0..8).for_each(|_| reads.turn());
+        reads
+    }
+
+    /// Sends all and takes the answers.
+    #[inline(never)]
+    fn turn(&mut self) {
+        self.now.ns += 1_000;
+        let taken = self.backend.submit(self.now, &self.requests, &[Segment::default()]);
+        self.backend.flush();
+        let answered = self.backend.poll(self.now, &mut self.answers);
+        assert_eq!((taken, answered), (self.requests.len(), self.requests.len()));
+        self.answers.clear();
+    }
+}
+
+/// A null device as it is.
+fn bare(count: u64) -> Reads {
+    let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
+    Reads::of(medium.channel().expect("a channel"), count)
+}
+
+/// A null device behind the multi-queue layer.
+fn layered(count: u64, mode: Mode, map: QueueMap) -> Reads {
+    let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
+    let options = BdevOptions::new(Clock::kernel(), 1);
+    let options = BdevOptions { mode, map, channels_max: 2, ..options };
+    let device = Bdev::new("null", Arc::new(medium), options).expect("a device");
+    let descriptor = device.open(Claim::Exclusive, "bench").expect("nobody has it");
+    Reads::of(descriptor.channel().expect("a channel"), count)
+}
+
+fn owned(count: u64) -> Reads {
+    layered(count, Mode::Mq, QueueMap::of(2))
+}
+
+fn shared(count: u64) -> Reads {
+    layered(count, Mode::Mq, QueueMap::of(1))
+}
+
+fn single(count: u64) -> Reads {
+    layered(count, Mode::SingleQueue, QueueMap::of(1))
+}
+
+// The multi-queue layer over a null device, and that alone: the difference is what the layer costs.
+#[library_benchmark]
+#[bench::null_1(args = (1,), setup = bare)]
+#[bench::null_128(args = (128,), setup = bare)]
+#[bench::owned_1(args = (1,), setup = owned)]
+#[bench::owned_128(args = (128,), setup = owned)]
+#[bench::shared_128(args = (128,), setup = shared)]
+#[bench::single_128(args = (128,), setup = single)]
+fn layer(mut reads: Reads) -> Reads {
+    reads.turn();
+    reads
+}
+
+library_benchmark_group!(name = per_turn; benchmarks = layer);
+main!(library_benchmark_groups = per_turn);

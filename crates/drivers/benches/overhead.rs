@@ -1,0 +1,42 @@
+//! What a thick, written volume costs over its device, in nanoseconds per read of 4 KiB.
+//!
+//! `cargo bench -p tenmil-drivers --bench overhead`
+//!
+//! The device is memory, so that nothing else is slow. The two take turns, and are compared within a
+//! round; what is printed is the median of all rounds, the smallest and the largest.
+
+mod reads;
+
+use reads::{Reads, bare, volume};
+use tenmil_linux::Clock;
+
+const ROUNDS: usize = 15;
+/// Reads of one side in a round.
+const READS: u64 = 400_000;
+
+fn main() {
+    println!("{:>5} {:>22} {:>22} {:>22}", "depth", "device, ns", "volume, ns", "volume more, ns");
+    for depth in [1, 128] {
+        let (mut device, mut volume) = (bare(depth), volume(depth));
+        let rounds = || [time(&mut device, depth), time(&mut volume, depth)];
+        let rounds: Vec<[f64; 2]> = std::iter::repeat_with(rounds).take(ROUNDS).collect();
+        let column = |of: fn(&[f64; 2]) -> f64| spread(rounds.iter().map(of).collect());
+        let columns = [column(|both| both[0]), column(|both| both[1]), column(|[a, b]| b - a)];
+        println!("{depth:>5} {:>22} {:>22} {:>22}", columns[0], columns[1], columns[2]);
+    }
+}
+
+/// Nanoseconds for each of many reads.
+fn time(reads: &mut Reads, depth: u64) -> f64 {
+    let clock = Clock::start();
+    let begun = clock.now();
+    (0..READS / depth).for_each(|_| reads.turn());
+    clock.now().since(begun).ns as f64 / READS as f64
+}
+
+/// Median, smallest and largest.
+fn spread(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    let [first, .., last] = values[..] else { return String::new() };
+    format!("{:.1} ({first:.1}–{last:.1})", values[values.len() / 2])
+}

@@ -1,0 +1,115 @@
+//! A block device in memory, bare or under a volume, and a batch of reads for it.
+
+use std::sync::Arc;
+
+use tenmil_base::Error;
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
+};
+use tenmil_block::uri::Uri;
+use tenmil_block::{OpenedDevice, Opener};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_drivers::RamDevice;
+use tenmil_drivers::pool::{self, OpenPool, VolumeOp, VolumeRef};
+use tenmil_linux::Clock;
+
+/// A block device, and reads for it.
+pub(crate) struct Reads {
+    backend: Box<dyn IoChannel>,
+    requests: Vec<Request>,
+    memory: Region,
+    answers: CompletionBatch,
+    now: Instant,
+}
+
+/// Blocks of 4 KiB in memory, and in the volume.
+const BLOCKS: u64 = 8192;
+const VOLUME_BLOCKS: u64 = 4096;
+
+impl Reads {
+    fn of(regions: &RegionTable, mut backend: Box<dyn IoChannel>, count: u64) -> Self {
+        let memory = regions.allocate(4096).expect("memory");
+        // Far from each other, as random reads are.
+        let read = |token: u64| request(Operation::Read, token, token * 1_237 % VOLUME_BLOCKS);
+        (0..VOLUME_BLOCKS).for_each(|lba| write(&mut *backend, memory.segment(), lba));
+        let room = usize::try_from(count).unwrap_or(0);
+        let (requests, answers) =
+            ((0..count).map(read).collect(), CompletionBatch::with_capacity(room));
+        let mut reads = Self { backend, requests, memory, answers, now: Instant::default() };
+        (0..8).for_each(|_| reads.turn());
+        reads
+    }
+
+    /// Sends all and takes the answers.
+    #[inline(never)]
+    pub(crate) fn turn(&mut self) {
+        self.now.ns += 1_000;
+        let segment = Segment { len_bytes: 4096, ..self.memory.segment() };
+        let taken = self.backend.submit(self.now, &self.requests, &[segment]);
+        self.backend.flush();
+        let answered = self.backend.poll(self.now, &mut self.answers);
+        assert_eq!((taken, answered), (self.requests.len(), self.requests.len()));
+        self.answers.clear();
+    }
+}
+
+fn request(operation: Operation, token: u64, lba: u64) -> Request {
+    let (blocks, segment_count, flags) = (1, 1, RequestFlags::NONE);
+    Request { token, lba, blocks, segment_count, operation, flags, ..Request::NOTHING }
+}
+
+/// Writes one block.
+fn write(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
+    let memory = Segment { len_bytes: 4096, ..memory };
+    let request = request(Operation::Write, 0, lba);
+    let mut answers = CompletionBatch::with_capacity(1);
+    assert_eq!(backend.submit(Instant::default(), &[request], &[memory]), 1);
+    backend.flush();
+    while backend.poll(Instant::default(), &mut answers) == 0 {
+        tenmil_linux::thread::yield_now();
+    }
+    assert!(answers.as_slice()[0].outcome.is_success());
+}
+
+fn ram(regions: &RegionTable) -> Arc<dyn BlockDevice> {
+    Arc::new(RamDevice::new(regions, 4096, BLOCKS).expect("memory"))
+}
+
+/// Memory as it is.
+pub(crate) fn bare(count: u64) -> Reads {
+    let regions = RegionTable::new(64);
+    let medium = ram(&regions);
+    Reads::of(&regions, medium.channel().expect("a channel"), count)
+}
+
+/// A thick volume of a store in memory, all of it written.
+pub(crate) fn volume(count: u64) -> Reads {
+    let regions = RegionTable::new(64);
+    let medium = ram(&regions);
+    let kind = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
+        Ok(OpenedDevice::fresh(Arc::clone(&medium), "the same memory"))
+    };
+    let clock = Clock::kernel();
+    let opener = Opener {
+        regions: &regions,
+        clock,
+        seed: 1,
+        kinds: &[&[("same", &kind as &dyn tenmil_block::DeviceType)], tenmil_drivers::KINDS]
+            .concat(),
+    };
+    let device: Uri = "same:".parse().expect("a name");
+    pool::create(&opener, &device, "bench", false).expect("room for a pool");
+    let place = VolumeRef::on(&device);
+    let open = OpenPool::open(&opener, &place).expect("a pool");
+    let change = VolumeOp::Create {
+        name: "v".into(),
+        blocks: VOLUME_BLOCKS,
+        unit: 16,
+        uuid: 1,
+        checksums: false,
+    };
+    open.change(change).expect("a volume");
+    open.inflate(&opener, "v", None, &mut |_| true).expect("room for a thick volume");
+    let opened = opener.open(&place.with_name("v")).expect("a volume");
+    Reads::of(&regions, opened.medium.channel().expect("a channel"), count)
+}

@@ -1,0 +1,98 @@
+//! A device that accepts and completes few requests at a time, as the interface permits.
+
+use std::sync::{Arc, Mutex};
+
+use tenmil_base::{
+    BlockDevice, BlockExtent, CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Random,
+    Request, Segment, WakeSource,
+};
+
+use tenmil_base::Error;
+use tenmil_block::{DeviceType, OpenedDevice, Opener, uri::Uri};
+
+/// Accepts between none and three requests of each batch, and often completes them late.
+pub(crate) struct Reluctant {
+    inner: Arc<dyn BlockDevice>,
+    random: Mutex<Random>,
+}
+
+struct ReluctantChannel {
+    inner: Box<dyn IoChannel>,
+    random: Random,
+}
+
+/// Opens `reluctant:[URI]`.
+pub(super) struct ReluctantKind;
+
+impl Reluctant {
+    pub(crate) fn new(inner: Arc<dyn BlockDevice>, seed: u64) -> Self {
+        Self { inner, random: Mutex::new(Random::new(seed)) }
+    }
+}
+
+impl DeviceType for ReluctantKind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+        let below = opener.open(uri.only_child()?)?;
+        let medium = Reluctant::new(below.medium.clone(), opener.seed);
+        let description = format!("reluctant: over {}", below.description);
+        Ok(below.under(Arc::new(medium), description))
+    }
+}
+
+impl BlockDevice for Reluctant {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let random = self.random.lock().unwrap().fork();
+        Ok(Box::new(ReluctantChannel { inner: self.inner.channel()?, random }))
+    }
+
+    fn channels_max(&self) -> u32 {
+        self.inner.channels_max()
+    }
+
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+        self.inner.block_status(lba)
+    }
+}
+
+impl IoChannel for ReluctantChannel {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let most = usize::try_from(self.random.below(4)).unwrap();
+        self.inner.submit(now, &requests[..requests.len().min(most)], segments)
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        if self.random.chance(1, 3) { 0 } else { self.inner.poll(now, answers) }
+    }
+
+    fn doorbell_stats(&self) -> DoorbellCounts {
+        self.inner.doorbell_stats()
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.inner.wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.inner.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+}

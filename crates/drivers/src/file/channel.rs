@@ -1,0 +1,519 @@
+//! I/O channel of a file: a table of requests in flight over an engine.
+
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation,
+    Request, RequestFlags, Segment, WakeSource,
+};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Errno;
+use tenmil_linux::engine::{FileOp, JobCompletion, SubmitError};
+
+use super::jobs::FileIo;
+use super::lost_write::{cached, is_loss};
+use super::request::{AwaitedJob, FileRequest, is_unsupported};
+use super::{BUFFERS, ChannelResources, DEPTH_MAX, SEGMENTS_MAX, Shared};
+use crate::validate::check;
+use tenmil_block::CompletionQueue;
+use tenmil_block::SegmentCursor;
+
+/// I/O channel of a file device. Drop order: the engine first, which waits until the kernel no longer
+/// references any memory; then the memory.
+#[derive(Debug)]
+pub(super) struct FileChannel<J> {
+    engine: J,
+    loan: ChannelResources,
+    /// Limits of the device, with the size as of the last submission.
+    limits: Limits,
+    works: Box<[FileRequest]>,
+    free: Vec<u16>,
+    buffers: Vec<u16>,
+    ended: Vec<JobCompletion>,
+    syncs: Syncs,
+    /// How many losses of the file its owner has acknowledged.
+    acknowledged: u64,
+    ready: CompletionQueue,
+}
+
+/// Requests that wait for a sync. The engine has at most one sync at a time: of two concurrent ones, the
+/// kernel may report a lost write to one and success to the other, regardless of which ends first.
+/// Requests that arrive during a sync share the next one.
+#[derive(Debug)]
+struct Syncs {
+    /// Requests of the sync in flight.
+    running: Vec<u16>,
+    waiting: Vec<u16>,
+    /// Requests of the sync that has just ended.
+    ended: Vec<u16>,
+    /// How many of the next ones to end were asked for before a loss was acknowledged: they fail.
+    stale: u8,
+}
+
+/// The token of a sync.
+pub(super) const SYNC: u64 = u64::MAX;
+
+/// The next step of a request.
+enum NextStep {
+    /// Submit the job of its state.
+    Job,
+    /// Complete it.
+    Answer(IoStatus),
+}
+
+/// The status of a request that needs no job, or its first job.
+enum Dispatch {
+    Answer(IoStatus),
+    Work { awaits: AwaitedJob, buffer: bool },
+}
+
+impl<J: FileIo> FileChannel<J> {
+    pub(super) fn new(engine: J, loan: ChannelResources) -> Self {
+        Self {
+            engine,
+            limits: loan.shared.limits(),
+            acknowledged: loan.shared.lost_writes.acknowledged(),
+            loan,
+            works: (0..DEPTH_MAX).map(|_| FileRequest::idle(SEGMENTS_MAX)).collect(),
+            free: (0..DEPTH_MAX).rev().collect(),
+            buffers: (0..BUFFERS).rev().collect(),
+            ended: Vec::with_capacity(usize::from(DEPTH_MAX)),
+            syncs: Syncs::new(),
+            ready: CompletionQueue::with_depth(u32::from(DEPTH_MAX)),
+        }
+    }
+
+    /// Accepts one request; returns `false` if there is no free entry or buffer.
+    fn take(&mut self, request: &Request, segments: &[Segment]) -> bool {
+        // A completion that waits to be polled has freed its entry, and still counts.
+        if self.free.len() <= self.ready.len() {
+            return false;
+        }
+        let begin = check(&self.limits, request, segments)
+            .map(|own| (begin(&self.loan.shared, request, own), own));
+        let (awaits, buffer, own) = match begin {
+            Err(outcome) | Ok((Dispatch::Answer(outcome), _)) => {
+                self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+                return true;
+            }
+            Ok((Dispatch::Work { awaits, buffer }, own)) => (awaits, buffer, own),
+        };
+        if buffer && self.buffers.is_empty() {
+            return false;
+        }
+        let Some(index) = self.free.pop() else { return false };
+        let work = &mut self.works[usize::from(index)];
+        work.request = *request;
+        work.segments.clear();
+        work.segments.extend_from_slice(own);
+        (work.awaits, work.done, work.own) = (awaits, 0, Segment::default());
+        work.buffer = if buffer { self.buffers.pop() } else { None };
+        let next = self.enter(index, awaits);
+        self.go_on(index, next);
+        true
+    }
+
+    /// Sets the state of a request and prepares the memory of its job.
+    fn enter(&mut self, index: u16, awaits: AwaitedJob) -> NextStep {
+        let Shared { regions, limits, zeroes, .. } = &*self.loan.shared;
+        let work = &mut self.works[usize::from(index)];
+        work.awaits = awaits;
+        let chunk_begins = match work.request.operation {
+            Operation::Copy => awaits == AwaitedJob::Fetched,
+            _ => matches!(awaits, AwaitedJob::Fetched | AwaitedJob::Stored),
+        };
+        if chunk_begins {
+            let whole = work.buffer.map_or(zeroes.segment(), |buffer| self.loan.buffer(buffer));
+            work.next_chunk(whole, limits.block_size);
+        }
+        if awaits == AwaitedJob::Stored && work.request.operation == Operation::Write {
+            return match gather(regions, &work.segments, work.own) {
+                Ok(()) => NextStep::Job,
+                Err(outcome) => NextStep::Answer(outcome),
+            };
+        }
+        NextStep::Job
+    }
+
+    /// Executes the next step, and frees the request if that completes it.
+    fn go_on(&mut self, index: u16, next: NextStep) {
+        let outcome = match next {
+            NextStep::Answer(outcome) => outcome,
+            NextStep::Job => match self.ask(index) {
+                Ok(()) => return,
+                Err(SubmitError::NoSuchMemory(_)) => IoStatus::DATA_TRANSFER_ERROR,
+                Err(SubmitError::Full | SubmitError::TooManySegments) => IoStatus::INTERNAL_ERROR,
+            },
+        };
+        let work = &mut self.works[usize::from(index)];
+        let Request { token, lba, blocks, operation, .. } = work.request;
+        let writes =
+            matches!(operation, Operation::Write | Operation::WriteZeroes | Operation::Copy);
+        if writes && outcome.is_success() {
+            self.loan.shared.uncorrectable.clear(lba, u64::from(blocks));
+        }
+        self.buffers.extend(work.buffer.take());
+        self.free.push(index);
+        self.ready.push(IoCompletion { token, outcome, result: 0 });
+    }
+
+    fn ask(&mut self, index: u16) -> Result<(), SubmitError> {
+        if matches!(
+            self.works[usize::from(index)].awaits,
+            AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced
+        ) {
+            self.syncs.waiting.push(index);
+            self.sync();
+            return Ok(());
+        }
+        let block_size = u64::from(self.loan.shared.limits.block_size);
+        let job = self.works[usize::from(index)].job(block_size);
+        self.engine.submit(u64::from(index), job)
+    }
+
+    /// Submits a sync for all waiting requests, unless one is in flight.
+    fn sync(&mut self) {
+        let Syncs { running, waiting, .. } = &mut self.syncs;
+        if running.is_empty() && !waiting.is_empty() {
+            std::mem::swap(running, waiting);
+            let asked = self.engine.submit(SYNC, FileOp::Sync);
+            asked.expect(
+                "the engine has room for a job of each work, and those that wait have none",
+            );
+        }
+    }
+
+    /// Handles the end of a sync: its result applies to all requests that waited for it.
+    #[cold]
+    fn after_sync(&mut self, result: Result<(), Errno>) {
+        // Before what was acknowledged since: it fails for that, whatever the kernel says.
+        let acknowledged = self.acknowledged;
+        if self.syncs.stale > 0 {
+            (self.syncs.stale, self.acknowledged) = (self.syncs.stale - 1, 0);
+        }
+        let mut ended = std::mem::take(&mut self.syncs.ended);
+        std::mem::swap(&mut ended, &mut self.syncs.running);
+        for index in &ended {
+            let next = self.after(*index, result);
+            self.go_on(*index, next);
+        }
+        ended.clear();
+        self.syncs.ended = ended;
+        self.acknowledged = acknowledged;
+        self.sync();
+    }
+
+    /// The next step after the current job of a request has ended.
+    fn after(&mut self, index: u16, result: Result<(), Errno>) -> NextStep {
+        let Self { works, loan, acknowledged, .. } = self;
+        let work = &mut works[usize::from(index)];
+        match (result, work.awaits) {
+            (Err(errno), AwaitedJob::Holed | AwaitedJob::Zeroed) if is_unsupported(errno) => {
+                self.after_unsupported(index)
+            }
+            (Err(errno), _) => self.after_failure(index, errno),
+            (Ok(()), AwaitedJob::PriorWritesSynced)
+                if loan.shared.lost_writes.count() > *acknowledged =>
+            {
+                NextStep::Answer(IoStatus::WRITE_FAULT)
+            }
+            (Ok(()), AwaitedJob::PriorWritesSynced) => {
+                let awaits =
+                    if work.buffer.is_some() { AwaitedJob::Fetched } else { AwaitedJob::Moved };
+                self.enter(index, awaits)
+            }
+            (Ok(()), AwaitedJob::Moved) if !work.request.flags.has(RequestFlags::FUA) => {
+                NextStep::Answer(IoStatus::SUCCESS)
+            }
+            (Ok(()), AwaitedJob::Moved | AwaitedJob::AllSynced) => self.promise(),
+            (Ok(()), AwaitedJob::Fetched) => self.after_fetched(index),
+            (Ok(()), AwaitedJob::Stored) => self.after_stored(index),
+            (Ok(()), AwaitedJob::Holed | AwaitedJob::Zeroed) => self.settle(index),
+        }
+    }
+
+    /// Status of a request whose data must be on stable storage, as far as the kernel reports.
+    fn promise(&self) -> NextStep {
+        if self.has_lost_writes() {
+            return NextStep::Answer(IoStatus::WRITE_FAULT);
+        }
+        self.loan.shared.lost_writes.flushed();
+        NextStep::Answer(IoStatus::SUCCESS)
+    }
+
+    /// Whether writes were lost that the owner of this channel has not acknowledged.
+    #[inline]
+    fn has_lost_writes(&self) -> bool {
+        self.loan.shared.lost_writes.count() > self.acknowledged
+    }
+
+    fn acknowledge(&mut self, count: u64) {
+        self.acknowledged = self.acknowledged.max(count);
+        self.loan.shared.lost_writes.acknowledge(count);
+    }
+
+    #[cold]
+    fn after_failure(&mut self, index: u16, errno: Errno) -> NextStep {
+        let Shared { lost_writes, file, direct, .. } = &*self.loan.shared;
+        let work = &self.works[usize::from(index)];
+        if work.request.operation == Operation::Read && file.is_yet_to_grow() {
+            return NextStep::Answer(self.read_short(index));
+        }
+        let syncs = matches!(work.awaits, AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced);
+        let Request { operation, flags, .. } = work.request;
+        let is_forced = operation == Operation::Write && flags.has(RequestFlags::FUA);
+        if syncs || (is_forced && is_loss(errno, direct.is_ok())) {
+            lost_writes.note(file.path(), errno);
+        }
+        NextStep::Answer(if syncs { IoStatus::WRITE_FAULT } else { work.outcome(errno) })
+    }
+
+    /// A read of a file that is shorter than it will be.
+    #[cold]
+    fn read_short(&self, index: u16) -> IoStatus {
+        let Shared { regions, limits, file, .. } = &*self.loan.shared;
+        let FileRequest { request, segments, .. } = &self.works[usize::from(index)];
+        let len_bytes = u64::from(request.blocks) * u64::from(limits.block_size);
+        let mut bytes = vec![0; usize::try_from(len_bytes).unwrap_or(0)];
+        if file.read_short(request.lba * u64::from(limits.block_size), &mut bytes).is_err() {
+            return IoStatus::UNRECOVERED_READ;
+        }
+        let mut rest = &bytes[..];
+        for segment in segments {
+            let (own, more) = rest.split_at(rest.len().min(segment.len_bytes as usize));
+            rest = more;
+            if regions.store(*segment, own).is_err() {
+                return IoStatus::DATA_TRANSFER_ERROR;
+            }
+        }
+        IoStatus::SUCCESS
+    }
+
+    /// The file cannot be told to drop or to zero a range: the other of the two reads the same, and
+    /// zeroes can always be written. A deallocation may as well do nothing.
+    fn after_unsupported(&mut self, index: u16) -> NextStep {
+        let FileRequest { request, awaits, .. } = &self.works[usize::from(index)];
+        let (first, second) = zeroing(request.flags);
+        match request.operation {
+            Operation::WriteZeroes if *awaits == first => self.enter(index, second),
+            Operation::WriteZeroes => self.enter(index, AwaitedJob::Stored),
+            _ => NextStep::Answer(IoStatus::SUCCESS),
+        }
+    }
+
+    fn after_fetched(&mut self, index: u16) -> NextStep {
+        let Shared { regions, limits, .. } = &*self.loan.shared;
+        let work = &mut self.works[usize::from(index)];
+        match work.request.operation {
+            Operation::Copy => self.enter(index, AwaitedJob::Stored),
+            Operation::Verify => {
+                if work.finish_chunk(limits.block_size) {
+                    self.enter(index, AwaitedJob::Fetched)
+                } else {
+                    NextStep::Answer(IoStatus::SUCCESS)
+                }
+            }
+            Operation::Compare => NextStep::Answer(compare(regions, work.own, &work.segments)),
+            Operation::Read => NextStep::Answer(scatter(regions, work.own, &work.segments)),
+            _ => NextStep::Answer(IoStatus::SUCCESS),
+        }
+    }
+
+    fn after_stored(&mut self, index: u16) -> NextStep {
+        let block_size = self.loan.shared.limits.block_size;
+        let work = &mut self.works[usize::from(index)];
+        let more = work.finish_chunk(block_size);
+        match work.request.operation {
+            Operation::Write if work.request.flags.has(RequestFlags::FUA) => self.promise(),
+            Operation::Write => NextStep::Answer(IoStatus::SUCCESS),
+            Operation::Copy if more => self.enter(index, AwaitedJob::Fetched),
+            _ if more => self.enter(index, AwaitedJob::Stored),
+            _ => self.settle(index),
+        }
+    }
+
+    /// The blocks are in place. A FUA request syncs them as well.
+    fn settle(&mut self, index: u16) -> NextStep {
+        if self.works[usize::from(index)].request.flags.has(RequestFlags::FUA) {
+            self.enter(index, AwaitedJob::AllSynced)
+        } else {
+            NextStep::Answer(IoStatus::SUCCESS)
+        }
+    }
+}
+
+impl<J: FileIo> IoChannel for FileChannel<J> {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.limits.block_count = self.loan.shared.block_count();
+        requests.iter().take_while(|request| self.take(request, segments)).count()
+    }
+
+    fn flush(&mut self) {
+        self.engine.flush();
+    }
+
+    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
+        self.engine.poll(&mut self.ended);
+        for position in 0..self.ended.len() {
+            let JobCompletion { token, result } = self.ended[position];
+            if token == SYNC {
+                self.after_sync(result);
+                continue;
+            }
+            let Ok(index) = u16::try_from(token) else { continue };
+            let next = self.after(index, result);
+            self.go_on(index, next);
+        }
+        self.ended.clear();
+        self.engine.flush();
+        self.ready.drain_into(answers)
+    }
+
+    fn wake_at(&self) -> Instant {
+        let has_work = self.ready.len() > 0 || self.engine.has_unstarted();
+        if has_work { Instant::default() } else { Instant::NEVER }
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.engine.wake_source()
+    }
+
+    fn is_kernel_io(&self) -> bool {
+        true
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ready.len() > 0 || self.engine.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.engine.disarm();
+    }
+
+    fn losses(&self) -> u64 {
+        self.loan.shared.lost_writes.count()
+    }
+
+    /// Whoever has made good what was lost has written it again, and so does not depend on what reads
+    /// return.
+    fn heed_losses(&mut self, count: u64) {
+        self.acknowledge(count.min(self.losses()));
+    }
+
+    /// Only where reads come from the disk: of pages that it could not write, the kernel keeps the new
+    /// contents in its cache, marked clean, and forgets them at any time after the next successful flush.
+    fn acknowledge_losses(&mut self) -> Result<(), String> {
+        let Shared { direct, file, .. } = &*self.loan.shared;
+        if let Err(why) = direct {
+            return Err(cached(&file.path().display(), *why));
+        }
+        self.acknowledge(self.losses());
+        let Syncs { running, waiting, stale, .. } = &mut self.syncs;
+        *stale = u8::from(!running.is_empty()) + u8::from(!waiting.is_empty());
+        Ok(())
+    }
+}
+
+impl Syncs {
+    fn new() -> Self {
+        let room = || Vec::with_capacity(usize::from(DEPTH_MAX));
+        Self { running: room(), waiting: room(), ended: room(), stale: 0 }
+    }
+}
+
+/// The first step of a request that has passed validation.
+fn begin(shared: &Shared, request: &Request, segments: &[Segment]) -> Dispatch {
+    let Request { lba, operand, operation, flags, .. } = *request;
+    let blocks = u64::from(request.blocks);
+    let lost = |first| shared.uncorrectable.any(first, blocks);
+    let work = |awaits, buffer| Dispatch::Work { awaits, buffer };
+    match operation {
+        Operation::Flush => work(AwaitedJob::AllSynced, false),
+        _ if blocks == 0 => Dispatch::Answer(IoStatus::SUCCESS),
+        Operation::Read | Operation::Compare | Operation::Verify if lost(lba) => {
+            Dispatch::Answer(IoStatus::UNRECOVERED_READ)
+        }
+        Operation::Copy if lost(operand) => Dispatch::Answer(IoStatus::UNRECOVERED_READ),
+        Operation::Read => {
+            let direct = goes_directly(shared, segments);
+            let moves = if direct { AwaitedJob::Moved } else { AwaitedJob::Fetched };
+            work(
+                if flags.has(RequestFlags::FUA) { AwaitedJob::PriorWritesSynced } else { moves },
+                !direct,
+            )
+        }
+        Operation::Write if goes_directly(shared, segments) => work(AwaitedJob::Moved, false),
+        Operation::Write => work(AwaitedJob::Stored, true),
+        Operation::Compare | Operation::Verify | Operation::Copy => work(AwaitedJob::Fetched, true),
+        Operation::WriteZeroes => work(zeroing(flags).0, false),
+        Operation::Deallocate => work(AwaitedJob::Holed, false),
+        Operation::WriteUncorrectable => {
+            shared.uncorrectable.add(lba, blocks);
+            Dispatch::Answer(IoStatus::SUCCESS)
+        }
+        Operation::CompareAndWrite => Dispatch::Answer(IoStatus::INVALID_OPCODE),
+    }
+}
+
+/// The two ways of zeroing a range, the requested one first.
+fn zeroing(flags: RequestFlags) -> (AwaitedJob, AwaitedJob) {
+    if flags.has(RequestFlags::DEALLOCATE) {
+        (AwaitedJob::Holed, AwaitedJob::Zeroed)
+    } else {
+        (AwaitedJob::Zeroed, AwaitedJob::Holed)
+    }
+}
+
+/// Whether the memory of a request is aligned for direct I/O. Invalid memory is detected by the engine,
+/// which fails the request. Kernel buffers (ublk) are aligned as
+/// [`takes_lent`](tenmil_base::BlockDevice::supports_kernel_buffers) requires.
+pub(super) fn goes_directly(shared: &Shared, segments: &[Segment]) -> bool {
+    let Ok(alignment) = shared.direct else { return true };
+    let (memory, unit) = (alignment.memory_bytes as usize, alignment.offset_bytes);
+    segments.iter().all(|segment| {
+        let address = shared.regions.address(*segment);
+        let is_aligned = match address {
+            Ok(address) => address.addr().get().is_multiple_of(memory),
+            Err(_) => shared.regions.kernel_buffer(*segment).is_some(),
+        };
+        segment.len_bytes.is_multiple_of(unit) && is_aligned
+    })
+}
+
+/// Copies the memory of a request into a buffer of the channel.
+fn gather(regions: &RegionTable, segments: &[Segment], own: Segment) -> Result<(), IoStatus> {
+    each_piece(own, segments, |mine, theirs| {
+        regions.copy(theirs, mine).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
+    })
+}
+
+/// Copies a buffer of the channel to the memory of a request.
+fn scatter(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
+    let copied = each_piece(own, segments, |mine, theirs| {
+        regions.copy(mine, theirs).map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
+    });
+    copied.err().unwrap_or(IoStatus::SUCCESS)
+}
+
+/// Whether a buffer of the channel and the memory of a request are equal.
+fn compare(regions: &RegionTable, own: Segment, segments: &[Segment]) -> IoStatus {
+    let compared = each_piece(own, segments, |mine, theirs| match regions.equal(mine, theirs) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(IoStatus::COMPARE_FAILURE),
+        Err(_) => Err(IoStatus::DATA_TRANSFER_ERROR),
+    });
+    compared.err().unwrap_or(IoStatus::SUCCESS)
+}
+
+fn each_piece(
+    own: Segment,
+    segments: &[Segment],
+    mut each: impl FnMut(Segment, Segment) -> Result<(), IoStatus>,
+) -> Result<(), IoStatus> {
+    SegmentCursor::of(segments).take_each(u64::from(own.len_bytes), |theirs, done| {
+        let mine = u32::try_from(done).ok().and_then(|skip| own.slice(skip, theirs.len_bytes));
+        each(mine.ok_or(IoStatus::INTERNAL_ERROR)?, theirs)
+    })
+}

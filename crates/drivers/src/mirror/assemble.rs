@@ -1,0 +1,466 @@
+//! Assembly of a mirror from the superblocks of its legs: decides which legs are in sync. No I/O.
+
+use super::commit::legs_of;
+use super::state::SuperblockSequence;
+use tenmil_volume::mirror::Ownership;
+use tenmil_volume::mirror::RegionBitmap;
+use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, NoSuperblock, Superblock, uuid_text};
+
+/// A device where a leg is expected.
+#[derive(Clone, Debug)]
+pub(super) struct LegCandidate {
+    /// Device name.
+    pub name: String,
+    /// Result of reading its superblock.
+    pub found: LegProbe,
+}
+
+/// Result of reading a superblock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LegProbe {
+    /// The device could not be opened or read, and why.
+    Missing(String),
+    /// A device without a valid superblock.
+    Foreign(NoSuperblock),
+    /// A leg of some mirror.
+    Leg(Box<Superblock>),
+}
+
+/// A mirror assembled from its superblocks.
+#[derive(Clone, Debug)]
+pub(super) struct AssembledMirror {
+    /// UUID of the mirror.
+    pub uuid: u128,
+    /// Geometry.
+    pub shape: MirrorGeometry,
+    /// One more than the highest leg number, whether present or not.
+    pub legs: u8,
+    /// Bit mask of leg numbers that were removed.
+    pub gone: u8,
+    /// The highest generation found.
+    pub generation: u64,
+    /// Index of the candidate of each leg.
+    pub places: [Option<usize>; LEGS_MAX],
+    /// Superblock sequence numbers of each leg.
+    pub sequences: [SuperblockSequence; LEGS_MAX],
+    /// Bit mask of in-sync legs.
+    pub in_sync: u8,
+    /// Legs that the superblock of an in-sync leg states to be in sync.
+    pub claimed: u8,
+    /// Stale legs without any data, according to any leg.
+    pub fresh: u8,
+    /// Generation of each leg, as found or as last known.
+    pub(super) known: [u64; LEGS_MAX],
+    /// Regions in which legs may differ, according to any leg.
+    pub dirty: RegionBitmap,
+    /// Owner recorded by the legs; after the claim, the claiming owner.
+    pub(super) owner: Ownership,
+    /// First superblock sequence of each leg written by the claiming owner.
+    pub(super) first: [u64; LEGS_MAX],
+}
+
+const REMEDY: &str = "a mirror is made by `tenmil mirror create --overwrite URI URI`, which \
+                      destroys what is there";
+
+/// Whether a mirror may start without a leg that may have newer blocks than those present.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Start {
+    /// All legs that were last recorded in sync are present.
+    #[default]
+    Complete,
+    /// The operator accepts the loss of blocks written only to absent legs.
+    Degraded,
+}
+
+/// Assembles a mirror, or explains why these are not the legs of one.
+///
+/// An absent leg may have continued alone and have flushed writes that no other leg has. Only a durable
+/// record on the others that it is stale proves that it has not. A majority proves nothing, because a
+/// mirror continues for as long as one leg is left.
+pub(super) fn assemble(
+    candidates: &[LegCandidate],
+    start: Start,
+) -> Result<AssembledMirror, String> {
+    let legs = sorted(candidates)?;
+    let sound = legs.iter().flatten().filter(|(_, leg)| leg.is_sound());
+    let Some((newest_name, newest)) = sound.max_by_key(|(_, leg)| leg.generation).copied() else {
+        return Err(none_in_sync(candidates));
+    };
+    for leg in legs.iter().flatten() {
+        belongs(*leg, newest)?;
+    }
+    if start == Start::Complete {
+        is_complete(candidates, &legs, (newest_name, newest))?;
+    }
+    let (given, count) = (candidates.len(), newest.members());
+    if given > count as usize {
+        return Err(format!("{given} legs are given, expected at most {count}: so many it has"));
+    }
+    let mut in_sync = 0;
+    for (name, leg) in legs.iter().flatten().filter(|(_, leg)| leg.is_sound()) {
+        // A statement that a leg made before the newest leg's knowledge of it is obsolete; a later one is
+        // a split brain.
+        let calls_it_stale = leg.in_sync & (1 << newest.leg) == 0;
+        if calls_it_stale && leg.generation > newest.known[usize::from(leg.leg)] {
+            return Err(format!(
+                "split brain: legs {} ({newest_name}, generation {}) and {} ({name}, generation {}) \
+                 each say that the other is stale, expected one to be newer: both were written \
+                 without the other; open each alone to see which data is wanted, then give the \
+                 other's place to the same device again, which discards what it holds: `tenmil \
+                 mirror replace --overwrite 'mirror:[{newest_name}]' {} '{name}'` keeps leg {}",
+                newest.leg, newest.generation, leg.leg, leg.generation, leg.leg, newest.leg
+            ));
+        }
+        in_sync |= newest.in_sync & (1 << leg.leg);
+    }
+    let mut assembly = AssembledMirror {
+        uuid: newest.uuid,
+        shape: newest.shape,
+        legs: newest.legs,
+        gone: newest.gone,
+        generation: 0,
+        places: [None; LEGS_MAX],
+        sequences: [SuperblockSequence::default(); LEGS_MAX],
+        in_sync,
+        claimed: 0,
+        fresh: 0,
+        dirty: RegionBitmap::new(newest.shape.regions()),
+        known: newest.known,
+        owner: newest.owner,
+        first: [0; LEGS_MAX],
+    };
+    for (_, leg) in legs.iter().flatten() {
+        assembly.add(leg);
+    }
+    for (index, candidate) in candidates.iter().enumerate() {
+        if let LegProbe::Leg(leg) = &candidate.found {
+            assembly.places[usize::from(leg.leg)] = Some(index);
+        }
+    }
+    Ok(assembly)
+}
+
+impl AssembledMirror {
+    /// Bit mask of the present legs.
+    pub(super) fn present(&self) -> u8 {
+        let there = self.places.iter().zip(0..).filter(|(place, _)| place.is_some());
+        there.fold(0, |mask, (_, leg)| mask | 1 << leg)
+    }
+
+    fn add(&mut self, leg: &Superblock) {
+        let sequence = SuperblockSequence { good: leg.sequence, used: leg.sequence };
+        self.sequences[usize::from(leg.leg)] = sequence;
+        self.generation = self.generation.max(leg.generation);
+        self.known[usize::from(leg.leg)] = leg.generation;
+        self.dirty.add(&leg.dirty);
+        self.owner.epoch = self.owner.epoch.max(leg.owner.epoch);
+        self.fresh |= leg.fresh & !self.in_sync;
+        if self.in_sync & (1 << leg.leg) != 0 {
+            self.claimed |= leg.in_sync;
+        }
+    }
+}
+
+type LegOrder<'a> = [Option<(&'a str, &'a Superblock)>; LEGS_MAX];
+
+/// Orders the legs by number; rejects devices that are not legs, and legs of different mirrors.
+fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, String> {
+    let mut legs: LegOrder<'_> = [None; LEGS_MAX];
+    let mut first: Option<(&str, &Superblock)> = None;
+    for LegCandidate { name, found } in candidates {
+        let leg = match found {
+            LegProbe::Leg(leg) => &**leg,
+            LegProbe::Missing(_) => continue,
+            LegProbe::Foreign(NoSuperblock::Absent) => {
+                return Err(format!(
+                    "{name} is not a leg of a mirror: found no superblock, expected one; {REMEDY}"
+                ));
+            }
+            LegProbe::Foreign(NoSuperblock::Damaged(problem)) => {
+                return Err(format!(
+                    "{name} has a damaged superblock: {problem}; leave it out of the name and end \
+                     that with `?degraded=yes` to open the mirror without it, or {REMEDY}"
+                ));
+            }
+        };
+        let (first_name, like) = *first.get_or_insert((name, leg));
+        if leg.uuid != like.uuid {
+            return Err(format!(
+                "{name} is a leg of mirror {}, expected {} as on {first_name}",
+                uuid_text(leg.uuid),
+                uuid_text(like.uuid)
+            ));
+        }
+        if leg.shape != like.shape {
+            return Err(format!("{name} and {first_name} differ about the shape of their mirror"));
+        }
+        let place = &mut legs[usize::from(leg.leg)];
+        if let Some((other, _)) = place {
+            return Err(format!("{name} and {other} both say that they are leg {}", leg.leg));
+        }
+        *place = Some((name, leg));
+    }
+    Ok(legs)
+}
+
+/// Rejects a device that is no longer, or not yet, a leg according to the newest leg.
+fn belongs((name, leg): (&str, &Superblock), newest: &Superblock) -> Result<(), String> {
+    let Superblock { leg: number, generation, .. } = *leg;
+    let has_place = number < newest.legs && newest.gone & 1 << number == 0;
+    if !has_place && generation > newest.generation {
+        return Err(format!(
+            "{name} is leg {number}, expected one that the others know of: adding it was not \
+             finished; leave it out of the name, or add it again with `tenmil mirror add \
+             --overwrite`"
+        ));
+    }
+    if !has_place {
+        return Err(format!(
+            "{name} is leg {number}, expected one that the mirror still has: it has been removed; \
+             leave it out of the name, or add it again with `tenmil mirror add --overwrite`"
+        ));
+    }
+    let least = newest.known[usize::from(number)];
+    if generation < least {
+        return Err(format!(
+            "{name} is leg {number} of generation {generation}, expected {least} or later: it is an \
+             old copy, or another device has its place now; leave it out of the name, or give it \
+             a place with `tenmil mirror replace --overwrite`"
+        ));
+    }
+    Ok(())
+}
+
+/// Rejects a start without a leg that may be newer than all present ones.
+fn is_complete(
+    candidates: &[LegCandidate],
+    legs: &LegOrder<'_>,
+    (newest_name, newest): (&str, &Superblock),
+) -> Result<(), String> {
+    // A leg that was marked stale later also knows which legs continued without the newest.
+    let doubts = legs
+        .iter()
+        .flatten()
+        .find(|(_, leg)| leg.generation > newest.generation && leg.in_sync & 1 << newest.leg == 0);
+    if let Some((name, leg)) = doubts {
+        let number = newest.leg;
+        return Err(format!(
+            "leg {number} ({newest_name}, generation {}) is stale, as leg {} ({name}, generation \
+             {}) has recorded, expected legs {} that were in sync then; {}",
+            newest.generation,
+            leg.leg,
+            leg.generation,
+            numbers(leg.in_sync),
+            degraded_hint("those legs hold")
+        ));
+    }
+    let there = legs.iter().flatten().fold(0_u8, |mask, (_, leg)| mask | 1 << leg.leg);
+    let absent = newest.in_sync & !there & !newest.gone;
+    if absent == 0 {
+        return Ok(());
+    }
+    let missing = candidates.iter().filter_map(|one| match &one.found {
+        LegProbe::Missing(why) => Some(format!(" ({} is missing: {why})", one.name)),
+        _ => None,
+    });
+    Err(format!(
+        "leg {} is absent{}, and may hold newer blocks than leg {} ({newest_name}), which last \
+         recorded legs {} in sync; expected every leg that was in sync; {}",
+        numbers(absent),
+        missing.collect::<String>(),
+        newest.leg,
+        numbers(newest.in_sync),
+        degraded_hint("it alone holds")
+    ))
+}
+
+fn degraded_hint(what: &str) -> String {
+    format!(
+        "attach it, or open with `?degraded=yes` at the end of the name to go on without: what \
+         {what} is lost then, and it is recorded as stale"
+    )
+}
+
+/// Lists the legs of a mask: `0, 2`.
+pub(super) fn numbers(mask: u8) -> String {
+    let legs: Vec<String> = legs_of(mask).map(|leg| leg.to_string()).collect();
+    if legs.is_empty() { "none".into() } else { legs.join(", ") }
+}
+
+fn none_in_sync(candidates: &[LegCandidate]) -> String {
+    let each = candidates.iter().map(|LegCandidate { name, found }| match found {
+        LegProbe::Missing(why) => format!("{name} is missing ({why})"),
+        _ => format!("{name} is stale"),
+    });
+    let each: Vec<String> = each.collect();
+    format!("no leg is in sync: {}; expected at least one that is", each.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AssembledMirror, LegCandidate, LegProbe, Start, assemble};
+    use tenmil_volume::mirror::Ownership;
+    use tenmil_volume::mirror::RegionBitmap;
+    use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, NoSuperblock, Superblock};
+
+    fn leg(index: u8, generation: u64, in_sync: u8) -> Superblock {
+        let shape = MirrorGeometry::over(512, 1 << 16).unwrap();
+        let mut dirty = RegionBitmap::new(shape.regions());
+        dirty.set(u64::from(index) + 1);
+        dirty.set(0);
+        let (uuid, sequence, legs, gone, fresh) = (7, generation + 3, 2, 0, 0);
+        let (leg, known) = (index, [1; LEGS_MAX]);
+        Superblock {
+            uuid,
+            sequence,
+            generation,
+            leg,
+            legs,
+            shape,
+            in_sync,
+            gone,
+            fresh,
+            known,
+            owner: Ownership::NONE,
+            dirty,
+        }
+    }
+
+    fn put(found: [LegProbe; 2]) -> Result<AssembledMirror, String> {
+        start(found, Start::Complete)
+    }
+
+    fn start<const N: usize>(found: [LegProbe; N], how: Start) -> Result<AssembledMirror, String> {
+        let names = ["a", "b", "c"].into_iter().map(String::from);
+        let candidates = names.zip(found).map(|(name, found)| LegCandidate { name, found });
+        assemble(&candidates.collect::<Vec<_>>(), how)
+    }
+
+    fn is(superblock: Superblock) -> LegProbe {
+        LegProbe::Leg(Box::new(superblock))
+    }
+
+    #[test]
+    fn two_legs_in_sync_are_a_mirror_in_any_order() {
+        for found in [[leg(0, 1, 3), leg(1, 1, 3)], [leg(1, 1, 3), leg(0, 1, 3)]] {
+            let second = usize::from(found[0].leg == 0);
+            let assembly = put(found.map(is)).unwrap();
+            assert_eq!((assembly.in_sync, assembly.claimed, assembly.present()), (3, 3, 3));
+            assert_eq!(assembly.places[1], Some(second));
+            assert_eq!(assembly.dirty.iter().collect::<Vec<_>>(), [0, 1, 2], "either says so");
+        }
+    }
+
+    #[test]
+    fn the_newest_generation_is_believed() {
+        let assembly = put([is(leg(0, 1, 0b11)), is(leg(1, 2, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed, assembly.generation), (0b10, 0b10, 2));
+        // Power failed while leg 0, which knew the superblock of leg 1, was being marked in sync again.
+        let knows = |generation, in_sync| Superblock {
+            known: [3, 2, 0, 0, 0, 0, 0, 0],
+            ..leg(0, generation, in_sync)
+        };
+        let assembly = put([is(knows(3, 0b11)), is(leg(1, 2, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed), (0b11, 0b11));
+        // Then leg 1 failed before it received that update.
+        let assembly = put([is(knows(4, 0b01)), is(leg(1, 2, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed, assembly.known[1]), (0b01, 0b01, 2));
+        // But if it was written alone since then, there is no way to decide.
+        put([is(knows(4, 0b01)), is(leg(1, 3, 0b10))]).unwrap_err();
+        // The same, and leg 0 still states that it is stale.
+        let assembly = put([is(leg(0, 2, 0b10)), is(leg(1, 3, 0b11))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed), (0b10, 0b11));
+    }
+
+    #[test]
+    fn the_newest_leg_knows_who_belongs() {
+        let knows = |known, legs, gone, in_sync| Superblock {
+            known: [5, known, 0, 0, 0, 0, 0, 0],
+            legs,
+            gone,
+            ..leg(0, 5, in_sync)
+        };
+        // It has been replaced, and its replacement was in sync or not.
+        for in_sync in [0b01, 0b11] {
+            let refused = put([is(knows(4, 2, 0, in_sync)), is(leg(1, 3, 0b11))]).unwrap_err();
+            assert!(refused.contains("b is leg 1 of generation 3, expected 4 or"), "{refused}");
+        }
+        let refused = put([is(knows(1, 3, 0b10, 0b101)), is(leg(1, 3, 0b11))]).unwrap_err();
+        assert!(refused.contains("b is leg 1, expected one that the mirror still"), "{refused}");
+        let third = Superblock { legs: 3, ..leg(2, 6, 0b11) };
+        let refused = put([is(knows(1, 2, 0, 0b11)), is(third.clone())]).unwrap_err();
+        assert!(refused.contains("adding it was not finished"), "{refused}");
+        // One leg knows of the new one, the other does not yet.
+        let two = [is(knows(1, 3, 0, 0b11)), is(leg(1, 3, 0b11))];
+        let assembly = put(two).unwrap();
+        assert_eq!((assembly.in_sync, assembly.legs, assembly.places[2]), (0b11, 3, None));
+        let two = [is(knows(1, 3, 0, 0b11)), is(third)];
+        let assembly = start(two, Start::Degraded).unwrap();
+        assert_eq!((assembly.in_sync, assembly.present()), (0b01, 0b101));
+    }
+
+    #[test]
+    fn a_leg_starts_alone_only_if_it_recorded_that_the_others_are_stale() {
+        let missing = || LegProbe::Missing("no such file".into());
+        let assembly = put([missing(), is(leg(1, 5, 0b10))]).unwrap();
+        assert_eq!((assembly.in_sync, assembly.claimed, assembly.present()), (2, 2, 2));
+        let refused = put([missing(), is(leg(1, 5, 0b11))]).unwrap_err();
+        let expected = "leg 0 is absent (a is missing: no such file), and may hold newer blocks \
+                        than leg 1 (b), which last recorded legs 0, 1 in sync; ";
+        assert!(refused.starts_with(expected) && refused.contains("`?degraded=yes`"), "{refused}");
+        let assembly = start([missing(), is(leg(1, 5, 0b11))], Start::Degraded).unwrap();
+        assert_eq!((assembly.in_sync, assembly.present()), (2, 2));
+        let refused = put([missing(), is(leg(1, 5, 0b01))]).unwrap_err();
+        let expected = "no leg is in sync: a is missing (no such file), b is stale";
+        assert!(refused.starts_with(expected), "{refused}");
+    }
+
+    #[test]
+    fn two_legs_of_three_do_not_outvote_one_that_went_on_alone() {
+        let three = |index, generation, in_sync| {
+            is(Superblock { legs: 3, ..leg(index, generation, in_sync) })
+        };
+        let missing = || LegProbe::Missing("no such file".into());
+        // Both stopped at the same time; leg 2 may have continued.
+        let both = || [three(0, 1, 0b111), three(1, 1, 0b111), missing()];
+        let refused = start(both(), Start::Complete).unwrap_err();
+        assert!(refused.starts_with("leg 2 is absent"), "{refused}");
+        assert_eq!(start(both(), Start::Degraded).unwrap().in_sync, 0b011);
+        // One was marked stale by legs that continued without the other.
+        let told = || [three(0, 1, 0b001), three(1, 4, 0b100), missing()];
+        let refused = start(told(), Start::Complete).unwrap_err();
+        let expected = "leg 0 (a, generation 1) is stale, as leg 1 (b, generation 4) has recorded";
+        assert!(refused.starts_with(expected), "{refused}");
+        // The absent leg is known to be stale.
+        let survivors = [three(0, 2, 0b011), three(1, 2, 0b011), missing()];
+        assert_eq!(start(survivors, Start::Complete).unwrap().in_sync, 0b011);
+    }
+
+    #[test]
+    fn what_is_no_mirror_is_refused_with_names() {
+        let other = Superblock { uuid: 8, ..leg(1, 1, 3) };
+        let damaged = LegProbe::Foreign(NoSuperblock::Damaged("its CRC is 1, expected 2".into()));
+        for (found, expected) in [
+            ([is(leg(0, 2, 1)), is(leg(1, 2, 2))], "each say that the other is stale"),
+            ([is(leg(0, 9, 1)), is(leg(1, 2, 2))], "legs 0 (a, generation 9) and 1 (b, gen"),
+            (
+                [is(leg(0, 1, 3)), LegProbe::Foreign(NoSuperblock::Absent)],
+                "b is not a leg of a mirror",
+            ),
+            ([damaged, is(leg(1, 1, 3))], "a has a damaged superblock: its CRC is 1"),
+            ([is(leg(0, 1, 3)), is(other)], "b is a leg of mirror 00000000-0000-0000-0000-00000"),
+            ([is(leg(0, 1, 3)), is(leg(0, 1, 3))], "b and a both say that they are leg 0"),
+        ] {
+            let refused = put(found).unwrap_err();
+            assert!(refused.contains(expected), "{refused}");
+        }
+        let three = ["a", "b", "c"].map(|name| LegCandidate {
+            name: name.into(),
+            found: if name == "c" { LegProbe::Missing("x".into()) } else { is(leg(0, 1, 3)) },
+        });
+        assert!(assemble(&three[1..], Start::Degraded).is_ok());
+        let candidates = [three[0].clone(), three[2].clone(), three[2].clone()];
+        let refused = assemble(&candidates, Start::Degraded).unwrap_err();
+        assert!(refused.contains("3 legs are given, expected at most 2"), "{refused}");
+    }
+}

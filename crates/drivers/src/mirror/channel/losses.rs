@@ -1,0 +1,34 @@
+//! Losses that a leg tells of before a flush has failed for them.
+
+use std::sync::Arc;
+
+use super::MirrorChannel;
+use crate::mirror::request::RequestStage;
+
+impl MirrorChannel {
+    /// A leg is connected again, has lost completed writes, and has answered this request. If that is a read,
+    /// it may have found what is older than what was completed, long before a flush fails for that; a flush
+    /// says so itself, when all legs have answered it.
+    #[cold]
+    pub(super) fn notice_loss(&mut self, slot: u32, leg: usize) {
+        let is_read =
+            matches!(self.works[slot as usize].stage, RequestStage::Read | RequestStage::ReadAgain);
+        let shared = Arc::clone(&self.shared);
+        let mut meta = shared.lock();
+        if !is_read || !self.legs.has_lost(leg) {
+            return;
+        }
+        self.legs.notice_losses(1 << leg);
+        if meta.have_lost(&shared, 1 << leg) && self.losses == shared.losses() {
+            shared.add_loss();
+        }
+        meta.call_owner();
+    }
+
+    /// A write is answered that was submitted before the last loss was reported. The legs that have it may have
+    /// lost it, and the flush that has failed was answered before this one: the next flush fails as well.
+    #[cold]
+    pub(super) const fn owe_report(&mut self, losses: u64) {
+        self.losses = losses;
+    }
+}

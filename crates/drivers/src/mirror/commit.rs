@@ -1,0 +1,113 @@
+//! Superblock commits: when superblocks are written, their contents, and the state after it.
+
+use super::events::MirrorEvent;
+use super::shared::Shared;
+use super::state::{MirrorState, SuperblockCommit};
+use tenmil_volume::mirror::{CommonFields, LEGS_MAX, Superblock};
+
+impl MirrorState {
+    /// Whether superblocks are to be written now.
+    pub(super) fn needs_commit(&self) -> bool {
+        let is_free = self.commit.is_none() && self.fence.is_open();
+        is_free && self.wanted != self.settled && !self.stalled
+    }
+
+    /// Starts a commit of the current state, and returns the superblocks to write. No other commit starts
+    /// before [`end_commit`](Self::end_commit).
+    pub(super) fn begin_commit(&mut self, shared: &Shared) -> Vec<Superblock> {
+        let in_sync = self.in_sync | self.promoting;
+        // A new generation for each open and each change: legs that were written separately cannot have
+        // the same one.
+        if in_sync != self.claimed {
+            self.generation += 1;
+        }
+        // Once they are submitted, some superblock may state it.
+        self.claimed |= in_sync;
+        self.dirty.subtract(&self.clearing);
+        self.clearing.clear_all();
+        self.durable.keep(&self.dirty);
+        let targets = self.commit_targets();
+        self.commit = Some(SuperblockCommit {
+            version: self.wanted,
+            generation: self.generation,
+            targets,
+            in_sync,
+            promoting: self.promoting,
+            dirty: self.dirty.clone(),
+        });
+        shared.publish(self);
+        legs_of(targets).map(|leg| self.superblock(leg, in_sync)).collect()
+    }
+
+    fn superblock(&mut self, leg: u8, in_sync: u8) -> Superblock {
+        let sequence = self.sequences[usize::from(leg)].draw();
+        let Self { uuid, generation, legs, shape, gone, fresh, known, .. } = *self;
+        let owner = self.fence.writes;
+        let dirty = &self.dirty;
+        let said = CommonFields {
+            uuid,
+            generation,
+            legs,
+            shape,
+            in_sync,
+            gone,
+            fresh,
+            known,
+            owner,
+            dirty,
+        };
+        said.on(leg, sequence)
+    }
+
+    /// Ends a commit: the superblocks have been written, except on legs that `failed`.
+    pub(super) fn end_commit(&mut self, shared: &Shared, failed: u8) {
+        let Some(commit) = self.commit.take() else { return };
+        for leg in legs_of(commit.targets & !failed) {
+            let sequence = &mut self.sequences[usize::from(leg)];
+            sequence.good = sequence.used;
+            self.known[usize::from(leg)] = commit.generation;
+        }
+        shared.tell();
+        // No leg has the new superblock: waiting requests fail, and nothing is retried until a request
+        // needs it.
+        if self.in_sync & !failed == 0 {
+            self.stalled = true;
+            self.failures += 1;
+            return;
+        }
+        self.settled = commit.version;
+        self.durable = commit.dirty;
+        if failed & commit.in_sync == 0 {
+            self.claimed = commit.in_sync;
+        }
+        self.fail_legs(shared, failed);
+        let promoted = commit.promoting & self.promoting;
+        self.in_sync |= promoted;
+        legs_of(promoted).for_each(|leg| self.events.push(MirrorEvent::LegInSync { leg }));
+        self.fresh &= !promoted;
+        self.returning &= !promoted;
+        self.promoting = 0;
+        if promoted != 0 {
+            // Where a write has failed since, the promoted leg may differ again.
+            let todo = self.todo.clone();
+            todo.iter().for_each(|region| self.require_single_source(shared, region));
+        }
+        if self.claimed & !self.in_sync != 0 && self.wanted == self.settled {
+            // A superblock states that a leg is in sync, and it is not.
+            self.request_commit();
+        }
+        shared.publish(self);
+    }
+
+    /// The channel that wrote the superblocks is closed; how far it got is unknown.
+    pub(super) fn abandon_commit(&mut self, shared: &Shared) {
+        if self.commit.take().is_some() {
+            shared.tell();
+        }
+    }
+}
+
+/// The leg numbers in a mask.
+pub(super) fn legs_of(mask: u8) -> impl Iterator<Item = u8> {
+    (0_u8..).take(LEGS_MAX).filter(move |leg| mask & (1 << leg) != 0)
+}

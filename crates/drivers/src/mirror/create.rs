@@ -1,0 +1,200 @@
+//! Creation of a mirror: writes initial superblocks.
+
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, ErrorCategory, ExtentKind, Instant, Operation};
+use tenmil_dma::RegionTable;
+use tenmil_linux::kernel_files::Machine;
+
+use super::assemble::LegProbe;
+use super::fence::admit;
+use super::shared::superblock_bytes;
+use super::{Leg, OpenLegs, leg_io, open_legs};
+use tenmil_base::Error;
+use tenmil_block::Opener;
+use tenmil_block::identity::DeviceIdentity;
+use tenmil_block::overwrite;
+use tenmil_block::uri::Uri;
+use tenmil_volume::mirror::Ownership;
+use tenmil_volume::mirror::RegionBitmap;
+use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, Superblock, uuid_text};
+
+/// Creates a mirror over the given devices, in that order.
+///
+/// # Errors
+///
+/// If a device cannot be opened or is too small, their block sizes differ, or there is existing data on
+/// one of them and `overwrite` is not set.
+pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, Error> {
+    let refuse = |text: String| Error::new(ErrorCategory::Usage, format!("make a mirror: {text}"));
+    if !(2..=LEGS_MAX).contains(&uris.len()) {
+        let count = uris.len();
+        return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));
+    }
+    are_different_names(uris, &[]).map_err(refuse)?;
+    let OpenLegs { legs, existing, identities, .. } = open_legs(opener, uris);
+    are_different_names(uris, &identities).map_err(refuse)?;
+    if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
+        return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
+    }
+    overwrite::allow("mirror create", &existing, overwrite, &Machine::this())?;
+    let uuid =
+        u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
+    let mut now = || opener.clock.now();
+    // A mirror that is to be overwritten may still be open elsewhere.
+    let found = leg_io::look(opener.regions, &legs, &mut now).map_err(refuse)?;
+    admit(&found, None, false).map_err(refuse)?;
+    format(opener.regions, &legs, uuid, &mut now).map_err(refuse)
+}
+
+/// Writes initial superblocks to every leg, all in sync.
+pub(super) fn format(
+    regions: &RegionTable,
+    legs: &[Leg],
+    uuid: u128,
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<String, String> {
+    let media: Vec<(&str, &Arc<dyn BlockDevice>)> = legs
+        .iter()
+        .map(|leg| leg.medium.as_ref().map(|medium| (&*leg.name, medium)).map_err(Clone::clone))
+        .collect::<Result<_, _>>()?;
+    let (first_name, first) = media[0];
+    let block_size = first.limits().block_size;
+    if let Some((name, other)) = media.iter().find(|(_, leg)| leg.limits().block_size != block_size)
+    {
+        return Err(format!(
+            "{name} has blocks of {} bytes, expected {block_size} as on {first_name}",
+            other.limits().block_size
+        ));
+    }
+    let blocks = media.iter().map(|(_, leg)| leg.limits().block_count).min().unwrap_or(0);
+    let shape = MirrorGeometry::over(block_size, blocks).ok_or_else(|| {
+        format!("the shortest leg has {blocks} blocks of {block_size} bytes, expected over 1 MiB")
+    })?;
+    legs.iter().try_for_each(|leg| check_leg(leg, &shape))?;
+    let count = u8::try_from(legs.len()).map_err(|_| "too many legs")?;
+    let dirty = different(&media, &shape)?;
+    tenmil_linux::file::keep().map_err(|error| error.to_string())?;
+    let room = leg_io::room(regions)?;
+    for (leg, (name, medium)) in (0..).zip(&media) {
+        let mut raw = leg_io::LegIo::open(regions, &room, &***medium)?;
+        // Both copies, so that nothing older remains.
+        for sequence in [1, 2] {
+            let (generation, in_sync) = (1, u8::MAX >> (8 - count));
+            let (legs, gone, fresh, known) = (count, 0, 0, [1; LEGS_MAX]);
+            let dirty = dirty.clone();
+            let superblock = Superblock {
+                uuid,
+                sequence,
+                generation,
+                leg,
+                legs,
+                shape,
+                in_sync,
+                gone,
+                fresh,
+                known,
+                owner: Ownership::NONE,
+                dirty,
+            };
+            raw.write(&superblock, now).map_err(|problem| format!("{name}: {problem}"))?;
+        }
+    }
+    are_different(regions, legs, now)?;
+    let size = shape.block_count * u64::from(block_size);
+    let (uuid, copied) = (uuid_text(uuid), dirty.count());
+    let regions = shape.regions();
+    Ok(format!("mirror {uuid}: {count} legs, {size} bytes, {copied} of {regions} regions to copy"))
+}
+
+/// Rejects URIs of which two lead to the same blocks. `identities` are those of open devices.
+fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(), String> {
+    let device = |uri| DeviceIdentity::with_names(uri, identities);
+    let devices: Vec<DeviceIdentity> = uris.iter().map(device).collect();
+    for (twice, uri) in uris.iter().enumerate() {
+        for first in 0..twice {
+            let is_same = *uri == uris[first];
+            if is_same || devices[first].overlap(&devices[twice]).is_some() {
+                let first = &uris[first];
+                return Err(format!("{first} and {uri} are one device, expected different ones"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rejects devices that turn out to be the same: a superblock written to one of them is found on another.
+fn are_different(
+    regions: &RegionTable,
+    legs: &[Leg],
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<(), String> {
+    for (index, candidate) in leg_io::look(regions, legs, now)?.into_iter().enumerate() {
+        match candidate.found {
+            LegProbe::Leg(found) if usize::from(found.leg) == index => {}
+            LegProbe::Leg(found) => {
+                let name = &candidate.name;
+                let other = legs.get(usize::from(found.leg)).map_or("another leg", |leg| &leg.name);
+                return Err(format!("{name} and {other} are one device, expected different ones"));
+            }
+            LegProbe::Missing(why) => return Err(format!("{}: {why}", candidate.name)),
+            LegProbe::Foreign(_) => {
+                let name = &candidate.name;
+                return Err(format!("{name} does not hold what was written to it"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Regions that are not known to read as zeroes on all legs.
+fn different(
+    media: &[(&str, &Arc<dyn BlockDevice>)],
+    shape: &MirrorGeometry,
+) -> Result<RegionBitmap, String> {
+    let mut dirty = RegionBitmap::new(shape.regions());
+    for (_, medium) in media {
+        let mut at = 0;
+        while at < shape.block_count {
+            let extent = medium.block_status(at + shape.first)?;
+            let blocks = extent.blocks.clamp(1, shape.block_count - at);
+            if extent.holds == ExtentKind::Data {
+                let (first, count) = shape.regions_of(at, blocks);
+                (first..first + count).for_each(|region| {
+                    dirty.set(region);
+                });
+            }
+            at += blocks;
+        }
+    }
+    Ok(dirty)
+}
+
+/// Rejects a leg that does not fit this geometry.
+pub(super) fn check_leg(leg: &Leg, shape: &MirrorGeometry) -> Result<(), String> {
+    let Ok(medium) = &leg.medium else { return Ok(()) };
+    let limits = medium.limits();
+    let name = &leg.name;
+    if limits.block_size != shape.block_size || limits.metadata_size != 0 {
+        return Err(format!(
+            "{name} has blocks of {} and {} bytes of metadata, expected {} and none",
+            limits.block_size, limits.metadata_size, shape.block_size
+        ));
+    }
+    let needed = shape.first + shape.block_count;
+    if limits.block_count < needed {
+        return Err(format!("{name} has {} blocks, expected {needed}", limits.block_count));
+    }
+    let superblock_blocks = superblock_bytes(shape.block_size) / shape.block_size;
+    if limits.request_blocks_max < superblock_blocks {
+        return Err(format!(
+            "{name} takes {} blocks at once, expected {superblock_blocks} for a superblock",
+            limits.request_blocks_max
+        ));
+    }
+    let needs = [Operation::Read, Operation::Write, Operation::Flush];
+    if let Some(lacks) = needs.into_iter().find(|need| !limits.support.has(*need)) {
+        return Err(format!("{name} has no {}, expected one", lacks.name()));
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Blocking superblock I/O on a leg that is not part of an open mirror.
+//!
+//! Used when a mirror is opened, created or changed; not on the I/O path.
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request,
+    RequestFlags, Segment, Span,
+};
+use tenmil_dma::{Region, RegionTable};
+
+use super::Leg;
+use super::assemble::{LegCandidate, LegProbe};
+use super::shared::{memory, superblock_bytes};
+use tenmil_volume::mirror::{COPIES_AT, SUPERBLOCK_BYTES, Superblock};
+
+/// Memory for the superblock of any leg.
+pub(super) fn room(regions: &RegionTable) -> Result<Region, String> {
+    memory(regions, 64 << 10)
+}
+
+/// An I/O channel to a leg, and memory for one superblock.
+pub(super) struct LegIo<'a> {
+    backend: Box<dyn IoChannel>,
+    regions: &'a RegionTable,
+    memory: Segment,
+}
+
+/// Maximum time of one superblock transfer.
+const PATIENCE: Span = Span::from_secs(30);
+
+impl<'a> LegIo<'a> {
+    /// Opens a channel, with [`room`] as its memory.
+    pub(super) fn open(
+        regions: &'a RegionTable,
+        room: &Region,
+        medium: &dyn BlockDevice,
+    ) -> Result<Self, String> {
+        let len_bytes = superblock_bytes(medium.limits().block_size);
+        let memory =
+            room.segment().slice(0, len_bytes).ok_or("a superblock is longer than a block")?;
+        Ok(Self { backend: medium.channel()?, regions, memory })
+    }
+
+    /// Reads both copies of the superblock.
+    pub(super) fn read(&mut self, now: &mut dyn FnMut() -> Instant) -> LegProbe {
+        // An unreadable copy stays zero, which is invalid; the other one decides.
+        let mut copies = [[0; SUPERBLOCK_BYTES]; 2];
+        let mut problems = Vec::new();
+        for (copy, at) in copies.iter_mut().zip(COPIES_AT) {
+            if let Err(problem) = self.run(Operation::Read, at, now) {
+                problems.push(problem);
+                continue;
+            }
+            let head = self.memory.slice(0, 4096);
+            if head.is_none_or(|head| self.regions.load(head, copy).is_err()) {
+                return LegProbe::Missing("its superblock is out of reach".into());
+            }
+        }
+        if problems.len() == copies.len() {
+            return LegProbe::Missing(problems.swap_remove(0));
+        }
+        match Superblock::newer([&copies[0], &copies[1]]) {
+            Ok(superblock) => LegProbe::Leg(Box::new(superblock)),
+            Err(none) => LegProbe::Foreign(none),
+        }
+    }
+
+    /// Writes one copy durably (FUA).
+    pub(super) fn write(
+        &mut self,
+        superblock: &Superblock,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let head = self.memory.slice(0, 4096).unwrap_or_default();
+        let filled = self.regions.fill(self.memory, 0);
+        filled
+            .and_then(|()| self.regions.store(head, &superblock.encode()))
+            .map_err(|_| "its superblock is out of reach".to_owned())?;
+        self.run(Operation::Write, COPIES_AT[superblock.copy()], now)
+    }
+
+    /// Erases both copies.
+    pub(super) fn wipe(&mut self, now: &mut dyn FnMut() -> Instant) -> Result<(), String> {
+        let filled = self.regions.fill(self.memory, 0);
+        filled.map_err(|_| "its superblock is out of reach".to_owned())?;
+        COPIES_AT.iter().try_for_each(|at| self.run(Operation::Write, *at, now))
+    }
+
+    fn run(
+        &mut self,
+        operation: Operation,
+        at: u64,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let limits = self.backend.limits();
+        let request = Request {
+            token: 0,
+            lba: at / u64::from(limits.block_size),
+            operand: 0,
+            segment_first: 0,
+            blocks: self.memory.len_bytes / limits.block_size,
+            segment_count: 1,
+            metadata_count: 0,
+            operation,
+            flags: if operation == Operation::Write {
+                RequestFlags::FUA
+            } else {
+                RequestFlags::NONE
+            },
+        };
+        let doing = format!("{} of its superblock", operation.name());
+        let until = now().after(PATIENCE);
+        let mut answers = CompletionBatch::with_capacity(1);
+        let mut taken = false;
+        loop {
+            let time = now();
+            taken = taken || self.backend.submit(time, &[request], &[self.memory]) == 1;
+            self.backend.flush();
+            self.backend.poll(time, &mut answers);
+            if let [answer] = answers.as_slice() {
+                return match answer.outcome {
+                    IoStatus::SUCCESS => Ok(()),
+                    outcome => Err(format!("{doing}: status {:#x}, expected 0", outcome.0)),
+                };
+            }
+            if time > until {
+                return Err(format!("{doing}: no answer in {PATIENCE}"));
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// Reads the superblock of each leg.
+pub(super) fn look(
+    regions: &RegionTable,
+    legs: &[Leg],
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<Vec<LegCandidate>, String> {
+    let room = room(regions)?;
+    let candidates = legs.iter().map(|leg| {
+        let opened = leg.medium.clone().and_then(|medium| LegIo::open(regions, &room, &*medium));
+        let found = match opened {
+            Err(why) => LegProbe::Missing(why),
+            Ok(mut raw) => raw.read(now),
+        };
+        LegCandidate { name: leg.name.clone(), found }
+    });
+    Ok(candidates.collect())
+}

@@ -1,0 +1,424 @@
+//! Membership changes of an offline mirror: adds, removes or replaces a leg.
+//!
+//! ```text
+//!   add, replace   new leg: stale ──▶ all other legs: it is a leg, fresh ──▶ old leg: wiped
+//!   remove                            all other legs: it is removed ───────▶ old leg: wiped
+//! ```
+//!
+//! Each arrow is a superblock that is durable before the next is written, with a higher generation than
+//! any before. The first leg that has it decides, so after a power loss the mirror is in its old or its
+//! new state, and no data is lost in either.
+//! The new leg is stale until the mirror has been open long enough to copy everything to it; the other
+//! legs are not written for that.
+
+use tenmil_base::{ErrorCategory, Instant};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::kernel_files::Machine;
+
+use super::assemble::{AssembledMirror, LegCandidate, LegProbe, Start, assemble};
+use super::commit::legs_of;
+use super::create::check_leg;
+use super::fence::admit;
+use super::leg_io::{self, LegIo, look};
+use super::{Leg, OpenLegs, open_legs, parse};
+use tenmil_base::Error;
+use tenmil_block::Opener;
+use tenmil_block::identity::DeviceIdentity;
+use tenmil_block::overwrite;
+use tenmil_block::uri::Uri;
+use tenmil_volume::mirror::Ownership;
+use tenmil_volume::mirror::RegionBitmap;
+use tenmil_volume::mirror::{LEGS_MAX, Superblock, uuid_text};
+
+/// A mirror that is not open, and the contents of its superblocks.
+pub(super) struct OfflineMirror<'a> {
+    regions: &'a RegionTable,
+    room: Region,
+    legs: &'a [Leg],
+    assembly: AssembledMirror,
+    /// World-wide names of the legs' devices, where known.
+    identities: &'a [(Uri, String)],
+}
+
+/// New contents of all superblocks.
+struct SuperblockUpdate {
+    generation: u64,
+    legs: u8,
+    gone: u8,
+    in_sync: u8,
+    fresh: u8,
+    known: [u64; LEGS_MAX],
+    dirty: RegionBitmap,
+}
+
+/// Adds a leg to a mirror. Returns a report for the user.
+///
+/// # Errors
+///
+/// If the legs are not those of one mirror, or the device cannot be opened, does not fit, or has existing
+/// data and `overwrite` is not set.
+pub fn add(opener: &Opener<'_>, uri: &Uri, new: &Uri, overwrite: bool) -> Result<String, Error> {
+    let doing = format!("add {new}");
+    with_members(opener, uri, &doing, |members, now| {
+        let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
+        members.is_other(&leg, None, now).map_err(caller)?;
+        tenmil_linux::file::keep().map_err(|error| caller(error.to_string()))?;
+        members.add(&leg, now).map_err(caller)
+    })
+}
+
+/// Asks the operator to confirm a change, which is described in one line.
+pub type Consent<'a> = &'a mut dyn FnMut(&str) -> Result<(), Error>;
+
+/// Replaces one leg by another device, if `consent` is given. The old leg is named by its number or by
+/// its device, in any spelling. It may be absent. If it is present, its superblock is erased.
+///
+/// # Errors
+///
+/// The same as for [`add`], and if there is no such leg, no other one is in sync, or consent is refused.
+pub fn replace(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    old: &str,
+    new: &Uri,
+    overwrite: bool,
+    consent: Consent<'_>,
+) -> Result<String, Error> {
+    let doing = format!("replace {old}");
+    with_members(opener, uri, &doing, |members, now| {
+        let number = members.number(old).map_err(caller)?;
+        members.change(number).map_err(caller)?;
+        let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
+        members.is_other(&leg, Some(number), now).map_err(caller)?;
+        consent(&format!("{} is replaced by {new}", members.described(number)))?;
+        tenmil_linux::file::keep().map_err(|error| caller(error.to_string()))?;
+        members.replace(number, &leg, now).map_err(caller)
+    })
+}
+
+/// Removes a leg from a mirror of three or more, if `consent` is given. The leg is named as for
+/// [`replace`].
+///
+/// # Errors
+///
+/// If the legs are not those of one mirror, there is no such leg, no other one is in sync, only one would
+/// be left, or consent is refused.
+pub fn remove(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    old: &str,
+    consent: Consent<'_>,
+) -> Result<String, Error> {
+    let doing = format!("remove {old}");
+    with_members(opener, uri, &doing, |members, now| {
+        let number = members.number(old).map_err(caller)?;
+        members.check_remove(number).map_err(caller)?;
+        consent(&format!("{} is removed", members.described(number)))?;
+        members.remove(number, now).map_err(caller)
+    })
+}
+
+fn with_members(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    doing: &str,
+    change: impl FnOnce(&mut OfflineMirror<'_>, &mut dyn FnMut() -> Instant) -> Result<String, Error>,
+) -> Result<String, Error> {
+    if uri.scheme() != "mirror" {
+        return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
+    }
+    let options = parse(uri)?;
+    let OpenLegs { legs, identities, .. } = open_legs(opener, uri.children());
+    let mut now = || opener.clock.now();
+    let members = OfflineMirror::of(opener.regions, &legs, options.start(), &mut now);
+    let members = members.map(|members| OfflineMirror { identities: &identities, ..members });
+    let members = members.map_err(caller);
+    members
+        .and_then(|mut members| change(&mut members, &mut now))
+        .map_err(|error| error.during(format_args!("{uri}: {doing}")))
+}
+
+/// A usage error.
+fn caller(text: String) -> Error {
+    Error::new(ErrorCategory::Usage, text)
+}
+
+/// Opens a device that is to become a leg: not a leg of this mirror, and without existing data unless
+/// `overwrite` is set.
+fn fresh(
+    opener: &Opener<'_>,
+    (mirror, identities): (&Uri, &[(Uri, String)]),
+    uri: &Uri,
+    overwrite: bool,
+    now: &mut dyn FnMut() -> Instant,
+) -> Result<Leg, Error> {
+    let is_taken = |device: &DeviceIdentity| {
+        let legs = mirror.children().iter();
+        let mut legs = legs.map(|leg| DeviceIdentity::with_names(leg, identities));
+        legs.any(|leg| leg.is_same(device))
+    };
+    let refused = || caller(format!("{uri} is a leg already, expected another device"));
+    if mirror.children().contains(uri) || is_taken(&DeviceIdentity::of_uri(uri)) {
+        return Err(refused());
+    }
+    let opened = opener.open(uri)?;
+    if is_taken(&DeviceIdentity::of_opened(uri, &opened)) {
+        return Err(refused());
+    }
+    let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
+    overwrite::allow("a new leg", &opened.existing, overwrite, &Machine::this())?;
+    let found = look(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
+    admit(&found, None, false).map_err(caller)?;
+    if let Some(LegProbe::Leg(found)) = found.first().map(|candidate| &candidate.found)
+        && !overwrite
+    {
+        let (number, uuid) = (found.leg, uuid_text(found.uuid));
+        return Err(caller(format!(
+            "{uri} is leg {number} of mirror {uuid}, expected none, or --overwrite"
+        )));
+    }
+    Ok(leg)
+}
+
+impl<'a> OfflineMirror<'a> {
+    pub(super) fn of(
+        regions: &'a RegionTable,
+        legs: &'a [Leg],
+        start: Start,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<Self, String> {
+        let candidates: Vec<LegCandidate> = look(regions, legs, now)?;
+        admit(&candidates, None, false)?;
+        let assembly = assemble(&candidates, start)?;
+        Ok(Self { regions, room: leg_io::room(regions)?, legs, assembly, identities: &[] })
+    }
+
+    /// The leg with this number or on this device.
+    fn number(&self, name: &str) -> Result<u8, String> {
+        let all = self.numbers();
+        let found = match name.parse::<u8>() {
+            Ok(number) => all & 1_u8.checked_shl(number.into()).unwrap_or(0),
+            Err(_) => {
+                legs_of(all).filter(|leg| self.is_on(*leg, name)).fold(0, |all, leg| all | 1 << leg)
+            }
+        };
+        let mut found = legs_of(found);
+        match (found.next(), found.next()) {
+            (Some(number), None) => Ok(number),
+            (first, _) => {
+                let count = if first.is_none() { "no leg is" } else { "several legs are" };
+                let all: Vec<String> = legs_of(all).map(|leg| self.described(leg)).collect();
+                Err(format!("{count} `{name}`, expected one of: {}", all.join(", ")))
+            }
+        }
+    }
+
+    /// Bit mask of the numbers that have a leg.
+    fn numbers(&self) -> u8 {
+        u8::MAX >> (8 - self.assembly.legs) & !self.assembly.gone
+    }
+
+    /// Whether a leg is on the device with this name.
+    fn is_on(&self, leg: u8, name: &str) -> bool {
+        let Some(found) = self.name_of(leg) else { return false };
+        let same = |(one, other): (Uri, Uri)| {
+            let device = |uri| DeviceIdentity::with_names(uri, self.identities);
+            device(&one).is_same(&device(&other))
+        };
+        found == name || found.parse().ok().zip(name.parse().ok()).is_some_and(same)
+    }
+
+    fn name_of(&self, leg: u8) -> Option<&str> {
+        self.assembly.places[usize::from(leg)].map(|place| &*self.legs[place].name)
+    }
+
+    /// Description of a leg with its device and state.
+    fn described(&self, leg: u8) -> String {
+        let in_sync = self.assembly.in_sync & 1 << leg != 0;
+        match self.name_of(leg) {
+            Some(name) if in_sync => format!("leg {leg} ({name}, in sync)"),
+            Some(name) => format!("leg {leg} ({name}, stale)"),
+            None => format!("leg {leg} (absent)"),
+        }
+    }
+
+    /// Rejects a device that is a remaining leg of this mirror under another name.
+    fn is_other(
+        &self,
+        new: &Leg,
+        replaced: Option<u8>,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let found = look(self.regions, std::slice::from_ref(new), now)?;
+        let Some(LegProbe::Leg(found)) = found.first().map(|one| &one.found) else { return Ok(()) };
+        let stays = self.assembly.present() & !replaced.map_or(0, |leg| 1 << leg);
+        if found.uuid != self.assembly.uuid || stays & 1 << found.leg == 0 {
+            return Ok(());
+        }
+        Err(format!(
+            "{} is {}, or a copy of it, expected another device",
+            new.name,
+            self.described(found.leg)
+        ))
+    }
+
+    pub(super) fn add(
+        &mut self,
+        new: &Leg,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<String, String> {
+        let AssembledMirror { legs, gone, .. } = self.assembly;
+        let number = if gone == 0 { u32::from(legs) } else { gone.trailing_zeros() };
+        let number = u8::try_from(number).ok().filter(|number| usize::from(*number) < LEGS_MAX);
+        let number = number.ok_or(format!("it has {legs} legs, expected less than {LEGS_MAX}"))?;
+        let mut change = self.change(number)?;
+        (change.legs, change.gone) = (legs.max(number + 1), gone & !(1 << number));
+        self.admit(change, number, new, now)?;
+        Ok(self.said(&format!("leg {number} is {}; it is copied to while it is open", new.name)))
+    }
+
+    pub(super) fn replace(
+        &mut self,
+        number: u8,
+        new: &Leg,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<String, String> {
+        let change = self.change(number)?;
+        self.admit(change, number, new, now)?;
+        let left = self.wipe(number, now);
+        let text = format!("leg {number} is {}; it is copied to while it is open{left}", new.name);
+        Ok(self.said(&text))
+    }
+
+    /// The number of legs left without this one.
+    fn check_remove(&self, number: u8) -> Result<u32, String> {
+        let left = self.numbers().count_ones() - 1;
+        if left < 2 {
+            return Err(format!("{left} leg would be left, expected 2; replace it instead"));
+        }
+        self.change(number).map(|_| left)
+    }
+
+    pub(super) fn remove(
+        &mut self,
+        number: u8,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<String, String> {
+        let left = self.check_remove(number)?;
+        let mut change = self.change(number)?;
+        change.gone |= 1 << number;
+        self.tell(&change, number, now)?;
+        let wiped = self.wipe(number, now);
+        Ok(self.said(&format!("leg {number} is gone; {left} are left{wiped}")))
+    }
+
+    fn said(&self, text: &str) -> String {
+        format!("mirror {}: {text}", uuid_text(self.assembly.uuid))
+    }
+
+    /// The common part of every change: leg `number` is no longer in sync. Absent legs are not in sync
+    /// either, as after a write without them.
+    fn change(&self, number: u8) -> Result<SuperblockUpdate, String> {
+        let AssembledMirror { legs, gone, generation, known, ref dirty, .. } = self.assembly;
+        let in_sync = self.assembly.in_sync & !(1 << number);
+        if in_sync == 0 {
+            return Err(format!("leg {number} is the only one in sync, expected another one"));
+        }
+        // Where legs differ, data is read from the first in-sync leg, and a client may have seen it.
+        let is_source = self.assembly.in_sync.trailing_zeros() == u32::from(number);
+        let unequal = dirty.iter().count();
+        if is_source && unequal > 0 {
+            return Err(format!(
+                "leg {number} is the one that is read where legs may differ, and {unequal} regions \
+                 may, expected none; keep the mirror open and idle until `tenmil get mirrors` says \
+                 that nothing is dirty"
+            ));
+        }
+        let (generation, dirty) = (generation + 1, dirty.clone());
+        let fresh = self.assembly.fresh & !(1 << number);
+        Ok(SuperblockUpdate { generation, legs, gone, in_sync, fresh, known, dirty })
+    }
+
+    /// Writes the superblocks of a new, stale leg.
+    fn admit(
+        &mut self,
+        mut change: SuperblockUpdate,
+        number: u8,
+        new: &Leg,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        check_leg(new, &self.assembly.shape)?;
+        change.fresh |= 1 << number;
+        change.known[usize::from(number)] = change.generation;
+        // Both copies, so that nothing older remains.
+        for sequence in [1, 2] {
+            self.write(new, &self.superblock(&change, number, sequence), now)?;
+        }
+        self.tell(&change, number, now)
+    }
+
+    /// Writes the superblocks of all other present legs, one after another.
+    fn tell(
+        &mut self,
+        change: &SuperblockUpdate,
+        except: u8,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        // In-sync legs first: the others decide nothing.
+        let present = self.assembly.present() & !(1 << except);
+        let (first, last) = (present & change.in_sync, present & !change.in_sync);
+        for leg in legs_of(first).chain(legs_of(last)) {
+            let sequence = self.assembly.sequences[usize::from(leg)].draw();
+            let superblock = self.superblock(change, leg, sequence);
+            let place = self.assembly.places[usize::from(leg)].ok_or("a leg has no place")?;
+            self.write(&self.legs[place], &superblock, now)?;
+        }
+        Ok(())
+    }
+
+    fn superblock(&self, change: &SuperblockUpdate, leg: u8, sequence: u64) -> Superblock {
+        let SuperblockUpdate { generation, legs, gone, in_sync, fresh, known, ref dirty } = *change;
+        let (uuid, shape, dirty) = (self.assembly.uuid, self.assembly.shape, dirty.clone());
+        Superblock {
+            uuid,
+            sequence,
+            generation,
+            leg,
+            legs,
+            shape,
+            in_sync,
+            gone,
+            fresh,
+            known,
+            owner: Ownership { epoch: self.assembly.owner.epoch, ..Ownership::NONE },
+            dirty,
+        }
+    }
+
+    fn write(
+        &self,
+        leg: &Leg,
+        superblock: &Superblock,
+        now: &mut dyn FnMut() -> Instant,
+    ) -> Result<(), String> {
+        let medium = leg.medium.clone()?;
+        let mut raw = LegIo::open(self.regions, &self.room, &*medium)?;
+        raw.write(superblock, now).map_err(|problem| format!("{}: {problem}", leg.name))
+    }
+
+    /// Erases the superblocks of the old leg, if present. Returns a note if that fails: the other legs
+    /// know that it was removed, and reject it.
+    fn wipe(&self, number: u8, now: &mut dyn FnMut() -> Instant) -> String {
+        let place = self.assembly.places[usize::from(number)];
+        let Some(leg) = place.map(|place| &self.legs[place]) else { return String::new() };
+        let wiped = leg.medium.clone().and_then(|medium| {
+            LegIo::open(self.regions, &self.room, &*medium).and_then(|mut raw| raw.wipe(now))
+        });
+        match wiped {
+            Ok(()) => String::new(),
+            Err(problem) => {
+                format!("; {} still says that it is leg {number}: {problem}", leg.name)
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Report on a mirror.
+
+use std::fmt::Write as _;
+
+use tenmil_base::ErrorCategory;
+
+use super::assemble::{AssembledMirror, LegCandidate, LegProbe, assemble};
+use super::progress::Health;
+use super::{look, open_legs, parse};
+use tenmil_base::Error;
+use tenmil_block::Opener;
+use tenmil_block::uri::Uri;
+use tenmil_volume::mirror::{NoSuperblock, Superblock, uuid_text};
+
+/// Output of `tenmil mirror show`.
+#[derive(Clone, Debug)]
+pub struct MirrorReport {
+    /// For each given leg: its name, and its superblock or why it has none.
+    pub legs: Vec<(String, Result<Superblock, String>)>,
+    /// How the mirror would open: a description, or why it would not.
+    pub verdict: Result<String, String>,
+    /// Health of the mirror, if it would open.
+    pub health: Option<Health>,
+}
+
+/// Reads the superblocks of a mirror's legs, and checks whether it would open.
+///
+/// # Errors
+///
+/// If the URI is not that of a mirror.
+pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
+    if uri.scheme() != "mirror" {
+        return Err(uri.refuse("not a mirror, expected mirror:[URI],[URI]").into());
+    }
+    let options = parse(uri)?;
+    let legs = open_legs(opener, uri.children()).legs;
+    let mut now = || opener.clock.now();
+    let candidates = look(opener.regions, &legs, &mut now)
+        .map_err(|problem| Error::new(ErrorCategory::Environment, problem))?;
+    let assembly = assemble(&candidates, options.start());
+    let health = assembly
+        .as_ref()
+        .ok()
+        .map(|it| Health::of(u8::MAX >> (8 - it.legs) & !it.gone, it.in_sync, 0));
+    let verdict = assembly.map(|assembly| describe(&assembly, &candidates));
+    let said = candidates.into_iter().map(|LegCandidate { name, found }| {
+        let found = match found {
+            LegProbe::Leg(superblock) => Ok(*superblock),
+            LegProbe::Missing(why) => Err(why),
+            LegProbe::Foreign(NoSuperblock::Absent) => Err("no superblock".into()),
+            LegProbe::Foreign(NoSuperblock::Damaged(why)) => Err(why),
+        };
+        (name, found)
+    });
+    Ok(MirrorReport { legs: said.collect(), verdict, health })
+}
+
+/// One line on an assembled mirror.
+pub(super) fn describe(assembly: &AssembledMirror, candidates: &[LegCandidate]) -> String {
+    let AssembledMirror { uuid, legs, gone, in_sync, fresh, places, dirty, shape, .. } = assembly;
+    let (uuid, sound) = (uuid_text(*uuid), in_sync.count_ones());
+    let members = u32::from(*legs) - gone.count_ones();
+    let mut text = format!("mirror {uuid}: {sound} of {members} legs in sync");
+    if sound < members {
+        text += ", degraded";
+    }
+    for leg in (0..*legs).filter(|leg| gone & 1 << leg == 0) {
+        let place = places[usize::from(leg)];
+        match place.map(|index| &candidates[index].name) {
+            Some(_) if in_sync & (1 << leg) != 0 => {}
+            Some(name) => {
+                let _ = write!(text, "; leg {leg} ({name}) is stale and is copied to");
+            }
+            None => {
+                let _ = write!(text, "; leg {leg} is missing");
+            }
+        }
+    }
+    for LegCandidate { name, found } in candidates {
+        if let LegProbe::Missing(why) = found {
+            let _ = write!(text, "; {name} cannot be had: {why}");
+        }
+    }
+    let is_fresh = assembly.present() & fresh != 0;
+    let count = if is_fresh { shape.regions() } else { dirty.count() };
+    if (sound > 1 || assembly.present() & !in_sync != 0) && count > 0 {
+        let source = in_sync.trailing_zeros();
+        let share = share_of(count, shape.regions());
+        let _ = write!(text, "; {count} regions ({share}) are copied, from leg {source}");
+    }
+    text
+}
+
+/// Formats a share as a percentage.
+pub fn share_of(count: u64, whole: u64) -> String {
+    let permille = u128::from(count) * 1_000 / u128::from(whole.max(1));
+    format!("{}.{} %", permille / 10, permille % 10)
+}

@@ -1,0 +1,211 @@
+//! Ownership of a mirror, and what happens to the former owner.
+
+use tenmil_base::{BlockDevice, CompletionBatch, IoChannel, IoStatus, Operation, Request, Segment};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+
+use crate::mirror::assemble::{LegCandidate, LegProbe};
+use crate::mirror::{
+    InjectedBugs, Leg, Mirror, MirrorOptions, OpenLegs, create, look, open_legs, take_over,
+};
+use tenmil_block::uri::Uri;
+use tenmil_block::{OpenedDevice, Opener};
+use tenmil_volume::mirror::Superblock;
+
+const RESERVATION_CONFLICT: IoStatus = IoStatus::RESERVATION_CONFLICT;
+
+pub(super) struct Bench {
+    directory: tempfile::TempDir,
+    regions: RegionTable,
+    pub(super) clock: Clock,
+}
+
+impl Bench {
+    /// Two files that form a mirror.
+    pub(super) fn new() -> Self {
+        let bench = Self {
+            directory: tempfile::tempdir().unwrap(),
+            regions: RegionTable::new(200),
+            clock: Clock::start(),
+        };
+        let legs = ["a", "b"].map(|name| bench.leg(name, "&size=4m"));
+        create(&bench.opener(), &legs, false).unwrap();
+        bench
+    }
+
+    fn opener(&self) -> Opener<'_> {
+        Opener { regions: &self.regions, clock: self.clock, seed: 1, kinds: crate::KINDS }
+    }
+
+    fn leg(&self, name: &str, query: &str) -> Uri {
+        let path = self.directory.path().join(name);
+        format!("file:{}?engine=threads{query}", path.display()).parse().unwrap()
+    }
+
+    fn uri(&self) -> Uri {
+        format!("mirror:[{}],[{}]", self.leg("a", ""), self.leg("b", "")).parse().unwrap()
+    }
+
+    fn open(&self) -> Result<OpenedDevice, String> {
+        self.opener().open(&self.uri()).map_err(|error| error.to_string())
+    }
+
+    /// The devices, opened once and shared: a process opens a file only once.
+    pub(super) fn legs(&self) -> Vec<Leg> {
+        let OpenLegs { legs, .. } = open_legs(&self.opener(), self.uri().children());
+        legs
+    }
+
+    pub(super) fn open_over(
+        &self,
+        legs: &[Leg],
+        options: &MirrorOptions,
+    ) -> Result<Mirror, String> {
+        Mirror::open(&self.regions, legs, options, &mut || self.clock.now())
+    }
+
+    fn superblocks(&self, legs: &[Leg]) -> Vec<Superblock> {
+        let found = look(&self.regions, legs, &mut || self.clock.now()).unwrap();
+        let leg = |LegCandidate { found, .. }| match found {
+            LegProbe::Leg(leg) => *leg,
+            other => panic!("{other:?}"),
+        };
+        found.into_iter().map(leg).collect()
+    }
+
+    pub(super) fn write(&self, channel: &mut dyn IoChannel, lba: u64) -> IoStatus {
+        let memory = self.regions.allocate(512).unwrap();
+        let segment = Segment { len_bytes: 512, ..memory.segment() };
+        let operation = Operation::Write;
+        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+        assert_eq!(channel.submit(self.clock.now(), &[request], &[segment]), 1);
+        let mut answers = CompletionBatch::with_capacity(1);
+        while answers.as_slice().is_empty() {
+            channel.flush();
+            channel.poll(self.clock.now(), &mut answers);
+        }
+        answers.as_slice()[0].outcome
+    }
+}
+
+#[test]
+fn a_second_opener_is_refused_with_the_identity_of_the_first() {
+    let bench = Bench::new();
+    let legs = bench.legs();
+    let first = bench.open_over(&legs, &MirrorOptions::default()).unwrap();
+    let refused = bench.open_over(&legs, &MirrorOptions::default()).unwrap_err();
+    let expected = format!(": process {} on host `", std::process::id());
+    assert!(refused.contains(&expected) && refused.contains("` since 20"), "{refused}");
+    assert!(refused.contains("takeover --force"), "{refused}");
+    drop(first);
+    assert!(bench.open_over(&legs, &MirrorOptions::default()).is_ok(), "the first is gone");
+}
+
+#[test]
+fn a_mirror_that_is_closed_has_no_owner() {
+    let bench = Bench::new();
+    let opened = bench.open().unwrap();
+    let mut channel = opened.medium.channel().unwrap();
+    assert_eq!(bench.write(&mut *channel, 7), IoStatus::SUCCESS);
+    drop(opened);
+    assert_eq!(bench.write(&mut *channel, 3_000), IoStatus::SUCCESS, "a channel keeps it");
+    drop(channel);
+    let found = bench.superblocks(&bench.legs());
+    assert!(found.iter().all(|leg| leg.owner.id == 0 && leg.owner.epoch == 1), "{found:?}");
+}
+
+/// Outcome of a write by the former owner, and whether the legs then still record the new owner.
+fn write_after_takeover(bugs: InjectedBugs) -> (IoStatus, bool) {
+    let bench = Bench::new();
+    let legs = bench.legs();
+    let former = bench.open_over(&legs, &MirrorOptions { bugs, ..MirrorOptions::default() });
+    let former = former.unwrap();
+    let mut old = former.channel().unwrap();
+    assert_eq!(bench.write(&mut *old, 0), IoStatus::SUCCESS);
+    let force = MirrorOptions { force: true, ..MirrorOptions::default() };
+    let owner = bench.open_over(&legs, &force).unwrap();
+    let mine = owner.shared.lock().fence.writes.id;
+    // Another region, which has to be marked dirty first.
+    let outcome = bench.write(&mut *old, 3_000);
+    if outcome == RESERVATION_CONFLICT {
+        assert_eq!(bench.write(&mut *old, 0), RESERVATION_CONFLICT, "from then on nothing");
+        assert!(former.block_status(0).is_err());
+        let mut new = owner.channel().unwrap();
+        assert_eq!(bench.write(&mut *new, 3_000), IoStatus::SUCCESS);
+    }
+    let is_mine = bench.superblocks(&legs).iter().all(|leg| leg.owner.id == mine);
+    (outcome, is_mine)
+}
+
+#[test]
+fn a_former_owner_writes_nothing_once_it_looks_and_is_told_why() {
+    assert_eq!(write_after_takeover(InjectedBugs::default()), (RESERVATION_CONFLICT, true));
+    let bugs = InjectedBugs { ignores_fence: true, ..InjectedBugs::default() };
+    let (outcome, _) = write_after_takeover(bugs);
+    assert_eq!(outcome, IoStatus::SUCCESS, "the injected bug");
+}
+
+#[test]
+fn a_takeover_frees_a_mirror_from_an_owner_of_whom_nothing_is_known() {
+    let bench = Bench::new();
+    let legs = bench.legs();
+    let mut elsewhere = crate::owned::Opener::draw().owner();
+    elsewhere.record.boot += 1;
+    elsewhere.record.machine += 1;
+    let options = MirrorOptions { opener: Some(elsewhere), ..MirrorOptions::default() };
+    drop(bench.open_over(&legs, &options).unwrap());
+    drop(legs);
+    let refused = bench.open().unwrap_err();
+    assert!(refused.contains("has it open for writing"), "{refused}");
+    let opener = bench.opener();
+    assert!(take_over(&opener, &bench.uri(), false).is_err());
+    let former = take_over(&opener, &bench.uri(), true).unwrap();
+    assert_eq!(former, Some(elsewhere.to_string()));
+    assert_eq!(take_over(&opener, &bench.uri(), false), Ok(None));
+    let legs = bench.superblocks(&bench.legs());
+    assert!(legs.iter().all(|leg| leg.owner.id == 0 && leg.sequence > 1 << 20), "{legs:?}");
+    assert!(bench.open().is_ok());
+}
+
+#[test]
+fn a_mirror_that_somebody_has_open_is_not_made_anew_or_changed() {
+    let bench = Bench::new();
+    let legs = bench.legs();
+    let mut elsewhere = crate::owned::Opener::draw().owner();
+    elsewhere.record.boot = 0;
+    let options = MirrorOptions { opener: Some(elsewhere), ..MirrorOptions::default() };
+    drop(bench.open_over(&legs, &options).unwrap());
+    drop(legs);
+    let uris = ["a", "b"].map(|name| bench.leg(name, ""));
+    let refused = create(&bench.opener(), &uris, true).unwrap_err().to_string();
+    assert!(refused.contains("has it open for writing"), "{refused}");
+    let new = bench.leg("c", "&size=4m");
+    let refused = crate::mirror::add(&bench.opener(), &bench.uri(), &new, true).unwrap_err();
+    assert!(refused.to_string().contains("has it open for writing"), "{refused}");
+}
+
+#[test]
+fn a_stale_leg_that_did_not_hear_of_the_release_does_not_keep_the_owner() {
+    let bench = Bench::new();
+    let legs = bench.legs();
+    let stays = crate::owned::Opener::draw();
+    let options = MirrorOptions { opener: Some(stays.owner()), ..MirrorOptions::default() };
+    let mirror = bench.open_over(&legs, &options).unwrap();
+    let shared = std::sync::Arc::clone(&mirror.shared);
+    let mut channel = mirror.channel().unwrap();
+    shared.lock().fail_legs(&shared, 0b10);
+    assert!(shared.lock().disown());
+    while !shared.lock().is_settled() {
+        channel.poll(bench.clock.now(), &mut CompletionBatch::with_capacity(1));
+        channel.flush();
+        let _ = bench.write(&mut *channel, 0);
+    }
+    let ids: Vec<_> = bench.superblocks(&legs).iter().map(|leg| leg.owner.id).collect();
+    assert_eq!(ids, [0, stays.owner().id]);
+    drop((channel, mirror, shared));
+    // The process still runs, and has closed the mirror.
+    let _stays = crate::owned::Opener::of(stays.owner());
+    let elsewhere = crate::owned::Opener::draw();
+    let options = MirrorOptions { opener: Some(elsewhere.owner()), ..MirrorOptions::default() };
+    bench.open_over(&legs, &options).unwrap();
+}

@@ -1,0 +1,41 @@
+//! A mirror for the tests of devices that are placed on others: created when there is none yet.
+
+use std::sync::Arc;
+
+use tenmil_base::Span;
+
+use crate::mirror::assemble::LegProbe;
+use crate::mirror::create::format;
+use crate::mirror::maintenance::ResyncPolicy;
+use crate::mirror::{Mirror, MirrorOptions, OpenLegs, look, open_legs};
+use tenmil_base::Error;
+use tenmil_block::uri::Uri;
+use tenmil_block::{DeviceType, OpenedDevice, Opener};
+use tenmil_volume::mirror::NoSuperblock;
+
+/// Opens `made:[URI],[URI]` as `mirror:` does, with fast background work, and creates the mirror first if
+/// no leg has a superblock.
+pub(crate) struct MadeKind;
+
+const POLICY: ResyncPolicy = ResyncPolicy {
+    clear_after: Span::from_us(40),
+    probe_every: Span::from_us(20),
+    copy_rate: 4 << 30,
+};
+
+impl DeviceType for MadeKind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+        let OpenLegs { legs, existing, handles, identities } = open_legs(opener, uri.children());
+        let mut now = || opener.clock.now();
+        let refuse = |problem: String| Error::from(uri.refuse(problem));
+        let found = look(opener.regions, &legs, &mut now).map_err(refuse)?;
+        if found.iter().all(|leg| leg.found == LegProbe::Foreign(NoSuperblock::Absent)) {
+            format(opener.regions, &legs, 7, &mut now).map_err(refuse)?;
+        }
+        let mirror = Mirror::open(opener.regions, &legs, &MirrorOptions::paced(POLICY), &mut now)
+            .map_err(refuse)?;
+        let description = mirror.describe().to_owned();
+        let medium = Arc::new(mirror);
+        Ok(OpenedDevice { medium, description, existing, handles, identities })
+    }
+}

@@ -1,0 +1,262 @@
+//! Changes of the legs of a closed mirror, with a power failure at every write.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoStatus, Memory, Operation, Request, RequestFlags, Span,
+};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+
+use super::oracle::stamp;
+use crate::conformance::PowerKind;
+use crate::mirror::assemble::Start;
+use crate::mirror::create::format;
+use crate::mirror::maintenance::ResyncPolicy;
+use crate::mirror::members::OfflineMirror;
+use crate::mirror::{Leg, Mirror, MirrorOptions};
+use tenmil_block::Opener;
+
+/// A change of a mirror on the first legs of four.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Add,
+    Replace {
+        number: u8,
+    },
+    Remove {
+        number: u8,
+    },
+    /// The number of a leg that was removed is assigned to another one.
+    AddAgain,
+}
+
+/// Four devices, and a mirror on some of them.
+struct Bench {
+    power: PowerKind,
+    regions: RegionTable,
+    now: Instant,
+    legs: Vec<Leg>,
+}
+
+const POLICY: ResyncPolicy = ResyncPolicy {
+    clear_after: Span::from_us(40),
+    probe_every: Span::from_us(20),
+    copy_rate: 4 << 30,
+};
+/// Blocks of the mirror that are written: some in each region.
+const WRITTEN: [u64; 5] = [0, 1, 70, 127, 200];
+
+impl Change {
+    /// The legs before and after the change.
+    fn legs(self) -> (&'static [usize], &'static [usize]) {
+        match self {
+            Self::Add => (&[0, 1], &[0, 1, 3]),
+            Self::Replace { number: 0 } => (&[0, 1], &[3, 1]),
+            Self::Replace { .. } => (&[0, 1, 2], &[0, 3, 2]),
+            Self::Remove { number: 0 } => (&[0, 1, 2], &[1, 2]),
+            Self::Remove { .. } => (&[0, 1, 2], &[0, 1]),
+            Self::AddAgain => (&[0, 2], &[0, 3, 2]),
+        }
+    }
+
+    /// Whether the removed leg is the one that is read where legs may differ.
+    fn is_of_source(self) -> bool {
+        matches!(self, Self::Replace { number: 0 } | Self::Remove { number: 0 })
+    }
+
+    fn run(self, bench: &mut Bench) -> Result<String, String> {
+        let legs = bench.pick(self.legs().0);
+        let (new, regions) = (bench.legs[3].clone(), bench.regions.clone());
+        let mut now = || later(&mut bench.now);
+        let mut members = OfflineMirror::of(&regions, &legs, Start::Complete, &mut now)?;
+        match self {
+            Self::Add | Self::AddAgain => members.add(&new, &mut now),
+            Self::Replace { number } => members.replace(number, &new, &mut now),
+            Self::Remove { number } => members.remove(number, &mut now),
+        }
+    }
+}
+
+/// Superblock writes take time; a device without power is not waited for.
+fn later(time: &mut Instant) -> Instant {
+    *time = time.after(Span::from_ms(20));
+    *time
+}
+
+impl Bench {
+    fn new(change: Change, seed: u64) -> Self {
+        let (power, regions) = (PowerKind::default(), RegionTable::new(100));
+        let legs = open(&power, &regions, seed);
+        let mut bench = Self { power, regions, now: Instant { ns: 1 }, legs };
+        let before = match change {
+            Change::AddAgain => &[0, 1, 2],
+            _ => change.legs().0,
+        };
+        let (legs, regions) = (bench.pick(before), bench.regions.clone());
+        format(&regions, &legs, 7, &mut || later(&mut bench.now)).unwrap();
+        let mirror = bench.open(before).unwrap();
+        bench.settle(&mirror);
+        for lba in WRITTEN {
+            bench.block(&mirror, Operation::Write, lba);
+        }
+        if change.is_of_source() {
+            bench.settle(&mirror);
+        }
+        drop(mirror);
+        if matches!(change, Change::AddAgain) {
+            let mut now = || later(&mut bench.now);
+            let mut members =
+                OfflineMirror::of(&regions, &legs, Start::Complete, &mut now).unwrap();
+            members.remove(1, &mut now).unwrap();
+        }
+        bench
+    }
+
+    fn pick(&self, which: &[usize]) -> Vec<Leg> {
+        which.iter().map(|index| self.legs[*index].clone()).collect()
+    }
+
+    fn open(&mut self, which: &[usize]) -> Result<Mirror, String> {
+        let (legs, regions) = (self.pick(which), self.regions.clone());
+        Mirror::open(&regions, &legs, &MirrorOptions::paced(POLICY), &mut || later(&mut self.now))
+    }
+
+    /// Simulates a power cycle.
+    fn cut(&mut self, seed: u64) {
+        self.power.cut();
+        self.legs.clear();
+        self.power.restore();
+        self.legs = open(&self.power, &self.regions, seed);
+    }
+
+    /// Waits until all present legs are in sync.
+    fn settle(&mut self, mirror: &Mirror) {
+        let mut channel = mirror.channel().unwrap();
+        for _ in 0..100_000 {
+            self.now = self.now.after(Span::from_us(1));
+            channel.poll(self.now, &mut CompletionBatch::with_capacity(1));
+            let meta = mirror.shared.lock();
+            let is_clean = meta.dirty.is_empty() || !meta.is_whole();
+            if meta.in_sync == meta.present && meta.todo.is_empty() && is_clean {
+                return;
+            }
+        }
+        panic!("{:?} is all there is", mirror.progress());
+    }
+
+    /// Writes a block with its expected contents, or reads it and compares.
+    fn block(&mut self, medium: &dyn BlockDevice, operation: Operation, lba: u64) {
+        let memory = self.regions.allocate(1024).unwrap();
+        let segment = memory.segment().slice(0, 1024).unwrap();
+        let bytes = stamp(lba, 1).repeat(2);
+        if operation == Operation::Write {
+            self.regions.store(segment, &bytes).unwrap();
+        }
+        let flags = RequestFlags::FUA;
+        let request =
+            Request { lba, blocks: 1, segment_count: 1, operation, flags, ..Request::NOTHING };
+        let mut channel = medium.channel().unwrap();
+        assert_eq!(channel.submit(self.now, &[request], &[segment]), 1);
+        let mut answers = CompletionBatch::with_capacity(1);
+        while answers.as_slice().is_empty() {
+            self.now = self.now.after(Span::from_us(1));
+            channel.poll(self.now, &mut answers);
+        }
+        assert_eq!(answers.as_slice()[0].outcome, IoStatus::SUCCESS);
+        let mut held = vec![0; 1024];
+        self.regions.load(segment, &mut held).unwrap();
+        assert!(held == bytes, "block {lba}");
+    }
+
+    /// Opens the mirror with these legs, and checks that it holds what was written and that all legs
+    /// become in sync.
+    fn check(&mut self, which: &[usize]) -> Result<(), String> {
+        let mirror = self.open(which)?;
+        WRITTEN.iter().for_each(|lba| self.block(&mirror, Operation::Read, *lba));
+        self.settle(&mirror);
+        WRITTEN.iter().for_each(|lba| self.block(&mirror, Operation::Read, *lba));
+        let first = mirror.shared.shape.first;
+        drop(mirror);
+        for leg in self.pick(which) {
+            let medium = leg.medium.unwrap();
+            for lba in WRITTEN {
+                let memory = self.regions.allocate(1024).unwrap();
+                let held = self.raw(&*medium, first + lba, memory.segment());
+                assert!(held == stamp(lba, 1).repeat(2), "{} block {lba}", leg.name);
+            }
+        }
+        Ok(())
+    }
+
+    fn raw(
+        &mut self,
+        medium: &dyn BlockDevice,
+        lba: u64,
+        segment: tenmil_base::Segment,
+    ) -> Vec<u8> {
+        let segment = segment.slice(0, 1024).unwrap();
+        let operation = Operation::Read;
+        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+        let mut channel = medium.channel().unwrap();
+        assert_eq!(channel.submit(self.now, &[request], &[segment]), 1);
+        let mut answers = CompletionBatch::with_capacity(1);
+        while channel.poll(self.now, &mut answers) == 0 {}
+        let mut held = vec![0; 1024];
+        self.regions.load(segment, &mut held).unwrap();
+        held
+    }
+}
+
+fn open(power: &PowerKind, regions: &RegionTable, seed: u64) -> Vec<Leg> {
+    let opener = Opener {
+        regions,
+        clock: Clock::start(),
+        seed,
+        kinds: &crate::tests::kinds_with(&[("power", power)]),
+    };
+    let uri = "power:cached?size=1280k".parse().unwrap();
+    let leg = |number| Leg {
+        name: format!("leg{number}"),
+        medium: Ok(Arc::clone(&opener.open(&uri).unwrap().medium)),
+    };
+    (0..4).map(leg).collect()
+}
+
+const CHANGES: [Change; 6] = [
+    Change::Add,
+    Change::Replace { number: 0 },
+    Change::Replace { number: 1 },
+    Change::Remove { number: 0 },
+    Change::Remove { number: 2 },
+    Change::AddAgain,
+];
+
+#[test]
+fn a_change_is_whole_or_has_not_happened_whichever_write_the_power_fails_at() {
+    for change in CHANGES {
+        let (before, after) = change.legs();
+        for cut in 0.. {
+            // One run opens the legs of before the change, the next one those of after it.
+            let (mut ended, mut opened) = (false, 0);
+            for (run, which) in [before, after].into_iter().enumerate() {
+                let mut bench = Bench::new(change, cut);
+                bench.power.cut_after(cut);
+                let result = change.run(&mut bench);
+                let is_cut = result.is_err();
+                assert!(!is_cut || bench.power.is_out(), "{change:?} {cut}: {result:?}");
+                bench.cut(cut);
+                let found = bench.check(which);
+                let must = if is_cut { cut == 0 && run == 0 } else { run == 1 };
+                assert!(found.is_ok() || !must, "{change:?} {cut} {which:?}: {found:?}");
+                ended |= !is_cut;
+                opened += usize::from(found.is_ok());
+            }
+            assert!(opened > 0, "{change:?} {cut}: it opens neither as before nor as after");
+            if ended {
+                assert!(cut > 6, "{change:?} ended after {cut}");
+                break;
+            }
+        }
+    }
+}

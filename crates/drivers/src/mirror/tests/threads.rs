@@ -1,0 +1,393 @@
+//! A mirror used by two threads of the machine: their interleaving varies, unlike in simulated time. The
+//! time itself is a counter that both advance.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
+    Operation, Random, Request, RequestFlags, Segment, Span, WakeSource,
+};
+use tenmil_dma::{Region, RegionTable};
+use tenmil_linux::{Clock, Sleeper, Thread};
+
+use super::oracle::{stamp, version_of};
+use crate::mirror::create::format;
+use crate::mirror::maintenance::ResyncPolicy;
+use crate::mirror::{Leg, Mirror, MirrorOptions};
+use tenmil_block::Opener;
+
+/// A leg that fails and returns on command.
+struct Shaky {
+    inner: Arc<dyn BlockDevice>,
+    is_failing: Arc<AtomicBool>,
+}
+
+struct ShakyChannel {
+    inner: Box<dyn IoChannel>,
+    is_failing: Arc<AtomicBool>,
+}
+
+/// State shared by both threads.
+struct Board {
+    mirror: Mirror,
+    regions: RegionTable,
+    now: AtomicU64,
+    failing: [Arc<AtomicBool>; 2],
+    blocks: Vec<Block>,
+    is_over: AtomicBool,
+}
+
+/// Versions of a block, and whether it is being written.
+#[derive(Default)]
+struct Block {
+    latest: AtomicU32,
+    answered: AtomicU32,
+    is_busy: AtomicBool,
+}
+
+/// A request in flight.
+struct Open {
+    operation: Operation,
+    first: usize,
+    /// The version of each block that was complete at the submission, or that is written.
+    versions: Vec<u32>,
+}
+
+struct Player {
+    board: Arc<Board>,
+    channel: Box<dyn IoChannel>,
+    memory: Region,
+    slots: Vec<Option<Open>>,
+    random: Random,
+}
+
+/// Next event for the legs.
+#[derive(Debug)]
+enum Mishap {
+    Fail { leg: usize, at: u64 },
+    ComeBack { leg: usize, at: u64 },
+    InSync { leg: usize },
+}
+
+const BLOCK: usize = 512;
+/// Used blocks: four regions of the mirror, so that both threads meet in each.
+const BLOCKS: usize = 512;
+const BLOCKS_MAX: u64 = 8;
+const SLOTS: usize = 4;
+/// Number of failures and returns of a leg.
+const ROUNDS: u64 = 30;
+/// A mirror that has not made progress after this many iterations never will.
+const TURNS_MAX: u64 = 20_000_000;
+const POLICY: ResyncPolicy = ResyncPolicy {
+    clear_after: Span::from_us(300),
+    probe_every: Span::from_us(50),
+    copy_rate: 8 << 30,
+};
+
+#[test]
+fn two_threads_write_and_read_while_legs_fail_and_come_back() {
+    let board = Arc::new(Board::new());
+    let players = [1, 2].map(|number| {
+        let player = Player::new(&board, number);
+        Thread::spawn(&format!("player-{number}"), None, move |_| player.play(number == 1)).unwrap()
+    });
+    for player in players {
+        player.join();
+    }
+    board.check();
+}
+
+#[test]
+fn a_channel_that_closes_wakes_one_that_sleeps_to_do_the_rest() {
+    let board = Arc::new(Board::new());
+    let (mut one, mut two) = (Player::new(&board, 1), Player::new(&board, 2));
+    board.failing[1].store(true, Ordering::SeqCst);
+    one.send(Operation::Write, 0, 0, 8);
+    while one.slots[0].is_some() {
+        one.turn();
+    }
+    assert_eq!(board.mirror.progress(), (0b01, 0), "a leg has missed it");
+    two.turn();
+    let mut sleeper = Sleeper::new().unwrap();
+    if let WakeSource::Descriptor(descriptor) = two.channel.wake_source() {
+        sleeper.sources().add(descriptor, 0).unwrap();
+    }
+    assert!(!two.channel.arm(), "it has nothing to do");
+    board.failing[1].store(false, Ordering::SeqCst);
+    while board.mirror.progress().1 == 0 {
+        one.turn();
+    }
+    let mut ready = Vec::new();
+    sleeper.block(Span::default(), &mut ready);
+    assert_eq!(ready, [], "the first one does it");
+    drop(one);
+    sleeper.block(Span::from_secs(10), &mut ready);
+    assert_eq!(ready, [0], "now there is only the second");
+    two.channel.disarm();
+    for _ in 0..TURNS_MAX {
+        two.turn();
+        if board.mirror.progress() == (0b11, 0) {
+            return;
+        }
+    }
+    panic!("{:?}", board.mirror.progress());
+}
+
+impl Board {
+    fn new() -> Self {
+        let regions = RegionTable::new(32);
+        let clock = Clock::start();
+        let opener = Opener { regions: &regions, clock, seed: 1, kinds: crate::KINDS };
+        let failing = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let legs = failing.clone().map(|is_failing| {
+            let inner = opener.open(&"ram:2m".parse().unwrap()).unwrap().medium;
+            Leg { name: "shaky".into(), medium: Ok(Arc::new(Shaky { inner, is_failing })) }
+        });
+        let mut now = || clock.now();
+        format(&regions, &legs, 7, &mut now).unwrap();
+        let mirror =
+            Mirror::open(&regions, &legs, &MirrorOptions::paced(POLICY), &mut now).unwrap();
+        let blocks = (0..BLOCKS).map(|_| Block::default()).collect();
+        let (now, is_over) = (AtomicU64::new(1), AtomicBool::new(false));
+        Self { mirror, regions, now, failing, blocks, is_over }
+    }
+
+    /// After all threads have ended: legs become equal, and hold the last writes.
+    fn check(self: Arc<Self>) {
+        let mut player = Player::new(&self, 3);
+        let mut turns = 0;
+        while self.mirror.progress() != (0b11, 0) {
+            player.turn();
+            turns += 1;
+            assert!(turns < TURNS_MAX, "{:?}", self.mirror.progress());
+        }
+        for first in (0..BLOCKS).step_by(8) {
+            player.send(Operation::Read, 0, first, 8);
+            while player.slots[0].is_some() {
+                player.turn();
+            }
+        }
+        let media = self.mirror.shared.media.iter().flatten();
+        let held: Vec<Vec<u8>> = media.map(|leg| player.read_leg(&**leg)).collect();
+        assert!(held[0] == held[1], "legs differ at rest");
+    }
+}
+
+impl Player {
+    fn new(board: &Arc<Board>, seed: u64) -> Self {
+        Self {
+            channel: board.mirror.channel().unwrap(),
+            memory: board.regions.allocate(BLOCKS * BLOCK).unwrap(),
+            board: Arc::clone(board),
+            slots: (0..SLOTS).map(|_| None).collect(),
+            random: Random::new(seed),
+        }
+    }
+
+    fn play(mut self, makes_mishaps: bool) {
+        let board = Arc::clone(&self.board);
+        let (mut mishap, mut rounds) = (Mishap::Fail { leg: 0, at: 50 }, 0);
+        for turn in 0.. {
+            assert!(
+                turn < TURNS_MAX,
+                "{mishap:?} in round {rounds}: {:?}",
+                board.mirror.progress()
+            );
+            if board.is_over.load(Ordering::SeqCst) {
+                break;
+            }
+            if makes_mishaps && mishap.step(&board, turn) {
+                rounds += 1;
+                board.is_over.store(rounds == ROUNDS, Ordering::SeqCst);
+            }
+            self.ask_something();
+            self.turn();
+        }
+        while self.slots.iter().any(Option::is_some) {
+            self.turn();
+        }
+    }
+
+    fn turn(&mut self) {
+        let now = Instant { ns: self.board.now.fetch_add(1_000, Ordering::SeqCst) };
+        let mut answers = CompletionBatch::with_capacity(SLOTS);
+        self.channel.flush();
+        self.channel.poll(now, &mut answers);
+        answers.drain().for_each(|answer| self.answered(&answer));
+    }
+
+    fn ask_something(&mut self) {
+        let Some(slot) = self.slots.iter().position(Option::is_none) else { return };
+        let count = usize::try_from(self.random.below(BLOCKS_MAX)).unwrap() + 1;
+        let first = usize::try_from(self.random.below((BLOCKS - count) as u64)).unwrap();
+        match self.random.below(20) {
+            0 => self.send(Operation::Flush, slot, 0, 0),
+            1..=9 if self.claim(first, count) => self.send(Operation::Write, slot, first, count),
+            _ => self.send(Operation::Read, slot, first, count),
+        }
+    }
+
+    /// Claims blocks that no other request writes: the order of two concurrent writes is unknown.
+    fn claim(&self, first: usize, count: usize) -> bool {
+        let blocks = &self.board.blocks[first..first + count];
+        let taken = blocks.iter().take_while(|block| !block.is_busy.swap(true, Ordering::SeqCst));
+        let taken = taken.count();
+        if taken < count {
+            blocks[..taken].iter().for_each(|block| block.is_busy.store(false, Ordering::SeqCst));
+        }
+        taken == count
+    }
+
+    fn send(&mut self, operation: Operation, slot: usize, first: usize, count: usize) {
+        let blocks = &self.board.blocks[first..first + count];
+        let is_write = operation == Operation::Write;
+        let versions: Vec<u32> = match is_write {
+            true => blocks.iter().map(|it| it.latest.fetch_add(1, Ordering::SeqCst) + 1).collect(),
+            false => blocks.iter().map(|it| it.answered.load(Ordering::SeqCst)).collect(),
+        };
+        let memory = self.memory_of(slot, count);
+        if is_write {
+            let stamps = (first as u64..).zip(&versions);
+            let bytes: Vec<u8> = stamps.flat_map(|(lba, version)| stamp(lba, *version)).collect();
+            self.board.regions.store(memory, &bytes).unwrap();
+        }
+        let request = Request {
+            token: slot as u64,
+            lba: first as u64,
+            blocks: u32::try_from(count).unwrap(),
+            segment_count: u16::from(count > 0),
+            operation,
+            flags: if self.random.chance(1, 4) { RequestFlags::FUA } else { RequestFlags::NONE },
+            ..Request::NOTHING
+        };
+        let now = Instant { ns: self.board.now.load(Ordering::SeqCst) };
+        assert_eq!(self.channel.submit(now, &[request], &[memory]), 1, "there is room");
+        self.slots[slot] = Some(Open { operation, first, versions });
+    }
+
+    fn memory_of(&self, slot: usize, count: usize) -> Segment {
+        let len_bytes = u32::try_from(count * BLOCK).unwrap();
+        let at = u32::try_from(slot).unwrap() * u32::try_from(BLOCKS_MAX).unwrap() * 512;
+        self.memory.segment().slice(at, len_bytes).unwrap()
+    }
+
+    fn answered(&mut self, answer: &IoCompletion) {
+        let slot = usize::try_from(answer.token).unwrap();
+        let Open { operation, first, versions } = self.slots[slot].take().unwrap();
+        assert_eq!(answer.outcome, IoStatus::SUCCESS, "{operation:?} at {first}: a leg is well");
+        let memory = self.memory_of(slot, versions.len());
+        let mut bytes = vec![0; memory.len_bytes as usize];
+        self.board.regions.load(memory, &mut bytes).unwrap();
+        let blocks = self.board.blocks[first..].iter().zip(bytes.chunks(BLOCK));
+        for (((block, bytes), before), lba) in blocks.zip(versions).zip(first as u64..) {
+            if operation == Operation::Write {
+                block.answered.store(before, Ordering::SeqCst);
+                block.is_busy.store(false, Ordering::SeqCst);
+                continue;
+            }
+            let latest = block.latest.load(Ordering::SeqCst);
+            match version_of(lba, bytes) {
+                Ok(found) => assert!(
+                    (before..=latest).contains(&found),
+                    "block {lba}: version {found}, expected {before} to {latest}"
+                ),
+                // Memory has no sectors: a read during a write may return some of both.
+                Err(problem) => assert!(before < latest, "block {lba}: {problem}"),
+            }
+        }
+    }
+
+    fn read_leg(&self, leg: &dyn BlockDevice) -> Vec<u8> {
+        let memory = self.memory.segment();
+        let mut channel = leg.channel().unwrap();
+        let most = channel.limits().request_blocks_max.min(64) as usize;
+        let mut held = Vec::new();
+        for first in (0..BLOCKS).step_by(most) {
+            let blocks = u32::try_from(most.min(BLOCKS - first)).unwrap();
+            let segment = memory.slice(0, blocks * 512).unwrap();
+            let lba = self.board.mirror.shared.shape.first + first as u64;
+            let operation = Operation::Read;
+            let request = Request { lba, blocks, segment_count: 1, operation, ..Request::NOTHING };
+            assert_eq!(channel.submit(Instant::default(), &[request], &[segment]), 1);
+            let mut answers = CompletionBatch::with_capacity(1);
+            while channel.poll(Instant::default(), &mut answers) == 0 {}
+            let mut bytes = vec![0; segment.len_bytes as usize];
+            self.board.regions.load(segment, &mut bytes).unwrap();
+            held.extend(bytes);
+        }
+        held
+    }
+}
+
+impl Mishap {
+    /// Advances the sequence of events. True at the end of a round.
+    fn step(&mut self, board: &Board, turn: u64) -> bool {
+        let (in_sync, todo) = board.mirror.progress();
+        match *self {
+            Self::Fail { leg, at } if turn >= at && (in_sync, todo) == (0b11, 0) => {
+                board.failing[leg].store(true, Ordering::SeqCst);
+                *self = Self::ComeBack { leg, at: turn + 100 };
+            }
+            Self::ComeBack { leg, at } if turn >= at && in_sync & (1 << leg) == 0 => {
+                board.failing[leg].store(false, Ordering::SeqCst);
+                *self = Self::InSync { leg };
+            }
+            Self::InSync { leg } if (in_sync, todo) == (0b11, 0) => {
+                *self = Self::Fail { leg: 1 - leg, at: turn + 200 };
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+}
+
+impl BlockDevice for Shaky {
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let (inner, is_failing) = (self.inner.channel()?, Arc::clone(&self.is_failing));
+        Ok(Box::new(ShakyChannel { inner, is_failing }))
+    }
+
+    fn block_status(&self, lba: u64) -> Result<tenmil_base::BlockExtent, String> {
+        self.inner.block_status(lba)
+    }
+}
+
+impl IoChannel for ShakyChannel {
+    fn limits(&self) -> &Limits {
+        self.inner.limits()
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        self.inner.submit(now, requests, segments)
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    /// A failed request has been executed, but its completion is not delivered.
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        let mut below = CompletionBatch::with_capacity(answers.remaining());
+        let count = self.inner.poll(now, &mut below);
+        let is_failing = self.is_failing.load(Ordering::SeqCst);
+        for answer in below.drain() {
+            let failed = IoCompletion { outcome: IoStatus::INTERNAL_ERROR, ..answer };
+            answers.push(if is_failing { failed } else { answer });
+        }
+        count
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.inner.wake_source()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+}

@@ -1,0 +1,696 @@
+//! Volumes of a pool as block devices.
+//!
+//! ```text
+//!   volume:[file:/pool]/db ──┐
+//!                            ├── one open pool ── file:/pool
+//!   volume:[file:/pool]/log ─┘
+//! ```
+//!
+//! The crate `volume` implements the pool without I/O. This module provides the threads: a pool is open
+//! once in a process, for all of its volumes. Every channel of a volume has its own channel to the pool's
+//! devices for its data, and a metadata thread performs the I/O of the pool itself.
+
+mod blocking_io;
+mod bounce;
+mod cached_reads;
+mod capacity_events;
+mod channel;
+mod check;
+mod create;
+mod decouple;
+mod devices;
+mod extent_cache;
+mod grow;
+mod identity;
+mod inflate;
+mod metadata_thread;
+mod missing_device;
+mod page_io;
+mod parent_image;
+mod parented_channel;
+mod pins;
+mod read_epochs;
+mod receive;
+mod registry;
+mod rescue;
+mod reserved;
+mod scrub;
+mod send;
+mod shared;
+mod spans;
+mod stops;
+mod surviving;
+#[cfg(test)]
+pub(crate) mod tests;
+mod throttle;
+mod transfers;
+mod volume_ref;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{
+    BlockDevice, BlockExtent, Durability, ErrorCategory, ExtentKind, IoChannel, IoStatus, Limits,
+    Operation, OperationSet, Span,
+};
+use tenmil_dma::RegionTable;
+use tenmil_linux::{Clock, Sleeper, Thread};
+use tenmil_volume::{
+    ActionResult, DeviceAction, Owner as Owning, PoolError, PoolRequest, PoolResponse, PoolUsage,
+    VolumeInfo,
+};
+
+pub use self::capacity_events::{CapacityEvent, subscribe_capacity};
+pub use self::check::PoolCheckResult;
+pub use self::create::{CreateResult, check, create, create_over, grow, take_over};
+pub use self::decouple::DecoupleResult;
+pub use self::devices::DeviceInfo;
+pub use self::grow::GrowResult;
+pub use self::identity::{file_holder, identity};
+pub use self::inflate::InflateResult;
+pub use self::parent_image::ParentCheck;
+pub use self::receive::INCOMPLETE;
+pub use self::registry::all_open;
+pub use self::rescue::{RescueReport, RescuedVolumeReport, rescue};
+pub use self::scrub::{DamageCause, DamagedRun, VolumeScrubReport};
+pub use self::send::{ChangedRange, ProgressFn, TransferSummary};
+pub use self::stops::{StopNews, hear_of_stops};
+pub use self::volume_ref::VolumeRef;
+pub use tenmil_volume::{
+    CapacityState, CountedUsage, Finding, ParentInfo, Report, SpaceUsage, VolumeInfo as Info,
+    VolumeOp,
+};
+
+use self::channel::VolumeChannel;
+use self::devices::PoolDevices;
+use self::metadata_thread::MetadataThread;
+use self::parent_image::ParentImage;
+use self::reserved::Reserved;
+use self::shared::{ClientInbox, ClientMessage, Shared, State};
+use crate::exclusion::Preempts;
+use crate::owned;
+use tenmil_base::Error;
+use tenmil_block::ExistingData;
+use tenmil_block::uri::Uri;
+use tenmil_block::{OpenedDevice, Opener};
+
+/// A pool that is open in this process. It is closed when the last reference is dropped; data written to
+/// its volumes is then flushed.
+pub struct OpenPool {
+    shared: Arc<Shared>,
+    /// Devices of the pool. The lock is held to open a channel to them, or to grow the pool.
+    ground: Mutex<PoolDevices>,
+    regions: RegionTable,
+    clock: Clock,
+    /// How pages are laid out on the blocks of the first device; all pool addresses are in its blocks.
+    shape: PageGeometry,
+    name: String,
+    /// Identity of the device, independent of the spelling of its URI.
+    identity: String,
+    owner: Option<Thread<()>>,
+    /// The owner id of this process, which is recorded in the pool.
+    owns: owned::Opener,
+    /// Whether the devices refuse the writes of other hosts.
+    reserved: Arc<Reserved>,
+}
+
+/// One volume of a pool.
+struct Volume {
+    open: Arc<OpenPool>,
+    info: VolumeInfo,
+    /// The parent image that unmapped blocks are read from, if there is one and it could be opened.
+    parent: Option<ParentImage>,
+    limits: Limits,
+    /// Current number of blocks, shared with all channels.
+    block_count: Arc<AtomicU64>,
+    is_written: bool,
+    /// It is open for a user outside this module, so changes that would lose data are rejected.
+    is_used: bool,
+}
+
+/// How pool pages are laid out on the blocks of a device.
+#[derive(Clone, Copy, Debug)]
+struct PageGeometry {
+    block_size: u32,
+    blocks_in_page: u64,
+    /// Whole pages on the device.
+    pages: u64,
+    /// Maximum number of pages in one request.
+    request_pages: u32,
+}
+
+/// Performs the transfer of an action. Returns the checksums of its blocks where they are required, or
+/// the status.
+type TransferFn<'a> = dyn FnMut(&DeviceAction) -> Result<Copied, IoStatus> + 'a;
+
+/// Result of a transfer.
+enum Copied {
+    Data,
+    /// The checksums of the blocks.
+    Sums(Vec<u32>),
+    /// Whether each block contains non-zero data.
+    Contents(Vec<bool>),
+}
+
+/// Block size of a pool and its volumes in bytes.
+pub const PAGE_BYTES: u32 = 4096;
+/// Default size in bytes of the metadata cache.
+pub const CACHE_DEFAULT: u64 = 32 << 20;
+const DEPTH_MAX: u32 = 256;
+/// Operations of a volume that its devices must support.
+const READING: [Operation; 4] =
+    [Operation::Read, Operation::Flush, Operation::Compare, Operation::Verify];
+/// Maximum number of pages in a request.
+const REQUEST_PAGES_MAX: u32 = 256;
+/// Maximum time of the last flush when a pool is closed.
+const CLOSING_MAX: Span = Span::from_secs(30);
+/// Maximum time of a pool request outside the I/O path.
+const PATIENCE: Span = Span::from_secs(120);
+
+/// Opens `volume:[URI]/name?metadata-cache=32m`.
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+    let place = VolumeRef::of(uri)?;
+    let name = place.volume(uri)?;
+    let mut opened = open_volume(opener, &registry::open(opener, &place)?, uri, name)?;
+    // A volume has an identity of its own, although it is stacked on other devices.
+    if !uri.children().is_empty() {
+        opened.identify_as(uri);
+    }
+    Ok(opened)
+}
+
+/// Opens a volume of an open pool.
+fn open_volume(
+    opener: &Opener<'_>,
+    open: &Arc<OpenPool>,
+    uri: &Uri,
+    name: &str,
+) -> Result<OpenedDevice, Error> {
+    let info = open.find(name)?;
+    let parent = open.open_parent(opener, &info)?;
+    let ground = open.ground();
+    let below = ground.description();
+    let size = info.blocks * u64::from(PAGE_BYTES);
+    let kind = if info.is_read_only { "snapshot" } else { "volume" };
+    let store = open.name();
+    let mut description =
+        format!("{kind} `{name}` of {size} bytes, of pool `{store}` over {below}");
+    let mut found = format!("{} of {size} bytes written", info.mapped * u64::from(PAGE_BYTES));
+    let handles = ground.members.iter().flat_map(|member| &member.opened.handles);
+    let mut handles: Vec<_> = handles.cloned().collect();
+    let identities = ground.members.iter().flat_map(|member| &member.opened.identities);
+    let mut identities: Vec<_> = identities.cloned().collect();
+    drop(ground);
+    if let Some(parent) = &parent {
+        description += &format!("; the rest is read from {}", parent.opened.description);
+        found += &format!(", and the rest a clone of {}", parent.uri);
+        handles.extend_from_slice(&parent.opened.handles);
+        identities.extend_from_slice(&parent.opened.identities);
+    }
+    let is_anything = info.mapped > 0 || parent.is_some();
+    let existing = is_anything.then(|| ExistingData { name: uri.to_string(), found, path: None });
+    let medium = Volume::open(open, &info, parent).map_err(|problem| uri.refuse(problem))?;
+    if medium.is_written {
+        open.claim()?;
+    } else if let Some(owner) = open.other_owner() {
+        // Another owner could delete a snapshot, and its blocks would then be reused for other data.
+        return Err(open.refuse(&PoolError::Owned { by: Box::new(owner) }));
+    }
+    let medium = medium.for_others();
+    let existing = existing.filter(|_| !info.is_read_only).into_iter().collect();
+    Ok(OpenedDevice { medium: Arc::new(medium), description, existing, handles, identities })
+}
+
+impl OpenPool {
+    /// Opens the pool on the given device, unless it is open in this process already.
+    ///
+    /// # Errors
+    ///
+    /// If the device cannot be opened, or contains no valid pool.
+    pub fn open(opener: &Opener<'_>, place: &VolumeRef) -> Result<Arc<Self>, Error> {
+        registry::open(opener, place)
+    }
+
+    /// Opens the pool on an open device.
+    fn over(
+        opener: &Opener<'_>,
+        place: &VolumeRef,
+        below: OpenedDevice,
+        closing_max: Span,
+    ) -> Result<Self, Error> {
+        let (regions, clock) = (opener.regions, opener.clock);
+        let mut ground = PoolDevices::first(&place.store, below)?;
+        let owns = owned::Opener::draw();
+        let me = Some(owns.owner());
+        let (first, shape) = (Arc::clone(&ground.medium), ground.shape);
+        let mut opened = create::look(opener, place, &*first, &shape, me)?;
+        ground.open_others(opener, place, &opened.store, false)?;
+        let name = place.store.to_string();
+        let reserved = Reserved::new(&name, owns.owner().id, &ground);
+        let mut excluded = None;
+        if place.takes_over {
+            excluded = reserved.take_over(&opened.store, place.force)?;
+            // Until then the former owner may have changed it.
+            let devices = opened.store.devices().clone();
+            opened = create::look(opener, place, &*first, &shape, me)?;
+            reserved.expect_same(&devices, opened.store.devices())?;
+        }
+        let claim = place.claim(&opened.store, excluded);
+        opened.store.claim_as(claim);
+        let (reserved, shape) = (Arc::new(reserved), ground.shape);
+        let machine =
+            |problem: String| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
+        let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
+        let shared = Arc::new(Shared::new(opened.store, sleeper.bell()));
+        let backend = ground.medium.channel().map_err(machine)?;
+        let desk = shared.join(None, true).map_err(machine)?;
+        let owner =
+            MetadataThread::new(&name, Arc::clone(&shared), (desk, backend), shape, regions);
+        let owner = owner.map_err(machine)?.with_reserved(&reserved);
+        let owner = Thread::spawn("pool", None, move |stop| {
+            owner.run(stop, &clock, &mut sleeper, closing_max)
+        })
+        .map_err(|error| machine(format!("start a thread: {error}")))?;
+        let (regions, identity) = (regions.clone(), identity(&place.store));
+        let (ground, owner) = (Mutex::new(ground), Some(owner));
+        Ok(Self { shared, ground, regions, clock, shape, name, identity, owner, owns, reserved })
+    }
+
+    /// Makes this process the owner of the pool before anything is changed. Rejected if another process
+    /// has it open for writing and is not known to have exited.
+    ///
+    /// # Errors
+    ///
+    /// If there is another owner, or I/O fails.
+    pub fn claim(&self) -> Result<(), Error> {
+        self.ask(PoolRequest::Claim).map(|_| ())
+    }
+
+    /// Has the devices refuse the writes of other hosts, unless the claim is going to be refused anyway.
+    fn reserve(&self) -> Result<(), Error> {
+        let owner = self.shared.lock().store.owner();
+        let is_gone = |owner: &Owning| owned::is_gone(owner);
+        match owner.filter(|owner| owner.id != self.owns.owner().id) {
+            Some(owner) if is_gone(&owner) => self.reserved.acquire(Preempts::Gone(owner.id)),
+            Some(_) => Ok(()),
+            None => self.reserved.acquire(Preempts::Nothing),
+        }
+    }
+
+    /// The process of this machine that has the pool open for writing, if it is another one.
+    pub fn owner_here(&self) -> Option<u32> {
+        let owner = self.other_owner()?;
+        let process = owned::process_of(&owner);
+        let this = tenmil_linux::process::ProcessIdentity::this();
+        (process.is_neighbor(&this) && process.pid != this.pid).then_some(process.pid)
+    }
+
+    /// Another owner that has the pool open for writing and is not known to be gone.
+    fn other_owner(&self) -> Option<Owning> {
+        let owner = self.shared.lock().store.owner()?;
+        (owner.id != self.owns.owner().id && !owned::is_gone(&owner)).then_some(owner)
+    }
+
+    fn ground(&self) -> MutexGuard<'_, PoolDevices> {
+        self.ground.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers a client that transfers data, and opens its channel to the devices. The client is
+    /// notified of added devices.
+    fn way(
+        &self,
+        reads: Option<read_epochs::ReadEpoch>,
+    ) -> Result<(Arc<ClientInbox>, Box<dyn IoChannel>), String> {
+        let ground = self.ground();
+        let desk = self.shared.join(reads, true)?;
+        let way = ground.medium.channel();
+        if way.is_err() {
+            self.shared.leave(&desk, core::iter::empty());
+        }
+        Ok((desk, way?))
+    }
+
+    /// Sends a request without data transfer, and waits for the response.
+    fn ask(&self, ask: PoolRequest) -> Result<PoolResponse, Error> {
+        self.converse(ask, &mut |_| Err(IoStatus::ABORTED))
+    }
+
+    /// Sends a request, performs its transfers by `carry`, and waits for the response.
+    fn converse(
+        &self,
+        ask: PoolRequest,
+        carry: &mut TransferFn<'_>,
+    ) -> Result<PoolResponse, Error> {
+        self.converse_if(ask, carry, |_| Ok(()))
+    }
+
+    /// The same, if `admit` permits it, evaluated under the lock at submission.
+    fn converse_if(
+        &self,
+        ask: PoolRequest,
+        carry: &mut TransferFn<'_>,
+        admit: impl FnOnce(&State) -> Result<(), Error>,
+    ) -> Result<PoolResponse, Error> {
+        let machine =
+            |problem| Error::new(ErrorCategory::Environment, format!("{}: {problem}", self.name));
+        if reserved::changes(&ask) {
+            self.reserve()?;
+        }
+        let desk = self.shared.join(None, false).map_err(machine)?;
+        let mut state = self.shared.lock_to_tell();
+        if let Err(refused) = admit(&state) {
+            drop(state);
+            self.shared.leave(&desk, core::iter::empty());
+            return Err(refused);
+        }
+        state.ask(&desk, 0, ask);
+        self.shared.dispatch(&mut state);
+        drop(state);
+        // The waker is armed before the inbox is read, so that a message in between ends the wait.
+        let (mut notes, until) = (Default::default(), self.clock.now().after(PATIENCE));
+        let answer = loop {
+            let hears = desk.bell.unmask(0);
+            self.shared.lock().take_notes(&desk, &mut notes);
+            let note = notes.pop_front();
+            if let Some(ClientMessage::Ended(_, answer)) = note {
+                break answer.map_err(|error| self.refuse(&error));
+            }
+            if let Some(ClientMessage::Do(action)) = note {
+                self.carried(&action, &carry(&action));
+                continue;
+            }
+            if self.clock.now() > until {
+                break Err(Error::new(
+                    ErrorCategory::Remote,
+                    format!("{}: no answer in {PATIENCE}", self.name),
+                ));
+            }
+            let nap = if hears { Span::from_secs(1) } else { Span::from_ms(1) };
+            // An error of the wait only makes the next check come sooner.
+            let _ = desk.bell.wait(0, nap);
+        };
+        self.shared.leave(&desk, core::iter::empty());
+        answer
+    }
+
+    /// Reports the result of a transfer to the pool.
+    fn carried(&self, action: &DeviceAction, done: &Result<Copied, IoStatus>) {
+        let Some(io) = shared::transfer_of(action) else { return };
+        let end = match done {
+            Err(outcome) => ActionResult::Failed(*outcome),
+            Ok(Copied::Data) => ActionResult::Done,
+            Ok(Copied::Sums(sums)) => ActionResult::Sums(sums),
+            Ok(Copied::Contents(holds)) => ActionResult::Contents(holds),
+        };
+        let mut state = self.shared.lock_to_tell();
+        state.store.complete(io, end);
+        self.shared.dispatch(&mut state);
+    }
+
+    fn refuse(&self, error: &PoolError) -> Error {
+        refusal(&self.name, error)
+    }
+
+    /// The name of the pool.
+    pub fn name(&self) -> String {
+        self.shared.lock().store.name()
+    }
+
+    /// The UUID of the pool.
+    pub fn uuid(&self) -> u128 {
+        self.shared.lock().store.uuid()
+    }
+
+    /// The last durable transaction.
+    pub fn generation(&self) -> u64 {
+        self.shared.lock().store.generation()
+    }
+
+    /// Why the pool rejects changes, if it has stopped and not recovered.
+    pub fn stopped_because(&self) -> Option<String> {
+        let state = self.shared.lock();
+        let why = state.store.last_stop().filter(|_| state.store.is_stopped());
+        why.map(ToString::to_string)
+    }
+
+    /// Number of device failures after which completed but unflushed writes may have been lost.
+    pub fn losses(&self) -> u64 {
+        self.shared.lock().store.losses()
+    }
+
+    /// The volume with this name.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such volume, or its metadata is damaged.
+    pub fn find(&self, name: &str) -> Result<VolumeInfo, Error> {
+        match self.ask(PoolRequest::Find(name.into()))? {
+            PoolResponse::Volume(info) => Ok(info),
+            _ => Err(self.refuse(&PoolError::NoVolume(name.into()))),
+        }
+    }
+
+    /// All volumes and snapshots in order of creation.
+    ///
+    /// # Errors
+    ///
+    /// If the volume list is damaged.
+    pub fn list(&self) -> Result<Vec<VolumeInfo>, Error> {
+        match self.ask(PoolRequest::List)? {
+            PoolResponse::Volumes(volumes) => Ok(volumes),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Space usage of a volume, exclusive and shared.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such volume, or its map is damaged.
+    pub fn account(&self, name: &str) -> Result<SpaceUsage, Error> {
+        match self.ask(PoolRequest::SpaceUsage(name.into()))? {
+            PoolResponse::Account(account) => Ok(account),
+            _ => Ok(SpaceUsage::default()),
+        }
+    }
+
+    /// Space usage of the pool.
+    ///
+    /// # Errors
+    ///
+    /// If the pool does not respond.
+    pub fn usage(&self) -> Result<Option<PoolUsage>, Error> {
+        match self.ask(PoolRequest::Usage)? {
+            PoolResponse::Usage(usage) => Ok(Some(usage)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Performs a change, and returns once it is durable, with the resulting volume if it still exists.
+    ///
+    /// # Errors
+    ///
+    /// Why the change was rejected. A change that would lose data of an open volume is rejected.
+    pub fn change(&self, change: VolumeOp) -> Result<Option<VolumeInfo>, Error> {
+        let at_stake = self.affected_volume(&change)?;
+        let admit = |state: &State| self.admit(state, &change, at_stake.as_ref());
+        let asked = PoolRequest::Change(change.clone());
+        match self.converse_if(asked, &mut |_| Err(IoStatus::ABORTED), admit)? {
+            PoolResponse::Volume(info) => Ok(Some(info)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Waits until the space of deleted volumes has been freed, or `at_most` has passed. Returns whether
+    /// it was freed. Does not wait for I/O of open volumes.
+    pub fn wait_for_reclaim(&self, at_most: Span) -> bool {
+        let until = self.clock.now().after(at_most);
+        let is_settled = || {
+            let state = self.shared.lock();
+            let is_used = !state.used.is_empty() || !state.written.is_empty();
+            state.store.is_idle() || (is_used && state.store.has_given_back())
+        };
+        while !is_settled() {
+            if self.clock.now() > until {
+                return false;
+            }
+            tenmil_linux::thread::sleep(Span::from_ms(1));
+        }
+        true
+    }
+}
+
+impl Drop for OpenPool {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.take() {
+            owner.stop_flag().stop();
+            self.shared.ring();
+            drop(owner);
+        }
+    }
+}
+
+impl Volume {
+    fn open(
+        open: &Arc<OpenPool>,
+        info: &VolumeInfo,
+        parent: Option<ParentImage>,
+    ) -> Result<Self, String> {
+        let ground = open.ground();
+        let limits = limits(&ground.medium.limits(), &ground.shape, info);
+        drop(ground);
+        let limits = parent.iter().fold(limits, |limits, parent| parent.limit(limits));
+        let is_written = limits.support.has(Operation::Write);
+        let mut state = open.shared.lock();
+        if is_written && state.written.contains(&info.id) {
+            return Err("it is open already in this process, expected one who writes to it".into());
+        }
+        if is_written {
+            state.written.push(info.id);
+        }
+        state.volumes_open += 1;
+        drop(state);
+        let (open, info) = (Arc::clone(open), info.clone());
+        let block_count = Arc::new(AtomicU64::new(limits.block_count));
+        Ok(Self { open, info, parent, limits, block_count, is_written, is_used: false })
+    }
+
+    /// Marks the volume as in use outside this module.
+    fn for_others(mut self) -> Self {
+        self.open.shared.lock().used.push(self.info.id);
+        self.is_used = true;
+        self
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let mut state = self.open.shared.lock();
+        state.volumes_open -= 1;
+        if self.is_written {
+            state.written.retain(|id| *id != self.info.id);
+        }
+        let place = state.used.iter().position(|id| self.is_used && *id == self.info.id);
+        if let Some(place) = place {
+            state.used.swap_remove(place);
+        }
+    }
+}
+
+impl BlockDevice for Volume {
+    fn limits(&self) -> Limits {
+        let block_count = self.block_count.load(Ordering::Relaxed);
+        Limits { block_count, ..self.limits.clone() }
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let parent = self.parent.as_ref();
+        let (limits, count) = (self.limits(), Arc::clone(&self.block_count));
+        Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &limits, count)?))
+    }
+
+    /// The UUID of the volume. A copy of the pool's device has volumes with the same UUIDs.
+    fn identity(&self) -> Option<String> {
+        Some(format!("{:032x}", self.info.uuid))
+    }
+
+    fn refresh_size(&self) -> Result<u64, String> {
+        let volumes = self.open.list().map_err(|error| error.to_string())?;
+        if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id)
+            && self.block_count.fetch_max(now.blocks, Ordering::Relaxed) < now.blocks
+        {
+            self.open.shared.lock().told += 1;
+        }
+        Ok(self.block_count.load(Ordering::Relaxed))
+    }
+
+    fn channels_max(&self) -> u32 {
+        // One channel is used by the metadata thread.
+        let own = self.open.ground().medium.channels_max().saturating_sub(1);
+        self.parent.as_ref().map_or(own, |parent| own.min(parent.opened.medium.channels_max()))
+    }
+
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+        let asked = self.open.ask(PoolRequest::Extent { volume: self.info.id, block: lba });
+        match asked.map_err(|error| error.to_string())? {
+            PoolResponse::Extent { blocks, is_parents: true, .. } => match &self.parent {
+                Some(parent) => parent.extent(lba, blocks),
+                None => Ok(BlockExtent { blocks, holds: ExtentKind::Data }),
+            },
+            PoolResponse::Extent { blocks, at, .. } => {
+                let holds = if at.is_some() { ExtentKind::Data } else { ExtentKind::Hole };
+                Ok(BlockExtent { blocks, holds })
+            }
+            _ => Ok(BlockExtent { blocks: 0, holds: ExtentKind::Data }),
+        }
+    }
+}
+
+impl PageGeometry {
+    fn of(uri: &Uri, limits: &Limits) -> Result<Self, Error> {
+        let Limits { block_size, metadata_size, .. } = *limits;
+        let request_bytes = limits.request_blocks_max.saturating_mul(block_size);
+        let refuse = |problem: String| Err(Error::from(uri.refuse(problem)));
+        if block_size > PAGE_BYTES || metadata_size != 0 {
+            return refuse(format!(
+                "it has blocks of {block_size} and {metadata_size} bytes of metadata, expected \
+                 {PAGE_BYTES} at most and none"
+            ));
+        }
+        if request_bytes < PAGE_BYTES {
+            return refuse(format!(
+                "it takes {request_bytes} bytes at once, expected {PAGE_BYTES} at least"
+            ));
+        }
+        let needs = [Operation::Read, Operation::Flush];
+        if let Some(lacks) = needs.into_iter().find(|need| !limits.support.has(*need)) {
+            return refuse(format!("it has no {}, expected one", lacks.name()));
+        }
+        let blocks_in_page = u64::from(PAGE_BYTES / block_size);
+        let pages = limits.block_count / blocks_in_page;
+        Ok(Self { block_size, blocks_in_page, pages, request_pages: request_bytes / PAGE_BYTES })
+    }
+}
+
+/// The limits of a volume on devices with the limits `below`.
+fn limits(below: &Limits, shape: &PageGeometry, info: &VolumeInfo) -> Limits {
+    let reading = OperationSet::of(&READING).common(below.support);
+    let writing = [Operation::Write, Operation::Deallocate, Operation::WriteZeroes];
+    let is_writable = below.support.has(Operation::Write) && !info.is_read_only;
+    let support = match is_writable {
+        true => writing.into_iter().fold(reading, OperationSet::with),
+        false => reading,
+    };
+    let (depth, pages) = match info.has_checksums {
+        true => (bounce::DEPTH_MAX, bounce::REQUEST_PAGES_MAX),
+        false => (DEPTH_MAX, REQUEST_PAGES_MAX),
+    };
+    Limits {
+        block_size: PAGE_BYTES,
+        metadata_size: 0,
+        block_count: info.blocks,
+        request_blocks_max: shape.request_pages.min(pages),
+        segments_max: below.segments_max.min(257),
+        optimal_boundary_blocks: 0,
+        // Adjacent blocks of the volume may be in different places on the device.
+        atomic_write_blocks: 1,
+        depth_max: below.depth_max.min(depth),
+        durability: below.durability.weaker(Durability::VolatileCache),
+        support,
+    }
+}
+
+/// Converts an error of a pool on a device.
+fn refusal(name: &str, error: &PoolError) -> Error {
+    let refused = Error::new(error.category(), format!("{name}: {error}"));
+    match error.hint() {
+        Some(hint) => refused.with_hint(hint),
+        None => refused,
+    }
+}
+
+impl std::fmt::Debug for OpenPool {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_tuple("OpenStore").field(&self.name).finish()
+    }
+}

@@ -1,0 +1,649 @@
+//! I/O channel of a volume.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenmil_base::{
+    CompletionBatch, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits, Memory,
+    Operation, Request, Segment, WakeSource,
+};
+use tenmil_dma::RegionTable;
+use tenmil_volume::format::BLOCKS_MAX;
+use tenmil_volume::{DeviceAction, PoolError, PoolRequest, VolumeInfo};
+
+use super::bounce::Bounce;
+use super::cached_reads::{CachedReads, slot_of};
+use super::grow::DeviceChannel;
+use super::parent_image::ParentImage;
+use super::parented_channel::ParentedChannel;
+use super::read_epochs::ReadEpochs;
+use super::shared::{ClientInbox, ClientMessage, State, transfer_of};
+use super::transfers::TransferTable;
+use super::{OpenPool, PAGE_BYTES};
+use crate::combined_wake::CombinedWake;
+use crate::validate::check;
+use tenmil_block::CompletionQueue;
+use tenmil_block::SegmentCursor;
+
+/// I/O channel of a volume.
+pub(super) struct VolumeChannel {
+    open: Arc<OpenPool>,
+    desk: Arc<ClientInbox>,
+    volume: u64,
+    limits: Limits,
+    /// Current number of blocks.
+    block_count: Arc<AtomicU64>,
+    /// Channel to the devices, and to the volume's parent past their end. `None` while it is being
+    /// closed.
+    below: Option<Box<dyn IoChannel>>,
+    wake: CombinedWake,
+    works: Box<[VolumeRequest]>,
+    free: Vec<u32>,
+    ready: CompletionQueue,
+    transfers: TransferTable,
+    /// Requests that the device has not accepted yet.
+    queue: VecDeque<Request>,
+    /// Segments: for each slot those of its request, followed by parts of them.
+    table: Box<[Segment]>,
+    notes: VecDeque<ClientMessage>,
+    /// Some device that it waits for has no wake source.
+    is_deaf: bool,
+    /// Reads mapped by the extent cache.
+    known: CachedReads,
+    /// Indices of the requests of a batch that need the pool.
+    unknown: Vec<usize>,
+    /// Bounce memory, if the data has checksums.
+    bounce: Option<Bounce>,
+    /// Requests to send to the pool.
+    asks: Vec<(u32, PoolRequest)>,
+    /// Losses reported to the client by a failed flush; and in `telling`, those reported by flushes that
+    /// have completed and not been polled yet.
+    told_losses: u64,
+    telling: u64,
+}
+
+/// A slot of the request table.
+#[derive(Clone, Copy, Debug)]
+struct VolumeRequest {
+    request: Request,
+    /// Number of segments used in the slot's part of the table.
+    used: u32,
+    /// Status of a failure that the pool does not know of.
+    outcome: IoStatus,
+    stage: RequestState,
+}
+
+/// State of a request, named for what it awaits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RequestState {
+    /// The slot is free.
+    Idle,
+    /// The response of the pool.
+    Asked,
+    /// The flush of a FUA request.
+    Forced,
+}
+
+impl VolumeChannel {
+    pub(super) fn open(
+        open: &Arc<OpenPool>,
+        info: &VolumeInfo,
+        parent: Option<&ParentImage>,
+        limits: &Limits,
+        block_count: Arc<AtomicU64>,
+    ) -> Result<Self, String> {
+        let volume = info.id;
+        let readers = ReadEpochs::new();
+        let (desk, mut below) = open.way(Some(readers.seat()))?;
+        if info.reach > 0 {
+            below = Box::new(ParentedChannel::new(below, parent, &open.shape)?);
+        }
+        let epoch = open.shared.lock().epoch(volume);
+        let per_block = u32::try_from(open.shape.blocks_in_page).unwrap_or(1);
+        let bell = desk.bell.descriptor(0).map_or(WakeSource::None, WakeSource::Descriptor);
+        let wake = CombinedWake::of([below.wake_source(), bell])?;
+        let depth = limits.depth_max;
+        let bounce = || Bounce::new(&open.regions, depth, limits.request_blocks_max);
+        let bounce = info.has_checksums.then(bounce).transpose()?;
+        let work = VolumeRequest {
+            request: Request::NOTHING,
+            used: 0,
+            outcome: IoStatus::SUCCESS,
+            stage: RequestState::Idle,
+        };
+        Ok(Self {
+            open: Arc::clone(open),
+            desk,
+            volume,
+            below: Some(below),
+            wake,
+            works: vec![work; depth as usize].into(),
+            free: (0..depth).rev().collect(),
+            ready: CompletionQueue::with_depth(depth),
+            transfers: TransferTable::with_capacity(2 * depth as usize),
+            queue: VecDeque::with_capacity(2 * depth as usize),
+            table: vec![Segment::default(); depth as usize * room(limits)].into(),
+            notes: VecDeque::with_capacity(2 * depth as usize),
+            is_deaf: false,
+            known: CachedReads::new(readers, epoch, limits, per_block),
+            unknown: Vec::with_capacity(depth as usize),
+            bounce,
+            asks: Vec::new(),
+            told_losses: open.shared.losses(),
+            telling: 0,
+            limits: limits.clone(),
+            block_count,
+        })
+    }
+
+    /// Divides requests into cached reads and those that need the pool.
+    #[inline]
+    fn sort(&mut self, requests: &[Request]) {
+        for (index, request) in requests.iter().enumerate() {
+            match self.known.find(request) {
+                Some(at) => self.read(request, at),
+                None => self.unknown.push(index),
+            }
+        }
+        // If the locations became invalid, all reads of the batch go to the pool as well.
+        if !self.known.batch.is_empty() && !self.begin_reads(0) {
+            self.unknown.clear();
+            self.unknown.extend(0..requests.len());
+        }
+    }
+
+    /// Adds a read to the batch.
+    #[inline]
+    fn read(&mut self, request: &Request, at: u64) {
+        if let Some(slot) = self.free.pop() {
+            self.known.add(slot, request, at);
+        }
+    }
+
+    /// Starts the reads of the batch from `first` on; on failure they have been removed from it.
+    #[inline]
+    fn begin_reads(&mut self, first: usize) -> bool {
+        self.known.begin(first, self.open.shared.transaction(), &mut self.free)
+    }
+
+    /// Looks up the location of a read in the locked pool, caches it, and adds the read to the batch.
+    fn learn(&mut self, state: &mut State, request: &Request) -> bool {
+        if request.operation != Operation::Read || request.blocks == 0 {
+            return false;
+        }
+        let Some(run) = state.store.mapped_run(self.volume, request.lba) else { return false };
+        self.known.keep(request.lba, run);
+        let Some(at) = self.known.find(request) else { return false };
+        let first = self.known.batch.len();
+        self.read(request, at);
+        self.begin_reads(first)
+    }
+
+    /// Submits the batch to the device, which validates its segments. Reads that it does not accept are
+    /// queued.
+    #[inline]
+    fn read_batch(&mut self, now: Instant, segments: &[Segment]) {
+        let taken = match &mut self.below {
+            Some(below) if self.queue.is_empty() => below.submit(now, &self.known.batch, segments),
+            _ => 0,
+        };
+        if taken < self.known.batch.len() {
+            self.put_off(taken, segments);
+        }
+        self.known.batch.clear();
+    }
+
+    /// Queues the reads of the batch from `first` on until the device accepts more.
+    #[cold]
+    fn put_off(&mut self, first: usize, segments: &[Segment]) {
+        for index in first..self.known.batch.len() {
+            let read = self.known.batch[index];
+            let slot = slot_of(read.token);
+            let own = read.segment_first as usize..;
+            let own = segments.get(own).and_then(|own| own.get(..read.segment_count.into()));
+            let Some(own) = own.filter(|own| own.len() <= self.limits.segments_max.into()) else {
+                let (token, outcome) = (self.known.give_up(slot), IoStatus::INVALID_FIELD);
+                self.free.push(slot);
+                self.ready.push(IoCompletion { token, outcome, result: 0 });
+                continue;
+            };
+            let first = self.first(slot);
+            self.table[first..][..own.len()].copy_from_slice(own);
+            let segment_first = u32::try_from(first).unwrap_or(u32::MAX);
+            self.queue.push_back(Request { segment_first, ..read });
+        }
+    }
+
+    /// Sends requests with bounced data to the pool.
+    fn ask_summed(&mut self, requests: &[Request], segments: &[Segment]) {
+        let mut unknown = std::mem::take(&mut self.unknown);
+        let mut asks = std::mem::take(&mut self.asks);
+        for request in unknown.drain(..).map(|index| &requests[index]) {
+            let Some((slot, ask)) = self.take(request, segments) else { continue };
+            match self.take_data(slot) {
+                Ok(()) => asks.push((slot, ask)),
+                Err(InvalidSegment(_)) => self.answer(slot, IoStatus::DATA_TRANSFER_ERROR),
+            }
+        }
+        self.unknown = unknown;
+        self.enter(|state, desk| {
+            asks.drain(..).for_each(|(slot, ask)| state.ask(desk, slot, ask));
+        });
+        self.asks = asks;
+        self.read_notes();
+    }
+
+    /// Copies write data from the client.
+    fn take_data(&self, slot: u32) -> Result<(), InvalidSegment> {
+        let request = &self.works[slot as usize].request;
+        match &self.bounce {
+            Some(bounce) if request.operation == Operation::Write => {
+                bounce.take(slot, request.blocks.into(), self.own(slot))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies verified read data to the client, or compares it.
+    fn give_data(&self, slot: u32) -> IoStatus {
+        let request = &self.works[slot as usize].request;
+        let Some(bounce) = &self.bounce else { return IoStatus::SUCCESS };
+        let (blocks, own) = (request.blocks.into(), self.own(slot));
+        let done = match request.operation {
+            Operation::Read => bounce.copy_out(slot, blocks, own).map(|()| true),
+            Operation::Compare => bounce.is_same(slot, blocks, own),
+            _ => Ok(true),
+        };
+        match done {
+            Ok(true) => IoStatus::SUCCESS,
+            Ok(false) => IoStatus::COMPARE_FAILURE,
+            Err(InvalidSegment(_)) => IoStatus::DATA_TRANSFER_ERROR,
+        }
+    }
+
+    /// The segments of a request.
+    fn own(&self, slot: u32) -> &[Segment] {
+        let count = self.works[slot as usize].request.segment_count;
+        &self.table[self.first(slot)..][..usize::from(count)]
+    }
+
+    /// Accepts one request that needs the pool; there is a free slot.
+    fn take(&mut self, request: &Request, segments: &[Segment]) -> Option<(u32, PoolRequest)> {
+        let (slot, _) = self.place(request, segments, RequestState::Asked)?;
+        let (volume, block, blocks) = (self.volume, request.lba, u64::from(request.blocks));
+        let ask = match request.operation {
+            Operation::Read | Operation::Compare | Operation::Verify => {
+                PoolRequest::Read { volume, block, blocks }
+            }
+            Operation::Write => PoolRequest::Write { volume, block, blocks },
+            Operation::Flush => PoolRequest::Flush,
+            _ => PoolRequest::Trim { volume, block, blocks },
+        };
+        Some((slot, ask))
+    }
+
+    /// Assigns a slot to a request, and returns it with the number of segments; or completes the request
+    /// if it needs none.
+    #[inline]
+    fn place(
+        &mut self,
+        request: &Request,
+        segments: &[Segment],
+        stage: RequestState,
+    ) -> Option<(u32, u16)> {
+        self.limits.block_count = self.block_count.load(Ordering::Relaxed);
+        let own = match check(&self.limits, request, segments) {
+            Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
+            done => {
+                let outcome = done.err().unwrap_or_default();
+                self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+                return None;
+            }
+        };
+        let slot = self.free.pop()?;
+        let first = self.first(slot);
+        self.table[first..][..own.len()].copy_from_slice(own);
+        let segment_count = u16::try_from(own.len()).unwrap_or(u16::MAX);
+        self.works[slot as usize] = VolumeRequest {
+            request: Request { segment_count, ..*request },
+            used: segment_count.into(),
+            outcome: IoStatus::SUCCESS,
+            stage,
+        };
+        Some((slot, segment_count))
+    }
+
+    /// Index of the slot's part of the segment table.
+    fn first(&self, slot: u32) -> usize {
+        slot as usize * room(&self.limits)
+    }
+
+    /// Sends the requests of a batch that need the pool.
+    fn ask(&mut self, requests: &[Request], segments: &[Segment]) {
+        if self.bounce.is_some() {
+            return self.ask_summed(requests, segments);
+        }
+        let open = Arc::clone(&self.open);
+        let mut state = open.shared.lock_to_tell();
+        let mut unknown = std::mem::take(&mut self.unknown);
+        for request in unknown.drain(..).map(|index| &requests[index]) {
+            if !self.learn(&mut state, request)
+                && let Some((slot, ask)) = self.take(request, segments)
+            {
+                state.ask(&self.desk, slot, ask);
+            }
+        }
+        self.unknown = unknown;
+        open.shared.dispatch(&mut state);
+        state.take_notes(&self.desk, &mut self.notes);
+        drop(state);
+        self.read_notes();
+    }
+
+    /// Calls `tell` under the lock, and takes the resulting messages.
+    fn enter(&mut self, tell: impl FnOnce(&mut State, &ClientInbox)) {
+        let mut state = self.open.shared.lock_to_tell();
+        tell(&mut state, &self.desk);
+        self.open.shared.dispatch(&mut state);
+        state.take_notes(&self.desk, &mut self.notes);
+    }
+
+    /// Handles the messages of the pool.
+    fn read_notes(&mut self) {
+        while let Some(note) = self.notes.pop_front() {
+            match note {
+                ClientMessage::Do(
+                    DeviceAction::ReadData { io, token, offset, at, blocks, .. }
+                    | DeviceAction::WriteData { io, token, offset, at, blocks, .. },
+                ) => self.send(io, token, offset..offset + blocks, at),
+                ClientMessage::Do(DeviceAction::ReadParent {
+                    io,
+                    token,
+                    offset,
+                    block,
+                    blocks,
+                }) => {
+                    let at = BLOCKS_MAX + block;
+                    self.send(io, token, offset..offset + blocks, at);
+                }
+                ClientMessage::Do(DeviceAction::Zero { token, offset, blocks }) => {
+                    self.zero(token, offset..offset + blocks);
+                }
+                ClientMessage::Do(_) => {}
+                ClientMessage::Ended(slot, outcome) => self.end(slot, outcome.err()),
+                ClientMessage::More(more) => self.reach_further(more),
+            }
+        }
+    }
+
+    /// Adds the channel to a new device. Requests in flight are not affected.
+    fn reach_further(&mut self, more: DeviceChannel) {
+        let Some(below) = self.below.take() else { return };
+        let reads = self.known.under_way();
+        let moves = self.transfers.under_way();
+        // The new source can end a sleep. One that cannot be added to the epoll set keeps the thread
+        // awake.
+        let source = more.channel.wake_source();
+        let is_silent = matches!(source, WakeSource::None);
+        self.is_deaf |= is_silent || self.wake.add(source).is_err();
+        self.below = Some(more.behind(below, reads + moves - self.queue.len()));
+    }
+
+    /// Queues a part of a request for the device.
+    fn send(&mut self, io: u64, token: u64, blocks: std::ops::Range<u64>, at: u64) {
+        let operation = match self.works[slot_of(token) as usize].request.operation {
+            Operation::Compare | Operation::Verify if self.bounce.is_some() => Operation::Read,
+            operation => operation,
+        };
+        let (first, count) = self.part(token, &blocks);
+        let through = if self.bounce.is_some() { self.table[first] } else { Segment::default() };
+        let number = self.transfers.begin(io, through);
+        let per_page = self.open.shape.blocks_in_page;
+        let blocks = (blocks.end - blocks.start) * per_page;
+        self.queue.push_back(Request {
+            token: number.into(),
+            lba: at * per_page,
+            operand: 0,
+            segment_first: u32::try_from(first).unwrap_or(u32::MAX),
+            blocks: u32::try_from(blocks).unwrap_or(u32::MAX),
+            segment_count: u16::try_from(count).unwrap_or(u16::MAX),
+            metadata_count: 0,
+            operation,
+            flags: tenmil_base::RequestFlags::NONE,
+        });
+    }
+
+    /// The segments of some blocks of a request: index and count.
+    fn part(&mut self, token: u64, blocks: &std::ops::Range<u64>) -> (usize, usize) {
+        let slot = slot_of(token);
+        let first = self.first(slot);
+        let VolumeRequest { request, used, .. } = self.works[slot as usize];
+        let own = usize::from(request.segment_count);
+        if let Some(bounce) = &self.bounce {
+            self.table[first + used as usize] = bounce.part(slot, blocks);
+            self.works[slot as usize].used = used + 1;
+            return (first + used as usize, 1);
+        }
+        // A part is a copy of the segments, split at its start and end, in the slot's part of the table.
+        if blocks.end - blocks.start == u64::from(request.blocks) {
+            return (first, own);
+        }
+        let room = room(&self.limits);
+        let (whole, cut) = self.table[first..first + room].split_at_mut(own);
+        let mut pieces = SegmentCursor::of(whole);
+        let page = u64::from(PAGE_BYTES);
+        let Ok(()) = pieces.take_each(blocks.start * page, |_, _| Ok::<(), Never>(()));
+        let begin = used as usize - own;
+        let mut end = begin;
+        let Ok(()) = pieces.take_each((blocks.end - blocks.start) * page, |piece, _| {
+            cut[end] = piece;
+            end += 1;
+            Ok::<(), Never>(())
+        });
+        self.works[slot as usize].used = u32::try_from(own + end).unwrap_or(u32::MAX);
+        (first + own + begin, end - begin)
+    }
+
+    /// Executes a part of a request that is on unmapped blocks, which read as zeroes.
+    fn zero(&mut self, token: u64, blocks: std::ops::Range<u64>) {
+        let (first, count) = self.part(token, &blocks);
+        let work = &mut self.works[slot_of(token) as usize];
+        let regions = &self.open.regions;
+        let is_compare = work.request.operation == Operation::Compare && self.bounce.is_none();
+        for segment in &self.table[first..first + count] {
+            let done = match is_compare {
+                true => is_zero(regions, *segment),
+                false => regions.fill(*segment, 0).map(|()| true),
+            };
+            match done {
+                Ok(true) => {}
+                Ok(false) => work.outcome = IoStatus::COMPARE_FAILURE,
+                Err(_) => work.outcome = IoStatus::DATA_TRANSFER_ERROR,
+            }
+        }
+    }
+
+    /// Handles the response of the pool. A FUA write is followed by a flush.
+    fn end(&mut self, slot: u32, error: Option<PoolError>) {
+        let VolumeRequest { request, outcome, stage, .. } = self.works[slot as usize];
+        let is_flush = request.operation == Operation::Flush;
+        let losses = self.open.shared.losses();
+        let outcome = match error {
+            // The pool has all durable data. Earlier writes of this channel may not be among them.
+            None if is_flush && losses != self.told_losses => IoStatus::WRITE_FAULT,
+            Some(error) => error.outcome(),
+            None if self.bounce.is_some() && outcome.is_success() => self.give_data(slot),
+            None => outcome,
+        };
+        let changes = matches!(
+            request.operation,
+            Operation::Write | Operation::Deallocate | Operation::WriteZeroes
+        );
+        let is_forced = request.flags.has(tenmil_base::RequestFlags::FUA) && changes;
+        if is_forced && stage == RequestState::Asked && outcome.is_success() {
+            self.works[slot as usize].stage = RequestState::Forced;
+            return self.enter(|state, desk| state.ask(desk, slot, PoolRequest::Flush));
+        }
+        if is_flush && outcome == IoStatus::WRITE_FAULT {
+            self.telling = losses;
+        }
+        self.answer(slot, outcome);
+    }
+
+    /// Completes a request and frees its slot.
+    fn answer(&mut self, slot: u32, outcome: IoStatus) {
+        let work = &mut self.works[slot as usize];
+        work.stage = RequestState::Idle;
+        self.free.push(slot);
+        self.ready.push(IoCompletion { token: work.request.token, outcome, result: 0 });
+    }
+
+    /// Polls the device. Completions of cached reads go directly to the caller.
+    #[inline]
+    fn look_below(&mut self, now: Instant, answers: &mut CompletionBatch) {
+        let Some(below) = &mut self.below else { return };
+        let first = answers.len();
+        below.poll(now, answers);
+        let (transfers, bounce) = (&mut self.transfers, self.bounce.as_ref());
+        self.known.end(answers, first, &mut self.free, |token, outcome| {
+            transfers.end(token, outcome, bounce);
+        });
+    }
+
+    /// Submits queued requests, as the device accepts them.
+    #[inline]
+    fn hand_down(&mut self, now: Instant) {
+        if let Some(below) = &mut self.below
+            && !self.queue.is_empty()
+        {
+            let taken = below.submit(now, self.queue.make_contiguous(), &self.table);
+            self.queue.drain(..taken);
+        }
+    }
+}
+
+impl IoChannel for VolumeChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        // A completion that waits to be polled has freed its slot, and still counts.
+        let room = self.free.len().saturating_sub(self.ready.len());
+        let count = requests.len().min(room);
+        self.sort(&requests[..count]);
+        if !self.unknown.is_empty() {
+            self.ask(requests, segments);
+        }
+        self.hand_down(now);
+        if !self.known.batch.is_empty() {
+            self.read_batch(now, segments);
+        }
+        count
+    }
+
+    fn flush(&mut self) {
+        if let Some(below) = &mut self.below {
+            below.flush();
+        }
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        let before = answers.len();
+        // Waiting completions first, so that a device that always has completions cannot starve them.
+        if self.ready.len() > 0 {
+            self.ready.drain_into(answers);
+        }
+        self.look_below(now, answers);
+        if self.transfers.have_ended() || self.desk.has_notes() {
+            let shared = &self.open.shared;
+            let mut state = shared.lock_to_tell();
+            self.transfers.tell(&mut state.store);
+            shared.dispatch(&mut state);
+            state.take_notes(&self.desk, &mut self.notes);
+            drop(state);
+            self.read_notes();
+        }
+        if !self.queue.is_empty() {
+            self.hand_down(now);
+            self.flush();
+        }
+        if self.ready.len() > 0 {
+            self.ready.drain_into(answers);
+        }
+        if self.telling != 0 && self.ready.len() == 0 {
+            // Flushes from now on are submitted by a client that knows of the losses.
+            self.told_losses = std::mem::take(&mut self.telling);
+        }
+        answers.len() - before
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.ready.len() > 0 || !self.queue.is_empty() {
+            return Instant::default();
+        }
+        self.below.as_ref().map_or(Instant::NEVER, |below| below.wake_at())
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.wake.source()
+    }
+
+    fn is_kernel_io(&self) -> bool {
+        self.below.as_ref().is_some_and(|below| below.is_kernel_io())
+    }
+
+    fn arm(&mut self) -> bool {
+        // The waker is armed before the inbox is checked.
+        let hears = self.desk.bell.unmask(0);
+        let busy_below = self.below.as_mut().is_some_and(|below| below.arm());
+        let busy = self.ready.len() > 0 || !self.queue.is_empty() || self.desk.has_notes();
+        !hears || busy || busy_below || self.is_deaf
+    }
+
+    fn disarm(&mut self) {
+        self.desk.bell.mask(0);
+        if let Some(below) = &mut self.below {
+            below.disarm();
+        }
+    }
+}
+
+impl Drop for VolumeChannel {
+    /// Closes the device channel first, which ends its requests; then reports the open transfers to the
+    /// pool as aborted.
+    fn drop(&mut self) {
+        self.below = None;
+        let noted = self.notes.drain(..).filter_map(|note| match note {
+            ClientMessage::Do(action) => transfer_of(&action),
+            ClientMessage::Ended(..) | ClientMessage::More(_) => None,
+        });
+        let none = TransferTable::with_capacity(0);
+        let untold = std::mem::replace(&mut self.transfers, none).into_untold();
+        self.open.shared.leave(&self.desk, noted.chain(untold));
+    }
+}
+
+/// Whether a segment contains only zeroes.
+fn is_zero(regions: &RegionTable, segment: Segment) -> Result<bool, InvalidSegment> {
+    let (mut chunk, mut done) = ([0; 512], 0);
+    while done < segment.len_bytes {
+        let len = (segment.len_bytes - done).min(512);
+        let part = segment.slice(done, len).ok_or(InvalidSegment(segment))?;
+        let found = &mut chunk[..len as usize];
+        regions.load(part, found)?;
+        if found.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        done += len;
+    }
+    Ok(true)
+}
+
+type Never = std::convert::Infallible;
+
+/// Segments of a slot: those of the request, and one more for each split at a block.
+fn room(limits: &Limits) -> usize {
+    2 * usize::from(limits.segments_max) + limits.request_blocks_max as usize
+}

@@ -1,0 +1,237 @@
+//! Creates, opens, checks and takes over pools.
+
+use tenmil_base::{BlockDevice, ErrorCategory, IoStatus};
+use tenmil_linux::kernel_files::Machine;
+use tenmil_volume::devices::LABEL_BLOCKS;
+use tenmil_volume::format::STORE_BLOCKS_MIN;
+use tenmil_volume::{Opened as OpenedStore, Opening, Owner, Pool, PoolConfig, PoolError, Step};
+
+use super::check::{PoolCheckResult, ReadOnlyWalker};
+use super::devices::{PoolDevice, PoolDevices};
+use super::grow::GrowResult;
+use super::page_io::BlockingPageIo;
+use super::parent_image::{self, PoolWithParents};
+use super::{OpenPool, PageGeometry, VolumeRef, refusal};
+use crate::owned;
+use tenmil_base::Error;
+use tenmil_block::Opener;
+use tenmil_block::uri::Uri;
+use tenmil_block::{ExistingData, overwrite};
+
+/// Result of creating a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreateResult {
+    /// Number of 4 KiB blocks.
+    pub blocks: u64,
+    /// The pool existed with this name and size; nothing was written.
+    pub was_there: bool,
+}
+
+/// Creates a pool on a device, unless it exists already.
+///
+/// # Errors
+///
+/// If the device cannot be opened or is too small, or has other data and `overwrite` is not set.
+pub fn create(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    name: &str,
+    overwrite: bool,
+) -> Result<CreateResult, Error> {
+    create_over(opener, (uri, &[]), name, overwrite)
+}
+
+/// Creates a pool on one or more devices, unless it exists already.
+///
+/// # Errors
+///
+/// The same as for [`create`] and [`OpenPool::grow`]. Nothing is written if one of the devices is rejected.
+pub fn create_over(
+    opener: &Opener<'_>,
+    (uri, others): (&Uri, &[Uri]),
+    name: &str,
+    overwrite: bool,
+) -> Result<CreateResult, Error> {
+    let below = opener.open(uri)?;
+    let shape = PageGeometry::of(uri, &below.medium.limits())?;
+    let steps = steps(uri, name, &shape)?;
+    let there = look(opener, &VolumeRef::on(uri), &*below.medium, &shape, None);
+    if let Some(owner) = there.as_ref().ok().and_then(|there| there.store.owner())
+        && overwrite
+        && !owned::is_gone(&owner)
+    {
+        return Err(refusal(&uri.to_string(), &PoolError::Owned { by: Box::new(owner) }));
+    }
+    let is_there = !overwrite && there.is_ok_and(|there| is_it(&there.store, name, &shape, others));
+    if !is_there {
+        let mut existing = below.existing.clone();
+        for other in others {
+            existing.extend(look_at_other(opener, other)?);
+        }
+        overwrite::allow("pool create", &existing, overwrite, &Machine::this())?;
+        make_files()?;
+        format(opener, uri, &*below.medium, &shape, steps)?;
+    }
+    drop(below);
+    if others.is_empty() {
+        return Ok(CreateResult { blocks: shape.pages, was_there: is_there });
+    }
+    // They have been checked, and some may have been created just now.
+    let grown = grow(opener, &VolumeRef::on(uri), others, !is_there)?;
+    let was_there = is_there && grown.before == grown.blocks;
+    Ok(CreateResult { blocks: grown.blocks, was_there })
+}
+
+/// Makes the files that were opened and are not there yet: nothing is refused any more.
+pub(super) fn make_files() -> Result<(), Error> {
+    tenmil_linux::file::keep().map_err(|error| Error::new(error.category(), error.to_string()))
+}
+
+/// Whether a store is the one that is to be made, or one from which it was begun.
+fn is_it(store: &Pool, name: &str, shape: &PageGeometry, others: &[Uri]) -> bool {
+    let devices = store.devices();
+    store.name() == name && devices.first == shape.pages && devices.count() <= 1 + others.len()
+}
+
+/// Checks whether a device can be added, and returns its existing data.
+fn look_at_other(opener: &Opener<'_>, uri: &Uri) -> Result<Vec<ExistingData>, Error> {
+    let member = PoolDevice::of(uri, opener.open(uri)?)?;
+    let (blocks, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
+    if blocks < needed {
+        let error = PoolError::DeviceTooSmall { blocks, needed };
+        return Err(refusal(&uri.to_string(), &error));
+    }
+    Ok(member.opened.existing)
+}
+
+/// The steps to create a pool.
+pub(super) fn steps(uri: &Uri, name: &str, shape: &PageGeometry) -> Result<Vec<Step>, Error> {
+    let uuid =
+        u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
+    let new = PoolConfig { name: name.into(), uuid, blocks: shape.pages };
+    new.steps().map_err(|error| refusal(&uri.to_string(), &error))
+}
+
+/// Executes the steps to create a pool.
+pub(super) fn format(
+    opener: &Opener<'_>,
+    uri: &Uri,
+    medium: &dyn BlockDevice,
+    shape: &PageGeometry,
+    steps: Vec<Step>,
+) -> Result<(), Error> {
+    let refuse = |problem: String| Error::new(ErrorCategory::Remote, format!("{uri}: {problem}"));
+    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
+        .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{uri}: {problem}")))?;
+    for step in steps {
+        let done = match &step {
+            Step::Write { at, bytes } => raw.write(*at, bytes),
+            Step::Flush => raw.flush(),
+        };
+        done.map_err(|outcome| {
+            refuse(format!("write a superblock: status {:#x}, expected 0", outcome.0))
+        })?;
+    }
+    Ok(())
+}
+
+/// Opens a pool and grows it: see [`OpenPool::grow`].
+///
+/// # Errors
+///
+/// If there is no valid pool, and as for [`OpenPool::grow`].
+pub fn grow(
+    opener: &Opener<'_>,
+    place: &VolumeRef,
+    added: &[Uri],
+    overwrite: bool,
+) -> Result<GrowResult, Error> {
+    OpenPool::open(opener, place)?.grow(opener, added, overwrite)
+}
+
+/// Takes a store from whoever has it open for writing, durably, so that anybody may open it: only from an owner
+/// that is known to be gone, or that the devices exclude from writing, unless [`VolumeRef::force`] is set. Returns
+/// the former owner.
+///
+/// # Errors
+///
+/// If the owner may still be running, or there is no valid pool.
+pub fn take_over(opener: &Opener<'_>, place: &VolumeRef) -> Result<Option<String>, Error> {
+    let place = VolumeRef { takes_over: true, ..place.clone() };
+    let open = OpenPool::open(opener, &place)?;
+    let former = open.shared.lock().store.owner().map(|owner| owner.to_string());
+    open.claim()?;
+    Ok(former)
+}
+
+/// Checks all metadata of a pool that is not open. Nothing is written.
+///
+/// # Errors
+///
+/// If there is no valid pool.
+pub fn check(opener: &Opener<'_>, place: &VolumeRef) -> Result<PoolCheckResult, Error> {
+    let device = place.store.clone().to_read();
+    let mut ground = PoolDevices::first(&place.store, opener.open(&device)?)?;
+    let opened = look(opener, place, &*ground.medium, &ground.shape, None)?;
+    let OpenedStore { mut store, damaged } = opened;
+    ground.open_others(opener, place, &store, true)?;
+    let mut raw =
+        BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape)
+            .map_err(|problem| {
+                Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+            })?;
+    let mut walk = ReadOnlyWalker { pages: &mut raw, store: &mut store };
+    let (report, found) = walk.whole(&mut |_| Ok(()))?;
+    let name = place.store.to_string();
+    let child = PoolWithParents { device: &name, uuid: store.uuid() };
+    let parents = parent_image::look_at_all(opener, child, found.into_iter());
+    Ok(PoolCheckResult {
+        name: store.name(),
+        uuid: store.uuid(),
+        generation: store.generation(),
+        devices: ground.infos(store.devices()),
+        damaged: damaged.iter().map(ToString::to_string).collect(),
+        report,
+        parents,
+    })
+}
+
+/// Reads and opens the pool on a device.
+pub(super) fn look(
+    opener: &Opener<'_>,
+    place: &VolumeRef,
+    medium: &dyn BlockDevice,
+    shape: &PageGeometry,
+    me: Option<Owner>,
+) -> Result<OpenedStore, Error> {
+    let name = place.store.to_string();
+    let mut raw = BlockingPageIo::open(opener.regions, &opener.clock, medium, shape)
+        .map_err(|problem| Error::new(ErrorCategory::Environment, format!("{name}: {problem}")))?;
+    let mut opening = Opening::new(shape.pages, place.cache_bytes).with_bugs(place.bugs);
+    if let Some(me) = me {
+        opening = opening.to_write(me);
+    }
+    while let Some(at) = opening.next_read() {
+        read_into(&mut raw, at, |bytes| opening.handle_read(bytes));
+    }
+    opening.finish().map_err(|error| {
+        let error = match error {
+            PoolError::NotAPool(_) if shape.pages < STORE_BLOCKS_MIN => {
+                let needed = STORE_BLOCKS_MIN;
+                PoolError::DeviceTooSmall { blocks: shape.pages, needed }
+            }
+            error => error,
+        };
+        refusal(&name, &error)
+    })
+}
+
+pub(super) fn read_into(
+    raw: &mut BlockingPageIo<'_>,
+    at: u64,
+    take: impl FnOnce(Result<&[u8; 4096], IoStatus>),
+) {
+    let mut page = [0; 4096];
+    let read = raw.read(at, &mut page);
+    take(read.map(|()| &page));
+}

@@ -1,0 +1,370 @@
+//! Grows an open pool: by the added size of its devices, and by added devices.
+//!
+//! ```text
+//!   the growing thread    labels, flushed | a channel for each client | the commit that counts them
+//!   a client with a channel           ...receives it in its inbox, before any address on the device
+//! ```
+//!
+//! Every client that transfers data or metadata has its own channel to the devices. A channel to a new
+//! device is sent to its inbox, before any block there: messages are in order, and new blocks are
+//! allocated only after the commit. So the I/O path has no check for it.
+
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, Durability, ErrorCategory, IoChannel, Limits, Operation};
+use tenmil_linux::kernel_files::Machine;
+use tenmil_volume::devices::{Devices, LABEL_BLOCKS, Label, SecondaryDevice};
+use tenmil_volume::format::STORE_BLOCKS_MIN;
+use tenmil_volume::{PoolRequest, PoolResponse};
+
+use super::create::make_files;
+use super::devices::{DeviceInfo, PoolDevice, PoolDevices, label_said};
+use super::missing_device::MissingDevice;
+use super::page_io::BlockingPageIo;
+use super::spans::{PoolDeviceSpan, SpanMap, unbounded};
+use super::{OpenPool, PAGE_BYTES};
+use crate::multi_leg::MultiLegChannel;
+use tenmil_base::Error;
+use tenmil_block::Opener;
+use tenmil_block::identity::DeviceIdentity;
+use tenmil_block::overwrite;
+use tenmil_block::uri::Uri;
+
+/// Result of growing a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrowResult {
+    /// Previous number of 4 KiB blocks.
+    pub before: u64,
+    /// New number of blocks.
+    pub blocks: u64,
+    /// Given devices that belong to the pool already, by number.
+    pub were_there: Vec<u32>,
+    /// All devices of the pool.
+    pub devices: Vec<DeviceInfo>,
+}
+
+/// Channel to an added device, for a client with a channel to the previous ones.
+pub(super) struct DeviceChannel {
+    /// The channel to the previous devices has to be set as its first leg.
+    pub(super) channel: Box<MultiLegChannel<SpanMap>>,
+    /// New maximum of pages in a request.
+    pub(super) request_pages: u32,
+}
+
+/// A device to be added.
+struct NewDevice {
+    member: PoolDevice,
+    uuid: u128,
+}
+
+impl std::fmt::Debug for DeviceChannel {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("More").finish_non_exhaustive()
+    }
+}
+
+impl DeviceChannel {
+    /// Combines it with the channel to the previous devices, which has `owed` pending completions.
+    pub(super) fn behind(mut self, first: Box<dyn IoChannel>, owed: usize) -> Box<dyn IoChannel> {
+        self.channel.put_first(first, owed);
+        self.channel
+    }
+}
+
+impl OpenPool {
+    /// The devices of the pool.
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        let ground = self.ground();
+        ground.infos(self.shared.lock().store.devices())
+    }
+
+    /// Grows the pool by the added size of its devices, and by added devices, which must be empty unless
+    /// `overwrite` is set. The pool stays in use meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// If a device cannot be opened, is too small, has data or belongs to another pool; or if a write to
+    /// it or to the pool fails. The size of the pool is then unchanged.
+    pub fn grow(
+        &self,
+        opener: &Opener<'_>,
+        added: &[Uri],
+        overwrite: bool,
+    ) -> Result<GrowResult, Error> {
+        let mut ground = self.ground();
+        let state = self.shared.lock();
+        let (mut devices, before) = (state.store.next_devices().clone(), state.store.blocks());
+        drop(state);
+        ground.members.truncate(devices.count());
+        ground.notice(&mut devices)?;
+        let mut were_there = Vec::new();
+        let mut new: Vec<NewDevice> = Vec::new();
+        for uri in added {
+            let (found, identity) = (uri.clone().probe_only(), DeviceIdentity::of_uri(uri));
+            let is_it = |member: &PoolDevice| {
+                member.uri.clone().probe_only() == found || member.identity.is_same(&identity)
+            };
+            match ground.members.iter().position(is_it) {
+                Some(number) => were_there.push(u32::try_from(number).unwrap_or(u32::MAX)),
+                None => new.push(self.look_at_new(opener, uri, &devices, &new, overwrite)?),
+            }
+        }
+        // Order: labels are durable before the commit that counts the devices, and every client has its
+        // channel before that.
+        for one in &new {
+            let (uuid, uri) = (one.uuid, one.member.uri.to_string());
+            devices.add(SecondaryDevice { uuid, uri }, one.member.shape.pages);
+        }
+        devices.check().map_err(|error| self.refuse(&error))?;
+        self.expect_no_stricter(&ground, &new)?;
+        make_files()?;
+        let first_uri = ground.members[0].uri.clone().probe_only().to_string();
+        for one in new {
+            let number = u32::try_from(ground.members.len()).unwrap_or(u32::MAX);
+            let label = self.label_of(&one, number, &devices, &first_uri);
+            self.reserved.add(&one.member.opened.medium)?;
+            write_label(opener, &one.member, &label)?;
+            ground.members.push(one.member);
+        }
+        self.spread(&mut ground, &devices)?;
+        match self.ask(PoolRequest::Grow(devices.clone()))? {
+            PoolResponse::Done => {}
+            _ => return Err(self.machine("grow: found another answer, expected an end".into())),
+        }
+        let blocks = devices.blocks();
+        Ok(GrowResult { before, blocks, were_there, devices: ground.infos(&devices) })
+    }
+
+    /// Records the current URIs of the devices. Returns whether any has changed.
+    ///
+    /// # Errors
+    ///
+    /// If the write fails.
+    pub fn note_places(&self) -> Result<bool, Error> {
+        let ground = self.ground();
+        let mut devices = self.shared.lock().store.next_devices().clone();
+        let before = devices.clone();
+        for (other, member) in devices.others.iter_mut().zip(&ground.members[1..]) {
+            other.uri = member.uri.to_string();
+        }
+        devices.check().map_err(|error| self.refuse(&error))?;
+        if devices != before {
+            self.ask(PoolRequest::Grow(devices))?;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Records a new URI of a device that is open in this process. Returns whether it has changed.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such device, another device is at that URI, or the write fails.
+    pub fn note_place(&self, opener: &Opener<'_>, number: u32, uri: &Uri) -> Result<bool, Error> {
+        let name = self.name();
+        let mut ground = self.ground();
+        let last = ground.members.len() - 1;
+        let refuse = |text: String| Error::new(ErrorCategory::Usage, text);
+        let Some(member) = ground.members.get_mut(number as usize).filter(|_| number > 0) else {
+            let text = format!("pool `{name}`: it has no device {number}, expected {last} at most");
+            return Err(refuse(text));
+        };
+        if !leads_to(opener, uri, &member.identity) {
+            let text = format!(
+                "pool `{name}`: {uri} is not device {number} of it, which process {} has open and calls \
+                 {}; expected that one under another name",
+                std::process::id(),
+                member.uri
+            );
+            let hint = "To put a copy in its place, end the process, and say it again.";
+            return Err(refuse(text).with_hint(hint));
+        }
+        let before = std::mem::replace(&mut member.uri, uri.clone());
+        drop(ground);
+        self.note_places().inspect_err(|_| self.ground().members[number as usize].uri = before)
+    }
+
+    /// Checks a device that is to be added.
+    fn look_at_new(
+        &self,
+        opener: &Opener<'_>,
+        uri: &Uri,
+        devices: &Devices,
+        new: &[NewDevice],
+        overwrite: bool,
+    ) -> Result<NewDevice, Error> {
+        let refuse =
+            |problem: String| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
+        let mut member = PoolDevice::of(uri, opener.open(uri)?)?;
+        member.uri = uri.clone().probe_only();
+        let (found, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
+        if found < needed {
+            let problem = format!("it has {found} blocks of 4 KiB, expected {needed} at least");
+            return Err(refuse(problem));
+        }
+        let label = Label::decode(&member.first_page(opener)?).ok();
+        let ours = label.filter(|label| label.store == self.uuid());
+        let is_known = |uuid: u128| devices.others.iter().any(|other| other.uuid == uuid);
+        if let Some(label) = ours.as_ref().filter(|label| is_known(label.uuid)) {
+            let said = label_said(label);
+            return Err(refuse(format!(
+                "{said}, or a copy of that, expected one that is new to it"
+            )));
+        }
+        if ours.as_ref().is_some_and(|label| new.iter().any(|one| one.uuid == label.uuid)) {
+            return Err(refuse("it is given twice, expected once".into()));
+        }
+        // A label of this pool that no superblock counts is left from a grow interrupted by a power loss.
+        if ours.is_none() {
+            overwrite::allow("pool grow", &member.opened.existing, overwrite, &Machine::this())?;
+        }
+        if member.uri != *uri {
+            // The recorded URI must also find it.
+            let found = member.uri.clone();
+            drop(member);
+            member = PoolDevice::of(&found, opener.open(&found)?)?;
+        }
+        let uuid =
+            u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
+        Ok(NewDevice { member, uuid })
+    }
+
+    /// Rejects devices with stricter limits while volumes are open, which use the current ones.
+    fn expect_no_stricter(&self, ground: &PoolDevices, new: &[NewDevice]) -> Result<(), Error> {
+        if self.shared.lock().volumes_open == 0 {
+            return Ok(());
+        }
+        let now = ground.medium.limits();
+        for one in new {
+            if let Some(problem) = stricter(&now, ground.shape.request_pages, &one.member) {
+                let text =
+                    format!("{}: {problem}, while volumes of the pool are open", one.member.uri);
+                let hint = "Close them, and grow the pool then.";
+                return Err(Error::new(ErrorCategory::Usage, text).with_hint(hint));
+            }
+        }
+        Ok(())
+    }
+
+    /// The label of a new device.
+    fn label_of(&self, new: &NewDevice, number: u32, devices: &Devices, first_uri: &str) -> Label {
+        let state = self.shared.lock();
+        Label {
+            store: state.store.uuid(),
+            name: state.store.name(),
+            number,
+            uuid: new.uuid,
+            generation: state.store.transaction(),
+            begin: devices.begin(number),
+            first_uri: first_uri.to_owned(),
+        }
+    }
+
+    /// Sends a channel to each new device to all clients.
+    fn spread(&self, ground: &mut PoolDevices, devices: &Devices) -> Result<(), Error> {
+        let old = self.shared.lock().store.next_devices().runs().count();
+        let (limits, shape) = (ground.medium.limits(), ground.shape);
+        ground.join(devices);
+        for (begin, run) in devices.runs().skip(old) {
+            let medium = Arc::clone(&ground.members[run.device as usize].opened.medium);
+            let leg = PoolDeviceSpan { medium, begin, at: run.at };
+            let more = || {
+                let legs = vec![MissingDevice(limits.clone()).channel()?, leg.medium.channel()?];
+                let spans = SpanMap::behind(&leg, shape.block_size);
+                let channel = MultiLegChannel::new(legs, spans, unbounded(&limits))?;
+                let request_pages = ground.shape.request_pages;
+                Ok(DeviceChannel { channel: Box::new(channel), request_pages })
+            };
+            self.shared
+                .add_device_channel(more)
+                .map_err(|problem: String| self.machine(problem))?;
+        }
+        Ok(())
+    }
+
+    fn machine(&self, problem: String) -> Error {
+        Error::new(ErrorCategory::Environment, format!("{}: grow: {problem}", self.name))
+    }
+}
+
+/// Writes a label durably. A pool that was on the device becomes invalid.
+fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Result<(), Error> {
+    let PoolDevice { uri, opened, shape, .. } = member;
+    let refuse = |category, problem: String| Error::new(category, format!("{uri}: {problem}"));
+    let bytes = label.encode().map_err(|error| refuse(error.category(), error.to_string()))?;
+    let raw = BlockingPageIo::open(opener.regions, &opener.clock, &*opened.medium, shape);
+    let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem))?;
+    // The old superblocks are erased before the label replaces the first one.
+    let mut write = || {
+        for at in [1, shape.pages - 2, shape.pages - 1] {
+            raw.write(at, &[0; 4096])?;
+        }
+        raw.write(0, &bytes)?;
+        raw.flush()
+    };
+    write().map_err(|outcome| {
+        let problem = format!("write its label: status {:#x}, expected 0", outcome.0);
+        refuse(ErrorCategory::Remote, problem)
+    })
+}
+
+impl PoolDevices {
+    /// Re-reads the sizes of the devices. The last one comes first, because the pool continues on it.
+    fn notice(&mut self, devices: &mut Devices) -> Result<(), Error> {
+        let last = devices.spans.last().map_or(0, |span| span.device);
+        let others = (0..).take(self.members.len()).filter(|number| *number != last);
+        for number in [last].into_iter().chain(others.collect::<Vec<u32>>()) {
+            let member = &mut self.members[number as usize];
+            let found = member.opened.medium.refresh_size();
+            let blocks = found.map_err(|problem| {
+                Error::new(ErrorCategory::Environment, format!("{}: {problem}", member.uri))
+            })?;
+            member.shape.pages = blocks / member.shape.blocks_in_page;
+            let (pages, needed) = (member.shape.pages, devices.needs(number));
+            if pages < needed {
+                let text = format!(
+                    "{}: device {number} of the pool has {pages} blocks of 4 KiB, expected {needed} at \
+                     least",
+                    member.uri
+                );
+                return Err(Error::new(ErrorCategory::Usage, text));
+            }
+            devices.gain(number, pages);
+        }
+        Ok(())
+    }
+}
+
+/// The first limit of a device that is stricter than the current ones.
+fn stricter(now: &Limits, request_pages: u32, member: &PoolDevice) -> Option<String> {
+    let limits = member.opened.medium.limits();
+    let weaker = now.durability.weaker(Durability::VolatileCache);
+    let needs = super::READING.into_iter().chain([Operation::Write]);
+    let lacks = needs.filter(|needs| now.support.has(*needs));
+    let lacks = lacks.into_iter().find(|needs| !limits.support.has(*needs));
+    let found = member.shape.request_pages;
+    if found < request_pages {
+        let (found, expected) = (found * PAGE_BYTES, request_pages * PAGE_BYTES);
+        return Some(format!("it takes {found} bytes at once, expected {expected} at least"));
+    }
+    if limits.segments_max < now.segments_max {
+        let (found, expected) = (limits.segments_max, now.segments_max);
+        return Some(format!("it takes {found} pieces of memory at once, expected {expected}"));
+    }
+    if limits.depth_max < now.depth_max && limits.depth_max < super::DEPTH_MAX {
+        let (found, expected) = (limits.depth_max, now.depth_max.min(super::DEPTH_MAX));
+        return Some(format!("it takes {found} requests at once, expected {expected} at least"));
+    }
+    if weaker.weaker(limits.durability) != weaker {
+        let (found, expected) = (limits.durability.describe(), now.durability.describe());
+        return Some(format!("{found}, expected that {expected}"));
+    }
+    lacks.map(|lacks| format!("it has no {}, expected one", lacks.name()))
+}
+
+/// Whether a URI leads to this device: a namespace by another address is known once it is open.
+fn leads_to(opener: &Opener<'_>, uri: &Uri, device: &DeviceIdentity) -> bool {
+    let way = uri.clone().to_read();
+    device.is_same(&DeviceIdentity::of_uri(&way))
+        || opener.open(&way).is_ok_and(|it| device.is_same(&DeviceIdentity::of_opened(&way, &it)))
+}

@@ -1,0 +1,121 @@
+//! Makes a volume thick: space for all of its blocks is reserved at once, and then allocated range by
+//! range, while the volume is in use.
+//!
+//! First, the parent's blocks are copied, and blocks shared with a snapshot or a clone. Writes to the
+//! range being copied wait; reads do not.
+
+use std::sync::Arc;
+
+use tenmil_base::{ErrorCategory, IoStatus};
+use tenmil_volume::{DeviceAction, PoolRequest, PoolResponse, VolumeInfo};
+
+use super::page_io::StorePages;
+use super::send::ProgressFn;
+use super::throttle::Throttle;
+use super::{Copied, OpenPool, PAGE_BYTES};
+use tenmil_base::Error;
+use tenmil_block::Opener;
+
+/// Result of making a volume thick.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InflateResult {
+    /// The volume.
+    pub info: VolumeInfo,
+    /// It was thick already; nothing was written.
+    pub was_there: bool,
+}
+
+/// Blocks per copy step: 1 MiB.
+const COPY_BLOCKS: u32 = 256;
+
+/// Copies shared clusters.
+struct ClusterCopier<'a> {
+    store: StorePages<'a>,
+    pages: Vec<u8>,
+    /// Bytes copied.
+    copied: u64,
+}
+
+impl OpenPool {
+    /// Makes a volume thick, or continues an interrupted inflate, or restores a reservation that a
+    /// snapshot has used. Blocks are copied at most at `rate` bytes per second.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough space, in which case nothing is reserved; if there is no such volume, it is
+    /// a snapshot or has checksums, blocks cannot be copied, or `watch` returns false.
+    pub fn inflate(
+        self: &Arc<Self>,
+        opener: &Opener<'_>,
+        name: &str,
+        rate: Option<u64>,
+        watch: &mut ProgressFn<'_>,
+    ) -> Result<InflateResult, Error> {
+        self.copy_parent(opener, name, rate, watch)?;
+        let before = self.account(name)?;
+        let was_thick = self.find(name)?.is_thick;
+        let PoolResponse::Volume(info) = self.ask(PoolRequest::ReserveThick(name.into()))? else {
+            return Err(self.refuse(&tenmil_volume::PoolError::NoVolume(name.into())));
+        };
+        if was_thick && before.own() == info.blocks {
+            return Ok(InflateResult { info, was_there: true });
+        }
+        let machine = |problem: String| {
+            Error::new(
+                ErrorCategory::Environment,
+                format!("{}: inflate `{name}`: {problem}", self.name),
+            )
+        };
+        let store = StorePages::open(self, COPY_BLOCKS).map_err(machine)?;
+        let pages = vec![0; (COPY_BLOCKS * PAGE_BYTES) as usize];
+        let mut mover = ClusterCopier { store, pages, copied: 0 };
+        let pace = Throttle { rate, clock: self.clock };
+        let (volume, page) = (info.id, u64::from(PAGE_BYTES));
+        let mut block = 0;
+        while block < info.blocks {
+            let (began, before) = (self.clock.now(), mover.copied);
+            let own = PoolRequest::MakeExclusive { volume, block, blocks: COPY_BLOCKS.into() };
+            match self.converse(own, &mut |action| mover.carry(action))? {
+                PoolResponse::Owned(to) if to > block => block = to,
+                _ => return Err(machine("it made no progress, expected some".into())),
+            }
+            let progress = (block.min(info.blocks) * page, info.blocks * page);
+            let goes_on = &mut || watch(progress);
+            if !(goes_on() && pace.rest(mover.copied - before, began, goes_on)) {
+                return Err(machine("interrupted; say it again to go on".into()));
+            }
+        }
+        // Writes of clients may have allocated clusters meanwhile, for which nothing needs to be reserved
+        // any more.
+        self.ask(PoolRequest::ReserveThick(name.into()))?;
+        self.ask(PoolRequest::Flush)?;
+        Ok(InflateResult { info: self.find(name)?, was_there: false })
+    }
+}
+
+impl ClusterCopier<'_> {
+    /// Transfers blocks from the device, or to it.
+    fn carry(&mut self, action: &DeviceAction) -> Result<Copied, IoStatus> {
+        let page = PAGE_BYTES as usize;
+        let (is_read, offset, at, blocks) = match *action {
+            DeviceAction::ReadData { offset, at, blocks, .. } => (true, offset, at, blocks),
+            DeviceAction::WriteData { offset, at, blocks, .. } => (false, offset, at, blocks),
+            _ => return Err(IoStatus::INTERNAL_ERROR),
+        };
+        let index = |blocks: u64| usize::try_from(blocks).unwrap_or(usize::MAX);
+        let Some(pages) = self.pages.get_mut(index(offset) * page..index(offset + blocks) * page)
+        else {
+            return Err(IoStatus::INTERNAL_ERROR);
+        };
+        let raw = self.store.up_to(at + blocks)?;
+        let step = raw.pages_max() as usize * page;
+        for (at, part) in (at..).step_by(step / page).zip(pages.chunks_mut(step)) {
+            match is_read {
+                true => raw.read_run(at, part)?,
+                false => raw.write_run(at, part)?,
+            }
+        }
+        self.copied += if is_read { 0 } else { pages.len() as u64 };
+        Ok(Copied::Data)
+    }
+}

@@ -1,0 +1,162 @@
+//! The devices of a pool refuse the writes of other hosts while this process owns it, where they can.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenmil_base::{BlockDevice, ErrorCategory};
+use tenmil_volume::devices::Devices;
+use tenmil_volume::{Pool, PoolRequest};
+
+use super::devices::PoolDevices;
+use crate::exclusion::{Excluded, Exclusion, Preempts};
+use crate::owned::is_gone;
+use tenmil_base::Error;
+
+/// The reservations of an open pool.
+pub(super) struct Reserved {
+    name: String,
+    exclusion: Exclusion,
+    devices: Mutex<ReservedDevices>,
+}
+
+struct ReservedDevices {
+    media: Vec<Arc<dyn BlockDevice>>,
+    /// They are reserved, as far as they can be.
+    is_done: bool,
+}
+
+impl Reserved {
+    pub(super) fn new(name: &str, owner: u128, ground: &PoolDevices) -> Self {
+        let media = ground.members.iter().map(|member| Arc::clone(&member.opened.medium)).collect();
+        let devices = Mutex::new(ReservedDevices { media, is_done: false });
+        Self { name: name.into(), exclusion: Exclusion::new(owner), devices }
+    }
+
+    /// Reserves all devices before the first change, as far as they take reservations.
+    ///
+    /// # Errors
+    ///
+    /// Which host has one of them.
+    pub(super) fn acquire(&self, preempts: Preempts) -> Result<(), Error> {
+        let mut pool = self.pool();
+        if !pool.is_done {
+            for medium in &pool.media {
+                self.exclusion.acquire(medium, preempts).map_err(|why| self.refuse(&why))?;
+            }
+            pool.is_done = true;
+        }
+        Ok(())
+    }
+
+    /// Reserves a device that the pool gains.
+    ///
+    /// # Errors
+    ///
+    /// Which host has it.
+    pub(super) fn add(&self, medium: &Arc<dyn BlockDevice>) -> Result<(), Error> {
+        let mut pool = self.pool();
+        if pool.is_done {
+            let acquired = self.exclusion.acquire(medium, Preempts::Nothing);
+            acquired.map_err(|why| self.refuse(&why))?;
+        }
+        pool.media.push(Arc::clone(medium));
+        Ok(())
+    }
+
+    /// Preempts the owner of a pool. Returns it if all devices refuse its writes from now on.
+    ///
+    /// # Errors
+    ///
+    /// Which host has one of the devices, if that is not the owner's.
+    pub(super) fn take_over(&self, store: &Pool, force: bool) -> Result<Option<u128>, Error> {
+        let Some(owner) = store.owner() else {
+            return self.acquire(Preempts::Any).map(|()| None);
+        };
+        if force {
+            return self.acquire(Preempts::Force).map(|()| None);
+        }
+        if is_gone(&owner) {
+            return Ok(None);
+        }
+        let mut pool = self.pool();
+        for medium in &pool.media {
+            if let Err(why) = Exclusion::is_bound(&**medium, owner.id) {
+                let text = format!(
+                    "{}: {owner} has the pool open for writing, and its devices do not exclude that \
+                     process from writing ({why})",
+                    self.name
+                );
+                return Err(Error::new(ErrorCategory::Environment, text).with_hint(format!(
+                    "end that process; if it or its machine is gone for certain: `tenmil pool takeover \
+                     {} --force`.",
+                    self.name
+                )));
+            }
+        }
+        for medium in &pool.media {
+            let acquired = self.exclusion.acquire(medium, Preempts::Owner(owner.id));
+            match acquired.map_err(|why| self.refuse(&why))? {
+                Excluded::Reserved { was_preempted: true } => {}
+                other => {
+                    let why = match other {
+                        Excluded::Not(why) => why,
+                        Excluded::Reserved { .. } => None,
+                    };
+                    let why = why.unwrap_or_else(|| "it was not reserved any more".into());
+                    let text = format!("{}: preempt {owner}: {why}", self.name);
+                    return Err(Error::new(ErrorCategory::Remote, text));
+                }
+            }
+        }
+        pool.is_done = true;
+        Ok(Some(owner.id))
+    }
+
+    /// Refuses a pool that gained devices while its owner was preempted: those are not reserved.
+    ///
+    /// # Errors
+    ///
+    /// How many devices there are.
+    pub(super) fn expect_same(&self, before: &Devices, now: &Devices) -> Result<(), Error> {
+        let (found, expected) = (now.count(), before.count());
+        if found == expected {
+            return Ok(());
+        }
+        let text = format!(
+            "{}: found {found} devices, expected {expected}: the pool gained devices during the takeover",
+            self.name
+        );
+        Err(Error::new(ErrorCategory::Environment, text).with_hint("take it over again."))
+    }
+
+    /// Lets other hosts write again, unless a former owner may still run.
+    pub(super) fn release(&self) {
+        self.exclusion.release();
+    }
+
+    fn refuse(&self, why: &str) -> Error {
+        let text = format!("{}: {why}", self.name);
+        Error::new(ErrorCategory::Environment, text).with_hint(format!(
+            "close the pool there; if that host is gone: `tenmil pool takeover {}`.",
+            self.name
+        ))
+    }
+
+    fn pool(&self) -> MutexGuard<'_, ReservedDevices> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a question changes the pool, so that it is claimed first.
+pub(super) const fn changes(ask: &PoolRequest) -> bool {
+    matches!(
+        ask,
+        PoolRequest::Change(_)
+            | PoolRequest::ReserveThick(_)
+            | PoolRequest::MakeExclusive { .. }
+            | PoolRequest::CopyFromParent { .. }
+            | PoolRequest::Write { .. }
+            | PoolRequest::Trim { .. }
+            | PoolRequest::Claim
+            | PoolRequest::Grow(_)
+    )
+}

@@ -1,0 +1,118 @@
+//! Surviving devices of a damaged pool, and the blocks of the pool on them.
+//!
+//! The first device lists the others. If it is lost or unreadable, the label of each other device states
+//! where its part of the pool begins. The parts that a device gained when it was no longer the last one
+//! are recorded on the first device only.
+
+use tenmil_base::ErrorCategory;
+use tenmil_volume::devices::Label;
+use tenmil_volume::rescue::Rescue;
+use tenmil_volume::{Opening, PoolError};
+
+use super::devices::{PoolDevice, PoolDevices};
+use super::page_io::BlockingPageIo;
+use super::{VolumeRef, refusal};
+use tenmil_base::Error;
+use tenmil_block::Opener;
+use tenmil_block::uri::Uri;
+
+/// The surviving devices.
+pub(super) struct SurvivingDevices {
+    pub(super) ground: PoolDevices,
+    pub(super) rescue: Rescue,
+    /// Problems of missing devices.
+    pub(super) missing: Vec<String>,
+}
+
+impl SurvivingDevices {
+    /// Opens read-only what is available of the pool on a device, and other given devices of it.
+    ///
+    /// # Errors
+    ///
+    /// If the first given device cannot be opened, another one has no label, they belong to different
+    /// pools, or the pool has a newer version.
+    pub(super) fn open(
+        opener: &Opener<'_>,
+        place: &VolumeRef,
+        others: &[Uri],
+    ) -> Result<Self, Error> {
+        let device = place.store.clone().to_read();
+        let mut ground = PoolDevices::first(&device, opener.open(&device)?)?;
+        let pages = ground.shape.pages;
+        let raw =
+            BlockingPageIo::open(opener.regions, &opener.clock, &*ground.medium, &ground.shape);
+        let mut raw = raw.map_err(|problem| {
+            Error::new(ErrorCategory::Environment, format!("{device}: {problem}"))
+        })?;
+        let mut opening = Opening::new(pages, 0).to_rescue();
+        while let Some(at) = opening.next_read() {
+            let mut page = [0; 4096];
+            let read = raw.read(at, &mut page);
+            opening.handle_read(read.map(|()| &page));
+        }
+        drop(raw);
+        match opening.finish() {
+            Ok(opened) => {
+                let missing = ground.open_left(opener, place, &opened.store)?;
+                let present = ground.join_left(opened.store.devices());
+                let rescue = Rescue::new(pages).over(present.into_iter());
+                Ok(Self { ground, rescue, missing })
+            }
+            Err(PoolError::NotFirst(label)) => {
+                let first = ground.members.remove(0);
+                Self::by_labels(opener, Some((*label, first)), None, others)
+            }
+            Err(PoolError::NotAPool(_)) if !others.is_empty() => {
+                let first = ground.members.remove(0);
+                Self::by_labels(opener, None, Some(first), others)
+            }
+            // In a damaged pool, anything may be in place of the superblocks.
+            Err(PoolError::NotAPool(_)) => {
+                Ok(Self { ground, rescue: Rescue::new(pages), missing: Vec::new() })
+            }
+            Err(error) => Err(refusal(&device.to_string(), &error)),
+        }
+    }
+
+    /// Combines devices by their labels.
+    fn by_labels(
+        opener: &Opener<'_>,
+        named: Option<(Label, PoolDevice)>,
+        first: Option<PoolDevice>,
+        others: &[Uri],
+    ) -> Result<Self, Error> {
+        let mut labelled: Vec<(Label, PoolDevice)> = named.into_iter().collect();
+        for uri in others {
+            let uri = uri.clone().to_read();
+            let refuse =
+                |problem: String| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
+            let member = PoolDevice::of(&uri, opener.open(&uri)?)?;
+            let label = Label::decode(&member.first_page(opener)?);
+            let label =
+                label.map_err(|flaw| refuse(format!("its label cannot be read: {flaw}")))?;
+            if let Some((known, _)) =
+                labelled.first().filter(|(known, _)| known.store != label.store)
+            {
+                let (found, expected) = (label.store, known.store);
+                let problem =
+                    format!("it is of pool {found:032x}, expected one of {expected:032x}");
+                return Err(refuse(problem));
+            }
+            if labelled.iter().any(|(known, _)| known.begin == label.begin) {
+                let problem = format!("device {} is given twice, expected once", label.number);
+                return Err(refuse(problem));
+            }
+            labelled.push((label, member));
+        }
+        let first_pages = first.as_ref().map_or(0, |first| first.shape.pages);
+        let lost = format!("device 0, {}", labelled.first().map_or("", |(one, _)| &*one.first_uri));
+        let missing = match first {
+            Some(_) => Vec::new(),
+            None => vec![format!("{lost}: not named, and what lies on it is not looked for")],
+        };
+        let nothing = || Error::new(ErrorCategory::Usage, "no device is named".to_owned());
+        let (ground, present) = PoolDevices::of_labels(labelled, first).ok_or_else(nothing)?;
+        let rescue = Rescue::new(first_pages).over(present.into_iter());
+        Ok(Self { ground, rescue, missing })
+    }
+}

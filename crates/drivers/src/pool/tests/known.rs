@@ -1,0 +1,164 @@
+//! Reads without the pool thread: their channel has the mapping.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Random, Request,
+    RequestFlags, Segment,
+};
+use tenmil_dma::RegionTable;
+
+use super::super::{OpenPool, VolumeOp, VolumeRef, create};
+use crate::RamDevice;
+use crate::conformance::Reluctant;
+use tenmil_base::Error;
+use tenmil_block::{DeviceType, OpenedDevice, Opener, uri::Uri};
+
+const PAGE: u32 = 4096;
+const BLOCKS: u64 = 64;
+
+/// Opens `scarce:`, memory that accepts few requests at a time.
+struct Scarce(Arc<Reluctant>);
+
+impl DeviceType for Scarce {
+    fn open(&self, _opener: &Opener<'_>, _uri: &Uri) -> Result<OpenedDevice, Error> {
+        Ok(OpenedDevice::fresh(self.0.clone(), "memory that takes little"))
+    }
+}
+
+/// A volume and its pool; its blocks are written, each with its number, and the channel has all mappings.
+struct Bench {
+    backend: Box<dyn IoChannel>,
+    memory: tenmil_dma::Region,
+    open: Arc<OpenPool>,
+}
+
+fn bench(regions: &RegionTable, seed: u64) -> Bench {
+    let ram = Arc::new(RamDevice::new(regions, 512, 8 * 2048).unwrap());
+    let scarce = Scarce(Arc::new(Reluctant::new(ram, seed)));
+    let kinds = &crate::tests::kinds_with(&[("scarce", &scarce)]);
+    let opener = Opener { regions, clock: tenmil_linux::Clock::start(), seed, kinds };
+    let device: Uri = "scarce:".parse().unwrap();
+    create(&opener, &device, "tests", false).unwrap();
+    let place = VolumeRef::on(&device);
+    let open = OpenPool::open(&opener, &place).unwrap();
+    let name = "v".into();
+    let change = VolumeOp::Create { name, blocks: BLOCKS, unit: 4, uuid: 1, checksums: false };
+    open.change(change).unwrap();
+    let opened = opener.open(&place.with_name("v")).unwrap();
+    let memory = regions.allocate(1 << 20).unwrap();
+    let mut backend = opened.medium.channel().unwrap();
+    for block in 0..BLOCKS {
+        let page = memory.segment().slice(0, PAGE).unwrap();
+        regions.fill(page, u8::try_from(block + 1).unwrap()).unwrap();
+        let requests = [request(Operation::Write, block, 0..1)];
+        assert!(ask(&mut *backend, &requests, &[page])[0].1.is_success());
+        // The first read goes through the pool thread, which is how a channel learns mappings.
+        let requests = [request(Operation::Read, block, 0..1)];
+        assert!(ask(&mut *backend, &requests, &[page])[0].1.is_success());
+    }
+    Bench { backend, memory, open }
+}
+
+fn request(operation: Operation, lba: u64, segments: std::ops::Range<u32>) -> Request {
+    let segment_count = u16::try_from(segments.len()).unwrap();
+    Request {
+        token: 1_000 + lba,
+        lba,
+        blocks: 1,
+        segment_first: segments.start,
+        segment_count,
+        operation,
+        flags: RequestFlags::NONE,
+        ..Request::NOTHING
+    }
+}
+
+/// Tokens and outcomes, ordered by token. The segments are invalid after submission.
+fn ask(
+    backend: &mut dyn IoChannel,
+    requests: &[Request],
+    segments: &[Segment],
+) -> Vec<(u64, IoStatus)> {
+    let (mut answers, mut done, mut taken) = (CompletionBatch::with_capacity(5), Vec::new(), 0);
+    for turn in 0..100_000 {
+        let now = Instant { ns: turn };
+        let lent = segments.to_vec();
+        taken += backend.submit(now, &requests[taken..], &lent);
+        backend.flush();
+        backend.poll(now, &mut answers);
+        done.extend(answers.drain().map(|answer| (answer.token, answer.outcome)));
+        if done.len() == requests.len() {
+            done.sort_unstable_by_key(|(token, _)| *token);
+            return done;
+        }
+        tenmil_linux::thread::yield_now();
+    }
+    panic!("{} of {} are answered", done.len(), requests.len());
+}
+
+#[test]
+fn known_reads_bring_each_its_own_block_from_a_device_that_takes_few_at_a_time() {
+    for seed in 0..8 {
+        let regions = RegionTable::new(16);
+        let Bench { mut backend, memory, open } = bench(&regions, seed);
+        let mut random = Random::new(seed);
+        for _ in 0..40 {
+            regions.fill(memory.segment(), 0xee).unwrap();
+            // Two segments each, in any order, after some that no request uses.
+            let mut lbas: Vec<u64> = (0..BLOCKS).filter(|_| random.chance(1, 2)).collect();
+            lbas.sort_by_cached_key(|_| random.next_u64());
+            let mut segments = vec![Segment::default(); 3];
+            let mut requests = Vec::new();
+            for lba in lbas {
+                let page =
+                    memory.segment().slice(u32::try_from(lba).unwrap() * PAGE, PAGE).unwrap();
+                let (first, cut) =
+                    (segments.len(), 512 * u32::try_from(1 + random.below(7)).unwrap());
+                segments.push(page.slice(0, cut).unwrap());
+                segments.push(page.slice(cut, PAGE - cut).unwrap());
+                let first = u32::try_from(first).unwrap();
+                requests.push(request(Operation::Read, lba, first..first + 2));
+            }
+            let done = ask(&mut *backend, &requests, &segments);
+            assert!(done.iter().all(|(_, outcome)| outcome.is_success()), "seed {seed}: {done:?}");
+            requests.sort_unstable_by_key(|request| request.token);
+            assert!(done.iter().map(|(token, _)| *token).eq(requests.iter().map(|one| one.token)));
+            for block in 0..BLOCKS {
+                let at = u32::try_from(block).unwrap() * PAGE;
+                let mut bytes = vec![0; PAGE as usize];
+                regions.load(memory.segment().slice(at, PAGE).unwrap(), &mut bytes).unwrap();
+                let was_read = requests.iter().any(|request| request.lba == block);
+                let expected = if was_read { u8::try_from(block + 1).unwrap() } else { 0xee };
+                assert!(bytes.iter().all(|byte| *byte == expected), "seed {seed}, block {block}");
+            }
+            assert!(!open.shared.lock().is_busy(), "nobody reads any more");
+        }
+    }
+}
+
+#[test]
+fn memory_that_does_not_fit_a_known_read_is_refused_now_and_later() {
+    let regions = RegionTable::new(16);
+    let Bench { mut backend, memory, open } = bench(&regions, 3);
+    let page = memory.segment().slice(0, PAGE).unwrap();
+    // More small segments than a request may have.
+    let mut segments = vec![page.slice(0, 512).unwrap(); 2_000];
+    segments[0] = page;
+    for _ in 0..50 {
+        let none = request(Operation::Read, 0, 2_000..2_001);
+        let short = request(Operation::Read, 1, 1..2);
+        let long = Request { blocks: 1 << 20, ..request(Operation::Read, 2, 0..1) };
+        let many = request(Operation::Read, 7, 0..2_000);
+        let fine = (3..12).filter(|lba| *lba != 7).map(|lba| request(Operation::Read, lba, 0..1));
+        let mut requests = vec![none, short, long];
+        requests.extend(fine);
+        requests.insert(7, many);
+        let done = ask(&mut *backend, &requests, &segments);
+        for (token, outcome) in done {
+            let is_fine = !matches!(token - 1_000, 0 | 1 | 2 | 7);
+            assert_eq!(outcome.is_success(), is_fine, "{token}: {outcome:?}");
+        }
+        assert!(!open.shared.lock().is_busy(), "nobody reads any more");
+    }
+}

@@ -1,0 +1,55 @@
+//! A pool on a device that several URIs name.
+
+use std::sync::Arc;
+
+use tenmil_base::{BlockDevice, IoChannel, Limits};
+use tenmil_dma::RegionTable;
+use tenmil_linux::Clock;
+
+use crate::pool::{OpenPool, VolumeRef, create};
+use crate::ram::RamDevice;
+use tenmil_base::Error;
+use tenmil_block::uri::Uri;
+use tenmil_block::{OpenedDevice, Opener};
+
+/// One namespace under all names.
+struct Namespace(Arc<RamDevice>);
+
+impl BlockDevice for Namespace {
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        self.0.channel()
+    }
+
+    fn identity(&self) -> Option<String> {
+        Some("uuid.1".into())
+    }
+}
+
+#[test]
+fn a_pool_is_open_once_whichever_uri_leads_to_its_namespace() {
+    let regions = RegionTable::new(200);
+    let ram = Arc::new(RamDevice::new(&regions, 512, 8 * 2048).unwrap());
+    let open = |_: &Opener<'_>, _: &Uri| -> Result<OpenedDevice, Error> {
+        Ok(OpenedDevice::fresh(Arc::new(Namespace(Arc::clone(&ram))), "a namespace"))
+    };
+    let kinds = &crate::tests::kinds_with(&[("path", &open)]);
+    let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds };
+    let [one, two] = ["path:one", "path:two"].map(|uri| uri.parse::<Uri>().unwrap());
+    create(&opener, &one, "tests", false).unwrap();
+    let first = OpenPool::open(&opener, &VolumeRef::on(&one)).unwrap();
+    let second = OpenPool::open(&opener, &VolumeRef::on(&two)).unwrap();
+    assert!(Arc::ptr_eq(&first, &second), "two owners in one process");
+    drop((first, second));
+    let again = OpenPool::open(&opener, &VolumeRef::on(&two)).unwrap();
+    again.claim().unwrap();
+    let striped = "stripe:[path:one],[path:two]".parse().unwrap();
+    let mirrored = ["path:one".parse().unwrap(), "path:two".parse().unwrap()];
+    let refused = crate::mirror::create(&opener, &mirrored, true).unwrap_err().to_string();
+    assert!(refused.contains("path:one and path:two are one device"), "{refused}");
+    let opened = opener.open(&striped).unwrap();
+    assert_eq!(opened.identities.len(), 2);
+}

@@ -1,0 +1,102 @@
+//! Reference to a volume: the device of its pool, and its name.
+
+use tenmil_volume::devices::SecondaryDevice;
+use tenmil_volume::{Claim, InjectedBugs, Pool};
+
+use super::{CACHE_DEFAULT, PAGE_BYTES};
+use crate::owned::is_gone;
+use tenmil_base::Error;
+use tenmil_block::uri::Uri;
+
+/// A reference to a pool or to a volume in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeRef {
+    /// Device of the pool.
+    pub store: Uri,
+    /// Name of the volume; empty for the pool itself.
+    pub name: String,
+    /// Size in bytes of the metadata cache.
+    pub cache_bytes: usize,
+    /// New URIs of moved devices, by device number.
+    pub moved: Vec<(u32, Uri)>,
+    /// Take the pool over from an owner that has it open for writing.
+    pub force: bool,
+    /// Whether it is taken from an owner that its devices exclude from writing.
+    pub takes_over: bool,
+    /// Bugs that tests inject.
+    #[doc(hidden)]
+    pub bugs: InjectedBugs,
+}
+
+impl VolumeRef {
+    /// How the pool may be claimed: if it has no owner, from an owner that is gone or whom the devices exclude,
+    /// or by force.
+    pub(super) fn claim(&self, store: &Pool, excluded: Option<u128>) -> Claim {
+        match store.owner() {
+            Some(_) if self.force => Claim::Force,
+            Some(owner) if excluded == Some(owner.id) => Claim::Force,
+            Some(owner) if is_gone(&owner) => Claim::Over(owner.id),
+            _ => Claim::Free,
+        }
+    }
+
+    /// The URI scheme of volumes.
+    pub const SCHEME: &'static str = "volume";
+
+    /// Parses `volume:[URI]/NAME?metadata-cache=32m`, with or without a name; any other URI refers to the pool on
+    /// that device.
+    ///
+    /// # Errors
+    ///
+    /// If there is an unknown option, or the cache size is invalid.
+    pub fn of(uri: &Uri) -> Result<Self, Error> {
+        if uri.scheme() != Self::SCHEME {
+            return Ok(Self::on(uri));
+        }
+        let store = uri.only_child()?.clone();
+        let mut fields = uri.fields();
+        let name = fields.behind().to_owned();
+        let cache = fields.size("metadata-cache")?.unwrap_or(CACHE_DEFAULT);
+        fields.finish()?;
+        if cache < u64::from(PAGE_BYTES) {
+            return Err(uri.refuse(format!("cache is {cache} bytes, expected 4k at least")).into());
+        }
+        let cache_bytes = usize::try_from(cache).unwrap_or(usize::MAX);
+        Ok(Self { name, cache_bytes, ..Self::on(&store) })
+    }
+
+    /// The pool on a device.
+    pub fn on(device: &Uri) -> Self {
+        let cache_bytes = usize::try_from(CACHE_DEFAULT).unwrap_or(usize::MAX);
+        let (store, name, moved) = (device.clone(), String::new(), Vec::new());
+        let (force, takes_over, bugs) = (false, false, InjectedBugs::default());
+        Self { store, name, cache_bytes, moved, force, takes_over, bugs }
+    }
+
+    /// The URI of a device other than the first.
+    pub(super) fn device(&self, number: u32, other: &SecondaryDevice) -> Result<Uri, Error> {
+        let moved = self.moved.iter().find(|(moved, _)| *moved == number);
+        Ok(match moved {
+            Some((_, uri)) => uri.clone().probe_only(),
+            None => other.uri.parse()?,
+        })
+    }
+
+    /// The name of the volume, which must be present.
+    ///
+    /// # Errors
+    ///
+    /// If it is missing.
+    pub fn volume(&self, uri: &Uri) -> Result<&str, Error> {
+        if self.name.is_empty() {
+            let problem = "the volume is missing, expected volume:[file:/path]/name";
+            return Err(uri.refuse(problem).into());
+        }
+        Ok(&self.name)
+    }
+
+    /// The URI of another volume of the same pool.
+    pub fn with_name(&self, name: &str) -> Uri {
+        Uri::on(Self::SCHEME, self.store.clone(), name)
+    }
+}

@@ -1,0 +1,542 @@
+//! RAM device: blocks in memory; volatile, data is lost when the process exits.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, BlockExtent, CompletionBatch, Durability, ErrorCategory, ExtentKind, Instant,
+    InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet,
+    Request, Segment, WakeSource,
+};
+use tenmil_dma::{Region, RegionTable};
+
+use super::block_bitmap::BlockBitmap;
+use super::validate::{SEGMENTS_MAX, check, check_geometry};
+use tenmil_base::Error;
+use tenmil_block::CompletionQueue;
+use tenmil_block::SegmentCursor;
+use tenmil_block::quantity::parse_size;
+use tenmil_block::uri::Uri;
+use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
+
+/// Blocks in a memory region of the table that requests refer to, so that data moves by one copy between
+/// regions. A block that was never written, or was deallocated, reads as zeroes and uses no memory until
+/// it is written.
+///
+/// Channels on many threads share the blocks without a lock. A channel executes its requests one after
+/// another. Two threads that write the same block at the same time may leave a mix of both.
+#[derive(Clone, Debug)]
+pub struct RamDevice {
+    limits: Limits,
+    store: Arc<RamStorage>,
+}
+
+#[derive(Debug)]
+struct RamChannel {
+    limits: Limits,
+    store: Arc<RamStorage>,
+    ready: CompletionQueue,
+}
+
+#[derive(Debug)]
+struct RamStorage {
+    regions: RegionTable,
+    /// The blocks. The region outlives all channels.
+    blocks: Region,
+    block_size: u64,
+    /// The device is larger than the caches, so non-temporal stores cost nothing.
+    is_large: bool,
+    /// Blocks that contain written data. All others read as zeroes.
+    written: BlockBitmap,
+    /// Blocks marked uncorrectable, which cannot be read until they are written.
+    uncorrectable: BlockBitmap,
+}
+
+const DEPTH_MAX: u32 = 4096;
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Size in bytes from which blocks are usually not in the cache.
+const LARGE: usize = 64 << 20;
+/// Bytes at the start of a block prefetched during the previous request; the hardware prefetcher
+/// continues.
+const AHEAD_BYTES: u32 = 1024;
+
+/// Opens `ram:1g?block=512`.
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+    Ok(opened(named(opener, uri)?))
+}
+
+/// Opens the same with every block [written](RamDevice::filled). A device type for benchmarks.
+///
+/// # Errors
+///
+/// If the URI has an unknown option, or memory is exhausted.
+pub fn open_ram_filled(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+    Ok(opened(named(opener, uri)?.filled()))
+}
+
+fn opened(ram: RamDevice) -> OpenedDevice {
+    OpenedDevice::fresh(Arc::new(ram), "ram: nothing survives")
+}
+
+fn named(opener: &Opener<'_>, uri: &Uri) -> Result<RamDevice, Error> {
+    let mut fields = uri.fields();
+    let block_size = fields.block_size()?.unwrap_or(BLOCK_DEFAULT);
+    let by_key = fields.size("size")?;
+    fields.finish()?;
+    let by_path = match uri.path() {
+        "" => None,
+        path => Some(parse_size(path).map_err(|problem| uri.refuse(problem))?),
+    };
+    let size_bytes = match (by_path, by_key) {
+        (Some(size), None) | (None, Some(size)) => size,
+        (None, None) => return Err(uri.refuse("the size is missing, expected ram:1g").into()),
+        (Some(_), Some(_)) => {
+            return Err(uri.refuse("the size is given twice, expected once: ram:1g").into());
+        }
+    };
+    RamDevice::new(opener.regions, block_size, block_count(uri, size_bytes, block_size)?)
+}
+
+impl RamDevice {
+    /// `block_count` blocks of `block_size` bytes in a new region of `regions`. Requests refer to memory
+    /// of the same table.
+    ///
+    /// # Errors
+    ///
+    /// If the geometry is invalid, or memory or the region table is exhausted.
+    pub fn new(regions: &RegionTable, block_size: u32, block_count: u64) -> Result<Self, Error> {
+        check_geometry("ram", block_size, block_count)?;
+        let len = block_count.checked_mul(u64::from(block_size));
+        let len = len.and_then(|len| usize::try_from(len).ok()).ok_or_else(|| {
+            let text = format!("ram: size is {block_count} blocks, expected what can be addressed");
+            Error::new(ErrorCategory::Usage, text)
+        })?;
+        let machine = |error: &dyn std::fmt::Display| {
+            Error::new(ErrorCategory::Environment, format!("ram of {len} bytes: {error}"))
+        };
+        let blocks = regions.allocate(len).map_err(|error| machine(&error))?;
+        let store = RamStorage {
+            regions: regions.clone(),
+            blocks,
+            block_size: u64::from(block_size),
+            is_large: len >= LARGE,
+            written: BlockBitmap::new(block_count),
+            uncorrectable: BlockBitmap::new(block_count),
+        };
+        let limits = Limits {
+            block_size,
+            metadata_size: 0,
+            block_count,
+            request_blocks_max: REQUEST_BYTES_MAX / block_size,
+            segments_max: SEGMENTS_MAX,
+            optimal_boundary_blocks: 0,
+            atomic_write_blocks: 1,
+            depth_max: DEPTH_MAX,
+            durability: Durability::NonPersistent,
+            support: OperationSet::of(&Operation::ALL),
+        };
+        Ok(Self { limits, store: Arc::new(store) })
+    }
+
+    /// Writes zeroes to every block, so that memory is allocated now and each read moves data.
+    #[must_use]
+    pub fn filled(self) -> Self {
+        let store = &*self.store;
+        for block in 0..self.limits.block_count {
+            store.regions.fill(store.block(block), 0).expect("the region is as long as its blocks");
+        }
+        store.written.set(0, self.limits.block_count);
+        self
+    }
+}
+
+impl BlockDevice for RamDevice {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        Ok(Box::new(RamChannel {
+            limits: self.limits.clone(),
+            store: Arc::clone(&self.store),
+            ready: CompletionQueue::with_depth(self.limits.depth_max),
+        }))
+    }
+
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+        let left = self.limits.block_count.saturating_sub(lba);
+        if left == 0 {
+            return Ok(BlockExtent { blocks: 0, holds: ExtentKind::Hole });
+        }
+        let (written, blocks) = self.store.written.run(lba, left);
+        // An uncorrectable block does not read as zeroes.
+        let (is_lost, blocks) = self.store.uncorrectable.run(lba, blocks);
+        Ok(BlockExtent {
+            blocks,
+            holds: if written || is_lost { ExtentKind::Data } else { ExtentKind::Hole },
+        })
+    }
+}
+
+impl IoChannel for RamChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, _now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let count = requests.len().min(self.ready.room());
+        let (limits, store) = (&self.limits, &self.store);
+        self.ready.extend(requests[..count].iter().enumerate().map(|(index, request)| {
+            if let Some(next) = requests.get(index + 1).filter(|_| store.is_large) {
+                store.look_ahead(next);
+            }
+            let done = check(limits, request, segments).and_then(|own| store.run(request, own));
+            let outcome = done.err().unwrap_or(IoStatus::SUCCESS);
+            IoCompletion { token: request.token, outcome, result: 0 }
+        }));
+        if store.is_large {
+            // Orders the non-temporal stores before the completions, which may be seen by other threads.
+            store.regions.fence_streams();
+        }
+        count
+    }
+
+    fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
+        self.ready.drain_into(answers)
+    }
+
+    fn wake_at(&self) -> Instant {
+        if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Deadline
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ready.len() > 0
+    }
+}
+
+impl RamStorage {
+    fn run(&self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
+        let (first, count) = (request.lba, u64::from(request.blocks));
+        match request.operation {
+            Operation::Read => self.read(first, count, segments),
+            Operation::Write => self.write(first, count, &mut SegmentCursor::of(segments)),
+            // The device is volatile, as its durability states; there is nothing to flush.
+            Operation::Flush => Ok(()),
+            Operation::Deallocate => {
+                self.written.clear(first, count);
+                Ok(())
+            }
+            Operation::WriteZeroes => {
+                self.written.clear(first, count);
+                self.uncorrectable.clear(first, count);
+                Ok(())
+            }
+            Operation::Compare => self.compare(first, count, &mut SegmentCursor::of(segments)),
+            Operation::WriteUncorrectable => {
+                self.uncorrectable.set(first, count);
+                Ok(())
+            }
+            Operation::Verify => self.readable(first, count),
+            Operation::Copy => self.copy(request.operand, first, count),
+            Operation::CompareAndWrite => self.compare_and_write(first, count, segments),
+        }
+    }
+
+    /// Prefetches the first bytes that `request` will read, and the bitmap word of its blocks.
+    #[inline]
+    fn look_ahead(&self, request: &Request) {
+        self.written.look_ahead(request.lba);
+        if request.operation == Operation::Read {
+            // A prefetch out of range has no effect; the request is rejected when it is executed.
+            let offset = request.lba.wrapping_mul(self.block_size);
+            self.regions.prefetch(self.at(offset, AHEAD_BYTES));
+        }
+    }
+
+    fn readable(&self, first: u64, count: u64) -> Result<(), IoStatus> {
+        if self.uncorrectable.any(first, count) { Err(IoStatus::UNRECOVERED_READ) } else { Ok(()) }
+    }
+
+    fn read(&self, first: u64, count: u64, segments: &[Segment]) -> Result<(), IoStatus> {
+        self.readable(first, count)?;
+        let mut pieces = SegmentCursor::of(segments);
+        self.each_run(first, count, |written, from, len_bytes| {
+            pieces.take_each(len_bytes, |piece, done| {
+                if written {
+                    self.regions.copy(self.at(from + done, piece.len_bytes), piece)
+                } else {
+                    self.regions.fill(piece, 0)
+                }
+            })
+        })
+        .map_err(|_| IoStatus::DATA_TRANSFER_ERROR)
+    }
+
+    fn write(
+        &self,
+        first: u64,
+        count: u64,
+        pieces: &mut SegmentCursor<'_>,
+    ) -> Result<(), IoStatus> {
+        let from = first * self.block_size;
+        pieces
+            .take_each(count * self.block_size, |piece, done| {
+                let place = self.at(from + done, piece.len_bytes);
+                if self.is_large {
+                    self.regions.stream(piece, place)
+                } else {
+                    self.regions.copy(piece, place)
+                }
+            })
+            .map_err(|_| IoStatus::DATA_TRANSFER_ERROR)?;
+        self.written.set(first, count);
+        self.uncorrectable.clear(first, count);
+        Ok(())
+    }
+
+    /// The expected data precedes the new data in the segments.
+    fn compare_and_write(
+        &self,
+        first: u64,
+        count: u64,
+        segments: &[Segment],
+    ) -> Result<(), IoStatus> {
+        let mut pieces = SegmentCursor::of(segments);
+        self.compare(first, count, &mut pieces)?;
+        self.write(first, count, &mut pieces)
+    }
+
+    fn compare(
+        &self,
+        first: u64,
+        count: u64,
+        pieces: &mut SegmentCursor<'_>,
+    ) -> Result<(), IoStatus> {
+        self.readable(first, count)?;
+        self.each_run(first, count, |written, from, len_bytes| {
+            pieces.take_each(len_bytes, |piece, done| {
+                let equal = if written {
+                    self.regions.equal(self.at(from + done, piece.len_bytes), piece)
+                } else {
+                    is_zero(&self.regions, piece)
+                };
+                match equal {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(IoStatus::COMPARE_FAILURE),
+                    Err(InvalidSegment(_)) => Err(IoStatus::DATA_TRANSFER_ERROR),
+                }
+            })
+        })
+    }
+
+    /// Copies block by block, from the end that an overlap does not overwrite first.
+    fn copy(&self, source: u64, target: u64, count: u64) -> Result<(), IoStatus> {
+        self.readable(source, count)?;
+        for step in 0..count {
+            let block = if source < target { count - 1 - step } else { step };
+            let (from, to) = (source + block, target + block);
+            if self.written.has(from) {
+                let (from, to) = (self.block(from), self.block(to));
+                self.regions.copy(from, to).map_err(|_| IoStatus::INTERNAL_ERROR)?;
+                self.written.set(target + block, 1);
+            } else {
+                self.written.clear(to, 1);
+            }
+        }
+        self.uncorrectable.clear(target, count);
+        Ok(())
+    }
+
+    /// Calls `each` for runs of written or unwritten blocks: with which it is, the byte offset of the run
+    /// and its length.
+    fn each_run<E>(
+        &self,
+        first: u64,
+        count: u64,
+        mut each: impl FnMut(bool, u64, u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = 0;
+        while done < count {
+            let (written, run) = self.written.run(first + done, count - done);
+            each(written, (first + done) * self.block_size, run * self.block_size)?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    fn block(&self, block: u64) -> Segment {
+        // A block is at most 64 KiB.
+        let len_bytes = u32::try_from(self.block_size).unwrap_or(u32::MAX);
+        self.at(block * self.block_size, len_bytes)
+    }
+
+    /// A segment of the storage.
+    fn at(&self, offset: u64, len_bytes: u32) -> Segment {
+        Segment { region: self.blocks.id(), offset, len_bytes }
+    }
+}
+
+/// Whether a segment contains only zeroes.
+fn is_zero(regions: &RegionTable, segment: Segment) -> Result<bool, InvalidSegment> {
+    let mut bytes = [0; 512];
+    let mut pieces = SegmentCursor::of(std::slice::from_ref(&segment));
+    while let Some(piece) = pieces.take(bytes.len() as u64) {
+        let bytes = &mut bytes[..piece.len_bytes as usize];
+        regions.load(piece, bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{
+        BlockDevice, BlockExtent, CompletionBatch, ErrorCategory, ExtentKind, Instant, IoStatus,
+        Memory, Operation, Request, RequestFlags, Segment,
+    };
+    use tenmil_dma::{Backing, Mapping, RegionTable};
+    use tenmil_linux::Thread;
+
+    use super::RamDevice;
+
+    #[test]
+    fn every_block_of_one_that_is_filled_lies_there() {
+        let regions = RegionTable::new(2);
+        let ram = RamDevice::new(&regions, 512, 1000).unwrap();
+        assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, holds: ExtentKind::Hole }));
+        let ram = ram.filled();
+        assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, holds: ExtentKind::Data }));
+    }
+
+    /// Writes every block of its share repeatedly, with the round in every byte, and reads each back at
+    /// once. Returns the number of mismatches.
+    fn hammer(ram: &RamDevice, regions: &RegionTable, memory: Segment, first: u64) -> usize {
+        let mut channel = ram.channel().unwrap();
+        let mut answers = CompletionBatch::with_capacity(4);
+        let (out, back) = (memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap());
+        let request = |operation, lba, segment_first| Request {
+            token: 0,
+            lba,
+            operand: 0,
+            blocks: 1,
+            segment_first,
+            segment_count: u16::from(operation != Operation::Deallocate),
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        };
+        let mut wrong = 0;
+        for round in 1..=200_u8 {
+            // Every second block, so that two threads share each bitmap word.
+            for lba in (first..128).step_by(2) {
+                regions.fill(out, round).unwrap();
+                let batch = [
+                    request(Operation::Deallocate, lba, 0),
+                    request(Operation::Write, lba, 0),
+                    request(Operation::Read, lba, 1),
+                ];
+                assert_eq!(channel.submit(Instant::default(), &batch, &[out, back]), 3);
+                assert_eq!(channel.poll(Instant::default(), &mut answers), 3);
+                let done = answers.drain().all(|answer| answer.outcome == IoStatus::SUCCESS);
+                let same = regions.equal(out, back).unwrap();
+                wrong += usize::from(!done || !same);
+            }
+        }
+        wrong
+    }
+
+    #[test]
+    fn channels_on_two_threads_do_not_disturb_each_others_blocks() {
+        let regions = RegionTable::new(3);
+        let ram = RamDevice::new(&regions, 512, 128).unwrap();
+        let threads = [0, 1].map(|first| {
+            let memory = regions.add(Mapping::new(1024, Backing::Private).unwrap()).unwrap();
+            let (ram, regions) = (ram.clone(), regions.clone());
+            Thread::spawn("hammer", None, move |_| hammer(&ram, &regions, memory, first)).unwrap()
+        });
+        assert_eq!(threads.map(Thread::join), [0, 0]);
+    }
+
+    #[test]
+    fn what_was_never_written_is_a_hole() {
+        let regions = RegionTable::new(2);
+        let ram = RamDevice::new(&regions, 512, 200).unwrap();
+        let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let request = |operation, lba| Request {
+            token: 0,
+            lba,
+            operand: 0,
+            segment_first: 0,
+            blocks: 8,
+            segment_count: u16::from(operation == Operation::Write),
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        };
+        let mut channel = ram.channel().unwrap();
+        let batch = [request(Operation::Write, 60), request(Operation::Deallocate, 66)];
+        assert_eq!(channel.submit(Instant::default(), &batch, &[memory]), 2);
+        let extent = |blocks, holds| Ok(BlockExtent { blocks, holds });
+        assert_eq!(ram.block_status(0), extent(60, ExtentKind::Hole));
+        assert_eq!(ram.block_status(61), extent(5, ExtentKind::Data));
+        assert_eq!(ram.block_status(66), extent(134, ExtentKind::Hole));
+        assert_eq!(ram.block_status(200), extent(0, ExtentKind::Hole), "past the end");
+    }
+
+    #[test]
+    fn what_goes_past_the_cache_is_read_back_in_the_same_batch_and_by_another_thread() {
+        let regions = RegionTable::new(4);
+        let ram = RamDevice::new(&regions, 512, 96 << 11).unwrap();
+        let memory = regions.add(Mapping::new(3 * 4096, Backing::Private).unwrap()).unwrap();
+        let [out, back, again] = [0, 1, 2].map(|page| memory.slice(page * 4096, 4096).unwrap());
+        let bytes: Vec<u8> = (0..4096_u32).map(|byte| (byte % 249) as u8).collect();
+        regions.store(out, &bytes).unwrap();
+        let request = |operation, segment_first| Request {
+            token: 0,
+            lba: 100_000,
+            operand: 0,
+            segment_first,
+            blocks: 8,
+            segment_count: 1,
+            metadata_count: 0,
+            operation,
+            flags: RequestFlags::NONE,
+        };
+        let mut channel = ram.channel().unwrap();
+        let batch = [request(Operation::Write, 0), request(Operation::Read, 1)];
+        assert_eq!(channel.submit(Instant::default(), &batch, &[out, back]), 2);
+        let mut found = vec![0; 4096];
+        regions.load(back, &mut found).unwrap();
+        assert_eq!(found, bytes);
+        let (ram, table) = (ram.clone(), regions.clone());
+        let other = Thread::spawn("reader", None, move |_| {
+            let mut channel = ram.channel().unwrap();
+            channel.submit(Instant::default(), &[request(Operation::Read, 0)], &[again]);
+            let mut found = vec![0; 4096];
+            table.load(again, &mut found).unwrap();
+            found
+        });
+        assert_eq!(other.unwrap().join(), bytes);
+    }
+
+    #[test]
+    fn blocks_that_cannot_be_are_refused() {
+        let regions = RegionTable::new(1);
+        for (block_size, block_count) in [(0, 1), (100, 1), (256, 1), (1 << 17, 1), (512, 0)] {
+            let error = RamDevice::new(&regions, block_size, block_count).unwrap_err();
+            assert_eq!(error.category(), ErrorCategory::Usage, "{error}");
+        }
+        assert_eq!(
+            RamDevice::new(&regions, 512, u64::MAX).unwrap_err().category(),
+            ErrorCategory::Usage
+        );
+        let huge = RamDevice::new(&regions, 512, 1 << 52).unwrap_err();
+        assert_eq!(huge.category(), ErrorCategory::Environment, "{huge}");
+    }
+}

@@ -1,0 +1,167 @@
+//! Stripe (RAID 0): one device over several, with blocks distributed to the legs chunk by chunk.
+//!
+//! ```text
+//!   blocks     | chunk 0 | chunk 1 | chunk 2 | chunk 3 | chunk 4 | ...
+//!                   |         |         |         |         |
+//!   legs       leg 0 row 0  leg 1 row 0  leg 2 row 0  leg 0 row 1 ...
+//! ```
+//!
+//! The chunks of a request on one leg are adjacent there, so a request of any length becomes at most one
+//! request for each leg. Its segments are split and data is not copied.
+
+mod layout;
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, BlockExtent, ErrorCategory, IoChannel, Limits, Operation, OperationSet,
+};
+
+pub(crate) use self::layout::Layout;
+use super::multi_leg::{MultiLegChannel, common_limits};
+use tenmil_base::Error;
+use tenmil_block::uri::Uri;
+use tenmil_block::{OpenedDevice, Opener};
+
+/// Stripe over several devices, without redundancy: data lost by one leg is lost.
+///
+/// It has as many chunks as the smallest leg, times the number of legs, and the durability of the weakest
+/// leg. A request completes when all its legs have completed, with the first error. A flush goes to all
+/// legs.
+/// Copy is not supported, because source and target may be on different legs. Compare-and-write is not
+/// supported, because there is no lock across legs. The limits state both.
+pub struct Stripe {
+    legs: Vec<Arc<dyn BlockDevice>>,
+    layout: Layout,
+    limits: Limits,
+}
+
+/// Default chunk size in bytes.
+const CHUNK_DEFAULT: u64 = 64 << 10;
+
+/// Opens `stripe:[URI],[URI]?chunk=64k`.
+pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+    let mut fields = uri.fields();
+    let chunk_bytes = fields.size("chunk")?.unwrap_or(CHUNK_DEFAULT);
+    fields.finish()?;
+    if uri.children().is_empty() {
+        let problem = "stands on nothing, expected its legs: stripe:[ram:1g],[ram:1g]";
+        return Err(uri.refuse(problem).into());
+    }
+    let legs = uri.children().iter().map(|child| opener.open(child));
+    let legs = legs.collect::<Result<Vec<OpenedDevice>, _>>()?;
+    let named = uri.children().iter().zip(&legs);
+    let named = named.map(|(child, leg)| (child.to_string(), Arc::clone(&leg.medium)));
+    let stripe = Stripe::new(named.collect(), chunk_bytes)?;
+    let below: Vec<&str> = legs.iter().map(|leg| leg.description.as_str()).collect();
+    let description = format!(
+        "stripe: {} legs by {chunk_bytes} bytes, {}; over {}",
+        legs.len(),
+        stripe.limits.durability.describe(),
+        below.join("; and ")
+    );
+    let mut opened = OpenedDevice::fresh(Arc::new(stripe), description);
+    for leg in legs {
+        opened.existing.extend(leg.existing);
+        opened.handles.extend(leg.handles);
+        opened.identities.extend(leg.identities);
+    }
+    Ok(opened)
+}
+
+impl Stripe {
+    /// Creates a stripe over `legs`, each with its name in errors, with chunks of `chunk_bytes`.
+    ///
+    /// # Errors
+    ///
+    /// If there are no legs, their block sizes differ, or the chunk size is invalid.
+    pub fn new(legs: Vec<(String, Arc<dyn BlockDevice>)>, chunk_bytes: u64) -> Result<Self, Error> {
+        let refuse = |text: String| Error::new(ErrorCategory::Usage, format!("stripe: {text}"));
+        let with_limits: Vec<(&str, Limits)> =
+            legs.iter().map(|(name, leg)| (name.as_str(), leg.limits())).collect();
+        check_blocks_agree(&with_limits).map_err(refuse)?;
+        let layout = Layout::over(&with_limits, chunk_bytes).map_err(refuse)?;
+        let limits = joined_limits(&with_limits, &layout);
+        let legs = legs.into_iter().map(|(_, leg)| leg).collect();
+        Ok(Self { legs, layout, limits })
+    }
+}
+
+impl BlockDevice for Stripe {
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let legs = self.legs.iter().map(|leg| leg.channel()).collect::<Result<_, _>>()?;
+        Ok(Box::new(MultiLegChannel::new(legs, self.layout, self.limits.clone())?))
+    }
+
+    fn channels_max(&self) -> u32 {
+        self.legs.iter().map(|leg| leg.channels_max()).min().unwrap_or(0)
+    }
+
+    /// Covers at most the chunk of `lba`.
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+        let left = self.limits.block_count.saturating_sub(lba);
+        if left == 0 {
+            return Ok(BlockExtent { blocks: 0, holds: tenmil_base::ExtentKind::Data });
+        }
+        let place = self.layout.place(lba);
+        let BlockExtent { blocks, holds } = self.legs[place.leg].block_status(place.lba)?;
+        Ok(BlockExtent { blocks: blocks.min(place.left), holds })
+    }
+}
+
+fn check_blocks_agree(legs: &[(&str, Limits)]) -> Result<(), String> {
+    let Some((first, expected)) = legs.first() else {
+        return Err("stands on nothing, expected at least one leg".into());
+    };
+    for (name, found) in legs {
+        if found.block_size != expected.block_size {
+            return Err(format!(
+                "{name} has blocks of {} bytes and {first} of {}, expected the same on all legs",
+                found.block_size, expected.block_size
+            ));
+        }
+        if found.metadata_size != 0 {
+            return Err(format!(
+                "{name} has {} bytes of metadata with each block, expected none",
+                found.metadata_size
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
+    let common = common_limits(legs.iter().map(|(_, leg)| leg));
+    let mut limits = common.unwrap_or_else(|| legs[0].1.clone());
+    limits.block_count = layout.block_count();
+    if legs.len() == 1 {
+        return limits;
+    }
+    // A write across legs is torn if only one of them has executed it.
+    limits.atomic_write_blocks = limits.atomic_write_blocks.min(1);
+    limits.optimal_boundary_blocks = layout.chunk_blocks();
+    let alone = OperationSet::of(&[Operation::Copy, Operation::CompareAndWrite]);
+    limits.support = limits.support.without(alone);
+    // Each further chunk of a request on a leg may split one more of its segments. At most half of the
+    // leg's segments are reserved for that.
+    let chunks = u64::from(limits.segments_max / 2).max(1);
+    limits.request_blocks_max = limits.request_blocks_max.min(layout.blocks_max(chunks));
+    let cuts = layout.chunks_on_a_leg_max(limits.request_blocks_max) - 1;
+    limits.segments_max -= u16::try_from(cuts).unwrap_or(u16::MAX).min(limits.segments_max - 1);
+    limits
+}
+
+impl std::fmt::Debug for Stripe {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { layout, limits, .. } = self;
+        let mut out = out.debug_struct("Stripe");
+        out.field("layout", layout).field("limits", limits).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

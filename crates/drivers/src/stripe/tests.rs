@@ -1,0 +1,163 @@
+//! Tests of stripes beyond the conformance tests of every device.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, BlockExtent, CompletionBatch, Durability, ExtentKind, Instant, IoChannel,
+    IoStatus, Memory, Operation, OperationSet, Request, RequestFlags, Segment,
+};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+
+use super::Stripe;
+use crate::conformance::Reluctant;
+use crate::{NullDevice, RamDevice};
+
+fn legs(media: Vec<Arc<dyn BlockDevice>>) -> Vec<(String, Arc<dyn BlockDevice>)> {
+    media.into_iter().zip(0..).map(|(medium, n)| (format!("leg{n}"), medium)).collect()
+}
+
+fn null(block_size: u32, blocks: u64) -> Arc<dyn BlockDevice> {
+    Arc::new(NullDevice::new(block_size, blocks).unwrap())
+}
+
+fn request(operation: Operation, token: u64, lba: u64, blocks: u32) -> Request {
+    Request {
+        token,
+        lba,
+        operand: 0,
+        segment_first: 0,
+        blocks,
+        segment_count: 1,
+        metadata_count: 0,
+        operation,
+        flags: RequestFlags::NONE,
+    }
+}
+
+#[test]
+fn limits_are_what_the_weakest_leg_can_do() {
+    let regions = RegionTable::new(2);
+    let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 4096, 100).unwrap());
+    let stripe = Stripe::new(legs(vec![null(4096, 1 << 20), ram]), 64 << 10).unwrap();
+    let limits = stripe.limits();
+    assert_eq!((limits.block_count, limits.block_size), (2 * 96, 4096));
+    assert_eq!(limits.optimal_boundary_blocks, 16);
+    assert_eq!(limits.durability, Durability::NonPersistent);
+    assert!(!limits.support.has(Operation::Copy), "source and target may be on two legs");
+    // 256 blocks that begin in the middle of a chunk are on 17 chunks, 9 of them on one leg.
+    assert_eq!((limits.request_blocks_max, limits.segments_max), (256, 257 - 8));
+    assert_eq!(stripe.channels_max(), u32::MAX);
+    let fine = Stripe::new(legs(vec![null(512, 1 << 20), null(512, 1 << 20)]), 512).unwrap();
+    // 255 blocks of one chunk each: at most 128 of them on one leg.
+    let limits = fine.limits();
+    assert_eq!((limits.request_blocks_max, limits.segments_max), (255, 257 - 127));
+    let alone = Stripe::new(legs(vec![null(4096, 64)]), 64 << 10).unwrap().limits();
+    assert!(alone.support.has(Operation::Copy));
+    let mut expected = NullDevice::new(4096, 64).unwrap().limits();
+    expected.support = expected.support.without(OperationSet::of(&[Operation::CompareAndWrite]));
+    assert_eq!(alone, expected);
+}
+
+#[test]
+fn legs_that_do_not_fit_together_are_refused_by_name() {
+    let refused = |media, chunk| Stripe::new(legs(media), chunk).unwrap_err().to_string();
+    assert_eq!(
+        refused(vec![null(512, 64), null(4096, 64)], 65_536),
+        "stripe: leg1 has blocks of 4096 bytes and leg0 of 512, expected the same on all legs"
+    );
+    assert_eq!(
+        refused(vec![null(512, 128), null(512, 64)], 65_536),
+        "stripe: leg1 has 64 blocks, expected at least a chunk of 128"
+    );
+    assert!(refused(Vec::new(), 4096).contains("stands on nothing"));
+}
+
+#[test]
+fn each_leg_gets_its_chunks_and_no_others() {
+    let regions = RegionTable::new(4);
+    let rams = [(); 3].map(|()| Arc::new(RamDevice::new(&regions, 512, 64).unwrap()));
+    let media = rams.iter().map(|ram| Arc::clone(ram) as Arc<dyn BlockDevice>).collect();
+    let stripe = Stripe::new(legs(media), 1024).unwrap();
+    let memory = regions.add(Mapping::new(64 << 10, Backing::Private).unwrap()).unwrap();
+    let block = |number: u32| memory.slice(number * 512, 512).unwrap();
+    (0..24).for_each(|n| regions.fill(block(n), u8::try_from(n + 1).unwrap()).unwrap());
+    let mut channel = stripe.channel().unwrap();
+    let all = memory.slice(0, 24 * 512).unwrap();
+    run(&mut *channel, request(Operation::Write, 1, 1, 24), all, IoStatus::SUCCESS);
+    for (leg, ram) in rams.iter().enumerate() {
+        let mut channel = ram.channel().unwrap();
+        for row in 0..16_u64 {
+            run(&mut *channel, request(Operation::Read, 1, row, 1), block(100), IoStatus::SUCCESS);
+            let mut bytes = [0; 512];
+            regions.load(block(100), &mut bytes).unwrap();
+            // Two blocks to a chunk, three legs.
+            let lba = (row / 2 * 3 + leg as u64) * 2 + row % 2;
+            let expected = if (1..25).contains(&lba) { u8::try_from(lba).unwrap() } else { 0 };
+            assert!(bytes.iter().all(|byte| *byte == expected), "leg {leg} block {row}");
+        }
+    }
+}
+
+fn run(channel: &mut dyn IoChannel, request: Request, memory: Segment, expected: IoStatus) {
+    let mut answers = CompletionBatch::with_capacity(2);
+    assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
+    channel.flush();
+    while channel.poll(Instant::default(), &mut answers) == 0 {}
+    let outcomes: Vec<_> = answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
+    assert_eq!(outcomes, [(request.token, expected)]);
+}
+
+#[test]
+fn an_error_on_one_leg_is_the_answer() {
+    let regions = RegionTable::new(3);
+    let rams = [(); 2].map(|()| Arc::new(RamDevice::new(&regions, 512, 64).unwrap()));
+    let memory = regions.add(Mapping::new(64 << 10, Backing::Private).unwrap()).unwrap();
+    let media = rams.iter().map(|ram| Arc::clone(ram) as Arc<dyn BlockDevice>).collect();
+    let mut channel = Stripe::new(legs(media), 1024).unwrap().channel().unwrap();
+    let mut leg = rams[1].channel().unwrap();
+    run(&mut *leg, request(Operation::WriteUncorrectable, 1, 2, 1), memory, IoStatus::SUCCESS);
+    let two = memory.slice(0, 1024).unwrap();
+    let eight = memory.slice(0, 4096).unwrap();
+    run(&mut *channel, request(Operation::Read, 2, 4, 2), two, IoStatus::SUCCESS);
+    run(&mut *channel, request(Operation::Read, 3, 6, 2), two, IoStatus::UNRECOVERED_READ);
+    run(&mut *channel, request(Operation::Read, 4, 0, 8), eight, IoStatus::UNRECOVERED_READ);
+    regions.fill(eight, 1).unwrap();
+    run(&mut *channel, request(Operation::Compare, 5, 8, 8), eight, IoStatus::COMPARE_FAILURE);
+}
+
+#[test]
+fn what_a_leg_does_not_take_now_it_gets_later() {
+    let regions = RegionTable::new(3);
+    let ram = || -> Arc<dyn BlockDevice> { Arc::new(RamDevice::new(&regions, 512, 256).unwrap()) };
+    let reluctant: Arc<dyn BlockDevice> = Arc::new(Reluctant::new(ram(), 9));
+    let memory = regions.add(Mapping::new(64 << 10, Backing::Private).unwrap()).unwrap();
+    let eight = memory.slice(0, 4096).unwrap();
+    let mut channel = Stripe::new(legs(vec![ram(), reluctant]), 512).unwrap().channel().unwrap();
+    let operations = [Operation::Write, Operation::Read, Operation::Flush, Operation::Verify];
+    let requests: Vec<Request> = (0..2_000)
+        .zip(operations.into_iter().cycle())
+        .map(|(token, operation)| request(operation, token, token % 500, 8))
+        .collect();
+    let (mut sent, mut seen) = (0, vec![0; requests.len()]);
+    let mut answers = CompletionBatch::with_capacity(16);
+    while seen.iter().sum::<u32>() < 2_000 {
+        sent += channel.submit(Instant::default(), &requests[sent..], &[eight]);
+        channel.flush();
+        channel.poll(Instant::default(), &mut answers);
+        for answer in answers.drain() {
+            assert_eq!(answer.outcome, IoStatus::SUCCESS);
+            seen[usize::try_from(answer.token).unwrap()] += 1;
+        }
+    }
+    assert!(seen.iter().all(|count| *count == 1));
+}
+
+#[test]
+fn an_extent_ends_with_its_chunk() {
+    let stripe = Stripe::new(legs(vec![null(512, 64), null(512, 64)]), 4096).unwrap();
+    let data = |blocks| Ok(BlockExtent { blocks, holds: ExtentKind::Data });
+    assert_eq!(stripe.block_status(3), data(5));
+    assert_eq!(stripe.block_status(8), data(8));
+    assert_eq!(stripe.block_status(127), data(1));
+    assert_eq!(stripe.block_status(128), data(0));
+}

@@ -1,0 +1,5 @@
+//! Adaptation to a device with narrow limits.
+
+mod device;
+pub(crate) mod harsh;
+mod random;

@@ -1,0 +1,194 @@
+//! A device with narrow limits, and an adapter over it.
+
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Operation, OperationSet, Request,
+    RequestFlags, Segment, WakeSource,
+};
+
+use tenmil_base::Error;
+use tenmil_block::uri::Uri;
+use tenmil_block::{AdaptOptions, AdaptedChannel, Alignment, BounceMemory, Deallocate, FuaMode};
+use tenmil_block::{DeviceType, OpenedDevice, Opener};
+
+/// Requirements of a harsh device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demands {
+    pub(crate) blocks_max: u32,
+    pub(crate) segments_max: u16,
+    pub(crate) boundary: u32,
+    pub(crate) alignment: Alignment,
+    pub(crate) forces: bool,
+    pub(crate) deallocates: bool,
+    /// Number of requests that it accepts at once, whatever its limits declare.
+    pub(crate) takes: usize,
+}
+
+/// Panics on a request that exceeds its limits.
+pub(crate) struct Harsh {
+    pub(crate) inner: Arc<dyn BlockDevice>,
+    pub(crate) demands: Demands,
+}
+
+struct HarshChannel {
+    inner: Box<dyn IoChannel>,
+    limits: Limits,
+    demands: Demands,
+    under_way: usize,
+}
+
+/// A harsh device with an adapter.
+pub(crate) struct Shaped {
+    pub(crate) below: Harsh,
+    pub(crate) memory: BounceMemory,
+    pub(crate) options: AdaptOptions,
+}
+
+/// Opens `harsh:[URI]?align=512&force=no`.
+pub(crate) struct HarshKind;
+
+pub(crate) const DEMANDS: Demands = Demands {
+    blocks_max: 3,
+    segments_max: 2,
+    boundary: 4,
+    alignment: Alignment::ANY,
+    forces: true,
+    deallocates: true,
+    takes: usize::MAX,
+};
+
+impl Demands {
+    /// Options of an adapter for a device with these requirements.
+    pub(crate) fn options(&self) -> AdaptOptions {
+        AdaptOptions {
+            alignment: self.alignment,
+            force: if self.forces { FuaMode::Native } else { FuaMode::Flush },
+            deallocate: if self.deallocates { Deallocate::Refuse } else { Deallocate::Ignore },
+            ..AdaptOptions::default()
+        }
+    }
+}
+
+impl DeviceType for HarshKind {
+    fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
+        let mut fields = uri.fields();
+        let align = u32::try_from(fields.number("align", 1..=4096)?.unwrap_or(1)).unwrap();
+        let forces = fields.choice("force", &[("yes", true), ("no", false)])?.unwrap_or(true);
+        fields.finish()?;
+        let opened = opener.open(uri.only_child()?)?;
+        let alignment = Alignment { address_bytes: align, len_bytes: align };
+        let demands = Demands { alignment, forces, ..DEMANDS };
+        let below = Harsh { inner: opened.medium.clone(), demands };
+        let memory = BounceMemory::new(opener.regions, 16 << 10, 2)?;
+        let options = demands.options();
+        let description = format!("harsh, and shaped: over {}", opened.description);
+        Ok(opened.under(Arc::new(Shaped { below, memory, options }), description))
+    }
+}
+
+impl BlockDevice for Harsh {
+    fn limits(&self) -> Limits {
+        let Demands { blocks_max, segments_max, boundary, deallocates, .. } = self.demands;
+        let mut support = OperationSet::of(&[
+            Operation::Read,
+            Operation::Write,
+            Operation::Flush,
+            Operation::WriteUncorrectable,
+        ]);
+        if deallocates {
+            support = support.with(Operation::Deallocate);
+        }
+        Limits {
+            request_blocks_max: blocks_max,
+            segments_max,
+            optimal_boundary_blocks: boundary,
+            support,
+            ..self.inner.limits()
+        }
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let (limits, demands) = (self.limits(), self.demands);
+        let inner = self.inner.channel()?;
+        Ok(Box::new(HarshChannel { inner, limits, demands, under_way: 0 }))
+    }
+}
+
+impl HarshChannel {
+    fn check(&self, request: &Request, segments: &[Segment]) {
+        let Demands { blocks_max, segments_max, boundary, alignment, forces, .. } = self.demands;
+        assert!(self.limits.support.has(request.operation), "{request:?}");
+        if !matches!(request.operation, Operation::Read | Operation::Write) {
+            return;
+        }
+        assert!(forces || !request.flags.has(RequestFlags::FUA), "{request:?}");
+        let place = request.lba % u64::from(boundary.max(1));
+        let inside = boundary == 0 || place + u64::from(request.blocks) <= u64::from(boundary);
+        assert!(request.blocks <= blocks_max && inside, "{request:?}");
+        assert!(request.segment_count <= segments_max, "{request:?}");
+        let first = request.segment_first as usize;
+        let own = segments.get(first..first + usize::from(request.segment_count));
+        for segment in own.unwrap_or_default() {
+            assert!(alignment.suits(*segment), "{request:?} {segment:?}");
+        }
+    }
+}
+
+impl IoChannel for HarshChannel {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
+        let room = requests.len().min(self.demands.takes - self.under_way);
+        requests[..room].iter().for_each(|request| self.check(request, segments));
+        let count = self.inner.submit(now, &requests[..room], segments);
+        self.under_way += count;
+        count
+    }
+
+    fn flush(&mut self) {
+        self.inner.flush();
+    }
+
+    fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
+        let count = self.inner.poll(now, answers);
+        self.under_way -= count;
+        count
+    }
+
+    fn wake_at(&self) -> Instant {
+        self.inner.wake_at()
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.inner.wake_source()
+    }
+
+    fn is_kernel_io(&self) -> bool {
+        self.inner.is_kernel_io()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+}
+
+impl BlockDevice for Shaped {
+    fn limits(&self) -> Limits {
+        let channel = self.channel().unwrap();
+        channel.limits().clone()
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        let below = self.below.channel()?;
+        let buffers = self.memory.channel().map_err(|error| error.to_string())?;
+        let shaper = AdaptedChannel::new(below, (), buffers, &self.options);
+        Ok(Box::new(shaper.map_err(|error| error.to_string())?))
+    }
+}

@@ -1,0 +1,132 @@
+//! Channels on sleeping threads, over files: the kernel determines the order of completions.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
+    Span, WakeSource,
+};
+use tenmil_dma::{Backing, Mapping, RegionTable};
+use tenmil_linux::thread::Thread;
+use tenmil_linux::{Clock, Sleeper};
+
+use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, Mode, Opener, QueueMap};
+
+/// One thread: keeps `depth` reads in flight, sleeps whenever it may, and returns the number of
+/// completions.
+struct Reader {
+    channel: Box<dyn IoChannel>,
+    segment: Segment,
+    sleeper: Sleeper,
+    clock: Clock,
+}
+
+const ROUNDS: u64 = 1_500;
+
+impl Reader {
+    fn new(descriptor: &BdevDescriptor, segment: Segment, clock: Clock) -> Self {
+        let channel = descriptor.channel().unwrap();
+        let sleeper = Sleeper::new().unwrap();
+        match channel.wake_source() {
+            WakeSource::Descriptor(descriptor) => sleeper.sources().add(descriptor, 0).unwrap(),
+            source => panic!("nothing to sleep on but {source:?}"),
+        }
+        Self { channel, segment, sleeper, clock }
+    }
+
+    fn run(&mut self, depth: u64) -> u64 {
+        let (mut sent, mut answered) = (0, 0);
+        let mut answers = CompletionBatch::with_capacity(8);
+        while answered < ROUNDS {
+            let now = self.clock.now();
+            while sent < ROUNDS && sent - answered < depth {
+                let read = request(Operation::Read, sent, sent % 64);
+                let read = Request { segment_count: 1, ..read };
+                if self.channel.submit(now, &[read], &[self.segment]) == 0 {
+                    break;
+                }
+                sent += 1;
+            }
+            self.channel.flush();
+            let count = self.channel.poll(now, &mut answers);
+            assert!(answers.drain().all(|answer| answer.outcome.is_success()));
+            answered += count as u64;
+            if count == 0 {
+                self.sleep();
+            }
+        }
+        answered
+    }
+
+    /// Sleeps until it is woken. A sleep of one second means a lost wake-up.
+    fn sleep(&mut self) {
+        if !self.channel.arm() && self.channel.wake_at() == Instant::NEVER {
+            let began = self.clock.now();
+            self.sleeper.block(Span::from_secs(5), &mut Vec::new());
+            let slept = self.clock.now().since(began);
+            assert!(slept < Span::from_secs(4), "nobody woke it");
+        }
+        self.channel.disarm();
+    }
+}
+
+fn device(
+    file: &Path,
+    regions: &RegionTable,
+    engine: &str,
+    change: impl FnOnce(&mut BdevOptions),
+) -> Bdev {
+    let uri = format!("file:{}?size=64k&engine={engine}", file.display());
+    let clock = Clock::kernel();
+    let opener = Opener { regions, clock, seed: 1, kinds: crate::KINDS };
+    let medium = opener.open(&uri.parse().unwrap()).unwrap().medium;
+    let mut options = BdevOptions::new(clock, 1);
+    change(&mut options);
+    Bdev::new("file0", medium, options).unwrap()
+}
+
+#[test]
+fn threads_that_share_a_context_and_sleep_are_woken_for_every_answer_and_for_room() {
+    let directory = tempfile::tempdir().unwrap();
+    for (engine, mode, threads, depth, tags) in [
+        ("threads", Mode::Mq, 2, 4, 64),
+        ("threads", Mode::Mq, 3, 1, 1),
+        ("auto", Mode::Mq, 3, 2, 2),
+        ("auto", Mode::Mq, 2, 8, 3),
+        ("threads", Mode::SingleQueue, 2, 2, 1),
+    ] {
+        let regions = RegionTable::new(8);
+        let memory = regions.add(Mapping::new(4096, Backing::Private).unwrap()).unwrap();
+        let segment = memory.slice(0, 512).unwrap();
+        let device = device(&directory.path().join("disk"), &regions, engine, |options| {
+            (options.map, options.channels_max) = (QueueMap::of(1), threads);
+            (options.mode, options.depth) = (mode, tags);
+        });
+        let descriptor = Arc::new(device.open(Claim::Exclusive, "readers").unwrap());
+        let running: Vec<_> = (0..threads)
+            .map(|_| {
+                let mut reader = Reader::new(&descriptor, segment, Clock::kernel());
+                Thread::spawn("reader", None, move |_: &_| reader.run(depth)).unwrap()
+            })
+            .collect();
+        let answered: u64 = running.into_iter().map(Thread::join).sum();
+        assert_eq!(answered, ROUNDS * u64::from(threads), "{engine} {mode:?} {tags}");
+        assert_eq!(device.statistics().of(Operation::Read).count, answered);
+        assert_eq!(device.channels_open(), 0);
+    }
+}
+
+pub(super) fn request(operation: Operation, token: u64, lba: u64) -> Request {
+    Request {
+        token,
+        lba,
+        operand: 0,
+        segment_first: 0,
+        blocks: u32::from(operation != Operation::Flush),
+        segment_count: 0,
+        metadata_count: 0,
+        operation,
+        flags: RequestFlags::NONE,
+    }
+}

@@ -1,0 +1,25 @@
+//! Ownership of a mirror, as its superblocks record it.
+
+use crate::Owner;
+use crate::format::OwnerRecord;
+
+/// The owner of a mirror that is open for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ownership {
+    /// Drawn at open; zero means no owner.
+    pub id: u128,
+    /// Number of claims of the mirror.
+    pub epoch: u64,
+    /// The process, its machine, and its start time.
+    pub record: OwnerRecord,
+}
+
+impl Ownership {
+    /// No owner.
+    pub const NONE: Self = Self { id: 0, epoch: 0, record: OwnerRecord::NONE };
+
+    /// The owner, if any.
+    pub fn owner(&self) -> Option<Owner> {
+        (self.id != 0).then_some(Owner { id: self.id, record: self.record })
+    }
+}
