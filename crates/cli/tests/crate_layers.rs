@@ -26,7 +26,7 @@ const LAYERS: [(&str, u32); 26] = [
     ("tenmil-block", 3),
     ("tenmil-nvme-fabrics", 3),
     ("tenmil-drivers", 4),
-    ("tenmil-serve", 4),
+    ("tenmil-serve", 5),
     ("tenmil-crypt", 4),
     ("tenmil-devices", 5),
     ("tenmil", 6),

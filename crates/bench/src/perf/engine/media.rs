@@ -46,12 +46,12 @@ struct NamedDevice {
 
 /// All kinds, with RAM filled at open: a read of memory that was never written moves no data.
 fn filled_kinds() -> Vec<(&'static str, &'static dyn DeviceType)> {
-    let filled: [(_, &dyn DeviceType); 2] = [
-        ("ram", &tenmil_drivers::open_ram_filled),
-        (EmuSpec::SCHEME, &tenmil_devices::emu::Kind { fills: true }),
-    ];
-    // Of several with one name, the first is used.
-    filled.into_iter().chain(tenmil::KINDS.iter().copied()).collect()
+    let filled = |(name, kind): &(&'static str, &'static dyn DeviceType)| match *name {
+        "ram" => (*name, &tenmil_drivers::open_ram_filled as &dyn DeviceType),
+        EmuSpec::SCHEME => (*name, &tenmil_devices::emu::Kind { fills: true } as &dyn DeviceType),
+        _ => (*name, *kind),
+    };
+    tenmil::KINDS.iter().map(filled).collect()
 }
 
 /// Memory that is allocated from the beginning to the end and never freed.
