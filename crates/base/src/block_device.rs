@@ -34,8 +34,8 @@ pub trait IoChannel: Send {
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize;
 
     /// Doorbell write counters, zero if it has no doorbells.
-    fn doorbell_stats(&self) -> DoorbellCounts {
-        DoorbellCounts::default()
+    fn doorbell_stats(&self) -> DoorbellStats {
+        DoorbellStats::default()
     }
 
     /// Time at which the channel must be polled even if its wake source is silent: an internal
@@ -91,7 +91,7 @@ pub trait IoChannel: Send {
     /// Acknowledges the first `count` losses, as counted by [`losses`](Self::losses), after the
     /// owner of this channel has repaired them: no current or later flush fails because of these.
     /// Flushes fail for all later losses. Does nothing for a device that does not count.
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         let _ = count;
     }
 
@@ -129,7 +129,7 @@ impl<B: IoChannel + ?Sized> IoChannel for Box<B> {
         (**self).poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         (**self).doorbell_stats()
     }
 
@@ -161,8 +161,8 @@ impl<B: IoChannel + ?Sized> IoChannel for Box<B> {
         (**self).losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
-        (**self).heed_losses(count);
+    fn ack_losses(&mut self, count: u64) {
+        (**self).ack_losses(count);
     }
 
     fn acknowledge_losses(&mut self) -> Result<(), String> {
@@ -172,7 +172,7 @@ impl<B: IoChannel + ?Sized> IoChannel for Box<B> {
 
 /// Doorbell write counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DoorbellCounts {
+pub struct DoorbellStats {
     /// Submission doorbells.
     pub submission: u64,
     /// Completion doorbells.
@@ -184,10 +184,10 @@ pub struct DoorbellCounts {
     pub cmb_commands: u64,
 }
 
-impl DoorbellCounts {
+impl DoorbellStats {
     /// Sum of both.
     #[must_use]
-    pub fn plus(self, other: Self) -> Self {
+    pub fn sum(self, other: Self) -> Self {
         Self {
             submission: self.submission + other.submission,
             completion: self.completion + other.completion,
@@ -380,7 +380,7 @@ impl OperationSet {
 
     /// Intersection: the operations of a device stacked on two others.
     #[must_use]
-    pub const fn common(self, other: Self) -> Self {
+    pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 }
@@ -429,7 +429,7 @@ mod tests {
         let left = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Copy]);
         let right = OperationSet::of(&[Operation::Read, Operation::Copy, Operation::Flush]);
         let common = OperationSet::of(&[Operation::Read, Operation::Copy]);
-        assert_eq!(left.common(right), common);
+        assert_eq!(left.intersection(right), common);
     }
 
     #[test]

@@ -191,7 +191,7 @@ pub trait CompletionRing {
     /// `places`, until it returns false. Returns how often it returned true. There must be an entry
     /// for each place between `first` and the end of the ring.
     #[inline(always)]
-    fn load_each<T>(
+    fn load_entries<T>(
         &self,
         first: u32,
         phase: bool,

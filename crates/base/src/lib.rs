@@ -38,7 +38,7 @@ mod time;
 mod wake;
 
 pub use block_device::{
-    BlockDevice, BlockExtent, DoorbellCounts, Durability, ExtentKind, IoChannel, Limits,
+    BlockDevice, BlockExtent, DoorbellStats, Durability, ExtentKind, IoChannel, Limits,
     OperationSet,
 };
 pub use controller_access::{

@@ -39,7 +39,7 @@ const _: () = assert!(size_of::<Request>() == 40, "as drawn, with two bytes of p
 
 impl Request {
     /// Placeholder: a flush with token zero.
-    pub const NOTHING: Self = Self {
+    pub const PLACEHOLDER: Self = Self {
         token: 0,
         lba: 0,
         operand: 0,
@@ -136,7 +136,7 @@ impl RequestFlags {
 
     /// Union of both sets of flags.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn flags_combine_and_are_found_again() {
-        let both = RequestFlags::FUA.and(RequestFlags::DEALLOCATE);
+        let both = RequestFlags::FUA.union(RequestFlags::DEALLOCATE);
         assert!(both.has(RequestFlags::FUA) && both.has(RequestFlags::DEALLOCATE));
         assert!(!both.has(RequestFlags::LIMITED_RETRY));
         assert!(!RequestFlags::FUA.has(both));

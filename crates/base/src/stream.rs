@@ -16,7 +16,7 @@ pub trait Stream: Send {
 
     /// As [`receive`](Self::receive), but limited to `count` bytes, at least one, where supported:
     /// the bytes after these are to be received elsewhere.
-    fn receive_at_most(&mut self, count: usize) -> RecvResult {
+    fn receive_up_to(&mut self, count: usize) -> RecvResult {
         let _ = count;
         self.receive()
     }

@@ -3,20 +3,20 @@
 /// Escapes every character on which a terminal acts: control characters, and those that change the
 /// direction of text or have no width.
 #[must_use]
-pub fn plain(text: &str) -> String {
-    escaped(text, acts)
+pub fn escape(text: &str) -> String {
+    escaped(text, is_unsafe)
 }
 
 /// As [`plain`], but keeps line feeds.
 #[must_use]
-pub fn plain_lines(text: &str) -> String {
-    escaped(text, |character| character != '\n' && acts(character))
+pub fn escape_lines(text: &str) -> String {
+    escaped(text, |character| character != '\n' && is_unsafe(character))
 }
 
 /// Whether a terminal acts on a character: control characters, and those without width or with an
 /// effect on direction (Unicode 16, general category Cf, and the line and paragraph separators).
 #[must_use]
-pub fn acts(character: char) -> bool {
+pub fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
@@ -50,14 +50,14 @@ pub fn show_size(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{plain, plain_lines};
+    use super::{escape, escape_lines};
 
     #[test]
     fn characters_that_a_terminal_acts_on_are_escaped() {
-        assert_eq!(plain("a\u{1b}[2Jb\nc\u{9b}d"), "a\\u{1b}[2Jb\\u{a}c\\u{9b}d");
-        assert_eq!(plain("x\u{202e}y\u{200b}z\u{7f}"), "x\\u{202e}y\\u{200b}z\\u{7f}");
-        assert_eq!(plain("\u{2066}a\u{2069}\u{61c}"), "\\u{2066}a\\u{2069}\\u{61c}");
-        assert_eq!(plain("Übung 一"), "Übung 一");
-        assert_eq!(plain_lines("a\nb\r\u{202e}"), "a\nb\\u{d}\\u{202e}");
+        assert_eq!(escape("a\u{1b}[2Jb\nc\u{9b}d"), "a\\u{1b}[2Jb\\u{a}c\\u{9b}d");
+        assert_eq!(escape("x\u{202e}y\u{200b}z\u{7f}"), "x\\u{202e}y\\u{200b}z\\u{7f}");
+        assert_eq!(escape("\u{2066}a\u{2069}\u{61c}"), "\\u{2066}a\\u{2069}\\u{61c}");
+        assert_eq!(escape("Übung 一"), "Übung 一");
+        assert_eq!(escape_lines("a\nb\r\u{202e}"), "a\nb\\u{d}\\u{202e}");
     }
 }

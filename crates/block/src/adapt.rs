@@ -24,7 +24,7 @@ pub(crate) mod tests;
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, ErrorCategory, Instant, IoChannel, IoCompletion, Limits,
+    CompletionBatch, DoorbellStats, ErrorCategory, Instant, IoChannel, IoCompletion, Limits,
     Operation, Request, Segment, WakeSource,
 };
 
@@ -358,7 +358,7 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         self.settle(now, answers, before, polled)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.below.doorbell_stats()
     }
 

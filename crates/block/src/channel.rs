@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Operation, OperationSet, Request,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, OperationSet, Request,
     RequestFlags, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
@@ -448,11 +448,11 @@ impl IoChannel for Channel {
         found
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.lanes
             .iter()
             .map(ContextRef::doorbells)
-            .fold(DoorbellCounts::default(), DoorbellCounts::plus)
+            .fold(DoorbellStats::default(), DoorbellStats::sum)
     }
 
     fn wake_at(&self) -> Instant {

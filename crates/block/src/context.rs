@@ -14,7 +14,7 @@ mod waiters;
 use std::os::fd::BorrowedFd;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, Request, Segment, WakeSource,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, Request, Segment, WakeSource,
 };
 
 pub(crate) use self::shared::{Member, SharedContext};
@@ -106,11 +106,11 @@ impl ContextRef {
         }
     }
 
-    pub(crate) fn doorbells(&self) -> DoorbellCounts {
+    pub(crate) fn doorbells(&self) -> DoorbellStats {
         match &self.way {
             ContextAccess::Owned(backend) => backend.doorbell_stats(),
             ContextAccess::Shared(member) => member.doorbells(),
-            ContextAccess::Closed => DoorbellCounts::default(),
+            ContextAccess::Closed => DoorbellStats::default(),
         }
     }
 

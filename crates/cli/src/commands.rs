@@ -183,14 +183,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
             // failed write to standard error has nowhere to be reported.
             let text = refused.to_string();
             let text = match refused.category {
-                ErrorCategory::Remote => tenmil_base::text::plain(&text),
+                ErrorCategory::Remote => tenmil_base::text::escape(&text),
                 ErrorCategory::Usage | ErrorCategory::Environment => {
-                    tenmil_base::text::plain_lines(&text)
+                    tenmil_base::text::escape_lines(&text)
                 }
             };
             let _ = writeln!(errors, "error: {text}");
             if let Some(hint) = &refused.hint {
-                let _ = writeln!(errors, "hint: {}", tenmil_base::text::plain_lines(hint));
+                let _ = writeln!(errors, "hint: {}", tenmil_base::text::escape_lines(hint));
             }
             ExitCode::from(refused.category.exit_code())
         }

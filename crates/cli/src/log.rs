@@ -88,7 +88,7 @@ fn record_of(event: &Event<'_>) -> LogRecord {
     LogRecord {
         cause: format!("{}:{} {cause}", place.0, place.1),
         // The text may contain data from a peer, so control characters are escaped.
-        text: tenmil_base::text::plain(&format!(
+        text: tenmil_base::text::escape(&format!(
             "{}: {message}{fields}",
             prefix(*metadata.level())
         )),

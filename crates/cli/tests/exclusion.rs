@@ -97,7 +97,7 @@ impl Host {
             blocks,
             segment_count: u16::from(moves),
             operation,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let segments = [segment];
         let mut answers = CompletionBatch::with_capacity(1);

@@ -289,7 +289,7 @@ impl Host {
             segment_count: u16::from(operation != Operation::Flush),
             operation,
             flags: if is_forced { RequestFlags::FUA } else { RequestFlags::NONE },
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let pause = if self.goal == Goal::Work { self.random.below(self.plan.think.ns) } else { 0 };
         if queue.submit(now, &[request], &[segment]) == 0 {

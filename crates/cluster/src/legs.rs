@@ -307,9 +307,9 @@ impl IoChannel for LegChannel {
         self.queue.as_ref().map_or(0, IoChannel::losses)
     }
 
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         if let Some(queue) = &mut self.queue {
-            queue.heed_losses(count);
+            queue.ack_losses(count);
         }
     }
 }

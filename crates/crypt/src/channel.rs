@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
     Operation, Request, Segment, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
@@ -67,7 +67,7 @@ impl CryptChannel {
             |way| Xts::new(key, way).ok_or("crypt: AWS-LC refuses the key, or has no memory");
         let depth = limits.depth_max;
         let idle = || RequestSlot {
-            request: Request::NOTHING,
+            request: Request::PLACEHOLDER,
             segments: Vec::with_capacity(SEGMENTS_MAX.into()),
         };
         let size = depth as usize * BUFFER_BYTES as usize;
@@ -240,7 +240,7 @@ impl IoChannel for CryptChannel {
         count
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.inner.doorbell_stats()
     }
 

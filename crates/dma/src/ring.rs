@@ -210,7 +210,7 @@ impl CompletionRing for HostCompletionRing {
     }
 
     #[inline(always)]
-    fn load_each<T>(
+    fn load_entries<T>(
         &self,
         first: u32,
         phase: bool,
@@ -338,7 +338,7 @@ mod tests {
                 for (count, enough) in (0..=8 - first).flat_map(|n| [(n, n), (n, n / 2)]) {
                     let mut places = vec![[0; 2]; count as usize];
                     let mut left = enough;
-                    let taken = ring.load_each(first, phase, &mut places, |entry, place| {
+                    let taken = ring.load_entries(first, phase, &mut places, |entry, place| {
                         *place = entry;
                         left = left.wrapping_sub(1);
                         left != u32::MAX
@@ -404,6 +404,6 @@ mod tests {
     fn a_look_past_the_end_is_our_own_mistake() {
         let pool = pool(CommandStore::Plain);
         let memory = pool.allocate(8 * 16).unwrap();
-        pool.completion_ring(memory, 8).load_each(8, true, &mut [()], |_, ()| true);
+        pool.completion_ring(memory, 8).load_entries(8, true, &mut [()], |_, ()| true);
     }
 }

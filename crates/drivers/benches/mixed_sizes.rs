@@ -124,7 +124,7 @@ impl Load {
     ) -> Self {
         let segment_count = 1;
         let request =
-            |token| Request { token, blocks, operation, segment_count, ..Request::NOTHING };
+            |token| Request { token, blocks, operation, segment_count, ..Request::PLACEHOLDER };
         Self {
             channel,
             operation,
@@ -157,7 +157,7 @@ impl Load {
             sent[index] = now;
             let lba = random.below(BLOCK_COUNT / 2048) * 2048;
             let (token, blocks, operation) = (answer.token, self.blocks, self.operation);
-            let request = Request { token, lba, blocks, operation, ..Request::NOTHING };
+            let request = Request { token, lba, blocks, operation, ..Request::PLACEHOLDER };
             waiting.push(Request { segment_count: 1, ..request });
         }
         self.submit(now);

@@ -83,7 +83,7 @@ fn write_until(
             let lba = random.below(BLOCKS);
             let (blocks, segment_count) = (1, 1);
             let write =
-                Request { lba, blocks, segment_count, operation, flags, ..Request::NOTHING };
+                Request { lba, blocks, segment_count, operation, flags, ..Request::PLACEHOLDER };
             if channel.submit(clock.now(), &[write], &[segment]) == 0 {
                 break;
             }

@@ -476,7 +476,7 @@ fn forced_and_flushed_requests_are_answered() {
         let (outcome, bytes) = driver.read(0, 1, RequestFlags::FUA);
         assert_eq!(outcome, IoStatus::SUCCESS);
         assert!(subject.moves == bytes.iter().all(|byte| *byte == 5), "{}", driver.name);
-        let away = RequestFlags::FUA.and(RequestFlags::DEALLOCATE);
+        let away = RequestFlags::FUA.union(RequestFlags::DEALLOCATE);
         for (operation, flags) in
             [(Operation::Deallocate, RequestFlags::FUA), (Operation::WriteZeroes, away)]
         {

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellCounts, Instant, IoChannel, IoCompletion, Limits,
+    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, Limits,
     Request, Segment, WakeSource,
 };
 
@@ -118,7 +118,7 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         self.ready.drain_into(answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.inner.doorbell_stats()
     }
 

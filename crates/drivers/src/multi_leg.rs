@@ -1,7 +1,7 @@
 //! I/O channel of a device over several legs, each of which stores some of the blocks.
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
     OperationSet, Request, Segment, WakeSource,
 };
 
@@ -75,7 +75,7 @@ pub(crate) fn common_limits<'a>(legs: impl IntoIterator<Item = &'a Limits>) -> O
         limits.segments_max = limits.segments_max.min(leg.segments_max);
         limits.depth_max = limits.depth_max.min(leg.depth_max);
         limits.durability = limits.durability.weaker(leg.durability);
-        limits.support = limits.support.common(leg.support);
+        limits.support = limits.support.intersection(leg.support);
         limits.atomic_write_blocks = limits.atomic_write_blocks.min(leg.atomic_write_blocks);
     }
     limits.depth_max = limits.depth_max.min(DEPTH_MAX);
@@ -291,9 +291,9 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
         self.ready.drain_into(answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         let each = self.legs.iter().map(|leg| leg.channel.doorbell_stats());
-        each.fold(DoorbellCounts::default(), DoorbellCounts::plus)
+        each.fold(DoorbellStats::default(), DoorbellStats::sum)
     }
 
     fn wake_at(&self) -> Instant {

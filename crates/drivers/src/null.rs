@@ -173,7 +173,7 @@ mod tests {
             lba: token * 2,
             blocks: 1,
             operation: Operation::Read,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let mut got = Vec::new();
         let mut poll = |channel: &mut Box<dyn tenmil_base::IoChannel>, room| {

@@ -654,7 +654,7 @@ impl PageGeometry {
 
 /// The limits of a volume on devices with the limits `below`.
 fn limits(below: &Limits, shape: &PageGeometry, info: &VolumeInfo) -> Limits {
-    let reading = OperationSet::of(&READING).common(below.support);
+    let reading = OperationSet::of(&READING).intersection(below.support);
     let writing = [Operation::Write, Operation::Deallocate, Operation::WriteZeroes];
     let is_writable = below.support.has(Operation::Write) && !info.is_read_only;
     let support = match is_writable {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, DoorbellCounts, ErrorCategory, Instant, IoChannel,
+    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, ErrorCategory, Instant, IoChannel,
     IoCompletion, IoStatus, Limits, Operation, Request, Segment, WakeSource,
 };
 
@@ -201,7 +201,7 @@ impl IoChannel for SplitChannel {
         count
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.inner.doorbell_stats()
     }
 

@@ -54,7 +54,7 @@ fn read(opener: &Opener<'_>, volume: &Uri) -> Vec<String> {
             segment_count: 1,
             operation: Operation::Read,
             flags: RequestFlags::NONE,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         run(opener, &mut *channel, request, &[memory.segment()]);
         opener.regions.load(memory.segment(), &mut bytes).unwrap();

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Durability, Instant, IoChannel, IoCompletion, IoStatus,
+    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus,
     Limits, Operation, Request, Segment, Span, WakeSource,
 };
 use tenmil_nvme_host::{NamespaceQueue, QueueState};
@@ -305,7 +305,7 @@ impl IoChannel for FabricsChannel {
         answers.len() - first
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.way.doorbells()
     }
 
@@ -313,7 +313,7 @@ impl IoChannel for FabricsChannel {
         self.flushes.losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         self.flushes.heed(count);
     }
 

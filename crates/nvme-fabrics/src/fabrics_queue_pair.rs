@@ -6,7 +6,7 @@
 //! ```
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Request, Segment, Span,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request, Segment, Span,
 };
 use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState};
 
@@ -134,7 +134,7 @@ impl FabricsQueuePair {
         is_done
     }
 
-    pub(crate) fn doorbells(&self) -> DoorbellCounts {
+    pub(crate) fn doorbells(&self) -> DoorbellStats {
         self.queue.doorbell_stats()
     }
 

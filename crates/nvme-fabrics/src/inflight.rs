@@ -90,7 +90,7 @@ impl InflightRequests {
     /// A table for `depth` requests.
     pub(crate) fn new(depth: u32) -> Self {
         let slot = InflightSlot {
-            request: Request::NOTHING,
+            request: Request::PLACEHOLDER,
             segment: Segment::default(),
             sent_tick: 0,
             attempt: 0,

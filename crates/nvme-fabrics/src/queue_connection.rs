@@ -295,7 +295,7 @@ impl QueueConnection {
             let waiting = self.stream.buffered().len();
             let received = match self.end.direct_placement().filter(|_| waiting == 0) {
                 Some(place) => self.receive_to(place, now, answer),
-                None => self.stream.receive_at_most(self.end.before_data(waiting)),
+                None => self.stream.receive_up_to(self.end.before_data(waiting)),
             };
             match received {
                 RecvResult::Bytes(_) => self.received += 1,

@@ -86,8 +86,8 @@ impl Stream for Counting {
         count(&self.came.to_inbox, self.stream.receive())
     }
 
-    fn receive_at_most(&mut self, most: usize) -> RecvResult {
-        count(&self.came.to_inbox, self.stream.receive_at_most(most))
+    fn receive_up_to(&mut self, most: usize) -> RecvResult {
+        count(&self.came.to_inbox, self.stream.receive_up_to(most))
     }
 
     fn buffered(&self) -> &[u8] {

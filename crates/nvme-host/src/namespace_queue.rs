@@ -14,7 +14,7 @@ mod tests;
 mod view;
 
 use tenmil_base::{
-    CompletionBatch, Dma, Doorbell, DoorbellCounts, Durability, Instant, IoChannel, IoCompletion,
+    CompletionBatch, Dma, Doorbell, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
     IoStatus, Limits, Operation, Request, Segment,
 };
 use tenmil_wire::sgl::Descriptor;
@@ -394,11 +394,11 @@ where
         count
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         let stats = self.queue.stats();
         let (submission, completion) = (stats.submission_doorbells, stats.completion_doorbells);
         let (registers, cmb_commands) = (stats.doorbell_registers, stats.cmb_commands);
-        DoorbellCounts { submission, completion, registers, cmb_commands }
+        DoorbellStats { submission, completion, registers, cmb_commands }
     }
 
     fn wake_at(&self) -> Instant {

@@ -35,7 +35,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         operation: Operation::Read,
         segment_first: place,
         segment_count: 1,
-        ..Request::NOTHING
+        ..Request::PLACEHOLDER
     };
 
     let mut waiting: Vec<Request> = (0..DEPTH).map(&mut read).collect();

@@ -84,7 +84,7 @@ impl PoolConfig {
     ///
     /// An invalid name, or a device that is too small or too large.
     pub fn steps(&self) -> Result<Vec<Step>, PoolError> {
-        let name = padded(&self.name).filter(|_| !self.name.contains(tenmil_base::text::acts));
+        let name = padded(&self.name).filter(|_| !self.name.contains(tenmil_base::text::is_unsafe));
         let name = name.ok_or_else(|| PoolError::BadName(self.name.clone()))?;
         if self.blocks < STORE_BLOCKS_MIN {
             let needed = STORE_BLOCKS_MIN;

@@ -528,7 +528,7 @@ impl Metadata {
         match self.find_name(name)? {
             Some(_) => Err(PoolError::NameExists(name.into()).into()),
             // Names of before may have them.
-            None if name.contains(tenmil_base::text::acts) => {
+            None if name.contains(tenmil_base::text::is_unsafe) => {
                 Err(PoolError::BadName(name.into()).into())
             }
             None if self.superblock.volumes >= VOLUMES_MAX => Err(PoolError::TooManyVolumes.into()),

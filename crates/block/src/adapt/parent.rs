@@ -92,7 +92,7 @@ impl SplitRequest {
     /// A free entry with capacity for `segments_max` segments of data and as many of metadata.
     pub(super) fn idle(segments_max: u16) -> Self {
         Self {
-            request: Request::NOTHING,
+            request: Request::PLACEHOLDER,
             segments: Vec::with_capacity(2 * usize::from(segments_max)),
             plan: AdaptPlan::Whole,
             stage: ParentStage::Moving,

@@ -404,7 +404,7 @@ mod tests {
                 tags.grow(1);
             }
             assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
-            let sent = tags.lend_one(Instant::default(), &Request { token, ..Request::NOTHING });
+            let sent = tags.lend_one(Instant::default(), &Request { token, ..Request::PLACEHOLDER });
             tags.take_one();
             assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
         }

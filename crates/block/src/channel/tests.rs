@@ -237,7 +237,7 @@ fn each_type_of_request_goes_to_the_context_of_its_type() {
     let descriptor = open(&device);
     let mut user = User::of(&descriptor);
     let polled = Request {
-        flags: RequestFlags::POLLED.and(RequestFlags::FUA),
+        flags: RequestFlags::POLLED.union(RequestFlags::FUA),
         ..request(Operation::Write, 3, 3)
     };
     let requests = [

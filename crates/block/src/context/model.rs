@@ -272,7 +272,7 @@ fn turn(member: Member, bell: &EventVectors, of: u64, count: u64) {
         let mut sent = false;
         loop {
             if !sent {
-                let mut request = [Request { lba: of + number, ..Request::NOTHING }];
+                let mut request = [Request { lba: of + number, ..Request::PLACEHOLDER }];
                 sent = member.submit(NOW, &mut request, &[]) == 1;
             }
             if member.poll(NOW, &mut answers) > 0 {

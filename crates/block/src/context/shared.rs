@@ -20,7 +20,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{PoisonError, TryLockError};
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, Interrupts, IoChannel, IoCompletion, Request,
+    CompletionBatch, DoorbellStats, Instant, Interrupts, IoChannel, IoCompletion, Request,
     Segment, WakeSource,
 };
 
@@ -316,7 +316,7 @@ impl Member {
         self.context.lock().backend.as_ref().is_some_and(|backend| backend.is_kernel_io())
     }
 
-    pub(super) fn doorbells(&self) -> DoorbellCounts {
+    pub(super) fn doorbells(&self) -> DoorbellStats {
         let core = self.context.lock();
         core.backend.as_ref().map(|backend| backend.doorbell_stats()).unwrap_or_default()
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
     WakeSource,
 };
 
@@ -352,7 +352,7 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
         self.below.poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.below.doorbell_stats()
     }
 

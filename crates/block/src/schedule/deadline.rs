@@ -9,7 +9,7 @@
 use std::fmt;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
     WakeSource,
 };
 
@@ -120,7 +120,7 @@ impl<B: IoChannel> Deadline<B> {
         let segments_max = usize::from(limits.segments_max);
         let metadata_max = if limits.metadata_size > 0 { segments_max } else { 0 };
         let slot = || QueuedRequest {
-            request: Request::NOTHING,
+            request: Request::PLACEHOLDER,
             segments: Vec::with_capacity(segments_max + metadata_max),
             number: 0,
             late_at: Instant::NEVER,
@@ -340,7 +340,7 @@ impl<B: IoChannel> IoChannel for Deadline<B> {
         count
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.below.doorbell_stats()
     }
 

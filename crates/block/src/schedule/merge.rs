@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, IoCompletion, Limits, Operation, Request,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, Limits, Operation, Request,
     RequestFlags, Segment, WakeSource,
 };
 
@@ -263,7 +263,7 @@ impl<B: IoChannel> IoChannel for Merge<B> {
         count
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.below.doorbell_stats()
     }
 

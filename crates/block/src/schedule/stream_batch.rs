@@ -7,7 +7,7 @@
 use std::fmt;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Operation, Request, RequestFlags,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, Request, RequestFlags,
     Segment, Span, WakeSource,
 };
 
@@ -200,7 +200,7 @@ impl<B: IoChannel> IoChannel for StreamBatch<B> {
         count
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.below.doorbell_stats()
     }
 

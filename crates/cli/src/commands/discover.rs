@@ -108,7 +108,7 @@ fn line_of(entry: &DiscoveryEntry) -> String {
     let uri = uri_of(entry).unwrap_or_else(|| {
         format!("{} over {}, which is not supported", entry.subnqn(), transport_of(entry.trtype()))
     });
-    format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), tenmil_base::text::plain(&uri))
+    format!("{:<10} port {:<5} {}", kind_of(entry), entry.portid(), tenmil_base::text::escape(&uri))
 }
 
 fn as_json(found: &DiscoveryLog) -> String {

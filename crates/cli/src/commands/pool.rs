@@ -200,7 +200,7 @@ pub(super) fn with_opener<T>(
 /// may hold any name, so what a terminal would act on is escaped.
 pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let rows: Vec<[String; N]> =
-        rows.iter().map(|row| row.each_ref().map(|cell| tenmil_base::text::plain(cell))).collect();
+        rows.iter().map(|row| row.each_ref().map(|cell| tenmil_base::text::escape(cell))).collect();
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let mut text = String::new();

@@ -314,7 +314,7 @@ fn process(pid: u32) -> String {
         Some(words) => {
             let words = words.join(" ");
             let shown: String =
-                words.chars().filter(|c| !tenmil_base::text::acts(*c)).take(80).collect();
+                words.chars().filter(|c| !tenmil_base::text::is_unsafe(*c)).take(80).collect();
             format!("process {pid} ({shown})")
         }
         None => format!("process {pid}"),

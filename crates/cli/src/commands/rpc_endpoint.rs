@@ -179,7 +179,7 @@ fn listed(running: &[u32]) -> String {
     let one = |pid: &u32| match command_line(*pid) {
         Some(words) => {
             let words: String =
-                words.join(" ").chars().filter(|c| !tenmil_base::text::acts(*c)).take(60).collect();
+                words.join(" ").chars().filter(|c| !tenmil_base::text::is_unsafe(*c)).take(60).collect();
             format!("{pid} ({words})")
         }
         None => pid.to_string(),

@@ -5,7 +5,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 
-use super::format::plain;
+use super::format::escape;
 use super::grid::{Cell, Column, GAP, Grid, Tone, Width, bar, clip, pad, spark, width};
 use super::header::header;
 use super::keys::KEYS;
@@ -184,7 +184,7 @@ fn cell_text(cell: &Cell<'_>, room: u16, width: Width, theme: Theme) -> (String,
 
 fn happened(state: &AppState) -> String {
     match state.happened.back() {
-        Some(last) => format!("last event: {}: {}", plain(&last.kind), plain(&last.text)),
+        Some(last) => format!("last event: {}: {}", escape(&last.kind), escape(&last.text)),
         None => "no event yet".into(),
     }
 }

@@ -1,6 +1,6 @@
 //! Formatting of numbers and names for the screen.
 
-pub(crate) use tenmil_base::text::plain;
+pub(crate) use tenmil_base::text::escape;
 
 /// A rate in at most five characters: `0`, `0.5`, `17`, `3.2k`, `120M`.
 pub(crate) fn rate(value: f64) -> String {

@@ -3,7 +3,7 @@
 use ratatui::style::{Modifier, Style};
 
 use super::draw::Theme;
-use super::format::{age, percent, plain, rate};
+use super::format::{age, percent, escape, rate};
 use super::grid::{bar, spark, width};
 use super::rates::TotalRates;
 use super::state::{AppState, ConnectionStage};
@@ -19,10 +19,10 @@ pub(crate) fn header(state: &AppState, columns: u16, theme: Theme) -> Vec<(Strin
     }
     let mind = match &state.stage {
         ConnectionStage::Gone(why) => {
-            Some(format!("GONE: {}. Waiting for another; q quits.", plain(why)))
+            Some(format!("GONE: {}. Waiting for another; q quits.", escape(why)))
         }
         ConnectionStage::Silent(why) => {
-            Some(format!("SILENT: {}. Asking again; q quits.", plain(why)))
+            Some(format!("SILENT: {}. Asking again; q quits.", escape(why)))
         }
         _ if state.is_paused => Some("PAUSED: p goes on.".into()),
         _ => None,
@@ -34,7 +34,7 @@ pub(crate) fn header(state: &AppState, columns: u16, theme: Theme) -> Vec<(Strin
 /// `tenmil 0.1.0  process 4711  up 1:02:03  adaptive polling  dynamic scheduling  perf emu:null`.
 pub(crate) fn process(state: &AppState) -> String {
     let Some(process) = &state.process else { return "tenmil top".into() };
-    let mut text = format!("tenmil {}  process {}", plain(&process.version), process.pid);
+    let mut text = format!("tenmil {}  process {}", escape(&process.version), process.pid);
     if let Some(up_ns) = process.uptime_ns {
         // The uptime advances with the clock of the samples.
         text += &format!("  up {}", age(up_ns.saturating_add(watched_ns(state))));
@@ -43,9 +43,9 @@ pub(crate) fn process(state: &AppState) -> String {
         text += &format!("  {mode} polling");
     }
     if let Some(policy) = &state.policy {
-        text += &format!("  {} scheduling", plain(policy));
+        text += &format!("  {} scheduling", escape(policy));
     }
-    let words: Vec<String> = process.command_line.iter().skip(1).map(|word| plain(word)).collect();
+    let words: Vec<String> = process.command_line.iter().skip(1).map(|word| escape(word)).collect();
     text + "  " + &words.join(" ")
 }
 
@@ -85,7 +85,7 @@ fn mode(state: &AppState) -> Option<String> {
     let reactors = &state.shown.as_ref()?.sample.reactors;
     let mode = &reactors.first()?.mode;
     let is_same = reactors.iter().all(|reactor| reactor.mode == *mode);
-    Some(if is_same { plain(mode) } else { "mixed".into() })
+    Some(if is_same { escape(mode) } else { "mixed".into() })
 }
 
 /// Time from the first sample to the displayed one.

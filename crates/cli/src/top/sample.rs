@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tenmil_rpc::RpcError;
 
-use super::format::plain;
+use super::format::escape;
 use tenmil_base::Error;
 
 /// Reactors, threads and pollers of a process at one moment.
@@ -78,7 +78,7 @@ pub(crate) struct Scheduler {
 /// Parses the result of `method`. Unknown members are ignored, because a newer process may send more.
 pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T, Error> {
     serde_json::from_value(answer).map_err(|error| {
-        let found = plain(&error.to_string());
+        let found = escape(&error.to_string());
         Error::remote(format!("{method}: {found}, expected what this version answers"))
             .with_hint("use the `tenmil top` of the process's own version")
     })
@@ -87,7 +87,7 @@ pub(crate) fn read<T: DeserializeOwned>(method: &str, answer: Value) -> Result<T
 /// Converts an RPC error to a command error.
 pub(crate) fn refused(refusal: RpcError) -> Error {
     let RpcError { category, message, hint, .. } = refusal;
-    Error { category, text: plain(&message), hint: hint.map(|hint| plain(&hint)) }
+    Error { category, text: escape(&message), hint: hint.map(|hint| escape(&hint)) }
 }
 
 #[cfg(test)]

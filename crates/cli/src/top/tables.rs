@@ -1,6 +1,6 @@
 //! Tables: their columns and rows.
 
-use super::format::{count, percent, plain, rate, span};
+use super::format::{count, percent, escape, rate, span};
 use super::grid::{Cell, Column, Grid, Tone, Width};
 use super::history::MinuteHistory;
 use super::rates::{PollerRates, ReactorRates, ThreadRates};
@@ -70,7 +70,7 @@ pub(crate) fn all_pollers(state: &AppState) -> Grid<'_> {
 
 /// Table of the processes to select from.
 pub(crate) fn processes(running: &[Running]) -> Grid<'_> {
-    let row = |it: &Running| vec![number(it.pid.to_string()), text(plain(&it.command_line))];
+    let row = |it: &Running| vec![number(it.pid.to_string()), text(escape(&it.command_line))];
     Grid { columns: PROCESSES, rows: running.iter().map(row).collect() }
 }
 
@@ -101,8 +101,8 @@ fn reactor_row<'a>(
     // For a stuck reactor, the running poller matters, not the slowest one so far.
     let culprit = if is_stuck { &reactor.running } else { &reactor.longest_culprit };
     let culprit = match culprit {
-        Some(name) if is_stuck => Cell::Text(format!("stuck in {}", plain(name)), Tone::Alarm),
-        Some(name) => text(plain(name)),
+        Some(name) if is_stuck => Cell::Text(format!("stuck in {}", escape(name)), Tone::Alarm),
+        Some(name) => text(escape(name)),
         None => quiet("-"),
     };
     let too_long = match reactor.turns_too_long {
@@ -113,7 +113,7 @@ fn reactor_row<'a>(
     vec![
         number(reactor.id.to_string()),
         number(reactor.core.to_string()),
-        text(plain(&reactor.mode)),
+        text(escape(&reactor.mode)),
         now,
         share(rates.map(|rates| rates.busy_percent)),
         rates.map_or(Cell::Empty, |rates| Cell::Bar(rates.busy_percent)),
@@ -142,9 +142,9 @@ fn thread_row<'a>(sample: &Sample, thread: &Thread, rates: Option<&ThreadRates>)
     let pollers = sample.pollers.iter().filter(|poller| poller.thread_id == thread.id).count();
     vec![
         number(thread.id.to_string()),
-        text(plain(&thread.name)),
+        text(escape(&thread.name)),
         number(thread.reactor.to_string()),
-        thread.mask.as_ref().map_or(quiet("any"), |mask| text(plain(mask))),
+        thread.mask.as_ref().map_or(quiet("any"), |mask| text(escape(mask))),
         share(rates.map(|rates| rates.busy_percent)),
         rates.map_or(Cell::Empty, |rates| Cell::Bar(rates.busy_percent)),
         per_second(rates.map(|rates| rates.messages)),
@@ -171,9 +171,9 @@ fn poller_row<'a>(poller: &Poller, rates: Option<&PollerRates>) -> Vec<Cell<'a>>
     };
     let found = rates.and_then(|rates| rates.found_percent);
     vec![
-        text(plain(&poller.name)),
+        text(escape(&poller.name)),
         kind,
-        text(plain(&poller.wake)),
+        text(escape(&poller.wake)),
         per_second(rates.map(|rates| rates.polls)),
         found.map_or(quiet("-"), |found| text(percent(found))),
         found.map_or(Cell::Empty, Cell::Bar),

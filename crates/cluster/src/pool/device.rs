@@ -78,7 +78,7 @@ impl PoolHost {
             blocks: bytes / u32::try_from(SECTOR_BYTES).unwrap_or(1),
             segment_count: u16::from(operation != Operation::Flush),
             operation,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         if queue.submit(now, &[request], &[segment]) == 0 {
             return false;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellCounts, Instant, IoChannel, IoStatus, Limits, Operation,
+    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, IoStatus, Limits, Operation,
     Request, Segment, Span, WakeSource,
 };
 use tenmil_dma::RegionTable;
@@ -61,7 +61,7 @@ impl<B: ControllerBus> AttachedController<B> {
         })?;
         steps.done("create a queue pair");
         let read =
-            Request { operation: Operation::Read, blocks: 1, segment_count: 1, ..Request::NOTHING };
+            Request { operation: Operation::Read, blocks: 1, segment_count: 1, ..Request::PLACEHOLDER };
         let data = [Segment { len_bytes: block, ..memory.segment() }];
         let mut answers = CompletionBatch::with_capacity(1);
         let end = steps.clock().now().after(patience);
@@ -139,7 +139,7 @@ impl<B: ControllerBus> IoChannel for AttachedChannel<B> {
         self.lent.queue.poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.lent.queue.doorbell_stats()
     }
 

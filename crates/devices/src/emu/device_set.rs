@@ -14,7 +14,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Doorbell, DoorbellCounts, Instant, Interrupts, IoChannel, Limits,
+    BlockDevice, CompletionBatch, Doorbell, DoorbellStats, Instant, Interrupts, IoChannel, Limits,
     Request, Segment, Span, WakeSource,
 };
 use tenmil_block::ExistingData;
@@ -285,7 +285,7 @@ impl<B: Doorbell + Send> IoChannel for SsdChannel<B> {
         self.queue.poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.queue.doorbell_stats()
     }
 

@@ -83,7 +83,7 @@ fn show(value: &Value) -> String {
         Value::Number(number) => format!("{number} ({number:#x})"),
         Value::Code(code, name) => format!("{} ({code:#x})", name.trim_end_matches('.')),
         Value::Text(text) => {
-            format!("\"{}\"", tenmil_base::text::plain(&text.escape_debug().to_string()))
+            format!("\"{}\"", tenmil_base::text::escape(&text.escape_debug().to_string()))
         }
         Value::Bytes(_) => value.to_string(),
         Value::Structure(fields) => {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Request,
+    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request,
     ReservationHolder, Reservations, Segment, Span, WakeSource,
 };
 use tenmil_linux::Clock;
@@ -211,7 +211,7 @@ impl<Q: QueueSource> RemoteChannel<Q> {
             Some(sleep) => Q::with_sleep(queue, sleep),
             None => queue,
         };
-        queue.heed_losses(opening.heeded);
+        queue.ack_losses(opening.heeded);
         self.queue = Queue::Open(queue);
         Ok(true)
     }
@@ -267,10 +267,10 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
         }
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         match &self.queue {
             Queue::Open(queue) => queue.doorbell_stats(),
-            Queue::Opening(_) => DoorbellCounts::default(),
+            Queue::Opening(_) => DoorbellStats::default(),
         }
     }
 
@@ -281,9 +281,9 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
         }
     }
 
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         match &mut self.queue {
-            Queue::Open(queue) => queue.heed_losses(count),
+            Queue::Open(queue) => queue.ack_losses(count),
             Queue::Opening(opening) => opening.heeded = opening.heeded.max(count),
         }
     }

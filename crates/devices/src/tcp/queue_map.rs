@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits,
+    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits,
     Operation, Request, RequestFlags, Reservations, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
@@ -164,18 +164,18 @@ impl IoChannel for MappedChannel {
         count + self.rest.poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.all()
             .map(IoChannel::doorbell_stats)
-            .fold(DoorbellCounts::default(), DoorbellCounts::plus)
+            .fold(DoorbellStats::default(), DoorbellStats::sum)
     }
 
     fn losses(&self) -> u64 {
         self.rest.losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
-        self.each().for_each(|backend| backend.heed_losses(count));
+    fn ack_losses(&mut self, count: u64) {
+        self.each().for_each(|backend| backend.ack_losses(count));
     }
 
     fn wake_at(&self) -> Instant {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     fn request(token: u64, operation: Operation, flags: RequestFlags) -> Request {
-        Request { token, operation, flags, ..Request::NOTHING }
+        Request { token, operation, flags, ..Request::PLACEHOLDER }
     }
 
     fn limits() -> Limits {

@@ -55,7 +55,7 @@ impl Reads {
 
 fn request(operation: Operation, token: u64, lba: u64) -> Request {
     let (blocks, segment_count, flags) = (1, 1, RequestFlags::NONE);
-    Request { token, lba, blocks, segment_count, operation, flags, ..Request::NOTHING }
+    Request { token, lba, blocks, segment_count, operation, flags, ..Request::PLACEHOLDER }
 }
 
 /// Writes one block.

@@ -269,7 +269,7 @@ impl Bench {
             What::WriteZeroesAway => (Operation::WriteZeroes, false, RequestFlags::DEALLOCATE),
         };
         if step.forced {
-            flags = flags.and(RequestFlags::FUA);
+            flags = flags.union(RequestFlags::FUA);
         }
         let is_flush = operation == Operation::Flush;
         let is_copy = operation == Operation::Copy;

@@ -82,8 +82,8 @@ fn clear(medium: &dyn BlockDevice, regions: &RegionTable) {
             blocks,
             segment_count: 1,
             operation: Operation::Write,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         });
     }
-    run(Request { operation: Operation::Flush, ..Request::NOTHING });
+    run(Request { operation: Operation::Flush, ..Request::PLACEHOLDER });
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Random,
+    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Random,
     Request, Segment, WakeSource,
 };
 
@@ -76,7 +76,7 @@ impl IoChannel for ReluctantChannel {
         if self.random.chance(1, 3) { 0 } else { self.inner.poll(now, answers) }
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.inner.doorbell_stats()
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellCounts, Instant, InterruptVector, IoChannel,
+    BlockDevice, CompletionBatch, DoorbellStats, Instant, InterruptVector, IoChannel,
     IoCompletion, IoStatus, Limits, Memory, Operation, Random, Request, Segment, WakeSource,
 };
 use tenmil_dma::Region;
@@ -362,7 +362,7 @@ impl IoChannel for FaultChannel {
         self.ready.drain_into(answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.inner.doorbell_stats()
     }
 

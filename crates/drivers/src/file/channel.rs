@@ -398,7 +398,7 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
 
     /// Whoever has made good what was lost has written it again, and so does not depend on what reads
     /// return.
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         self.acknowledge(count.min(self.losses()));
     }
 

@@ -455,9 +455,9 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
         for _ in 0..2 {
             assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
         }
-        other.heed_losses(round - 1);
+        other.ack_losses(round - 1);
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::WRITE_FAULT);
-        other.heed_losses(round);
+        other.ack_losses(round);
         assert_eq!(flush(&mut *other, &kernel_other, Ok(())), IoStatus::SUCCESS);
         let (mut late, kernel_late) = bench.channel();
         assert_eq!(flush(&mut *late, &kernel_late, Ok(())), IoStatus::SUCCESS, "it came after");
@@ -484,7 +484,7 @@ fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
             assert!(said.contains("read through the page cache") && said.contains(fix), "{said}");
         }
         // Who has written it again needs no read.
-        channel.heed_losses(1);
+        channel.ack_losses(1);
         bench.submit(&mut *channel, 1, Operation::Flush, RequestFlags::NONE);
         kernel.end_sync(Ok(()));
         assert_eq!(answers(&mut *channel), [(1, IoStatus::SUCCESS)]);

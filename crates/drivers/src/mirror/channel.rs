@@ -431,7 +431,7 @@ impl MirrorChannel {
     fn have_reports(&mut self) {
         self.returns = self.shared.returns();
         let LegMasks { read, write, .. } = self.shared.masks();
-        let flush = Request { operation: Operation::Flush, ..Request::NOTHING };
+        let flush = Request { operation: Operation::Flush, ..Request::PLACEHOLDER };
         self.legs.heed_losses();
         self.legs.send_to(write & !read, RequestOwner::Report, &flush);
     }

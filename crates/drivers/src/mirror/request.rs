@@ -49,7 +49,7 @@ pub(super) enum RequestStage {
 
 impl MirrorRequest {
     pub(super) fn idle() -> Self {
-        Self::of(Request::NOTHING)
+        Self::of(Request::PLACEHOLDER)
     }
 
     pub(super) fn of(request: Request) -> Self {

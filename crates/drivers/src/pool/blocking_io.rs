@@ -112,7 +112,7 @@ impl BlockingVolumeIo {
             segment_count: u16::from(moves),
             operation,
             flags: RequestFlags::NONE,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let until = self.clock.now().after(PATIENCE);
         let (mut answers, mut taken) = (CompletionBatch::with_capacity(1), false);

@@ -107,7 +107,7 @@ impl VolumeChannel {
         let bounce = || Bounce::new(&open.regions, depth, limits.request_blocks_max);
         let bounce = info.has_checksums.then(bounce).transpose()?;
         let work = VolumeRequest {
-            request: Request::NOTHING,
+            request: Request::PLACEHOLDER,
             used: 0,
             outcome: IoStatus::SUCCESS,
             stage: RequestState::Idle,

@@ -134,7 +134,7 @@ impl<'a> BlockingPageIo<'a> {
             segment_count: u16::from(moves),
             operation,
             flags: RequestFlags::NONE,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let until = self.clock.now().after(self.patience);
         let mut answers = CompletionBatch::with_capacity(1);

@@ -9,7 +9,7 @@
 //! extra cost.
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
+    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
     Segment, WakeSource,
 };
 
@@ -122,7 +122,7 @@ impl IoChannel for ParentedChannel {
         own + self.parent.as_mut().map_or(0, |parent| parent.poll(now, answers))
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.store.doorbell_stats()
     }
 

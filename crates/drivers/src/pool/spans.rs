@@ -181,7 +181,7 @@ mod tests {
             segment_count: 1,
             operation,
             flags: RequestFlags::NONE,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let mut answers = CompletionBatch::with_capacity(4);
         assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
@@ -230,7 +230,7 @@ mod tests {
                     blocks: 4096 / block,
                     segment_count: 1,
                     operation: Operation::Read,
-                    ..Request::NOTHING
+                    ..Request::PLACEHOLDER
                 };
                 own.submit(Instant::default(), &[request], &[place]);
                 own.poll(Instant::default(), &mut CompletionBatch::with_capacity(1));
@@ -263,7 +263,7 @@ mod tests {
             blocks,
             segment_count: u16::from(operation != Operation::Flush),
             operation,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let page = memory.segment().slice(0, 4096).unwrap();
         let mut old: Box<dyn IoChannel> = Reluctant::new(rams[0].clone(), 7).channel().unwrap();

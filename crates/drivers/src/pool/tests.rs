@@ -106,7 +106,7 @@ impl Hand {
             segment_count: u16::from(moves),
             operation,
             flags: RequestFlags::NONE,
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let len_bytes = if moves { blocks * PAGE } else { 0 };
         let memory = self.memory.slice(0, len_bytes).unwrap();

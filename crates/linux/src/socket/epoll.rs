@@ -268,7 +268,7 @@ impl Stream for EpollStream {
         self.take(usize::MAX)
     }
 
-    fn receive_at_most(&mut self, count: usize) -> RecvResult {
+    fn receive_up_to(&mut self, count: usize) -> RecvResult {
         self.take(count)
     }
 

@@ -55,8 +55,8 @@ impl Stream for RestrictedStream {
         self.stream.receive()
     }
 
-    fn receive_at_most(&mut self, count: usize) -> RecvResult {
-        self.stream.receive_at_most(count)
+    fn receive_up_to(&mut self, count: usize) -> RecvResult {
+        self.stream.receive_up_to(count)
     }
 
     fn buffered(&self) -> &[u8] {

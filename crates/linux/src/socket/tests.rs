@@ -344,7 +344,7 @@ fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
         // The first three bytes, the next into the kernel-owned buffer, the rest again as they
         // arrive.
         let into = part(lent, (3 << 16) + 7, 5000);
-        assert_eq!(other.receive_at_most(3), RecvResult::Bytes(3));
+        assert_eq!(other.receive_up_to(3), RecvResult::Bytes(3));
         assert_eq!(other.buffered(), b"abc");
         other.consume(3);
         let mut placed = 0;
@@ -407,12 +407,12 @@ fn a_stream_takes_no_more_than_it_is_asked_for_and_the_rest_wakes_it() {
     let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
     send_from(&mut *one, b"head and body");
     rest([(&mut *one, Wants::default()), (&mut *other, Wants { bytes: true, room: false })]);
-    assert_eq!(other.receive_at_most(4), RecvResult::Bytes(4));
+    assert_eq!(other.receive_up_to(4), RecvResult::Bytes(4));
     assert_eq!(other.buffered(), b"head");
     rest([(&mut *one, Wants::default()), (&mut *other, Wants { bytes: true, room: false })]);
-    assert_eq!(other.receive_at_most(4), RecvResult::Bytes(4), "behind what was not consumed");
+    assert_eq!(other.receive_up_to(4), RecvResult::Bytes(4), "behind what was not consumed");
     assert_eq!(other.buffered(), b"head and");
     assert_eq!(other.receive(), RecvResult::Bytes(5));
     assert_eq!(other.buffered(), b"head and body");
-    assert_eq!(other.receive_at_most(1), RecvResult::WouldBlock);
+    assert_eq!(other.receive_up_to(1), RecvResult::WouldBlock);
 }

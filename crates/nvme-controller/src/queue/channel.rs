@@ -115,7 +115,7 @@ impl Channel {
 
     #[cold]
     fn make_places(&mut self) {
-        self.requests = vec![Request::NOTHING; self.depth].into();
+        self.requests = vec![Request::PLACEHOLDER; self.depth].into();
         self.segments = vec![Segment::default(); self.depth].into();
     }
 

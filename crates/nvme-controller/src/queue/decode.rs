@@ -239,7 +239,7 @@ impl<H: HostMemory> Queue<H> {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
         self.traffic.count(if access == Access::Write { 1 } else { 2 }, len_bytes);
-        let flags = flags(command.cdw12()).and(self.forced(access));
+        let flags = flags(command.cdw12()).union(self.forced(access));
         let extent = self.extent(entry, lba, blocks);
         let segments_max = self.limits(entry).map_or(0, |limits| limits.segments_max.into());
         let transfer = Transfer::new(operation, flags, extent, segments_max, compares_here);
@@ -263,9 +263,9 @@ impl<H: HostMemory> Queue<H> {
         let access = if operation == Operation::Verify { Access::Read } else { Access::Write };
         check_rights(entry, access)?;
         let (lba, blocks) = check_range(entry, command)?;
-        let mut flags = flags(command.cdw12()).and(self.forced(access));
+        let mut flags = flags(command.cdw12()).union(self.forced(access));
         if operation == Operation::WriteZeroes && command.cdw12() & DEAC != 0 {
-            flags = flags.and(RequestFlags::DEALLOCATE);
+            flags = flags.union(RequestFlags::DEALLOCATE);
         }
         if operation == Operation::Verify {
             self.traffic.add_read_bytes(u64::from(blocks) << entry.block_shift);
@@ -320,7 +320,7 @@ impl<H: HostMemory> Queue<H> {
             (count, *range_bytes),
             (entry.block_count, entry.medium_shift),
             limits,
-            flags(command.cdw12()).and(self.forced(Access::Write)),
+            flags(command.cdw12()).union(self.forced(Access::Write)),
             medium_copies,
         );
         Ok(Dispatch::Job(entry.channel, Job::Copy(copy)))

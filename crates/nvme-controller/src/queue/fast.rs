@@ -353,8 +353,8 @@ impl CommandRun {
                 blocks: blocks << entry.medium_shift,
                 segment_count: 1,
                 operation,
-                flags: flags(cdw12).and(forced),
-                ..Request::NOTHING
+                flags: flags(cdw12).union(forced),
+                ..Request::PLACEHOLDER
             },
         })
     }

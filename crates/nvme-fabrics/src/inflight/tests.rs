@@ -12,7 +12,7 @@ const LIMIT: Span = Span::from_secs(30);
 const RESET: ConnectionLossInfo = ConnectionLossInfo { at: NOW, broken: ConnectionFailure::No };
 
 fn request(token: u64, first: u32, count: u16) -> Request {
-    Request { token, segment_first: first, segment_count: count, ..Request::NOTHING }
+    Request { token, segment_first: first, segment_count: count, ..Request::PLACEHOLDER }
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn what_is_sent_again_is_what_was_kept() {
 fn only_what_does_the_same_twice_is_repeated() {
     for operation in Operation::ALL {
         let request =
-            Request { operation, lba: 100, operand: 200, blocks: 100, ..Request::NOTHING };
+            Request { operation, lba: 100, operand: 200, blocks: 100, ..Request::PLACEHOLDER };
         assert_eq!(may_be_repeated(&request), operation != Operation::CompareAndWrite);
         let overlapping = Request { operand: 199, ..request };
         let copies = matches!(operation, Operation::Copy | Operation::CompareAndWrite);

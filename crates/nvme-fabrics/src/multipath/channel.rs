@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellCounts, Durability, Instant, IoChannel, IoCompletion, IoStatus,
+    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus,
     Limits, Operation, Request, Segment, Span, WakeSource,
 };
 use tenmil_nvme_host::QueueState;
@@ -544,17 +544,17 @@ impl IoChannel for MultipathChannel {
         answers.len() - first
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.ways()
             .map(FabricsQueuePair::doorbells)
-            .fold(DoorbellCounts::default(), DoorbellCounts::plus)
+            .fold(DoorbellStats::default(), DoorbellStats::sum)
     }
 
     fn losses(&self) -> u64 {
         self.flushes.losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         self.flushes.heed(count);
     }
 

@@ -107,7 +107,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         let run = places.len().min((self.completion_depth - self.head) as usize);
         let (head, phase) = (self.head, self.phase);
         let mut unusual = None;
-        let plain = self.completion.load_each(head, phase, &mut places[..run], |entry, place| {
+        let plain = self.completion.load_entries(head, phase, &mut places[..run], |entry, place| {
             let is_plain = answer_plain(&mut slots, &entry, place);
             if !is_plain {
                 unusual = Some(entry);

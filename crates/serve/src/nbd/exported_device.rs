@@ -250,7 +250,7 @@ impl Entry {
 fn needs_shaping(limits: &Limits) -> bool {
     let has = |operation| limits.support.has(operation);
     let lacks = |operation, from: OperationSet| {
-        !has(operation) && limits.support.common(from) == from && limits.metadata_size == 0
+        !has(operation) && limits.support.intersection(from) == from && limits.metadata_size == 0
     };
     limits.optimal_boundary_blocks > 0
         || lacks(Operation::WriteZeroes, OperationSet::of(&[Operation::Write]))

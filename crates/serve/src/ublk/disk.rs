@@ -177,10 +177,10 @@ impl Disk {
 fn flags(asked: &Descriptor, operation: Operation) -> RequestFlags {
     let mut flags = RequestFlags::NONE;
     if asked.flags.has(IoFlags::FUA) {
-        flags = flags.and(RequestFlags::FUA);
+        flags = flags.union(RequestFlags::FUA);
     }
     if operation == Operation::WriteZeroes && !asked.flags.has(IoFlags::NO_UNMAP) {
-        flags = flags.and(RequestFlags::DEALLOCATE);
+        flags = flags.union(RequestFlags::DEALLOCATE);
     }
     flags
 }

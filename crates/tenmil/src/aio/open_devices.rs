@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellCounts, Instant, IoChannel, Limits, Request, Segment,
+    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request, Segment,
     WakeSource,
 };
 use tenmil_block::uri::Uri;
@@ -165,7 +165,7 @@ impl IoChannel for ChannelLease {
         self.channel().poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.parts().channel.doorbell_stats()
     }
 

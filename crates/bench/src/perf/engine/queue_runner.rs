@@ -145,7 +145,7 @@ impl<S: Verifier> QueueRunner<S> {
                 .map(|(operation, len_bytes)| FixedIo::new(operation, len_bytes, block_size)),
             segments: parts.buffers.into(),
             requests: Vec::with_capacity(depth),
-            again: Request::NOTHING,
+            again: Request::PLACEHOLDER,
             answers: CompletionBatch::with_capacity(depth),
             idle: (0..tasks).rev().collect(),
             budget: parts.budget,

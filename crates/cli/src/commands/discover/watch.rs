@@ -51,7 +51,7 @@ fn line(change: &DiscoveryChange) -> String {
         DiscoveryChange::Added(entry) => format!("came  {}\n", line_of(entry)),
         DiscoveryChange::Removed(entry) => format!("went  {}\n", line_of(entry)),
         DiscoveryChange::Disconnected(why) => {
-            format!("away  {}; it is called again\n", tenmil_base::text::plain(why))
+            format!("away  {}; it is called again\n", tenmil_base::text::escape(why))
         }
         DiscoveryChange::Reconnected => "back  it answers again\n".to_owned(),
     }

@@ -40,7 +40,7 @@ impl Summary {
 
     pub(super) fn as_text(&self) -> String {
         let Self { store, by } = self;
-        let text = |name: &str| tenmil_base::text::plain(store[name].as_str().unwrap_or_default());
+        let text = |name: &str| tenmil_base::text::escape(store[name].as_str().unwrap_or_default());
         let [generation, volumes] = ["generation", "volumes"].map(|name| &store[name]);
         let devices = devices_text(&store["devices"]);
         let stopped = store["stopped_because"].as_str();

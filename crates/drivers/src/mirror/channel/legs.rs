@@ -132,7 +132,7 @@ impl Legs {
         let below = match request.operation {
             Operation::Deallocate => Request {
                 operation: Operation::WriteZeroes,
-                flags: request.flags.and(tenmil_base::RequestFlags::DEALLOCATE),
+                flags: request.flags.union(tenmil_base::RequestFlags::DEALLOCATE),
                 ..below
             },
             Operation::Flush => Request { lba: 0, ..below },
@@ -308,7 +308,7 @@ impl Legs {
                 && let Some(backend) = &mut leg.backend
             {
                 leg.heeded = repaired;
-                backend.heed_losses(repaired);
+                backend.ack_losses(repaired);
             }
         }
     }
@@ -318,7 +318,7 @@ impl Legs {
     pub(super) fn heed_all_losses(&mut self, leg: u8) {
         let number = leg.trailing_zeros() as usize;
         if let Some(backend) = self.legs.get_mut(number).and_then(|leg| leg.backend.as_mut()) {
-            backend.heed_losses(backend.losses());
+            backend.ack_losses(backend.losses());
         }
     }
 

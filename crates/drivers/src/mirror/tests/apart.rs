@@ -99,7 +99,7 @@ impl Bench {
         self.regions.store(segment, &stamp(lba, version)).unwrap();
         let (operation, flags) = (Operation::Write, RequestFlags::FUA);
         let request =
-            Request { lba, blocks: 1, segment_count: 1, operation, flags, ..Request::NOTHING };
+            Request { lba, blocks: 1, segment_count: 1, operation, flags, ..Request::PLACEHOLDER };
         let mut channel = mirror.channel().unwrap();
         assert_eq!(channel.submit(self.now, &[request], &[segment]), 1);
         let mut answers = CompletionBatch::with_capacity(1);

@@ -102,7 +102,7 @@ impl Machine {
         for lba in [0, 700] {
             let operation = Operation::Write;
             let request =
-                Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+                Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
             channel.submit(self.now, &[request], &[segment]);
             self.turn(&mut *channel);
         }

@@ -237,7 +237,7 @@ impl IoChannel for Channel {
         if state.counts { state.losses } else { 0 }
     }
 
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         let mut state = self.disk.lock();
         assert!(count <= state.losses, "it has counted no more");
         if state.counts && !state.is_unheard && count == state.losses {

@@ -204,7 +204,7 @@ fn a_flush_that_is_refused_has_a_former_owner_look_who_has_the_mirror() {
     let _owner = open(&bench, &two, &force).unwrap();
     // From here on no time passes for the mirror, so that it looks for no other reason.
     let (now, end) = (bench.clock.now(), bench.clock.now().after(Span::from_secs(20)));
-    let flush = Request { operation: Operation::Flush, ..Request::NOTHING };
+    let flush = Request { operation: Operation::Flush, ..Request::PLACEHOLDER };
     assert_eq!(old.submit(now, &[flush], &[]), 1);
     let mut answers = CompletionBatch::with_capacity(1);
     while !former.shared.lock().fence.is_lost() {

@@ -56,7 +56,7 @@ fn byte_of(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
     let memory = regions.allocate(512).unwrap();
     let segment = memory.segment().slice(0, 512).unwrap();
     let operation = Operation::Read;
-    let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+    let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
     let clock = Clock::start();
     let mut channel = opened.medium.channel().unwrap();
     assert_eq!(channel.submit(clock.now(), &[request], &[segment]), 1);

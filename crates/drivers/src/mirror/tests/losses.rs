@@ -88,13 +88,13 @@ impl Bench {
 
     fn write(&mut self, lba: u64, version: u32) {
         let operation = Operation::Write;
-        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
         assert_eq!(self.run(0, request, version).0, IoStatus::SUCCESS);
     }
 
     fn read(&mut self, lba: u64) -> u32 {
         let operation = Operation::Read;
-        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::NOTHING };
+        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
         let (outcome, held) = self.run(0, request, 0);
         assert_eq!(outcome, IoStatus::SUCCESS);
         version_of(lba, &held).unwrap()
@@ -102,7 +102,7 @@ impl Bench {
 
     fn flush(&mut self, channel: usize) -> IoStatus {
         let flags = RequestFlags::NONE;
-        self.run(channel, Request { operation: Operation::Flush, flags, ..Request::NOTHING }, 0).0
+        self.run(channel, Request { operation: Operation::Flush, flags, ..Request::PLACEHOLDER }, 0).0
     }
 
     /// Runs until all legs are in sync and equal.
@@ -409,7 +409,7 @@ impl Files {
         let segment = memory.segment().slice(0, u32::try_from(BLOCK).unwrap()).unwrap();
         let moves = operation == Operation::Write;
         let (blocks, segment_count) = (u32::from(moves), u16::from(moves));
-        let request = Request { blocks, segment_count, operation, ..Request::NOTHING };
+        let request = Request { blocks, segment_count, operation, ..Request::PLACEHOLDER };
         assert_eq!(channels[asked].submit(self.clock.now(), &[request], &[segment]), 1);
         let mut answers = CompletionBatch::with_capacity(1);
         while answers.as_slice().is_empty() {

@@ -259,7 +259,7 @@ impl Player {
             segment_count: u16::from(count > 0),
             operation,
             flags: if self.random.chance(1, 4) { RequestFlags::FUA } else { RequestFlags::NONE },
-            ..Request::NOTHING
+            ..Request::PLACEHOLDER
         };
         let now = Instant { ns: self.board.now.load(Ordering::SeqCst) };
         assert_eq!(self.channel.submit(now, &[request], &[memory]), 1, "there is room");
@@ -308,7 +308,7 @@ impl Player {
             let segment = memory.slice(0, blocks * 512).unwrap();
             let lba = self.board.mirror.shared.shape.first + first as u64;
             let operation = Operation::Read;
-            let request = Request { lba, blocks, segment_count: 1, operation, ..Request::NOTHING };
+            let request = Request { lba, blocks, segment_count: 1, operation, ..Request::PLACEHOLDER };
             assert_eq!(channel.submit(Instant::default(), &[request], &[segment]), 1);
             let mut answers = CompletionBatch::with_capacity(1);
             while channel.poll(Instant::default(), &mut answers) == 0 {}

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellCounts, ErrorCategory, Instant, IoChannel, IoStatus,
+    BlockDevice, CompletionBatch, DoorbellStats, ErrorCategory, Instant, IoChannel, IoStatus,
     Limits, Operation, Request, Segment, WakeSource,
 };
 use tenmil_linux::{StopFlag, Thread};
@@ -451,7 +451,7 @@ impl IoChannel for LoggedChannel {
         self.2.poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellCounts {
+    fn doorbell_stats(&self) -> DoorbellStats {
         self.2.doorbell_stats()
     }
 

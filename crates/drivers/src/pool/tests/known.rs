@@ -70,7 +70,7 @@ fn request(operation: Operation, lba: u64, segments: std::ops::Range<u32>) -> Re
         segment_count,
         operation,
         flags: RequestFlags::NONE,
-        ..Request::NOTHING
+        ..Request::PLACEHOLDER
     }
 }
 

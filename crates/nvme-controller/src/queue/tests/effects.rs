@@ -208,9 +208,9 @@ fn force_unit_access_and_write_through_reach_the_medium() {
         rig.medium.blocks().log.iter().map(|request| request.flags).collect();
     let expected = [
         RequestFlags::FUA,
-        RequestFlags::FUA.and(RequestFlags::LIMITED_RETRY),
+        RequestFlags::FUA.union(RequestFlags::LIMITED_RETRY),
         RequestFlags::FUA,
-        RequestFlags::FUA.and(RequestFlags::DEALLOCATE),
+        RequestFlags::FUA.union(RequestFlags::DEALLOCATE),
         RequestFlags::NONE,
         RequestFlags::FUA,
         RequestFlags::NONE,

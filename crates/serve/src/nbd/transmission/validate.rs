@@ -63,7 +63,7 @@ pub(super) fn admit(
     let forced = writes && flags.has(CommandFlags::FUA);
     let holes = command == Command::WRITE_ZEROES && !flags.has(CommandFlags::NO_HOLE);
     let flags = if forced { RequestFlags::FUA } else { RequestFlags::NONE };
-    let flags = if holes { flags.and(RequestFlags::DEALLOCATE) } else { flags };
+    let flags = if holes { flags.union(RequestFlags::DEALLOCATE) } else { flags };
     Ok(ValidatedRequest::Run { operation, flags })
 }
 

@@ -118,7 +118,7 @@ pub(super) fn look_at_media(media: &[Tenant], regions: &RegionTable) {
                 segment_count: 1,
                 lba,
                 blocks,
-                ..Request::NOTHING
+                ..Request::PLACEHOLDER
             };
             let mut answers = CompletionBatch::with_capacity(1);
             channel.submit(Instant::default(), &[request], &[segment]);
