@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tenmil_linux::CpuList;
 use tenmil_linux::frequency::{Frequency, FrequencyError, recover};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_reactor::balance::{BalancerError, SchedulerHandle, start};
@@ -80,7 +80,7 @@ impl BalancedReactors {
 /// Description of the frequency scaling of the cores.
 fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
     let cores = |frequency: &Frequency| {
-        frequency.domains().iter().flat_map(|domain| domain.cores().iter()).collect::<CpuList>()
+        frequency.policies().iter().flat_map(|domain| domain.cores().iter()).collect::<CpuList>()
     };
     match frequency.map(cores).filter(|cores| !cores.is_empty()) {
         Some(cores) => format!("lowest asleep, highest loaded, on cores {cores}"),
@@ -91,7 +91,7 @@ fn words(is_wanted: bool, frequency: Option<&Frequency>) -> String {
 
 /// Restores the frequencies that a killed process left changed, and notes what could not be
 /// restored. Called at the start of every long-running command.
-pub fn put_back_frequencies(machine: &Machine, directory: &RuntimeDirectory, tell: NoteFn<'_>) {
+pub fn put_back_frequencies(machine: &KernelFiles, directory: &RuntimeDirectory, tell: NoteFn<'_>) {
     let recovered = recover(machine, directory);
     recovered.errors.iter().for_each(|error| tell(error.to_string()));
 }
@@ -102,7 +102,7 @@ fn frequency(is_wanted: bool, cores: &CpuList, tell: NoteFn<'_>) -> Option<Frequ
     if !is_wanted {
         return None;
     }
-    let machine = Machine::this();
+    let machine = KernelFiles::live();
     match RuntimeDirectory::of_user() {
         Ok(directory) => {
             put_back_frequencies(&machine, &directory, tell);
@@ -116,7 +116,7 @@ fn frequency(is_wanted: bool, cores: &CpuList, tell: NoteFn<'_>) -> Option<Frequ
 }
 
 fn take_charge(
-    machine: Machine,
+    machine: KernelFiles,
     cores: &CpuList,
     directory: &RuntimeDirectory,
     tell: NoteFn<'_>,
@@ -124,7 +124,7 @@ fn take_charge(
     let note = |error: &FrequencyError| tell(error.to_string());
     let opened = Frequency::open(machine, cores, directory);
     match &opened {
-        Ok(frequency) => frequency.held().iter().for_each(note),
+        Ok(frequency) => frequency.controlled_elsewhere().iter().for_each(note),
         Err(absent) => tell(absent.to_string()),
     }
     opened.ok()
@@ -143,7 +143,7 @@ mod tests {
     use std::path::Path;
 
     use tenmil_linux::frequency::{Frequency, FrequencyRequest};
-    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::kernel_files::KernelFiles;
     use tenmil_linux::runtime_directory::RuntimeDirectory;
 
     use super::{put_back_frequencies, take_charge, words};
@@ -159,12 +159,12 @@ mod tests {
     }
 
     #[expect(clippy::disallowed_methods, reason = "it makes a tree as the kernel has one")]
-    fn machine_with_one_core(root: &Path) -> Machine {
+    fn machine_with_one_core(root: &Path) -> KernelFiles {
         let cpufreq = root.join("sys/devices/system/cpu/cpu0/cpufreq");
         std::fs::create_dir_all(&cpufreq).unwrap();
         std::fs::write(cpufreq.join("scaling_min_freq"), "800000\n").unwrap();
         std::fs::write(cpufreq.join("scaling_max_freq"), "3600000\n").unwrap();
-        Machine::under(root)
+        KernelFiles::under(root)
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
         let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
         let told = RecordingNotes::default();
         let cores = [0, 1].into_iter().collect();
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         assert!(take_charge(machine, &cores, &directory, &|text| told.tell(text)).is_none());
         let expected = "frequency scaling is left alone: the kernel has no cpufreq for cores 0-1";
         assert_eq!(*told.0.borrow(), [expected]);
@@ -188,9 +188,9 @@ mod tests {
         let tell = |text| told.tell(text);
         let cores = [0].into_iter().collect();
         let held = take_charge(machine.clone(), &cores, &directory, &tell).unwrap();
-        assert_eq!(held.domains().len(), 1);
+        assert_eq!(held.policies().len(), 1);
         let second = take_charge(machine, &cores, &directory, &tell).unwrap();
-        assert_eq!((second.domains().len(), second.held().len()), (0, 1), "it is taken");
+        assert_eq!((second.policies().len(), second.controlled_elsewhere().len()), (0, 1), "it is taken");
         assert_eq!(words(true, Some(&held)), "lowest asleep, highest loaded, on cores 0");
         assert_eq!(words(true, Some(&second)), "wanted, and could not be had");
         assert_eq!(words(false, None), "left alone");

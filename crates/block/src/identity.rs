@@ -23,8 +23,8 @@ use std::convert::Infallible;
 use std::fmt;
 use std::path::Path;
 
-use tenmil_linux::holders::{Extents, MediumExtent, MediumId};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::holders::{Extents, StorageExtent, StorageId};
+use tenmil_linux::kernel_files::KernelFiles;
 
 use crate::open::OpenedDevice;
 use crate::uri::Uri;
@@ -57,7 +57,7 @@ const TRANSPARENT: [&str; 2] = ["delay", "fault"];
 impl DeviceIdentity {
     /// The identity as far as it is known without opening the device. Only files of the kernel are read.
     pub fn of_uri(uri: &Uri) -> Self {
-        Self::look(&Machine::this(), uri, &[])
+        Self::look(&KernelFiles::live(), uri, &[])
     }
 
     /// The identity of an open device.
@@ -67,10 +67,10 @@ impl DeviceIdentity {
 
     /// The identity of a device stacked on open ones; `names` are their [`OpenedDevice::identities`].
     pub fn with_names(uri: &Uri, names: &[(Uri, String)]) -> Self {
-        Self::look(&Machine::this(), uri, names)
+        Self::look(&KernelFiles::live(), uri, names)
     }
 
-    fn look(machine: &Machine, uri: &Uri, names: &Names) -> Self {
+    fn look(machine: &KernelFiles, uri: &Uri, names: &Names) -> Self {
         let mut leaves = Vec::new();
         let key = known(machine, uri.clone(), names, &mut leaves).to_string();
         Self { key, leaves }
@@ -116,7 +116,7 @@ impl Leaf {
 }
 
 /// Replaces each device name in the URI by its identity, and collects the devices at the bottom.
-fn known(machine: &Machine, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> Uri {
+fn known(machine: &KernelFiles, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> Uri {
     let scheme = uri.scheme();
     if scheme == "file" {
         return file(machine, &uri, leaves);
@@ -154,12 +154,12 @@ fn known(machine: &Machine, uri: Uri, names: &Names, leaves: &mut Vec<Leaf>) -> 
 
 /// A device with a world-wide name, as a whole.
 fn named(uri: &Uri, name: &str, leaves: &mut Vec<Leaf>) -> Uri {
-    let whole = MediumExtent { medium: MediumId::Named(name.to_owned()), bytes: 0..u64::MAX };
+    let whole = StorageExtent { medium: StorageId::Named(name.to_owned()), bytes: 0..u64::MAX };
     leaves.push(Leaf::Known(uri.to_string(), Extents { own: Some(whole), below: Vec::new() }));
     Uri::new("medium", name)
 }
 
-fn file(machine: &Machine, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
+fn file(machine: &KernelFiles, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
     let extents = Extents::of(machine, Path::new(uri.path()));
     let Some(own) = &extents.own else {
         // The file does not exist: its absolute path is its identity.
@@ -183,7 +183,7 @@ fn file(machine: &Machine, uri: &Uri, leaves: &mut Vec<Leaf>) -> Uri {
 
 /// The GUID of a partition, as its table has it. It is shown and compared by nobody: a copied disk has the same
 /// ones, and a partition shares its bytes with the disk, which has none.
-fn part_uuid(machine: &Machine, path: &str) -> Option<String> {
+fn part_uuid(machine: &KernelFiles, path: &str) -> Option<String> {
     let node = path.strip_prefix("/dev/")?;
     // The name of the node, or of what a link such as /dev/disk/by-id/… leads to.
     let name = machine.link(path.trim_start_matches('/'));
@@ -202,7 +202,7 @@ impl fmt::Display for DeviceIdentity {
 mod tests {
     use std::io::Write;
 
-    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::kernel_files::KernelFiles;
 
     use super::DeviceIdentity;
 
@@ -251,7 +251,7 @@ mod tests {
         let opened = |uri: &str, names: &[(&str, &str)]| {
             let names: Vec<_> =
                 names.iter().map(|(uri, name)| (uri.parse().unwrap(), (*name).into())).collect();
-            DeviceIdentity::look(&Machine::this(), &uri.parse().unwrap(), &names)
+            DeviceIdentity::look(&KernelFiles::live(), &uri.parse().unwrap(), &names)
         };
         let first = opened(one, &[(one, "uuid.1")]);
         assert!(first.is_same(&opened(two, &[(two, "uuid.1")])));
@@ -275,7 +275,7 @@ mod tests {
             std::fs::File::create_new(path).unwrap().write_all(text.as_bytes()).unwrap();
         }
         std::os::unix::fs::symlink("../../sda1", at("dev/disk/by-id/ssd-part1")).unwrap();
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         let found = |path: &str| super::part_uuid(&machine, path);
         for path in ["/dev/sda1", "/dev/disk/by-id/ssd-part1"] {
             assert_eq!(found(path).as_deref(), Some("1b2c"), "{path}");

@@ -16,7 +16,7 @@ use std::fmt;
 
 use tenmil_linux::file::{holds_zeroes, read_ends};
 use tenmil_linux::holders::{DevicePath, DeviceUser, Hardware};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 pub use self::edges::{DeviceEdges, END_BYTES};
 pub use self::probe::{Signature, probe};
@@ -60,7 +60,7 @@ pub fn allow(
     doing: &str,
     existing: &[ExistingData],
     overwrite: bool,
-    machine: &Machine,
+    machine: &KernelFiles,
 ) -> Result<(), OverwriteDenied> {
     let mut findings: Vec<OverwriteReport> =
         existing.iter().map(|one| OverwriteReport::of(one, machine)).collect();
@@ -101,7 +101,7 @@ pub fn allow(
 impl OverwriteReport {
     /// Examines existing data: reads both edges of the device and files of the kernel. Not for the I/O
     /// path.
-    pub fn of(existing: &ExistingData, machine: &Machine) -> Self {
+    pub fn of(existing: &ExistingData, machine: &KernelFiles) -> Self {
         let ExistingData { name, found, path } = existing.clone();
         let Some(path) = path else {
             let signatures = Err("nobody could look closer".into());

@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tenmil_base::{Error, ErrorCategory};
-use tenmil_linux::file::Making;
+use tenmil_linux::file::CreationPolicy;
 
 use crate::simulation::SimOptions;
 use tenmil_bench::perf::options::PerfOptions;
@@ -165,19 +165,19 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, engines: &Engines) -> 
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let mut out = io::stdout().lock();
     crate::log::start();
-    if let Err(error) = tenmil_linux::signal::ignore_file_size() {
+    if let Err(error) = tenmil_linux::signal::ignore_file_size_signal() {
         tracing::info!("ignore SIGXFSZ: {error}");
     }
-    tenmil_linux::file::set_making(Making::Recorded);
+    tenmil_linux::file::set_creation_policy(CreationPolicy::Recorded);
     let done = dispatch(&arguments, engines, &mut out);
     // What opened a file and wrote nothing that mattered has not made it so far.
-    let done = done.and_then(|code| Ok(tenmil_linux::file::keep().map(|()| code)?));
+    let done = done.and_then(|code| Ok(tenmil_linux::file::commit_created().map(|()| code)?));
     crate::log::drain();
     match done {
         Ok(code) => code,
         Err(refused) => {
             // All devices are closed here, so files that this run created or grew can be restored.
-            tenmil_linux::file::put_back();
+            tenmil_linux::file::undo_created();
             let mut errors = io::stderr().lock();
             // Text from a peer is printed as one line; an error of a command line may have several. A
             // failed write to standard error has nowhere to be reported.
@@ -220,7 +220,7 @@ fn dispatch(
     let parsed = command.try_get_matches_from_mut(arguments);
     let parsed = parsed.and_then(|matches| Arguments::from_arg_matches(&matches));
     if parsed.as_ref().is_ok_and(|arguments| arguments.command.is_read_only()) {
-        tenmil_linux::file::refuse_making();
+        tenmil_linux::file::reject_creation();
     }
     match parsed {
         Err(error) if !error.use_stderr() => {

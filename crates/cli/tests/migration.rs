@@ -266,8 +266,8 @@ fn a_targets_connections_move_between_its_reactors_with_128_ios_under_way() {
 #[test]
 fn a_connection_that_is_tied_to_its_ring_is_not_moved_and_goes_on() {
     let Some(cores) = two_cores() else { return };
-    let options = SocketOptions { engine: SocketEngine::Ring, ..SocketOptions::default() };
-    if let Some(why) = SocketFactory::new(RegionTable::new(64), options).why_no_ring() {
+    let options = SocketOptions { engine: SocketEngine::IoUring, ..SocketOptions::default() };
+    if let Some(why) = SocketFactory::new(RegionTable::new(64), options).io_uring_error() {
         println!("skipped: {why}");
         return;
     }

@@ -17,7 +17,7 @@ use tenmil_bench::perf::progress::Progress;
 use tenmil_bench::perf::report::text;
 use tenmil_block::QueueMap;
 use tenmil_linux::CpuList;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_reactor::{PollMode, SPIN_MAX};
 
 fn run(options: &PerfOptions) -> PerfOutcome {
@@ -262,7 +262,7 @@ fn a_limit_holds_and_a_scheduler_loses_nothing() {
 #[test]
 fn what_needs_a_layer_is_refused_where_there_is_none() {
     let refused = |uri: &str, layer: LayerOptions| {
-        let supplies = MachineResources::probe_machine(&Machine::this());
+        let supplies = MachineResources::probe_machine(&KernelFiles::live());
         PerfOptions { layer, ..over(&[uri]) }.check(&supplies).unwrap_err().text
     };
     let map = LayerOptions { map: Some(QueueMap::of(2)), ..LayerOptions::default() };

@@ -4,7 +4,7 @@ use std::fmt;
 use std::hint::black_box;
 use std::path::Path;
 
-use tenmil_linux::key_file::read_secret;
+use tenmil_linux::key_file::read_key_file;
 
 /// Key for AES-256-XTS: one half for the data, one for the tweaks. Overwritten on drop.
 pub struct Key([u8; Key::BYTES]);
@@ -21,7 +21,7 @@ impl Key {
     /// If the file does not exist, others may read it, or its content is not a key. The message
     /// contains nothing of the content.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let mut bytes = read_secret(path, 2 * Self::BYTES as u64 + 2).map_err(|e| e.to_string())?;
+        let mut bytes = read_key_file(path, 2 * Self::BYTES as u64 + 2).map_err(|e| e.to_string())?;
         let key =
             Self::parse(&bytes).map_err(|problem| format!("read {}: {problem}", path.display()));
         wipe(&mut bytes);

@@ -264,7 +264,7 @@ impl<B: ControllerBus> AttachedController<B> {
             growth: Arc::clone(&growth),
         };
         let shared = Arc::new(Shared { kept: Mutex::new(kept), bus: bus.clone() });
-        let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
+        let (bell, tended) = (sleeper.notifier(), Arc::clone(&shared));
         // The admin thread starts after the initialization, which therefore needs no lock.
         let body = move |stop: &StopFlag| {
             let mut tender = AttachedAdminLoop { shared: tended, stop: stop.clone() };
@@ -594,9 +594,9 @@ impl<B: ControllerBus> EventLoop for AttachedAdminLoop<B> {
         kept.poll(&self.shared.bus, now);
         match &kept.controller {
             None => NextStep::Exit,
-            Some(_) if kept.lost.is_some() => NextStep::Until(now.after(ADMIN_POLL_MAX)),
+            Some(_) if kept.lost.is_some() => NextStep::SleepUntil(now.after(ADMIN_POLL_MAX)),
             Some(controller) => {
-                NextStep::Until(controller.wake_at().min(now.after(ADMIN_POLL_MAX)))
+                NextStep::SleepUntil(controller.wake_at().min(now.after(ADMIN_POLL_MAX)))
             }
         }
     }
@@ -605,7 +605,7 @@ impl<B: ControllerBus> EventLoop for AttachedAdminLoop<B> {
         self.stop.is_stopped()
     }
 
-    fn woken(&mut self, _: &[u64]) {}
+    fn handle_wakeup(&mut self, _: &[u64]) {}
 }
 
 /// Polls until the controller is ready. Every state has a timeout.

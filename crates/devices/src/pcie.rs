@@ -64,7 +64,7 @@ pub fn with_controller(name: &PcieName, ask: ControllerFn<'_>) -> Result<(), Err
 pub fn try_out(name: &PcieName) -> Result<Vec<StepTiming>, Error> {
     let (mut steps, regions) = (StepTimer::begin(Clock::start()), RegionTable::new(8));
     attach(name, &regions, &mut steps)?.read_first(&regions, &mut steps)?;
-    Ok(steps.took())
+    Ok(steps.timings())
 }
 
 #[cfg(test)]

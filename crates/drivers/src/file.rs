@@ -112,7 +112,7 @@ const CAPACITY: EngineLimits = EngineLimits { depth: DEPTH_MAX, segments_max: SE
 pub(crate) fn open(opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
     let engines = [
         ("auto", EngineChoice::Best),
-        ("io_uring", EngineChoice::Ring),
+        ("io_uring", EngineChoice::IoUring),
         ("threads", EngineChoice::Threads),
     ];
     if uri.path().is_empty() {
@@ -190,9 +190,9 @@ impl FileDevice {
     /// Data that a write would destroy: the contents of the file before it was opened, unless read-only.
     pub fn existing(&self) -> Option<ExistingData> {
         let Shared { file, limits, .. } = &*self.shared;
-        let found = format!("{} bytes", file.found_bytes());
+        let found = format!("{} bytes", file.previous_len_bytes());
         let name = file.path().display().to_string();
-        let can_be_lost = file.found_bytes() > 0 && limits.support != READING;
+        let can_be_lost = file.previous_len_bytes() > 0 && limits.support != READING;
         can_be_lost.then_some(ExistingData { name, found, path: Some(file.path().into()) })
     }
 
@@ -235,7 +235,7 @@ impl BlockDevice for FileDevice {
 
     fn refresh_size(&self) -> Result<u64, String> {
         let Shared { file, limits, .. } = &*self.shared;
-        let len_bytes = file.notice_len().map_err(|error| error.to_string())?;
+        let len_bytes = file.refresh_len().map_err(|error| error.to_string())?;
         let found = len_bytes / u64::from(limits.block_size);
         self.shared.block_count.fetch_max(found, Ordering::Relaxed);
         Ok(found)
@@ -320,7 +320,7 @@ fn try_engine(
         Some(errno) => format!("{} (io_uring is refused: {errno})", engine.name()),
         None => engine.name().into(),
     };
-    Ok((name, engine.takes_lent()))
+    Ok((name, engine.supports_kernel_buffers()))
 }
 
 /// Operations on a read-only file.

@@ -64,10 +64,10 @@ pub(super) fn process_of(owner: &Owner) -> ProcessIdentity {
 pub(super) fn is_gone(owner: &Owner) -> bool {
     let (process, this) = (process_of(owner), ProcessIdentity::this());
     let is_here =
-        process.is_neighbor(&this) && (process.pid, process.started) == (this.pid, this.started);
+        process.is_same_boot(&this) && (process.pid, process.started) == (this.pid, this.started);
     match is_here {
         true => !open_here(|open| open.contains(&owner.id)),
-        false => process.is_gone() || process.is_of_former_boot(owner.record.since),
+        false => process.is_gone() || process.is_of_earlier_boot(owner.record.since),
     }
 }
 

@@ -261,7 +261,7 @@ impl OpenPool {
         let machine =
             |problem: String| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
-        let shared = Arc::new(Shared::new(opened.store, sleeper.bell()));
+        let shared = Arc::new(Shared::new(opened.store, sleeper.notifier()));
         let backend = ground.medium.channel().map_err(machine)?;
         let desk = shared.join(None, true).map_err(machine)?;
         let owner =
@@ -302,7 +302,7 @@ impl OpenPool {
         let owner = self.other_owner()?;
         let process = owned::process_of(&owner);
         let this = tenmil_linux::process::ProcessIdentity::this();
-        (process.is_neighbor(&this) && process.pid != this.pid).then_some(process.pid)
+        (process.is_same_boot(&this) && process.pid != this.pid).then_some(process.pid)
     }
 
     /// Another owner that has the pool open for writing and is not known to be gone.

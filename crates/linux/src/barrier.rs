@@ -16,7 +16,7 @@ pub enum Barrier {
     /// The sleeping side calls `membarrier(2)`; the other side needs a compiler fence only.
     Expedited,
     /// `membarrier(2)` is not available: a full fence on both sides.
-    Fences,
+    FullFences,
 }
 
 impl Barrier {
@@ -24,7 +24,7 @@ impl Barrier {
     pub fn detect() -> Self {
         match membarrier(MembarrierCommand::RegisterPrivateExpedited) {
             Ok(()) => Self::Expedited,
-            Err(_) => Self::Fences,
+            Err(_) => Self::FullFences,
         }
     }
 
@@ -33,7 +33,7 @@ impl Barrier {
     pub fn light(self) {
         match self {
             Self::Expedited => compiler_fence(Ordering::SeqCst),
-            Self::Fences => fence(Ordering::SeqCst),
+            Self::FullFences => fence(Ordering::SeqCst),
         }
     }
 
@@ -43,7 +43,7 @@ impl Barrier {
     pub fn heavy(self) -> bool {
         match self {
             Self::Expedited => membarrier(MembarrierCommand::PrivateExpedited).is_ok(),
-            Self::Fences => {
+            Self::FullFences => {
                 fence(Ordering::SeqCst);
                 true
             }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn of_two_that_store_and_then_look_one_sees_the_other() {
-        for barrier in [Barrier::detect(), Barrier::Fences] {
+        for barrier in [Barrier::detect(), Barrier::FullFences] {
             let sides: Arc<[Side; 2]> = Arc::default();
             let others = Arc::clone(&sides);
             let ringer =

@@ -3,7 +3,7 @@
 //! Both cgroup v1 and v2 are read. A limit applies to all descendants, so the effective limit is
 //! the smallest between this process's group and the root.
 
-use crate::{CpuList, kernel_files::Machine};
+use crate::{CpuList, kernel_files::KernelFiles};
 
 /// CPU limits of this process's control groups.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,11 +17,11 @@ pub struct Limits {
 }
 
 /// Mount points of cgroup v2: alone, or beside v1.
-const UNIFIED: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
+const V2_MOUNTS: [&str; 2] = ["sys/fs/cgroup", "sys/fs/cgroup/unified"];
 
 impl Limits {
     /// Reads the limits of the current process.
-    pub fn read(machine: &Machine) -> Self {
+    pub fn read(machine: &KernelFiles) -> Self {
         let groups = machine.text("proc/self/cgroup").unwrap_or_default();
         let mut limits = Self::default();
         for line in groups.lines() {
@@ -29,7 +29,7 @@ impl Limits {
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
             if controllers.is_empty() {
-                for mount in UNIFIED {
+                for mount in V2_MOUNTS {
                     limits.read_group(machine, mount, group);
                 }
             }
@@ -42,7 +42,7 @@ impl Limits {
 
     /// Reads a group and its ancestors. In a container the path may be relative to the host's root,
     /// where nothing is found; the root of the mount is then the group.
-    fn read_group(&mut self, machine: &Machine, mount: &str, group: &str) {
+    fn read_group(&mut self, machine: &KernelFiles, mount: &str, group: &str) {
         let mut path = group.trim_matches('/');
         loop {
             let directory = format!("{mount}/{path}");
@@ -51,7 +51,7 @@ impl Limits {
             if self.cores.is_none() {
                 let names = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
                 self.cores =
-                    names.iter().find_map(|name| machine.cores(&format!("{directory}/{name}")));
+                    names.iter().find_map(|name| machine.cpu_list(&format!("{directory}/{name}")));
             }
             if path.is_empty() {
                 return;
@@ -60,10 +60,10 @@ impl Limits {
         }
     }
 
-    fn read_quota(&mut self, machine: &Machine, directory: &str) {
+    fn read_quota(&mut self, machine: &KernelFiles, directory: &str) {
         for (file, quota) in [
-            ("cpu.max", second_generation(machine, directory)),
-            ("cpu.cfs_quota_us", first_generation(machine, directory)),
+            ("cpu.max", cpu_max_v2(machine, directory)),
+            ("cpu.cfs_quota_us", cfs_quota_v1(machine, directory)),
         ] {
             let Some(quota) = quota else { continue };
             if self.quota.is_none_or(|smallest| quota < smallest) {
@@ -75,20 +75,20 @@ impl Limits {
 }
 
 /// cgroup v2 `cpu.max`: `150000 100000`, or `max 100000` for no limit.
-fn second_generation(machine: &Machine, directory: &str) -> Option<f64> {
+fn cpu_max_v2(machine: &KernelFiles, directory: &str) -> Option<f64> {
     let text = machine.text(&format!("{directory}/cpu.max"))?;
     let (quota, period) = text.split_once(' ')?;
-    share(quota.parse().ok()?, period.parse().ok()?)
+    quota_cpus(quota.parse().ok()?, period.parse().ok()?)
 }
 
 /// cgroup v1 `cpu.cfs_quota_us` and `cpu.cfs_period_us`; −1 is no limit.
-fn first_generation(machine: &Machine, directory: &str) -> Option<f64> {
+fn cfs_quota_v1(machine: &KernelFiles, directory: &str) -> Option<f64> {
     let quota = machine.text(&format!("{directory}/cpu.cfs_quota_us"))?.parse().ok()?;
     let period = machine.text(&format!("{directory}/cpu.cfs_period_us"))?.parse().ok()?;
-    share(quota, period)
+    quota_cpus(quota, period)
 }
 
-fn share(quota_us: f64, period_us: f64) -> Option<f64> {
+fn quota_cpus(quota_us: f64, period_us: f64) -> Option<f64> {
     (quota_us > 0.0 && period_us > 0.0).then(|| quota_us / period_us)
 }
 
@@ -96,7 +96,7 @@ fn share(quota_us: f64, period_us: f64) -> Option<f64> {
 mod tests {
     use super::Limits;
     use crate::CpuList;
-    use crate::kernel_files::{Machine, tests::made_of};
+    use crate::kernel_files::{KernelFiles, tests::made_of};
 
     #[test]
     fn the_smallest_quota_on_the_way_to_the_root_counts() {
@@ -142,6 +142,6 @@ mod tests {
     fn no_control_groups_are_no_limits() {
         let (_root, machine) = made_of(&[]);
         assert_eq!(Limits::read(&machine), Limits::default());
-        Limits::read(&Machine::this());
+        Limits::read(&KernelFiles::live());
     }
 }

@@ -39,13 +39,13 @@ pub enum ClockSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FallbackReason {
     /// The caller requested the kernel's clock.
-    Asked,
+    Requested,
     /// The counter changes its rate, or stops, in CPU sleep states.
     NotInvariant,
     /// The kernel does not list the counter among its clock sources.
-    Distrusted,
+    NotAvailable,
     /// Two measurements of the rate did not agree.
-    Unsteady,
+    Unstable,
 }
 
 const SHIFT: u32 = 32;
@@ -53,13 +53,13 @@ const SHIFT: u32 = 32;
 ///
 /// Costs one or two loads instead of a counter read. Its origin differs from that of any [`Clock`].
 #[inline]
-pub fn tick() -> Span {
+pub fn coarse_now() -> Span {
     Span { ns: kernel_ns_of(ClockId::MonotonicCoarse) }
 }
 
 /// Duration of each half of a calibration. A sample is accurate to about 50 ns, so 5 ms give the
 /// rate to 10 parts per million.
-const HALF: Span = Span::from_ms(5);
+const CALIBRATION_HALF: Span = Span::from_ms(5);
 const ATTEMPTS: usize = 5;
 
 impl Clock {
@@ -67,15 +67,15 @@ impl Clock {
     ///
     /// Takes 10 ms to measure the rate; create one and copy it.
     pub fn start() -> Self {
-        match trusted() {
-            Ok(()) => calibrate().unwrap_or_else(|| Self::on_kernel(FallbackReason::Unsteady)),
+        match is_reliable() {
+            Ok(()) => calibrate().unwrap_or_else(|| Self::on_kernel(FallbackReason::Unstable)),
             Err(reason) => Self::on_kernel(reason),
         }
     }
 
     /// Creates a clock on `CLOCK_MONOTONIC`, for comparison.
     pub fn kernel() -> Self {
-        Self::on_kernel(FallbackReason::Asked)
+        Self::on_kernel(FallbackReason::Requested)
     }
 
     const fn on_kernel(reason: FallbackReason) -> Self {
@@ -128,14 +128,14 @@ impl fmt::Display for ClockSource {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Counter => "processor counter",
-            Self::Kernel(FallbackReason::Asked) => "kernel clock, as asked",
+            Self::Kernel(FallbackReason::Requested) => "kernel clock, as asked",
             Self::Kernel(FallbackReason::NotInvariant) => {
                 "kernel clock: the processor does not promise a counter of constant rate"
             }
-            Self::Kernel(FallbackReason::Distrusted) => {
+            Self::Kernel(FallbackReason::NotAvailable) => {
                 "kernel clock: the kernel does not trust the processor's counter"
             }
-            Self::Kernel(FallbackReason::Unsteady) => {
+            Self::Kernel(FallbackReason::Unstable) => {
                 "kernel clock: the processor's counter has no steady rate"
             }
         })
@@ -161,7 +161,7 @@ struct ClockSample {
 }
 
 /// Samples both clocks at the same moment: of 16 tries, the one that took the least time.
-fn bracket() -> ClockSample {
+fn sample_both() -> ClockSample {
     let one = |_| {
         let before = counter();
         let ns = kernel_ns();
@@ -175,11 +175,11 @@ fn bracket() -> ClockSample {
 /// Measures the counter's rate twice; `None` unless the two agree to one part in a thousand.
 fn calibrate() -> Option<Clock> {
     for _ in 0..ATTEMPTS {
-        let begin = bracket();
-        std::thread::sleep(std::time::Duration::from_nanos(HALF.ns));
-        let middle = bracket();
-        std::thread::sleep(std::time::Duration::from_nanos(HALF.ns));
-        let end = bracket();
+        let begin = sample_both();
+        std::thread::sleep(std::time::Duration::from_nanos(CALIBRATION_HALF.ns));
+        let middle = sample_both();
+        std::thread::sleep(std::time::Duration::from_nanos(CALIBRATION_HALF.ns));
+        let end = sample_both();
         let (first, second) = (multiplier(begin, middle)?, multiplier(middle, end)?);
         if first.abs_diff(second) <= first / 1_000 {
             let multiplier = multiplier(begin, end)?;
@@ -217,7 +217,7 @@ fn counter() -> u64 {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn trusted() -> Result<(), FallbackReason> {
+fn is_reliable() -> Result<(), FallbackReason> {
     // Advanced power management leaf: bit 8 of EDX is the invariant TSC.
     const LEAF: u32 = 0x8000_0007;
     let highest = core::arch::x86_64::__cpuid(0x8000_0000).eax;
@@ -228,7 +228,7 @@ fn trusted() -> Result<(), FallbackReason> {
     let list = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
     match std::fs::read_to_string(list) {
         Ok(sources) if !sources.split_whitespace().any(|source| source == "tsc") => {
-            Err(FallbackReason::Distrusted)
+            Err(FallbackReason::NotAvailable)
         }
         _ => Ok(()),
     }
@@ -293,10 +293,10 @@ mod tests {
 
     #[test]
     fn a_clock_that_fell_back_says_why() {
-        assert_eq!(Clock::kernel().source(), ClockSource::Kernel(FallbackReason::Asked));
+        assert_eq!(Clock::kernel().source(), ClockSource::Kernel(FallbackReason::Requested));
         let said = |reason| ClockSource::Kernel(reason).to_string();
         assert!(said(FallbackReason::NotInvariant).contains("constant rate"));
-        assert!(said(FallbackReason::Distrusted).contains("trust"));
-        assert!(said(FallbackReason::Unsteady).contains("steady"));
+        assert!(said(FallbackReason::NotAvailable).contains("trust"));
+        assert!(said(FallbackReason::Unstable).contains("steady"));
     }
 }

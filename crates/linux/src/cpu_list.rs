@@ -29,8 +29,8 @@ pub struct PinError {
 }
 
 /// Number of CPUs that the system call here supports; the kernel's largest configuration has 8192.
-const CORES_MAX: u32 = 1024;
-const _: () = assert!(CpuSet::MAX_CPU == CORES_MAX as usize);
+const CPUS_MAX: u32 = 1024;
+const _: () = assert!(CpuSet::MAX_CPU == CPUS_MAX as usize);
 
 impl CpuList {
     /// Parses a list, `0,2-3`, or a mask, `0xd`.
@@ -49,8 +49,8 @@ impl CpuList {
     pub fn allowed() -> Self {
         // Fails only on kernels with more than 1024 CPUs; then every number is tried.
         rustix::thread::sched_getaffinity(None)
-            .map(|set| (0..CORES_MAX).filter(|core| set.is_set(*core as usize)).collect())
-            .unwrap_or_else(|_| (0..CORES_MAX).collect())
+            .map(|set| (0..CPUS_MAX).filter(|core| set.is_set(*core as usize)).collect())
+            .unwrap_or_else(|_| (0..CPUS_MAX).collect())
     }
 
     /// Number of CPUs.
@@ -75,7 +75,7 @@ impl CpuList {
 
     /// Intersection of the two sets.
     #[must_use]
-    pub fn and(&self, other: &Self) -> Self {
+    pub fn intersection(&self, other: &Self) -> Self {
         self.iter().filter(|core| other.contains(*core)).collect()
     }
 }
@@ -92,7 +92,7 @@ impl FromIterator<u32> for CpuList {
 /// Pins the current thread to one CPU.
 pub fn pin_current(core: u32) -> Result<(), PinError> {
     let refuse = |errno| PinError { core, errno, allowed: CpuList::allowed() };
-    if core >= CORES_MAX {
+    if core >= CPUS_MAX {
         return Err(refuse(Errno::INVAL));
     }
     let mut set = CpuSet::new();
@@ -116,7 +116,7 @@ fn parse_list(text: &str) -> Option<Vec<u32>> {
 
 fn parse_core(text: &str) -> Option<u32> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    text.parse().ok().filter(|core| plain && *core < CORES_MAX)
+    text.parse().ok().filter(|core| plain && *core < CPUS_MAX)
 }
 
 /// Parses a mask of any length, with optional commas between words as in kernel files.
@@ -127,7 +127,7 @@ fn parse_mask(digits: &str) -> Option<Vec<u32>> {
         let bits = char::from(digit).to_digit(16)?;
         cores.extend((0..4).filter(|bit| bits & (1 << bit) != 0).map(|bit| first + bit));
     }
-    cores.iter().all(|core| *core < CORES_MAX).then_some(cores)
+    cores.iter().all(|core| *core < CPUS_MAX).then_some(cores)
 }
 
 impl CpuListParseError {
@@ -171,7 +171,7 @@ impl fmt::Display for CpuListParseError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { text } = self;
         write!(out, "cores '{text}': expected a list such as 0,2-3 or a mask such as 0xd, ")?;
-        write!(out, "with numbers below {CORES_MAX}")
+        write!(out, "with numbers below {CPUS_MAX}")
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn what_is_in_both_sets_is_in_their_intersection() {
         let set = |text| CpuList::parse(text).unwrap();
-        assert_eq!(set("0-3").and(&set("2-9")), set("2,3"));
-        assert!(set("0").and(&set("1")).is_empty());
+        assert_eq!(set("0-3").intersection(&set("2-9")), set("2,3"));
+        assert!(set("0").intersection(&set("1")).is_empty());
     }
 }

@@ -25,7 +25,7 @@ mod tests;
 use std::fmt;
 
 pub use self::apply::{Applied, apply};
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::{CpuList, Errno, ethtool, tc_flower, uring};
 
 /// Result of one check.
@@ -101,7 +101,7 @@ pub struct SysfsChange {
 #[derive(Clone, Copy)]
 pub struct DoctorContext<'a> {
     /// Kernel files.
-    pub machine: &'a Machine,
+    pub machine: &'a KernelFiles,
     /// Kernel queries that are not files.
     pub answers: &'a dyn KernelProbe,
     /// User identifier.
@@ -146,7 +146,7 @@ impl KernelProbe for LiveKernelProbe {
     }
 
     fn flower_filters(&self, card: u32) -> Result<Vec<tc_flower::FlowerFilter>, Errno> {
-        tc_flower::flowers(card)
+        tc_flower::flower_filters(card)
     }
 }
 
@@ -159,7 +159,7 @@ pub fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
 
 /// Runs all checks for this machine and the user of this process.
 pub fn examine_this() -> Vec<Check> {
-    let (machine, allowed) = (Machine::this(), CpuList::allowed());
+    let (machine, allowed) = (KernelFiles::live(), CpuList::allowed());
     let uid = crate::runtime_directory::uid();
     examine(&DoctorContext { machine: &machine, answers: &LiveKernelProbe, uid, allowed: &allowed })
 }
@@ -181,7 +181,7 @@ impl Section {
     }
 
     /// Creates a check of `item` with unknown state.
-    fn finding(self, item: impl Into<String>, advised: &'static str, why: &'static str) -> Check {
+    fn check(self, item: impl Into<String>, advised: &'static str, why: &'static str) -> Check {
         let (state, found) = (Severity::Unknown, String::new());
         Check { part: self, item: item.into(), state, found, advised, why, remedy: None }
     }
@@ -259,6 +259,6 @@ impl fmt::Display for Check {
 }
 
 /// Command line for a root shell that writes a value to a file.
-fn echo(value: &str, path: &str) -> String {
+fn write_command(value: &str, path: &str) -> String {
     format!("echo {value} | sudo tee /{path}")
 }

@@ -25,8 +25,8 @@ pub struct Engine {
 
 #[derive(Debug)]
 enum Kind {
-    Ring(Box<Ring>),
-    Workers(ThreadEngine),
+    IoUring(Box<Ring>),
+    Threads(ThreadEngine),
 }
 
 /// Operation on a file.
@@ -83,7 +83,7 @@ pub enum SubmitError {
     /// The job has more segments than the engine supports.
     TooManySegments,
     /// A segment is outside every region.
-    NoSuchMemory(InvalidSegment),
+    InvalidSegment(InvalidSegment),
 }
 
 /// Selection of an engine.
@@ -93,7 +93,7 @@ pub enum EngineChoice {
     #[default]
     Best,
     /// `io_uring` only.
-    Ring,
+    IoUring,
     /// Threads only.
     Threads,
 }
@@ -131,12 +131,12 @@ impl Engine {
         assert!(segments_max > 0 && segments_max <= 1024, "{segments_max} pieces a job");
         let why_no_ring = match choice {
             EngineChoice::Threads => None,
-            EngineChoice::Best | EngineChoice::Ring => {
+            EngineChoice::Best | EngineChoice::IoUring => {
                 match Ring::new(Arc::clone(&file), regions, capacity) {
                     Ok(ring) => {
-                        return Ok(Self { kind: Kind::Ring(Box::new(ring)), why_no_ring: None });
+                        return Ok(Self { kind: Kind::IoUring(Box::new(ring)), why_no_ring: None });
                     }
-                    Err(errno) if choice == EngineChoice::Ring => {
+                    Err(errno) if choice == EngineChoice::IoUring => {
                         return Err(EngineError { engine: "io_uring", found: errno.to_string() });
                     }
                     Err(errno) => Some(errno),
@@ -145,19 +145,19 @@ impl Engine {
         };
         let workers = ThreadEngine::new(file, regions, capacity)
             .map_err(|error| EngineError { engine: "threads", found: error.to_string() })?;
-        Ok(Self { kind: Kind::Workers(workers), why_no_ring })
+        Ok(Self { kind: Kind::Threads(workers), why_no_ring })
     }
 
     /// Whether jobs may use a single segment of kernel-owned memory (ublk zero copy).
-    pub fn takes_lent(&self) -> bool {
-        matches!(self.kind, Kind::Ring(_))
+    pub fn supports_kernel_buffers(&self) -> bool {
+        matches!(self.kind, Kind::IoUring(_))
     }
 
     /// Name of the engine: `io_uring` or `threads`.
     pub fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Ring(_) => "io_uring",
-            Kind::Workers(_) => "threads",
+            Kind::IoUring(_) => "io_uring",
+            Kind::Threads(_) => "threads",
         }
     }
 
@@ -171,8 +171,8 @@ impl Engine {
     #[inline]
     pub fn submit(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
         match &mut self.kind {
-            Kind::Ring(ring) => ring.submit(token, job),
-            Kind::Workers(workers) => workers.submit(token, job),
+            Kind::IoUring(ring) => ring.submit(token, job),
+            Kind::Threads(workers) => workers.submit(token, job),
         }
     }
 
@@ -180,8 +180,8 @@ impl Engine {
     #[inline]
     pub fn flush(&mut self) {
         match &mut self.kind {
-            Kind::Ring(ring) => ring.flush(),
-            Kind::Workers(workers) => workers.flush(),
+            Kind::IoUring(ring) => ring.flush(),
+            Kind::Threads(workers) => workers.flush(),
         }
     }
 
@@ -189,16 +189,16 @@ impl Engine {
     #[inline]
     pub fn poll(&mut self, ended: &mut Vec<JobCompletion>) {
         match &mut self.kind {
-            Kind::Ring(ring) => ring.poll(ended),
-            Kind::Workers(workers) => workers.poll(ended),
+            Kind::IoUring(ring) => ring.poll(ended),
+            Kind::Threads(workers) => workers.poll(ended),
         }
     }
 
     /// Descriptor that becomes readable when a job completes after [`arm`](Self::arm).
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         match &self.kind {
-            Kind::Ring(ring) => ring.descriptor(),
-            Kind::Workers(workers) => workers.descriptor(),
+            Kind::IoUring(ring) => ring.descriptor(),
+            Kind::Threads(workers) => workers.descriptor(),
         }
     }
 
@@ -206,32 +206,32 @@ impl Engine {
     /// already or could not be started: then the caller must not sleep.
     pub fn arm(&mut self) -> bool {
         match &mut self.kind {
-            Kind::Ring(ring) => ring.arm(),
-            Kind::Workers(workers) => workers.arm(),
+            Kind::IoUring(ring) => ring.arm(),
+            Kind::Threads(workers) => workers.arm(),
         }
     }
 
     /// Disarms the descriptor: its owner polls.
     pub fn disarm(&mut self) {
         match &mut self.kind {
-            Kind::Ring(_) => {}
-            Kind::Workers(workers) => workers.disarm(),
+            Kind::IoUring(_) => {}
+            Kind::Threads(workers) => workers.disarm(),
         }
     }
 
     /// Whether some jobs could not be started yet: [`flush`](Self::flush) retries.
-    pub fn has_unstarted(&self) -> bool {
+    pub fn has_unsubmitted(&self) -> bool {
         match &self.kind {
-            Kind::Ring(ring) => ring.has_unsubmitted(),
-            Kind::Workers(_) => false,
+            Kind::IoUring(ring) => ring.has_unsubmitted(),
+            Kind::Threads(_) => false,
         }
     }
 
     /// Number of jobs in flight.
     pub fn in_flight(&self) -> usize {
         match &self.kind {
-            Kind::Ring(ring) => ring.in_flight(),
-            Kind::Workers(workers) => workers.in_flight(),
+            Kind::IoUring(ring) => ring.in_flight(),
+            Kind::Threads(workers) => workers.in_flight(),
         }
     }
 }
@@ -275,7 +275,7 @@ mod tests {
 
     /// The same test bench for every engine that this machine permits.
     fn benches() -> Vec<Bench> {
-        let engines = [EngineChoice::Ring, EngineChoice::Threads].map(bench);
+        let engines = [EngineChoice::IoUring, EngineChoice::Threads].map(bench);
         if engines[0].is_none() {
             println!("skipped: io_uring is not allowed here");
         }
@@ -417,7 +417,7 @@ mod tests {
             for _ in 0..10 {
                 let refused = bench.engine.submit(0, FileOp::Read { offset: 0, into: &[stray] });
                 assert!(
-                    matches!(refused, Err(SubmitError::NoSuchMemory(missing)) if missing.0 == stray)
+                    matches!(refused, Err(SubmitError::InvalidSegment(missing)) if missing.0 == stray)
                 );
                 let refused = bench.engine.submit(0, FileOp::Read { offset: 0, into: &many });
                 assert_eq!(refused, Err(SubmitError::TooManySegments));

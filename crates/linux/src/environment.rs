@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::{CpuList, cgroup, uring};
 
 /// Machine, kernel and limits of this process, to be printed with every measurement. Values that
@@ -40,7 +40,7 @@ pub struct Environment {
 /// CPU time of a set of CPUs since boot, in clock ticks; the difference of two describes an
 /// interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProcessorTime {
+pub struct CpuTime {
     total: u64,
     idle: u64,
     stolen: u64,
@@ -51,14 +51,14 @@ impl Environment {
     /// Reads the environment. Takes a few milliseconds; not for the I/O path.
     pub fn read() -> Self {
         let ring = uring::probe().map_err(|errno| errno.to_string());
-        Self::of(&Machine::this(), CpuList::allowed(), ring)
+        Self::of(&KernelFiles::live(), CpuList::allowed(), ring)
     }
 
-    fn of(machine: &Machine, allowed: CpuList, io_uring: Result<(), String>) -> Self {
+    fn of(machine: &KernelFiles, allowed: CpuList, io_uring: Result<(), String>) -> Self {
         let limits = cgroup::Limits::read(machine);
         let governor = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
         Self {
-            processor: machine.processor("model name").or_else(|| machine.processor("CPU part")),
+            processor: machine.cpuinfo("model name").or_else(|| machine.cpuinfo("CPU part")),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             online: machine.online(),
             quota: limits.quota,
@@ -66,7 +66,7 @@ impl Environment {
             hypervisor: hypervisor(machine),
             governor: machine.text(governor),
             transparent_huge_pages: transparent_huge_pages(machine),
-            huge_pages_free: machine.memory("HugePages_Free").unwrap_or(0),
+            huge_pages_free: machine.meminfo("HugePages_Free").unwrap_or(0),
             lockable_bytes: getrlimit(Resource::Memlock).current,
             io_uring,
             shares_cores: shares_cores(machine, &allowed),
@@ -83,20 +83,20 @@ impl Environment {
 
     /// Changes that would improve performance: a sentence each, with the command. Most effective
     /// first.
-    pub fn remedies(&self) -> Vec<String> {
+    pub fn recommendations(&self) -> Vec<String> {
         let all = [
-            self.processor_remedy(),
-            self.quota_remedy(),
-            self.governor_remedy(),
-            self.sharing_remedy(),
-            self.transparent_page_remedy(),
-            self.huge_page_remedy(),
-            self.ring_remedy(),
+            self.cpu_recommendation(),
+            self.quota_recommendation(),
+            self.governor_recommendation(),
+            self.sibling_recommendation(),
+            self.thp_recommendation(),
+            self.huge_page_recommendation(),
+            self.io_uring_recommendation(),
         ];
         all.into_iter().flatten().collect()
     }
 
-    fn processor_remedy(&self) -> Option<String> {
+    fn cpu_recommendation(&self) -> Option<String> {
         let only = self.allowed.iter().next().filter(|_| self.allowed.len() == 1)?;
         let online = self.online.as_ref().filter(|online| online.len() > 1);
         Some(online.map_or_else(
@@ -110,7 +110,7 @@ impl Environment {
         ))
     }
 
-    fn quota_remedy(&self) -> Option<String> {
+    fn quota_recommendation(&self) -> Option<String> {
         let (quota, file) = (self.quota.filter(|quota| *quota < 2.0)?, self.quota_file.as_ref()?);
         let unlimited = if file.ends_with("cpu.max") { "max" } else { "-1" };
         Some(format!(
@@ -119,7 +119,7 @@ impl Environment {
         ))
     }
 
-    fn governor_remedy(&self) -> Option<String> {
+    fn governor_recommendation(&self) -> Option<String> {
         let governor = self.governor.as_ref().filter(|governor| *governor != "performance")?;
         Some(format!(
             "the frequency governor is {governor}; fix the clock with `echo performance | sudo tee \
@@ -127,14 +127,14 @@ impl Environment {
         ))
     }
 
-    fn sharing_remedy(&self) -> Option<String> {
+    fn sibling_recommendation(&self) -> Option<String> {
         self.shares_cores.then(|| {
             "some processors share a physical core; choose two that do not (`lscpu -e`) with `-c`"
                 .into()
         })
     }
 
-    fn transparent_page_remedy(&self) -> Option<String> {
+    fn thp_recommendation(&self) -> Option<String> {
         (self.transparent_huge_pages.as_deref() == Some("never")).then(|| {
             "transparent huge pages are off; allow them with `echo madvise | sudo tee \
              /sys/kernel/mm/transparent_hugepage/enabled`"
@@ -142,7 +142,7 @@ impl Environment {
         })
     }
 
-    fn huge_page_remedy(&self) -> Option<String> {
+    fn huge_page_recommendation(&self) -> Option<String> {
         (self.huge_pages_free == 0).then(|| {
             "no explicit huge pages are reserved; reserve 1 GiB with `echo 512 | sudo tee \
              /proc/sys/vm/nr_hugepages`"
@@ -150,7 +150,7 @@ impl Environment {
         })
     }
 
-    fn ring_remedy(&self) -> Option<String> {
+    fn io_uring_recommendation(&self) -> Option<String> {
         let reason = self.io_uring.as_ref().err()?;
         Some(format!(
             "io_uring is refused ({reason}), so file media use threads; allow it with `sudo sysctl \
@@ -159,13 +159,13 @@ impl Environment {
     }
 }
 
-impl ProcessorTime {
+impl CpuTime {
     /// Reads the CPU time of `cores`.
     pub fn read(cores: &CpuList) -> Self {
-        Self::of(&Machine::this(), cores)
+        Self::of(&KernelFiles::live(), cores)
     }
 
-    fn of(machine: &Machine, cores: &CpuList) -> Self {
+    fn of(machine: &KernelFiles, cores: &CpuList) -> Self {
         let text = machine.text("proc/stat").unwrap_or_default();
         let mut time = Self { total: 0, idle: 0, stolen: 0, interrupts: 0 };
         for line in text.lines() {
@@ -214,30 +214,30 @@ impl ProcessorTime {
 }
 
 /// Word in brackets: `always [madvise] never`.
-fn transparent_huge_pages(machine: &Machine) -> Option<String> {
+fn transparent_huge_pages(machine: &KernelFiles) -> Option<String> {
     let text = machine.text("sys/kernel/mm/transparent_hugepage/enabled")?;
     let (_, from) = text.split_once('[')?;
     from.split_once(']').map(|(word, _)| word.to_owned())
 }
 
-fn hypervisor(machine: &Machine) -> Option<String> {
+fn hypervisor(machine: &KernelFiles) -> Option<String> {
     let named = ["sys/class/dmi/id/sys_vendor", "sys/hypervisor/type"];
     let name = named.iter().find_map(|path| machine.text(path)).unwrap_or_default();
-    let flags = machine.processor("flags").unwrap_or_default();
+    let flags = machine.cpuinfo("flags").unwrap_or_default();
     let guest = flags.split(' ').any(|flag| flag == "hypervisor")
         || machine.has("sys/hypervisor/type")
         || machine.has("sys/firmware/devicetree/base/hypervisor");
     guest.then_some(name)
 }
 
-fn shares_cores(machine: &Machine, allowed: &CpuList) -> bool {
-    let siblings = |core| machine.siblings(core).map_or(0, |cores| cores.and(allowed).len());
+fn shares_cores(machine: &KernelFiles, allowed: &CpuList) -> bool {
+    let siblings = |core| machine.siblings(core).map_or(0, |cores| cores.intersection(allowed).len());
     allowed.iter().any(|core| siblings(core) > 1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Environment, ProcessorTime};
+    use super::{Environment, CpuTime};
     use crate::CpuList;
     use crate::kernel_files::tests::made_of;
 
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(found.processor.as_deref(), Some("Slow 1"));
         assert_eq!(found.hypervisor.as_deref(), Some("Clouds"));
         assert!((found.processors() - 1.0).abs() < 1e-9);
-        let remedies = found.remedies();
+        let remedies = found.recommendations();
         for (remedy, expected) in remedies.iter().zip([
             "`taskset -c 0-3`",
             "`echo max | sudo tee /sys/fs/cgroup/box/cpu.max`",
@@ -288,23 +288,23 @@ mod tests {
         let found = Environment::of(&machine, cores("0-1"), Ok(()));
         assert_eq!(found.hypervisor, None);
         assert_eq!(found.transparent_huge_pages.as_deref(), Some("always"));
-        assert_eq!(found.remedies(), Vec::<String>::new());
+        assert_eq!(found.recommendations(), Vec::<String>::new());
         assert!((found.processors() - 2.0).abs() < 1e-9);
 
         let shared = Environment::of(&machine, cores("0-3"), Ok(()));
-        assert!(shared.shares_cores && shared.remedies()[0].contains("lscpu -e"));
+        assert!(shared.shares_cores && shared.recommendations()[0].contains("lscpu -e"));
     }
 
     #[test]
     fn stolen_time_is_a_share_of_all_time_between_two_looks() {
-        let at = |line| ProcessorTime::of(&made_of(&[("proc/stat", line)]).1, &cores("1,3"));
+        let at = |line| CpuTime::of(&made_of(&[("proc/stat", line)]).1, &cores("1,3"));
         let before = at("cpu  9 0\ncpu0 1 1\ncpu1 90 0 50 800 10 0 0 40 7 7\ncpu3 10 0 0\n");
         let after = at("cpu  9 0\ncpu0 5 1\ncpu1 140 0 50 815 10 2 3 70 9 9\ncpu3 10 0 0\n");
         assert!((after.stolen_since(before) - 0.3).abs() < 1e-9);
         assert!((after.used_since(before) - 0.5).abs() < 1e-9);
         assert!(before.used_since(before).abs() < 1e-9);
         assert!(before.stolen_since(before).abs() < 1e-9);
-        assert!(ProcessorTime::read(&CpuList::allowed()).total > 0);
+        assert!(CpuTime::read(&CpuList::allowed()).total > 0);
     }
 
     #[test]

@@ -49,39 +49,39 @@ pub struct Coalescing {
 const RINGS: (u32, usize) = (0x10, 9);
 const CHANNELS: (u32, usize) = (0x3c, 9);
 const COALESCING: (u32, usize) = (0x0e, 23);
-const CUTTING: u32 = 0x1f;
-const MERGING: u32 = 0x2c;
+const SET_TSO: u32 = 0x1f;
+const SET_GRO: u32 = 0x2c;
 /// Size of the longest structure, in words.
 const WORDS: usize = 23;
 const _: () = assert!(RINGS.1 <= WORDS && CHANNELS.1 <= WORDS && COALESCING.1 <= WORDS);
 
 /// Reads the ring sizes of `card`.
 pub fn rings(card: &str) -> Result<Rings, Errno> {
-    let words = ask(card, RINGS)?;
+    let words = query(card, RINGS)?;
     let (receive, receive_max) = (words[5], words[1]);
     Ok(Rings { receive, receive_max, send: words[8], send_max: words[4] })
 }
 
 /// Reads the queue counts of `card`.
 pub fn channels(card: &str) -> Result<Channels, Errno> {
-    let words = ask(card, CHANNELS)?;
+    let words = query(card, CHANNELS)?;
     Ok(Channels { combined: words[8], combined_max: words[4] })
 }
 
 /// Reads the interrupt coalescing of `card`.
 pub fn coalescing(card: &str) -> Result<Coalescing, Errno> {
-    let words = ask(card, COALESCING)?;
+    let words = query(card, COALESCING)?;
     Ok(Coalescing { receive_us: words[1], is_adaptive: words[10] != 0 })
 }
 
 /// Switches generic receive offload (GRO) of `card`.
 pub fn set_gro(card: &str, is_on: bool) -> Result<(), Errno> {
-    set(card, MERGING, is_on)
+    set(card, SET_GRO, is_on)
 }
 
 /// Switches TCP segmentation offload (TSO) of `card`.
 pub fn set_tso(card: &str, is_on: bool) -> Result<(), Errno> {
-    set(card, CUTTING, is_on)
+    set(card, SET_TSO, is_on)
 }
 
 fn set(card: &str, command: u32, is_on: bool) -> Result<(), Errno> {
@@ -91,7 +91,7 @@ fn set(card: &str, command: u32, is_on: bool) -> Result<(), Errno> {
     call(&any, card, &mut words)
 }
 
-fn ask(card: &str, (command, _): (u32, usize)) -> Result<[u32; WORDS], Errno> {
+fn query(card: &str, (command, _): (u32, usize)) -> Result<[u32; WORDS], Errno> {
     let any = socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     let mut words = [0; WORDS];
     words[0] = command;

@@ -17,7 +17,7 @@ pub trait EventLoop {
     /// Whether the next immediate iteration needs a fresh clock reading. A reading costs as much as
     /// a poll, so frequent polls may use an older one.
     #[inline]
-    fn wants_time(&self) -> bool {
+    fn needs_clock(&self) -> bool {
         true
     }
 
@@ -33,11 +33,11 @@ pub trait EventLoop {
 
     /// Handles the end of a sleep, or its omission, with the tokens of ready descriptors. Called
     /// after every [`arm`](Self::arm).
-    fn woken(&mut self, ready: &[u64]);
+    fn handle_wakeup(&mut self, ready: &[u64]);
 
     /// Handles the tokens of ready descriptors, after an iteration that returned
     /// [`NextStep::PollDescriptors`].
-    fn descriptors_ready(&mut self, ready: &[u64]) {
+    fn handle_ready(&mut self, ready: &[u64]) {
         let _ = ready;
     }
 }
@@ -51,7 +51,7 @@ pub enum NextStep {
     /// polls.
     PollDescriptors,
     /// Idle until this instant, a notification or a ready descriptor: the thread may sleep.
-    Until(Instant),
+    SleepUntil(Instant),
     /// Pause for this long; only a notification ends it early. Nothing is armed and no descriptor
     /// is waited for.
     Pause(Span),
@@ -60,7 +60,7 @@ pub enum NextStep {
 }
 
 thread_local! {
-    static TURNS: Cell<bool> = const { Cell::new(false) };
+    static IN_LOOP: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Iterates until [`NextStep::Exit`]. Sets the thread's timer slack to 1 ns, so that sleeps are not
@@ -68,27 +68,27 @@ thread_local! {
 pub fn run(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
     // If refused, sleeps end late, on which nothing depends.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
-    TURNS.set(true);
-    turn_until_ended(turn, clock, sleeper);
-    TURNS.set(false);
+    IN_LOOP.set(true);
+    run_loop(turn, clock, sleeper);
+    IN_LOOP.set(false);
     let _ = set_current_timer_slack(None);
 }
 
 /// Whether the current thread runs an event loop and must not block.
 pub fn in_event_loop() -> bool {
-    TURNS.get()
+    IN_LOOP.get()
 }
 
-fn turn_until_ended(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
+fn run_loop(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper: &mut Sleeper) {
     let mut ready = Vec::new();
     let mut now = clock.now();
     loop {
         match turn.iterate(now) {
-            NextStep::Again if !turn.wants_time() => continue,
+            NextStep::Again if !turn.needs_clock() => continue,
             NextStep::Again => {}
             NextStep::PollDescriptors => {
                 sleeper.poll_ready(&mut ready);
-                turn.descriptors_ready(&ready);
+                turn.handle_ready(&ready);
                 ready.clear();
             }
             NextStep::Pause(span) => {
@@ -101,7 +101,7 @@ fn turn_until_ended(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper
                     sleeper.pause(until.since(clock.now()));
                 }
             }
-            NextStep::Until(deadline) => {
+            NextStep::SleepUntil(deadline) => {
                 sleeper.announce();
                 now = clock.now();
                 // The announcement precedes the final check in `arm`, so no wake-up is lost.
@@ -110,7 +110,7 @@ fn turn_until_ended(turn: &mut (impl EventLoop + ?Sized), clock: &Clock, sleeper
                 } else {
                     sleeper.block(deadline.since(now), &mut ready);
                 }
-                turn.woken(&ready);
+                turn.handle_wakeup(&ready);
                 ready.clear();
             }
             NextStep::Exit => return,
@@ -160,7 +160,7 @@ mod tests {
             self.work_when_armed
         }
 
-        fn woken(&mut self, ready: &[u64]) {
+        fn handle_wakeup(&mut self, ready: &[u64]) {
             self.calls.push(Call::Woken(ready.to_vec()));
         }
     }
@@ -194,7 +194,7 @@ mod tests {
     fn a_deadline_ends_a_sleep_and_a_sleep_is_armed() {
         let span = Span::from_ms(2);
         let script = |count, now: Instant| match count {
-            1 => NextStep::Until(now.after(span)),
+            1 => NextStep::SleepUntil(now.after(span)),
             _ => NextStep::Exit,
         };
         let played = play(&mut Sleeper::new().unwrap(), script);
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_deadline_that_has_passed_lets_descriptors_speak_all_the_same() {
         let script = |count, _| match count {
-            1 => NextStep::Until(Instant { ns: 0 }),
+            1 => NextStep::SleepUntil(Instant { ns: 0 }),
             _ => NextStep::Exit,
         };
         let mut sleeper = Sleeper::new().unwrap();
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn work_that_is_found_when_armed_keeps_it_awake() {
         let script = |count, _| match count {
-            1 => NextStep::Until(Instant::NEVER),
+            1 => NextStep::SleepUntil(Instant::NEVER),
             _ => NextStep::Exit,
         };
         let mut sleeper = Sleeper::new().unwrap();
@@ -240,7 +240,7 @@ mod tests {
             if self.0.len() < 9 { NextStep::Again } else { NextStep::Exit }
         }
 
-        fn wants_time(&self) -> bool {
+        fn needs_clock(&self) -> bool {
             self.0.len().is_multiple_of(3)
         }
 
@@ -248,7 +248,7 @@ mod tests {
             false
         }
 
-        fn woken(&mut self, _: &[u64]) {}
+        fn handle_wakeup(&mut self, _: &[u64]) {}
     }
 
     #[test]
@@ -263,10 +263,10 @@ mod tests {
     fn what_was_ready_once_is_not_told_twice() {
         let event: OwnedFd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
         let script = |count, now: Instant| match count {
-            1 => NextStep::Until(Instant::NEVER),
+            1 => NextStep::SleepUntil(Instant::NEVER),
             2 => {
                 rustix::io::read(&event, &mut [0; 8]).unwrap();
-                NextStep::Until(now.after(Span::from_us(10)))
+                NextStep::SleepUntil(now.after(Span::from_us(10)))
             }
             _ => NextStep::Exit,
         };
@@ -308,7 +308,7 @@ mod tests {
             false
         }
 
-        fn woken(&mut self, _: &[u64]) {}
+        fn handle_wakeup(&mut self, _: &[u64]) {}
     }
 
     #[test]
@@ -317,7 +317,7 @@ mod tests {
         let begun = clock.now();
         let mut sleeper = Sleeper::new().unwrap();
         run(&mut Resting { turns: 0, is_wanted: true }, &clock, &mut sleeper);
-        let bell = sleeper.bell();
+        let bell = sleeper.notifier();
         let rest =
             move |_: &_| run(&mut Resting { turns: 0, is_wanted: false }, &clock, &mut sleeper);
         let thread = Thread::spawn("rests", None, rest).unwrap();
@@ -362,14 +362,14 @@ mod tests {
                 }
                 sent.unwrap();
             }
-            NextStep::Until(self.give_up)
+            NextStep::SleepUntil(self.give_up)
         }
 
         fn arm(&mut self, _now: Instant) -> bool {
             !self.from.is_empty()
         }
 
-        fn woken(&mut self, _ready: &[u64]) {
+        fn handle_wakeup(&mut self, _ready: &[u64]) {
             self.sleeps += 1;
         }
     }
@@ -385,8 +385,8 @@ mod tests {
             one.0.send(0).unwrap();
             let player =
                 |from, to, bell| Player { from, to, bell, last: TRIPS - 1, sleeps: 0, give_up };
-            let mut first = player(one.1, two.0, there.bell());
-            let mut second = player(two.1, one.0, here.bell());
+            let mut first = player(one.1, two.0, there.notifier());
+            let mut second = player(two.1, one.0, here.notifier());
             let turn = move |_: &_| run(&mut second, &clock, &mut there);
             let thread = Thread::spawn("second", None, turn).unwrap();
             run(&mut first, &clock, &mut here);

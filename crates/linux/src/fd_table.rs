@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Descriptors for which the table is pre-sized. Costs half a MiB of kernel memory. A target needs
 /// five descriptors per connection.
-pub const ROOM: u64 = 65_536;
+pub const DESCRIPTORS_RESERVED: u64 = 65_536;
 
 /// Raises the soft RLIMIT_NOFILE to the hard limit and grows the table to [`ROOM`] descriptors, or
 /// to the limit if that is lower. Returns the resulting limit.
@@ -26,7 +26,7 @@ pub fn reserve_fds() -> u64 {
     let raised = Rlimit { current: before.maximum, ..before };
     let limit = if setrlimit(Resource::Nofile, raised).is_ok() { raised } else { before };
     let count = limit.current.unwrap_or(u64::MAX);
-    let last = i32::try_from(count.min(ROOM)).unwrap_or(i32::MAX).saturating_sub(1);
+    let last = i32::try_from(count.min(DESCRIPTORS_RESERVED)).unwrap_or(i32::MAX).saturating_sub(1);
     if let Ok(any) = File::open("/") {
         // The table keeps the size that this duplicate requires; the duplicate is closed at once.
         drop(fcntl_dupfd_cloexec(&any, last));

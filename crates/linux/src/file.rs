@@ -2,7 +2,7 @@
 
 mod below;
 mod cache;
-mod making;
+mod creation;
 mod opening;
 mod replace;
 #[cfg(test)]
@@ -24,13 +24,13 @@ use rustix::fs::{
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use tenmil_base::{Durability, ErrorCategory};
 
-use self::cache::Node;
-pub use self::making::{Making, keep, make_if, put_back, reach, refuse_making, set_making};
+use self::cache::FileNode;
+pub use self::creation::{CreationPolicy, commit_created, make_if, undo_created, reach, reject_creation, set_creation_policy};
 use self::opening::{open_or_make, size, sync};
 pub use self::replace::replace_with_backup;
 pub use self::undo::{FileUndo, holds_data, holds_zeroes};
 use crate::holders::{self, DeviceUser};
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::process::{command_line, has_ended, name};
 
 /// Open file or block device that stores blocks.
@@ -94,9 +94,9 @@ pub struct Alignment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BufferedReason {
     /// The caller requested it.
-    Asked,
+    Requested,
     /// The file system does not support direct transfers.
-    Refused(Errno),
+    NotSupported(Errno),
     /// Direct transfers require this alignment, which exceeds the unit.
     UnitTooSmall(u32),
 }
@@ -113,7 +113,7 @@ pub struct FileError {
 
 /// Attempts, and the pause between them, for a lock whose owner has exited: five seconds, the time
 /// a slow device may take to finish outstanding I/O.
-const LINGER_LOOKS: u32 = 500;
+const LOCK_ATTEMPTS: u32 = 500;
 const LINGER_PAUSE: Duration = Duration::from_millis(10);
 
 /// Alignment assumed where the kernel does not report it (before 6.1): a page satisfies every
@@ -126,10 +126,10 @@ impl File {
         let path = options.path.as_path();
         let (descriptor, origin) = open_or_make(options)?;
         lock(&descriptor, path, options.read_only)?;
-        let below = below::lock_below(&Machine::this(), &descriptor, options.read_only)?;
+        let below = below::lock_below(&KernelFiles::live(), &descriptor, options.read_only)?;
         let (found_bytes, len_bytes, grows_later) = size(&descriptor, options, origin)?;
-        let direct = go_direct(&descriptor, options);
-        let durability = Node::of(&descriptor).durability(&Machine::this(), direct.is_ok());
+        let direct = enable_direct(&descriptor, options);
+        let durability = FileNode::of(&descriptor).durability(&KernelFiles::live(), direct.is_ok());
         let len_bytes = AtomicU64::new(len_bytes);
         let (unit_bytes, is_whole) = (options.unit_bytes.into(), options.len_bytes.is_none());
         let path = path.into();
@@ -149,7 +149,7 @@ impl File {
 
     /// Whether it is shorter than it is said to be, until the process knows that it may be grown.
     pub fn is_yet_to_grow(&self) -> bool {
-        self.grows_later && making::making() == Making::Recorded
+        self.grows_later && creation::creation_policy() == CreationPolicy::Recorded
     }
 
     /// Reads a file that [is yet to grow](Self::is_yet_to_grow): behind its end there are zeroes. Blocks.
@@ -159,7 +159,7 @@ impl File {
     /// What the kernel says.
     pub fn read_short(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
         // Not directly: the end need not be aligned.
-        let file = std::fs::File::open(making::link(&self.descriptor))?;
+        let file = std::fs::File::open(creation::link(&self.descriptor))?;
         let left = file.metadata()?.len().saturating_sub(offset);
         let there = usize::try_from(left).map_or(into.len(), |left| left.min(into.len()));
         into[there..].fill(0);
@@ -210,7 +210,7 @@ impl File {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn notice_len(&self) -> Result<u64, FileError> {
+    pub fn refresh_len(&self) -> Result<u64, FileError> {
         let Self { descriptor, path, .. } = self;
         let refuse = |errno| FileError::new("look at", path, errno, "a file with a length");
         let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
@@ -225,7 +225,7 @@ impl File {
     }
 
     /// Length before opening: zero if the file was created or empty.
-    pub fn found_bytes(&self) -> u64 {
+    pub fn previous_len_bytes(&self) -> u64 {
         self.found_bytes
     }
 
@@ -269,7 +269,7 @@ impl File {
     /// The kernel reports a writeback error once per file description (errseq), so channels that
     /// shared one would not all see it. Where a second one cannot be opened (no `/proc`), the same
     /// description is used.
-    pub(crate) fn to_sync(&self) -> Result<OwnedFd, Errno> {
+    pub(crate) fn open_for_sync(&self) -> Result<OwnedFd, Errno> {
         let link = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
         open(&*link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .or_else(|_| fcntl_dupfd_cloexec(&self.descriptor, 0))
@@ -328,7 +328,7 @@ fn flags(options: &FileOptions) -> OFlags {
     if options.read_only {
         return OFlags::RDONLY | OFlags::CLOEXEC;
     }
-    let makes = options.len_bytes.is_some() && options.may_make();
+    let makes = options.len_bytes.is_some() && options.may_create();
     let create = if makes { OFlags::CREATE } else { OFlags::empty() };
     let found = stat(options.path.as_path());
     let is_device =
@@ -344,11 +344,11 @@ fn not_opened(options: &FileOptions, errno: Errno) -> FileError {
     let path = options.path.as_path();
     if errno == Errno::BUSY {
         let expected = "a device that nobody else uses, which --overwrite does not change";
-        return FileError::found("open", path, who_uses(path), expected);
+        return FileError::found("open", path, describe_users(path), expected);
     }
     let expected = match options.len_bytes {
         _ if options.read_only => "a file that can be read",
-        Some(_) if !options.may_make() => {
+        Some(_) if !options.may_create() => {
             "a file that can be read and written: what only reads makes none"
         }
         Some(_) => "a file that can be read and written, in a directory that exists",
@@ -369,11 +369,11 @@ fn lock(descriptor: &OwnedFd, path: &Path, read_only: bool) -> Result<(), FileEr
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
         Err(Errno::WOULDBLOCK) => {
             let takes = || flock(descriptor, operation).is_ok();
-            let is_left = || holder(descriptor).is_some_and(has_ended);
-            if outlives(takes, is_left, || std::thread::sleep(LINGER_PAUSE)) {
+            let is_left = || lock_owner(descriptor).is_some_and(has_ended);
+            if wait_for_stale_lock(takes, is_left, || std::thread::sleep(LINGER_PAUSE)) {
                 return Ok(());
             }
-            Err(FileError::found("lock", path, who_locks(descriptor), expected))
+            Err(FileError::found("lock", path, describe_lock_owner(descriptor), expected))
         }
         Err(errno) => Err(FileError::new("lock", path, errno, expected)),
     }
@@ -383,8 +383,8 @@ fn lock(descriptor: &OwnedFd, path: &Path, read_only: bool) -> Result<(), FileEr
 ///
 /// A lock belongs to the open file description, and an io_uring keeps its files open until its last
 /// I/O completes: for a while after its process was killed.
-fn outlives(takes: impl Fn() -> bool, is_left: impl Fn() -> bool, pause: impl Fn()) -> bool {
-    for _ in 0..LINGER_LOOKS {
+fn wait_for_stale_lock(takes: impl Fn() -> bool, is_left: impl Fn() -> bool, pause: impl Fn()) -> bool {
+    for _ in 0..LOCK_ATTEMPTS {
         // Checked before the lock attempt, so that a release in between is not missed.
         let is_left = is_left();
         if takes() {
@@ -399,22 +399,22 @@ fn outlives(takes: impl Fn() -> bool, is_left: impl Fn() -> bool, pause: impl Fn
 }
 
 /// Text that names the user of a device: `in use: mounted at /home`.
-fn who_uses(path: &Path) -> String {
+fn describe_users(path: &Path) -> String {
     let uses: Vec<String> =
-        DeviceUser::scan(&Machine::this(), path).iter().map(ToString::to_string).collect();
+        DeviceUser::scan(&KernelFiles::live(), path).iter().map(ToString::to_string).collect();
     if uses.is_empty() { "in use".into() } else { format!("in use: {}", uses.join(", ")) }
 }
 
 /// Process that holds the lock.
-fn holder(descriptor: &OwnedFd) -> Option<u32> {
+fn lock_owner(descriptor: &OwnedFd) -> Option<u32> {
     let found = fstat(descriptor).ok()?;
     let device = (major(found.st_dev), minor(found.st_dev));
-    holders::lock_holder(&Machine::this(), device, found.st_ino)
+    holders::lock_holder(&KernelFiles::live(), device, found.st_ino)
 }
 
 /// Text that names the lock owner: `process 4711 (tenmil serve file:/disk) has it open`.
-fn who_locks(descriptor: &OwnedFd) -> String {
-    match holder(descriptor) {
+fn describe_lock_owner(descriptor: &OwnedFd) -> String {
+    match lock_owner(descriptor) {
         None => "somebody else has it open".into(),
         Some(pid) if has_ended(pid) => {
             let name = name(pid).map_or_else(String::new, |name| format!(" ({name})"));
@@ -429,16 +429,16 @@ fn who_locks(descriptor: &OwnedFd) -> String {
 }
 
 /// Switches the page cache off, if that was asked for and can be done.
-fn go_direct(descriptor: &OwnedFd, options: &FileOptions) -> Result<Alignment, BufferedReason> {
+fn enable_direct(descriptor: &OwnedFd, options: &FileOptions) -> Result<Alignment, BufferedReason> {
     if !options.direct {
-        return Err(BufferedReason::Asked);
+        return Err(BufferedReason::Requested);
     }
-    let alignment = alignment(descriptor).map_err(BufferedReason::Refused)?;
+    let alignment = alignment(descriptor).map_err(BufferedReason::NotSupported)?;
     if !options.unit_bytes.is_multiple_of(alignment.offset_bytes) {
         return Err(BufferedReason::UnitTooSmall(alignment.offset_bytes));
     }
-    let flags = fcntl_getfl(descriptor).map_err(BufferedReason::Refused)?;
-    fcntl_setfl(descriptor, flags | OFlags::DIRECT).map_err(BufferedReason::Refused)?;
+    let flags = fcntl_getfl(descriptor).map_err(BufferedReason::NotSupported)?;
+    fcntl_setfl(descriptor, flags | OFlags::DIRECT).map_err(BufferedReason::NotSupported)?;
     Ok(alignment)
 }
 
@@ -458,8 +458,8 @@ fn alignment(descriptor: &OwnedFd) -> Result<Alignment, Errno> {
 
 impl FileOptions {
     /// Whether the file may be created or grown.
-    fn may_make(&self) -> bool {
-        !self.read_only && making::making() != Making::Refused
+    fn may_create(&self) -> bool {
+        !self.read_only && creation::creation_policy() != CreationPolicy::Rejected
     }
 }
 
@@ -502,8 +502,8 @@ impl From<FileError> for tenmil_base::Error {
 impl fmt::Display for BufferedReason {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Asked => out.write_str("through the page cache, as asked"),
-            Self::Refused(errno) => {
+            Self::Requested => out.write_str("through the page cache, as asked"),
+            Self::NotSupported(errno) => {
                 write!(out, "through the page cache: no direct transfers here ({errno})")
             }
             Self::UnitTooSmall(needed) => {

@@ -20,20 +20,20 @@
 
 mod journal;
 mod policy;
-mod refused;
+mod error;
 
 use crate::CpuList;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::runtime_directory::RuntimeDirectory;
 use journal::Journal;
 pub use journal::{RecoveryReport, recover};
 pub use policy::CpufreqPolicy;
-pub use refused::{CpufreqUnavailable, FrequencyError};
+pub use error::{CpufreqUnavailable, FrequencyError};
 use rustix::io::Errno;
 
 /// Frequency control of a set of CPUs, active while this exists.
 #[derive(Debug)]
-pub struct Frequency<F: Files = Machine> {
+pub struct Frequency<F: KernelFiles = KernelFiles> {
     files: F,
     domains: Vec<CpufreqPolicy>,
     held: Vec<FrequencyError>,
@@ -51,7 +51,7 @@ pub enum FrequencyRequest {
     #[default]
     Keep,
     /// Restore the range as found.
-    Found,
+    Restore,
     /// One step up.
     Up,
     /// Highest frequency.
@@ -65,7 +65,7 @@ impl FrequencyRequest {
             Self::Lowest => "lowest",
             Self::Down => "down",
             Self::Keep => "keep",
-            Self::Found => "found",
+            Self::Restore => "found",
             Self::Up => "up",
             Self::Highest => "highest",
         }
@@ -73,24 +73,24 @@ impl FrequencyRequest {
 }
 
 /// Kernel files: a [`Machine`], or a test double.
-pub trait Files {
+pub trait KernelFiles {
     /// Content of a file, trimmed, if it is readable.
     fn text(&self, path: &str) -> Option<String>;
     /// Writes a value to an existing file.
     fn write(&self, path: &str, value: &str) -> Result<(), Errno>;
 }
 
-impl Files for Machine {
+impl KernelFiles for KernelFiles {
     fn text(&self, path: &str) -> Option<String> {
-        Machine::text(self, path)
+        KernelFiles::text(self, path)
     }
 
     fn write(&self, path: &str, value: &str) -> Result<(), Errno> {
-        Machine::write(self, path, value)
+        KernelFiles::write(self, path, value)
     }
 }
 
-impl<F: Files> Frequency<F> {
+impl<F: KernelFiles> Frequency<F> {
     /// Takes control of the frequency of these CPUs. Changes nothing yet.
     pub fn open(
         files: F,
@@ -98,14 +98,14 @@ impl<F: Files> Frequency<F> {
         directory: &RuntimeDirectory,
     ) -> Result<Self, CpufreqUnavailable> {
         // A restoration in progress must not be mistaken for the administrator's setting.
-        let _alone = journal::alone(directory.path()).map_err(|found| {
+        let _alone = journal::lock(directory.path()).map_err(|found| {
             CpufreqUnavailable::NoJournal { path: directory.path().to_owned(), found }
         })?;
-        let held = journal::held(directory);
+        let held = journal::controlled(directory);
         let mut domains = CpufreqPolicy::all(&files, cores)?;
         let taken = |domain: &CpufreqPolicy| {
-            let holder = held.iter().find(|(_, cores)| !cores.and(domain.cores()).is_empty())?;
-            Some(FrequencyError::Held { core: domain.core(), by: holder.0.clone() })
+            let holder = held.iter().find(|(_, cores)| !cores.intersection(domain.cores()).is_empty())?;
+            Some(FrequencyError::ControlledElsewhere { core: domain.core(), by: holder.0.clone() })
         };
         let refused = domains.iter().filter_map(taken).collect();
         domains.retain(|domain| taken(domain).is_none());
@@ -115,12 +115,12 @@ impl<F: Files> Frequency<F> {
     }
 
     /// Policies under control.
-    pub fn domains(&self) -> &[CpufreqPolicy] {
+    pub fn policies(&self) -> &[CpufreqPolicy] {
         &self.domains
     }
 
     /// Policies that another tenmil process controls; they are not changed.
-    pub fn held(&self) -> &[FrequencyError] {
+    pub fn controlled_elsewhere(&self) -> &[FrequencyError] {
         &self.held
     }
 
@@ -140,7 +140,7 @@ impl<F: Files> Frequency<F> {
     /// directory, for a later [`recover`] with sufficient permission.
     pub fn restore(&mut self) -> Vec<FrequencyError> {
         // Continues even without the lock: restoring without it is better than not restoring.
-        let _alone = self.journal.alone();
+        let _alone = self.journal.lock();
         let mut errors = Vec::new();
         for domain in &mut self.domains {
             errors.extend(domain.restore(&self.files));
@@ -152,7 +152,7 @@ impl<F: Files> Frequency<F> {
     }
 }
 
-impl<F: Files> Drop for Frequency<F> {
+impl<F: KernelFiles> Drop for Frequency<F> {
     fn drop(&mut self) {
         // Errors are discarded here; callers that need them call `restore` first.
         self.restore();

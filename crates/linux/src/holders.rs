@@ -24,11 +24,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, major, minor, stat};
 
-pub use self::extent::{Extents, MediumExtent, MediumId};
-pub use self::identity::{device_mark, file_mark, lasting_mark};
+pub use self::extent::{Extents, StorageExtent, StorageId};
+pub use self::identity::{device_identity, file_identity, persistent_identity};
 pub use self::kind::HolderKind;
 pub use self::open::{Openers, openers};
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// User of a file or a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +86,7 @@ pub struct Hardware {
 }
 
 /// Maximum depth of stacked devices that is examined.
-const STOREYS_MAX: u32 = 8;
+const DEPTH_MAX: u32 = 8;
 
 impl DevicePath {
     /// Resolves the file or device at `path`.
@@ -100,12 +100,12 @@ impl DevicePath {
 
 impl DeviceUser {
     /// Finds the users of the file or device at `path`.
-    pub fn scan(machine: &Machine, path: &Path) -> Vec<Self> {
+    pub fn scan(machine: &KernelFiles, path: &Path) -> Vec<Self> {
         Self::of(machine, &DevicePath::of(path))
     }
 
     /// Finds the users of `place`, nearest first.
-    pub fn of(machine: &Machine, place: &DevicePath) -> Vec<Self> {
+    pub fn of(machine: &KernelFiles, place: &DevicePath) -> Vec<Self> {
         let mut look = HolderScan::new(machine);
         let path = place.path.display().to_string();
         match place.device {
@@ -116,7 +116,7 @@ impl DeviceUser {
     }
 
     /// Whether the user is on `disk` or one of its partitions.
-    pub fn is_of(&self, disk: &str) -> bool {
+    pub fn is_on(&self, disk: &str) -> bool {
         let device = match self {
             Self::Mounted { device, .. } | Self::HeldBy { device, .. } => device,
             Self::Open { device, .. } => device,
@@ -127,11 +127,11 @@ impl DeviceUser {
     }
 
     /// Command or action that releases the device.
-    pub fn remedy(&self) -> String {
+    pub fn fix(&self) -> String {
         match self {
             Self::Mounted { at, .. } => format!("`sudo umount {at}`"),
             Self::Swap { name } => format!("`sudo swapoff {name}`"),
-            Self::HeldBy { kind, .. } => kind.remedy(),
+            Self::HeldBy { kind, .. } => kind.fix(),
             Self::Open { process, .. } => format!("`kill {process}`"),
         }
     }
@@ -139,7 +139,7 @@ impl DeviceUser {
 
 impl Hardware {
     /// Hardware identity of the device at `place`; for a partition, of its disk.
-    pub fn of(machine: &Machine, place: &DevicePath) -> Self {
+    pub fn of(machine: &KernelFiles, place: &DevicePath) -> Self {
         let Some(device) = place.device else { return Self::default() };
         let disk = disk(machine, &directory(device));
         let first = |names: &[&str]| {
@@ -156,14 +156,14 @@ impl Hardware {
 
 /// Cache mode of a block device, or of the disk of a partition: `write back` or `write through`
 /// (`queue/write_cache`). `None` if not reported.
-pub fn write_cache(machine: &Machine, device: (u32, u32)) -> Option<String> {
+pub fn write_cache(machine: &KernelFiles, device: (u32, u32)) -> Option<String> {
     let disk = disk(machine, &directory(device));
     machine.text(&format!("{disk}/queue/write_cache"))
 }
 
 /// The file below a loop device, or below the one that this is a partition of, and whether the device is
 /// all of it. None of any other device.
-pub fn file_below(machine: &Machine, device: (u32, u32)) -> Option<(PathBuf, bool)> {
+pub fn file_below(machine: &KernelFiles, device: (u32, u32)) -> Option<(PathBuf, bool)> {
     let own = directory(device);
     let disk = disk(machine, &own);
     let path = machine.text(&format!("{disk}/loop/backing_file"))?;
@@ -173,7 +173,7 @@ pub fn file_below(machine: &Machine, device: (u32, u32)) -> Option<(PathBuf, boo
 }
 
 /// The process that has a lock on the file of this inode, on a file system of this device.
-pub fn lock_holder(machine: &Machine, device: (u32, u32), inode: u64) -> Option<u32> {
+pub fn lock_holder(machine: &KernelFiles, device: (u32, u32), inode: u64) -> Option<u32> {
     let (major, minor) = device;
     let wanted = format!("{major:02x}:{minor:02x}:{inode}");
     let text = machine.text("proc/locks")?;
@@ -186,14 +186,14 @@ pub fn lock_holder(machine: &Machine, device: (u32, u32), inode: u64) -> Option<
 }
 
 /// Process that has locked the file at `path`.
-pub fn locker_of(machine: &Machine, path: &Path) -> Option<u32> {
+pub fn lock_holder_of(machine: &KernelFiles, path: &Path) -> Option<u32> {
     let found = stat(path).ok()?;
     lock_holder(machine, (major(found.st_dev), minor(found.st_dev)), found.st_ino)
 }
 
 /// One scan of mounts, swap and holders.
 struct HolderScan<'a> {
-    machine: &'a Machine,
+    machine: &'a KernelFiles,
     mounts: Vec<Mount>,
     swaps: Vec<String>,
     found: Vec<DeviceUser>,
@@ -206,7 +206,7 @@ struct Mount {
 }
 
 impl<'a> HolderScan<'a> {
-    fn new(machine: &'a Machine) -> Self {
+    fn new(machine: &'a KernelFiles) -> Self {
         let text = |path| machine.text(path).unwrap_or_default();
         Self {
             machine,
@@ -228,7 +228,7 @@ impl<'a> HolderScan<'a> {
             let backing = self.machine.text(&format!("sys/block/{holder}/loop/backing_file"));
             if backing.as_deref() == Some(path) {
                 let found = HolderKind::Loop(holder.clone());
-                self.held(name, found, &format!("sys/block/{holder}"), storey);
+                self.holder_users(name, found, &format!("sys/block/{holder}"), storey);
             }
         }
     }
@@ -239,7 +239,7 @@ impl<'a> HolderScan<'a> {
         let name = device_name(self.machine, &own)
             .or_else(|| path.map(str::to_owned))
             .unwrap_or_else(|| number(device));
-        self.used_itself(device, path, &name);
+        self.direct_users(device, path, &name);
         self.holders_of(&own, &name, storey);
         for part in self.machine.names(&own) {
             let part = format!("{own}/{part}");
@@ -247,13 +247,13 @@ impl<'a> HolderScan<'a> {
                 && let Some(device) = number_in(self.machine, &part)
             {
                 let name = device_name(self.machine, &part).unwrap_or_else(|| number(device));
-                self.used_itself(device, None, &name);
+                self.direct_users(device, None, &name);
                 self.holders_of(&part, &name, storey);
             }
         }
     }
 
-    fn used_itself(&mut self, device: (u32, u32), path: Option<&str>, name: &str) {
+    fn direct_users(&mut self, device: (u32, u32), path: Option<&str>, name: &str) {
         let number = number(device);
         let node = format!("/dev/{name}");
         let is_it = |text: &str| text == node || path == Some(text);
@@ -272,9 +272,9 @@ impl<'a> HolderScan<'a> {
         for holder in self.machine.names(&format!("{directory}/holders")) {
             let directory = format!("{directory}/holders/{holder}");
             let found = HolderKind::of(self.machine, &directory, &holder);
-            self.held(name, found, &directory, storey);
+            self.holder_users(name, found, &directory, storey);
         }
-        for found in kind::without_a_link(self.machine, name) {
+        for found in kind::unlinked_holders(self.machine, name) {
             self.found.push(found.on(name, ""));
         }
         if !name.starts_with('/') {
@@ -282,10 +282,10 @@ impl<'a> HolderScan<'a> {
         }
     }
 
-    fn held(&mut self, device: &str, found: HolderKind, directory: &str, storey: u32) {
+    fn holder_users(&mut self, device: &str, found: HolderKind, directory: &str, storey: u32) {
         let holder = directory.rsplit('/').next().unwrap_or_default();
         self.found.push(found.on(device, holder));
-        if storey < STOREYS_MAX
+        if storey < DEPTH_MAX
             && let Some(device) = number_in(self.machine, directory)
         {
             self.device(device, None, storey + 1);
@@ -298,7 +298,7 @@ fn directory((major, minor): (u32, u32)) -> String {
 }
 
 /// Disk of a partition; of anything else, itself.
-fn disk(machine: &Machine, own: &str) -> String {
+fn disk(machine: &KernelFiles, own: &str) -> String {
     let is_partition = machine.has(&format!("{own}/partition"));
     if is_partition { format!("{own}/..") } else { own.to_owned() }
 }
@@ -307,13 +307,13 @@ fn number((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
 
-fn number_in(machine: &Machine, directory: &str) -> Option<(u32, u32)> {
+fn number_in(machine: &KernelFiles, directory: &str) -> Option<(u32, u32)> {
     let text = machine.text(&format!("{directory}/dev"))?;
     let (major, minor) = text.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-fn device_name(machine: &Machine, directory: &str) -> Option<String> {
+fn device_name(machine: &KernelFiles, directory: &str) -> Option<String> {
     let text = machine.text(&format!("{directory}/uevent"))?;
     text.lines().find_map(|line| line.strip_prefix("DEVNAME=")).map(str::to_owned)
 }

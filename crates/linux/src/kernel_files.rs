@@ -10,13 +10,13 @@ use crate::CpuList;
 
 /// Root of `/proc` and `/sys`. Missing files read as `None`.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct KernelFiles {
     root: PathBuf,
 }
 
-impl Machine {
+impl KernelFiles {
     /// The machine that runs this process.
-    pub fn this() -> Self {
+    pub fn live() -> Self {
         Self { root: "/".into() }
     }
 
@@ -59,7 +59,7 @@ impl Machine {
     }
 
     /// Content of a file that holds a CPU list.
-    pub fn cores(&self, path: &str) -> Option<CpuList> {
+    pub fn cpu_list(&self, path: &str) -> Option<CpuList> {
         CpuList::parse(&self.text(path)?).ok()
     }
 
@@ -79,35 +79,35 @@ impl Machine {
 
     /// Online CPUs.
     pub fn online(&self) -> Option<CpuList> {
-        self.cores("sys/devices/system/cpu/online")
+        self.cpu_list("sys/devices/system/cpu/online")
     }
 
     /// Isolated CPUs (`isolcpus=`).
     pub fn isolated(&self) -> Option<CpuList> {
-        self.cores("sys/devices/system/cpu/isolated")
+        self.cpu_list("sys/devices/system/cpu/isolated")
     }
 
     /// CPUs that share a physical core with `core`, including itself.
     pub fn siblings(&self, core: u32) -> Option<CpuList> {
-        self.cores(&format!("sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
+        self.cpu_list(&format!("sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list"))
     }
 
     /// NUMA node of `core`.
     pub fn node(&self, core: u32) -> Option<u32> {
-        let of_node = |node| self.cores(&format!("sys/devices/system/node/node{node}/cpulist"));
-        let nodes = self.cores("sys/devices/system/node/online")?;
+        let of_node = |node| self.cpu_list(&format!("sys/devices/system/node/node{node}/cpulist"));
+        let nodes = self.cpu_list("sys/devices/system/node/online")?;
         nodes.iter().find(|node| of_node(*node).is_some_and(|cores| cores.contains(core)))
     }
 
     /// First value of a key in `/proc/cpuinfo`.
-    pub fn processor(&self, key: &str) -> Option<String> {
+    pub fn cpuinfo(&self, key: &str) -> Option<String> {
         let text = self.text("proc/cpuinfo")?;
         let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
         pairs.find(|(name, _)| name.trim() == key).map(|(_, value)| value.trim().to_owned())
     }
 
     /// Value of a key in `/proc/meminfo`, without its unit.
-    pub fn memory(&self, key: &str) -> Option<u64> {
+    pub fn meminfo(&self, key: &str) -> Option<u64> {
         let text = self.text("proc/meminfo")?;
         let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
         let value = pairs.find(|(name, _)| *name == key)?.1.split_whitespace().next()?;
@@ -117,18 +117,18 @@ impl Machine {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::Machine;
+    use super::KernelFiles;
     use crate::CpuList;
 
     /// A machine made of these files.
-    pub(crate) fn made_of(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
+    pub(crate) fn made_of(files: &[(&str, &str)]) -> (tempfile::TempDir, KernelFiles) {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = root.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         (root, machine)
     }
 
@@ -155,15 +155,15 @@ pub(crate) mod tests {
             ("proc/cpuinfo", "processor\t: 0\nmodel name\t: A: fast one\n\nprocessor\t: 1\n"),
             ("proc/meminfo", "HugePages_Total:      16\nHugePages_Free:       12\n"),
         ]);
-        assert_eq!(machine.processor("model name").as_deref(), Some("A: fast one"));
-        assert_eq!(machine.processor("flags"), None);
-        assert_eq!(machine.memory("HugePages_Free"), Some(12));
-        assert_eq!(machine.memory("HugePages"), None);
+        assert_eq!(machine.cpuinfo("model name").as_deref(), Some("A: fast one"));
+        assert_eq!(machine.cpuinfo("flags"), None);
+        assert_eq!(machine.meminfo("HugePages_Free"), Some(12));
+        assert_eq!(machine.meminfo("HugePages"), None);
     }
 
     #[test]
     fn this_machine_is_described() {
-        let machine = Machine::this();
+        let machine = KernelFiles::live();
         let online = machine.online().unwrap();
         assert!(CpuList::allowed().iter().all(|core| online.contains(core)));
         assert!(machine.has("proc/self") && !machine.has("proc/no such file"));

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 
 /// A key file was rejected.
 #[derive(Debug)]
-pub struct SecretError {
+pub struct KeyFileError {
     /// Path of the file.
     pub path: PathBuf,
     /// Problem found.
@@ -21,13 +21,13 @@ pub struct SecretError {
 #[derive(Debug)]
 pub enum KeyFileProblem {
     /// The kernel refused to open or read it.
-    Refusal(io::Error),
+    Io(io::Error),
     /// Not a regular file.
     NotAFile,
     /// Other users may read or write it; its mode.
     Mode(u32),
     /// The file exceeds the maximum length; its length so far.
-    Long(u64),
+    TooLong(u64),
 }
 
 /// Reads a file of at most `len_max` bytes that only its owner may access.
@@ -35,9 +35,9 @@ pub enum KeyFileProblem {
 /// # Errors
 ///
 /// If it does not exist, is not a file, is longer, or other users may read or write it.
-pub fn read_secret(path: &Path, len_max: u64) -> Result<Vec<u8>, SecretError> {
-    let refuse = |found| SecretError { path: path.into(), found };
-    let refusal = |error| refuse(KeyFileProblem::Refusal(error));
+pub fn read_key_file(path: &Path, len_max: u64) -> Result<Vec<u8>, KeyFileError> {
+    let refuse = |found| KeyFileError { path: path.into(), found };
+    let refusal = |error| refuse(KeyFileProblem::Io(error));
     // Opening a FIFO without a writer must not block.
     let flags = i32::try_from((OFlags::NONBLOCK | OFlags::CLOEXEC).bits()).unwrap_or(0);
     let open = File::options().read(true).custom_flags(flags).open(path);
@@ -46,7 +46,7 @@ pub fn read_secret(path: &Path, len_max: u64) -> Result<Vec<u8>, SecretError> {
     let mut bytes = Vec::new();
     file.take(len_max + 1).read_to_end(&mut bytes).map_err(refusal)?;
     if bytes.len() as u64 > len_max {
-        return Err(refuse(KeyFileProblem::Long(bytes.len() as u64)));
+        return Err(refuse(KeyFileProblem::TooLong(bytes.len() as u64)));
     }
     Ok(bytes)
 }
@@ -58,38 +58,38 @@ fn check(metadata: &Metadata, len_max: u64) -> Result<(), KeyFileProblem> {
     } else if mode & 0o077 != 0 {
         Err(KeyFileProblem::Mode(mode))
     } else if metadata.len() > len_max {
-        Err(KeyFileProblem::Long(metadata.len()))
+        Err(KeyFileProblem::TooLong(metadata.len()))
     } else {
         Ok(())
     }
 }
 
-impl fmt::Display for SecretError {
+impl fmt::Display for KeyFileError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = self.path.display();
         match &self.found {
-            KeyFileProblem::Refusal(error) => write!(out, "read {path}: {error}"),
+            KeyFileProblem::Io(error) => write!(out, "read {path}: {error}"),
             KeyFileProblem::NotAFile => write!(out, "read {path}: found no file, expected one"),
             KeyFileProblem::Mode(mode) => write!(
                 out,
                 "read {path}: its mode is {mode:03o}, expected one that only its owner may read: \
                  chmod 600 {path}"
             ),
-            KeyFileProblem::Long(len) => {
+            KeyFileProblem::TooLong(len) => {
                 write!(out, "read {path}: found {len} bytes, which is no key")
             }
         }
     }
 }
 
-impl std::error::Error for SecretError {}
+impl std::error::Error for KeyFileError {}
 
 #[cfg(test)]
 mod tests {
     use std::fs::{Permissions, set_permissions, write};
     use std::os::unix::fs::PermissionsExt;
 
-    use super::read_secret;
+    use super::read_key_file;
 
     #[test]
     fn only_a_file_of_the_owners_own_is_read() {
@@ -98,7 +98,7 @@ mod tests {
         write(&path, b"secret").unwrap();
         for (mode, good) in [(0o600, true), (0o400, true), (0o640, false), (0o604, false)] {
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            let read = read_secret(&path, 6);
+            let read = read_key_file(&path, 6);
             assert_eq!(read.is_ok(), good, "{mode:o}");
             if let Err(refused) = read {
                 let expected = format!("its mode is {mode:03o}, expected one that only its owner");
@@ -106,11 +106,11 @@ mod tests {
             }
         }
         set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(read_secret(&path, 6).unwrap(), b"secret");
-        let long = read_secret(&path, 5).unwrap_err().to_string();
+        assert_eq!(read_key_file(&path, 6).unwrap(), b"secret");
+        let long = read_key_file(&path, 5).unwrap_err().to_string();
         assert!(long.ends_with("found 6 bytes, which is no key"), "{long}");
-        let directory = read_secret(directory.path(), 6).unwrap_err().to_string();
+        let directory = read_key_file(directory.path(), 6).unwrap_err().to_string();
         assert!(directory.ends_with("found no file, expected one"), "{directory}");
-        assert!(read_secret(&path.with_extension("x"), 6).is_err());
+        assert!(read_key_file(&path.with_extension("x"), 6).is_err());
     }
 }

@@ -57,9 +57,9 @@ pub enum RecvResult {
     /// Number of bytes, at least one.
     Bytes(usize),
     /// Nothing available now.
-    Nothing,
+    WouldBlock,
     /// The peer has closed.
-    End,
+    Eof,
 }
 
 /// Control buffer for more descriptors than any sender here passes at once.
@@ -72,7 +72,7 @@ impl Listener {
     /// `AddrInUse` if a live process listens there.
     pub fn bind(directory: &RuntimeDirectory, pid: u32) -> io::Result<Self> {
         let path = directory.socket_of(pid);
-        if directory.sweep(pid) {
+        if directory.remove_stale(pid) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         let unnamed = directory.path().join(format!(".{pid}"));
@@ -175,7 +175,7 @@ impl Connection {
     /// # Errors
     ///
     /// If it is not a Unix stream socket.
-    pub fn given(socket: OwnedFd) -> io::Result<Self> {
+    pub fn from_fd(socket: OwnedFd) -> io::Result<Self> {
         let is_stream = |socket: &OwnedFd| -> io::Result<bool> {
             let domain = sockopt::socket_domain(socket)?;
             Ok(domain == AddressFamily::UNIX && sockopt::socket_type(socket)? == SocketType::STREAM)
@@ -198,12 +198,12 @@ impl Connection {
     pub fn receive(&self, into: &mut [u8]) -> io::Result<RecvResult> {
         loop {
             return match (&self.stream).read(into) {
-                Ok(0) => Ok(RecvResult::End),
+                Ok(0) => Ok(RecvResult::Eof),
                 Ok(count) => Ok(RecvResult::Bytes(count)),
                 Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => Ok(RecvResult::Nothing),
+                    io::ErrorKind::WouldBlock => Ok(RecvResult::WouldBlock),
                     io::ErrorKind::Interrupted => continue,
-                    io::ErrorKind::ConnectionReset => Ok(RecvResult::End),
+                    io::ErrorKind::ConnectionReset => Ok(RecvResult::Eof),
                     _ => Err(error),
                 },
             };
@@ -240,9 +240,9 @@ impl Connection {
             let mut parts = [IoSliceMut::new(into)];
             match recvmsg(&self.stream, &mut parts, &mut ancillary, flags) {
                 Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return Ok(RecvResult::Nothing),
+                Err(rustix::io::Errno::AGAIN) => return Ok(RecvResult::WouldBlock),
                 // The peer has closed with unread data: treated as the end of the stream.
-                Err(rustix::io::Errno::CONNRESET) => return Ok(RecvResult::End),
+                Err(rustix::io::Errno::CONNRESET) => return Ok(RecvResult::Eof),
                 received => break received?,
             }
         };
@@ -258,7 +258,7 @@ impl Connection {
             let text = format!("{found} descriptors or more, expected at most {files_max}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
-        Ok(if received.bytes == 0 { RecvResult::End } else { RecvResult::Bytes(received.bytes) })
+        Ok(if received.bytes == 0 { RecvResult::Eof } else { RecvResult::Bytes(received.bytes) })
     }
 
     /// Sends as much of `bytes` as fits, and returns the number of bytes; unless it is zero, all of
@@ -284,7 +284,7 @@ impl Connection {
     /// # Errors
     ///
     /// If the peer has closed.
-    pub fn finish(&self) -> io::Result<()> {
+    pub fn shutdown_write(&self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Write)
     }
 
@@ -380,14 +380,14 @@ mod tests {
             assert_eq!((peer.pid, peer.uid), (std::process::id(), uid()));
         }
         let mut bytes = [0; 8];
-        assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::Nothing);
+        assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::WouldBlock);
         assert!(!server.wait_to_receive(Span::default()).unwrap());
         assert_eq!(client.send(b"words").unwrap(), 5);
         assert!(server.wait_to_receive(PATIENCE).unwrap());
         assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::Bytes(5));
         assert_eq!(&bytes[..5], b"words");
         drop(client);
-        assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::End);
+        assert_eq!(server.receive(&mut bytes).unwrap(), RecvResult::Eof);
         assert!(server.send(b"gone").is_err());
     }
 
@@ -396,7 +396,7 @@ mod tests {
         let (one, other) = Connection::pair().unwrap();
         let (mut bytes, mut files) = ([0; 16], Vec::new());
         let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
-        assert_eq!((received, files.len()), (RecvResult::Nothing, 0));
+        assert_eq!((received, files.len()), (RecvResult::WouldBlock, 0));
         assert_eq!(one.send_files(b"with", &[one.as_fd(), one.as_fd()]).unwrap(), 4);
         assert_eq!(one.send_files(b"out", &[]).unwrap(), 3);
         let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
@@ -409,20 +409,20 @@ mod tests {
         assert_eq!((refused.kind(), files.len()), (io::ErrorKind::InvalidData, 0));
         drop(one);
         let received = other.receive_files(&mut bytes, &mut files, 2).unwrap();
-        assert_eq!(received, RecvResult::End);
+        assert_eq!(received, RecvResult::Eof);
     }
 
     #[test]
     fn only_one_end_of_a_stream_is_taken_for_one() {
         let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let given = Connection::given(one.into()).unwrap();
+        let given = Connection::from_fd(one.into()).unwrap();
         let mut bytes = [0; 8];
-        assert_eq!(given.receive(&mut bytes).unwrap(), RecvResult::Nothing, "it does not wait");
+        assert_eq!(given.receive(&mut bytes).unwrap(), RecvResult::WouldBlock, "it does not wait");
         drop(other);
         let (datagram, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let file = tempfile::tempfile().unwrap();
         for wrong in [datagram.into(), file.into()] {
-            let refused = Connection::given(wrong).unwrap_err();
+            let refused = Connection::from_fd(wrong).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{refused}");
         }
     }
@@ -431,14 +431,14 @@ mod tests {
     fn who_has_finished_is_met_behind_what_was_sent_and_still_hears() {
         let (one, other) = Connection::pair().unwrap();
         one.send(b"last").unwrap();
-        one.finish().unwrap();
+        one.shutdown_write().unwrap();
         let mut bytes = [0; 8];
         assert_eq!(other.receive(&mut bytes).unwrap(), RecvResult::Bytes(4));
-        assert_eq!(other.receive(&mut bytes).unwrap(), RecvResult::End);
+        assert_eq!(other.receive(&mut bytes).unwrap(), RecvResult::Eof);
         assert_eq!(other.send(b"more").unwrap(), 4);
         assert_eq!(one.receive(&mut bytes).unwrap(), RecvResult::Bytes(4));
         drop(other);
-        assert_eq!(one.receive(&mut bytes).unwrap(), RecvResult::End);
+        assert_eq!(one.receive(&mut bytes).unwrap(), RecvResult::Eof);
     }
 
     #[test]
@@ -446,7 +446,7 @@ mod tests {
         let (one, other) = Connection::pair().unwrap();
         while one.send(&[7; 65_536]).unwrap() > 0 {}
         assert!(!one.wait_to_send(Span::default()).unwrap(), "no room");
-        while !matches!(other.receive(&mut [0; 65_536]).unwrap(), RecvResult::Nothing) {}
+        while !matches!(other.receive(&mut [0; 65_536]).unwrap(), RecvResult::WouldBlock) {}
         assert!(one.wait_to_send(PATIENCE).unwrap());
     }
 
@@ -501,7 +501,7 @@ mod tests {
         };
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         assert!(waiting.len() > 16, "{}", waiting.len());
-        assert!(directory.sweep(4), "busy is alive");
+        assert!(directory.remove_stale(4), "busy is alive");
     }
 
     #[test]

@@ -444,7 +444,7 @@ mod doze_models {
         /// Notifier thread, for the light thread.
         fn send(&self, sender: &Sender<u32>) {
             sender.send(1).unwrap();
-            if self.handshake.claim_for(&self.doze) {
+            if self.handshake.needs_wakeup_parked(&self.doze) {
                 self.event.give();
             }
         }
@@ -454,14 +454,14 @@ mod doze_models {
         fn doze_and_receive(&self, receiver: &mut Receiver<u32>, count: usize) {
             let mut had = 0;
             while had < count {
-                self.doze.begin();
+                self.doze.park();
                 assert!(self.handshake.announce());
                 if receiver.is_empty() {
                     self.sleep_until_it_is_rung_for();
                 } else {
                     self.handshake.cancel();
                 }
-                self.doze.end();
+                self.doze.unpark();
                 while receiver.receive().is_some() {
                     had += 1;
                 }
@@ -471,11 +471,11 @@ mod doze_models {
         /// The sleep has been announced.
         fn sleep_until_it_is_rung_for(&self) {
             loop {
-                if !self.handshake.is_called() {
+                if !self.handshake.has_parked_notify() {
                     self.event.wait();
                 }
                 self.handshake.cancel();
-                if self.handshake.take_call() && self.doze.is_notified() {
+                if self.handshake.take_parked_notify() && self.doze.is_notified() {
                     return;
                 }
                 assert!(self.handshake.announce());

@@ -127,7 +127,7 @@ impl OwnedDirectory {
     /// # Errors
     ///
     /// The error of the system call.
-    pub fn sync_names(&self) -> io::Result<()> {
+    pub fn sync_entries(&self) -> io::Result<()> {
         self.directory.sync_all()
     }
 
@@ -245,7 +245,7 @@ mod tests {
         symlink(root.path(), &path).unwrap();
         directory.write("record", b"1").unwrap();
         directory.rename("record", "other").unwrap();
-        directory.sync_names().unwrap();
+        directory.sync_entries().unwrap();
         assert!(moved.join("other").exists() && !root.path().join("record").exists());
         assert_eq!(directory.read("record").unwrap(), None);
     }

@@ -32,7 +32,7 @@ pub use self::kernel::Kernel;
 pub use self::obstacle::BindObstacle;
 pub use self::plan::{BindPlan, BindRequest, DiskSignature, plan_bind};
 pub use self::step::BindStep;
-pub use self::unbind::{UnbindSelection, plan_back, unbind};
+pub use self::unbind::{UnbindSelection, plan_unbind, unbind};
 
 /// Kernel driver that gives a function to a user-space program.
 pub const VFIO: &str = "vfio-pci";

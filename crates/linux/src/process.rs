@@ -6,7 +6,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use tenmil_base::Span;
 
 pub use self::identity::{ProcessIdentity, wall_clock_seconds};
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Resource usage of a process. Values that cannot be determined are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,12 +36,12 @@ impl ProcessStats {
             processor_time: time(ClockId::ProcessCPUTime),
             // One descriptor is that of the directory being read.
             descriptors: descriptors.map(|count| count as u64 - 1),
-            ..Self::of(&Machine::this(), time(ClockId::Boottime))
+            ..Self::of(&KernelFiles::live(), time(ClockId::Boottime))
         }
     }
 
     /// Parses the kernel's files, at `now` after boot.
-    fn of(machine: &Machine, now: Span) -> Self {
+    fn of(machine: &KernelFiles, now: Span) -> Self {
         let status = machine.text("proc/self/status").unwrap_or_default();
         let kib = |key| Some(field(&status, key)?.saturating_mul(1024));
         Self {
@@ -56,10 +56,10 @@ impl ProcessStats {
 
 /// Command line of process `pid`, if it may be read.
 pub fn command_line(pid: u32) -> Option<Vec<String>> {
-    words(&Machine::this(), pid)
+    words(&KernelFiles::live(), pid)
 }
 
-fn words(machine: &Machine, pid: u32) -> Option<Vec<String>> {
+fn words(machine: &KernelFiles, pid: u32) -> Option<Vec<String>> {
     let text = machine.text(&format!("proc/{pid}/cmdline"))?;
     let words = text.strip_suffix('\0').unwrap_or(&text).split('\0');
     Some(words.map(str::to_owned).collect())
@@ -67,10 +67,10 @@ fn words(machine: &Machine, pid: u32) -> Option<Vec<String>> {
 
 /// Name of process `pid`, available until the process is reaped (proc_pid_stat(5), field 2).
 pub fn name(pid: u32) -> Option<String> {
-    called(&Machine::this(), pid)
+    comm(&KernelFiles::live(), pid)
 }
 
-fn called(machine: &Machine, pid: u32) -> Option<String> {
+fn comm(machine: &KernelFiles, pid: u32) -> Option<String> {
     let text = machine.text(&format!("proc/{pid}/stat"))?;
     let (head, _) = text.rsplit_once(')')?;
     Some(head.split_once('(')?.1.to_owned())
@@ -79,17 +79,17 @@ fn called(machine: &Machine, pid: u32) -> Option<String> {
 /// Whether process `pid` has exited or is exiting, so that the kernel only finishes work on its
 /// behalf.
 pub fn has_ended(pid: u32) -> bool {
-    ended(&Machine::this(), pid)
+    ended(&KernelFiles::live(), pid)
 }
 
 /// CPU time of process `pid` and of its children that it has waited for, in steps of 10 ms. `None`
 /// if the process does not exist.
-pub fn family_time(pid: u32) -> Option<Span> {
-    spent(&Machine::this(), pid)
+pub fn tree_cpu_time(pid: u32) -> Option<Span> {
+    cpu_time(&KernelFiles::live(), pid)
 }
 
 /// proc_pid_stat(5), fields 14 to 17, in ticks; the kernel guarantees 100 per second.
-fn spent(machine: &Machine, pid: u32) -> Option<Span> {
+fn cpu_time(machine: &KernelFiles, pid: u32) -> Option<Span> {
     const BEFORE_TIMES: usize = 14 - 3;
     let text = machine.text(&format!("proc/{pid}/stat"))?;
     let words = text.rsplit_once(')')?.1.split_whitespace().skip(BEFORE_TIMES);
@@ -98,7 +98,7 @@ fn spent(machine: &Machine, pid: u32) -> Option<Span> {
 }
 
 /// proc_pid_stat(5), field 3 (state) and field 9 (flags).
-fn ended(machine: &Machine, pid: u32) -> bool {
+fn ended(machine: &KernelFiles, pid: u32) -> bool {
     const FLAGS_AFTER_STATE: usize = 9 - 3;
     /// `PF_EXITING` (linux/sched.h).
     const EXITING: u64 = 4;
@@ -112,7 +112,7 @@ fn ended(machine: &Machine, pid: u32) -> bool {
 
 /// Start time of the process after boot: proc_pid_stat(5), field 22, in ticks of 10 ms. The second
 /// field, the name, may contain any character.
-fn started(machine: &Machine) -> Option<Span> {
+fn started(machine: &KernelFiles) -> Option<Span> {
     const AFTER_NAME: usize = 22 - 3;
     let text = machine.text("proc/self/stat")?;
     let ticks: u64 = text.rsplit_once(')')?.1.split_whitespace().nth(AFTER_NAME)?.parse().ok()?;
@@ -135,7 +135,7 @@ fn time(clock: ClockId) -> Span {
 mod tests {
     use tenmil_base::Span;
 
-    use super::{ProcessStats, called, command_line, ended, family_time, has_ended, spent, words};
+    use super::{ProcessStats, comm, command_line, ended, tree_cpu_time, has_ended, cpu_time, words};
     use crate::kernel_files::tests::made_of;
 
     #[test]
@@ -159,9 +159,9 @@ mod tests {
     fn the_time_of_a_family_is_its_own_and_that_of_those_who_have_ended() {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194560 1 0 0 0 5 6 70 80 20 0 4 0 3000 999 88";
         let (_root, machine) = made_of(&[("proc/7/stat", stat)]);
-        assert_eq!(spent(&machine, 7), Some(Span::from_ms(1610)));
-        assert_eq!(spent(&machine, 8), None);
-        assert!(family_time(std::process::id()).is_some());
+        assert_eq!(cpu_time(&machine, 7), Some(Span::from_ms(1610)));
+        assert_eq!(cpu_time(&machine, 8), None);
+        assert!(tree_cpu_time(std::process::id()).is_some());
     }
 
     #[test]
@@ -188,8 +188,8 @@ mod tests {
             let (_root, machine) = made_of(&[("proc/7/stat", &stat(state, flags))]);
             assert_eq!(ended(&machine, 7), expected, "{state} {flags:x}");
             assert!(ended(&machine, 8), "nobody has that number");
-            assert_eq!(called(&machine, 7).as_deref(), Some("a) b"));
-            assert_eq!(called(&machine, 8), None);
+            assert_eq!(comm(&machine, 7).as_deref(), Some("a) b"));
+            assert_eq!(comm(&machine, 8), None);
         }
         assert!(!has_ended(std::process::id()));
     }

@@ -37,7 +37,7 @@ pub struct DirectoryError {
 #[derive(Debug)]
 pub enum PathProblem {
     /// The kernel refused to create or examine it.
-    Refusal(io::Error),
+    Io(io::Error),
     /// A file or a symbolic link.
     NotADirectory,
     /// Owned by another user.
@@ -48,7 +48,7 @@ pub enum PathProblem {
 
 const SUFFIX: &str = ".sock";
 /// A listener whose backlog stays full for this long counts as busy.
-const PATIENCE: Span = Span::from_ms(100);
+const CONNECT_TIMEOUT: Span = Span::from_ms(100);
 
 impl RuntimeDirectory {
     /// Directory of the user of this process. Created if missing.
@@ -83,7 +83,7 @@ impl RuntimeDirectory {
         for entry in std::fs::read_dir(&self.path)? {
             let name = entry?.file_name();
             let pid = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
-            pids.extend(pid.filter(|pid| self.sweep(*pid)));
+            pids.extend(pid.filter(|pid| self.remove_stale(*pid)));
         }
         pids.sort_unstable();
         Ok(pids)
@@ -93,9 +93,9 @@ impl RuntimeDirectory {
     ///
     /// A process listens before its socket gets this name, so a refused connection means that the
     /// process is dead, never that it is still starting.
-    pub(crate) fn sweep(&self, pid: u32) -> bool {
+    pub(crate) fn remove_stale(&self, pid: u32) -> bool {
         let path = self.socket_of(pid);
-        let Err(error) = Connection::connect(&path, PATIENCE) else { return true };
+        let Err(error) = Connection::connect(&path, CONNECT_TIMEOUT) else { return true };
         if error.kind() == io::ErrorKind::ConnectionRefused {
             // Another process may have removed it first.
             let _ = std::fs::remove_file(path);
@@ -125,11 +125,11 @@ fn place(session: Option<&Path>, uid: u32, fallback: &Path) -> PathBuf {
 fn check(path: &Path, uid: u32) -> Result<(), PathProblem> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(PathProblem::Refusal(error));
+            return Err(PathProblem::Io(error));
         }
         _ => {}
     }
-    let found = std::fs::symlink_metadata(path).map_err(PathProblem::Refusal)?;
+    let found = std::fs::symlink_metadata(path).map_err(PathProblem::Io)?;
     let mode = found.mode() & 0o777;
     if !found.is_dir() {
         Err(PathProblem::NotADirectory)
@@ -146,7 +146,7 @@ impl fmt::Display for DirectoryError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "use {}: ", self.path.display())?;
         match &self.found {
-            PathProblem::Refusal(error) => write!(out, "{error}"),
+            PathProblem::Io(error) => write!(out, "{error}"),
             PathProblem::NotADirectory => write!(out, "not a directory, expected one of mode 0700"),
             PathProblem::Owner(owner) => write!(
                 out,

@@ -47,7 +47,7 @@ pub fn catch_interrupts() -> io::Result<()> {
 
 /// Ignores SIGXFSZ, so that a write past the file size limit (RLIMIT_FSIZE) fails with EFBIG
 /// instead of ending the process.
-pub fn ignore_file_size() -> io::Result<()> {
+pub fn ignore_file_size_signal() -> io::Result<()> {
     // SAFETY: the call sets the action of one signal to "ignore"; no code of this process runs.
     let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -78,7 +78,7 @@ pub fn catch_reload() -> io::Result<()> {
 }
 
 /// Whether a reload was requested since the last call. Clears the request.
-pub fn reload_asked() -> bool {
+pub fn take_reload_request() -> bool {
     RELOAD.swap(false, Ordering::Relaxed)
 }
 

@@ -20,7 +20,7 @@ mod options;
 mod recv_buffer;
 mod restricted;
 mod ring;
-mod sockets;
+mod factory;
 #[cfg(test)]
 mod tests;
 mod waiter;
@@ -30,5 +30,5 @@ pub use crate::stream::{Address, StreamListener};
 pub use connect::{ConnectError, ConnectOp};
 pub use loopback::{loopback, reset_at_end};
 pub(crate) use options::notice_vanished_peer;
-pub use options::{LOCAL_CONGESTION, OptionRefused, RxPlacement, SocketOptions};
-pub use sockets::{SocketEngine, SocketFactory, SocketStats, StreamError};
+pub use options::{LOCAL_CONGESTION, OptionError, RxPlacement, SocketOptions};
+pub use factory::{SocketEngine, SocketFactory, SocketStats, StreamError};

@@ -40,7 +40,7 @@ impl StepTimer {
     }
 
     /// Returns the completed steps.
-    pub fn took(self) -> Vec<StepTiming> {
+    pub fn timings(self) -> Vec<StepTiming> {
         self.took
     }
 }
@@ -61,7 +61,7 @@ mod tests {
         steps.done("rest");
         steps.done("nothing");
         let after = clock.now();
-        let took = steps.took();
+        let took = steps.timings();
         let [rest, nothing] = took.as_slice() else { panic!("{took:?}") };
         assert_eq!((rest.step.as_str(), nothing.step.as_str()), ("rest", "nothing"));
         assert!(rest.span.ns >= 2_000_000, "{rest:?}");

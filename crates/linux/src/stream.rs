@@ -29,10 +29,10 @@ pub struct Stream {
 }
 
 /// Maximum number of segments per system call: half of the kernel's limit (`IOV_MAX`).
-const STRETCHES_MAX: usize = 512;
+const SEGMENTS_MAX: usize = 512;
 
 /// Requested send buffer of a Unix socket; the kernel grants at most twice `net.core.wmem_max`.
-const UNSENT_BYTES: usize = 4 << 20;
+const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 impl Stream {
     /// Creates a stream on a connected socket, for segments of `regions`.
@@ -43,7 +43,7 @@ impl Stream {
     pub fn new(socket: OwnedFd, regions: RegionTable) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         if sockopt::socket_domain(&socket)? == rustix::net::AddressFamily::UNIX {
-            sockopt::set_socket_send_buffer_size(&socket, UNSENT_BYTES)?;
+            sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER_BYTES)?;
         } else {
             // The kernel sizes the buffers of TCP better than we could. Replies are gathered before
             // they are sent, so nothing is won by waiting for more.
@@ -51,7 +51,7 @@ impl Stream {
             notice_vanished_peer(socket.as_fd())
                 .map_err(|refused| io::Error::other(refused.to_string()))?;
         }
-        Ok(Self { socket, vectors: Vectors::with_capacity(regions, STRETCHES_MAX) })
+        Ok(Self { socket, vectors: Vectors::with_capacity(regions, SEGMENTS_MAX) })
     }
 
     /// Creates a stream and a plain socket as its other end.
@@ -76,12 +76,12 @@ impl Stream {
     /// The error of the system call, or a segment outside every region.
     #[inline]
     pub fn receive(&mut self, segments: &[Segment]) -> io::Result<RecvResult> {
-        self.vectors.set_first(segments).map_err(nowhere)?;
+        self.vectors.set_first(segments).map_err(invalid_segment)?;
         loop {
             return match self.vectors.receive(&self.socket) {
-                Ok(0) | Err(Errno::CONNRESET) => Ok(RecvResult::End),
+                Ok(0) | Err(Errno::CONNRESET) => Ok(RecvResult::Eof),
                 Ok(count) => Ok(RecvResult::Bytes(count)),
-                Err(Errno::AGAIN) => Ok(RecvResult::Nothing),
+                Err(Errno::AGAIN) => Ok(RecvResult::WouldBlock),
                 Err(Errno::INTR) => continue,
                 Err(errno) => Err(errno.into()),
             };
@@ -95,7 +95,7 @@ impl Stream {
     /// The error of the system call, or a segment outside every region.
     #[inline]
     pub fn send(&mut self, segments: &[Segment]) -> io::Result<usize> {
-        self.vectors.set_first(segments).map_err(nowhere)?;
+        self.vectors.set_first(segments).map_err(invalid_segment)?;
         loop {
             return match self.vectors.send(&self.socket) {
                 Err(Errno::AGAIN) => Ok(0),
@@ -130,7 +130,7 @@ pub(crate) fn local_address_of(socket: BorrowedFd<'_>) -> Option<SocketAddr> {
     Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
-fn nowhere(InvalidSegment(segment): InvalidSegment) -> io::Error {
+fn invalid_segment(InvalidSegment(segment): InvalidSegment) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("{segment:?} lies in no region"))
 }
 
@@ -161,7 +161,7 @@ mod tests {
         let (regions, whole) = memory();
         let part = |from, len| whole.slice(from, len).unwrap();
         let (mut stream, mut other) = Stream::pair(regions.clone()).unwrap();
-        assert_eq!(stream.receive(&[part(0, 4)]).unwrap(), RecvResult::Nothing);
+        assert_eq!(stream.receive(&[part(0, 4)]).unwrap(), RecvResult::WouldBlock);
         other.write_all(b"abcdefgh").unwrap();
         let list = [part(100, 3), part(50, 2), part(0, 64)];
         assert_eq!(stream.receive(&list).unwrap(), RecvResult::Bytes(8));
@@ -173,7 +173,7 @@ mod tests {
         other.read_exact(&mut back).unwrap();
         assert_eq!(&back, b"debcf");
         drop(other);
-        assert_eq!(stream.receive(&[part(0, 4)]).unwrap(), RecvResult::End);
+        assert_eq!(stream.receive(&[part(0, 4)]).unwrap(), RecvResult::Eof);
         assert!(stream.send(&[part(0, 4)]).is_err(), "and no signal ends the process");
     }
 
@@ -216,7 +216,7 @@ mod tests {
         let list: Vec<Segment> =
             (0..2000).map(|index| whole.slice(index * 16, 8).unwrap()).collect();
         let sent = stream.send(&list).unwrap();
-        assert_eq!(sent, super::STRETCHES_MAX * 8);
+        assert_eq!(sent, super::SEGMENTS_MAX * 8);
         let mut back = vec![0; sent];
         other.read_exact(&mut back).unwrap();
         assert!(

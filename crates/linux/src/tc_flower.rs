@@ -49,11 +49,11 @@ const PART_MAX: usize = 32 << 10;
 const PARTS_MAX: usize = 4096;
 
 /// Reads the filters of the card with this interface index.
-pub fn flowers(card: u32) -> Result<Vec<FlowerFilter>, Errno> {
+pub fn flower_filters(card: u32) -> Result<Vec<FlowerFilter>, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0 is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
-    sendto(&socket, &question(card), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    sendto(&socket, &request(card), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
     let (mut found, mut part) = (Vec::new(), vec![0; PART_MAX]);
     for _ in 0..PARTS_MAX {
         // The kernel produces the next part during the receive call, so this does not block.
@@ -66,7 +66,7 @@ pub fn flowers(card: u32) -> Result<Vec<FlowerFilter>, Errno> {
     Err(Errno::MSGSIZE)
 }
 
-fn question(card: u32) -> Vec<u8> {
+fn request(card: u32) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER + TRAFFIC);
     bytes.extend_from_slice(&36_u32.to_ne_bytes());
     bytes.extend_from_slice(&GET.to_ne_bytes());
@@ -85,7 +85,7 @@ fn read(mut part: &[u8], found: &mut Vec<FlowerFilter>) -> Result<bool, Errno> {
         let body = part.get(HEADER..len).ok_or(Errno::BADMSG)?;
         match u16::from_ne_bytes([header[4], header[5]]) {
             DONE => return Ok(true),
-            ERROR => return refusal(body),
+            ERROR => return error(body),
             NEW => found.extend(body.get(TRAFFIC..).and_then(flower)),
             _ => {}
         }
@@ -94,7 +94,7 @@ fn read(mut part: &[u8], found: &mut Vec<FlowerFilter>) -> Result<bool, Errno> {
     Ok(false)
 }
 
-fn refusal(body: &[u8]) -> Result<bool, Errno> {
+fn error(body: &[u8]) -> Result<bool, Errno> {
     let number = body.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes));
     match number {
         0 => Ok(true),
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn the_question_is_as_the_kernel_wants_it() {
-        let bytes = question(7);
+        let bytes = request(7);
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!((bytes.len(), word(0), word(4)), (36, 36, u32::from(ALL) << 16 | 46));
         assert_eq!((word(20), word(28)), (7, 0xffff_fff2));
@@ -217,9 +217,9 @@ mod tests {
     #[test]
     fn this_kernel_answers_of_a_card_without_filters_and_of_one_that_is_not_there() {
         // Where netlink is not available, the query fails.
-        let Ok(none) = flowers(1) else { return };
+        let Ok(none) = flower_filters(1) else { return };
         assert_eq!(none, [], "the loopback has none");
-        let absent = flowers(0x7fff_fff0);
+        let absent = flower_filters(0x7fff_fff0);
         assert!(absent.as_ref().map_or(true, Vec::is_empty), "{absent:?}");
     }
 }

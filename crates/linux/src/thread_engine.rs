@@ -85,7 +85,7 @@ impl ThreadEngine {
             Mutex::new(JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors })
         };
         let room = usize::from(depth);
-        let to_sync = file.to_sync()?;
+        let to_sync = file.open_for_sync()?;
         let shared = Arc::new(Shared {
             file,
             to_sync,
@@ -105,7 +105,7 @@ impl ThreadEngine {
         for number in 0..WORKERS.min(room) {
             let shared = Arc::clone(&workers.shared);
             // If this fails, dropping `workers` ends the threads already started.
-            let thread = Thread::spawn(&format!("file-{number}"), None, move |_| shared.work())?;
+            let thread = Thread::spawn(&format!("file-{number}"), None, move |_| shared.run_worker())?;
             workers._threads.push(thread);
         }
         Ok(workers)
@@ -171,7 +171,7 @@ impl Drop for ThreadEngine {
 
 impl Shared {
     /// Loop of a worker: runs until the queue is empty and the engine is closed.
-    fn work(&self) {
+    fn run_worker(&self) {
         while let Some(index) = self.next() {
             let (token, result) = {
                 let mut slot = lock(&self.slots[usize::from(index)]);
@@ -216,7 +216,7 @@ impl JobSlot {
                 (Opcode::ZeroRange { len_bytes }, offset, [].as_slice())
             }
         };
-        if !self.vectors.set(segments).map_err(SubmitError::NoSuchMemory)? {
+        if !self.vectors.set(segments).map_err(SubmitError::InvalidSegment)? {
             return Err(SubmitError::TooManySegments);
         }
         (self.token, self.offset, self.verb) = (token, offset, verb);
@@ -270,7 +270,7 @@ mod tests {
         let file = File::open(&options).unwrap();
         let vectors = Vectors::with_capacity(RegionTable::new(1), 1);
         let mut slot = JobSlot { token: 0, offset: 0, verb: Opcode::Sync, vectors };
-        assert_eq!(slot.run(&file, &file.to_sync().unwrap()), Ok(()));
+        assert_eq!(slot.run(&file, &file.open_for_sync().unwrap()), Ok(()));
         // A pipe cannot be synced (fsync(2)).
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         assert_eq!(slot.run(&file, &pipe), Err(Errno::INVAL));

@@ -87,7 +87,7 @@ impl ThreadPool {
     }
 
     /// Returns a handle that submits tasks.
-    pub fn intake(&self) -> PoolHandle {
+    pub fn handle(&self) -> PoolHandle {
         self.0.clone()
     }
 
@@ -117,7 +117,7 @@ impl PoolHandle {
         if state.ended || state.waiting.len() >= self.waiting_max {
             return Err(job);
         }
-        if state.wants_a_thread() && state.threads.len() < self.threads_max {
+        if state.needs_thread() && state.threads.len() < self.threads_max {
             // If no thread could be started, an existing one runs the task later.
             let started = self.start(state.threads.len());
             state.threads.extend(started.ok());
@@ -145,7 +145,7 @@ impl PoolHandle {
         let (theirs, shared) = (Arc::clone(&kept), Arc::clone(&self.shared));
         let thread = std::thread::Builder::new().name("pool-late".into());
         let started = thread.spawn(move || {
-            shared.unbind();
+            shared.restore_affinity();
             if let Some(job) = take(&theirs) {
                 // The panic has been printed; a detached thread has no other report.
                 let _ = catch_unwind(AssertUnwindSafe(job.work));
@@ -161,7 +161,7 @@ impl PoolHandle {
         let shared = Arc::clone(&self.shared);
         let thread = std::thread::Builder::new().name(format!("pool-{number}"));
         thread.spawn(move || {
-            shared.unbind();
+            shared.restore_affinity();
             shared.work();
         })
     }
@@ -189,7 +189,7 @@ impl Drop for ThreadPool {
 
 impl State {
     /// Whether the queue holds at least one task for each idle thread.
-    fn wants_a_thread(&self) -> bool {
+    fn needs_thread(&self) -> bool {
         self.waiting.len() >= self.idle
     }
 }
@@ -201,7 +201,7 @@ impl Shared {
     }
 
     /// Restores the CPU affinity that was current when the pool was created.
-    fn unbind(&self) {
+    fn restore_affinity(&self) {
         if let Some(processors) = &self.processors {
             // If the set is no longer allowed, the inherited affinity stays.
             let _ = sched_setaffinity(None, processors);
@@ -219,7 +219,7 @@ impl Shared {
             if let Err(panic) = ended
                 && state.panicked.len() < PANICKED_MAX
             {
-                state.panicked.push(TaskPanicked { job: name, message: said(panic.as_ref()) });
+                state.panicked.push(TaskPanicked { job: name, message: panic_message(panic.as_ref()) });
             }
         }
     }
@@ -242,7 +242,7 @@ impl Shared {
 }
 
 /// Message of a panic.
-fn said(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("something that is not text")
@@ -300,7 +300,7 @@ mod tests {
         let pool = ThreadPool::new(2, 4);
         let mut sleeper = Sleeper::new().unwrap();
         let (sender, mut receiver) = mailbox(1);
-        let bell = sleeper.bell();
+        let bell = sleeper.notifier();
         let job = BlockingTask::new("add", move || {
             sender.send(3 + 4).unwrap();
             bell.notify();
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn an_intake_outlives_its_pool_and_takes_nothing_more() {
         let pool = ThreadPool::new(1, 4);
-        let intake = pool.intake();
+        let intake = pool.handle();
         let (send, ran) = channel();
         let (last, again) = (intake.clone(), send.clone());
         let job = BlockingTask::new("hands in", move || {
@@ -348,7 +348,7 @@ mod tests {
             false
         }
 
-        fn woken(&mut self, _: &[u64]) {}
+        fn handle_wakeup(&mut self, _: &[u64]) {}
     }
 
     #[test]
@@ -381,7 +381,7 @@ mod tests {
             assert_ne!(ran.recv().unwrap(), me);
         };
         let pool = ThreadPool::new(1, 1);
-        let intake = pool.intake();
+        let intake = pool.handle();
         look(&intake);
         let (job, begun, release) = held("held");
         pool.submit(job).unwrap();
@@ -451,7 +451,7 @@ mod tests {
         // A woken thread that has not run yet still counts as idle.
         let mut state = State { idle: 2, ..State::default() };
         for wanted in [false, false, true] {
-            assert_eq!(state.wants_a_thread(), wanted);
+            assert_eq!(state.needs_thread(), wanted);
             state.waiting.push_back(BlockingTask::new("open", || {}));
         }
     }

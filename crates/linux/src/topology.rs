@@ -6,7 +6,7 @@
 
 use crate::CpuList;
 use crate::cgroup::Limits;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Location of a CPU. Constant while the machine runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct AvailableCpus {
 
 impl CpuLocation {
     /// Reads the location of each of `cores`.
-    pub fn of(machine: &Machine, cores: &CpuList) -> Vec<Self> {
+    pub fn of(machine: &KernelFiles, cores: &CpuList) -> Vec<Self> {
         let place = |core| Self {
             core,
             siblings: machine.siblings(core).unwrap_or_default(),
@@ -43,10 +43,10 @@ impl CpuLocation {
 impl AvailableCpus {
     /// Reads what is available of `cores` now. An unreadable value restricts nothing. Reads a few
     /// kernel files, in about 100 µs.
-    pub fn of(machine: &Machine, cores: &CpuList) -> Self {
+    pub fn of(machine: &KernelFiles, cores: &CpuList) -> Self {
         let limits = Limits::read(machine);
         let left = [machine.online(), limits.cores].into_iter().flatten();
-        let cores = left.fold(cores.clone(), |cores, there| cores.and(&there));
+        let cores = left.fold(cores.clone(), |cores, there| cores.intersection(&there));
         Self { cores, quota: limits.quota }
     }
 }
@@ -55,7 +55,7 @@ impl AvailableCpus {
 mod tests {
     use super::{AvailableCpus, CpuLocation};
     use crate::CpuList;
-    use crate::kernel_files::{Machine, tests::made_of};
+    use crate::kernel_files::{KernelFiles, tests::made_of};
 
     fn cores(text: &str) -> CpuList {
         CpuList::parse(text).unwrap()
@@ -103,6 +103,6 @@ mod tests {
     #[test]
     fn this_process_has_the_processors_it_may_use() {
         let allowed = CpuList::allowed();
-        assert_eq!(AvailableCpus::of(&Machine::this(), &allowed).cores, allowed);
+        assert_eq!(AvailableCpus::of(&KernelFiles::live(), &allowed).cores, allowed);
     }
 }

@@ -29,9 +29,9 @@ pub enum UeventResult<'a> {
     /// An event.
     Uevent(Uevent<'a>),
     /// Events were lost: the state must be rescanned.
-    Lost,
+    Overflow,
     /// No event now.
-    Nothing,
+    WouldBlock,
 }
 
 /// Device event.
@@ -71,19 +71,19 @@ impl Listener {
                         continue;
                     }
                     if len > self.buffer.len() {
-                        return Ok(UeventResult::Lost);
+                        return Ok(UeventResult::Overflow);
                     }
                     if Uevent::parse(&self.buffer[..len]).is_some() {
                         break len;
                     }
                 }
-                Err(Errno::NOBUFS) => return Ok(UeventResult::Lost),
-                Err(Errno::AGAIN) => return Ok(UeventResult::Nothing),
+                Err(Errno::NOBUFS) => return Ok(UeventResult::Overflow),
+                Err(Errno::AGAIN) => return Ok(UeventResult::WouldBlock),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         };
-        Ok(Uevent::parse(&self.buffer[..len]).map_or(UeventResult::Nothing, UeventResult::Uevent))
+        Ok(Uevent::parse(&self.buffer[..len]).map_or(UeventResult::WouldBlock, UeventResult::Uevent))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::engine::{EngineLimits, FileOp, JobCompletion, SubmitError};
 use crate::file::File;
 use crate::vectored::Vectors;
 
-pub(crate) use self::kernel_buffers::ask;
+pub(crate) use self::kernel_buffers::buffer_entry;
 use self::kernel_buffers::{ENTRIES, KernelBufferJob, LinkedStep, Table};
 
 /// Ring and its table of jobs.
@@ -69,7 +69,7 @@ const TO_SYNC: types::Fixed = types::Fixed(1);
 /// Pushed entries that are submitted at once while the device is busy. An idle device gets the
 /// first entry at once. A disk of a virtual machine, which completes a batch as a whole, did 113
 /// instead of 95 thousand reads per second at depth 32.
-const PIECE_MAX: usize = 16;
+const BATCH_MAX: usize = 16;
 const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
@@ -92,7 +92,7 @@ impl Ring {
         // overflow.
         let ring = IoUring::builder().setup_cqsize(depth_max * ENTRIES).build(depth_max);
         let ring = ring.map_err(|error| errno(&error))?;
-        let to_sync = file.to_sync()?;
+        let to_sync = file.open_for_sync()?;
         let descriptors = [file.as_fd().as_raw_fd(), to_sync.as_raw_fd()];
         // The ring holds references of its own from here on.
         ring.submitter().register_files(&descriptors).map_err(|error| errno(&error))?;
@@ -136,7 +136,7 @@ impl Ring {
                 Ok(())
             }
             Ok(false) => Err(SubmitError::TooManySegments),
-            Err(missing) => self.submit_lent(index, segments, missing),
+            Err(missing) => self.submit_kernel_buffer(index, segments, missing),
         }
     }
 
@@ -160,7 +160,7 @@ impl Ring {
                 Err(_) => {
                     let Some((index, step)) = LinkedStep::of(entry.user_data()) else { continue };
                     let slot = &mut self.slots[usize::from(index)];
-                    let Some(outcome) = slot.lent_step(step, entry.result()) else { continue };
+                    let Some(outcome) = slot.handle_linked_step(step, entry.result()) else { continue };
                     (index, outcome)
                 }
             };
@@ -175,7 +175,7 @@ impl Ring {
                 None => self.again.push(index),
             }
         }
-        self.push_again();
+        self.resubmit();
         self.flush();
     }
 
@@ -200,12 +200,12 @@ impl Ring {
         self.slots.len() - self.free.len()
     }
 
-    fn push_again(&mut self) {
+    fn resubmit(&mut self) {
         for _ in 0..self.again.len() {
             let Some(index) = self.again.pop() else { return };
             if self.slots[usize::from(index)].lent.is_none() {
                 self.push(index);
-            } else if !self.push_lent(index) {
+            } else if !self.push_kernel_buffer(index) {
                 // The ring is full; retried in the next iteration.
                 self.again.insert(0, index);
             }
@@ -226,15 +226,15 @@ impl Ring {
             return self.again.push(index);
         }
         self.unsubmitted += 1;
-        self.tell_of_a_piece();
+        self.flush_if_batch();
     }
 
     /// Submits the pushed entries if they form a piece.
-    fn tell_of_a_piece(&mut self) {
+    fn flush_if_batch(&mut self) {
         // An idle device gets the first entry at once, a busy one as many as it has, up to
         // `PIECE_MAX`.
         let started = self.in_flight().saturating_sub(self.unsubmitted);
-        if self.unsubmitted >= started.clamp(1, PIECE_MAX) {
+        if self.unsubmitted >= started.clamp(1, BATCH_MAX) {
             self.flush();
         }
     }
@@ -247,7 +247,7 @@ impl Slot {
         let count = u32::try_from(list.len()).unwrap_or(0);
         match self.verb {
             JobKind::Read => {
-                if let Some((address, len_bytes)) = alone(list) {
+                if let Some((address, len_bytes)) = single_segment(list) {
                     let read = opcode::Read::new(FILE, address, len_bytes);
                     return read.offset(self.offset).build();
                 }
@@ -255,7 +255,7 @@ impl Slot {
             }
             JobKind::Write { stable } => {
                 let flags = if stable { libc::RWF_DSYNC } else { 0 };
-                if let Some((address, len_bytes)) = alone(list) {
+                if let Some((address, len_bytes)) = single_segment(list) {
                     let write = opcode::Write::new(FILE, address, len_bytes);
                     return write.offset(self.offset).rw_flags(flags).build();
                 }
@@ -317,7 +317,7 @@ impl std::fmt::Debug for Ring {
 }
 
 /// The only segment of a list, if there is just one: the kernel then need not read the list.
-fn alone(list: &[libc::iovec]) -> Option<(*mut u8, u32)> {
+fn single_segment(list: &[libc::iovec]) -> Option<(*mut u8, u32)> {
     let [only] = list else { return None };
     Some((only.iov_base.cast(), u32::try_from(only.iov_len).ok()?))
 }

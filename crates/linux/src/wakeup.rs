@@ -70,9 +70,9 @@ struct Shared {
 }
 
 /// Token of the eventfd.
-const BELL: u64 = u64::MAX;
+const NOTIFY_TOKEN: u64 = u64::MAX;
 /// Token of the coalesced set.
-const LINGERING: u64 = u64::MAX - 1;
+const COALESCED_TOKEN: u64 = u64::MAX - 1;
 
 /// Upper bound of a sleep whose barrier the kernel refused after it had granted it at first: a
 /// missed notification is delayed by at most this time.
@@ -86,7 +86,7 @@ impl Sleeper {
 
     /// Creates a sleeper that does not use `membarrier(2)`: each notification costs a full fence.
     pub fn with_fences() -> io::Result<Self> {
-        Self::with_barrier(Barrier::Fences)
+        Self::with_barrier(Barrier::FullFences)
     }
 
     fn with_barrier(barrier: Barrier) -> io::Result<Self> {
@@ -94,8 +94,8 @@ impl Sleeper {
         let epoll = Epoll::new()?;
         // Edge-triggered: every write is an event and the count need not be read. It would overflow
         // after 2^64 sleeps.
-        epoll.add(&event, BELL, EventFlags::IN | EventFlags::ET)?;
-        let lingering = Arc::new(CoalescedSources::new(&epoll, LINGERING)?);
+        epoll.add(&event, NOTIFY_TOKEN, EventFlags::IN | EventFlags::ET)?;
+        let lingering = Arc::new(CoalescedSources::new(&epoll, COALESCED_TOKEN)?);
         let shared = Arc::new(Shared { handshake: SleepFlag::new(barrier), event });
         let sources = WakeSources { prompt: Arc::new(epoll), lingering };
         let found = ReadyList::nothing();
@@ -103,7 +103,7 @@ impl Sleeper {
     }
 
     /// Returns a notifier that wakes this sleeper.
-    pub fn bell(&self) -> Notifier {
+    pub fn notifier(&self) -> Notifier {
         Notifier(Arc::clone(&self.shared))
     }
 
@@ -168,7 +168,7 @@ impl Sleeper {
         let nap = if self.gathers { at_most.min(COALESCE_DELAY) } else { at_most };
         self.sources.prompt.wait(nap, &mut self.found);
         let has_time = nap < at_most && self.found.is_empty();
-        let is_over = has_time && self.gather(ready);
+        let is_over = has_time && self.poll_coalesced(ready);
         if has_time && !is_over {
             self.sources.prompt.wait(Span { ns: at_most.ns - nap.ns }, &mut self.found);
         }
@@ -176,7 +176,7 @@ impl Sleeper {
         if is_over {
             return false;
         }
-        self.take_found(ready)
+        self.drain_ready(ready)
     }
 
     /// Polls for ready descriptors without sleeping, and appends their tokens to `ready`. What
@@ -184,29 +184,29 @@ impl Sleeper {
     pub fn poll_ready(&mut self, ready: &mut Vec<u64>) {
         self.sources.prompt.wait(Span::default(), &mut self.found);
         // Notifications are irrelevant here: their work was stored before and the thread is awake.
-        self.take_found(ready);
+        self.drain_ready(ready);
     }
 
-    fn take_found(&mut self, ready: &mut Vec<u64>) -> bool {
+    fn drain_ready(&mut self, ready: &mut Vec<u64>) -> bool {
         let mut rang = false;
         for token in self.found.tokens() {
             match token {
-                BELL => (rang, self.stale) = (true, true),
-                LINGERING => self.gathers = true,
+                NOTIFY_TOKEN => (rang, self.stale) = (true, true),
+                COALESCED_TOKEN => self.gathers = true,
                 token => ready.push(token),
             }
         }
         if self.gathers {
-            self.gather(ready);
+            self.poll_coalesced(ready);
         }
         rang
     }
 
     /// Polls the coalesced set while it is disarmed; rearms it if nothing is ready. Returns whether
     /// anything was ready.
-    fn gather(&mut self, ready: &mut Vec<u64>) -> bool {
+    fn poll_coalesced(&mut self, ready: &mut Vec<u64>) -> bool {
         let before = ready.len();
-        self.gathers = self.sources.lingering.take(&self.sources.prompt, LINGERING, ready);
+        self.gathers = self.sources.lingering.take(&self.sources.prompt, COALESCED_TOKEN, ready);
         ready.len() > before
     }
 }
@@ -271,7 +271,7 @@ impl WakeSources {
     ///
     /// The tokens `u64::MAX` and the one below it are rejected.
     pub fn add(&self, source: impl AsFd, token: u64) -> io::Result<()> {
-        if token >= LINGERING {
+        if token >= COALESCED_TOKEN {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         self.prompt.add(source, token, EventFlags::IN)

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use tenmil_linux::file::{
-    File, FileError, FileOptions, Making, keep, make_if, put_back, reach, set_making,
+    File, FileError, FileOptions, CreationPolicy, commit_created, make_if, undo_created, reach, set_creation_policy,
 };
 
 fn open(path: &Path, len_bytes: u64) -> Result<File, FileError> {
@@ -23,7 +23,7 @@ fn files_are_made_and_grown_once_the_command_is_not_refused() {
     let [new, short, taken] = ["new", "short", "taken"].map(|name| directory.path().join(name));
     std::fs::write(&short, [7; 1000]).unwrap();
     let on_disk = || std::fs::metadata(&short).unwrap().len();
-    set_making(Making::Recorded);
+    set_creation_policy(CreationPolicy::Recorded);
     let file = open(&new, 8192).unwrap();
     if new.exists() {
         println!("skipped: no files without a name here, or no /proc");
@@ -34,7 +34,7 @@ fn files_are_made_and_grown_once_the_command_is_not_refused() {
     assert!(error.contains("this process has it open already"), "{error}");
     drop(file);
     let grown = open(&short, 8192).unwrap();
-    assert_eq!((grown.len_bytes(), grown.notice_len().unwrap(), on_disk()), (8192, 8192, 1000));
+    assert_eq!((grown.len_bytes(), grown.refresh_len().unwrap(), on_disk()), (8192, 8192, 1000));
     assert!(grown.is_yet_to_grow());
     let mut bytes = [1; 1024];
     grown.read_short(512, &mut bytes).unwrap();
@@ -43,7 +43,7 @@ fn files_are_made_and_grown_once_the_command_is_not_refused() {
     assert_eq!(bytes, [0; 1024]);
     drop(grown);
     // Refused.
-    put_back();
+    undo_created();
     assert!(!new.exists() && on_disk() == 1000);
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 
@@ -56,7 +56,7 @@ fn files_are_made_and_grown_once_the_command_is_not_refused() {
     let _grown = open(&short, 8192).unwrap();
     let other = open(&taken, 8192).unwrap();
     std::fs::write(&taken, "another process's").unwrap();
-    let error = keep().unwrap_err().to_string();
+    let error = commit_created().unwrap_err().to_string();
     assert!(error.contains("taken: ") && error.contains("nothing has been made since"), "{error}");
     assert_eq!(std::fs::read(&taken).unwrap(), b"another process's");
     assert_eq!((file.len_bytes(), on_disk()), (16_384, 8192));

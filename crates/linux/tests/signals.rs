@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tenmil_base::Span;
-use tenmil_linux::signal::{catch_interrupts, catch_reload, interrupted, limit_stop, reload_asked};
+use tenmil_linux::signal::{catch_interrupts, catch_reload, interrupted, limit_stop, take_reload_request};
 
 fn main() {
     match std::env::args().nth(1).as_deref() {
@@ -31,7 +31,7 @@ fn child() {
     catch_reload().expect("handlers can be installed");
     say("ready");
     while !interrupted() {
-        if reload_asked() {
+        if take_reload_request() {
             say("reload");
         }
         std::thread::park_timeout(std::time::Duration::from_millis(1));

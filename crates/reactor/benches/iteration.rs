@@ -78,7 +78,7 @@ fn turns_of(reactor: &mut Reactor, clock: &Clock) {
     for _ in 0..TURNS {
         let wait = reactor.iterate(now);
         assert!(wait == NextStep::Again, "{wait:?}");
-        if reactor.wants_time() {
+        if reactor.needs_clock() {
             now = clock.now();
         }
     }

@@ -28,7 +28,7 @@ impl TimeSource {
     #[inline]
     fn tick(&self) -> Span {
         match self {
-            Self::Clock(_) => tenmil_linux::clock::tick(),
+            Self::Clock(_) => tenmil_linux::clock::coarse_now(),
             Self::Simulated(ns) => Span { ns: ns.load(Ordering::Relaxed) },
         }
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use tenmil_base::{Instant, Span};
 use tenmil_linux::CpuList;
 use tenmil_linux::frequency::{Frequency, FrequencyRequest};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_linux::topology::CpuLocation;
 
@@ -100,7 +100,7 @@ pub fn start(
     frequency: Option<Frequency>,
     pool: Arc<ThreadPool>,
 ) -> Result<(ThreadHandle, SchedulerHandle), BalancerError> {
-    let machine = Machine::this();
+    let machine = KernelFiles::live();
     let reactors = directory.sample(Instant::default()).reactors;
     let cores: CpuList = reactors.iter().map(|reactor| reactor.core).collect();
     let places = CpuLocation::of(&machine, &cores);

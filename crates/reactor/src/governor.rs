@@ -34,7 +34,7 @@ pub fn decide(options: &Options, snapshot: &Snapshot, plan: &Plan) -> Vec<(u32, 
         };
         let arrives = plan.moves.iter().any(|order| order.to == reactor.core);
         let speed = if reactor.taken {
-            FrequencyRequest::Found
+            FrequencyRequest::Restore
         } else if plan.empty.contains(reactor.core) {
             FrequencyRequest::Lowest
         } else if plan.gathering == Some(reactor.core) {
@@ -81,7 +81,7 @@ impl CoreLoad {
 mod tests {
     use tenmil_base::Instant;
     use tenmil_linux::CpuList;
-    use tenmil_linux::frequency::FrequencyRequest::{self, Down, Found, Highest, Keep, Lowest, Up};
+    use tenmil_linux::frequency::FrequencyRequest::{self, Down, Restore, Highest, Keep, Lowest, Up};
 
     use super::decide;
     use crate::schedule::{Options, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad};
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_core_that_was_taken_is_left_as_it_was_found() {
-        assert_eq!(speeds(Policy::Static, &[Some(50), Some(50)], Some(1))[1], Found);
+        assert_eq!(speeds(Policy::Static, &[Some(50), Some(50)], Some(1))[1], Restore);
         // Its thread arrives on the other core, which was unused before.
         let mut snapshot = Snapshot { elapsed: 100, ..Snapshot::default() };
         for core in 0..2 {

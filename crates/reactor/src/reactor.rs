@@ -153,7 +153,7 @@ impl ReactorSet {
             let sleeper = sleeper.map_err(|error| ReactorError::machine("make a bell", &error))?;
             let record = Arc::new(ReactorCounters::new(*core, options.poll, now));
             let (send, inbox) = mailbox(options.inbox);
-            entries.push((Arc::clone(&record), send, sleeper.bell()));
+            entries.push((Arc::clone(&record), send, sleeper.notifier()));
             parts.push((record, inbox, sleeper));
         }
         let directory = Arc::new(Registry::new(entries, options.events));
@@ -162,7 +162,7 @@ impl ReactorSet {
                 id,
                 directory: Arc::clone(&directory),
                 sources: sleeper.sources(),
-                bell: sleeper.bell(),
+                bell: sleeper.notifier(),
                 mode: options.poll,
                 watch: TimeAccounting::new(Arc::clone(&record), stopwatch.clone(), now),
                 messages: 0,
@@ -451,7 +451,7 @@ impl EventLoop for Reactor {
     }
 
     #[inline]
-    fn wants_time(&self) -> bool {
+    fn needs_clock(&self) -> bool {
         self.busy || self.looks.is_multiple_of(IDLE_POLLS_PER_CLOCK_READ)
     }
 
@@ -463,11 +463,11 @@ impl EventLoop for Reactor {
         self.has_messages()
     }
 
-    fn woken(&mut self, ready: &[u64]) {
+    fn handle_wakeup(&mut self, ready: &[u64]) {
         self.disarm_all(ready);
     }
 
-    fn descriptors_ready(&mut self, ready: &[u64]) {
+    fn handle_ready(&mut self, ready: &[u64]) {
         self.unpark_polled(ready);
     }
 }

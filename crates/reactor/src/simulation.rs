@@ -97,10 +97,10 @@ impl Simulation {
                 NextStep::PollDescriptors => {
                     ready.clear();
                     sleeper.poll_ready(ready);
-                    reactor.descriptors_ready(ready);
+                    reactor.handle_ready(ready);
                     SimReactorState::Turning
                 }
-                NextStep::Until(deadline) => SimReactorState::Tired(deadline),
+                NextStep::SleepUntil(deadline) => SimReactorState::Tired(deadline),
                 NextStep::Pause(span) => SimReactorState::Weary(now.after(span)),
                 NextStep::Exit => SimReactorState::Ended,
             },
@@ -111,7 +111,7 @@ impl Simulation {
             SimReactorState::Announced(deadline) => {
                 if reactor.arm(now) {
                     sleeper.cancel();
-                    reactor.woken(&[]);
+                    reactor.handle_wakeup(&[]);
                     SimReactorState::Turning
                 } else {
                     SimReactorState::Asleep(deadline)
@@ -121,7 +121,7 @@ impl Simulation {
                 ready.clear();
                 let rang = sleeper.block(Span::default(), ready);
                 if rang || !ready.is_empty() || now >= deadline {
-                    reactor.woken(ready);
+                    reactor.handle_wakeup(ready);
                     SimReactorState::Turning
                 } else {
                     // It has not blocked after all: no notification could occur in between.

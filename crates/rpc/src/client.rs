@@ -150,11 +150,11 @@ impl Client {
             }
             match self.connection.receive(&mut bytes).map_err(|error| gone(&error))? {
                 RecvResult::Bytes(count) => self.replies.receive(&bytes[..count])?,
-                RecvResult::End => return Err(gone(&io::ErrorKind::UnexpectedEof.into())),
-                RecvResult::Nothing if !self.wait(Connection::wait_to_receive, end)? => {
+                RecvResult::Eof => return Err(gone(&io::ErrorKind::UnexpectedEof.into())),
+                RecvResult::WouldBlock if !self.wait(Connection::wait_to_receive, end)? => {
                     return Ok(None);
                 }
-                RecvResult::Nothing => {}
+                RecvResult::WouldBlock => {}
             }
         }
     }

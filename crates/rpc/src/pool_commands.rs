@@ -145,7 +145,7 @@ fn stream(call: &CallContext<'_>, long: &JobSpec) -> Result<Connection, RpcError
     let given = call.passed.take().ok_or_else(|| {
         std::io::Error::other("found no descriptor beside it, expected one end of a Unix stream")
     });
-    given.and_then(Connection::given).map_err(|error| {
+    given.and_then(Connection::from_fd).map_err(|error| {
         let hint = "use `tenmil volume send` and `tenmil volume receive`, which bring one";
         RpcError::caller(Code::BadValue, format!("{method}: {error}")).with_hint(hint)
     })

@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, TryRecvError};
 
 use tenmil_base::Span;
-use tenmil_linux::environment::ProcessorTime;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::environment::CpuTime;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::{Clock, CpuList, Environment};
 use tenmil_reactor::{PollerBuilder, ReactorOptions, Reactors, ThreadBuilder};
 
@@ -60,17 +60,17 @@ pub fn run(
     let places = CoreAssignment::choose(options, &CpuList::allowed());
     let machine = Environment::read();
     let allowed = CpuList::allowed();
-    let before = ProcessorTime::read(&allowed);
+    let before = CpuTime::read(&allowed);
     let mut rig = DeviceSet::bring_up(options, &places, clock)?;
     let options = &options.suited_to(rig.depth_max());
-    tenmil_linux::file::keep()?;
+    tenmil_linux::file::commit_created()?;
     let tally = rig.load(options, &places, progress, watch)?;
     let memory_backing = rig.memory_backing();
     rig.shut_down();
 
     let mut environment = RunEnvironment::of(machine, options);
     environment.frequency_scaling = tally.frequency_scaling().to_owned();
-    environment.stolen = ProcessorTime::read(&allowed).stolen_since(before);
+    environment.stolen = CpuTime::read(&allowed).stolen_since(before);
     environment.tsc_hz = clock.tsc_hz();
     environment.memory_backing = memory_backing;
     let mut outcome = tally.into_outcome(options, &places, &clock, environment);
@@ -282,7 +282,7 @@ fn over_ram(
     let Some(time) = options.ram else { return Ok(None) };
     progress.set_phase(Phase::Ram);
     let needed = RAM_SIZE_BYTES * u64::from(options.device_count());
-    let there = MachineResources::probe_machine(&Machine::this()).memory_available_bytes;
+    let there = MachineResources::probe_machine(&KernelFiles::live()).memory_available_bytes;
     if needed > there / 2 {
         return Err(Error::environment(format!(
             "run over memory: {} SSDs take {} MiB, expected at most half of the {} MiB that are \

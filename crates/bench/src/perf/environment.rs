@@ -80,7 +80,7 @@ impl RunEnvironment {
         if !self.optimised {
             remedies.push("build with optimisation: `cargo run --release -- perf`".into());
         }
-        remedies.extend(self.machine.remedies());
+        remedies.extend(self.machine.recommendations());
         if self.stolen > STOLEN_NOTABLE {
             remedies.push("repeat when the host is quiet, or on a machine of its own".into());
         }

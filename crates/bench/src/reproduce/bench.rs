@@ -14,9 +14,9 @@ use std::sync::Arc;
 use crate::experiment::{Effort, TrialError, TrialResult, TrialRunner};
 use serde_json::Value;
 use tenmil_base::{Error, Instant, Span};
-use tenmil_linux::environment::ProcessorTime;
-use tenmil_linux::kernel_files::Machine;
-use tenmil_linux::process::family_time;
+use tenmil_linux::environment::CpuTime;
+use tenmil_linux::kernel_files::KernelFiles;
+use tenmil_linux::process::tree_cpu_time;
 use tenmil_linux::{Clock, CpuList};
 
 use self::served::TargetProcesses;
@@ -47,7 +47,7 @@ type Metrics = BTreeMap<String, f64>;
 #[derive(Clone, Copy)]
 struct CpuTimes {
     at: Instant,
-    all: ProcessorTime,
+    all: CpuTime,
     ours: Span,
 }
 
@@ -110,7 +110,7 @@ impl TestBench {
         options.warm_up = pace.warm_up;
         options.ceiling = options.ceiling.map(|_| pace.turn);
         options
-            .check(&MachineResources::probe_machine(&Machine::this()))
+            .check(&MachineResources::probe_machine(&KernelFiles::live()))
             .map_err(|why| missing(&why))?;
         let progress = Arc::new(Progress::new(options.cores.len().max(1)));
         let outcome = engine::run(&options, &progress, &mut |_| {});
@@ -166,10 +166,10 @@ impl TestBench {
     }
 
     fn look(&self) -> CpuTimes {
-        let ours = family_time(std::process::id()).unwrap_or_default();
+        let ours = tree_cpu_time(std::process::id()).unwrap_or_default();
         CpuTimes {
             at: self.clock.now(),
-            all: ProcessorTime::read(&self.cores),
+            all: CpuTime::read(&self.cores),
             ours: Span { ns: ours.ns + self.targets.time().ns },
         }
     }

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::{OverwriteReport, allow};
 use crate::ExistingData;
 
 /// A disk of 1 MiB with an ext4 file system, and a machine without anything else.
-fn world() -> (tempfile::TempDir, PathBuf, Machine) {
+fn world() -> (tempfile::TempDir, PathBuf, KernelFiles) {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("disk");
     let mut bytes = vec![0; 1 << 20];
@@ -17,7 +17,7 @@ fn world() -> (tempfile::TempDir, PathBuf, Machine) {
     bytes[1024 + 0x68..][..16].copy_from_slice(&[0xab; 16]);
     bytes[1024 + 0x78..][..4].copy_from_slice(b"home");
     std::fs::write(&path, bytes).unwrap();
-    let machine = Machine::under(root.path());
+    let machine = KernelFiles::under(root.path());
     (root, path, machine)
 }
 

@@ -12,7 +12,7 @@ use tenmil_block::overwrite::{DeviceEdges, END_BYTES, probe};
 use tenmil_block::uri::Uri;
 use tenmil_linux::StepTiming;
 use tenmil_linux::file::read_ends;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::pci::{self, Address, BindPlan, BindRequest, BoundDevice, DiskSignature};
 
 use super::write_out;
@@ -65,7 +65,7 @@ then, as in `tenmil perf pcie:0000:5e:00.0`. docs/devices.md says what is refuse
 
 /// Runs `bind`, or prints the plan with `--dry-run`.
 pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let machine = Machine::this();
+    let machine = KernelFiles::live();
     // With sudo, the invoking user becomes the owner of the device node.
     let sudo = std::env::var("SUDO_UID").ok().filter(|uid| uid != "0");
     let owner = arguments.owner.as_ref().or(sudo.as_ref());
@@ -130,7 +130,7 @@ fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
     Ok(found.iter().map(mark).collect())
 }
 
-fn user_number(machine: &Machine, user: &str) -> Result<u32, Error> {
+fn user_number(machine: &KernelFiles, user: &str) -> Result<u32, Error> {
     if let Ok(number) = user.parse() {
         return Ok(number);
     }
@@ -162,11 +162,11 @@ fn verdicts_as_text(verdicts: &[BindPlan]) -> String {
             _ => writeln!(text, "{address}: is not taken"),
         };
         for obstacle in &verdict.obstacles {
-            let _ = writeln!(text, "  {obstacle}\n    {}", obstacle.remedy());
+            let _ = writeln!(text, "  {obstacle}\n    {}", obstacle.fix());
         }
         if verdict.obstacles.is_empty() {
             for step in &verdict.steps {
-                let _ = writeln!(text, "  {}", step.shown(address));
+                let _ = writeln!(text, "  {}", step.command(address));
             }
         }
         verdict.notes.iter().for_each(|note| text += &format!("  note: {note}\n"));
@@ -181,11 +181,11 @@ fn verdicts_as_json(verdicts: &[BindPlan]) -> String {
             let obstacles = verdict.obstacles.iter().map(|one| {
                 json!({
                     "found": one.to_string(),
-                    "remedy": one.remedy(),
+                    "remedy": one.fix(),
                     "yields_to_serial": one.yields_to_serial(),
                 })
             });
-            let steps = verdict.steps.iter().map(|step| step.shown(verdict.address));
+            let steps = verdict.steps.iter().map(|step| step.command(verdict.address));
             json!({
                 "address": verdict.address.to_string(),
                 "driver": verdict.function.as_ref().and_then(|one| one.driver.as_deref()),
@@ -253,7 +253,7 @@ fn bound_as_json<'a>(
 mod tests {
     use tenmil_base::Span;
     use tenmil_linux::StepTiming;
-    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::kernel_files::KernelFiles;
     use tenmil_linux::pci::{Address, BindObstacle, BindPlan, BindStep, BoundDevice};
 
     use super::{
@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn verdict(obstacles: Vec<BindObstacle>, steps: Vec<BindStep>) -> BindPlan {
-        let mut verdict = BindPlan::nothing(address());
+        let mut verdict = BindPlan::empty(address());
         (verdict.obstacles, verdict.steps) = (obstacles, steps);
         verdict.notes.push("mind".into());
         verdict
@@ -301,7 +301,7 @@ mod tests {
             .open(root.path().join("etc/passwd"))
             .and_then(|mut file| std::io::Write::write_all(&mut file, users.as_bytes()))
             .unwrap();
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         assert_eq!(user_number(&machine, "ann"), Ok(1007));
         assert_eq!(user_number(&machine, "12"), Ok(12));
         assert_eq!(

@@ -18,7 +18,7 @@ use tenmil_block::{
     Bdev, BdevOptions, Claim, IoClass, OpenedDevice, Opener, QosLimiter, QosLimits, RateLimit,
 };
 use tenmil_linux::holders::DeviceUser;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::{Clock, random_seed};
 use tenmil_rpc::{CopyProgress, ServerState};
 
@@ -171,7 +171,7 @@ impl PreparedCopy {
             regions: regions.clone(),
         };
         let copy = Copy::new(devices, arguments.options(), (&names.0, &names.1))?;
-        tenmil_linux::file::keep()?;
+        tenmil_linux::file::commit_created()?;
         let size_of_target = target_limits.block_count * u64::from(target_limits.block_size);
         Ok(Self { copy, record, from: from.unwrap_or_default(), size_of_target, durability })
     }
@@ -232,7 +232,7 @@ impl PreparedCopy {
         let mut say = |text: String| line.note(&text, &mut std::io::stderr());
         let size = self.copy.size_bytes();
         for file in files_of(&arguments.source) {
-            for used in DeviceUser::scan(&Machine::this(), &file) {
+            for used in DeviceUser::scan(&KernelFiles::live(), &file) {
                 say(format!("{used}: what is copied may not be of one moment"));
             }
         }

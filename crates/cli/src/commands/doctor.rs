@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 use tenmil_linux::doctor::{self, Applied, Check, Section, Severity};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::write_out;
 use tenmil_base::Error;
@@ -38,7 +38,7 @@ changed without --apply. docs/doctor.md says what is looked at.";
 /// Checks the machine, and applies the safe fixes with `--apply`.
 pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let findings = doctor::examine_this();
-    let applied = arguments.apply.then(|| doctor::apply(&Machine::this(), &findings));
+    let applied = arguments.apply.then(|| doctor::apply(&KernelFiles::live(), &findings));
     let text = if arguments.json {
         as_json(&findings, applied.as_deref())
     } else {

@@ -9,7 +9,7 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use tenmil::KINDS;
 use tenmil_base::text::show_size;
@@ -52,7 +52,7 @@ pub(super) fn block_device(uri: &Uri) -> Result<BlockDeviceInfo, Error> {
     let regions = RegionTable::new(REGIONS_MAX);
     let opener = Opener { regions: &regions, clock: Clock::start(), seed: 1, kinds: KINDS };
     let OpenedDevice { medium, description, existing, .. } = open(&opener, uri)?;
-    let machine = Machine::this();
+    let machine = KernelFiles::live();
     let existing = existing.iter().map(|one| OverwriteReport::of(one, &machine).to_string());
     let extents = Extents::of(&*medium)
         .map_err(|found| Error::environment(format!("{uri}: look for data: {found}")))?;

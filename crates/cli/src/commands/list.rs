@@ -11,7 +11,7 @@ use clap::Args;
 use serde_json::json;
 use tenmil_base::{Error, Span};
 use tenmil_block::quantity::parse_time;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::write_out;
 use follow::FollowLimit;
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &ListArguments, out: &mut dyn Write) -> Result<Exit
         let until = FollowLimit { count: arguments.count, time: arguments.time };
         return follow::run(until, arguments.json, out);
     }
-    let functions = FunctionInfo::all(&Machine::this());
+    let functions = FunctionInfo::all(&KernelFiles::live());
     let text = if arguments.json { as_json(&functions) } else { as_text(&functions) };
     write_out(out, &text)?;
     Ok(ExitCode::SUCCESS)

@@ -10,7 +10,7 @@ use clap::builder::TypedValueParser;
 use clap::{Args, Command, FromArgMatches};
 use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_dma::CommandStore;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::PollMode;
 use tenmil_reactor::schedule::Options;
@@ -288,7 +288,7 @@ pub(super) fn run(
     if command == "tenmil perf" {
         options = options.with_extras();
     }
-    options.check(&MachineResources::probe_machine(&Machine::this()))?;
+    options.check(&MachineResources::probe_machine(&KernelFiles::live()))?;
     let json_path = match &options.json {
         Some(Output::File(path)) => Some(path.as_str()),
         _ => None,

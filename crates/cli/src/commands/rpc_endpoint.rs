@@ -8,7 +8,7 @@ use tenmil_base::{Error, Span};
 use tenmil_drivers::hear_of_lost_writes;
 use tenmil_drivers::mirror::hear_of_mirrors;
 use tenmil_drivers::pool::{hear_of_stops, subscribe_capacity};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::process::command_line;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::pool_commands::PoolCommands;
@@ -96,7 +96,7 @@ pub(super) fn serve(state: ServerState) -> Option<(Server, EventRelay)> {
 
 fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
     let directory = RuntimeDirectory::of_user().map_err(|error| error.to_string())?;
-    put_back_frequencies(&Machine::this(), &directory, &|text| tracing::info!("{text}"));
+    put_back_frequencies(&KernelFiles::live(), &directory, &|text| tracing::info!("{text}"));
     let (announcer, announced) =
         announcements().map_err(|error| format!("make an event descriptor: {error}"))?;
     let log = crate::log::of_process().cloned();

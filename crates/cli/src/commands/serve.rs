@@ -386,7 +386,7 @@ fn run_nbd(
         idle_max: arguments.nbd_idle_timeout,
     });
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
-    tenmil_linux::file::keep()?;
+    tenmil_linux::file::commit_created()?;
     write_out(out, &ready_message(arguments, &served, &server))?;
     while !tenmil_linux::signal::interrupted() {
         while let Some(news) = server.next_news() {

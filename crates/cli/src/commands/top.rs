@@ -11,7 +11,7 @@ use super::rpc_endpoint::{ProcessSelector, choose, connect, directory, listening
 use super::write_out;
 use tenmil_bench::balance::put_back_frequencies;
 use tenmil_block::quantity::parse_time;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 /// Show the reactors, threads and pollers of a running tenmil process, live.
 ///
@@ -63,7 +63,7 @@ pub(super) fn run(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitC
         write_out(out, &crate::top::once(&mut connect(whom)?, interval)?)?;
     } else {
         let directory = directory()?;
-        put_back_frequencies(&Machine::this(), &directory, &|text| tracing::info!("{text}"));
+        put_back_frequencies(&KernelFiles::live(), &directory, &|text| tracing::info!("{text}"));
         if let Some(pid) = whom.pid {
             // A process that does not exist at the start is a usage error; one that exits later is
             // awaited.

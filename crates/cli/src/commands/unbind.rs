@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::pci::{self, Address, UnbindSelection};
 
 use super::write_out;
@@ -45,7 +45,7 @@ Examples:
 
 /// Runs `unbind`, or prints the plan with `--dry-run`.
 pub(super) fn run(arguments: &UnbindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let machine = Machine::this();
+    let machine = KernelFiles::live();
     let mut addresses = arguments.addresses.clone();
     addresses.sort();
     addresses.dedup();
@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &UnbindArguments, out: &mut dyn Write) -> Result<Ex
         None => UnbindSelection::These(addresses),
     };
     if arguments.dry_run {
-        let plans = pci::plan_back(&machine, &which)?;
+        let plans = pci::plan_unbind(&machine, &which)?;
         let text = if arguments.json { plans_as_json(&plans) } else { plans_as_text(&plans) };
         write_out(out, &text)?;
         return Ok(ExitCode::SUCCESS);
@@ -78,14 +78,14 @@ fn plans_as_text(plans: &[UnbindPlan]) -> String {
     let mut text = String::new();
     for (address, steps) in plans {
         let _ = writeln!(text, "{address}: would be given back by these steps");
-        steps.iter().for_each(|step| text += &format!("  {}\n", step.shown(*address)));
+        steps.iter().for_each(|step| text += &format!("  {}\n", step.command(*address)));
     }
     if plans.is_empty() { NOTHING.into() } else { text }
 }
 
 fn plans_as_json(plans: &[UnbindPlan]) -> String {
     let plan = |(address, steps): &UnbindPlan| {
-        let steps: Vec<String> = steps.iter().map(|step| step.shown(*address)).collect();
+        let steps: Vec<String> = steps.iter().map(|step| step.command(*address)).collect();
         json!({ "address": address.to_string(), "steps": steps })
     };
     format!("{:#}\n", json!({ "dry_run": plans.iter().map(plan).collect::<Vec<_>>() }))

@@ -61,7 +61,7 @@ impl<W: CopyTask> EventLoop for CopyLoop<'_, W> {
         } else if worked {
             NextStep::Again
         } else {
-            NextStep::Until(self.work.sides().wake_at().min(now.after(LOOK_AROUND)))
+            NextStep::SleepUntil(self.work.sides().wake_at().min(now.after(LOOK_AROUND)))
         }
     }
 
@@ -69,7 +69,7 @@ impl<W: CopyTask> EventLoop for CopyLoop<'_, W> {
         self.work.sides().arm()
     }
 
-    fn woken(&mut self, _ready: &[u64]) {
+    fn handle_wakeup(&mut self, _ready: &[u64]) {
         self.work.sides().disarm();
     }
 }

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tenmil_base::Limits;
 use tenmil_block::uri::Uri;
 use tenmil_linux::file::reach;
-use tenmil_linux::holders::{DevicePath, device_mark, file_mark};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::holders::{DevicePath, device_identity, file_identity};
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::outcome::CopySide;
 
@@ -101,9 +101,9 @@ fn whole(path: &Path) -> PathBuf {
 
 fn mark(path: &Path) -> Option<String> {
     if reach(path).metadata().ok()?.file_type().is_block_device() {
-        return device_mark(&Machine::this(), &DevicePath::of(path));
+        return device_identity(&KernelFiles::live(), &DevicePath::of(path));
     }
-    file_mark(path)
+    file_identity(path)
 }
 
 fn modified_ns(path: &Path) -> Option<String> {

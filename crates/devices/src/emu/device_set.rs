@@ -100,7 +100,7 @@ impl EmulatedDevices {
             Error::environment(format!("start the thread that tends emulated SSDs: {error}"))
         };
         let mut sleeper = Sleeper::new().map_err(refuse)?;
-        let (bell, tended) = (sleeper.bell(), Arc::clone(&shared));
+        let (bell, tended) = (sleeper.notifier(), Arc::clone(&shared));
         let body = move |stop: &StopFlag| {
             let mut tender = EmulatedAdminLoop { shared: tended, stop: stop.clone() };
             tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);
@@ -226,14 +226,14 @@ impl EventLoop for EmulatedAdminLoop {
         if self.stop.is_stopped() || !self.shared.tend(now) {
             return NextStep::Exit;
         }
-        NextStep::Until(now.after(TENDED))
+        NextStep::SleepUntil(now.after(TENDED))
     }
 
     fn arm(&mut self, _: Instant) -> bool {
         self.stop.is_stopped()
     }
 
-    fn woken(&mut self, _: &[u64]) {}
+    fn handle_wakeup(&mut self, _: &[u64]) {}
 }
 
 impl SsdDevice {

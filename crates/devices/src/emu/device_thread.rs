@@ -63,7 +63,7 @@ impl DeviceThreadBuilder {
     }
 
     pub(super) fn bell(&self) -> Notifier {
-        self.sleeper.bell()
+        self.sleeper.notifier()
     }
 
     pub(super) fn push(&mut self, ssd: EmulatedSsd) {
@@ -79,7 +79,7 @@ impl DeviceThreadBuilder {
         clock: Clock,
     ) -> Result<DeviceThread, Error> {
         let Self { ssds, mut sleeper } = self;
-        let (bell, name) = (sleeper.bell(), format!("device-{index}"));
+        let (bell, name) = (sleeper.notifier(), format!("device-{index}"));
         let body = move |stop: &StopFlag| {
             let mut on_shift = DeviceLoop::new(ssds, stop.clone(), gives_way, sleeper.sources());
             tenmil_linux::event_loop::run(&mut on_shift, &clock, &mut sleeper);
@@ -161,7 +161,7 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
             return NextStep::Again;
         }
         let may_sleep = self.spell.is_expired(now) && self.wake_at() > now && !self.is_deaf;
-        if may_sleep { NextStep::Until(self.wake_at()) } else { NextStep::Again }
+        if may_sleep { NextStep::SleepUntil(self.wake_at()) } else { NextStep::Again }
     }
 
     fn arm(&mut self, now: Instant) -> bool {
@@ -182,7 +182,7 @@ impl<I: Interrupts> EventLoop for DeviceLoop<I> {
         must_wake || self.stop.is_stopped()
     }
 
-    fn woken(&mut self, _: &[u64]) {
+    fn handle_wakeup(&mut self, _: &[u64]) {
         self.ssds.iter_mut().for_each(EmulatedSsd::disarm);
     }
 }

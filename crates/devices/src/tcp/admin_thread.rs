@@ -36,7 +36,7 @@ impl AdminThreadBuilder {
 
     /// Waker of the thread.
     pub(super) fn bell(&self) -> Arc<dyn Wake + Send + Sync> {
-        Arc::new(self.sleeper.bell())
+        Arc::new(self.sleeper.notifier())
     }
 
     /// Wait set for the sockets. The thread clears its waker.
@@ -52,7 +52,7 @@ impl AdminThreadBuilder {
         tender: impl FnOnce(StopFlag, WaitSet) -> T + Send + 'static,
     ) -> Result<AdminThread, Error> {
         let Self { mut sleeper, pillow } = self;
-        let bell = sleeper.bell();
+        let bell = sleeper.notifier();
         let body = move |stop: &StopFlag| {
             let mut tender = tender(stop.clone(), pillow);
             tenmil_linux::event_loop::run(&mut tender, &clock, &mut sleeper);

@@ -364,7 +364,7 @@ impl EventLoop for TcpAdminLoop {
         }
         let mut kept = self.shared.lock();
         kept.look_after(now);
-        NextStep::Until(kept.remote.wake_at(now).min(now.after(TENDED)))
+        NextStep::SleepUntil(kept.remote.wake_at(now).min(now.after(TENDED)))
     }
 
     fn arm(&mut self, _: Instant) -> bool {
@@ -376,7 +376,7 @@ impl EventLoop for TcpAdminLoop {
         self.stop.is_stopped() || kept.remote.arm()
     }
 
-    fn woken(&mut self, _: &[u64]) {
+    fn handle_wakeup(&mut self, _: &[u64]) {
         self.shared.lock().remote.disarm();
     }
 }

@@ -8,7 +8,7 @@
 
 use tenmil_base::Span;
 use tenmil_block::uri::{Uri, UriError};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::socket::{SocketEngine, SocketOptions};
 use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, TimeoutPolicy};
 
@@ -166,7 +166,7 @@ impl TcpName {
         }
         match self.sockets.engine {
             SocketEngine::Epoll => Ok(1),
-            SocketEngine::Ring => Err("its sockets go by io_uring, expected epoll".to_owned()),
+            SocketEngine::IoUring => Err("its sockets go by io_uring, expected epoll".to_owned()),
         }
     }
 }
@@ -249,7 +249,7 @@ fn host_id_of(nqn: &str) -> [u8; 16] {
 /// Identifier derived from `/etc/machine-id` and `salt`. Stable, and does not disclose the machine
 /// identifier.
 fn machine_id(salt: u64) -> [u8; 16] {
-    let text = Machine::this().text("/etc/machine-id").unwrap_or_default();
+    let text = KernelFiles::live().text("/etc/machine-id").unwrap_or_default();
     let digits =
         |at: usize| text.get(at..at + 16).and_then(|part| u64::from_str_radix(part, 16).ok());
     let (first, second) = (digits(0).unwrap_or(1), digits(16).unwrap_or(2));

@@ -310,7 +310,7 @@ impl EventLoop for MultipathAdminLoop {
         while let Some(event) = multipath.poll(now) {
             hear(&event, &mut multipath, &self.teller, &self.growth);
         }
-        NextStep::Until(multipath.wake_at(now).min(now.after(TENDED)))
+        NextStep::SleepUntil(multipath.wake_at(now).min(now.after(TENDED)))
     }
 
     fn arm(&mut self, _: Instant) -> bool {
@@ -318,7 +318,7 @@ impl EventLoop for MultipathAdminLoop {
         self.stop.is_stopped() || lock(&self.shared).arm(&mut self.pillow)
     }
 
-    fn woken(&mut self, _: &[u64]) {
+    fn handle_wakeup(&mut self, _: &[u64]) {
         lock(&self.shared).disarm();
     }
 }

@@ -59,7 +59,7 @@ fn what_was_lent_is_taken_where_nobody_has_to_look_at_it() {
     }
     assert!(takes("?ddgst=yes").unwrap_err().contains("digest"));
     let mut by_ring = name("tcp://192.0.2.7:4420/nqn.2024-01.example:disk").unwrap();
-    by_ring.sockets.engine = tenmil_linux::socket::SocketEngine::Ring;
+    by_ring.sockets.engine = tenmil_linux::socket::SocketEngine::IoUring;
     assert!(by_ring.supports_kernel_buffers().unwrap_err().contains("expected epoll"));
 }
 

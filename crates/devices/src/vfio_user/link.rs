@@ -400,7 +400,7 @@ impl ConnectionState {
         if self.lost.is_none() {
             self.lost = Some(why.to_owned());
             // Fails if the server has closed already, which is fine.
-            let _ = shared.connection.finish();
+            let _ = shared.connection.shutdown_write();
             self.wait_for(shared, END);
         }
     }
@@ -420,7 +420,7 @@ impl ConnectionState {
             let (mut files, most) = (Vec::new(), Capabilities::OURS.files_max as usize);
             let buffer = &mut self.buffer[..wanted];
             match shared.connection.receive_files(buffer, &mut files, most) {
-                Ok(RecvResult::Nothing) => return Ok(()),
+                Ok(RecvResult::WouldBlock) => return Ok(()),
                 Ok(RecvResult::Bytes(count)) => {
                     let files = files.into_iter().map(Arc::new);
                     match self.client.receive(&self.buffer[..count], files) {
@@ -429,7 +429,7 @@ impl ConnectionState {
                         Err(violation) => self.lose(shared, &violation.to_string()),
                     }
                 }
-                Ok(RecvResult::End) => self.end(shared),
+                Ok(RecvResult::Eof) => self.end(shared),
                 Err(error) => self.lose(shared, &error.to_string()),
             }
         }
@@ -450,8 +450,8 @@ impl ConnectionState {
             }
             match shared.connection.receive(&mut self.buffer) {
                 Ok(RecvResult::Bytes(_)) => {}
-                Ok(RecvResult::Nothing) | Err(_) => return,
-                Ok(RecvResult::End) => self.end(shared),
+                Ok(RecvResult::WouldBlock) | Err(_) => return,
+                Ok(RecvResult::Eof) => self.end(shared),
             }
         }
     }

@@ -43,8 +43,8 @@ impl Peer {
             let wanted = self.server.wanted();
             let mut files = Vec::new();
             match self.connection.receive_files(&mut buffer[..wanted], &mut files, 16).unwrap() {
-                RecvResult::End => return None,
-                RecvResult::Nothing => assert!(self.connection.wait_to_receive(PATIENCE).unwrap()),
+                RecvResult::Eof => return None,
+                RecvResult::WouldBlock => assert!(self.connection.wait_to_receive(PATIENCE).unwrap()),
                 RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
                     self.server.receive(&buffer[..count], files).unwrap();

@@ -139,7 +139,7 @@ impl<J: FileIo> FileChannel<J> {
             NextStep::Answer(outcome) => outcome,
             NextStep::Job => match self.ask(index) {
                 Ok(()) => return,
-                Err(SubmitError::NoSuchMemory(_)) => IoStatus::DATA_TRANSFER_ERROR,
+                Err(SubmitError::InvalidSegment(_)) => IoStatus::DATA_TRANSFER_ERROR,
                 Err(SubmitError::Full | SubmitError::TooManySegments) => IoStatus::INTERNAL_ERROR,
             },
         };

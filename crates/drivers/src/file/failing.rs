@@ -60,7 +60,7 @@ impl DeviceType for FailingKind {
         };
         // Whether the file system here has direct transfers does not matter.
         let alignment = Alignment { memory_bytes: 4096, offset_bytes: 512 };
-        let alignment = if direct { Ok(alignment) } else { Err(BufferedReason::Asked) };
+        let alignment = if direct { Ok(alignment) } else { Err(BufferedReason::Requested) };
         let file = FileDevice::open_as(opener.regions, &options, alignment)?;
         let (regions, syncs) = (opener.regions.clone(), Arc::clone(&self.syncs));
         let medium = Arc::new(Failing { file, regions, syncs });
@@ -115,6 +115,6 @@ impl FileIo for FailingJobs {
     }
 
     fn has_unstarted(&self) -> bool {
-        self.engine.has_unstarted()
+        self.engine.has_unsubmitted()
     }
 }

@@ -46,6 +46,6 @@ impl FileIo for Engine {
     }
 
     fn has_unstarted(&self) -> bool {
-        self.has_unstarted()
+        self.has_unsubmitted()
     }
 }

@@ -103,9 +103,9 @@ impl fmt::Display for LostWrite {
 /// Why what was lost cannot be read again, and what to do.
 pub(super) fn cached(path: &dyn fmt::Display, why: BufferedReason) -> String {
     let fix = match why {
-        BufferedReason::Asked => "open it without direct=no".into(),
+        BufferedReason::Requested => "open it without direct=no".into(),
         BufferedReason::UnitTooSmall(needed) => format!("open it with block={needed}"),
-        BufferedReason::Refused(_) => {
+        BufferedReason::NotSupported(_) => {
             "end this process, drop the page cache (echo 1 > /proc/sys/vm/drop_caches), and start again"
                 .into()
         }

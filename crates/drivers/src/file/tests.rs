@@ -470,9 +470,9 @@ fn acknowledged_loss_is_over_for_that_channel_and_fails_a_flush_of_every_other()
 #[test]
 fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
     for (why, fix) in [
-        (BufferedReason::Asked, "fix: open it without direct=no"),
+        (BufferedReason::Requested, "fix: open it without direct=no"),
         (BufferedReason::UnitTooSmall(4096), "fix: open it with block=4096"),
-        (BufferedReason::Refused(Errno::INVAL), "/proc/sys/vm/drop_caches"),
+        (BufferedReason::NotSupported(Errno::INVAL), "/proc/sys/vm/drop_caches"),
     ] {
         let bench = Bench::of(Err(why));
         let (mut channel, kernel) = bench.channel();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, ErrorCategory, ExtentKind, Instant, Operation};
 use tenmil_dma::RegionTable;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::assemble::LegProbe;
 use super::fence::admit;
@@ -37,7 +37,7 @@ pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<Stri
     if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
         return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
     }
-    overwrite::allow("mirror create", &existing, overwrite, &Machine::this())?;
+    overwrite::allow("mirror create", &existing, overwrite, &KernelFiles::live())?;
     let uuid =
         u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
     let mut now = || opener.clock.now();
@@ -74,7 +74,7 @@ pub(super) fn format(
     legs.iter().try_for_each(|leg| check_leg(leg, &shape))?;
     let count = u8::try_from(legs.len()).map_err(|_| "too many legs")?;
     let dirty = different(&media, &shape)?;
-    tenmil_linux::file::keep().map_err(|error| error.to_string())?;
+    tenmil_linux::file::commit_created().map_err(|error| error.to_string())?;
     let room = leg_io::room(regions)?;
     for (leg, (name, medium)) in (0..).zip(&media) {
         let mut raw = leg_io::LegIo::open(regions, &room, &***medium)?;

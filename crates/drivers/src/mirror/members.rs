@@ -13,7 +13,7 @@
 
 use tenmil_base::{ErrorCategory, Instant};
 use tenmil_dma::{Region, RegionTable};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::assemble::{AssembledMirror, LegCandidate, LegProbe, Start, assemble};
 use super::commit::legs_of;
@@ -62,7 +62,7 @@ pub fn add(opener: &Opener<'_>, uri: &Uri, new: &Uri, overwrite: bool) -> Result
     with_members(opener, uri, &doing, |members, now| {
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, None, now).map_err(caller)?;
-        tenmil_linux::file::keep().map_err(|error| caller(error.to_string()))?;
+        tenmil_linux::file::commit_created().map_err(|error| caller(error.to_string()))?;
         members.add(&leg, now).map_err(caller)
     })
 }
@@ -91,7 +91,7 @@ pub fn replace(
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, Some(number), now).map_err(caller)?;
         consent(&format!("{} is replaced by {new}", members.described(number)))?;
-        tenmil_linux::file::keep().map_err(|error| caller(error.to_string()))?;
+        tenmil_linux::file::commit_created().map_err(|error| caller(error.to_string()))?;
         members.replace(number, &leg, now).map_err(caller)
     })
 }
@@ -166,7 +166,7 @@ fn fresh(
         return Err(refused());
     }
     let leg = Leg { name: uri.to_string(), medium: Ok(opened.medium) };
-    overwrite::allow("a new leg", &opened.existing, overwrite, &Machine::this())?;
+    overwrite::allow("a new leg", &opened.existing, overwrite, &KernelFiles::live())?;
     let found = look(opener.regions, std::slice::from_ref(&leg), now).map_err(caller)?;
     admit(&found, None, false).map_err(caller)?;
     if let Some(LegProbe::Leg(found)) = found.first().map(|candidate| &candidate.found)

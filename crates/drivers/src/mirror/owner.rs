@@ -49,7 +49,7 @@ impl Owner {
         let mut running = Running { shared, channel, device, names };
         let refuse = |error: std::io::Error| format!("start the thread of a mirror: {error}");
         let mut sleeper = Sleeper::new().map_err(refuse)?;
-        let bell = sleeper.bell();
+        let bell = sleeper.notifier();
         let thread = Thread::spawn("mirror", None, move |stop| {
             running.run(stop, &clock, &mut sleeper);
         });

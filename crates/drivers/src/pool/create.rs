@@ -1,7 +1,7 @@
 //! Creates, opens, checks and takes over pools.
 
 use tenmil_base::{BlockDevice, ErrorCategory, IoStatus};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_volume::devices::LABEL_BLOCKS;
 use tenmil_volume::format::STORE_BLOCKS_MIN;
 use tenmil_volume::{Opened as OpenedStore, Opening, Owner, Pool, PoolConfig, PoolError, Step};
@@ -68,7 +68,7 @@ pub fn create_over(
         for other in others {
             existing.extend(look_at_other(opener, other)?);
         }
-        overwrite::allow("pool create", &existing, overwrite, &Machine::this())?;
+        overwrite::allow("pool create", &existing, overwrite, &KernelFiles::live())?;
         make_files()?;
         format(opener, uri, &*below.medium, &shape, steps)?;
     }
@@ -84,7 +84,7 @@ pub fn create_over(
 
 /// Makes the files that were opened and are not there yet: nothing is refused any more.
 pub(super) fn make_files() -> Result<(), Error> {
-    tenmil_linux::file::keep().map_err(|error| Error::new(error.category(), error.to_string()))
+    tenmil_linux::file::commit_created().map_err(|error| Error::new(error.category(), error.to_string()))
 }
 
 /// Whether a store is the one that is to be made, or one from which it was begun.

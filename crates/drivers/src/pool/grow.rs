@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{BlockDevice, Durability, ErrorCategory, IoChannel, Limits, Operation};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_volume::devices::{Devices, LABEL_BLOCKS, Label, SecondaryDevice};
 use tenmil_volume::format::STORE_BLOCKS_MIN;
 use tenmil_volume::{PoolRequest, PoolResponse};
@@ -216,7 +216,7 @@ impl OpenPool {
         }
         // A label of this pool that no superblock counts is left from a grow interrupted by a power loss.
         if ours.is_none() {
-            overwrite::allow("pool grow", &member.opened.existing, overwrite, &Machine::this())?;
+            overwrite::allow("pool grow", &member.opened.existing, overwrite, &KernelFiles::live())?;
         }
         if member.uri != *uri {
             // The recorded URI must also find it.

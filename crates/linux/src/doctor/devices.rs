@@ -12,10 +12,10 @@ const READ_REQUEST: u32 = 512;
 
 pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
     let functions = Function::all(patient.machine);
-    let mut findings = vec![iommu(patient), pass_through(patient), module(patient), doors(patient)];
+    let mut findings = vec![iommu(patient), vfio_modules(patient), module(patient), device_nodes(patient)];
     findings.push(disks(patient));
     if functions.is_empty() {
-        let none = Section::Devices.finding("NVMe functions", "", "");
+        let none = Section::Devices.check("NVMe functions", "", "");
         findings.push(none.plain("none on the PCI bus; emulated ones need no hardware"));
     }
     for function in &functions {
@@ -26,7 +26,7 @@ pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
 }
 
 fn iommu(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Devices.finding(
+    let finding = Section::Devices.check(
         "IOMMU",
         "on",
         "`tenmil bind` gives an SSD only to a program that it keeps to its own memory",
@@ -51,14 +51,14 @@ fn iommu(patient: &DoctorContext<'_>) -> Check {
         );
     }
     let firmware = "switch on VT-d, AMD-Vi or the SMMU in the firmware";
-    let vendor = machine.processor("vendor_id");
+    let vendor = machine.cpuinfo("vendor_id");
     let command = match vendor.as_deref() {
         Some("GenuineIntel") => {
             format!("{firmware}, and add intel_iommu=on to the kernel's command line")
         }
         _ => firmware.to_owned(),
     };
-    let flags = machine.processor("flags").unwrap_or_default();
+    let flags = machine.cpuinfo("flags").unwrap_or_default();
     let is_guest = flags.split(' ').any(|flag| flag == "hypervisor");
     if is_guest {
         return finding.missing(
@@ -69,8 +69,8 @@ fn iommu(patient: &DoctorContext<'_>) -> Check {
     finding.missing("none", command)
 }
 
-fn pass_through(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Devices.finding(
+fn vfio_modules(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Devices.check(
         "IOMMU pass-through",
         "identity",
         "the kernel's own devices, such as network cards, then cost no translation; SSDs under VFIO \
@@ -93,7 +93,7 @@ fn pass_through(patient: &DoctorContext<'_>) -> Check {
         return finding.good(kinds.join(" and "));
     }
     let word =
-        if machine.processor("vendor_id").is_some() { "iommu=pt" } else { "iommu.passthrough=1" };
+        if machine.cpuinfo("vendor_id").is_some() { "iommu=pt" } else { "iommu.passthrough=1" };
     finding.slow(
         kinds.join(" and "),
         format!("add {word} to the kernel's command line and start anew"),
@@ -101,7 +101,7 @@ fn pass_through(patient: &DoctorContext<'_>) -> Check {
 }
 
 fn module(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Devices.finding(
+    let finding = Section::Devices.check(
         "driver vfio-pci",
         "loaded",
         "through it the kernel lets a program drive an SSD",
@@ -132,7 +132,7 @@ fn not_loaded(finding: Check, patient: &DoctorContext<'_>, module: &str, option:
 }
 
 fn disks(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Devices.finding(
+    let finding = Section::Devices.check(
         "driver ublk_drv",
         "loaded, and this user root",
         "`tenmil serve --listen ublk:` makes disks of this machine by it",
@@ -152,8 +152,8 @@ fn disks(patient: &DoctorContext<'_>) -> Check {
     }
 }
 
-fn doors(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Devices.finding(
+fn device_nodes(patient: &DoctorContext<'_>) -> Check {
+    let finding = Section::Devices.check(
         "/dev/vfio",
         "doors that this user may open",
         "whoever drives an SSD opens /dev/vfio/vfio, and the door of its group",
@@ -202,7 +202,7 @@ fn groups_of(patient: &DoctorContext<'_>) -> Vec<u32> {
 }
 
 fn ssd(function: &Function) -> Check {
-    let finding = Section::Devices.finding(
+    let finding = Section::Devices.check(
         function.address.to_string(),
         "a driver, and a controller that is live",
         "",
@@ -224,7 +224,7 @@ fn ssd(function: &Function) -> Check {
 
 fn read_request(patient: &DoctorContext<'_>, function: &Function) -> Check {
     let address = function.address;
-    let finding = Section::Devices.finding(
+    let finding = Section::Devices.check(
         format!("{address} PCIe read request"),
         "512 bytes or more",
         "an SSD fetches what is written to it in pieces of this size",
@@ -248,11 +248,11 @@ fn read_request(patient: &DoctorContext<'_>, function: &Function) -> Check {
 /// Register, bits 14:12). The walk of the capability list is bounded, since the list may be a
 /// cycle.
 fn read_request_bytes(config: &[u8]) -> Option<u32> {
-    const LIST_AT: usize = 0x34;
+    const CAPABILITY_POINTER: usize = 0x34;
     const EXPRESS: u8 = 0x10;
     const CAPABILITIES_MAX: usize = 48;
     let byte = |at: usize| config.get(at).copied();
-    let mut at = usize::from(byte(LIST_AT)? & !3);
+    let mut at = usize::from(byte(CAPABILITY_POINTER)? & !3);
     for _ in 0..CAPABILITIES_MAX {
         if at < 0x40 {
             return None;

@@ -2,7 +2,7 @@
 
 use super::limits::limit;
 use super::{Check, DoctorContext, Section, SysfsChange};
-use crate::fd_table::ROOM;
+use crate::fd_table::DESCRIPTORS_RESERVED;
 
 const IO_URING: &str = "proc/sys/kernel/io_uring_disabled";
 
@@ -14,7 +14,7 @@ struct MinimumSetting {
     why: &'static str,
 }
 
-const FLOORS: [MinimumSetting; 5] = [
+const MINIMUM_SETTINGS: [MinimumSetting; 5] = [
     MinimumSetting {
         name: "net.core.netdev_budget",
         least: 300,
@@ -48,11 +48,11 @@ const FLOORS: [MinimumSetting; 5] = [
 ];
 
 /// Recommended maximum in settings of three numbers: minimum, default and maximum.
-const GREATEST: u64 = 128 << 20;
+const BUFFER_BYTES_RECOMMENDED: u64 = 128 << 20;
 
 pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
     let mut findings = vec![io_uring(patient), descriptors(patient)];
-    findings.extend(FLOORS.iter().map(|floor| at_least(patient, floor)));
+    findings.extend(MINIMUM_SETTINGS.iter().map(|floor| at_least(patient, floor)));
     findings.push(buffers(patient, "net.ipv4.tcp_rmem"));
     findings.push(buffers(patient, "net.ipv4.tcp_wmem"));
     findings.push(busy_poll(patient));
@@ -60,7 +60,7 @@ pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
 }
 
 fn io_uring(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Kernel.finding(
+    let finding = Section::Kernel.check(
         "io_uring",
         "allowed",
         "without it files are read and written by threads, and sockets by epoll alone",
@@ -81,7 +81,7 @@ fn io_uring(patient: &DoctorContext<'_>) -> Check {
 }
 
 fn descriptors(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Kernel.finding(
+    let finding = Section::Kernel.check(
         "open files",
         "65536 or more",
         "each connection takes five descriptors at a target",
@@ -91,7 +91,7 @@ fn descriptors(patient: &DoctorContext<'_>) -> Check {
     };
     // Every tenmil process raises its soft limit to the hard limit.
     let Some(hard) = found.hard else { return finding.good("without limit") };
-    if hard >= ROOM {
+    if hard >= DESCRIPTORS_RESERVED {
         return finding.good(hard.to_string());
     }
     let command = "sudo prlimit --pid $$ --nofile=65536, for good LimitNOFILE=65536 in the service";
@@ -100,7 +100,7 @@ fn descriptors(patient: &DoctorContext<'_>) -> Check {
 
 fn at_least(patient: &DoctorContext<'_>, floor: &MinimumSetting) -> Check {
     let MinimumSetting { name, least, advised, why } = floor;
-    let finding = Section::Kernel.finding(*name, advised, why);
+    let finding = Section::Kernel.check(*name, advised, why);
     let path = path(name);
     match patient.machine.number(&path) {
         None => finding.unknown(format!("/{path} is not there, as in a network of its own")),
@@ -117,7 +117,7 @@ fn at_least(patient: &DoctorContext<'_>, floor: &MinimumSetting) -> Check {
 }
 
 fn buffers(patient: &DoctorContext<'_>, name: &'static str) -> Check {
-    let finding = Section::Kernel.finding(
+    let finding = Section::Kernel.check(
         name,
         "134217728 or more as the last number",
         "what a connection may have under way when the kernel adapts its buffers: 100 Gbit/s over 10 \
@@ -127,9 +127,9 @@ fn buffers(patient: &DoctorContext<'_>, name: &'static str) -> Check {
     let text = patient.machine.text(&path).unwrap_or_default();
     let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     match numbers[..] {
-        [_, _, most] if most >= GREATEST => finding.good(shown(&numbers)),
+        [_, _, most] if most >= BUFFER_BYTES_RECOMMENDED => finding.good(format_value(&numbers)),
         [least, default, _] => {
-            let (from, to) = (shown(&numbers), shown(&[least, default, GREATEST]));
+            let (from, to) = (format_value(&numbers), format_value(&[least, default, BUFFER_BYTES_RECOMMENDED]));
             finding.slow(&*from, format!("sudo sysctl -w {name}='{to}'")).safe(vec![SysfsChange {
                 path,
                 from: from.clone(),
@@ -141,7 +141,7 @@ fn buffers(patient: &DoctorContext<'_>, name: &'static str) -> Check {
 }
 
 fn busy_poll(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Kernel.finding(
+    let finding = Section::Kernel.check(
         "net.core.busy_poll",
         "0",
         "who wants it asks for its own sockets with busy-poll=; for all, every poll() in the machine \
@@ -155,7 +155,7 @@ fn busy_poll(patient: &DoctorContext<'_>) -> Check {
     }
 }
 
-fn shown(numbers: &[u64]) -> String {
+fn format_value(numbers: &[u64]) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(" ")
 }
 

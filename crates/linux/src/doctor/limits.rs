@@ -1,6 +1,6 @@
 //! Resource limits and capabilities of this process, from `/proc/self`.
 
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Soft and hard value of a limit. `None` is unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub(super) struct Limit {
 }
 
 /// `Max locked memory         8388608              8388608              bytes` (proc_pid_limits(5)).
-pub(super) fn limit(machine: &Machine, name: &str) -> Option<Limit> {
+pub(super) fn limit(machine: &KernelFiles, name: &str) -> Option<Limit> {
     let text = machine.text("proc/self/limits")?;
     let mut rest = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
     let mut value = || match rest.next()? {
@@ -21,7 +21,7 @@ pub(super) fn limit(machine: &Machine, name: &str) -> Option<Limit> {
 }
 
 /// Whether this process has a capability, by its number (capabilities(7)).
-pub(super) fn is_capable(machine: &Machine, number: u32) -> bool {
+pub(super) fn is_capable(machine: &KernelFiles, number: u32) -> bool {
     let text = machine.text("proc/self/status").unwrap_or_default();
     let set = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());

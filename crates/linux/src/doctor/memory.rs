@@ -1,12 +1,12 @@
 //! Memory: lockable bytes and huge pages.
 
 use super::limits::{is_capable, limit};
-use super::{Check, DoctorContext, Section, SysfsChange, echo};
+use super::{Check, DoctorContext, Section, SysfsChange, write_command};
 
 const LOCKABLE: u64 = 1 << 30;
 /// Queues of one SSD with 16 pairs of 255 commands, and buffers: with less, `pcie:` does not start.
-const NEEDED: u64 = 24 << 20;
-const LIFT: &str = "sudo prlimit --pid $$ --memlock=unlimited, for good LimitMEMLOCK=infinity in the \
+const LOCKABLE_BYTES_MIN: u64 = 24 << 20;
+const RAISE_LIMIT: &str = "sudo prlimit --pid $$ --memlock=unlimited, for good LimitMEMLOCK=infinity in the \
     service or `* - memlock unlimited` in /etc/security/limits.conf";
 const HUGE_PAGES: u64 = 512;
 /// CAP_IPC_LOCK (capabilities(7)): locked memory is not limited.
@@ -18,7 +18,7 @@ pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
 }
 
 fn lockable(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Memory.finding(
+    let finding = Section::Memory.check(
         "lockable memory",
         "1 GiB or more",
         "memory that an SSD under VFIO reaches is locked, and so are registered buffers",
@@ -34,17 +34,17 @@ fn lockable(patient: &DoctorContext<'_>) -> Check {
     };
     let command = match found.hard.is_none_or(|hard| hard >= LOCKABLE) {
         true => "ulimit -l 1048576",
-        false => LIFT,
+        false => RAISE_LIMIT,
     };
     // Required where VFIO is present.
-    match soft < NEEDED && patient.machine.has("dev/vfio/vfio") {
+    match soft < LOCKABLE_BYTES_MIN && patient.machine.has("dev/vfio/vfio") {
         true => finding.missing(kib(soft), command),
         false => finding.slow(kib(soft), command),
     }
 }
 
 fn huge(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Memory.finding(
+    let finding = Section::Memory.check(
         "huge pages of 2 MiB",
         "512 free",
         "rings and buffers in them need one entry of the IOMMU and the TLB where small pages need 512",
@@ -58,14 +58,14 @@ fn huge(patient: &DoctorContext<'_>) -> Check {
         }
         (Some(all), Some(free)) => finding.slow(
             format!("{free} of {all} free"),
-            echo(&(all - free.min(all) + HUGE_PAGES).to_string(), "proc/sys/vm/nr_hugepages"),
+            write_command(&(all - free.min(all) + HUGE_PAGES).to_string(), "proc/sys/vm/nr_hugepages"),
         ),
         _ => finding.unknown("this kernel shows no pool of them"),
     }
 }
 
 fn transparent(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Memory.finding(
+    let finding = Section::Memory.check(
         "transparent huge pages",
         "madvise or always",
         "tenmil asks for them where no others are reserved",
@@ -76,7 +76,7 @@ fn transparent(patient: &DoctorContext<'_>) -> Check {
     match word {
         Some("never") => {
             let (from, to) = ("never".into(), "madvise".into());
-            finding.slow("never", echo("madvise", TRANSPARENT)).safe(vec![SysfsChange {
+            finding.slow("never", write_command("madvise", TRANSPARENT)).safe(vec![SysfsChange {
                 path: TRANSPARENT.into(),
                 from,
                 to,

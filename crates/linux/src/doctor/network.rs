@@ -6,7 +6,7 @@ use super::{Check, DoctorContext, Section};
 use crate::{CpuList, Errno};
 
 const CARDS: &str = "sys/class/net";
-const RING: u32 = 1024;
+const RING_ENTRIES_RECOMMENDED: u32 = 1024;
 /// NVMe/TCP (TCP transport 1.0 §3.1).
 const STORAGE_PORT: u16 = 4420;
 
@@ -15,7 +15,7 @@ pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
     let is_card = |name: &String| machine.has(&format!("{CARDS}/{name}/device"));
     let cards: Vec<String> = machine.names(CARDS).into_iter().filter(is_card).collect();
     if cards.is_empty() {
-        let none = Section::Network.finding("network cards", "", "");
+        let none = Section::Network.check("network cards", "", "");
         return vec![none.plain("none")];
     }
     let of_card = |card: &String| {
@@ -26,15 +26,15 @@ pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
 }
 
 fn rings(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} rings"),
         "1024, or as many as there can be",
         "packets that come in a burst are dropped when there is no room for them",
     );
     match patient.answers.rings(card) {
-        Err(errno) => finding.unknown(no_answer(card, "rings", errno)),
+        Err(errno) => finding.unknown(unknown(card, "rings", errno)),
         Ok(found) => {
-            let best = |max: u32| RING.min(max);
+            let best = |max: u32| RING_ENTRIES_RECOMMENDED.min(max);
             let shown = format!("{} to receive, {} to send", found.receive, found.send);
             if found.receive >= best(found.receive_max) && found.send >= best(found.send_max) {
                 return finding.good(shown);
@@ -47,13 +47,13 @@ fn rings(patient: &DoctorContext<'_>, card: &str) -> Check {
 }
 
 fn coalescing(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} interrupts"),
         "adaptive, or after some microseconds",
         "an interrupt for every packet costs more than the packet",
     );
     match patient.answers.coalescing(card) {
-        Err(errno) => finding.unknown(no_answer(card, "coalescing", errno)),
+        Err(errno) => finding.unknown(unknown(card, "coalescing", errno)),
         Ok(found) if found.is_adaptive => finding.good("adaptive"),
         Ok(found) if found.receive_us > 0 => finding.good(format!("after {} us", found.receive_us)),
         Ok(_) => finding.slow(
@@ -64,7 +64,7 @@ fn coalescing(patient: &DoctorContext<'_>, card: &str) -> Check {
 }
 
 fn queues(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} queues"),
         "one for each processor",
         "connections then share neither queue nor interrupt",
@@ -72,7 +72,7 @@ fn queues(patient: &DoctorContext<'_>, card: &str) -> Check {
     let online = patient.machine.online().map_or(0, |online| online.len());
     let wanted = u32::try_from(online).unwrap_or(u32::MAX).max(1);
     match patient.answers.channels(card) {
-        Err(errno) => finding.unknown(no_answer(card, "channels", errno)),
+        Err(errno) => finding.unknown(unknown(card, "channels", errno)),
         Ok(found) => {
             let best = wanted.min(found.combined_max);
             let shown = format!("{} of {}", found.combined, found.combined_max);
@@ -87,13 +87,13 @@ fn queues(patient: &DoctorContext<'_>, card: &str) -> Check {
 
 /// Transmit queue selection by CPU (XPS).
 fn xps(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} XPS"),
         "each sending queue with processors of its own",
         "otherwise threads on all processors take turns at the lock of a queue",
     );
     let directory = format!("{CARDS}/{card}/queues");
-    let queues = sending(patient, card);
+    let queues = tx_queues(patient, card);
     if queues.len() < 2 {
         return finding.plain(format!("sending queues are {}", queues.len()));
     }
@@ -121,7 +121,7 @@ fn xps(patient: &DoctorContext<'_>, card: &str) -> Check {
 
 /// Interrupt affinity of a card.
 fn interrupts(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} interrupt affinity"),
         "processors that nobody polls on",
         "an interrupt on an isolated core stops whoever polls there",
@@ -133,7 +133,7 @@ fn interrupts(patient: &DoctorContext<'_>, card: &str) -> Check {
     let mut read = 0;
     for number in &numbers {
         let mut lists =
-            names.iter().map(|name| machine.cores(&format!("proc/irq/{number}/{name}")));
+            names.iter().map(|name| machine.cpu_list(&format!("proc/irq/{number}/{name}")));
         if let Some(list) = lists.find_map(|list| list) {
             cores.extend(list.iter());
             read += 1;
@@ -147,7 +147,7 @@ fn interrupts(patient: &DoctorContext<'_>, card: &str) -> Check {
     }
     let cores: CpuList = cores.into_iter().collect();
     let shown = format!("{read} on {cores}");
-    let isolated = machine.isolated().map(|isolated| isolated.and(&cores));
+    let isolated = machine.isolated().map(|isolated| isolated.intersection(&cores));
     match isolated.filter(|both| !both.is_empty()) {
         None => finding.good(shown),
         Some(both) => finding.slow(
@@ -160,7 +160,7 @@ fn interrupts(patient: &DoctorContext<'_>, card: &str) -> Check {
 
 /// Deferral of hardware interrupts after an empty poll.
 fn hard_irqs(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} deferred interrupts"),
         "2 and 200000 ns where connections ask for busy-poll=, else 0 and 0",
         "sockets that are polled need no interrupts as long as the polling goes on",
@@ -176,12 +176,12 @@ fn hard_irqs(patient: &DoctorContext<'_>, card: &str) -> Check {
 
 /// Queue sets for traffic classes (mqprio).
 fn classes(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} queue sets"),
         "a set of its own for storage, if it shares the card with other traffic",
         "mqprio gives it queues that others do not fill",
     );
-    let queues = sending(patient, card).len();
+    let queues = tx_queues(patient, card).len();
     match class_numbers(patient, card).len() {
         _ if queues == 1 => finding.plain("one, as there is one queue"),
         0 => finding.unknown("its queues tell no class"),
@@ -202,12 +202,12 @@ fn class_numbers(patient: &DoctorContext<'_>, card: &str) -> BTreeSet<String> {
         let path = format!("{CARDS}/{card}/queues/{queue}/traffic_class");
         patient.machine.text(&path)
     };
-    sending(patient, card).into_iter().filter_map(class).collect()
+    tx_queues(patient, card).into_iter().filter_map(class).collect()
 }
 
 /// Filters that steer packets to such a queue set (flower).
 fn rules(patient: &DoctorContext<'_>, card: &str) -> Check {
-    let finding = Section::Network.finding(
+    let finding = Section::Network.check(
         format!("{card} flower rules"),
         "one that leads port 4420 to the set for storage, if there is one",
         "what comes in finds its set by them",
@@ -217,7 +217,7 @@ fn rules(patient: &DoctorContext<'_>, card: &str) -> Check {
         return finding.unknown(format!("/{CARDS}/{card}/ifindex does not tell"));
     };
     let found = match patient.answers.flower_filters(index) {
-        Err(errno) => return finding.unknown(no_answer(card, "filters", errno)),
+        Err(errno) => return finding.unknown(unknown(card, "filters", errno)),
         Ok(found) => found,
     };
     let leads = found.iter().find(|flower| flower.tcp_port == Some(STORAGE_PORT));
@@ -236,12 +236,12 @@ fn rules(patient: &DoctorContext<'_>, card: &str) -> Check {
     }
 }
 
-fn sending(patient: &DoctorContext<'_>, card: &str) -> Vec<String> {
+fn tx_queues(patient: &DoctorContext<'_>, card: &str) -> Vec<String> {
     let names = patient.machine.names(&format!("{CARDS}/{card}/queues"));
     names.into_iter().filter(|name| name.starts_with("tx-")).collect()
 }
 
-fn no_answer(card: &str, what: &str, errno: Errno) -> String {
+fn unknown(card: &str, what: &str, errno: Errno) -> String {
     match errno {
         Errno::OPNOTSUPP => format!("the driver of {card} does not tell its {what}"),
         errno => format!("{card} does not tell its {what} ({errno})"),

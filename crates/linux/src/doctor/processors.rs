@@ -1,6 +1,6 @@
 //! CPUs: isolation, frequency, quotas and mitigations.
 
-use super::{Check, DoctorContext, Section, SysfsChange, echo};
+use super::{Check, DoctorContext, Section, SysfsChange, write_command};
 use crate::CpuList;
 use crate::cgroup::Limits;
 
@@ -15,7 +15,7 @@ pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
 }
 
 fn isolated(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Processors.finding(
+    let finding = Section::Processors.check(
         "isolated cores",
         "those that poll",
         "on others the scheduler and its clock tick interrupt whoever polls",
@@ -38,14 +38,14 @@ fn isolated(patient: &DoctorContext<'_>) -> Check {
             ),
         );
     };
-    let usable = isolated.and(patient.allowed);
+    let usable = isolated.intersection(patient.allowed);
     if usable.is_empty() {
         return finding.slow(
             format!("{isolated}, of which this process may use none: it has {}", patient.allowed),
             format!("start it under taskset -c {isolated}, in a cpuset that has them"),
         );
     }
-    let ticking = machine.cores("sys/devices/system/cpu/nohz_full");
+    let ticking = machine.cpu_list("sys/devices/system/cpu/nohz_full");
     match ticking.filter(|quiet| usable.iter().all(|core| quiet.contains(core))) {
         Some(_) => finding.good(format!("{isolated}, without a clock tick")),
         None => finding.slow(
@@ -56,7 +56,7 @@ fn isolated(patient: &DoctorContext<'_>) -> Check {
 }
 
 fn governor(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Processors.finding(
+    let finding = Section::Processors.check(
         "frequency governor",
         "performance",
         "whoever polls is busy at any frequency, so nothing else makes it run fast",
@@ -84,13 +84,13 @@ fn governor(patient: &DoctorContext<'_>) -> Check {
     finding
         .slow(
             format!("{name} on {cores}"),
-            echo("performance", "sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"),
+            write_command("performance", "sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"),
         )
         .safe(changes)
 }
 
 fn quota(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Processors.finding(
+    let finding = Section::Processors.check(
         "quota of the control group",
         "none, or 2 processors and more",
         "threads that poll use a quota up, and are then stopped for up to 100 ms",
@@ -104,7 +104,7 @@ fn quota(patient: &DoctorContext<'_>) -> Check {
         (Some(quota), Some(file)) if quota < 2.0 => {
             let unlimited = if file.ends_with("cpu.max") { "max" } else { "-1" };
             let path = file.trim_start_matches('/');
-            finding.slow(format!("{quota:.2} processors"), echo(unlimited, path))
+            finding.slow(format!("{quota:.2} processors"), write_command(unlimited, path))
         }
         (Some(quota), _) => finding.good(format!("{quota:.2} processors")),
         (None, _) => finding.good("none"),
@@ -112,7 +112,7 @@ fn quota(patient: &DoctorContext<'_>) -> Check {
 }
 
 fn mitigations(patient: &DoctorContext<'_>) -> Check {
-    let finding = Section::Processors.finding(
+    let finding = Section::Processors.check(
         "mitigations that cost system calls",
         "as the machine's owner wants them",
         "SSDs and shared memory are driven without system calls, files and sockets are not",

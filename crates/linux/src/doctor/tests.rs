@@ -6,7 +6,7 @@ mod values;
 
 use super::{Check, DoctorContext, KernelProbe, Section, examine, examine_this};
 use crate::ethtool::{Channels, Coalescing, Rings};
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::kernel_files::tests::made_of;
 use crate::tc_flower::FlowerFilter;
 use crate::{CpuList, Errno};
@@ -54,7 +54,7 @@ fn silent() -> Told {
     }
 }
 
-fn look(machine: &Machine, told: &Told) -> Vec<Check> {
+fn look(machine: &KernelFiles, told: &Told) -> Vec<Check> {
     let allowed = CpuList::parse("0-3").unwrap();
     examine(&DoctorContext { machine, answers: told, uid: 1000, allowed: &allowed })
 }

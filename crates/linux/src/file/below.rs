@@ -7,7 +7,7 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open};
 
 use super::{FileError, lock};
 use crate::holders;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Locks the file below, if `descriptor` is a loop device or a partition of one. A part of a file is
 /// locked against those who have all of it, and not against those who have other parts.
@@ -16,7 +16,7 @@ use crate::kernel_files::Machine;
 ///
 /// If somebody has that file open.
 pub(super) fn lock_below(
-    machine: &Machine,
+    machine: &KernelFiles,
     descriptor: &OwnedFd,
     read_only: bool,
 ) -> Result<Option<OwnedFd>, FileError> {
@@ -28,7 +28,7 @@ pub(super) fn lock_below(
 }
 
 fn lock_file_of(
-    machine: &Machine,
+    machine: &KernelFiles,
     device: (u32, u32),
     read_only: bool,
 ) -> Result<Option<OwnedFd>, FileError> {
@@ -44,12 +44,12 @@ fn lock_file_of(
 mod tests {
     use super::lock_file_of;
     use crate::file::{File, FileOptions};
-    use crate::kernel_files::Machine;
+    use crate::kernel_files::KernelFiles;
     use crate::kernel_files::tests::made_of;
 
     /// A machine with a loop device 7:0 over a file of 1 MiB, a partition 7:1 of it, and a loop device
     /// 7:2 over the second half.
-    fn machine(backing: &str) -> (tempfile::TempDir, Machine) {
+    fn machine(backing: &str) -> (tempfile::TempDir, KernelFiles) {
         made_of(&[
             ("sys/dev/block/7:0/loop/backing_file", backing),
             ("sys/dev/block/7:0/loop/offset", "0"),

@@ -15,11 +15,11 @@ use rustix::fs::{FileType, fstat, fstatfs, major, minor};
 use tenmil_base::Durability;
 
 use crate::holders::write_cache;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Kernel's description of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Node {
+pub(super) struct FileNode {
     /// Regular file or device type.
     pub kind: FileType,
     /// Device number, if it is a device (`st_rdev`).
@@ -29,11 +29,11 @@ pub(super) struct Node {
 }
 
 /// File systems in memory: tmpfs and ramfs (statfs(2)).
-const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// Block devices in memory: RAM disk (brd) and zram.
 const MEMORY_DISKS: [&str; 2] = ["ram", "zram"];
 
-impl Node {
+impl FileNode {
     /// Examines `descriptor`; if the kernel refuses, a regular file on a disk is assumed.
     pub(super) fn of(descriptor: impl AsFd) -> Self {
         let found = fstat(&descriptor).ok();
@@ -47,9 +47,9 @@ impl Node {
 
     /// Durability of a completed write. `is_direct`: transfers bypass the page cache, which is
     /// itself a volatile cache.
-    pub(super) fn durability(&self, machine: &Machine, is_direct: bool) -> Durability {
+    pub(super) fn durability(&self, machine: &KernelFiles, is_direct: bool) -> Durability {
         match self.kind {
-            FileType::RegularFile if IN_MEMORY.contains(&self.file_system) => {
+            FileType::RegularFile if MEMORY_FILE_SYSTEMS.contains(&self.file_system) => {
                 Durability::NonPersistent
             }
             FileType::BlockDevice => self.of_device(machine, is_direct),
@@ -57,7 +57,7 @@ impl Node {
         }
     }
 
-    fn of_device(&self, machine: &Machine, is_direct: bool) -> Durability {
+    fn of_device(&self, machine: &KernelFiles, is_direct: bool) -> Durability {
         let (major, minor) = self.device;
         let name = machine.link(&format!("sys/dev/block/{major}:{minor}"));
         let is_memory = |kind: &&str| {
@@ -83,14 +83,14 @@ mod tests {
     use rustix::fs::FileType;
     use tenmil_base::Durability;
 
-    use super::{IN_MEMORY, Node};
-    use crate::kernel_files::Machine;
+    use super::{MEMORY_FILE_SYSTEMS, FileNode};
+    use crate::kernel_files::KernelFiles;
 
     const EXT4: u64 = 0xef53;
-    const TMPFS: u64 = IN_MEMORY[0];
+    const TMPFS: u64 = MEMORY_FILE_SYSTEMS[0];
 
-    fn device(minor: u32) -> Node {
-        Node { kind: FileType::BlockDevice, device: (7, minor), file_system: TMPFS }
+    fn device(minor: u32) -> FileNode {
+        FileNode { kind: FileType::BlockDevice, device: (7, minor), file_system: TMPFS }
     }
 
     /// A disk with its sysfs links, and a partition of it.
@@ -120,7 +120,7 @@ mod tests {
         disk(root.path(), "zram0", 8, Some("write through"));
         disk(root.path(), "ram1", 10, Some("write through"));
         disk(root.path(), "ramses", 12, Some("write through"));
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         for (minor, expected) in [
             (0, Durability::VolatileCache),
             (2, Durability::Persistent),
@@ -139,7 +139,7 @@ mod tests {
                 assert_eq!(node.durability(&machine, false), cached, "7:{minor} p{partition}");
             }
         }
-        let without = Machine::under(root.path().join("nothing"));
+        let without = KernelFiles::under(root.path().join("nothing"));
         assert_eq!(device(2).durability(&without, true), Durability::VolatileCache);
     }
 
@@ -147,23 +147,23 @@ mod tests {
     fn a_node_is_known_as_the_device_that_it_is_and_not_by_the_file_system_it_lies_on() {
         let open = |path: &str| std::fs::File::open(path).unwrap();
         // As every node it lies on devtmpfs or tmpfs (null(4)).
-        let node = Node::of(open("/dev/null"));
+        let node = FileNode::of(open("/dev/null"));
         assert_eq!((node.kind, node.device), (FileType::CharacterDevice, (1, 3)));
-        assert_eq!(node.durability(&Machine::this(), true), Durability::VolatileCache);
-        assert_eq!(Node::of(tempfile::tempfile().unwrap()).kind, FileType::RegularFile);
+        assert_eq!(node.durability(&KernelFiles::live(), true), Durability::VolatileCache);
+        assert_eq!(FileNode::of(tempfile::tempfile().unwrap()).kind, FileType::RegularFile);
     }
 
     #[test]
     fn file_system_is_asked_of_regular_files_only() {
         let root = tempfile::tempdir().unwrap();
-        let machine = Machine::under(root.path());
-        let file = Node { kind: FileType::RegularFile, device: (0, 0), file_system: EXT4 };
+        let machine = KernelFiles::under(root.path());
+        let file = FileNode { kind: FileType::RegularFile, device: (0, 0), file_system: EXT4 };
         for is_direct in [true, false] {
             assert_eq!(file.durability(&machine, is_direct), Durability::VolatileCache);
-            for file_system in IN_MEMORY {
-                let memory = Node { file_system, ..file };
+            for file_system in MEMORY_FILE_SYSTEMS {
+                let memory = FileNode { file_system, ..file };
                 assert_eq!(memory.durability(&machine, is_direct), Durability::NonPersistent);
-                let node = Node { file_system, ..device(0) };
+                let node = FileNode { file_system, ..device(0) };
                 assert_eq!(node.durability(&machine, is_direct), Durability::VolatileCache);
             }
         }

@@ -7,7 +7,7 @@ use rustix::fs::{FileType, Mode, OFlags, SeekFrom, fstat, fsync, ftruncate, open
 use rustix::io::Errno;
 
 use super::undo::FileUndo;
-use super::{FileError, FileOptions, flags, making, not_opened};
+use super::{FileError, FileOptions, flags, creation, not_opened};
 
 /// Where an open file has come from.
 pub(super) enum Origin {
@@ -22,18 +22,18 @@ pub(super) enum Origin {
 pub(super) fn open_or_make(options: &FileOptions) -> Result<(OwnedFd, Origin), FileError> {
     let path = options.path.as_path();
     let refuse = |errno| not_opened(options, errno);
-    if let Some(link) = making::unnamed_at(path) {
+    if let Some(link) = creation::unnamed_at(path) {
         let flags = flags(options) - OFlags::CREATE;
         let opened = open(link, flags, Mode::empty()).map_err(refuse)?;
         return Ok((opened, Origin::Unnamed));
     }
-    let before = if options.may_make() { FileUndo::look(path) } else { None };
-    let is_new = before.as_ref().is_some_and(|before| !before.was_there());
+    let before = if options.may_create() { FileUndo::record(path) } else { None };
+    let is_new = before.as_ref().is_some_and(|before| !before.existed());
     if is_new && let Some(len_bytes) = options.len_bytes {
-        if let Some(made) = making::make_unnamed(path, len_bytes) {
+        if let Some(made) = creation::make_unnamed(path, len_bytes) {
             return Ok((made, Origin::Unnamed));
         }
-        making::record(before.clone());
+        creation::record(before.clone());
     }
     let opened = open(path, flags(options), Mode::RUSR | Mode::WUSR).map_err(refuse)?;
     Ok((opened, if is_new { Origin::Made } else { Origin::Found(before) }))
@@ -53,9 +53,9 @@ pub(super) fn size(
     let there = seek(descriptor, SeekFrom::End(0)).map_err(refuse)?;
     let mut grows_later = false;
     let used = match options.len_bytes {
-        Some(wanted) if wanted > there && regular && options.may_make() => {
+        Some(wanted) if wanted > there && regular && options.may_create() => {
             let is_found = matches!(origin, Origin::Found(_));
-            grows_later = is_found && making::grow_later(descriptor, path, wanted);
+            grows_later = is_found && creation::grow_later(descriptor, path, wanted);
             if !grows_later {
                 grow(descriptor, path, wanted, origin)?;
             }
@@ -85,7 +85,7 @@ fn grow(
 ) -> Result<(), FileError> {
     let is_unnamed = matches!(origin, Origin::Unnamed);
     if let Origin::Found(before) = origin {
-        making::record(before);
+        creation::record(before);
     }
     ftruncate(descriptor, len_bytes)
         .map_err(|errno| FileError::new("size", path, errno, "a file whose size can be set"))?;

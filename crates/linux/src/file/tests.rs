@@ -91,7 +91,7 @@ fn a_file_becomes_longer_and_shorter_and_the_rest_of_one_is_left_alone() {
 fn who_syncs_has_an_open_file_description_of_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let file = open(&directory.path().join("blocks"), Some(8192), 4096).unwrap();
-    let [one, other] = [0; 2].map(|_| std::fs::File::from(file.to_sync().unwrap()));
+    let [one, other] = [0; 2].map(|_| std::fs::File::from(file.open_for_sync().unwrap()));
     (&one).seek(SeekFrom::Start(4096)).unwrap();
     // Descriptors that share a file description share its position.
     assert_eq!((&other).stream_position().unwrap(), 0);
@@ -185,12 +185,12 @@ fn a_transfer_through_the_page_cache_says_why() {
     let path = directory.path().join("blocks");
     let (len_bytes, unit_bytes) = (Some(4096), 512);
     let options = FileOptions { path, len_bytes, unit_bytes, direct: false, read_only: false };
-    assert_eq!(File::open(&options).unwrap().direct(), Err(BufferedReason::Asked));
+    assert_eq!(File::open(&options).unwrap().direct(), Err(BufferedReason::Requested));
     // One byte is less than any device's alignment; without support for direct transfers that is
     // the reason.
     let tiny = FileOptions { unit_bytes: 1, direct: true, ..options };
     let reason = File::open(&tiny).unwrap().direct().unwrap_err();
-    assert_ne!(reason, BufferedReason::Asked);
+    assert_ne!(reason, BufferedReason::Requested);
     assert!(reason.to_string().starts_with("through the page cache: "));
 }
 
@@ -213,12 +213,12 @@ fn what_a_process_that_has_ended_still_holds_is_waited_for_and_nobody_else() {
         let takes = || looks.get() > free_after;
         let is_left = || looks.replace(looks.get() + 1) < left_until;
         let pause = || pauses.set(pauses.get() + 1);
-        (super::outlives(takes, is_left, pause), pauses.get())
+        (super::wait_for_stale_lock(takes, is_left, pause), pauses.get())
     };
     assert_eq!(wait(7, u32::MAX), (true, 7));
     assert_eq!(wait(0, 0), (true, 0), "it was given back after all");
     assert_eq!(wait(9, 4), (false, 4), "somebody else has it now");
-    assert_eq!(wait(u32::MAX, u32::MAX), (false, super::LINGER_LOOKS), "and not for ever");
+    assert_eq!(wait(u32::MAX, u32::MAX), (false, super::LOCK_ATTEMPTS), "and not for ever");
 }
 
 #[test]
@@ -238,12 +238,12 @@ fn who_has_locked_a_file_and_is_gone_is_known() {
     while !super::has_ended(locker.id()) {
         std::thread::yield_now();
     }
-    let said = super::who_locks(&descriptor);
+    let said = super::describe_lock_owner(&descriptor);
     assert!(said.starts_with(&format!("process {} (flock) has ended", locker.id())), "{said}");
     assert!(locker.wait().unwrap().success());
-    assert_eq!(super::holder(&descriptor), Some(locker.id()), "it is still locked");
+    assert_eq!(super::lock_owner(&descriptor), Some(locker.id()), "it is still locked");
     assert!(super::has_ended(locker.id()));
-    let said = super::who_locks(&descriptor);
+    let said = super::describe_lock_owner(&descriptor);
     assert!(said.ends_with("has ended, and the kernel has not done its I/O yet"), "{said}");
     let opening = std::thread::spawn(move || open(&path, None, 512).is_ok());
     drop((descriptor, file));

@@ -9,7 +9,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, pread};
 
-use super::making::reach;
+use super::creation::reach;
 
 /// Previous state of a file, or the fact that it did not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct FileUndo {
 
 impl FileUndo {
     /// Records the state of `path`. `None` for what is never created or grown, such as devices.
-    pub fn look(path: &Path) -> Option<Self> {
+    pub fn record(path: &Path) -> Option<Self> {
         let len_bytes = match stat(path) {
             Ok(found) if is_regular(&found) => Some(len_bytes(&found)),
             Err(Errno::NOENT) => None,
@@ -36,7 +36,7 @@ impl FileUndo {
     }
 
     /// Whether the file existed.
-    pub fn was_there(&self) -> bool {
+    pub fn existed(&self) -> bool {
         self.len_bytes.is_some()
     }
 
@@ -54,8 +54,8 @@ impl FileUndo {
         if self.len_bytes.is_some() && !stat(&path).is_ok_and(is_longer) {
             return;
         }
-        let Some(descriptor) = alone(&path) else { return };
-        if !is_grown(&descriptor, self.len_bytes()) {
+        let Some(descriptor) = open_exclusive(&path) else { return };
+        if !is_unwritten_tail(&descriptor, self.len_bytes()) {
             return;
         }
         // A failure is ignored: a later run finds that the file holds no data.
@@ -116,7 +116,7 @@ pub fn holds_data(path: &Path) -> bool {
 }
 
 /// Opens and locks (flock) `path`, if no other process has locked it and it is still the same file.
-fn alone(path: &Path) -> Option<OwnedFd> {
+fn open_exclusive(path: &Path) -> Option<OwnedFd> {
     let descriptor = open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).ok()?;
     flock(&descriptor, FlockOperation::NonBlockingLockExclusive).ok()?;
     let (opened, there) = (fstat(&descriptor).ok()?, stat(path).ok()?);
@@ -126,7 +126,7 @@ fn alone(path: &Path) -> Option<OwnedFd> {
 
 /// Whether the file from `offset` on holds only what growing adds: zeroes up to the end of the
 /// block, then a hole.
-fn is_grown(descriptor: &OwnedFd, offset: u64) -> bool {
+fn is_unwritten_tail(descriptor: &OwnedFd, offset: u64) -> bool {
     let Ok(found) = fstat(descriptor) else { return false };
     let edge = offset.next_multiple_of(u64::try_from(found.st_blksize).unwrap_or(0).max(1));
     let len = edge.min(len_bytes(&found)).saturating_sub(offset);
@@ -175,7 +175,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blocks");
         std::os::unix::fs::symlink(&path, directory.path().join("link")).unwrap();
-        let before = FileUndo::look(&directory.path().join("link")).unwrap();
+        let before = FileUndo::record(&directory.path().join("link")).unwrap();
         assert_eq!(before.len_bytes(), 0);
         drop(open(&path, 1 << 20));
         if !tells_holes(&path) {
@@ -186,7 +186,7 @@ mod tests {
         before.restore();
 
         std::fs::write(&path, [1; 1300]).unwrap();
-        let before = FileUndo::look(&path).unwrap();
+        let before = FileUndo::record(&path).unwrap();
         assert_eq!(before.len_bytes(), 1300);
         drop(open(&path, 1 << 20));
         before.restore();
@@ -200,7 +200,7 @@ mod tests {
     fn what_holds_data_or_is_open_elsewhere_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("blocks");
-        let before = FileUndo::look(&path).unwrap();
+        let before = FileUndo::record(&path).unwrap();
         let file = open(&path, 1 << 20);
         before.restore();
         assert!(path.exists(), "somebody has it open");
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(path.metadata().unwrap().len(), 1 << 20, "somebody has written to it");
 
         file.set_len(512).unwrap();
-        let before = FileUndo::look(&path).unwrap();
+        let before = FileUndo::record(&path).unwrap();
         file.write_all_at(&[1], 1 << 19).unwrap();
         before.restore();
         assert_eq!(path.metadata().unwrap().len(), (1 << 19) + 1);
@@ -229,7 +229,7 @@ mod tests {
         let path = directory.path().join("blocks");
         assert!(holds_data(&path), "who knows what comes to be there");
         assert!(holds_data(directory.path()) && holds_data(Path::new("/dev/null")));
-        assert_eq!(FileUndo::look(Path::new("/dev/null")), None);
+        assert_eq!(FileUndo::record(Path::new("/dev/null")), None);
         std::fs::write(&path, "").unwrap();
         assert!(!holds_data(&path));
         std::fs::write(&path, "a").unwrap();

@@ -18,7 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::policy::{CpufreqPolicy, State};
-use super::{Files, FrequencyError};
+use super::{KernelFiles, FrequencyError};
 use crate::CpuList;
 use crate::random::random_seed;
 use crate::runtime_directory::RuntimeDirectory;
@@ -71,8 +71,8 @@ impl Journal {
     }
 
     /// As [`alone`], for the directory of this journal.
-    pub(super) fn alone(&self) -> Option<File> {
-        alone(self.path.parent()?).ok()
+    pub(super) fn lock(&self) -> Option<File> {
+        lock(self.path.parent()?).ok()
     }
 
     /// Deletes the journal: everything has been restored.
@@ -84,9 +84,9 @@ impl Journal {
 
 /// Restores what exited processes have changed. Call once at every start, even in processes that
 /// change nothing themselves.
-pub fn recover(files: &impl Files, directory: &RuntimeDirectory) -> RecoveryReport {
+pub fn recover(files: &impl KernelFiles, directory: &RuntimeDirectory) -> RecoveryReport {
     let mut recovered = RecoveryReport::default();
-    let _alone = match alone(directory.path()) {
+    let _alone = match lock(directory.path()) {
         Ok(locked) => locked,
         Err(found) => {
             let (path, found) = (directory.path().to_owned(), found.to_string());
@@ -103,7 +103,7 @@ pub fn recover(files: &impl Files, directory: &RuntimeDirectory) -> RecoveryRepo
                 recovered.errors.push(FrequencyError::Journal { path, found });
                 continue;
             };
-            match state.put_back(files, core) {
+            match state.write(files, core) {
                 // Taken offline since; it is initialized when it comes back online.
                 None if State::read(files, core).is_none() => {}
                 None => cores.push(core),
@@ -123,7 +123,7 @@ pub fn recover(files: &impl Files, directory: &RuntimeDirectory) -> RecoveryRepo
 }
 
 /// Waits for exclusive access to frequency control, which lasts while the returned file is open.
-pub(super) fn alone(directory: &Path) -> Result<File, Errno> {
+pub(super) fn lock(directory: &Path) -> Result<File, Errno> {
     let locked =
         File::open(directory).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     while let Err(errno) = flock(&locked, FlockOperation::LockExclusive) {
@@ -135,7 +135,7 @@ pub(super) fn alone(directory: &Path) -> Result<File, Errno> {
 }
 
 /// CPUs controlled by running processes, and their journals.
-pub(super) fn held(directory: &RuntimeDirectory) -> Vec<(PathBuf, CpuList)> {
+pub(super) fn controlled(directory: &RuntimeDirectory) -> Vec<(PathBuf, CpuList)> {
     let living = all(directory).into_iter().filter(|found| found.abandoned.is_none());
     let cores = |text: &str| text.lines().filter_map(parse).map(|(core, _)| core).collect();
     living.map(|found| (found.path, cores(&found.text))).collect()
@@ -145,12 +145,12 @@ fn all(directory: &RuntimeDirectory) -> Vec<JournalEntry> {
     let entries = std::fs::read_dir(directory.path()).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
     let ours = |path: &PathBuf| path.extension().is_some_and(|extension| extension == SUFFIX);
-    let mut found: Vec<JournalEntry> = paths.filter(ours).filter_map(look).collect();
+    let mut found: Vec<JournalEntry> = paths.filter(ours).filter_map(read_entry).collect();
     found.sort_by(|one, other| one.path.cmp(&other.path));
     found
 }
 
-fn look(path: PathBuf) -> Option<JournalEntry> {
+fn read_entry(path: PathBuf) -> Option<JournalEntry> {
     let mut file = File::open(&path).ok()?;
     let abandoned = flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
     // Another process may have restored and deleted it between our open and lock.

@@ -1,6 +1,6 @@
 //! cpufreq policies: CPUs that share a frequency.
 
-use super::{CpufreqUnavailable, Files, FrequencyError, FrequencyRequest};
+use super::{CpufreqUnavailable, KernelFiles, FrequencyError, FrequencyRequest};
 use crate::CpuList;
 
 /// CPUs that share a frequency, and the frequencies they may use.
@@ -41,7 +41,7 @@ const PREFERENCE: &str = "energy_performance_preference";
 impl CpufreqPolicy {
     /// Policies of these CPUs.
     pub(super) fn all(
-        files: &impl Files,
+        files: &impl KernelFiles,
         cores: &CpuList,
     ) -> Result<Vec<Self>, CpufreqUnavailable> {
         let mut domains: Vec<Self> = Vec::new();
@@ -56,7 +56,7 @@ impl CpufreqPolicy {
         Ok(domains)
     }
 
-    fn of(files: &impl Files, core: u32, ours: &CpuList) -> Option<Self> {
+    fn of(files: &impl KernelFiles, core: u32, ours: &CpuList) -> Option<Self> {
         let text = |name: &str| files.text(&path(core, name)).filter(|text| !text.is_empty());
         let found = State::read(files, core)?;
         let listed = text("affected_cpus").map(|list| list.replace(' ', ","));
@@ -66,7 +66,7 @@ impl CpufreqPolicy {
         }
         Some(Self {
             core,
-            shared: cores.and(ours) != cores,
+            shared: cores.intersection(ours) != cores,
             cores,
             driver: text("scaling_driver"),
             governor: text("scaling_governor"),
@@ -119,38 +119,38 @@ impl CpufreqPolicy {
     /// Applies a request; returns the error unless it is the same as the last one.
     pub(super) fn set(
         &mut self,
-        files: &impl Files,
+        files: &impl KernelFiles,
         wish: FrequencyRequest,
     ) -> Option<FrequencyError> {
         let target = self.target(wish)?;
-        let refused = self.go_to(files, &target);
+        let refused = self.write_differences(files, &target);
         let news = refused.clone().filter(|_| refused != self.refused);
         self.refused = refused;
         news
     }
 
     /// Restores the state as found.
-    pub(super) fn restore(&mut self, files: &impl Files) -> Option<FrequencyError> {
+    pub(super) fn restore(&mut self, files: &impl KernelFiles) -> Option<FrequencyError> {
         let found = self.found.clone();
-        self.go_to(files, &found)
+        self.write_differences(files, &found)
     }
 
     /// Target state for a request; `None` for no change.
     fn target(&self, wish: FrequencyRequest) -> Option<State> {
         let (lowest, highest) = (*self.steps.first()?, *self.steps.last()?);
         // CPUs that are not ours share the policy: they are never slowed down.
-        if wish == FrequencyRequest::Found || self.shared && wish < FrequencyRequest::Keep {
+        if wish == FrequencyRequest::Restore || self.shared && wish < FrequencyRequest::Keep {
             return Some(self.found.clone());
         }
         let khz = match wish {
-            FrequencyRequest::Keep | FrequencyRequest::Found => return None,
+            FrequencyRequest::Keep | FrequencyRequest::Restore => return None,
             FrequencyRequest::Lowest => lowest,
             FrequencyRequest::Highest => highest,
             FrequencyRequest::Up => {
-                self.steps.iter().find(|step| **step > self.level()).copied()?
+                self.steps.iter().find(|step| **step > self.current_khz()).copied()?
             }
             FrequencyRequest::Down => {
-                self.steps.iter().rfind(|step| **step < self.level()).copied()?
+                self.steps.iter().rfind(|step| **step < self.current_khz()).copied()?
             }
         };
         let hint = match wish {
@@ -164,13 +164,13 @@ impl CpufreqPolicy {
     }
 
     /// Frequency from which steps count: the top of the range.
-    fn level(&self) -> u64 {
+    fn current_khz(&self) -> u64 {
         self.now.max_khz
     }
 
     /// Writes the differences. The range is widened before it is narrowed, so that its minimum
     /// never exceeds its maximum, which the kernel would refuse.
-    fn go_to(&mut self, files: &impl Files, target: &State) -> Option<FrequencyError> {
+    fn write_differences(&mut self, files: &impl KernelFiles, target: &State) -> Option<FrequencyError> {
         // Upwards the maximum is written first, downwards the minimum.
         let grows = target.max_khz >= self.now.max_khz;
         let order = if grows { [MAX, MIN] } else { [MIN, MAX] };
@@ -202,14 +202,14 @@ impl CpufreqPolicy {
 
 impl State {
     /// Reads the state of a CPU; `None` if it has no cpufreq files.
-    pub(super) fn read(files: &impl Files, core: u32) -> Option<Self> {
+    pub(super) fn read(files: &impl KernelFiles, core: u32) -> Option<Self> {
         let number = |name| files.text(&path(core, name))?.parse().ok();
         let preference = files.text(&path(core, PREFERENCE)).filter(|text| !text.is_empty());
         Some(Self { min_khz: number(MIN)?, max_khz: number(MAX)?, preference })
     }
 
     /// Writes this state for a CPU, whatever its current state.
-    pub(super) fn put_back(&self, files: &impl Files, core: u32) -> Option<FrequencyError> {
+    pub(super) fn write(&self, files: &impl KernelFiles, core: u32) -> Option<FrequencyError> {
         let now = Self::read(files, core)?;
         let mut domain = CpufreqPolicy {
             core,
@@ -244,7 +244,7 @@ fn steps(named: Option<&str>, found: &State) -> Vec<u64> {
     steps
 }
 
-fn write(files: &impl Files, core: u32, name: &str, value: &str) -> Result<(), FrequencyError> {
+fn write(files: &impl KernelFiles, core: u32, name: &str, value: &str) -> Result<(), FrequencyError> {
     let path = path(core, name);
     files.write(&path, value).map_err(|errno| FrequencyError::Write {
         file: format!("/{path}"),

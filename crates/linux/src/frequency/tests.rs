@@ -7,9 +7,9 @@ use std::path::Path;
 use rustix::io::Errno;
 use tenmil_base::{ErrorCategory, Random};
 
-use super::{CpufreqUnavailable, Files, Frequency, FrequencyError, FrequencyRequest, recover};
+use super::{CpufreqUnavailable, KernelFiles, Frequency, FrequencyError, FrequencyRequest, recover};
 use crate::CpuList;
-use crate::kernel_files::{Machine, tests::made_of};
+use crate::kernel_files::{KernelFiles, tests::made_of};
 use crate::runtime_directory::RuntimeDirectory;
 
 fn cores(text: &str) -> CpuList {
@@ -31,13 +31,13 @@ fn tree(core: u32, files: &[(&str, &str)]) -> Tree {
     files.iter().map(|(name, text)| (path(core, name), format!("{text}\n"))).collect()
 }
 
-fn machine_of(trees: &[Tree]) -> (tempfile::TempDir, Machine) {
+fn machine_of(trees: &[Tree]) -> (tempfile::TempDir, KernelFiles) {
     let files: Vec<(&str, &str)> =
         trees.iter().flatten().map(|(path, text)| (path.as_str(), text.as_str())).collect();
     made_of(&files)
 }
 
-fn files_of(machine: &Machine, core: u32) -> Vec<Option<String>> {
+fn files_of(machine: &KernelFiles, core: u32) -> Vec<Option<String>> {
     ["scaling_min_freq", "scaling_max_freq", "energy_performance_preference"]
         .map(|name| machine.text(&path(core, name)))
         .to_vec()
@@ -70,7 +70,7 @@ impl Kernel {
     }
 }
 
-impl Files for &Kernel {
+impl KernelFiles for &Kernel {
     fn text(&self, path: &str) -> Option<String> {
         self.files.borrow().get(path).cloned()
     }
@@ -138,7 +138,7 @@ fn every_driver_is_taken_to_both_ends_and_back() {
         let before = files_of(&machine, 0);
         let directory = runtime(root.path());
         let mut frequency = Frequency::open(machine.clone(), &cores("0"), &directory).unwrap();
-        let domain = &frequency.domains()[0];
+        let domain = &frequency.policies()[0];
         assert_eq!((domain.driver(), domain.governor()), (Some(driver), Some(governor)));
         assert_eq!(files_of(&machine, 0), before, "looking changes nothing");
 
@@ -164,7 +164,7 @@ fn steps_are_those_the_driver_names_within_the_range_that_was_found() {
     let kernel = Kernel::new(&[files]);
     let root = tempfile::tempdir().unwrap();
     let mut frequency = Frequency::open(&kernel, &cores("0"), &runtime(root.path())).unwrap();
-    assert_eq!(frequency.domains()[0].steps_khz(), [800_000, 1_200_000, 2_400_000, 3_600_000]);
+    assert_eq!(frequency.policies()[0].steps_khz(), [800_000, 1_200_000, 2_400_000, 3_600_000]);
     let mut visited = Vec::new();
     let wishes = [
         FrequencyRequest::Up,
@@ -185,7 +185,7 @@ fn steps_are_those_the_driver_names_within_the_range_that_was_found() {
 fn a_driver_that_names_no_frequencies_has_equal_steps() {
     let (root, machine) = machine_of(&[plain(0)]);
     let frequency = Frequency::open(machine, &cores("0"), &runtime(root.path())).unwrap();
-    let steps = frequency.domains()[0].steps_khz();
+    let steps = frequency.policies()[0].steps_khz();
     assert_eq!((steps.len(), steps[0], steps[1], steps[10]), (11, 800_000, 1_080_000, 3_600_000));
 }
 
@@ -212,7 +212,7 @@ fn the_range_is_never_upside_down_whatever_is_wished() {
         FrequencyRequest::Lowest,
         FrequencyRequest::Down,
         FrequencyRequest::Keep,
-        FrequencyRequest::Found,
+        FrequencyRequest::Restore,
         FrequencyRequest::Up,
         FrequencyRequest::Highest,
     ];
@@ -273,18 +273,18 @@ fn a_domain_with_a_foreign_core_is_never_made_slower() {
     let root = tempfile::tempdir().unwrap();
     let directory = runtime(root.path());
     let mut frequency = Frequency::open(&kernel, &cores("0"), &directory).unwrap();
-    assert!(frequency.domains()[0].is_shared());
+    assert!(frequency.policies()[0].is_shared());
     frequency.apply(&[(0, FrequencyRequest::Highest)]);
     assert_eq!(kernel.number(0, "scaling_min_freq"), 3_600_000);
-    for slower in [FrequencyRequest::Lowest, FrequencyRequest::Down, FrequencyRequest::Found] {
+    for slower in [FrequencyRequest::Lowest, FrequencyRequest::Down, FrequencyRequest::Restore] {
         frequency.apply(&[(0, FrequencyRequest::Highest)]);
         frequency.apply(&[(0, slower)]);
-        assert_eq!(frequency.domains()[0].range_khz(), (800_000, 3_600_000), "as it was found");
+        assert_eq!(frequency.policies()[0].range_khz(), (800_000, 3_600_000), "as it was found");
     }
     drop(frequency);
 
     let mut both = Frequency::open(&kernel, &cores("0-1"), &directory).unwrap();
-    assert_eq!((both.domains().len(), both.domains()[0].is_shared()), (1, false));
+    assert_eq!((both.policies().len(), both.policies()[0].is_shared()), (1, false));
     both.apply(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Highest)]);
     assert_eq!(kernel.number(0, "scaling_min_freq"), 3_600_000, "the greatest wish counts");
     both.apply(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Lowest)]);
@@ -362,8 +362,8 @@ fn a_core_that_another_process_has_in_charge_is_left_to_it() {
     let directory = runtime(root.path());
     let first = Frequency::open(&kernel, &cores("0"), &directory).unwrap();
     let mut second = Frequency::open(&kernel, &cores("0-1"), &directory).unwrap();
-    assert_eq!(second.domains().len(), 1);
-    assert!(matches!(second.held(), [FrequencyError::Held { core: 0, .. }]), "{second:?}");
+    assert_eq!(second.policies().len(), 1);
+    assert!(matches!(second.controlled_elsewhere(), [FrequencyError::ControlledElsewhere { core: 0, .. }]), "{second:?}");
     second.apply(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Lowest)]);
     assert_eq!(kernel.number(0, "scaling_max_freq"), 3_600_000);
     assert_eq!(kernel.number(1, "scaling_max_freq"), 800_000);
@@ -395,7 +395,7 @@ fn the_file_is_for_its_owner_alone() {
 
 /// A machine that detects unlocked access.
 struct Jealous<'a> {
-    machine: &'a Machine,
+    machine: &'a KernelFiles,
     directory: &'a RuntimeDirectory,
     looks: std::cell::Cell<u32>,
     is_trusting: std::cell::Cell<bool>,
@@ -414,7 +414,7 @@ impl Jealous<'_> {
     }
 }
 
-impl Files for &Jealous<'_> {
+impl KernelFiles for &Jealous<'_> {
     fn text(&self, path: &str) -> Option<String> {
         self.check();
         self.machine.text(path)

@@ -13,22 +13,22 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::{DevicePath, Hardware, STOREYS_MAX, directory, number_in};
+use super::{DevicePath, Hardware, DEPTH_MAX, directory, number_in};
 use crate::file::reach;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Byte range of a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MediumExtent {
+pub struct StorageExtent {
     /// The medium.
-    pub medium: MediumId,
+    pub medium: StorageId,
     /// Byte range; ends at `u64::MAX` if it extends to the end of the medium.
     pub bytes: Range<u64>,
 }
 
 /// Identity of a medium, unique on this machine.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum MediumId {
+pub enum StorageId {
     /// A file, identified by file system and inode.
     File {
         /// Device number of the file system.
@@ -46,9 +46,9 @@ pub enum MediumId {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extents {
     /// The innermost medium that it is a part of.
-    pub own: Option<MediumExtent>,
+    pub own: Option<StorageExtent>,
     /// Media below a mapped device or an array; each may have other users too.
-    pub below: Vec<MediumExtent>,
+    pub below: Vec<StorageExtent>,
 }
 
 /// Unit of the kernel's sizes and offsets, independent of the device's block size.
@@ -56,7 +56,7 @@ const SECTOR_BYTES: u64 = 512;
 
 impl Extents {
     /// Examines the file or device at `path`; empty if it does not exist.
-    pub fn of(machine: &Machine, path: &Path) -> Self {
+    pub fn of(machine: &KernelFiles, path: &Path) -> Self {
         match DevicePath::of(path).device {
             Some(device) => Self::of_device(machine, device, 0..u64::MAX, 1),
             None => Self { own: file(path, 0..u64::MAX), below: Vec::new() },
@@ -64,11 +64,11 @@ impl Extents {
     }
 
     /// Examines a byte range of a block device.
-    fn of_device(machine: &Machine, device: (u32, u32), bytes: Range<u64>, storey: u32) -> Self {
+    fn of_device(machine: &KernelFiles, device: (u32, u32), bytes: Range<u64>, storey: u32) -> Self {
         let own = directory(device);
         let sectors = |path: &str| Some(machine.number(path)?.saturating_mul(SECTOR_BYTES));
         // A partition is a range of its disk.
-        if machine.has(&format!("{own}/partition")) && storey < STOREYS_MAX {
+        if machine.has(&format!("{own}/partition")) && storey < DEPTH_MAX {
             let begin = sectors(&format!("{own}/start"));
             let len = sectors(&format!("{own}/size")).unwrap_or(u64::MAX);
             if let (Some(begin), Some(disk)) = (begin, number_in(machine, &format!("{own}/.."))) {
@@ -81,11 +81,11 @@ impl Extents {
             let limit = machine.number(&format!("{own}/loop/sizelimit")).filter(|limit| *limit > 0);
             let bytes = within(&bytes, begin, limit.unwrap_or(u64::MAX));
             return match DevicePath::of(Path::new(&path)).device {
-                Some(disk) if storey < STOREYS_MAX => {
+                Some(disk) if storey < DEPTH_MAX => {
                     Self::of_device(machine, disk, bytes, storey + 1)
                 }
                 _ => {
-                    let numbered = || whole(MediumId::Numbered(device.0, device.1), bytes.clone());
+                    let numbered = || whole(StorageId::Numbered(device.0, device.1), bytes.clone());
                     let own = file(Path::new(&path), bytes.clone()).unwrap_or_else(numbered);
                     Self { own: Some(own), below: Vec::new() }
                 }
@@ -95,7 +95,7 @@ impl Extents {
         let below = machine.names(&format!("{own}/slaves"));
         let below = below.iter().filter_map(|slave| {
             let device = number_in(machine, &format!("{own}/slaves/{slave}"))?;
-            (storey < STOREYS_MAX)
+            (storey < DEPTH_MAX)
                 .then(|| Self::of_device(machine, device, 0..u64::MAX, storey + 1))
         });
         let below = below.flat_map(|slave| slave.own.into_iter().chain(slave.below)).collect();
@@ -109,27 +109,27 @@ impl Extents {
 
     /// Common medium, if both share bytes: a disk and its partition, a file and a loop device on
     /// it, an array and one of its disks; not two volumes mapped to one disk.
-    pub fn shared_with(&self, other: &Self) -> Option<&MediumExtent> {
+    pub fn shared_with(&self, other: &Self) -> Option<&StorageExtent> {
         let (own, others) = (self.own.as_ref()?, other.own.as_ref()?);
-        let meets_below = |below: &[MediumExtent], own: &MediumExtent| {
-            below.iter().any(|extent| extent.meets(own))
+        let meets_below = |below: &[StorageExtent], own: &StorageExtent| {
+            below.iter().any(|extent| extent.overlaps(own))
         };
-        if own.meets(others) || meets_below(&other.below, own) {
+        if own.overlaps(others) || meets_below(&other.below, own) {
             return Some(own);
         }
-        self.below.iter().find(|extent| extent.meets(others))
+        self.below.iter().find(|extent| extent.overlaps(others))
     }
 }
 
-impl MediumExtent {
-    fn meets(&self, other: &Self) -> bool {
+impl StorageExtent {
+    fn overlaps(&self, other: &Self) -> bool {
         let (one, two) = (&self.bytes, &other.bytes);
         self.medium == other.medium && one.start < two.end && two.start < one.end
     }
 }
 
-const fn whole(medium: MediumId, bytes: Range<u64>) -> MediumExtent {
-    MediumExtent { medium, bytes }
+const fn whole(medium: StorageId, bytes: Range<u64>) -> StorageExtent {
+    StorageExtent { medium, bytes }
 }
 
 /// Converts a range within a part, given by start and length, to a range of the whole.
@@ -138,23 +138,23 @@ fn within(bytes: &Range<u64>, begin: u64, len: u64) -> Range<u64> {
     begin.saturating_add(bytes.start)..begin.saturating_add(end)
 }
 
-fn file(path: &Path, bytes: Range<u64>) -> Option<MediumExtent> {
+fn file(path: &Path, bytes: Range<u64>) -> Option<StorageExtent> {
     let found = reach(path).metadata().ok()?;
-    Some(whole(MediumId::File { device: found.dev(), inode: found.ino() }, bytes))
+    Some(whole(StorageId::File { device: found.dev(), inode: found.ino() }, bytes))
 }
 
 /// Unique name of a disk: the world-wide name, which for an NVMe namespace is derived from its
 /// NGUID, EUI-64 or UUID, or from the controller's serial number and the namespace identifier.
-fn named(machine: &Machine, (major, minor): (u32, u32)) -> MediumId {
+fn named(machine: &KernelFiles, (major, minor): (u32, u32)) -> StorageId {
     let own = directory((major, minor));
     let text = |path: String| machine.text(&path).filter(|text| !text.is_empty());
     let place = DevicePath { path: Path::new("").into(), device: Some((major, minor)) };
     let Hardware { wwid, .. } = Hardware::of(machine, &place);
     let mapped = text(format!("{own}/dm/uuid")).or_else(|| text(format!("{own}/md/uuid")));
-    mapped.or(wwid).map_or(MediumId::Numbered(major, minor), MediumId::Named)
+    mapped.or(wwid).map_or(StorageId::Numbered(major, minor), StorageId::Named)
 }
 
-impl fmt::Display for MediumId {
+impl fmt::Display for StorageId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { device, inode } => write!(out, "inode {inode} of {device:x}"),
@@ -168,13 +168,13 @@ impl fmt::Display for MediumId {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use super::{Extents, MediumId};
-    use crate::kernel_files::Machine;
+    use super::{Extents, StorageId};
+    use crate::kernel_files::KernelFiles;
     use crate::kernel_files::tests::made_of;
 
     const SYS: &str = "sys/dev/block";
 
-    fn of(machine: &Machine, device: (u32, u32)) -> Extents {
+    fn of(machine: &KernelFiles, device: (u32, u32)) -> Extents {
         Extents::of_device(machine, device, 0..u64::MAX, 1)
     }
 
@@ -197,7 +197,7 @@ mod tests {
             std::os::unix::fs::symlink(root.path().join(to), link).unwrap();
         }
         let [disk, one, two] = [(8, 0), (8, 1), (8, 2)].map(|device| of(&machine, device));
-        assert_eq!(one.own.as_ref().unwrap().medium, MediumId::Named("naa.5".into()));
+        assert_eq!(one.own.as_ref().unwrap().medium, StorageId::Named("naa.5".into()));
         assert_eq!(one.own.as_ref().unwrap().bytes, 2048 * 512..6144 * 512);
         assert!(disk.shared_with(&one).is_some() && two.shared_with(&disk).is_some());
         assert!(one.shared_with(&two).is_none() && !one.is_same(&disk) && one.is_same(&one));
@@ -220,12 +220,12 @@ mod tests {
         ]);
         let plain = Extents::of(&machine, &path);
         let [all, part, gone] = [(7, 0), (7, 1), (7, 2)].map(|device| of(&machine, device));
-        let id = MediumId::File { device: file.dev(), inode: file.ino() };
+        let id = StorageId::File { device: file.dev(), inode: file.ino() };
         assert_eq!(part.own.as_ref().unwrap().medium, id);
         assert_eq!(part.own.as_ref().unwrap().bytes, 4096..12_288);
         assert!(plain.is_same(&all) && !plain.is_same(&part));
         assert!(plain.shared_with(&part).is_some());
-        assert_eq!(gone.own.unwrap().medium, MediumId::Numbered(7, 2));
+        assert_eq!(gone.own.unwrap().medium, StorageId::Numbered(7, 2));
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
         assert!(a.shared_with(&b).is_none() && b.shared_with(&a).is_none());
         assert!(a.shared_with(&disk).is_some() && disk.shared_with(&a).is_some());
         assert!(a.shared_with(&other).is_none() && other.shared_with(&disk).is_none());
-        assert_eq!(other.own.unwrap().medium, MediumId::Numbered(8, 16));
+        assert_eq!(other.own.unwrap().medium, StorageId::Numbered(8, 16));
         assert_eq!(Extents::of(&machine, std::path::Path::new("/no/such/file")).own, None);
     }
 }

@@ -7,20 +7,20 @@ use std::time::UNIX_EPOCH;
 
 use super::{DevicePath, Hardware, directory, disk};
 use crate::file::reach;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Unique identity of the block device at `place`; `None` if the kernel knows none.
 ///
 /// A disk has a world-wide name or a serial number, a mapped device and an array have a UUID, and a
 /// loop device has its file. The content of the device is not part of it.
-pub fn device_mark(machine: &Machine, place: &DevicePath) -> Option<String> {
+pub fn device_identity(machine: &KernelFiles, place: &DevicePath) -> Option<String> {
     let own = directory(place.device?);
     let disk = disk(machine, &own);
     let text = |path: String| machine.text(&path).filter(|text| !text.is_empty());
     let Hardware { model, serial, wwid } = Hardware::of(machine, place);
     let looped = text(format!("{disk}/loop/backing_file")).and_then(|path| {
         let offset = text(format!("{disk}/loop/offset")).unwrap_or_default();
-        Some(format!("{path}, {}, from byte {offset}", file_mark(Path::new(&path))?))
+        Some(format!("{path}, {}, from byte {offset}", file_identity(Path::new(&path))?))
     });
     let only = [
         ("wwid", wwid),
@@ -43,7 +43,7 @@ pub fn device_mark(machine: &Machine, place: &DevicePath) -> Option<String> {
 
 /// Inode, file system and, where supported, creation time of the file at `path`. A file system may
 /// reuse the inode number of a deleted file.
-pub fn file_mark(path: &Path) -> Option<String> {
+pub fn file_identity(path: &Path) -> Option<String> {
     let found = reach(path).metadata().ok()?;
     let born = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let born = born.map_or_else(String::new, |born| format!(", made at {}", born.as_nanos()));
@@ -55,10 +55,10 @@ pub fn file_mark(path: &Path) -> Option<String> {
 ///
 /// The device number of the file system is excluded: it is assigned at mount. A copied or restored
 /// file is another file. FUSE is excluded: it assigns inode numbers on lookup.
-pub fn lasting_mark(machine: &Machine, path: &Path) -> Option<String> {
+pub fn persistent_identity(machine: &KernelFiles, path: &Path) -> Option<String> {
     let place = DevicePath::of(path);
     if place.device.is_some() {
-        return device_mark(machine, &place).map(|mark| format!("device {mark}"));
+        return device_identity(machine, &place).map(|mark| format!("device {mark}"));
     }
     let path = &*reach(path);
     let in_fuse =
@@ -74,13 +74,13 @@ const FUSE: u64 = 0x6573_5546;
 
 #[cfg(test)]
 mod tests {
-    use super::{device_mark, file_mark};
+    use super::{device_identity, file_identity};
     use crate::holders::DevicePath;
-    use crate::kernel_files::Machine;
+    use crate::kernel_files::KernelFiles;
     use crate::kernel_files::tests::made_of;
 
-    fn mark(machine: &Machine) -> Option<String> {
-        device_mark(machine, &DevicePath { path: "/dev/x".into(), device: Some((9, 1)) })
+    fn mark(machine: &KernelFiles) -> Option<String> {
+        device_identity(machine, &DevicePath { path: "/dev/x".into(), device: Some((9, 1)) })
     }
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
         let [one, two, moved] = ["one", "two", "moved"].map(|name| directory.path().join(name));
         std::fs::write(&one, "same").unwrap();
         std::fs::copy(&one, &two).unwrap();
-        let of = |path| super::lasting_mark(&Machine::this(), path);
+        let of = |path| super::persistent_identity(&KernelFiles::live(), path);
         let mark = of(&one);
         assert!(mark.is_some() && mark != of(&two));
         std::fs::write(&one, "other bytes").unwrap();
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(of(&moved), mark);
         assert_eq!(of(&one), None);
         let (_root, machine) = made_of(&[("sys/dev/block/9:1/wwid", "eui.1")]);
-        assert_eq!(super::lasting_mark(&machine, directory.path()), None);
+        assert_eq!(super::persistent_identity(&machine, directory.path()), None);
     }
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
         };
         let first = of(&one, "0");
         assert!(first.starts_with(&format!("loop of {}, inode ", one.display())), "{first}");
-        assert!(first.contains(&file_mark(&one).unwrap()));
+        assert!(first.contains(&file_identity(&one).unwrap()));
         assert_ne!(first, of(&one, "512"));
         std::fs::rename(&other, &one).unwrap();
         assert_ne!(first, of(&one, "0"), "another file of the same name");

@@ -1,15 +1,15 @@
 //! Kinds of kernel devices stacked on a block device, and how each is removed.
 
 use super::DeviceUser;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Kernel user stacked on a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HolderKind {
     /// LVM logical volume, by its name in `/dev/mapper`.
-    Volume(String),
+    LogicalVolume(String),
     /// dm-crypt device, by its name.
-    Cipher(String),
+    Crypt(String),
     /// dm-multipath device, by its name.
     Multipath(String),
     /// Other device-mapper device, by its name.
@@ -28,12 +28,12 @@ pub enum HolderKind {
 
 impl HolderKind {
     /// Determines the kind of the holder whose sysfs directory is `directory`.
-    pub(super) fn of(machine: &Machine, directory: &str, holder: &str) -> Self {
+    pub(super) fn of(machine: &KernelFiles, directory: &str, holder: &str) -> Self {
         let mapped = machine.text(&format!("{directory}/dm/name"));
         let uuid = machine.text(&format!("{directory}/dm/uuid")).unwrap_or_default();
         match mapped {
-            Some(name) if uuid.starts_with("LVM-") => Self::Volume(name),
-            Some(name) if uuid.starts_with("CRYPT-") => Self::Cipher(name),
+            Some(name) if uuid.starts_with("LVM-") => Self::LogicalVolume(name),
+            Some(name) if uuid.starts_with("CRYPT-") => Self::Crypt(name),
             Some(name) if uuid.starts_with("mpath-") => Self::Multipath(name),
             Some(name) => Self::Mapped(name),
             None if holder.starts_with("md") => Self::Array(holder.into()),
@@ -44,8 +44,8 @@ impl HolderKind {
     /// Builds the user entry for `device`; `holder` is the kernel's name, if it differs.
     pub(super) fn on(self, device: &str, holder: &str) -> DeviceUser {
         let shown = match &self {
-            Self::Volume(name) => format!("{holder} (LVM {name})"),
-            Self::Cipher(name) => format!("{holder} (cipher {name})"),
+            Self::LogicalVolume(name) => format!("{holder} (LVM {name})"),
+            Self::Crypt(name) => format!("{holder} (cipher {name})"),
             Self::Multipath(name) => format!("{holder} (multipath {name})"),
             Self::Mapped(name) => format!("{holder} ({name})"),
             Self::Array(_) | Self::Loop(_) | Self::Other(_) => holder.to_owned(),
@@ -56,10 +56,10 @@ impl HolderKind {
     }
 
     /// Command or action that removes the holder.
-    pub(super) fn remedy(&self) -> String {
+    pub(super) fn fix(&self) -> String {
         match self {
-            Self::Volume(name) => format!("`sudo lvchange -an /dev/mapper/{name}`"),
-            Self::Cipher(name) => format!("`sudo cryptsetup close {name}`"),
+            Self::LogicalVolume(name) => format!("`sudo lvchange -an /dev/mapper/{name}`"),
+            Self::Crypt(name) => format!("`sudo cryptsetup close {name}`"),
             Self::Multipath(name) => format!("`sudo multipath -f {name}`"),
             Self::Mapped(name) => format!("`sudo dmsetup remove {name}`"),
             Self::Array(name) => format!("`sudo mdadm --stop /dev/{name}`"),
@@ -74,7 +74,7 @@ impl HolderKind {
 }
 
 /// Users of device `name` that have no link in `holders`.
-pub(super) fn without_a_link(machine: &Machine, name: &str) -> Vec<HolderKind> {
+pub(super) fn unlinked_holders(machine: &KernelFiles, name: &str) -> Vec<HolderKind> {
     let mut found = Vec::new();
     for uuid in machine.names("sys/fs/btrfs") {
         if machine.has(&format!("sys/fs/btrfs/{uuid}/devices/{name}")) {
@@ -106,7 +106,7 @@ mod tests {
     fn said(files: &[(&str, &str)]) -> Vec<(String, String)> {
         let (_root, machine) = made_of(files);
         let disk = DevicePath { path: "/dev/sda".into(), device: Some((8, 0)) };
-        let said = |used: &DeviceUser| (used.to_string(), used.remedy());
+        let said = |used: &DeviceUser| (used.to_string(), used.fix());
         DeviceUser::of(&machine, &disk).iter().map(said).collect()
     }
 

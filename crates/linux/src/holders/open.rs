@@ -1,7 +1,7 @@
 //! Processes that have a device open.
 
 use super::DeviceUser;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Result of the search for processes that have devices open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Openers {
 }
 
 /// Finds processes that have one of `nodes` open, each a path such as `/dev/nvme0n1`.
-pub fn openers(machine: &Machine, nodes: &[String]) -> Openers {
+pub fn openers(machine: &KernelFiles, nodes: &[String]) -> Openers {
     let mut openers = Openers::default();
     let names = machine.names("proc");
     let mut processes: Vec<u32> = names.iter().filter_map(|name| name.parse().ok()).collect();
@@ -47,7 +47,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::openers;
-    use crate::kernel_files::Machine;
+    use crate::kernel_files::KernelFiles;
     use crate::kernel_files::tests::made_of;
 
     #[test]
@@ -74,12 +74,12 @@ mod tests {
             said,
             ["process 41 (smartd) has nvme0 open", "process 41 (smartd) has nvme0n1 open"]
         );
-        assert_eq!(found.found[0].remedy(), "`kill 41`");
+        assert_eq!(found.found[0].fix(), "`kill 41`");
         assert_eq!(found.hidden, 1);
     }
 
     #[test]
     fn nobody_on_this_machine_has_open_what_is_not_there() {
-        assert_eq!(openers(&Machine::this(), &["/dev/no such device".into()]).found, []);
+        assert_eq!(openers(&KernelFiles::live(), &["/dev/no such device".into()]).found, []);
     }
 }

@@ -230,7 +230,7 @@ impl<M> Ring<M> {
             if first & CLOSED != 0 {
                 return None;
             }
-            let count = self.room(first, wanted).min(wanted);
+            let count = self.free_slots(first, wanted).min(wanted);
             if count == 0 {
                 return None;
             }
@@ -245,7 +245,7 @@ impl<M> Ring<M> {
     /// Number of free slots from `tail` on. Loads the receiver's cache line only if the cached head
     /// leaves less than `wanted`.
     #[inline]
-    fn room(&self, tail: u64, wanted: u64) -> u64 {
+    fn free_slots(&self, tail: u64, wanted: u64) -> u64 {
         // A stale tail may lie behind the head: then the reservation's exchange fails. A stale
         // cached head makes the ring appear fuller than it is.
         let capacity = self.slots.len() as u64;

@@ -1,10 +1,10 @@
 //! Binding functions to vfio-pci.
 
-use super::bind_records::{BindRecords, former};
+use super::bind_records::{BindRecords, original_binding};
 use super::error::BindError;
 use super::kernel::Kernel;
 use super::plan::{BindPlan, BindRequest, plan_bind};
-use super::unbind::{back, check};
+use super::unbind::{unbind_steps, check};
 use super::{Address, BindStep};
 use crate::{Clock, StepTimer, StepTiming};
 
@@ -36,10 +36,10 @@ pub fn bind(
 ) -> Result<Vec<BoundDevice>, BindError> {
     // Checked without the lock first: a user without permission for the lock learns of the other
     // obstacles.
-    cleared(kernel, addresses, terms)?;
+    plan_without_obstacles(kernel, addresses, terms)?;
     let ledger = BindRecords::open(kernel.machine())?;
     // Checked again under the lock, since the state may have changed.
-    let verdicts = cleared(kernel, addresses, terms)?;
+    let verdicts = plan_without_obstacles(kernel, addresses, terms)?;
     let mut bound = Vec::new();
     for verdict in verdicts {
         let address = verdict.address;
@@ -48,20 +48,20 @@ pub fn bind(
         if let Err(error) = ran {
             // A function that was bound before stays bound: a program may use it.
             let mut taken: Vec<Address> =
-                verdict.takes_it().then_some(address).into_iter().collect();
+                verdict.unbinds().then_some(address).into_iter().collect();
             taken.extend(
                 bound.iter().filter(|one: &&BoundDevice| one.is_new).map(|one| one.address),
             );
             return Err(undo(kernel, &ledger, &taken, error));
         }
-        let former = former(kernel.machine(), address)?.and_then(|former| former.driver);
-        let (is_new, notes) = (verdict.takes_it(), verdict.notes);
-        bound.push(BoundDevice { address, former, is_new, notes, took: watch.took() });
+        let former = original_binding(kernel.machine(), address)?.and_then(|former| former.driver);
+        let (is_new, notes) = (verdict.unbinds(), verdict.notes);
+        bound.push(BoundDevice { address, former, is_new, notes, took: watch.timings() });
     }
     Ok(bound)
 }
 
-fn cleared(
+fn plan_without_obstacles(
     kernel: &dyn Kernel,
     addresses: &[Address],
     terms: &BindRequest<'_>,
@@ -94,7 +94,7 @@ pub(super) fn run(
             found: Box::new(found),
             undone: false,
         })?;
-        done(step.shown(address));
+        done(step.command(address));
     }
     Ok(())
 }
@@ -107,8 +107,8 @@ fn undo(
 ) -> BindError {
     let machine = kernel.machine();
     let all_back = addresses.iter().map(|address| {
-        let Some(former) = former(machine, *address)? else { return Ok(()) };
-        let steps = back(machine, *address, &former);
+        let Some(former) = original_binding(machine, *address)? else { return Ok(()) };
+        let steps = unbind_steps(machine, *address, &former);
         // The unbind would block if a program had opened the function meanwhile.
         check(kernel, *address, &steps)?;
         run(kernel, ledger, *address, &steps, drop)

@@ -21,13 +21,13 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{Address, BindError};
 use crate::Errno;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::runtime_directory::RuntimeDirectory;
 
 /// The bind records, locked.
 #[derive(Debug)]
 pub(super) struct BindRecords {
-    machine: Machine,
+    machine: KernelFiles,
     _locked: File,
 }
 
@@ -47,11 +47,11 @@ const BOOT: &str = "proc/sys/kernel/random/boot_id";
 
 impl BindRecords {
     /// Opens and locks the records.
-    pub(super) fn open(machine: &Machine) -> Result<Self, BindError> {
+    pub(super) fn open(machine: &KernelFiles) -> Result<Self, BindError> {
         let directory = RuntimeDirectory::at(machine.path(DIRECTORY))
-            .map_err(|error| BindError::Ledger { found: error.to_string() })?;
+            .map_err(|error| BindError::Records { found: error.to_string() })?;
         let shown = directory.path().display().to_string();
-        let refused = |found: String| BindError::Ledger { found: format!("lock {shown}: {found}") };
+        let refused = |found: String| BindError::Records { found: format!("lock {shown}: {found}") };
         let locked = File::open(directory.path()).map_err(|error| refused(error.to_string()))?;
         flock(&locked, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
             Errno::WOULDBLOCK => BindError::Busy,
@@ -77,15 +77,15 @@ impl BindRecords {
             std::fs::rename(&draft, &path)
         });
         let shown = path.display();
-        written.map_err(|error| BindError::Ledger { found: format!("write {shown}: {error}") })
+        written.map_err(|error| BindError::Records { found: format!("write {shown}: {error}") })
     }
 
     /// Deletes the record of a function.
-    pub(super) fn forget(&self, address: Address) -> Result<(), BindError> {
+    pub(super) fn remove(&self, address: Address) -> Result<(), BindError> {
         let path = path(&self.machine, address);
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(BindError::Ledger { found: format!("remove {}: {error}", path.display()) })
+                Err(BindError::Records { found: format!("remove {}: {error}", path.display()) })
             }
             _ => Ok(()),
         }
@@ -93,8 +93,8 @@ impl BindRecords {
 }
 
 /// Original state of the function at `address`; `None` if it was not bound by tenmil.
-pub(super) fn former(
-    machine: &Machine,
+pub(super) fn original_binding(
+    machine: &KernelFiles,
     address: Address,
 ) -> Result<Option<OriginalBinding>, BindError> {
     let path = path(machine, address);
@@ -108,11 +108,11 @@ pub(super) fn former(
 }
 
 /// Functions recorded as bound by tenmil, by address.
-pub fn recorded(machine: &Machine) -> Vec<Address> {
+pub fn recorded(machine: &KernelFiles) -> Vec<Address> {
     let names = machine.names(DIRECTORY);
     let addresses = names.iter().filter_map(|name| name.strip_suffix(SUFFIX)?.parse().ok());
     let is_of_this_boot =
-        |address: &Address| former(machine, *address).map_or(true, |former| former.is_some());
+        |address: &Address| original_binding(machine, *address).map_or(true, |former| former.is_some());
     let mut addresses: Vec<Address> = addresses.filter(is_of_this_boot).collect();
     addresses.sort();
     addresses
@@ -155,17 +155,17 @@ pub(super) fn is_plain(word: &str) -> bool {
     !word.is_empty() && word != NOTHING && word.bytes().all(plain)
 }
 
-fn path(machine: &Machine, address: Address) -> PathBuf {
+fn path(machine: &KernelFiles, address: Address) -> PathBuf {
     machine.path(&format!("{DIRECTORY}/{address}{SUFFIX}"))
 }
 
-fn boot(machine: &Machine) -> String {
+fn boot(machine: &KernelFiles) -> String {
     machine.text(BOOT).unwrap_or_else(|| NOTHING.into())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BindRecords, OriginalBinding, former, recorded};
+    use super::{BindRecords, OriginalBinding, original_binding, recorded};
     use crate::kernel_files::tests::made_of;
     use crate::pci::{Address, BindError};
 
@@ -185,15 +185,15 @@ mod tests {
     fn what_is_written_down_is_read_again_until_the_machine_starts_anew() {
         let (root, machine) = made_of(&[("run/x", ""), (super::BOOT, "one\n"), ("proc/x", "")]);
         let ledger = BindRecords::open(&machine).unwrap();
-        assert_eq!(former(&machine, address()).unwrap(), None);
+        assert_eq!(original_binding(&machine, address()).unwrap(), None);
         ledger.write(address(), &taken()).unwrap();
-        assert_eq!(former(&machine, address()).unwrap(), Some(taken()));
+        assert_eq!(original_binding(&machine, address()).unwrap(), Some(taken()));
         assert_eq!(recorded(&machine), [address()]);
         std::fs::write(root.path().join(super::BOOT), "two\n").unwrap();
-        assert_eq!(former(&machine, address()).unwrap(), None);
+        assert_eq!(original_binding(&machine, address()).unwrap(), None);
         assert_eq!(recorded(&machine), []);
-        ledger.forget(address()).unwrap();
-        ledger.forget(address()).unwrap();
+        ledger.remove(address()).unwrap();
+        ledger.remove(address()).unwrap();
         assert!(!super::path(&machine, address()).exists());
     }
 
@@ -229,6 +229,6 @@ mod tests {
         std::fs::write(root.path().join("run/tenmil/0000:5e:00.0.draft"), "boot on").unwrap();
         assert_eq!(recorded(&machine), []);
         ledger.write(address(), &taken()).unwrap();
-        assert_eq!(former(&machine, address()).unwrap(), Some(taken()));
+        assert_eq!(original_binding(&machine, address()).unwrap(), Some(taken()));
     }
 }

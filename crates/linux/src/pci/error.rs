@@ -29,7 +29,7 @@ pub enum BindError {
     /// Another process is changing drivers.
     Busy,
     /// The bind records are not usable.
-    Ledger {
+    Records {
         /// Problem found.
         found: String,
     },
@@ -41,14 +41,14 @@ pub enum BindError {
         path: PathBuf,
     },
     /// A function has no record.
-    NotOurs {
+    NotRecorded {
         /// Its address.
         address: Address,
         /// Bound driver.
         driver: Option<String>,
     },
     /// A program uses the function to be returned.
-    Driven {
+    InUse {
         /// Its address.
         address: Address,
         /// The processes.
@@ -82,7 +82,7 @@ pub enum StepError {
     /// Another driver, or none, is bound.
     Driver(Option<String>),
     /// The record could not be written.
-    Ledger(BindError),
+    Records(BindError),
 }
 
 impl BindError {
@@ -90,7 +90,7 @@ impl BindError {
     pub fn category(&self) -> ErrorCategory {
         match self {
             Self::Obstacle { obstacle, .. } => obstacle.category(),
-            Self::WrongSerial { .. } | Self::NotOurs { .. } | Self::Driven { .. } => {
+            Self::WrongSerial { .. } | Self::NotRecorded { .. } | Self::InUse { .. } => {
                 ErrorCategory::Usage
             }
             _ => ErrorCategory::Environment,
@@ -98,12 +98,12 @@ impl BindError {
     }
 
     /// Fix.
-    pub fn remedy(&self) -> String {
+    pub fn fix(&self) -> String {
         match self {
-            Self::Obstacle { obstacle, more: 0, .. } => obstacle.remedy(),
+            Self::Obstacle { obstacle, more: 0, .. } => obstacle.fix(),
             Self::Obstacle { obstacle, more, .. } => format!(
                 "{} --dry-run shows {more} more reason{}.",
-                obstacle.remedy(),
+                obstacle.fix(),
                 if *more == 1 { "" } else { "s" }
             ),
             Self::WrongSerial { .. } => {
@@ -112,14 +112,14 @@ impl BindError {
             Self::Busy => {
                 "Try again when the other `tenmil bind` or `tenmil unbind` has ended.".into()
             }
-            Self::Ledger { .. } => {
+            Self::Records { .. } => {
                 "What is bound is recorded there, by root; run it under `sudo`.".into()
             }
-            Self::Record { address, .. } | Self::NotOurs { address, .. } => {
+            Self::Record { address, .. } | Self::NotRecorded { address, .. } => {
                 format!("Say who is to have it: `sudo tenmil unbind {address} --to nvme`.")
             }
-            Self::Driven { by, .. } => {
-                let ends: Vec<String> = by.iter().map(DeviceUser::remedy).collect();
+            Self::InUse { by, .. } => {
+                let ends: Vec<String> = by.iter().map(DeviceUser::fix).collect();
                 format!("End it with {}.", ends.join(" and "))
             }
             Self::NoDriver { driver, .. } => format!("Load it with `sudo modprobe {driver}`."),
@@ -146,19 +146,19 @@ impl fmt::Display for BindError {
             Self::Busy => {
                 out.write_str("lock /run/tenmil: another process changes drivers, expected none")
             }
-            Self::Ledger { found } => out.write_str(found),
+            Self::Records { found } => out.write_str(found),
             Self::Record { address, path } => write!(
                 out,
                 "unbind {address}: {} is not as tenmil writes it, expected boot, driver, override \
                  and no-iommu",
                 path.display()
             ),
-            Self::NotOurs { address, driver } => write!(
+            Self::NotRecorded { address, driver } => write!(
                 out,
                 "unbind {address}: driver is {}, and no record says that tenmil has bound it",
                 named(driver.as_deref())
             ),
-            Self::Driven { address, by } => {
+            Self::InUse { address, by } => {
                 let by: Vec<String> = by.iter().map(ToString::to_string).collect();
                 write!(out, "unbind {address}: {}, expected nobody", by.join(" and "))
             }
@@ -166,7 +166,7 @@ impl fmt::Display for BindError {
                 write!(out, "unbind {address}: driver {driver} is not loaded, expected it to be")
             }
             Self::Step { address, step, found, .. } => {
-                write!(out, "{}: ", step.shown(*address))?;
+                write!(out, "{}: ", step.command(*address))?;
                 match &**found {
                     StepError::Refused(errno) => write!(out, "{errno}"),
                     StepError::Driver(driver) => write!(
@@ -175,7 +175,7 @@ impl fmt::Display for BindError {
                         named(driver.as_deref()),
                         step.driver().unwrap_or("none")
                     ),
-                    StepError::Ledger(error) => error.fmt(out),
+                    StepError::Records(error) => error.fmt(out),
                 }
             }
         }
@@ -186,7 +186,7 @@ impl std::error::Error for BindError {}
 
 impl From<BindError> for tenmil_base::Error {
     fn from(error: BindError) -> Self {
-        Self::new(error.category(), error.to_string()).with_hint(error.remedy())
+        Self::new(error.category(), error.to_string()).with_hint(error.fix())
     }
 }
 

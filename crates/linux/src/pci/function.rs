@@ -14,7 +14,7 @@ use tenmil_wire::register::MemoryBufferSize;
 
 use super::Address;
 use crate::holders::{DevicePath, DeviceUser, Openers, openers};
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Function of the NVMe class.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ const SUBSYSTEMS: &str = "sys/class/nvme-subsystem";
 
 impl Function {
     /// Lists all NVMe functions of `machine`, by address.
-    pub fn all(machine: &Machine) -> Vec<Self> {
+    pub fn all(machine: &KernelFiles) -> Vec<Self> {
         let names = machine.names(DEVICES);
         let addresses = names.iter().filter_map(|name| name.parse().ok());
         let mut functions: Vec<Self> =
@@ -108,7 +108,7 @@ impl Function {
     }
 
     /// Reads the function at `address`, if it exists and has the NVMe class.
-    pub fn at(machine: &Machine, address: Address) -> Option<Self> {
+    pub fn at(machine: &KernelFiles, address: Address) -> Option<Self> {
         if class(machine, &address.to_string())? >> 8 != NON_VOLATILE {
             return None;
         }
@@ -124,7 +124,7 @@ impl Function {
             vendor: number("vendor")?,
             device: number("device")?,
             driver: machine.link(&format!("{directory}/driver")),
-            driver_override: text("driver_override").filter(|name| is_given(name)),
+            driver_override: text("driver_override").filter(|name| is_driver_name(name)),
             group: group(machine, address),
             // -1 on a machine without NUMA.
             numa_node: text("numa_node").and_then(|text| text.parse().ok()),
@@ -135,7 +135,7 @@ impl Function {
     }
 
     /// Class code of the function at `address`.
-    pub fn class_at(machine: &Machine, address: Address) -> Option<u32> {
+    pub fn class_at(machine: &KernelFiles, address: Address) -> Option<u32> {
         class(machine, &address.to_string())
     }
 
@@ -151,7 +151,7 @@ impl Function {
     }
 
     /// Users of its disks and processes with its device nodes open.
-    pub fn used_by(&self, machine: &Machine) -> Openers {
+    pub fn users(&self, machine: &KernelFiles) -> Openers {
         let mut openers = openers(machine, &self.nodes(machine));
         let used = self.disks.iter().flat_map(|disk| {
             let path = format!("/dev/{}", disk.name).into();
@@ -162,7 +162,7 @@ impl Function {
     }
 
     /// Device nodes of its disks, partitions and controller.
-    fn nodes(&self, machine: &Machine) -> Vec<String> {
+    fn nodes(&self, machine: &KernelFiles) -> Vec<String> {
         let mut nodes = Vec::new();
         let directory = directory(self.address);
         if let Some(controller) = &self.controller {
@@ -175,16 +175,16 @@ impl Function {
             nodes.push(format!("/dev/{}", disk.name));
             nodes.extend(disk.partitions(machine).into_iter().map(|name| format!("/dev/{name}")));
         }
-        nodes.extend(group_door(machine, self.address).map(|door| format!("/{door}")));
+        nodes.extend(group_node(machine, self.address).map(|door| format!("/{door}")));
         let mut put = |directory: &str, kind: &str, place: &str| {
             let names = machine.names(&format!("{directory}/{kind}"));
             nodes.extend(names.into_iter().map(|name| format!("{place}{name}")));
         };
         put(&directory, "uio", "/dev/");
-        put(&directory, "vfio-dev", OWN_DOORS);
+        put(&directory, "vfio-dev", DEVICE_NODES);
         // A program that uses another function of the IOMMU group excludes others from this one.
         for other in self.group.iter().flat_map(|group| &group.others) {
-            put(&format!("{DEVICES}/{}", other.address), "vfio-dev", OWN_DOORS);
+            put(&format!("{DEVICES}/{}", other.address), "vfio-dev", DEVICE_NODES);
         }
         nodes
     }
@@ -192,7 +192,7 @@ impl Function {
 
 impl Disk {
     /// Names of the partitions.
-    pub fn partitions(&self, machine: &Machine) -> Vec<String> {
+    pub fn partitions(&self, machine: &KernelFiles) -> Vec<String> {
         let directory = format!("sys/block/{}", self.name);
         let is_partition = |name: &String| machine.has(&format!("{directory}/{name}/partition"));
         machine.names(&directory).into_iter().filter(is_partition).collect()
@@ -200,7 +200,7 @@ impl Disk {
 }
 
 /// Directory of VFIO device nodes of single functions.
-const OWN_DOORS: &str = "/dev/vfio/devices/";
+const DEVICE_NODES: &str = "/dev/vfio/devices/";
 
 /// Sysfs directory of the function at `address`.
 pub(super) fn directory(address: Address) -> String {
@@ -208,11 +208,11 @@ pub(super) fn directory(address: Address) -> String {
 }
 
 /// Whether `driver_override` names a driver; "(null)" means unset.
-pub(super) fn is_given(name: &str) -> bool {
+pub(super) fn is_driver_name(name: &str) -> bool {
     !name.is_empty() && name != "(null)"
 }
 
-fn class(machine: &Machine, name: &str) -> Option<u32> {
+fn class(machine: &KernelFiles, name: &str) -> Option<u32> {
     hex(&machine.text(&format!("{DEVICES}/{name}/class"))?)
 }
 
@@ -221,21 +221,21 @@ fn hex(text: &str) -> Option<u32> {
 }
 
 /// VFIO group node of a function, for an IOMMU group or a no-IOMMU group.
-pub(super) fn group_door(machine: &Machine, address: Address) -> Option<String> {
+pub(super) fn group_node(machine: &KernelFiles, address: Address) -> Option<String> {
     let (number, is_real) = group_number(machine, address)?;
     Some(if is_real { format!("dev/vfio/{number}") } else { format!("dev/vfio/noiommu-{number}") })
 }
 
 /// Group number of a function, and whether it is an IOMMU group. In no-IOMMU mode VFIO creates a
 /// group with a distinct name while it is bound (drivers/vfio/group.c, `vfio_noiommu_group_alloc`).
-fn group_number(machine: &Machine, address: Address) -> Option<(u32, bool)> {
+fn group_number(machine: &KernelFiles, address: Address) -> Option<(u32, bool)> {
     let number = machine.link(&format!("{}/iommu_group", directory(address)))?;
     let number = number.parse().ok()?;
     let name = machine.text(&format!("sys/kernel/iommu_groups/{number}/name"));
     Some((number, name.as_deref() != Some("vfio-noiommu")))
 }
 
-fn group(machine: &Machine, address: Address) -> Option<IommuGroup> {
+fn group(machine: &KernelFiles, address: Address) -> Option<IommuGroup> {
     let (number, _) = group_number(machine, address).filter(|(_, is_real)| *is_real)?;
     let own = address.to_string();
     let names = machine.names(&format!("sys/kernel/iommu_groups/{number}/devices"));
@@ -248,7 +248,7 @@ fn group(machine: &Machine, address: Address) -> Option<IommuGroup> {
     Some(IommuGroup { number, others })
 }
 
-fn controller(machine: &Machine, directory: &str) -> Option<Controller> {
+fn controller(machine: &KernelFiles, directory: &str) -> Option<Controller> {
     let name = machine.names(&format!("{directory}/nvme")).into_iter().next()?;
     let text = |file: &str| {
         let text = machine.text(&format!("{directory}/nvme/{name}/{file}"));
@@ -261,7 +261,7 @@ fn controller(machine: &Machine, directory: &str) -> Option<Controller> {
     Some(Controller { name, model, serial, state, cmb_bytes })
 }
 
-fn disks(machine: &Machine, controller: &str) -> Vec<Disk> {
+fn disks(machine: &KernelFiles, controller: &str) -> Vec<Disk> {
     let names = machine.names(controller);
     let mut disks: Vec<Disk> = names
         .iter()
@@ -276,7 +276,7 @@ fn disks(machine: &Machine, controller: &str) -> Vec<Disk> {
     disks
 }
 
-fn number(machine: &Machine, disk: &str) -> Option<(u32, u32)> {
+fn number(machine: &KernelFiles, disk: &str) -> Option<(u32, u32)> {
     let text = machine.text(&format!("sys/block/{disk}/dev"))?;
     let (major, minor) = text.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
@@ -292,7 +292,7 @@ fn disk_of(name: &str) -> Option<String> {
 }
 
 /// Names of the controllers of the subsystem that has this disk.
-fn paths_to(machine: &Machine, disk: &str) -> Vec<String> {
+fn paths_to(machine: &KernelFiles, disk: &str) -> Vec<String> {
     let subsystems = machine.names(SUBSYSTEMS).into_iter();
     let mut directories = subsystems.map(|name| format!("{SUBSYSTEMS}/{name}"));
     let own = directories.find(|directory| machine.has(&format!("{directory}/{disk}")));

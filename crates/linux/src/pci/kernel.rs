@@ -6,13 +6,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::fs::{Access, AtFlags, CWD, OFlags, Uid, accessat, chownat};
 
 use crate::Errno;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Kernel on which drivers are changed: that of a [`Machine`], or a test double. State is read
 /// through the machine's files and changed only by these calls.
 pub trait Kernel {
     /// Kernel files of the machine.
-    fn machine(&self) -> &Machine;
+    fn machine(&self) -> &KernelFiles;
     /// Writes a value to an existing file.
     fn write(&self, path: &str, value: &str) -> Result<(), Errno>;
     /// Whether a file is writable.
@@ -21,16 +21,16 @@ pub trait Kernel {
     /// can begin while the file is open.
     fn claim(&self, node: &str) -> Result<File, Errno>;
     /// Changes the owner of a file.
-    fn give(&self, node: &str, uid: u32) -> Result<(), Errno>;
+    fn chown(&self, node: &str, uid: u32) -> Result<(), Errno>;
 }
 
-impl Kernel for Machine {
-    fn machine(&self) -> &Machine {
+impl Kernel for KernelFiles {
+    fn machine(&self) -> &KernelFiles {
         self
     }
 
     fn write(&self, path: &str, value: &str) -> Result<(), Errno> {
-        Machine::write(self, path, value)
+        KernelFiles::write(self, path, value)
     }
 
     fn may_write(&self, path: &str) -> bool {
@@ -43,7 +43,7 @@ impl Kernel for Machine {
         opened.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    fn give(&self, node: &str, uid: u32) -> Result<(), Errno> {
+    fn chown(&self, node: &str, uid: u32) -> Result<(), Errno> {
         chownat(CWD, self.path(node), Some(Uid::from_raw(uid)), None, AtFlags::empty())
     }
 }

@@ -16,7 +16,7 @@ pub enum BindObstacle {
         others: Vec<Address>,
     },
     /// Not an NVMe function.
-    OtherClass {
+    NotNvme {
         /// Class code.
         class: u32,
     },
@@ -43,7 +43,7 @@ pub enum BindObstacle {
         mark: String,
     },
     /// The content of a disk cannot be examined.
-    Unseen {
+    Unreadable {
         /// Disk or partition.
         disk: String,
         /// Reason.
@@ -89,7 +89,7 @@ pub enum BindObstacle {
 }
 
 /// Kernel parameter that enables the no-IOMMU mode.
-pub(super) const NO_IOMMU_SWITCH: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+pub(super) const NO_IOMMU_PARAMETER: &str = "sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
 
 impl BindObstacle {
     /// Whether naming the serial number overrides the obstacle.
@@ -99,7 +99,7 @@ impl BindObstacle {
             Self::InUse { .. }
                 | Self::Claimed { .. }
                 | Self::Member { .. }
-                | Self::Unseen { .. }
+                | Self::Unreadable { .. }
                 | Self::SeveralPaths { .. }
         )
     }
@@ -118,8 +118,8 @@ impl BindObstacle {
     }
 
     /// Fix: one or two sentences.
-    pub fn remedy(&self) -> String {
-        let mut remedy = self.mending();
+    pub fn fix(&self) -> String {
+        let mut remedy = self.fix_text();
         if self.yields_to_serial() {
             remedy += " To take it from whoever uses it all the same, add --even-if-in-use and the \
                        serial number that `tenmil list` shows.";
@@ -127,9 +127,9 @@ impl BindObstacle {
         remedy
     }
 
-    fn mending(&self) -> String {
+    fn fix_text(&self) -> String {
         match self {
-            Self::NotFound { .. } | Self::OtherClass { .. } => {
+            Self::NotFound { .. } | Self::NotNvme { .. } => {
                 "`tenmil list` shows what there is.".into()
             }
             Self::NoPermission { .. } => {
@@ -137,7 +137,7 @@ impl BindObstacle {
                     .into()
             }
             Self::InUse { uses } => {
-                let ends: Vec<String> = uses.iter().rev().map(DeviceUser::remedy).collect();
+                let ends: Vec<String> = uses.iter().rev().map(DeviceUser::fix).collect();
                 format!("End it with {}.", ends.join(", then "))
             }
             Self::Claimed { disk } => {
@@ -147,7 +147,7 @@ impl BindObstacle {
                 "If nothing of it is wanted any more, erase the mark with `sudo wipefs -a \
                  /dev/{disk}`."
             ),
-            Self::Unseen { disk, .. } => {
+            Self::Unreadable { disk, .. } => {
                 format!("See that `sudo head -c 1 /dev/{disk}` can read it.")
             }
             Self::SeveralPaths { .. } => "Name the functions of all of them together.".into(),
@@ -158,7 +158,7 @@ impl BindObstacle {
             Self::BehindVmd { .. } => {
                 "Switch VMD off for its slot in the firmware's set-up.".into()
             }
-            Self::SharedGroup { others, .. } => shared_remedy(others),
+            Self::SharedGroup { others, .. } => shared_group_fix(others),
             Self::NoIommu => {
                 "Switch on VT-d, AMD-Vi or the SMMU in the firmware, and `intel_iommu=on` on the \
                  kernel's command line; `tenmil doctor` looks for it. With --unsafe-no-iommu the \
@@ -179,7 +179,7 @@ impl BindObstacle {
     }
 }
 
-fn shared_remedy(others: &[GroupMember]) -> String {
+fn shared_group_fix(others: &[GroupMember]) -> String {
     let away: Vec<String> = others
         .iter()
         .map(|one| {
@@ -203,7 +203,7 @@ impl fmt::Display for BindObstacle {
             Self::NotFound { others } => {
                 write!(out, "no such function, expected one of {}", list(others))
             }
-            Self::OtherClass { class } => {
+            Self::NotNvme { class } => {
                 write!(out, "class is {class:06x}, expected 0108xx, that of NVMe")
             }
             Self::NoPermission { path } => {
@@ -219,7 +219,7 @@ impl fmt::Display for BindObstacle {
             Self::Member { disk, mark } => {
                 write!(out, "{disk} holds {mark}, expected no part of something larger")
             }
-            Self::Unseen { disk, why } => write!(
+            Self::Unreadable { disk, why } => write!(
                 out,
                 "{disk} cannot be looked at ({why}), expected to see that nobody needs it"
             ),
@@ -249,7 +249,7 @@ impl fmt::Display for BindObstacle {
             }
             Self::NoIommu => out.write_str("it has no IOMMU group, expected an IOMMU that is on"),
             Self::NoIommuMode => {
-                write!(out, "/{NO_IOMMU_SWITCH} is not there, expected vfio with that switch")
+                write!(out, "/{NO_IOMMU_PARAMETER} is not there, expected vfio with that switch")
             }
             Self::NoVfio { release, is_loadable: true } => {
                 write!(out, "driver {VFIO} is not loaded in kernel {release}, expected it to be")

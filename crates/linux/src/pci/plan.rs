@@ -3,14 +3,14 @@
 use std::fs::File;
 use std::path::Path;
 
-use super::bind_records::{former, recorded};
+use super::bind_records::{original_binding, recorded};
 use super::function::{Disk, directory};
 use super::kernel::Kernel;
-use super::obstacle::NO_IOMMU_SWITCH;
+use super::obstacle::NO_IOMMU_PARAMETER;
 use super::step::PROBE;
 use super::{Address, BindError, BindObstacle, BindStep, Function, GroupMember, VFIO};
 use crate::Errno;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Options of bind.
 #[derive(Clone, Copy)]
@@ -54,13 +54,13 @@ pub struct BindPlan {
 
 impl BindPlan {
     /// An empty plan for an address.
-    pub fn nothing(address: Address) -> Self {
+    pub fn empty(address: Address) -> Self {
         let (obstacles, notes, claims) = (Vec::new(), Vec::new(), Vec::new());
         Self { address, function: None, obstacles, notes, steps: Vec::new(), claims }
     }
 
     /// Whether its steps unbind a driver, and do not only change device node owners.
-    pub(super) fn takes_it(&self) -> bool {
+    pub(super) fn unbinds(&self) -> bool {
         self.steps.iter().any(|step| !matches!(step, BindStep::Chown { .. }))
     }
 }
@@ -97,7 +97,7 @@ struct GroupInspection<'a> {
 
 impl GroupInspection<'_> {
     fn at(&mut self, address: Address, function: Option<Function>) -> Result<BindPlan, BindError> {
-        let mut verdict = BindPlan::nothing(address);
+        let mut verdict = BindPlan::empty(address);
         let Some(function) = function else {
             verdict.obstacles.push(self.nothing_at(address));
             return Ok(verdict);
@@ -118,7 +118,7 @@ impl GroupInspection<'_> {
     fn nothing_at(&self, address: Address) -> BindObstacle {
         let machine = self.kernel.machine();
         match Function::class_at(machine, address) {
-            Some(class) => BindObstacle::OtherClass { class },
+            Some(class) => BindObstacle::NotNvme { class },
             None => {
                 let all = Function::all(machine);
                 BindObstacle::NotFound { others: all.iter().map(|one| one.address).collect() }
@@ -140,7 +140,7 @@ impl GroupInspection<'_> {
             .serial()
             .is_some_and(|own| self.terms.even_if_in_use.iter().any(|one| one == own));
         let mut found = Vec::new();
-        let openers = function.used_by(self.kernel.machine());
+        let openers = function.users(self.kernel.machine());
         if openers.hidden > 0 {
             let hidden = openers.hidden;
             verdict.notes.push(format!("what {hidden} processes have open cannot be seen"));
@@ -149,7 +149,7 @@ impl GroupInspection<'_> {
             self.paths(disk, &mut found);
             self.contents(disk, verdict, &mut found);
             // EBUSY means any use by the kernel; reported only if no user has been found otherwise.
-            let is_named = openers.found.iter().any(|used| used.is_of(&disk.name));
+            let is_named = openers.found.iter().any(|used| used.is_on(&disk.name));
             match self.kernel.claim(&format!("dev/{}", disk.name)) {
                 Ok(claim) => verdict.claims.push(claim),
                 Err(Errno::BUSY) if !is_named => {
@@ -188,7 +188,7 @@ impl GroupInspection<'_> {
         let parts = disk.partitions(machine);
         for name in core::iter::once(&disk.name).chain(&parts) {
             match (self.terms.marks)(&machine.path(&format!("dev/{name}"))) {
-                Err(why) => found.push(BindObstacle::Unseen { disk: name.clone(), why }),
+                Err(why) => found.push(BindObstacle::Unreadable { disk: name.clone(), why }),
                 Ok(marks) => {
                     for mark in marks {
                         if mark.is_member {
@@ -219,10 +219,10 @@ impl GroupInspection<'_> {
         let Some(group) = &function.group else {
             if !self.terms.no_iommu {
                 verdict.obstacles.push(BindObstacle::NoIommu);
-            } else if !machine.has(NO_IOMMU_SWITCH) {
+            } else if !machine.has(NO_IOMMU_PARAMETER) {
                 verdict.obstacles.push(BindObstacle::NoIommuMode);
             } else {
-                verdict.notes.push(NO_IOMMU_DANGER.into());
+                verdict.notes.push(NO_IOMMU_WARNING.into());
             }
             return;
         };
@@ -257,13 +257,13 @@ impl GroupInspection<'_> {
         let give = self.terms.owner.map(|uid| BindStep::Chown { uid });
         // In no-IOMMU mode the device nodes require CAP_SYS_RAWIO, whoever owns them.
         let give = give.filter(|_| function.group.is_some());
-        let known = former(machine, function.address)?;
+        let known = original_binding(machine, function.address)?;
         // Bound already: only the owner of the device nodes may have to change.
         if function.driver.as_deref() == Some(VFIO) {
             return Ok(give.into_iter().collect());
         }
         let mut steps = Vec::new();
-        let switch = machine.text(NO_IOMMU_SWITCH).filter(|_| function.group.is_none());
+        let switch = machine.text(NO_IOMMU_PARAMETER).filter(|_| function.group.is_none());
         let is_off = switch.as_deref().is_some_and(|text| text != "Y");
         // An existing record holds the original state and must not be overwritten.
         if known.is_none() {
@@ -271,7 +271,7 @@ impl GroupInspection<'_> {
                 driver: function.driver.clone(),
                 driver_override: function.driver_override.clone(),
                 // The last function to be returned restores the parameter.
-                no_iommu: if is_off { switch } else { switch.and_then(|_| moved_from(machine)) },
+                no_iommu: if is_off { switch } else { switch.and_then(|_| recorded_no_iommu(machine)) },
             });
         }
         if is_off {
@@ -293,9 +293,9 @@ fn is_harmless(other: &GroupMember) -> bool {
 }
 
 /// Original value of the no-IOMMU parameter, recorded for another function.
-fn moved_from(machine: &Machine) -> Option<String> {
-    recorded(machine).into_iter().find_map(|other| former(machine, other).ok()??.no_iommu)
+fn recorded_no_iommu(machine: &KernelFiles) -> Option<String> {
+    recorded(machine).into_iter().find_map(|other| original_binding(machine, other).ok()??.no_iommu)
 }
 
-const NO_IOMMU_DANGER: &str = "without an IOMMU the device, and so whoever drives it, can read and \
+const NO_IOMMU_WARNING: &str = "without an IOMMU the device, and so whoever drives it, can read and \
     write all memory of this machine; the kernel marks itself as tainted, and only root may drive it";

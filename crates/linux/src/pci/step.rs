@@ -3,9 +3,9 @@
 use super::Address;
 use super::bind_records::{BindRecords, OriginalBinding};
 use super::error::StepError;
-use super::function::{directory, group_door};
+use super::function::{directory, group_node};
 use super::kernel::Kernel;
-use super::obstacle::NO_IOMMU_SWITCH;
+use super::obstacle::NO_IOMMU_PARAMETER;
 
 /// One step of binding or unbinding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,14 +50,14 @@ pub enum BindStep {
 
 impl BindStep {
     /// The step as a shell command.
-    pub fn shown(&self, address: Address) -> String {
+    pub fn command(&self, address: Address) -> String {
         let directory = directory(address);
         match self {
             Self::Record { driver, .. } => {
                 let driver = driver.as_deref().unwrap_or("none");
                 format!("record in /run/tenmil that the driver was {driver}")
             }
-            Self::NoIommu { to } => format!("echo {to} > /{NO_IOMMU_SWITCH}"),
+            Self::NoIommu { to } => format!("echo {to} > /{NO_IOMMU_PARAMETER}"),
             Self::Override { driver } => {
                 let driver = driver.as_deref().unwrap_or_default();
                 format!("echo '{driver}' > /{directory}/driver_override")
@@ -93,9 +93,9 @@ impl BindStep {
                 let (driver, driver_override) = (driver.clone(), driver_override.clone());
                 let former =
                     OriginalBinding { driver, driver_override, no_iommu: no_iommu.clone() };
-                ledger.write(address, &former).map_err(StepError::Ledger)
+                ledger.write(address, &former).map_err(StepError::Records)
             }
-            Self::NoIommu { to } => write(NO_IOMMU_SWITCH, to),
+            Self::NoIommu { to } => write(NO_IOMMU_PARAMETER, to),
             Self::Override { driver } => {
                 // An empty line clears the override (Documentation/ABI/testing/sysfs-bus-pci).
                 let driver = driver.as_deref().unwrap_or_default();
@@ -112,23 +112,23 @@ impl BindStep {
                 is_done.then_some(()).ok_or(StepError::Driver(found))
             }
             Self::Chown { uid } => {
-                let doors = doors(kernel, address);
+                let doors = device_nodes(kernel, address);
                 doors
                     .iter()
-                    .try_for_each(|door| kernel.give(door, *uid))
+                    .try_for_each(|door| kernel.chown(door, *uid))
                     .map_err(StepError::Refused)
             }
-            Self::RemoveRecord => ledger.forget(address).map_err(StepError::Ledger),
+            Self::RemoveRecord => ledger.remove(address).map_err(StepError::Records),
         }
     }
 }
 
 /// VFIO device nodes of a function: that of its group, which must exist, and its own, which exists
 /// only with `CONFIG_VFIO_DEVICE_CDEV`.
-fn doors(kernel: &dyn Kernel, address: Address) -> Vec<String> {
+fn device_nodes(kernel: &dyn Kernel, address: Address) -> Vec<String> {
     let directory = directory(address);
     let machine = kernel.machine();
-    let group = group_door(machine, address);
+    let group = group_node(machine, address);
     let own = machine.names(&format!("{directory}/vfio-dev")).into_iter();
     let own = own.map(|name| format!("dev/vfio/devices/{name}")).filter(|door| machine.has(door));
     group.into_iter().chain(own).collect()

@@ -1,14 +1,14 @@
 //! Returning functions to their original drivers.
 
 use super::bind::run;
-use super::bind_records::{BindRecords, OriginalBinding, former, is_plain, recorded};
+use super::bind_records::{BindRecords, OriginalBinding, original_binding, is_plain, recorded};
 use super::error::BindError;
-use super::function::{directory, is_given};
+use super::function::{directory, is_driver_name};
 use super::kernel::Kernel;
-use super::obstacle::NO_IOMMU_SWITCH;
+use super::obstacle::NO_IOMMU_PARAMETER;
 use super::{Address, BindStep, Function, VFIO};
 use crate::holders::DeviceUser;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Functions to return.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub enum UnbindSelection {
 /// # Errors
 ///
 /// If a function has no record, is used by a program, or its driver is missing.
-pub fn plan_back(
+pub fn plan_unbind(
     kernel: &dyn Kernel,
     which: &UnbindSelection,
 ) -> Result<Vec<(Address, Vec<BindStep>)>, BindError> {
@@ -43,9 +43,9 @@ pub fn plan_back(
                 let (driver, driver_override) = (Some(driver.clone()), None);
                 OriginalBinding { driver, driver_override, no_iommu: None }
             }
-            None => former(machine, address)?.ok_or(BindError::NotOurs { address, driver })?,
+            None => original_binding(machine, address)?.ok_or(BindError::NotRecorded { address, driver })?,
         };
-        let steps = back(machine, address, &former);
+        let steps = unbind_steps(machine, address, &former);
         check(kernel, address, &steps)?;
         Ok((address, steps))
     };
@@ -82,7 +82,7 @@ pub fn unbind(
     let (mut done, mut error) = (Vec::new(), None);
     // One at a time, so that an error does not affect the others.
     for one in one_by_one {
-        let given = plan_back(kernel, &one).and_then(|plans| {
+        let given = plan_unbind(kernel, &one).and_then(|plans| {
             for (address, steps) in plans {
                 run(kernel, &ledger, address, &steps, drop)?;
                 done.push(address);
@@ -96,10 +96,10 @@ pub fn unbind(
 
 /// Steps from the current to the original state. They depend on nothing else, so they apply at
 /// whatever point a crash left a function.
-pub(super) fn back(machine: &Machine, address: Address, former: &OriginalBinding) -> Vec<BindStep> {
+pub(super) fn unbind_steps(machine: &KernelFiles, address: Address, former: &OriginalBinding) -> Vec<BindStep> {
     let text = |name: &str| machine.text(&format!("{}/{name}", directory(address)));
     let driver = machine.link(&format!("{}/driver", directory(address)));
-    let pinned = text("driver_override").filter(|name| is_given(name));
+    let pinned = text("driver_override").filter(|name| is_driver_name(name));
     let mut steps = Vec::new();
     // A function that is missing, or bound to a third driver, is left as it is.
     let is_there = text("class").is_some();
@@ -120,10 +120,10 @@ pub(super) fn back(machine: &Machine, address: Address, former: &OriginalBinding
     }
     // The last function without an IOMMU restores the no-IOMMU parameter.
     let others = recorded(machine).into_iter().filter(|other| *other != address);
-    let mut others = others.filter_map(|other| super::bind_records::former(machine, other).ok()?);
+    let mut others = others.filter_map(|other| super::bind_records::original_binding(machine, other).ok()?);
     if let Some(to) = &former.no_iommu
         && !others.any(|other| other.no_iommu.is_some())
-        && machine.text(NO_IOMMU_SWITCH).as_ref() != Some(to)
+        && machine.text(NO_IOMMU_PARAMETER).as_ref() != Some(to)
     {
         steps.push(BindStep::NoIommu { to: to.clone() });
     }
@@ -148,12 +148,12 @@ pub(super) fn check(
             }
             BindStep::Unbind { .. } => {
                 let function = Function::at(machine, address);
-                let users = function.map(|function| function.used_by(machine)).unwrap_or_default();
+                let users = function.map(|function| function.users(machine)).unwrap_or_default();
                 let is_open = |used: &DeviceUser| matches!(used, DeviceUser::Open { .. });
                 let by: Vec<DeviceUser> = users.found.into_iter().filter(is_open).collect();
                 // The unbind would block until they close it, possibly forever.
                 if !by.is_empty() {
-                    return Err(BindError::Driven { address, by });
+                    return Err(BindError::InUse { address, by });
                 }
             }
             _ => {}

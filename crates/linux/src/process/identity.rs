@@ -6,7 +6,7 @@ use rustix::fs::stat;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::Errno;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Identity of a process. Values that cannot be determined are zero or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,10 +28,10 @@ pub struct ProcessIdentity {
 impl ProcessIdentity {
     /// Returns the identity of this process.
     pub fn this() -> Self {
-        Self::of(&Machine::this(), std::process::id())
+        Self::of(&KernelFiles::live(), std::process::id())
     }
 
-    fn of(machine: &Machine, pid: u32) -> Self {
+    fn of(machine: &KernelFiles, pid: u32) -> Self {
         let number = |path| {
             let text: String = machine.text(path)?.chars().filter(|one| *one != '-').collect();
             u128::from_str_radix(&text, 16).ok()
@@ -48,7 +48,7 @@ impl ProcessIdentity {
 
     /// Whether both processes belong to the same boot and PID namespace, so that either can check
     /// whether the other runs.
-    pub fn is_neighbor(&self, other: &Self) -> bool {
+    pub fn is_same_boot(&self, other: &Self) -> bool {
         let is_known = self.boot != 0 && self.pid_space != 0;
         is_known && (self.boot, self.pid_space) == (other.boot, other.pid_space)
     }
@@ -57,9 +57,9 @@ impl ProcessIdentity {
     /// PID is unused or belongs to a process with another start time. False if that cannot be
     /// determined.
     pub fn is_gone(&self) -> bool {
-        let machine = Machine::this();
+        let machine = KernelFiles::live();
         let here = Self::of(&machine, std::process::id());
-        self.is_neighbor(&here) && self.pid != 0 && self.has_ended(&machine, exists)
+        self.is_same_boot(&here) && self.pid != 0 && self.has_ended(&machine, exists)
     }
 
     /// Whether the process is known to belong to an earlier boot of this machine, and so to have
@@ -68,19 +68,19 @@ impl ProcessIdentity {
     ///
     /// A machine that was cloned with its machine-id(5) and host name is taken for the original;
     /// one that opened something after this machine's boot is not.
-    pub fn is_of_former_boot(&self, since: u64) -> bool {
-        let machine = Machine::this();
+    pub fn is_of_earlier_boot(&self, since: u64) -> bool {
+        let machine = KernelFiles::live();
         self.ended_before(&machine, &Self::of(&machine, std::process::id()), since)
     }
 
-    fn ended_before(&self, machine: &Machine, here: &Self, since: u64) -> bool {
+    fn ended_before(&self, machine: &KernelFiles, here: &Self, since: u64) -> bool {
         let is_known = self.machine != 0 && self.boot != 0 && here.boot != 0;
         let is_named = !self.host.is_empty() && self.host == here.host;
         let is_before = booted_at(machine).is_some_and(|booted| since < booted);
         is_known && is_named && self.machine == here.machine && self.boot != here.boot && is_before
     }
 
-    fn has_ended(&self, machine: &Machine, exists: impl Fn(u32) -> bool) -> bool {
+    fn has_ended(&self, machine: &KernelFiles, exists: impl Fn(u32) -> bool) -> bool {
         match started_ticks(machine, self.pid) {
             Some(started) if self.started != 0 && started != self.started => true,
             // A zombie: exited, not yet reaped by its parent.
@@ -98,7 +98,7 @@ pub fn wall_clock_seconds() -> u64 {
 }
 
 /// Boot time in seconds since 1970: `btime` of proc_stat(5).
-fn booted_at(machine: &Machine) -> Option<u64> {
+fn booted_at(machine: &KernelFiles) -> Option<u64> {
     let text = machine.text("proc/stat")?;
     text.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
 }
@@ -109,17 +109,17 @@ fn exists(pid: u32) -> bool {
 }
 
 /// proc_pid_stat(5), the fields after the name, which may contain any character.
-fn fields(machine: &Machine, pid: u32) -> Option<String> {
+fn fields(machine: &KernelFiles, pid: u32) -> Option<String> {
     let text = machine.text(&format!("proc/{pid}/stat"))?;
     Some(text.rsplit_once(')')?.1.to_owned())
 }
 
-fn started_ticks(machine: &Machine, pid: u32) -> Option<u64> {
+fn started_ticks(machine: &KernelFiles, pid: u32) -> Option<u64> {
     const AFTER_NAME: usize = 22 - 3;
     fields(machine, pid)?.split_whitespace().nth(AFTER_NAME)?.parse().ok()
 }
 
-fn is_dead(machine: &Machine, pid: u32) -> bool {
+fn is_dead(machine: &KernelFiles, pid: u32) -> bool {
     let fields = fields(machine, pid).unwrap_or_default();
     fields.split_whitespace().next().is_some_and(|state| matches!(state, "Z" | "X"))
 }
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn only_a_process_of_this_machine_since_it_was_started_can_be_known_to_be_gone() {
         let this = ProcessIdentity::this();
-        assert!(this.is_neighbor(&this) && !this.is_gone() && this.started > 0);
+        assert!(this.is_same_boot(&this) && !this.is_gone() && this.started > 0);
         let gone = ProcessIdentity { started: this.started + 1, ..this.clone() };
         assert!(gone.is_gone(), "another one had the number");
         for other in [

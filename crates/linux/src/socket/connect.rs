@@ -31,12 +31,12 @@ pub struct ConnectOp {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectError {
     /// The text is not `HOST:PORT`.
-    NotAnAddress {
+    InvalidAddress {
         /// Given text.
         address: String,
     },
     /// The name could not be resolved.
-    NoSuchName {
+    NameNotResolved {
         /// Address as given.
         address: String,
         /// Error of the resolver.
@@ -64,7 +64,7 @@ pub enum ConnectError {
         at: Option<SocketAddr>,
     },
     /// No socket could be created.
-    Machine {
+    Os {
         /// Address as given.
         address: String,
         /// Error of the system call.
@@ -79,7 +79,7 @@ enum State {
     /// Waiting for the peer.
     Peer(ConnectAttempt),
     /// The result has been returned.
-    Over,
+    Done,
 }
 
 /// Result of the resolver thread.
@@ -118,27 +118,27 @@ impl ConnectOp {
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
         let owned = || address.to_owned();
-        let machine = |errno| ConnectError::Machine { address: owned(), errno };
+        let machine = |errno| ConnectError::Os { address: owned(), errno };
         let (host, port) =
-            split(address).ok_or_else(|| ConnectError::NotAnAddress { address: owned() })?;
+            split(address).ok_or_else(|| ConnectError::InvalidAddress { address: owned() })?;
         let watch = PollSet::new().map_err(|error| machine(errno(&error)))?;
-        let mut dial = Self { address: owned(), state: State::Over, watch, deadline };
+        let mut dial = Self { address: owned(), state: State::Done, watch, deadline };
         match host.parse::<IpAddr>() {
             Ok(number) => dial.state = dial.attempt(vec![SocketAddr::new(number, port)], now)?,
-            Err(_) => dial.look_up(host, port, pool)?,
+            Err(_) => dial.resolve(host, port, pool)?,
         }
         Ok(dial)
     }
 
     /// Returns the connected socket or the error, once.
     pub fn poll(&mut self, now: Instant) -> Option<Result<OwnedFd, ConnectError>> {
-        let outcome = match std::mem::replace(&mut self.state, State::Over) {
+        let outcome = match std::mem::replace(&mut self.state, State::Done) {
             State::Name(answer) => self.poll_name(answer, now),
             State::Peer(attempt) => self.poll_peer(attempt, now),
-            State::Over => return None,
+            State::Done => return None,
         };
         match outcome {
-            Ok(State::Over) => None,
+            Ok(State::Done) => None,
             Ok(state) => {
                 self.state = state;
                 None
@@ -157,17 +157,17 @@ impl ConnectOp {
         match &self.state {
             State::Name(_) => self.deadline,
             State::Peer(attempt) => attempt.until,
-            State::Over => Instant::NEVER,
+            State::Done => Instant::NEVER,
         }
     }
 
-    fn look_up(&mut self, host: &str, port: u16, pool: &ThreadPool) -> Result<(), ConnectError> {
-        let machine = |errno| ConnectError::Machine { address: self.address.clone(), errno };
+    fn resolve(&mut self, host: &str, port: u16, pool: &ThreadPool) -> Result<(), ConnectError> {
+        let machine = |errno| ConnectError::Os { address: self.address.clone(), errno };
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(machine)?;
         self.watch.add(&bell, AWAITED, READABLE).map_err(|error| machine(errno(&error)))?;
         let answer = Arc::new(ResolverResult { found: OnceLock::new(), bell });
         let (theirs, host) = (Arc::clone(&answer), host.to_owned());
-        let job = BlockingTask::new("look up a name", move || theirs.find(&host, port));
+        let job = BlockingTask::new("look up a name", move || theirs.resolve(&host, port));
         pool.submit(job).map_err(|_| ConnectError::Busy { address: self.address.clone() })?;
         self.state = State::Name(answer);
         Ok(())
@@ -175,11 +175,11 @@ impl ConnectOp {
 
     fn poll_name(&mut self, answer: Arc<ResolverResult>, now: Instant) -> PollState {
         match answer.found.get() {
-            None if now >= self.deadline => Err(Err(self.too_late(None))),
+            None if now >= self.deadline => Err(Err(self.timeout(None))),
             None => Ok(State::Name(answer)),
             Some(Err(found)) => {
                 let (address, found) = (self.address.clone(), found.clone());
-                Err(Err(ConnectError::NoSuchName { address, found }))
+                Err(Err(ConnectError::NameNotResolved { address, found }))
             }
             Some(Ok(addresses)) => {
                 let addresses = addresses.iter().rev().copied().collect();
@@ -196,7 +196,7 @@ impl ConnectOp {
                 return Err(Ok(attempt.socket));
             }
             Ok(false) if now < attempt.until => return Ok(State::Peer(attempt)),
-            Ok(false) => self.too_late(Some(attempt.at)),
+            Ok(false) => self.timeout(Some(attempt.at)),
             Err(errno) => {
                 ConnectError::Refused { address: self.address.clone(), at: attempt.at, errno }
             }
@@ -215,7 +215,7 @@ impl ConnectOp {
             // Each remaining address gets an equal part of the remaining time.
             let left = self.deadline.ns.saturating_sub(now.ns) / (rest.len() as u64 + 1);
             let until = now.after(Span { ns: left });
-            let machine = |errno| ConnectError::Machine { address: address(), errno };
+            let machine = |errno| ConnectError::Os { address: address(), errno };
             let family = if at.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
             let socket = match socket_with(family, SocketType::STREAM, FLAGS, None) {
                 Ok(socket) => socket,
@@ -237,10 +237,10 @@ impl ConnectOp {
         }
         let found = || "it has no address".to_owned();
         Err(failed
-            .unwrap_or_else(|| ConnectError::NoSuchName { address: address(), found: found() }))
+            .unwrap_or_else(|| ConnectError::NameNotResolved { address: address(), found: found() }))
     }
 
-    fn too_late(&self, at: Option<SocketAddr>) -> ConnectError {
+    fn timeout(&self, at: Option<SocketAddr>) -> ConnectError {
         ConnectError::Timeout { address: self.address.clone(), at }
     }
 }
@@ -250,7 +250,7 @@ type PollState = Result<State, Result<OwnedFd, ConnectError>>;
 
 impl ResolverResult {
     /// Resolves a name; may block for long.
-    fn find(&self, host: &str, port: u16) {
+    fn resolve(&self, host: &str, port: u16) {
         let found = (host, port).to_socket_addrs();
         let found = found.map(Iterator::collect).map_err(|error| error.to_string());
         let _ = self.found.set(found);
@@ -291,8 +291,8 @@ impl ConnectError {
     /// Error category.
     pub fn category(&self) -> ErrorCategory {
         match self {
-            Self::NotAnAddress { .. } => ErrorCategory::Usage,
-            Self::NoSuchName { .. } | Self::Busy { .. } | Self::Machine { .. } => {
+            Self::InvalidAddress { .. } => ErrorCategory::Usage,
+            Self::NameNotResolved { .. } | Self::Busy { .. } | Self::Os { .. } => {
                 ErrorCategory::Environment
             }
             Self::Refused { errno, .. } => match *errno {
@@ -306,11 +306,11 @@ impl ConnectError {
     /// Hint for the user.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::NotAnAddress { .. } => {
+            Self::InvalidAddress { .. } => {
                 "give a name or a number, a colon and a port, such as 192.0.2.7:4420 or \
                  [2001:db8::7]:4420"
             }
-            Self::NoSuchName { .. } => {
+            Self::NameNotResolved { .. } => {
                 "check the spelling with `getent hosts NAME`, or give the number"
             }
             Self::Busy { .. } => "try again: all threads that look names up wait for an answer",
@@ -320,7 +320,7 @@ impl ConnectError {
             Self::Refused { .. } | Self::Timeout { .. } => {
                 "check that the machine is reachable (`ping`) and that no firewall drops the port"
             }
-            Self::Machine { .. } => {
+            Self::Os { .. } => {
                 "each connection takes two descriptors: see `ulimit -n`; `tenmil doctor` looks at all \
                  limits"
             }
@@ -331,10 +331,10 @@ impl ConnectError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotAnAddress { address } => {
+            Self::InvalidAddress { address } => {
                 write!(out, "connect to '{address}': not an address, expected HOST:PORT")
             }
-            Self::NoSuchName { address, found } => {
+            Self::NameNotResolved { address, found } => {
                 write!(out, "connect to {address}: look up its name: {found}")
             }
             Self::Busy { address } => {
@@ -346,7 +346,7 @@ impl fmt::Display for ConnectError {
             }
             Self::Refused { address, at, errno } => {
                 write!(out, "connect to {address}")?;
-                at_if_other(out, address, *at)?;
+                address_suffix(out, address, *at)?;
                 write!(out, ": {errno}")
             }
             Self::Timeout { address, at: None } => {
@@ -354,17 +354,17 @@ impl fmt::Display for ConnectError {
             }
             Self::Timeout { address, at: Some(at) } => {
                 write!(out, "connect to {address}")?;
-                at_if_other(out, address, *at)?;
+                address_suffix(out, address, *at)?;
                 write!(out, ": no answer in time")
             }
-            Self::Machine { address, errno } => {
+            Self::Os { address, errno } => {
                 write!(out, "connect to {address}: make a socket: {errno}")
             }
         }
     }
 }
 
-fn at_if_other(out: &mut fmt::Formatter<'_>, address: &str, at: SocketAddr) -> fmt::Result {
+fn address_suffix(out: &mut fmt::Formatter<'_>, address: &str, at: SocketAddr) -> fmt::Result {
     let at = at.to_string();
     if at == address { Ok(()) } else { write!(out, " at {at}") }
 }
@@ -485,7 +485,7 @@ mod tests {
         let mut dial =
             ConnectOp::start("no.such.name.invalid:4420", &pool(), START, soon()).unwrap();
         let error = outcome(&mut dial).unwrap_err();
-        assert!(matches!(error, ConnectError::NoSuchName { .. }), "{error}");
+        assert!(matches!(error, ConnectError::NameNotResolved { .. }), "{error}");
         assert!(error.to_string().starts_with("connect to no.such.name.invalid:4420: look up its"));
     }
 

@@ -15,7 +15,7 @@ use super::gather::{Gather, scatter};
 use super::kernel_buffers::KernelBufferMover;
 use super::napi_groups::GroupMembership;
 use super::recv_buffer::{RecvBuffer, RecvBufferPool};
-use super::sockets::Counts;
+use super::factory::Counts;
 use super::waiter::{ERRORS, Waiter};
 use super::zero_copy::{self, PendingZeroCopy, ZeroCopyThreshold};
 use crate::poll_set::Interest;
@@ -56,7 +56,7 @@ impl EpollStream {
         threshold: ZeroCopyThreshold,
         counts: Arc<Counts>,
     ) -> io::Result<Self> {
-        let by_reference = zero_copy::allow(socket.as_fd());
+        let by_reference = zero_copy::enable(socket.as_fd());
         let peer = name_of_peer(socket.as_fd());
         Ok(Self {
             socket,
@@ -83,7 +83,7 @@ impl EpollStream {
         if let Some(over) = &self.over {
             return over.clone();
         }
-        let found = match self.inbox.room() {
+        let found = match self.inbox.free_space() {
             Some(room) if !room.is_empty() => {
                 let most = most.min(room.len());
                 rustix::net::recv(&self.socket, &mut room[..most], RecvFlags::DONTWAIT)
@@ -134,7 +134,7 @@ impl EpollStream {
     }
 
     #[cold]
-    fn nowhere(&self, doing: &str, segment: Segment) -> StreamError {
+    fn invalid_segment(&self, doing: &str, segment: Segment) -> StreamError {
         StreamError(format!("{doing} {}: {segment:?} lies in no region", self.peer))
     }
 
@@ -153,7 +153,7 @@ impl EpollStream {
     /// Sends without copying. The headers are copied to memory that stays valid until the
     /// notification.
     #[cold]
-    fn send_by_reference(
+    fn send_zero_copy(
         &mut self,
         headers: &[u8],
         stretches: &[SendSlice],
@@ -165,15 +165,15 @@ impl EpollStream {
         let by_reference = self.by_reference;
         let headers: Box<[u8]> = headers.into();
         let mut list = Gather::new(&self.regions);
-        list.add_all(&headers, stretches).map_err(|nowhere| self.nowhere("send to", nowhere.0))?;
+        list.add_all(&headers, stretches).map_err(|nowhere| self.invalid_segment("send to", nowhere.0))?;
         let how = if by_reference { libc::MSG_ZEROCOPY } else { 0 };
         let sent = match list.send(self.socket.as_fd(), flags | how) {
             Err(Errno::NOBUFS) => {
                 // The process's limit of locked memory is reached: send with a copy.
                 let sent = list.send(self.socket.as_fd(), flags);
-                return self.taken(sent);
+                return self.record_sent(sent);
             }
-            sent => self.taken(sent)?,
+            sent => self.record_sent(sent)?,
         };
         if sent > 0 && by_reference {
             self.held.push(self.taken - sent as u64, headers);
@@ -184,7 +184,7 @@ impl EpollStream {
 
     /// Sends a list with kernel-owned segments: each of those by itself, and the rest between them.
     #[cold]
-    fn send_lent(
+    fn send_kernel_buffers(
         &mut self,
         headers: &[u8],
         stretches: &[SendSlice],
@@ -197,7 +197,7 @@ impl EpollStream {
             SendSlice::Headers { .. } => None,
         };
         if regions.kernel_buffer(nowhere).is_none() {
-            return Err(self.nowhere("send to", nowhere));
+            return Err(self.invalid_segment("send to", nowhere));
         }
         let (mut sent, mut rest) = (0, stretches.len());
         // Each kernel-owned segment is a run of its own, consecutive other slices form one run.
@@ -205,7 +205,7 @@ impl EpollStream {
             rest -= run.len();
             let follows = has_more || rest > 0;
             let taken = match run.first().and_then(&lent) {
-                Some(segment) => self.send_one_lent(segment, follows),
+                Some(segment) => self.send_kernel_buffer(segment, follows),
                 None => self.send(headers, run, follows),
             };
             match taken {
@@ -222,22 +222,22 @@ impl EpollStream {
         Ok(sent)
     }
 
-    fn send_one_lent(&mut self, segment: Segment, has_more: bool) -> Result<usize, StreamError> {
+    fn send_kernel_buffer(&mut self, segment: Segment, has_more: bool) -> Result<usize, StreamError> {
         if segment.len_bytes == 0 {
             return Ok(0);
         }
         let mover = self.mover.get_or_insert_default();
         let sent = mover.send(&self.regions, segment, self.socket.as_fd(), has_more);
-        self.taken(sent)
+        self.record_sent(sent)
     }
 
     /// Receives into a kernel-owned segment, or into the segments before it.
     #[cold]
-    fn receive_lent(&mut self, into: &[Segment], nowhere: Segment) -> RecvResult {
+    fn receive_kernel_buffer(&mut self, into: &[Segment], nowhere: Segment) -> RecvResult {
         let mut parts = into.iter().filter(|segment| segment.len_bytes > 0);
         let first = parts.next().copied().unwrap_or(nowhere);
         if self.regions.kernel_buffer(nowhere).is_none() {
-            let broken = self.nowhere("receive from", nowhere);
+            let broken = self.invalid_segment("receive from", nowhere);
             return self.end(RecvResult::Failed(broken));
         }
         if self.regions.kernel_buffer(first).is_none() {
@@ -249,7 +249,7 @@ impl EpollStream {
     }
 
     #[inline]
-    fn taken(&mut self, sent: Result<usize, Errno>) -> Result<usize, StreamError> {
+    fn record_sent(&mut self, sent: Result<usize, Errno>) -> Result<usize, StreamError> {
         self.counts.sends.add(1);
         match sent {
             Ok(count) => {
@@ -293,7 +293,7 @@ impl Stream for EpollStream {
         }
         match scatter(&self.regions, into, self.socket.as_fd()) {
             Ok(found) => self.outcome(found),
-            Err(nowhere) => self.receive_lent(into, nowhere.0),
+            Err(nowhere) => self.receive_kernel_buffer(into, nowhere.0),
         }
     }
 
@@ -307,17 +307,17 @@ impl Stream for EpollStream {
         let mut list = Gather::new(&self.regions);
         let is_whole = match list.add_all(headers, stretches) {
             Ok(is_whole) => is_whole,
-            Err(nowhere) => return self.send_lent(headers, stretches, has_more, nowhere.0),
+            Err(nowhere) => return self.send_kernel_buffers(headers, stretches, has_more, nowhere.0),
         };
         if list.len_bytes() == 0 {
             return Ok(0);
         }
         let flags = if has_more || !is_whole { libc::MSG_MORE } else { 0 };
-        if self.by_reference && list.has_pieces_of(self.threshold.get()) {
-            return self.send_by_reference(headers, stretches, flags);
+        if self.by_reference && list.average_reaches(self.threshold.get()) {
+            return self.send_zero_copy(headers, stretches, flags);
         }
         let sent = list.send(self.socket.as_fd(), flags);
-        self.taken(sent)
+        self.record_sent(sent)
     }
 
     #[inline]
@@ -372,7 +372,7 @@ impl Stream for EpollStream {
     }
 
     fn detach_thread(&mut self) -> bool {
-        self.inbox.let_go()
+        self.inbox.release_if_small()
     }
 
     fn peer(&self) -> String {

@@ -13,7 +13,7 @@ use crate::vectored::last_errno;
 /// Buffers of one system call: headers and region memory, in order. Borrows everything that it
 /// names.
 pub(crate) struct Gather<'a> {
-    list: [MaybeUninit<libc::iovec>; STRETCHES_MAX],
+    list: [MaybeUninit<libc::iovec>; SLICES_MAX],
     count: usize,
     len_bytes: usize,
     memory_bytes: usize,
@@ -23,12 +23,12 @@ pub(crate) struct Gather<'a> {
 }
 
 /// Half of the kernel's limit (`IOV_MAX`).
-const STRETCHES_MAX: usize = 512;
+const SLICES_MAX: usize = 512;
 
 impl<'a> Gather<'a> {
     #[inline]
     pub(crate) fn new(regions: &'a RegionTable) -> Self {
-        let list = [const { MaybeUninit::uninit() }; STRETCHES_MAX];
+        let list = [const { MaybeUninit::uninit() }; SLICES_MAX];
         Self {
             list,
             count: 0,
@@ -98,7 +98,7 @@ impl<'a> Gather<'a> {
 
     /// Whether the average length of its region segments reaches `len_bytes`.
     #[inline]
-    pub(crate) fn has_pieces_of(&self, len_bytes: usize) -> bool {
+    pub(crate) fn average_reaches(&self, len_bytes: usize) -> bool {
         self.memory_pieces > 0 && self.memory_bytes >= len_bytes.saturating_mul(self.memory_pieces)
     }
 

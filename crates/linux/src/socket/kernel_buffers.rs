@@ -20,7 +20,7 @@ use tenmil_base::{Memory, Segment};
 use tenmil_dma::{KernelBufferSlice, RegionTable};
 use tenmil_wire::ublk::QueueOp;
 
-use crate::uring::ask;
+use crate::uring::buffer_entry;
 
 /// Moves kernel-owned buffers for one socket.
 #[derive(Default)]
@@ -37,8 +37,8 @@ pub(super) struct KernelBufferMover {
 enum FixedBufferRing {
     /// Not created, because not needed yet.
     #[default]
-    Unasked,
-    There(Box<IoUring>),
+    NotCreated,
+    Ready(Box<IoUring>),
     /// The kernel refused the ring, or too many transfers.
     Refused,
 }
@@ -61,9 +61,9 @@ struct MoveResult {
 /// Index in the ring's buffer table.
 const PLACE: u16 = 0;
 /// `user_data` of the entries.
-const LEND: u64 = 1;
+const REGISTER: u64 = 1;
 const MOVE: u64 = 2;
-const TAKE_BACK: u64 = 3;
+const UNREGISTER: u64 = 3;
 /// Refusals after which everything is copied.
 const REFUSALS_MAX: u32 = 16;
 /// Bytes copied at a time.
@@ -109,11 +109,11 @@ impl KernelBufferMover {
     ) -> Option<Result<usize, Errno>> {
         let part = regions.kernel_buffer(segment)?;
         let ring = self.ring()?;
-        let ending = match go(ring, &entries(socket, &part, way)) {
+        let ending = match submit_and_wait(ring, &entries(socket, &part, way)) {
             Ok(ending) => ending,
             Err(errno) => {
                 // Entries that were not submitted are dropped with the ring.
-                self.ring = FixedBufferRing::Unasked;
+                self.ring = FixedBufferRing::NotCreated;
                 return Some(Err(errno));
             }
         };
@@ -128,15 +128,15 @@ impl KernelBufferMover {
     }
 
     fn ring(&mut self) -> Option<&mut IoUring> {
-        if let FixedBufferRing::Unasked = self.ring {
+        if let FixedBufferRing::NotCreated = self.ring {
             self.ring = match open() {
-                Ok(ring) => FixedBufferRing::There(Box::new(ring)),
+                Ok(ring) => FixedBufferRing::Ready(Box::new(ring)),
                 Err(_) => FixedBufferRing::Refused,
             };
         }
         match &mut self.ring {
-            FixedBufferRing::There(ring) => Some(ring),
-            FixedBufferRing::Unasked | FixedBufferRing::Refused => None,
+            FixedBufferRing::Ready(ring) => Some(ring),
+            FixedBufferRing::NotCreated | FixedBufferRing::Refused => None,
         }
     }
 
@@ -200,12 +200,12 @@ fn entries(
 ) -> [squeue::Entry; 3] {
     let after_it = squeue::Flags::IO_HARDLINK;
     let lender = part.descriptor.as_raw_fd();
-    let ask = |op| ask(lender, (part.queue, part.request), op, PLACE);
+    let ask = |op| buffer_entry(lender, (part.queue, part.request), op, PLACE);
     let quiet = squeue::Flags::SKIP_SUCCESS;
     [
-        ask(QueueOp::RegisterBuffer).flags(after_it | quiet).user_data(LEND),
+        ask(QueueOp::RegisterBuffer).flags(after_it | quiet).user_data(REGISTER),
         transfer(socket, (part.byte as usize, part.len_bytes), way).flags(after_it),
-        ask(QueueOp::UnregisterBuffer).user_data(TAKE_BACK),
+        ask(QueueOp::UnregisterBuffer).user_data(UNREGISTER),
     ]
 }
 
@@ -232,7 +232,7 @@ fn transfer(
 
 /// Submits `entries`, of which the last one always completes visibly, and waits for their
 /// completion.
-fn go(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<MoveResult, Errno> {
+fn submit_and_wait(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<MoveResult, Errno> {
     // SAFETY: the entries name no memory of this process, but a place in the ring's own table; the
     // socket and the ublk device, which the caller keeps open until all of them have completed.
     let pushed = unsafe { ring.submission().push_multiple(entries) };
@@ -248,7 +248,7 @@ fn go(ring: &mut IoUring, entries: &[squeue::Entry]) -> Result<MoveResult, Errno
         }
         for entry in ring.completion() {
             match entry.user_data() {
-                LEND => ending.refused = Some(entry.result()),
+                REGISTER => ending.refused = Some(entry.result()),
                 MOVE => (ending.moved, left) = (Some(entry.result()), left.saturating_sub(1)),
                 _ => left = left.saturating_sub(1),
             }
@@ -269,8 +269,8 @@ mod tests {
     use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 
     use super::{
-        FixedBufferRing, KernelBufferMover, LEND, MOVE, MoveDirection, MoveResult, PLACE,
-        TAKE_BACK, entries, go, open, transfer,
+        FixedBufferRing, KernelBufferMover, REGISTER, MOVE, MoveDirection, MoveResult, PLACE,
+        UNREGISTER, entries, submit_and_wait, open, transfer,
     };
 
     /// One page, since other tests share the limit of locked memory.
@@ -321,7 +321,7 @@ mod tests {
             Some(Self { ring, memory, regions })
         }
 
-        fn go(
+        fn submit_and_wait(
             &mut self,
             socket: &TcpStream,
             at: u32,
@@ -330,7 +330,7 @@ mod tests {
         ) -> Result<usize, Errno> {
             let first = self.memory.segment().slice(at, len).unwrap();
             let first = self.regions.address(first).unwrap().addr().get();
-            let ending = go(&mut self.ring, &[transfer(socket.as_fd(), (first, len), way)]);
+            let ending = submit_and_wait(&mut self.ring, &[transfer(socket.as_fd(), (first, len), way)]);
             ending.unwrap().outcome(len).unwrap()
         }
 
@@ -351,7 +351,7 @@ mod tests {
         while !is_full || !sent.is_multiple_of(LEN) {
             let at = sent % LEN;
             let (from, left) = (u32::try_from(at).unwrap(), u32::try_from(LEN - at).unwrap());
-            match placed.go(&one, from, left, MoveDirection::ToSocket) {
+            match placed.submit_and_wait(&one, from, left, MoveDirection::ToSocket) {
                 Ok(count) => sent += count,
                 Err(errno) => {
                     assert_eq!(errno, Errno::AGAIN);
@@ -372,7 +372,7 @@ mod tests {
     fn what_a_socket_has_goes_to_the_place_and_no_further() {
         let Some(mut placed) = Placed::new(&[0; 4096]) else { return };
         let (one, mut other) = pair();
-        let mut take = |(at, len)| placed.go(&one, at, len, MoveDirection::FromSocket);
+        let mut take = |(at, len)| placed.submit_and_wait(&one, at, len, MoveDirection::FromSocket);
         assert_eq!(take((0, 100)), Err(Errno::AGAIN));
         other.write_all(b"head and body").unwrap();
         assert_eq!(take((512, 4)), Ok(4));
@@ -393,7 +393,7 @@ mod tests {
         drop(other);
         let mut last = Ok(0);
         for _ in 0..3 {
-            last = placed.go(&one, 0, 4096, MoveDirection::ToSocket);
+            last = placed.submit_and_wait(&one, 0, 4096, MoveDirection::ToSocket);
         }
         assert!(matches!(last, Err(Errno::PIPE | Errno::CONNRESET)), "{last:?}");
     }
@@ -418,7 +418,7 @@ mod tests {
             };
             assert_eq!(steps.map(|step| step[0]), [46, opcode, 46]);
             assert_eq!(steps.map(|step| step[1]), [hard_link | skip_success, hard_link, 0]);
-            assert_eq!(steps.map(|step| long(&step, 32)), [LEND, MOVE, TAKE_BACK]);
+            assert_eq!(steps.map(|step| long(&step, 32)), [REGISTER, MOVE, UNREGISTER]);
             let [lend, moves, back] = steps;
             assert_eq!(lend[48..], back[48..], "queue, tag, result, place");
             assert_eq!(lend[48..52], [2, 0, 3, 0]);
@@ -459,7 +459,7 @@ mod tests {
             let mut bytes = [0; 512];
             other.read_exact(&mut bytes).unwrap();
             assert_eq!(bytes, [5; 512]);
-            let has_ring = matches!(mover.ring, FixedBufferRing::There(_));
+            let has_ring = matches!(mover.ring, FixedBufferRing::Ready(_));
             assert!(!has_ring || round < 16, "{round}");
         }
         assert!(matches!(mover.ring, FixedBufferRing::Refused));

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, getpeername, getsockname, sockopt};
 use tenmil_base::{ErrorCategory, Span};
 
-use super::sockets::SocketEngine;
+use super::factory::SocketEngine;
 use crate::vectored::last_errno;
 
 /// Options of a thread's streams. Defaults are those of [`SocketOptions::default`].
@@ -59,7 +59,7 @@ pub struct SocketOptions {
 
 /// The kernel refused an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OptionRefused {
+pub struct OptionError {
     option: &'static str,
     value: String,
     errno: Errno,
@@ -107,7 +107,7 @@ impl Default for SocketOptions {
 
 impl SocketOptions {
     /// Applies the options to a socket. TCP options are skipped for other sockets.
-    pub(crate) fn apply(&self, socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
+    pub(crate) fn apply(&self, socket: BorrowedFd<'_>) -> Result<(), OptionError> {
         let ioctl = rustix::io::ioctl_fionbio(socket, true);
         ioctl.map_err(refused("FIONBIO", 1))?;
         if let Some(bytes) = self.send_buffer_bytes {
@@ -130,7 +130,7 @@ impl SocketOptions {
         }
     }
 
-    fn apply_to_tcp(&self, socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
+    fn apply_to_tcp(&self, socket: BorrowedFd<'_>) -> Result<(), OptionError> {
         sockopt::set_tcp_nodelay(socket, self.no_delay)
             .map_err(refused("TCP_NODELAY", u64::from(self.no_delay)))?;
         sockopt::set_socket_keepalive(socket, self.keepalive)
@@ -139,7 +139,7 @@ impl SocketOptions {
             set_keepalive_times(socket)?;
         }
         if let Some(name) = &self.congestion {
-            sockopt::set_tcp_congestion(socket, name).map_err(|errno| OptionRefused {
+            sockopt::set_tcp_congestion(socket, name).map_err(|errno| OptionError {
                 option: "TCP_CONGESTION",
                 value: name.clone(),
                 errno,
@@ -161,7 +161,7 @@ impl SocketOptions {
 /// # Errors
 ///
 /// Which option the kernel refuses.
-pub(crate) fn notice_vanished_peer(socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
+pub(crate) fn notice_vanished_peer(socket: BorrowedFd<'_>) -> Result<(), OptionError> {
     sockopt::set_socket_keepalive(socket, true).map_err(refused("SO_KEEPALIVE", 1))?;
     set_keepalive_times(socket)?;
     let timeout_ms = USER_TIMEOUT.ns / 1_000_000;
@@ -169,7 +169,7 @@ pub(crate) fn notice_vanished_peer(socket: BorrowedFd<'_>) -> Result<(), OptionR
     sockopt::set_tcp_user_timeout(socket, timeout).map_err(refused("TCP_USER_TIMEOUT", timeout_ms))
 }
 
-fn set_keepalive_times(socket: BorrowedFd<'_>) -> Result<(), OptionRefused> {
+fn set_keepalive_times(socket: BorrowedFd<'_>) -> Result<(), OptionError> {
     sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)
         .map_err(refused("TCP_KEEPIDLE", KEEPALIVE_IDLE.as_secs()))?;
     sockopt::set_tcp_keepintvl(socket, KEEPALIVE_BETWEEN)
@@ -200,12 +200,12 @@ impl RxPlacement {
 }
 
 /// Error for a number that was not set.
-fn refused(option: &'static str, value: u64) -> impl FnOnce(Errno) -> OptionRefused {
-    move |errno| OptionRefused { option, value: value.to_string(), errno }
+fn refused(option: &'static str, value: u64) -> impl FnOnce(Errno) -> OptionError {
+    move |errno| OptionError { option, value: value.to_string(), errno }
 }
 
 /// Makes polls that find nothing busy-poll the receive queue for this long; zero disables it.
-pub(super) fn set_busy_poll(socket: BorrowedFd<'_>, busy: Span) -> Result<(), OptionRefused> {
+pub(super) fn set_busy_poll(socket: BorrowedFd<'_>, busy: Span) -> Result<(), OptionError> {
     set_number(socket, ("SO_BUSY_POLL", libc::SO_BUSY_POLL), busy.ns.div_ceil(1000))
 }
 
@@ -219,7 +219,7 @@ pub(super) fn set_number(
     socket: BorrowedFd<'_>,
     (option, name): (&'static str, i32),
     value: u64,
-) -> Result<(), OptionRefused> {
+) -> Result<(), OptionError> {
     let refused = refused(option, value);
     let Ok(number) = libc::c_int::try_from(value) else { return Err(refused(Errno::INVAL)) };
     // SAFETY: pointer and length are those of `number`, which outlives the call, and the descriptor
@@ -256,7 +256,7 @@ fn number(socket: BorrowedFd<'_>, name: i32) -> Option<u32> {
 /// Size of an `int`.
 const NUMBER_LEN: libc::socklen_t = 4;
 
-impl OptionRefused {
+impl OptionError {
     /// Error category.
     pub fn category(&self) -> ErrorCategory {
         match self.errno {
@@ -281,14 +281,14 @@ impl OptionRefused {
     }
 }
 
-impl fmt::Display for OptionRefused {
+impl fmt::Display for OptionError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { option, value, errno } = self;
         write!(out, "set {option} of a socket to {value}: {errno}")
     }
 }
 
-impl std::error::Error for OptionRefused {}
+impl std::error::Error for OptionError {}
 
 #[cfg(test)]
 mod tests {

@@ -52,7 +52,7 @@ thread_local! {
 /// 132 bytes.
 const STASH_MAX: usize = 512;
 /// Unconsumed bytes up to this length are moved to the front before a receive.
-const MOVED_MAX: usize = 4096;
+const COMPACT_MAX: usize = 4096;
 
 impl RecvBufferPool {
     /// Creates a pool of up to `count_max` buffers of `len_bytes` per thread, allocated on demand.
@@ -122,20 +122,20 @@ impl RecvBuffer {
 
     /// Free space for the next receive. `None` if no buffer is free; empty if the buffer is full.
     #[inline]
-    pub(crate) fn room(&mut self) -> Option<&mut [u8]> {
+    pub(crate) fn free_space(&mut self) -> Option<&mut [u8]> {
         if self.memory.is_none() {
-            self.borrow()?;
+            self.allocate()?;
         }
         let memory = self.memory.as_mut()?;
         let waiting = self.end - self.start;
-        if self.start > 0 && (waiting <= MOVED_MAX || self.end == memory.len()) {
+        if self.start > 0 && (waiting <= COMPACT_MAX || self.end == memory.len()) {
             memory.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, waiting);
         }
         Some(&mut memory[self.end..])
     }
 
-    fn borrow(&mut self) -> Option<()> {
+    fn allocate(&mut self) -> Option<()> {
         let mut memory = self.pool.take()?;
         memory[..self.stash.len()].copy_from_slice(&self.stash);
         (self.start, self.end) = (0, self.stash.len());
@@ -186,7 +186,7 @@ impl RecvBuffer {
 
     /// Releases the buffer unless many bytes are unconsumed. Returns whether no memory of this
     /// thread is held.
-    pub(crate) fn let_go(&mut self) -> bool {
+    pub(crate) fn release_if_small(&mut self) -> bool {
         self.release_idle();
         self.memory.is_none()
     }
@@ -225,7 +225,7 @@ mod tests {
     use super::{RecvBuffer, RecvBufferPool, STASH_MAX};
 
     fn put(inbox: &mut RecvBuffer, bytes: &[u8]) -> usize {
-        let Some(room) = inbox.room() else { return 0 };
+        let Some(room) = inbox.free_space() else { return 0 };
         let count = room.len().min(bytes.len());
         room[..count].copy_from_slice(&bytes[..count]);
         inbox.filled(count);
@@ -237,10 +237,10 @@ mod tests {
         let pool = RecvBufferPool::new(4096, 1);
         let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
         assert_eq!(put(&mut one, b"abc"), 3);
-        assert!(!pool.has_free() && !other.has_room() && other.room().is_none());
+        assert!(!pool.has_free() && !other.has_room() && other.free_space().is_none());
         one.consume(3);
         assert_eq!(put(&mut other, b"defg"), 4);
-        assert!(one.room().is_none());
+        assert!(one.free_space().is_none());
         other.consume(1);
         other.release_idle();
         assert_eq!(other.bytes(), b"efg", "what is left waits elsewhere");
@@ -274,9 +274,9 @@ mod tests {
         let pool = RecvBufferPool::new(4096, 1);
         let (mut one, mut other) = (RecvBuffer::new(pool.clone()), RecvBuffer::new(pool.clone()));
         assert_eq!(put(&mut one, &[1; 4096]), 4096);
-        assert!(!one.let_go(), "much waits");
+        assert!(!one.release_if_small(), "much waits");
         one.consume(4096 - 3);
-        assert!(one.let_go() && pool.has_free());
+        assert!(one.release_if_small() && pool.has_free());
         assert_eq!(put(&mut other, b"here"), 4);
         std::thread::scope(|scope| {
             let theirs = scope.spawn(|| {

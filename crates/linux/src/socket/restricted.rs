@@ -14,7 +14,7 @@ pub(super) struct RestrictedStream {
 
 impl RestrictedStream {
     /// Wraps `stream`, or returns it unchanged if nothing is disabled.
-    pub(super) fn around(
+    pub(super) fn wrap(
         stream: Box<dyn Stream>,
         gathers: bool,
         says_more: bool,
@@ -23,7 +23,7 @@ impl RestrictedStream {
     }
 
     /// Sends each of `stretches` by a call of its own, as far as the socket has room.
-    fn send_apart(
+    fn send_separately(
         &mut self,
         headers: &[u8],
         stretches: &[SendSlice],
@@ -80,7 +80,7 @@ impl Stream for RestrictedStream {
         if self.gathers {
             return self.stream.send(headers, stretches, self.says_more && has_more);
         }
-        self.send_apart(headers, stretches, has_more)
+        self.send_separately(headers, stretches, has_more)
     }
 
     fn released_bytes(&mut self) -> u64 {

@@ -13,7 +13,7 @@
 //! the ring is entered.
 
 mod buffers;
-mod outgoing;
+mod send_op;
 mod slot;
 mod stream;
 #[cfg(test)]
@@ -30,7 +30,7 @@ use self::buffers::{Buffers, FilledBuffer, GROUP, Memory};
 use self::slot::{Slot, StreamEnd};
 pub(super) use self::stream::RingStream;
 use super::options::SocketOptions;
-use super::sockets::Counts;
+use super::factory::Counts;
 
 /// Ring and its sockets. Cheap to clone.
 #[derive(Clone)]
@@ -83,7 +83,7 @@ const BUFFERS_MAX: usize = 64;
 /// kernel).
 const BURST: usize = 32;
 /// Number of unconsumed buffers at which it is stopped.
-const PLENTY: usize = 16;
+const RECEIVED_MAX: usize = 16;
 /// `IORING_SEND_ZC_REPORT_USAGE`: report whether the data was copied.
 const REPORT_USAGE: u16 = 1 << 3;
 /// `IORING_ENTER_GETEVENTS`: run deferred work.
@@ -178,7 +178,7 @@ impl RingState {
     }
 
     /// Error for the current call, if any.
-    fn problem(&mut self) -> Option<Errno> {
+    fn take_error(&mut self) -> Option<Errno> {
         let is_foreign = std::mem::take(&mut self.is_foreign);
         self.failed.or(is_foreign.then_some(Errno::EXIST))
     }
@@ -199,13 +199,13 @@ impl RingState {
             // The slot may be gone already.
             Kind::Cancel => return,
         }
-        self.forget_if_over(key);
+        self.free_if_idle(key);
     }
 
     fn received(&mut self, key: u32, result: i32, flags: u32) {
         let lent = cqueue::buffer_select(flags).map(|number| {
             let len = usize::try_from(result).unwrap_or(0);
-            self.buffers.lend(number, len)
+            self.buffers.take_filled(number, len)
         });
         let slot = self.slot(key);
         // MORE is set as long as a multishot receive stays armed.
@@ -224,13 +224,13 @@ impl RingState {
         }
         let wakes = slot.wants_bytes && (!slot.arrived.is_empty() || slot.over.is_some());
         // A multishot receive must not take all buffers: it is stopped, and restarted later.
-        let has_plenty = slot.is_receiving && slot.arrived.len() == PLENTY;
+        let has_plenty = slot.is_receiving && slot.arrived.len() == RECEIVED_MAX;
         self.has_woken |= wakes;
         if has_plenty {
             self.cancel_receive(key);
         }
         if let Some(lent) = useless {
-            self.buffers.give_back(&lent);
+            self.buffers.release(&lent);
         }
     }
 
@@ -251,7 +251,7 @@ impl RingState {
     }
 
     /// Frees the slot of a closed stream, once the kernel has no operation in flight for it.
-    fn forget_if_over(&mut self, key: u32) {
+    fn free_if_idle(&mut self, key: u32) {
         let slot = self.slot(key);
         if !slot.is_gone || !slot.is_idle() {
             return;
@@ -268,8 +268,8 @@ impl RingState {
         let has_free = self.buffers.free() > 0;
         // Multishot only for a single socket with enough buffers: a burst may fill many before the
         // receive can be stopped.
-        let goes_on = self.attached == 1 && self.buffers.count() >= BURST + 2 * PLENTY;
-        let most = if goes_on { PLENTY } else { 1 };
+        let goes_on = self.attached == 1 && self.buffers.count() >= BURST + 2 * RECEIVED_MAX;
+        let most = if goes_on { RECEIVED_MAX } else { 1 };
         let slot = self.slot(key);
         if slot.is_receiving || slot.over.is_some() || !has_free || slot.arrived.len() >= most {
             return;
@@ -289,7 +289,7 @@ impl RingState {
         self.push(entry, key, Kind::Receive);
     }
 
-    fn cancel_going_on(&mut self) {
+    fn cancel_multishot(&mut self) {
         let goes_on = |slot: &Option<Box<Slot>>| {
             slot.as_ref().is_some_and(|slot| slot.is_receiving && slot.goes_on)
         };
@@ -356,7 +356,7 @@ impl RingState {
         self.attached += 1;
         if self.attached == 2 {
             // A former single socket no longer uses a multishot receive.
-            self.cancel_going_on();
+            self.cancel_multishot();
         }
         if !has_place {
             return;
@@ -371,9 +371,9 @@ impl RingState {
     }
 
     /// Detaches a closed stream: cancels what is in flight for it.
-    fn leave(&mut self, key: u32, held: Option<FilledBuffer>) {
+    fn detach(&mut self, key: u32, held: Option<FilledBuffer>) {
         if let Some(lent) = held {
-            self.buffers.give_back(&lent);
+            self.buffers.release(&lent);
         }
         let slot = self.slot(key);
         slot.is_gone = true;
@@ -382,7 +382,7 @@ impl RingState {
         let arrived = std::mem::take(&mut slot.arrived);
         self.attached -= usize::from(was_used);
         for lent in &arrived {
-            self.buffers.give_back(lent);
+            self.buffers.release(lent);
         }
         // An unused stream has nothing in flight. The first thread that enters owns the ring, so an
         // unused one is not entered here.
@@ -396,7 +396,7 @@ impl RingState {
         }
         self.is_foreign = false;
         if self.slots[key as usize].is_some() {
-            self.forget_if_over(key);
+            self.free_if_idle(key);
         }
     }
 

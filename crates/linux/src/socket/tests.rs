@@ -88,13 +88,13 @@ fn epoll_with_little_room_is_a_stream_like_any_other() {
 }
 
 fn ring() -> SocketOptions {
-    SocketOptions { engine: SocketEngine::Ring, ..SocketOptions::default() }
+    SocketOptions { engine: SocketEngine::IoUring, ..SocketOptions::default() }
 }
 
 /// Whether this kernel supports the ring; prints a note if not.
 fn has_ring() -> bool {
     let sockets = SocketFactory::new(RegionTable::new(1), ring());
-    if let Some(why) = sockets.why_no_ring() {
+    if let Some(why) = sockets.io_uring_error() {
         eprintln!("skipped: io_uring: {why}");
     }
     sockets.engine() == "io_uring"
@@ -135,13 +135,13 @@ fn by_reference(engine: SocketEngine) -> SocketOptions {
 #[test]
 fn streams_that_do_not_copy_are_streams_like_any_other() {
     conformance::run(7, || pair_of(by_reference(SocketEngine::Epoll), tcp()));
-    conformance::run(8, || pair_of(by_reference(SocketEngine::Ring), tcp()));
-    conformance::run(9, || pair_of(by_reference(SocketEngine::Ring), unix()));
+    conformance::run(8, || pair_of(by_reference(SocketEngine::IoUring), tcp()));
+    conformance::run(9, || pair_of(by_reference(SocketEngine::IoUring), unix()));
 }
 
 #[test]
 fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
-    let engines = [SocketEngine::Epoll, SocketEngine::Ring];
+    let engines = [SocketEngine::Epoll, SocketEngine::IoUring];
     for engine in engines.into_iter().filter(|it| *it == SocketEngine::Epoll || has_ring()) {
         let (regions, whole) = memory();
         let part = whole.slice(0, 10_000).unwrap();
@@ -206,7 +206,7 @@ fn a_stream_that_does_not_gather_sends_each_piece_by_a_call_of_its_own() {
 #[test]
 fn memory_of_a_stream_that_has_gone_arrives_as_it_was_or_not_at_all() {
     use std::io::Read;
-    let engines = [SocketEngine::Epoll, SocketEngine::Ring];
+    let engines = [SocketEngine::Epoll, SocketEngine::IoUring];
     for engine in engines.into_iter().filter(|it| *it == SocketEngine::Epoll || has_ring()) {
         let regions = RegionTable::new(1);
         let whole = regions.add(Mapping::new(16 << 20, Backing::Private).unwrap()).unwrap();

@@ -22,13 +22,13 @@ pub(super) struct ZeroCopyThreshold(Arc<AtomicUsize>);
 /// Sends of one stream that the kernel may still read.
 #[derive(Debug, Default)]
 pub(super) struct PendingZeroCopy {
-    sends: VecDeque<HeldSend>,
+    sends: VecDeque<PendingSend>,
     /// Sequence number that the kernel assigns to the next send.
     next: u32,
 }
 
 #[derive(Debug)]
-struct HeldSend {
+struct PendingSend {
     /// Position of its first byte in the stream.
     from: u64,
     is_done: bool,
@@ -65,7 +65,7 @@ impl ZeroCopyThreshold {
 impl PendingZeroCopy {
     /// Records an accepted send, from stream position `from` on.
     pub(super) fn push(&mut self, from: u64, headers: Box<[u8]>) {
-        self.sends.push_back(HeldSend { from, is_done: false, _headers: headers });
+        self.sends.push_back(PendingSend { from, is_done: false, _headers: headers });
         self.next = self.next.wrapping_add(1);
     }
 
@@ -89,7 +89,7 @@ impl PendingZeroCopy {
     /// Reads pending notifications. Returns how many sends were copied.
     pub(super) fn poll_notifications(&mut self, socket: BorrowedFd<'_>) -> u64 {
         let mut copied = 0;
-        while let Ok(Some(notice)) = take_notice(socket) {
+        while let Ok(Some(notice)) = next_notification(socket) {
             copied += self.note(notice);
         }
         while self.sends.pop_front_if(|send| send.is_done).is_some() {}
@@ -111,7 +111,7 @@ impl PendingZeroCopy {
 }
 
 /// Enables zero-copy sends (SO_ZEROCOPY); false if the socket type does not support them.
-pub(super) fn allow(socket: BorrowedFd<'_>) -> bool {
+pub(super) fn enable(socket: BorrowedFd<'_>) -> bool {
     set_number(socket, ("SO_ZEROCOPY", libc::SO_ZEROCOPY), 1).is_ok()
 }
 
@@ -139,7 +139,7 @@ const ORIGIN_ZERO_COPY: u8 = 5;
 const CODE_COPIED: u8 = 1;
 
 /// Next notification of the error queue; other errors are skipped.
-fn take_notice(socket: BorrowedFd<'_>) -> Result<Option<ZeroCopyNotification>, Errno> {
+fn next_notification(socket: BorrowedFd<'_>) -> Result<Option<ZeroCopyNotification>, Errno> {
     let mut control = [0_u64; CONTROL_LEN / 8];
     // SAFETY: all zeroes is a valid `msghdr`: null pointers with lengths of zero.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -153,11 +153,11 @@ fn take_notice(socket: BorrowedFd<'_>) -> Result<Option<ZeroCopyNotification>, E
         return Err(last_errno());
     }
     let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    Ok(notice(bytes.get(size_of::<libc::cmsghdr>()..).unwrap_or(&[])))
+    Ok(parse_notification(bytes.get(size_of::<libc::cmsghdr>()..).unwrap_or(&[])))
 }
 
 /// Decodes a notification from an extended error.
-fn notice(error: &[u8]) -> Option<ZeroCopyNotification> {
+fn parse_notification(error: &[u8]) -> Option<ZeroCopyNotification> {
     let error = error.get(..ERROR_LEN)?;
     let word = |at: usize| Some(u32::from_ne_bytes(error.get(at..at + 4)?.try_into().ok()?));
     let byte = |at: usize| error.get(at).copied();

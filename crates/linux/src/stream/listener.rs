@@ -39,9 +39,9 @@ pub struct StreamListener {
 }
 
 /// Backlog of connections that wait to be accepted.
-const WAITING_MAX: i32 = 128;
+const BACKLOG: i32 = 128;
 /// A listener that does not accept for this long is busy, and so alive.
-const PATIENCE: Span = Span::from_ms(100);
+const CONNECT_TIMEOUT: Span = Span::from_ms(100);
 
 impl StreamListener {
     /// Starts listening.
@@ -59,7 +59,7 @@ impl StreamListener {
 
     fn open_path(path: &Path) -> io::Result<Self> {
         let name = SocketAddrUnix::new(path)?;
-        sweep(path)?;
+        remove_stale(path)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
         bind(&socket, &name)?;
         let found = std::fs::symlink_metadata(path)?;
@@ -67,7 +67,7 @@ impl StreamListener {
         let door = Self { socket, address: Address::Path(path.into()), inode };
         // No client can connect before `listen`.
         std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        listen(&door.socket, WAITING_MAX)?;
+        listen(&door.socket, BACKLOG)?;
         Ok(door)
     }
 
@@ -77,7 +77,7 @@ impl StreamListener {
         // Connections of an exited server in TIME_WAIT must not prevent the bind.
         sockopt::set_socket_reuseaddr(&socket, true)?;
         bind(&socket, &port)?;
-        listen(&socket, WAITING_MAX)?;
+        listen(&socket, BACKLOG)?;
         let found = SocketAddr::try_from(getsockname(&socket)?)?;
         Ok(Self { socket, address: Address::Tcp(found), inode: None })
     }
@@ -108,7 +108,7 @@ impl StreamListener {
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 /// Removes a socket whose listener has died.
-fn sweep(path: &Path) -> io::Result<()> {
+fn remove_stale(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
@@ -117,7 +117,7 @@ fn sweep(path: &Path) -> io::Result<()> {
         }
         Ok(_) => {}
     }
-    match Connection::connect(path, PATIENCE) {
+    match Connection::connect(path, CONNECT_TIMEOUT) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path)
         }

@@ -13,7 +13,7 @@ use tenmil_base::{ErrorCategory, Span};
 use tenmil_wire::ublk::{ControlCommand, ControlOp};
 
 use super::errno;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Open control device, for one command at a time.
 pub struct Control {
@@ -21,7 +21,7 @@ pub struct Control {
     file: OwnedFd,
     /// Buffer for the commands' payload. `None` after a command whose completion was not awaited:
     /// the kernel may still write to the leaked buffer.
-    room: Option<Box<[u8; ROOM_BYTES]>>,
+    room: Option<Box<[u8; PAYLOAD_BYTES_MAX]>>,
 }
 
 /// The control device is not available.
@@ -59,7 +59,7 @@ pub struct Owner {
 /// Path of the node, without the leading slash.
 pub const CONTROL: &str = "dev/ublk-control";
 /// Maximum payload of a command.
-const ROOM_BYTES: usize = 128;
+const PAYLOAD_BYTES_MAX: usize = 128;
 
 impl Control {
     /// Opens the control device of `machine`.
@@ -67,7 +67,7 @@ impl Control {
     /// # Errors
     ///
     /// The reason why it is not available.
-    pub fn open(machine: &Machine) -> Result<Self, ControlError> {
+    pub fn open(machine: &KernelFiles) -> Result<Self, ControlError> {
         let path = machine.path(CONTROL);
         let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let file = file.map_err(|errno| match errno {
@@ -87,7 +87,7 @@ impl Control {
         })?;
         let ring =
             IoUring::builder().build(2).map_err(|error| ControlError::Ring(errno(&error)))?;
-        Ok(Self { ring, file, room: Some(Box::new([0; ROOM_BYTES])) })
+        Ok(Self { ring, file, room: Some(Box::new([0; PAYLOAD_BYTES_MAX])) })
     }
 
     /// Executes one command for `device` and waits for its completion. `bytes`, at most 64, is its
@@ -97,7 +97,7 @@ impl Control {
     ///
     /// The kernel's error; `TIMEDOUT` if the command has not completed within `patience`. After a
     /// timeout, or a failed wait, no further command is possible.
-    pub fn ask(
+    pub fn execute(
         &mut self,
         op: ControlOp,
         (device, data): (u32, u64),
@@ -145,7 +145,7 @@ impl Control {
             let arguments = types::SubmitArgs::new().timespec(&left);
             match self.ring.submitter().submit_with_args(1, &arguments) {
                 Ok(_) => {}
-                Err(error) if is_passing(&error) => {}
+                Err(error) if is_temporary(&error) => {}
                 Err(error) => return Err(errno(&error)),
             }
         }
@@ -153,7 +153,7 @@ impl Control {
 }
 
 /// Whether a wait ended by a timeout, a signal or a busy kernel, so that it can be repeated.
-fn is_passing(error: &io::Error) -> bool {
+fn is_temporary(error: &io::Error) -> bool {
     matches!(errno(error), Errno::TIME | Errno::INTR | Errno::AGAIN | Errno::BUSY)
 }
 
@@ -225,12 +225,12 @@ mod tests {
     use tenmil_wire::ublk::ControlOp;
 
     use super::{Control, ControlError, Owner};
-    use crate::kernel_files::Machine;
+    use crate::kernel_files::KernelFiles;
 
     #[test]
     fn a_machine_without_the_module_is_told_from_one_without_the_file() {
         let root = tempfile::tempdir().unwrap();
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         let refused = Control::open(&machine).unwrap_err();
         assert_eq!(refused, ControlError::Missing { is_loaded: false });
         assert!(refused.hint().unwrap().contains("modprobe ublk_drv"));
@@ -255,7 +255,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(root.path().join("dev/ublk-control"), b"").unwrap();
-        match Control::open(&Machine::under(root.path())) {
+        match Control::open(&KernelFiles::under(root.path())) {
             Ok(control) => Some((root, control)),
             Err(ControlError::Ring(errno)) => {
                 println!("skipped: io_uring is not allowed here: {errno}");
@@ -271,21 +271,21 @@ mod tests {
         let mut bytes = [7; 8];
         for _ in 0..3 {
             let answer =
-                control.ask(ControlOp::GetFeatures, (0, 0), &mut bytes, Span::from_secs(10));
+                control.execute(ControlOp::GetFeatures, (0, 0), &mut bytes, Span::from_secs(10));
             assert!(answer.is_err_and(|errno| errno != Errno::TIMEDOUT), "{answer:?}");
             assert_eq!(bytes, [7; 8], "nobody has written there");
         }
         let mut long = [0; 129];
-        let refused = control.ask(ControlOp::GetFeatures, (0, 0), &mut long, Span::from_secs(10));
+        let refused = control.execute(ControlOp::GetFeatures, (0, 0), &mut long, Span::from_secs(10));
         assert_eq!(refused, Err(Errno::INVAL));
     }
 
     #[test]
     fn who_was_not_waited_for_is_never_asked_again() {
         let Some((_root, mut control)) = no_door() else { return };
-        let asked = control.ask(ControlOp::GetFeatures, (0, 0), &mut [0; 8], Span::default());
+        let asked = control.execute(ControlOp::GetFeatures, (0, 0), &mut [0; 8], Span::default());
         assert_eq!(asked, Err(Errno::TIMEDOUT));
-        let again = control.ask(ControlOp::GetFeatures, (0, 0), &mut [], Span::from_secs(10));
+        let again = control.execute(ControlOp::GetFeatures, (0, 0), &mut [], Span::from_secs(10));
         assert_eq!(again, Err(Errno::TIMEDOUT));
     }
 }

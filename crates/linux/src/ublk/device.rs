@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use tenmil_base::Segment;
 use tenmil_dma::RegionTable;
 
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 
 /// Device served by this process. Only one process at a time may have it open.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Device {
     /// # Errors
     ///
     /// `BUSY` if another process has it open, or the error of the system call.
-    pub fn open(machine: &Machine, number: u32) -> Result<Self, Errno> {
+    pub fn open(machine: &KernelFiles, number: u32) -> Result<Self, Errno> {
         let path = machine.path(&format!("dev/ublkc{number}"));
         let open = || rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         let mut found = open();
@@ -113,7 +113,7 @@ mod tests {
     use tenmil_dma::RegionTable;
 
     use super::{Device, whole};
-    use crate::kernel_files::Machine;
+    use crate::kernel_files::KernelFiles;
 
     #[test]
     fn a_copy_that_stops_halfway_goes_on_and_one_that_gets_nowhere_fails() {
@@ -134,7 +134,7 @@ mod tests {
         std::fs::create_dir(root.path().join("dev")).unwrap();
         let path = root.path().join("dev/ublkc3");
         std::fs::write(&path, [0; 4096]).unwrap();
-        let device = Device::open(&Machine::under(root.path()), 3).unwrap();
+        let device = Device::open(&KernelFiles::under(root.path()), 3).unwrap();
         let regions = RegionTable::new(4);
         let region = regions.allocate(4096).unwrap();
         let part = region.segment().slice(512, 1024).unwrap();

@@ -253,7 +253,7 @@ mod tests {
     use tenmil_wire::ublk::{Descriptor, IoFlags, IoOp};
 
     use super::{Device, FetchedTag, Queue, Ring};
-    use crate::kernel_files::Machine;
+    use crate::kernel_files::KernelFiles;
 
     /// A regular file with tables of two queues, in place of the device.
     fn queue(root: &tempfile::TempDir, asked: &[(u16, Descriptor)]) -> Option<Queue> {
@@ -266,7 +266,7 @@ mod tests {
         }
         std::fs::create_dir(root.path().join("dev")).unwrap();
         std::fs::write(root.path().join("dev/ublkc0"), bytes).unwrap();
-        let device = Arc::new(Device::open(&Machine::under(root.path()), 0).unwrap());
+        let device = Arc::new(Device::open(&KernelFiles::under(root.path()), 0).unwrap());
         let ring = Ring::new(8);
         let queue = ring.and_then(|ring| Queue::new(ring, device, &RegionTable::new(4), 1));
         queue.inspect_err(|errno| println!("skipped: no ring: {errno}")).ok()

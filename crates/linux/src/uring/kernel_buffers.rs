@@ -40,9 +40,9 @@ pub(super) struct KernelBufferJob {
 /// One of the three linked entries of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkedStep {
-    Lend,
-    Move,
-    TakeBack,
+    Register,
+    Transfer,
+    Unregister,
 }
 
 /// State of the ring's buffer table.
@@ -64,9 +64,9 @@ impl LinkedStep {
     /// Decodes slot and step from `user_data`.
     pub(super) fn of(number: u64) -> Option<(u16, Self)> {
         let step = match number >> STEP_SHIFT {
-            1 => Self::Lend,
-            2 => Self::Move,
-            3 => Self::TakeBack,
+            1 => Self::Register,
+            2 => Self::Transfer,
+            3 => Self::Unregister,
             _ => return None,
         };
         Some(((number & 0xffff) as u16, step))
@@ -74,9 +74,9 @@ impl LinkedStep {
 
     fn number(self, index: u16) -> u64 {
         let step = match self {
-            Self::Lend => 1,
-            Self::Move => 2,
-            Self::TakeBack => 3,
+            Self::Register => 1,
+            Self::Transfer => 2,
+            Self::Unregister => 3,
         };
         step << STEP_SHIFT | u64::from(index)
     }
@@ -85,14 +85,14 @@ impl LinkedStep {
 impl Ring {
     /// Starts a job on memory that has no address in this process: kernel-owned, or invalid.
     #[inline(never)]
-    pub(super) fn submit_lent(
+    pub(super) fn submit_kernel_buffer(
         &mut self,
         index: u16,
         segments: &[Segment],
         missing: InvalidSegment,
     ) -> Result<(), SubmitError> {
         let slot = &mut self.slots[usize::from(index)];
-        let refused = SubmitError::NoSuchMemory(missing);
+        let refused = SubmitError::InvalidSegment(missing);
         // One buffer is registered per job, so it must be the only segment.
         let [segment] = segments else { return Err(refused) };
         let lent = slot.vectors.regions().kernel_buffer(*segment).ok_or(refused)?;
@@ -117,14 +117,14 @@ impl Ring {
         }
         self.slots[usize::from(index)].lent = Some(lent);
         self.free.pop();
-        if !self.push_lent(index) {
+        if !self.push_kernel_buffer(index) {
             self.again.push(index);
         }
         Ok(())
     }
 
     /// Pushes the entries of a job; false if the ring has no room.
-    pub(super) fn push_lent(&mut self, index: u16) -> bool {
+    pub(super) fn push_kernel_buffer(&mut self, index: u16) -> bool {
         let slot = &self.slots[usize::from(index)];
         let (offset, verb) = (slot.offset, slot.verb);
         let Some(lent) = &slot.lent else { return true };
@@ -137,7 +137,7 @@ impl Ring {
             let pushed = unsafe { self.ring.submission().push_multiple(&entries) };
             if pushed.is_ok() {
                 self.unsubmitted += entries.len();
-                self.tell_of_a_piece();
+                self.flush_if_batch();
                 return true;
             }
             if !is_last {
@@ -152,17 +152,17 @@ impl Slot {
     /// Handles the completion of one entry. `None` while another one is outstanding; else the
     /// result of the job, as [`outcome`](Self::outcome) returns it.
     #[expect(clippy::option_option, reason = "not ended, halfway, ended")]
-    pub(super) fn lent_step(
+    pub(super) fn handle_linked_step(
         &mut self,
         step: LinkedStep,
         result: i32,
     ) -> Option<Option<Result<(), Errno>>> {
         let lent = self.lent.as_mut()?;
         match step {
-            LinkedStep::Lend => lent.refused = Some(Errno::from_raw_os_error(-result.min(-1))),
-            LinkedStep::Move => lent.moved = Some(result),
+            LinkedStep::Register => lent.refused = Some(Errno::from_raw_os_error(-result.min(-1))),
+            LinkedStep::Transfer => lent.moved = Some(result),
             // The other two results tell whether a buffer had been registered.
-            LinkedStep::TakeBack => lent.is_back = true,
+            LinkedStep::Unregister => lent.is_back = true,
         }
         let moved = lent.moved.filter(|_| lent.is_back)?;
         let outcome = lent.outcome(moved);
@@ -194,17 +194,17 @@ impl KernelBufferJob {
             _ => opcode::ReadFixed::new(FILE, place, self.left, index).offset(offset).build(),
         };
         [
-            self.ask(QueueOp::RegisterBuffer, index)
+            self.buffer_entry(QueueOp::RegisterBuffer, index)
                 .flags(after_it | quiet)
-                .user_data(LinkedStep::Lend.number(index)),
-            moves.flags(after_it).user_data(LinkedStep::Move.number(index)),
-            self.ask(QueueOp::UnregisterBuffer, index)
-                .user_data(LinkedStep::TakeBack.number(index)),
+                .user_data(LinkedStep::Register.number(index)),
+            moves.flags(after_it).user_data(LinkedStep::Transfer.number(index)),
+            self.buffer_entry(QueueOp::UnregisterBuffer, index)
+                .user_data(LinkedStep::Unregister.number(index)),
         ]
     }
 
-    fn ask(&self, op: QueueOp, index: u16) -> squeue::Entry {
-        ask(self.lender, (self.queue, self.request), op, index)
+    fn buffer_entry(&self, op: QueueOp, index: u16) -> squeue::Entry {
+        buffer_entry(self.lender, (self.queue, self.request), op, index)
     }
 
     /// Result of the job; `None` if part of it remains.
@@ -226,7 +226,7 @@ impl KernelBufferJob {
 }
 
 /// Entry that registers a request of a ublk queue at place `index` of a ring, or unregisters it.
-pub(crate) fn ask(
+pub(crate) fn buffer_entry(
     lender: RawFd,
     (queue, tag): (u16, u16),
     op: QueueOp,
@@ -302,7 +302,7 @@ mod tests {
             assert_eq!((word(&moves, 24), word(&moves, 28)), (8192, flags), "length, RWF_DSYNC");
             assert_eq!(moves[40..42], [5, 0], "its place");
             let steps = [lend, moves, back].map(|entry| LinkedStep::of(long(&entry, 32)));
-            let expected = [LinkedStep::Lend, LinkedStep::Move, LinkedStep::TakeBack]
+            let expected = [LinkedStep::Register, LinkedStep::Transfer, LinkedStep::Unregister]
                 .map(|step| Some((5, step)));
             assert_eq!(steps, expected);
         }
@@ -318,34 +318,34 @@ mod tests {
     #[test]
     fn a_job_has_ended_when_it_has_moved_and_is_back_whichever_comes_first() {
         for steps in
-            [[LinkedStep::Move, LinkedStep::TakeBack], [LinkedStep::TakeBack, LinkedStep::Move]]
+            [[LinkedStep::Transfer, LinkedStep::Unregister], [LinkedStep::Unregister, LinkedStep::Transfer]]
         {
             let mut slot = slot(JobKind::Read);
-            assert_eq!(slot.lent_step(steps[0], 8192), None);
-            assert_eq!(slot.lent_step(steps[1], 8192), Some(Some(Ok(()))));
+            assert_eq!(slot.handle_linked_step(steps[0], 8192), None);
+            assert_eq!(slot.handle_linked_step(steps[1], 8192), Some(Some(Ok(()))));
             assert!(slot.lent.is_none());
-            assert_eq!(slot.lent_step(LinkedStep::Lend, -5), None, "it is over");
+            assert_eq!(slot.handle_linked_step(LinkedStep::Register, -5), None, "it is over");
         }
     }
 
     #[test]
     fn a_transfer_that_stops_halfway_goes_on_where_it_stopped() {
         let mut slot = slot(JobKind::Read);
-        assert_eq!(slot.lent_step(LinkedStep::Move, 512), None);
-        assert_eq!(slot.lent_step(LinkedStep::TakeBack, 0), Some(None));
+        assert_eq!(slot.handle_linked_step(LinkedStep::Transfer, 512), None);
+        assert_eq!(slot.handle_linked_step(LinkedStep::Unregister, 0), Some(None));
         let lent = slot.lent.unwrap();
         assert_eq!((slot.offset, lent.byte, lent.left), ((1 << 20) + 512, 4608, 7680));
-        assert_eq!(slot.lent_step(LinkedStep::TakeBack, 0), None, "the rest has not moved");
-        assert_eq!(slot.lent_step(LinkedStep::Move, 7680), Some(Some(Ok(()))));
+        assert_eq!(slot.handle_linked_step(LinkedStep::Unregister, 0), None, "the rest has not moved");
+        assert_eq!(slot.handle_linked_step(LinkedStep::Transfer, 7680), Some(Some(Ok(()))));
     }
 
     #[test]
     fn what_the_kernel_says_against_it_is_told() {
         let outcome = |lend: Option<i32>, moved| {
             let mut slot = slot(JobKind::Write { stable: false });
-            lend.map(|lend| slot.lent_step(LinkedStep::Lend, lend));
-            slot.lent_step(LinkedStep::Move, moved);
-            slot.lent_step(LinkedStep::TakeBack, -22).unwrap()
+            lend.map(|lend| slot.handle_linked_step(LinkedStep::Register, lend));
+            slot.handle_linked_step(LinkedStep::Transfer, moved);
+            slot.handle_linked_step(LinkedStep::Unregister, -22).unwrap()
         };
         assert_eq!(
             outcome(Some(-16), -14),

@@ -34,7 +34,7 @@ pub struct ParkFlag {
 
 impl ParkFlag {
     /// Marks the thread as parked. Call before the announcement that precedes its final check.
-    pub fn begin(&self) {
+    pub fn park(&self) {
         // Work whose notification is erased here is visible to the check after the announcement.
         self.is_rung.store(false, Ordering::Relaxed);
         self.is_dozing.store(true, Ordering::Relaxed);
@@ -42,13 +42,13 @@ impl ParkFlag {
 
     /// Marks the thread as runnable. A notifier that saw it parked may still notify it, without
     /// effect.
-    pub fn end(&self) {
+    pub fn unpark(&self) {
         self.is_dozing.store(false, Ordering::Relaxed);
     }
 
     /// Whether the thread is parked.
     #[inline]
-    pub fn is_dozing(&self) -> bool {
+    pub fn is_parked(&self) -> bool {
         self.is_dozing.load(Ordering::Relaxed)
     }
 
@@ -57,7 +57,7 @@ impl ParkFlag {
         self.is_rung.load(Ordering::Acquire)
     }
 
-    pub(super) fn rung(&self) {
+    pub(super) fn set_notified(&self) {
         self.is_rung.store(true, Ordering::Release);
     }
 }

@@ -55,10 +55,10 @@ impl SleepFlag {
 
     /// As [`needs_wakeup`](Self::needs_wakeup), after a store for one parked light thread.
     #[inline]
-    pub(crate) fn claim_for(&self, doze: &ParkFlag) -> bool {
+    pub(crate) fn needs_wakeup_parked(&self, doze: &ParkFlag) -> bool {
         self.barrier.light();
-        if doze.is_dozing() {
-            self.call(doze);
+        if doze.is_parked() {
+            self.notify_parked(doze);
         }
         self.is_claimed()
     }
@@ -69,8 +69,8 @@ impl SleepFlag {
     }
 
     #[cold]
-    fn call(&self, doze: &ParkFlag) {
-        doze.rung();
+    fn notify_parked(&self, doze: &ParkFlag) {
+        doze.set_notified();
         // An exchange, not a store: a reader that clears the last of several notifications must see
         // the flags that all of them set.
         self.is_called.swap(true, Ordering::Release);
@@ -79,13 +79,13 @@ impl SleepFlag {
 
     /// Whether a parked thread was notified; relaxed, so possibly late.
     #[inline]
-    pub(crate) fn is_called(&self) -> bool {
+    pub(crate) fn has_parked_notify(&self) -> bool {
         self.is_called.load(Ordering::Relaxed)
     }
 
     /// Clears the notification flag and returns it; which threads were notified is visible
     /// afterwards.
-    pub(crate) fn take_call(&self) -> bool {
+    pub(crate) fn take_parked_notify(&self) -> bool {
         self.is_called.swap(false, Ordering::Acquire)
     }
 }

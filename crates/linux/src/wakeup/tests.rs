@@ -50,7 +50,7 @@ fn elapsed<R>(body: impl FnOnce() -> R) -> (R, Span) {
 #[test]
 fn a_rest_ends_with_a_bell_and_with_no_descriptor() {
     for mut sleeper in sleepers() {
-        let (bell, event) = (sleeper.bell(), event());
+        let (bell, event) = (sleeper.notifier(), event());
         sleeper.sources().add(&event, 7).unwrap();
         signal(&event);
         for _ in 0..3 {
@@ -75,7 +75,7 @@ fn a_rest_ends_with_a_bell_and_with_no_descriptor() {
 #[test]
 fn a_ring_costs_no_system_call_while_the_sleeper_is_awake() {
     for mut sleeper in sleepers() {
-        let bell = sleeper.bell();
+        let bell = sleeper.notifier();
         bell.notify();
         assert_eq!(writes(&sleeper), 0, "not yet announced");
         sleeper.announce();
@@ -92,7 +92,7 @@ fn a_ring_costs_no_system_call_while_the_sleeper_is_awake() {
 #[test]
 fn a_sleep_is_ended_by_one_write_however_many_ring() {
     for mut sleeper in sleepers() {
-        let (bell, other) = (sleeper.bell(), sleeper.bell().clone());
+        let (bell, other) = (sleeper.notifier(), sleeper.notifier().clone());
         for _ in 0..3 {
             sleeper.announce();
             bell.notify();
@@ -106,7 +106,7 @@ fn a_sleep_is_ended_by_one_write_however_many_ring() {
 #[test]
 fn every_sleep_can_be_ended_though_the_count_is_never_read() {
     for mut sleeper in sleepers() {
-        let bell = sleeper.bell();
+        let bell = sleeper.notifier();
         for _ in 0..100 {
             sleeper.announce();
             bell.notify();
@@ -121,7 +121,7 @@ fn every_sleep_can_be_ended_though_the_count_is_never_read() {
 fn a_ring_before_an_announcement_is_taken_back_ends_the_next_sleep() {
     for mut sleeper in sleepers() {
         sleeper.announce();
-        sleeper.bell().notify();
+        sleeper.notifier().notify();
         sleeper.cancel();
         sleeper.announce();
         assert!(sleeper.block(LONG, &mut Vec::new()));
@@ -131,7 +131,7 @@ fn a_ring_before_an_announcement_is_taken_back_ends_the_next_sleep() {
 #[test]
 fn a_ring_from_another_thread_ends_a_sleep() {
     for mut sleeper in sleepers() {
-        let bell = sleeper.bell();
+        let bell = sleeper.notifier();
         sleeper.announce();
         let ringer = Thread::spawn("ringer", None, move |_| bell.notify()).unwrap();
         let (rang, slept) = elapsed(|| sleeper.block(LONG, &mut Vec::new()));
@@ -143,7 +143,7 @@ fn a_ring_from_another_thread_ends_a_sleep() {
 #[test]
 fn a_bell_outlives_its_sleeper() {
     let mut sleeper = Sleeper::new().unwrap();
-    let bell = sleeper.bell();
+    let bell = sleeper.notifier();
     sleeper.announce();
     drop(sleeper);
     bell.notify();
@@ -165,7 +165,7 @@ fn a_sleep_lasts_until_its_deadline_and_not_less() {
 fn a_sleep_without_end_can_be_asked_for() {
     for mut sleeper in sleepers() {
         sleeper.announce();
-        sleeper.bell().notify();
+        sleeper.notifier().notify();
         assert!(sleeper.block(Span { ns: u64::MAX }, &mut Vec::new()));
     }
 }
@@ -195,7 +195,7 @@ fn descriptors_that_are_ready_end_a_sleep_and_are_named() {
         sources.remove(&events[0]).unwrap();
         ready.clear();
         sleeper.announce();
-        sleeper.bell().notify();
+        sleeper.notifier().notify();
         assert!(sleeper.block(LONG, &mut ready), "the bell as well");
         assert_eq!(ready, [12]);
     }
@@ -390,12 +390,12 @@ fn a_kernel_without_these_system_calls_is_made_do_with() {
         }
         let mut ready = Vec::new();
         let mut sleeper = Sleeper::new().unwrap();
-        assert_eq!(sleeper.barrier(), Barrier::Fences);
+        assert_eq!(sleeper.barrier(), Barrier::FullFences);
         let at_most = Span::from_us(1_500);
         let (rang, slept) = elapsed(|| sleeper.block(at_most, &mut ready));
         assert!(!rang && slept >= at_most);
         sleeper.announce();
-        sleeper.bell().notify();
+        sleeper.notifier().notify();
         assert!(sleeper.block(LONG, &mut ready));
 
         if granted.barrier() == Barrier::Expedited {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use tenmil_linux::CpuList;
 use tenmil_linux::frequency::{Frequency, FrequencyError, FrequencyRequest};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::thread_pool::{BlockingTask, ThreadPool};
 use tenmil_linux::topology::AvailableCpus;
 
@@ -34,7 +34,7 @@ pub struct LinuxPlatform {
 }
 
 struct Shared {
-    machine: Machine,
+    machine: KernelFiles,
     cores: CpuList,
     ours: AvailableCpus,
     frequency: Option<Frequency>,
@@ -46,7 +46,7 @@ impl LinuxPlatform {
     /// Creates the platform of reactors on these cores. Without a `frequency` no frequency is
     /// changed. Reads the files once before it returns.
     pub fn new(
-        machine: Machine,
+        machine: KernelFiles,
         cores: CpuList,
         frequency: Option<Frequency>,
         pool: Arc<ThreadPool>,
@@ -95,7 +95,7 @@ impl Drop for LinuxPlatform {
         let put_back = move || drop(lock(&shared).frequency.take());
         // If no thread is available it is done here: late is better than never.
         drop(
-            self.pool.intake().submit_reliable(BlockingTask::new("frequencies put back", put_back)),
+            self.pool.handle().submit_reliable(BlockingTask::new("frequencies put back", put_back)),
         );
     }
 }
@@ -120,7 +120,7 @@ mod tests {
 
     use tenmil_linux::CpuList;
     use tenmil_linux::frequency::{Frequency, FrequencyRequest};
-    use tenmil_linux::kernel_files::Machine;
+    use tenmil_linux::kernel_files::KernelFiles;
     use tenmil_linux::runtime_directory::RuntimeDirectory;
     use tenmil_linux::thread_pool::ThreadPool;
 
@@ -146,7 +146,7 @@ mod tests {
         write("sys/devices/system/cpu/online", "0-1\n");
         write(MIN, "800000\n");
         write(MAX, "3600000\n");
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         let both: CpuList = (0..2).collect();
         let directory = RuntimeDirectory::at(root.path().join("run")).unwrap();
         let frequency = Frequency::open(machine.clone(), &both, &directory).unwrap();

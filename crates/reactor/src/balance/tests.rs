@@ -229,7 +229,7 @@ fn threads_leave_a_core_that_is_taken_and_a_mask_is_left_if_it_must_be() {
     let thread = u64::from(bound.id().0);
     let mask = [1].into_iter().collect();
     assert!(told(&balanced, &schedule::Event::MaskUnmatched { thread, mask }));
-    assert_eq!(balanced.told.speed_of(1), FrequencyRequest::Found);
+    assert_eq!(balanced.told.speed_of(1), FrequencyRequest::Restore);
 
     balanced.told.take((0..2).collect());
     let before = count(&polls);

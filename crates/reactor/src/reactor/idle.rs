@@ -70,7 +70,7 @@ impl Reactor {
         self.publish(now);
         self.begin_parking(now);
         self.promised = deadline;
-        NextStep::Until(deadline)
+        NextStep::SleepUntil(deadline)
     }
 
     /// Whether spinning can find work before it is announced. Evaluated before every sleep, not

@@ -524,7 +524,7 @@ fn time_does_not_stand_still_for_a_reactor_that_awaits_a_deadline_awake() {
         for _ in 0..100 {
             let reactor = &mut world.members[0].reactor;
             assert_eq!(reactor.iterate(now), NextStep::Again, "too near to sleep for");
-            let wants_time = reactor.wants_time();
+            let wants_time = reactor.needs_clock();
             world.pass_time(Span::from_us(1));
             now = if wants_time { world.now() } else { now };
             if count(&done) > 0 {

@@ -74,6 +74,6 @@ fn environment(found: &Environment) -> Value {
         "io_uring": found.io_uring.is_ok(),
         "io_uring_refusal": found.io_uring.as_ref().err(),
         "shares_cores": found.shares_cores,
-        "remedies": found.remedies(),
+        "remedies": found.recommendations(),
     })
 }

@@ -65,8 +65,8 @@ impl Read for StreamFd<'_> {
         loop {
             match self.connection.receive(bytes)? {
                 RecvResult::Bytes(count) => return Ok(count),
-                RecvResult::End => return Ok(0),
-                RecvResult::Nothing => self.wait(Connection::wait_to_receive)?,
+                RecvResult::Eof => return Ok(0),
+                RecvResult::WouldBlock => self.wait(Connection::wait_to_receive)?,
             }
         }
     }

@@ -348,8 +348,8 @@ fn a_snapshot_goes_through_the_stream_that_came_beside_the_request() {
     loop {
         match ours.receive(&mut bytes).unwrap() {
             RecvResult::Bytes(count) => stream.extend_from_slice(&bytes[..count]),
-            RecvResult::Nothing => assert!(ours.wait_to_receive(Span::from_secs(60)).unwrap()),
-            RecvResult::End => break,
+            RecvResult::WouldBlock => assert!(ours.wait_to_receive(Span::from_secs(60)).unwrap()),
+            RecvResult::Eof => break,
         }
     }
     let ended = bench.end_of(&send);

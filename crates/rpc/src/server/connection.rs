@@ -104,8 +104,8 @@ impl ServerConnection {
             Ok(RecvResult::Bytes(count)) => {
                 self.session.receive(now, &bytes[..count]);
             }
-            Ok(RecvResult::Nothing) => {}
-            Ok(RecvResult::End) => self.session.receive_end(),
+            Ok(RecvResult::WouldBlock) => {}
+            Ok(RecvResult::Eof) => self.session.receive_end(),
             Err(_) => self.broken = true,
         }
     }

@@ -105,9 +105,9 @@ fn rest(connection: &Connection) -> Option<Vec<u8>> {
     loop {
         match connection.receive(&mut bytes).unwrap() {
             RecvResult::Bytes(count) => all.extend_from_slice(&bytes[..count]),
-            RecvResult::End => return Some(all),
-            RecvResult::Nothing if connection.wait_to_receive(PATIENCE).unwrap() => {}
-            RecvResult::Nothing => return None,
+            RecvResult::Eof => return Some(all),
+            RecvResult::WouldBlock if connection.wait_to_receive(PATIENCE).unwrap() => {}
+            RecvResult::WouldBlock => return None,
         }
     }
 }
@@ -139,7 +139,7 @@ fn a_descriptor_goes_to_the_first_method_that_takes_one_and_more_are_not_taken()
     client.call_with("text", len.clone(), &[one.as_fd()], PATIENCE).unwrap();
     drop(one);
     assert_eq!([(); 2].map(|()| passed(&mut client, &[])), [true, false]);
-    assert_eq!(other.receive(&mut [0; 8]).unwrap(), RecvResult::End, "none is kept");
+    assert_eq!(other.receive(&mut [0; 8]).unwrap(), RecvResult::Eof, "none is kept");
     let both = [other.as_fd(), other.as_fd()];
     let refusal = client.call_with("text", len, &both, PATIENCE).unwrap_err();
     assert_eq!(refusal.code, Code::ConnectionClosed, "{refusal}");
@@ -233,7 +233,7 @@ fn a_hostile_client_is_told_and_sent_away_and_others_are_not() {
     let mut bytes = [0; 512];
     let told = loop {
         match hostile.receive(&mut bytes) {
-            Ok(RecvResult::Nothing) => assert!(hostile.wait_to_receive(PATIENCE).unwrap()),
+            Ok(RecvResult::WouldBlock) => assert!(hostile.wait_to_receive(PATIENCE).unwrap()),
             Ok(RecvResult::Bytes(count)) => {
                 break String::from_utf8_lossy(&bytes[..count]).into_owned();
             }

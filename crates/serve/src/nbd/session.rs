@@ -152,12 +152,12 @@ impl Session {
                 self.connection.received(count);
                 1
             }
-            Ok(RecvResult::Nothing) => {
+            Ok(RecvResult::WouldBlock) => {
                 self.seat.received(true);
                 self.looks.record_empty(now);
                 0
             }
-            Ok(RecvResult::End) => {
+            Ok(RecvResult::Eof) => {
                 self.end_for(DisconnectReason::Closed);
                 self.connection.receive_end();
                 1

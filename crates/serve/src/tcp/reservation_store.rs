@@ -125,7 +125,7 @@ impl StateDirectory {
         let is_adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
         let of = Of { nqn: nqn.to_owned(), nsid, disk: disk.replace(char::is_control, "?") };
         let file = Place { disk: self.disk.clone(), name, of, shown };
-        Box::new(ReservationFile::new(file, self.writer.intake(), is_adopted))
+        Box::new(ReservationFile::new(file, self.writer.handle(), is_adopted))
     }
 }
 
@@ -221,7 +221,7 @@ impl StateFs for Directory {
     }
 
     fn sync_names(&mut self) -> io::Result<()> {
-        self.files.sync_names()
+        self.files.sync_entries()
     }
 }
 

@@ -9,7 +9,7 @@ use tenmil_base::{BlockDevice, ErrorCategory, IoChannel, Segment, Span};
 use tenmil_block::{AdaptOptions, AdaptedDevice, Bdev, BdevDescriptor, BounceMemory};
 use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 use tenmil_linux::Errno;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::ublk::{Control, Device, Queue, Ring};
 use tenmil_reactor::{PollerBuilder, ReactorId, Registry, ThreadBuilder};
 use tenmil_wire::ublk::control::ANY_DEVICE;
@@ -140,7 +140,7 @@ impl Server {
     /// # Errors
     ///
     /// Why that failed. No new device is left behind.
-    pub fn start(machine: &Machine, plan: &ServerConfig) -> Result<Self, UblkError> {
+    pub fn start(machine: &KernelFiles, plan: &ServerConfig) -> Result<Self, UblkError> {
         if !(1..=DEPTH_MAX).contains(&plan.limits.depth) || plan.limits.queues == 0 {
             let Limits { queues, depth } = plan.limits;
             return Err(UblkError::caller(format!(
@@ -249,7 +249,7 @@ impl Server {
     /// # Errors
     ///
     /// The error of the kernel.
-    pub fn remove(mut self, machine: &Machine) -> Result<(), UblkError> {
+    pub fn remove(mut self, machine: &KernelFiles) -> Result<(), UblkError> {
         let device = self.info.device;
         delete(&mut self.control, device).or_else(|_| {
             // The control channel may be blocked by a command that timed out, so a new one is
@@ -261,7 +261,7 @@ impl Server {
     /// Starts the queues and then the disk.
     fn show(
         &mut self,
-        machine: &Machine,
+        machine: &KernelFiles,
         plan: &ServerConfig,
         disk: &Disk,
         tell: &Sender<UblkEvent>,
@@ -352,7 +352,7 @@ impl Server {
     }
 
     fn try_ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Errno> {
-        self.control.ask(op, (self.info.device, data), &mut [], patience)
+        self.control.execute(op, (self.info.device, data), &mut [], patience)
     }
 
     fn ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, UblkError> {
@@ -386,12 +386,12 @@ enum StartError {
 }
 
 /// Number of a device that a dead server of the same URI left behind, if any.
-fn left_behind(machine: &Machine, control: &mut Control, signature: u64) -> Option<u32> {
+fn left_behind(machine: &KernelFiles, control: &mut Control, signature: u64) -> Option<u32> {
     let names = machine.names("sys/class/ublk-char");
     let numbers = names.iter().filter_map(|name| name.strip_prefix("ublkc")?.parse().ok());
     numbers.into_iter().find(|number| {
         let mut bytes = [0; DeviceInfo::BYTES];
-        let asked = control.ask(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, PATIENCE);
+        let asked = control.execute(ControlOp::GetDeviceInfo, (*number, 0), &mut bytes, PATIENCE);
         let info = DeviceInfo::from_bytes(&bytes);
         let is_dead = info.state == DeviceState::Quiesced
             || (info.state == DeviceState::Live && !is_alive(machine, info.process));
@@ -441,7 +441,7 @@ fn lend(
 fn check_features(control: &mut Control) -> Result<Features, UblkError> {
     let mut bytes = [0; 8];
     let needed = NEEDED.and(RECOVERED);
-    match control.ask(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, PATIENCE) {
+    match control.execute(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, PATIENCE) {
         Ok(_) => {
             let has = Features(u64::from_ne_bytes(bytes));
             if has.has(needed) { Ok(has) } else { Err(UblkError::too_old(has, needed)) }
@@ -456,7 +456,7 @@ fn check_features(control: &mut Control) -> Result<Features, UblkError> {
 
 /// Waits until `number` is free, or returns the device of a dead process that can be taken over.
 fn settle(
-    machine: &Machine,
+    machine: &KernelFiles,
     control: &mut Control,
     number: u32,
     ours: &DesiredDevice<'_>,
@@ -466,14 +466,14 @@ fn settle(
     for _ in 0..=TAKEOVER_TIMEOUT.ns / LOOK_AGAIN.ns {
         let mut bytes = [0; DeviceInfo::BYTES];
         let op = ControlOp::GetDeviceInfo;
-        let info = match control.ask(op, (number, 0), &mut bytes, PATIENCE) {
+        let info = match control.execute(op, (number, 0), &mut bytes, PATIENCE) {
             Ok(_) => DeviceInfo::from_bytes(&bytes),
             Err(Errno::NODEV) => return Ok(None),
             Err(errno) => return Err(UblkError::of(op, &name, errno)),
         };
         let mut question = Parameters::query();
         let op = ControlOp::GetParameters;
-        let answer = control.ask(op, (number, 0), &mut question, PATIENCE);
+        let answer = control.execute(op, (number, 0), &mut question, PATIENCE);
         let parameters = answer.ok().and_then(|_| Parameters::from_bytes(&question));
         let server = takeover::Server {
             is_alive: is_alive(machine, info.process),
@@ -497,7 +497,7 @@ fn settle(
 }
 
 /// Whether a process is alive; a zombie is not.
-fn is_alive(machine: &Machine, process: i32) -> bool {
+fn is_alive(machine: &KernelFiles, process: i32) -> bool {
     let status = machine.text(&format!("proc/{process}/status"));
     let state = |text: &String| {
         let line = text.lines().find_map(|line| line.strip_prefix("State:"))?;
@@ -532,7 +532,7 @@ fn make(
     };
     let (mut bytes, op) = (wanted.to_bytes(), ControlOp::AddDevice);
     control
-        .ask(op, (device, 0), &mut bytes, PATIENCE)
+        .execute(op, (device, 0), &mut bytes, PATIENCE)
         .map_err(|errno| UblkError::of(op, &name, errno))?;
     let made = DeviceInfo::from_bytes(&bytes);
     let describe = || {
@@ -554,7 +554,7 @@ fn make(
     };
     let op = ControlOp::SetParameters;
     let described = describe().and_then(|()| {
-        let asked = control.ask(op, (made.device, 0), &mut disk.parameters().to_bytes(), PATIENCE);
+        let asked = control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), PATIENCE);
         asked.map(drop).map_err(|errno| UblkError::of(op, &name, errno))
     });
     if let Err(why) = described {
@@ -570,9 +570,9 @@ fn make(
 fn delete(control: &mut Control, device: u32) -> Result<(), UblkError> {
     let name = format!("ublk:{device}");
     let op = ControlOp::DeleteDeviceAsync;
-    let mut answer = control.ask(op, (device, 0), &mut [], PATIENCE);
+    let mut answer = control.execute(op, (device, 0), &mut [], PATIENCE);
     if matches!(answer, Err(Errno::OPNOTSUPP)) {
-        answer = control.ask(ControlOp::DeleteDevice, (device, 0), &mut [], PATIENCE);
+        answer = control.execute(ControlOp::DeleteDevice, (device, 0), &mut [], PATIENCE);
     }
     match answer {
         // It is already gone.

@@ -564,8 +564,8 @@ impl Session {
         let files_max = tenmil_vfio_user::Capabilities::OURS.files_max as usize;
         let received = self.connection.receive_files(&mut buffer[..wanted], &mut files, files_max);
         match received.map_err(|error| Some(error.to_string()))? {
-            RecvResult::Nothing => Ok(false),
-            RecvResult::End => Err(None),
+            RecvResult::WouldBlock => Ok(false),
+            RecvResult::Eof => Err(None),
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
                 self.server.receive(&buffer[..count], files).map_err(said)?;

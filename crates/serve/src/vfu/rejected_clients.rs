@@ -64,7 +64,7 @@ impl RejectedClient {
             let wanted = self.server.wanted().clamp(1, buffer.len().max(HEADER_BYTES));
             let mut files = Vec::new();
             match self.connection.receive_files(&mut buffer[..wanted], &mut files, 0) {
-                Ok(RecvResult::Nothing) => return false,
+                Ok(RecvResult::WouldBlock) => return false,
                 Ok(RecvResult::Bytes(count)) => {
                     let received = self.server.receive(&buffer[..count], std::iter::empty());
                     let answered = received.and_then(|()| self.server.next_request());
@@ -72,7 +72,7 @@ impl RejectedClient {
                         break;
                     }
                 }
-                Ok(RecvResult::End) | Err(_) => return true,
+                Ok(RecvResult::Eof) | Err(_) => return true,
             }
         }
         if let Some(answer) = self.server.outgoing() {

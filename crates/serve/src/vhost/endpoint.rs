@@ -350,7 +350,7 @@ impl Endpoint {
                 self.answer(session, call, set)?;
             }
             Request::SetBackChannel { call, file } => {
-                let back = file.try_clone().and_then(Connection::given);
+                let back = file.try_clone().and_then(Connection::from_fd);
                 let back = back.map_err(|error| format!("the socket for messages: {error}"));
                 let set = back.map(|back| session.back = Some(back));
                 self.answer(session, call, set)?;
@@ -441,8 +441,8 @@ impl Session {
         let mut files = Vec::new();
         let received = self.connection.receive_files(&mut buffer[..wanted], &mut files, FILES_MAX);
         match received.map_err(|error| Some(error.to_string()))? {
-            RecvResult::Nothing => Ok(false),
-            RecvResult::End => Err(None),
+            RecvResult::WouldBlock => Ok(false),
+            RecvResult::Eof => Err(None),
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
                 self.server.receive(&buffer[..count], files).map_err(said)?;

@@ -111,7 +111,7 @@ impl Opener {
         let (promise, later) = pair();
         let name = uri.to_string();
         let (uri, thread) = (uri.clone(), thread.clone());
-        let (shelf, pool) = (Arc::clone(&self.0.shelf), self.0.pool.intake());
+        let (shelf, pool) = (Arc::clone(&self.0.shelf), self.0.pool.handle());
         let buffers = self.0.buffers.clone();
         let job = move || promise.keep(open(&shelf, &uri, claim, pool, &thread, &buffers));
         let later = match self.0.pool.submit(BlockingTask::new("open", job)) {

@@ -246,7 +246,7 @@ mod tests {
         // Each test uses another device, since one that is being closed is still claimed.
         let lend = |name: &str, pool: &ThreadPool| -> ChannelLease {
             let uri = name.parse().unwrap();
-            let mut lent = shelf.lend(&uri, Claim::WriteOnce, pool.intake()).unwrap();
+            let mut lent = shelf.lend(&uri, Claim::WriteOnce, pool.handle()).unwrap();
             let mut parts = lent.parts.take().unwrap();
             parts.channel = Box::new(Noted { channel: parts.channel, tell: tell.clone() });
             lent.parts = Some(parts);

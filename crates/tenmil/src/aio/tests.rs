@@ -197,13 +197,13 @@ impl Stand {
     /// awake.
     fn falls_asleep(&mut self) -> bool {
         for _ in 0..10_000 {
-            if let NextStep::Until(_) = self.turn(1) {
+            if let NextStep::SleepUntil(_) = self.turn(1) {
                 self.sleeper.announce();
                 if !self.reactor.arm(self.now()) {
                     return true;
                 }
                 self.sleeper.cancel();
-                self.reactor.woken(&[]);
+                self.reactor.handle_wakeup(&[]);
                 return false;
             }
         }

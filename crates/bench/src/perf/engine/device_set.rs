@@ -4,7 +4,7 @@ use tenmil_base::{IoChannel, Limits, Segment, Span};
 use tenmil_block::{ExistingData, overwrite};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::cpu_placement::CoreAssignment;
 use super::media::BlockDeviceSet;
@@ -240,7 +240,7 @@ fn refuse_to_destroy(options: &PerfOptions, existing: &[ExistingData]) -> Result
         return Ok(());
     }
     let doing = format!("-w {}", options.pattern.name());
-    overwrite::allow(&doing, existing, options.overwrite, &Machine::this())?;
+    overwrite::allow(&doing, existing, options.overwrite, &KernelFiles::live())?;
     Ok(())
 }
 

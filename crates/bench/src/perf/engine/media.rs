@@ -12,7 +12,7 @@ use tenmil_block::{
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
 use tenmil_linux::Clock;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::cpu_placement::CoreAssignment;
 use super::device_set::{depth_of_a_pair, queue_pairs, start_ssds};
@@ -276,7 +276,7 @@ impl NamedDevice {
                 )));
             }
         }
-        let supplies = MachineResources::probe_machine(&Machine::this());
+        let supplies = MachineResources::probe_machine(&KernelFiles::live());
         options.check_table(name, limits.block_count, supplies.memory_available_bytes)
     }
 

@@ -71,7 +71,7 @@ impl SingleStep {
             EmulatedSsd::new(&spec, 0, std::sync::Arc::new(medium), &pool, vectors, now)
                 .map_err(|error| refuse(&error))?;
         // The waker is never armed: what is counted is the doorbell of a polling device.
-        let bell = Sleeper::new().map_err(|error| refuse(&error.to_string()))?.bell();
+        let bell = Sleeper::new().map_err(|error| refuse(&error.to_string()))?.notifier();
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };
         let mut controller = Controller::new(device.host_bar(bell), pool.clone(), options)
             .map_err(|error| refuse(&error.to_string()))?;

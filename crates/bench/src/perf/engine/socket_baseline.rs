@@ -65,7 +65,7 @@ impl PerfOptions {
     pub(in crate::perf) fn exchange_engine(&self) -> Option<SocketEngine> {
         let is_tcp = |uri: &Uri| matches!(uri, Uri::Block(uri) if uri.scheme() == "tcp");
         match self.ceiling_of {
-            BaselineKind::TcpRing => Some(SocketEngine::Ring),
+            BaselineKind::TcpRing => Some(SocketEngine::IoUring),
             BaselineKind::Tcp => Some(SocketEngine::Epoll),
             BaselineKind::Own if self.uris.is_empty() => None,
             BaselineKind::Own => self.uris.iter().all(is_tcp).then_some(SocketEngine::Epoll),
@@ -167,8 +167,8 @@ impl EndpointShared {
         let data = Segment { len_bytes: whole, ..data };
         let options = SocketOptions { engine, ..SocketOptions::default() };
         let sockets = SocketFactory::new(regions, options);
-        match (engine, sockets.why_no_ring()) {
-            (SocketEngine::Ring, Some(why)) => Err(refuse(&format!(
+        match (engine, sockets.io_uring_error()) {
+            (SocketEngine::IoUring, Some(why)) => Err(refuse(&format!(
                 "io_uring: {why}; expected a kernel that allows it, or --baseline=tcp"
             ))),
             _ => Ok(Self { sockets, data, data_bytes }),
@@ -280,10 +280,10 @@ mod tests {
     /// larger than any buffer: every message is answered and counted once.
     #[test]
     fn every_message_is_answered_once() {
-        for engine in [SocketEngine::Epoll, SocketEngine::Ring] {
+        for engine in [SocketEngine::Epoll, SocketEngine::IoUring] {
             for (depth, data_bytes) in [(1, 4096), (128, 4096), (3, 0), (4, 1 << 20)] {
                 let Ok(side) = EndpointShared::new(engine, data_bytes, depth) else {
-                    assert_eq!(engine, SocketEngine::Ring, "only a ring may be refused");
+                    assert_eq!(engine, SocketEngine::IoUring, "only a ring may be refused");
                     continue;
                 };
                 let none = EndpointShared::new(engine, 0, depth).unwrap();

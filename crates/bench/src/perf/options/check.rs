@@ -3,7 +3,7 @@
 
 use tenmil_dma::CommandStore;
 use tenmil_linux::CpuList;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use super::{DEVICES_MAX, OpenLoop, Pattern, PerfOptions, SizeShare};
 use crate::balance::{check_cores, check_rules};
@@ -30,8 +30,8 @@ const ZIPF_MAX: f64 = 5.0;
 
 impl MachineResources {
     /// Reads the resources of this machine.
-    pub fn probe_machine(machine: &Machine) -> Self {
-        let kib = machine.memory("MemAvailable");
+    pub fn probe_machine(machine: &KernelFiles) -> Self {
+        let kib = machine.meminfo("MemAvailable");
         let memory_available_bytes = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
         Self { cores: CpuList::allowed(), memory_available_bytes }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tenmil_base::Span;
 use tenmil_linux::Thread;
-use tenmil_linux::process::family_time;
+use tenmil_linux::process::tree_cpu_time;
 use tenmil_linux::socket::RxPlacement;
 
 use crate::reproduce::work::NQN;
@@ -67,7 +67,7 @@ impl TargetProcesses {
 
     /// CPU time of all targets.
     pub(super) fn time(&self) -> Span {
-        let times = self.all.iter().filter_map(|(_, target)| family_time(target.child.id()));
+        let times = self.all.iter().filter_map(|(_, target)| tree_cpu_time(target.child.id()));
         Span { ns: times.map(|time| time.ns).sum() }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use tenmil_block::uri::Uri;
 use tenmil_block::{ExistingData, overwrite};
 use tenmil_linux::file::{FileUndo, holds_data, reach};
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 
 use crate::copy::files_of;
 use tenmil_base::Error;
@@ -23,7 +23,7 @@ const BLOCK_DEFAULT: u32 = 512;
 impl TargetFiles {
     /// Records the files below `target`.
     pub(super) fn inspect(target: &Uri) -> Self {
-        Self { files: files_of(target).iter().filter_map(|path| FileUndo::look(path)).collect() }
+        Self { files: files_of(target).iter().filter_map(|path| FileUndo::record(path)).collect() }
     }
 
     /// Rejects existing data unless they may be overwritten, before a file is grown.
@@ -61,7 +61,7 @@ impl TargetFiles {
 /// copy that failed before its start leaves such a file.
 pub(super) fn allow(mut existing: Vec<ExistingData>, may_go: bool) -> Result<(), Error> {
     existing.retain(|one| one.path.as_deref().is_none_or(holds_data));
-    Ok(overwrite::allow("copy", &existing, may_go, &Machine::this())?)
+    Ok(overwrite::allow("copy", &existing, may_go, &KernelFiles::live())?)
 }
 
 /// Rejects source files whose size is not a multiple of the block size, because the device would not
@@ -115,7 +115,7 @@ pub(super) fn sized(target: &Uri, size: u64) -> Result<Uri, Error> {
         return Ok(target.clone());
     }
     let block = u64::from(fields.block_size()?.unwrap_or(BLOCK_DEFAULT));
-    match FileUndo::look(Path::new(target.path())) {
+    match FileUndo::record(Path::new(target.path())) {
         Some(found) if found.len_bytes() == 0 => {
             Ok(target.clone().with("size", size.next_multiple_of(block).to_string()))
         }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::Clock;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::pci::{Address, Function};
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_linux::uevent::{Listener, Uevent, UeventResult};
@@ -65,7 +65,7 @@ pub(super) fn run(
     let end = until.time.map_or(Instant::NEVER, |time| clock.now().after(time));
     let mut left = until.count.unwrap_or(u64::MAX);
     let (mut known, mut ready) = (KnownFunctions::default(), Vec::new());
-    for (_, function) in known.look(Function::all(&Machine::this())) {
+    for (_, function) in known.look(Function::all(&KernelFiles::live())) {
         write_out(out, &line(clock.now(), FunctionChange::There, &function, is_json))?;
     }
     while left > 0 && clock.now() < end && !tenmil_linux::signal::interrupted() {
@@ -90,13 +90,13 @@ impl KnownFunctions {
         let (mut told, mut is_due) = (Vec::new(), false);
         for _ in 0..HEARD_MAX {
             let heard = listener.recv()?;
-            if heard == UeventResult::Nothing {
+            if heard == UeventResult::WouldBlock {
                 break;
             }
             is_due |= self.take(heard, &mut told);
         }
         if is_due {
-            told.extend(self.look(Function::all(&Machine::this())));
+            told.extend(self.look(Function::all(&KernelFiles::live())));
         }
         Ok(told)
     }
@@ -108,8 +108,8 @@ impl KnownFunctions {
         told: &mut Vec<(FunctionChange, Function)>,
     ) -> bool {
         match heard {
-            UeventResult::Nothing => false,
-            UeventResult::Lost => true,
+            UeventResult::WouldBlock => false,
+            UeventResult::Overflow => true,
             UeventResult::Uevent(uevent) => {
                 told.extend(self.hear(&uevent).map(|function| (FunctionChange::Gone, function)));
                 matters(&uevent)
@@ -248,12 +248,12 @@ mod tests {
         known.look(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:01:00.0";
         let uevent = |action, subsystem| UeventResult::Uevent(Uevent { action, path, subsystem });
-        assert!(known.take(UeventResult::Lost, &mut told), "nobody knows what has changed");
+        assert!(known.take(UeventResult::Overflow, &mut told), "nobody knows what has changed");
         assert!(known.take(uevent("add", "pci"), &mut told));
         assert!(known.take(uevent("change", "nvme"), &mut told));
         assert!(!known.take(uevent("remove", "net"), &mut told));
         assert!(!known.take(uevent("add", "block"), &mut told));
-        assert!(!known.take(UeventResult::Nothing, &mut told));
+        assert!(!known.take(UeventResult::WouldBlock, &mut told));
         assert_eq!(told, []);
         assert!(known.take(uevent("remove", "pci"), &mut told));
         assert_eq!(told, [(FunctionChange::Gone, one)]);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 use tenmil_linux::holders::Openers;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::pci::{Function, GroupMember};
 
 /// One-line summary of a function.
@@ -19,8 +19,8 @@ pub(super) struct FunctionInfo {
 
 impl FunctionInfo {
     /// All NVMe functions of `machine`.
-    pub(super) fn all(machine: &Machine) -> Vec<Self> {
-        let shown = |function: Function| Self { used: function.used_by(machine), function };
+    pub(super) fn all(machine: &KernelFiles) -> Vec<Self> {
+        let shown = |function: Function| Self { used: function.users(machine), function };
         Function::all(machine).into_iter().map(shown).collect()
     }
 

@@ -134,8 +134,8 @@ fn write_all(stream: &Connection, out: &mut dyn Write) -> io::Result<()> {
         match stream.receive(&mut bytes) {
             Ok(RecvResult::Bytes(count)) => out.write_all(&bytes[..count])?,
             // A signal ends the wait early.
-            Ok(RecvResult::Nothing) => drop(stream.wait_to_receive(WAIT_MAX)?),
-            Ok(RecvResult::End) | Err(_) => return out.flush(),
+            Ok(RecvResult::WouldBlock) => drop(stream.wait_to_receive(WAIT_MAX)?),
+            Ok(RecvResult::Eof) | Err(_) => return out.flush(),
         }
     }
 }
@@ -148,7 +148,7 @@ fn pump_stdin(stream: Connection) -> Result<Receiver<io::Error>, Error> {
         // The receiving job has ended; its own error says why.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
         Err(error) => drop(tell.send(error)),
-        Ok(()) => drop(stream.finish()),
+        Ok(()) => drop(stream.shutdown_write()),
     };
     let thread = Thread::spawn("stream", None, body)
         .map_err(|error| Error::environment(format!("start a thread: {error}")))?;

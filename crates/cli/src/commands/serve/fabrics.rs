@@ -131,11 +131,11 @@ pub(super) fn run(
         rpc_endpoint::state_of(&balanced).with(NvmeConnections(service.clone())).with(hands);
     // The control socket comes last, so that RPC clients see a complete configuration.
     let mut asking = rpc_endpoint::serve(state);
-    tenmil_linux::file::keep()?;
+    tenmil_linux::file::commit_created()?;
     write_out(out, &ready(arguments.json, &standing))?;
     while !tenmil_linux::signal::interrupted() {
         if let Some(path) = &arguments.config
-            && tenmil_linux::signal::reload_asked()
+            && tenmil_linux::signal::take_reload_request()
         {
             reload(path, &mut standing, event_sender(&asking));
         }

@@ -7,7 +7,7 @@ use tenmil_linux::socket::{SocketEngine, SocketOptions};
 use tenmil_serve::tcp::PlacementPolicy;
 
 const ENGINES: [(&str, SocketEngine); 2] =
-    [("epoll", SocketEngine::Epoll), ("io_uring", SocketEngine::Ring)];
+    [("epoll", SocketEngine::Epoll), ("io_uring", SocketEngine::IoUring)];
 const PLACEMENTS: [(&str, PlacementPolicy); 3] = [
     ("near", PlacementPolicy::Near),
     ("queue", PlacementPolicy::Queue),
@@ -65,7 +65,7 @@ mod tests {
         let ring = words(&["engine=io_uring", "zero-copy=no", "placement=spread"]);
         let (ring, placement) = of_server(&ring).unwrap();
         assert_eq!(placement, PlacementPolicy::Spread);
-        assert_eq!((ring.engine, ring.zero_copy_from_bytes), (SocketEngine::Ring, None));
+        assert_eq!((ring.engine, ring.zero_copy_from_bytes), (SocketEngine::IoUring, None));
     }
 
     #[test]

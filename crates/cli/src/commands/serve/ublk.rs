@@ -10,7 +10,7 @@ use tenmil_block::BdevOptions;
 use tenmil_block::uri::Uri;
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_serve::ublk::{Limits, Server, ServerConfig, UblkEvent, UblkStats, shaped, signature};
 
 use super::endpoint::{claim, refused};
@@ -35,7 +35,7 @@ pub(super) fn run(
             "serve {count} devices as ublk:, expected one: each is a disk of its own"
         )));
     };
-    let (machine, clock) = (Machine::this(), Clock::start());
+    let (machine, clock) = (KernelFiles::live(), Clock::start());
     let regions = RegionTable::new(REGIONS_MAX);
     let medium = open(arguments, uri, &regions, clock)?;
     let balanced = start_reactors(arguments, &clock)?;
@@ -65,7 +65,7 @@ pub(super) fn run(
         tracing::info!("ublk:{number} was left behind by a process that has died, and goes on");
     }
     tracing::info!("{}", describe_data_path(&server));
-    tenmil_linux::file::keep()?;
+    tenmil_linux::file::commit_created()?;
     write_out(out, &ready(arguments, uri, &plan, &server))?;
     let mut done = UblkStats::default();
     while !tenmil_linux::signal::interrupted() && server.is_served() {

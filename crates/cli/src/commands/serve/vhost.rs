@@ -48,7 +48,7 @@ pub(super) fn run(
         reactors: Arc::clone(reactors.directory()),
     });
     let server = server.map_err(|why| Error::usage(format!("serve {uri}: {why}")))?;
-    tenmil_linux::file::keep()?;
+    tenmil_linux::file::commit_created()?;
     write_out(out, &ready(arguments, uri, &limits, &server))?;
     watch(asked, reactors, "front end", || {
         handle_event(uri, &descriptor, || server.resized());

@@ -179,7 +179,7 @@ impl World {
     fn step_reactor(&mut self) {
         self.reactor_is = match self.reactor_is {
             ReactorIs::Turning => match self.reactor.iterate(self.now) {
-                NextStep::Until(until) => ReactorIs::Tired(until),
+                NextStep::SleepUntil(until) => ReactorIs::Tired(until),
                 wait => {
                     assert_eq!(wait, NextStep::Again, "in adaptive mode, and never ordered to end");
                     ReactorIs::Turning
@@ -203,7 +203,7 @@ impl World {
 
     fn wake_reactor(&mut self) -> ReactorIs {
         self.sleeper.cancel();
-        self.reactor.woken(&[]);
+        self.reactor.handle_wakeup(&[]);
         ReactorIs::Turning
     }
 }

@@ -241,7 +241,7 @@ impl Device {
     pub(super) fn step(&mut self, now: Instant) {
         self.is = match self.is {
             DeviceIs::Awake => match self.turn.iterate(now) {
-                NextStep::Until(until) => DeviceIs::Tired(until),
+                NextStep::SleepUntil(until) => DeviceIs::Tired(until),
                 _ => DeviceIs::Awake,
             },
             DeviceIs::Tired(until) => {
@@ -262,7 +262,7 @@ impl Device {
 
     fn wake(&mut self) -> DeviceIs {
         self.nap.withdraw();
-        self.turn.woken(&[]);
+        self.turn.handle_wakeup(&[]);
         DeviceIs::Awake
     }
 }

@@ -113,7 +113,7 @@ impl Options {
 
     fn alignment(self) -> Result<Alignment, BufferedReason> {
         let alignment = Alignment { memory_bytes: 4096, offset_bytes: 512 };
-        if self.direct { Ok(alignment) } else { Err(BufferedReason::Asked) }
+        if self.direct { Ok(alignment) } else { Err(BufferedReason::Requested) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::{SLOW, Told, look, silent};
 use crate::Errno;
 use crate::doctor::{SysfsChange, apply};
-use crate::frequency::Files;
+use crate::frequency::KernelFiles;
 use crate::kernel_files::tests::made_of;
 
 #[test]
@@ -60,7 +60,7 @@ fn a_look_changes_nothing() {
 /// A kernel that refuses a value, or stores another one.
 struct Stubborn(Result<(), Errno>, RefCell<u32>);
 
-impl Files for Stubborn {
+impl KernelFiles for Stubborn {
     fn text(&self, _: &str) -> Option<String> {
         Some("212992".into())
     }

@@ -5,7 +5,7 @@ use std::fs::File;
 
 use super::tree::{FUNCTION, Tree, function};
 use crate::Errno;
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::pci::Kernel;
 
 pub(super) struct FakeKernel<'a> {
@@ -143,7 +143,7 @@ impl<'a> FakeKernel<'a> {
 }
 
 impl Kernel for FakeKernel<'_> {
-    fn machine(&self) -> &Machine {
+    fn machine(&self) -> &KernelFiles {
         &self.tree.machine
     }
 
@@ -171,7 +171,7 @@ impl Kernel for FakeKernel<'_> {
         File::open(self.tree.path(node)).map_err(|_| Errno::NOENT)
     }
 
-    fn give(&self, node: &str, uid: u32) -> Result<(), Errno> {
+    fn chown(&self, node: &str, uid: u32) -> Result<(), Errno> {
         self.changes(node)?;
         if !self.tree.machine.has(node) {
             return Err(Errno::NOENT);

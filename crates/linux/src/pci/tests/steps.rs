@@ -5,7 +5,7 @@ use super::tree::{FUNCTION, SECOND, Tree, address, function, marks};
 use crate::Errno;
 use crate::holders::Openers;
 use crate::pci::{
-    BindError, BindRequest, BoundDevice, Function, UnbindSelection, bind, plan_back, plan_bind,
+    BindError, BindRequest, BoundDevice, Function, UnbindSelection, bind, plan_unbind, plan_bind,
     recorded, unbind,
 };
 
@@ -27,7 +27,7 @@ fn the_steps_are_shown_as_a_shell_would_do_them() {
     let kernel = FakeKernel::new(&tree);
     let verdicts = plan_bind(&kernel, &[address(FUNCTION)], &terms(Some(1000), false)).unwrap();
     let shown: Vec<String> =
-        verdicts[0].steps.iter().map(|step| step.shown(verdicts[0].address)).collect();
+        verdicts[0].steps.iter().map(|step| step.command(verdicts[0].address)).collect();
     assert_eq!(
         shown,
         [
@@ -99,7 +99,7 @@ fn functions_are_taken_all_or_none() {
             .starts_with("echo 'vfio-pci' > /sys/bus/pci/devices/0000:5f:00.0/driver_override: "),
         "{refused}"
     );
-    let remedy = refused.remedy();
+    let remedy = refused.fix();
     assert!(remedy.starts_with("All is as it was"), "{remedy}");
     assert!(tree.state().contains("0000:5e:00.0 driver Some(\"nvme\") override Some(\"(null)\")"));
     assert_eq!(recorded(&tree.machine), []);
@@ -219,19 +219,19 @@ fn what_is_not_ours_is_given_to_the_driver_that_is_said() {
     let tree = Tree::of("driver vfio-pci; override vfio-pci");
     let kernel = FakeKernel::new(&tree);
     let these = vec![address(FUNCTION)];
-    let refused = plan_back(&kernel, &UnbindSelection::These(these.clone())).unwrap_err();
+    let refused = plan_unbind(&kernel, &UnbindSelection::These(these.clone())).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "unbind 0000:5e:00.0: driver is 'vfio-pci', and no record says that tenmil has bound it"
     );
     let remedy = "Say who is to have it: `sudo tenmil unbind 0000:5e:00.0 --to nvme`.";
-    assert_eq!(refused.remedy(), remedy);
+    assert_eq!(refused.fix(), remedy);
     unbind(&kernel, &UnbindSelection::To(these.clone(), "nvme".into())).1.unwrap();
     assert!(
         tree.state().starts_with("0000:5e:00.0 driver Some(\"nvme\") override Some(\"(null)\")")
     );
 
-    let refused = plan_back(&kernel, &UnbindSelection::To(these, "../x".into()));
+    let refused = plan_unbind(&kernel, &UnbindSelection::To(these, "../x".into()));
     assert!(refused.is_ok(), "it has a driver of the kernel's, and nothing is done to it");
 }
 
@@ -261,7 +261,7 @@ fn a_function_that_a_program_drives_is_not_given_back() {
         error.to_string(),
         "unbind 0000:5e:00.0: process 41 (tenmil) has vfio/12 open, expected nobody"
     );
-    assert_eq!(error.remedy(), "End it with `kill 41`.");
+    assert_eq!(error.fix(), "End it with `kill 41`.");
     tree.remove("proc/41/fd/9");
     unbind(&kernel, &UnbindSelection::All).1.unwrap();
 }
@@ -293,7 +293,7 @@ fn a_driver_that_is_gone_keeps_its_function_recorded() {
     tree.remove("sys/bus/pci/drivers/nvme");
     let error = unbind(&kernel, &UnbindSelection::All).1.unwrap_err();
     assert_eq!(
-        (error.to_string().as_str(), error.remedy().as_str()),
+        (error.to_string().as_str(), error.fix().as_str()),
         (
             "unbind 0000:5e:00.0: driver nvme is not loaded, expected it to be",
             "Load it with `sudo modprobe nvme`."
@@ -346,7 +346,7 @@ fn a_function_is_described_with_all_that_is_known_of_it() {
     let group = function.group.as_ref().unwrap();
     assert_eq!((group.number, group.others[0].driver.as_deref()), (12, Some("ahci")));
     assert_eq!(function.controller.as_ref().unwrap().state.as_deref(), Some("live"));
-    let used = function.used_by(&tree.machine);
+    let used = function.users(&tree.machine);
     assert_eq!(used.found[0].to_string(), "nvme0n1p1 is mounted at /srv");
 
     let model = super::tree::function(FUNCTION, "nvme/nvme0/model");

@@ -6,7 +6,7 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::kernel_files::Machine;
+use crate::kernel_files::KernelFiles;
 use crate::pci::{Address, DiskSignature};
 
 pub(super) const FUNCTION: &str = "0000:5e:00.0";
@@ -15,7 +15,7 @@ pub(super) const SERIAL: &str = "S4EW";
 
 pub(super) struct Tree {
     root: tempfile::TempDir,
-    pub(super) machine: Machine,
+    pub(super) machine: KernelFiles,
 }
 
 pub(super) fn address(text: &str) -> Address {
@@ -35,7 +35,7 @@ pub(super) fn marks(path: &Path) -> Result<Vec<DiskSignature>, String> {
 impl Tree {
     pub(super) fn of(words: &str) -> Self {
         let root = tempfile::tempdir().unwrap();
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         let tree = Self { root, machine };
         tree.base();
         for clause in words.split(';').map(str::trim).filter(|clause| !clause.is_empty()) {

@@ -227,7 +227,7 @@ fn every_obstacle_says_what_mends_it() {
     ] {
         let verdicts = judged(&Tree::of(words), asked);
         let obstacle = &verdicts[0].obstacles[0];
-        let remedy = obstacle.remedy();
+        let remedy = obstacle.fix();
         assert!(remedy.contains(mends), "`{words}`: {remedy}");
         let offers = remedy.contains("--even-if-in-use");
         assert_eq!(offers, obstacle.yields_to_serial(), "`{words}`: {remedy}");

@@ -90,13 +90,13 @@ impl Buffers {
     }
 
     /// Takes over the buffer that the kernel reports as filled.
-    pub(super) fn lend(&mut self, number: u16, len: usize) -> FilledBuffer {
+    pub(super) fn take_filled(&mut self, number: u16, len: usize) -> FilledBuffer {
         self.free -= 1;
         FilledBuffer { number, start: HEADROOM, end: HEADROOM + len }
     }
 
     /// Returns a buffer to the kernel.
-    pub(super) fn give_back(&mut self, lent: &FilledBuffer) {
+    pub(super) fn release(&mut self, lent: &FilledBuffer) {
         self.give(lent.number);
     }
 

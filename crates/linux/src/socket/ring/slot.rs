@@ -9,7 +9,7 @@ use tenmil_base::{InvalidSegment, SendSlice};
 use tenmil_dma::RegionTable;
 
 use super::buffers::FilledBuffer;
-use super::outgoing::SendOp;
+use super::send_op::SendOp;
 use crate::socket::zero_copy::abort;
 
 /// Per-socket state of the ring. Kept until the kernel has completed every operation that refers to
@@ -162,13 +162,13 @@ impl Slot {
         }
         send.is_sending = false;
         if self.is_shut && self.sending().next().is_none() {
-            self.shut_down();
+            self.shutdown_write();
         }
         false
     }
 
     /// Shuts the write side down once all sends have completed.
-    pub(super) fn shut_down(&mut self) {
+    pub(super) fn shutdown_write(&mut self) {
         self.is_shut = true;
         if self.sending().next().is_none() {
             // Fails if the peer has closed already.

@@ -74,15 +74,15 @@ impl RingStream {
         core.start_receiving(*key);
         // Enter only if entries must be submitted or nothing has arrived yet.
         if core.unsubmitted > 0 || core.slot(*key).arrived.is_empty() {
-            turn(&mut core, looked_at);
+            enter_or_reap(&mut core, looked_at);
         }
         *looked_at = core.generation;
-        let failed = core.problem();
+        let failed = core.take_error();
         let slot = core.slot(*key);
         let Some(mut lent) = slot.arrived.pop_front() else {
             let over = slot.over.or(failed.map(StreamEnd::Broken));
             drop(core);
-            return self.nothing(over);
+            return self.no_data(over);
         };
         let count = lent.len();
         let memory = &ring.memory;
@@ -90,7 +90,7 @@ impl RingStream {
         match held.take() {
             Some(before) => {
                 memory.put_before(&mut lent, memory.bytes(&before));
-                core.buffers.give_back(&before);
+                core.buffers.release(&before);
             }
             None => {
                 memory.put_before(&mut lent, stash);
@@ -104,8 +104,8 @@ impl RingStream {
         RecvResult::Bytes(count)
     }
 
-    fn nothing(&mut self, over: Option<StreamEnd>) -> RecvResult {
-        self.settle();
+    fn no_data(&mut self, over: Option<StreamEnd>) -> RecvResult {
+        self.stash_small();
         self.is_over = over.is_some();
         match over {
             None => RecvResult::WouldBlock,
@@ -117,10 +117,10 @@ impl RingStream {
     }
 
     /// Returns the buffer if few bytes are unconsumed.
-    fn settle(&mut self) {
+    fn stash_small(&mut self) {
         let Some(lent) = self.held.take_if(|lent| lent.len() <= STASH_MAX) else { return };
         self.stash.extend_from_slice(self.ring.memory.bytes(&lent));
-        self.ring.core().buffers.give_back(&lent);
+        self.ring.core().buffers.release(&lent);
     }
 
     #[cold]
@@ -135,7 +135,7 @@ impl RingStream {
 
 /// Enters the ring if this stream was polled already since the last enter, or if the kernel had not
 /// finished its work then: it processes a limited number of items at a time.
-fn turn(core: &mut RingState, looked_at: &mut u64) {
+fn enter_or_reap(core: &mut RingState, looked_at: &mut u64) {
     if *looked_at == core.generation || core.uring.submission().taskrun() {
         core.enter();
     } else {
@@ -183,7 +183,7 @@ impl Stream for RingStream {
         };
         lent.consume(count);
         if let Some(empty) = self.held.take_if(|lent| lent.len() == 0) {
-            self.ring.core().buffers.give_back(&empty);
+            self.ring.core().buffers.release(&empty);
         }
     }
 
@@ -224,9 +224,9 @@ impl Stream for RingStream {
         core.attach(self.key);
         // One send at a time keeps the byte order.
         if core.slot(self.key).sending().next().is_some() {
-            turn(&mut core, &mut self.looked_at);
+            enter_or_reap(&mut core, &mut self.looked_at);
         }
-        let failed = core.problem();
+        let failed = core.take_error();
         let slot = core.slot(self.key);
         let broken = slot.broken.or(slot.is_shut.then_some(Errno::PIPE)).or(failed);
         if let Some(errno) = broken {
@@ -255,7 +255,7 @@ impl Stream for RingStream {
     fn shutdown_write(&mut self) {
         let mut core = self.ring.core();
         core.enter();
-        core.slot(self.key).shut_down();
+        core.slot(self.key).shutdown_write();
     }
 
     fn abort(&mut self) {
@@ -278,7 +278,7 @@ impl Stream for RingStream {
         if self.is_abandoned {
             return false;
         }
-        self.settle();
+        self.stash_small();
         let has_room = self.buffered().len() <= HEADROOM;
         let mut core = self.ring.core();
         core.attach(self.key);
@@ -287,7 +287,7 @@ impl Stream for RingStream {
             core.enter();
         }
         let has_free = core.buffers.free() > 0;
-        let has_failed = core.problem().is_some();
+        let has_failed = core.take_error().is_some();
         let slot = core.slot(self.key);
         // Accepted but not released: a send or a zero-copy notification is outstanding.
         let is_sending = slot.released() < slot.taken;
@@ -331,6 +331,6 @@ impl Drop for RingStream {
         let mut core = self.ring.core();
         // Removed from the poll set before the descriptor number may be reused.
         let _ = self.waiter.wait_for(core.slot(self.key).socket(), None);
-        core.leave(self.key, self.held.take());
+        core.detach(self.key, self.held.take());
     }
 }

@@ -5,7 +5,7 @@ use tenmil_base::{RecvResult, SendSlice, Stream};
 use tenmil_dma::RegionTable;
 
 use super::super::options::SocketOptions;
-use super::super::sockets::Counts;
+use super::super::factory::Counts;
 use super::super::zero_copy::ZeroCopyThreshold;
 use super::{Kind, Ring, RingStream, from_user_data, to_user_data};
 

@@ -304,7 +304,7 @@ fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
     let Place { name, of, shown, .. } = place;
     let slow = Place { disk, name, of, shown };
     let pool = ThreadPool::new(1, 8);
-    let mut world = World::new(Box::new(ReservationFile::new(slow.clone(), pool.intake(), false)));
+    let mut world = World::new(Box::new(ReservationFile::new(slow.clone(), pool.handle(), false)));
     world.ask(true);
     assert_eq!(world.decided(), None);
     open.send(()).unwrap();
@@ -325,11 +325,11 @@ fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
     world.ask(true);
     drop(world);
     drop(open);
-    let next = ReservationFile::new(slow.clone(), pool.intake(), false).load().unwrap();
+    let next = ReservationFile::new(slow.clone(), pool.handle(), false).load().unwrap();
     assert_ne!(next, first);
     assert_eq!(next, slow.read().unwrap());
     // Without a thread of the pool, the load fails.
-    let refused = ReservationFile::new(slow.clone(), ThreadPool::new(0, 0).intake(), false)
+    let refused = ReservationFile::new(slow.clone(), ThreadPool::new(0, 0).handle(), false)
         .load()
         .unwrap_err();
     assert!(refused.contains("no thread to read it"), "{refused}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tenmil_base::Span;
 use tenmil_dma::RegionTable;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::socket::{Address, SocketFactory, SocketOptions, StreamListener};
 use tenmil_linux::thread_pool::ThreadPool;
 use tenmil_linux::topology::CpuLocation;
@@ -277,7 +277,7 @@ impl Balanced {
             std::fs::write(path, text).unwrap();
         }
         let pool = Arc::new(ThreadPool::new(1, 1));
-        let machine = Machine::under(root.path());
+        let machine = KernelFiles::under(root.path());
         let ground = LinuxPlatform::new(machine, both, None, Arc::clone(&pool));
         let place = |core| CpuLocation { core, ..CpuLocation::default() };
         let options = Options {

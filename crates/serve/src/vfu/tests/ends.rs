@@ -75,7 +75,7 @@ fn a_second_client_is_told_that_there_is_a_first_and_comes_in_after_it() {
     // A silent client is disconnected after a while; further ones are closed immediately.
     let silent = Connection::connect(&rig.path(), Span::from_secs(20)).unwrap();
     assert!(silent.wait_to_receive(Span::from_secs(20)).unwrap());
-    assert_eq!(silent.receive(&mut [0; 1]).unwrap(), RecvResult::End);
+    assert_eq!(silent.receive(&mut [0; 1]).unwrap(), RecvResult::Eof);
     drop(first);
     rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_)));
     let mut third = Machine::connect(&rig.path(), rig.clock);

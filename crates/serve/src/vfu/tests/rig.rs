@@ -170,8 +170,8 @@ impl Machine {
             let mut bytes = vec![0; self.client.wanted()];
             let mut files = Vec::new();
             match self.connection.receive_files(&mut bytes, &mut files, 16).unwrap() {
-                RecvResult::Nothing => return true,
-                RecvResult::End => return false,
+                RecvResult::WouldBlock => return true,
+                RecvResult::Eof => return false,
                 RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
                     if let Some(answer) = self.client.receive(&bytes[..count], files).unwrap() {

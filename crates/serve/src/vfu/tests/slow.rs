@@ -92,15 +92,15 @@ fn waiting() -> (Rig, Arc<Gate>, Machine) {
 #[test]
 fn the_socket_of_a_client_that_leaves_is_closed_after_its_memory_was_let_go() {
     let (rig, gate, machine) = waiting();
-    machine.connection.finish().unwrap();
+    machine.connection.shutdown_write().unwrap();
     assert_eq!(
         rig.await_news(|news| matches!(news, EndpointEvent::Disconnected(_))),
         EndpointEvent::Disconnected(None)
     );
-    assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), RecvResult::Nothing);
+    assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), RecvResult::WouldBlock);
     gate.is_closed.store(false, Ordering::Relaxed);
     assert!(machine.connection.wait_to_receive(PATIENCE).unwrap());
-    assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), RecvResult::End);
+    assert_eq!(machine.connection.receive(&mut [0; 1]).unwrap(), RecvResult::Eof);
 }
 
 #[test]

@@ -61,8 +61,8 @@ fn await_message(rig: &Rig, back: &Connection) -> Vec<u8> {
     loop {
         match back.receive(&mut bytes).unwrap() {
             RecvResult::Bytes(count) => return bytes[..count].to_vec(),
-            RecvResult::End => panic!("the socket was closed"),
-            RecvResult::Nothing => tenmil_linux::thread::sleep(Span::from_us(100)),
+            RecvResult::Eof => panic!("the socket was closed"),
+            RecvResult::WouldBlock => tenmil_linux::thread::sleep(Span::from_us(100)),
         }
         assert!(rig.clock.now() < end, "nothing is told");
     }

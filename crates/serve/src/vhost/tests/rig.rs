@@ -163,8 +163,8 @@ impl Machine {
         while filled < into.len() {
             match self.connection.receive_files(&mut into[filled..], files, 8).unwrap() {
                 RecvResult::Bytes(count) => filled += count,
-                RecvResult::End => return None,
-                RecvResult::Nothing => {
+                RecvResult::Eof => return None,
+                RecvResult::WouldBlock => {
                     assert!(self.clock.now() < end, "no answer");
                     self.connection.wait_to_receive(Span::from_ms(100)).unwrap();
                 }

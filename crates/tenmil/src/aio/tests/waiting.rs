@@ -65,7 +65,7 @@ fn an_idle_device_lets_its_thread_sleep_and_an_operation_wakes_it() {
         assert!(op.poll().is_none());
         let mut ready = Vec::new();
         assert!(stand.sleeper.block(Span::default(), &mut ready), "the bell rang");
-        stand.reactor.woken(&ready);
+        stand.reactor.handle_wakeup(&ready);
         stand.turn(2);
         assert_eq!(stand.slow.held(), 1);
         stand.slow.answer_all();
@@ -85,8 +85,8 @@ fn a_device_that_takes_nothing_is_tried_again_when_it_says_and_keeps_nobody_awak
     let again_at = stand.now().after(Span::from_secs(1));
     stand.slow.inner(|inner| inner.again_at = again_at);
     assert!(stand.falls_asleep());
-    stand.reactor.woken(&[]);
-    assert!(matches!(stand.turn(1), NextStep::Until(at) if at <= again_at));
+    stand.reactor.handle_wakeup(&[]);
+    assert!(matches!(stand.turn(1), NextStep::SleepUntil(at) if at <= again_at));
     stand.slow.inner(|inner| inner.room = 1);
     stand.pass(Span::from_secs(1));
     stand.turn(2);
@@ -102,7 +102,7 @@ fn a_device_is_armed_for_a_sleep_even_if_it_owes_nothing() {
     let mut stand = Stand::new(4, 4, 4);
     assert!(stand.falls_asleep());
     assert_eq!(stand.slow.inner(|inner| inner.arms), 1);
-    stand.reactor.woken(&[]);
+    stand.reactor.handle_wakeup(&[]);
     assert!(stand.falls_asleep());
     assert_eq!(stand.slow.inner(|inner| inner.arms), 2);
 }
@@ -110,7 +110,7 @@ fn a_device_is_armed_for_a_sleep_even_if_it_owes_nothing() {
 #[test]
 fn an_operation_that_begins_just_before_the_sleep_keeps_the_thread_awake() {
     let mut stand = Stand::new(4, 4, 4);
-    while !matches!(stand.turn(1), NextStep::Until(_)) {}
+    while !matches!(stand.turn(1), NextStep::SleepUntil(_)) {}
     let mut op = stand.read(0, stand.buffer());
     assert!(op.poll().is_none());
     stand.sleeper.announce();

@@ -19,8 +19,8 @@ use std::convert::Infallible;
 use std::path::Path;
 
 use tenmil_block::uri::Uri;
-use tenmil_linux::holders::lasting_mark;
-use tenmil_linux::kernel_files::Machine;
+use tenmil_linux::holders::persistent_identity;
+use tenmil_linux::kernel_files::KernelFiles;
 
 /// The identity of the device at `uri`, on one line. `names` holds the identities of open devices, as
 /// in [`tenmil_block::OpenedDevice::identities`].
@@ -49,7 +49,7 @@ fn name_of<'a>(uri: &Uri, names: &'a Names) -> Option<&'a str> {
 /// The URI with the name of each file and device replaced by its identity.
 fn with_identities(uri: Uri, names: &Names) -> Uri {
     match (uri.scheme(), uri.children()) {
-        ("file", _) => match lasting_mark(&Machine::this(), Path::new(uri.path())) {
+        ("file", _) => match persistent_identity(&KernelFiles::live(), Path::new(uri.path())) {
             Some(mark) => Uri::new("file", mark),
             None => Uri::new("file", uri.path()),
         },

@@ -31,16 +31,16 @@ use super::undo::FileUndo;
 /// Policy for files that do not exist, or are shorter than requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Making {
+pub enum CreationPolicy {
     /// Files are created and grown.
-    Kept,
+    Permanent,
     /// They are made and grown by [`keep`]; where that cannot be, at once, to be put back by [`put_back`].
     Recorded,
     /// Creating and growing is rejected.
-    Refused,
+    Rejected,
 }
 
-static MAKING: AtomicU8 = AtomicU8::new(Making::Kept as u8);
+static MAKING: AtomicU8 = AtomicU8::new(CreationPolicy::Permanent as u8);
 static FOUND: Mutex<Vec<FileUndo>> = Mutex::new(Vec::new());
 static PENDING: Mutex<Vec<Pending>> = Mutex::new(Vec::new());
 
@@ -69,14 +69,14 @@ struct Pending {
 }
 
 /// Sets the policy, once, at process start. The default is [`Making::Kept`].
-pub fn set_making(making: Making) {
+pub fn set_creation_policy(making: CreationPolicy) {
     MAKING.store(making as u8, Ordering::Relaxed);
 }
 
 /// Rejects creating and growing from now on, for commands that only read. Has an effect only while
 /// the policy is [`Making::Recorded`].
-pub fn refuse_making() {
-    let (recorded, refused) = (Making::Recorded as u8, Making::Refused as u8);
+pub fn reject_creation() {
+    let (recorded, refused) = (CreationPolicy::Recorded as u8, CreationPolicy::Rejected as u8);
     let _ = MAKING.compare_exchange(recorded, refused, Ordering::Relaxed, Ordering::Relaxed);
 }
 
@@ -86,12 +86,12 @@ pub fn refuse_making() {
 /// # Errors
 ///
 /// If something is by now where a file was to be, and what the kernel says.
-pub fn keep() -> Result<(), FileError> {
-    found().clear();
-    let recorded = Making::Recorded as u8;
+pub fn commit_created() -> Result<(), FileError> {
+    recorded().clear();
+    let recorded = CreationPolicy::Recorded as u8;
     // The exchange fails if the policy is `Refused`, which stays in force.
     let _ =
-        MAKING.compare_exchange(recorded, Making::Kept as u8, Ordering::Relaxed, Ordering::Relaxed);
+        MAKING.compare_exchange(recorded, CreationPolicy::Permanent as u8, Ordering::Relaxed, Ordering::Relaxed);
     let pending = std::mem::take(&mut *pending_files());
     pending.iter().try_for_each(Pending::make)
 }
@@ -99,10 +99,10 @@ pub fn keep() -> Result<(), FileError> {
 /// Removes created files and truncates grown ones since [`Making::Recorded`] was set.
 ///
 /// A file that holds data or is open stays unchanged, so callers close their files first.
-pub fn put_back() {
+pub fn undo_created() {
     pending_files().clear();
     // The last first: a file may have been made and then grown.
-    let made = std::mem::take(&mut *found());
+    let made = std::mem::take(&mut *recorded());
     made.iter().rev().for_each(FileUndo::restore);
 }
 
@@ -113,14 +113,14 @@ pub fn put_back() {
 ///
 /// Why it is refused; or why a file cannot be made, as of [`keep`].
 pub fn make_if<T, E: From<FileError>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-    if making() != Making::Kept {
+    if creation_policy() != CreationPolicy::Permanent {
         return work();
     }
     CHANGE.set(Some(Change::default()));
     let done = work();
     let Change { mut found, pending } = CHANGE.take().unwrap_or_default();
     let made = done.and_then(|done| {
-        found.extend(pending.iter().filter_map(|one| FileUndo::look(&one.path)));
+        found.extend(pending.iter().filter_map(|one| FileUndo::record(&one.path)));
         pending.iter().try_for_each(Pending::make)?;
         Ok(done)
     });
@@ -136,31 +136,31 @@ fn with_change<T>(act: impl FnOnce(&mut Change) -> T) -> Option<T> {
 }
 
 /// What becomes of files now.
-pub(super) fn making() -> Making {
+pub(super) fn creation_policy() -> CreationPolicy {
     if with_change(|_| ()).is_some() {
-        return Making::Recorded;
+        return CreationPolicy::Recorded;
     }
     match MAKING.load(Ordering::Relaxed) {
-        0 => Making::Kept,
-        1 => Making::Recorded,
-        _ => Making::Refused,
+        0 => CreationPolicy::Permanent,
+        1 => CreationPolicy::Recorded,
+        _ => CreationPolicy::Rejected,
     }
 }
 
 /// Records a file before it is created or grown.
 pub(super) fn record(before: Option<FileUndo>) {
-    if making() == Making::Recorded
+    if creation_policy() == CreationPolicy::Recorded
         && let Some(before) = before
         && with_change(|change| change.found.push(before.clone())).is_none()
     {
-        found().push(before);
+        recorded().push(before);
     }
 }
 
 /// Where the file at `path` can be opened and looked at: there, or, as long as it has no name, by a link of
 /// this process.
 pub fn reach(path: &Path) -> PathBuf {
-    let link = (making() == Making::Recorded).then(|| unnamed_at(path)).flatten();
+    let link = (creation_policy() == CreationPolicy::Recorded).then(|| unnamed_at(path)).flatten();
     link.unwrap_or_else(|| path.into())
 }
 
@@ -176,7 +176,7 @@ pub(super) fn unnamed_at(path: &Path) -> Option<PathBuf> {
 /// A file without a name that will be at `path`, `len_bytes` long; none if it is to be made at once.
 pub(super) fn make_unnamed(path: &Path, len_bytes: u64) -> Option<OwnedFd> {
     // Through a link that leads nowhere a file is made elsewhere.
-    if making() != Making::Recorded || path.symlink_metadata().is_ok() {
+    if creation_policy() != CreationPolicy::Recorded || path.symlink_metadata().is_ok() {
         return None;
     }
     let path = whole(path)?;
@@ -187,7 +187,7 @@ pub(super) fn make_unnamed(path: &Path, len_bytes: u64) -> Option<OwnedFd> {
 
 /// Has an open file be grown by [`keep`]. False if that is to be done at once.
 pub(super) fn grow_later(file: &OwnedFd, path: &Path, len_bytes: u64) -> bool {
-    making() == Making::Recorded && pend(file, path.into(), len_bytes, false)
+    creation_policy() == CreationPolicy::Recorded && pend(file, path.into(), len_bytes, false)
 }
 
 fn pend(file: &OwnedFd, path: PathBuf, len_bytes: u64, is_new: bool) -> bool {
@@ -234,6 +234,6 @@ fn pending_files() -> MutexGuard<'static, Vec<Pending>> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn found() -> MutexGuard<'static, Vec<FileUndo>> {
+fn recorded() -> MutexGuard<'static, Vec<FileUndo>> {
     FOUND.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -38,7 +38,7 @@ pub enum FrequencyError {
         errno: Errno,
     },
     /// Another tenmil process controls this CPU.
-    Held {
+    ControlledElsewhere {
         /// The CPU.
         core: u32,
         /// Journal of that process.
@@ -99,7 +99,7 @@ impl fmt::Display for FrequencyError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Write { file, value, errno } => write!(out, "write {value} to {file}: {errno}"),
-            Self::Held { core, by } => {
+            Self::ControlledElsewhere { core, by } => {
                 write!(out, "set frequency of core {core}: held by {}", by.display())
             }
             Self::Journal { path, found } => {

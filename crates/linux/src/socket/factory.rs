@@ -10,7 +10,7 @@ use tenmil_dma::RegionTable;
 
 use super::epoll::EpollStream;
 use super::napi_groups::NapiGroups;
-use super::options::{OptionRefused, SocketOptions};
+use super::options::{OptionError, SocketOptions};
 use super::recv_buffer::RecvBufferPool;
 use super::restricted::RestrictedStream;
 use super::ring::{Ring, RingStream};
@@ -40,7 +40,7 @@ pub enum SocketEngine {
     #[default]
     Epoll,
     /// One `io_uring` for all sockets of the thread, or `epoll` where io_uring is denied.
-    Ring,
+    IoUring,
 }
 
 /// System call counters of one thread's streams.
@@ -67,9 +67,9 @@ pub struct SocketStats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamError {
     /// The kernel refused an option.
-    Option(OptionRefused),
+    Option(OptionError),
     /// The system lacks a resource, for instance a descriptor.
-    Machine {
+    Os {
         /// Text of the error.
         found: String,
     },
@@ -99,7 +99,7 @@ impl SocketFactory {
         let counts = Arc::<Counts>::default();
         let ring = match options.engine {
             SocketEngine::Epoll => None,
-            SocketEngine::Ring => Some(Ring::new(&options, Arc::clone(&counts))),
+            SocketEngine::IoUring => Some(Ring::new(&options, Arc::clone(&counts))),
         };
         let (ring, why_no_ring) = match ring.transpose() {
             Ok(ring) => (ring, None),
@@ -127,7 +127,7 @@ impl SocketFactory {
     }
 
     /// Reason why the requested ring is not used, if so.
-    pub fn why_no_ring(&self) -> Option<String> {
+    pub fn io_uring_error(&self) -> Option<String> {
         self.why_no_ring.map(|errno| errno.to_string())
     }
 
@@ -138,24 +138,24 @@ impl SocketFactory {
     /// If the kernel refuses an option, or no descriptor is left.
     pub fn stream(&self, socket: OwnedFd) -> Result<Box<dyn Stream>, StreamError> {
         self.options.apply(socket.as_fd()).map_err(StreamError::Option)?;
-        let machine = |error: io::Error| StreamError::Machine { found: error.to_string() };
+        let machine = |error: io::Error| StreamError::Os { found: error.to_string() };
         let regions = self.regions.clone();
         if let Some(ring) = &self.ring {
             let threshold = self.threshold.clone();
             let stream = RingStream::new(ring.clone(), socket, regions, threshold);
             let stream = stream.map_err(machine)?;
-            return Ok(self.curbed(Box::new(stream)));
+            return Ok(self.restricted(Box::new(stream)));
         }
         let busy = self.options.busy_poll;
         let member = busy.and_then(|busy| self.groups.join(socket.as_fd(), busy));
         let counts = Arc::clone(&self.counts);
         let (inboxes, threshold) = (self.inboxes.clone(), self.threshold.clone());
         let stream = EpollStream::new((socket, member), regions, inboxes, threshold, counts);
-        Ok(self.curbed(Box::new(stream.map_err(machine)?)))
+        Ok(self.restricted(Box::new(stream.map_err(machine)?)))
     }
 
-    fn curbed(&self, stream: Box<dyn Stream>) -> Box<dyn Stream> {
-        RestrictedStream::around(stream, self.options.gathers, self.options.says_more)
+    fn restricted(&self, stream: Box<dyn Stream>) -> Box<dyn Stream> {
+        RestrictedStream::wrap(stream, self.options.gathers, self.options.says_more)
     }
 
     /// Receive queues (NAPI identifiers) of its streams with `busy_poll`, with the number of
@@ -185,7 +185,7 @@ impl StreamError {
     pub fn category(&self) -> ErrorCategory {
         match self {
             Self::Option(refused) => refused.category(),
-            Self::Machine { .. } => ErrorCategory::Environment,
+            Self::Os { .. } => ErrorCategory::Environment,
         }
     }
 
@@ -193,7 +193,7 @@ impl StreamError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Option(refused) => refused.hint(),
-            Self::Machine { .. } => Some(
+            Self::Os { .. } => Some(
                 "each connection takes two descriptors: raise the limit with `ulimit -n`; \
                      `tenmil doctor` looks at all limits",
             ),
@@ -205,7 +205,7 @@ impl fmt::Display for StreamError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Option(refused) => refused.fmt(out),
-            Self::Machine { found } => write!(out, "make a stream of a socket: {found}"),
+            Self::Os { found } => write!(out, "make a stream of a socket: {found}"),
         }
     }
 }
