@@ -133,7 +133,7 @@ fn take_charge(
 fn refused(why: BalancerError) -> Error {
     match why {
         BalancerError::Options(error) => Error::usage(error.to_string()),
-        BalancerError::Refused(why) => Error::new(why.category(), why.to_string()),
+        BalancerError::Spawn(why) => Error::new(why.category(), why.to_string()),
     }
 }
 

@@ -299,7 +299,7 @@ fn async_shuttle(name: &str) {
         assert!(in_flight + 1 >= DEPTH, "{name}: {in_flight} in flight are no test");
         let home = homes[usize::try_from(index % 2).unwrap()];
         directory.move_thread(crowd.thread.id(), home).unwrap();
-        crowd.until(&|| crowd.thread.home() == home, "it comes home");
+        crowd.until(&|| crowd.thread.reactor() == home, "it comes home");
     }
     let directory = Arc::clone(directory);
     crowd.go_home();
@@ -402,7 +402,7 @@ fn moves_told(directory: &Registry) -> u64 {
     let (mut count, mut at) = (0, None);
     for noted in directory.events_since(0).noted {
         match noted.event {
-            Event::ThreadMoved { from, to, .. } => {
+            Event::ThreadMigrated { from, to, .. } => {
                 assert!(from != to && at.is_none_or(|at| at == from), "{from} to {to}, not {at:?}");
                 at = Some(to);
                 count += 1;

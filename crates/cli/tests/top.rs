@@ -44,7 +44,7 @@ impl World {
             reactors.spawn(ThreadBuilder::new(name).poller(beat)).unwrap();
         }
         let running = tenmil_reactor::RunningReactors {
-            directory: reactors.directory().clone(),
+            directory: reactors.registry().clone(),
             clock: *reactors.clock(),
         };
         let state = ServerState::new()

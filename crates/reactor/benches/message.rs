@@ -181,7 +181,7 @@ fn between_reactors(cores: &[u32; 2], clock: &Clock) -> (Span, Span) {
     let options = ReactorOptions { poll: PollMode::Always, ..ReactorOptions::default() };
     let cores: CpuList = cores.iter().copied().collect();
     let reactors = Reactors::start(&cores, &options, clock).expect("two reactors");
-    let places: Vec<_> = reactors.directory().reactors().collect();
+    let places: Vec<_> = reactors.registry().reactors().collect();
     let spawn = |name, place: usize, poller: PollerBuilder| {
         let plan = ThreadBuilder::new(name).on(places[place]).mailbox(4096).poller(poller);
         reactors.spawn(plan).expect("a light thread")

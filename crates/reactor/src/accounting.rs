@@ -69,10 +69,10 @@ pub(crate) struct TimeAccounting {
 }
 
 /// Duration of the timing of every poller after an unexplained slow iteration.
-const CLOSELY: Span = Span::from_secs(1);
+const CLOSE_TIMING: Span = Span::from_secs(1);
 /// Minimum interval of such periods: where the kernel preempts often, slow iterations are frequent
 /// and no poller causes them.
-const CLOSELY_EVERY: Span = Span::from_secs(10);
+const CLOSE_TIMING_INTERVAL: Span = Span::from_secs(10);
 
 impl TimeAccounting {
     pub(crate) fn new(record: Arc<ReactorCounters>, stopwatch: TimeSource, now: Instant) -> Self {
@@ -100,7 +100,7 @@ impl TimeAccounting {
 
     /// Starts an iteration.
     #[inline]
-    pub(crate) fn turn(&mut self, now: Instant) {
+    pub(crate) fn start_iteration(&mut self, now: Instant) {
         (self.mark, self.begun) = (now, 0);
         (self.longest, self.culprit) = (Span::default(), 0);
         (self.ticked, self.ticker) = (Span::default(), 0);
@@ -110,7 +110,7 @@ impl TimeAccounting {
     #[inline]
     pub(crate) fn begin(&mut self, number: u64) {
         if self.several && self.begun > 0 {
-            self.look_at_tick();
+            self.poll_tick();
         }
         self.record.running.set(number);
         self.begun += 1;
@@ -120,7 +120,7 @@ impl TimeAccounting {
     #[inline]
     pub(crate) fn finish(&mut self) {
         if self.several && self.begun > 1 {
-            self.look_at_tick();
+            self.poll_tick();
         }
     }
 
@@ -138,7 +138,7 @@ impl TimeAccounting {
 
     /// Checks whether a tick has passed during the last poll.
     #[inline]
-    fn look_at_tick(&mut self) {
+    fn poll_tick(&mut self) {
         let tick = self.stopwatch.tick();
         if tick != self.tick {
             self.ticks(tick, self.stopwatch.now());
@@ -177,21 +177,21 @@ impl TimeAccounting {
 
     /// Number of what took the most time in the last iteration, which lasted `took`. If that is
     /// unknown, everything is timed for a while, so that the next occurrence can be attributed.
-    pub(crate) fn culprit(&mut self, took: Span, now: Instant) -> u64 {
+    pub(crate) fn attribution(&mut self, took: Span, now: Instant) -> u64 {
         // A poll that has seen ticks for more than half of the iteration is the likely cause.
         if self.culprit == 0 && self.ticked.ns > took.ns / 2 {
             return self.ticker;
         }
         if self.culprit == 0 && now >= self.closely_again {
             self.closely = true;
-            self.closely_until = now.after(CLOSELY);
-            self.closely_again = now.after(CLOSELY_EVERY);
+            self.closely_until = now.after(CLOSE_TIMING);
+            self.closely_again = now.after(CLOSE_TIMING_INTERVAL);
         }
         self.culprit
     }
 
     /// Ends the timing of every poller after its period.
-    pub(crate) fn relax(&mut self, now: Instant) {
+    pub(crate) fn end_close_timing(&mut self, now: Instant) {
         if now >= self.closely_until {
             self.closely = false;
         }

@@ -47,10 +47,10 @@ struct Balancer {
 
 /// Handle to query and configure a balancer, from any thread.
 #[derive(Clone, Debug)]
-pub struct SchedulerHandle(Arc<Mutex<ScheduledReactors>>);
+pub struct SchedulerHandle(Arc<Mutex<SchedulerState>>);
 
 #[derive(Debug)]
-struct ScheduledReactors {
+struct SchedulerState {
     scheduler: Scheduler,
     plan: Plan,
     /// Frequency requests of the last period; empty without frequency control.
@@ -63,7 +63,7 @@ pub enum BalancerError {
     /// The options are inconsistent.
     Options(OptionsError),
     /// Its thread was rejected.
-    Refused(ReactorError),
+    Spawn(ReactorError),
 }
 
 /// Creates a balancer for reactors at these CPU locations, to be added to a light thread, and its
@@ -76,7 +76,7 @@ pub fn balancer(
     let cores: CpuList = places.iter().map(|place| place.core).collect();
     let period = options.period;
     let scheduler = Scheduler::new(options, cores)?;
-    let steering = SchedulerHandle(Arc::new(Mutex::new(ScheduledReactors {
+    let steering = SchedulerHandle(Arc::new(Mutex::new(SchedulerState {
         scheduler,
         plan: Plan::default(),
         speeds: Vec::new(),
@@ -107,7 +107,7 @@ pub fn start(
     let ground = LinuxPlatform::new(machine, cores, frequency, pool);
     let (balancer, steering) = balancer(options, places, ground).map_err(BalancerError::Options)?;
     let plan = ThreadBuilder::new("balancer").poller(balancer);
-    let handle = directory.spawn(plan).map_err(|refused| BalancerError::Refused(refused.why))?;
+    let handle = directory.spawn(plan).map_err(|refused| BalancerError::Spawn(refused.why))?;
     Ok((handle, steering))
 }
 
@@ -137,8 +137,8 @@ impl Balancer {
         for event in &plan.events {
             directory.record_event(now, Event::Schedule(event.clone()));
         }
-        steered.speeds = if self.ground.governs() { wishes.clone() } else { Vec::new() };
-        for error in self.ground.run_at(wishes) {
+        steered.speeds = if self.ground.controls_frequency() { wishes.clone() } else { Vec::new() };
+        for error in self.ground.request_frequencies(wishes) {
             directory.record_event(now, Event::Frequency(error));
         }
         steered.plan = plan;
@@ -149,7 +149,7 @@ impl Balancer {
     }
 
     fn snapshot(&mut self, last: &LoadSnapshot, loads: &LoadSnapshot) -> Snapshot {
-        let ours = self.ground.ours();
+        let ours = self.ground.available();
         let reactor = |reactor: &ReactorUsage| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
             let place = self.places.iter().find(|place| place.core == reactor.core);
@@ -201,12 +201,12 @@ impl Balancer {
 
 impl Poller for Balancer {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
-        let loads = context.directory().loads(context.now());
+        let loads = context.registry().loads(context.now());
         let Some(last) = self.last.take() else {
             self.last = Some(loads);
             return PollResult::Busy;
         };
-        let Some(period) = self.balance(&last, &loads, context.directory()) else {
+        let Some(period) = self.balance(&last, &loads, context.registry()) else {
             self.last = Some(last);
             return PollResult::Busy;
         };
@@ -237,11 +237,11 @@ impl SchedulerHandle {
     }
 
     /// Frequency requests of the last period; empty without frequency control.
-    pub fn speeds(&self) -> Vec<(u32, FrequencyRequest)> {
+    pub fn frequency_requests(&self) -> Vec<(u32, FrequencyRequest)> {
         self.lock().speeds.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, ScheduledReactors> {
+    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -250,7 +250,7 @@ impl fmt::Display for BalancerError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Options(error) => write!(out, "{error}"),
-            Self::Refused(why) => write!(out, "start the balancer: {why}"),
+            Self::Spawn(why) => write!(out, "start the balancer: {why}"),
         }
     }
 }
@@ -265,7 +265,7 @@ fn send(order: &Migration, loads: &LoadSnapshot, directory: &Registry) {
     let Ok(thread) = u32::try_from(order.thread).map(ThreadId) else { return };
     // Not by `Registry::move_thread`, which enforces the mask: where no core of the mask is left,
     // the scheduler must violate it.
-    let _ = directory.steer(thread, to.id);
+    let _ = directory.force_move(thread, to.id);
 }
 
 fn since(now: Span, before: Option<Span>) -> u64 {

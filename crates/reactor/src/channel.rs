@@ -212,20 +212,20 @@ impl<S: ChannelProvider> ForEachChannel<S> {
     }
 
     /// Sends itself to the next thread, or back to the origin.
-    pub(crate) fn go_on(mut self, context: &mut Context<'_>) {
+    pub(crate) fn send_to_next(mut self, context: &mut Context<'_>) {
         if let Some((to, message)) = self.0.take().map(ForEachState::next) {
             context.send_reliable(to, message);
         }
     }
 
     /// Runs on the visited thread.
-    fn arrive(mut self, context: &mut Context<'_>) {
+    fn run(mut self, context: &mut Context<'_>) {
         if let Some(round) = &mut self.0
             && let Some(channel) = context.desk.channels.find(&round.object)
         {
             (round.step)(channel);
         }
-        self.go_on(context);
+        self.send_to_next(context);
     }
 }
 
@@ -249,7 +249,7 @@ impl<S: ChannelProvider> ForEachState<S> {
         match self.to_go.pop() {
             Some(next) => {
                 let visit = ForEachChannel(Some(self));
-                (next, Message::Call(Box::new(move |context| visit.arrive(context))))
+                (next, Message::Call(Box::new(move |context| visit.run(context))))
             }
             None => (self.origin, Message::Call(self.done)),
         }

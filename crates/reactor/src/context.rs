@@ -64,7 +64,7 @@ impl Context<'_> {
     }
 
     /// Registry of reactors and threads.
-    pub fn directory(&self) -> &Registry {
+    pub fn registry(&self) -> &Registry {
         &self.local.directory
     }
 
@@ -151,7 +151,7 @@ impl Context<'_> {
         step: impl FnMut(&mut S::Channel) + Send + 'static,
         done: impl FnOnce(&mut Context<'_>) + Send + 'static,
     ) {
-        ForEachChannel::new(object, self, Box::new(step), Box::new(done)).go_on(self);
+        ForEachChannel::new(object, self, Box::new(step), Box::new(done)).send_to_next(self);
     }
 
     /// Sends a message, in a later iteration if the mailbox is full: for messages that must not be

@@ -10,7 +10,7 @@ use tenmil_linux::frequency::FrequencyError;
 
 use crate::registry::{ReactorId, ThreadId};
 use crate::spin::PollMode;
-use crate::thread::WARY_MAX;
+use crate::thread::EDGE_MAX;
 
 /// Event on a reactor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Event {
         reactor: ReactorId,
     },
     /// A thread migrated from another reactor.
-    ThreadMoved {
+    ThreadMigrated {
         /// The thread.
         thread: ThreadId,
         /// Its name.
@@ -237,7 +237,7 @@ impl Event {
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::ThreadStarted { .. } => "thread-started",
-            Self::ThreadMoved { .. } => "thread-migrated",
+            Self::ThreadMigrated { .. } => "thread-migrated",
             Self::MigrationTimeout { .. } => "migration-timeout",
             Self::ThreadEnded { .. } => "thread-ended",
             Self::PollerPanicked(_) => "poller-panicked",
@@ -262,7 +262,7 @@ impl fmt::Display for Event {
             Self::ThreadStarted { thread, name, reactor } => {
                 write!(out, "thread {thread} '{name}' started on reactor {reactor}")
             }
-            Self::ThreadMoved { thread, name, from, to } => {
+            Self::ThreadMigrated { thread, name, from, to } => {
                 write!(out, "thread {thread} '{name}' moved from reactor {from} to {to}")
             }
             Self::MigrationTimeout { thread, name, poller, after } => write!(
@@ -302,7 +302,7 @@ impl fmt::Display for Event {
                 out,
                 "poller '{poller}' of thread {thread}: descriptor {descriptor} ended {times} sleeps \
                  in a row and there was no work, expected it to be readable only while there is \
-                 some; it is heard when it changes, and every {WARY_MAX} at the least"
+                 some; it is heard when it changes, and every {EDGE_MAX} at the least"
             ),
             Self::PollModeChanged { reactor, mode } => {
                 write!(out, "reactor {reactor} polls in mode {mode}")

@@ -19,7 +19,7 @@ use tenmil_linux::frequency::FrequencyRequest;
 use crate::schedule::{Options, Plan, ReactorLoad, Snapshot};
 
 /// Below this load, in parts per thousand, a reactor sleeps nearly all the time.
-const SLEEPS_BELOW: u64 = 10;
+const IDLE_PERMILLE: u64 = 10;
 
 /// Frequency request per core after a period, from its loads and the plan.
 pub fn decide(options: &Options, snapshot: &Snapshot, plan: &Plan) -> Vec<(u32, FrequencyRequest)> {
@@ -58,7 +58,7 @@ impl CoreLoad {
     fn speed(&self, arrives: bool) -> FrequencyRequest {
         if arrives || self.permille >= self.load_limit {
             FrequencyRequest::Highest
-        } else if self.permille < SLEEPS_BELOW {
+        } else if self.permille < IDLE_PERMILLE {
             FrequencyRequest::Lowest
         } else {
             FrequencyRequest::Keep

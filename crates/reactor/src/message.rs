@@ -45,7 +45,7 @@ impl ThreadHandle {
     #[inline]
     pub fn send(&self, message: Message) -> Result<(), Message> {
         self.0.mail.send(message)?;
-        self.0.ring();
+        self.0.notify();
         Ok(())
     }
 
@@ -55,7 +55,7 @@ impl ThreadHandle {
     pub fn send_many(&self, messages: &mut Vec<Message>) -> usize {
         let count = self.0.mail.send_many(messages);
         if count > 0 {
-            self.0.ring();
+            self.0.notify();
         }
         count
     }
@@ -71,8 +71,8 @@ impl ThreadHandle {
     /// Wakes the thread's reactor if it sleeps. Call after a store that a poller of the thread sees
     /// when it is polled or [armed](crate::Poller::arm).
     #[inline]
-    pub fn ring(&self) {
-        self.0.ring();
+    pub fn notify(&self) {
+        self.0.notify();
     }
 
     /// Whether the thread has ended. Messages that it had not run are dropped.
@@ -91,7 +91,7 @@ impl ThreadHandle {
     }
 
     /// Reactor of the thread at the time of the call; it may migrate later.
-    pub fn home(&self) -> ReactorId {
+    pub fn reactor(&self) -> ReactorId {
         self.0.home()
     }
 }

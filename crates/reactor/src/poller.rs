@@ -61,7 +61,7 @@ pub trait Poller: Send {
     /// Time at which it must be polled even if nothing happens. Required of pollers woken by
     /// [`PollerWake::Deadline`]: with the default implementation they are rejected.
     fn wake_at(&self) -> Instant {
-        UNSAID
+        NOT_IMPLEMENTED
     }
 
     /// Whether it has work of its own, so that the reactor must not sleep. Required of pollers
@@ -102,7 +102,7 @@ impl<F: FnMut(&mut Context<'_>) -> PollResult + Send> Poller for F {
 }
 
 /// Default of `wake_at`, which marks it as not implemented: no deadline, and distinct from `NEVER`.
-const UNSAID: Instant = Instant { ns: Instant::NEVER.ns - 1 };
+const NOT_IMPLEMENTED: Instant = Instant { ns: Instant::NEVER.ns - 1 };
 
 /// Reason why a thread leaves its OS thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl PollResult {
 
     /// Whether it is [`PollResult::Busy`].
     #[inline]
-    pub const fn is_work(self) -> bool {
+    pub const fn is_busy(self) -> bool {
         matches!(self, Self::Busy)
     }
 }
@@ -169,7 +169,7 @@ pub enum WakeKind {
     /// None needed, for this reason.
     OnlyWhileBusy(&'static str),
     /// None: the reactor never sleeps.
-    Nothing,
+    Never,
 }
 
 impl PollerWake {
@@ -191,7 +191,7 @@ impl PollerWake {
             Self::Deadline => WakeKind::Deadline,
             Self::Messages => WakeKind::Messages,
             Self::OnlyWhileBusy(reason) => WakeKind::OnlyWhileBusy(reason),
-            Self::Never => WakeKind::Nothing,
+            Self::Never => WakeKind::Never,
         }
     }
 }
@@ -303,7 +303,7 @@ impl PollerBuilder {
             PollerWake::Never if mode != PollMode::Always => {
                 return Err(ReactorError::NoWakeSource { poller: name.clone(), mode });
             }
-            PollerWake::Deadline if every.is_none() && poller.wake_at() == UNSAID => "wake_at",
+            PollerWake::Deadline if every.is_none() && poller.wake_at() == NOT_IMPLEMENTED => "wake_at",
             PollerWake::OnlyWhileBusy(_) if poller.is_busy().is_none() => "is_busy",
             _ => return Ok(()),
         };
@@ -317,7 +317,7 @@ impl PollerBuilder {
 
 /// Time at which a poller must be polled even if nothing happens.
 pub(crate) fn wake_at(poller: &dyn Poller) -> Instant {
-    Some(poller.wake_at()).filter(|at| *at != UNSAID).unwrap_or(Instant::NEVER)
+    Some(poller.wake_at()).filter(|at| *at != NOT_IMPLEMENTED).unwrap_or(Instant::NEVER)
 }
 
 /// Number of a poller within its thread. Not reused soon after the poller is gone.
@@ -355,7 +355,7 @@ impl fmt::Display for WakeKind {
             Self::Deadline => out.write_str("deadline"),
             Self::Messages => out.write_str("messages"),
             Self::OnlyWhileBusy(reason) => write!(out, "only while busy: {reason}"),
-            Self::Nothing => out.write_str("nothing"),
+            Self::Never => out.write_str("nothing"),
         }
     }
 }

@@ -118,7 +118,7 @@ const PUBLISH: Span = Span::from_ms(1);
 /// by less than a tenth of a microsecond.
 const IDLE_POLLS_PER_CLOCK_READ: u32 = 4;
 /// Maximum number of commands per iteration.
-const ORDERS: usize = 8;
+const COMMANDS_PER_ITERATION: usize = 8;
 
 impl Default for ReactorOptions {
     fn default() -> Self {
@@ -218,7 +218,7 @@ impl Reactor {
 
     /// Whether commands are pending.
     #[cfg(test)]
-    pub(crate) fn has_orders(&self) -> bool {
+    pub(crate) fn has_commands(&self) -> bool {
         !self.inbox.is_empty()
     }
 
@@ -235,11 +235,11 @@ impl Reactor {
                 self.charge(now, took);
             }
             if took > self.notable {
-                self.note_long(now, took);
+                self.record_slow_iteration(now, took);
             }
         }
         self.turns += 1;
-        self.local.watch.turn(now);
+        self.local.watch.start_iteration(now);
         self.local.record.turns.set(self.turns);
         self.local.record.turn_began.set(now.ns);
     }
@@ -255,7 +255,7 @@ impl Reactor {
 
     /// Records an iteration that was the longest so far, or longer than permitted.
     #[cold]
-    fn note_long(&mut self, now: Instant, took: Span) {
+    fn record_slow_iteration(&mut self, now: Instant, took: Span) {
         let record = Arc::clone(&self.local.record);
         let longest = took.ns > record.longest_turn_ns.get();
         if longest {
@@ -267,7 +267,7 @@ impl Reactor {
         }
         record.turns_too_long.add(1);
         self.local.watch.account(now);
-        let number = self.local.watch.culprit(took, now);
+        let number = self.local.watch.attribution(took, now);
         let culprit = self.name_of(number);
         if longest {
             let mut kept = record.longest_culprit.lock().unwrap_or_else(PoisonError::into_inner);
@@ -291,10 +291,10 @@ impl Reactor {
 
     /// Body of an iteration. Returns whether it found work.
     #[inline]
-    fn work(&mut self, now: Instant) -> bool {
+    fn run_threads(&mut self, now: Instant) -> bool {
         let mut found = false;
         if !self.inbox.is_empty() {
-            self.obey(now);
+            self.run_commands(now);
             found = true;
         }
         if self.local.attention {
@@ -315,15 +315,15 @@ impl Reactor {
             }
         }
         if due {
-            self.keep_house(now);
+            self.run_housekeeping(now);
         }
         found
     }
 
-    fn obey(&mut self, now: Instant) {
-        for _ in 0..ORDERS {
+    fn run_commands(&mut self, now: Instant) {
+        for _ in 0..COMMANDS_PER_ITERATION {
             match self.inbox.receive() {
-                Some(ReactorCommand::AddThread(thread)) => self.adopt(*thread, now),
+                Some(ReactorCommand::AddThread(thread)) => self.add_thread(*thread, now),
                 Some(ReactorCommand::RecheckThread(thread)) => self.recheck_thread(thread, now),
                 Some(ReactorCommand::SetPoll(mode)) => self.set_poll(mode, now),
                 Some(ReactorCommand::Stop) => self.stop(now),
@@ -347,18 +347,18 @@ impl Reactor {
     }
 
     /// Publishes statistics, at a limited rate, and determines the next due time.
-    fn keep_house(&mut self, now: Instant) {
+    fn run_housekeeping(&mut self, now: Instant) {
         if now >= self.publish_at {
             self.publish_at = now.after(PUBLISH);
             self.publish(now);
-            self.local.watch.relax(now);
+            self.local.watch.end_close_timing(now);
             if self.wants_descriptor_poll(now) {
                 (self.looks_out, self.has_aside) = (true, true);
             }
         }
         let timer = self.threads.iter().map(LightThread::next_timer).min();
         let due = timer.map_or(self.publish_at, |timer| timer.min(self.publish_at));
-        self.local.due = due.min(self.dormitory.next_alarm());
+        self.local.due = due.min(self.dormitory.next_deadline());
     }
 
     fn publish(&mut self, now: Instant) {
@@ -379,14 +379,14 @@ impl Reactor {
         match catch_unwind(AssertUnwindSafe(|| body(self))) {
             Ok(value) => Some(value),
             Err(panic) => {
-                self.survive(&*panic, now);
+                self.handle_panic(&*panic, now);
                 None
             }
         }
     }
 
     #[cold]
-    fn survive(&mut self, panic: &(dyn Any + Send), now: Instant) {
+    fn handle_panic(&mut self, panic: &(dyn Any + Send), now: Instant) {
         let number = self.local.watch.running();
         let panic = panic_text(panic);
         for thread in &mut self.threads {
@@ -409,12 +409,12 @@ impl Reactor {
     /// Next step after an iteration that found work.
     #[inline]
     fn next(&mut self) -> NextStep {
-        if self.has_aside { self.step_aside() } else { NextStep::Again }
+        if self.has_aside { self.handle_deferred() } else { NextStep::Again }
     }
 
     /// Handles a stop, or polls the descriptors of parked threads.
     #[cold]
-    fn step_aside(&mut self) -> NextStep {
+    fn handle_deferred(&mut self) -> NextStep {
         // Exit only when no thread, departing thread or undelivered message is left.
         let nobody_waits = || self.parting.is_empty() && self.strays.is_empty();
         let nobody_lives = || self.threads.is_empty() && self.dormitory.is_empty();
@@ -437,7 +437,7 @@ impl EventLoop for Reactor {
     fn iterate(&mut self, now: Instant) -> NextStep {
         self.account(now);
         // An iteration in which something panicked counts as busy.
-        self.busy = self.guarded(now, |reactor| reactor.work(now)).unwrap_or(true);
+        self.busy = self.guarded(now, |reactor| reactor.run_threads(now)).unwrap_or(true);
         self.local.watch.finish();
         if self.busy {
             self.spell.record_work(now);

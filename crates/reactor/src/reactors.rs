@@ -70,7 +70,7 @@ impl Reactors {
     }
 
     /// Registry of the reactors and threads.
-    pub fn directory(&self) -> &Arc<Registry> {
+    pub fn registry(&self) -> &Arc<Registry> {
         &self.directory
     }
 
@@ -108,14 +108,14 @@ impl Reactors {
 
     fn order_stop(&self) {
         for (reactor, thread) in self.directory.reactors().zip(&self.threads) {
-            while self.is_deaf(reactor) && !thread.is_finished() {
+            while self.is_inbox_full(reactor) && !thread.is_finished() {
                 tenmil_linux::thread::yield_now();
             }
         }
     }
 
     /// Whether the reactor's inbox has no room for the stop command.
-    fn is_deaf(&self, reactor: ReactorId) -> bool {
+    fn is_inbox_full(&self, reactor: ReactorId) -> bool {
         matches!(self.directory.stop(reactor), Err(ReactorError::InboxFull(_)))
     }
 }
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn who_may_linger_is_heard_later_than_the_first_of_the_kind_and_at_once_when_he_may_not() {
         let reactors = start(PollMode::Adaptive);
-        let home = reactors.directory().reactors().next().unwrap();
+        let home = reactors.registry().reactors().next().unwrap();
         let lingers = Arc::new(AtomicBool::new(true));
         let bathers = [0, 1].map(|_| {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -273,9 +273,9 @@ mod tests {
             .poller(PollerBuilder::active("beat", PollerWake::Messages, Beat(0)))
             .poller(PollerBuilder::timed("tick", Span::from_ms(1), Beat(0)));
         let thread = reactors.spawn(plan).unwrap();
-        let homes: Vec<_> = reactors.directory().reactors().collect();
+        let homes: Vec<_> = reactors.registry().reactors().collect();
         for home in homes.iter().cycle().take(50) {
-            reactors.directory().move_thread(thread.id(), *home).unwrap();
+            reactors.registry().move_thread(thread.id(), *home).unwrap();
             let end = reactors.clock().now().after(Span::from_secs(20));
             while ask(&thread, |context| context.reactor()) != *home {
                 assert!(reactors.clock().now() < end, "it never comes to {home}");
@@ -299,7 +299,7 @@ mod tests {
         let panicked = told.recv_timeout(PATIENCE).unwrap();
         assert_eq!(panicked.to_string(), "poller 'doomed' of thread 0 panicked: on purpose");
         assert_eq!(ask(&thread, |context| context.name().to_owned()), "doomed");
-        let kinds: Vec<_> = reactors.directory().events_since(0).noted;
+        let kinds: Vec<_> = reactors.registry().events_since(0).noted;
         assert!(kinds.iter().any(|noted| noted.event.kind() == "poller-panicked"), "{kinds:?}");
     }
 

@@ -142,13 +142,13 @@ impl Registry {
                 cores: CpuList::from_iter([core]),
             });
         }
-        self.want(&record, to)
+        self.request_move(&record, to)
     }
 
     /// Migrates a thread regardless of its mask.
-    pub(crate) fn steer(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
+    pub(crate) fn force_move(&self, thread: ThreadId, to: ReactorId) -> Result<(), ReactorError> {
         let _alone = self.steering();
-        self.want(&*self.record_of(thread)?, to)
+        self.request_move(&*self.record_of(thread)?, to)
     }
 
     /// Changes the cores on which a thread may run; `None` permits all.
@@ -165,12 +165,12 @@ impl Registry {
         let _alone = self.steering();
         let record = self.record_of(thread)?;
         let place = |reactor| self.place(&record.name, mask.as_ref(), reactor);
-        let wanted = record.wanted();
+        let wanted = record.requested_reactor();
         // In order of preference: the requested reactor, the current one, any permitted one.
         let stays = place(Some(wanted)).or_else(|_| place(Some(record.home())));
         let home = stays.or_else(|_| place(None))?;
         if home != wanted {
-            self.want(&record, home)?;
+            self.request_move(&record, home)?;
         }
         *record.mask() = mask;
         Ok(home)
@@ -180,13 +180,13 @@ impl Registry {
     pub fn end_thread(&self, thread: ThreadId) -> Result<(), ReactorError> {
         let _alone = self.steering();
         let record = self.record_of(thread)?;
-        let before = record.want_end(true);
+        let before = record.request_end(true);
         // If its reactor cannot be notified, the previous request is restored.
-        self.tell(&record).inspect_err(|_| _ = record.want_end(before))
+        self.notify_reactor(&record).inspect_err(|_| _ = record.request_end(before))
     }
 
     /// Requests that a thread runs on a reactor, and notifies it.
-    fn want(&self, record: &ThreadCounters, to: ReactorId) -> Result<(), ReactorError> {
+    fn request_move(&self, record: &ThreadCounters, to: ReactorId) -> Result<(), ReactorError> {
         let pollers = record.pollers();
         let tied = pollers.iter().find_map(|poller| Some((poller, poller.tied?)));
         if let Some((poller, reason)) = tied.filter(|_| to != record.home()) {
@@ -196,11 +196,11 @@ impl Registry {
         drop(pollers);
         let before = record.request_move(to);
         // If its reactor cannot be notified, the previous request is restored.
-        self.tell(record).inspect_err(|_| _ = record.request_move(before))
+        self.notify_reactor(record).inspect_err(|_| _ = record.request_move(before))
     }
 
     /// Makes a thread process its pending request.
-    fn tell(&self, record: &ThreadCounters) -> Result<(), ReactorError> {
+    fn notify_reactor(&self, record: &ThreadCounters) -> Result<(), ReactorError> {
         match self.send_command(record.notify_target(), ReactorCommand::RecheckThread(record.id)) {
             // It was migrating there; it processes the request when it has come back.
             Ok(()) | Err((ReactorError::Stopped(_), _)) => Ok(()),
@@ -215,7 +215,7 @@ impl Registry {
     /// Changes the poll mode of a reactor. Rejected if it would sleep with a poller that nothing
     /// wakes.
     pub fn set_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
-        self.may_poll(reactor, mode)?;
+        self.check_poll_mode(reactor, mode)?;
         self.send_command(reactor, ReactorCommand::SetPoll(mode)).map_err(|(why, _)| why)
     }
 
@@ -226,7 +226,7 @@ impl Registry {
         &self,
         mode: PollMode,
     ) -> Result<Vec<(ReactorId, ReactorError)>, ReactorError> {
-        self.reactors().try_for_each(|reactor| self.may_poll(reactor, mode))?;
+        self.reactors().try_for_each(|reactor| self.check_poll_mode(reactor, mode))?;
         let tell = |reactor| match self.send_command(reactor, ReactorCommand::SetPoll(mode)) {
             Ok(()) => None,
             Err((why, _)) => Some((reactor, why)),
@@ -234,7 +234,7 @@ impl Registry {
         Ok(self.reactors().filter_map(tell).collect())
     }
 
-    fn may_poll(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
+    fn check_poll_mode(&self, reactor: ReactorId, mode: PollMode) -> Result<(), ReactorError> {
         self.reactor(reactor)?;
         if mode != PollMode::Always
             && let Some(poller) = self.sleepless_poller(reactor)
@@ -291,7 +291,7 @@ impl Registry {
     }
 
     /// Number of iterations that a reactor has started.
-    pub(crate) fn turns_of(&self, reactor: ReactorId) -> u64 {
+    pub(crate) fn iterations_of(&self, reactor: ReactorId) -> u64 {
         self.reactors.get(reactor.index()).map_or(0, |entry| entry.record.turns.get())
     }
 
@@ -318,14 +318,14 @@ impl Registry {
 
     /// Leaves an undelivered message to the next reactor that retries such messages.
     pub(crate) fn requeue_message(&self, to: ThreadHandle, message: Message) {
-        self.strays().push((to, message));
+        self.undelivered().push((to, message));
     }
 
     pub(crate) fn take_strays(&self) -> Vec<(ThreadHandle, Message)> {
-        std::mem::take(&mut *self.strays())
+        std::mem::take(&mut *self.undelivered())
     }
 
-    fn strays(&self) -> MutexGuard<'_, Vec<(ThreadHandle, Message)>> {
+    fn undelivered(&self) -> MutexGuard<'_, Vec<(ThreadHandle, Message)>> {
         self.strays.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -386,7 +386,7 @@ impl Registry {
         let here = self.living().into_iter().filter(|thread| thread.home() == reactor);
         let sleepless = |thread: Arc<ThreadCounters>| {
             let pollers = thread.pollers();
-            let poller = pollers.iter().find(|poller| poller.wake == WakeKind::Nothing)?;
+            let poller = pollers.iter().find(|poller| poller.wake == WakeKind::Never)?;
             Some(poller.name.clone())
         };
         here.into_iter().find_map(sleepless)

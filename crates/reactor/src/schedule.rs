@@ -78,7 +78,7 @@ impl Scheduler {
     pub fn plan(&mut self, now: Instant, snapshot: &Snapshot) -> Plan {
         let mut events = Vec::new();
         let period = SchedulingPeriod { now, snapshot, options: &self.options };
-        let mut board = self.memory.board(&period, &mut events);
+        let mut board = self.memory.placement(&period, &mut events);
         board.enforce_affinity();
         let gathers = self.options.policy == Policy::Dynamic && !board.rooms.is_empty();
         if gathers {

@@ -188,7 +188,7 @@ impl Simulation {
             }
         }
         let forgets = |member: &SimReactor| {
-            member.stage != SimReactorState::Ended && member.reactor.has_orders()
+            member.stage != SimReactorState::Ended && member.reactor.has_commands()
         };
         assert!(!self.members.iter().any(forgets), "an order slept on: {:?}", self.stages());
         self.earliest().unwrap_or_else(|| panic!("somebody never sleeps: {:?}", self.stages()))

@@ -36,11 +36,11 @@ pub const SPIN_MIN: Span = Span::from_us(50);
 /// Longest spin.
 pub const SPIN_MAX: Span = Span::from_ms(1);
 /// Work that follows other work within this time belongs to it: no sleep fits in between.
-const AT_ONCE: Span = Span::from_us(2);
+const SAME_WORK: Span = Span::from_us(2);
 /// Value of meeting work awake: the cost of a sleep and the added latency.
-const WORTH: i64 = 8 * SPIN_MIN.ns.cast_signed();
+const WORK_VALUE: i64 = 8 * SPIN_MIN.ns.cast_signed();
 /// Bounds of the account: ten met pieces of work repay any debt. It starts at the upper bound.
-const ACCOUNT_MAX: i64 = 10 * WORTH;
+const ACCOUNT_MAX: i64 = 10 * WORK_VALUE;
 /// A pause shorter than this is spent spinning: the kernel's wake-up is not more precise.
 pub const PAUSE_MIN: Span = Span::from_us(20);
 /// Maximum pause, since descriptors do not end it.
@@ -108,7 +108,7 @@ impl AdaptiveSpin {
     pub fn record_work(&mut self, now: Instant) {
         let gap = now.since(self.last_work);
         self.last_work = now;
-        self.settle(gap);
+        self.update_account(gap);
         // The longest gap decays slowly, and is halved by each gap beyond SPIN_MAX.
         self.gap.ns = if gap > SPIN_MAX {
             self.gap.ns / 2
@@ -148,30 +148,30 @@ impl AdaptiveSpin {
     }
 
     /// Whether a pause is to be considered before a sleep.
-    pub fn wants_rest(&self) -> bool {
+    pub fn wants_pause(&self) -> bool {
         self.mode == PollMode::Hybrid && !self.rested
     }
 
     /// Updates the account for work after this gap: whether a spin would have met it.
     #[inline]
-    fn settle(&mut self, gap: Span) {
-        if gap <= AT_ONCE {
+    fn update_account(&mut self, gap: Span) {
+        if gap <= SAME_WORK {
             return;
         }
-        let spell = self.full();
-        let worth = if gap <= spell { WORTH } else { -spell.ns.cast_signed() };
+        let spell = self.useful_length();
+        let worth = if gap <= spell { WORK_VALUE } else { -spell.ns.cast_signed() };
         self.account_ns = (self.account_ns + worth).clamp(-ACCOUNT_MAX, ACCOUNT_MAX);
     }
 
     /// Length of a spin that is expected to pay off.
     #[inline]
-    fn full(&self) -> Span {
+    fn useful_length(&self) -> Span {
         Span { ns: (2 * self.gap.ns).clamp(SPIN_MIN.ns, SPIN_MAX.ns) }
     }
 
     #[inline]
     fn length(&self) -> Span {
-        if self.account_ns < 0 { Span::default() } else { self.full().min(self.longest) }
+        if self.account_ns < 0 { Span::default() } else { self.useful_length().min(self.longest) }
     }
 }
 
@@ -314,12 +314,12 @@ mod tests {
         let now = Instant { ns: 1_000_000 };
         let mut spell = AdaptiveSpin::new(PollMode::Hybrid, Instant::default());
         spell.record_work(now);
-        assert!(spell.is_expired(now) && spell.wants_rest());
+        assert!(spell.is_expired(now) && spell.wants_pause());
         let rest = spell.hybrid_pause(now.after(Span::from_us(10)), Some(Span::from_us(80)));
         assert_eq!(rest, Some(Span::from_us(50)));
-        assert!(!spell.wants_rest());
+        assert!(!spell.wants_pause());
         spell.record_work(now);
-        assert!(spell.wants_rest());
+        assert!(spell.wants_pause());
         assert_eq!(
             spell.hybrid_pause(now, Some(Span::from_us(8))),
             None,

@@ -51,12 +51,12 @@ pub struct SpawnTaskError<F> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpawnTaskErrorKind {
     /// The task table is full.
-    Room {
+    TableFull {
         /// Maximum number of tasks.
         tasks_max: u32,
     },
     /// The thread has ended, or cannot hold another poller.
-    Thread,
+    ThreadGone,
 }
 
 impl ExecutorHandle {
@@ -81,7 +81,7 @@ impl ExecutorHandle {
             return Err(SpawnTaskError { why, future });
         }
         let (promise, handle) = join::pair();
-        self.0.admit(Box::pin(join::run(future, promise)));
+        self.0.submit(Box::pin(join::run(future, promise)));
         Ok(handle)
     }
 
@@ -117,10 +117,10 @@ impl<F> fmt::Debug for SpawnTaskError<F> {
 impl<F> fmt::Display for SpawnTaskError<F> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.why {
-            SpawnTaskErrorKind::Room { tasks_max } => {
+            SpawnTaskErrorKind::TableFull { tasks_max } => {
                 write!(out, "spawn a task: there are {tasks_max}, which is all there is room for")
             }
-            SpawnTaskErrorKind::Thread => {
+            SpawnTaskErrorKind::ThreadGone => {
                 out.write_str("spawn a task: the executor's thread is gone")
             }
         }

@@ -26,7 +26,7 @@ use migration::DetachRequest;
 pub(crate) use slots::PollerIds;
 use slots::{Slot, Slots};
 use spurious::SpuriousWakeFilter;
-pub(crate) use spurious::WARY_MAX;
+pub(crate) use spurious::EDGE_MAX;
 
 /// Light thread. Its owner may run it: it is on one reactor, or on its way to one.
 pub(crate) struct LightThread {
@@ -203,7 +203,7 @@ impl LightThread {
                     self.set_period(id, period, now, local)
                 }
                 Some(PollerCommand::Run(call)) => self.run(Message::Call(call), now, local),
-                Some(PollerCommand::Send(to, message)) => self.send_again(to, message),
+                Some(PollerCommand::Send(to, message)) => self.retry_send(to, message),
                 Some(PollerCommand::Flush) => flush = true,
                 Some(PollerCommand::End) => self.leave(None, now, local),
                 None => break,
@@ -250,7 +250,7 @@ impl LightThread {
         self.slots.rebuild_lists(self.desk.record.id, now, local);
     }
 
-    fn send_again(&mut self, to: ThreadHandle, message: Message) {
+    fn retry_send(&mut self, to: ThreadHandle, message: Message) {
         if let Err(message) = to.send(message)
             && !to.is_gone()
         {
@@ -259,18 +259,18 @@ impl LightThread {
     }
 
     /// Whether a message or deferred work is pending.
-    pub(crate) fn is_wanted(&self) -> bool {
+    pub(crate) fn has_pending(&self) -> bool {
         !self.desk.mail.is_empty() || !self.desk.changes.is_empty()
     }
 
     /// Arms every poller before a sleep. True if one of them, or a message, has work.
     pub(crate) fn arm(&mut self, local: &mut ReactorLocal) -> bool {
-        if self.is_wanted() {
+        if self.has_pending() {
             return true;
         }
         self.slots.any_active(|slot| {
             local.watch.begin(slot.number);
-            slot.poller.arm().is_work() || slot.is_busy()
+            slot.poller.arm().is_busy() || slot.is_busy()
         })
     }
 
@@ -286,8 +286,8 @@ impl LightThread {
     /// Whether only a notification, a descriptor and the clock bring it work: all of its pollers
     /// permit parking, and it is not migrating. A thread without active pollers costs nothing
     /// anyway.
-    pub(crate) fn may_doze(&self, local: &mut ReactorLocal) -> bool {
-        let is_settled = !self.is_travelling() && !self.is_wanted() && !self.is_sleepless();
+    pub(crate) fn may_park(&self, local: &mut ReactorLocal) -> bool {
+        let is_settled = !self.is_migrating() && !self.has_pending() && !self.keeps_awake();
         let mut active = self.slots.active().peekable();
         is_settled
             && active.peek().is_some()
@@ -313,11 +313,11 @@ impl LightThread {
 
     /// Time at which it must be polled even if nothing happens.
     pub(crate) fn wake_at(&mut self, now: Instant, local: &mut ReactorLocal) -> Instant {
-        self.reconcile(now, local);
+        self.restore_level_triggered(now, local);
         let mut earliest = self.slots.timers.next();
         for slot in self.slots.active() {
             local.watch.begin(slot.number);
-            earliest = earliest.min(wake_at(&*slot.poller)).min(slot.trust.wary_until());
+            earliest = earliest.min(wake_at(&*slot.poller)).min(slot.trust.edge_until());
         }
         earliest
     }
@@ -343,7 +343,7 @@ impl LightThread {
     }
 
     /// Whether one of its pollers keeps the reactor from sleeping.
-    pub(crate) fn is_sleepless(&self) -> bool {
+    pub(crate) fn keeps_awake(&self) -> bool {
         self.slots.sleepless > 0
     }
 
@@ -357,7 +357,7 @@ impl LightThread {
         while let Some(unused) = self.desk.channels.take_idle() {
             self.close_channel(unused, now, local);
         }
-        if self.slots.has_unlisted() {
+        if self.slots.has_unwaitable() {
             // A descriptor that the kernel refused earlier is tried again.
             self.slots.rebuild_lists(self.desk.record.id, now, local);
         }

@@ -29,7 +29,7 @@ impl Watchdog {
     /// longer than [`STALL_THRESHOLD`] is reported, once per iteration.
     pub fn check(&mut self, now: Instant, directory: &Registry) {
         for (index, reactor) in directory.reactors().enumerate() {
-            let turn = directory.turns_of(reactor);
+            let turn = directory.iterations_of(reactor);
             let found = LastProgress { turn, since: now, is_told: false };
             let Some(seen) = self.seen.get_mut(index) else {
                 self.seen.push(found);

@@ -111,7 +111,7 @@ fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House
         doors: vec![StreamListener::open(&Address::Path(socket.into())).unwrap()],
         served: Arc::clone(&served),
         regions: regions.clone(),
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
         clock,
         connections_max: 8,
         per_address_max: 8,

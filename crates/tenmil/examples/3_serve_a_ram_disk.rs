@@ -50,7 +50,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         regions,
         sockets: SocketOptions::default(),
         placement: PlacementPolicy::default(),
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
         clock,
     })?;
 

@@ -161,13 +161,13 @@ impl DeviceSet {
         let note = |text| progress.note(text);
         let (rules, has_governor) = (&options.scheduler, options.governor);
         let balance =
-            BalancerGuard::start(rules, has_governor, reactors.directory(), &cores, &note)?;
+            BalancerGuard::start(rules, has_governor, reactors.registry(), &cores, &note)?;
         progress.show_steering(balance.steering().clone());
-        let directory = Arc::clone(reactors.directory());
+        let directory = Arc::clone(reactors.registry());
         progress.show_reactors(tenmil_reactor::RunningReactors { directory, clock: *self.clock() });
         progress.set_phase(Phase::WarmUp);
         for ((index, worker), reactor) in
-            workers.into_iter().enumerate().zip(reactors.directory().reactors())
+            workers.into_iter().enumerate().zip(reactors.registry().reactors())
         {
             let plan = ThreadBuilder::new(&format!("submit-{index}")).on(reactor).poller(worker);
             reactors.spawn(plan).map_err(|error| Error::environment(error.to_string()))?;

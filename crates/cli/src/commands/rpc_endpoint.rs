@@ -71,7 +71,7 @@ pub(super) fn state_of(balanced: &BalancedReactors) -> ServerState {
 /// These reactors as an RPC object.
 pub(super) fn of(reactors: &tenmil_reactor::Reactors) -> tenmil_reactor::RunningReactors {
     tenmil_reactor::RunningReactors {
-        directory: Arc::clone(reactors.directory()),
+        directory: Arc::clone(reactors.registry()),
         clock: *reactors.clock(),
     }
 }

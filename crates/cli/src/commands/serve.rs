@@ -376,7 +376,7 @@ fn run_nbd(
         doors,
         served: Arc::clone(&served),
         regions: regions.clone(),
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
         clock,
         connections_max: connections_max as usize,
         per_address_max: arguments.connections_per_address.map_or_else(
@@ -473,7 +473,7 @@ fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<BalancedR
     let reactors = Reactors::start(&cores, &options, clock)
         .map_err(|why| Error::new(why.category(), why.to_string()))?;
     let tell = |text: String| tracing::info!("{text}");
-    let balance = BalancerGuard::start(scheduler, *governor, reactors.directory(), &cores, &tell)?;
+    let balance = BalancerGuard::start(scheduler, *governor, reactors.registry(), &cores, &tell)?;
     Ok(BalancedReactors { reactors, balance })
 }
 

@@ -14,13 +14,13 @@ use tenmil_linux::topology::AvailableCpus;
 /// the kernel (6.2 and later) restores the affinity by itself.
 pub trait CpuPlatform: Send {
     /// Available CPUs and quota, as last known.
-    fn ours(&mut self) -> AvailableCpus;
+    fn available(&mut self) -> AvailableCpus;
 
     /// Whether it controls frequencies.
-    fn governs(&self) -> bool;
+    fn controls_frequency(&self) -> bool;
 
     /// Accepts frequency requests, and returns the errors of earlier ones.
-    fn run_at(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError>;
+    fn request_frequencies(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError>;
 }
 
 /// Kernel files, read and written by a [`ThreadPool`] thread once
@@ -60,15 +60,15 @@ impl LinuxPlatform {
 }
 
 impl CpuPlatform for LinuxPlatform {
-    fn ours(&mut self) -> AvailableCpus {
+    fn available(&mut self) -> AvailableCpus {
         self.known.clone()
     }
 
-    fn governs(&self) -> bool {
+    fn controls_frequency(&self) -> bool {
         self.governs
     }
 
-    fn run_at(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
+    fn request_frequencies(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
         let errors = {
             let mut shared = match self.shared.try_lock() {
                 Ok(shared) => shared,
@@ -152,19 +152,19 @@ mod tests {
         let frequency = Frequency::open(machine.clone(), &both, &directory).unwrap();
         let pool = || Arc::new(ThreadPool::new(1, 4));
         let mut ground = LinuxPlatform::new(machine.clone(), both.clone(), Some(frequency), pool());
-        assert_eq!((ground.ours().cores, ground.governs()), (both.clone(), true));
+        assert_eq!((ground.available().cores, ground.controls_frequency()), (both.clone(), true));
 
         write("sys/devices/system/cpu/online", "0\n");
-        assert_eq!(ground.run_at(vec![(0, FrequencyRequest::Lowest)]), []);
+        assert_eq!(ground.request_frequencies(vec![(0, FrequencyRequest::Lowest)]), []);
         // Dropping a pool waits for its jobs.
         drop(std::mem::replace(&mut ground.pool, pool()));
         assert_eq!(machine.text(MAX).as_deref(), Some("800000"));
-        assert_eq!(ground.ours().cores, both, "not told yet");
+        assert_eq!(ground.available().cores, both, "not told yet");
         std::fs::remove_file(root.path().join(MAX)).unwrap();
-        assert_eq!(ground.run_at(vec![(0, FrequencyRequest::Highest)]), []);
-        assert_eq!(ground.ours().cores, (0..1).collect());
+        assert_eq!(ground.request_frequencies(vec![(0, FrequencyRequest::Highest)]), []);
+        assert_eq!(ground.available().cores, (0..1).collect());
         drop(std::mem::replace(&mut ground.pool, pool()));
-        assert_eq!(ground.run_at(Vec::new()).len(), 1, "a file is gone");
+        assert_eq!(ground.request_frequencies(Vec::new()).len(), 1, "a file is gone");
 
         write(MAX, "800000\n");
         drop(ground);

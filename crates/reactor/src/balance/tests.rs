@@ -50,15 +50,15 @@ struct Told {
 }
 
 impl CpuPlatform for Told {
-    fn ours(&mut self) -> AvailableCpus {
+    fn available(&mut self) -> AvailableCpus {
         self.ours.lock().unwrap().clone()
     }
 
-    fn governs(&self) -> bool {
+    fn controls_frequency(&self) -> bool {
         true
     }
 
-    fn run_at(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
+    fn request_frequencies(&mut self, wishes: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
         *self.wishes.lock().unwrap() = wishes;
         Vec::new()
     }
@@ -154,7 +154,7 @@ fn idle_threads_gather_and_the_reactors_left_empty_sleep() {
     );
     let asked =
         [(0, FrequencyRequest::Down), (1, FrequencyRequest::Lowest), (2, FrequencyRequest::Lowest)];
-    assert_eq!(balanced.steering.speeds(), asked, "whoever asks is told the same");
+    assert_eq!(balanced.steering.frequency_requests(), asked, "whoever asks is told the same");
 
     let sleeps = |world: &Simulation| world.directory.sample(world.now()).reactors[2].wakes;
     let before = sleeps(&balanced.world);
@@ -172,7 +172,7 @@ fn a_thread_goes_to_where_its_data_is() {
         polls: Tally::default(),
     };
     let timed = PollerBuilder::timed("work", Span::from_ms(1), worker);
-    let plan = ThreadBuilder::new("far").near(1).on(ReactorId(1)).poller(timed);
+    let plan = ThreadBuilder::new("far").numa_node(1).on(ReactorId(1)).poller(timed);
     let far = balanced.world.directory.spawn(plan).unwrap();
     balanced.world.live(A_WHILE);
     assert!([2, 3].contains(&balanced.home(&far)), "node 1 has cores 2 and 3");
@@ -225,17 +225,17 @@ fn threads_leave_a_core_that_is_taken_and_a_mask_is_left_if_it_must_be() {
     let told = |balanced: &Balanced, what: &schedule::Event| {
         balanced.world.events().contains(&Event::Schedule(what.clone()))
     };
-    assert!(told(&balanced, &schedule::Event::CoreTaken { core: 1 }));
+    assert!(told(&balanced, &schedule::Event::CoreOffline { core: 1 }));
     let thread = u64::from(bound.id().0);
     let mask = [1].into_iter().collect();
-    assert!(told(&balanced, &schedule::Event::MaskUnmatched { thread, mask }));
+    assert!(told(&balanced, &schedule::Event::AffinityUnsatisfied { thread, mask }));
     assert_eq!(balanced.told.speed_of(1), FrequencyRequest::Restore);
 
     balanced.told.take((0..2).collect());
     let before = count(&polls);
     balanced.world.live(A_WHILE);
     assert_eq!(balanced.homes(&[&free, &bound]), [0, 1]);
-    assert!(told(&balanced, &schedule::Event::MaskMatched { thread }));
+    assert!(told(&balanced, &schedule::Event::AffinityRestored { thread }));
     assert!(count(&polls) > before + 300, "it went on working");
 }
 
@@ -312,15 +312,15 @@ fn messages_arrive_in_order_whatever_is_moved() {
 fn idle_threads_gather_on_real_processors() {
     let cores = CpuList::allowed();
     let reactors = Reactors::start(&cores, &ReactorOptions::default(), &Clock::start()).unwrap();
-    let (first, last) = (ReactorId(0), reactors.directory().reactors().last().unwrap());
+    let (first, last) = (ReactorId(0), reactors.registry().reactors().last().unwrap());
     let thread = reactors.spawn(ThreadBuilder::new("idle").on(last)).unwrap();
     let pool = Arc::new(ThreadPool::new(1, 4));
     let options = Options { load_limit: 50, period: Span::from_ms(5), ..options() };
     let wrong = Options { load_limit: 90, ..options.clone() };
-    let refused = start(reactors.directory(), wrong, None, Arc::clone(&pool)).unwrap_err();
+    let refused = start(reactors.registry(), wrong, None, Arc::clone(&pool)).unwrap_err();
     assert!(matches!(refused, BalancerError::Options(_)), "{refused}");
     let options = Options { core_limit: 80, ..options };
-    let (_, steering) = start(reactors.directory(), options, None, pool).unwrap();
+    let (_, steering) = start(reactors.registry(), options, None, pool).unwrap();
 
     let (send, homes) = std::sync::mpsc::channel();
     let ask = || {

@@ -37,7 +37,7 @@ use crate::spin::PAUSE_MIN;
 use crate::thread::LightThread;
 
 /// A deadline closer than this is polled for instead of slept for.
-const NEAR: Span = Span::from_us(10);
+const NEAR_DEADLINE: Span = Span::from_us(10);
 
 impl Reactor {
     /// Next step after an idle iteration, when the spin time is over.
@@ -47,23 +47,23 @@ impl Reactor {
         // only with one.
         self.looks = 0;
         if self.looks_out {
-            return self.step_aside();
+            return self.handle_deferred();
         }
         // Hybrid mode pauses before a sleep is considered.
-        if self.spell.wants_rest() {
-            let rest = self.rest(now);
+        if self.spell.wants_pause() {
+            let rest = self.pause(now);
             self.spell.extend(now.after(rest.unwrap_or_default()));
             self.slept = rest.is_some();
             return rest.map_or(NextStep::Again, NextStep::Pause);
         }
         // A migration in progress, or a poller without a wake-up source, keeps the reactor awake.
-        if self.local.attention || self.threads.iter().any(|thread| thread.is_sleepless()) {
+        if self.local.attention || self.threads.iter().any(|thread| thread.keeps_awake()) {
             self.spell.extend(now);
             return NextStep::Again;
         }
-        self.spell.set_spin_enabled(self.is_looking_useful());
+        self.spell.set_spin_enabled(self.can_spin_help());
         let deadline = self.guarded(now, |reactor| reactor.deadline(now)).unwrap_or(now);
-        if deadline <= now.after(NEAR) {
+        if deadline <= now.after(NEAR_DEADLINE) {
             return NextStep::Again;
         }
         // Published now, since the sleep may be long.
@@ -75,7 +75,7 @@ impl Reactor {
 
     /// Whether spinning can find work before it is announced. Evaluated before every sleep, not
     /// when pollers change: one premature sleep or superfluous spin is harmless.
-    fn is_looking_useful(&self) -> bool {
+    fn can_spin_help(&self) -> bool {
         let counts = self.threads.iter().map(LightThread::spinning_pollers);
         let (active, looking) =
             counts.fold((0, 0), |sum, (active, looking)| (sum.0 + active, sum.1 + looking));
@@ -84,7 +84,7 @@ impl Reactor {
 
     /// Pause due now in hybrid mode. It never extends beyond a deadline, and is not taken during a
     /// migration or with a pending message; a message ends it.
-    fn rest(&mut self, now: Instant) -> Option<Span> {
+    fn pause(&mut self, now: Instant) -> Option<Span> {
         let expects = |reactor: &mut Self| (reactor.expected_latency(), reactor.deadline(now));
         let (latency, deadline) = self.guarded(now, expects)?;
         let rest = self.spell.hybrid_pause(now, latency)?.min(deadline.since(now));
@@ -93,7 +93,7 @@ impl Reactor {
 
     /// Whether work arrived whose sender did not notify, because the reactor was not asleep.
     pub(super) fn has_messages(&self) -> bool {
-        let is_wanted = |thread: &LightThread| thread.is_wanted();
+        let is_wanted = |thread: &LightThread| thread.has_pending();
         !self.inbox.is_empty()
             || self.local.bell.has_parked_notify()
             || self.threads.iter().any(is_wanted)
@@ -103,7 +103,7 @@ impl Reactor {
     fn deadline(&mut self, now: Instant) -> Instant {
         let local = &mut self.local;
         let moments = self.threads.iter_mut().map(|thread| thread.wake_at(now, local));
-        moments.min().unwrap_or(Instant::NEVER).min(self.dormitory.next_alarm())
+        moments.min().unwrap_or(Instant::NEVER).min(self.dormitory.next_deadline())
     }
 
     fn expected_latency(&mut self) -> Option<Span> {

@@ -9,7 +9,7 @@ use crate::thread::{DetachProgress, LightThread};
 
 impl Reactor {
     /// Takes over a thread. A stopping reactor ends it at once.
-    pub(super) fn adopt(&mut self, mut thread: LightThread, now: Instant) {
+    pub(super) fn add_thread(&mut self, mut thread: LightThread, now: Instant) {
         if self.local.id != thread.from() {
             self.local.record.moves.add(1);
         }
@@ -50,14 +50,14 @@ impl Reactor {
         while let Some(thread) = self.threads.get_mut(index) {
             travelled |= thread.arrive(now, &mut self.local);
             match thread.poll_detach(now, &mut self.local) {
-                DetachProgress::Stays | DetachProgress::Pending => index += 1,
-                DetachProgress::Goes(to) => {
+                DetachProgress::NotRequested | DetachProgress::Pending => index += 1,
+                DetachProgress::Migrate(to) => {
                     travelled = true;
                     let mut thread = self.threads.remove(index);
                     thread.prepare_handover(to, now, &mut self.local);
                     self.parting.push((to, Box::new(thread)));
                 }
-                DetachProgress::Ends => {
+                DetachProgress::Exit => {
                     travelled = true;
                     thread.close(now, &mut self.local);
                     self.threads.remove(index);
@@ -65,14 +65,14 @@ impl Reactor {
             }
         }
         let waiting = self.parting.len();
-        self.hand_on(now);
+        self.hand_over(now);
         // A stopping reactor may end after this.
         travelled |= self.parting.len() < waiting;
-        travelled |= self.send_strays();
+        travelled |= self.send_undelivered();
         // Publish now, which shows the threads that share the reactor.
         self.publish_at = now;
         self.local.due = now;
-        let leaving = self.threads.iter().any(|thread| thread.is_travelling());
+        let leaving = self.threads.iter().any(|thread| thread.is_migrating());
         let waits = !self.parting.is_empty() || !self.strays.is_empty();
         self.local.attention = leaving || waits;
         travelled
@@ -80,7 +80,7 @@ impl Reactor {
 
     /// Sends messages left by ended threads, as far as there is room. Returns whether there were
     /// any.
-    fn send_strays(&mut self) -> bool {
+    fn send_undelivered(&mut self) -> bool {
         let waiting = std::mem::take(&mut self.strays);
         let count = waiting.len();
         for (to, message) in waiting {
@@ -98,14 +98,14 @@ impl Reactor {
     /// Hands departing threads to their new reactors. If an inbox is full, the thread waits for the
     /// next iteration and keeps this reactor awake; if the new reactor has stopped, the thread
     /// comes back.
-    fn hand_on(&mut self, now: Instant) {
+    fn hand_over(&mut self, now: Instant) {
         for (to, thread) in std::mem::take(&mut self.parting) {
             match self.local.directory.send_command(to, ReactorCommand::AddThread(thread)) {
                 Err((ReactorError::Stopped(_), ReactorCommand::AddThread(thread))) => {
                     // The new reactor has stopped: the thread stays here.
                     thread.record().set_home(self.local.id);
-                    thread.record().give_up(to, self.local.id);
-                    self.adopt(*thread, now);
+                    thread.record().cancel_move(to, self.local.id);
+                    self.add_thread(*thread, now);
                 }
                 Err((_, ReactorCommand::AddThread(thread))) => self.parting.push((to, thread)),
                 _ => {}

@@ -51,7 +51,7 @@ impl ParkedThreads {
     }
 
     /// Earliest deadline of a parked thread.
-    pub(super) fn next_alarm(&self) -> Instant {
+    pub(super) fn next_deadline(&self) -> Instant {
         self.alarms.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
@@ -76,12 +76,12 @@ impl ParkedThreads {
     }
 
     /// Thread whose descriptor has this token.
-    fn heard(&self, token: u64) -> Option<ThreadId> {
+    fn thread_of_token(&self, token: u64) -> Option<ThreadId> {
         self.ears.get(&token).copied()
     }
 
     /// Threads that were notified.
-    fn rung(&self) -> Vec<ThreadId> {
+    fn notified(&self) -> Vec<ThreadId> {
         let is_rung = |dozer: &&ParkedThread| dozer.thread.record().doze.is_notified();
         self.dozers.values().filter(is_rung).map(|dozer| dozer.thread.record().id).collect()
     }
@@ -98,7 +98,7 @@ impl Reactor {
         self.guarded(now, |reactor| {
             let Self { threads, local, .. } = reactor;
             for thread in threads {
-                if thread.may_doze(local) {
+                if thread.may_park(local) {
                     thread.record().doze.begin();
                 }
             }
@@ -113,14 +113,14 @@ impl Reactor {
             let mut index = 0;
             while let Some(thread) = threads.get_mut(index) {
                 thread.update_wake_modes(local);
-                if thread.record().doze.is_dozing() && thread.may_doze(local) {
+                if thread.record().doze.is_dozing() && thread.may_park(local) {
                     let wake_at = thread.wake_at(now, local);
                     dormitory.put(threads.swap_remove(index), wake_at);
                 } else {
                     index += 1;
                 }
             }
-            local.due = local.due.min(dormitory.next_alarm());
+            local.due = local.due.min(dormitory.next_deadline());
         });
     }
 
@@ -150,7 +150,7 @@ impl Reactor {
     #[cold]
     pub(super) fn unpark_notified(&mut self, now: Instant) {
         if self.local.bell.take_parked_notify() {
-            self.dormitory.rung().into_iter().for_each(|id| self.unpark_now(id, now));
+            self.dormitory.notified().into_iter().for_each(|id| self.unpark_now(id, now));
         }
     }
 
@@ -171,7 +171,7 @@ impl Reactor {
     /// with all others.
     pub(super) fn unpark_ready(&mut self, ready: &[u64]) {
         for token in ready {
-            if let Some(id) = self.dormitory.heard(*token) {
+            if let Some(id) = self.dormitory.thread_of_token(*token) {
                 self.unpark(id);
             }
         }
@@ -182,7 +182,7 @@ impl Reactor {
     pub(super) fn unpark_polled(&mut self, ready: &[u64]) {
         let now = self.last;
         for token in ready {
-            if let Some(id) = self.dormitory.heard(*token) {
+            if let Some(id) = self.dormitory.thread_of_token(*token) {
                 self.unpark_now(id, now);
             }
         }

@@ -153,7 +153,7 @@ impl ThreadCounters {
 
     /// Stores whether the end is requested and returns the previous value. As with
     /// [`request_move`](Self::request_move), the target is notified afterwards.
-    pub(crate) fn want_end(&self, ends: bool) -> bool {
+    pub(crate) fn request_end(&self, ends: bool) -> bool {
         self.is_to_end.swap(ends, Ordering::SeqCst)
     }
 
@@ -162,7 +162,7 @@ impl ThreadCounters {
         ReactorId(self.home.load(Ordering::SeqCst))
     }
 
-    pub(crate) fn wanted(&self) -> ReactorId {
+    pub(crate) fn requested_reactor(&self) -> ReactorId {
         ReactorId(self.wanted.load(Ordering::SeqCst))
     }
 
@@ -171,7 +171,7 @@ impl ThreadCounters {
     }
 
     /// Cancels a migration to `to` and stays at `home`, unless another reactor is requested by now.
-    pub(crate) fn give_up(&self, to: ReactorId, home: ReactorId) {
+    pub(crate) fn cancel_move(&self, to: ReactorId, home: ReactorId) {
         let _ = self.wanted.compare_exchange(to.0, home.0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
@@ -184,7 +184,7 @@ impl ThreadCounters {
     /// change. In the second case the new home is notified as well. A thread is marked as parked
     /// before its reactor announces, so the same holds for the parking flag.
     #[inline]
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         let mut home = self.home();
         loop {
             if let Some(bell) = self.bells.get(home.index()) {

@@ -14,23 +14,23 @@ impl Placement {
             }
             let taken = !self.rooms[thread.room].open;
             let reason = if taken { MigrationReason::CoreTaken } else { MigrationReason::Mask };
-            if let Some(room) = self.refuge(seat) {
-                self.move_seat(seat, room, reason);
+            if let Some(room) = self.forced_target(seat) {
+                self.migrate(seat, room, reason);
             }
         }
     }
 
     /// Target for such a thread: the best fit, else the least loaded reactor, else one of its mask
     /// regardless of the quota.
-    fn refuge(&self, seat: usize) -> Option<usize> {
+    fn forced_target(&self, seat: usize) -> Option<usize> {
         self.best(seat, |room| self.fits_well(seat, room, 0))
             .or_else(|| self.best(seat, |room| self.fits(seat, room, 0)))
-            .or_else(|| self.emptiest(|room| self.admits(seat, room)))
-            .or_else(|| self.emptiest(|room| self.seats[seat].allowed[room]))
+            .or_else(|| self.least_loaded(|room| self.permits(seat, room)))
+            .or_else(|| self.least_loaded(|room| self.seats[seat].allowed[room]))
     }
 
     /// Least loaded reactor among those that satisfy `suits`.
-    pub(super) fn emptiest(&self, suits: impl Fn(usize) -> bool) -> Option<usize> {
+    pub(super) fn least_loaded(&self, suits: impl Fn(usize) -> bool) -> Option<usize> {
         let load = |room: &usize| -> (CoreShare, u32) {
             (self.rooms[*room].load(), self.rooms[*room].core)
         };

@@ -10,7 +10,7 @@ impl Placement {
         for seat in 0..self.seats.len() {
             let thread = &self.seats[seat];
             if thread.idle && thread.free() && self.fits(seat, self.gathering, SLACK) {
-                self.move_seat(seat, self.gathering, MigrationReason::Idle);
+                self.migrate(seat, self.gathering, MigrationReason::Idle);
             }
         }
     }
@@ -22,19 +22,19 @@ impl Placement {
             return;
         }
         let mut stepwise = self.clone();
-        stepwise.obey_quota();
+        stepwise.apply_quota();
         stepwise.shed();
         if stepwise.is_within() {
             *self = stepwise;
         } else if !self.repack_all() {
-            stepwise.level();
+            stepwise.even_out();
             *self = stepwise;
         }
     }
 
     /// Empties the least loaded reactors, so that no more are busy than the quota permits. A few
     /// overloaded reactors are better than a throttled process.
-    fn obey_quota(&mut self) {
+    fn apply_quota(&mut self) {
         let busy = |room: &usize| self.rooms[*room].crowd > 0;
         let mut rooms: Vec<usize> = (0..self.rooms.len()).filter(busy).collect();
         // The gathering reactor is emptied last.
@@ -44,7 +44,7 @@ impl Placement {
             let leaving = &rooms[..surplus.min(rooms.len())];
             let mut emptied = self.clone();
             // If one of them cannot be emptied, the next one is tried in its place.
-            match leaving.iter().position(|room| !emptied.squeeze_out(*room, leaving)) {
+            match leaving.iter().position(|room| !emptied.redistribute(*room, leaving)) {
                 Some(stuck) => {
                     rooms.remove(stuck);
                 }
@@ -57,17 +57,17 @@ impl Placement {
     }
 
     /// Distributes threads of a reactor over those that stay busy; false if some must stay.
-    fn squeeze_out(&mut self, room: usize, leaving: &[usize]) -> bool {
-        self.crowd_of(room).into_iter().all(|seat| {
+    fn redistribute(&mut self, room: usize, leaving: &[usize]) -> bool {
+        self.active_threads_on(room).into_iter().all(|seat| {
             let stays = |other: usize| {
-                self.rooms[other].crowd > 0 && !leaving.contains(&other) && self.admits(seat, other)
+                self.rooms[other].crowd > 0 && !leaving.contains(&other) && self.permits(seat, other)
             };
             let target = self
                 .best(seat, |other| stays(other) && self.fits(seat, other, 0))
-                .or_else(|| self.emptiest(stays))
+                .or_else(|| self.least_loaded(stays))
                 .filter(|_| self.seats[seat].free());
             if let Some(target) = target {
-                self.move_seat(seat, target, MigrationReason::Quota);
+                self.migrate(seat, target, MigrationReason::Quota);
             }
             target.is_some()
         })
@@ -78,21 +78,21 @@ impl Placement {
         for room in self.over() {
             while self.is_over(room) {
                 let excess = self.rooms[room].load() - self.limit;
-                let leaving = self.crowd_of(room).into_iter().filter_map(|seat| {
+                let leaving = self.active_threads_on(room).into_iter().filter_map(|seat| {
                     let load = self.seats[seat].load;
-                    let target = self.shelter(seat)?;
+                    let target = self.relief_target(seat)?;
                     // The smallest thread that suffices; if none does, the largest.
                     let order = if load >= excess { (0, load) } else { (1, CoreShare::MAX - load) };
                     Some((order, seat, target))
                 });
                 let Some((_, seat, target)) = leaving.min() else { break };
-                self.move_seat(seat, target, MigrationReason::Overload);
+                self.migrate(seat, target, MigrationReason::Overload);
             }
         }
     }
 
     /// Reactor for a thread of an overloaded one.
-    fn shelter(&self, seat: usize) -> Option<usize> {
+    fn relief_target(&self, seat: usize) -> Option<usize> {
         if !self.seats[seat].free() {
             return None;
         }
@@ -101,16 +101,16 @@ impl Placement {
     }
 
     /// Moves one thread from each overloaded reactor to one that is clearly less loaded.
-    fn level(&mut self) {
+    fn even_out(&mut self) {
         for room in self.over() {
             let load = self.rooms[room].load();
-            let leaving = self.crowd_of(room).into_iter().filter_map(|seat| {
-                let target = self.emptiest(|other| self.admits(seat, other))?;
+            let leaving = self.active_threads_on(room).into_iter().filter_map(|seat| {
+                let target = self.least_loaded(|other| self.permits(seat, other))?;
                 let after = self.rooms[target].load() + self.seats[seat].load;
                 (self.seats[seat].free() && after + SLACK < load).then_some((after, seat, target))
             });
             if let Some((_, seat, target)) = leaving.min() {
-                self.move_seat(seat, target, MigrationReason::Overload);
+                self.migrate(seat, target, MigrationReason::Overload);
             }
         }
     }

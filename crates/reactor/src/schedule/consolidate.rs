@@ -22,14 +22,14 @@ impl Placement {
     }
 
     fn empty(&mut self, room: usize) -> bool {
-        let mut seats = self.crowd_of(room);
+        let mut seats = self.active_threads_on(room);
         seats.sort_by_key(|seat| std::cmp::Reverse(self.seats[*seat].load));
         seats.into_iter().all(|seat| {
             let target = self
                 .best(seat, |other| self.can_take_over(seat, other))
                 .filter(|_| self.seats[seat].free());
             if let Some(target) = target {
-                self.move_seat(seat, target, MigrationReason::Emptying);
+                self.migrate(seat, target, MigrationReason::Vacate);
             }
             target.is_some()
         })
@@ -54,7 +54,7 @@ impl Placement {
             }
             let suits = |room| !self.is_far(seat, room) && self.fits_well(seat, room, SLACK);
             if let Some(room) = self.best(seat, suits) {
-                self.move_seat(seat, room, MigrationReason::Node);
+                self.migrate(seat, room, MigrationReason::Node);
             }
         }
     }
@@ -66,7 +66,7 @@ impl Placement {
             if room == self.gathering || !self.is_busy(room) || !self.sibling_busy(room) {
                 continue;
             }
-            let crowd = self.crowd_of(room);
+            let crowd = self.active_threads_on(room);
             if crowd.iter().any(|seat| !self.seats[*seat].free()) {
                 continue;
             }
@@ -79,7 +79,7 @@ impl Placement {
             });
             for seat in crowd {
                 if let Some(vacant) = vacant {
-                    self.move_seat(seat, vacant, MigrationReason::Sibling);
+                    self.migrate(seat, vacant, MigrationReason::Sibling);
                 }
             }
         }

@@ -144,7 +144,7 @@ impl Placement {
         let roomy = !thread.counts()
             || target.crowd == 0
             || target.load() + thread.load + spare <= self.limit;
-        self.admits(seat, room) && roomy
+        self.permits(seat, room) && roomy
     }
 
     /// As [`Placement::fits`], including the capacity taken by a busy sibling.
@@ -153,7 +153,7 @@ impl Placement {
     }
 
     /// Whether mask, cpuset and quota permit a thread on a reactor other than its own.
-    pub(super) fn admits(&self, seat: usize, room: usize) -> bool {
+    pub(super) fn permits(&self, seat: usize, room: usize) -> bool {
         let thread = &self.seats[seat];
         room != thread.room && thread.allowed[room] && self.may_wake(seat, room)
     }
@@ -170,7 +170,7 @@ impl Placement {
     }
 
     /// Suitability of a reactor for a thread.
-    pub(super) fn rank(&self, seat: usize, room: usize) -> PlacementScore {
+    pub(super) fn score(&self, seat: usize, room: usize) -> PlacementScore {
         PlacementScore {
             far: self.is_far(seat, room),
             elsewhere: room != self.gathering,
@@ -183,21 +183,21 @@ impl Placement {
     /// Best reactor among those that satisfy `suits`.
     pub(super) fn best(&self, seat: usize, suits: impl Fn(usize) -> bool) -> Option<usize> {
         let rooms = (0..self.rooms.len()).filter(|room| suits(*room));
-        rooms.min_by_key(|room| self.rank(seat, *room))
+        rooms.min_by_key(|room| self.score(seat, *room))
     }
 
     /// Threads of a reactor.
-    pub(super) fn seats_in(&self, room: usize) -> impl Iterator<Item = usize> + '_ {
+    pub(super) fn threads_on(&self, room: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.seats.len()).filter(move |seat| self.seats[*seat].room == room)
     }
 
     /// Threads of a reactor with a load that is not negligible.
-    pub(super) fn crowd_of(&self, room: usize) -> Vec<usize> {
-        self.seats_in(room).filter(|seat| self.seats[*seat].counts()).collect()
+    pub(super) fn active_threads_on(&self, room: usize) -> Vec<usize> {
+        self.threads_on(room).filter(|seat| self.seats[*seat].counts()).collect()
     }
 
     /// Plans the migration of a thread.
-    pub(super) fn move_seat(&mut self, seat: usize, to: usize, reason: MigrationReason) {
+    pub(super) fn migrate(&mut self, seat: usize, to: usize, reason: MigrationReason) {
         let limit = self.limit;
         let thread = &mut self.seats[seat];
         let from = std::mem::replace(&mut thread.room, to);

@@ -29,12 +29,12 @@ impl Placement {
     /// nothing, if no solution was found.
     pub(super) fn repack_all(&mut self) -> bool {
         let mut search = PlacementSearch::new(self);
-        if !search.can_begin() || !search.place_from(0) {
+        if !search.is_feasible() || !search.place_from(0) {
             return false;
         }
         for (seat, room) in search.seats.clone().into_iter().zip(search.places.clone()) {
             if self.seats[seat].room != room {
-                self.move_seat(seat, room, MigrationReason::Overload);
+                self.migrate(seat, room, MigrationReason::Overload);
             }
         }
         true
@@ -59,7 +59,7 @@ impl<'a> PlacementSearch<'a> {
     }
 
     /// Whether the threads that cannot move permit a solution.
-    fn can_begin(&self) -> bool {
+    fn is_feasible(&self) -> bool {
         let limit = self.board.limit;
         let rooms = || self.loads.iter().zip(&self.board.rooms).filter(|(_, room)| room.open);
         let stuck = rooms().any(|(load, room)| !room.isolated && load.1 > 1 && load.0 > limit);
@@ -83,7 +83,7 @@ impl<'a> PlacementSearch<'a> {
             if self.tries > TRIES_MAX {
                 return false;
             }
-            if self.is_room_for(load, room) {
+            if self.fits(load, room) {
                 let before = self.loads[room];
                 self.loads[room] = (before.0 + load, before.1 + 1);
                 self.places.push(room);
@@ -97,7 +97,7 @@ impl<'a> PlacementSearch<'a> {
         false
     }
 
-    fn is_room_for(&self, load: CoreShare, room: usize) -> bool {
+    fn fits(&self, load: CoreShare, room: usize) -> bool {
         match self.loads[room] {
             (_, 0) => self.occupied() < self.board.quota,
             (there, _) => there + load <= self.board.limit,
@@ -109,6 +109,6 @@ fn choices(board: &Placement, seat: usize) -> Vec<usize> {
     let thread = &board.seats[seat];
     let mut rooms: Vec<usize> =
         (0..board.rooms.len()).filter(|room| thread.allowed[*room]).collect();
-    rooms.sort_by_key(|room| (*room != thread.room, board.rank(seat, *room)));
+    rooms.sort_by_key(|room| (*room != thread.room, board.score(seat, *room)));
     rooms
 }

@@ -47,15 +47,15 @@ impl History {
     }
 
     /// Builds the placement, and reports changes since the last plan.
-    pub(super) fn board(
+    pub(super) fn placement(
         &mut self,
         period: &SchedulingPeriod<'_>,
         events: &mut Vec<Event>,
     ) -> Placement {
         let SchedulingPeriod { snapshot, options, .. } = *period;
-        let rooms = self.rooms(period, events);
-        let gathering = gathering(&rooms, options.scheduling_core);
-        let quota = processors(snapshot.quota, rooms.len());
+        let rooms = self.reactor_slots(period, events);
+        let gathering = idle_reactor(&rooms, options.scheduling_core);
+        let quota = quota_reactors(snapshot.quota, rooms.len());
         let mut board = Placement {
             rooms,
             seats: Vec::new(),
@@ -74,7 +74,7 @@ impl History {
             let Some(room) = board.rooms.iter().position(|room| room.core == thread.home) else {
                 continue;
             };
-            let seat = self.seat(period, thread, room, &board.rooms, events);
+            let seat = self.thread_slot(period, thread, room, &board.rooms, events);
             let target = &mut board.rooms[room];
             target.sum += seat.load;
             target.crowd += usize::from(seat.counts());
@@ -86,7 +86,7 @@ impl History {
         board
     }
 
-    fn rooms(
+    fn reactor_slots(
         &mut self,
         period: &SchedulingPeriod<'_>,
         events: &mut Vec<Event>,
@@ -96,13 +96,13 @@ impl History {
         for reactor in &snapshot.reactors {
             let core = reactor.core;
             if reactor.taken && self.taken.insert(core) {
-                events.push(Event::CoreTaken { core });
+                events.push(Event::CoreOffline { core });
             } else if !reactor.taken && self.taken.remove(&core) {
-                events.push(Event::CoreReturned { core });
+                events.push(Event::CoreOnline { core });
             }
         }
         if none_left && !std::mem::replace(&mut self.no_core_left, none_left) {
-            events.push(Event::NoCoreLeft);
+            events.push(Event::NoUsableCores);
         }
         self.no_core_left = none_left;
         let room = |reactor: &ReactorLoad| {
@@ -124,7 +124,7 @@ impl History {
         snapshot.reactors.iter().map(room).collect()
     }
 
-    fn seat(
+    fn thread_slot(
         &mut self,
         period: &SchedulingPeriod<'_>,
         thread: &ThreadLoad,
@@ -177,14 +177,14 @@ impl History {
             return asked;
         }
         if self.unmatched.insert(thread.id) {
-            events.push(Event::MaskUnmatched { thread: thread.id, mask: mask.clone() });
+            events.push(Event::AffinityUnsatisfied { thread: thread.id, mask: mask.clone() });
         }
         near(mask, home, rooms)
     }
 
     fn matched(&mut self, thread: u64, events: &mut Vec<Event>) {
         if self.unmatched.remove(&thread) {
-            events.push(Event::MaskMatched { thread });
+            events.push(Event::AffinityRestored { thread });
         }
     }
 }
@@ -223,7 +223,7 @@ fn siblings(reactor: &ReactorLoad, reactors: &[ReactorLoad]) -> Vec<usize> {
 }
 
 /// Reactor on the scheduling core, or the first suitable substitute.
-fn gathering(rooms: &[ReactorSlot], scheduling_core: Option<u32>) -> usize {
+fn idle_reactor(rooms: &[ReactorSlot], scheduling_core: Option<u32>) -> usize {
     let chosen = |room: &ReactorSlot| room.open && scheduling_core == Some(room.core);
     let shared = |room: &ReactorSlot| room.open && !room.isolated;
     let first = |suits: &dyn Fn(&ReactorSlot) -> bool| {
@@ -234,7 +234,7 @@ fn gathering(rooms: &[ReactorSlot], scheduling_core: Option<u32>) -> usize {
 }
 
 /// Number of reactors that a quota can keep busy: its whole CPUs, at least one.
-fn processors(quota: Option<f64>, reactors: usize) -> usize {
+fn quota_reactors(quota: Option<f64>, reactors: usize) -> usize {
     let Some(quota) = quota else { return reactors };
     let fits = |count: &usize| u32::try_from(*count).is_ok_and(|count| f64::from(count) <= quota);
     (1..=reactors).take_while(fits).count().max(1)

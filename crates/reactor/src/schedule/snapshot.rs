@@ -94,7 +94,7 @@ pub enum MigrationReason {
     /// Its reactor is over the limit, or another one is and needs the room.
     Overload,
     /// All threads of its reactor fit elsewhere.
-    Emptying,
+    Vacate,
     /// Its memory is on the NUMA node of the new core.
     Node,
     /// The other hardware thread of its physical core is busy.
@@ -105,30 +105,30 @@ pub enum MigrationReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// No available core with a reactor is in a thread's mask; the thread runs elsewhere.
-    MaskUnmatched {
+    AffinityUnsatisfied {
         /// Thread number.
         thread: u64,
         /// Its mask.
         mask: CpuList,
     },
     /// The mask of such a thread can be honored again.
-    MaskMatched {
+    AffinityRestored {
         /// Thread number.
         thread: u64,
     },
     /// The core of a reactor was taken away.
-    CoreTaken {
+    CoreOffline {
         /// The core.
         core: u32,
     },
     /// The core of a reactor was returned.
-    CoreReturned {
+    CoreOnline {
         /// The core.
         core: u32,
     },
     /// The cpuset contains none of the reactors' cores. The kernel runs them elsewhere, so they are
     /// planned as if they had kept their cores.
-    NoCoreLeft,
+    NoUsableCores,
 }
 
 impl Snapshot {
@@ -142,11 +142,11 @@ impl Event {
     /// Name of the kind of event.
     pub const fn kind(&self) -> &'static str {
         match self {
-            Self::MaskUnmatched { .. } => "affinity-unsatisfied",
-            Self::MaskMatched { .. } => "mask-matched",
-            Self::CoreTaken { .. } => "core-offline",
-            Self::CoreReturned { .. } => "core-online",
-            Self::NoCoreLeft => "no-usable-cores",
+            Self::AffinityUnsatisfied { .. } => "affinity-unsatisfied",
+            Self::AffinityRestored { .. } => "mask-matched",
+            Self::CoreOffline { .. } => "core-offline",
+            Self::CoreOnline { .. } => "core-online",
+            Self::NoUsableCores => "no-usable-cores",
         }
     }
 }
@@ -159,7 +159,7 @@ impl fmt::Display for MigrationReason {
             Self::Quota => "quota",
             Self::Idle => "idle",
             Self::Overload => "overload",
-            Self::Emptying => "emptying",
+            Self::Vacate => "emptying",
             Self::Node => "node",
             Self::Sibling => "sibling",
         })
@@ -176,13 +176,13 @@ impl fmt::Display for Migration {
 impl fmt::Display for Event {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::MaskUnmatched { thread, mask } => {
+            Self::AffinityUnsatisfied { thread, mask } => {
                 write!(out, "thread {thread}: no reactor is left in its mask {mask}")
             }
-            Self::MaskMatched { thread } => write!(out, "thread {thread}: back in its mask"),
-            Self::CoreTaken { core } => write!(out, "core {core}: taken from this process"),
-            Self::CoreReturned { core } => write!(out, "core {core}: given back to this process"),
-            Self::NoCoreLeft => write!(out, "cpuset: has none of the reactors' cores"),
+            Self::AffinityRestored { thread } => write!(out, "thread {thread}: back in its mask"),
+            Self::CoreOffline { core } => write!(out, "core {core}: taken from this process"),
+            Self::CoreOnline { core } => write!(out, "core {core}: given back to this process"),
+            Self::NoUsableCores => write!(out, "cpuset: has none of the reactors' cores"),
         }
     }
 }

@@ -118,7 +118,7 @@ fn wherever_a_poller_panics_its_thread_lives_on_and_moves_and_ends() {
         world.run_until_idle();
         world.directory.move_thread(thread.id(), R1).unwrap();
         world.run_until_idle();
-        assert_eq!(thread.home(), R1, "{at}");
+        assert_eq!(thread.reactor(), R1, "{at}");
         let before = count(&polls);
         world.call(&thread, |_| ());
         world.run_until_idle();
@@ -200,9 +200,9 @@ fn a_move_waits_for_what_is_in_flight() {
     in_flight.store(128, RELAXED);
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.turn_all(128);
-    assert_eq!(thread.home(), R0, "it is still draining");
+    assert_eq!(thread.reactor(), R0, "it is still draining");
     world.run_until_idle();
-    assert_eq!((thread.home(), count(&in_flight)), (R1, 0));
+    assert_eq!((thread.reactor(), count(&in_flight)), (R1, 0));
     assert_eq!(*log.lock().unwrap(), ["attached", "detached", "attached"]);
     assert_eq!(world.kinds(), ["thread-started", "thread-migrated"]);
     let sample = world.directory.sample(world.now());
@@ -231,7 +231,7 @@ fn nobody_sleeps_while_a_thread_is_asked_to_leave() {
     world.run_until_idle();
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
-    assert_eq!(thread.home(), R1);
+    assert_eq!(thread.reactor(), R1);
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_move_is_given_up_when_a_poller_does_not_let_go_and_an_end_is_not() {
     world.turn_all(4);
     world.pass_time(Span::from_ms(6));
     world.turn_all(4);
-    assert_eq!(thread.home(), R0);
+    assert_eq!(thread.reactor(), R0);
     assert_eq!(world.kinds(), ["thread-started", "migration-timeout"]);
     let before = count(&polls);
     world.turn_all(10);
@@ -306,7 +306,7 @@ fn whoever_has_held_on_to_a_move_that_was_given_up_goes_on_as_before() {
         assert_eq!(count(&heard), before, "it begins nothing while it is asked to leave");
         world.pass_time(Span::from_ms(6));
         world.turn_all(4);
-        assert_eq!(thread.home(), R0);
+        assert_eq!(thread.reactor(), R0);
         let before = count(&heard);
         world.turn_all(10);
         assert_eq!(count(&heard), before + 10, "and goes on when nobody asks any more");
@@ -355,14 +355,14 @@ fn messages_that_are_sent_during_a_move_arrive_in_order_at_the_new_home() {
 fn masks_and_numbers_are_checked_before_anything_moves() {
     let world = Simulation::always(2);
     let refused =
-        world.directory.spawn(ThreadBuilder::new("far").mask(CpuList::from_iter([7]))).unwrap_err();
+        world.directory.spawn(ThreadBuilder::new("far").affinity(CpuList::from_iter([7]))).unwrap_err();
     assert_eq!(refused.to_string(), "thread 'far': mask 7, expected one of the cores 0-1");
     let unknown = ReactorId(9);
     let refused = world.directory.spawn(ThreadBuilder::new("far").on(unknown)).unwrap_err();
     assert_eq!(refused.why, ReactorError::UnknownReactor { reactor: unknown, count: 2 });
-    let plan = ThreadBuilder::new("near").mask(CpuList::from_iter([1]));
+    let plan = ThreadBuilder::new("near").affinity(CpuList::from_iter([1]));
     let thread = world.directory.spawn(plan).unwrap();
-    assert_eq!(thread.home(), R1);
+    assert_eq!(thread.reactor(), R1);
     let refused = world.directory.move_thread(thread.id(), R0).unwrap_err();
     assert_eq!(refused.to_string(), "thread 'near': mask 1, expected one of the cores 0");
 }
@@ -382,14 +382,14 @@ fn a_mask_that_is_changed_moves_the_thread_if_it_must_and_holds_from_then_on() {
     let refused = set(Some(&[7])).unwrap_err();
     assert_eq!(refused.to_string(), "thread 'roamer': mask 7, expected one of the cores 0-2");
     world.turn_all(4);
-    assert_eq!(thread.home(), ReactorId(2));
+    assert_eq!(thread.reactor(), ReactorId(2));
     let sample = world.directory.sample(world.now());
     assert_eq!(sample.threads[0].mask, Some(CpuList::from_iter([1, 2])));
     assert!(world.directory.move_thread(thread.id(), R0).is_err());
     assert_eq!(world.directory.set_mask(thread.id(), None), Ok(ReactorId(2)));
     assert_eq!(world.directory.move_thread(thread.id(), R0), Ok(()));
     world.turn_all(4);
-    assert_eq!(thread.home(), R0);
+    assert_eq!(thread.reactor(), R0);
     let nobody = world.directory.set_mask(crate::ThreadId(9), None);
     assert_eq!(nobody, Err(ReactorError::UnknownThread(crate::ThreadId(9))));
 }
@@ -399,7 +399,7 @@ fn threads_are_spread_and_a_full_inbox_gives_the_plan_back() {
     let options = ReactorOptions { inbox: 2, ..ReactorOptions::default() };
     let world = Simulation::new(0, 2, &options);
     let spawn = |name: &str| world.directory.spawn(ThreadBuilder::new(name));
-    let homes: Vec<_> = (0..4).map(|_| spawn("one").unwrap().home().0).collect();
+    let homes: Vec<_> = (0..4).map(|_| spawn("one").unwrap().reactor().0).collect();
     assert_eq!(homes, [0, 1, 0, 1]);
     let polls = tally();
     let plan = ThreadBuilder::new("late").poller(active("poller", idle(&polls)));
@@ -423,7 +423,7 @@ fn a_stopped_reactor_has_ended_all_of_its_threads_and_those_on_their_way_to_it_c
     world.run_until_idle();
     assert_eq!(world.members[1].stage, SimReactorState::Ended);
     assert!(ended.is_gone() && !thread.is_gone());
-    assert_eq!(thread.home(), R0);
+    assert_eq!(thread.reactor(), R0);
     assert_eq!(*log.lock().unwrap(), ["attached", "detached", "attached"]);
     assert_eq!(world.directory.stop(R1), Err(ReactorError::Stopped(R1)));
     assert_eq!(world.kinds()[2..], ["thread-ended"], "and nothing has moved");

@@ -28,7 +28,7 @@ fn in_between(world: &mut Simulation) -> ThreadHandle {
     fill_inbox(world);
     world.directory.move_thread(thread.id(), R1).unwrap();
     (0..8).for_each(|_| world.step(0));
-    assert_eq!(thread.home(), R1, "it is on its way");
+    assert_eq!(thread.reactor(), R1, "it is on its way");
     thread
 }
 
@@ -69,7 +69,7 @@ fn a_move_reaches_a_thread_on_its_way() {
     world.directory.move_thread(thread.id(), R2).unwrap();
     make_room(&mut world);
     world.run_until_idle();
-    assert_eq!(thread.home(), R2);
+    assert_eq!(thread.reactor(), R2);
     assert_eq!(world.kinds(), ["thread-started", "thread-migrated", "thread-migrated"]);
 }
 
@@ -82,7 +82,7 @@ fn an_order_that_is_refused_is_not_carried_out_later() {
     assert!(world.directory.set_mask(thread.id(), Some(CpuList::from_iter([0]))).is_err());
     world.run_until_idle();
     assert!(!thread.is_gone());
-    assert_eq!(thread.home(), R1);
+    assert_eq!(thread.reactor(), R1);
     assert_eq!(world.directory.sample(world.now()).threads[0].mask, None);
 }
 
@@ -96,7 +96,7 @@ fn draining(world: &mut Simulation) -> (ThreadHandle, Tally) {
     in_flight.store(20, RELAXED);
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.turn_all(4);
-    assert_eq!(thread.home(), R0);
+    assert_eq!(thread.reactor(), R0);
     (thread, in_flight)
 }
 
@@ -106,7 +106,7 @@ fn a_move_to_where_it_lives_takes_back_the_one_that_is_under_way() {
     let (thread, in_flight) = draining(&mut world);
     world.directory.move_thread(thread.id(), R0).unwrap();
     world.run_until_idle();
-    assert_eq!((thread.home(), count(&in_flight)), (R0, 0));
+    assert_eq!((thread.reactor(), count(&in_flight)), (R0, 0));
     assert_eq!(world.kinds(), ["thread-started"]);
 }
 
@@ -118,7 +118,7 @@ fn a_mask_takes_back_a_move_that_leads_out_of_it_and_no_other() {
         let cores = mask.iter().copied().collect();
         assert_eq!(world.directory.set_mask(thread.id(), Some(cores)), Ok(home), "{mask:?}");
         world.run_until_idle();
-        assert_eq!(thread.home(), home, "{mask:?}");
+        assert_eq!(thread.reactor(), home, "{mask:?}");
     }
 }
 
@@ -139,7 +139,7 @@ fn a_move_that_was_given_up_is_not_made_later() {
     let mask = Some(CpuList::from_iter([0, 1]));
     assert_eq!(world.directory.set_mask(thread.id(), mask), Ok(R0), "where it is");
     world.run_until_idle();
-    assert_eq!(thread.home(), R0);
+    assert_eq!(thread.reactor(), R0);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_paused_poller_is_polled_until_it_has_let_go() {
     assert_eq!(count(&in_flight), 20, "it is paused");
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
-    assert_eq!((thread.home(), count(&in_flight)), (R1, 0));
+    assert_eq!((thread.reactor(), count(&in_flight)), (R1, 0));
     in_flight.store(20, RELAXED);
     world.call(&thread, |_| ());
     world.turn_all(200);

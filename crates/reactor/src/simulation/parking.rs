@@ -8,7 +8,7 @@ use super::test_pollers::{
     Alarm, Counter, Device, Dozing, RELAXED, Ring, Tally, active, count, tally,
 };
 use super::{R0, R1, SimReactorState, Simulation};
-use crate::thread::WARY_MAX;
+use crate::thread::EDGE_MAX;
 use crate::{
     Context, PollMode, PollResult, Poller, PollerBuilder, PollerWake, ThreadBuilder, ThreadHandle,
 };
@@ -98,7 +98,7 @@ const FOR_A_DOZER: [(&str, Comes); 5] = [
         "a move",
         (
             |world, _, to, _| world.directory.move_thread(to.id(), R1).unwrap(),
-            |_, to, _| to.home() == R1,
+            |_, to, _| to.reactor() == R1,
         ),
     ),
     (
@@ -107,7 +107,7 @@ const FOR_A_DOZER: [(&str, Comes); 5] = [
         (
             |_, device, to, _| {
                 device.note();
-                to.ring();
+                to.notify();
             },
             |device, _, _| device.is_seen(),
         ),
@@ -356,7 +356,7 @@ fn a_descriptor_that_stays_readable_does_not_doze_its_thread_into_waking_for_eve
         }
     }
     assert_eq!(world.kinds(), ["thread-started", "spurious-wakeups"]);
-    let most = 32 + 4 * (Span::from_secs(1).ns / WARY_MAX.ns) + 20;
+    let most = 32 + 4 * (Span::from_secs(1).ns / EDGE_MAX.ns) + 20;
     assert!(sleeps(&world) < most, "{} sleeps in a second", sleeps(&world));
 }
 

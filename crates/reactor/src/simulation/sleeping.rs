@@ -97,7 +97,7 @@ fn where_nobody_sleeps_it_may_live_and_then_nobody_may_go_to_sleep() {
         world.pass_time(Span::from_us(10));
         assert_eq!(world.members[1].stage, SimReactorState::Turning);
     }
-    assert_eq!(thread.home(), R1);
+    assert_eq!(thread.reactor(), R1);
 }
 
 /// Spin time after the last work, if work came with this gap before.
@@ -593,8 +593,8 @@ fn a_descriptor_that_stays_readable_is_told_once_and_does_not_keep_its_reactor_a
     let slack = Span::from_ms(1);
     for _ in 0..20 {
         work.store(1, RELAXED);
-        live(Span { ns: crate::thread::WARY_MAX.ns + slack.ns });
-        assert_eq!(count(&work), 0, "it is seen {} later at most", crate::thread::WARY_MAX);
+        live(Span { ns: crate::thread::EDGE_MAX.ns + slack.ns });
+        assert_eq!(count(&work), 0, "it is seen {} later at most", crate::thread::EDGE_MAX);
     }
     let (_, kinds, _) = live(Span::from_ms(1));
     assert!(kinds.len() > 5, "and the descriptor is believed again, and told again: {kinds:?}");
@@ -703,7 +703,7 @@ fn what_is_ready_at_the_beginning_is_made_visible_and_so_is_what_somebody_asks_f
     assert!(count(&asking) >= 2, "and what it asked for");
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.run_until_idle();
-    assert_eq!((thread.home(), count(&first)), (R1, before + 1), "and after a move");
+    assert_eq!((thread.reactor(), count(&first)), (R1, before + 1), "and after a move");
     world.live(Span::from_ms(50));
     assert_eq!(count(&first), before + 1, "and not without a reason");
 }

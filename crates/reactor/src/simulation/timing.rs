@@ -167,7 +167,7 @@ fn a_timer_runs_once_at_its_time_even_if_its_thread_moves_and_not_if_it_is_remov
     world.live(Span::from_ms(4));
     world.directory.move_thread(thread.id(), R1).unwrap();
     world.live(Span::from_ms(20));
-    assert_eq!(thread.home(), R1);
+    assert_eq!(thread.reactor(), R1);
     let late = count(&ran).checked_sub(7_000_000);
     assert!(late.is_some_and(|late| late < 100_000), "{late:?}");
     assert_eq!(count(&removed), 0);

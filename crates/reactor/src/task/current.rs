@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 thread_local! {
-    static HERE: RefCell<CurrentExecutor> = const { RefCell::new(CurrentExecutor::nobody()) };
+    static CURRENT: RefCell<CurrentExecutor> = const { RefCell::new(CurrentExecutor::nobody()) };
 }
 
 /// Executor being polled.
@@ -27,21 +27,21 @@ impl CurrentExecutor {
 
 /// Marks `executor` as polled by this OS thread. Tasks it wakes are appended to `woken`.
 pub(super) fn set(executor: usize, woken: Vec<u32>) -> EnterGuard {
-    EnterGuard { before: HERE.replace(CurrentExecutor { executor, woken }) }
+    EnterGuard { before: CURRENT.replace(CurrentExecutor { executor, woken }) }
 }
 
 impl EnterGuard {
     /// Ends the polling and returns the tasks woken.
     pub(super) fn clear(mut self) -> Vec<u32> {
         let before = std::mem::replace(&mut self.before, CurrentExecutor::nobody());
-        HERE.replace(before).woken
+        CURRENT.replace(before).woken
     }
 }
 
 /// Marks task `index` as ready, if this OS thread is polling its executor.
 pub(super) fn wake(executor: usize, index: impl FnOnce() -> Option<u32>) -> bool {
     // During thread exit the thread-local may be gone; nothing is polled then.
-    let woken = HERE.try_with(|here| {
+    let woken = CURRENT.try_with(|here| {
         let mut here = here.borrow_mut();
         let is_here = here.executor == executor;
         if is_here {

@@ -61,9 +61,9 @@ impl Executor {
     }
 
     /// Receives tasks and wake-ups from outside. Returns whether there were any.
-    fn heed(&mut self, now: Instant) -> bool {
+    fn receive(&mut self, now: Instant) -> bool {
         let Self { shared, incoming, places, free, ready, .. } = self;
-        if !shared.take_news() {
+        if !shared.take_pending() {
             return false;
         }
         while let Some(task) = incoming.receive() {
@@ -73,14 +73,14 @@ impl Executor {
             ready.extend(shared.queue(index));
         }
         shared.take_woken(|index| ready.extend(shared.queue(index)));
-        if let Some(mut alarms) = self.shared.new_alarms() {
+        if let Some(mut alarms) = self.shared.unset_timers() {
             self.next_alarm = alarms.set(now);
         }
         true
     }
 
     /// Wakes the tasks whose timers are due. Returns whether there were any.
-    fn ring_alarms(&mut self, now: Instant) -> bool {
+    fn fire_timers(&mut self, now: Instant) -> bool {
         if now < self.next_alarm {
             return false;
         }
@@ -119,12 +119,12 @@ impl Executor {
         };
         let dropped = catch_unwind(AssertUnwindSafe(|| *place = None));
         self.free.push(index);
-        self.shared.give_back();
+        self.shared.release();
         let panic = panic.or_else(|| dropped.err().map(|panic| panic_text(&*panic)));
         if let Some(panic) = panic {
             let (thread, executor) = (context.thread(), self.name.clone());
             let event = Event::TaskPanicked { thread, executor, panic };
-            context.directory().record_event(context.now(), event);
+            context.registry().record_event(context.now(), event);
         }
     }
 }
@@ -136,10 +136,10 @@ impl Poller for Executor {
             return PollResult::Idle;
         }
         let visit = current::set(self.shared.number(), std::mem::take(&mut self.woken));
-        let mut found = self.heed(now) | self.ring_alarms(now);
+        let mut found = self.receive(now) | self.fire_timers(now);
         found |= self.run(context) > 0;
         // Timers that tasks created in this poll count from this iteration on.
-        found |= self.heed(now);
+        found |= self.receive(now);
         self.woken = visit.clear();
         self.ready.extend(self.woken.drain(..));
         PollResult::from_count(usize::from(found))

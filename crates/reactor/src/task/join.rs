@@ -97,7 +97,7 @@ impl<T> TaskCompleter<T> {
     ) -> Poll<TaskState<T>> {
         if let Some(link) = &self.0 {
             if !is_begun {
-                link.desk().task = Some(context.waker().clone());
+                link.inner().task = Some(context.waker().clone());
             }
             // Pairs with the release in the drop of the handle.
             if link.is_unwanted.load(Ordering::Acquire) {
@@ -112,7 +112,7 @@ impl<T> TaskCompleter<T> {
 
     fn keep(&mut self, answer: Result<T, JoinError>) {
         let Some(link) = self.0.take() else { return };
-        let mut desk = link.desk();
+        let mut desk = link.inner();
         desk.answer = Some(answer);
         let (joiner, task) = (desk.joiner.take(), desk.task.take());
         drop(desk);
@@ -138,13 +138,13 @@ impl<T> JoinHandle<T> {
 
     /// Whether the task has ended.
     pub fn is_finished(&self) -> bool {
-        self.link.desk().answer.is_some()
+        self.link.inner().answer.is_some()
     }
 
     /// Blocks an OS thread until the task has ended. Must not be called on a reactor, which it
     /// would block.
     pub fn wait(self) -> Result<T, JoinError> {
-        let mut desk = self.link.desk();
+        let mut desk = self.link.inner();
         loop {
             if let Some(answer) = desk.answer.take() {
                 return answer;
@@ -158,7 +158,7 @@ impl<T> Future for JoinHandle<T> {
     type Output = Result<T, JoinError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut desk = self.link.desk();
+        let mut desk = self.link.inner();
         if let Some(answer) = desk.answer.take() {
             return Poll::Ready(answer);
         }
@@ -177,7 +177,7 @@ impl<T> Drop for JoinHandle<T> {
         }
         // A task that has not started checks this when it does, under the same lock.
         self.link.is_unwanted.store(true, Ordering::Release);
-        let task = self.link.desk().task.take();
+        let task = self.link.inner().task.take();
         if let Some(task) = task {
             task.wake();
         }
@@ -185,7 +185,7 @@ impl<T> Drop for JoinHandle<T> {
 }
 
 impl<T> JoinState<T> {
-    fn desk(&self) -> MutexGuard<'_, JoinInner<T>> {
+    fn inner(&self) -> MutexGuard<'_, JoinInner<T>> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

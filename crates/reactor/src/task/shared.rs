@@ -82,21 +82,21 @@ impl Shared {
     /// Reserves a slot for a task.
     pub(super) fn reserve(&self) -> Result<(), SpawnTaskErrorKind> {
         if self.is_gone() {
-            return Err(SpawnTaskErrorKind::Thread);
+            return Err(SpawnTaskErrorKind::ThreadGone);
         }
         let more = |taken: u32| (taken < self.tasks_max).then_some(taken + 1);
         // Pairs with the release in `give_back`: a reserved slot is empty.
         let taken = self.taken.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
-        taken.map(drop).map_err(|_| SpawnTaskErrorKind::Room { tasks_max: self.tasks_max })
+        taken.map(drop).map_err(|_| SpawnTaskErrorKind::TableFull { tasks_max: self.tasks_max })
     }
 
     /// Releases a slot, which is free in the table already.
-    pub(super) fn give_back(&self) {
+    pub(super) fn release(&self) {
         self.taken.fetch_sub(1, Ordering::Release);
     }
 
     /// Submits a task with a reserved slot. An executor that is gone drops it.
-    pub(super) fn admit(&self, task: Task) {
+    pub(super) fn submit(&self, task: Task) {
         // There is a mailbox entry for every slot, so a send fails only if the executor is gone.
         drop(self.incoming.send(task));
         self.announce();
@@ -106,7 +106,7 @@ impl Shared {
     pub(super) fn announce(&self) {
         // Pairs with the exchange in `take_news`.
         self.news.store(true, Ordering::Release);
-        self.thread.ring();
+        self.thread.notify();
     }
 
     #[inline]
@@ -117,7 +117,7 @@ impl Shared {
     /// Clears the announcement flag and returns it. An exchange, so that it reads the last of
     /// several announcements and sees what all of them have stored.
     #[inline]
-    pub(super) fn take_news(&self) -> bool {
+    pub(super) fn take_pending(&self) -> bool {
         self.has_pending() && self.news.swap(false, Ordering::AcqRel)
     }
 
@@ -154,13 +154,13 @@ impl Shared {
     }
 
     /// Announces a timer that must be set.
-    pub(super) fn announce_alarm(&self) {
+    pub(super) fn announce_timer(&self) {
         self.has_new_alarms.store(true, Ordering::Relaxed);
         self.announce();
     }
 
     /// The timers, if some must be set. Call after `take_news`, whose exchange orders this too.
-    pub(super) fn new_alarms(&self) -> Option<MutexGuard<'_, SleepTimers>> {
+    pub(super) fn unset_timers(&self) -> Option<MutexGuard<'_, SleepTimers>> {
         let has = self.has_new_alarms.load(Ordering::Relaxed)
             && self.has_new_alarms.swap(false, Ordering::Relaxed);
         has.then(|| self.alarms())

@@ -64,7 +64,7 @@ impl Future for Sleep {
         }
         let number = alarms.add(self.span, context.waker());
         drop(alarms);
-        self.shared.announce_alarm();
+        self.shared.announce_timer();
         self.alarm = Some(number);
         Poll::Pending
     }

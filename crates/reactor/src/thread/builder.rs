@@ -36,13 +36,13 @@ impl ThreadBuilder {
 
     /// Restricts it to these cores.
     #[must_use]
-    pub fn mask(self, cores: CpuList) -> Self {
+    pub fn affinity(self, cores: CpuList) -> Self {
         Self { mask: Some(cores), ..self }
     }
 
     /// NUMA node of its data: the dynamic scheduler prefers reactors on this node.
     #[must_use]
-    pub fn near(self, node: u32) -> Self {
+    pub fn numa_node(self, node: u32) -> Self {
         Self { node: Some(node), ..self }
     }
 

@@ -24,13 +24,13 @@ pub(super) struct DetachRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DetachProgress {
     /// No request.
-    Stays,
+    NotRequested,
     /// Some poller still has I/O in flight.
     Pending,
     /// Detached; ready to migrate to this reactor.
-    Goes(ReactorId),
+    Migrate(ReactorId),
     /// Detached; ready to end.
-    Ends,
+    Exit,
 }
 
 impl LightThread {
@@ -63,7 +63,7 @@ impl LightThread {
             if self.from != local.id {
                 record.moves.add(1);
                 let (thread, name) = (record.id, record.name.clone());
-                let event = Event::ThreadMoved { thread, name, from: self.from, to: local.id };
+                let event = Event::ThreadMigrated { thread, name, from: self.from, to: local.id };
                 local.directory.record_event(now, event);
                 self.from = local.id;
             }
@@ -74,7 +74,7 @@ impl LightThread {
     }
 
     /// Whether it is detaching or has not fully arrived.
-    pub(crate) fn is_travelling(&self) -> bool {
+    pub(crate) fn is_migrating(&self) -> bool {
         self.leaving.is_some() || self.arriving
     }
 
@@ -100,7 +100,7 @@ impl LightThread {
     /// Processes its pending request: leave, or cancel a departure.
     pub(crate) fn apply_request(&mut self, now: Instant, local: &mut ReactorLocal) {
         let record = &self.desk.record;
-        let to = if record.is_to_end() { None } else { Some(record.wanted()) };
+        let to = if record.is_to_end() { None } else { Some(record.requested_reactor()) };
         self.leave(to, now, local);
     }
 
@@ -114,14 +114,14 @@ impl LightThread {
             self.leaving = Some(DetachRequest { to, since: now });
             local.attention = true;
         } else if self.leaving.take().is_some() {
-            self.expect_attach();
+            self.mark_for_attach();
             local.attention = true;
         }
     }
 
     /// Marks all pollers for attaching at [arrival](Self::arrive), including those that have not
     /// detached: they were told to start nothing new.
-    fn expect_attach(&mut self) {
+    fn mark_for_attach(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.detached = true);
         self.arriving = true;
     }
@@ -129,7 +129,7 @@ impl LightThread {
     /// Asks all of its pollers to detach. A detached poller is asked again as long as others are
     /// not, since a message may have brought it new work.
     pub(crate) fn poll_detach(&mut self, now: Instant, local: &mut ReactorLocal) -> DetachProgress {
-        let Some(DetachRequest { to, since }) = self.leaving else { return DetachProgress::Stays };
+        let Some(DetachRequest { to, since }) = self.leaving else { return DetachProgress::NotRequested };
         let parting = if to.is_some() { DetachReason::Migrating } else { DetachReason::Exiting };
         let mut holds_on = None;
         for slot in self.slots.iter_mut() {
@@ -142,7 +142,7 @@ impl LightThread {
         }
         self.slots.rebuild_lists(self.desk.record.id, now, local);
         let Some(id) = holds_on else {
-            return to.map_or(DetachProgress::Ends, DetachProgress::Goes);
+            return to.map_or(DetachProgress::Exit, DetachProgress::Migrate);
         };
         let waited = now.since(since);
         if waited < local.drain_max {
@@ -151,22 +151,22 @@ impl LightThread {
         // After the time limit a migration is canceled, but an exit proceeds.
         match to {
             Some(to) => {
-                self.desk.record.give_up(to, local.id);
-                self.stay(id, waited, now, local);
-                DetachProgress::Stays
+                self.desk.record.cancel_move(to, local.id);
+                self.cancel_migration(id, waited, now, local);
+                DetachProgress::NotRequested
             }
-            None => DetachProgress::Ends,
+            None => DetachProgress::Exit,
         }
     }
 
     /// Cancels a migration after its time limit.
-    fn stay(&mut self, id: PollerId, after: Span, now: Instant, local: &mut ReactorLocal) {
+    fn cancel_migration(&mut self, id: PollerId, after: Span, now: Instant, local: &mut ReactorLocal) {
         let poller = self.poller_name(id).unwrap_or_default();
         let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
         local.directory.record_event(now, Event::MigrationTimeout { thread, name, poller, after });
         self.leaving = None;
         // If one of them panics, the others are attached in the next iteration.
-        self.expect_attach();
+        self.mark_for_attach();
         self.attach(now, local);
         self.arriving = false;
     }

@@ -61,9 +61,9 @@ pub(crate) struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WakeMode {
     /// Never.
-    Nothing,
+    None,
     /// While it is readable.
-    Readable,
+    Level,
     /// While it is readable, possibly delayed.
     Coalesced,
     /// When it becomes readable again; used after spurious wake-ups.
@@ -81,7 +81,7 @@ pub(crate) struct PollerIds {
 /// never end.
 const PERIOD_MIN: Span = Span { ns: 1 };
 /// Delay after which a timed poller that was due while detached is checked again.
-const DETACHED: Span = Span::from_us(100);
+const DETACHED_RETRY: Span = Span::from_us(100);
 
 impl Slots {
     /// Calls `body` with the active pollers, in order, until it returns true. Returns whether it
@@ -130,7 +130,7 @@ impl Slots {
     }
 
     /// Whether some descriptor could not be added to the sleeper's set.
-    pub(crate) fn has_unlisted(&self) -> bool {
+    pub(crate) fn has_unwaitable(&self) -> bool {
         self.iter().any(|slot| slot.unlisted)
     }
 
@@ -145,15 +145,15 @@ impl Slots {
         (self.sleepless, self.looking) = (0, 0);
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
-            let runs = slot.runs();
+            let runs = slot.is_polled();
             // A coalesced descriptor stays so here; `update_wake_mode` decides before each sleep.
             let hearing = match (runs, slot.trust.is_edge_triggered()) {
-                (false, _) => WakeMode::Nothing,
+                (false, _) => WakeMode::None,
                 (true, false) if slot.hearing == WakeMode::Coalesced => WakeMode::Coalesced,
-                (true, false) => WakeMode::Readable,
+                (true, false) => WakeMode::Level,
                 (true, true) => WakeMode::Edge,
             };
-            if let Err(error) = slot.list(hearing, local) {
+            if let Err(error) = slot.set_wake_mode(hearing, local) {
                 let (poller, error) = (slot.name().to_owned(), error.to_string());
                 local.directory.record_event(now, Event::WaitFailed { poller, thread, error });
             }
@@ -205,7 +205,7 @@ impl Slot {
             detached: true,
             is_draining: false,
             sleeps_at_once,
-            hearing: WakeMode::Nothing,
+            hearing: WakeMode::None,
             unlisted: false,
             woken_by,
             trust: SpuriousWakeFilter::default(),
@@ -215,7 +215,7 @@ impl Slot {
     }
 
     /// Whether it is polled.
-    fn runs(&self) -> bool {
+    fn is_polled(&self) -> bool {
         !self.detached && (!self.paused || self.is_draining)
     }
 
@@ -224,7 +224,7 @@ impl Slot {
         context.local.watch.begin(self.number);
         context.desk.current = Some(self.id);
         self.polls += 1;
-        let found = self.poller.poll(context).is_work();
+        let found = self.poller.poll(context).is_busy();
         self.found += u64::from(found);
         context.desk.busy_ns += context.local.watch.end(found);
         found
@@ -238,7 +238,7 @@ impl Slot {
     ) -> Option<(bool, Instant)> {
         let every = self.every.filter(|_| self.due == due)?;
         if self.detached {
-            self.due = context.now.after(every.min(DETACHED));
+            self.due = context.now.after(every.min(DETACHED_RETRY));
             return Some((false, self.due));
         }
         let found = self.poll(context);
@@ -265,22 +265,22 @@ impl Slot {
     pub(crate) fn publish(&self) {
         self.record.polls.set(self.polls);
         self.record.found.set(self.found);
-        self.record.woken_in_vain.set(self.trust.in_vain());
+        self.record.woken_in_vain.set(self.trust.spurious());
         self.record.paused.store(self.paused, Ordering::Relaxed);
     }
 
     /// Adds its descriptor to the sleeper's set, removes it, or changes its wake mode.
-    fn list(&mut self, wanted: WakeMode, local: &ReactorLocal) -> io::Result<()> {
+    fn set_wake_mode(&mut self, wanted: WakeMode, local: &ReactorLocal) -> io::Result<()> {
         let PollerWake::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
         let sources = &local.sources;
         // Added level-triggered first, then changed to the wanted mode.
-        if self.hearing == WakeMode::Nothing && wanted != WakeMode::Nothing {
+        if self.hearing == WakeMode::None && wanted != WakeMode::None {
             let added = sources.add(descriptor, self.number);
             let was_unlisted = std::mem::replace(&mut self.unlisted, added.is_err());
             return match added {
                 Ok(()) => {
-                    self.hearing = WakeMode::Readable;
-                    self.list(wanted, local)
+                    self.hearing = WakeMode::Level;
+                    self.set_wake_mode(wanted, local)
                 }
                 // Retried indefinitely, reported once.
                 Err(_) if was_unlisted => Ok(()),
@@ -291,13 +291,13 @@ impl Slot {
         // The coalesced set is left before any other change.
         if self.hearing == WakeMode::Coalesced && wanted != WakeMode::Coalesced {
             sources.clear_coalesced(descriptor, self.number)?;
-            self.hearing = WakeMode::Readable;
+            self.hearing = WakeMode::Level;
         }
         let before = std::mem::replace(&mut self.hearing, wanted);
         match (before, wanted) {
             _ if before == wanted => Ok(()),
-            (_, WakeMode::Nothing) => sources.remove(descriptor),
-            (_, WakeMode::Readable) => sources.set_level_triggered(descriptor, self.number),
+            (_, WakeMode::None) => sources.remove(descriptor),
+            (_, WakeMode::Level) => sources.set_level_triggered(descriptor, self.number),
             (_, WakeMode::Edge) => sources.set_edge_triggered(descriptor, self.number),
             (_, WakeMode::Coalesced) => sources.set_coalesced(descriptor, self.number),
         }
@@ -307,12 +307,12 @@ impl Slot {
     /// was.
     pub(crate) fn update_wake_mode(&mut self, local: &ReactorLocal) {
         let wanted = match (self.hearing, self.poller.may_coalesce_wakeups()) {
-            (WakeMode::Readable, true) => WakeMode::Coalesced,
-            (WakeMode::Coalesced, false) => WakeMode::Readable,
+            (WakeMode::Level, true) => WakeMode::Coalesced,
+            (WakeMode::Coalesced, false) => WakeMode::Level,
             _ => return,
         };
         let before = self.hearing;
-        if self.list(wanted, local).is_err() {
+        if self.set_wake_mode(wanted, local).is_err() {
             self.hearing = before;
         }
     }
@@ -321,7 +321,7 @@ impl Slot {
     /// it is newly found to be stuck.
     pub(crate) fn woken(&mut self, slept: Span, now: Instant) -> Option<i32> {
         let PollerWake::Descriptor(descriptor) = &self.woken_by else { return None };
-        self.trust.woken(self.found, slept, now).then(|| descriptor.as_raw_fd())
+        self.trust.handle_wakeup(self.found, slept, now).then(|| descriptor.as_raw_fd())
     }
 
     pub(crate) fn has_descriptor(&self) -> bool {
@@ -330,7 +330,7 @@ impl Slot {
 
     /// Whether no event would end a sleep on its behalf.
     fn is_sleepless(&self) -> bool {
-        self.record.wake == WakeKind::Nothing || self.unlisted
+        self.record.wake == WakeKind::Never || self.unlisted
     }
 
     /// Whether it generates work itself, and has some.
@@ -342,7 +342,7 @@ impl Slot {
     /// Drops the poller. Returns the panic message if that panics.
     pub(crate) fn dispose(mut self, local: &ReactorLocal) -> Option<String> {
         // It is closed below, which removes it from the set as well, unless it was duplicated.
-        let _ = self.list(WakeMode::Nothing, local);
+        let _ = self.set_wake_mode(WakeMode::None, local);
         catch_unwind(AssertUnwindSafe(|| drop(self.poller))).err().map(|panic| panic_text(&*panic))
     }
 }

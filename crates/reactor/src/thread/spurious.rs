@@ -36,14 +36,14 @@ pub(crate) struct SpuriousWakeFilter {
 }
 
 /// Consecutive spurious wake-ups that are no coincidence.
-pub(crate) const ROW: u32 = 32;
+pub(crate) const SPURIOUS_ROW: u32 = 32;
 /// A sleep ended by an occasional event lasts longer than this.
-const AT_ONCE: Span = Span::from_us(20);
-const WARY_MIN: Span = Span::from_us(100);
+const SPURIOUS_SLEEP_MAX: Span = Span::from_us(20);
+const EDGE_MIN: Span = Span::from_us(100);
 /// Maximum delay of a signal that does not change a readable descriptor.
-pub(crate) const WARY_MAX: Span = Span::from_ms(10);
+pub(crate) const EDGE_MAX: Span = Span::from_ms(10);
 /// A descriptor that was readable at the start ends one sleep by that. Further ones are changes.
-const ECHO: u32 = 1;
+const INITIAL_READINESS: u32 = 1;
 
 impl Default for SpuriousWakeFilter {
     fn default() -> Self {
@@ -62,7 +62,7 @@ impl Default for SpuriousWakeFilter {
 impl SpuriousWakeFilter {
     /// Handles a sleep that the descriptor ended, after its poller found work `found` times in
     /// total. True if it is stuck and an event is to be recorded.
-    pub(super) fn woken(&mut self, found: u64, slept: Span, now: Instant) -> bool {
+    pub(super) fn handle_wakeup(&mut self, found: u64, slept: Span, now: Instant) -> bool {
         // The poller has found work since: the descriptor is trusted again.
         if found != self.found {
             *self = Self { found, in_vain: self.in_vain, ..Self::default() };
@@ -73,18 +73,18 @@ impl SpuriousWakeFilter {
             return false;
         }
         // A sleep that lasted was ended by a real event.
-        if slept > AT_ONCE {
+        if slept > SPURIOUS_SLEEP_MAX {
             (self.row, self.wary_for) = (0, Span::default());
             return false;
         }
         self.row = self.row.saturating_add(1);
-        if self.row < ROW {
+        if self.row < SPURIOUS_ROW {
             return false;
         }
         // The first row may be a coincidence; the event is recorded when it repeats.
-        let is_first = self.row == ROW;
-        self.in_vain += if is_first { u64::from(ROW) } else { 1 };
-        self.wary_for.ns = (2 * self.wary_for.ns).clamp(WARY_MIN.ns, WARY_MAX.ns);
+        let is_first = self.row == SPURIOUS_ROW;
+        self.in_vain += if is_first { u64::from(SPURIOUS_ROW) } else { 1 };
+        self.wary_for.ns = (2 * self.wary_for.ns).clamp(EDGE_MIN.ns, EDGE_MAX.ns);
         (self.wary_until, self.changes) = (now.after(self.wary_for), 0);
         !is_first && !std::mem::replace(&mut self.is_told, true)
     }
@@ -95,21 +95,21 @@ impl SpuriousWakeFilter {
     }
 
     /// Time at which it becomes level-triggered again; never if it is.
-    pub(super) fn wary_until(&self) -> Instant {
+    pub(super) fn edge_until(&self) -> Instant {
         self.wary_until
     }
 
     /// Counted spurious wake-ups.
-    pub(super) fn in_vain(&self) -> u64 {
+    pub(super) fn spurious(&self) -> u64 {
         self.in_vain
     }
 
     /// True if it becomes level-triggered now.
-    fn is_reconciled(&mut self, now: Instant) -> bool {
+    fn end_edge_period(&mut self, now: Instant) -> bool {
         let is_over = self.is_edge_triggered() && now >= self.wary_until;
         if is_over {
             self.wary_until = Instant::NEVER;
-            if self.changes > ECHO {
+            if self.changes > INITIAL_READINESS {
                 (self.row, self.wary_for) = (0, Span::default());
             }
         }
@@ -133,7 +133,7 @@ impl LightThread {
             is_wary |= slot.trust.is_edge_triggered();
             if let Some(descriptor) = slot.woken(slept, now) {
                 let poller = slot.name().to_owned();
-                let event = Event::SpuriousWakeups { poller, thread, descriptor, times: ROW };
+                let event = Event::SpuriousWakeups { poller, thread, descriptor, times: SPURIOUS_ROW };
                 local.directory.record_event(now, event);
             }
             is_wary |= slot.trust.is_edge_triggered();
@@ -144,8 +144,8 @@ impl LightThread {
     }
 
     /// Makes descriptors level-triggered whose period has ended.
-    pub(super) fn reconcile(&mut self, now: Instant, local: &mut ReactorLocal) {
-        let is_reconciled = |slot: &mut super::Slot| slot.trust.is_reconciled(now);
+    pub(super) fn restore_level_triggered(&mut self, now: Instant, local: &mut ReactorLocal) {
+        let is_reconciled = |slot: &mut super::Slot| slot.trust.end_edge_period(now);
         if self.slots.iter_mut().filter_map(|slot| is_reconciled(slot).then_some(())).count() > 0 {
             self.slots.rebuild_lists(self.desk.record.id, now, local);
         }
@@ -156,38 +156,38 @@ impl LightThread {
 mod tests {
     use tenmil_base::{Instant, Random, Span};
 
-    use super::{AT_ONCE, ROW, SpuriousWakeFilter, WARY_MAX, WARY_MIN};
+    use super::{SPURIOUS_SLEEP_MAX, SPURIOUS_ROW, SpuriousWakeFilter, EDGE_MAX, EDGE_MIN};
 
     const SOON: Span = Span::from_us(2);
 
     /// Ends `count` sleeps at once and without work. Returns how often an event was to be recorded.
     fn stuck(trust: &mut SpuriousWakeFilter, found: u64, count: u32) -> usize {
         let now = Instant { ns: 1_000 };
-        (0..count).filter(|_| trust.woken(found, SOON, now)).count()
+        (0..count).filter(|_| trust.handle_wakeup(found, SOON, now)).count()
     }
 
     #[test]
     fn one_that_stays_readable_is_told_once_and_believed_ever_more_rarely() {
         let mut trust = SpuriousWakeFilter::default();
-        assert_eq!(stuck(&mut trust, 0, ROW - 1), 0);
+        assert_eq!(stuck(&mut trust, 0, SPURIOUS_ROW - 1), 0);
         assert!(!trust.is_edge_triggered());
         let mut now = Instant { ns: 5_000 };
-        let mut told = usize::from(trust.woken(0, SOON, now));
+        let mut told = usize::from(trust.handle_wakeup(0, SOON, now));
         assert!(told == 0 && trust.is_edge_triggered(), "it may be that of many");
         let mut spans = Vec::new();
         for _ in 0..12 {
             // It was readable when it became edge-triggered, and has not changed.
-            assert!(!trust.woken(0, SOON, now));
-            spans.push(trust.wary_until().since(now));
-            assert!(!trust.is_reconciled(Instant { ns: trust.wary_until().ns - 1 }));
-            now = trust.wary_until();
-            assert!(trust.is_reconciled(now) && !trust.is_edge_triggered());
-            told += usize::from(trust.woken(0, SOON, now));
+            assert!(!trust.handle_wakeup(0, SOON, now));
+            spans.push(trust.edge_until().since(now));
+            assert!(!trust.end_edge_period(Instant { ns: trust.edge_until().ns - 1 }));
+            now = trust.edge_until();
+            assert!(trust.end_edge_period(now) && !trust.is_edge_triggered());
+            told += usize::from(trust.handle_wakeup(0, SOON, now));
             assert_eq!(told, 1);
         }
-        assert_eq!((spans[0], spans[1]), (WARY_MIN, Span { ns: 2 * WARY_MIN.ns }));
-        assert_eq!(spans[11], WARY_MAX);
-        assert_eq!(trust.in_vain(), u64::from(ROW) + 12);
+        assert_eq!((spans[0], spans[1]), (EDGE_MIN, Span { ns: 2 * EDGE_MIN.ns }));
+        assert_eq!(spans[11], EDGE_MAX);
+        assert_eq!(trust.spurious(), u64::from(SPURIOUS_ROW) + 12);
     }
 
     #[test]
@@ -195,24 +195,24 @@ mod tests {
         let mut trust = SpuriousWakeFilter::default();
         for _ in 0..20 {
             let now = Instant { ns: 5_000 };
-            assert_eq!(stuck(&mut trust, 0, ROW), 0);
-            assert_eq!(trust.wary_until().since(Instant { ns: 1_000 }), WARY_MIN);
+            assert_eq!(stuck(&mut trust, 0, SPURIOUS_ROW), 0);
+            assert_eq!(trust.edge_until().since(Instant { ns: 1_000 }), EDGE_MIN);
             assert_eq!(stuck(&mut trust, 0, 2), 0);
-            assert!(trust.is_reconciled(now.after(WARY_MIN)));
+            assert!(trust.end_edge_period(now.after(EDGE_MIN)));
         }
     }
 
     #[test]
     fn one_whose_poller_finds_work_is_believed_again_and_told_again() {
         let mut trust = SpuriousWakeFilter::default();
-        let later = Instant { ns: 1_000 }.after(WARY_MIN);
+        let later = Instant { ns: 1_000 }.after(EDGE_MIN);
         for found in 0..3 {
-            assert_eq!(stuck(&mut trust, found, ROW), 0);
+            assert_eq!(stuck(&mut trust, found, SPURIOUS_ROW), 0);
             assert!(trust.is_edge_triggered());
-            assert_eq!(trust.wary_until(), later);
-            assert!(trust.is_reconciled(later));
+            assert_eq!(trust.edge_until(), later);
+            assert!(trust.end_edge_period(later));
             assert_eq!(stuck(&mut trust, found, 1), 1);
-            assert!(!trust.woken(found + 1, SOON, later), "while it was not believed");
+            assert!(!trust.handle_wakeup(found + 1, SOON, later), "while it was not believed");
             assert!(!trust.is_edge_triggered());
         }
     }
@@ -222,14 +222,14 @@ mod tests {
         let mut random = Random::new(4);
         let (mut trust, mut found) = (SpuriousWakeFilter::default(), 0);
         for _ in 0..1_000 {
-            for _ in 0..random.below(ROW.into()) {
-                assert!(!trust.woken(found, SOON, Instant::default()));
+            for _ in 0..random.below(SPURIOUS_ROW.into()) {
+                assert!(!trust.handle_wakeup(found, SOON, Instant::default()));
             }
             let brings = random.chance(1, 2);
             found += u64::from(brings);
-            let slept = if brings { SOON } else { Span { ns: AT_ONCE.ns + 1 } };
-            assert!(!trust.woken(found, slept, Instant::default()));
+            let slept = if brings { SOON } else { Span { ns: SPURIOUS_SLEEP_MAX.ns + 1 } };
+            assert!(!trust.handle_wakeup(found, slept, Instant::default()));
         }
-        assert_eq!((trust.is_edge_triggered(), trust.in_vain()), (false, 0));
+        assert_eq!((trust.is_edge_triggered(), trust.spurious()), (false, 0));
     }
 }

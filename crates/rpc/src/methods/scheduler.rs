@@ -169,7 +169,7 @@ fn scheduler(steering: &SchedulerHandle) -> Value {
         "gathering": plan.gathering,
         "empty": plan.empty.to_string(),
         "moves": plan.moves.iter().map(row).collect::<Vec<_>>(),
-        "speeds": steering.speeds().into_iter().map(speed).collect::<Vec<_>>(),
+        "speeds": steering.frequency_requests().into_iter().map(speed).collect::<Vec<_>>(),
     })
 }
 
@@ -226,15 +226,15 @@ mod tests {
     struct Nowhere;
 
     impl CpuPlatform for Nowhere {
-        fn ours(&mut self) -> AvailableCpus {
+        fn available(&mut self) -> AvailableCpus {
             AvailableCpus::default()
         }
 
-        fn governs(&self) -> bool {
+        fn controls_frequency(&self) -> bool {
             false
         }
 
-        fn run_at(&mut self, _: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
+        fn request_frequencies(&mut self, _: Vec<(u32, FrequencyRequest)>) -> Vec<FrequencyError> {
             Vec::new()
         }
     }

@@ -221,7 +221,7 @@ impl ExportedDevice {
         let mut seats = self.seats();
         if let Some(entry) = seats.iter_mut().find(|entry| entry.seat.id() == connection) {
             // Deliver commands that were sent before the session could be woken.
-            home.ring();
+            home.notify();
             entry.home = Some(home);
         }
     }
@@ -240,7 +240,7 @@ impl Entry {
     fn order(&self, order: SessionCommand) {
         self.seat.send_command(order);
         if let Some(home) = &self.home {
-            home.ring();
+            home.notify();
         }
     }
 }

@@ -43,7 +43,7 @@ impl ConnectionHandle {
         self.is_called.store(true, Ordering::Release);
         let home = self.home.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(home) = home {
-            home.ring();
+            home.notify();
         }
     }
 
@@ -67,13 +67,13 @@ impl ConnectionHandle {
     /// Reactor that runs the connection, if any.
     pub(super) fn reactor(&self) -> Option<u32> {
         let home = self.home.lock().unwrap_or_else(PoisonError::into_inner);
-        home.as_ref().map(|home| home.home().0)
+        home.as_ref().map(|home| home.reactor().0)
     }
 
     /// Sets the light thread of the connection.
     pub(super) fn set_reactor(&self, home: ThreadHandle) {
         *self.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(home.clone());
         // Deliver wake-ups that were requested before the light thread was known.
-        home.ring();
+        home.notify();
     }
 }

@@ -79,7 +79,7 @@ impl Server {
     pub fn resized(&self, nsid: u32) {
         self.subsystem.resized(nsid);
         // The reactor may be asleep; it notices the change when it polls.
-        self.thread.ring();
+        self.thread.notify();
     }
 
     /// Next event, if any.

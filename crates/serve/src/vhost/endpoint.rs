@@ -210,7 +210,7 @@ impl Endpoint {
         let State::Here(session) = &mut self.state else { return };
         for lane in session.lanes.values() {
             lane.post.send_command(|orders| orders.block_count = Some(block_count));
-            lane.thread.ring();
+            lane.thread.notify();
         }
         let can_be_told = session.server.set_config(self.stand.config());
         let Some(back) = session.back.as_ref().filter(|_| can_be_told) else { return };
@@ -480,7 +480,7 @@ impl Session {
         };
         if let Some(lane) = self.lanes.get(&queue) {
             lane.post.send_command(|orders| orders.call = Some(call));
-            lane.thread.ring();
+            lane.thread.notify();
         }
         Ok(())
     }
@@ -489,7 +489,7 @@ impl Session {
 impl RunningQueue {
     fn stop(&self) {
         self.post.send_command(|orders| orders.ends = true);
-        self.thread.ring();
+        self.thread.notify();
     }
 }
 

@@ -105,7 +105,7 @@ impl EndpointWaker {
         // Release; pairs with the acquire load in `take`.
         self.has_rung.store(true, Ordering::Release);
         if let Some(thread) = self.thread.get() {
-            thread.ring();
+            thread.notify();
         }
     }
 

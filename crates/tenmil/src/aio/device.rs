@@ -245,7 +245,7 @@ impl Drop for HandleInner {
     fn drop(&mut self) {
         // The mailbox has room for this token. If the poller is gone, the device is closed already.
         let _ = self.shared.incoming.send(CLOSE_TOKEN);
-        self.shared.thread.ring();
+        self.shared.thread.notify();
     }
 }
 

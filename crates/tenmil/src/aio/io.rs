@@ -70,7 +70,7 @@ impl<'a> IoFuture<'a> {
         // The mailbox has room for every slot, so it is never full. If the poller is gone, it has
         // completed all slots already.
         let _ = self.shared.incoming.send(index);
-        self.shared.thread.ring();
+        self.shared.thread.notify();
         Poll::Pending
     }
 

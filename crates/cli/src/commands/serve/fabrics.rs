@@ -118,7 +118,7 @@ pub(super) fn run(
         regions: regions.clone(),
         sockets,
         placement,
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
         clock,
     });
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;

@@ -41,7 +41,7 @@ pub(super) fn run(
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let mut asked = rpc_endpoint::serve(rpc_endpoint::state_of(&balanced));
-    let cores = u16::try_from(reactors.directory().reactors().count()).unwrap_or(u16::MAX);
+    let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
     let limits =
         Limits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
     let plan = ServerConfig {
@@ -53,7 +53,7 @@ pub(super) fn run(
         replaces: place.replaces,
         wants_zero_copy: !place.copies,
         regions,
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
     };
     let mut server = Server::start(&machine, &plan).map_err(|why| Error {
         category: why.category,

@@ -45,7 +45,7 @@ pub(super) fn run(
             media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn BlockDevice>).collect(),
             options: ControllerOptions { serial: serial(options.serial, index), ..options },
             regions: regions.clone(),
-            reactors: Arc::clone(reactors.directory()),
+            reactors: Arc::clone(reactors.registry()),
             clock,
         });
         servers.push(server.map_err(|why| Error::environment(format!("serve: {why}")))?);

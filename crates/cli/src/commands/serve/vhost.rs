@@ -45,7 +45,7 @@ pub(super) fn run(
         is_read_only: arguments.read_only,
         id: id(&device_identity(uri)),
         regions,
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
     });
     let server = server.map_err(|why| Error::usage(format!("serve {uri}: {why}")))?;
     tenmil_linux::file::commit_created()?;

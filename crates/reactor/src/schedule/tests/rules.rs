@@ -102,7 +102,7 @@ fn a_load_that_was_seen_is_not_forgotten_on_a_full_reactor() {
 #[test]
 fn a_reactor_whose_threads_fit_elsewhere_is_emptied() {
     let found = plan(dynamic(), &snapshot(3, &[(0, 30), (1, 25), (2, 60)]));
-    assert_eq!(found.moves, [order(1, 1, 0, MigrationReason::Emptying)]);
+    assert_eq!(found.moves, [order(1, 1, 0, MigrationReason::Vacate)]);
     assert_eq!(found.empty, cores("1"));
     let found = plan(dynamic(), &snapshot(3, &[(0, 50), (1, 26), (2, 76)]));
     assert_eq!(found.moves, [], "76 would be less than 5 below the limit");
@@ -111,7 +111,7 @@ fn a_reactor_whose_threads_fit_elsewhere_is_emptied() {
 #[test]
 fn a_thread_that_fills_a_core_is_not_moved_to_where_idle_threads_gather() {
     let found = plan(dynamic(), &snapshot(2, &[(1, 70)]));
-    assert_eq!(found.moves, [order(0, 1, 0, MigrationReason::Emptying)]);
+    assert_eq!(found.moves, [order(0, 1, 0, MigrationReason::Vacate)]);
     assert_eq!(plan(dynamic(), &snapshot(2, &[(1, 90)])).moves, []);
 }
 

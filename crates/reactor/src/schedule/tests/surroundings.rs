@@ -26,11 +26,11 @@ fn threads_leave_a_core_that_is_taken() {
         loads.reactors[1].taken = true;
         let found = scheduler.plan(at(0), &loads);
         assert_eq!(found.moves, [order(1, 1, 2, MigrationReason::CoreTaken)], "where it fits");
-        assert_eq!(found.events, [Event::CoreTaken { core: 1 }]);
+        assert_eq!(found.events, [Event::CoreOffline { core: 1 }]);
         assert_eq!(found.empty, cores("1"));
         assert_eq!(scheduler.plan(at(1), &loads).events, [], "told once");
         loads.reactors[1].taken = false;
-        assert_eq!(scheduler.plan(at(2), &loads).events, [Event::CoreReturned { core: 1 }]);
+        assert_eq!(scheduler.plan(at(2), &loads).events, [Event::CoreOnline { core: 1 }]);
     }
 }
 
@@ -51,15 +51,15 @@ fn a_mask_that_matches_nothing_is_told_and_honoured_again_when_it_can_be() {
     loads.threads[1].mask = Some(cores("3"));
     loads.reactors[3].taken = true;
     let found = scheduler.plan(at(0), &loads);
-    let unmatched = Event::MaskUnmatched { thread: 1, mask: cores("3") };
-    assert_eq!(found.events, [Event::CoreTaken { core: 3 }, unmatched]);
+    let unmatched = Event::AffinityUnsatisfied { thread: 1, mask: cores("3") };
+    assert_eq!(found.events, [Event::CoreOffline { core: 3 }, unmatched]);
     assert_eq!(found.moves, [order(1, 3, 2, MigrationReason::CoreTaken)], "the nearest core");
 
     loads.threads[1].home = 2;
     assert_eq!(scheduler.plan(at(6), &loads).events, []);
     loads.reactors[3].taken = false;
     let found = scheduler.plan(at(12), &loads);
-    assert_eq!(found.events, [Event::CoreReturned { core: 3 }, Event::MaskMatched { thread: 1 }]);
+    assert_eq!(found.events, [Event::CoreOnline { core: 3 }, Event::AffinityRestored { thread: 1 }]);
     assert_eq!(found.moves, [order(1, 2, 3, MigrationReason::Mask)]);
 }
 
@@ -71,7 +71,7 @@ fn when_all_cores_are_taken_planning_goes_on_as_if_none_were() {
         reactor.taken = true;
     }
     let found = scheduler.plan(at(0), &loads);
-    assert!(found.events.contains(&Event::NoCoreLeft));
+    assert!(found.events.contains(&Event::NoUsableCores));
     assert_eq!(found.moves, [order(1, 1, 0, MigrationReason::Idle)]);
     assert_eq!(scheduler.plan(at(1), &loads).events, []);
 }
@@ -173,7 +173,7 @@ fn a_core_is_not_emptied_into_one_with_a_busy_sibling() {
     let mut loads = snapshot(3, &[(0, 10), (1, 40), (2, 30)]);
     loads.threads[1].mask = Some(cores("1"));
     loads.threads[2].mask = Some(cores("0,2"));
-    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 2, 0, MigrationReason::Emptying)]);
+    assert_eq!(plan(dynamic(), &loads).moves, [order(2, 2, 0, MigrationReason::Vacate)]);
     for core in 0..2 {
         loads.reactors[core].siblings = cores("0-1");
     }

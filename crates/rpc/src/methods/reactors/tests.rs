@@ -28,7 +28,7 @@ struct World {
 }
 
 fn running(reactors: &tenmil_reactor::Reactors) -> RunningReactors {
-    RunningReactors { directory: reactors.directory().clone(), clock: *reactors.clock() }
+    RunningReactors { directory: reactors.registry().clone(), clock: *reactors.clock() }
 }
 
 impl World {
@@ -68,7 +68,7 @@ impl World {
     /// Waits for an event; fails after a time limit.
     fn await_event(&self, what: impl Fn(&Event) -> bool) {
         let end = self.reactors.clock().now().after(Span::from_secs(20));
-        let events = || self.reactors.directory().events_since(0).noted;
+        let events = || self.reactors.registry().events_since(0).noted;
         while !events().iter().any(|noted| what(&noted.event)) {
             assert!(self.reactors.clock().now() < end, "it does not happen");
             tenmil_linux::thread::yield_now();
@@ -137,7 +137,7 @@ fn reactors_are_told_how_to_poll_and_do() {
 fn who_could_not_be_told_is_named_with_the_reason() {
     let world = World::new();
     let stopped = ReactorId(0);
-    world.reactors.directory().stop(stopped).unwrap();
+    world.reactors.registry().stop(stopped).unwrap();
     let end = world.reactors.clock().now().after(Span::from_secs(20));
     let refusal = loop {
         assert!(world.reactors.clock().now() < end, "it never stops");

@@ -78,7 +78,7 @@ fn serve_medium(
         doors: doors.into(),
         served: Arc::clone(&served),
         regions: regions.clone(),
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
         clock,
         connections_max,
         per_address_max: 2,
@@ -203,7 +203,7 @@ fn a_connection_goes_on_wherever_its_thread_moves() {
     /// More than the socket buffers hold, so that the server always has some requests outstanding.
     const READS: u64 = 256;
     let house = serve(PollMode::Adaptive, 4);
-    let directory = Arc::clone(house.reactors.as_ref().unwrap().directory());
+    let directory = Arc::clone(house.reactors.as_ref().unwrap().registry());
     let homes: Vec<_> = directory.reactors().collect();
     let mut client = connect(&house);
     let content = |block: u64| [u8::try_from(block % 251).unwrap(); BYTES as usize];
@@ -229,7 +229,7 @@ fn a_connection_goes_on_wherever_its_thread_moves() {
             assert!(data == content(reply.cookie % 16), "after {index} moves");
         }
         let end = house.clock.now().after(Span::from_secs(20));
-        while thread.home() != to {
+        while thread.reactor() != to {
             assert!(house.clock.now() < end, "it never comes home");
             tenmil_linux::thread::yield_now();
         }

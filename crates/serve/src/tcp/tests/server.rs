@@ -180,7 +180,7 @@ pub(super) fn serve(
         regions: rig.regions.clone(),
         sockets: SocketOptions::default(),
         placement,
-        reactors: Arc::clone(reactors.directory()),
+        reactors: Arc::clone(reactors.registry()),
         clock,
     });
     let server = server.unwrap();

@@ -79,7 +79,7 @@ impl Rig {
             media: vec![medium],
             options: DeviceOptions { maps_doorbells, queues: 4, ..DeviceOptions::default() },
             regions: regions.clone(),
-            reactors: Arc::clone(reactors.directory()),
+            reactors: Arc::clone(reactors.registry()),
             clock,
         });
         let server = server.unwrap();

@@ -73,7 +73,7 @@ impl Rig {
             is_read_only: false,
             id: id("ram:"),
             regions: regions.clone(),
-            reactors: Arc::clone(reactors.directory()),
+            reactors: Arc::clone(reactors.registry()),
         });
         let server = server.unwrap();
         Self { regions, clock, server, reactors: Some(reactors), directory }

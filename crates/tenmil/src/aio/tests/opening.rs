@@ -152,7 +152,7 @@ fn what_cannot_be_opened_is_refused_by_its_name() {
         assert!(refused.text.starts_with(said), "{refused}");
         assert_eq!(refused.category, ErrorCategory::Usage);
     }
-    stage.reactors.directory().end_thread(stage.thread.id()).unwrap();
+    stage.reactors.registry().end_thread(stage.thread.id()).unwrap();
     while !stage.thread.is_gone() {
         tenmil_linux::thread::yield_now();
     }
