@@ -40,13 +40,13 @@ impl Configuration {
     }
 
     /// Command register value that enables memory space and bus mastering (DMA).
-    pub(crate) fn command_on(&self) -> u16 {
+    pub(crate) fn command_enabled(&self) -> u16 {
         self.word(4) | MEMORY_SPACE | BUS_MASTER
     }
 
     /// As above, with bus mastering disabled.
-    pub(crate) fn command_quiet(&self) -> u16 {
-        self.command_on() & !BUS_MASTER
+    pub(crate) fn command_without_dma(&self) -> u16 {
+        self.command_enabled() & !BUS_MASTER
     }
 
     /// Size of the MSI-X table.
@@ -141,8 +141,8 @@ mod tests {
         let mut bytes = [0; 256];
         bytes[4..6].copy_from_slice(&[0x41, 0x05]);
         let found = Configuration::new(bytes);
-        assert_eq!(found.command_on(), 0x0547);
-        bytes[4..6].copy_from_slice(&found.command_on().to_le_bytes());
-        assert_eq!(Configuration::new(bytes).command_quiet(), 0x0543);
+        assert_eq!(found.command_enabled(), 0x0547);
+        bytes[4..6].copy_from_slice(&found.command_enabled().to_le_bytes());
+        assert_eq!(Configuration::new(bytes).command_without_dma(), 0x0543);
     }
 }

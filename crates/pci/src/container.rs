@@ -70,7 +70,7 @@ impl Container {
     }
 
     /// Kernel interface by which functions are attached.
-    pub(crate) fn way(&self) -> VfioInterface {
+    pub(crate) fn interface(&self) -> VfioInterface {
         match self.mapped() {
             Some((Iommu::Iommufd(_), _)) => VfioInterface::Iommufd,
             Some((Iommu::Type1(_), _)) | None => VfioInterface::Group,

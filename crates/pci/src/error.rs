@@ -12,7 +12,7 @@ pub(crate) const BIND_IOMMUFD: &str = "bind it to iommufd";
 #[derive(Debug)]
 pub enum AttachError {
     /// No function at that address.
-    Absent {
+    NotFound {
         /// Given address.
         address: String,
     },
@@ -62,7 +62,7 @@ pub enum AttachError {
         found: u32,
     },
     /// A VFIO ioctl failed.
-    Call {
+    Ioctl {
         /// Given address.
         address: String,
         /// Action that failed.
@@ -130,7 +130,7 @@ impl AttachError {
     /// Fix, if a command exists.
     pub fn hint(&self) -> Option<String> {
         match self {
-            Self::Absent { .. } => Some("`tenmil list` shows which there are.".to_owned()),
+            Self::NotFound { .. } => Some("`tenmil list` shows which there are.".to_owned()),
             Self::Driver { address, .. } => Some(format!(
                 "`tenmil bind {address}` takes it from its driver, if nobody uses it."
             )),
@@ -160,7 +160,7 @@ impl AttachError {
             Self::Open { error, .. } if error.kind() == io::ErrorKind::NotFound => {
                 Some("Load the driver with `sudo modprobe vfio-pci`.".to_owned())
             }
-            Self::Call { what: USE_IOMMU, error, .. }
+            Self::Ioctl { what: USE_IOMMU, error, .. }
                 if error.kind() == io::ErrorKind::PermissionDenied =>
             {
                 let text = "Interrupts are not kept apart: switch on interrupt remapping (VT-d, \
@@ -169,7 +169,7 @@ impl AttachError {
                             /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts`.";
                 Some(text.to_owned())
             }
-            Self::Call { what: BIND_IOMMUFD, error, .. } => match error.raw_os_error() {
+            Self::Ioctl { what: BIND_IOMMUFD, error, .. } => match error.raw_os_error() {
                 Some(libc::EINVAL | libc::EBUSY) => Some(
                     "Another process has it, or another function of its IOMMU group has a driver of \
                      the kernel's: `tenmil list` tells who."
@@ -195,7 +195,7 @@ impl AttachError {
 impl fmt::Display for AttachError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Absent { address } => write!(out, "attach {address}: no PCI function is there"),
+            Self::NotFound { address } => write!(out, "attach {address}: no PCI function is there"),
             Self::Driver { address, found } => {
                 let found =
                     found.as_ref().map_or_else(|| "none".to_owned(), |it| format!("'{it}'"));
@@ -221,7 +221,7 @@ impl fmt::Display for AttachError {
             Self::Class { address, found } => {
                 write!(out, "attach {address}: class is {found:06x}, expected 010802")
             }
-            Self::Call { address, what, error } => write!(out, "attach {address}: {what}: {error}"),
+            Self::Ioctl { address, what, error } => write!(out, "attach {address}: {what}: {error}"),
         }
     }
 }
@@ -270,7 +270,7 @@ mod tests {
     fn what_the_machine_lacks_is_told_with_what_mends_it() {
         let address = || "0000:5e:00.0".to_owned();
         let error = io::Error::from_raw_os_error(libc::EPERM);
-        let remapping = AttachError::Call { address: address(), what: USE_IOMMU, error };
+        let remapping = AttachError::Ioctl { address: address(), what: USE_IOMMU, error };
         assert!(remapping.hint().unwrap().contains("interrupt remapping"));
         let error = io::Error::from_raw_os_error(libc::ENOENT);
         let path = "/dev/vfio/vfio".to_owned();
@@ -282,7 +282,7 @@ mod tests {
     fn whoever_has_what_is_to_be_bound_is_looked_for_and_a_closed_file_is_no_such_thing() {
         let call = |number| {
             let error = io::Error::from_raw_os_error(number);
-            AttachError::Call { address: "0000:5e:00.0".to_owned(), what: BIND_IOMMUFD, error }
+            AttachError::Ioctl { address: "0000:5e:00.0".to_owned(), what: BIND_IOMMUFD, error }
         };
         for number in [libc::EINVAL, libc::EBUSY] {
             assert!(call(number).hint().unwrap().contains("Another process has it"));

@@ -111,7 +111,7 @@ impl VfioRoot {
         let of = || address.to_owned();
         let function = self.root.join("sys/bus/pci/devices").join(address);
         if !function.exists() {
-            return Err(AttachError::Absent { address: of() });
+            return Err(AttachError::NotFound { address: of() });
         }
         let name_of = |link: &str| {
             let target = std::fs::read_link(function.join(link)).ok()?;
@@ -149,10 +149,10 @@ impl Function {
         regions: &RegionTable,
     ) -> Result<Self, AttachError> {
         let number = place.group(address, isolation)?;
-        let taken = OpenRequest { place, address, number, regions }.take(isolation)?;
+        let taken = OpenRequest { place, address, number, regions }.open(isolation)?;
         let refuse = |what| {
             let address = address.to_owned();
-            move |error| AttachError::Call { address, what, error }
+            move |error| AttachError::Ioctl { address, what, error }
         };
         let function = Self::of(address, taken).map_err(refuse("ask it"))?;
         let found = function.configuration().map_err(refuse("read its configuration"))?.class();
@@ -171,7 +171,7 @@ impl Function {
     /// The error of the system call.
     pub fn start(&self) -> Result<(), AttachError> {
         let refuse =
-            |what| move |error| AttachError::Call { address: self.address.clone(), what, error };
+            |what| move |error| AttachError::Ioctl { address: self.address.clone(), what, error };
         self.reset().map_err(refuse("reset it"))?;
         self.set_bus_master(false).map_err(refuse("keep it from memory"))
     }
@@ -181,13 +181,13 @@ impl Function {
         OpenedDevice { device, group, instead }: OpenedDevice,
     ) -> io::Result<Self> {
         let mut about = DeviceInfo { argsz: DeviceInfo::BYTES, ..DeviceInfo::default() };
-        ioctl::with(device.as_fd(), ioctl::DEVICE_GET_INFO, &mut about)?;
+        ioctl::call_with(device.as_fd(), ioctl::DEVICE_GET_INFO, &mut about)?;
         if about.flags & ioctl::DEVICE_IS_PCI == 0 || about.regions <= region::CONFIGURATION {
             return Err(io::Error::other("it is no PCI function"));
         }
         let configuration_at = region_of(&device, region::CONFIGURATION)?.offset;
         let mut msix = IrqInfo { argsz: IrqInfo::BYTES, index: irq::MSIX, ..IrqInfo::default() };
-        ioctl::with(device.as_fd(), ioctl::DEVICE_GET_IRQ_INFO, &mut msix)?;
+        ioctl::call_with(device.as_fd(), ioctl::DEVICE_GET_IRQ_INFO, &mut msix)?;
         Ok(Self {
             address: address.to_owned(),
             device,
@@ -210,8 +210,8 @@ impl Function {
     }
 
     /// Kernel interface in use.
-    pub fn way(&self) -> VfioInterface {
-        self.group.container.way()
+    pub fn interface(&self) -> VfioInterface {
+        self.group.container.interface()
     }
 
     /// Reason why iommufd is not used, if the kernel supports it and this process may not use it.
@@ -243,7 +243,7 @@ impl Function {
     /// Resets the function, if supported.
     fn reset(&self) -> io::Result<()> {
         if self.can_reset {
-            ioctl::plain(self.device.as_fd(), ioctl::DEVICE_RESET, 0)?;
+            ioctl::call(self.device.as_fd(), ioctl::DEVICE_RESET, 0)?;
         }
         Ok(())
     }
@@ -255,7 +255,7 @@ impl Function {
     /// If the function was removed.
     pub fn set_bus_master(&self, may: bool) -> io::Result<()> {
         let found = self.configuration()?;
-        let command = if may { found.command_on() } else { found.command_quiet() };
+        let command = if may { found.command_enabled() } else { found.command_without_dma() };
         self.device.write_all_at(&command.to_le_bytes(), self.configuration_at + COMMAND)
     }
 
@@ -289,7 +289,7 @@ impl Function {
         let unusable = |why| BarMapError::Unusable { why };
         let found = region_of(&self.device, region::BAR0 + u32::from(part.bar));
         let found = found.map_err(|_| BarMapError::OutOfRange { bar_bytes: 0 })?;
-        fit(part, found.size)?;
+        check_range(part, found.size)?;
         if found.flags & ioctl::REGION_CAN_MAP == 0 {
             return Err(unusable("the kernel does not let its BAR be mapped"));
         }
@@ -364,7 +364,7 @@ impl Bar {
 
     /// Unmaps the BAR, even if other handles exist: later reads return an undefined value, later
     /// writes are dropped.
-    pub fn let_go(&self) {
+    pub fn unmap(&self) {
         self.memory.let_go();
     }
 
@@ -393,7 +393,7 @@ impl Bar {
 }
 
 /// Checks that `part` is inside its BAR.
-fn fit(part: BarRange, bar_bytes: u64) -> Result<(), BarMapError> {
+fn check_range(part: BarRange, bar_bytes: u64) -> Result<(), BarMapError> {
     let end = part.offset.checked_add(part.len_bytes);
     match end {
         Some(end) if end <= bar_bytes => Ok(()),
@@ -403,7 +403,7 @@ fn fit(part: BarRange, bar_bytes: u64) -> Result<(), BarMapError> {
 
 fn region_of(device: &File, index: u32) -> io::Result<RegionInfo> {
     let mut about = RegionInfo { argsz: RegionInfo::BYTES, index, ..RegionInfo::default() };
-    ioctl::with(device.as_fd(), ioctl::DEVICE_GET_REGION_INFO, &mut about)?;
+    ioctl::call_with(device.as_fd(), ioctl::DEVICE_GET_REGION_INFO, &mut about)?;
     Ok(about)
 }
 
@@ -418,7 +418,7 @@ mod tests {
 
     use tenmil_base::{BarMapError, BarRange};
 
-    use super::{Function, IommuMode, VfioInterface, VfioRoot, fit};
+    use super::{Function, IommuMode, VfioInterface, VfioRoot, check_range};
     use crate::AttachError;
 
     const AT: &str = "0000:5e:00.0";
@@ -450,7 +450,7 @@ mod tests {
             (u64::MAX, 2, outside),
         ] {
             let part = BarRange { bar: 2, offset, len_bytes };
-            assert_eq!(fit(part, 0x4000), expected, "{part:?}");
+            assert_eq!(check_range(part, 0x4000), expected, "{part:?}");
         }
     }
 

@@ -49,12 +49,12 @@ pub(crate) fn join(
     if let Some(group) = found {
         let differs = match () {
             () if !group.container.regions().is(regions) => "reaches other memory of this process",
-            () if group.container.way() != way => "was taken in another way (vfio=)",
+            () if group.container.interface() != way => "was taken in another way (vfio=)",
             () => return Ok(GroupMember { group: Some(Arc::clone(group)) }),
         };
         let (address, what) = (address.to_owned(), "share its group");
         let error = io::Error::other(format!("another function of it {differs}"));
-        return Err(AttachError::Call { address, what, error });
+        return Err(AttachError::Ioctl { address, what, error });
     }
     let (door, container) = open()?;
     let group = Arc::new(Group { door, container, number, root: root.to_owned() });

@@ -142,7 +142,7 @@ arguments!(GroupStatus DeviceInfo RegionInfo IrqInfo DmaMap DmaUnmap);
 ///
 /// Addresses in the structure are the responsibility of the code that fills it in: memory mapped
 /// for a device, [`Container`](crate::Container); a result list, [`Ioas`](crate::iommufd::Ioas).
-pub(crate) fn with<T: IoctlArgument>(
+pub(crate) fn call_with<T: IoctlArgument>(
     file: BorrowedFd<'_>,
     number: u32,
     argument: &mut T,
@@ -151,7 +151,7 @@ pub(crate) fn with<T: IoctlArgument>(
     // SAFETY: `at` is a structure that begins with its own length, and VFIO and iommufd access no
     // more than that.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), at) };
-    told(result)
+    capabilities(result)
 }
 
 /// Connects interrupts of a kind, from `start` on, to these eventfds (`None` disconnects); without
@@ -170,14 +170,14 @@ pub(crate) fn set_irqs(
     words.extend(events.iter().map(|event| raw(event).cast_unsigned()));
     // SAFETY: the kernel reads as many bytes as the first word states, which is all of `words`.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_SET_IRQS.into(), words.as_ptr()) };
-    told(result).map(drop)
+    capabilities(result).map(drop)
 }
 
 /// Executes an ioctl with an integer argument.
-pub(crate) fn plain(file: BorrowedFd<'_>, number: u32, value: i32) -> io::Result<i32> {
+pub(crate) fn call(file: BorrowedFd<'_>, number: u32, value: i32) -> io::Result<i32> {
     // SAFETY: the ioctls issued through this function take an integer and no address.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), libc::c_long::from(value)) };
-    told(result)
+    capabilities(result)
 }
 
 /// Executes the ioctl that takes a pointer to a descriptor.
@@ -186,7 +186,7 @@ pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
     let at: *const libc::c_int = &raw const descriptor;
     // SAFETY: the kernel reads one descriptor there.
     let result = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_SET_CONTAINER.into(), at) };
-    told(result)
+    capabilities(result)
 }
 
 /// Executes the ioctl that takes a name.
@@ -194,7 +194,7 @@ pub(crate) fn device_of(group: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Res
     // SAFETY: the kernel reads a zero-terminated string there.
     let result =
         unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr()) };
-    told(result)
+    capabilities(result)
 }
 
 /// IOVA ranges of an IOMMU, each by its first and last address; empty if the kernel does not report
@@ -208,7 +208,7 @@ pub(crate) fn addresses(container: BorrowedFd<'_>) -> io::Result<Vec<(u64, u64)>
         // SAFETY: the kernel reads and writes no more bytes than the first word states, which is
         // all of `words`.
         let result = unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_GET_INFO.into(), at) };
-        told(result)?;
+        capabilities(result)?;
         // The kernel returns the length that would have been needed.
         if words[0] <= len_bytes {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -244,7 +244,7 @@ fn ranges_of(info: &[u8]) -> Vec<(u64, u64)> {
     Vec::new()
 }
 
-fn told(result: libc::c_int) -> io::Result<i32> {
+fn capabilities(result: libc::c_int) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 

@@ -23,7 +23,7 @@ impl Iommu {
             Self::Type1(file) => {
                 let (argsz, flags) = (DmaMap::BYTES, DMA_READ | DMA_WRITE);
                 let mut map = DmaMap { argsz, flags, address, iova, size };
-                ioctl::with(file.as_fd(), ioctl::IOMMU_MAP_DMA, &mut map).map(drop)
+                ioctl::call_with(file.as_fd(), ioctl::IOMMU_MAP_DMA, &mut map).map(drop)
             }
             Self::Iommufd(ioas) => ioas.map(address, iova, size),
         }
@@ -34,7 +34,7 @@ impl Iommu {
         match self {
             Self::Type1(file) => {
                 let mut unmap = DmaUnmap { argsz: DmaUnmap::BYTES, flags: 0, iova, size };
-                ioctl::with(file.as_fd(), ioctl::IOMMU_UNMAP_DMA, &mut unmap)?;
+                ioctl::call_with(file.as_fd(), ioctl::IOMMU_UNMAP_DMA, &mut unmap)?;
                 Ok(unmap.size)
             }
             Self::Iommufd(ioas) => ioas.unmap(iova, size),

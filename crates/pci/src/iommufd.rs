@@ -100,7 +100,7 @@ impl Ioas {
     /// Creates an empty address space.
     pub(crate) fn new(context: File) -> io::Result<Self> {
         let mut alloc = IoasAlloc { size: IoasAlloc::BYTES, ..IoasAlloc::default() };
-        ioctl::with(context.as_fd(), IOAS_ALLOC, &mut alloc)?;
+        ioctl::call_with(context.as_fd(), IOAS_ALLOC, &mut alloc)?;
         Ok(Self { context, id: alloc.id })
     }
 
@@ -109,13 +109,13 @@ impl Ioas {
     pub(crate) fn bind(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         let iommufd = self.context.as_raw_fd();
         let mut bind = Bind { argsz: Bind::BYTES, iommufd, ..Bind::default() };
-        ioctl::with(device, ioctl::DEVICE_BIND_IOMMUFD, &mut bind).map(drop)
+        ioctl::call_with(device, ioctl::DEVICE_BIND_IOMMUFD, &mut bind).map(drop)
     }
 
     /// Attaches a bound function to the address space.
     pub(crate) fn attach(&self, device: BorrowedFd<'_>) -> io::Result<()> {
         let mut attach = Attach { argsz: Attach::BYTES, flags: 0, id: self.id };
-        ioctl::with(device, ioctl::DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map(drop)
+        ioctl::call_with(device, ioctl::DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map(drop)
     }
 
     /// Maps memory of this process, which must stay mapped here until it is unmapped there.
@@ -123,13 +123,13 @@ impl Ioas {
         let flags = MAP_FIXED | MAP_WRITEABLE | MAP_READABLE;
         let (size, id, reserved) = (IoasMap::BYTES, self.id, 0);
         let mut map = IoasMap { size, flags, id, reserved, address, length, iova };
-        ioctl::with(self.context.as_fd(), IOAS_MAP, &mut map).map(drop)
+        ioctl::call_with(self.context.as_fd(), IOAS_MAP, &mut map).map(drop)
     }
 
     /// Unmaps memory; returns its size.
     pub(crate) fn unmap(&self, iova: u64, length: u64) -> io::Result<u64> {
         let mut unmap = IoasUnmap { size: IoasUnmap::BYTES, id: self.id, iova, length };
-        ioctl::with(self.context.as_fd(), IOAS_UNMAP, &mut unmap)?;
+        ioctl::call_with(self.context.as_fd(), IOAS_UNMAP, &mut unmap)?;
         Ok(unmap.length)
     }
 
@@ -147,7 +147,7 @@ impl Ioas {
                 ..IoasRanges::default()
             };
             // The kernel writes at most `count` pairs of words, which is all of `found`.
-            let told = ioctl::with(self.context.as_fd(), IOAS_IOVA_RANGES, &mut ranges);
+            let told = ioctl::call_with(self.context.as_fd(), IOAS_IOVA_RANGES, &mut ranges);
             let len = ranges.count as usize;
             match told {
                 Ok(_) => {

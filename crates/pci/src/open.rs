@@ -43,7 +43,7 @@ pub(crate) struct OpenedDevice {
 const IOMMU: &str = "dev/iommu";
 
 impl OpenRequest<'_> {
-    pub(crate) fn take(&self, isolation: IommuMode) -> Result<OpenedDevice, AttachError> {
+    pub(crate) fn open(&self, isolation: IommuMode) -> Result<OpenedDevice, AttachError> {
         match isolation {
             IommuMode::Iommu { by: Some(VfioInterface::Iommufd) } => self.by_iommufd(),
             IommuMode::Iommu { by: None } if self.has_iommufd() => match self.by_iommufd() {
@@ -68,7 +68,7 @@ impl OpenRequest<'_> {
                 check_container(&container, isolation).map_err(self.refuse("look at VFIO"))?;
                 let group = self.open(root.join(&door))?;
                 let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
-                ioctl::with(group.as_fd(), ioctl::GROUP_GET_STATUS, &mut status)
+                ioctl::call_with(group.as_fd(), ioctl::GROUP_GET_STATUS, &mut status)
                     .map_err(self.refuse("look at its group"))?;
                 // Viable: every function of the group is unbound or bound to a VFIO driver.
                 if status.flags & ioctl::GROUP_VIABLE == 0 {
@@ -78,7 +78,7 @@ impl OpenRequest<'_> {
                 // The IOMMU type can be set only after a group has joined the container.
                 ioctl::set_container(group.as_fd(), container.as_fd())
                     .map_err(self.refuse("join its group"))?;
-                ioctl::plain(container.as_fd(), ioctl::SET_IOMMU, iommu)
+                ioctl::call(container.as_fd(), ioctl::SET_IOMMU, iommu)
                     .map_err(self.refuse(USE_IOMMU))?;
                 let regions = self.regions.clone();
                 let container = match isolation {
@@ -95,7 +95,7 @@ impl OpenRequest<'_> {
     fn by_iommufd(&self) -> Result<OpenedDevice, AttachError> {
         let (number, root) = (self.number, self.place.root());
         let none = || AttachError::NoIommufd { address: self.address.to_owned() };
-        let door = self.own_door().ok_or_else(none)?;
+        let door = self.device_node().ok_or_else(none)?;
         let device = self.open(door)?;
         let enter = |ioas: &Ioas| {
             ioas.bind(device.as_fd()).map_err(self.refuse(BIND_IOMMUFD))?;
@@ -124,11 +124,11 @@ impl OpenRequest<'_> {
     }
 
     fn has_iommufd(&self) -> bool {
-        self.own_door().is_some() && self.place.root().join(IOMMU).exists()
+        self.device_node().is_some() && self.place.root().join(IOMMU).exists()
     }
 
     /// Device node of the function, where the kernel creates one; other kernels show only its name.
-    fn own_door(&self) -> Option<PathBuf> {
+    fn device_node(&self) -> Option<PathBuf> {
         let root = self.place.root();
         let names = root.join("sys/bus/pci/devices").join(self.address).join("vfio-dev");
         let name = std::fs::read_dir(names).ok()?.next()?.ok()?.file_name();
@@ -146,12 +146,12 @@ impl OpenRequest<'_> {
 
     fn refuse(&self, what: &'static str) -> impl Fn(io::Error) -> AttachError + use<> {
         let address = self.address.to_owned();
-        move |error| AttachError::Call { address: address.clone(), what, error }
+        move |error| AttachError::Ioctl { address: address.clone(), what, error }
     }
 }
 
 fn check_container(container: &File, isolation: IommuMode) -> io::Result<()> {
-    let version = ioctl::plain(container.as_fd(), ioctl::GET_API_VERSION, 0)?;
+    let version = ioctl::call(container.as_fd(), ioctl::GET_API_VERSION, 0)?;
     if version != ioctl::API_VERSION {
         let expected = ioctl::API_VERSION;
         return Err(io::Error::other(format!("version {version}, expected {expected}")));
@@ -162,7 +162,7 @@ fn check_container(container: &File, isolation: IommuMode) -> io::Result<()> {
             (ioctl::NOIOMMU_IOMMU, "not without an IOMMU, expected CONFIG_VFIO_NOIOMMU")
         }
     };
-    match ioctl::plain(container.as_fd(), ioctl::CHECK_EXTENSION, iommu)? {
+    match ioctl::call(container.as_fd(), ioctl::CHECK_EXTENSION, iommu)? {
         0 => Err(io::Error::other(lacks)),
         _ => Ok(()),
     }

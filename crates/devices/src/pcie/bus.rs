@@ -90,7 +90,7 @@ impl PcieBus {
             let _ = function.set_err_irq(event);
         }
         steps.done("map its registers, and have its vectors signal");
-        let way = function.way();
+        let way = function.interface();
         let function = Some(Arc::new(function));
         let shown = BTreeMap::new();
         let kept = FunctionState { function, shown, memory: None, lost: None, is_at_large: false };
@@ -217,8 +217,8 @@ impl ControllerBus for PcieBus {
                 let _ = function.container().unmap_region(region);
             }
             // The mapping of a BAR holds the function open as well.
-            self.shared.bar.let_go();
-            kept.memory.iter().for_each(Bar::let_go);
+            self.shared.bar.unmap();
+            kept.memory.iter().for_each(Bar::unmap);
             kept.function = None;
         }
         is_cut
@@ -259,7 +259,7 @@ impl ControllerBus for PcieBus {
 
 fn refused(why: &AttachError) -> Error {
     let category = match why {
-        AttachError::Absent { .. } | AttachError::Driver { .. } | AttachError::Class { .. } => {
+        AttachError::NotFound { .. } | AttachError::Driver { .. } | AttachError::Class { .. } => {
             ErrorCategory::Usage
         }
         _ => ErrorCategory::Environment,
