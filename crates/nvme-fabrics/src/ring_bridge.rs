@@ -206,7 +206,7 @@ impl Rings {
         if command.psdt() != DataPointer::Sgl {
             return Err(Status::INVALID_FIELD);
         }
-        match command.sgl1().meaning() {
+        match command.sgl1().decode() {
             DescriptorKind::LastSegment { place: DataLocation::Address(iova), len_bytes } => {
                 let len_bytes = self.resolve(iova, len_bytes, exchange.list(names.0))?;
                 let data = data_of(command.opcode() & 0b11, len_bytes)?;
@@ -236,7 +236,7 @@ impl Rings {
         let mut total = 0_u32;
         for descriptor in list {
             let DescriptorKind::DataBlock { place: DataLocation::Address(iova), len_bytes } =
-                Descriptor::from_bytes(descriptor).meaning()
+                Descriptor::from_bytes(descriptor).decode()
             else {
                 return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID);
             };

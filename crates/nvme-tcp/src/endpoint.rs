@@ -137,7 +137,7 @@ impl ConnectionCore {
             Role::Host => PduType::H2CTermReq,
             Role::Controller => PduType::C2HTermReq,
         };
-        let (bytes, len) = TermReq::whole(kind, refusal, header);
+        let (bytes, len) = TermReq::build(kind, refusal, header);
         self.out.push_termination(&bytes[..len]);
         self.life = ConnectionPhase::Terminating { until: now.after(self.patience.linger) };
         self.stuck_since = None;
@@ -147,8 +147,8 @@ impl ConnectionCore {
     /// Handles a TermReq of the peer.
     pub(crate) fn terminated(&mut self, request: &TermReq) -> CloseReason {
         self.end();
-        if request.is_sound() {
-            CloseReason::Terminated(request.refusal())
+        if request.is_valid() {
+            CloseReason::Terminated(request.fatal_error())
         } else {
             CloseReason::InvalidTermination
         }

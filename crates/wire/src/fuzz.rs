@@ -119,8 +119,8 @@ fn fabrics(bytes: &[u8]) {
         assert!(!pdu.success() || pdu.last());
     }
     if let Ok(pdu) = tcp::TermReq::parse(bytes) {
-        assert_eq!(tcp::FatalStatus::from_code(pdu.fes()), pdu.refusal().status);
-        assert!(!pdu.is_sound() || pdu.plen() <= 152);
+        assert_eq!(tcp::FatalStatus::from_code(pdu.fes()), pdu.fatal_error().status);
+        assert!(!pdu.is_valid() || pdu.plen() <= 152);
     }
 }
 
@@ -135,8 +135,8 @@ fn words(command: &Command) {
     assert!(blocks.end().is_none_or(|end| end > blocks.slba));
 
     let described = command.sgl1();
-    let meaning = described.meaning();
-    assert_eq!(meaning.to_descriptor().meaning(), meaning);
+    let meaning = described.decode();
+    assert_eq!(meaning.to_descriptor().decode(), meaning);
     assert_eq!(Descriptor::from_bytes(&described.to_bytes()), described);
 
     let [low, high] = [command.cdw10(), command.cdw11()];
@@ -252,7 +252,7 @@ fn pointers(bytes: &[u8]) {
     let length = usize::from(u16::from_le_bytes([head[3], head[4]])) << (head[5] & 0xf);
     let pages = prp::pages(offset, length, page_bytes);
     assert!(pages * page_bytes >= length && pages <= length / page_bytes + 2);
-    if let prp::Prp2::List { entries } = prp::second(offset, length, page_bytes) {
+    if let prp::Prp2::List { entries } = prp::prp2(offset, length, page_bytes) {
         let capacity = prp::list_capacity(0, page_bytes);
         assert_eq!(entries + 1, pages);
         assert!(prp::list_pages(entries, page_bytes) * capacity >= entries);

@@ -20,7 +20,7 @@ pub enum NqnError {
     /// The length is not permitted, or the name is not terminated within its field.
     Length(usize),
     /// Not UTF-8.
-    Text,
+    NotUtf8,
     /// A character that is not permitted.
     Character(char),
     /// It does not begin with `nqn.`, a year, a month and a domain.
@@ -37,7 +37,7 @@ impl fmt::Display for NqnError {
             Self::Length(found) => {
                 write!(out, "NQN has {found} bytes, expected 1 to {LEN_MAX} and a zero behind them")
             }
-            Self::Text => out.write_str("NQN is not UTF-8"),
+            Self::NotUtf8 => out.write_str("NQN is not UTF-8"),
             Self::Character(found) => {
                 write!(
                     out,
@@ -60,7 +60,7 @@ pub fn read(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
     if rest.iter().any(|&byte| byte != 0) {
         return Err(NqnError::Padding);
     }
-    let name = core::str::from_utf8(name).map_err(|_| NqnError::Text)?;
+    let name = core::str::from_utf8(name).map_err(|_| NqnError::NotUtf8)?;
     check(name).map(|()| name)
 }
 
@@ -68,7 +68,7 @@ pub fn read(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
 /// accepted, and bytes after its end are ignored.
 pub fn read_host(field: &[u8; FIELD_BYTES]) -> Result<&str, NqnError> {
     let end = field.iter().position(|&byte| byte == 0).ok_or(NqnError::Length(FIELD_BYTES))?;
-    let name = core::str::from_utf8(&field[..end]).map_err(|_| NqnError::Text)?;
+    let name = core::str::from_utf8(&field[..end]).map_err(|_| NqnError::NotUtf8)?;
     check_host(name).map(|()| name)
 }
 
@@ -183,7 +183,7 @@ mod tests {
         let mut late = field(DISCOVERY.as_bytes());
         late[FIELD_BYTES - 1] = 1;
         assert_eq!(read(&late), Err(NqnError::Padding));
-        assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(NqnError::Text));
+        assert_eq!(read(&field(b"nqn.2014-08.org.a:\xff")), Err(NqnError::NotUtf8));
     }
 
     /// `evil\u{202e}tsoh` is shown as `evilhost`.
@@ -217,6 +217,6 @@ mod tests {
         let too_long = field(&[b'x'; LEN_MAX + 1]);
         assert_eq!(read_host(&too_long), Err(NqnError::Length(LEN_MAX + 1)));
         assert_eq!(read_host(&field(b"host\n")), Err(NqnError::Character('\n')));
-        assert_eq!(read_host(&field(b"h\xff")), Err(NqnError::Text));
+        assert_eq!(read_host(&field(b"h\xff")), Err(NqnError::NotUtf8));
     }
 }

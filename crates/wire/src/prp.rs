@@ -33,7 +33,7 @@ pub enum Prp2 {
 /// `page_bytes` is the memory page of CC.MPS.
 #[inline]
 #[must_use]
-pub const fn second(offset: usize, len_bytes: usize, page_bytes: usize) -> Prp2 {
+pub const fn prp2(offset: usize, len_bytes: usize, page_bytes: usize) -> Prp2 {
     match pages(offset, len_bytes, page_bytes) {
         0 | 1 => Prp2::Unused,
         2 => Prp2::Page,
@@ -94,7 +94,7 @@ pub const fn check_list(prp: u64) -> Result<(), Status> {
 mod tests {
     use super::{
         Prp2, check_first, check_list, check_page, is_chain, list_capacity, list_pages, pages,
-        second,
+        prp2,
     };
     use crate::status::Status;
 
@@ -102,12 +102,12 @@ mod tests {
 
     #[test]
     fn a_transfer_needs_a_list_from_its_third_page_on() {
-        assert_eq!(second(0, PAGE, PAGE), Prp2::Unused);
-        assert_eq!(second(4, PAGE, PAGE), Prp2::Page);
-        assert_eq!(second(0, 2 * PAGE, PAGE), Prp2::Page);
-        assert_eq!(second(4, 2 * PAGE, PAGE), Prp2::List { entries: 2 });
-        assert_eq!(second(0, 2 * PAGE + 1, PAGE), Prp2::List { entries: 2 });
-        assert_eq!(second(0, 0, PAGE), Prp2::Unused);
+        assert_eq!(prp2(0, PAGE, PAGE), Prp2::Unused);
+        assert_eq!(prp2(4, PAGE, PAGE), Prp2::Page);
+        assert_eq!(prp2(0, 2 * PAGE, PAGE), Prp2::Page);
+        assert_eq!(prp2(4, 2 * PAGE, PAGE), Prp2::List { entries: 2 });
+        assert_eq!(prp2(0, 2 * PAGE + 1, PAGE), Prp2::List { entries: 2 });
+        assert_eq!(prp2(0, 0, PAGE), Prp2::Unused);
     }
 
     #[test]

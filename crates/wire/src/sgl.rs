@@ -218,7 +218,7 @@ impl Descriptor {
     /// Decodes the descriptor.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, reason = "cut to the width of the field")]
-    pub const fn meaning(&self) -> DescriptorKind {
+    pub const fn decode(&self) -> DescriptorKind {
         let (kind, subtype, len_bytes) = (self.kind(), self.subtype(), self.len_bytes());
         let place = match subtype {
             Self::ADDRESS => DataLocation::Address(self.0[0]),
@@ -283,7 +283,7 @@ impl DescriptorKind {
 
 impl fmt::Debug for Descriptor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.meaning().fmt(out)
+        self.decode().fmt(out)
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
         let bytes = Descriptor::keyed(0, 0x03_0201, 0x0706_0504, true).to_bytes();
         assert_eq!(bytes[8..], [1, 2, 3, 4, 5, 6, 7, 0x4f]);
         assert_eq!(
-            Descriptor::from_bytes(&bytes).meaning(),
+            Descriptor::from_bytes(&bytes).decode(),
             DescriptorKind::KeyedDataBlock {
                 address: 0,
                 len_bytes: 0x03_0201,
@@ -322,10 +322,10 @@ mod tests {
             for bit in 0..120 {
                 let (address, tail) = if bit < 64 { (1 << bit, 0) } else { (0, 1 << (bit - 64)) };
                 let described = Descriptor([address, tail | u64::from(identifier) << 56]);
-                let again = described.meaning().to_descriptor();
+                let again = described.decode().to_descriptor();
                 assert_eq!((again.kind(), again.subtype()), (kind, subtype));
-                assert_eq!(again.meaning(), described.meaning());
-                let shown = match described.meaning() {
+                assert_eq!(again.decode(), described.decode());
+                let shown = match described.decode() {
                     DescriptorKind::Unknown { .. } => continue,
                     DescriptorKind::BitBucket { .. }
                     | DescriptorKind::TransportDataBlock { .. } => 64..96,
@@ -341,11 +341,11 @@ mod tests {
     #[test]
     fn an_offset_is_not_taken_for_an_address() {
         assert_eq!(
-            Descriptor::in_capsule(4096, 512).meaning(),
+            Descriptor::in_capsule(4096, 512).decode(),
             DescriptorKind::DataBlock { place: DataLocation::Offset(4096), len_bytes: 512 }
         );
         assert_eq!(
-            Descriptor::segment(4096, 32).meaning(),
+            Descriptor::segment(4096, 32).decode(),
             DescriptorKind::Segment { place: DataLocation::Address(4096), len_bytes: 32 }
         );
     }

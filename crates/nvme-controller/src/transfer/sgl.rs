@@ -52,7 +52,7 @@ impl SglCursor {
             return Ok((segment, WalkStep::Done));
         }
         // A bit bucket cannot be the only descriptor.
-        if matches!(first.meaning(), DescriptorKind::BitBucket { .. }) {
+        if matches!(first.decode(), DescriptorKind::BitBucket { .. }) {
             return Err(WRONG_TYPE);
         }
         segment.is_last = false;
@@ -102,7 +102,7 @@ impl SglCursor {
         direction: Direction,
         pieces: &mut HostRanges,
     ) -> Result<bool, Status> {
-        match descriptor.meaning() {
+        match descriptor.decode() {
             DescriptorKind::DataBlock { place: DataLocation::Address(iova), len_bytes } => {
                 let len_bytes = len_bytes.min(*left);
                 if len_bytes > 0 {

@@ -5,7 +5,7 @@ use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::handshake::{EXPORT_NAME_ZEROES, export_name_reply};
 use tenmil_wire::nbd::option::{
     BASE_ALLOCATION, ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server,
-    finds_base_allocation,
+    selects_base_allocation,
 };
 use tenmil_wire::nbd::{
     ClientFlags, HandshakeFlags, InfoCode, OptionCode, OptionHeader, OptionReplyCode,
@@ -268,7 +268,7 @@ impl Negotiation {
             let text = "structured replies have to be agreed on first";
             return refuse(option, OptionReplyCode::ERR_INVALID, text, out);
         }
-        let asked = query.queries().any(|query| finds_base_allocation(query, lists));
+        let asked = query.queries().any(|query| selects_base_allocation(query, lists));
         if asked || (lists && query.count == 0) {
             let id = if lists { 0 } else { ALLOCATION };
             self.terms.allocation |= !lists;

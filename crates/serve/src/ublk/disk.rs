@@ -104,10 +104,10 @@ impl Disk {
         let shift = |shift: u32| u8::try_from(shift).unwrap_or(u8::MAX);
         let mut attributes = Attributes::NONE;
         if self.is_read_only {
-            attributes = attributes.and(Attributes::READ_ONLY);
+            attributes = attributes.union(Attributes::READ_ONLY);
         }
         if self.limits.durability == Durability::VolatileCache && self.has(Operation::Flush) {
-            attributes = attributes.and(Attributes::VOLATILE_CACHE).and(Attributes::FUA);
+            attributes = attributes.union(Attributes::VOLATILE_CACHE).union(Attributes::FUA);
         }
         let may = |operation| !self.is_read_only && self.has(operation);
         let most = |operation, sectors| if may(operation) { sectors } else { 0 };

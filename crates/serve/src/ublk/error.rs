@@ -57,7 +57,7 @@ impl UblkError {
 
     /// Error for a kernel without a required feature.
     pub(super) fn too_old(has: Features, needs: Features) -> Self {
-        let missing: Vec<_> = needs.without(has).names().collect();
+        let missing: Vec<_> = needs.difference(has).names().collect();
         let text = format!(
             "ublk: the kernel has features {:#x}, expected {} as well",
             has.0,

@@ -95,12 +95,12 @@ const MAILBOX: usize = 16;
 /// Largest depth, such that the data of a queue fit into a segment.
 const DEPTH_MAX: u16 = 1024;
 /// Features that every device needs.
-const NEEDED: Features = Features::IOCTL_ENCODE.and(Features::USER_COPY);
+const NEEDED: Features = Features::IOCTL_ENCODE.union(Features::USER_COPY);
 /// Features that user recovery needs in addition.
-const RECOVERED: Features = Features::RECOVERY.and(Features::RECOVERY_REISSUE);
+const RECOVERED: Features = Features::RECOVERY.union(Features::RECOVERY_REISSUE);
 /// Features that zero copy needs in addition. The device's I/O context may run on another thread
 /// than the queue.
-const LENDING: Features = Features::ZERO_COPY.and(Features::LENT_TO_ANY_THREAD);
+const LENDING: Features = Features::ZERO_COPY.union(Features::BUFFERS_FROM_ANY_THREAD);
 /// Size of a bounce buffer, in bytes, and the number of them.
 const BUFFER_BYTES: u32 = 64 << 10;
 const BUFFERS: u16 = 4;
@@ -408,7 +408,7 @@ fn may_lend(plan: &ServerConfig, has: Features) -> Result<u32, String> {
     if has.has(LENDING) {
         return Ok(alignment);
     }
-    let missing: Vec<_> = LENDING.without(has).names().collect();
+    let missing: Vec<_> = LENDING.difference(has).names().collect();
     Err(format!(
         "the kernel has features {:#x}, expected {} as well: Linux 6.17 or newer",
         has.0,
@@ -440,7 +440,7 @@ fn lend(
 /// Queries the kernel's features. Fails if a required one is missing.
 fn check_features(control: &mut Control) -> Result<Features, UblkError> {
     let mut bytes = [0; 8];
-    let needed = NEEDED.and(RECOVERED);
+    let needed = NEEDED.union(RECOVERED);
     match control.execute(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, PATIENCE) {
         Ok(_) => {
             let has = Features(u64::from_ne_bytes(bytes));
@@ -516,7 +516,7 @@ fn make(
     let ServerConfig { number, signature, limits, medium, .. } = plan;
     let device = number.unwrap_or(ANY_DEVICE);
     let name = number.map_or_else(|| "ublk:".to_owned(), |number| format!("ublk:{number}"));
-    let features = if disk.outlives_process() { NEEDED.and(RECOVERED) } else { NEEDED };
+    let features = if disk.outlives_process() { NEEDED.union(RECOVERED) } else { NEEDED };
     let channels = u16::try_from(medium.channels_max()).unwrap_or(u16::MAX);
     let wanted = DeviceInfo {
         queues: limits.queues.min(channels),
@@ -525,7 +525,7 @@ fn make(
         io_bytes_max: disk.io_bytes_max(),
         device,
         process: 0,
-        features: if lends { features.and(Features::ZERO_COPY) } else { features },
+        features: if lends { features.union(Features::ZERO_COPY) } else { features },
         signature: *signature,
         owner_uid: 0,
         owner_gid: 0,

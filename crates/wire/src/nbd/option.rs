@@ -89,7 +89,7 @@ impl<'a> ContextQuery<'a> {
 /// Whether a query selects `base:allocation`. When contexts are listed, the namespace name alone
 /// selects all contexts in it ("Option types", `NBD_OPT_LIST_META_CONTEXT`).
 #[must_use]
-pub fn finds_base_allocation(query: &str, lists: bool) -> bool {
+pub fn selects_base_allocation(query: &str, lists: bool) -> bool {
     query == BASE_ALLOCATION || (lists && query == "base:")
 }
 

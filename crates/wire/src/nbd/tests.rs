@@ -2,7 +2,7 @@
 
 use super::handshake::{OptionHeader, OptionReply, ServerGreeting, export_name_reply};
 use super::option::{
-    ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, finds_base_allocation,
+    ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, selects_base_allocation,
     parse_context, parse_server,
 };
 use super::reply::{Payload, data_chunk, extent_bytes};
@@ -120,8 +120,8 @@ fn questions_about_an_export_come_back_as_they_were_asked() {
     for len in 0..data.len() {
         assert_eq!(ContextQuery::parse(&data[..len]).unwrap_err(), ParseError::Length, "{len}");
     }
-    assert!(finds_base_allocation("base:allocation", false));
-    assert!(finds_base_allocation("base:", true) && !finds_base_allocation("base:", false));
+    assert!(selects_base_allocation("base:allocation", false));
+    assert!(selects_base_allocation("base:", true) && !selects_base_allocation("base:", false));
 }
 
 #[test]

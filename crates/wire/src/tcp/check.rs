@@ -67,7 +67,7 @@ const fn require(holds: bool, offset: u8) -> Result<(), FatalError> {
 
 /// Checks a header without data: HDGSTF, HLEN and PLEN (§3.6.2.7, §3.6.2.10).
 #[inline]
-fn bare(framing: PduFraming, hdgstf: bool, hlen: u8, plen: u32) -> Result<(), FatalError> {
+fn check_without_data(framing: PduFraming, hdgstf: bool, hlen: u8, plen: u32) -> Result<(), FatalError> {
     require(hdgstf == framing.header_digest, offset::FLAGS)?;
     require(hlen == 24, offset::HLEN)?;
     require(plen == u32::from(24 + framing.header_digest_bytes()), offset::PLEN)
@@ -76,7 +76,7 @@ fn bare(framing: PduFraming, hdgstf: bool, hlen: u8, plen: u32) -> Result<(), Fa
 /// Checks PDO of a PDU with data: after the header, at a multiple of the negotiated alignment
 /// (§3.3).
 #[inline]
-fn place(framing: PduFraming, header_bytes: u8, pdo: u8) -> Result<(), FatalError> {
+fn check_data_offset(framing: PduFraming, header_bytes: u8, pdo: u8) -> Result<(), FatalError> {
     let least = framing.data_offset(header_bytes);
     let is_padded = || pdo > least && pdo.is_multiple_of((framing.alignment + 1) * 4);
     require(pdo == least || is_padded(), offset::PDO)
@@ -93,7 +93,7 @@ fn data(
 ) -> Result<(), FatalError> {
     require(flags & 0b11 == framing.data_flags(), offset::FLAGS)?;
     require(hlen == 24, offset::HLEN)?;
-    place(framing, 24, pdo)?;
+    check_data_offset(framing, 24, pdo)?;
     let rest = u32::from(pdo) + u32::from(framing.data_digest_bytes());
     require(plen.checked_sub(rest) == Some(datal), offset::PLEN)
 }
@@ -150,7 +150,7 @@ impl CapsuleCmd {
             return Ok(InCapsule::default());
         }
         let pdo = self.pdo();
-        place(framing, 72, pdo)?;
+        check_data_offset(framing, 72, pdo)?;
         let rest = u32::from(pdo) + u32::from(framing.data_digest_bytes());
         let len_bytes = plen.saturating_sub(rest);
         require(len_bytes != 0 && len_bytes <= in_capsule_max, offset::PLEN)?;
@@ -162,7 +162,7 @@ impl CapsuleResp {
     /// Validation by the host (§3.6.2.7).
     #[inline]
     pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
-        bare(framing, self.hdgstf(), self.hlen(), self.plen())
+        check_without_data(framing, self.hdgstf(), self.hlen(), self.plen())
     }
 }
 
@@ -199,7 +199,7 @@ impl R2t {
     /// Validation by the host, before its command is looked up (§3.6.2.10).
     #[inline]
     pub fn check(&self, framing: PduFraming) -> Result<(), FatalError> {
-        bare(framing, self.hdgstf(), self.hlen(), self.plen())
+        check_without_data(framing, self.hdgstf(), self.hlen(), self.plen())
     }
 
     /// Validation of its range by the host (§3.6.2.10).
@@ -212,7 +212,7 @@ impl R2t {
 impl TermReq {
     /// Whether the request is well-formed. An invalid one ends the connection too (§3.5).
     #[must_use]
-    pub fn is_sound(&self) -> bool {
+    pub fn is_valid(&self) -> bool {
         let plen = self.plen();
         self.hlen() == 24 && (24..=TERM_REQ_BYTES_MAX).any(|len| u32::try_from(len) == Ok(plen))
     }

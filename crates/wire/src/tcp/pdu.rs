@@ -378,7 +378,7 @@ impl TermReq {
     /// Complete termination request for the rejected `header`, of which at most 128 bytes are
     /// included, and its length (§3.5).
     #[must_use]
-    pub fn whole(
+    pub fn build(
         kind: PduType,
         refusal: FatalError,
         header: &[u8],
@@ -400,7 +400,7 @@ impl TermReq {
 
     /// Fatal error in the request.
     #[must_use]
-    pub fn refusal(&self) -> FatalError {
+    pub fn fatal_error(&self) -> FatalError {
         FatalError { status: FatalStatus::from_code(self.fes()), information: self.fei() }
     }
 }

@@ -72,18 +72,18 @@ fn data_and_what_asks_for_it_are_these_bytes() {
 
 #[test]
 fn a_termination_request_holds_the_header_that_was_refused_and_no_more_than_128_bytes_of_it() {
-    let (bytes, whole) = TermReq::whole(PduType::C2HTermReq, FatalError::field(10), &[0xa5; 24]);
+    let (bytes, whole) = TermReq::build(PduType::C2HTermReq, FatalError::field(10), &[0xa5; 24]);
     assert_eq!(bytes[..14], [3, 0, 24, 0, 48, 0, 0, 0, 1, 0, 10, 0, 0, 0]);
     assert_eq!((&bytes[14..24], &bytes[24..48], whole), (&[0; 10][..], &[0xa5; 24][..], 48));
-    let (bytes, whole) = TermReq::whole(PduType::H2CTermReq, FatalError::digest(7), &[1; 200]);
+    let (bytes, whole) = TermReq::build(PduType::H2CTermReq, FatalError::digest(7), &[1; 200]);
     assert_eq!((bytes[0], bytes[4], whole), (2, 152, 152));
     for plen in 0..400 {
         let pdu = TermReq::from_bytes(bytes.first_chunk().unwrap()).with(|pdu| pdu.plen(plen));
-        assert_eq!(pdu.is_sound(), (24..=152).contains(&plen), "PLEN {plen}");
-        assert_eq!(pdu.refusal(), FatalError::digest(7));
+        assert_eq!(pdu.is_valid(), (24..=152).contains(&plen), "PLEN {plen}");
+        assert_eq!(pdu.fatal_error(), FatalError::digest(7));
     }
     let long = TermReq::zeroed().with(|pdu| pdu.plen(24).hlen(25));
-    assert!(!long.is_sound());
+    assert!(!long.is_valid());
 }
 
 /// §3.3: "An appropriate number of padding bytes shall be inserted"; Figures 8 and 9 are two rows.

@@ -249,7 +249,7 @@ impl Features {
     pub const USER_COPY: Self = Self(1 << 7);
 
     /// Any thread may register and unregister buffers (Linux 6.17).
-    pub const LENT_TO_ANY_THREAD: Self = Self(1 << 14);
+    pub const BUFFERS_FROM_ANY_THREAD: Self = Self(1 << 14);
 
     const NAMES: [(Self, &'static str); 6] = [
         (Self::ZERO_COPY, "zero copy"),
@@ -257,12 +257,12 @@ impl Features {
         (Self::RECOVERY_REISSUE, "recovery with reissue"),
         (Self::IOCTL_ENCODE, "commands numbered as ioctls"),
         (Self::USER_COPY, "user copy"),
-        (Self::LENT_TO_ANY_THREAD, "zero copy by any thread"),
+        (Self::BUFFERS_FROM_ANY_THREAD, "zero copy by any thread"),
     ];
 
     /// Union of both sets.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
@@ -273,7 +273,7 @@ impl Features {
 
     /// Difference: the set without `other`.
     #[must_use]
-    pub const fn without(self, other: Self) -> Self {
+    pub const fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 

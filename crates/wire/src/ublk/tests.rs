@@ -75,8 +75,8 @@ fn what_a_device_says_of_itself_is_laid_out_as_the_kernels() {
     );
     assert_eq!(info.to_bytes(), exact);
     assert_eq!(DeviceInfo::from_bytes(&exact), info);
-    let ours = Features::RECOVERY.and(Features::RECOVERY_REISSUE).and(Features::USER_COPY);
-    assert_eq!(info.features, ours.and(Features::IOCTL_ENCODE));
+    let ours = Features::RECOVERY.union(Features::RECOVERY_REISSUE).union(Features::USER_COPY);
+    assert_eq!(info.features, ours.union(Features::IOCTL_ENCODE));
     assert_eq!(Features(0x81).names().collect::<Vec<_>>(), ["zero copy", "user copy"]);
     let lent = Features(0x4000).names();
     assert_eq!(lent.collect::<Vec<_>>(), ["zero copy by any thread"]);
@@ -96,7 +96,7 @@ fn states_that_are_not_known_stay_what_they_are() {
 #[test]
 fn parameters_are_laid_out_as_the_kernels() {
     let parameters = Parameters {
-        attributes: Attributes::VOLATILE_CACHE.and(Attributes::FUA),
+        attributes: Attributes::VOLATILE_CACHE.union(Attributes::FUA),
         block_shift: 9,
         physical_shift: 12,
         sectors_max: 1024,

@@ -50,7 +50,7 @@ fn what_a_dead_process_has_left_of_the_same_is_gone_on_with() {
 #[test]
 fn what_was_made_to_be_copied_is_copied() {
     let made = found(DeviceState::Quiesced);
-    let lends = DeviceInfo { features: made.features.and(Features::ZERO_COPY), ..made };
+    let lends = DeviceInfo { features: made.features.union(Features::ZERO_COPY), ..made };
     for by_whom in ["the process that has died", "the kernel"] {
         let has_recovered = by_whom.contains("died");
         assert_eq!(check_lends(&lends, has_recovered), Ok(()));

@@ -169,7 +169,7 @@ fn a_disk_promises_what_its_medium_does() {
     use tenmil_base::Durability;
     use tenmil_wire::ublk::Attributes;
     let told = disk().parameters();
-    assert_eq!(told.attributes, Attributes::VOLATILE_CACHE.and(Attributes::FUA));
+    assert_eq!(told.attributes, Attributes::VOLATILE_CACHE.union(Attributes::FUA));
     assert_eq!((told.sectors, told.block_shift, told.physical_shift), (BLOCKS, 9, 12));
     assert_eq!(told.sectors_max, 64, "what the medium takes at once, in whole pages");
     let discard = told.discard.unwrap();
