@@ -90,25 +90,25 @@ impl CryptChannel {
     }
 
     /// Starts one request, for which a slot is free.
-    fn take(&mut self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
+    fn start(&mut self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
         if !self.limits.support.has(request.operation) {
             return Err(IoStatus::INVALID_OPCODE);
         }
-        let own = if moves(request) { self.check(request, segments)? } else { &[] };
+        let own = if transfers_data(request) { self.check(request, segments)? } else { &[] };
         let place = self.free.pop().ok_or(IoStatus::INTERNAL_ERROR)?;
         let RequestSlot { request: kept, segments } = &mut self.places[place as usize];
         *kept = *request;
         segments.clear();
         segments.extend_from_slice(own);
         let mut below = Request { token: place.into(), ..*request };
-        if moves(request) {
+        if transfers_data(request) {
             let len_bytes = request.blocks * self.limits.block_size;
             let offset = u64::from(place) * u64::from(BUFFER_BYTES);
             self.table[place as usize] = Segment { offset, region: self.buffers.id(), len_bytes };
             (below.segment_first, below.segment_count) = (place, 1);
             // Writes and compares are encrypted here, reads are decrypted at completion.
             if request.operation != Operation::Read
-                && let Err(outcome) = self.translate(place, Direction::Encrypt)
+                && let Err(outcome) = self.crypt(place, Direction::Encrypt)
             {
                 self.free.push(place);
                 return Err(outcome);
@@ -140,7 +140,7 @@ impl CryptChannel {
     }
 
     /// Encrypts or decrypts the data of a slot between its buffer and its caller's memory.
-    fn translate(&mut self, place: u32, direction: Direction) -> Result<(), IoStatus> {
+    fn crypt(&mut self, place: u32, direction: Direction) -> Result<(), IoStatus> {
         let RequestSlot { request, segments } = &self.places[place as usize];
         let buffer = self.table[place as usize];
         let mut memory = SegmentCursor { segments, skip_bytes: 0 };
@@ -181,12 +181,12 @@ impl CryptChannel {
     }
 
     /// Handles a completion of the underlying device.
-    fn ended(&mut self, answer: &IoCompletion) {
+    fn handle_completion(&mut self, answer: &IoCompletion) {
         let Ok(place) = u32::try_from(answer.token) else { return };
         let Request { token, operation, blocks, .. } = self.places[place as usize].request;
         let mut outcome = answer.outcome;
         if outcome.is_success() && operation == Operation::Read && blocks > 0 {
-            outcome = self.translate(place, Direction::Decrypt).err().unwrap_or_default();
+            outcome = self.crypt(place, Direction::Decrypt).err().unwrap_or_default();
         }
         self.free.push(place);
         self.ready.push_back(IoCompletion { token, outcome, ..*answer });
@@ -201,7 +201,7 @@ impl CryptChannel {
 }
 
 /// Whether a request transfers data.
-const fn moves(request: &Request) -> bool {
+const fn transfers_data(request: &Request) -> bool {
     matches!(request.operation, Operation::Read | Operation::Write | Operation::Compare)
 }
 
@@ -214,7 +214,7 @@ impl IoChannel for CryptChannel {
         // A completion that waits to be polled has freed its slot but still counts.
         let count = requests.len().min(self.free.len().saturating_sub(self.ready.len()));
         for request in &requests[..count] {
-            if let Err(outcome) = self.take(request, segments) {
+            if let Err(outcome) = self.start(request, segments) {
                 self.ready.push_back(IoCompletion { token: request.token, outcome, result: 0 });
             }
         }
@@ -229,7 +229,7 @@ impl IoChannel for CryptChannel {
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut below = std::mem::replace(&mut self.below, CompletionBatch::with_capacity(0));
         self.inner.poll(now, &mut below);
-        below.drain().for_each(|answer| self.ended(&answer));
+        below.drain().for_each(|answer| self.handle_completion(&answer));
         self.below = below;
         if !self.unsent.is_empty() {
             self.send(now);
