@@ -99,14 +99,14 @@ fn run(options: &Options) -> Result<(), String> {
     if options.make_corpus {
         return make_corpus(&options.corpus);
     }
-    runner::keep_findings(&options.keep);
+    runner::save_crashes(&options.keep);
     for target in chosen(options)? {
         match &options.replay {
             Some(file) => {
-                target.try_out(&read(file)?);
+                target.run(&read(file)?);
                 println!("fuzz {}: {}: nothing", target.name, file.display());
             }
-            None => cast(target, options)?,
+            None => run_target(target, options)?,
         }
     }
     Ok(())
@@ -114,7 +114,7 @@ fn run(options: &Options) -> Result<(), String> {
 
 fn chosen(options: &Options) -> Result<Vec<Target>, String> {
     if options.injected_bugs {
-        return Ok(vec![runner::CANARY]);
+        return Ok(vec![runner::INJECTED_BUG]);
     }
     let Some(only) = &options.target else { return Ok(TARGETS.to_vec()) };
     let target = TARGETS.into_iter().find(|target| target.name == only);
@@ -129,15 +129,15 @@ fn chosen(options: &Options) -> Result<Vec<Target>, String> {
 }
 
 /// Runs one target for its time: first the corpus, then mutated inputs.
-fn cast(target: Target, options: &Options) -> Result<(), String> {
+fn run_target(target: Target, options: &Options) -> Result<(), String> {
     let corpus = corpus_of(target, &options.corpus)?;
     let clock = Clock::start();
     let end = clock.now().after(Span::from_secs(options.seconds));
     let mut random = Random::new(options.seed);
-    corpus.iter().for_each(|bytes| target.try_out(bytes));
+    corpus.iter().for_each(|bytes| target.run(bytes));
     let mut count = 0_u64;
     while options.count.is_none_or(|most| count < most) && clock.now() < end {
-        target.try_out(&mutate::input(&mut random, &corpus));
+        target.run(&mutate::input(&mut random, &corpus));
         count += 1;
     }
     println!(
@@ -151,7 +151,7 @@ fn cast(target: Target, options: &Options) -> Result<(), String> {
 
 /// Inputs of the target's folder, by name. The target with the injected bug has none.
 fn corpus_of(target: Target, corpus: &Path) -> Result<Vec<Vec<u8>>, String> {
-    if target == runner::CANARY {
+    if target == runner::INJECTED_BUG {
         return Ok(Vec::new());
     }
     let folder = corpus.join(target.name);

@@ -6,7 +6,7 @@ use tenmil_base::Random;
 pub(crate) const LEN_MAX: usize = 8192;
 
 /// Values at which integer arithmetic tends to fail.
-const EDGES: [u64; 10] =
+const BOUNDARY_VALUES: [u64; 10] =
     [0, 1, 0x7f, 0x80, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, u64::MAX];
 
 /// Creates an input from one of `corpus`, or from nothing.
@@ -28,7 +28,7 @@ fn change(random: &mut Random, bytes: &mut Vec<u8>, corpus: &[Vec<u8>]) {
         0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
         1 if !bytes.is_empty() => bytes[at] = byte(random),
         2 if !bytes.is_empty() => {
-            let edge = EDGES[pick(random, EDGES.len()).unwrap_or(0)].to_le_bytes();
+            let edge = BOUNDARY_VALUES[pick(random, BOUNDARY_VALUES.len()).unwrap_or(0)].to_le_bytes();
             let width = 1 << random.below(4);
             bytes[at..].iter_mut().zip(&edge[..width]).for_each(|(into, from)| *into = *from);
         }

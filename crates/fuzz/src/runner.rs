@@ -16,7 +16,7 @@ pub(crate) struct Target {
 }
 
 /// Target with an injected bug, to prove that bugs are found.
-pub(crate) const CANARY: Target = Target { name: "canary", feed: canary };
+pub(crate) const INJECTED_BUG: Target = Target { name: "canary", feed: injected_bug };
 
 thread_local! {
     /// Current target and input.
@@ -25,7 +25,7 @@ thread_local! {
 
 impl Target {
     /// Runs the target on `bytes`. Does not return if that panics.
-    pub(crate) fn try_out(self, bytes: &[u8]) {
+    pub(crate) fn run(self, bytes: &[u8]) {
         CURRENT.with_borrow_mut(|(name, input)| {
             *name = self.name;
             input.clear();
@@ -43,7 +43,7 @@ impl PartialEq for Target {
 
 /// Installs a panic hook that saves the input in `folder`, prints how to reproduce the panic, and
 /// ends the process with exit code 1.
-pub(crate) fn keep_findings(folder: &Path) {
+pub(crate) fn save_crashes(folder: &Path) {
     let folder = folder.to_owned();
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -56,7 +56,7 @@ pub(crate) fn keep_findings(folder: &Path) {
 fn keep(folder: &Path, name: &str, bytes: &[u8]) {
     let file: PathBuf = folder.join(format!("fuzz-{name}.input"));
     let which =
-        if name == CANARY.name { "--injected-bugs".into() } else { format!("--target {name}") };
+        if name == INJECTED_BUG.name { "--injected-bugs".into() } else { format!("--target {name}") };
     match std::fs::write(&file, bytes) {
         Ok(()) => eprintln!(
             "fuzz {name}: found; repeat with `cargo run -p tenmil-fuzz -- {which} --replay {}`",
@@ -67,7 +67,7 @@ fn keep(folder: &Path, name: &str, bytes: &[u8]) {
 }
 
 /// Injected bug: assumes that no word begins with two bytes of ones.
-fn canary(bytes: &[u8]) {
+fn injected_bug(bytes: &[u8]) {
     for word in bytes.chunks_exact(4) {
         assert_ne!(word[..2], [0xff, 0xff], "the planted bug");
     }
