@@ -263,7 +263,7 @@ impl Channel {
     /// Submits a single request without the setup of a batch.
     #[inline]
     fn submit_alone(&mut self, now: Instant, request: &Request, segments: &[Segment]) -> usize {
-        let mut sent = self.tags.lend_one(now, request);
+        let mut sent = self.tags.assign_tag(now, request);
         let lane = match self.lanes.as_mut_slice() {
             [lane] => lane,
             _ => {

@@ -41,7 +41,7 @@ impl Channel {
     pub(super) fn mark_flushes(&mut self) {
         let Self { outgoing, tags, told, .. } = self;
         let flushes = outgoing.iter().filter(|request| request.operation == Operation::Flush);
-        flushes.for_each(|request| tags.set_told(request, *told));
+        flushes.for_each(|request| tags.set_reported_losses(request, *told));
     }
 
     /// Counts the flushes among accepted requests.
@@ -80,7 +80,7 @@ impl Channel {
         let Self { flushes, tags, told, grant, .. } = self;
         let losses = &grant.shared.losses;
         for answer in answers {
-            let Some(then) = tags.told_of(answer) else { continue };
+            let Some(then) = tags.reported_losses(answer) else { continue };
             *flushes -= 1;
             if answer.outcome.0 & STATUS == IoStatus::WRITE_FAULT.0 {
                 losses.report(then);

@@ -159,7 +159,7 @@ impl Tags {
 
     /// [`assign_tags`](Self::assign_tags) for a single request, without a loop.
     #[inline]
-    pub(super) fn lend_one(&mut self, now: Instant, request: &Request) -> Request {
+    pub(super) fn assign_tag(&mut self, now: Instant, request: &Request) -> Request {
         let tag = self.free[self.room - 1];
         let Request { token, lba, blocks, .. } = *request;
         let mark = now.ns << KIND_BITS | u64::from(kind_of(request));
@@ -259,14 +259,14 @@ impl Tags {
     }
 
     /// Stores the losses reported to the client of a flush with an [assigned](Self::assign_tags) tag.
-    pub(super) fn set_told(&mut self, sent: &Request, told: u64) {
+    pub(super) fn set_reported_losses(&mut self, sent: &Request, told: u64) {
         #[expect(clippy::cast_possible_truncation, reason = "a tag")]
         let tag = sent.token as u32 as usize;
         self.slots[tag].lba = told;
     }
 
     /// The losses stored for a flush; `None` if the completion is not of a flush.
-    pub(super) fn told_of(&self, answer: &IoCompletion) -> Option<u64> {
+    pub(super) fn reported_losses(&self, answer: &IoCompletion) -> Option<u64> {
         let slot = &self.slots[tag_of(answer)];
         (operation_of(slot.mark) == Operation::Flush as usize).then_some(slot.lba)
     }
@@ -404,7 +404,7 @@ mod tests {
                 tags.grow(1);
             }
             assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
-            let sent = tags.lend_one(Instant::default(), &Request { token, ..Request::PLACEHOLDER });
+            let sent = tags.assign_tag(Instant::default(), &Request { token, ..Request::PLACEHOLDER });
             tags.take_one();
             assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
         }
