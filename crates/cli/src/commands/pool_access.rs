@@ -113,7 +113,7 @@ impl<'a> PoolAccess<'a> {
     }
 
     /// The process that has the pool open, as part of a sentence.
-    pub(super) fn by_whom(&self) -> String {
+    pub(super) fn owner_text(&self) -> String {
         let pid = self.pid().unwrap_or_else(std::process::id);
         format!("in {}", process(pid))
     }

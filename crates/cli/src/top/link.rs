@@ -56,7 +56,7 @@ impl SamplerHandle {
     }
 
     /// The next update, if there is one.
-    pub(crate) fn news(&self) -> Result<Option<Update>, Error> {
+    pub(crate) fn next_update(&self) -> Result<Option<Update>, Error> {
         match self.news.try_recv() {
             Ok(news) => Ok(Some(news)),
             Err(TryRecvError::Empty) => Ok(None),
@@ -249,7 +249,7 @@ mod tests {
         let clock = Clock::kernel();
         let end = clock.now().after(Span::from_secs(30));
         while clock.now() < end {
-            match link.news().unwrap() {
+            match link.next_update().unwrap() {
                 Some(news) if is_it(&news) => return news,
                 Some(_) => {}
                 None => tenmil_linux::thread::yield_now(),

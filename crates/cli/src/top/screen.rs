@@ -48,7 +48,7 @@ pub(crate) fn run(link: &SamplerHandle, theme: Theme) -> Result<(), Error> {
     let mut state = AppState::default();
     let mut is_new = true;
     while !state.is_over && !tenmil_linux::signal::interrupted() {
-        while let Some(news) = link.news()? {
+        while let Some(news) = link.next_update()? {
             state.take(news);
             is_new = true;
         }

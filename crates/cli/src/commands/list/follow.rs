@@ -111,14 +111,14 @@ impl KnownFunctions {
             UeventResult::WouldBlock => false,
             UeventResult::Overflow => true,
             UeventResult::Uevent(uevent) => {
-                told.extend(self.hear(&uevent).map(|function| (FunctionChange::Gone, function)));
+                told.extend(self.removed_by(&uevent).map(|function| (FunctionChange::Gone, function)));
                 matters(&uevent)
             }
         }
     }
 
     /// The known function that a uevent reports as removed.
-    fn hear(&mut self, uevent: &Uevent<'_>) -> Option<Function> {
+    fn removed_by(&mut self, uevent: &Uevent<'_>) -> Option<Function> {
         if (uevent.subsystem, uevent.action) != ("pci", "remove") {
             return None;
         }
@@ -228,8 +228,8 @@ mod tests {
         known.look(vec![one.clone()]);
         let path = "/devices/pci0000:00/0000:00:05.0/0000:01:00.0";
         let uevent = Uevent { action: "remove", path, subsystem: "pci" };
-        assert_eq!(known.hear(&uevent), Some(one.clone()));
-        assert_eq!(known.hear(&uevent), None, "it is not known any more");
+        assert_eq!(known.removed_by(&uevent), Some(one.clone()));
+        assert_eq!(known.removed_by(&uevent), None, "it is not known any more");
         assert_eq!(changes(known.look(vec![one.clone()]))[0].0, FunctionChange::Came);
         for other in [
             Uevent { action: "unbind", ..uevent },
@@ -237,7 +237,7 @@ mod tests {
             Uevent { path: "/devices/pci0000:00/0000:00:05.0", ..uevent },
             Uevent { path: "/devices/pci0000:00/what", ..uevent },
         ] {
-            assert_eq!(known.hear(&other), None, "{other:?}");
+            assert_eq!(known.removed_by(&other), None, "{other:?}");
         }
     }
 

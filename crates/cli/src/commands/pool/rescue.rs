@@ -76,7 +76,7 @@ fn expect_closed(
         let text = format!(
             "pool rescue: {} is open {}, expected a pool that does not open",
             source.store,
-            hand.by_whom()
+            hand.owner_text()
         );
         return Err(Error::usage(text).with_hint(
             "Copy its volumes by `tenmil volume snapshot`, `send` and `receive`, also while they are \
@@ -87,7 +87,7 @@ fn expect_closed(
         let text = format!(
             "pool rescue: {} is open {}, expected a pool that nobody has open",
             target.store,
-            hand.by_whom()
+            hand.owner_text()
         );
         Error::usage(text).with_hint("End that process, or rescue into another pool.")
     })

@@ -123,14 +123,14 @@ impl LiveConfig {
             check_fixed(before, asked)?;
         }
         // Sockets are bound first: they fail more often than devices, and cost less to open.
-        let (listeners, doors) = self.prepare_doors(asked)?;
+        let (listeners, doors) = self.prepare_listeners(asked)?;
         let subsystems = asked.subsystems.iter().map(|subsystem| self.prepare_one(subsystem));
         let subsystems = subsystems.collect::<Result<_, _>>()?;
         Ok(PreparedConfig { listeners, doors, subsystems })
     }
 
     #[expect(clippy::type_complexity, reason = "the two belong together in one place only")]
-    fn prepare_doors(
+    fn prepare_listeners(
         &self,
         asked: &TargetConfig,
     ) -> Result<(Vec<Listener>, Vec<(StreamListener, Listener)>), ApplyError> {
