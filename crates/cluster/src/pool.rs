@@ -454,13 +454,13 @@ impl PoolHost {
         }
         if let Err(error) = answer {
             self.next_at = self.next_at.max(now.after(PAUSE));
-            self.heed(now, &error, shared);
+            self.leave_if_superseded(now, &error, shared);
         }
         Ok(())
     }
 
     /// Leaves the pool if it is another one's.
-    fn heed(&mut self, now: Instant, error: &PoolError, shared: &mut Shared<'_>) {
+    fn leave_if_superseded(&mut self, now: Instant, error: &PoolError, shared: &mut Shared<'_>) {
         let Stage::Open(store) = &self.stage else { return };
         let is_other = matches!(error, PoolError::TakenOver { .. } | PoolError::Owned { .. });
         let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
