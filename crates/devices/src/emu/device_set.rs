@@ -184,7 +184,7 @@ impl FleetState {
     }
 
     /// Polls the controllers. Returns false if they are lost.
-    fn tend(&self, now: Instant) -> bool {
+    fn poll_controllers(&self, now: Instant) -> bool {
         let mut state = self.lock();
         let Some(emulated) = &mut state.emulated else { return false };
         match emulated.poll_controllers(now) {
@@ -223,7 +223,7 @@ struct EmulatedAdminLoop {
 
 impl EventLoop for EmulatedAdminLoop {
     fn iterate(&mut self, now: Instant) -> NextStep {
-        if self.stop.is_stopped() || !self.shared.tend(now) {
+        if self.stop.is_stopped() || !self.shared.poll_controllers(now) {
             return NextStep::Exit;
         }
         NextStep::SleepUntil(now.after(TENDED))

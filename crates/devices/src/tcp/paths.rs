@@ -207,7 +207,7 @@ impl QueueSource for MultipathDevice {
         let now = self.clock.now();
         let mut multipath = lock(&self.shared);
         if let Some(event) = multipath.poll(now) {
-            hear(&event, &mut multipath, &self.teller, &self.growth);
+            handle_event(&event, &mut multipath, &self.teller, &self.growth);
         }
         self.check(&multipath, now)?;
         Ok(multipath.take_queue(ticket))
@@ -279,7 +279,7 @@ impl QueueSource for MultipathDevice {
 }
 
 /// Reports an event, and updates the size of the device after a resize.
-fn hear(event: &PathEvent, multipath: &mut Multipath, teller: &PathNotifier, growth: &SizeWatch) {
+fn handle_event(event: &PathEvent, multipath: &mut Multipath, teller: &PathNotifier, growth: &SizeWatch) {
     teller.report(event);
     let is_resized = |event: &tenmil_nvme_host::Event| {
         matches!(event, tenmil_nvme_host::Event::NamespaceResized { .. })
@@ -308,7 +308,7 @@ impl EventLoop for MultipathAdminLoop {
         }
         let mut multipath = lock(&self.shared);
         while let Some(event) = multipath.poll(now) {
-            hear(&event, &mut multipath, &self.teller, &self.growth);
+            handle_event(&event, &mut multipath, &self.teller, &self.growth);
         }
         NextStep::SleepUntil(multipath.wake_at(now).min(now.after(TENDED)))
     }

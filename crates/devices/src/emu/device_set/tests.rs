@@ -151,7 +151,7 @@ fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
     fleet.shared.lose(&mut fleet.shared.lock(), Error::remote("it burnt"));
     assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
     assert_eq!(medium.channel().err().unwrap(), "it burnt");
-    assert!(!fleet.shared.tend(bed.clock.now()), "and nobody tends it");
+    assert!(!fleet.shared.poll_controllers(bed.clock.now()), "and nobody tends it");
 }
 
 #[test]
