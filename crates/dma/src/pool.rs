@@ -65,7 +65,7 @@ const IOVA_SHIFT: u32 = 36;
 const REGION_BYTES_MAX: u64 = 1 << IOVA_SHIFT;
 
 /// Bit that marks the IOVA of a kernel buffer; no memory address has it.
-const LENT: u64 = 1 << 63;
+const KERNEL_BUFFER: u64 = 1 << 63;
 
 const OWN: &str = "the pool is a part of it, and other parts are other devices' own";
 
@@ -207,7 +207,7 @@ impl DevicePool {
     fn iova_elsewhere(&self, segment: Segment) -> Option<u64> {
         let (region, shared) = (segment.region, &*self.shared);
         if !self.regions.contains(segment) {
-            return self.lent_name(segment);
+            return self.kernel_buffer_name(segment);
         }
         let iova = match shared.windows.iova(region) {
             Some(iova) => iova,
@@ -228,20 +228,20 @@ impl DevicePool {
         Some((0, self.regions.len_bytes(region), iova))
     }
 
-    fn lent_name(&self, segment: Segment) -> Option<u64> {
+    fn kernel_buffer_name(&self, segment: Segment) -> Option<u64> {
         let has_name = self.shared.names_lent.load(Ordering::Relaxed)
             && self.regions.kernel_buffer(segment).is_some()
             && segment.offset < REGION_BYTES_MAX;
-        has_name.then(|| LENT | (iova_of(segment.region) + segment.offset))
+        has_name.then(|| KERNEL_BUFFER | (iova_of(segment.region) + segment.offset))
     }
 
     /// Kernel buffer segment at `iova`.
     #[cold]
-    pub(crate) fn lent_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
-        let number = (iova & !LENT) >> IOVA_SHIFT;
+    pub(crate) fn kernel_buffer_at(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+        let number = (iova & !KERNEL_BUFFER) >> IOVA_SHIFT;
         let region = RegionId(u32::try_from(number.checked_sub(1)?).ok()?);
         let segment = Segment { region, offset: iova & (REGION_BYTES_MAX - 1), len_bytes };
-        (iova & LENT != 0 && self.lent_name(segment) == Some(iova)).then_some(segment)
+        (iova & KERNEL_BUFFER != 0 && self.kernel_buffer_name(segment) == Some(iova)).then_some(segment)
     }
 
     /// Region table that resolves this pool's segments.
@@ -447,17 +447,17 @@ mod tests {
         assert_eq!(pool.iova(part), None, "nobody has asked for names");
         pool.allow_kernel_buffers();
         let (name, mut host) = (pool.iova(part).unwrap(), SharedHostMemory::new(&pool));
-        assert_eq!(host.lent(name, 512), Some(part));
-        assert_eq!(host.lent(name + 256, 256), part.slice(256, 256));
+        assert_eq!(host.kernel_buffers(name, 512), Some(part));
+        assert_eq!(host.kernel_buffers(name + 256, 256), part.slice(256, 256));
         assert!(host.resolve(name, 512).is_err() && host.entries(name, 512).is_err());
-        assert_eq!(host.lent(name, 8192), None, "parts of two requests");
+        assert_eq!(host.kernel_buffers(name, 8192), None, "parts of two requests");
         assert_eq!(pool.iova(lent), None, "of all of them");
         let address = pool.iova(other).unwrap();
         for none in [0, 1 << 63, address, address | 1 << 63, name & !(1 << 63), name | 1 << 62] {
-            assert_eq!(host.lent(none, 512), None, "{none:#x}");
+            assert_eq!(host.kernel_buffers(none, 512), None, "{none:#x}");
         }
         assert!(pool.revoke_access());
-        assert_eq!(host.lent(name, 512), None);
+        assert_eq!(host.kernel_buffers(name, 512), None);
     }
 
     #[test]

@@ -63,8 +63,8 @@ impl SharedHostMemory {
     /// [assigns IOVAs](DevicePool::allow_kernel_buffers) to such buffers. No other function here resolves
     /// them.
     #[cold]
-    pub fn lent(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
-        self.pool.lent_at(iova, len_bytes).filter(|_| !self.pool.is_cut_off())
+    pub fn kernel_buffers(&self, iova: u64, len_bytes: u32) -> Option<Segment> {
+        self.pool.kernel_buffer_at(iova, len_bytes).filter(|_| !self.pool.is_cut_off())
     }
 }
 

@@ -82,7 +82,7 @@ impl RegionTable {
 
     /// Buffer part of `segment`, if the segment is inside one request's buffer.
     pub fn kernel_buffer(&self, segment: Segment) -> Option<KernelBufferSlice<'_>> {
-        let lent = self.lent_region(segment.region)?;
+        let lent = self.kernel_buffer_region(segment.region)?;
         if !lies_inside(segment, lent.len_bytes) {
             return None;
         }
@@ -102,10 +102,10 @@ impl RegionTable {
 
     /// Bytes of a kernel buffer region copied so far by loads and stores.
     pub fn copied_bytes(&self, region: RegionId) -> u64 {
-        self.lent_region(region).map_or(0, |lent| lent.copied_bytes.load(Ordering::Relaxed))
+        self.kernel_buffer_region(region).map_or(0, |lent| lent.copied_bytes.load(Ordering::Relaxed))
     }
 
-    fn lent_region(&self, region: RegionId) -> Option<&KernelBuffers> {
+    fn kernel_buffer_region(&self, region: RegionId) -> Option<&KernelBuffers> {
         let place = place_of(region);
         let lent = self.table.lent.get(place as usize)?.get()?;
         (region.0 == place).then_some(lent)
@@ -113,12 +113,12 @@ impl RegionTable {
 
     /// Like [`load`](tenmil_base::Memory::load), for kernel buffers.
     #[cold]
-    pub(super) fn load_lent(
+    pub(super) fn load_kernel_buffer(
         &self,
         segment: Segment,
         into: &mut [u8],
     ) -> Result<(), InvalidSegment> {
-        self.copy_lent(segment, into.len(), |lender, at, done| {
+        self.copy_kernel_buffer(segment, into.len(), |lender, at, done| {
             let rest = &mut into[done..];
             // SAFETY: the descriptor is open as long as the table exists, and `rest` is borrowed for the
             // call, which writes no more than its length.
@@ -128,8 +128,8 @@ impl RegionTable {
 
     /// Like [`store`](tenmil_base::Memory::store), for kernel buffers.
     #[cold]
-    pub(super) fn store_lent(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
-        self.copy_lent(segment, from.len(), |lender, at, done| {
+    pub(super) fn store_kernel_buffer(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
+        self.copy_kernel_buffer(segment, from.len(), |lender, at, done| {
             let rest = &from[done..];
             // SAFETY: as in `load_lent`; the call only reads.
             unsafe { libc::pwrite(lender, rest.as_ptr().cast(), rest.len(), at) }
@@ -138,7 +138,7 @@ impl RegionTable {
 
     /// Copies all `len` bytes of a part through the kernel. `step` gets the descriptor, the offset of the
     /// rest, and the number of bytes done.
-    fn copy_lent(
+    fn copy_kernel_buffer(
         &self,
         segment: Segment,
         len: usize,
@@ -146,7 +146,7 @@ impl RegionTable {
     ) -> Result<(), InvalidSegment> {
         let refuse = InvalidSegment(segment);
         let part = self.kernel_buffer(segment).ok_or(refuse)?;
-        let lent = self.lent_region(segment.region).ok_or(refuse)?;
+        let lent = self.kernel_buffer_region(segment.region).ok_or(refuse)?;
         let first = (lent.lender.data_at)(part.queue, part.request, part.byte);
         assert_eq!(len, segment.len_bytes as usize, "the two lengths are the caller's");
         let mut done = 0;
