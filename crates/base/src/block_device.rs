@@ -236,7 +236,7 @@ pub trait BlockDevice: Send + Sync {
     /// What was found and what was expected, in one line.
     fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
         let blocks = self.limits().block_count.saturating_sub(lba);
-        Ok(BlockExtent { blocks, holds: ExtentKind::Data })
+        Ok(BlockExtent { blocks, kind: ExtentKind::Data })
     }
 
     /// Re-reads the number of blocks: larger than before if the device was extended elsewhere,
@@ -289,7 +289,7 @@ pub struct BlockExtent {
     /// Number of blocks; zero only past the end.
     pub blocks: u64,
     /// Allocation state.
-    pub holds: ExtentKind,
+    pub kind: ExtentKind,
 }
 
 /// Allocation state of blocks.
@@ -325,7 +325,7 @@ pub struct Limits {
     /// Durability of completed writes.
     pub durability: Durability,
     /// Supported operations.
-    pub support: OperationSet,
+    pub operations: OperationSet,
 }
 
 /// Durability of a completed write at a power failure.

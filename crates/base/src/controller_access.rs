@@ -49,7 +49,7 @@ pub trait Dma: Memory + Clone {
     /// If the region cannot be mapped for the device; always, if the implementation cannot map
     /// regions.
     fn map(&self, region: RegionId) -> Result<(), DmaMapError> {
-        Err(DmaMapError { region, why: "this device reaches its own memory only" })
+        Err(DmaMapError { region, reason: "this device reaches its own memory only" })
     }
     /// Unmaps the region: once this has returned, the device starts no access to it.
     fn unmap(&self, region: RegionId) {
@@ -74,7 +74,7 @@ pub trait Dma: Memory + Clone {
     /// If the BAR has no such part, or it cannot be used.
     fn device_memory(&self, part: BarRange) -> Result<Segment, BarMapError> {
         let _ = part;
-        Err(BarMapError::Unusable { why: "memory in a BAR of it cannot be mapped" })
+        Err(BarMapError::Unusable { reason: "memory in a BAR of it cannot be mapped" })
     }
     /// Wraps `memory` as a submission ring of `depth` entries.
     fn submission_ring(&self, memory: Segment, depth: u32) -> Self::Submission;
@@ -95,12 +95,12 @@ pub struct DmaMapError {
     /// The region.
     pub region: RegionId,
     /// Reason.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
 impl fmt::Display for DmaMapError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "show region {} to a device: {}", self.region.0, self.why)
+        write!(out, "show region {} to a device: {}", self.region.0, self.reason)
     }
 }
 
@@ -128,7 +128,7 @@ pub enum BarMapError {
     /// The part exists but cannot be used.
     Unusable {
         /// Reason.
-        why: &'static str,
+        reason: &'static str,
     },
 }
 

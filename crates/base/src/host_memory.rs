@@ -196,7 +196,7 @@ pub enum AccessProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessCompletion {
     /// Its identifier.
-    pub ticket: AccessId,
+    pub id: AccessId,
     /// Its result.
     pub result: Result<(), AccessFault>,
 }

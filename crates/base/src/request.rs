@@ -239,7 +239,7 @@ pub struct IoCompletion {
     /// Token of the request.
     pub token: u64,
     /// Status.
-    pub outcome: IoStatus,
+    pub status: IoStatus,
     /// Command-specific result (dword 0 of the completion).
     pub result: u32,
 }
@@ -247,21 +247,21 @@ pub struct IoCompletion {
 /// Bounded array of completions, owned by the caller.
 #[derive(Debug)]
 pub struct CompletionBatch {
-    places: Box<[IoCompletion]>,
+    entries: Box<[IoCompletion]>,
     count: usize,
 }
 
 impl CompletionBatch {
     /// Creates an empty batch for at most `capacity` completions. Allocates only here.
     pub fn with_capacity(capacity: usize) -> Self {
-        let nothing = IoCompletion { token: 0, outcome: IoStatus::SUCCESS, result: 0 };
-        Self { places: vec![nothing; capacity].into_boxed_slice(), count: 0 }
+        let nothing = IoCompletion { token: 0, status: IoStatus::SUCCESS, result: 0 };
+        Self { entries: vec![nothing; capacity].into_boxed_slice(), count: 0 }
     }
 
     /// Number of free entries. A channel stops polling when it is zero.
     #[inline]
     pub fn remaining(&self) -> usize {
-        self.places.len() - self.count
+        self.entries.len() - self.count
     }
 
     /// Number of completions.
@@ -283,8 +283,8 @@ impl CompletionBatch {
     /// If no entry is [free](Self::remaining).
     #[inline]
     pub fn push(&mut self, answer: IoCompletion) {
-        assert!(self.count < self.places.len(), "a backend looks at room() before it pushes");
-        self.places[self.count] = answer;
+        assert!(self.count < self.entries.len(), "a backend looks at room() before it pushes");
+        self.entries[self.count] = answer;
         self.count += 1;
     }
 
@@ -295,14 +295,14 @@ impl CompletionBatch {
     /// If fewer entries are [free](Self::remaining).
     #[inline]
     pub fn append(&mut self, answers: &[IoCompletion]) {
-        if let [IoCompletion { token, outcome, result }] = *answers {
+        if let [IoCompletion { token, status: outcome, result }] = *answers {
             // A single one is not worth the call for a bulk copy. Field by field: loading it as a
             // whole right after it was written so would wait for these stores (failed store
             // forwarding).
-            return self.push(IoCompletion { token, outcome, result });
+            return self.push(IoCompletion { token, status: outcome, result });
         }
         assert!(answers.len() <= self.remaining(), "a backend looks at room() before it appends");
-        self.places[self.count..][..answers.len()].copy_from_slice(answers);
+        self.entries[self.count..][..answers.len()].copy_from_slice(answers);
         self.count += answers.len();
     }
 
@@ -314,7 +314,7 @@ impl CompletionBatch {
     /// If it returns more than the number of free entries.
     #[inline]
     pub fn fill(&mut self, fill: impl FnOnce(&mut [IoCompletion]) -> usize) -> usize {
-        let count = fill(&mut self.places[self.count..]);
+        let count = fill(&mut self.entries[self.count..]);
         assert!(count <= self.remaining(), "more answers than places");
         self.count += count;
         count
@@ -323,14 +323,14 @@ impl CompletionBatch {
     /// The completions, oldest first.
     #[inline]
     pub fn as_slice(&self) -> &[IoCompletion] {
-        &self.places[..self.count]
+        &self.entries[..self.count]
     }
 
     /// The completions after the first `skip`, for translation: a layer that replaced tokens
     /// restores them here.
     #[inline]
     pub fn tail_mut(&mut self, skip: usize) -> &mut [IoCompletion] {
-        &mut self.places[skip..self.count]
+        &mut self.entries[skip..self.count]
     }
 
     /// Visits the completions from index `first` on, oldest first, and removes those for which
@@ -344,9 +344,9 @@ impl CompletionBatch {
     ) -> usize {
         let mut kept = first;
         for index in first..self.count {
-            let mut answer = self.places[index];
+            let mut answer = self.entries[index];
             if !take(&mut answer) {
-                self.places[kept] = answer;
+                self.entries[kept] = answer;
                 kept += 1;
             }
         }
@@ -364,7 +364,7 @@ impl CompletionBatch {
     /// Removes and returns the completions, oldest first.
     pub fn drain(&mut self) -> impl Iterator<Item = IoCompletion> + '_ {
         let count = core::mem::take(&mut self.count);
-        self.places[..count].iter().copied()
+        self.entries[..count].iter().copied()
     }
 }
 
@@ -385,7 +385,7 @@ mod tests {
     fn answers_are_bounded_and_come_out_oldest_first() {
         let mut answers = CompletionBatch::with_capacity(2);
         for token in [7, 8] {
-            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+            answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
         assert_eq!(answers.remaining(), 0);
         assert_eq!(answers.drain().map(|answer| answer.token).collect::<Vec<_>>(), [7, 8]);
@@ -396,7 +396,7 @@ mod tests {
     fn answers_that_are_taken_out_leave_no_gap() {
         let mut answers = CompletionBatch::with_capacity(6);
         for token in 0..6 {
-            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+            answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
         assert_eq!(answers.extract(2, |answer| answer.token % 2 == 0), 2);
         let left: Vec<u64> = answers.as_slice().iter().map(|answer| answer.token).collect();
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "room()")]
     fn appending_past_the_room_is_our_own_mistake() {
-        let one = IoCompletion { token: 0, outcome: IoStatus::SUCCESS, result: 0 };
+        let one = IoCompletion { token: 0, status: IoStatus::SUCCESS, result: 0 };
         let mut answers = CompletionBatch::with_capacity(3);
         answers.append(&[one, one]);
         answers.append(&[one]);
@@ -418,7 +418,7 @@ mod tests {
 
     #[test]
     fn places_are_filled_in_their_order_and_counted() {
-        let answer = |token| IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 };
+        let answer = |token| IoCompletion { token, status: IoStatus::SUCCESS, result: 0 };
         let mut answers = CompletionBatch::with_capacity(3);
         answers.push(answer(1));
         let written = answers.fill(|places| {
@@ -441,7 +441,7 @@ mod tests {
     fn pushing_past_the_room_is_our_own_mistake() {
         CompletionBatch::with_capacity(0).push(IoCompletion {
             token: 0,
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
             result: 0,
         });
     }

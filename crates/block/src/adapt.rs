@@ -197,7 +197,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let (plan, own) = match self.rules.plan(&self.limits, request, segments) {
             Ok(planned) => planned,
             Err(outcome) => {
-                self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
                 return true;
             }
         };
@@ -242,8 +242,8 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         let is_flush =
             matches!(parent.stage, ParentStage::SyncingBefore(_) | ParentStage::SyncingAfter(_));
         // A successful flush must not replace the result of the data.
-        if parent.outcome.is_success() && !(is_flush && answer.outcome.is_success()) {
-            (parent.outcome, parent.result) = (answer.outcome, answer.result);
+        if parent.outcome.is_success() && !(is_flush && answer.status.is_success()) {
+            (parent.outcome, parent.result) = (answer.status, answer.result);
         }
         if is_chunk {
             self.chunk_ended(index);
@@ -293,7 +293,7 @@ impl<B: IoChannel, L: RangeLock> AdaptedChannel<B, L> {
         }
         self.give_buffer_back(index);
         self.free.push(index);
-        self.ready.push(IoCompletion { token, outcome, result });
+        self.ready.push(IoCompletion { token, status: outcome, result });
     }
 
     fn parents_under_way(&self) -> usize {
@@ -436,7 +436,7 @@ fn check_options(below: &Limits, options: &AdaptOptions, chunk_bytes: u32) -> Re
              {block_size}"
         ));
     }
-    if options.force == FuaMode::Flush && !below.support.has(Operation::Flush) {
+    if options.force == FuaMode::Flush && !below.operations.has(Operation::Flush) {
         return refuse("forced unit access by flush, and the device has no flush".into());
     }
     Ok(())

@@ -122,7 +122,7 @@ impl Channel {
         let port = shared.enter(&grant.holder)?;
         // From here on, dropping the channel releases the index.
         let tags = limits.depth_max;
-        let support = limits.support;
+        let support = limits.operations;
         let gate = FastPathCheck {
             banned: banned(support),
             block_count: 0,

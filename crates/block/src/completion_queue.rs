@@ -83,7 +83,7 @@ mod tests {
     use super::CompletionQueue;
 
     fn answer(token: u64) -> IoCompletion {
-        IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 }
+        IoCompletion { token, status: IoStatus::SUCCESS, result: 0 }
     }
 
     #[test]

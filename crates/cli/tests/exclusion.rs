@@ -18,7 +18,7 @@ use tenmil_block::uri::Uri;
 use tenmil_block::{OpenedDevice, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::mirror;
-use tenmil_drivers::pool::{self, VolumeRef, hear_of_stops};
+use tenmil_drivers::pool::{self, VolumeRef, subscribe_stops};
 use tenmil_linux::Clock;
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
@@ -112,7 +112,7 @@ impl Host {
         }
         let mut bytes = [0; BLOCK as usize];
         self.regions.load(segment, &mut bytes).unwrap();
-        (answers.as_slice()[0].outcome, bytes[0])
+        (answers.as_slice()[0].status, bytes[0])
     }
 
     fn now(&self) -> Instant {
@@ -157,7 +157,7 @@ fn no_write_of_a_former_owner_lands_in_a_pool_that_was_taken_over_without_force(
     let mut idle = opened.medium.channel().unwrap();
     let (sender, heard) = mpsc::channel();
     let mine = target.address.clone();
-    hear_of_stops(move |news| {
+    subscribe_stops(move |news| {
         if news.device.contains(&mine) {
             // After the test nobody listens.
             let _ = sender.send(news.to_string());

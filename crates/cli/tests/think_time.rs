@@ -176,7 +176,7 @@ impl Lane {
     fn take(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         let answers: Vec<_> =
-            self.answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
+            self.answers.drain().map(|answer| (answer.token, answer.status)).collect();
         assert_eq!(answers, [(self.left, IoStatus::SUCCESS)]);
         self.is_pending = false;
         self.left -= 1;

@@ -120,7 +120,7 @@ impl Disk {
             atomic_write_blocks: 1,
             depth_max: DEPTH_MAX,
             durability,
-            support: OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]),
+            operations: OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]),
         };
         OpenDisk { disk: self.clone(), process, memory: memory.clone(), limits }
     }
@@ -264,7 +264,7 @@ impl State {
             let Some((index, _)) = due.min_by_key(|(_, one)| (one.due, one.number)) else { break };
             let one = self.under_way.swap_remove(index);
             let outcome = self.execute(&one);
-            let answer = IoCompletion { token: one.request.token, outcome, result: 0 };
+            let answer = IoCompletion { token: one.request.token, status: outcome, result: 0 };
             self.answers.entry(one.channel).or_default().push_back(answer);
         }
     }

@@ -350,12 +350,12 @@ impl Host {
             let text = format!("host {}: request {id} was answered twice", self.number);
             return Err(Failure { scope: Scope::host(self.number), text });
         };
-        let is_success = answer.outcome.is_success();
+        let is_success = answer.status.is_success();
         if !is_success {
             self.next_at = self.next_at.max(now.after(FAILURE_PAUSE));
         }
         let told =
-            if is_success { "ends".into() } else { format!("fails: {}", name(answer.outcome)) };
+            if is_success { "ends".into() } else { format!("fails: {}", name(answer.status)) };
         match op.operation {
             Operation::Write => {
                 self.note(now, id, &op, told, shared);
@@ -368,7 +368,7 @@ impl Host {
                 let ended = shared.checker.write_ends(id, end);
                 let fail = |lba, why: &str| self.failure(lba, &format!("w{id}"), why);
                 ended.map_err(|(lba, why)| fail(lba, &why.to_string()))?;
-                let is_conflict = answer.outcome.0 == tenmil_wire::Status::RESERVATION_CONFLICT.0;
+                let is_conflict = answer.status.0 == tenmil_wire::Status::RESERVATION_CONFLICT.0;
                 let kept = shared.checker.reservation_is_kept(id, is_conflict);
                 kept.map_err(|why| fail(op.first, &why))?;
             }

@@ -274,7 +274,7 @@ impl IoChannel for LegChannel {
         }
         let failed = |request: &Request| IoCompletion {
             token: request.token,
-            outcome: IoStatus::PATH_ERROR,
+            status: IoStatus::PATH_ERROR,
             result: 0,
         };
         self.failed.extend(requests.iter().map(failed));

@@ -255,10 +255,10 @@ impl ReservationClient {
         match answer {
             None if is_lost => self.give_up(now, "lost its connection", shared),
             None => self.stage = Stage::Asking(remote, queue, step),
-            Some(answer) if !answer.outcome.is_success() => {
-                let text = format!("{step:?} fails: {}", tenmil_wire::Status(answer.outcome.0));
+            Some(answer) if !answer.status.is_success() => {
+                let text = format!("{step:?} fails: {}", tenmil_wire::Status(answer.status.0));
                 self.note(now, &text, shared);
-                let is_certain = answer.outcome != IoStatus::ABORTED_BY_HOST;
+                let is_certain = answer.status != IoStatus::ABORTED_BY_HOST;
                 if is_certain && step == Step::Acquire {
                     // Another host holds a reservation, so the request is dropped.
                     self.wanted = None;

@@ -91,7 +91,7 @@ impl CryptChannel {
 
     /// Starts one request, for which a slot is free.
     fn start(&mut self, request: &Request, segments: &[Segment]) -> Result<(), IoStatus> {
-        if !self.limits.support.has(request.operation) {
+        if !self.limits.operations.has(request.operation) {
             return Err(IoStatus::INVALID_OPCODE);
         }
         let own = if transfers_data(request) { self.check(request, segments)? } else { &[] };
@@ -184,12 +184,12 @@ impl CryptChannel {
     fn handle_completion(&mut self, answer: &IoCompletion) {
         let Ok(place) = u32::try_from(answer.token) else { return };
         let Request { token, operation, blocks, .. } = self.places[place as usize].request;
-        let mut outcome = answer.outcome;
+        let mut outcome = answer.status;
         if outcome.is_success() && operation == Operation::Read && blocks > 0 {
             outcome = self.crypt(place, Direction::Decrypt).err().unwrap_or_default();
         }
         self.free.push(place);
-        self.ready.push_back(IoCompletion { token, outcome, ..*answer });
+        self.ready.push_back(IoCompletion { token, status: outcome, ..*answer });
     }
 
     fn send(&mut self, now: Instant) {
@@ -215,7 +215,7 @@ impl IoChannel for CryptChannel {
         let count = requests.len().min(self.free.len().saturating_sub(self.ready.len()));
         for request in &requests[..count] {
             if let Err(outcome) = self.start(request, segments) {
-                self.ready.push_back(IoCompletion { token: request.token, outcome, result: 0 });
+                self.ready.push_back(IoCompletion { token: request.token, status: outcome, result: 0 });
             }
         }
         self.send(now);

@@ -101,7 +101,7 @@ impl Crypt {
             request_blocks_max: below.request_blocks_max.min(BUFFER_BYTES / below.block_size),
             segments_max: SEGMENTS_MAX,
             depth_max: below.depth_max.min(DEPTH_MAX),
-            support: below.support.intersection(SUPPORT),
+            operations: below.operations.intersection(SUPPORT),
             ..below
         };
         Ok(Self { inner, key: Arc::new(key), regions: regions.clone(), limits })

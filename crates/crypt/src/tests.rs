@@ -120,7 +120,7 @@ impl Bench {
         while channel.poll(now, &mut answers) == 0 {}
         let answer = answers.as_slice()[0];
         assert_eq!(answer.token, request.token);
-        answer.outcome
+        answer.status
     }
 
     /// Memory of `len` bytes, cut at random positions.
@@ -230,9 +230,9 @@ fn the_device_holds_what_a_plain_cipher_makes_and_the_wrong_key_reads_garbage() 
     assert_eq!(bench.run(&mut *channel, Operation::Deallocate, 40, 2, &[]), IoStatus::SUCCESS);
     assert!(read(&good, 40) != [0; 1024]);
     let extent = tenmil_base::BlockDevice::block_status(&good, 40).unwrap();
-    assert_eq!(extent.holds, tenmil_base::ExtentKind::Data);
+    assert_eq!(extent.kind, tenmil_base::ExtentKind::Data);
     for missing in [Operation::WriteZeroes, Operation::Copy] {
-        assert!(!tenmil_base::BlockDevice::limits(&good).support.has(missing));
+        assert!(!tenmil_base::BlockDevice::limits(&good).operations.has(missing));
         assert_eq!(bench.run(&mut *channel, missing, 0, 1, &[]), IoStatus::INVALID_OPCODE);
     }
 }
@@ -267,7 +267,7 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_once() {
         now = now.max(channel.wake_at());
         channel.poll(now, &mut answers);
         for answer in answers.drain() {
-            assert_eq!(answer.outcome, IoStatus::SUCCESS);
+            assert_eq!(answer.status, IoStatus::SUCCESS);
             seen[usize::try_from(answer.token).unwrap()] += 1;
         }
     }

@@ -91,7 +91,7 @@ pub(crate) trait ControllerBus: Clone + Send + Sync + 'static {
     /// address at which the device sees it.
     fn device_memory(&self, part: BarRange) -> Result<(Segment, u64), BarMapError> {
         let _ = part;
-        Err(BarMapError::Unusable { why: "it is not on the PCI bus" })
+        Err(BarMapError::Unusable { reason: "it is not on the PCI bus" })
     }
 
     /// Whether the doorbells are mapped memory that the device polls: a doorbell write is then a

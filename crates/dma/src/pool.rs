@@ -137,7 +137,7 @@ impl DevicePool {
     /// The pool is a part of the region.
     pub fn map_at(&self, region: RegionId, iova: u64) -> Result<(), DmaMapError> {
         if region == self.memory.region {
-            return Err(DmaMapError { region, why: OWN });
+            return Err(DmaMapError { region, reason: OWN });
         }
         self.shared.windows.open(region, iova);
         Ok(())
@@ -309,7 +309,7 @@ impl Dma for DevicePool {
     }
 
     fn map(&self, region: RegionId) -> Result<(), DmaMapError> {
-        let refuse = |why| Err(DmaMapError { region, why });
+        let refuse = |why| Err(DmaMapError { region, reason: why });
         match self.regions.len_bytes(region) {
             0 => refuse("there is no such region"),
             _ if region == self.memory.region => refuse(OWN),

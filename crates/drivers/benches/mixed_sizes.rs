@@ -151,7 +151,7 @@ impl Load {
         self.channel.poll(now, &mut self.answers);
         let Self { answers, waiting, sent, latency, random, .. } = self;
         for answer in answers.drain() {
-            assert!(answer.outcome.is_success(), "{answer:?}");
+            assert!(answer.status.is_success(), "{answer:?}");
             let index = usize::try_from(answer.token).expect("a small number");
             latency.record(now.since(sent[index]).ns);
             sent[index] = now;

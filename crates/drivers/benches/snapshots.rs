@@ -94,7 +94,7 @@ fn write_until(
         for answer in answers.drain() {
             in_flight -= 1;
             ended += 1;
-            failed.fetch_add(u64::from(!answer.outcome.is_success()), Ordering::Relaxed);
+            failed.fetch_add(u64::from(!answer.status.is_success()), Ordering::Relaxed);
         }
         tenmil_linux::thread::yield_now();
     }

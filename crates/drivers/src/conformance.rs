@@ -204,7 +204,7 @@ fn a_compare_and_write_changes_all_or_nothing() {
             driver.put(&[memory], bytes);
             driver.transfer(Operation::CompareAndWrite, 8, 2, &[memory])
         };
-        if !driver.limits().support.has(Operation::CompareAndWrite) {
+        if !driver.limits().operations.has(Operation::CompareAndWrite) {
             assert_eq!(run(&mut driver, &bytes), IoStatus::INVALID_OPCODE, "{}", driver.name);
             continue;
         }
@@ -344,7 +344,7 @@ fn a_full_channel_gives_the_rest_back_and_answers_each_request_once() {
         while seen.iter().sum::<usize>() < requests.len() {
             let answers = driver.turn(7);
             for answer in &answers {
-                assert_eq!(answer.outcome, IoStatus::SUCCESS);
+                assert_eq!(answer.status, IoStatus::SUCCESS);
                 seen[usize::try_from(answer.token).unwrap()] += 1;
             }
             // As many as have completed, however many more are available.
@@ -523,7 +523,7 @@ fn many_requests_under_way_at_once_do_not_disturb_each_other() {
             if random.chance(1, 4) || busy.iter().all(Option::is_some) {
                 for answer in driver.turn(16) {
                     let index = u32::try_from(answer.token).unwrap();
-                    assert_eq!(answer.outcome, IoStatus::SUCCESS);
+                    assert_eq!(answer.status, IoStatus::SUCCESS);
                     assert!(busy[index as usize].take().is_some(), "answered once");
                     let held = driver.get(&[place(index)]);
                     let stamp = stamps[index as usize];

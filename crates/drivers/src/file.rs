@@ -24,7 +24,7 @@ use tenmil_linux::file::{Alignment, BufferedReason, File, FileExtent, FileOption
 use self::channel::FileChannel;
 pub(crate) use self::jobs::FileIo;
 use self::lost_write::LostWrites;
-pub use self::lost_write::{LostWrite, hear_of_lost_writes};
+pub use self::lost_write::{LostWrite, subscribe_lost_writes};
 use super::bad_blocks::BadBlocks;
 use super::validate::check_geometry;
 use tenmil_base::Error;
@@ -150,7 +150,7 @@ impl FileDevice {
             .map_err(|text| Error::new(ErrorCategory::Environment, format!("file: {text}")))?;
         let mut limits = limits(&file, block_size);
         if read_only {
-            limits.support = READING;
+            limits.operations = READING;
         }
         let shared = Shared {
             uncorrectable: BadBlocks::default(),
@@ -192,7 +192,7 @@ impl FileDevice {
         let Shared { file, limits, .. } = &*self.shared;
         let found = format!("{} bytes", file.previous_len_bytes());
         let name = file.path().display().to_string();
-        let can_be_lost = file.previous_len_bytes() > 0 && limits.support != READING;
+        let can_be_lost = file.previous_len_bytes() > 0 && limits.operations != READING;
         can_be_lost.then_some(ExistingData { name, found, path: Some(file.path().into()) })
     }
 
@@ -222,15 +222,15 @@ impl BlockDevice for FileDevice {
         let Shared { file, limits, uncorrectable, .. } = &*self.shared;
         let left = self.shared.block_count().saturating_sub(lba);
         if left == 0 {
-            return Ok(BlockExtent { blocks: 0, holds: ExtentKind::Data });
+            return Ok(BlockExtent { blocks: 0, kind: ExtentKind::Data });
         }
         let block_size = u64::from(limits.block_size);
         let found = in_blocks(file.extent(lba * block_size), block_size);
         let blocks = found.blocks.min(left).min(EXTENT_BLOCKS_MAX);
         let (is_lost, run) = uncorrectable.run(lba, blocks);
         // An uncorrectable block does not read as zeroes.
-        let holds = if is_lost { ExtentKind::Data } else { found.holds };
-        Ok(BlockExtent { blocks: run, holds })
+        let holds = if is_lost { ExtentKind::Data } else { found.kind };
+        Ok(BlockExtent { blocks: run, kind: holds })
     }
 
     fn refresh_size(&self) -> Result<u64, String> {
@@ -249,7 +249,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn is_resizable(&self) -> bool {
-        self.shared.limits.support != READING
+        self.shared.limits.operations != READING
     }
 
     fn resize(&self, block_count: u64) -> Result<(), String> {
@@ -332,9 +332,9 @@ const READING: OperationSet =
 fn in_blocks(found: FileExtent, block_size: u64) -> BlockExtent {
     let whole = found.len_bytes / block_size;
     if found.is_hole && whole > 0 {
-        return BlockExtent { blocks: whole, holds: ExtentKind::Hole };
+        return BlockExtent { blocks: whole, kind: ExtentKind::Hole };
     }
-    BlockExtent { blocks: found.len_bytes.div_ceil(block_size), holds: ExtentKind::Data }
+    BlockExtent { blocks: found.len_bytes.div_ceil(block_size), kind: ExtentKind::Data }
 }
 
 fn limits(file: &File, block_size: u32) -> Limits {
@@ -348,7 +348,7 @@ fn limits(file: &File, block_size: u32) -> Limits {
         atomic_write_blocks: 1,
         depth_max: u32::from(DEPTH_MAX),
         durability: file.durability(),
-        support: OperationSet::of(&Operation::ALL)
+        operations: OperationSet::of(&Operation::ALL)
             .without(OperationSet::of(&[Operation::CompareAndWrite])),
     }
 }

@@ -48,7 +48,7 @@ use tenmil_block::Kind;
 
 pub use delay::{Delay, DelayControl, Delays, LatencySpec};
 pub use fault::{Fault, FaultControl, FaultEffect, FaultTrigger, Rule};
-pub use file::{FileDevice, FileDeviceOptions, LostWrite, hear_of_lost_writes};
+pub use file::{FileDevice, FileDeviceOptions, LostWrite, subscribe_lost_writes};
 pub use mirror::Mirror;
 pub use model::LatencyModel;
 pub use null::NullDevice;

@@ -306,7 +306,7 @@ fn limits_of(media: &[Option<Arc<dyn BlockDevice>>], shape: &MirrorGeometry) -> 
             Operation::Deallocate => Operation::WriteZeroes,
             other => other,
         };
-        legs.iter().all(|one| one.support.has(needed))
+        legs.iter().all(|one| one.operations.has(needed))
     };
     let operations: Vec<Operation> = OPERATIONS.into_iter().filter(|one| has(*one)).collect();
     Limits {
@@ -319,7 +319,7 @@ fn limits_of(media: &[Option<Arc<dyn BlockDevice>>], shape: &MirrorGeometry) -> 
         atomic_write_blocks: least(|one| one.atomic_write_blocks),
         depth_max: least(|one| one.depth_max).min(DEPTH_MAX),
         durability: durability.unwrap_or(Durability::NonPersistent),
-        support: OperationSet::of(&operations),
+        operations: OperationSet::of(&operations),
     }
 }
 

@@ -75,11 +75,11 @@ pub(crate) fn common_limits<'a>(legs: impl IntoIterator<Item = &'a Limits>) -> O
         limits.segments_max = limits.segments_max.min(leg.segments_max);
         limits.depth_max = limits.depth_max.min(leg.depth_max);
         limits.durability = limits.durability.weaker(leg.durability);
-        limits.support = limits.support.intersection(leg.support);
+        limits.operations = limits.operations.intersection(leg.operations);
         limits.atomic_write_blocks = limits.atomic_write_blocks.min(leg.atomic_write_blocks);
     }
     limits.depth_max = limits.depth_max.min(DEPTH_MAX);
-    limits.support = limits.support.without(OperationSet::of(&[Operation::CompareAndWrite]));
+    limits.operations = limits.operations.without(OperationSet::of(&[Operation::CompareAndWrite]));
     Some(limits)
 }
 
@@ -228,7 +228,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
     }
 
     fn end(&mut self, token: u64, outcome: IoStatus) {
-        self.ready.push(IoCompletion { token, outcome, result: 0 });
+        self.ready.push(IoCompletion { token, status: outcome, result: 0 });
     }
 
     /// Accounts for the completions of a leg.
@@ -243,12 +243,12 @@ impl<D: BlockLayout> MultiLegChannel<D> {
             let parent = &mut parents[number as usize];
             parent.left -= 1;
             if parent.outcome.is_success() {
-                parent.outcome = answer.outcome;
+                parent.outcome = answer.status;
             }
             if parent.left == 0 {
                 free.push(number);
                 let ParentRequest { token, outcome, .. } = *parent;
-                ready.push(IoCompletion { token, outcome, result: 0 });
+                ready.push(IoCompletion { token, status: outcome, result: 0 });
             }
         }
     }

@@ -70,7 +70,7 @@ impl NullDevice {
                 atomic_write_blocks: 1,
                 depth_max: DEPTH_MAX,
                 durability: Durability::NonPersistent,
-                support: OperationSet::of(&Operation::ALL),
+                operations: OperationSet::of(&Operation::ALL),
             },
         })
     }
@@ -100,7 +100,7 @@ impl NullChannel {
         let block_count = self.limits.block_count;
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
             token: request.token,
-            outcome: outcome(request, block_count),
+            status: outcome(request, block_count),
             result: 0,
         }));
         count
@@ -128,7 +128,7 @@ impl IoChannel for NullChannel {
         match self.alone {
             Some((token, outcome)) if answers.remaining() > 0 => {
                 self.alone = None;
-                answers.push(IoCompletion { token, outcome, result: 0 });
+                answers.push(IoCompletion { token, status: outcome, result: 0 });
                 1 + if self.ready.len() > 0 { self.ready.drain_into(answers) } else { 0 }
             }
             _ => self.ready.drain_into(answers),
@@ -179,7 +179,7 @@ mod tests {
         let mut poll = |channel: &mut Box<dyn tenmil_base::IoChannel>, room| {
             let mut answers = CompletionBatch::with_capacity(room);
             assert_eq!(channel.poll(now, &mut answers), answers.len());
-            got.extend(answers.drain().map(|answer| (answer.token, answer.outcome)));
+            got.extend(answers.drain().map(|answer| (answer.token, answer.status)));
         };
         assert_eq!(channel.submit(now, &[request(0)], &[]), 1);
         assert!(channel.arm(), "it has an answer");

@@ -74,7 +74,7 @@ pub use self::registry::all_open;
 pub use self::rescue::{RescueReport, RescuedVolumeReport, rescue};
 pub use self::scrub::{DamageCause, DamagedRun, VolumeScrubReport};
 pub use self::send::{ChangedRange, ProgressFn, TransferSummary};
-pub use self::stops::{StopNews, hear_of_stops};
+pub use self::stops::{StopNews, subscribe_stops};
 pub use self::volume_ref::VolumeRef;
 pub use tenmil_volume::{
     CapacityState, CountedUsage, Finding, ParentInfo, Report, SpaceUsage, VolumeInfo as Info,
@@ -540,7 +540,7 @@ impl Volume {
         let limits = limits(&ground.medium.limits(), &ground.shape, info);
         drop(ground);
         let limits = parent.iter().fold(limits, |limits, parent| parent.limit(limits));
-        let is_written = limits.support.has(Operation::Write);
+        let is_written = limits.operations.has(Operation::Write);
         let mut state = open.shared.lock();
         if is_written && state.written.contains(&info.id) {
             return Err("it is open already in this process, expected one who writes to it".into());
@@ -615,13 +615,13 @@ impl BlockDevice for Volume {
         match asked.map_err(|error| error.to_string())? {
             PoolResponse::Extent { blocks, is_parents: true, .. } => match &self.parent {
                 Some(parent) => parent.extent(lba, blocks),
-                None => Ok(BlockExtent { blocks, holds: ExtentKind::Data }),
+                None => Ok(BlockExtent { blocks, kind: ExtentKind::Data }),
             },
             PoolResponse::Extent { blocks, at, .. } => {
                 let holds = if at.is_some() { ExtentKind::Data } else { ExtentKind::Hole };
-                Ok(BlockExtent { blocks, holds })
+                Ok(BlockExtent { blocks, kind: holds })
             }
-            _ => Ok(BlockExtent { blocks: 0, holds: ExtentKind::Data }),
+            _ => Ok(BlockExtent { blocks: 0, kind: ExtentKind::Data }),
         }
     }
 }
@@ -643,7 +643,7 @@ impl PageGeometry {
             ));
         }
         let needs = [Operation::Read, Operation::Flush];
-        if let Some(lacks) = needs.into_iter().find(|need| !limits.support.has(*need)) {
+        if let Some(lacks) = needs.into_iter().find(|need| !limits.operations.has(*need)) {
             return refuse(format!("it has no {}, expected one", lacks.name()));
         }
         let blocks_in_page = u64::from(PAGE_BYTES / block_size);
@@ -654,9 +654,9 @@ impl PageGeometry {
 
 /// The limits of a volume on devices with the limits `below`.
 fn limits(below: &Limits, shape: &PageGeometry, info: &VolumeInfo) -> Limits {
-    let reading = OperationSet::of(&READING).intersection(below.support);
+    let reading = OperationSet::of(&READING).intersection(below.operations);
     let writing = [Operation::Write, Operation::Deallocate, Operation::WriteZeroes];
-    let is_writable = below.support.has(Operation::Write) && !info.is_read_only;
+    let is_writable = below.operations.has(Operation::Write) && !info.is_read_only;
     let support = match is_writable {
         true => writing.into_iter().fold(reading, OperationSet::with),
         false => reading,
@@ -676,7 +676,7 @@ fn limits(below: &Limits, shape: &PageGeometry, info: &VolumeInfo) -> Limits {
         atomic_write_blocks: 1,
         depth_max: below.depth_max.min(depth),
         durability: below.durability.weaker(Durability::VolatileCache),
-        support,
+        operations: support,
     }
 }
 

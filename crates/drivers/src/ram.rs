@@ -133,7 +133,7 @@ impl RamDevice {
             atomic_write_blocks: 1,
             depth_max: DEPTH_MAX,
             durability: Durability::NonPersistent,
-            support: OperationSet::of(&Operation::ALL),
+            operations: OperationSet::of(&Operation::ALL),
         };
         Ok(Self { limits, store: Arc::new(store) })
     }
@@ -166,14 +166,14 @@ impl BlockDevice for RamDevice {
     fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
         let left = self.limits.block_count.saturating_sub(lba);
         if left == 0 {
-            return Ok(BlockExtent { blocks: 0, holds: ExtentKind::Hole });
+            return Ok(BlockExtent { blocks: 0, kind: ExtentKind::Hole });
         }
         let (written, blocks) = self.store.written.run(lba, left);
         // An uncorrectable block does not read as zeroes.
         let (is_lost, blocks) = self.store.uncorrectable.run(lba, blocks);
         Ok(BlockExtent {
             blocks,
-            holds: if written || is_lost { ExtentKind::Data } else { ExtentKind::Hole },
+            kind: if written || is_lost { ExtentKind::Data } else { ExtentKind::Hole },
         })
     }
 }
@@ -192,7 +192,7 @@ impl IoChannel for RamChannel {
             }
             let done = check(limits, request, segments).and_then(|own| store.run(request, own));
             let outcome = done.err().unwrap_or(IoStatus::SUCCESS);
-            IoCompletion { token: request.token, outcome, result: 0 }
+            IoCompletion { token: request.token, status: outcome, result: 0 }
         }));
         if store.is_large {
             // Orders the non-temporal stores before the completions, which may be seen by other threads.
@@ -409,9 +409,9 @@ mod tests {
     fn every_block_of_one_that_is_filled_lies_there() {
         let regions = RegionTable::new(2);
         let ram = RamDevice::new(&regions, 512, 1000).unwrap();
-        assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, holds: ExtentKind::Hole }));
+        assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, kind: ExtentKind::Hole }));
         let ram = ram.filled();
-        assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, holds: ExtentKind::Data }));
+        assert_eq!(ram.block_status(0), Ok(BlockExtent { blocks: 1000, kind: ExtentKind::Data }));
     }
 
     /// Writes every block of its share repeatedly, with the round in every byte, and reads each back at
@@ -443,7 +443,7 @@ mod tests {
                 ];
                 assert_eq!(channel.submit(Instant::default(), &batch, &[out, back]), 3);
                 assert_eq!(channel.poll(Instant::default(), &mut answers), 3);
-                let done = answers.drain().all(|answer| answer.outcome == IoStatus::SUCCESS);
+                let done = answers.drain().all(|answer| answer.status == IoStatus::SUCCESS);
                 let same = regions.equal(out, back).unwrap();
                 wrong += usize::from(!done || !same);
             }
@@ -482,7 +482,7 @@ mod tests {
         let mut channel = ram.channel().unwrap();
         let batch = [request(Operation::Write, 60), request(Operation::Deallocate, 66)];
         assert_eq!(channel.submit(Instant::default(), &batch, &[memory]), 2);
-        let extent = |blocks, holds| Ok(BlockExtent { blocks, holds });
+        let extent = |blocks, holds| Ok(BlockExtent { blocks, kind: holds });
         assert_eq!(ram.block_status(0), extent(60, ExtentKind::Hole));
         assert_eq!(ram.block_status(61), extent(5, ExtentKind::Data));
         assert_eq!(ram.block_status(66), extent(134, ExtentKind::Hole));

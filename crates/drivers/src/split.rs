@@ -139,9 +139,9 @@ impl BlockDevice for Split {
 
     fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
         let left = self.limits.block_count.saturating_sub(lba);
-        let BlockExtent { blocks, holds } =
+        let BlockExtent { blocks, kind: holds } =
             self.inner.block_status(self.first.saturating_add(lba))?;
-        Ok(BlockExtent { blocks: blocks.min(left), holds })
+        Ok(BlockExtent { blocks: blocks.min(left), kind: holds })
     }
 }
 
@@ -177,7 +177,7 @@ impl IoChannel for SplitChannel {
             self.fill_batch(&requests[done..]);
             if self.batch.is_empty() {
                 let outcome = IoStatus::LBA_OUT_OF_RANGE;
-                self.ready.push(IoCompletion { token: next.token, outcome, result: 0 });
+                self.ready.push(IoCompletion { token: next.token, status: outcome, result: 0 });
                 done += 1;
                 continue;
             }
@@ -288,7 +288,7 @@ mod tests {
             let mut answers = CompletionBatch::with_capacity(1);
             assert_eq!(part.submit(Instant::default(), &[request], &[data]), 1);
             assert_eq!(part.poll(Instant::default(), &mut answers), 1);
-            assert_eq!(answers.as_slice()[0].outcome, expected, "{request:?}");
+            assert_eq!(answers.as_slice()[0].status, expected, "{request:?}");
         }
         let mut whole = ram.channel().unwrap();
         let mut answers = CompletionBatch::with_capacity(1);
@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn an_extent_ends_with_the_part() {
         let part = Split::new(Arc::new(NullDevice::new(512, 64).unwrap()), 8, 16).unwrap();
-        assert_eq!(part.block_status(4), Ok(BlockExtent { blocks: 12, holds: ExtentKind::Data }));
-        assert_eq!(part.block_status(16), Ok(BlockExtent { blocks: 0, holds: ExtentKind::Data }));
+        assert_eq!(part.block_status(4), Ok(BlockExtent { blocks: 12, kind: ExtentKind::Data }));
+        assert_eq!(part.block_status(16), Ok(BlockExtent { blocks: 0, kind: ExtentKind::Data }));
     }
 }

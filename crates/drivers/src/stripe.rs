@@ -105,11 +105,11 @@ impl BlockDevice for Stripe {
     fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
         let left = self.limits.block_count.saturating_sub(lba);
         if left == 0 {
-            return Ok(BlockExtent { blocks: 0, holds: tenmil_base::ExtentKind::Data });
+            return Ok(BlockExtent { blocks: 0, kind: tenmil_base::ExtentKind::Data });
         }
         let place = self.layout.place(lba);
-        let BlockExtent { blocks, holds } = self.legs[place.leg].block_status(place.lba)?;
-        Ok(BlockExtent { blocks: blocks.min(place.left), holds })
+        let BlockExtent { blocks, kind: holds } = self.legs[place.leg].block_status(place.lba)?;
+        Ok(BlockExtent { blocks: blocks.min(place.left), kind: holds })
     }
 }
 
@@ -145,7 +145,7 @@ fn joined_limits(legs: &[(&str, Limits)], layout: &Layout) -> Limits {
     limits.atomic_write_blocks = limits.atomic_write_blocks.min(1);
     limits.optimal_boundary_blocks = layout.chunk_blocks();
     let alone = OperationSet::of(&[Operation::Copy, Operation::CompareAndWrite]);
-    limits.support = limits.support.without(alone);
+    limits.operations = limits.operations.without(alone);
     // Each further chunk of a request on a leg may split one more of its segments. At most half of the
     // leg's segments are reserved for that.
     let chunks = u64::from(limits.segments_max / 2).max(1);

@@ -17,7 +17,7 @@ pub(crate) fn check<'a>(
     request: &Request,
     segments: &'a [Segment],
 ) -> Result<&'a [Segment], IoStatus> {
-    if !limits.support.has(request.operation) {
+    if !limits.operations.has(request.operation) {
         return Err(IoStatus::INVALID_OPCODE);
     }
     check_blocks(limits, request)?;

@@ -80,7 +80,7 @@ fn run(
         channel.poll(now, &mut answers);
         tenmil_linux::thread::yield_now();
     }
-    assert!(answers.as_slice()[0].outcome.is_success(), "{answers:?}");
+    assert!(answers.as_slice()[0].status.is_success(), "{answers:?}");
 }
 
 fn expected(word: &str, blocks: usize, written: usize, zeroes: &[usize]) -> Vec<String> {

@@ -63,7 +63,7 @@ fn reader(
             channel.flush();
             in_flight -= channel.poll(clock.now(), &mut answers);
             bad.extend(
-                answers.drain().map(|answer| answer.outcome).filter(|end| !end.is_success()),
+                answers.drain().map(|answer| answer.status).filter(|end| !end.is_success()),
             );
             if in_flight == 8 && !channel.arm() {
                 sleeper.block(Span::from_secs(10), &mut Vec::new());
@@ -72,7 +72,7 @@ fn reader(
         }
         while in_flight > 0 {
             in_flight -= channel.poll(clock.now(), &mut answers);
-            bad.extend(answers.drain().map(|answer| answer.outcome));
+            bad.extend(answers.drain().map(|answer| answer.status));
         }
         bad
     }

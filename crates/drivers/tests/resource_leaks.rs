@@ -142,7 +142,7 @@ fn remove(opened: &OpenedDevice, clock: Clock, memory: Segment, mode: Mode) {
                 IoStatus::NO_DEVICE,
                 IoStatus::UNRECOVERED_READ,
             ];
-            assert!(known.contains(&answer.outcome), "{answer:?}");
+            assert!(known.contains(&answer.status), "{answer:?}");
         }
         if owed == 0 && device.channels_open() == 0 {
             break;

@@ -271,7 +271,7 @@ impl Turn {
     fn turn_host(&mut self) {
         let count = self.queue.poll(self.now, &mut self.answers);
         assert_eq!(count, self.requests.len());
-        let is_well = |answer: &tenmil_base::IoCompletion| answer.outcome == IoStatus::SUCCESS;
+        let is_well = |answer: &tenmil_base::IoCompletion| answer.status == IoStatus::SUCCESS;
         assert!(self.answers.as_slice().iter().all(is_well));
         self.answers.clear();
         self.submit();

@@ -158,7 +158,7 @@ impl FabricsChannel {
             let room = (self.way.limits().depth_max as usize).saturating_sub(self.failed.len());
             let outcome = IoStatus::PATH_ERROR;
             let refuse =
-                |request: &Request| IoCompletion { token: request.token, outcome, result: 0 };
+                |request: &Request| IoCompletion { token: request.token, status: outcome, result: 0 };
             let count = requests.len().min(room);
             self.failed.extend(requests[..count].iter().map(refuse));
             return count;
@@ -217,16 +217,16 @@ impl FabricsChannel {
         let (flushes, by) = (&mut self.flushes, self.way.association());
         let cut = self.cut.unwrap_or(ConnectionLossInfo { at: now, broken: ConnectionFailure::No });
         answers.extract(first, |answer| {
-            if answer.outcome != IoStatus::ABORTED_BY_HOST {
+            if answer.status != IoStatus::ABORTED_BY_HOST {
                 kept.clear_suspect(answer.token);
-                return match flushes.answered(answer.token, answer.outcome, by, ONLY_REACH) {
+                return match flushes.answered(answer.token, answer.status, by, ONLY_REACH) {
                     FlushResult::Told => false,
                     FlushResult::MoreControllers => {
                         kept.hold_for_retry(answer.token);
                         true
                     }
                     FlushResult::Lost => {
-                        answer.outcome = flushes::LOST;
+                        answer.status = flushes::LOST;
                         false
                     }
                 };
@@ -245,7 +245,7 @@ impl FabricsChannel {
             {
                 self.flushes.forget(slot);
                 let (token, outcome) = (self.kept.forget(slot), IoStatus::PATH_ERROR);
-                answers.push(IoCompletion { token, outcome, result: 0 });
+                answers.push(IoCompletion { token, status: outcome, result: 0 });
             }
         } else {
             self.send_again(now);

@@ -278,13 +278,13 @@ impl Host {
         for answer in answers.drain() {
             let cell = answer.token;
             let Asked { operation, at } = self.under_way.remove(&cell).expect("once");
-            if answer.outcome == IoStatus::ABORTED_BY_HOST {
+            if answer.status == IoStatus::ABORTED_BY_HOST {
                 self.under_way.insert(cell, Asked { operation, at });
                 self.again.push((cell, operation));
                 self.given_up += 1;
                 continue;
             }
-            assert_eq!(answer.outcome, IoStatus::SUCCESS, "{operation:?} of cell {cell}");
+            assert_eq!(answer.status, IoStatus::SUCCESS, "{operation:?} of cell {cell}");
             self.slowest = self.slowest.max(now.since(at));
             self.done += 1;
             if operation == Operation::Read {

@@ -205,7 +205,7 @@ impl Pair {
             self.queue.poll(self.now, &mut self.answers);
             self.queue.flush();
             for answer in self.answers.drain() {
-                assert_eq!(answer.outcome, IoStatus::SUCCESS, "{answer:?}");
+                assert_eq!(answer.status, IoStatus::SUCCESS, "{answer:?}");
                 ended += 1;
             }
             turns += 1;

@@ -97,7 +97,7 @@ impl Pair {
                 .answers
                 .drain()
                 .map(|answer| {
-                    assert_eq!(answer.outcome, IoStatus::SUCCESS);
+                    assert_eq!(answer.status, IoStatus::SUCCESS);
                     request(answer.token, operation)
                 })
                 .collect();

@@ -304,7 +304,7 @@ impl<D: Dma, B: Doorbell> NamespaceQueue<D, B> {
     fn refuse(&mut self, token: u64, outcome: IoStatus) -> bool {
         let has_room = self.ready.len() < self.limits.depth_max as usize;
         if has_room {
-            self.ready.push(IoCompletion { token, outcome, result: 0 });
+            self.ready.push(IoCompletion { token, status: outcome, result: 0 });
         }
         has_room
     }

@@ -160,7 +160,7 @@ pub(crate) struct NoSplit;
 
 impl SplitTracker for NoSplit {
     fn child_ended(&mut self, token: u64, outcome: IoStatus, result: u32) -> Option<IoCompletion> {
-        Some(IoCompletion { token, outcome, result })
+        Some(IoCompletion { token, status: outcome, result })
     }
 }
 

@@ -145,7 +145,7 @@ impl SplitTable {
             return None;
         }
         let answer =
-            IoCompletion { token: parent.request.token, outcome: parent.outcome, result: 0 };
+            IoCompletion { token: parent.request.token, status: parent.outcome, result: 0 };
         self.free.push(index);
         Some(answer)
     }
@@ -203,7 +203,7 @@ mod tests {
 
     fn end(table: &mut SplitTable, parent: usize, outcome: IoStatus) -> Option<(u64, IoStatus)> {
         let answer = table.child_ended(u64::try_from(parent).unwrap(), outcome, 9)?;
-        Some((answer.token, answer.outcome))
+        Some((answer.token, answer.status))
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
         let mut table = SplitTable::new(2, 0);
         table.begin(&request(1, 9), &[]).unwrap();
         let answer = table.fail_unsent(IoStatus::INVALID_FIELD).unwrap();
-        assert_eq!((answer.token, answer.outcome), (1, IoStatus::INVALID_FIELD));
+        assert_eq!((answer.token, answer.status), (1, IoStatus::INVALID_FIELD));
         let parent = table.begin(&request(2, 9), &[]).unwrap();
         table.sent(4);
         assert_eq!(table.fail_unsent(IoStatus::INVALID_FIELD), None);

@@ -286,7 +286,7 @@ impl Function {
     ///
     /// If the BAR has no such part, or the reason why it cannot be used.
     pub fn memory(&self, part: BarRange, regions: &RegionTable) -> Result<(Bar, u64), BarMapError> {
-        let unusable = |why| BarMapError::Unusable { why };
+        let unusable = |why| BarMapError::Unusable { reason: why };
         let found = region_of(&self.device, region::BAR0 + u32::from(part.bar));
         let found = found.map_err(|_| BarMapError::OutOfRange { bar_bytes: 0 })?;
         check_range(part, found.size)?;

@@ -140,7 +140,7 @@ impl HostMemory for DeviceMemory {
             }
             Access::Write { bytes } => self.write_now(iova, &bytes),
         };
-        Some(AccessCompletion { ticket: AccessId(number), result })
+        Some(AccessCompletion { id: AccessId(number), result })
     }
 
     fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(device.poll().unwrap().result, Ok(()));
         assert_eq!(device.read(AccessId(2), iova, &mut [0; 4]), Ok(AccessProgress::Pending));
         jump(&bus);
-        assert_eq!(device.poll().unwrap().ticket, AccessId(2));
+        assert_eq!(device.poll().unwrap().id, AccessId(2));
         let mut bytes = [0; 4];
         device.take_data(AccessId(2), &mut bytes);
         assert_eq!(&bytes, b"late");

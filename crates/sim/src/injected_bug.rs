@@ -165,7 +165,7 @@ impl IoChannel for BuggyChannel<'_> {
             && let Some(token) = saboteur.victim
         {
             saboteur.has_struck = true;
-            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+            answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
         room - answers.remaining()
     }

@@ -301,7 +301,7 @@ impl State {
             self.cut_power();
             return None;
         }
-        Some(IoCompletion { token: request.token, outcome, result: 0 })
+        Some(IoCompletion { token: request.token, status: outcome, result: 0 })
     }
 
     fn carry_out(&mut self, request: &Request, segments: &[Segment]) -> IoStatus {
@@ -487,7 +487,7 @@ fn limits_of(options: &MediumOptions) -> Limits {
         atomic_write_blocks: 1,
         depth_max: options.depth,
         durability: options.durability,
-        support: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::of(&Operation::ALL),
     }
 }
 

@@ -422,7 +422,7 @@ impl Workload {
     }
 
     fn end(&mut self, now: Instant, answer: IoCompletion) {
-        let IoCompletion { token, outcome, result } = answer;
+        let IoCompletion { token, status: outcome, result } = answer;
         self.bus.record(Kind::Answered, [token, outcome.0.into(), result.into()]);
         let Some(flight) = self.outstanding.remove(&token) else {
             return self.bus.fail(Violation::AnsweredTwice { token });

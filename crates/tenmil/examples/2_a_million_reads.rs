@@ -49,7 +49,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         channel.flush();
         done += channel.poll(now, &mut answers) as u64;
         for answer in answers.drain() {
-            assert_eq!(answer.outcome, IoStatus::SUCCESS);
+            assert_eq!(answer.status, IoStatus::SUCCESS);
             if asked < READS {
                 asked += 1;
                 waiting.push(read(u32::try_from(answer.token)?));

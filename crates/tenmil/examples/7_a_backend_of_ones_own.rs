@@ -35,7 +35,7 @@ impl Numbers {
             atomic_write_blocks: 1,
             depth_max: DEPTH,
             durability: Durability::Persistent,
-            support: OperationSet::of(&[Operation::Read, Operation::Flush]),
+            operations: OperationSet::of(&[Operation::Read, Operation::Flush]),
         };
         Self { regions, limits, ready: Vec::with_capacity(DEPTH as usize) }
     }
@@ -74,7 +74,7 @@ impl IoChannel for Numbers {
         let taken = requests.len().min(DEPTH as usize - self.ready.len());
         for request in &requests[..taken] {
             let outcome = self.answer(request, segments);
-            self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+            self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
         }
         taken
     }

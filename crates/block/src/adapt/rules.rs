@@ -72,7 +72,7 @@ impl DeviceConstraints {
             alignment: options.alignment,
             force: options.force,
             deallocate: options.deallocate,
-            native: below.support,
+            native: below.operations,
         }
     }
 
@@ -100,7 +100,7 @@ impl DeviceConstraints {
             segments_max: options.segments_max.max(self.segments_max),
             optimal_boundary_blocks: 0,
             atomic_write_blocks: self.atomic_blocks,
-            support,
+            operations: support,
             ..below.clone()
         }
     }
@@ -197,7 +197,7 @@ impl DeviceConstraints {
         segments: &'a [Segment],
     ) -> Result<(AdaptPlan, &'a [Segment]), IoStatus> {
         let Request { operation, blocks, .. } = *request;
-        if !above.support.has(operation) {
+        if !above.operations.has(operation) {
             return Err(IoStatus::INVALID_OPCODE);
         }
         if operation == Operation::Flush {
@@ -339,7 +339,7 @@ mod tests {
         for _ in 0..5_000 {
             let mut below = limits();
             below.optimal_boundary_blocks = [0, 4, 8, 6][usize::try_from(random.below(4)).unwrap()];
-            below.support =
+            below.operations =
                 OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]);
             let force = FuaMode::Flush;
             let options = AdaptOptions { force, ..AdaptOptions::default() };

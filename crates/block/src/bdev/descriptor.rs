@@ -75,7 +75,7 @@ impl BlockDevice for BdevDescriptor {
     fn limits(&self) -> Limits {
         let mut limits = self.grant.shared.limits();
         if self.grant.claim.is_read_only() {
-            limits.support = limits.support.without(WRITING);
+            limits.operations = limits.operations.without(WRITING);
         }
         limits
     }

@@ -188,7 +188,7 @@ fn a_device_becomes_shorter_when_nobody_is_past_the_new_end_any_more() {
     answers.clear();
     assert_eq!(channel.submit(now, &batch[1..], &[]), 1);
     while channel.poll(now, &mut answers) == 0 {}
-    assert_eq!(answers.as_slice()[0].outcome, IoStatus::LBA_OUT_OF_RANGE);
+    assert_eq!(answers.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
     let said = device.set_size(REFUSED).unwrap_err().to_string();
     assert_eq!(said, "late0: it does not want to");
     assert_eq!(device.limits().block_count, 500, "it is as long as it was");
@@ -261,7 +261,7 @@ fn under_load(options: &[(QueueMap, Mode)], mut until: impl FnMut(&Bdev, &Log)) 
                         token += channel.submit(clock.now(), &[write], &[]) as u64;
                         channel.poll(clock.now(), &mut answers);
                         let ended =
-                            answers.drain().map(|answer| u64::from(answer.outcome.is_success()));
+                            answers.drain().map(|answer| u64::from(answer.status.is_success()));
                         good += ended.sum::<u64>();
                     }
                     good
@@ -341,7 +341,7 @@ fn a_channel_whose_device_has_gone_answers_everything_and_keeps_nothing() {
             assert_eq!(channel.submit(now, &[request(Operation::Read, 99, 0)], &[]), 1);
             assert_eq!(channel.poll(now, &mut answers), 7);
             let mut ended: Vec<_> =
-                answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
+                answers.drain().map(|answer| (answer.token, answer.status)).collect();
             ended.sort_by_key(|(token, _)| *token);
             let mut expected: Vec<_> =
                 (0..6).map(|token| (token, IoStatus::ABORTED_BY_HOST)).collect();

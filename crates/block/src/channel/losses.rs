@@ -82,12 +82,12 @@ impl Channel {
         for answer in answers {
             let Some(then) = tags.reported_losses(answer) else { continue };
             *flushes -= 1;
-            if answer.outcome.0 & STATUS == IoStatus::WRITE_FAULT.0 {
+            if answer.status.0 & STATUS == IoStatus::WRITE_FAULT.0 {
                 losses.report(then);
-            } else if !answer.outcome.is_success() || losses.count() == then {
+            } else if !answer.status.is_success() || losses.count() == then {
                 continue;
             } else {
-                answer.outcome = IoStatus::WRITE_FAULT;
+                answer.status = IoStatus::WRITE_FAULT;
             }
             *told = losses.count();
         }

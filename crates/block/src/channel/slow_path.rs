@@ -182,7 +182,7 @@ impl Channel {
 
     pub(super) fn refuse(&mut self, request: &Request, outcome: IoStatus) {
         self.port.meter.failed(request.operation as usize);
-        self.refused.push(IoCompletion { token: request.token, outcome, result: 0 });
+        self.refused.push(IoCompletion { token: request.token, status: outcome, result: 0 });
     }
 
     /// Delivers pending completions, submits waiting requests, and reports whether ranges have drained.

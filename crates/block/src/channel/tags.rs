@@ -215,7 +215,7 @@ impl Tags {
                 }
                 (answer.token, *place) = (slot.token, number_of(tag));
                 run.blocks += u64::from(slot.blocks);
-                outcomes |= answer.outcome.0;
+                outcomes |= answer.status.0;
                 run.count += 1;
             }
             let (ended, rest) = answers.split_at_mut(run.count);
@@ -244,7 +244,7 @@ impl Tags {
         let slot = &slots[tag];
         answer.token = slot.token;
         let counting = RunCounter { meter, stamp: now.ns << KIND_BITS, block_shift };
-        if answer.outcome.is_success() {
+        if answer.status.is_success() {
             counting.count(CompletionRun {
                 mark: slot.mark,
                 count: 1,
@@ -294,7 +294,7 @@ impl Tags {
         self.room = self.free.len();
         flying.into_iter().map(move |tag| {
             let slot = &self.slots[tag as usize];
-            (IoCompletion { token: slot.token, outcome, result: 0 }, operation_of(slot.mark))
+            (IoCompletion { token: slot.token, status: outcome, result: 0 }, operation_of(slot.mark))
         })
     }
 
@@ -340,7 +340,7 @@ impl RunCounter<'_> {
         slots: &[TagEntry],
     ) -> CompletionRun {
         for (answer, tag) in answers.iter().zip(tags) {
-            if !answer.outcome.is_success() {
+            if !answer.status.is_success() {
                 self.meter.failed(operation_of(run.mark));
                 run.blocks -= u64::from(slots[*tag as usize].blocks);
                 run.count -= 1;

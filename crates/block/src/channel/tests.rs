@@ -65,7 +65,7 @@ impl User {
             let request =
                 request.expect("an answer is to a request of this channel, and the only one");
             let is_good = request.lba % 10 != 9;
-            assert_eq!(answer.outcome.is_success(), is_good);
+            assert_eq!(answer.status.is_success(), is_good);
             assert_eq!(answer.result, result_of(&request));
             self.answered += 1;
         }
@@ -271,7 +271,7 @@ fn who_may_only_read_is_refused_all_that_changes_blocks() {
         let reader = device.open(Claim::ReadShared, "reader").unwrap();
         let mut channel = reader.channel().unwrap();
         for operation in Operation::ALL {
-            let may = reader.limits().support.has(operation);
+            let may = reader.limits().operations.has(operation);
             let reads = matches!(
                 operation,
                 Operation::Read | Operation::Flush | Operation::Compare | Operation::Verify
@@ -282,7 +282,7 @@ fn who_may_only_read_is_refused_all_that_changes_blocks() {
             let mut answers = CompletionBatch::with_capacity(1);
             while channel.poll(Instant::default(), &mut answers) == 0 {}
             let expected = if reads { IoStatus::SUCCESS } else { IoStatus::WRITE_PROTECTED };
-            assert_eq!(answers.as_slice()[0].outcome, expected, "{operation:?}");
+            assert_eq!(answers.as_slice()[0].status, expected, "{operation:?}");
             assert_eq!(answers.as_slice()[0].token, 5);
         }
         assert!(log.in_flight.lock().unwrap().is_empty());
@@ -310,14 +310,14 @@ fn what_is_past_the_end_or_not_supported_never_goes_down() {
     let mut answers = CompletionBatch::with_capacity(8);
     assert_eq!(channel.poll(Instant::default(), &mut answers), bad.len());
     for (answer, request) in answers.drain().zip(&bad) {
-        assert_eq!((answer.token, answer.outcome), (request.token, IoStatus::LBA_OUT_OF_RANGE));
+        assert_eq!((answer.token, answer.status), (request.token, IoStatus::LBA_OUT_OF_RANGE));
     }
     assert_eq!(log.in_flight.lock().unwrap().len(), 2);
     device.resized(BLOCKS - 1);
     let taken = channel.submit(Instant::default(), &[Request { token: 7, ..good }], &[]);
     assert_eq!((taken, channel.limits().block_count), (1, BLOCKS - 1));
     assert_eq!(channel.poll(Instant::default(), &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].outcome, IoStatus::LBA_OUT_OF_RANGE);
+    assert_eq!(answers.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn one_request_alone_is_refused_held_and_counted_as_one_in_a_batch_is() {
     assert_eq!(user.channel.submit(now, &[past_the_end], &[]), 1);
     let mut answers = CompletionBatch::with_capacity(4);
     assert_eq!(user.channel.poll(now, &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].outcome, IoStatus::LBA_OUT_OF_RANGE);
+    assert_eq!(answers.as_slice()[0].status, IoStatus::LBA_OUT_OF_RANGE);
     let counted = device.statistics();
     let reads = counted.of(Operation::Read);
     assert_eq!((reads.count, reads.bytes, reads.errors), (1, 512, 1));

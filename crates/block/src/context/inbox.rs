@@ -46,7 +46,7 @@ impl Inbox {
         let place = self.place(head);
         // The channel has read the previous contents: it has submitted again since, under the lock that
         // is held now.
-        place.first.store(answer.token | u64::from(answer.outcome.0) << 32, Ordering::Relaxed);
+        place.first.store(answer.token | u64::from(answer.status.0) << 32, Ordering::Relaxed);
         place.result.store(answer.result, Ordering::Relaxed);
         // Release pairs with the acquire in `take`: a reader that sees the head sees the entries below
         // it.
@@ -71,7 +71,7 @@ impl Inbox {
             let (token, outcome) = (u64::from(first as u32), IoStatus((first >> 32) as u16));
             answers.push(IoCompletion {
                 token,
-                outcome,
+                status: outcome,
                 result: place.result.load(Ordering::Relaxed),
             });
             *tail += 1;

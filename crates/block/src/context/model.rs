@@ -227,7 +227,7 @@ impl ImmediateChannel {
             atomic_write_blocks: 1,
             depth_max,
             durability: Durability::NonPersistent,
-            support: OperationSet::of(&[Operation::Flush]),
+            operations: OperationSet::of(&[Operation::Flush]),
         };
         Box::new(Self { limits, answers: VecDeque::new() })
     }
@@ -243,7 +243,7 @@ impl IoChannel for ImmediateChannel {
         let count = room.min(requests.len());
         let answer = |request: &Request| IoCompletion {
             token: request.token,
-            outcome: IoStatus::SUCCESS,
+            status: IoStatus::SUCCESS,
             result: u32::try_from(request.lba).unwrap(),
         };
         self.answers.extend(requests[..count].iter().map(answer));
@@ -286,7 +286,7 @@ fn turn(member: Member, bell: &EventVectors, of: u64, count: u64) {
             member.disarm();
         }
         let own =
-            IoCompletion { token: 0, outcome: IoStatus::SUCCESS, result: as_result(of + number) };
+            IoCompletion { token: 0, status: IoStatus::SUCCESS, result: as_result(of + number) };
         assert_eq!(answers.drain().collect::<Vec<_>>(), [own]);
     }
     drop(ManuallyDrop::into_inner(member));

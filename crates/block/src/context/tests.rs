@@ -10,7 +10,7 @@ use super::inbox::Inbox;
 
 fn answer(number: u64) -> IoCompletion {
     let outcome = IoStatus(u16::try_from(number % 0x4000).unwrap());
-    IoCompletion { token: number % 8, outcome, result: u32::try_from(number).unwrap() }
+    IoCompletion { token: number % 8, status: outcome, result: u32::try_from(number).unwrap() }
 }
 
 #[test]

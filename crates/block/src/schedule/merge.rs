@@ -159,15 +159,15 @@ impl<B: IoChannel> Merge<B> {
         let Some(run) = self.runs.get_mut(usize::from(index)) else { return false };
         match &run.members[..] {
             [only] => self.ready.push(IoCompletion { token: only.token, ..*answer }),
-            [first, ..] if first.operation == Operation::Read && !answer.outcome.is_success() => {
+            [first, ..] if first.operation == Operation::Read && !answer.status.is_success() => {
                 // An unreadable block must not fail the other members: they are sent one by one.
                 self.failed.push_back(index);
                 return true;
             }
             members => {
-                let IoCompletion { outcome, result, .. } = *answer;
+                let IoCompletion { status: outcome, result, .. } = *answer;
                 let each =
-                    members.iter().map(|one| IoCompletion { token: one.token, outcome, result });
+                    members.iter().map(|one| IoCompletion { token: one.token, status: outcome, result });
                 self.ready.extend(each);
             }
         }

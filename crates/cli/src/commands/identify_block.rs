@@ -87,7 +87,7 @@ impl Extents {
             if extent.blocks == 0 {
                 return Err(format!("an extent of no blocks at block {lba}, expected some"));
             }
-            let bytes = match extent.holds {
+            let bytes = match extent.kind {
                 ExtentKind::Data => &mut extents.data,
                 ExtentKind::Zeroes => &mut extents.zeroes,
                 ExtentKind::Hole => &mut extents.holes,
@@ -104,7 +104,7 @@ impl Extents {
 impl BlockDeviceInfo {
     fn operations(&self) -> Vec<&'static str> {
         let all = Operation::ALL.into_iter();
-        let there = all.filter(|operation| self.limits.support.has(*operation));
+        let there = all.filter(|operation| self.limits.operations.has(*operation));
         there.map(Operation::name).collect()
     }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use tenmil_base::{Error, Span};
-use tenmil_drivers::hear_of_lost_writes;
+use tenmil_drivers::subscribe_lost_writes;
 use tenmil_drivers::mirror::hear_of_mirrors;
-use tenmil_drivers::pool::{hear_of_stops, subscribe_capacity};
+use tenmil_drivers::pool::{subscribe_stops, subscribe_capacity};
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::process::command_line;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
@@ -85,9 +85,9 @@ pub(super) fn serve(state: ServerState) -> Option<(Server, EventRelay)> {
         Ok(served) => Some(served),
         Err(why) => {
             subscribe_capacity(|news| tracing::info!(cause = %news.store, "{news}"));
-            hear_of_lost_writes(|news| tracing::warn!("{news}"));
+            subscribe_lost_writes(|news| tracing::warn!("{news}"));
             hear_of_mirrors(|news| tracing::info!("{news}"));
-            hear_of_stops(|news| tracing::warn!("{news}"));
+            subscribe_stops(|news| tracing::warn!("{news}"));
             tracing::info!("`tenmil get` will not reach this process: {why}");
             None
         }
@@ -113,7 +113,7 @@ fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
         teller.announce_room(news);
     });
     let teller = announcer.clone();
-    hear_of_lost_writes(move |news| {
+    subscribe_lost_writes(move |news| {
         tracing::warn!("{news}");
         teller.announce_lost_write(news);
     });
@@ -123,7 +123,7 @@ fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
         teller.announce_mirror(news);
     });
     let teller = announcer.clone();
-    hear_of_stops(move |news| {
+    subscribe_stops(move |news| {
         tracing::warn!("{news}");
         teller.announce_stop(news);
     });

@@ -129,7 +129,7 @@ impl<'a> Check<'a> {
     /// none.
     fn zeroes(&self, at: u64) -> u64 {
         let until = |extent: Result<BlockExtent, String>, block: u64| match extent {
-            Ok(BlockExtent { blocks, holds: ExtentKind::Zeroes | ExtentKind::Hole }) => {
+            Ok(BlockExtent { blocks, kind: ExtentKind::Zeroes | ExtentKind::Hole }) => {
                 at.saturating_add(blocks.saturating_mul(block))
             }
             _ => at,
@@ -178,7 +178,7 @@ impl CopyTask for Check<'_> {
         let begun = self.begin();
         let mut answers = std::mem::take(&mut self.answers);
         let moved = self.sides.turn(now, &mut answers);
-        for (which, IoCompletion { token, outcome, .. }) in answers.drain(..) {
+        for (which, IoCompletion { token, status: outcome, .. }) in answers.drain(..) {
             if let Ok(index) = usize::try_from(token)
                 && index < self.pairs.len()
             {

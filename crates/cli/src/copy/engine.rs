@@ -204,8 +204,8 @@ impl<'a> CopyEngine<'a> {
         let (geometry, at) = (&self.geometry, self.next);
         let block = geometry.source_block;
         let extent = self.devices.source.block_status(at / block);
-        let BlockExtent { blocks, holds } =
-            extent.unwrap_or(BlockExtent { blocks: 1, holds: ExtentKind::Data });
+        let BlockExtent { blocks, kind: holds } =
+            extent.unwrap_or(BlockExtent { blocks: 1, kind: ExtentKind::Data });
         let end = at.saturating_add(blocks.saturating_mul(block));
         let whole = geometry.floor(end);
         self.ahead = match holds {
@@ -245,7 +245,7 @@ impl<'a> CopyEngine<'a> {
     fn zeroes_of_target(&self, at: u64, until: u64) -> u64 {
         let block = self.geometry.target_block;
         match self.devices.target.block_status(at / block) {
-            Ok(BlockExtent { blocks, holds: ExtentKind::Zeroes | ExtentKind::Hole }) => {
+            Ok(BlockExtent { blocks, kind: ExtentKind::Zeroes | ExtentKind::Hole }) => {
                 at.saturating_add(blocks.saturating_mul(block)).min(until)
             }
             _ => at,
@@ -468,7 +468,7 @@ impl CopyTask for CopyEngine<'_> {
         let begun = self.begin();
         let mut answers = std::mem::take(&mut self.answers);
         let moved = self.sides.turn(now, &mut answers);
-        for (_, IoCompletion { token, outcome, .. }) in answers.drain(..) {
+        for (_, IoCompletion { token, status: outcome, .. }) in answers.drain(..) {
             match (self.flush, usize::try_from(token)) {
                 (Flush::Awaited { until }, _) if token == FLUSH => self.after_flush(until, outcome),
                 (_, Ok(index)) if index < self.jobs.len() => match self.jobs[index].awaits {

@@ -59,7 +59,7 @@ impl Geometry {
         let needs =
             [(source_name, source, Operation::Read), (target_name, target, Operation::Write)];
         for (name, limits, operation) in needs {
-            if !limits.support.has(operation) {
+            if !limits.operations.has(operation) {
                 let operation = operation.name();
                 return Err(Error::usage(format!("copy {name}: it has no {operation}")));
             }
@@ -77,7 +77,7 @@ impl Geometry {
                 options.request_bytes.min(most(source)).min(most(target))
             )));
         }
-        let has_zeroes = target.support.has(Operation::WriteZeroes);
+        let has_zeroes = target.operations.has(Operation::WriteZeroes);
         Ok(Self {
             unit,
             chunk,
@@ -86,7 +86,7 @@ impl Geometry {
             target_block,
             size,
             has_zeroes,
-            has_flush: target.support.has(Operation::Flush),
+            has_flush: target.operations.has(Operation::Flush),
             depth: options.depth.clamp(1, DEPTH_MAX) as usize,
         })
     }

@@ -181,7 +181,7 @@ impl Load {
         let slot = &mut self.slots[index];
         let pending = slot.pending.take().unwrap_or_else(|| panic!("{answer:?} came twice"));
         assert_eq!(answer.token, pending.token, "slot {index} was answered for another I/O");
-        assert_eq!(answer.outcome, IoStatus::SUCCESS, "{answer:?}");
+        assert_eq!(answer.status, IoStatus::SUCCESS, "{answer:?}");
         if pending.operation == Operation::Read {
             let mut found = [0; BUFFER_BYTES as usize];
             self.memory.load(self.buffers[index], &mut found).unwrap();

@@ -102,7 +102,7 @@ impl PoolHost {
     ) {
         let Some((transfer, slot)) = self.under_way.remove(&answer.token) else { return };
         self.free.push(slot);
-        let is_success = answer.outcome.is_success();
+        let is_success = answer.status.is_success();
         let mut bytes = vec![0; SLOT_BYTES as usize];
         if let Some(segment) = self.link.memory.slice(slot * SLOT_BYTES, SLOT_BYTES) {
             let _ = self.link.regions.load(segment, &mut bytes);
@@ -114,13 +114,13 @@ impl PoolHost {
         match (transfer, &mut self.stage) {
             (Transfer::Open, Stage::Opening(opening)) => {
                 let first = block(0);
-                opening.handle_read(if is_success { Ok(&first) } else { Err(answer.outcome) });
+                opening.handle_read(if is_success { Ok(&first) } else { Err(answer.status) });
                 if opening.next_read().is_none() {
                     self.opened(now, shared);
                 }
             }
             (Transfer::Action(action), Stage::Open(store)) => {
-                let failed = ActionResult::Failed(answer.outcome);
+                let failed = ActionResult::Failed(answer.status);
                 match action {
                     DeviceAction::ReadPage { io, .. } => {
                         let page = block(0);

@@ -72,7 +72,7 @@ impl<B: ControllerBus> AttachedController<B> {
             channel.flush();
             channel.poll(now, &mut answers);
             if let Some(answer) = answers.as_slice().first() {
-                break answer.outcome;
+                break answer.status;
             }
             if now >= end {
                 let text = format!("read the first block of {name}: no answer within {patience}");

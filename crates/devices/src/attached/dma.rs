@@ -127,7 +127,7 @@ impl<B: ControllerBus> Dma for MappedDma<B> {
             }
             Err(refused) => {
                 known.refused = Some(refused);
-                Err(DmaMapError { region, why: "the device was not let reach it" })
+                Err(DmaMapError { region, reason: "the device was not let reach it" })
             }
         }
     }
@@ -157,7 +157,7 @@ impl<B: ControllerBus> Dma for MappedDma<B> {
         let begins = address.checked_sub(memory.offset);
         let placed = begins.and_then(|begins| self.pool.map_at(memory.region, begins).ok());
         let why = "there is no place for it beside its queues";
-        placed.map(|()| memory).ok_or(BarMapError::Unusable { why })
+        placed.map(|()| memory).ok_or(BarMapError::Unusable { reason: why })
     }
 
     fn submission_ring(&self, memory: Segment, depth: u32) -> HostSubmissionRing {

@@ -50,7 +50,7 @@ impl<B: ControllerBus> identify::Controller for AttachedAdmin<B> {
         let sent =
             self.attached.with(|controller| controller.submit_admin(now, token, command, data))?;
         sent.map_err(|refusal| Error::remote(format!("ask the controller: {refusal}")))?;
-        let IoCompletion { outcome: IoStatus(status), result, .. } =
+        let IoCompletion { status: IoStatus(status), result, .. } =
             self.attached.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {

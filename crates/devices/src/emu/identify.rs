@@ -69,7 +69,7 @@ impl identify::Controller for EmulatedAdmin {
         let controller = self.emulated.controller(0);
         let sent = controller.submit_admin(now, token, command, data);
         sent.map_err(|refusal| Error::remote(format!("ask the controller: {refusal}")))?;
-        let IoCompletion { outcome: IoStatus(status), result, .. } = self.await_answer(token)?;
+        let IoCompletion { status: IoStatus(status), result, .. } = self.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {
             let loaded = pool.load(data, &mut bytes);

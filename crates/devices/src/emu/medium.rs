@@ -92,7 +92,7 @@ mod tests {
                 let extent = opened.medium.block_status(0).unwrap();
                 let expected = if fills { ExtentKind::Data } else { ExtentKind::Hole };
                 assert_eq!(
-                    (extent.blocks, extent.holds),
+                    (extent.blocks, extent.kind),
                     (opened.medium.limits().block_count, expected)
                 );
             }

@@ -74,7 +74,7 @@ impl Bed {
         loop {
             let now = self.clock.now();
             if self.queue.poll(now, &mut self.answers) > 0 {
-                let outcomes: Vec<_> = self.answers.drain().map(|answer| answer.outcome).collect();
+                let outcomes: Vec<_> = self.answers.drain().map(|answer| answer.status).collect();
                 assert_eq!(outcomes, [IoStatus::SUCCESS]);
                 return now.since(begun);
             }

@@ -232,7 +232,7 @@ impl ControllerBus for PcieBus {
     }
 
     fn device_memory(&self, part: BarRange) -> Result<(Segment, u64), BarMapError> {
-        let gone = BarMapError::Unusable { why: "the kernel has it back" };
+        let gone = BarMapError::Unusable { reason: "the kernel has it back" };
         let function = self.lock().function.clone().ok_or(gone)?;
         // The lock must not be held here: a region that fails to be mapped is unmapped in this
         // call, which takes the lock.

@@ -99,7 +99,7 @@ impl identify::Controller for RemoteAdmin {
             .attached
             .with(|remote| remote.controller().submit_admin(now, token, command, data));
         sent.map_err(|refusal| Error::remote(format!("ask tcp://{}: {refusal}", self.address)))?;
-        let tenmil_base::IoCompletion { outcome: IoStatus(status), result, .. } =
+        let tenmil_base::IoCompletion { status: IoStatus(status), result, .. } =
             self.attached.await_answer(token)?;
         let mut bytes = vec![0; len_bytes as usize];
         if let Some(data) = data {

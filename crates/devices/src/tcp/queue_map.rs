@@ -253,7 +253,7 @@ mod tests {
 
         fn poll(&mut self, _: Instant, answers: &mut CompletionBatch) -> usize {
             let result = self.number;
-            let answer = |token| IoCompletion { token, outcome: IoStatus::SUCCESS, result };
+            let answer = |token| IoCompletion { token, status: IoStatus::SUCCESS, result };
             self.tokens.drain(..).map(answer).for_each(|answer| answers.push(answer));
             answers.len()
         }

@@ -243,7 +243,7 @@ impl<'a> Exchange<'a> {
             queue.poll_raw(now, &mut answers);
             tenmil_base::IoChannel::flush(queue);
             if let [answer] = answers.as_slice() {
-                return Ok(answer.outcome);
+                return Ok(answer.status);
             }
             if now >= end {
                 return Err(format!("{name}: {what}: no answer in {COMMAND_MAX}"));

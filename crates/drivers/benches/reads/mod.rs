@@ -68,7 +68,7 @@ fn write(backend: &mut dyn IoChannel, memory: Segment, lba: u64) {
     while backend.poll(Instant::default(), &mut answers) == 0 {
         tenmil_linux::thread::yield_now();
     }
-    assert!(answers.as_slice()[0].outcome.is_success());
+    assert!(answers.as_slice()[0].status.is_success());
 }
 
 fn ram(regions: &RegionTable) -> Arc<dyn BlockDevice> {

@@ -309,7 +309,7 @@ impl Bench {
         let segment_count = u16::try_from(memory.len()).unwrap();
         let request = Request { segment_count, ..request };
         let channel = &mut self.channels[usize::from(step.channel) % 3].backend;
-        let support = channel.limits().support;
+        let support = channel.limits().operations;
         while channel.submit(self.now, &[request], &memory) == 0 {
             // Full, or reluctant. No request that completes meanwhile overlaps these blocks.
             self.now = later(self.now, 500, self.clock);
@@ -482,7 +482,7 @@ impl Bench {
     fn check_extents(&self) {
         let mut at = 0;
         while at < self.array.len() {
-            let BlockExtent { blocks, holds } = self.medium.block_status(at as u64).unwrap();
+            let BlockExtent { blocks, kind: holds } = self.medium.block_status(at as u64).unwrap();
             let end = at + usize::try_from(blocks).unwrap();
             assert!(blocks > 0 && end <= self.array.len(), "{blocks} blocks from {at} on");
             let may_be_zeroes = |state: &State| {
@@ -535,10 +535,10 @@ fn end(
     };
     let Pending { request, memory, found, expected } = pending;
     assert!(
-        expected.contains(&answer.outcome.0),
+        expected.contains(&answer.status.0),
         "{request:?}: {answer:?}, expected {expected:x?}"
     );
-    if request.operation != Operation::Read || !answer.outcome.is_success() {
+    if request.operation != Operation::Read || !answer.status.is_success() {
         return;
     }
     let mut bytes = Vec::new();

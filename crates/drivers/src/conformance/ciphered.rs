@@ -72,7 +72,7 @@ fn clear(medium: &dyn BlockDevice, regions: &RegionTable) {
             channel.flush();
             channel.poll(now, &mut answers);
         }
-        answers.drain().for_each(|answer| assert!(answer.outcome.is_success()));
+        answers.drain().for_each(|answer| assert!(answer.status.is_success()));
     };
     for lba in (0..limits.block_count).step_by(most as usize) {
         let left = limits.block_count - lba;

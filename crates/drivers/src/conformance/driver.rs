@@ -227,7 +227,7 @@ impl Driver {
 
     /// Whether the device supports `operation`.
     pub(super) fn has(&self, operation: Operation) -> bool {
-        self.channel.limits().support.has(operation)
+        self.channel.limits().operations.has(operation)
     }
 
     /// Page-aligned memory for `blocks` blocks.
@@ -332,7 +332,7 @@ impl Driver {
         loop {
             if let [answer] = self.turn(4)[..] {
                 assert_eq!(answer.token, request.token);
-                return answer.outcome;
+                return answer.status;
             }
         }
     }

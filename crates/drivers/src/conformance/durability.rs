@@ -204,7 +204,7 @@ impl<'a> Load<'a> {
         let drawn = self.random.below(10);
         let operation = match drawn {
             0 | 1 => Operation::Flush,
-            2 if channel.limits().support.has(Operation::WriteZeroes) => Operation::WriteZeroes,
+            2 if channel.limits().operations.has(Operation::WriteZeroes) => Operation::WriteZeroes,
             _ => Operation::Write,
         };
         let is_flush = operation == Operation::Flush;
@@ -244,7 +244,7 @@ impl<'a> Load<'a> {
         channel.flush();
         channel.poll(now, &mut answers);
         for answer in answers.drain() {
-            assert!(answer.outcome.is_success(), "{answer:?}");
+            assert!(answer.status.is_success(), "{answer:?}");
             let token = usize::try_from(answer.token).unwrap();
             let pending = self.under_way[token].take().expect("answered once");
             self.note(&pending);
@@ -306,7 +306,7 @@ impl<'a> Load<'a> {
             channel.flush();
             now = self.after(now);
         }
-        assert!(answers.as_slice()[0].outcome.is_success());
+        assert!(answers.as_slice()[0].status.is_success());
     }
 }
 

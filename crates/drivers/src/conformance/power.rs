@@ -183,7 +183,7 @@ impl Power {
             atomic_write_blocks: 1,
             depth_max: 16,
             durability,
-            support: OperationSet::of(&[
+            operations: OperationSet::of(&[
                 Operation::Read,
                 Operation::Write,
                 Operation::Flush,
@@ -253,7 +253,7 @@ impl IoChannel for PowerChannel {
                 let one = state.under_way.swap_remove(index);
                 state.carry_out(&one);
                 let (token, outcome) = (one.request.token, IoStatus::SUCCESS);
-                answers.push(IoCompletion { token, outcome, result: 0 });
+                answers.push(IoCompletion { token, status: outcome, result: 0 });
             } else {
                 index += 1;
             }

@@ -155,7 +155,7 @@ impl FaultChannel {
         match strike.effect {
             FaultEffect::Error(outcome) => {
                 let outcome = outcome.unwrap_or(broken(request.operation));
-                self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
                 true
             }
             FaultEffect::Drop => self.free.pop().is_some(),
@@ -211,7 +211,7 @@ impl FaultChannel {
         let blocks = u32::try_from(random.below(request.blocks.into())).unwrap_or(0);
         if blocks == 0 {
             let outcome = instead.unwrap_or(IoStatus::SUCCESS);
-            self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+            self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
             return true;
         }
         let mut segments = std::mem::take(&mut self.segments);
@@ -277,8 +277,8 @@ impl FaultChannel {
         let mut answer = IoCompletion { token: *token, ..answer };
         match then {
             OnComplete::Pass => {}
-            OnComplete::Say(outcome) => answer.outcome = *outcome,
-            OnComplete::Flip(flips) if answer.outcome.is_success() => flips.apply(&self.shared),
+            OnComplete::Say(outcome) => answer.status = *outcome,
+            OnComplete::Flip(flips) if answer.status.is_success() => flips.apply(&self.shared),
             OnComplete::Flip(_) => {}
             OnComplete::Take(block) => self.free_blocks.push(*block),
             OnComplete::Keep(kept) => {
@@ -309,8 +309,8 @@ impl FaultChannel {
                 None if aborted => slot.then = OnComplete::Say(IoStatus::ABORTED),
                 None => slot.then = OnComplete::Pass,
                 Some(answer) => {
-                    let outcome = if aborted { IoStatus::ABORTED } else { answer.outcome };
-                    self.ready.push(IoCompletion { outcome, ..answer });
+                    let outcome = if aborted { IoStatus::ABORTED } else { answer.status };
+                    self.ready.push(IoCompletion { status: outcome, ..answer });
                     self.free.push(number);
                 }
             }

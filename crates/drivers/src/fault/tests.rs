@@ -53,7 +53,7 @@ impl Bench {
     fn poll(&mut self) -> Vec<(u64, IoStatus)> {
         let mut answers = CompletionBatch::with_capacity(64);
         self.channel.poll(Instant::default(), &mut answers);
-        answers.drain().map(|answer| (answer.token, answer.outcome)).collect()
+        answers.drain().map(|answer| (answer.token, answer.status)).collect()
     }
 
     fn run(&mut self, operation: Operation, lba: u64, blocks: u32) -> IoStatus {
@@ -81,7 +81,7 @@ impl Bench {
         assert_eq!(self.behind.submit(Instant::default(), &[request], &[all]), 1);
         let mut answers = CompletionBatch::with_capacity(1);
         assert_eq!(self.behind.poll(Instant::default(), &mut answers), 1);
-        assert_eq!(answers.as_slice()[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
     }
 
     fn bytes(&self, blocks: u32) -> Vec<u8> {
@@ -183,7 +183,7 @@ fn what_is_aborted_while_it_is_below_ends_when_it_has_come_up() {
     fault.handle().abort();
     assert_eq!(channel.poll(now, &mut answers), 0, "it is still below");
     assert_eq!(channel.poll(now.after(write.mean), &mut answers), 1);
-    assert_eq!(answers.as_slice()[0].outcome, IoStatus::ABORTED);
+    assert_eq!(answers.as_slice()[0].status, IoStatus::ABORTED);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn rules_count_over_all_channels_and_by_the_seed() {
             assert_eq!(channel.submit(Instant::default(), &[one], &[]), 1);
             let mut answers = CompletionBatch::with_capacity(1);
             assert_eq!(channel.poll(Instant::default(), &mut answers), 1);
-            outcomes.push(answers.as_slice()[0].outcome.is_success());
+            outcomes.push(answers.as_slice()[0].status.is_success());
         }
         outcomes
     };

@@ -91,7 +91,7 @@ impl<J: FileIo> FileChannel<J> {
             .map(|own| (begin(&self.loan.shared, request, own), own));
         let (awaits, buffer, own) = match begin {
             Err(outcome) | Ok((Dispatch::Answer(outcome), _)) => {
-                self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
                 return true;
             }
             Ok((Dispatch::Work { awaits, buffer }, own)) => (awaits, buffer, own),
@@ -152,7 +152,7 @@ impl<J: FileIo> FileChannel<J> {
         }
         self.buffers.extend(work.buffer.take());
         self.free.push(index);
-        self.ready.push(IoCompletion { token, outcome, result: 0 });
+        self.ready.push(IoCompletion { token, status: outcome, result: 0 });
     }
 
     fn ask(&mut self, index: u16) -> Result<(), SubmitError> {
@@ -223,7 +223,7 @@ impl<J: FileIo> FileChannel<J> {
             (Ok(()), AwaitedJob::Moved) if !work.request.flags.has(RequestFlags::FUA) => {
                 NextStep::Answer(IoStatus::SUCCESS)
             }
-            (Ok(()), AwaitedJob::Moved | AwaitedJob::AllSynced) => self.promise(),
+            (Ok(()), AwaitedJob::Moved | AwaitedJob::AllSynced) => self.persistence_step(),
             (Ok(()), AwaitedJob::Fetched) => self.after_fetched(index),
             (Ok(()), AwaitedJob::Stored) => self.after_stored(index),
             (Ok(()), AwaitedJob::Holed | AwaitedJob::Zeroed) => self.settle(index),
@@ -231,7 +231,7 @@ impl<J: FileIo> FileChannel<J> {
     }
 
     /// Status of a request whose data must be on stable storage, as far as the kernel reports.
-    fn promise(&self) -> NextStep {
+    fn persistence_step(&self) -> NextStep {
         if self.has_lost_writes() {
             return NextStep::Answer(IoStatus::WRITE_FAULT);
         }
@@ -322,7 +322,7 @@ impl<J: FileIo> FileChannel<J> {
         let work = &mut self.works[usize::from(index)];
         let more = work.finish_chunk(block_size);
         match work.request.operation {
-            Operation::Write if work.request.flags.has(RequestFlags::FUA) => self.promise(),
+            Operation::Write if work.request.flags.has(RequestFlags::FUA) => self.persistence_step(),
             Operation::Write => NextStep::Answer(IoStatus::SUCCESS),
             Operation::Copy if more => self.enter(index, AwaitedJob::Fetched),
             _ if more => self.enter(index, AwaitedJob::Stored),

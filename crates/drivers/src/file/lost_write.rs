@@ -37,7 +37,7 @@ static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
 
 /// Has `hear` be called when a file that this process has open loses writes, on a thread of its own: once
 /// until a flush of the file succeeds again. For as long as the process lives.
-pub fn hear_of_lost_writes(hear: impl Fn(&LostWrite) + Send + 'static) {
+pub fn subscribe_lost_writes(hear: impl Fn(&LostWrite) + Send + 'static) {
     HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
 }
 

@@ -46,7 +46,7 @@ fn run(
     while channel.poll(Instant::default(), &mut answers) == 0 {
         std::hint::spin_loop();
     }
-    answers.as_slice()[0].outcome
+    answers.as_slice()[0].status
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn holes_are_told_as_far_as_they_go() {
     let regions = RegionTable::new(8);
     let memory = regions.add(Mapping::new(1 << 16, Backing::Private).unwrap()).unwrap();
     let medium = FileDevice::open(&regions, &options(&path, Some(1 << 20))).unwrap();
-    let extent = |blocks, holds| Ok(BlockExtent { blocks, holds });
+    let extent = |blocks, holds| Ok(BlockExtent { blocks, kind: holds });
     assert_eq!(medium.block_status(0), extent(256, ExtentKind::Hole));
     let mut channel = medium.channel().unwrap();
     assert_eq!(run(&mut *channel, Operation::Write, 16, memory), IoStatus::SUCCESS);
@@ -112,7 +112,7 @@ fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
     assert_eq!(channel.limits().block_count, 20);
     medium.resize(16).unwrap();
     medium.resize(512).unwrap();
-    assert_eq!(medium.block_status(511), Ok(BlockExtent { blocks: 1, holds: ExtentKind::Hole }));
+    assert_eq!(medium.block_status(511), Ok(BlockExtent { blocks: 1, kind: ExtentKind::Hole }));
     assert_eq!(run(&mut *channel, Operation::Read, 16, memory), IoStatus::SUCCESS);
     let mut bytes = vec![1; 1 << 16];
     regions.load(memory, &mut bytes).unwrap();
@@ -161,7 +161,7 @@ fn a_block_that_is_partly_a_hole_is_data() {
         (8193, false, 3, ExtentKind::Data),
     ] {
         let found = in_blocks(FileExtent { len_bytes, is_hole }, 4096);
-        assert_eq!(found, BlockExtent { blocks, holds }, "{len_bytes} {is_hole}");
+        assert_eq!(found, BlockExtent { blocks, kind }, "{len_bytes} {is_hole}");
     }
 }
 
@@ -374,7 +374,7 @@ impl Bench {
 fn answers(channel: &mut dyn IoChannel) -> Vec<(u64, IoStatus)> {
     let mut answers = CompletionBatch::with_capacity(16);
     channel.poll(Instant::default(), &mut answers);
-    answers.as_slice().iter().map(|answer| (answer.token, answer.outcome)).collect()
+    answers.as_slice().iter().map(|answer| (answer.token, answer.status)).collect()
 }
 
 #[test]
@@ -382,7 +382,7 @@ fn lost_write_fails_every_flush_of_every_channel_while_nobody_acknowledges_it() 
     let bench = Bench::new();
     let (sender, told) = std::sync::mpsc::channel();
     let path = bench.medium.shared.file.path().to_owned();
-    super::hear_of_lost_writes(move |news| {
+    super::subscribe_lost_writes(move |news| {
         // After the test, the receiver is gone.
         let _ = if news.path == path { sender.send(news.to_string()) } else { Ok(()) };
     });

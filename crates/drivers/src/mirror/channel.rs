@@ -124,7 +124,7 @@ impl MirrorChannel {
     }
 
     fn answer(&mut self, token: u64, outcome: IoStatus, result: u32) {
-        self.ready.push(IoCompletion { token, outcome, result });
+        self.ready.push(IoCompletion { token, status: outcome, result });
     }
 
     /// Registers a write in flight of this channel. The masks loaded after it are at least as new as
@@ -242,16 +242,16 @@ impl MirrorChannel {
     fn ended(&mut self, slot: u32, leg: u8, answer: &IoCompletion) {
         let work = &mut self.works[slot as usize];
         work.awaited &= !leg;
-        if answer.outcome.is_success() {
+        if answer.status.is_success() {
             work.done |= leg;
             work.result = answer.result;
         } else {
             work.failed |= leg;
-            work.lost |= if is_loss(work.request.operation, answer.outcome) { leg } else { 0 };
+            work.lost |= if is_loss(work.request.operation, answer.status) { leg } else { 0 };
             let tells_more =
-                is_the_callers(answer.outcome) || answer.outcome == IoStatus::COMPARE_FAILURE;
+                is_the_callers(answer.status) || answer.status == IoStatus::COMPARE_FAILURE;
             if work.outcome.is_success() || tells_more {
-                work.outcome = answer.outcome;
+                work.outcome = answer.status;
             }
         }
         match work.stage {
@@ -450,7 +450,7 @@ impl MirrorChannel {
     /// A leg that has come back has answered a flush that asked for what it lost before. That is copied
     /// anyhow; what it has lost since is not, if this is the only flush that fails for it.
     fn reported(&mut self, leg: usize, answer: &IoCompletion) {
-        if !is_loss(Operation::Flush, answer.outcome)
+        if !is_loss(Operation::Flush, answer.status)
             || self.legs.losses(leg) <= self.shared.repaired_losses(leg)
         {
             return;
@@ -471,7 +471,7 @@ impl MirrorChannel {
     }
 
     /// Re-evaluates all requests that wait for a state change.
-    fn hear(&mut self) {
+    fn reevaluate(&mut self) {
         let news = self.shared.news();
         if news == self.news || self.waiting.is_empty() {
             return;
@@ -530,7 +530,7 @@ impl IoChannel for MirrorChannel {
             let has_lost = count > 0 && self.legs.has_lost(leg);
             for answer in below.drain() {
                 let place = RequestOwner::of(answer.token);
-                if answer.outcome == IoStatus::WRITE_FAULT && self.is_flush(place) {
+                if answer.status == IoStatus::WRITE_FAULT && self.is_flush(place) {
                     self.legs.acknowledge_losses(leg);
                 }
                 match place {
@@ -549,7 +549,7 @@ impl IoChannel for MirrorChannel {
         while let Some(slot) = self.stillborn.pop() {
             self.end_write(slot);
         }
-        self.hear();
+        self.reevaluate();
         if self.shared.returns() != self.returns {
             self.have_reports();
         }

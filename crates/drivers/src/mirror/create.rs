@@ -158,7 +158,7 @@ fn different(
         while at < shape.block_count {
             let extent = medium.block_status(at + shape.first)?;
             let blocks = extent.blocks.clamp(1, shape.block_count - at);
-            if extent.holds == ExtentKind::Data {
+            if extent.kind == ExtentKind::Data {
                 let (first, count) = shape.regions_of(at, blocks);
                 (first..first + count).for_each(|region| {
                     dirty.set(region);
@@ -193,7 +193,7 @@ pub(super) fn check_leg(leg: &Leg, shape: &MirrorGeometry) -> Result<(), String>
         ));
     }
     let needs = [Operation::Read, Operation::Write, Operation::Flush];
-    if let Some(lacks) = needs.into_iter().find(|need| !limits.support.has(*need)) {
+    if let Some(lacks) = needs.into_iter().find(|need| !limits.operations.has(*need)) {
         return Err(format!("{name} has no {}, expected one", lacks.name()));
     }
     Ok(())

@@ -118,7 +118,7 @@ impl<'a> LegIo<'a> {
             self.backend.flush();
             self.backend.poll(time, &mut answers);
             if let [answer] = answers.as_slice() {
-                return match answer.outcome {
+                return match answer.status {
                     IoStatus::SUCCESS => Ok(()),
                     outcome => Err(format!("{doing}: status {:#x}, expected 0", outcome.0)),
                 };

@@ -122,7 +122,7 @@ impl BlockingVolumeIo {
             self.backend.flush();
             self.backend.poll(now, &mut answers);
             if let [answer] = answers.as_slice() {
-                return answer.outcome;
+                return answer.status;
             }
             if now > until {
                 return IoStatus::ABORTED;

@@ -140,7 +140,7 @@ impl CachedReads {
         let mut ended = [0; 2];
         answers.extract(first, |answer| {
             if answer.token & KNOWN == 0 {
-                other(answer.token, answer.outcome);
+                other(answer.token, answer.status);
                 return true;
             }
             let slot = slot_of(answer.token);

@@ -95,7 +95,7 @@ impl VolumeChannel {
     ) -> Result<Self, String> {
         let volume = info.id;
         let readers = ReadEpochs::new();
-        let (desk, mut below) = open.way(Some(readers.seat()))?;
+        let (desk, mut below) = open.way(Some(readers.register()))?;
         if info.reach > 0 {
             below = Box::new(ParentedChannel::new(below, parent, &open.shape)?);
         }
@@ -205,7 +205,7 @@ impl VolumeChannel {
             let Some(own) = own.filter(|own| own.len() <= self.limits.segments_max.into()) else {
                 let (token, outcome) = (self.known.give_up(slot), IoStatus::INVALID_FIELD);
                 self.free.push(slot);
-                self.ready.push(IoCompletion { token, outcome, result: 0 });
+                self.ready.push(IoCompletion { token, status: outcome, result: 0 });
                 continue;
             };
             let first = self.first(slot);
@@ -297,7 +297,7 @@ impl VolumeChannel {
             Ok(own) if request.blocks > 0 || request.operation == Operation::Flush => own,
             done => {
                 let outcome = done.err().unwrap_or_default();
-                self.ready.push(IoCompletion { token: request.token, outcome, result: 0 });
+                self.ready.push(IoCompletion { token: request.token, status: outcome, result: 0 });
                 return None;
             }
         };
@@ -496,7 +496,7 @@ impl VolumeChannel {
         let work = &mut self.works[slot as usize];
         work.stage = RequestState::Idle;
         self.free.push(slot);
-        self.ready.push(IoCompletion { token: work.request.token, outcome, result: 0 });
+        self.ready.push(IoCompletion { token: work.request.token, status: outcome, result: 0 });
     }
 
     /// Polls the device. Completions of cached reads go directly to the caller.

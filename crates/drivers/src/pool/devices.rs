@@ -291,7 +291,7 @@ fn open_labelled(
     };
     let label = Label::decode(&page).map_err(|flaw| refuse(begins_with(&page, &flaw)))?;
     if label.store != store.uuid() || label.number != number {
-        return Err(refuse(label_said(&label)));
+        return Err(refuse(describe_label(&label)));
     }
     if label.uuid != other.uuid {
         let found = format!("its label is an old one, {:032x}", label.uuid);
@@ -301,7 +301,7 @@ fn open_labelled(
 }
 
 /// Describes a device by its label.
-pub(super) fn label_said(label: &Label) -> String {
+pub(super) fn describe_label(label: &Label) -> String {
     let Label { number, name, store, first_uri, .. } = label;
     format!(
         "it is device {number} of pool `{name}` ({store:032x}), whose first device was {first_uri}"

@@ -18,7 +18,7 @@ use tenmil_volume::format::STORE_BLOCKS_MIN;
 use tenmil_volume::{PoolRequest, PoolResponse};
 
 use super::create::make_files;
-use super::devices::{DeviceInfo, PoolDevice, PoolDevices, label_said};
+use super::devices::{DeviceInfo, PoolDevice, PoolDevices, describe_label};
 use super::missing_device::MissingDevice;
 use super::page_io::BlockingPageIo;
 use super::spans::{PoolDeviceSpan, SpanMap, unbounded};
@@ -206,7 +206,7 @@ impl OpenPool {
         let ours = label.filter(|label| label.store == self.uuid());
         let is_known = |uuid: u128| devices.others.iter().any(|other| other.uuid == uuid);
         if let Some(label) = ours.as_ref().filter(|label| is_known(label.uuid)) {
-            let said = label_said(label);
+            let said = describe_label(label);
             return Err(refuse(format!(
                 "{said}, or a copy of that, expected one that is new to it"
             )));
@@ -340,8 +340,8 @@ fn stricter(now: &Limits, request_pages: u32, member: &PoolDevice) -> Option<Str
     let limits = member.opened.medium.limits();
     let weaker = now.durability.weaker(Durability::VolatileCache);
     let needs = super::READING.into_iter().chain([Operation::Write]);
-    let lacks = needs.filter(|needs| now.support.has(*needs));
-    let lacks = lacks.into_iter().find(|needs| !limits.support.has(*needs));
+    let lacks = needs.filter(|needs| now.operations.has(*needs));
+    let lacks = lacks.into_iter().find(|needs| !limits.operations.has(*needs));
     let found = member.shape.request_pages;
     if found < request_pages {
         let (found, expected) = (found * PAGE_BYTES, request_pages * PAGE_BYTES);

@@ -402,8 +402,8 @@ impl MetadataThread {
             let Ok(place) = u32::try_from(answer.token) else { continue };
             let job = &mut self.jobs[place as usize];
             job.left -= 1;
-            if !answer.outcome.is_success() {
-                job.outcome = answer.outcome;
+            if !answer.status.is_success() {
+                job.outcome = answer.status;
             }
             if job.left == 0 && may_be_repeated(job) {
                 job.again_at = Some(now.after(TRY_AGAIN_AFTER));

@@ -35,7 +35,7 @@ impl IoChannel for AbsentChannel {
         let count = requests.len().min(self.ready.room());
         self.ready.extend(requests[..count].iter().map(|request| IoCompletion {
             token: request.token,
-            outcome: IoStatus::UNRECOVERED_READ,
+            status: IoStatus::UNRECOVERED_READ,
             result: 0,
         }));
         count

@@ -145,7 +145,7 @@ impl<'a> BlockingPageIo<'a> {
             self.backend.flush();
             self.backend.poll(now, &mut answers);
             if let [answer] = answers.as_slice() {
-                let outcome = answer.outcome;
+                let outcome = answer.status;
                 return if outcome.is_success() { Ok(()) } else { Err(outcome) };
             }
             if now > until {

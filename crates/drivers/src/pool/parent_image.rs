@@ -214,9 +214,9 @@ impl ParentImage {
     /// The limits of a volume with this parent.
     pub(super) fn limit(&self, own: Limits) -> Limits {
         let theirs = self.opened.medium.limits();
-        let mut support = own.support;
+        let mut support = own.operations;
         for operation in [Operation::Compare, Operation::Verify] {
-            if !theirs.support.has(operation) {
+            if !theirs.operations.has(operation) {
                 support = support.without(tenmil_base::OperationSet::of(&[operation]));
             }
         }
@@ -224,7 +224,7 @@ impl ParentImage {
             request_blocks_max: own.request_blocks_max.min(self.shape.request_pages),
             segments_max: own.segments_max.min(theirs.segments_max),
             depth_max: own.depth_max.min(theirs.depth_max),
-            support,
+            operations: support,
             ..own
         }
     }
@@ -232,11 +232,11 @@ impl ParentImage {
     /// The block status of at most `pages` pages from `page` on.
     pub(super) fn extent(&self, page: u64, pages: u64) -> Result<BlockExtent, String> {
         let per_page = self.shape.blocks_in_page;
-        let BlockExtent { blocks, holds } = self.opened.medium.block_status(page * per_page)?;
+        let BlockExtent { blocks, kind: holds } = self.opened.medium.block_status(page * per_page)?;
         match blocks / per_page {
             // A page with mixed status counts as data.
-            0 => Ok(BlockExtent { blocks: pages.min(1), holds: tenmil_base::ExtentKind::Data }),
-            whole => Ok(BlockExtent { blocks: whole.min(pages), holds }),
+            0 => Ok(BlockExtent { blocks: pages.min(1), kind: tenmil_base::ExtentKind::Data }),
+            whole => Ok(BlockExtent { blocks: whole.min(pages), kind: holds }),
         }
     }
 }

@@ -69,7 +69,7 @@ impl ParentedChannel {
             let count = requests.len().min(self.ready.room());
             let refused = requests[..count].iter().map(|request| IoCompletion {
                 token: request.token,
-                outcome: IoStatus::UNRECOVERED_READ,
+                status: IoStatus::UNRECOVERED_READ,
                 result: 0,
             });
             self.ready.extend(refused);

@@ -53,7 +53,7 @@ impl ReadEpochs {
         Self { seat: ReadEpoch::idle(), since: IDLE, counts: [0; 2], later: IDLE, old: 0 }
     }
 
-    pub(super) fn seat(&self) -> ReadEpoch {
+    pub(super) fn register(&self) -> ReadEpoch {
         self.seat.clone()
     }
 
@@ -105,7 +105,7 @@ mod tests {
         for seed in 0..200 {
             let mut random = Random::new(seed);
             let mut readers = ReadEpochs::new();
-            let seat = readers.seat();
+            let seat = readers.register();
             let mut under_way: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
             let mut transaction = 1;
             for number in 0..300 {

@@ -189,7 +189,7 @@ mod tests {
             channel.flush();
             if channel.poll(Instant::default(), &mut answers) > 0 {
                 assert_eq!(answers.as_slice()[0].token, 9);
-                return answers.as_slice()[0].outcome;
+                return answers.as_slice()[0].status;
             }
         }
         panic!("{operation:?} is answered");
@@ -298,7 +298,7 @@ mod tests {
             turns += 1;
             assert!(turns < 10_000, "{answers:?}");
         }
-        assert!(answers.as_slice().iter().all(|answer| answer.outcome == IoStatus::SUCCESS));
+        assert!(answers.as_slice().iter().all(|answer| answer.status == IoStatus::SUCCESS));
         let mut tokens: Vec<u64> = answers.as_slice().iter().map(|answer| answer.token).collect();
         tokens.sort_unstable();
         let mut expected: Vec<u64> = (0..owed as u64).chain([0, 1, 2]).collect();

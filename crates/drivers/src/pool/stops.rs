@@ -25,7 +25,7 @@ static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
 /// Subscribes to stops and recoveries: `hear` is called within a second when a pool of this process stops
 /// (a metadata write or a flush failed, or another process owns it) and when it recovers, on the pool's
 /// metadata thread.
-pub fn hear_of_stops(hear: impl Fn(&StopNews) + Send + 'static) {
+pub fn subscribe_stops(hear: impl Fn(&StopNews) + Send + 'static) {
     HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
 }
 

@@ -126,7 +126,7 @@ impl Hand {
             self.backend.flush();
             let now: Instant = self.clock.now();
             if self.backend.poll(now, &mut answers) > 0 {
-                return answers.as_slice()[0].outcome;
+                return answers.as_slice()[0].status;
             }
             assert!(now < until, "it is answered");
             tenmil_linux::thread::yield_now();
@@ -421,12 +421,12 @@ fn holes_are_told_and_trimmed_room_comes_back() {
         let first = opened.medium.block_status(lba).unwrap();
         let mut blocks = first.blocks;
         while let Ok(next) = opened.medium.block_status(lba + blocks)
-            && next.holds == first.holds
+            && next.kind == first.kind
             && next.blocks > 0
         {
             blocks += next.blocks;
         }
-        (blocks, first.holds == tenmil_base::ExtentKind::Data)
+        (blocks, first.kind == tenmil_base::ExtentKind::Data)
     };
     assert_eq!(extent(0), (100, false));
     assert_eq!(extent(150), (150, true));

@@ -43,7 +43,7 @@ fn limits_are_what_the_weakest_leg_can_do() {
     assert_eq!((limits.block_count, limits.block_size), (2 * 96, 4096));
     assert_eq!(limits.optimal_boundary_blocks, 16);
     assert_eq!(limits.durability, Durability::NonPersistent);
-    assert!(!limits.support.has(Operation::Copy), "source and target may be on two legs");
+    assert!(!limits.operations.has(Operation::Copy), "source and target may be on two legs");
     // 256 blocks that begin in the middle of a chunk are on 17 chunks, 9 of them on one leg.
     assert_eq!((limits.request_blocks_max, limits.segments_max), (256, 257 - 8));
     assert_eq!(stripe.channels_max(), u32::MAX);
@@ -52,9 +52,9 @@ fn limits_are_what_the_weakest_leg_can_do() {
     let limits = fine.limits();
     assert_eq!((limits.request_blocks_max, limits.segments_max), (255, 257 - 127));
     let alone = Stripe::new(legs(vec![null(4096, 64)]), 64 << 10).unwrap().limits();
-    assert!(alone.support.has(Operation::Copy));
+    assert!(alone.operations.has(Operation::Copy));
     let mut expected = NullDevice::new(4096, 64).unwrap().limits();
-    expected.support = expected.support.without(OperationSet::of(&[Operation::CompareAndWrite]));
+    expected.operations = expected.operations.without(OperationSet::of(&[Operation::CompareAndWrite]));
     assert_eq!(alone, expected);
 }
 
@@ -103,7 +103,7 @@ fn run(channel: &mut dyn IoChannel, request: Request, memory: Segment, expected:
     assert_eq!(channel.submit(Instant::default(), &[request], &[memory]), 1);
     channel.flush();
     while channel.poll(Instant::default(), &mut answers) == 0 {}
-    let outcomes: Vec<_> = answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
+    let outcomes: Vec<_> = answers.drain().map(|answer| (answer.token, answer.status)).collect();
     assert_eq!(outcomes, [(request.token, expected)]);
 }
 
@@ -145,7 +145,7 @@ fn what_a_leg_does_not_take_now_it_gets_later() {
         channel.flush();
         channel.poll(Instant::default(), &mut answers);
         for answer in answers.drain() {
-            assert_eq!(answer.outcome, IoStatus::SUCCESS);
+            assert_eq!(answer.status, IoStatus::SUCCESS);
             seen[usize::try_from(answer.token).unwrap()] += 1;
         }
     }
@@ -155,7 +155,7 @@ fn what_a_leg_does_not_take_now_it_gets_later() {
 #[test]
 fn an_extent_ends_with_its_chunk() {
     let stripe = Stripe::new(legs(vec![null(512, 64), null(512, 64)]), 4096).unwrap();
-    let data = |blocks| Ok(BlockExtent { blocks, holds: ExtentKind::Data });
+    let data = |blocks| Ok(BlockExtent { blocks, kind: ExtentKind::Data });
     assert_eq!(stripe.block_status(3), data(5));
     assert_eq!(stripe.block_status(8), data(8));
     assert_eq!(stripe.block_status(127), data(1));

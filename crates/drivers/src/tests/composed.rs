@@ -45,7 +45,7 @@ impl Counter {
                 yield_now();
             }
         }
-        answers.as_slice()[0].outcome
+        answers.as_slice()[0].status
     }
 
     fn count(&mut self) -> u32 {
@@ -86,7 +86,7 @@ fn no_step_is_lost_between_threads_that_compare_and_write_the_same_block() {
         let descriptor = device.open(Claim::Exclusive, "counters").unwrap();
         let descriptor =
             AdaptedDevice::new(&device, descriptor, memory, DEMANDS.options()).unwrap();
-        assert!(descriptor.limits().support.has(Operation::CompareAndWrite));
+        assert!(descriptor.limits().operations.has(Operation::CompareAndWrite));
         let clock = Clock::kernel();
         let counter = || Counter {
             channel: descriptor.channel().unwrap(),

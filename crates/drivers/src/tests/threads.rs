@@ -50,7 +50,7 @@ impl Reader {
             }
             self.channel.flush();
             let count = self.channel.poll(now, &mut answers);
-            assert!(answers.drain().all(|answer| answer.outcome.is_success()));
+            assert!(answers.drain().all(|answer| answer.status.is_success()));
             answered += count as u64;
             if count == 0 {
                 self.sleep();

@@ -47,7 +47,7 @@ impl FullScan {
         let backend = medium.channel().map_err(|_| Status::INTERNAL_ERROR)?;
         let limits = backend.limits();
         let flushes = matches!(operation, Operation::WriteZeroes | Operation::Flush)
-            && limits.support.has(Operation::Flush);
+            && limits.operations.has(Operation::Flush);
         Ok(Self {
             operation,
             next: first,
@@ -68,8 +68,8 @@ impl FullScan {
         self.backend.poll(now, &mut self.answers);
         for answer in self.answers.drain() {
             self.outstanding -= 1;
-            if !answer.outcome.is_success() && self.failed.is_none() {
-                self.failed = Some(ScanFailure { outcome: answer.outcome, lba: answer.token });
+            if !answer.status.is_success() && self.failed.is_none() {
+                self.failed = Some(ScanFailure { outcome: answer.status, lba: answer.token });
             }
         }
         if self.outstanding > 0 || (self.failed.is_none() && self.is_owed()) {

@@ -125,7 +125,7 @@ fn limits(block_size: u32, block_count: u64) -> Limits {
         atomic_write_blocks: 1,
         depth_max: 8,
         durability: Durability::VolatileCache,
-        support: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::of(&Operation::ALL),
     }
 }
 
@@ -153,7 +153,7 @@ impl IoChannel for Channel {
     fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
         let count = self.waiting.len().min(answers.remaining());
         for token in self.waiting.drain(..count) {
-            answers.push(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+            answers.push(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         }
         count
     }

@@ -190,7 +190,7 @@ fn open(
     let (medium, support) = {
         let state = subsystem.lock();
         let record = state.attached(cntlid, stretch.nsid)?;
-        (record.medium.clone(), record.limits.support)
+        (record.medium.clone(), record.limits.operations)
     };
     let (operation, end) = if support.has(Operation::Verify) {
         (Operation::Verify, stretch.end)

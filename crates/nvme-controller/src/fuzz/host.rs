@@ -263,7 +263,7 @@ impl HostMemory for FakeHost {
                 self.ram.with(HOST, iova, from.len(), |bytes| bytes.copy_from_slice(&from));
             }
         }
-        Some(AccessCompletion { ticket, result: Ok(()) })
+        Some(AccessCompletion { id: ticket, result: Ok(()) })
     }
 
     fn take_data(&mut self, ticket: AccessId, into: &mut [u8]) {

@@ -63,7 +63,7 @@ impl FakeMedium {
             atomic_write_blocks: 8,
             depth_max: 64,
             durability: Durability::VolatileCache,
-            support: OperationSet::of(&Operation::ALL)
+            operations: OperationSet::of(&Operation::ALL)
                 .without(OperationSet::of(&[Operation::CompareAndWrite])),
         };
         let bytes = vec![0; usize::try_from(block_count * 512).unwrap_or(0)];
@@ -153,7 +153,7 @@ impl IoChannel for FakeBackend {
             }
             let (request, segments) = self.pending.remove(at);
             let outcome = self.work(&request, &segments);
-            answers.push(IoCompletion { token: request.token, outcome, result: 0 });
+            answers.push(IoCompletion { token: request.token, status: outcome, result: 0 });
             count += 1;
         }
         count
@@ -182,7 +182,7 @@ impl FakeBackend {
     fn work(&self, request: &Request, segments: &[Segment]) -> IoStatus {
         let mut blocks = lock(&self.blocks);
         blocks.log.push(*request);
-        if !self.limits.support.has(request.operation) {
+        if !self.limits.operations.has(request.operation) {
             return IoStatus::INVALID_OPCODE;
         }
         let end = request.lba.checked_add(request.blocks.into());

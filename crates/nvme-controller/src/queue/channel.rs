@@ -86,7 +86,7 @@ impl Channel {
 
     /// Whether the block device supports Flush.
     pub(super) fn can_flush(&self) -> bool {
-        self.limits.support.has(Operation::Flush)
+        self.limits.operations.has(Operation::Flush)
     }
 
     /// Whether unflushed writes are lost at power loss.

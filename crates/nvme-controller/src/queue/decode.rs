@@ -327,7 +327,7 @@ impl<H: HostMemory> Queue<H> {
     }
 
     fn supports(&self, entry: FastPathNamespace, operation: Operation) -> bool {
-        self.limits(entry).is_some_and(|limits| limits.support.has(operation))
+        self.limits(entry).is_some_and(|limits| limits.operations.has(operation))
     }
 
     fn durability(&self, entry: FastPathNamespace) -> Durability {

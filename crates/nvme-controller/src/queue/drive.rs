@@ -102,8 +102,8 @@ impl<H: HostMemory> Queue<H> {
     pub(super) fn poll_host_access(&mut self, now: Instant) -> bool {
         for heard in 0..ENDED_MAX {
             let Some(ended) = self.host.poll() else { return heard > 0 };
-            let number = ended.ticket.0 & !TICKET_KIND;
-            match ended.ticket.0 & TICKET_KIND {
+            let number = ended.id.0 & !TICKET_KIND;
+            match ended.id.0 & TICKET_KIND {
                 TICKET_FETCH => self.fetched(ended, number),
                 TICKET_POST => {
                     self.ring_accesses = self.ring_accesses.saturating_sub(1);
@@ -171,14 +171,14 @@ impl<H: HostMemory> Queue<H> {
 
     /// Handles the completion of a host access that belongs to a context.
     fn host_ended(&mut self, now: Instant, ended: AccessCompletion) {
-        let Some((index, area)) = self.areas.find(ended.ticket.0 >> 4) else { return };
-        let did = match (area.wait, ended.ticket.0 & 0xf) {
+        let Some((index, area)) = self.areas.find(ended.id.0 >> 4) else { return };
+        let did = match (area.wait, ended.id.0 & 0xf) {
             (WaitReason::List { len_bytes }, TICKET_LIST) => {
                 area.wait = WaitReason::Nothing;
                 match ended.result {
                     Ok(()) => {
                         let list = &mut self.scratch[..len_bytes as usize];
-                        self.host.take_data(ended.ticket, list);
+                        self.host.take_data(ended.id, list);
                         // A cancelled command starts no further access.
                         match (area.cancelled, area.walk.feed(list, &mut area.pieces)) {
                             (None, Ok(next)) => self.follow(index, next),

@@ -218,10 +218,10 @@ impl<H: HostMemory> Queue<H> {
             let Some(slot) = self.slots.get(answer.token) else { continue };
             match slot.state() {
                 State::Fast => {
-                    let status = Status(answer.outcome.0);
+                    let status = Status(answer.status.0);
                     self.complete(low16(answer.token), status, answer.result);
                 }
-                _ => self.answered(now, slot.area, answer.outcome),
+                _ => self.answered(now, slot.area, answer.status),
             }
         }
         self.answers = answers;
@@ -239,7 +239,7 @@ impl<H: HostMemory> Queue<H> {
         let mut releasing = self.slots.release_many();
         let same = u64::from(queue.head() & 0xffff) | u64::from(queue.id) << 16;
         let (count, posted) = self.completion.post(answers, |answer| {
-            if !answer.outcome.is_success() {
+            if !answer.status.is_success() {
                 return None;
             }
             let cid = releasing.release(answer.token)?;

@@ -223,11 +223,11 @@ fn entry(namespace: &Namespace, channel: u16) -> FastPathNamespace {
     rights |= if namespace.is_write_protected { WRITE_PROTECTED } else { 0 };
     let unavailable = refusal(namespace);
     let is_open = unavailable.is_none() && channel != NO_CHANNEL;
-    if is_open && rights & READ_CONFLICT == 0 && limits.support.has(Operation::Read) {
+    if is_open && rights & READ_CONFLICT == 0 && limits.operations.has(Operation::Read) {
         rights |= FAST_READ;
     }
     let refuses_writes = rights & (WRITE_CONFLICT | WRITE_PROTECTED) != 0;
-    if is_open && !refuses_writes && limits.support.has(Operation::Write) {
+    if is_open && !refuses_writes && limits.operations.has(Operation::Write) {
         rights |= FAST_WRITE;
     }
     FastPathNamespace {

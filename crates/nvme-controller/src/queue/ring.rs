@@ -242,7 +242,7 @@ impl<E: HostEntries> SubmissionQueue<E> {
             fetched.is_open = false;
             if ended.result.is_ok() {
                 let len_bytes = fetched.count * COMMAND_BYTES;
-                host.take_data(ended.ticket, &mut fetched.bytes[..len_bytes]);
+                host.take_data(ended.id, &mut fetched.bytes[..len_bytes]);
                 fetched.at = 0;
             }
         }

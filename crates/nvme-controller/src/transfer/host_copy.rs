@@ -153,7 +153,7 @@ impl HostCopy {
         target: &mut LocalBuffer<'_>,
         scratch: &mut [u8],
     ) {
-        let index = ended.ticket.0 & 0xf;
+        let index = ended.id.0 & 0xf;
         if index >= WINDOW_BITS || self.open & (1 << index) == 0 {
             return;
         }
@@ -162,7 +162,7 @@ impl HostCopy {
         match (ended.result, direction) {
             (Ok(()), Direction::FromHost) => {
                 let bytes = &mut scratch[..access.len_bytes as usize];
-                host.take_data(ended.ticket, bytes);
+                host.take_data(ended.id, bytes);
                 self.has_failed |= !target.put(access.at, bytes);
             }
             (Ok(()), Direction::ToHost) => {}

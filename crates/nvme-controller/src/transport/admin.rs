@@ -415,7 +415,7 @@ impl<H: HostMemory> AdminQueue<H> {
     /// Polls completions of host accesses.
     fn hear_host(&mut self) -> Option<AdminRequest> {
         while let Some(ended) = self.host.poll() {
-            let wanted = match ended.ticket.0 {
+            let wanted = match ended.id.0 {
                 TICKET_FETCH => {
                     self.ring_ended(ended);
                     self.submission.fetched(&mut self.host, ended);
@@ -444,13 +444,13 @@ impl<H: HostMemory> AdminQueue<H> {
 
     fn data_ended(&mut self, ended: AccessCompletion) -> Option<AdminRequest> {
         let current = self.current.as_mut()?;
-        match (current.wait, ended.ticket.0) {
+        match (current.wait, ended.id.0) {
             (WaitState::List { len_bytes }, TICKET_LIST) => {
                 if ended.result.is_err() {
                     return self.fail(Status::DATA_TRANSFER_ERROR);
                 }
                 let list = &mut self.scratch[..len_bytes as usize];
-                self.host.take_data(ended.ticket, list);
+                self.host.take_data(ended.id, list);
                 if self.is_stopping {
                     return self.finish_current(AdminResult::OK);
                 }

@@ -72,7 +72,7 @@ impl Shutdown {
             }
             flush.backend.poll(now, answers);
             let answer = answers.drain().next();
-            *has_failed |= answer.is_some_and(|answer| !answer.outcome.is_success());
+            *has_failed |= answer.is_some_and(|answer| !answer.status.is_success());
             answer.is_none()
         });
     }

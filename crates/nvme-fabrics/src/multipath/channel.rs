@@ -347,7 +347,7 @@ impl MultipathChannel {
         let flushes = &mut self.flushes;
         let cut = lane.cut.unwrap_or(ConnectionLossInfo { at: now, broken: ConnectionFailure::No });
         answers.extract(first, |answer| {
-            let IoCompletion { token, outcome, .. } = *answer;
+            let IoCompletion { token, status: outcome, .. } = *answer;
             if !kept.is_awaited(token) {
                 *stale -= 1;
                 return true;
@@ -364,7 +364,7 @@ impl MultipathChannel {
                         }
                         FlushResult::Lost => {
                             let (token, outcome) = (kept.forget(token), flushes::LOST);
-                            self.failed.push(IoCompletion { token, outcome, result: 0 });
+                            self.failed.push(IoCompletion { token, status: outcome, result: 0 });
                             true
                         }
                     }
@@ -427,7 +427,7 @@ impl MultipathChannel {
             for slot in guilty {
                 self.flushes.forget(slot);
                 let (token, outcome) = (self.kept.forget(slot), IoStatus::ABORTED_BY_HOST);
-                self.failed.push(IoCompletion { token, outcome, result: 0 });
+                self.failed.push(IoCompletion { token, status: outcome, result: 0 });
             }
         }
     }
@@ -442,7 +442,7 @@ impl MultipathChannel {
         let is_plain = lane.condition == way.condition()
             && lane.stale == 0
             && lane.next.is_none()
-            && new.iter().all(|answer| answer.outcome.is_success())
+            && new.iter().all(|answer| answer.status.is_success())
             && !self.kept.is_isolating()
             && self.flushes.is_empty();
         if is_plain {
@@ -501,7 +501,7 @@ fn reach(views: &[PathView]) -> FlushScope {
 }
 
 const fn failed(token: u64) -> IoCompletion {
-    IoCompletion { token, outcome: IoStatus::PATH_ERROR, result: 0 }
+    IoCompletion { token, status: IoStatus::PATH_ERROR, result: 0 }
 }
 
 impl IoChannel for MultipathChannel {

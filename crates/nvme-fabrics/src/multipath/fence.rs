@@ -81,7 +81,7 @@ impl Fences {
         let index = self.fences.iter().position(|fence| fence.asked == asked)?;
         let fence = &mut self.fences[index];
         fence.asked = None;
-        let is_reset = answer.outcome.is_success() && CrossResetResult(answer.result).is_reset();
+        let is_reset = answer.status.is_success() && CrossResetResult(answer.result).is_reset();
         let whom = fence.whom.filter(|_| is_reset)?;
         paths[index].remote()?.confirm_dead(whom).then_some(index)
     }

@@ -224,7 +224,7 @@ impl Path {
                 None
             }
             Event::AdminCompleted(answer) if answer.token == LOG_TOKEN => {
-                self.handle_log(now, answer.outcome, fits)
+                self.handle_log(now, answer.status, fits)
             }
             Event::ResetStarted { .. } => {
                 let why = remote.why().unwrap_or_else(|| "its controller is being reset".into());

@@ -183,7 +183,7 @@ impl Bed {
         self.turn_until(|bed| bed.submit(0, operation, lba, segments, 4711));
         self.turn_until(|bed| bed.answers.iter().any(|answer| answer.token == 4711));
         let at = self.answers.iter().position(|answer| answer.token == 4711).unwrap();
-        self.answers.remove(at).outcome
+        self.answers.remove(at).status
     }
 
     /// Writes a pattern and reads it back into other memory.

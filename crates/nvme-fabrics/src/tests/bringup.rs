@@ -38,7 +38,7 @@ fn a_large_write_goes_in_small_portions_while_somebody_reads_beside_it_and_at_on
         assert!(bed.submit(0, Operation::Write, 0, &[large], 1));
         loop {
             let answers = std::mem::take(&mut bed.answers);
-            assert!(answers.iter().all(|answer| answer.outcome == IoStatus::SUCCESS));
+            assert!(answers.iter().all(|answer| answer.status == IoStatus::SUCCESS));
             if answers.iter().any(|answer| answer.token == 1) {
                 if reads.is_some() && answers.len() == 1 {
                     bed.turn_until(|bed| bed.answers.pop().is_some());

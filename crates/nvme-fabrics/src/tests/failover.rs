@@ -183,11 +183,11 @@ impl Schedule {
             let seed = self.seed;
             let sent = self.under_way.remove(&answer.token);
             let sent = sent.unwrap_or_else(|| panic!("seed {seed}: {answer:?} came unasked"));
-            let is_success = answer.outcome.is_success();
-            let is_lost = answer.outcome == IoStatus::WRITE_FAULT;
+            let is_success = answer.status.is_success();
+            let is_lost = answer.status == IoStatus::WRITE_FAULT;
             self.failed += u64::from(!is_success && !is_lost);
             if let Some(covered) = self.covered.remove(&answer.token) {
-                self.check_flush(&covered, answer.outcome);
+                self.check_flush(&covered, answer.status);
             }
             let cell = &mut self.cells[sent.cell];
             if sent.operation == Operation::Write {

@@ -112,7 +112,7 @@ fn writes_that_are_lost_with_a_controller_are_told_once_where_caches_are_separat
                 field.run_flush()
             } else {
                 field.turn_until(|field| !field.answers.is_empty());
-                field.answers.remove(0).outcome
+                field.answers.remove(0).status
             };
             assert_eq!((outcome, field.durable_cells(4)), (expected, 2), "{cache:?} {is_early}");
             field.write_cells(4);
@@ -163,7 +163,7 @@ fn a_flush_waits_for_a_controller_that_rests() {
     assert_eq!(field.answers, []);
     field.targets[0].state().answers = None;
     field.turn_until(|field| !field.answers.is_empty());
-    assert_eq!((field.answers[0].outcome, field.durable_cells(2)), (IoStatus::SUCCESS, 2));
+    assert_eq!((field.answers[0].status, field.durable_cells(2)), (IoStatus::SUCCESS, 2));
 }
 
 /// A host that assumes no volatile cache sends no flushes.

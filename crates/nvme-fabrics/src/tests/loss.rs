@@ -52,7 +52,7 @@ fn a_queue_that_owes_nothing_comes_back_without_being_polled() {
         bed.queues.push(queue);
         bed.turn_until(|bed| !bed.answers.is_empty());
         let answer = bed.answers.remove(0);
-        assert_eq!((answer.token, answer.outcome), (1, IoStatus::SUCCESS), "round {round}");
+        assert_eq!((answer.token, answer.status), (1, IoStatus::SUCCESS), "round {round}");
         bed.events.clear();
     }
 }
@@ -102,7 +102,7 @@ fn what_may_be_executed_late_is_waited_for_and_nothing_else_is() {
         bed.turn_until(|bed| !bed.answers.is_empty());
         let waited = bed.now.since(cut_at);
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
-        assert_eq!(bed.answers[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
         bed.answers.clear();
         bed.exchange(3, 8, 3);
     }
@@ -130,7 +130,7 @@ fn memory_goes_back_when_nothing_of_it_can_leave_any_more() {
         bed.turn_until(|bed| !bed.answers.is_empty());
         let waited = bed.now.since(sent_at);
         assert!(waited.ns + 1_000_000 >= 2 * lag.ns, "{waited}: once it was cut, once executed");
-        assert_eq!(bed.answers[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
         bed.regions.fill(place, 0x5a).unwrap();
         bed.turn_for(Span { ns: 2 * lag.ns });
         let networks = bed.target.state().networks.clone();
@@ -165,7 +165,7 @@ fn memory_of_what_a_host_gives_up_goes_back_when_nothing_of_it_can_leave_any_mor
         bed.turn_until(|bed| !bed.answers.is_empty());
         let waited = bed.now.since(sent_at);
         assert!(waited >= lag, "{giving_up:?}: {waited}");
-        assert_eq!(bed.answers[0].outcome, outcome, "{giving_up:?}");
+        assert_eq!(bed.answers[0].status, outcome, "{giving_up:?}");
         bed.regions.fill(place, 0x5a).unwrap();
         bed.turn_for(Span { ns: 2 * lag.ns });
         let networks = bed.target.state().networks.clone();
@@ -252,7 +252,7 @@ fn silence_is_waited_for_whichever_thread_notices_the_end_first() {
         bed.turn_until(|bed| !bed.answers.is_empty());
         let waited = bed.now.since(silent_since);
         assert!(waited >= quiet, "{front_is_ahead_by:?}: {waited}");
-        assert_eq!(bed.answers[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
     }
 }
 
@@ -272,7 +272,7 @@ fn requests_fail_when_they_have_been_held_for_long_enough_and_go_on_when_it_come
     let TimeoutPolicy { fail_fast, .. } = TimeoutPolicy::default();
     let waited = bed.now.since(begun);
     assert!((fail_fast..Span { ns: fail_fast.ns + 200_000_000 }).contains(&waited), "{waited}");
-    assert!(bed.answers.iter().all(|answer| answer.outcome == IoStatus::PATH_ERROR));
+    assert!(bed.answers.iter().all(|answer| answer.status == IoStatus::PATH_ERROR));
     bed.answers.clear();
     assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
     assert!(bed.now.since(begun) < Span { ns: fail_fast.ns + 300_000_000 });
@@ -360,7 +360,7 @@ fn a_request_that_is_never_answered_fails_after_a_few_resets_and_the_others_go_o
         bed.turn();
         assert!(bed.now.since(begun) < Span::from_secs(600), "it is repeated without end");
     }
-    assert_eq!(bed.answers.remove(0).outcome, IoStatus::ABORTED_BY_HOST);
+    assert_eq!(bed.answers.remove(0).status, IoStatus::ABORTED_BY_HOST);
     let resets = bed.events.iter().filter(|event| **event == Event::Recovered).count();
     assert_eq!(resets, 2, "it was sent three times");
     bed.target.state().is_idle = false;
@@ -390,7 +390,7 @@ fn a_request_outlives_any_number_of_resets_that_it_has_not_caused() {
     let now = bed.now;
     bed.remote().controller().reset(now).unwrap();
     bed.turn_until(|bed| !bed.answers.is_empty());
-    assert_eq!(bed.answers[0].outcome, IoStatus::SUCCESS);
+    assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
 }
 
 /// The cause of repeated disconnects is found among the requests that were in flight with it.
@@ -406,7 +406,7 @@ fn who_breaks_the_connection_fails_and_its_neighbours_do_not() {
     for answer in &bed.answers {
         let is_guilty = answer.token == 5;
         let expected = if is_guilty { IoStatus::ABORTED_BY_HOST } else { IoStatus::SUCCESS };
-        assert_eq!(answer.outcome, expected, "{answer:?}");
+        assert_eq!(answer.status, expected, "{answer:?}");
     }
     bed.answers.clear();
     bed.exchange(9, 8, 9);
@@ -484,7 +484,7 @@ fn a_queue_that_is_lost_alone_is_made_again_without_waiting_for_silence() {
     let cut_at = bed.now;
     bed.turn_until(|bed| !bed.answers.is_empty());
     assert!(bed.now.since(cut_at) < Span::from_ms(300), "{}", bed.now.since(cut_at));
-    assert_eq!(bed.answers[0].outcome, IoStatus::SUCCESS);
+    assert_eq!(bed.answers[0].status, IoStatus::SUCCESS);
     bed.exchange(3, 8, 3);
 }
 
@@ -530,7 +530,7 @@ fn stalled_connection_of_a_queue_is_noticed_in_time_though_the_controller_lives(
         let why = bed.remote().why().unwrap();
         assert!(why.starts_with("nothing came over the connection of a queue"), "{why}");
         bed.turn_until(|bed| bed.answers.len() == usize::try_from(count).unwrap());
-        assert!(bed.answers.iter().all(|answer| answer.outcome.is_success()));
+        assert!(bed.answers.iter().all(|answer| answer.status.is_success()));
         assert!(bed.now.since(begun) < Span::from_secs(7), "{}", bed.now.since(begun));
     }
 }

@@ -66,7 +66,7 @@ impl Bed {
     fn end_of(&mut self, token: u64) -> IoStatus {
         self.turn_until(|bed| bed.answers.iter().any(|answer| answer.token == token));
         let at = self.answers.iter().position(|answer| answer.token == token).unwrap();
-        self.answers.remove(at).outcome
+        self.answers.remove(at).status
     }
 
     #[track_caller]

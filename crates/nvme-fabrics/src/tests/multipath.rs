@@ -175,7 +175,7 @@ impl Field {
         self.turn_until(|field| field.submit(operation, lba, place, 4711));
         self.turn_until(|field| field.answers.iter().any(|answer| answer.token == 4711));
         let at = self.answers.iter().position(|answer| answer.token == 4711).unwrap();
-        self.answers.remove(at).outcome
+        self.answers.remove(at).status
     }
 
     #[track_caller]
@@ -253,7 +253,7 @@ fn requests_go_where_the_spread_says() {
         }
         field.turn_until(|field| field.answers.len() == 20);
         assert_eq!(field.executed(), expected, "{spread:?}");
-        assert!(field.answers.iter().all(|answer| answer.outcome.is_success()));
+        assert!(field.answers.iter().all(|answer| answer.status.is_success()));
     }
 }
 
@@ -328,7 +328,7 @@ fn a_read_goes_elsewhere_at_once_and_a_write_when_the_old_controller_can_do_noth
         field.turn_until(|field| !field.answers.is_empty());
         let waited = field.now.since(cut_at);
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
-        assert_eq!(field.answers[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
         assert_eq!(field.executed()[1], 1);
         field.turn_for(Span::from_secs(3));
         assert_eq!(field.answers.len(), 1, "once");
@@ -360,7 +360,7 @@ fn a_write_goes_elsewhere_as_soon_as_another_controller_has_reset_the_old_one() 
         field.turn_until(|field| !field.answers.is_empty());
         let waited = field.now.since(cut_at);
         assert!((least..most).contains(&waited), "{no_reset:?}, {is_known}: {waited}");
-        assert_eq!(field.answers[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
         let resets: Vec<u64> = field.targets.iter().map(|target| target.state().resets).collect();
         assert_eq!(resets, asked, "{no_reset:?}, {is_known}");
         let told = PathEvent::ControllerFenced { path: 0, by: 1 };
@@ -402,7 +402,7 @@ fn what_a_path_has_no_room_for_is_not_lost_with_it_and_answered_once() {
     field.turn_for(Span::from_secs(3));
     let mut told: Vec<u64> = field.answers.iter().map(|answer| answer.token).collect();
     told.sort_unstable();
-    assert!(field.answers.iter().all(|answer| answer.outcome.is_success()));
+    assert!(field.answers.iter().all(|answer| answer.status.is_success()));
     assert_eq!(told, [0, 1], "two were taken, and one waited");
     field.exchange(0, 1);
 }
@@ -447,7 +447,7 @@ fn a_write_that_is_late_goes_elsewhere_when_its_controller_can_do_nothing_any_mo
         };
         assert!((least..most).contains(&waited), "stuck: {is_stuck}: {waited}");
         field.turn_until(|field| !field.answers.is_empty());
-        assert_eq!(field.answers[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
         assert_eq!(field.executed(), [0, 1]);
     }
 }
@@ -498,7 +498,7 @@ fn without_a_path_requests_fail_in_time_and_go_on_when_one_comes_back() {
     let (place, begun) = (field.place(0, 1), field.now);
     field.turn_until(|field| field.submit(Operation::Read, 0, place, 1));
     field.turn_until(|field| !field.answers.is_empty());
-    assert_eq!(field.answers.remove(0).outcome, IoStatus::PATH_ERROR);
+    assert_eq!(field.answers.remove(0).status, IoStatus::PATH_ERROR);
     let waited = field.now.since(begun);
     assert!(waited < Span::from_secs(31) && waited > Span::from_secs(29), "{waited}");
     assert!(field.multipath.is_there(field.now) && field.multipath.down_since().is_some());
@@ -555,7 +555,7 @@ fn a_silent_path_is_left_when_it_is_noticed() {
     assert!(field.submit(Operation::Read, 0, place, 1));
     field.turn_until(|field| !field.answers.is_empty());
     assert!(field.now.since(begun) <= Span { ns: DETECT.ns + 100_000_000 });
-    assert_eq!(field.answers[0].outcome, IoStatus::SUCCESS);
+    assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
 }
 
 #[test]
@@ -582,7 +582,7 @@ fn the_only_path_is_tried_again_after_a_rest_and_for_a_while() {
     assert_eq!(field.answers, []);
     field.targets[0].state().answers = None;
     field.turn_until(|field| !field.answers.is_empty());
-    assert_eq!(field.answers[0].outcome, IoStatus::SUCCESS);
+    assert_eq!(field.answers[0].status, IoStatus::SUCCESS);
 }
 
 /// A log page is read in pieces of 127 groups until the group of the namespace is found.

@@ -112,7 +112,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Handles the completion of a request.
     pub(super) fn handle_event(&mut self, answer: IoCompletion) {
-        let status = Status(answer.outcome.0);
+        let status = Status(answer.status.0);
         if !status.is_success() {
             // A new request would fail in the same way, so this one is not replaced.
             self.event_requests = self.event_requests.saturating_sub(1);

@@ -173,7 +173,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
     /// Handles the completion of the outstanding query.
     pub(super) fn handle_query_response(&mut self, now: Instant, answer: IoCompletion) {
         let Some(ask) = self.asked.take() else { return };
-        let status = Status(answer.outcome.0);
+        let status = Status(answer.status.0);
         let mut page = [0; BYTES];
         // As in `send_query`: the page cannot be missing.
         let _ = self.dma.load(self.memory.page, &mut page);

@@ -232,10 +232,10 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Handles the completion of a queue creation or deletion.
     pub(super) fn handle_queue_answer(&mut self, now: Instant, id: u16, answer: IoCompletion) {
-        let status = Status(answer.outcome.0);
+        let status = Status(answer.status.0);
         let Some(index) = self.queues.iter().position(|queue| queue.id == id) else { return };
         let queue = &mut self.queues[index];
-        match (queue.progress, answer.outcome) {
+        match (queue.progress, answer.status) {
             (QueueProgress::CompletionAwaited, IoStatus::SUCCESS) => {
                 let command = CreateIoSubmissionQueue {
                     qid: id,

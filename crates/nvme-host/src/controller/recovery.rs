@@ -185,8 +185,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     pub(super) fn notify_owner(&mut self, token: u64, list: Option<u8>, answer: IoCompletion) {
         self.admin.lists.release_list(list);
-        let IoCompletion { outcome, result, .. } = answer;
-        self.tell(Event::AdminCompleted(IoCompletion { token, outcome, result }));
+        let IoCompletion { status: outcome, result, .. } = answer;
+        self.tell(Event::AdminCompleted(IoCompletion { token, status: outcome, result }));
     }
 
     /// Fails the controller permanently: revokes its DMA and completes everything.

@@ -8,7 +8,7 @@ impl fmt::Display for Event {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ready => out.write_str("the controller is ready"),
-            Self::AdminCompleted(answer) => write!(out, "admin command: {}", answer.outcome),
+            Self::AdminCompleted(answer) => write!(out, "admin command: {}", answer.status),
             Self::QueuePairCreated { id } => write!(out, "queue pair {id} created"),
             Self::QueuePairRefused { id, status } => {
                 write!(out, "queue pair {id} refused: {status}")

@@ -109,7 +109,7 @@ impl World {
     fn poll(&mut self) -> Vec<(u64, IoStatus)> {
         self.namespace.poll(NOW, &mut self.answers);
         self.device.fetch();
-        self.answers.drain().map(|answer| (answer.token, answer.outcome)).collect()
+        self.answers.drain().map(|answer| (answer.token, answer.status)).collect()
     }
 
     /// Completes everything until nothing is left, and returns the commands and the completions.

@@ -121,7 +121,7 @@ impl NamespaceView {
             atomic_write_blocks: self.atomic_write_blocks,
             depth_max: depth,
             durability: self.durability,
-            support: self.support,
+            operations: self.support,
         }
     }
 }

@@ -264,7 +264,7 @@ fn answer_plain(
 ) -> bool {
     let Some(token) = slots.complete_plain(dword3_in(entry)) else { return false };
     place.token = token;
-    place.outcome = outcome_in(entry);
+    place.status = outcome_in(entry);
     place.result = result_in(entry);
     true
 }
@@ -313,5 +313,5 @@ pub(super) fn complete_special<P: SplitTracker>(
     if ended.mark.has(SlotFlags::CHILD) {
         return parents.child_ended(ended.token, outcome, result);
     }
-    Some(IoCompletion { token: ended.token, outcome, result })
+    Some(IoCompletion { token: ended.token, status: outcome, result })
 }

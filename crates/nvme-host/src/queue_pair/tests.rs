@@ -79,7 +79,7 @@ impl World {
 
     fn poll_at(&mut self, now: Instant) -> Vec<(u64, IoStatus)> {
         self.queue.poll(now, &mut self.answers);
-        self.answers.drain().map(|answer| (answer.token, answer.outcome)).collect()
+        self.answers.drain().map(|answer| (answer.token, answer.status)).collect()
     }
 
     fn poll(&mut self) -> Vec<(u64, IoStatus)> {
@@ -253,7 +253,7 @@ fn a_failed_command_brings_its_status_and_result() {
     world.device.complete_next(0x4281);
     assert_eq!(world.queue.poll(NOW, &mut world.answers), 1);
     let answer = world.answers.as_slice()[0];
-    assert_eq!((answer.token, answer.outcome), (7, IoStatus(0x4281)));
+    assert_eq!((answer.token, answer.status), (7, IoStatus(0x4281)));
     assert_eq!(answer.result, u32::from(cid) ^ 0xabcd);
 }
 

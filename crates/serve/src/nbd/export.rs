@@ -139,7 +139,7 @@ const NAME_BYTES_MAX: usize = tenmil_wire::nbd::STRING_BYTES_MAX;
 /// writes of all connections; therefore `NBD_FLAG_CAN_MULTI_CONN` is always set.
 fn flags(limits: &Limits, is_read_only: bool) -> TransmissionFlags {
     use TransmissionFlags as Flags;
-    let has = |operation| limits.support.has(operation);
+    let has = |operation| limits.operations.has(operation);
     let can_flush = limits.durability != Durability::NonPersistent && has(Operation::Flush);
     let can_zero = !is_read_only && has(Operation::WriteZeroes);
     Flags::HAS_FLAGS
@@ -181,7 +181,7 @@ mod tests {
             atomic_write_blocks: 1,
             depth_max: 32,
             durability: Durability::VolatileCache,
-            support: OperationSet::of(&Operation::ALL),
+            operations: OperationSet::of(&Operation::ALL),
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
         let memory = flags(Limits { durability: Durability::NonPersistent, ..limits() }, false);
         assert!(!memory.has(Flags::SEND_FLUSH) && !memory.has(Flags::SEND_FUA));
         let support = OperationSet::of(&[Operation::Read, Operation::Write]);
-        assert_eq!(flags(Limits { support, ..limits() }, false).0, 0b0001_0000_0001);
+        assert_eq!(flags(Limits { operations, ..limits() }, false).0, 0b0001_0000_0001);
         let structured = Export::new("x", "", limits(), false).unwrap().flags(true);
         assert!(structured.has(Flags::SEND_DF) && !all.has(Flags::SEND_DF));
     }

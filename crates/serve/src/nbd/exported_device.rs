@@ -89,7 +89,7 @@ impl ExportedDevice {
         };
         let export = Export::new(name, description, medium.limits(), is_read_only)
             .map_err(|text| Error::new(ErrorCategory::Usage, text))?;
-        let zeroes_fast = descriptor.limits().support.has(Operation::WriteZeroes);
+        let zeroes_fast = descriptor.limits().operations.has(Operation::WriteZeroes);
         let export = if zeroes_fast { export } else { export.with_slow_zeroes() };
         let export = if lets_resize { export.with_resize() } else { export };
         Ok(Self {
@@ -248,9 +248,9 @@ impl Entry {
 /// Whether clients may issue requests that the device cannot execute as they are. Sessions split
 /// requests to the device's size themselves, and their memory is aligned.
 fn needs_shaping(limits: &Limits) -> bool {
-    let has = |operation| limits.support.has(operation);
+    let has = |operation| limits.operations.has(operation);
     let lacks = |operation, from: OperationSet| {
-        !has(operation) && limits.support.intersection(from) == from && limits.metadata_size == 0
+        !has(operation) && limits.operations.intersection(from) == from && limits.metadata_size == 0
     };
     limits.optimal_boundary_blocks > 0
         || lacks(Operation::WriteZeroes, OperationSet::of(&[Operation::Write]))

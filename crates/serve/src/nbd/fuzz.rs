@@ -66,7 +66,7 @@ fn work(connection: &mut Connection, outcome: IoStatus) -> bool {
         let tokens: Vec<u64> = connection.requests().0.iter().map(|one| one.token).collect();
         connection.taken(tokens.len());
         for token in tokens {
-            connection.answer(IoCompletion { token, outcome, result: 0 });
+            connection.answer(IoCompletion { token, status: outcome, result: 0 });
             count += 1;
         }
         while let Some(question) = connection.next_question() {
@@ -106,6 +106,6 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 64,
         durability: Durability::VolatileCache,
-        support: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::of(&Operation::ALL),
     }
 }

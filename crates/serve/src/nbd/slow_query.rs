@@ -116,7 +116,7 @@ pub(super) fn survey(medium: &dyn BlockDevice, about: QueryKind) -> Vec<Extent> 
         let blocks = extent.blocks.max(1);
         let until = (at / block_size).saturating_add(blocks).saturating_mul(block_size).min(end);
         let len_bytes = u32::try_from(until - at).unwrap_or(u32::MAX);
-        let flags = flags(extent.holds);
+        let flags = flags(extent.kind);
         let told = extents.len();
         match extents.last_mut() {
             Some(last) if last.flags == flags => last.len_bytes += len_bytes,
@@ -158,9 +158,9 @@ mod tests {
 
         fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
             match lba % 8 {
-                at @ 0..4 => Ok(BlockExtent { blocks: 4 - at, holds: ExtentKind::Hole }),
-                at @ 4..6 => Ok(BlockExtent { blocks: 6 - at, holds: ExtentKind::Data }),
-                _ => Ok(BlockExtent { blocks: 1, holds: ExtentKind::Zeroes }),
+                at @ 0..4 => Ok(BlockExtent { blocks: 4 - at, kind: ExtentKind::Hole }),
+                at @ 4..6 => Ok(BlockExtent { blocks: 6 - at, kind: ExtentKind::Data }),
+                _ => Ok(BlockExtent { blocks: 1, kind: ExtentKind::Zeroes }),
             }
         }
     }

@@ -254,12 +254,12 @@ impl Transmission {
         let place = &mut self.slots[usize::from(slot)];
         self.in_flight -= 1;
         place.pieces -= 1;
-        if !answer.outcome.is_success() {
+        if !answer.status.is_success() {
             // A flush has no offset, and a client that receives one for it closes the connection.
             let offset = (place.operation != Operation::Flush)
                 .then(|| place.header.offset + (answer.token >> 16));
             let writes = place.operation != Operation::Read;
-            let failure = RequestFailure::of(answer.outcome, writes, offset);
+            let failure = RequestFailure::of(answer.status, writes, offset);
             // Of several errors, the one at the lowest offset is reported.
             if place.failure.is_none_or(|earlier| earlier.offset > failure.offset) {
                 place.failure = Some(failure);

@@ -169,7 +169,7 @@ impl Disk {
     }
 
     fn has(&self, operation: Operation) -> bool {
-        self.limits.support.has(operation)
+        self.limits.operations.has(operation)
     }
 }
 

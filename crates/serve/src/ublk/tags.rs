@@ -231,10 +231,10 @@ impl Tags {
         self.in_flight -= 1;
         let tag = u16::try_from(index).unwrap_or(u16::MAX);
         if is_lent {
-            return self.answered_lent(tag, ask, answer.outcome);
+            return self.answered_lent(tag, ask, answer.status);
         }
-        if !answer.outcome.is_success() {
-            return self.commit(tag, -error(answer.outcome));
+        if !answer.status.is_success() {
+            return self.commit(tag, -error(answer.status));
         }
         if ask.operation == Operation::Read {
             self.states[index] = TagState::Outgoing(ask);

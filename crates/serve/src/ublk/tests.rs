@@ -27,7 +27,7 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 32,
         durability: Durability::VolatileCache,
-        support: OperationSet::of(&[
+        operations: OperationSet::of(&[
             Operation::Read,
             Operation::Write,
             Operation::Flush,

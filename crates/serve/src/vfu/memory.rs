@@ -312,7 +312,7 @@ impl MemoryState {
             Ok(_) => Ok(()),
             Err(_) => Err(fault),
         };
-        lane.ended.push_back(AccessCompletion { ticket, result });
+        lane.ended.push_back(AccessCompletion { id: ticket, result });
     }
 }
 

@@ -259,7 +259,7 @@ impl<M: Memory + Clone> RequestTable<M> {
             return Ok(());
         }
         let RequestSlot { status: place, written } = slot;
-        let status = status(answer.outcome);
+        let status = status(answer.status);
         let written = if status == Status::OK { written } else { 0 };
         self.end(head, place, status, written)
     }

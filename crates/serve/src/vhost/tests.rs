@@ -27,7 +27,7 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 32,
         durability: Durability::VolatileCache,
-        support: OperationSet::of(&[
+        operations: OperationSet::of(&[
             Operation::Read,
             Operation::Write,
             Operation::Flush,
@@ -52,7 +52,7 @@ fn a_disk_offers_what_its_medium_can_do() {
     assert_eq!(all & !stable.features(), device::FLUSH);
     assert_eq!(stable.flush(), None);
     let few = OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]);
-    let few = disk(Limits { support: few, ..limits() });
+    let few = disk(Limits { operations: few, ..limits() });
     assert_eq!(all & !few.features(), device::DISCARD | device::WRITE_ZEROES);
     let config = few.config(3);
     assert_eq!((config.discard_sectors_max, config.zero_sectors_max), (0, 0));
@@ -135,7 +135,7 @@ fn discarding_and_zeroing_are_checked_against_the_disk() {
     assert_eq!(of(Kind::Discard, 8184, 16, 0), Err(Status::ERROR));
     assert_eq!(of(Kind::Discard, 0, (64 << 11) + 8, 0), Err(Status::ERROR));
     let none = OperationSet::of(&[Operation::Read, Operation::Write]);
-    let none = self::disk(Limits { support: none, ..limits() });
+    let none = self::disk(Limits { operations: none, ..limits() });
     let stretch = DiscardSegment { sector: 0, sectors: 8, flags: 0 };
     assert_eq!(none.stretch(Kind::Discard, stretch), Err(Status::UNSUPPORTED));
 }

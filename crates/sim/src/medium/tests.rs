@@ -59,7 +59,7 @@ impl Bench {
             let wake = self.channel.wake_at();
             self.bus.with(|state| state.clock.jump(wake));
             self.channel.poll(self.bus.now(), &mut answers);
-            all.extend(answers.drain().map(|answer| (answer.token, answer.outcome)));
+            all.extend(answers.drain().map(|answer| (answer.token, answer.status)));
         }
         all
     }

@@ -232,7 +232,7 @@ impl Device {
     }
 
     fn check(&self, operation: Operation) -> Result<(), IoErrorKind> {
-        let has = self.limits().support.has(operation);
+        let has = self.limits().operations.has(operation);
         if has { Ok(()) } else { Err(IoErrorKind::Unsupported(operation)) }
     }
 

@@ -183,7 +183,7 @@ fn deliver(shared: &DeviceState, answer: IoCompletion, empty: &mut Vec<u32>) -> 
         empty.push(index);
         return true;
     }
-    place.stage = answered(answer.outcome);
+    place.stage = answered(answer.status);
     let waker = place.waker.take();
     drop(place);
     if let Some(waker) = waker {
@@ -270,7 +270,7 @@ impl Drop for DevicePoller {
         shared.set_gone();
         let waiting = shared.line().close();
         for answer in undelivered.drain(..) {
-            shared.place(place_of(&answer)).stage = answered(answer.outcome);
+            shared.place(place_of(&answer)).stage = answered(answer.status);
         }
         for index in (0..).take(shared.count()) {
             let mut place = shared.place(index);

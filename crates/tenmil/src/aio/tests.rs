@@ -68,7 +68,7 @@ impl Slow {
                 assert!(is_mine, "memory of an unanswered request was handed out: {request:?}");
             }
             let Request { token, .. } = request;
-            inner.done.push(IoCompletion { token, outcome: inner.outcome, result: 0 });
+            inner.done.push(IoCompletion { token, status: inner.outcome, result: 0 });
         });
     }
 
@@ -235,7 +235,7 @@ fn limits(depth_max: u32) -> Limits {
         atomic_write_blocks: 1,
         depth_max,
         durability: Durability::NonPersistent,
-        support: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::of(&Operation::ALL),
     }
 }
 

@@ -268,7 +268,7 @@ impl NamedDevice {
         options.check_queues(name, limits.depth_max, self.medium.channels_max())?;
         options.check_sizes(name, limits.block_size, size_bytes(&limits))?;
         for operation in operations(options) {
-            if !limits.support.has(*operation) {
+            if !limits.operations.has(*operation) {
                 return Err(Error::usage(format!(
                     "-w {}: {name} has no {}, expected another pattern",
                     options.pattern.name(),

@@ -239,7 +239,7 @@ impl<S: Verifier> QueueRunner<S> {
         requests.extend(answered.iter().enumerate().map(|(index, answer)| {
             let sent_ns = std::mem::replace(&mut sent[index_of(answer.token)], stamp.ns);
             // Detects a new submission time and a failure with a single branch.
-            if sent_ns ^ runs.sent_ns | u64::from(answer.outcome.0) != 0 {
+            if sent_ns ^ runs.sent_ns | u64::from(answer.status.0) != 0 {
                 runs.turn(sums, index, sent_ns, answer);
             }
             fixed.request(answer.token, address(addresses))
@@ -374,7 +374,7 @@ impl<S: Verifier> QueueRunner<S> {
             let index = index_of(answer.token);
             let (sent_ns, InflightIo { len_bytes, operation }) =
                 (self.sent[index], self.tasks[index]);
-            if answer.outcome.is_success() {
+            if answer.status.is_success() {
                 if sent_ns != run.sent_ns || operation != run.operation {
                     self.sums.count(run, now);
                     run = CompletionRun { sent_ns, operation, count: 0 };
@@ -382,11 +382,11 @@ impl<S: Verifier> QueueRunner<S> {
                 run.count += 1;
                 self.sums.bytes += u64::from(len_bytes);
             } else {
-                self.sums.fail(answer.outcome);
+                self.sums.fail(answer.status);
             }
             // Before `next` reuses the task and its buffer.
             if S::IS_ON {
-                self.scrutiny.ended(answer.outcome, index, self.segments[index]);
+                self.scrutiny.ended(answer.status, index, self.segments[index]);
             }
             #[expect(clippy::cast_possible_truncation, reason = "an index of the task table")]
             next(self, answer.token as u32);
@@ -466,10 +466,10 @@ impl CompletionRuns {
     #[inline(never)]
     fn turn(&mut self, sums: &mut QueueTotals, index: usize, sent_ns: u64, answer: &IoCompletion) {
         self.end(sums, index);
-        if answer.outcome.is_success() {
+        if answer.status.is_success() {
             (self.first, self.sent_ns) = (index, sent_ns);
         } else {
-            sums.fail(answer.outcome);
+            sums.fail(answer.status);
             (self.first, self.sent_ns) = (index + 1, NO_STAMP);
         }
     }

@@ -61,7 +61,7 @@ impl<L: RangeLock> Bench<L> {
 }
 
 fn good(token: u64) -> IoCompletion {
-    IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 }
+    IoCompletion { token, status: IoStatus::SUCCESS, result: 0 }
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn what_fits_goes_down_as_one_batch_with_its_own_tokens() {
     let taken: Vec<Request> = bench.below.taken().iter().map(|(request, _)| *request).collect();
     assert_eq!(taken, requests);
     bench.below.answer(3, IoStatus::SUCCESS, 77);
-    let answer = IoCompletion { token: 3, outcome: IoStatus::SUCCESS, result: 77 };
+    let answer = IoCompletion { token: 3, status: IoStatus::SUCCESS, result: 77 };
     assert_eq!(poll(&mut bench.shaper, NOW), [answer]);
 }
 
@@ -90,7 +90,7 @@ fn the_first_error_wins_with_its_result_and_nothing_follows_it() {
     assert_eq!(poll(&mut bench.shaper, NOW), []);
     assert_eq!(bench.below.taken().len(), 0);
     bench.below.answer(taken[0].0.token, IoStatus::INTERNAL_ERROR, 4);
-    let answer = IoCompletion { token: 5, outcome: IoStatus::UNRECOVERED_READ, result: 9 };
+    let answer = IoCompletion { token: 5, status: IoStatus::UNRECOVERED_READ, result: 9 };
     assert_eq!(poll(&mut bench.shaper, NOW), [answer]);
 }
 
@@ -140,7 +140,7 @@ fn forced_access_by_flush_is_a_flush_after_a_write_and_before_a_read() {
         assert!(bench.submit(forced));
         let taken = bench.below.taken();
         bench.below.answer(taken[0].0.token, IoStatus::WRITE_FAULT, 0);
-        let answer = IoCompletion { token: 8, outcome: IoStatus::WRITE_FAULT, result: 0 };
+        let answer = IoCompletion { token: 8, status: IoStatus::WRITE_FAULT, result: 0 };
         assert_eq!(poll(&mut bench.shaper, NOW), [answer], "{operation:?}: not done is not done");
     }
 }
@@ -228,7 +228,7 @@ fn a_compare_and_write_waits_for_others_then_for_its_lock_and_then_holds_its_blo
 fn metadata_goes_with_its_blocks_and_nothing_is_emulated_around_it() {
     let with_metadata = Limits { metadata_size: 8, ..limits() };
     let mut bench = bench_with(with_metadata, 100, (), 1, AdaptOptions::default());
-    assert!(!bench.shaper.limits().support.has(Operation::Compare));
+    assert!(!bench.shaper.limits().operations.has(Operation::Compare));
     let data = Segment { len_bytes: 12 * 512, ..bench.memory };
     let metadata = Segment { len_bytes: 12 * 8, offset: 9000, ..bench.memory };
     let write =
@@ -249,14 +249,14 @@ fn metadata_goes_with_its_blocks_and_nothing_is_emulated_around_it() {
 fn what_neither_the_device_nor_the_shaper_can_do_is_refused() {
     let mut bench = bench(100);
     for operation in [Operation::Deallocate, Operation::WriteUncorrectable] {
-        assert!(!bench.shaper.limits().support.has(operation));
+        assert!(!bench.shaper.limits().operations.has(operation));
         assert!(bench.submit(request(operation, 1, 0, 1)));
-        let answer = IoCompletion { token: 1, outcome: IoStatus::INVALID_OPCODE, result: 0 };
+        let answer = IoCompletion { token: 1, status: IoStatus::INVALID_OPCODE, result: 0 };
         assert_eq!(poll(&mut bench.shaper, NOW), [answer]);
     }
     let far = request(Operation::Read, 2, 990, 40);
     assert!(bench.submit(far));
-    let answer = IoCompletion { token: 2, outcome: IoStatus::LBA_OUT_OF_RANGE, result: 0 };
+    let answer = IoCompletion { token: 2, status: IoStatus::LBA_OUT_OF_RANGE, result: 0 };
     assert_eq!(poll(&mut bench.shaper, NOW), [answer], "before any part has gone");
     assert_eq!(bench.below.taken().len(), 0);
     let options = AdaptOptions { deallocate: Deallocate::Ignore, ..AdaptOptions::default() };
@@ -300,7 +300,7 @@ fn options_that_cannot_be_kept_are_refused() {
     }
     let force = AdaptOptions { force: FuaMode::Flush, ..plain() };
     let support = tenmil_base::OperationSet::of(&[Operation::Read]);
-    assert!(refusal(Limits { support, ..limits() }, force).contains("has no flush"));
+    assert!(refusal(Limits { operations, ..limits() }, force).contains("has no flush"));
     assert!(BounceMemory::new(&regions, 1000, 1).is_err());
     assert!(BounceMemory::new(&regions, 1024, 0).is_err());
 }

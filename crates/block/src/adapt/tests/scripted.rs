@@ -55,7 +55,7 @@ impl Scripted {
     }
 
     pub(crate) fn answer(&self, token: u64, outcome: IoStatus, result: u32) {
-        self.shared.lock().unwrap().answers.push(IoCompletion { token, outcome, result });
+        self.shared.lock().unwrap().answers.push(IoCompletion { token, status: outcome, result });
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: 100,
         durability: Durability::VolatileCache,
-        support: OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]),
+        operations: OperationSet::of(&[Operation::Read, Operation::Write, Operation::Flush]),
     }
 }
 

@@ -32,7 +32,7 @@ fn poll(channel: &mut dyn IoChannel, now: Instant) -> Vec<(u64, IoStatus)> {
     (0..64).for_each(|_| {
         channel.poll(now, &mut answers);
     });
-    answers.drain().map(|answer| (answer.token, answer.outcome)).collect()
+    answers.drain().map(|answer| (answer.token, answer.status)).collect()
 }
 
 #[test]

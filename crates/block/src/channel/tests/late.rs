@@ -80,7 +80,7 @@ impl BlockDevice for Late {
             atomic_write_blocks: 1,
             depth_max: self.depth,
             durability: Durability::NonPersistent,
-            support: OperationSet::of(&Operation::ALL),
+            operations: OperationSet::of(&Operation::ALL),
         }
     }
 
@@ -140,7 +140,7 @@ impl IoChannel for LateChannel {
             let outcome = if is_good { IoStatus::SUCCESS } else { IoStatus::UNRECOVERED_READ };
             answers.push(IoCompletion {
                 token: request.token,
-                outcome,
+                status: outcome,
                 result: result_of(&request),
             });
             count += 1;

@@ -53,7 +53,7 @@ impl BlockDevice for Disk {
             atomic_write_blocks: 1,
             depth_max: 16,
             durability: Durability::VolatileCache,
-            support: OperationSet::of(&Operation::ALL),
+            operations: OperationSet::of(&Operation::ALL),
         }
     }
 
@@ -76,7 +76,7 @@ impl IoChannel for DiskChannel {
                 && (self.disk.has_lost.swap(false, Ordering::SeqCst)
                     || self.has_lost.swap(false, Ordering::SeqCst));
             let outcome = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
-            self.answers.push_back(IoCompletion { token: request.token, outcome, result: 0 });
+            self.answers.push_back(IoCompletion { token: request.token, status: outcome, result: 0 });
         }
         requests.len()
     }
@@ -114,8 +114,8 @@ fn poll(client: &mut dyn IoChannel) -> Vec<(u64, bool)> {
     let mut answers = CompletionBatch::with_capacity(8);
     client.poll(NOW, &mut answers);
     let is_good = |answer: IoCompletion| {
-        let is_fault = answer.outcome.0 & 0x7ff == IoStatus::WRITE_FAULT.0;
-        assert!(answer.outcome.is_success() || is_fault, "{}", answer.outcome);
+        let is_fault = answer.status.0 & 0x7ff == IoStatus::WRITE_FAULT.0;
+        assert!(answer.status.is_success() || is_fault, "{}", answer.status);
         (answer.token, !is_fault)
     };
     answers.drain().map(is_good).collect()

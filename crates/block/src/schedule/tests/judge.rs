@@ -119,7 +119,7 @@ impl IoChannel for Judge {
                 shared.spoiled.extend(numbers);
             }
             let due = now.after(Span::from_us(self.random.below(30)));
-            shared.due.push((due, IoCompletion { token: request.token, outcome, result: 0 }));
+            shared.due.push((due, IoCompletion { token: request.token, status: outcome, result: 0 }));
         }
         shared.under_way += count;
         count
@@ -163,7 +163,7 @@ fn limits() -> Limits {
         atomic_write_blocks: 1,
         depth_max: DEPTH,
         durability: Durability::VolatileCache,
-        support: OperationSet::of(&Operation::ALL),
+        operations: OperationSet::of(&Operation::ALL),
     }
 }
 

@@ -41,7 +41,7 @@ fn tokens(below: &Scripted) -> Vec<u64> {
 }
 
 fn good(token: u64) -> IoCompletion {
-    IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 }
+    IoCompletion { token, status: IoStatus::SUCCESS, result: 0 }
 }
 
 /// Completes requests below.
@@ -97,7 +97,7 @@ fn a_caller_may_use_any_token() {
     let sent = tokens(&below);
     below.answer(sent[1], IoStatus::INTERNAL_ERROR, 3);
     below.answer(sent[0], IoStatus::SUCCESS, 0);
-    let bad = IoCompletion { token: u64::MAX - 1, outcome: IoStatus::INTERNAL_ERROR, result: 3 };
+    let bad = IoCompletion { token: u64::MAX - 1, status: IoStatus::INTERNAL_ERROR, result: 3 };
     assert_eq!(poll(&mut merge, NOW), [bad, good(u64::MAX)]);
 }
 
@@ -113,7 +113,7 @@ fn no_read_fails_for_the_sake_of_another_and_no_write_is_written_twice() {
     assert_eq!(places, [(1, 10_000), (2, 20_000)]);
     below.answer(1, IoStatus::UNRECOVERED_READ, 7);
     below.answer(2, IoStatus::SUCCESS, 0);
-    let bad = |token, outcome, result| IoCompletion { token, outcome, result };
+    let bad = |token, outcome, result| IoCompletion { token, status: outcome, result };
     assert_eq!(poll(&mut merge, NOW), [bad(1, IoStatus::UNRECOVERED_READ, 7), good(2)]);
 
     assert_eq!(submit(&mut merge, NOW, &[write(1, 10), write(2, 12)]), 2);

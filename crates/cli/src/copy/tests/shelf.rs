@@ -56,7 +56,7 @@ impl Shelf {
             atomic_write_blocks: 1,
             depth_max: 3,
             durability: Durability::VolatileCache,
-            support: OperationSet::of(&[
+            operations: OperationSet::of(&[
                 Operation::Read,
                 Operation::Write,
                 Operation::WriteZeroes,
@@ -139,7 +139,7 @@ impl Shelf {
 
     pub(super) fn without(&self, operation: Operation) {
         let mut state = self.lock();
-        state.limits.support = state.limits.support.without(OperationSet::of(&[operation]));
+        state.limits.operations = state.limits.operations.without(OperationSet::of(&[operation]));
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -161,14 +161,14 @@ impl BlockDevice for Shelf {
         let block = state.limits.block_size as usize;
         let blocks = state.limits.block_count - lba;
         if !state.tells_holes {
-            return Ok(BlockExtent { blocks, holds: ExtentKind::Data });
+            return Ok(BlockExtent { blocks, kind: ExtentKind::Data });
         }
         let from = usize::try_from(lba).unwrap() * block;
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         let mut rest = state.bytes[from..].chunks(block).map(is_zero);
         let first = rest.next().unwrap_or(false);
         let blocks = 1 + rest.take_while(|zero| *zero == first).count() as u64;
-        Ok(BlockExtent { blocks, holds: if first { ExtentKind::Hole } else { ExtentKind::Data } })
+        Ok(BlockExtent { blocks, kind: if first { ExtentKind::Hole } else { ExtentKind::Data } })
     }
 }
 
@@ -182,7 +182,7 @@ impl IoChannel for ShelfChannel {
         let room = (self.1.depth_max as usize).saturating_sub(state.under_way.len());
         let taken = requests.len().min(room);
         for request in &requests[..taken] {
-            assert!(self.1.support.has(request.operation), "{request:?}");
+            assert!(self.1.operations.has(request.operation), "{request:?}");
             let segment = segments.get(request.segment_first as usize).copied();
             let segment = segment.unwrap_or_default();
             let cached = if request.operation == Operation::Flush {
@@ -207,7 +207,7 @@ impl IoChannel for ShelfChannel {
             }
             let one = state.under_way.remove(index);
             let (request, outcome) = (one.request, state.carry_out(one));
-            answers.push(IoCompletion { token: request.token, outcome, result: 0 });
+            answers.push(IoCompletion { token: request.token, status: outcome, result: 0 });
             count += 1;
         }
         count

@@ -50,7 +50,7 @@ impl Bed {
             assert!(self.clock.now() < end, "never answered");
             tenmil_linux::thread::yield_now();
         }
-        answers.as_slice()[0].outcome
+        answers.as_slice()[0].status
     }
 
     fn end(&self) -> Instant {

@@ -218,7 +218,7 @@ impl Poller for Gaps {
                 return PollResult::Idle;
             }
             let answers: Vec<_> =
-                self.answers.drain().map(|answer| (answer.token, answer.outcome)).collect();
+                self.answers.drain().map(|answer| (answer.token, answer.status)).collect();
             assert_eq!(answers, [(token, IoStatus::SUCCESS)]);
             ledger.answered += 1;
             ledger.pending = None;

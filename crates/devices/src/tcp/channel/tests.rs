@@ -132,7 +132,7 @@ fn channel_to_an_absent_device_opens_without_waiting_and_works_once_it_is_back()
     let mut answers = CompletionBatch::with_capacity(4);
     assert_eq!(channel.poll(at(10), &mut answers), 1);
     let answer = answers.drain().next().unwrap();
-    assert_eq!((answer.token, answer.outcome), (3, IoStatus::SUCCESS));
+    assert_eq!((answer.token, answer.status), (3, IoStatus::SUCCESS));
     drop(channel);
     assert_eq!(counts.closed.load(Ordering::Relaxed), 0);
 }
@@ -151,11 +151,11 @@ fn requests_to_an_absent_device_fail_after_fail_fast_and_work_once_it_is_back() 
     is_up.store(true, Ordering::Relaxed);
     assert_eq!(channel.submit(at(2010), &[read(4)], &[]), 1);
     assert_eq!(channel.poll(at(2010), &mut answers), 3);
-    assert!(answers.drain().all(|answer| answer.outcome == IoStatus::PATH_ERROR));
+    assert!(answers.drain().all(|answer| answer.status == IoStatus::PATH_ERROR));
     assert!(!channel.arm());
     assert_eq!(channel.submit(at(2020), &[read(3)], &[]), 1);
     assert_eq!(channel.poll(at(2020), &mut answers), 1);
-    assert_eq!(answers.drain().next().unwrap().outcome, IoStatus::SUCCESS);
+    assert_eq!(answers.drain().next().unwrap().status, IoStatus::SUCCESS);
 }
 
 #[test]

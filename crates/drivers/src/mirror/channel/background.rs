@@ -69,9 +69,9 @@ impl Background {
 impl RequestGroup {
     fn ended(&mut self, operation: Operation, leg: u8, answer: &IoCompletion) -> bool {
         self.awaited -= 1;
-        if !answer.outcome.is_success() {
+        if !answer.status.is_success() {
             self.failed |= leg;
-            self.lost |= if is_loss(operation, answer.outcome) { leg } else { 0 };
+            self.lost |= if is_loss(operation, answer.status) { leg } else { 0 };
         }
         self.awaited == 0
     }
@@ -151,7 +151,7 @@ impl MirrorChannel {
     /// unless another owner has the mirror.
     fn look_ended(&mut self, copy: u8, leg: u8, answer: &IoCompletion) {
         let Some(look) = &mut self.background.look else { return };
-        if !answer.outcome.is_success() {
+        if !answer.status.is_success() {
             look.failed[usize::from(copy & 1)] |= leg;
         }
         look.awaited -= 1;

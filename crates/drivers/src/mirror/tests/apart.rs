@@ -107,7 +107,7 @@ impl Bench {
             self.now = self.now.after(Span::from_us(10));
             channel.poll(self.now, &mut answers);
         }
-        assert_eq!(answers.as_slice()[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
     }
 }
 

@@ -68,7 +68,7 @@ impl Disk {
             atomic_write_blocks: 1,
             depth_max: 16,
             durability: Durability::VolatileCache,
-            support: OperationSet::of(&operations),
+            operations: OperationSet::of(&operations),
         };
         Self(Arc::new(Mutex::new(State {
             regions: regions.clone(),
@@ -220,7 +220,7 @@ impl IoChannel for Channel {
                 true => IoStatus::WRITE_FAULT,
                 false => state.carry_out(&request, &segments),
             };
-            answers.push(IoCompletion { token: request.token, outcome, result: 0 });
+            answers.push(IoCompletion { token: request.token, status: outcome, result: 0 });
             count += 1;
         }
         count

@@ -92,7 +92,7 @@ impl IoChannel for Channel {
     fn submit(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         for (index, request) in requests.iter().enumerate() {
             if let Some(outcome) = self.namespace.refusal(request.operation) {
-                self.refused.push(IoCompletion { token: request.token, outcome, result: 0 });
+                self.refused.push(IoCompletion { token: request.token, status: outcome, result: 0 });
             } else if self.below.submit(now, &[*request], segments) == 0 {
                 return index;
             }
@@ -212,5 +212,5 @@ fn a_flush_that_is_refused_has_a_former_owner_look_who_has_the_mirror() {
         old.flush();
         old.poll(now, &mut answers);
     }
-    assert!(answers.as_slice()[0].outcome.is_conflict());
+    assert!(answers.as_slice()[0].status.is_conflict());
 }

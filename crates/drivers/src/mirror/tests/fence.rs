@@ -84,7 +84,7 @@ impl Bench {
             channel.flush();
             channel.poll(self.clock.now(), &mut answers);
         }
-        answers.as_slice()[0].outcome
+        answers.as_slice()[0].status
     }
 }
 

@@ -64,7 +64,7 @@ fn byte_of(regions: &RegionTable, opened: &OpenedDevice, lba: u64) -> u8 {
     while answers.as_slice().is_empty() {
         channel.poll(clock.now(), &mut answers);
     }
-    assert_eq!(answers.as_slice()[0].outcome, IoStatus::SUCCESS);
+    assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
     let mut byte = [0];
     regions.load(segment.slice(0, 1).unwrap(), &mut byte).unwrap();
     byte[0]

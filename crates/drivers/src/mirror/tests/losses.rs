@@ -72,7 +72,7 @@ impl Bench {
         }
         let mut held = vec![0; BLOCK];
         self.regions.load(segment, &mut held).unwrap();
-        (answers.as_slice()[0].outcome, held)
+        (answers.as_slice()[0].status, held)
     }
 
     fn turn(&mut self, channel: usize, answers: &mut CompletionBatch) {
@@ -416,7 +416,7 @@ impl Files {
             channels[asked].flush();
             self.turn(channels, Some(asked), &mut answers);
         }
-        answers.as_slice()[0].outcome
+        answers.as_slice()[0].status
     }
 
     fn turn(

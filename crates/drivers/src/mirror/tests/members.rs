@@ -163,7 +163,7 @@ impl Bench {
             self.now = self.now.after(Span::from_us(1));
             channel.poll(self.now, &mut answers);
         }
-        assert_eq!(answers.as_slice()[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
         let mut held = vec![0; 1024];
         self.regions.load(segment, &mut held).unwrap();
         assert!(held == bytes, "block {lba}");

@@ -84,7 +84,7 @@ impl Bench {
         while answers.as_slice().is_empty() {
             channel.poll(clock.now(), &mut answers);
         }
-        assert_eq!(answers.as_slice()[0].outcome, IoStatus::SUCCESS);
+        assert_eq!(answers.as_slice()[0].status, IoStatus::SUCCESS);
     }
 }
 

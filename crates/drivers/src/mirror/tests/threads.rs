@@ -275,7 +275,7 @@ impl Player {
     fn answered(&mut self, answer: &IoCompletion) {
         let slot = usize::try_from(answer.token).unwrap();
         let Open { operation, first, versions } = self.slots[slot].take().unwrap();
-        assert_eq!(answer.outcome, IoStatus::SUCCESS, "{operation:?} at {first}: a leg is well");
+        assert_eq!(answer.status, IoStatus::SUCCESS, "{operation:?} at {first}: a leg is well");
         let memory = self.memory_of(slot, versions.len());
         let mut bytes = vec![0; memory.len_bytes as usize];
         self.board.regions.load(memory, &mut bytes).unwrap();
@@ -377,7 +377,7 @@ impl IoChannel for ShakyChannel {
         let count = self.inner.poll(now, &mut below);
         let is_failing = self.is_failing.load(Ordering::SeqCst);
         for answer in below.drain() {
-            let failed = IoCompletion { outcome: IoStatus::INTERNAL_ERROR, ..answer };
+            let failed = IoCompletion { status: IoStatus::INTERNAL_ERROR, ..answer };
             answers.push(if is_failing { failed } else { answer });
         }
         count

@@ -278,9 +278,9 @@ impl World {
         let open = self.slots[slot].take().ok_or("answered twice")?;
         let Open { operation, lba, blocks, is_forced, before } = open;
         self.tale.answered += 1;
-        let is_good = answer.outcome == IoStatus::SUCCESS;
+        let is_good = answer.status == IoStatus::SUCCESS;
         if !is_good {
-            return Err(format!("{operation:?} of {lba}+{blocks} ended with {:?}", answer.outcome));
+            return Err(format!("{operation:?} of {lba}+{blocks} ended with {:?}", answer.status));
         }
         match operation {
             Operation::Write => self.blocks[Self::range(lba, blocks)]

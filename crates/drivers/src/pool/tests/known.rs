@@ -87,7 +87,7 @@ fn ask(
         taken += backend.submit(now, &requests[taken..], &lent);
         backend.flush();
         backend.poll(now, &mut answers);
-        done.extend(answers.drain().map(|answer| (answer.token, answer.outcome)));
+        done.extend(answers.drain().map(|answer| (answer.token, answer.status)));
         if done.len() == requests.len() {
             done.sort_unstable_by_key(|(token, _)| *token);
             return done;

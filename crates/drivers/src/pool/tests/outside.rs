@@ -107,8 +107,8 @@ fn what_is_not_written_is_the_parents_and_what_is_trimmed_is_not() {
         expected[70] = 0xbb;
         assert_eq!(all(&mut hand, 200), expected);
         let extent = |lba| opened.medium.block_status(lba).unwrap();
-        assert_eq!(extent(71), BlockExtent { blocks: 29, holds: ExtentKind::Hole });
-        assert_eq!(extent(10).holds, ExtentKind::Data);
+        assert_eq!(extent(71), BlockExtent { blocks: 29, kind: ExtentKind::Hole });
+        assert_eq!(extent(10).kind, ExtentKind::Data);
         drop(hand);
         bench.snapshot("v", "s");
         let mut hand = bench.hand(&*opened.medium, 0);

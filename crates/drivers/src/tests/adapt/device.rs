@@ -50,7 +50,7 @@ impl Counter {
         self.channel.poll(now, &mut answers);
         for answer in answers.drain() {
             self.asked = false;
-            match (answer.token == Operation::Read as u64, answer.outcome) {
+            match (answer.token == Operation::Read as u64, answer.status) {
                 (true, outcome) => {
                     assert_eq!(outcome, IoStatus::SUCCESS);
                     self.seen = regions.load_u32(expected).unwrap() + 1;
@@ -90,7 +90,7 @@ fn of_those_who_swap_the_same_block_none_overwrites_another() {
         let descriptor = device.open(Claim::WriteOnce, "test").unwrap();
         let bounce = BounceMemory::new(&regions, 4096, 1).unwrap();
         let shaped = AdaptedDevice::new(&device, descriptor, bounce, Default::default()).unwrap();
-        assert!(shaped.limits().support.has(Operation::CompareAndWrite));
+        assert!(shaped.limits().operations.has(Operation::CompareAndWrite));
         let mut counters: Vec<Counter> = (0..3)
             .map(|index| Counter {
                 channel: shaped.channel().unwrap(),

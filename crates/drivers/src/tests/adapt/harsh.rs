@@ -103,7 +103,7 @@ impl BlockDevice for Harsh {
             request_blocks_max: blocks_max,
             segments_max,
             optimal_boundary_blocks: boundary,
-            support,
+            operations: support,
             ..self.inner.limits()
         }
     }
@@ -118,7 +118,7 @@ impl BlockDevice for Harsh {
 impl HarshChannel {
     fn check(&self, request: &Request, segments: &[Segment]) {
         let Demands { blocks_max, segments_max, boundary, alignment, forces, .. } = self.demands;
-        assert!(self.limits.support.has(request.operation), "{request:?}");
+        assert!(self.limits.operations.has(request.operation), "{request:?}");
         if !matches!(request.operation, Operation::Read | Operation::Write) {
             return;
         }

@@ -257,18 +257,18 @@ impl Bench {
                 Some(held) if held[..] == wanted.bytes[..held.len()] => IoStatus::SUCCESS,
                 Some(_) => IoStatus::COMPARE_FAILURE,
                 // One part may differ before another turns out to be unreadable.
-                None if answer.outcome == IoStatus::COMPARE_FAILURE => IoStatus::COMPARE_FAILURE,
+                None if answer.status == IoStatus::COMPARE_FAILURE => IoStatus::COMPARE_FAILURE,
                 None => IoStatus::UNRECOVERED_READ,
             },
             _ => IoStatus::SUCCESS,
         };
-        assert_eq!(answer.outcome, expected, "{:?}", wanted.request);
+        assert_eq!(answer.status, expected, "{:?}", wanted.request);
         match operation {
             Operation::Read if held.is_some() => {
                 assert!(self.get(&wanted.segments) == held.unwrap(), "{:?}", wanted.request);
             }
             Operation::Write => self.hold(range, Some(&wanted.bytes)),
-            Operation::CompareAndWrite if answer.outcome.is_success() => {
+            Operation::CompareAndWrite if answer.status.is_success() => {
                 let new = wanted.bytes[wanted.bytes.len() / 2..].to_vec();
                 self.hold(range, Some(&new));
             }
@@ -309,7 +309,7 @@ impl Bench {
         let mut answers = CompletionBatch::with_capacity(1);
         assert_eq!(self.medium.submit(self.now, &[request], &[segment]), 1);
         assert_eq!(self.medium.poll(self.now, &mut answers), 1);
-        let done = answers.as_slice()[0].outcome.is_success();
+        let done = answers.as_slice()[0].status.is_success();
         done.then(|| self.get(&[segment]))
     }
 }

@@ -55,7 +55,7 @@ impl Controller {
             .nawupf(atomic)
             .fidxl(format.and_then(|index| u8::try_from(index).ok()).unwrap_or(0))
             .shrns(record.is_shared)
-            .wzds(limits.support.has(Operation::WriteZeroes))
+            .wzds(limits.operations.has(Operation::WriteZeroes))
             .noiob(u16::try_from(boundary).unwrap_or(0))
             .nvmcap(record.capacity_bytes().into())
             .mssrl(copy.range_blocks_max)

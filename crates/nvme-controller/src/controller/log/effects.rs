@@ -77,7 +77,7 @@ impl Controller {
     pub(in crate::controller) fn can_write_uncorrectable(&self) -> bool {
         let state = self.subsystem.lock();
         let mut media = state.records.values();
-        media.all(|record| record.limits.support.has(Operation::WriteUncorrectable))
+        media.all(|record| record.limits.operations.has(Operation::WriteUncorrectable))
     }
 }
 

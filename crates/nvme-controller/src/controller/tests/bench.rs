@@ -62,7 +62,7 @@ impl Shelf {
             atomic_write_blocks: 16,
             depth_max: 4,
             durability,
-            support: OperationSet::of(can),
+            operations: OperationSet::of(can),
         };
         let bytes = Mutex::new(vec![0xaa; usize::try_from(block_count).unwrap()]);
         let (fails_at, flushes) = (Mutex::new(None), Mutex::new(0));
@@ -122,7 +122,7 @@ impl IoChannel for Channel {
         let room = self.shelf.0.limits.depth_max as usize - self.taken.len();
         for request in requests.iter().take(room) {
             let outcome = self.shelf.work(request);
-            self.taken.push_back(IoCompletion { token: request.token, outcome, result: 0 });
+            self.taken.push_back(IoCompletion { token: request.token, status: outcome, result: 0 });
         }
         requests.len().min(room)
     }

@@ -31,7 +31,7 @@ fn worlds() -> Vec<(String, Rig)> {
                 medium
             } else {
                 medium.limited(|limits| {
-                    limits.support = bare;
+                    limits.operations = bare;
                     limits.request_blocks_max = 5;
                     limits.segments_max = 3;
                 })
@@ -234,7 +234,7 @@ fn a_flush_reaches_the_medium_or_says_the_truth() {
             let medium = FakeMedium::new(&ram, 64).limited(|limits| {
                 limits.durability = durability;
                 if !can_flush {
-                    limits.support = OperationSet::of(&[Operation::Read, Operation::Write]);
+                    limits.operations = OperationSet::of(&[Operation::Read, Operation::Write]);
                 }
             });
             let mut rig = Rig::new(&Setup::default(), &ram, medium);

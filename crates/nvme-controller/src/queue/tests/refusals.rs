@@ -231,7 +231,7 @@ fn a_namespace_that_changes_is_seen_at_the_next_turn_and_what_was_begun_is_finis
 fn a_medium_without_reads_or_writes_says_so() {
     let ram = ram();
     let medium = FakeMedium::new(&ram, BLOCKS)
-        .limited(|limits| limits.support = OperationSet::of(&[Operation::Flush]));
+        .limited(|limits| limits.operations = OperationSet::of(&[Operation::Flush]));
     let mut rig = Rig::new(&Setup::default(), &ram, medium);
     for opcode in IoOpcode::ALL.iter().copied().filter(|opcode| {
         use IoOpcode::{Compare, Copy, Read, Verify, Write, WriteUncorrectable, WriteZeroes};

@@ -271,6 +271,6 @@ pub(super) fn io(opcode: IoOpcode, lba: u64, blocks: u32) -> Command {
 
 impl Rig {
     pub(super) fn medium_support(&self) -> tenmil_base::OperationSet {
-        self.medium.limits().support
+        self.medium.limits().operations
     }
 }

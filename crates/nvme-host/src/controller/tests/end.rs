@@ -29,7 +29,7 @@ fn a_shutdown_drains_deletes_notifies_and_switches_off() {
     assert_eq!(world.device.script().notified, Some(1));
     assert!(!world.device.script().is_enabled());
     world.run(Span::from_ms(20));
-    let answers: Vec<_> = world.pairs[0].1.iter().map(|answer| answer.outcome).collect();
+    let answers: Vec<_> = world.pairs[0].1.iter().map(|answer| answer.status).collect();
     assert_eq!(answers, [IoStatus::SUCCESS; 5]);
     world.assert_order(0, QueueState::Dead);
     assert_eq!(world.device.script().faults, []);
@@ -46,9 +46,9 @@ fn an_abrupt_shutdown_waits_for_nothing() {
     assert!(took < Span::from_ms(20), "{took}");
     assert_eq!(world.device.script().notified, Some(2));
     world.run(Span::from_ms(20));
-    assert_eq!(world.pairs[0].1[0].outcome, IoStatus::ABORTED_BY_HOST);
+    assert_eq!(world.pairs[0].1[0].status, IoStatus::ABORTED_BY_HOST);
     let parked = world.told().into_iter().find_map(|event| match event {
-        Event::AdminCompleted(answer) => Some(answer.outcome),
+        Event::AdminCompleted(answer) => Some(answer.status),
         _ => None,
     });
     assert_eq!(parked, Some(IoStatus::ABORTED_BY_HOST));

@@ -11,12 +11,12 @@ use crate::{
 };
 
 fn answered(world: &World, pair: usize) -> Vec<(u64, IoStatus)> {
-    world.pairs[pair].1.iter().map(|answer| (answer.token, answer.outcome)).collect()
+    world.pairs[pair].1.iter().map(|answer| (answer.token, answer.status)).collect()
 }
 
 fn admin_answers(world: &World) -> Vec<(u64, IoStatus)> {
     let told = world.events.iter().filter_map(|(_, event)| match event {
-        Event::AdminCompleted(answer) => Some((answer.token, answer.outcome)),
+        Event::AdminCompleted(answer) => Some((answer.token, answer.status)),
         _ => None,
     });
     told.collect()

@@ -180,7 +180,7 @@ impl Dma for SharedMemory {
         let mut inside = self.inside();
         inside.bar_parts.push(part);
         if let Some(why) = inside.bar_unusable {
-            return Err(BarMapError::Unusable { why });
+            return Err(BarMapError::Unusable { reason: why });
         }
         let bar_bytes = if part.bar == 2 { inside.bar.len() as u64 } else { 0 };
         if part.offset + part.len_bytes > bar_bytes {

@@ -50,7 +50,7 @@ fn use_pair(world: &mut World, pair: usize, count: u64) {
         world.submit_io(pair, token);
         world.run(Span::from_ms(1));
     }
-    let ended = world.pairs[pair].1[before..].iter().map(|it| (it.token, it.outcome));
+    let ended = world.pairs[pair].1[before..].iter().map(|it| (it.token, it.status));
     assert!(ended.eq((0..count).map(|token| (token, IoStatus::SUCCESS))));
     assert_eq!(world.device.script().faults, []);
 }
@@ -343,7 +343,7 @@ fn commands_in_flight_over_a_reset_are_answered_and_never_done_again() {
     world.run_until(|event| matches!(event, Event::QueuePairResumed { id: 1 }));
     world.device.script().answers_io = true;
     world.run(Span::from_ms(20));
-    let ended = world.pairs[0].1.iter().map(|it| (it.token, it.outcome));
+    let ended = world.pairs[0].1.iter().map(|it| (it.token, it.status));
     assert!(ended.eq((0..6).map(|token| (token, IoStatus::ABORTED_BY_HOST))));
     assert_eq!(world.device.script().cmb_commands, 6);
 }

@@ -12,7 +12,7 @@ use crate::{Event, Injection, InjectionSide, RequestError, State};
 
 fn answers(world: &World) -> Vec<(u64, IoStatus)> {
     let told = world.events.iter().filter_map(|(_, event)| match event {
-        Event::AdminCompleted(answer) => Some((answer.token, answer.outcome)),
+        Event::AdminCompleted(answer) => Some((answer.token, answer.status)),
         _ => None,
     });
     told.collect()

@@ -13,7 +13,7 @@ fn wanted(depth: u32) -> QueuePairOptions {
 }
 
 fn outcomes(world: &World, pair: usize) -> Vec<(u64, IoStatus)> {
-    world.pairs[pair].1.iter().map(|answer| (answer.token, answer.outcome)).collect()
+    world.pairs[pair].1.iter().map(|answer| (answer.token, answer.status)).collect()
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn nobody_writes_where_nobody_may_and_nothing_is_asked_that_the_medium_has_not()
     }
     assert!(disk.admit(&asked(IoOp::Read, 0, 1)).is_ok());
     let support = OperationSet::of(&[Operation::Read, Operation::Write]);
-    let plain = Disk::new(Limits { support, ..limits() }, false).unwrap();
+    let plain = Disk::new(Limits { operations: support, ..limits() }, false).unwrap();
     for op in [IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes] {
         assert_eq!(plain.admit(&asked(op, 0, 1)), Err(95), "{op:?}");
     }
@@ -94,7 +94,7 @@ fn tags_that_there_are_not_or_that_the_kernel_has_not_are_told_and_left() {
 fn an_answer_that_was_not_asked_for_is_told_and_left() {
     let mut session = Session::new();
     for token in [0, 5, 8, u64::MAX] {
-        session.answered(IoCompletion { token, outcome: IoStatus::SUCCESS, result: 0 });
+        session.answered(IoCompletion { token, status: IoStatus::SUCCESS, result: 0 });
         assert!(session.tags.next_trouble().unwrap().contains("unasked"));
         assert!(session.kernel.results().is_empty());
     }

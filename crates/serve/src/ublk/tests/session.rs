@@ -188,7 +188,7 @@ fn an_error_of_the_device_is_told_in_the_kernels_words() {
         session.receive();
         let count = session.tags.requests().0.len();
         session.tags.taken(count);
-        session.answered(IoCompletion { token: 6, outcome, result: 0 });
+        session.answered(IoCompletion { token: 6, status: outcome, result: 0 });
         assert_eq!(session.kernel.results(), [(6, expected)], "{outcome:?}");
     }
 }

@@ -63,7 +63,7 @@ impl Guest {
         let count = slots.requests().0.len();
         slots.taken(count);
         if count > 0 {
-            slots.answered(IoCompletion { token: 0, outcome, result: 0 }, false).unwrap();
+            slots.answered(IoCompletion { token: 0, status: outcome, result: 0 }, false).unwrap();
         }
         slots.publish().unwrap();
         assert!(slots.is_drained());
@@ -116,7 +116,7 @@ fn what_was_in_flight_keeps_a_queue_awake_until_it_is_done() {
     assert_eq!(slots.receive(&guest.space, false).unwrap(), 1);
     assert!(!slots.is_drained() && !slots.ask_for_kicks().unwrap());
     slots.taken(1);
-    let answer = IoCompletion { token: 3, outcome: IoStatus::SUCCESS, result: 0 };
+    let answer = IoCompletion { token: 3, status: IoStatus::SUCCESS, result: 0 };
     slots.answered(answer, false).unwrap();
     slots.publish().unwrap();
     assert!(slots.is_drained());

@@ -116,11 +116,11 @@ impl QueueTotals {
     /// Counts one completion.
     #[inline]
     fn count_one(&mut self, answer: &IoCompletion, sent_ns: u64, fixed: FixedIo, now: Instant) {
-        if answer.outcome.is_success() {
+        if answer.status.is_success() {
             self.count(super::CompletionRun { sent_ns, operation: fixed.operation, count: 1 }, now);
             self.bytes += u64::from(fixed.len_bytes);
         } else {
-            self.fail(answer.outcome);
+            self.fail(answer.status);
         }
     }
 }
