@@ -30,14 +30,14 @@ pub(crate) struct CryptChannel {
     decrypt: Xts,
     /// Bounce buffers, one per slot, contiguous. Only used pages take memory.
     buffers: Region,
-    places: Box<[RequestSlot]>,
+    slots: Box<[RequestSlot]>,
     free: Vec<u32>,
     /// Segment table passed to the underlying device, one buffer per slot.
     table: Box<[Segment]>,
     /// Requests that the underlying device has not accepted yet.
     unsent: VecDeque<Request>,
     ready: VecDeque<IoCompletion>,
-    below: CompletionBatch,
+    completions: CompletionBatch,
     scratch: Box<[u8; SCRATCH_BYTES]>,
 }
 
@@ -76,12 +76,12 @@ impl CryptChannel {
             encrypt: cipher(Direction::Encrypt)?,
             decrypt: cipher(Direction::Decrypt)?,
             buffers,
-            places: (0..depth).map(|_| idle()).collect(),
+            slots: (0..depth).map(|_| idle()).collect(),
             free: (0..depth).rev().collect(),
             table: vec![Segment::default(); depth as usize].into(),
             unsent: VecDeque::with_capacity(depth as usize),
             ready: VecDeque::with_capacity(2 * depth as usize),
-            below: CompletionBatch::with_capacity(depth as usize),
+            completions: CompletionBatch::with_capacity(depth as usize),
             scratch: Box::new([0; SCRATCH_BYTES]),
             inner,
             limits,
@@ -96,7 +96,7 @@ impl CryptChannel {
         }
         let own = if transfers_data(request) { self.check(request, segments)? } else { &[] };
         let place = self.free.pop().ok_or(IoStatus::INTERNAL_ERROR)?;
-        let RequestSlot { request: kept, segments } = &mut self.places[place as usize];
+        let RequestSlot { request: kept, segments } = &mut self.slots[place as usize];
         *kept = *request;
         segments.clear();
         segments.extend_from_slice(own);
@@ -141,7 +141,7 @@ impl CryptChannel {
 
     /// Encrypts or decrypts the data of a slot between its buffer and its caller's memory.
     fn crypt(&mut self, place: u32, direction: Direction) -> Result<(), IoStatus> {
-        let RequestSlot { request, segments } = &self.places[place as usize];
+        let RequestSlot { request, segments } = &self.slots[place as usize];
         let buffer = self.table[place as usize];
         let mut memory = SegmentCursor { segments, skip_bytes: 0 };
         let units = u64::from(self.limits.block_size) / UNIT_BYTES as u64;
@@ -183,7 +183,7 @@ impl CryptChannel {
     /// Handles a completion of the underlying device.
     fn handle_completion(&mut self, answer: &IoCompletion) {
         let Ok(place) = u32::try_from(answer.token) else { return };
-        let Request { token, operation, blocks, .. } = self.places[place as usize].request;
+        let Request { token, operation, blocks, .. } = self.slots[place as usize].request;
         let mut outcome = answer.status;
         if outcome.is_success() && operation == Operation::Read && blocks > 0 {
             outcome = self.crypt(place, Direction::Decrypt).err().unwrap_or_default();
@@ -227,10 +227,10 @@ impl IoChannel for CryptChannel {
     }
 
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
-        let mut below = std::mem::replace(&mut self.below, CompletionBatch::with_capacity(0));
+        let mut below = std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
         self.inner.poll(now, &mut below);
         below.drain().for_each(|answer| self.handle_completion(&answer));
-        self.below = below;
+        self.completions = below;
         if !self.unsent.is_empty() {
             self.send(now);
             self.inner.flush();
