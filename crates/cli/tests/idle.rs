@@ -35,14 +35,14 @@ fn idle_ssds_use_less_than_a_hundredth_of_a_processor() {
         (0..5).map(|ssd| emulated.queue(ssd, 8, &techniques, &clock).unwrap()).collect();
     // The commands of the bring-up have been answered; who is still awake falls asleep soon.
     let mut sleeper = Sleeper::new().unwrap();
-    let (before, begun) = (ProcessStats::read().processor_time, clock.now());
+    let (before, begun) = (ProcessStats::read().cpu_time, clock.now());
     while clock.now().since(begun) < IDLE {
         // The host looks after its controllers when they want it, and otherwise sleeps.
         emulated.poll_controllers(clock.now()).unwrap();
         let until = emulated.wake_at().min(begun.after(IDLE));
         sleeper.block(until.since(clock.now()), &mut Vec::new());
     }
-    let used = Span { ns: ProcessStats::read().processor_time.ns - before.ns };
+    let used = Span { ns: ProcessStats::read().cpu_time.ns - before.ns };
     println!("5 SSDs on 2 threads used {used} in {IDLE}");
     assert!(used.ns < IDLE.ns / 100, "{used} in {IDLE}");
     drop(queues);

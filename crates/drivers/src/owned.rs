@@ -19,7 +19,7 @@ impl Opener {
     pub(super) fn draw() -> Self {
         let id =
             u128::from(tenmil_linux::random_seed()) << 64 | u128::from(tenmil_linux::random_seed());
-        let ProcessIdentity { boot, machine, pid_space, pid, started, host } =
+        let ProcessIdentity { boot, machine, pid_namespace: pid_space, pid, started, host } =
             ProcessIdentity::this();
         let mut name = [0; 64];
         let end = (0..=host.len().min(name.len())).rev().find(|end| host.is_char_boundary(*end));
@@ -56,7 +56,7 @@ fn open_here<T>(look: impl FnOnce(&mut Vec<u128>) -> T) -> T {
 /// The process in an owner record.
 pub(super) fn process_of(owner: &Owner) -> ProcessIdentity {
     let OwnerRecord { boot, machine, pid_space, started, pid, host, .. } = owner.record;
-    ProcessIdentity { boot, machine, pid_space, pid, started, host: unpadded(&host) }
+    ProcessIdentity { boot, machine, pid_namespace: pid_space, pid, started, host: unpadded(&host) }
 }
 
 /// Whether an owner is known to be gone. Another process of this machine is checked by pid and start

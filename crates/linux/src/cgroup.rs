@@ -13,7 +13,7 @@ pub struct Limits {
     /// File that sets the quota.
     pub quota_file: Option<String>,
     /// CPUs of the cpuset. `None` if no group sets it.
-    pub cores: Option<CpuList>,
+    pub cpus: Option<CpuList>,
 }
 
 /// Mount points of cgroup v2: alone, or beside v1.
@@ -48,9 +48,9 @@ impl Limits {
             let directory = format!("{mount}/{path}");
             let directory = directory.trim_end_matches('/');
             self.read_quota(machine, directory);
-            if self.cores.is_none() {
+            if self.cpus.is_none() {
                 let names = ["cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"];
-                self.cores =
+                self.cpus =
                     names.iter().find_map(|name| machine.cpu_list(&format!("{directory}/{name}")));
             }
             if path.is_empty() {
@@ -111,7 +111,7 @@ mod tests {
         let limits = Limits::read(&machine);
         assert_eq!(limits.quota, Some(1.5));
         assert_eq!(limits.quota_file.as_deref(), Some("/sys/fs/cgroup/outer/cpu.max"));
-        assert_eq!(limits.cores, CpuList::parse("2-3").ok());
+        assert_eq!(limits.cpus, CpuList::parse("2-3").ok());
     }
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
         ]);
         let limits = Limits::read(&machine);
         assert_eq!(limits.quota, Some(0.5));
-        assert_eq!(limits.cores, CpuList::parse("1").ok());
+        assert_eq!(limits.cpus, CpuList::parse("1").ok());
     }
 
     #[test]

@@ -32,19 +32,19 @@ use crate::{CpuList, Errno, ethtool, tc_flower, uring};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Section of the report.
-    pub part: Section,
+    pub section: Section,
     /// Subject: `IOMMU`, `eth0 rings`.
     pub item: String,
     /// Severity.
-    pub state: Severity,
+    pub severity: Severity,
     /// Value found, or why it cannot be read.
     pub found: String,
     /// Recommended value.
-    pub advised: &'static str,
+    pub recommended: &'static str,
     /// Reason for the recommendation.
     pub why: &'static str,
     /// Fix, if there is something to fix.
-    pub remedy: Option<Fix>,
+    pub fix: Option<Fix>,
 }
 
 /// Section of the report, in order.
@@ -103,7 +103,7 @@ pub struct DoctorContext<'a> {
     /// Kernel files.
     pub machine: &'a KernelFiles,
     /// Kernel queries that are not files.
-    pub answers: &'a dyn KernelProbe,
+    pub kernel: &'a dyn KernelProbe,
     /// User identifier.
     pub uid: u32,
     /// CPUs available to this process.
@@ -161,7 +161,7 @@ pub fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
 pub fn examine_this() -> Vec<Check> {
     let (machine, allowed) = (KernelFiles::live(), CpuList::allowed());
     let uid = crate::runtime_directory::uid();
-    examine(&DoctorContext { machine: &machine, answers: &LiveKernelProbe, uid, allowed: &allowed })
+    examine(&DoctorContext { machine: &machine, kernel: &LiveKernelProbe, uid, allowed: &allowed })
 }
 
 impl Section {
@@ -183,7 +183,7 @@ impl Section {
     /// Creates a check of `item` with unknown state.
     fn check(self, item: impl Into<String>, advised: &'static str, why: &'static str) -> Check {
         let (state, found) = (Severity::Unknown, String::new());
-        Check { part: self, item: item.into(), state, found, advised, why, remedy: None }
+        Check { section: self, item: item.into(), severity: state, found, recommended: advised, why, fix: None }
     }
 }
 
@@ -202,11 +202,11 @@ impl Severity {
 
 impl Check {
     fn good(self, found: impl Into<String>) -> Self {
-        Self { state: Severity::Good, found: found.into(), ..self }
+        Self { severity: Severity::Good, found: found.into(), ..self }
     }
 
     fn plain(self, found: impl Into<String>) -> Self {
-        Self { state: Severity::Info, found: found.into(), ..self }
+        Self { severity: Severity::Info, found: found.into(), ..self }
     }
 
     fn slow(self, found: impl Into<String>, command: impl Into<String>) -> Self {
@@ -219,17 +219,17 @@ impl Check {
 
     /// Marks the value as unreadable, with the reason.
     fn unknown(self, why: impl Into<String>) -> Self {
-        Self { state: Severity::Unknown, found: why.into(), ..self }
+        Self { severity: Severity::Unknown, found: why.into(), ..self }
     }
 
     fn with(self, state: Severity, found: String, command: String) -> Self {
         let remedy = Some(Fix { command, changes: Vec::new() });
-        Self { state, found, remedy, ..self }
+        Self { severity: state, found, fix: remedy, ..self }
     }
 
     /// Adds the file writes that `apply` may make.
     fn safe(mut self, changes: Vec<SysfsChange>) -> Self {
-        if let Some(remedy) = &mut self.remedy {
+        if let Some(remedy) = &mut self.fix {
             remedy.changes = changes;
         }
         self
@@ -239,7 +239,7 @@ impl Check {
 /// `slow     THP: never; advised madvise or always: fewer …; mend: echo …`.
 impl fmt::Display for Check {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { item, state, found, advised, why, .. } = self;
+        let Self { item, severity: state, found, recommended: advised, why, .. } = self;
         write!(out, "{:<8} {item}: ", state.name())?;
         match state {
             Severity::Unknown => write!(out, "not readable here: {found}")?,
@@ -251,7 +251,7 @@ impl fmt::Display for Check {
         if *state != Severity::Good && !why.is_empty() {
             write!(out, ": {why}")?;
         }
-        match &self.remedy {
+        match &self.fix {
             Some(remedy) => write!(out, "; mend: {}", remedy.command),
             None => Ok(()),
         }

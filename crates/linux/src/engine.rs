@@ -20,7 +20,7 @@ use crate::uring::Ring;
 #[derive(Debug)]
 pub struct Engine {
     kind: Kind,
-    why_no_ring: Option<Errno>,
+    io_uring_error: Option<Errno>,
 }
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub enum FileOp<'a> {
         /// Source segments.
         from: &'a [Segment],
         /// Whether the data must be on stable storage at completion (FUA).
-        stable: bool,
+        fua: bool,
     },
     /// Flush everything written before this was submitted to stable storage (fdatasync).
     Sync,
@@ -134,7 +134,7 @@ impl Engine {
             EngineChoice::Best | EngineChoice::IoUring => {
                 match Ring::new(Arc::clone(&file), regions, capacity) {
                     Ok(ring) => {
-                        return Ok(Self { kind: Kind::IoUring(Box::new(ring)), why_no_ring: None });
+                        return Ok(Self { kind: Kind::IoUring(Box::new(ring)), io_uring_error: None });
                     }
                     Err(errno) if choice == EngineChoice::IoUring => {
                         return Err(EngineError { engine: "io_uring", found: errno.to_string() });
@@ -145,7 +145,7 @@ impl Engine {
         };
         let workers = ThreadEngine::new(file, regions, capacity)
             .map_err(|error| EngineError { engine: "threads", found: error.to_string() })?;
-        Ok(Self { kind: Kind::Threads(workers), why_no_ring })
+        Ok(Self { kind: Kind::Threads(workers), io_uring_error: why_no_ring })
     }
 
     /// Whether jobs may use a single segment of kernel-owned memory (ublk zero copy).
@@ -163,7 +163,7 @@ impl Engine {
 
     /// Kernel's reason for denying `io_uring`, if it was requested or preferred.
     pub fn io_uring_error(&self) -> Option<Errno> {
-        self.why_no_ring
+        self.io_uring_error
     }
 
     /// Submits a job, or returns why it was rejected. The memory belongs to the job until its
@@ -328,7 +328,7 @@ mod tests {
         fn write(&mut self, offset: u64, byte: u8) {
             let from = [self.block(0)];
             self.regions.fill(from[0], byte).unwrap();
-            self.run(FileOp::Write { offset, from: &from, stable: true }).unwrap();
+            self.run(FileOp::Write { offset, from: &from, fua: true }).unwrap();
         }
 
         fn read(&mut self, offset: u64) -> Vec<u8> {
@@ -356,7 +356,7 @@ mod tests {
             let (left, right) = (bench.block(9), bench.block(2));
             bench.regions.fill(left, 1).unwrap();
             bench.regions.fill(right, 2).unwrap();
-            bench.run(FileOp::Write { offset: 0, from: &[left, right], stable: false }).unwrap();
+            bench.run(FileOp::Write { offset: 0, from: &[left, right], fua: false }).unwrap();
             assert_eq!((bench.read(0)[0], bench.read(4096)[0]), (1, 2));
             bench.run(FileOp::Read { offset: 0, into: &[right, left] }).unwrap();
             let first = |segment: Segment| {
@@ -445,7 +445,7 @@ mod tests {
                 let offset = block * u64::from(BLOCK);
                 bench
                     .engine
-                    .submit(block, FileOp::Write { offset, from: &from, stable: false })
+                    .submit(block, FileOp::Write { offset, from: &from, fua: false })
                     .unwrap();
             }
             drop(bench.engine);

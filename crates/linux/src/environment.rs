@@ -10,7 +10,7 @@ use crate::{CpuList, cgroup, uring};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Environment {
     /// CPU model.
-    pub processor: Option<String>,
+    pub cpu_model: Option<String>,
     /// Kernel release.
     pub kernel: String,
     /// Online CPUs.
@@ -58,7 +58,7 @@ impl Environment {
         let limits = cgroup::Limits::read(machine);
         let governor = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
         Self {
-            processor: machine.cpuinfo("model name").or_else(|| machine.cpuinfo("CPU part")),
+            cpu_model: machine.cpuinfo("model name").or_else(|| machine.cpuinfo("CPU part")),
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             online: machine.online(),
             quota: limits.quota,
@@ -258,7 +258,7 @@ mod tests {
             ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n"),
         ]);
         let found = Environment::of(&machine, cores("1"), Err("EPERM".into()));
-        assert_eq!(found.processor.as_deref(), Some("Slow 1"));
+        assert_eq!(found.cpu_model.as_deref(), Some("Slow 1"));
         assert_eq!(found.hypervisor.as_deref(), Some("Clouds"));
         assert!((found.processors() - 1.0).abs() < 1e-9);
         let remedies = found.recommendations();

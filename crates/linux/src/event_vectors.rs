@@ -40,7 +40,7 @@ pub struct RemoteEventFd {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Shared {
-    handshake: SleepFlag,
+    sleep_flag: SleepFlag,
     descriptor: OwnedFd,
 }
 
@@ -101,7 +101,7 @@ impl EventVectors {
             let handshake = SleepFlag::new(barrier);
             // No other thread signals yet, so a refused barrier does not matter.
             handshake.announce();
-            Ok(Shared { handshake, descriptor: eventfd(0, flags)? })
+            Ok(Shared { sleep_flag: handshake, descriptor: eventfd(0, flags)? })
         };
         let vectors: Result<Vec<_>, Errno> = (0..count).map(vector).collect();
         Ok(Self { vectors: vectors?.into() })
@@ -114,7 +114,7 @@ impl EventVectors {
 
     /// Returns the host side of a vector, masked: the host polls at first.
     pub fn vector(&self, number: u16) -> Option<EventVector> {
-        self.shared(number)?.handshake.cancel();
+        self.shared(number)?.sleep_flag.cancel();
         Some(EventVector { vectors: self.clone(), number })
     }
 
@@ -138,13 +138,13 @@ impl EventVectors {
     /// does not exist: then keep polling.
     pub fn unmask(&self, vector: u16) -> bool {
         self.clear(vector);
-        self.shared(vector).is_some_and(|vector| vector.handshake.announce())
+        self.shared(vector).is_some_and(|vector| vector.sleep_flag.announce())
     }
 
     /// Masks a vector. A signal in progress may still arrive.
     pub fn mask(&self, vector: u16) {
         if let Some(vector) = self.shared(vector) {
-            vector.handshake.cancel();
+            vector.sleep_flag.cancel();
         }
     }
 
@@ -175,7 +175,7 @@ impl Interrupts for EventVectors {
     #[inline]
     fn raise(&mut self, vector: u16) {
         if let Some(vector) = self.shared(vector)
-            && vector.handshake.needs_wakeup()
+            && vector.sleep_flag.needs_wakeup()
         {
             vector.signal();
         }

@@ -49,7 +49,7 @@ pub struct File {
     /// Granularity of every transfer.
     unit_bytes: u64,
     /// Whether the whole file is used (no length was given).
-    is_whole: bool,
+    uses_whole_file: bool,
     /// Whether it is grown only once the process knows that it may.
     grows_later: bool,
     direct: Result<Alignment, BufferedReason>,
@@ -140,7 +140,7 @@ impl File {
             len_bytes,
             found_bytes,
             unit_bytes,
-            is_whole,
+            uses_whole_file: is_whole,
             grows_later,
             direct,
             durability,
@@ -218,7 +218,7 @@ impl File {
         if there < self.len_bytes() {
             return Ok(if self.is_yet_to_grow() { self.len_bytes() } else { there });
         }
-        if self.is_whole {
+        if self.uses_whole_file {
             self.len_bytes.fetch_max(there, Ordering::Relaxed);
         }
         Ok(self.len_bytes())

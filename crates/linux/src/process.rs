@@ -12,7 +12,7 @@ use crate::kernel_files::KernelFiles;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessStats {
     /// CPU time of all threads.
-    pub processor_time: Span,
+    pub cpu_time: Span,
     /// Time since the process started.
     pub age: Option<Span>,
     /// Resident memory.
@@ -33,7 +33,7 @@ impl ProcessStats {
     pub fn read() -> Self {
         let descriptors = std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count);
         Self {
-            processor_time: time(ClockId::ProcessCPUTime),
+            cpu_time: time(ClockId::ProcessCPUTime),
             // One descriptor is that of the directory being read.
             descriptors: descriptors.map(|count| count as u64 - 1),
             ..Self::of(&KernelFiles::live(), time(ClockId::Boottime))
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn this_process_uses_something() {
         let usage = ProcessStats::read();
-        assert!(usage.processor_time > Span::default());
+        assert!(usage.cpu_time > Span::default());
         assert!(usage.age.is_some() && usage.resident_bytes > Some(0));
         assert!(usage.threads >= Some(1) && usage.descriptors >= Some(3));
         assert!(!command_line(std::process::id()).unwrap().is_empty());

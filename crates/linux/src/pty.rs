@@ -10,9 +10,9 @@ use tenmil_base::Span;
 #[derive(Debug)]
 pub struct Pty {
     /// Master: reads the output and writes keystrokes.
-    pub ours: OwnedFd,
+    pub master: OwnedFd,
     /// Slave: input and output of the program under test.
-    pub theirs: OwnedFd,
+    pub slave: OwnedFd,
 }
 
 /// Terminal modes that programs change.
@@ -48,7 +48,7 @@ impl Pty {
         for end in [&ours, &theirs] {
             rustix::io::fcntl_setfd(end, rustix::io::FdFlags::CLOEXEC)?;
         }
-        Ok(Self { ours, theirs })
+        Ok(Self { master: ours, slave: theirs })
     }
 
     /// Reads the current modes.
@@ -60,7 +60,7 @@ impl Pty {
         // SAFETY: all zeroes is a valid `termios`.
         let mut modes: libc::termios = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open, and `modes` is a local that outlives the call.
-        if unsafe { libc::tcgetattr(self.ours.as_raw_fd(), &raw mut modes) } != 0 {
+        if unsafe { libc::tcgetattr(self.master.as_raw_fd(), &raw mut modes) } != 0 {
             return Err(io::Error::last_os_error());
         }
         let libc::termios { c_iflag, c_oflag, c_lflag, .. } = modes;
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn who_sits_before_a_terminal_may_go() {
-        let Pty { ours, theirs } = Pty::open(80, 24).unwrap();
+        let Pty { master: ours, slave: theirs } = Pty::open(80, 24).unwrap();
         assert!(!await_hangup(&theirs, Span::from_ms(1)));
         drop(ours);
         assert!(await_hangup(&theirs, Span::from_secs(20)));
@@ -104,11 +104,11 @@ mod tests {
     fn what_is_typed_is_shown_and_read_by_the_line() {
         let terminal = Pty::open(80, 24).unwrap();
         assert!(terminal.modes().unwrap().is_cooked());
-        rustix::io::write(&terminal.ours, b"hello\n").unwrap();
+        rustix::io::write(&terminal.master, b"hello\n").unwrap();
         let mut read = [0; 16];
-        let count = rustix::io::read(&terminal.theirs, &mut read).unwrap();
+        let count = rustix::io::read(&terminal.slave, &mut read).unwrap();
         assert_eq!(&read[..count], b"hello\n");
-        let count = rustix::io::read(&terminal.ours, &mut read).unwrap();
+        let count = rustix::io::read(&terminal.master, &mut read).unwrap();
         assert_eq!(&read[..count], b"hello\r\n");
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct ThreadEngine {
     free: Vec<u16>,
     depth: usize,
     /// Whether jobs were queued since the workers were last woken.
-    unannounced: bool,
+    has_unnotified: bool,
     _threads: Vec<Thread<()>>,
 }
 
@@ -44,7 +44,7 @@ struct Shared {
 #[derive(Debug)]
 struct JobQueue {
     jobs: Vec<(u16, JobCompletion)>,
-    is_awaited: bool,
+    is_armed: bool,
 }
 
 #[derive(Debug)]
@@ -92,14 +92,14 @@ impl ThreadEngine {
             slots: (0..depth).map(|_| slot()).collect(),
             queue: Mutex::new(Queue { jobs: VecDeque::with_capacity(room), stop: false }),
             queued: Condvar::new(),
-            ended: Mutex::new(JobQueue { jobs: Vec::with_capacity(room), is_awaited: false }),
+            ended: Mutex::new(JobQueue { jobs: Vec::with_capacity(room), is_armed: false }),
             event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
         let mut workers = Self {
             shared,
             free: (0..depth).rev().collect(),
             depth: room,
-            unannounced: false,
+            has_unnotified: false,
             _threads: Vec::with_capacity(WORKERS),
         };
         for number in 0..WORKERS.min(room) {
@@ -116,12 +116,12 @@ impl ThreadEngine {
         lock(&self.shared.slots[usize::from(index)]).set(token, job)?;
         self.free.pop();
         lock(&self.shared.queue).jobs.push_back(index);
-        self.unannounced = true;
+        self.has_unnotified = true;
         Ok(())
     }
 
     pub(crate) fn flush(&mut self) {
-        if std::mem::take(&mut self.unannounced) {
+        if std::mem::take(&mut self.has_unnotified) {
             self.shared.queued.notify_all();
         }
     }
@@ -147,13 +147,13 @@ impl ThreadEngine {
         let _ = rustix::io::read(&self.shared.event, &mut [0; 8]);
         // Check and request are made under one lock, so a completion in between is not missed.
         let mut ended = lock(&self.shared.ended);
-        ended.is_awaited = ended.jobs.is_empty();
-        !ended.is_awaited
+        ended.is_armed = ended.jobs.is_empty();
+        !ended.is_armed
     }
 
     /// Cancels the request for a wake-up.
     pub(crate) fn disarm(&mut self) {
-        lock(&self.shared.ended).is_awaited = false;
+        lock(&self.shared.ended).is_armed = false;
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -180,7 +180,7 @@ impl Shared {
             let is_awaited = {
                 let mut ended = lock(&self.ended);
                 ended.jobs.push((index, JobCompletion { token, result }));
-                std::mem::take(&mut ended.is_awaited)
+                std::mem::take(&mut ended.is_armed)
             };
             if is_awaited {
                 // Fails only if the count would overflow; then the eventfd is readable already.
@@ -207,7 +207,7 @@ impl JobSlot {
     fn set(&mut self, token: u64, job: FileOp<'_>) -> Result<(), SubmitError> {
         let (verb, offset, segments) = match job {
             FileOp::Read { offset, into } => (Opcode::Read, offset, into),
-            FileOp::Write { offset, from, stable } => (Opcode::Write { stable }, offset, from),
+            FileOp::Write { offset, from, fua: stable } => (Opcode::Write { stable }, offset, from),
             FileOp::Sync => (Opcode::Sync, 0, [].as_slice()),
             FileOp::PunchHole { offset, len_bytes } => {
                 (Opcode::PunchHole { len_bytes }, offset, [].as_slice())

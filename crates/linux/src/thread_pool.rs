@@ -35,7 +35,7 @@ pub struct BlockingTask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskPanicked {
     /// Name of the task.
-    pub job: &'static str,
+    pub task: &'static str,
     /// Panic message.
     pub message: String,
 }
@@ -219,7 +219,7 @@ impl Shared {
             if let Err(panic) = ended
                 && state.panicked.len() < PANICKED_MAX
             {
-                state.panicked.push(TaskPanicked { job: name, message: panic_message(panic.as_ref()) });
+                state.panicked.push(TaskPanicked { task: name, message: panic_message(panic.as_ref()) });
             }
         }
     }
@@ -251,7 +251,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 impl fmt::Display for TaskPanicked {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "run {}: panicked: {}", self.job, self.message)
+        write!(out, "run {}: panicked: {}", self.task, self.message)
     }
 }
 
@@ -492,7 +492,7 @@ mod tests {
         let (job, begun, release) = held("after");
         pool.submit(job).unwrap();
         begun.recv().unwrap();
-        let panicked = |job, message: &str| TaskPanicked { job, message: message.into() };
+        let panicked = |job, message: &str| TaskPanicked { task: job, message: message.into() };
         assert_eq!(
             pool.take_panicked(),
             [panicked("open", "on purpose"), panicked("bind", "at 7")]

@@ -45,7 +45,7 @@ impl AvailableCpus {
     /// kernel files, in about 100 µs.
     pub fn of(machine: &KernelFiles, cores: &CpuList) -> Self {
         let limits = Limits::read(machine);
-        let left = [machine.online(), limits.cores].into_iter().flatten();
+        let left = [machine.online(), limits.cpus].into_iter().flatten();
         let cores = left.fold(cores.clone(), |cores, there| cores.intersection(&there));
         Self { cores, quota: limits.quota }
     }

@@ -34,7 +34,7 @@ pub(crate) struct Ring {
     slots: Box<[Slot]>,
     free: Vec<u16>,
     /// Jobs that completed partially and are resubmitted.
-    again: Vec<u16>,
+    to_resubmit: Vec<u16>,
     /// Entries pushed but not yet submitted.
     unsubmitted: usize,
     /// Buffer table of the ring, one place per slot, created on first use.
@@ -47,10 +47,10 @@ pub(crate) struct Ring {
 struct Slot {
     token: u64,
     offset: u64,
-    verb: JobKind,
+    kind: JobKind,
     vectors: Vectors,
     /// Kernel-owned buffer that replaces memory segments.
-    lent: Option<KernelBufferJob>,
+    kernel_buffer: Option<KernelBufferJob>,
 }
 
 #[derive(Clone, Copy)]
@@ -99,15 +99,15 @@ impl Ring {
         let slot = || Slot {
             token: 0,
             offset: 0,
-            verb: JobKind::Sync,
+            kind: JobKind::Sync,
             vectors: Vectors::with_capacity(regions.clone(), usize::from(segments_max)),
-            lent: None,
+            kernel_buffer: None,
         };
         Ok(Self {
             ring,
             slots: (0..depth).map(|_| slot()).collect(),
             free: (0..depth).rev().collect(),
-            again: Vec::with_capacity(usize::from(depth)),
+            to_resubmit: Vec::with_capacity(usize::from(depth)),
             unsubmitted: 0,
             table: Table::Unasked,
             _file: file,
@@ -119,7 +119,7 @@ impl Ring {
         let slot = &mut self.slots[usize::from(index)];
         let (verb, offset, segments) = match job {
             FileOp::Read { offset, into } => (JobKind::Read, offset, into),
-            FileOp::Write { offset, from, stable } => (JobKind::Write { stable }, offset, from),
+            FileOp::Write { offset, from, fua: stable } => (JobKind::Write { stable }, offset, from),
             FileOp::Sync => (JobKind::Sync, 0, [].as_slice()),
             FileOp::PunchHole { offset, len_bytes } => {
                 (JobKind::Allocate { mode: PUNCH_HOLE, len_bytes }, offset, [].as_slice())
@@ -128,7 +128,7 @@ impl Ring {
                 (JobKind::Allocate { mode: ZERO_RANGE, len_bytes }, offset, [].as_slice())
             }
         };
-        (slot.token, slot.offset, slot.verb) = (token, offset, verb);
+        (slot.token, slot.offset, slot.kind) = (token, offset, verb);
         match slot.vectors.set(segments) {
             Ok(true) => {
                 self.free.pop();
@@ -172,7 +172,7 @@ impl Ring {
                     });
                     self.free.push(index);
                 }
-                None => self.again.push(index),
+                None => self.to_resubmit.push(index),
             }
         }
         self.resubmit();
@@ -193,7 +193,7 @@ impl Ring {
 
     /// Whether entries have not been submitted yet.
     pub(crate) fn has_unsubmitted(&self) -> bool {
-        self.unsubmitted > 0 || !self.again.is_empty()
+        self.unsubmitted > 0 || !self.to_resubmit.is_empty()
     }
 
     pub(crate) fn in_flight(&self) -> usize {
@@ -201,13 +201,13 @@ impl Ring {
     }
 
     fn resubmit(&mut self) {
-        for _ in 0..self.again.len() {
-            let Some(index) = self.again.pop() else { return };
-            if self.slots[usize::from(index)].lent.is_none() {
+        for _ in 0..self.to_resubmit.len() {
+            let Some(index) = self.to_resubmit.pop() else { return };
+            if self.slots[usize::from(index)].kernel_buffer.is_none() {
                 self.push(index);
             } else if !self.push_kernel_buffer(index) {
                 // The ring is full; retried in the next iteration.
-                self.again.insert(0, index);
+                self.to_resubmit.insert(0, index);
             }
         }
     }
@@ -223,7 +223,7 @@ impl Ring {
         if pushed.is_err() {
             // Kernel-buffer jobs take several entries each, so the submission queue may be full;
             // retried in the next iteration.
-            return self.again.push(index);
+            return self.to_resubmit.push(index);
         }
         self.unsubmitted += 1;
         self.flush_if_batch();
@@ -245,7 +245,7 @@ impl Slot {
     fn entry(&self) -> squeue::Entry {
         let list = self.vectors.remaining();
         let count = u32::try_from(list.len()).unwrap_or(0);
-        match self.verb {
+        match self.kind {
             JobKind::Read => {
                 if let Some((address, len_bytes)) = single_segment(list) {
                     let read = opcode::Read::new(FILE, address, len_bytes);
@@ -276,7 +276,7 @@ impl Slot {
             // EINTR and EAGAIN are temporary: the job is resubmitted.
             return (!matches!(errno, Errno::INTR | Errno::AGAIN)).then_some(Err(errno));
         };
-        match self.verb {
+        match self.kind {
             JobKind::Sync | JobKind::Allocate { .. } => Some(Ok(())),
             // No progress and no error: the file ends here, though it was longer when it was
             // opened.
@@ -353,7 +353,7 @@ mod tests {
         let apart = |piece| whole.slice(piece * 2 * len_bytes, len_bytes).unwrap();
         let segments: Vec<Segment> = (0..pieces).map(apart).collect();
         vectors.set(&segments).unwrap();
-        Slot { token: 0, offset: 1 << 20, verb, vectors, lent: None }
+        Slot { token: 0, offset: 1 << 20, kind: verb, vectors, kernel_buffer: None }
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub struct Sleeper {
     /// The eventfd may be readable from an earlier notification.
     stale: bool,
     /// The coalesced set is disarmed and polled explicitly, because it was ready recently.
-    gathers: bool,
+    is_coalesced_disarmed: bool,
 }
 
 /// Waking side. Clones wake the same sleeper.
@@ -57,7 +57,7 @@ pub struct Notifier(Arc<Shared>);
 pub struct WakeSources {
     prompt: Arc<Epoll>,
     /// Coalesced descriptors: an epoll instance that is one descriptor among the prompt ones.
-    lingering: Arc<CoalescedSources>,
+    coalesced: Arc<CoalescedSources>,
 }
 
 /// State shared by both sides. The flag is on a pair of cache lines of its own, so that a
@@ -65,7 +65,7 @@ pub struct WakeSources {
 #[derive(Debug)]
 #[repr(align(128))]
 struct Shared {
-    handshake: SleepFlag,
+    sleep_flag: SleepFlag,
     event: OwnedFd,
 }
 
@@ -96,10 +96,10 @@ impl Sleeper {
         // after 2^64 sleeps.
         epoll.add(&event, NOTIFY_TOKEN, EventFlags::IN | EventFlags::ET)?;
         let lingering = Arc::new(CoalescedSources::new(&epoll, COALESCED_TOKEN)?);
-        let shared = Arc::new(Shared { handshake: SleepFlag::new(barrier), event });
-        let sources = WakeSources { prompt: Arc::new(epoll), lingering };
+        let shared = Arc::new(Shared { sleep_flag: SleepFlag::new(barrier), event });
+        let sources = WakeSources { prompt: Arc::new(epoll), coalesced: lingering };
         let found = ReadyList::nothing();
-        Ok(Self { shared, sources, found, barrier, unordered: false, stale: false, gathers: false })
+        Ok(Self { shared, sources, found, barrier, unordered: false, stale: false, is_coalesced_disarmed: false })
     }
 
     /// Returns a notifier that wakes this sleeper.
@@ -123,12 +123,12 @@ impl Sleeper {
     /// [`Notifier::notify`] that had no effect is visible now. Then it calls
     /// [`block`](Self::block), or [`cancel`](Self::cancel) if there is work.
     pub fn announce(&mut self) {
-        self.unordered = !self.shared.handshake.announce();
+        self.unordered = !self.shared.sleep_flag.announce();
     }
 
     /// Withdraws an announcement. A notification in between ends the next sleep at once.
     pub fn cancel(&mut self) {
-        self.shared.handshake.cancel();
+        self.shared.sleep_flag.cancel();
     }
 
     /// As [`announce`](Self::announce), before a [`pause`](Self::pause).
@@ -154,7 +154,7 @@ impl Sleeper {
             Err(Errno::INTR) => false,
             Err(errno) => panic!("wait for the bell: {errno}"),
         };
-        self.shared.handshake.cancel();
+        self.shared.sleep_flag.cancel();
         self.stale |= rang;
         rang
     }
@@ -165,14 +165,14 @@ impl Sleeper {
     pub fn block(&mut self, at_most: Span, ready: &mut Vec<u64>) -> bool {
         let at_most = if self.unordered { at_most.min(UNORDERED_MAX) } else { at_most };
         // While the coalesced set is disarmed, it is polled after COALESCE_DELAY at the latest.
-        let nap = if self.gathers { at_most.min(COALESCE_DELAY) } else { at_most };
+        let nap = if self.is_coalesced_disarmed { at_most.min(COALESCE_DELAY) } else { at_most };
         self.sources.prompt.wait(nap, &mut self.found);
         let has_time = nap < at_most && self.found.is_empty();
         let is_over = has_time && self.poll_coalesced(ready);
         if has_time && !is_over {
             self.sources.prompt.wait(Span { ns: at_most.ns - nap.ns }, &mut self.found);
         }
-        self.shared.handshake.cancel();
+        self.shared.sleep_flag.cancel();
         if is_over {
             return false;
         }
@@ -192,11 +192,11 @@ impl Sleeper {
         for token in self.found.tokens() {
             match token {
                 NOTIFY_TOKEN => (rang, self.stale) = (true, true),
-                COALESCED_TOKEN => self.gathers = true,
+                COALESCED_TOKEN => self.is_coalesced_disarmed = true,
                 token => ready.push(token),
             }
         }
-        if self.gathers {
+        if self.is_coalesced_disarmed {
             self.poll_coalesced(ready);
         }
         rang
@@ -206,7 +206,7 @@ impl Sleeper {
     /// anything was ready.
     fn poll_coalesced(&mut self, ready: &mut Vec<u64>) -> bool {
         let before = ready.len();
-        self.gathers = self.sources.lingering.take(&self.sources.prompt, COALESCED_TOKEN, ready);
+        self.is_coalesced_disarmed = self.sources.coalesced.take(&self.sources.prompt, COALESCED_TOKEN, ready);
         ready.len() > before
     }
 }
@@ -222,7 +222,7 @@ impl Notifier {
     /// polls, and one system call for the first notification of a sleep.
     #[inline]
     pub fn notify(&self) {
-        if self.0.handshake.needs_wakeup() {
+        if self.0.sleep_flag.needs_wakeup() {
             self.0.wake();
         }
     }
@@ -231,7 +231,7 @@ impl Notifier {
     /// runs, which is unparked if it is parked. Costs one more load while it is not parked.
     #[inline]
     pub fn notify_parked(&self, doze: &ParkFlag) {
-        if self.0.handshake.claim_for(doze) {
+        if self.0.sleep_flag.claim_for(doze) {
             self.0.wake();
         }
     }
@@ -240,13 +240,13 @@ impl Notifier {
     /// every iteration, and once more after it has announced a sleep.
     #[inline]
     pub fn has_parked_notify(&self) -> bool {
-        self.0.handshake.is_called()
+        self.0.sleep_flag.is_called()
     }
 
     /// Clears that flag. If it was set, each parked thread that was notified [reports
     /// it](ParkFlag::is_notified).
     pub fn take_parked_notify(&self) -> bool {
-        self.0.handshake.take_call()
+        self.0.sleep_flag.take_call()
     }
 }
 
@@ -293,7 +293,7 @@ impl WakeSources {
     /// together.
     pub fn set_coalesced(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         // Added to the new set before it leaves the old one, so that no event is missed.
-        self.lingering.add(&source, token)?;
+        self.coalesced.add(&source, token)?;
         self.prompt.remove(source)
     }
 
@@ -301,7 +301,7 @@ impl WakeSources {
     pub fn clear_coalesced(&self, source: impl AsFd, token: u64) -> io::Result<()> {
         // Added to the new set before it leaves the old one, so that no event is missed.
         self.prompt.add(&source, token, EventFlags::IN)?;
-        self.lingering.remove(source)
+        self.coalesced.remove(source)
     }
 
     /// Removes a descriptor that is not coalesced. Call before it is closed.

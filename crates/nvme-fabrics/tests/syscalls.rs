@@ -115,7 +115,7 @@ fn since(sockets: &SocketFactory, before: SocketStats) -> SocketStats {
     let now = sockets.counts();
     SocketStats {
         receives: now.receives - before.receives,
-        receives_in_vain: now.receives_in_vain - before.receives_in_vain,
+        receives_empty: now.receives_empty - before.receives_empty,
         sends: now.sends - before.sends,
         ..SocketStats::default()
     }

@@ -110,7 +110,7 @@ impl RunEnvironment {
 /// Table rows of the properties that do not change between runs.
 pub fn machine_rows(machine: &Environment) -> Vec<(&'static str, String)> {
     let unknown = || "unknown".to_owned();
-    let processor = machine.processor.clone().unwrap_or_else(unknown);
+    let processor = machine.cpu_model.clone().unwrap_or_else(unknown);
     let place = match machine.hypervisor.as_deref() {
         None => "bare metal".into(),
         Some("") => "virtual machine".into(),

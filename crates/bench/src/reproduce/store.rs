@@ -82,7 +82,7 @@ impl ReportDirectory {
 pub fn key(machine: &Environment, pace: &Effort, builds: Option<&Path>) -> String {
     let program = std::env::current_exe().and_then(std::fs::read);
     let program = program.map_or(0, |bytes| hash(&bytes));
-    let processor = machine.processor.as_deref().unwrap_or("unknown");
+    let processor = machine.cpu_model.as_deref().unwrap_or("unknown");
     let builds = builds.map_or_else(String::new, |path| format!(", builds {:016x}", built(path)));
     format!(
         "program {program:016x}, {processor}, cores {}, Linux {}, {pace:?}{builds}",

@@ -74,7 +74,7 @@ pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<Exit
         owner,
         no_iommu: arguments.unsafe_no_iommu,
         even_if_in_use: &arguments.even_if_in_use,
-        marks: &marks,
+        signatures: &marks,
     };
     let mut addresses = arguments.addresses.clone();
     addresses.sort();
@@ -107,7 +107,7 @@ fn try_out(bound: &BoundDevice, arguments: &BindArguments) -> BindTimings {
     let flag = if unsafely { "?unsafe-no-iommu=yes" } else { "" };
     let uri: Uri = format!("{}:{address}{flag}", PcieName::SCHEME).parse()?;
     let driven = tenmil_devices::pcie::try_out(&PcieName::of(&uri)?)?;
-    Ok(bound.took.iter().cloned().chain(driven).collect())
+    Ok(bound.timings.iter().cloned().chain(driven).collect())
 }
 
 #[expect(clippy::cast_precision_loss, reason = "shown with one decimal")]
@@ -204,7 +204,7 @@ fn bound_as_text<'a>(
 ) -> String {
     let mut text = String::new();
     for (one, tried) in bound {
-        let (address, driver) = (one.address, one.former.as_deref().unwrap_or("none"));
+        let (address, driver) = (one.address, one.original_driver.as_deref().unwrap_or("none"));
         let _ = if one.is_new {
             writeln!(text, "{address}: bound to {}, before to {driver}", pci::VFIO)
         } else {
@@ -237,11 +237,11 @@ fn bound_as_json<'a>(
             });
             json!({
                 "address": one.address.to_string(),
-                "former_driver": one.former,
+                "former_driver": one.original_driver,
                 "driver": pci::VFIO,
                 "is_new": one.is_new,
                 "notes": one.notes,
-                "steps": steps(&one.took),
+                "steps": steps(&one.timings),
                 "tried": tried,
             })
         })
@@ -318,10 +318,10 @@ mod tests {
     fn what_was_tried_is_told_step_by_step_and_what_failed_is_told_in_json() {
         let bound = BoundDevice {
             address: address(),
-            former: Some("nvme".to_owned()),
+            original_driver: Some("nvme".to_owned()),
             is_new: true,
             notes: Vec::new(),
-            took: vec![took("unbind it", 1250)],
+            timings: vec![took("unbind it", 1250)],
         };
         let text = |tried| bound_as_text([(&bound, &tried)].into_iter());
         let json = |tried| bound_as_json([(&bound, &tried)].into_iter());

@@ -45,7 +45,7 @@ pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<Ex
         as_text(&findings, applied.as_deref())
     };
     write_out(out, &text)?;
-    let failed = applied.iter().flatten().any(|one| one.outcome.is_err());
+    let failed = applied.iter().flatten().any(|one| one.result.is_err());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -53,11 +53,11 @@ fn as_text(findings: &[Check], applied: Option<&[Applied]>) -> String {
     let mut text = String::new();
     for part in Section::ALL {
         let _ = writeln!(text, "{}", part.name());
-        for finding in findings.iter().filter(|finding| finding.part == part) {
+        for finding in findings.iter().filter(|finding| finding.section == part) {
             let _ = writeln!(text, "  {finding}");
         }
     }
-    let count = |state: Severity| findings.iter().filter(|finding| finding.state == state).count();
+    let count = |state: Severity| findings.iter().filter(|finding| finding.severity == state).count();
     let _ = writeln!(
         text,
         "{} missing, {} slow, {} not readable here",
@@ -75,7 +75,7 @@ fn applied_as_text(applied: &[Applied]) -> String {
     let mut text = String::from("applied\n");
     for one in applied {
         let doctor::SysfsChange { path, from, to } = &one.change;
-        let _ = match &one.outcome {
+        let _ = match &one.result {
             Ok(()) => writeln!(text, "  /{path}: {from} is {to} now; undo: {}", one.change.undo()),
             Err(why) => writeln!(text, "  /{path}: stays {from}: {why}"),
         };
@@ -88,13 +88,13 @@ fn applied_as_text(applied: &[Applied]) -> String {
 
 fn as_json(findings: &[Check], applied: Option<&[Applied]>) -> String {
     let finding = |finding: &Check| {
-        let remedy = finding.remedy.as_ref();
+        let remedy = finding.fix.as_ref();
         json!({
-            "part": finding.part.name(),
+            "part": finding.section.name(),
             "item": finding.item,
-            "state": finding.state.name(),
+            "state": finding.severity.name(),
             "found": finding.found,
-            "advised": finding.advised,
+            "advised": finding.recommended,
             "why": finding.why,
             "command": remedy.map(|remedy| &remedy.command),
             "is_safe": remedy.is_some_and(|remedy| !remedy.changes.is_empty()),
@@ -106,7 +106,7 @@ fn as_json(findings: &[Check], applied: Option<&[Applied]>) -> String {
             "path": format!("/{}", one.change.path),
             "from": one.change.from,
             "to": one.change.to,
-            "error": one.outcome.as_ref().err(),
+            "error": one.result.as_ref().err(),
             "undo": one.change.undo(),
         })
     };
@@ -123,7 +123,7 @@ mod tests {
 
     fn applied(outcome: Result<(), String>) -> Applied {
         let change = SysfsChange { path: "a/b".into(), from: "1".into(), to: "2".into() };
-        Applied { item: "x".into(), change, outcome }
+        Applied { item: "x".into(), change, result: outcome }
     }
 
     #[test]

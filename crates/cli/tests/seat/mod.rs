@@ -34,7 +34,7 @@ impl Seat {
     /// Starts a program here, and reads what it shows.
     pub(crate) fn run(&mut self, command: Command) -> Child {
         let child = self.run_unseen(command);
-        let mut screen = File::from(self.terminal().ours.try_clone().unwrap());
+        let mut screen = File::from(self.terminal().master.try_clone().unwrap());
         let shown = Arc::clone(&self.shown);
         let read = move |_: &tenmil_linux::StopFlag| {
             let mut bytes = [0; 4096];
@@ -49,13 +49,13 @@ impl Seat {
 
     /// Starts a program here, and looks away.
     pub(crate) fn run_unseen(&self, mut command: Command) -> Child {
-        let theirs = || Stdio::from(self.terminal().theirs.try_clone().unwrap());
+        let theirs = || Stdio::from(self.terminal().slave.try_clone().unwrap());
         command.env("TERM", "xterm-256color").stdin(theirs()).stdout(theirs()).stderr(theirs());
         command.spawn().unwrap()
     }
 
     pub(crate) fn press(&self, keys: &str) {
-        let keyboard = self.terminal().ours.try_clone().unwrap();
+        let keyboard = self.terminal().master.try_clone().unwrap();
         File::from(keyboard).write_all(keys.as_bytes()).unwrap();
     }
 

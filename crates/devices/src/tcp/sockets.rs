@@ -15,10 +15,10 @@ use super::name::YES_OR_NO;
 pub fn of(uri: &Uri, fields: &mut Fields<'_>) -> Result<SocketOptions, UriError> {
     let mut options = SocketOptions::default();
     if let Some(gathers) = fields.choice("batch-send", &YES_OR_NO)? {
-        options.gathers = gathers;
+        options.batch_send = gathers;
     }
     if let Some(says_more) = fields.choice("msg-more", &YES_OR_NO)? {
-        options.says_more = says_more;
+        options.msg_more = says_more;
     }
     if let Some(text) = fields.text("zero-copy") {
         options.zero_copy_from_bytes = zero_copy(&text).map_err(|problem| uri.refuse(problem))?;

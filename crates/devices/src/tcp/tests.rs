@@ -38,7 +38,7 @@ fn a_name_says_who_is_called_and_how() {
     assert_eq!(plain.maps, QueueMapOptions::default());
     assert!(plain.options.direct && !full.options.direct);
     let sockets = full.sockets;
-    assert!(!sockets.gathers && !sockets.says_more);
+    assert!(!sockets.batch_send && !sockets.msg_more);
     assert_eq!(sockets.zero_copy_from_bytes, Some(64 << 10));
     assert_eq!(sockets.busy_poll, Some(Span::from_us(50)));
     assert_eq!(sockets.congestion.as_deref(), Some("cubic"));

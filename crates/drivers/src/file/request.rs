@@ -85,7 +85,7 @@ impl FileRequest {
         match self.awaits {
             AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced => FileOp::Sync,
             AwaitedJob::Moved if write => {
-                FileOp::Write { offset, from: &self.segments, stable: flags.has(RequestFlags::FUA) }
+                FileOp::Write { offset, from: &self.segments, fua: flags.has(RequestFlags::FUA) }
             }
             AwaitedJob::Moved => FileOp::Read { offset, into: &self.segments },
             AwaitedJob::Fetched => {
@@ -94,7 +94,7 @@ impl FileRequest {
             }
             AwaitedJob::Stored => {
                 let stable = write && flags.has(RequestFlags::FUA);
-                FileOp::Write { offset: (lba + chunk()) * block_size, from: own, stable }
+                FileOp::Write { offset: (lba + chunk()) * block_size, from: own, fua: stable }
             }
             AwaitedJob::Holed => FileOp::PunchHole { offset, len_bytes },
             AwaitedJob::Zeroed => FileOp::ZeroRange { offset, len_bytes },
@@ -193,7 +193,7 @@ mod tests {
             work.request.flags = flags;
             for awaits in [AwaitedJob::Moved, AwaitedJob::Stored] {
                 work.awaits = awaits;
-                let FileOp::Write { stable, .. } = work.job(512) else { panic!("{awaits:?}") };
+                let FileOp::Write { fua: stable, .. } = work.job(512) else { panic!("{awaits:?}") };
                 assert_eq!(stable, flags == RequestFlags::FUA, "{awaits:?}");
             }
         }

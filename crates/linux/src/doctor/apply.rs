@@ -12,19 +12,19 @@ pub struct Applied {
     /// The change.
     pub change: SysfsChange,
     /// Success if the file has the new value; else the kernel's text.
-    pub outcome: Result<(), String>,
+    pub result: Result<(), String>,
 }
 
 /// Makes the safe changes of all checks: those that deprive no other program and can be undone.
 /// Everything else is left to the administrator.
 pub fn apply(files: &impl KernelFiles, findings: &[Check]) -> Vec<Applied> {
     let changes = |finding: &Check| {
-        let changes = finding.remedy.iter().flat_map(|remedy| remedy.changes.clone());
+        let changes = finding.fix.iter().flat_map(|remedy| remedy.changes.clone());
         changes.map(|change| (finding.item.clone(), change)).collect::<Vec<_>>()
     };
     let tried = |(item, change): (String, SysfsChange)| {
         let outcome = make(files, &change);
-        Applied { item, change, outcome }
+        Applied { item, change, result: outcome }
     };
     findings.iter().flat_map(changes).map(tried).collect()
 }

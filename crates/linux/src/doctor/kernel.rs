@@ -9,40 +9,40 @@ const IO_URING: &str = "proc/sys/kernel/io_uring_disabled";
 /// Numeric sysctl with a recommended minimum.
 struct MinimumSetting {
     name: &'static str,
-    least: u64,
-    advised: &'static str,
+    minimum: u64,
+    recommended: &'static str,
     why: &'static str,
 }
 
 const MINIMUM_SETTINGS: [MinimumSetting; 5] = [
     MinimumSetting {
         name: "net.core.netdev_budget",
-        least: 300,
-        advised: "300 or more",
+        minimum: 300,
+        recommended: "300 or more",
         why: "packets that NAPI takes in one turn before it yields to others",
     },
     MinimumSetting {
         name: "net.core.netdev_budget_usecs",
-        least: 8000,
-        advised: "8000 or more",
+        minimum: 8000,
+        recommended: "8000 or more",
         why: "time that NAPI has for one turn",
     },
     MinimumSetting {
         name: "net.core.dev_weight",
-        least: 64,
-        advised: "64 or more",
+        minimum: 64,
+        recommended: "64 or more",
         why: "packets that NAPI takes from one card in one turn",
     },
     MinimumSetting {
         name: "net.core.rmem_max",
-        least: 256 << 20,
-        advised: "268435456 or more",
+        minimum: 256 << 20,
+        recommended: "268435456 or more",
         why: "the largest receive buffer that a program may ask for; nothing is reserved",
     },
     MinimumSetting {
         name: "net.core.wmem_max",
-        least: 256 << 20,
-        advised: "268435456 or more",
+        minimum: 256 << 20,
+        recommended: "268435456 or more",
         why: "the largest send buffer that a program may ask for; nothing is reserved",
     },
 ];
@@ -66,7 +66,7 @@ fn io_uring(patient: &DoctorContext<'_>) -> Check {
         "without it files are read and written by threads, and sockets by epoll alone",
     );
     let switch = patient.machine.number(IO_URING);
-    match (patient.answers.io_uring(), switch) {
+    match (patient.kernel.io_uring(), switch) {
         (Ok(()), _) => finding.good("allowed"),
         (Err(why), Some(disabled @ 1..)) => finding.slow(
             format!("refused ({why}), kernel.io_uring_disabled is {disabled}"),
@@ -99,7 +99,7 @@ fn descriptors(patient: &DoctorContext<'_>) -> Check {
 }
 
 fn at_least(patient: &DoctorContext<'_>, floor: &MinimumSetting) -> Check {
-    let MinimumSetting { name, least, advised, why } = floor;
+    let MinimumSetting { name, minimum: least, recommended: advised, why } = floor;
     let finding = Section::Kernel.check(*name, advised, why);
     let path = path(name);
     match patient.machine.number(&path) {

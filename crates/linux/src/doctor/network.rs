@@ -31,7 +31,7 @@ fn rings(patient: &DoctorContext<'_>, card: &str) -> Check {
         "1024, or as many as there can be",
         "packets that come in a burst are dropped when there is no room for them",
     );
-    match patient.answers.rings(card) {
+    match patient.kernel.rings(card) {
         Err(errno) => finding.unknown(unknown(card, "rings", errno)),
         Ok(found) => {
             let best = |max: u32| RING_ENTRIES_RECOMMENDED.min(max);
@@ -52,7 +52,7 @@ fn coalescing(patient: &DoctorContext<'_>, card: &str) -> Check {
         "adaptive, or after some microseconds",
         "an interrupt for every packet costs more than the packet",
     );
-    match patient.answers.coalescing(card) {
+    match patient.kernel.coalescing(card) {
         Err(errno) => finding.unknown(unknown(card, "coalescing", errno)),
         Ok(found) if found.is_adaptive => finding.good("adaptive"),
         Ok(found) if found.receive_us > 0 => finding.good(format!("after {} us", found.receive_us)),
@@ -71,7 +71,7 @@ fn queues(patient: &DoctorContext<'_>, card: &str) -> Check {
     );
     let online = patient.machine.online().map_or(0, |online| online.len());
     let wanted = u32::try_from(online).unwrap_or(u32::MAX).max(1);
-    match patient.answers.channels(card) {
+    match patient.kernel.channels(card) {
         Err(errno) => finding.unknown(unknown(card, "channels", errno)),
         Ok(found) => {
             let best = wanted.min(found.combined_max);
@@ -216,7 +216,7 @@ fn rules(patient: &DoctorContext<'_>, card: &str) -> Check {
     let Some(index) = index.and_then(|index| u32::try_from(index).ok()) else {
         return finding.unknown(format!("/{CARDS}/{card}/ifindex does not tell"));
     };
-    let found = match patient.answers.flower_filters(index) {
+    let found = match patient.kernel.flower_filters(index) {
         Err(errno) => return finding.unknown(unknown(card, "filters", errno)),
         Ok(found) => found,
     };

@@ -56,7 +56,7 @@ fn silent() -> Told {
 
 fn look(machine: &KernelFiles, told: &Told) -> Vec<Check> {
     let allowed = CpuList::parse("0-3").unwrap();
-    examine(&DoctorContext { machine, answers: told, uid: 1000, allowed: &allowed })
+    examine(&DoctorContext { machine, kernel: told, uid: 1000, allowed: &allowed })
 }
 
 /// A machine with many slow settings.
@@ -79,7 +79,7 @@ fn a_finding_is_one_line() {
     let all = look(&machine, &silent());
     for finding in all.iter().chain(&examine_this()) {
         let line = finding.to_string();
-        assert!(!line.contains('\n') && line.starts_with(finding.state.name()), "{line}");
+        assert!(!line.contains('\n') && line.starts_with(finding.severity.name()), "{line}");
         assert!(!finding.found.is_empty(), "{line}");
     }
     let line = all.iter().find(|one| one.item == "net.core.rmem_max").unwrap().to_string();
@@ -100,7 +100,7 @@ fn a_finding_is_one_line() {
 fn this_machine_is_looked_at_in_all_its_parts() {
     let all = examine_this();
     for part in Section::ALL {
-        assert!(all.iter().any(|finding| finding.part == part), "{part:?}");
+        assert!(all.iter().any(|finding| finding.section == part), "{part:?}");
     }
-    assert!(all.windows(2).all(|two| two[0].part <= two[1].part), "part by part");
+    assert!(all.windows(2).all(|two| two[0].section <= two[1].section), "part by part");
 }

@@ -43,7 +43,7 @@ pub struct RecoveryReport {
 struct JournalEntry {
     path: PathBuf,
     text: String,
-    abandoned: Option<File>,
+    stale_lock: Option<File>,
 }
 
 const SUFFIX: &str = "frequency";
@@ -95,7 +95,7 @@ pub fn recover(files: &impl KernelFiles, directory: &RuntimeDirectory) -> Recove
         }
     };
     let mut cores = Vec::new();
-    for found in all(directory).into_iter().filter(|found| found.abandoned.is_some()) {
+    for found in all(directory).into_iter().filter(|found| found.stale_lock.is_some()) {
         let mut refused = false;
         for line in found.text.lines() {
             let Some((core, state)) = parse(line) else {
@@ -136,7 +136,7 @@ pub(super) fn lock(directory: &Path) -> Result<File, Errno> {
 
 /// CPUs controlled by running processes, and their journals.
 pub(super) fn controlled(directory: &RuntimeDirectory) -> Vec<(PathBuf, CpuList)> {
-    let living = all(directory).into_iter().filter(|found| found.abandoned.is_none());
+    let living = all(directory).into_iter().filter(|found| found.stale_lock.is_none());
     let cores = |text: &str| text.lines().filter_map(parse).map(|(core, _)| core).collect();
     living.map(|found| (found.path, cores(&found.text))).collect()
 }
@@ -159,7 +159,7 @@ fn read_entry(path: PathBuf) -> Option<JournalEntry> {
     }
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;
-    Some(JournalEntry { path, text, abandoned: abandoned.then_some(file) })
+    Some(JournalEntry { path, text, stale_lock: abandoned.then_some(file) })
 }
 
 fn write_locked(path: &Path, text: &str) -> std::io::Result<File> {

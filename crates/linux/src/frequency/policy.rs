@@ -18,9 +18,9 @@ pub struct CpufreqPolicy {
     /// State as found.
     found: State,
     /// State last written.
-    now: State,
+    written: State,
     /// Error last returned.
-    refused: Option<FrequencyError>,
+    last_error: Option<FrequencyError>,
 }
 
 /// State of a policy's files.
@@ -71,9 +71,9 @@ impl CpufreqPolicy {
             driver: text("scaling_driver"),
             governor: text("scaling_governor"),
             steps: steps(text("scaling_available_frequencies").as_deref(), &found),
-            now: found.clone(),
+            written: found.clone(),
             found,
-            refused: None,
+            last_error: None,
         })
     }
 
@@ -109,7 +109,7 @@ impl CpufreqPolicy {
 
     /// Range last written, in kHz.
     pub fn range_khz(&self) -> (u64, u64) {
-        (self.now.min_khz, self.now.max_khz)
+        (self.written.min_khz, self.written.max_khz)
     }
 
     pub(super) fn found(&self) -> &State {
@@ -124,8 +124,8 @@ impl CpufreqPolicy {
     ) -> Option<FrequencyError> {
         let target = self.target(wish)?;
         let refused = self.write_differences(files, &target);
-        let news = refused.clone().filter(|_| refused != self.refused);
-        self.refused = refused;
+        let news = refused.clone().filter(|_| refused != self.last_error);
+        self.last_error = refused;
         news
     }
 
@@ -165,20 +165,20 @@ impl CpufreqPolicy {
 
     /// Frequency from which steps count: the top of the range.
     fn current_khz(&self) -> u64 {
-        self.now.max_khz
+        self.written.max_khz
     }
 
     /// Writes the differences. The range is widened before it is narrowed, so that its minimum
     /// never exceeds its maximum, which the kernel would refuse.
     fn write_differences(&mut self, files: &impl KernelFiles, target: &State) -> Option<FrequencyError> {
         // Upwards the maximum is written first, downwards the minimum.
-        let grows = target.max_khz >= self.now.max_khz;
+        let grows = target.max_khz >= self.written.max_khz;
         let order = if grows { [MAX, MIN] } else { [MIN, MAX] };
         let mut refused = None;
         for name in order {
             let (new, now) = match name {
-                MAX => (target.max_khz, &mut self.now.max_khz),
-                _ => (target.min_khz, &mut self.now.min_khz),
+                MAX => (target.max_khz, &mut self.written.max_khz),
+                _ => (target.min_khz, &mut self.written.min_khz),
             };
             if new != *now && refused.is_none() {
                 match write(files, self.core, name, &new.to_string()) {
@@ -188,10 +188,10 @@ impl CpufreqPolicy {
             }
         }
         if let Some(preference) = &target.preference
-            && self.now.preference.as_ref() != Some(preference)
+            && self.written.preference.as_ref() != Some(preference)
         {
             match write(files, self.core, PREFERENCE, preference) {
-                Ok(()) => self.now.preference = Some(preference.clone()),
+                Ok(()) => self.written.preference = Some(preference.clone()),
                 // The preference is only a hint: an error of the range has precedence.
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -219,8 +219,8 @@ impl State {
             governor: None,
             steps: Vec::new(),
             found: self.clone(),
-            now,
-            refused: None,
+            written: now,
+            last_error: None,
         };
         domain.restore(files)
     }

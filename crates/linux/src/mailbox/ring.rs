@@ -33,7 +33,7 @@ pub struct Receiver<M> {
 
 struct Ring<M> {
     /// Words written by senders.
-    front: CachePair<ProducerState>,
+    producer: CachePair<ProducerState>,
     /// Position up to which slots are free again; written by the receiver only.
     head: CachePair<AtomicU64>,
     slots: Box<[Slot<M>]>,
@@ -107,7 +107,7 @@ impl<M> Sender<M> {
 
     /// Whether the receiver is gone, so that every send fails.
     pub fn is_closed(&self) -> bool {
-        self.ring.front.0.tail.load(Ordering::Relaxed) & CLOSED != 0
+        self.ring.producer.0.tail.load(Ordering::Relaxed) & CLOSED != 0
     }
 }
 
@@ -181,7 +181,7 @@ impl<M> Drop for Receiver<M> {
     /// a request.
     fn drop(&mut self) {
         // CLOSED is set, so no position behind this tail is reserved.
-        let tail = self.ring.front.0.tail.fetch_or(CLOSED, Ordering::Relaxed);
+        let tail = self.ring.producer.0.tail.fetch_or(CLOSED, Ordering::Relaxed);
         while self.head < tail {
             match self.receive() {
                 Some(message) => drop(message),
@@ -206,7 +206,7 @@ impl<M> Ring<M> {
         };
         let front = ProducerState { tail: AtomicU64::new(0), head_seen: AtomicU64::new(0) };
         Self {
-            front: CachePair(front),
+            producer: CachePair(front),
             head: CachePair(AtomicU64::new(0)),
             slots: (0..capacity).map(slot).collect(),
         }
@@ -223,7 +223,7 @@ impl<M> Ring<M> {
     /// ring is full or closed.
     #[inline]
     fn reserve(&self, wanted: u64) -> Option<(u64, u64)> {
-        let tail = &self.front.0.tail;
+        let tail = &self.producer.0.tail;
         // The tail carries no data between threads, so relaxed order suffices.
         let mut first = tail.load(Ordering::Relaxed);
         loop {
@@ -252,12 +252,12 @@ impl<M> Ring<M> {
         let behind = |head| capacity.saturating_sub(tail.saturating_sub(head));
         // Acquires what the receiver released with the head, possibly through the sender that
         // stored this value: the messages before it have been read, so their slots may be written.
-        let room = behind(self.front.0.head_seen.load(Ordering::Acquire));
+        let room = behind(self.producer.0.head_seen.load(Ordering::Acquire));
         if room >= wanted {
             return room;
         }
         let head = self.head.0.load(Ordering::Acquire);
-        self.front.0.head_seen.store(head, Ordering::Release);
+        self.producer.0.head_seen.store(head, Ordering::Release);
         behind(head)
     }
 
@@ -297,7 +297,7 @@ impl<M> Drop for Ring<M> {
     /// Drops remaining messages after the drop of a message panicked in the receiver's drop.
     fn drop(&mut self) {
         let head = self.head.0.load(Ordering::Relaxed);
-        let tail = self.front.0.tail.load(Ordering::Relaxed) & !CLOSED;
+        let tail = self.producer.0.tail.load(Ordering::Relaxed) & !CLOSED;
         for position in head..tail {
             if self.is_published(position) {
                 // SAFETY: published, not read since the receiver stored its head and was dropped,

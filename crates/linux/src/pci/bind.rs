@@ -14,13 +14,13 @@ pub struct BoundDevice {
     /// Its address.
     pub address: Address,
     /// Original driver, if tenmil has unbound it.
-    pub former: Option<String>,
+    pub original_driver: Option<String>,
     /// Whether it was bound now and was not available before.
     pub is_new: bool,
     /// Notes for the user.
     pub notes: Vec<String>,
     /// Completed steps with their durations.
-    pub took: Vec<StepTiming>,
+    pub timings: Vec<StepTiming>,
 }
 
 /// Binds functions, all or none.
@@ -56,7 +56,7 @@ pub fn bind(
         }
         let former = original_binding(kernel.machine(), address)?.and_then(|former| former.driver);
         let (is_new, notes) = (verdict.unbinds(), verdict.notes);
-        bound.push(BoundDevice { address, former, is_new, notes, took: watch.timings() });
+        bound.push(BoundDevice { address, original_driver: former, is_new, notes, timings: watch.timings() });
     }
     Ok(bound)
 }

@@ -40,7 +40,7 @@ pub enum BindObstacle {
         /// Disk or partition.
         disk: String,
         /// Signature found.
-        mark: String,
+        signature: String,
     },
     /// The content of a disk cannot be examined.
     Unreadable {
@@ -216,7 +216,7 @@ impl fmt::Display for BindObstacle {
             Self::Claimed { disk } => {
                 write!(out, "the kernel has {disk} in use, expected disks that nobody uses")
             }
-            Self::Member { disk, mark } => {
+            Self::Member { disk, signature: mark } => {
                 write!(out, "{disk} holds {mark}, expected no part of something larger")
             }
             Self::Unreadable { disk, why } => write!(

@@ -22,7 +22,7 @@ pub struct BindRequest<'a> {
     /// Serial numbers of disks to be unbound although they are in use.
     pub even_if_in_use: &'a [String],
     /// Reads the signatures of the device or partition at a path.
-    pub marks: &'a dyn Fn(&Path) -> Result<Vec<DiskSignature>, String>,
+    pub signatures: &'a dyn Fn(&Path) -> Result<Vec<DiskSignature>, String>,
 }
 
 /// Signature found on a disk.
@@ -187,13 +187,13 @@ impl GroupInspection<'_> {
         let machine = self.kernel.machine();
         let parts = disk.partitions(machine);
         for name in core::iter::once(&disk.name).chain(&parts) {
-            match (self.terms.marks)(&machine.path(&format!("dev/{name}"))) {
+            match (self.terms.signatures)(&machine.path(&format!("dev/{name}"))) {
                 Err(why) => found.push(BindObstacle::Unreadable { disk: name.clone(), why }),
                 Ok(marks) => {
                     for mark in marks {
                         if mark.is_member {
                             found
-                                .push(BindObstacle::Member { disk: name.clone(), mark: mark.text });
+                                .push(BindObstacle::Member { disk: name.clone(), signature: mark.text });
                         } else {
                             verdict.notes.push(format!("{name} holds {}", mark.text));
                         }

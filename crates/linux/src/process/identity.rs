@@ -16,7 +16,7 @@ pub struct ProcessIdentity {
     /// Machine identifier: machine-id(5).
     pub machine: u128,
     /// Identifier of the PID namespace.
-    pub pid_space: u64,
+    pub pid_namespace: u64,
     /// Process identifier.
     pub pid: u32,
     /// Start time in ticks after boot: proc_pid_stat(5), field 22.
@@ -39,7 +39,7 @@ impl ProcessIdentity {
         Self {
             boot: number("proc/sys/kernel/random/boot_id").unwrap_or(0),
             machine: number("etc/machine-id").unwrap_or(0),
-            pid_space: stat(machine.path("proc/self/ns/pid")).map_or(0, |found| found.st_ino),
+            pid_namespace: stat(machine.path("proc/self/ns/pid")).map_or(0, |found| found.st_ino),
             pid,
             started: started_ticks(machine, pid).unwrap_or(0),
             host: machine.text("proc/sys/kernel/hostname").unwrap_or_default(),
@@ -49,8 +49,8 @@ impl ProcessIdentity {
     /// Whether both processes belong to the same boot and PID namespace, so that either can check
     /// whether the other runs.
     pub fn is_same_boot(&self, other: &Self) -> bool {
-        let is_known = self.boot != 0 && self.pid_space != 0;
-        is_known && (self.boot, self.pid_space) == (other.boot, other.pid_space)
+        let is_known = self.boot != 0 && self.pid_namespace != 0;
+        is_known && (self.boot, self.pid_namespace) == (other.boot, other.pid_namespace)
     }
 
     /// Whether the process is known to have exited: it belongs to this boot and namespace, and its
@@ -179,7 +179,7 @@ mod tests {
         assert!(gone.is_gone(), "another one had the number");
         for other in [
             ProcessIdentity { boot: this.boot + 1, ..gone.clone() },
-            ProcessIdentity { pid_space: this.pid_space + 1, ..gone.clone() },
+            ProcessIdentity { pid_namespace: this.pid_namespace + 1, ..gone.clone() },
             ProcessIdentity { boot: 0, ..gone },
             ProcessIdentity::default(),
         ] {

@@ -87,7 +87,7 @@ enum State {
 struct ResolverResult {
     found: OnceLock<Result<Vec<SocketAddr>, String>>,
     /// Readable once the result is available.
-    bell: OwnedFd,
+    event: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -96,7 +96,7 @@ struct ConnectAttempt {
     at: SocketAddr,
     until: Instant,
     /// Remaining addresses, in reverse order.
-    rest: Vec<SocketAddr>,
+    remaining: Vec<SocketAddr>,
 }
 
 const READABLE: Interest = Interest { readable: true, writable: false };
@@ -165,7 +165,7 @@ impl ConnectOp {
         let machine = |errno| ConnectError::Os { address: self.address.clone(), errno };
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(machine)?;
         self.watch.add(&bell, AWAITED, READABLE).map_err(|error| machine(errno(&error)))?;
-        let answer = Arc::new(ResolverResult { found: OnceLock::new(), bell });
+        let answer = Arc::new(ResolverResult { found: OnceLock::new(), event: bell });
         let (theirs, host) = (Arc::clone(&answer), host.to_owned());
         let job = BlockingTask::new("look up a name", move || theirs.resolve(&host, port));
         pool.submit(job).map_err(|_| ConnectError::Busy { address: self.address.clone() })?;
@@ -183,7 +183,7 @@ impl ConnectOp {
             }
             Some(Ok(addresses)) => {
                 let addresses = addresses.iter().rev().copied().collect();
-                let _ = self.watch.remove(&answer.bell);
+                let _ = self.watch.remove(&answer.event);
                 self.attempt(addresses, now).map_err(Err)
             }
         }
@@ -201,10 +201,10 @@ impl ConnectOp {
                 ConnectError::Refused { address: self.address.clone(), at: attempt.at, errno }
             }
         };
-        if attempt.rest.is_empty() || now >= self.deadline {
+        if attempt.remaining.is_empty() || now >= self.deadline {
             return Err(Err(failed));
         }
-        self.attempt(attempt.rest, now).map_err(Err)
+        self.attempt(attempt.remaining, now).map_err(Err)
     }
 
     /// Starts a connect to the last of `addresses`, or to the one before it if that fails at once.
@@ -228,7 +228,7 @@ impl ConnectOp {
                 Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {
                     let added = self.watch.add(&socket, AWAITED, WRITABLE);
                     added.map_err(|error| machine(errno(&error)))?;
-                    return Ok(State::Peer(ConnectAttempt { socket, at, until, rest }));
+                    return Ok(State::Peer(ConnectAttempt { socket, at, until, remaining: rest }));
                 }
                 Err(errno) => {
                     failed = Some(ConnectError::Refused { address: address(), at, errno })
@@ -255,7 +255,7 @@ impl ResolverResult {
         let found = found.map(Iterator::collect).map_err(|error| error.to_string());
         let _ = self.found.set(found);
         // The counter cannot overflow: it is written once.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
     }
 }
 

@@ -24,22 +24,22 @@ use crate::stream::{local_address_of, name_of_peer};
 /// One connection.
 pub(super) struct EpollStream {
     socket: OwnedFd,
-    inbox: RecvBuffer,
+    buffer: RecvBuffer,
     regions: RegionTable,
     /// Reason why nothing more is received.
-    over: Option<RecvResult>,
+    end: Option<RecvResult>,
     /// Bytes accepted for sending.
     taken: u64,
     /// Zero-copy sends that the kernel may still read.
-    held: PendingZeroCopy,
+    pending_zero_copy: PendingZeroCopy,
     threshold: ZeroCopyThreshold,
     /// Whether zero-copy sends are attempted.
-    by_reference: bool,
-    is_abandoned: bool,
+    zero_copy: bool,
+    is_aborted: bool,
     waiter: Waiter,
     /// Whether all requested events are armed. False if no receive buffer was free; another stream
     /// frees one, and this one is armed again.
-    is_heard: bool,
+    is_fully_armed: bool,
     peer: String,
     counts: Arc<Counts>,
     /// Created at the first transfer of a kernel-owned buffer.
@@ -60,16 +60,16 @@ impl EpollStream {
         let peer = name_of_peer(socket.as_fd());
         Ok(Self {
             socket,
-            inbox: RecvBuffer::new(inboxes),
+            buffer: RecvBuffer::new(inboxes),
             regions,
-            over: None,
+            end: None,
             taken: 0,
-            held: PendingZeroCopy::default(),
+            pending_zero_copy: PendingZeroCopy::default(),
             threshold,
-            by_reference,
-            is_abandoned: false,
+            zero_copy: by_reference,
+            is_aborted: false,
             waiter: Waiter::new()?,
-            is_heard: false,
+            is_fully_armed: false,
             peer,
             counts,
             mover: None,
@@ -80,10 +80,10 @@ impl EpollStream {
     /// Receives what is available, at most `most` bytes.
     #[inline(always)]
     fn take(&mut self, most: usize) -> RecvResult {
-        if let Some(over) = &self.over {
+        if let Some(over) = &self.end {
             return over.clone();
         }
-        let found = match self.inbox.free_space() {
+        let found = match self.buffer.free_space() {
             Some(room) if !room.is_empty() => {
                 let most = most.min(room.len());
                 rustix::net::recv(&self.socket, &mut room[..most], RecvFlags::DONTWAIT)
@@ -96,11 +96,11 @@ impl EpollStream {
             }
         };
         if let Ok(count) = found {
-            self.inbox.filled(count);
+            self.buffer.filled(count);
         }
         let received = self.outcome(found);
         if !matches!(received, RecvResult::Bytes(_)) {
-            self.inbox.release_idle();
+            self.buffer.release_idle();
         }
         received
     }
@@ -125,7 +125,7 @@ impl EpollStream {
 
     #[cold]
     fn end(&mut self, over: RecvResult) -> RecvResult {
-        self.over.get_or_insert(over).clone()
+        self.end.get_or_insert(over).clone()
     }
 
     #[cold]
@@ -142,12 +142,12 @@ impl EpollStream {
     /// buffer nothing could be: a buffer is freed in an iteration of this thread, which arms again.
     fn wanted(&self, wants_bytes: bool, wants_room: bool) -> Option<Interest> {
         let wanted = Interest {
-            readable: wants_bytes && self.over.is_none() && self.inbox.has_room(),
+            readable: wants_bytes && self.end.is_none() && self.buffer.has_room(),
             writable: wants_room,
         };
         // An aborted socket reports a permanent hang-up, which carries no information.
-        let has_news = wanted != ERRORS || !self.held.is_empty();
-        (has_news && !self.is_abandoned).then_some(wanted)
+        let has_news = wanted != ERRORS || !self.pending_zero_copy.is_empty();
+        (has_news && !self.is_aborted).then_some(wanted)
     }
 
     /// Sends without copying. The headers are copied to memory that stays valid until the
@@ -162,7 +162,7 @@ impl EpollStream {
         // Notifications are read here too, whether or not the caller polls for them.
         self.released_bytes();
         // Read after the notifications, which may have disabled zero copy.
-        let by_reference = self.by_reference;
+        let by_reference = self.zero_copy;
         let headers: Box<[u8]> = headers.into();
         let mut list = Gather::new(&self.regions);
         list.add_all(&headers, stretches).map_err(|nowhere| self.invalid_segment("send to", nowhere.0))?;
@@ -176,7 +176,7 @@ impl EpollStream {
             sent => self.record_sent(sent)?,
         };
         if sent > 0 && by_reference {
-            self.held.push(self.taken - sent as u64, headers);
+            self.pending_zero_copy.push(self.taken - sent as u64, headers);
             self.counts.sends_by_reference.add(1);
         }
         Ok(sent)
@@ -274,18 +274,18 @@ impl Stream for EpollStream {
 
     #[inline]
     fn buffered(&self) -> &[u8] {
-        self.inbox.bytes()
+        self.buffer.bytes()
     }
 
     #[inline]
     fn consume(&mut self, count: usize) {
-        self.inbox.consume(count);
+        self.buffer.consume(count);
     }
 
     #[inline]
     fn receive_into(&mut self, into: &[Segment]) -> RecvResult {
         assert!(self.buffered().is_empty(), "bytes that came before have not been consumed");
-        if let Some(over) = &self.over {
+        if let Some(over) = &self.end {
             return over.clone();
         }
         if into.iter().all(|segment| segment.len_bytes == 0) {
@@ -313,7 +313,7 @@ impl Stream for EpollStream {
             return Ok(0);
         }
         let flags = if has_more || !is_whole { libc::MSG_MORE } else { 0 };
-        if self.by_reference && list.average_reaches(self.threshold.get()) {
+        if self.zero_copy && list.average_reaches(self.threshold.get()) {
             return self.send_zero_copy(headers, stretches, flags);
         }
         let sent = list.send(self.socket.as_fd(), flags);
@@ -322,15 +322,15 @@ impl Stream for EpollStream {
 
     #[inline]
     fn released_bytes(&mut self) -> u64 {
-        if self.held.is_empty() {
+        if self.pending_zero_copy.is_empty() {
             return self.taken;
         }
-        let copied = self.held.poll_notifications(self.socket.as_fd());
+        let copied = self.pending_zero_copy.poll_notifications(self.socket.as_fd());
         if copied > 0 {
-            self.by_reference = false;
+            self.zero_copy = false;
             self.counts.copied_anyway.add(copied);
         }
-        self.held.first().unwrap_or(self.taken)
+        self.pending_zero_copy.first().unwrap_or(self.taken)
     }
 
     fn shutdown_write(&mut self) {
@@ -340,7 +340,7 @@ impl Stream for EpollStream {
 
     fn abort(&mut self) {
         zero_copy::abort(self.socket.as_fd());
-        self.is_abandoned = true;
+        self.is_aborted = true;
         // The socket is removed from the set: a hang-up is reported even if not requested, and
         // would end sleeps.
         let _ = self.waiter.wait_for(self.socket.as_fd(), None);
@@ -354,9 +354,9 @@ impl Stream for EpollStream {
     }
 
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
-        self.inbox.release_idle();
+        self.buffer.release_idle();
         let wanted = self.wanted(wants_bytes, wants_room);
-        self.is_heard = wanted == Some(Interest { readable: wants_bytes, writable: wants_room });
+        self.is_fully_armed = wanted == Some(Interest { readable: wants_bytes, writable: wants_room });
         match self.waiter.wait_for(self.socket.as_fd(), wanted) {
             Ok(()) => false,
             Err(error) => {
@@ -368,11 +368,11 @@ impl Stream for EpollStream {
     }
 
     fn is_fully_armed(&self) -> bool {
-        self.is_heard
+        self.is_fully_armed
     }
 
     fn detach_thread(&mut self) -> bool {
-        self.inbox.release_if_small()
+        self.buffer.release_if_small()
     }
 
     fn peer(&self) -> String {
@@ -387,12 +387,12 @@ impl Stream for EpollStream {
 impl Drop for EpollStream {
     fn drop(&mut self) {
         self.released_bytes();
-        if !self.held.is_empty() {
+        if !self.pending_zero_copy.is_empty() {
             zero_copy::abort(self.socket.as_fd());
             self.released_bytes();
         }
-        if !self.held.is_empty() {
-            self.held.leak();
+        if !self.pending_zero_copy.is_empty() {
+            self.pending_zero_copy.leak();
         }
     }
 }

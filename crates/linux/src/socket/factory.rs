@@ -49,15 +49,15 @@ pub struct SocketStats {
     /// Receive calls.
     pub receives: u64,
     /// Receive calls that found nothing.
-    pub receives_in_vain: u64,
+    pub receives_empty: u64,
     /// Send calls.
     pub sends: u64,
     /// Zero-copy sends.
-    pub sends_by_reference: u64,
+    pub sends_zero_copy: u64,
     /// Zero-copy sends that the kernel copied after all.
-    pub copied_anyway: u64,
+    pub zero_copy_copied: u64,
     /// Polls skipped because no receive buffer was free.
-    pub without_inbox: u64,
+    pub without_buffer: u64,
     /// Enter calls of the `io_uring` engine. With it, the other counters count received buffers and
     /// submitted sends.
     pub enters: u64,
@@ -95,7 +95,7 @@ impl SocketFactory {
     ///
     /// If `inbox_bytes` is below 1024.
     pub fn new(regions: RegionTable, options: SocketOptions) -> Self {
-        let inboxes = RecvBufferPool::new(options.inbox_bytes, options.inboxes_max);
+        let inboxes = RecvBufferPool::new(options.recv_buffer_bytes, options.recv_buffers_max);
         let counts = Arc::<Counts>::default();
         let ring = match options.engine {
             SocketEngine::Epoll => None,
@@ -155,7 +155,7 @@ impl SocketFactory {
     }
 
     fn restricted(&self, stream: Box<dyn Stream>) -> Box<dyn Stream> {
-        RestrictedStream::wrap(stream, self.options.gathers, self.options.says_more)
+        RestrictedStream::wrap(stream, self.options.batch_send, self.options.msg_more)
     }
 
     /// Receive queues (NAPI identifiers) of its streams with `busy_poll`, with the number of
@@ -170,11 +170,11 @@ impl SocketFactory {
         let counts = &*self.counts;
         SocketStats {
             receives: counts.receives.get(),
-            receives_in_vain: counts.receives_in_vain.get(),
+            receives_empty: counts.receives_in_vain.get(),
             sends: counts.sends.get(),
-            sends_by_reference: counts.sends_by_reference.get(),
-            copied_anyway: counts.copied_anyway.get(),
-            without_inbox: counts.without_inbox.get(),
+            sends_zero_copy: counts.sends_by_reference.get(),
+            zero_copy_copied: counts.copied_anyway.get(),
+            without_buffer: counts.without_inbox.get(),
             enters: counts.enters.get(),
         }
     }

@@ -28,10 +28,10 @@ pub struct SocketOptions {
     pub user_timeout: Span,
     /// Whether a batch is sent by one gathering call. Default on. When off, each segment is sent by
     /// its own call, with the headers before it: for measuring the gain.
-    pub gathers: bool,
+    pub batch_send: bool,
     /// `MSG_MORE`: tells the kernel that more data follows at once, so that it delays a partial
     /// packet. Default on.
-    pub says_more: bool,
+    pub msg_more: bool,
     /// `SO_SNDBUF` in bytes: unacknowledged and unsent data. `None`: tuned by the kernel. Capped at
     /// `net.core.wmem_max`.
     pub send_buffer_bytes: Option<usize>,
@@ -51,10 +51,10 @@ pub struct SocketOptions {
     /// copying.
     pub zero_copy_from_bytes: Option<usize>,
     /// Length of a receive buffer: the maximum that one poll receives. Default 256 KiB.
-    pub inbox_bytes: usize,
+    pub recv_buffer_bytes: usize,
     /// Maximum number of receive buffers per thread. A stream holds one only while it has
     /// unconsumed bytes; without a free one it does not receive. Default 64.
-    pub inboxes_max: usize,
+    pub recv_buffers_max: usize,
 }
 
 /// The kernel refused an option.
@@ -89,8 +89,8 @@ impl Default for SocketOptions {
         Self {
             engine: SocketEngine::default(),
             no_delay: true,
-            gathers: true,
-            says_more: true,
+            batch_send: true,
+            msg_more: true,
             keepalive: true,
             user_timeout: USER_TIMEOUT,
             send_buffer_bytes: None,
@@ -99,8 +99,8 @@ impl Default for SocketOptions {
             congestion: None,
             priority: None,
             zero_copy_from_bytes: Some(32 << 10),
-            inbox_bytes: 256 << 10,
-            inboxes_max: 64,
+            recv_buffer_bytes: 256 << 10,
+            recv_buffers_max: 64,
         }
     }
 }

@@ -41,7 +41,7 @@ struct ThreadCache {
     /// Free buffers.
     free: Vec<Box<[u8]>>,
     /// Number of buffers that may still be allocated.
-    unmade: usize,
+    remaining: usize,
 }
 
 thread_local! {
@@ -63,7 +63,7 @@ impl RecvBufferPool {
 
     /// Whether this thread has a free buffer.
     pub(crate) fn has_free(&self) -> bool {
-        self.with(|share| share.unmade > 0 || !share.free.is_empty()).unwrap_or(false)
+        self.with(|share| share.remaining > 0 || !share.free.is_empty()).unwrap_or(false)
     }
 
     /// Runs `act` on this thread's part; `None` if the thread is exiting.
@@ -84,7 +84,7 @@ impl RecvBufferPool {
     fn begin(&self, shares: &mut Vec<ThreadCache>) -> usize {
         shares.retain(|share| share.shape.strong_count() > 0);
         let (shape, unmade) = (Arc::downgrade(&self.shape), self.shape.count_max);
-        shares.push(ThreadCache { shape, free: Vec::new(), unmade });
+        shares.push(ThreadCache { shape, free: Vec::new(), remaining: unmade });
         shares.len() - 1
     }
 
@@ -96,7 +96,7 @@ impl RecvBufferPool {
 
     #[cold]
     fn make(&self, share: &mut ThreadCache) -> Option<Box<[u8]>> {
-        share.unmade = share.unmade.checked_sub(1)?;
+        share.remaining = share.remaining.checked_sub(1)?;
         Some(vec![0; self.shape.len_bytes].into_boxed_slice())
     }
 

@@ -49,11 +49,11 @@ struct RingState {
     generation: u64,
     is_enabled: bool,
     /// Data arrived for a sleeping stream during an enter of another one.
-    has_woken: bool,
+    has_wakeup: bool,
     /// Error that disabled the ring.
     failed: Option<Errno>,
     /// The ring was entered by the wrong thread; an error of this call only.
-    is_foreign: bool,
+    wrong_thread: bool,
     /// Sockets registered in the kernel's file table.
     files: u32,
     /// Sockets in use.
@@ -96,8 +96,8 @@ impl Ring {
         builder.setup_single_issuer().setup_defer_taskrun().setup_r_disabled();
         builder.setup_taskrun_flag().setup_submit_all().setup_cqsize(COMPLETIONS);
         let uring: IoUring = builder.build(ENTRIES).map_err(|error| errno(&error))?;
-        let count = options.inboxes_max.clamp(2, BUFFERS_MAX).next_power_of_two();
-        let len_bytes = options.inbox_bytes.min(BUFFER_MAX);
+        let count = options.recv_buffers_max.clamp(2, BUFFERS_MAX).next_power_of_two();
+        let len_bytes = options.recv_buffer_bytes.min(BUFFER_MAX);
         let buffers = Buffers::new(&uring, u16::try_from(count).unwrap_or(2), len_bytes)?;
         // Registration may exceed RLIMIT_NOFILE; then no socket is in the table.
         let has_files = uring.submitter().register_files_sparse(FILES_MAX).is_ok();
@@ -109,9 +109,9 @@ impl Ring {
             unsubmitted: 0,
             generation: 0,
             is_enabled: false,
-            has_woken: false,
+            has_wakeup: false,
             failed: None,
-            is_foreign: false,
+            wrong_thread: false,
             files: if has_files { FILES_MAX } else { 0 },
             attached: 0,
             counts,
@@ -163,13 +163,13 @@ impl RingState {
         match entered {
             Ok(count) => {
                 self.unsubmitted = self.unsubmitted.saturating_sub(count);
-                self.is_foreign = false;
+                self.wrong_thread = false;
             }
             Err(error) => match errno(&error) {
                 // The rest is submitted by the next enter.
                 Errno::INTR | Errno::AGAIN | Errno::BUSY => {}
                 // Entered by another thread than the one that enabled the ring.
-                Errno::EXIST => self.is_foreign = true,
+                Errno::EXIST => self.wrong_thread = true,
                 errno => self.failed = Some(errno),
             },
         }
@@ -179,7 +179,7 @@ impl RingState {
 
     /// Error for the current call, if any.
     fn take_error(&mut self) -> Option<Errno> {
-        let is_foreign = std::mem::take(&mut self.is_foreign);
+        let is_foreign = std::mem::take(&mut self.wrong_thread);
         self.failed.or(is_foreign.then_some(Errno::EXIST))
     }
 
@@ -211,21 +211,21 @@ impl RingState {
         // MORE is set as long as a multishot receive stays armed.
         slot.is_receiving = cqueue::more(flags);
         let useless = match lent {
-            Some(lent) if result > 0 && !slot.is_gone => {
+            Some(lent) if result > 0 && !slot.is_closed => {
                 slot.arrived.push_back(lent);
                 None
             }
             useless => useless,
         };
         if result == 0 {
-            slot.over.get_or_insert(StreamEnd::End);
+            slot.end.get_or_insert(StreamEnd::End);
         } else if let Some(errno) = failure(result) {
-            slot.over.get_or_insert(StreamEnd::Broken(errno));
+            slot.end.get_or_insert(StreamEnd::Broken(errno));
         }
-        let wakes = slot.wants_bytes && (!slot.arrived.is_empty() || slot.over.is_some());
+        let wakes = slot.wants_bytes && (!slot.arrived.is_empty() || slot.end.is_some());
         // A multishot receive must not take all buffers: it is stopped, and restarted later.
         let has_plenty = slot.is_receiving && slot.arrived.len() == RECEIVED_MAX;
-        self.has_woken |= wakes;
+        self.has_wakeup |= wakes;
         if has_plenty {
             self.cancel_receive(key);
         }
@@ -238,13 +238,13 @@ impl RingState {
         if cqueue::notif(flags) {
             let copied = u64::from(self.slot(key).handle_notification(number, result));
             self.counts.copied_anyway.add(copied);
-            self.has_woken |= self.slot(key).wants_room;
+            self.has_wakeup |= self.slot(key).wants_room;
             return;
         }
         let slot = self.slot(key);
         let goes_on = slot.sent(number, result, cqueue::more(flags));
         let wakes = slot.wants_room;
-        self.has_woken |= wakes;
+        self.has_wakeup |= wakes;
         if goes_on {
             self.push_send(key, number);
         }
@@ -253,7 +253,7 @@ impl RingState {
     /// Frees the slot of a closed stream, once the kernel has no operation in flight for it.
     fn free_if_idle(&mut self, key: u32) {
         let slot = self.slot(key);
-        if !slot.is_gone || !slot.is_idle() {
+        if !slot.is_closed || !slot.is_idle() {
             return;
         }
         if slot.file.is_some() && self.failed.is_none() {
@@ -271,11 +271,11 @@ impl RingState {
         let goes_on = self.attached == 1 && self.buffers.count() >= BURST + 2 * RECEIVED_MAX;
         let most = if goes_on { RECEIVED_MAX } else { 1 };
         let slot = self.slot(key);
-        if slot.is_receiving || slot.over.is_some() || !has_free || slot.arrived.len() >= most {
+        if slot.is_receiving || slot.end.is_some() || !has_free || slot.arrived.len() >= most {
             return;
         }
         slot.is_receiving = true;
-        slot.goes_on = goes_on;
+        slot.is_multishot = goes_on;
         let descriptor = types::Fd(slot.descriptor());
         let one = |entry: opcode::Recv| {
             entry.buf_group(GROUP).build().flags(squeue::Flags::BUFFER_SELECT)
@@ -291,7 +291,7 @@ impl RingState {
 
     fn cancel_multishot(&mut self) {
         let goes_on = |slot: &Option<Box<Slot>>| {
-            slot.as_ref().is_some_and(|slot| slot.is_receiving && slot.goes_on)
+            slot.as_ref().is_some_and(|slot| slot.is_receiving && slot.is_multishot)
         };
         let keys = (0_u32..).zip(&self.slots).filter(|(_, slot)| goes_on(slot));
         for key in keys.map(|(key, _)| key).collect::<Vec<_>>() {
@@ -309,7 +309,7 @@ impl RingState {
         let file = slot.file;
         let descriptor = types::Fd(slot.descriptor());
         let send = &mut slot.sends[usize::from(number)];
-        let by_reference = send.by_reference;
+        let by_reference = send.zero_copy;
         let (message, flags) = send.message();
         let entry = match file {
             _ if by_reference => {
@@ -376,7 +376,7 @@ impl RingState {
             self.buffers.release(&lent);
         }
         let slot = self.slot(key);
-        slot.is_gone = true;
+        slot.is_closed = true;
         let was_used = slot.is_attached;
         (slot.wants_bytes, slot.wants_room) = (false, false);
         let arrived = std::mem::take(&mut slot.arrived);
@@ -394,7 +394,7 @@ impl RingState {
             self.enter();
             self.abort_if_held(key);
         }
-        self.is_foreign = false;
+        self.wrong_thread = false;
         if self.slots[key as usize].is_some() {
             self.free_if_idle(key);
         }

@@ -81,7 +81,7 @@ fn epoll_over_unix_sockets_is_a_stream_like_any_other() {
 fn epoll_with_little_room_is_a_stream_like_any_other() {
     let options = SocketOptions {
         send_buffer_bytes: Some(4096),
-        inbox_bytes: 2048,
+        recv_buffer_bytes: 2048,
         ..SocketOptions::default()
     };
     conformance::run(3, || pair_of(options.clone(), unix()));
@@ -118,8 +118,8 @@ fn a_ring_over_unix_sockets_is_a_stream_like_any_other() {
 fn a_ring_with_little_room_is_a_stream_like_any_other() {
     let options = SocketOptions {
         send_buffer_bytes: Some(4096),
-        inbox_bytes: 1024,
-        inboxes_max: 4,
+        recv_buffer_bytes: 1024,
+        recv_buffers_max: 4,
         ..ring()
     };
     if has_ring() {
@@ -162,7 +162,7 @@ fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
                 let _ = one.receive();
             }
             let counts = sockets.counts();
-            (counts.sends_by_reference, counts.copied_anyway)
+            (counts.sends_zero_copy, counts.zero_copy_copied)
         };
         assert_eq!(send(10_004), (0, 0), "{engine:?}: too little");
         sockets.set_zero_copy_from(Some(10_000));
@@ -173,9 +173,9 @@ fn sends_by_reference_end_once_the_kernel_reports_that_it_copies() {
 
 #[test]
 fn a_stream_without_techniques_is_one_like_any_other() {
-    let curbed = SocketOptions { gathers: false, says_more: false, ..SocketOptions::default() };
+    let curbed = SocketOptions { batch_send: false, msg_more: false, ..SocketOptions::default() };
     conformance::run(10, || pair_of(curbed.clone(), tcp()));
-    let talkative = SocketOptions { gathers: false, ..SocketOptions::default() };
+    let talkative = SocketOptions { batch_send: false, ..SocketOptions::default() };
     conformance::run(11, || pair_of(talkative.clone(), unix()));
 }
 
@@ -183,7 +183,7 @@ fn a_stream_without_techniques_is_one_like_any_other() {
 fn a_stream_that_does_not_gather_sends_each_piece_by_a_call_of_its_own() {
     for (gathers, calls) in [(true, 1), (false, 3)] {
         let (regions, whole) = memory();
-        let options = SocketOptions { gathers, ..SocketOptions::default() };
+        let options = SocketOptions { batch_send: gathers, ..SocketOptions::default() };
         let sockets = SocketFactory::new(regions, options);
         let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());
         let piece = |at: u32| SendSlice::Memory(whole.slice(at * 100, 100).unwrap());
@@ -268,7 +268,7 @@ fn a_sleeper_is_woken_by_bytes_and_by_ends_and_by_nothing_else() {
 
 #[test]
 fn connections_share_the_inboxes_of_their_thread() {
-    let options = SocketOptions { inboxes_max: 1, inbox_bytes: 4096, ..SocketOptions::default() };
+    let options = SocketOptions { recv_buffers_max: 1, recv_buffer_bytes: 4096, ..SocketOptions::default() };
     let (regions, _) = memory();
     let sockets = SocketFactory::new(regions, options);
     let [mut one, mut other] = unix().map(|socket| sockets.stream(socket).unwrap());
@@ -276,7 +276,7 @@ fn connections_share_the_inboxes_of_their_thread() {
     other.send(&[8; 100], &header(100), false).unwrap();
     assert_eq!(other.receive(), RecvResult::Bytes(2000));
     assert_eq!(one.receive(), RecvResult::WouldBlock, "the inbox is lent");
-    assert_eq!(sockets.counts().without_inbox, 1);
+    assert_eq!(sockets.counts().without_buffer, 1);
     assert!(!one.arm(true, false), "and nothing is gained by staying awake");
     assert!(!one.is_fully_armed(), "but it has to be armed again");
     other.consume(2000);
@@ -286,7 +286,7 @@ fn connections_share_the_inboxes_of_their_thread() {
     one.consume(100);
     assert!(!one.arm(true, false) && one.is_fully_armed(), "the inbox has come back");
     let counts = sockets.counts();
-    assert_eq!((counts.receives, counts.receives_in_vain, counts.sends), (2, 0, 2));
+    assert_eq!((counts.receives, counts.receives_empty, counts.sends), (2, 0, 2));
 }
 
 /// Memory, and the kernel-owned buffers of four requests of 64 KiB, backed by a file.
@@ -315,7 +315,7 @@ fn send_all(stream: &mut dyn Stream, headers: &[u8], stretches: &[SendSlice]) {
 fn what_was_lent_is_sent_between_what_was_not_and_received_where_it_belongs() {
     let (regions, whole, lent) = lending();
     for options in
-        [SocketOptions::default(), SocketOptions { gathers: false, ..SocketOptions::default() }]
+        [SocketOptions::default(), SocketOptions { batch_send: false, ..SocketOptions::default() }]
     {
         let sockets = SocketFactory::new(regions.clone(), options);
         let [mut one, mut other] = tcp().map(|socket| sockets.stream(socket).unwrap());

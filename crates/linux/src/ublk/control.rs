@@ -21,7 +21,7 @@ pub struct Control {
     file: OwnedFd,
     /// Buffer for the commands' payload. `None` after a command whose completion was not awaited:
     /// the kernel may still write to the leaked buffer.
-    room: Option<Box<[u8; PAYLOAD_BYTES_MAX]>>,
+    payload: Option<Box<[u8; PAYLOAD_BYTES_MAX]>>,
 }
 
 /// The control device is not available.
@@ -87,7 +87,7 @@ impl Control {
         })?;
         let ring =
             IoUring::builder().build(2).map_err(|error| ControlError::Ring(errno(&error)))?;
-        Ok(Self { ring, file, room: Some(Box::new([0; PAYLOAD_BYTES_MAX])) })
+        Ok(Self { ring, file, payload: Some(Box::new([0; PAYLOAD_BYTES_MAX])) })
     }
 
     /// Executes one command for `device` and waits for its completion. `bytes`, at most 64, is its
@@ -104,7 +104,7 @@ impl Control {
         bytes: &mut [u8],
         patience: Span,
     ) -> Result<i32, Errno> {
-        let room = self.room.as_mut().ok_or(Errno::TIMEDOUT)?;
+        let room = self.payload.as_mut().ok_or(Errno::TIMEDOUT)?;
         let len_bytes = u16::try_from(bytes.len()).map_err(|_| Errno::INVAL)?;
         room.get_mut(..bytes.len()).ok_or(Errno::INVAL)?.copy_from_slice(bytes);
         let address = if bytes.is_empty() { 0 } else { room.as_mut_ptr() as u64 };
@@ -121,10 +121,10 @@ impl Control {
         pushed.map_err(|_| Errno::BUSY)?;
         let waited = self.wait(patience);
         if waited.is_err() {
-            self.room.take().map(Box::leak);
+            self.payload.take().map(Box::leak);
         }
         let result = waited?;
-        if let Some(room) = &self.room {
+        if let Some(room) = &self.payload {
             bytes.copy_from_slice(&room[..bytes.len()]);
         }
         if result < 0 { Err(Errno::from_raw_os_error(-result)) } else { Ok(result) }

@@ -24,7 +24,7 @@ use crate::engine::SubmitError;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelBufferJob {
     /// Descriptor of the ublk device. Open as long as the regions in the same slot.
-    lender: RawFd,
+    device: RawFd,
     queue: u16,
     request: u16,
     /// Next byte of the request, and the number of bytes left.
@@ -34,7 +34,7 @@ pub(super) struct KernelBufferJob {
     refused: Option<Errno>,
     /// Kernel's result of the transfer.
     moved: Option<i32>,
-    is_back: bool,
+    is_unregistered: bool,
 }
 
 /// One of the three linked entries of a job.
@@ -97,14 +97,14 @@ impl Ring {
         let [segment] = segments else { return Err(refused) };
         let lent = slot.vectors.regions().kernel_buffer(*segment).ok_or(refused)?;
         let lent = KernelBufferJob {
-            lender: lent.descriptor.as_raw_fd(),
+            device: lent.descriptor.as_raw_fd(),
             queue: lent.queue,
             request: lent.request,
             byte: lent.byte,
             left: lent.len_bytes,
             refused: None,
             moved: None,
-            is_back: false,
+            is_unregistered: false,
         };
         // The buffer table is registered at the first use; a refusal is remembered.
         if self.table == Table::Unasked {
@@ -115,10 +115,10 @@ impl Ring {
         if self.table == Table::Refused {
             return Err(refused);
         }
-        self.slots[usize::from(index)].lent = Some(lent);
+        self.slots[usize::from(index)].kernel_buffer = Some(lent);
         self.free.pop();
         if !self.push_kernel_buffer(index) {
-            self.again.push(index);
+            self.to_resubmit.push(index);
         }
         Ok(())
     }
@@ -126,8 +126,8 @@ impl Ring {
     /// Pushes the entries of a job; false if the ring has no room.
     pub(super) fn push_kernel_buffer(&mut self, index: u16) -> bool {
         let slot = &self.slots[usize::from(index)];
-        let (offset, verb) = (slot.offset, slot.verb);
-        let Some(lent) = &slot.lent else { return true };
+        let (offset, verb) = (slot.offset, slot.kind);
+        let Some(lent) = &slot.kernel_buffer else { return true };
         let entries = lent.entries(index, verb, offset);
         // A full submission queue is flushed once before giving up.
         for is_last in [false, true] {
@@ -157,21 +157,21 @@ impl Slot {
         step: LinkedStep,
         result: i32,
     ) -> Option<Option<Result<(), Errno>>> {
-        let lent = self.lent.as_mut()?;
+        let lent = self.kernel_buffer.as_mut()?;
         match step {
             LinkedStep::Register => lent.refused = Some(Errno::from_raw_os_error(-result.min(-1))),
             LinkedStep::Transfer => lent.moved = Some(result),
             // The other two results tell whether a buffer had been registered.
-            LinkedStep::Unregister => lent.is_back = true,
+            LinkedStep::Unregister => lent.is_unregistered = true,
         }
-        let moved = lent.moved.filter(|_| lent.is_back)?;
+        let moved = lent.moved.filter(|_| lent.is_unregistered)?;
         let outcome = lent.outcome(moved);
         match outcome {
             None => {
                 self.offset += u64::try_from(moved).unwrap_or(0);
-                (lent.refused, lent.moved, lent.is_back) = (None, None, false);
+                (lent.refused, lent.moved, lent.is_unregistered) = (None, None, false);
             }
-            Some(_) => self.lent = None,
+            Some(_) => self.kernel_buffer = None,
         }
         Some(outcome)
     }
@@ -204,7 +204,7 @@ impl KernelBufferJob {
     }
 
     fn buffer_entry(&self, op: QueueOp, index: u16) -> squeue::Entry {
-        buffer_entry(self.lender, (self.queue, self.request), op, index)
+        buffer_entry(self.device, (self.queue, self.request), op, index)
     }
 
     /// Result of the job; `None` if part of it remains.
@@ -251,17 +251,17 @@ mod tests {
 
     fn slot(verb: JobKind) -> Slot {
         let lent = KernelBufferJob {
-            lender: 77,
+            device: 77,
             queue: 2,
             request: 9,
             byte: 4096,
             left: 8192,
             refused: None,
             moved: None,
-            is_back: false,
+            is_unregistered: false,
         };
         let vectors = Vectors::with_capacity(RegionTable::new(1), 1);
-        Slot { token: 0, offset: 1 << 20, verb, vectors, lent: Some(lent) }
+        Slot { token: 0, offset: 1 << 20, kind: verb, vectors, kernel_buffer: Some(lent) }
     }
 
     /// Bytes of an entry (io_uring.h: `struct io_uring_sqe`).
@@ -288,7 +288,7 @@ mod tests {
             (JobKind::Write { stable: false }, write_fixed, 0),
             (JobKind::Write { stable: true }, write_fixed, 2),
         ] {
-            let lent = slot(verb).lent.unwrap();
+            let lent = slot(verb).kernel_buffer.unwrap();
             let [lend, moves, back] = lent.entries(5, verb, 1 << 20).map(|entry| bytes(&entry));
             assert_eq!([lend[0], moves[0], back[0]], [command, opcode, command]);
             assert_eq!([lend[1], moves[1], back[1]], [hard_link | skip_success, hard_link | 1, 0]);
@@ -323,7 +323,7 @@ mod tests {
             let mut slot = slot(JobKind::Read);
             assert_eq!(slot.handle_linked_step(steps[0], 8192), None);
             assert_eq!(slot.handle_linked_step(steps[1], 8192), Some(Some(Ok(()))));
-            assert!(slot.lent.is_none());
+            assert!(slot.kernel_buffer.is_none());
             assert_eq!(slot.handle_linked_step(LinkedStep::Register, -5), None, "it is over");
         }
     }
@@ -333,7 +333,7 @@ mod tests {
         let mut slot = slot(JobKind::Read);
         assert_eq!(slot.handle_linked_step(LinkedStep::Transfer, 512), None);
         assert_eq!(slot.handle_linked_step(LinkedStep::Unregister, 0), Some(None));
-        let lent = slot.lent.unwrap();
+        let lent = slot.kernel_buffer.unwrap();
         assert_eq!((slot.offset, lent.byte, lent.left), ((1 << 20) + 512, 4608, 7680));
         assert_eq!(slot.handle_linked_step(LinkedStep::Unregister, 0), None, "the rest has not moved");
         assert_eq!(slot.handle_linked_step(LinkedStep::Transfer, 7680), Some(Some(Ok(()))));

@@ -28,36 +28,36 @@ use super::sync::{AtomicBool, Ordering};
 /// [`Notifier`](crate::Notifier) notify it. Initially not parked.
 #[derive(Debug, Default)]
 pub struct ParkFlag {
-    is_dozing: AtomicBool,
-    is_rung: AtomicBool,
+    is_parked: AtomicBool,
+    is_notified: AtomicBool,
 }
 
 impl ParkFlag {
     /// Marks the thread as parked. Call before the announcement that precedes its final check.
     pub fn park(&self) {
         // Work whose notification is erased here is visible to the check after the announcement.
-        self.is_rung.store(false, Ordering::Relaxed);
-        self.is_dozing.store(true, Ordering::Relaxed);
+        self.is_notified.store(false, Ordering::Relaxed);
+        self.is_parked.store(true, Ordering::Relaxed);
     }
 
     /// Marks the thread as runnable. A notifier that saw it parked may still notify it, without
     /// effect.
     pub fn unpark(&self) {
-        self.is_dozing.store(false, Ordering::Relaxed);
+        self.is_parked.store(false, Ordering::Relaxed);
     }
 
     /// Whether the thread is parked.
     #[inline]
     pub fn is_parked(&self) -> bool {
-        self.is_dozing.load(Ordering::Relaxed)
+        self.is_parked.load(Ordering::Relaxed)
     }
 
     /// Whether the thread was notified since it was parked.
     pub fn is_notified(&self) -> bool {
-        self.is_rung.load(Ordering::Acquire)
+        self.is_notified.load(Ordering::Acquire)
     }
 
     pub(super) fn set_notified(&self) {
-        self.is_rung.store(true, Ordering::Release);
+        self.is_notified.store(true, Ordering::Release);
     }
 }

@@ -19,14 +19,14 @@ use super::sync::{AtomicBool, Barrier, Ordering};
 pub(crate) struct SleepFlag {
     asleep: AtomicBool,
     /// A parked thread was notified: see `park_flag.rs`.
-    is_called: AtomicBool,
+    has_parked_notify: AtomicBool,
     barrier: Barrier,
 }
 
 impl SleepFlag {
     pub(crate) fn new(barrier: Barrier) -> Self {
         let (asleep, is_called) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { asleep, is_called, barrier }
+        Self { asleep, has_parked_notify: is_called, barrier }
     }
 
     /// Announces that the sleeper is about to block.
@@ -73,19 +73,19 @@ impl SleepFlag {
         doze.set_notified();
         // An exchange, not a store: a reader that clears the last of several notifications must see
         // the flags that all of them set.
-        self.is_called.swap(true, Ordering::Release);
+        self.has_parked_notify.swap(true, Ordering::Release);
         self.barrier.light();
     }
 
     /// Whether a parked thread was notified; relaxed, so possibly late.
     #[inline]
     pub(crate) fn has_parked_notify(&self) -> bool {
-        self.is_called.load(Ordering::Relaxed)
+        self.has_parked_notify.load(Ordering::Relaxed)
     }
 
     /// Clears the notification flag and returns it; which threads were notified is visible
     /// afterwards.
     pub(crate) fn take_parked_notify(&self) -> bool {
-        self.is_called.swap(false, Ordering::Acquire)
+        self.has_parked_notify.swap(false, Ordering::Acquire)
     }
 }

@@ -60,7 +60,7 @@ pub(super) const METHODS: &[Method] = &[Method {
 
 fn environment(found: &Environment) -> Value {
     json!({
-        "processor": found.processor,
+        "processor": found.cpu_model,
         "kernel": found.kernel,
         "online": found.online.as_ref().map(ToString::to_string),
         "allowed": found.allowed.to_string(),

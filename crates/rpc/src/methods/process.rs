@@ -55,7 +55,7 @@ fn process(call: &CallContext<'_>) -> Result<Value, RpcError> {
         "pid": pid,
         "command_line": command_line(pid).unwrap_or_default(),
         "uptime_ns": usage.age.map(|age| age.ns),
-        "processor_time_ns": usage.processor_time.ns,
+        "processor_time_ns": usage.cpu_time.ns,
         "resident_bytes": usage.resident_bytes,
         "resident_max_bytes": usage.resident_max_bytes,
         "descriptors": usage.descriptors,

@@ -242,7 +242,7 @@ fn environment(outcome: &PerfOutcome) -> Value {
     let environment = &outcome.environment;
     let machine = &environment.machine;
     json!({
-        "processor": machine.processor,
+        "processor": machine.cpu_model,
         "architecture": std::env::consts::ARCH,
         "kernel": machine.kernel,
         "cores": machine.allowed.to_string(),

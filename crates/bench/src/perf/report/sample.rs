@@ -156,7 +156,7 @@ pub fn quiet_machine() -> RunEnvironment {
     let cores = CpuList::parse("0-1").unwrap();
     RunEnvironment {
         machine: Environment {
-            processor: Some("Fast One".into()),
+            cpu_model: Some("Fast One".into()),
             kernel: "6.12.0".into(),
             online: Some(cores.clone()),
             allowed: cores,

@@ -58,7 +58,7 @@ mod tests {
             "congestion-control=bbr",
         ]);
         let (options, _) = of_server(&all).unwrap();
-        assert!(!options.gathers && !options.says_more);
+        assert!(!options.batch_send && !options.msg_more);
         assert_eq!(options.zero_copy_from_bytes, Some(65_536));
         assert_eq!(options.busy_poll, Some(tenmil_base::Span::from_us(50)));
         assert_eq!(options.congestion.as_deref(), Some("bbr"));

@@ -182,7 +182,7 @@ impl FileIo for DiskJobs {
             FileOp::Read { offset, into } => {
                 What::Read { first: sector(offset), into: into.into() }
             }
-            FileOp::Write { offset, from, stable } => {
+            FileOp::Write { offset, from, fua: stable } => {
                 What::Write { first: sector(offset), from: from.into(), stable }
             }
             FileOp::Sync => What::Sync { writes: state.sectors.writes() },

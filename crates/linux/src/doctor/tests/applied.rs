@@ -37,7 +37,7 @@ fn only_what_is_safe_is_applied_and_each_change_says_how_it_is_undone() {
             ),
         ]
     );
-    assert!(applied.iter().all(|one| one.outcome.is_ok()), "{applied:?}");
+    assert!(applied.iter().all(|one| one.result.is_ok()), "{applied:?}");
     assert_eq!(machine.number("proc/sys/net/core/rmem_max"), Some(268_435_456));
     for (untouched, value) in [
         ("proc/sys/vm/nr_hugepages", "0"),
@@ -82,7 +82,7 @@ fn a_change_that_the_kernel_does_not_make_is_told() {
         let stubborn = Stubborn(answer, RefCell::default());
         let applied = apply(&stubborn, &findings);
         assert_eq!(applied.len(), 1);
-        assert_eq!(applied[0].outcome, Err(expected.to_owned()));
+        assert_eq!(applied[0].result, Err(expected.to_owned()));
         assert_eq!(*stubborn.1.borrow(), 1);
     }
     let change = SysfsChange { path: "a".into(), from: "1 2".into(), to: "3".into() };

@@ -48,7 +48,7 @@ fn doors_that_do_not_open_are_told_with_the_command() {
     let found = |uid: u32| {
         let allowed = CpuList::parse("0").unwrap();
         let patient =
-            DoctorContext { machine: &machine, answers: &silent(), uid, allowed: &allowed };
+            DoctorContext { machine: &machine, kernel: &silent(), uid, allowed: &allowed };
         let all = examine(&patient);
         all.into_iter().find(|finding| finding.item == "/dev/vfio").unwrap()
     };
@@ -57,16 +57,16 @@ fn doors_that_do_not_open_are_told_with_the_command() {
     let other = owner + 7;
     let closed = found(other);
     assert_eq!(
-        (closed.state, closed.found),
+        (closed.severity, closed.found),
         (Severity::Required, format!("user {other} may not open 12"))
     );
-    let command = closed.remedy.unwrap().command;
+    let command = closed.fix.unwrap().command;
     assert!(command.starts_with(&format!("sudo chown {other} /dev/vfio/12")), "{command}");
-    assert_eq!(found(owner).state, Severity::Good);
+    assert_eq!(found(owner).severity, Severity::Good);
     assert_eq!(found(0).found, "12, vfio");
     mode("vfio", 0o600);
     mode("12", 0o666);
-    assert_eq!(found(other).remedy.unwrap().command, "sudo chmod 0666 /dev/vfio/vfio");
+    assert_eq!(found(other).fix.unwrap().command, "sudo chmod 0666 /dev/vfio/vfio");
     // Of a group to which the user belongs.
     mode("12", 0o660);
     mode("vfio", 0o666);
@@ -75,5 +75,5 @@ fn doors_that_do_not_open_are_told_with_the_command() {
     std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
     let status = format!("Gid:\t1\t1\t1\t1\nGroups:\t4 {group} \n");
     std::fs::write(root.path().join("proc/self/status"), status).unwrap();
-    assert_eq!(found(other).state, Severity::Good);
+    assert_eq!(found(other).severity, Severity::Good);
 }

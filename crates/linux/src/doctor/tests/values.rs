@@ -555,8 +555,8 @@ fn said(item: &str, files: &[(&str, &str)], told: &Told) -> (Severity, String, S
     let all = look(&machine, told);
     let finding = all.into_iter().find(|finding| finding.item == item);
     let finding = finding.unwrap_or_else(|| panic!("nothing is said of {item}"));
-    let command = finding.remedy.map(|remedy| remedy.command).unwrap_or_default();
-    (finding.state, finding.found, command)
+    let command = finding.fix.map(|remedy| remedy.command).unwrap_or_default();
+    (finding.severity, finding.found, command)
 }
 
 fn check(item: &str, files: &[(&str, &str)], told: &Told, expected: (Severity, &str, &str)) {

@@ -10,7 +10,7 @@ use crate::pci::{
 };
 
 fn terms(owner: Option<u32>, no_iommu: bool) -> BindRequest<'static> {
-    BindRequest { owner, no_iommu, even_if_in_use: &[], marks: &marks }
+    BindRequest { owner, no_iommu, even_if_in_use: &[], signatures: &marks }
 }
 
 fn bound(
@@ -45,7 +45,7 @@ fn a_function_goes_to_a_program_and_back() {
     let tree = Tree::of("override nvme");
     let (kernel, before) = (FakeKernel::new(&tree), tree.state());
     let done = bound(&kernel, &[FUNCTION], &terms(Some(1000), false)).unwrap();
-    assert_eq!((done[0].former.as_deref(), done[0].is_new), (Some("nvme"), true));
+    assert_eq!((done[0].original_driver.as_deref(), done[0].is_new), (Some("nvme"), true));
     assert_eq!(*kernel.given.borrow(), [("dev/vfio/12".to_owned(), 1000)]);
     let function = Function::at(&tree.machine, address(FUNCTION)).unwrap();
     assert_eq!(function.driver.as_deref(), Some("vfio-pci"));
@@ -54,7 +54,7 @@ fn a_function_goes_to_a_program_and_back() {
 
     for owner in [None, Some(1000)] {
         let again = bound(&kernel, &[FUNCTION], &terms(owner, false)).unwrap();
-        assert!(!again[0].is_new && again[0].former.as_deref() == Some("nvme"));
+        assert!(!again[0].is_new && again[0].original_driver.as_deref() == Some("nvme"));
     }
 
     let (back, error) = unbind(&kernel, &UnbindSelection::All);

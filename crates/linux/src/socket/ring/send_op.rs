@@ -16,9 +16,9 @@ pub(super) struct SendOp {
     /// Not yet fully sent.
     pub(super) is_sending: bool,
     /// Sent without a copy.
-    pub(super) by_reference: bool,
+    pub(super) zero_copy: bool,
     /// Outstanding zero-copy notifications.
-    pub(super) notices: u32,
+    pub(super) notifications: u32,
     /// Position of its first byte in the stream.
     pub(super) from: u64,
 }
@@ -42,15 +42,15 @@ impl SendOp {
             message,
             flags: 0,
             is_sending: false,
-            by_reference: false,
-            notices: 0,
+            zero_copy: false,
+            notifications: 0,
             from: 0,
         }
     }
 
     /// Whether the kernel no longer uses it.
     pub(super) fn is_free(&self) -> bool {
-        !self.is_sending && self.notices == 0
+        !self.is_sending && self.notifications == 0
     }
 
     /// Takes as many of `stretches` as one call takes, and returns their length in bytes.

@@ -23,16 +23,16 @@ pub(super) struct Slot {
     pub(super) file: Option<types::Fixed>,
     pub(super) is_receiving: bool,
     /// The receive in flight is multishot.
-    pub(super) goes_on: bool,
+    pub(super) is_multishot: bool,
     /// Received buffers, oldest first.
     pub(super) arrived: VecDeque<FilledBuffer>,
     /// Reason why nothing more is received.
-    pub(super) over: Option<StreamEnd>,
+    pub(super) end: Option<StreamEnd>,
     /// Sends, by number.
     #[expect(clippy::vec_box, reason = "not moved: the kernel has their addresses")]
     pub(super) sends: Vec<Box<SendOp>>,
     /// Whether zero-copy sends are attempted.
-    by_reference: bool,
+    zero_copy: bool,
     /// Reason why nothing more can be sent.
     pub(super) broken: Option<Errno>,
     /// Events that the stream sleeps for.
@@ -41,7 +41,7 @@ pub(super) struct Slot {
     /// The write side is shut down once all sends have completed.
     pub(super) is_shut: bool,
     /// The stream was dropped.
-    pub(super) is_gone: bool,
+    pub(super) is_closed: bool,
     /// Bytes ever accepted for sending.
     pub(super) taken: u64,
 }
@@ -66,16 +66,16 @@ impl Slot {
             is_attached: false,
             file: None,
             is_receiving: false,
-            goes_on: false,
+            is_multishot: false,
             arrived: VecDeque::new(),
-            over: None,
+            end: None,
             sends: Vec::new(),
-            by_reference: true,
+            zero_copy: true,
             broken: None,
             wants_bytes: false,
             wants_room: false,
             is_shut: false,
-            is_gone: false,
+            is_closed: false,
             taken: 0,
         }
     }
@@ -125,7 +125,7 @@ impl Slot {
         let len = send.fill(&self.regions, headers, stretches, has_more)?;
         if len > 0 {
             send.is_sending = true;
-            send.by_reference = by_reference && self.by_reference;
+            send.zero_copy = by_reference && self.zero_copy;
             send.from = self.taken;
             self.taken += len as u64;
         }
@@ -135,26 +135,26 @@ impl Slot {
     /// Handles a zero-copy notification. Returns whether the data was copied.
     pub(super) fn handle_notification(&mut self, number: u8, result: i32) -> bool {
         let send = &mut self.sends[usize::from(number)];
-        send.notices -= 1;
+        send.notifications -= 1;
         let was_copied = result.cast_unsigned() & NOTICE_COPIED != 0;
-        self.by_reference &= !was_copied;
+        self.zero_copy &= !was_copied;
         was_copied
     }
 
     /// Handles the completion of a send. Returns whether the rest must be submitted again.
     pub(super) fn sent(&mut self, number: u8, result: i32, is_noticed_later: bool) -> bool {
         let send = &mut self.sends[usize::from(number)];
-        send.notices += u32::from(is_noticed_later);
+        send.notifications += u32::from(is_noticed_later);
         let errno = (result < 0).then(|| Errno::from_raw_os_error(-result));
         let count = usize::try_from(result).unwrap_or(0);
         match errno {
             // Nothing more is sent from the memory of a dropped stream.
-            _ if self.is_gone => {}
+            _ if self.is_closed => {}
             None if send.advance(count) => return true,
             Some(Errno::INTR | Errno::AGAIN) => return true,
-            Some(Errno::OPNOTSUPP | Errno::NOBUFS | Errno::NOMEM) if send.by_reference => {
+            Some(Errno::OPNOTSUPP | Errno::NOBUFS | Errno::NOMEM) if send.zero_copy => {
                 // The socket does not support zero copy, or the locked-memory limit is reached.
-                (send.by_reference, self.by_reference) = (false, false);
+                (send.zero_copy, self.zero_copy) = (false, false);
                 return true;
             }
             Some(errno) => self.broken = self.broken.or(Some(errno)),

@@ -26,7 +26,7 @@ pub(in crate::socket) struct RingStream {
     /// Unconsumed bytes while no buffer is held: usually part of a header.
     stash: Vec<u8>,
     /// Number of enters at the last poll.
-    looked_at: u64,
+    polled_generation: u64,
     threshold: ZeroCopyThreshold,
     /// The end of the stream has been reported.
     is_over: bool,
@@ -57,7 +57,7 @@ impl RingStream {
             regions,
             held: None,
             stash: Vec::new(),
-            looked_at,
+            polled_generation: looked_at,
             threshold,
             is_over: false,
             is_abandoned: false,
@@ -68,7 +68,7 @@ impl RingStream {
 
     /// Takes the next received buffer, with the unconsumed bytes in front of it.
     fn next_buffer(&mut self) -> RecvResult {
-        let Self { ring, key, held, stash, looked_at, .. } = self;
+        let Self { ring, key, held, stash, polled_generation: looked_at, .. } = self;
         let mut core = ring.core();
         core.attach(*key);
         core.start_receiving(*key);
@@ -80,7 +80,7 @@ impl RingStream {
         let failed = core.take_error();
         let slot = core.slot(*key);
         let Some(mut lent) = slot.arrived.pop_front() else {
-            let over = slot.over.or(failed.map(StreamEnd::Broken));
+            let over = slot.end.or(failed.map(StreamEnd::Broken));
             drop(core);
             return self.no_data(over);
         };
@@ -224,7 +224,7 @@ impl Stream for RingStream {
         core.attach(self.key);
         // One send at a time keeps the byte order.
         if core.slot(self.key).sending().next().is_some() {
-            enter_or_reap(&mut core, &mut self.looked_at);
+            enter_or_reap(&mut core, &mut self.polled_generation);
         }
         let failed = core.take_error();
         let slot = core.slot(self.key);
@@ -291,24 +291,24 @@ impl Stream for RingStream {
         let slot = core.slot(self.key);
         // Accepted but not released: a send or a zero-copy notification is outstanding.
         let is_sending = slot.released() < slot.taken;
-        let has_more = !slot.arrived.is_empty() || (slot.over.is_some() && !self.is_over);
+        let has_more = !slot.arrived.is_empty() || (slot.end.is_some() && !self.is_over);
         let has_bytes = wants_bytes && has_room && has_more;
         slot.wants_bytes = wants_bytes;
         slot.wants_room = wants_room || is_sending;
         let wanted = Interest {
-            readable: wants_bytes && has_room && has_free && slot.over.is_none(),
+            readable: wants_bytes && has_room && has_free && slot.end.is_none(),
             // A zero-copy notification has no event of its own here: writability, which is true
             // more often, stands for it.
             writable: wants_room || is_sending,
         };
         let wanted = (wanted != ERRORS).then_some(wanted);
         let waits = self.waiter.wait_for(slot.socket(), wanted);
-        has_bytes || core.has_woken || has_failed || waits.is_err()
+        has_bytes || core.has_wakeup || has_failed || waits.is_err()
     }
 
     fn disarm(&mut self) {
         let mut core = self.ring.core();
-        core.has_woken = false;
+        core.has_wakeup = false;
         let slot = core.slot(self.key);
         (slot.wants_bytes, slot.wants_room) = (false, false);
     }

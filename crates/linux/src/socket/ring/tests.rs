@@ -11,7 +11,7 @@ use super::{Kind, Ring, RingStream, from_user_data, to_user_data};
 
 /// A ring, if this kernel supports it; prints a note if not.
 fn ring() -> Option<Ring> {
-    ring_of(SocketOptions { inboxes_max: 16, ..SocketOptions::default() })
+    ring_of(SocketOptions { recv_buffers_max: 16, ..SocketOptions::default() })
 }
 
 fn ring_of(options: SocketOptions) -> Option<Ring> {
@@ -154,7 +154,7 @@ fn a_socket_whose_bytes_nobody_consumes_leaves_the_buffers_to_others() {
     for inboxes_max in [4, 64] {
         let inbox_bytes = 1024;
         let Some(ring) =
-            ring_of(SocketOptions { inboxes_max, inbox_bytes, ..SocketOptions::default() })
+            ring_of(SocketOptions { recv_buffers_max: inboxes_max, recv_buffer_bytes: inbox_bytes, ..SocketOptions::default() })
         else {
             return;
         };
@@ -182,7 +182,7 @@ fn a_socket_whose_bytes_nobody_consumes_leaves_the_buffers_to_others() {
 #[test]
 fn a_socket_that_is_alone_stops_before_it_has_all_buffers() {
     let Some(ring) =
-        ring_of(SocketOptions { inboxes_max: 64, inbox_bytes: 1024, ..SocketOptions::default() })
+        ring_of(SocketOptions { recv_buffers_max: 64, recv_buffer_bytes: 1024, ..SocketOptions::default() })
     else {
         return;
     };
