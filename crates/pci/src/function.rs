@@ -178,7 +178,7 @@ impl Function {
 
     fn of(
         address: &str,
-        OpenedDevice { device, group, instead }: OpenedDevice,
+        OpenedDevice { device, group, iommufd_error: instead }: OpenedDevice,
     ) -> io::Result<Self> {
         let mut about = DeviceInfo { argsz: DeviceInfo::BYTES, ..DeviceInfo::default() };
         ioctl::call_with(device.as_fd(), ioctl::DEVICE_GET_INFO, &mut about)?;

@@ -18,7 +18,7 @@ use crate::function::VfioInterface;
 pub(crate) struct Group {
     /// Closed first: without it the kernel removes the IOMMU mappings. `None` where functions have
     /// device nodes of their own.
-    pub(crate) door: Option<File>,
+    pub(crate) file: Option<File>,
     pub(crate) container: Container,
     number: u32,
     root: PathBuf,
@@ -57,7 +57,7 @@ pub(crate) fn join(
         return Err(AttachError::Ioctl { address, what, error });
     }
     let (door, container) = open()?;
-    let group = Arc::new(Group { door, container, number, root: root.to_owned() });
+    let group = Arc::new(Group { file: door, container, number, root: root.to_owned() });
     groups.push(Arc::clone(&group));
     Ok(GroupMember { group: Some(group) })
 }

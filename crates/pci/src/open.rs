@@ -37,7 +37,7 @@ pub(crate) struct OpenedDevice {
     pub(crate) group: GroupMember,
     /// Reason why iommufd is not used, although the kernel supports it and no interface was
     /// requested.
-    pub(crate) instead: Option<String>,
+    pub(crate) iommufd_error: Option<String>,
 }
 
 const IOMMU: &str = "dev/iommu";
@@ -48,7 +48,7 @@ impl OpenRequest<'_> {
             IommuMode::Iommu { by: Some(VfioInterface::Iommufd) } => self.by_iommufd(),
             IommuMode::Iommu { by: None } if self.has_iommufd() => match self.by_iommufd() {
                 Err(why) if why.is_forbidden() => {
-                    Ok(OpenedDevice { instead: Some(why.to_string()), ..self.by_group(isolation)? })
+                    Ok(OpenedDevice { iommufd_error: Some(why.to_string()), ..self.by_group(isolation)? })
                 }
                 taken => taken,
             },
@@ -87,9 +87,9 @@ impl OpenRequest<'_> {
                 };
                 Ok((Some(group), container))
             })?;
-        let door = group.door.as_ref().ok_or(io::ErrorKind::NotFound.into());
+        let door = group.file.as_ref().ok_or(io::ErrorKind::NotFound.into());
         let device = door.and_then(|door| device_of(door, self.address));
-        Ok(OpenedDevice { device: device.map_err(self.refuse("take it"))?, group, instead: None })
+        Ok(OpenedDevice { device: device.map_err(self.refuse("take it"))?, group, iommufd_error: None })
     }
 
     fn by_iommufd(&self) -> Result<OpenedDevice, AttachError> {
@@ -120,7 +120,7 @@ impl OpenRequest<'_> {
         if let Some(ioas) = group.container.ioas().filter(|_| !is_first) {
             enter(ioas)?;
         }
-        Ok(OpenedDevice { device, group, instead: None })
+        Ok(OpenedDevice { device, group, iommufd_error: None })
     }
 
     fn has_iommufd(&self) -> bool {
