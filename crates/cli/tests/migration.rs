@@ -132,7 +132,7 @@ fn ride(
     let next = || match told.recv_timeout(PATIENCE) {
         Ok(Told::Panicked(text)) => panic!("{text}"),
         Ok(told) => told,
-        Err(error) => panic!("{error} after {:?}", directory.events_since(0).noted.last()),
+        Err(error) => panic!("{error} after {:?}", directory.events_since(0).events.last()),
     };
     for index in 1..=MOVES {
         assert!(matches!(next(), Told::Loaded));
@@ -384,7 +384,7 @@ impl Pair {
             Thread::spawn("reactor", Some(core), body).unwrap()
         };
         let threads = assembly.reactors.into_iter().zip(places).map(start).collect();
-        Self { directory: assembly.directory, _threads: threads }
+        Self { directory: assembly.registry, _threads: threads }
     }
 }
 
@@ -400,7 +400,7 @@ impl Drop for Pair {
 /// How many moves the events tell of, each from where the one before has led.
 fn moves_told(directory: &Registry) -> u64 {
     let (mut count, mut at) = (0, None);
-    for noted in directory.events_since(0).noted {
+    for noted in directory.events_since(0).events {
         match noted.event {
             Event::ThreadMigrated { from, to, .. } => {
                 assert!(from != to && at.is_none_or(|at| at == from), "{from} to {to}, not {at:?}");

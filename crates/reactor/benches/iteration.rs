@@ -96,7 +96,7 @@ fn bench_reactor(active: u32, timed: u32, period: Span, clock: &Clock) -> (React
     for _ in 0..timed {
         plan = plan.poller(PollerBuilder::timed("timed", period, Idle(0)));
     }
-    assembly.directory.spawn(plan).expect("room");
+    assembly.registry.spawn(plan).expect("room");
     let (reactor, _) = assembly.reactors.remove(0);
     (reactor, assembly)
 }

@@ -52,12 +52,12 @@ pub(crate) struct TimeAccounting {
     /// Polls started since.
     begun: u32,
     /// Whether the time of several threads must be told apart.
-    pub(crate) several: bool,
+    pub(crate) has_several_accounts: bool,
     /// End of the period in which everything is timed.
     closely_until: Instant,
     /// Earliest start of the next such period.
     closely_again: Instant,
-    closely: bool,
+    times_everything: bool,
     longest: Span,
     /// Number of what took the most time; 0 if unknown.
     culprit: u64,
@@ -81,10 +81,10 @@ impl TimeAccounting {
             stopwatch,
             mark: now,
             begun: 0,
-            several: false,
+            has_several_accounts: false,
             closely_until: now,
             closely_again: now,
-            closely: false,
+            times_everything: false,
             longest: Span::default(),
             culprit: 0,
             tick: Span::default(),
@@ -109,7 +109,7 @@ impl TimeAccounting {
     /// Starts the mailbox or poller with this number.
     #[inline]
     pub(crate) fn begin(&mut self, number: u64) {
-        if self.several && self.begun > 0 {
+        if self.has_several_accounts && self.begun > 0 {
             self.poll_tick();
         }
         self.record.running.set(number);
@@ -119,7 +119,7 @@ impl TimeAccounting {
     /// Nothing runs until the next start; the time until then is charged to nothing.
     #[inline]
     pub(crate) fn finish(&mut self) {
-        if self.several && self.begun > 1 {
+        if self.has_several_accounts && self.begun > 1 {
             self.poll_tick();
         }
     }
@@ -127,7 +127,7 @@ impl TimeAccounting {
     /// Ends a poll. Returns its duration, if it found work and was measured.
     #[inline]
     pub(crate) fn end(&mut self, found: bool) -> u64 {
-        if self.closely || (found && self.several) {
+        if self.times_everything || (found && self.has_several_accounts) {
             self.finish();
             let took = self.account(self.stopwatch.now()).ns;
             if found { took } else { 0 }
@@ -183,7 +183,7 @@ impl TimeAccounting {
             return self.ticker;
         }
         if self.culprit == 0 && now >= self.closely_again {
-            self.closely = true;
+            self.times_everything = true;
             self.closely_until = now.after(CLOSE_TIMING);
             self.closely_again = now.after(CLOSE_TIMING_INTERVAL);
         }
@@ -193,7 +193,7 @@ impl TimeAccounting {
     /// Ends the timing of every poller after its period.
     pub(crate) fn end_close_timing(&mut self, now: Instant) {
         if now >= self.closely_until {
-            self.closely = false;
+            self.times_everything = false;
         }
     }
 }

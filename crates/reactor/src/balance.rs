@@ -34,8 +34,8 @@ pub use platform::{CpuPlatform, LinuxPlatform};
 
 /// Poller that balances threads over reactors.
 struct Balancer {
-    steering: SchedulerHandle,
-    ground: Box<dyn CpuPlatform>,
+    handle: SchedulerHandle,
+    platform: Box<dyn CpuPlatform>,
     /// CPU locations of the reactors.
     places: Vec<CpuLocation>,
     last: Option<LoadSnapshot>,
@@ -82,8 +82,8 @@ pub fn balancer(
         speeds: Vec::new(),
     })));
     let balancer = Balancer {
-        steering: steering.clone(),
-        ground: Box::new(ground),
+        handle: steering.clone(),
+        platform: Box::new(ground),
         places,
         last: None,
         arrived: BTreeMap::new(),
@@ -107,7 +107,7 @@ pub fn start(
     let ground = LinuxPlatform::new(machine, cores, frequency, pool);
     let (balancer, steering) = balancer(options, places, ground).map_err(BalancerError::Options)?;
     let plan = ThreadBuilder::new("balancer").poller(balancer);
-    let handle = directory.spawn(plan).map_err(|refused| BalancerError::Spawn(refused.why))?;
+    let handle = directory.spawn(plan).map_err(|refused| BalancerError::Spawn(refused.reason))?;
     Ok((handle, steering))
 }
 
@@ -122,7 +122,7 @@ impl Balancer {
     ) -> Option<Span> {
         let now = loads.at;
         let snapshot = self.snapshot(last, loads);
-        let steering = self.steering.clone();
+        let steering = self.handle.clone();
         let mut steered = match steering.0.try_lock() {
             Ok(steered) => steered,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -137,8 +137,8 @@ impl Balancer {
         for event in &plan.events {
             directory.record_event(now, Event::Schedule(event.clone()));
         }
-        steered.speeds = if self.ground.controls_frequency() { wishes.clone() } else { Vec::new() };
-        for error in self.ground.request_frequencies(wishes) {
+        steered.speeds = if self.platform.controls_frequency() { wishes.clone() } else { Vec::new() };
+        for error in self.platform.request_frequencies(wishes) {
             directory.record_event(now, Event::Frequency(error));
         }
         steered.plan = plan;
@@ -149,7 +149,7 @@ impl Balancer {
     }
 
     fn snapshot(&mut self, last: &LoadSnapshot, loads: &LoadSnapshot) -> Snapshot {
-        let ours = self.ground.available();
+        let ours = self.platform.available();
         let reactor = |reactor: &ReactorUsage| {
             let before = last.reactors.iter().find(|before| before.id == reactor.id);
             let place = self.places.iter().find(|place| place.core == reactor.core);
@@ -181,7 +181,7 @@ impl Balancer {
     ) -> Option<ThreadLoad> {
         let home = loads.reactors.iter().find(|reactor| reactor.id == thread.home)?;
         // A pinned thread is restricted to its current reactor.
-        let mask = match thread.is_tied {
+        let mask = match thread.is_pinned {
             true => Some(CpuList::from_iter([home.core])),
             false => thread.mask.clone(),
         };

@@ -207,7 +207,7 @@ impl<S: ChannelProvider> ForEachChannel<S> {
         done: MessageFn,
     ) -> Self {
         let (to_go, origin) = (object.threads(), context.handle());
-        let directory = Arc::downgrade(&context.local.directory);
+        let directory = Arc::downgrade(&context.local.registry);
         Self(Some(ForEachState { object: object.clone(), to_go, origin, directory, step, done }))
     }
 

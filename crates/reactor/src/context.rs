@@ -24,9 +24,9 @@ pub struct Context<'a> {
 #[derive(Debug)]
 pub struct AddPollerError {
     /// Reason.
-    pub why: ReactorError,
+    pub reason: ReactorError,
     /// The rejected poller.
-    pub registration: Box<PollerBuilder>,
+    pub poller: Box<PollerBuilder>,
 }
 
 impl Context<'_> {
@@ -65,13 +65,13 @@ impl Context<'_> {
 
     /// Registry of reactors and threads.
     pub fn registry(&self) -> &Registry {
-        &self.local.directory
+        &self.local.registry
     }
 
     /// Adds a poller to the thread. Rejected if nothing wakes it and the reactor sleeps.
     pub fn add(&mut self, registration: PollerBuilder) -> Result<PollerId, AddPollerError> {
         let refuse =
-            |why, registration| AddPollerError { why, registration: Box::new(registration) };
+            |why, registration| AddPollerError { reason: why, poller: Box::new(registration) };
         if let Err(why) = registration.check(self.local.mode) {
             return Err(refuse(why, registration));
         }
@@ -180,7 +180,7 @@ impl<C: FnOnce(&mut Context<'_>) + Send> Poller for OneShot<C> {
 
 impl std::fmt::Display for AddPollerError {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.why.fmt(out)
+        self.reason.fmt(out)
     }
 }
 

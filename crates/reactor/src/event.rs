@@ -53,7 +53,7 @@ pub enum Event {
         /// Its name.
         name: String,
         /// A poller that was dropped with I/O in flight.
-        cut_off: Option<String>,
+        dropped_poller: Option<String>,
     },
     /// A poller panicked and was dropped.
     PollerPanicked(PollerPanicked),
@@ -91,7 +91,7 @@ pub enum Event {
         /// Duration.
         took: Span,
         /// What took the most time in it.
-        culprit: Attribution,
+        attribution: Attribution,
     },
     /// An iteration has not returned for so long that it may never do: nothing else on its reactor
     /// runs.
@@ -184,7 +184,7 @@ pub struct EventRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventBatch {
     /// The events, oldest first.
-    pub noted: Vec<EventRecord>,
+    pub events: Vec<EventRecord>,
     /// Number of requested events that were already dropped.
     pub missed: u64,
     /// Sequence number for the next query.
@@ -224,7 +224,7 @@ impl EventLog {
         let kept = self.kept();
         let oldest = kept.next - kept.noted.len() as u64;
         let noted = kept.noted.iter().filter(|noted| noted.sequence >= from).cloned().collect();
-        EventBatch { noted, missed: oldest.saturating_sub(from), next: kept.next }
+        EventBatch { events: noted, missed: oldest.saturating_sub(from), next: kept.next }
     }
 
     fn kept(&self) -> MutexGuard<'_, EventBuffer> {
@@ -270,10 +270,10 @@ impl fmt::Display for Event {
                 "move thread {thread} '{name}': poller '{poller}' still had something in flight \
                  after {after}"
             ),
-            Self::ThreadEnded { thread, name, cut_off: None } => {
+            Self::ThreadEnded { thread, name, dropped_poller: None } => {
                 write!(out, "thread {thread} '{name}' ended")
             }
-            Self::ThreadEnded { thread, name, cut_off: Some(poller) } => write!(
+            Self::ThreadEnded { thread, name, dropped_poller: Some(poller) } => write!(
                 out,
                 "thread {thread} '{name}' ended with something in flight in poller '{poller}'"
             ),
@@ -287,7 +287,7 @@ impl fmt::Display for Event {
             Self::TaskPanicked { thread, executor, panic } => {
                 write!(out, "a task of '{executor}' on thread {thread} panicked: {panic}")
             }
-            Self::SlowIteration { reactor, took, culprit } => {
+            Self::SlowIteration { reactor, took, attribution: culprit } => {
                 write!(out, "a turn of reactor {reactor} took {took}: {culprit}")
             }
             Self::ReactorStalled { reactor, lasts, running } => write!(
@@ -349,10 +349,10 @@ mod tests {
             list.note(Instant { ns }, event.clone());
         }
         let all = list.since(0);
-        let sequences: Vec<_> = all.noted.iter().map(|noted| noted.sequence).collect();
+        let sequences: Vec<_> = all.events.iter().map(|noted| noted.sequence).collect();
         assert_eq!((sequences.as_slice(), all.missed, all.next), ([2, 3, 4].as_slice(), 2, 5));
         let new = list.since(4);
-        assert_eq!((new.noted.len(), new.missed), (1, 0));
-        assert_eq!(list.since(all.next).noted, []);
+        assert_eq!((new.events.len(), new.missed), (1, 0));
+        assert_eq!(list.since(all.next).events, []);
     }
 }

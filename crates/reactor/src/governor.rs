@@ -37,7 +37,7 @@ pub fn decide(options: &Options, snapshot: &Snapshot, plan: &Plan) -> Vec<(u32, 
             FrequencyRequest::Restore
         } else if plan.empty.contains(reactor.core) {
             FrequencyRequest::Lowest
-        } else if plan.gathering == Some(reactor.core) {
+        } else if plan.idle_core == Some(reactor.core) {
             if others_busy { FrequencyRequest::Highest } else { load.step() }
         } else {
             load.speed(arrives)

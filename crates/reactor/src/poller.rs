@@ -203,12 +203,12 @@ pub(crate) type PanicHandler = Box<dyn FnOnce(&mut Context<'_>, PollerPanicked) 
 pub struct PollerBuilder {
     pub(crate) name: String,
     pub(crate) poller: Box<dyn Poller>,
-    pub(crate) woken_by: PollerWake,
+    pub(crate) wake: PollerWake,
     pub(crate) every: Option<Span>,
     pub(crate) paused: bool,
-    pub(crate) sleeps_at_once: bool,
-    pub(crate) tied: Option<&'static str>,
-    pub(crate) when_panicked: Option<PanicHandler>,
+    pub(crate) no_spin: bool,
+    pub(crate) pinned: Option<&'static str>,
+    pub(crate) on_panic: Option<PanicHandler>,
 }
 
 impl PollerBuilder {
@@ -251,12 +251,12 @@ impl PollerBuilder {
         Self {
             name,
             poller,
-            woken_by,
+            wake: woken_by,
             every,
             paused: false,
-            sleeps_at_once: false,
-            tied: None,
-            when_panicked: None,
+            no_spin: false,
+            pinned: None,
+            on_panic: None,
         }
     }
 
@@ -271,14 +271,14 @@ impl PollerBuilder {
     /// pollers declare this.
     #[must_use]
     pub fn no_spin(self) -> Self {
-        Self { sleeps_at_once: true, ..self }
+        Self { no_spin: true, ..self }
     }
 
     /// Pins it to its first reactor, for this reason: the first half of a sentence, such as "its
     /// socket belongs to a ring". Its thread is not migrated; requests for that are rejected.
     #[must_use]
     pub fn pinned(self, reason: &'static str) -> Self {
-        Self { tied: Some(reason), ..self }
+        Self { pinned: Some(reason), ..self }
     }
 
     /// Sets the callback that runs after it panicked and was dropped, for instance to inform its
@@ -288,7 +288,7 @@ impl PollerBuilder {
         self,
         tell: impl FnOnce(&mut Context<'_>, PollerPanicked) + Send + 'static,
     ) -> Self {
-        Self { when_panicked: Some(Box::new(tell)), ..self }
+        Self { on_panic: Some(Box::new(tell)), ..self }
     }
 
     /// Its name.
@@ -298,7 +298,7 @@ impl PollerBuilder {
 
     /// Checks that a reactor in this poll mode can run it.
     pub(crate) fn check(&self, mode: PollMode) -> Result<(), ReactorError> {
-        let Self { name, poller, woken_by, every, .. } = self;
+        let Self { name, poller, wake: woken_by, every, .. } = self;
         let unsaid = match woken_by {
             PollerWake::Never if mode != PollMode::Always => {
                 return Err(ReactorError::NoWakeSource { poller: name.clone(), mode });
@@ -341,7 +341,7 @@ impl PollerId {
 
 impl fmt::Debug for PollerBuilder {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, woken_by, every, paused, .. } = self;
+        let Self { name, wake: woken_by, every, paused, .. } = self;
         let mut out = out.debug_struct("Registration");
         out.field("name", name).field("woken_by", woken_by);
         out.field("every", every).field("paused", paused).finish_non_exhaustive()

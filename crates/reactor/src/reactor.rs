@@ -36,8 +36,8 @@ pub struct Reactor {
     inbox: Receiver<ReactorCommand>,
     /// Threads polled in every iteration; parked threads are kept separately.
     threads: Vec<LightThread>,
-    dormitory: ParkedThreads,
-    spell: AdaptiveSpin,
+    parked: ParkedThreads,
+    spin: AdaptiveSpin,
     /// Start of the last iteration.
     last: Instant,
     /// Whether it found work, and which thread did last.
@@ -47,42 +47,42 @@ pub struct Reactor {
     slept: bool,
     /// Last poll of descriptors for parked threads, unless it was at the end of a sleep since which
     /// the clock was not read.
-    asked: Instant,
+    descriptors_polled_at: Instant,
     busy_ns: u64,
-    turns: u64,
+    iterations: u64,
     /// Idle iterations since the last attempt to sleep.
-    looks: u32,
+    idle_polls: u32,
     /// Iterations longer than this are recorded.
-    notable: Span,
-    turn_max: Span,
+    record_above: Span,
+    iteration_max: Span,
     publish_at: Instant,
     /// Deadline of the announced sleep, and its start.
-    promised: Instant,
+    deadline: Instant,
     armed: Instant,
     /// Threads for which the inbox of their new reactor was full.
-    parting: Vec<(ReactorId, Box<LightThread>)>,
+    departing: Vec<(ReactorId, Box<LightThread>)>,
     /// Messages left by ended threads whose destination was full.
-    strays: Vec<(ThreadHandle, Message)>,
+    undelivered: Vec<(ThreadHandle, Message)>,
     stopping: bool,
     /// The descriptors of parked threads are to be polled.
-    looks_out: bool,
+    poll_descriptors: bool,
     /// `stopping` or `looks_out`: an iteration has more to do than to continue.
-    has_aside: bool,
+    has_deferred: bool,
 }
 
 /// Per-reactor state that is borrowed by its threads.
 pub(crate) struct ReactorLocal {
     pub(crate) id: ReactorId,
-    pub(crate) directory: Arc<Registry>,
+    pub(crate) registry: Arc<Registry>,
     pub(crate) sources: WakeSources,
-    pub(crate) bell: Notifier,
+    pub(crate) notifier: Notifier,
     pub(crate) mode: PollMode,
-    pub(crate) watch: TimeAccounting,
+    pub(crate) accounting: TimeAccounting,
     pub(crate) messages: u64,
     /// Earliest due time of a timed poller or of the statistics.
     pub(crate) due: Instant,
     /// Whether a thread arrives or leaves.
-    pub(crate) attention: bool,
+    pub(crate) has_migrations: bool,
     pub(crate) drain_max: Span,
     record: Arc<ReactorCounters>,
 }
@@ -93,7 +93,7 @@ pub struct ReactorOptions {
     /// Poll mode.
     pub poll: PollMode,
     /// Iteration time beyond which an event is recorded.
-    pub turn_max: Span,
+    pub iteration_max: Span,
     /// Upper bound for the time a poller may delay the migration or exit of its thread.
     pub drain_max: Span,
     /// Capacity of the command inbox.
@@ -107,7 +107,7 @@ pub struct ReactorOptions {
 /// Reactors that are not running yet.
 pub struct ReactorSet {
     /// Registry shared by the reactors.
-    pub directory: Arc<Registry>,
+    pub registry: Arc<Registry>,
     /// The reactors, each with its sleeper.
     pub reactors: Vec<(Reactor, Sleeper)>,
 }
@@ -124,7 +124,7 @@ impl Default for ReactorOptions {
     fn default() -> Self {
         Self {
             poll: PollMode::default(),
-            turn_max: Span::from_ms(10),
+            iteration_max: Span::from_ms(10),
             drain_max: Span::from_secs(1),
             inbox: 256,
             events: 1024,
@@ -160,20 +160,20 @@ impl ReactorSet {
         let reactors = directory.reactors().zip(parts).map(|(id, (record, inbox, sleeper))| {
             let local = ReactorLocal {
                 id,
-                directory: Arc::clone(&directory),
+                registry: Arc::clone(&directory),
                 sources: sleeper.sources(),
-                bell: sleeper.notifier(),
+                notifier: sleeper.notifier(),
                 mode: options.poll,
-                watch: TimeAccounting::new(Arc::clone(&record), stopwatch.clone(), now),
+                accounting: TimeAccounting::new(Arc::clone(&record), stopwatch.clone(), now),
                 messages: 0,
                 due: now,
-                attention: false,
+                has_migrations: false,
                 drain_max: options.drain_max,
                 record,
             };
             (Reactor::new(local, inbox, options, now), sleeper)
         });
-        Ok(Self { reactors: reactors.collect(), directory })
+        Ok(Self { reactors: reactors.collect(), registry: directory })
     }
 }
 
@@ -188,26 +188,26 @@ impl Reactor {
             local,
             inbox,
             threads: Vec::new(),
-            dormitory: ParkedThreads::default(),
-            spell: AdaptiveSpin::new(options.poll, now),
+            parked: ParkedThreads::default(),
+            spin: AdaptiveSpin::new(options.poll, now),
             last: now,
             busy: false,
             last_worker: 0,
             slept: true,
-            asked: now,
+            descriptors_polled_at: now,
             busy_ns: 0,
-            turns: 0,
-            looks: 0,
-            notable: Span::default(),
-            turn_max: options.turn_max,
+            iterations: 0,
+            idle_polls: 0,
+            record_above: Span::default(),
+            iteration_max: options.iteration_max,
             publish_at: now,
-            promised: Instant::NEVER,
+            deadline: Instant::NEVER,
             armed: now,
-            parting: Vec::new(),
-            strays: Vec::new(),
+            departing: Vec::new(),
+            undelivered: Vec::new(),
             stopping: false,
-            looks_out: false,
-            has_aside: false,
+            poll_descriptors: false,
+            has_deferred: false,
         }
     }
 
@@ -234,20 +234,20 @@ impl Reactor {
             if self.busy {
                 self.charge(now, took);
             }
-            if took > self.notable {
+            if took > self.record_above {
                 self.record_slow_iteration(now, took);
             }
         }
-        self.turns += 1;
-        self.local.watch.start_iteration(now);
-        self.local.record.turns.set(self.turns);
-        self.local.record.turn_began.set(now.ns);
+        self.iterations += 1;
+        self.local.accounting.start_iteration(now);
+        self.local.record.turns.set(self.iterations);
+        self.local.record.iteration_started.set(now.ns);
     }
 
     #[inline]
     fn charge(&mut self, now: Instant, took: Span) {
         self.busy_ns += took.ns;
-        let rest = self.local.watch.account(now);
+        let rest = self.local.accounting.account(now);
         if let Some(thread) = self.threads.get_mut(self.last_worker) {
             thread.charge(rest);
         }
@@ -260,21 +260,21 @@ impl Reactor {
         let longest = took.ns > record.longest_turn_ns.get();
         if longest {
             record.longest_turn_ns.set(took.ns);
-            self.notable = took.min(self.turn_max);
+            self.record_above = took.min(self.iteration_max);
         }
-        if took <= self.turn_max {
+        if took <= self.iteration_max {
             return;
         }
-        record.turns_too_long.add(1);
-        self.local.watch.account(now);
-        let number = self.local.watch.attribution(took, now);
+        record.slow_iterations.add(1);
+        self.local.accounting.account(now);
+        let number = self.local.accounting.attribution(took, now);
         let culprit = self.name_of(number);
         if longest {
-            let mut kept = record.longest_culprit.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
             *kept = Some(culprit.to_string());
         }
         let reactor = self.local.id;
-        self.local.directory.record_event(now, Event::SlowIteration { reactor, took, culprit });
+        self.local.registry.record_event(now, Event::SlowIteration { reactor, took, attribution: culprit });
     }
 
     fn name_of(&mut self, number: u64) -> Attribution {
@@ -297,11 +297,11 @@ impl Reactor {
             self.run_commands(now);
             found = true;
         }
-        if self.local.attention {
+        if self.local.has_migrations {
             found |= self.poll_migrations(now);
         }
         // Unparked threads run in this iteration.
-        if self.local.bell.has_parked_notify() {
+        if self.local.notifier.has_parked_notify() {
             self.unpark_notified(now);
         }
         let due = now >= self.local.due;
@@ -338,12 +338,12 @@ impl Reactor {
         }
         self.local.mode = mode;
         self.local.record.set_mode(mode);
-        self.spell.set_mode(mode, now);
+        self.spin.set_mode(mode, now);
         if !Self::allows_parking(mode) {
             self.unpark_all(now);
         }
         let reactor = self.local.id;
-        self.local.directory.record_event(now, Event::PollModeChanged { reactor, mode });
+        self.local.registry.record_event(now, Event::PollModeChanged { reactor, mode });
     }
 
     /// Publishes statistics, at a limited rate, and determines the next due time.
@@ -351,14 +351,14 @@ impl Reactor {
         if now >= self.publish_at {
             self.publish_at = now.after(PUBLISH);
             self.publish(now);
-            self.local.watch.end_close_timing(now);
+            self.local.accounting.end_close_timing(now);
             if self.wants_descriptor_poll(now) {
-                (self.looks_out, self.has_aside) = (true, true);
+                (self.poll_descriptors, self.has_deferred) = (true, true);
             }
         }
         let timer = self.threads.iter().map(LightThread::next_timer).min();
         let due = timer.map_or(self.publish_at, |timer| timer.min(self.publish_at));
-        self.local.due = due.min(self.dormitory.next_deadline());
+        self.local.due = due.min(self.parked.next_deadline());
     }
 
     fn publish(&mut self, now: Instant) {
@@ -368,7 +368,7 @@ impl Reactor {
         self.local.record.messages.set(self.local.messages);
         let workers: usize = self.threads.iter().map(LightThread::workers).sum();
         // A single mailbox and a single poller share an account.
-        self.local.watch.several = workers > 2;
+        self.local.accounting.has_several_accounts = workers > 2;
     }
 
     /// Runs `body`. A panic drops what panicked and is reported; the reactor continues.
@@ -387,20 +387,20 @@ impl Reactor {
 
     #[cold]
     fn handle_panic(&mut self, panic: &(dyn Any + Send), now: Instant) {
-        let number = self.local.watch.running();
+        let number = self.local.accounting.running();
         let panic = panic_text(panic);
         for thread in &mut self.threads {
             let (id, name) = (thread.record().id, thread.record().name.clone());
             if let Some(poller) = thread.poller_numbered(number) {
                 let named = thread.poller_name(poller).unwrap_or_default();
                 let panicked = PollerPanicked { poller: named, thread: id, panic };
-                self.local.directory.record_event(now, Event::PollerPanicked(panicked.clone()));
+                self.local.registry.record_event(now, Event::PollerPanicked(panicked.clone()));
                 thread.drop_panicked(poller, panicked, now, &mut self.local);
                 return;
             }
             if thread.has_mailbox(number) {
                 let event = Event::MessagePanicked { thread: id, name, panic };
-                self.local.directory.record_event(now, event);
+                self.local.registry.record_event(now, event);
                 return;
             }
         }
@@ -409,22 +409,22 @@ impl Reactor {
     /// Next step after an iteration that found work.
     #[inline]
     fn next(&mut self) -> NextStep {
-        if self.has_aside { self.handle_deferred() } else { NextStep::Again }
+        if self.has_deferred { self.handle_deferred() } else { NextStep::Again }
     }
 
     /// Handles a stop, or polls the descriptors of parked threads.
     #[cold]
     fn handle_deferred(&mut self) -> NextStep {
         // Exit only when no thread, departing thread or undelivered message is left.
-        let nobody_waits = || self.parting.is_empty() && self.strays.is_empty();
-        let nobody_lives = || self.threads.is_empty() && self.dormitory.is_empty();
+        let nobody_waits = || self.departing.is_empty() && self.undelivered.is_empty();
+        let nobody_lives = || self.threads.is_empty() && self.parked.is_empty();
         if self.stopping && nobody_lives() && nobody_waits() && self.inbox.is_empty() {
             // Later commands are rejected with `Stopped`.
             self.inbox = mailbox(1).1;
             return NextStep::Exit;
         }
-        self.has_aside = self.stopping;
-        if std::mem::take(&mut self.looks_out) {
+        self.has_deferred = self.stopping;
+        if std::mem::take(&mut self.poll_descriptors) {
             NextStep::PollDescriptors
         } else {
             NextStep::Again
@@ -438,21 +438,21 @@ impl EventLoop for Reactor {
         self.account(now);
         // An iteration in which something panicked counts as busy.
         self.busy = self.guarded(now, |reactor| reactor.run_threads(now)).unwrap_or(true);
-        self.local.watch.finish();
+        self.local.accounting.finish();
         if self.busy {
-            self.spell.record_work(now);
+            self.spin.record_work(now);
             return self.next();
         }
-        if self.spell.is_expired(now) {
+        if self.spin.is_expired(now) {
             return self.idle(now);
         }
-        self.looks = self.looks.wrapping_add(1);
+        self.idle_polls = self.idle_polls.wrapping_add(1);
         NextStep::Again
     }
 
     #[inline]
     fn needs_clock(&self) -> bool {
-        self.busy || self.looks.is_multiple_of(IDLE_POLLS_PER_CLOCK_READ)
+        self.busy || self.idle_polls.is_multiple_of(IDLE_POLLS_PER_CLOCK_READ)
     }
 
     fn arm(&mut self, now: Instant) -> bool {
@@ -474,7 +474,7 @@ impl EventLoop for Reactor {
 
 impl fmt::Debug for Reactor {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let threads = self.threads.len() + self.dormitory.len();
+        let threads = self.threads.len() + self.parked.len();
         out.debug_struct("Reactor").field("id", &self.local.id).field("threads", &threads).finish()
     }
 }

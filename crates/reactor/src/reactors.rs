@@ -49,7 +49,7 @@ impl Reactors {
         let cores: Vec<u32> = cores.iter().collect();
         let stopwatch = TimeSource::Clock(*clock);
         let assembly = ReactorSet::new(&cores, options, &stopwatch, clock.now())?;
-        let ReactorSet { directory, reactors } = assembly;
+        let ReactorSet { registry: directory, reactors } = assembly;
         let mut started = Self { directory, threads: Vec::new(), clock: *clock };
         for ((mut reactor, mut sleeper), core) in reactors.into_iter().zip(cores) {
             let clock = *clock;
@@ -299,7 +299,7 @@ mod tests {
         let panicked = told.recv_timeout(PATIENCE).unwrap();
         assert_eq!(panicked.to_string(), "poller 'doomed' of thread 0 panicked: on purpose");
         assert_eq!(ask(&thread, |context| context.name().to_owned()), "doomed");
-        let kinds: Vec<_> = reactors.registry().events_since(0).noted;
+        let kinds: Vec<_> = reactors.registry().events_since(0).events;
         assert!(kinds.iter().any(|noted| noted.event.kind() == "poller-panicked"), "{kinds:?}");
     }
 

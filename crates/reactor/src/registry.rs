@@ -29,12 +29,12 @@ pub use sample::{PollerSample, ReactorSample, Sample, ThreadSample};
 #[derive(Debug)]
 pub struct Registry {
     reactors: Box<[Entry]>,
-    bells: Arc<[Notifier]>,
+    notifiers: Arc<[Notifier]>,
     threads: Mutex<Vec<Arc<ThreadCounters>>>,
     /// Held while a request to a thread is made, until its reactor has been told.
     steering: Mutex<()>,
     /// Undelivered messages whose senders are gone and whose receivers had no room.
-    strays: Mutex<Vec<(ThreadHandle, Message)>>,
+    undelivered: Mutex<Vec<(ThreadHandle, Message)>>,
     events: EventLog,
     next_thread: AtomicU32,
     next_number: AtomicU64,
@@ -52,9 +52,9 @@ pub struct ThreadId(pub u32);
 #[derive(Debug)]
 pub struct SpawnError {
     /// Reason.
-    pub why: ReactorError,
+    pub reason: ReactorError,
     /// Its builder.
-    pub plan: Box<ThreadBuilder>,
+    pub builder: Box<ThreadBuilder>,
 }
 
 /// Command to a reactor.
@@ -88,10 +88,10 @@ impl Registry {
         let reactors = reactors.into_iter().map(entry).collect();
         Self {
             reactors,
-            bells: bells.into(),
+            notifiers: bells.into(),
             threads: Mutex::default(),
             steering: Mutex::default(),
-            strays: Mutex::default(),
+            undelivered: Mutex::default(),
             events: EventLog::new(events),
             next_thread: AtomicU32::new(0),
             next_number: AtomicU64::new(1),
@@ -101,7 +101,7 @@ impl Registry {
     /// Starts a thread on the reactor that its builder names, or on the reactor with the fewest
     /// threads among those that its mask permits.
     pub fn spawn(&self, plan: ThreadBuilder) -> Result<ThreadHandle, SpawnError> {
-        let refuse = |why, plan| SpawnError { why, plan: Box::new(plan) };
+        let refuse = |why, plan| SpawnError { reason: why, builder: Box::new(plan) };
         let home = match self.place(&plan.name, plan.mask.as_ref(), plan.reactor) {
             Ok(home) => home,
             Err(why) => return Err(refuse(why, plan)),
@@ -110,7 +110,7 @@ impl Registry {
             return Err(refuse(why, plan));
         }
         let id = ThreadId(self.next_thread.fetch_add(1, Ordering::Relaxed));
-        let thread = LightThread::new(plan, id, home, Arc::clone(&self.bells), self);
+        let thread = LightThread::new(plan, id, home, Arc::clone(&self.notifiers), self);
         let record = Arc::clone(thread.record());
         match self.send_command(home, ReactorCommand::AddThread(Box::new(thread))) {
             Ok(()) => {
@@ -188,7 +188,7 @@ impl Registry {
     /// Requests that a thread runs on a reactor, and notifies it.
     fn request_move(&self, record: &ThreadCounters, to: ReactorId) -> Result<(), ReactorError> {
         let pollers = record.pollers();
-        let tied = pollers.iter().find_map(|poller| Some((poller, poller.tied?)));
+        let tied = pollers.iter().find_map(|poller| Some((poller, poller.pinned?)));
         if let Some((poller, reason)) = tied.filter(|_| to != record.home()) {
             let (thread, poller) = (record.name.clone(), poller.name.clone());
             return Err(ReactorError::Pinned { thread, poller, reason });
@@ -326,7 +326,7 @@ impl Registry {
     }
 
     fn undelivered(&self) -> MutexGuard<'_, Vec<(ThreadHandle, Message)>> {
-        self.strays.lock().unwrap_or_else(PoisonError::into_inner)
+        self.undelivered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a unique number for a mailbox or a poller.
@@ -345,7 +345,7 @@ impl Registry {
         };
         match entry.inbox.send(order) {
             Ok(()) => {
-                self.bells[to.index()].notify();
+                self.notifiers[to.index()].notify();
                 Ok(())
             }
             Err(order) if entry.inbox.is_closed() => Err((ReactorError::Stopped(to), order)),
@@ -424,24 +424,24 @@ fn sample_reactor(
     name: impl Fn(u64) -> Option<String>,
 ) -> ReactorSample {
     let busy = record.busy_ns.get();
-    let culprit = record.longest_culprit.lock().unwrap_or_else(PoisonError::into_inner);
+    let culprit = record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
     ReactorSample {
         id,
         core: record.core,
         mode: record.mode(),
         asleep: record.asleep.load(Ordering::Relaxed),
-        turns: record.turns.get(),
+        iterations: record.turns.get(),
         busy: Span { ns: busy },
         idle: Span { ns: now.since(record.started).ns.saturating_sub(busy) },
         sleeps: record.sleeps.get(),
         wakes: record.wakes.get(),
         messages: record.messages.get(),
         moves: record.moves.get(),
-        turns_too_long: record.turns_too_long.get(),
-        longest_turn: Span { ns: record.longest_turn_ns.get() },
-        longest_culprit: culprit.clone(),
+        slow_iterations: record.slow_iterations.get(),
+        longest_iteration: Span { ns: record.longest_turn_ns.get() },
+        longest_attribution: culprit.clone(),
         running: name(record.running.get()),
-        turn_began: Instant { ns: record.turn_began.get() },
+        iteration_started: Instant { ns: record.iteration_started.get() },
     }
 }
 
@@ -467,12 +467,12 @@ fn sample_poller(record: &PollerCounters) -> PollerSample {
     PollerSample {
         name: record.name.clone(),
         wake: record.wake,
-        tied: record.tied,
+        pinned: record.pinned,
         every: record.every_ns.as_ref().map(|every| Span { ns: every.get() }),
         paused: record.paused.load(Ordering::Relaxed),
         polls: record.polls.get(),
         found: record.found.get(),
-        woken_in_vain: record.woken_in_vain.get(),
+        spurious_wakeups: record.spurious_wakeups.get(),
     }
 }
 
@@ -498,7 +498,7 @@ impl fmt::Display for ThreadId {
 
 impl fmt::Display for SpawnError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.why.fmt(out)
+        self.reason.fmt(out)
     }
 }
 

@@ -49,7 +49,7 @@ use setup::{History, SchedulingPeriod};
 pub struct Scheduler {
     options: Options,
     reactors: CpuList,
-    memory: History,
+    history: History,
     /// Core from which the placement of the next new thread starts.
     next: u32,
 }
@@ -58,7 +58,7 @@ impl Scheduler {
     /// Creates a scheduler for reactors on these cores.
     pub fn new(options: Options, reactors: CpuList) -> Result<Self, OptionsError> {
         options.check(&reactors)?;
-        Ok(Self { options, reactors, memory: History::default(), next: 0 })
+        Ok(Self { options, reactors, history: History::default(), next: 0 })
     }
 
     /// Current options.
@@ -78,18 +78,18 @@ impl Scheduler {
     pub fn plan(&mut self, now: Instant, snapshot: &Snapshot) -> Plan {
         let mut events = Vec::new();
         let period = SchedulingPeriod { now, snapshot, options: &self.options };
-        let mut board = self.memory.placement(&period, &mut events);
+        let mut board = self.history.placement(&period, &mut events);
         board.enforce_affinity();
-        let gathers = self.options.policy == Policy::Dynamic && !board.rooms.is_empty();
+        let gathers = self.options.policy == Policy::Dynamic && !board.reactors.is_empty();
         if gathers {
             balance(&mut board);
         }
-        let gathering = gathers.then(|| board.rooms[board.gathering].core);
+        let gathering = gathers.then(|| board.reactors[board.idle_reactor].core);
         for order in &board.moves {
-            self.memory.ordered(order.thread, now);
+            self.history.ordered(order.thread, now);
         }
-        let empty = board.rooms.iter().filter(|room| room.held == 0).map(|room| room.core);
-        Plan { empty: empty.collect(), moves: board.moves, gathering, events }
+        let empty = board.reactors.iter().filter(|room| room.threads == 0).map(|room| room.core);
+        Plan { empty: empty.collect(), moves: board.moves, idle_core: gathering, events }
     }
 
     /// Core for a new thread: round-robin over the reactors permitted by its mask. `None` if the

@@ -61,7 +61,7 @@ impl Simulation {
         let now_ns = Arc::new(AtomicU64::new(start.ns));
         let stopwatch = TimeSource::Simulated(Arc::clone(&now_ns));
         let cores: Vec<u32> = (0..reactors).collect();
-        let ReactorSet { directory, reactors } =
+        let ReactorSet { registry: directory, reactors } =
             ReactorSet::new(&cores, options, &stopwatch, start).unwrap();
         let member =
             |(reactor, sleeper)| SimReactor { reactor, sleeper, stage: SimReactorState::Turning };
@@ -231,7 +231,7 @@ impl Simulation {
     }
 
     pub(crate) fn events(&self) -> Vec<Event> {
-        self.directory.events_since(0).noted.into_iter().map(|noted| noted.event).collect()
+        self.directory.events_since(0).events.into_iter().map(|noted| noted.event).collect()
     }
 
     /// Sends a closure, which must fit.

@@ -70,9 +70,9 @@ pub struct AdaptiveSpin {
     /// Longest spin after work: [`SPIN_MAX`], or zero if spinning does not help.
     longest: Span,
     /// Time at which the thread considers a pause or a sleep.
-    over_at: Instant,
+    expires_at: Instant,
     /// Whether it has paused since the last work.
-    rested: bool,
+    has_paused: bool,
 }
 
 impl AdaptiveSpin {
@@ -84,8 +84,8 @@ impl AdaptiveSpin {
             gap: Span::default(),
             account_ns: ACCOUNT_MAX,
             longest: SPIN_MAX,
-            over_at: now,
-            rested: true,
+            expires_at: now,
+            has_paused: true,
         };
         spell.set_mode(mode, now);
         spell
@@ -115,8 +115,8 @@ impl AdaptiveSpin {
         } else {
             gap.ns.max(self.gap.ns - self.gap.ns / 64)
         };
-        self.rested = false;
-        self.over_at = match self.mode {
+        self.has_paused = false;
+        self.expires_at = match self.mode {
             PollMode::Always => Instant::NEVER,
             PollMode::Adaptive => now.after(self.length()),
             PollMode::Hybrid => now,
@@ -126,13 +126,13 @@ impl AdaptiveSpin {
     /// Whether the spin time is over; queried after an idle iteration.
     #[inline]
     pub fn is_expired(&self, now: Instant) -> bool {
-        now >= self.over_at
+        now >= self.expires_at
     }
 
     /// Starts another spin at `now`, without work, because the thread was not permitted to sleep.
     /// It lasts at least [`SPIN_MIN`].
     pub fn extend(&mut self, now: Instant) {
-        self.over_at = match self.mode {
+        self.expires_at = match self.mode {
             PollMode::Always => Instant::NEVER,
             PollMode::Adaptive | PollMode::Hybrid => now.after(self.length().max(SPIN_MIN)),
         };
@@ -141,7 +141,7 @@ impl AdaptiveSpin {
     /// Pause due now in hybrid mode, if I/O in flight takes `latency`. At most one per piece of
     /// work; after it another spin starts.
     pub fn hybrid_pause(&mut self, now: Instant, latency: Option<Span>) -> Option<Span> {
-        self.rested = true;
+        self.has_paused = true;
         let until = self.last_work.after(Span { ns: latency?.ns / 4 * 3 });
         let rest = until.since(now).min(PAUSE_MAX);
         (rest >= PAUSE_MIN).then_some(rest)
@@ -149,7 +149,7 @@ impl AdaptiveSpin {
 
     /// Whether a pause is to be considered before a sleep.
     pub fn wants_pause(&self) -> bool {
-        self.mode == PollMode::Hybrid && !self.rested
+        self.mode == PollMode::Hybrid && !self.has_paused
     }
 
     /// Updates the account for work after this gap: whether a spin would have met it.
@@ -214,7 +214,7 @@ mod tests {
             now = now.after(gap);
             spell.record_work(now);
         }
-        spell.over_at.since(now)
+        spell.expires_at.since(now)
     }
 
     #[test]

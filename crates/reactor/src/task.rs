@@ -42,7 +42,7 @@ pub struct ExecutorHandle(Arc<Shared>);
 /// A future was not accepted.
 pub struct SpawnTaskError<F> {
     /// Reason.
-    pub why: SpawnTaskErrorKind,
+    pub kind: SpawnTaskErrorKind,
     /// The rejected future.
     pub future: F,
 }
@@ -78,7 +78,7 @@ impl ExecutorHandle {
         F: Future<Output: Send> + Send + 'static,
     {
         if let Err(why) = self.0.reserve() {
-            return Err(SpawnTaskError { why, future });
+            return Err(SpawnTaskError { kind: why, future });
         }
         let (promise, handle) = join::pair();
         self.0.submit(Box::pin(join::run(future, promise)));
@@ -110,13 +110,13 @@ impl fmt::Debug for ExecutorHandle {
 
 impl<F> fmt::Debug for SpawnTaskError<F> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("NotTaken").field("why", &self.why).finish_non_exhaustive()
+        out.debug_struct("NotTaken").field("why", &self.kind).finish_non_exhaustive()
     }
 }
 
 impl<F> fmt::Display for SpawnTaskError<F> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.why {
+        match self.kind {
             SpawnTaskErrorKind::TableFull { tasks_max } => {
                 write!(out, "spawn a task: there are {tasks_max}, which is all there is room for")
             }

@@ -30,11 +30,11 @@ pub(crate) use spurious::EDGE_MAX;
 
 /// Light thread. Its owner may run it: it is on one reactor, or on its way to one.
 pub(crate) struct LightThread {
-    desk: ThreadState,
+    state: ThreadState,
     slots: Slots,
     /// Its builder, until it has arrived at its first reactor.
-    plan: Option<ThreadBuilder>,
-    leaving: Option<DetachRequest>,
+    builder: Option<ThreadBuilder>,
+    detach_request: Option<DetachRequest>,
     /// Some of its pollers are not attached yet.
     arriving: bool,
     /// The reactor it came from.
@@ -44,7 +44,7 @@ pub(crate) struct LightThread {
 /// Thread state visible to its pollers.
 pub(crate) struct ThreadState {
     pub(crate) record: Arc<ThreadCounters>,
-    mail: Receiver<Message>,
+    mailbox: Receiver<Message>,
     /// Number of the mailbox, unique among mailboxes and pollers.
     number: u64,
     pub(crate) current: Option<PollerId>,
@@ -82,7 +82,7 @@ impl LightThread {
         let (send, mail) = mailbox(plan.mailbox);
         let desk = ThreadState {
             record: Arc::new(ThreadCounters::new(id, &plan, send, home, bells)),
-            mail,
+            mailbox: mail,
             number: directory.number(),
             current: None,
             changes: VecDeque::new(),
@@ -92,16 +92,16 @@ impl LightThread {
             messages: 0,
         };
         let slots = Slots::default();
-        Self { desk, slots, plan: Some(plan), leaving: None, arriving: true, from: home }
+        Self { state: desk, slots, builder: Some(plan), detach_request: None, arriving: true, from: home }
     }
 
     /// Returns its builder, if it has not arrived at a reactor yet.
     pub(crate) fn into_plan(self) -> ThreadBuilder {
-        self.plan.unwrap_or_else(|| ThreadBuilder::new(&self.desk.record.name))
+        self.builder.unwrap_or_else(|| ThreadBuilder::new(&self.state.record.name))
     }
 
     pub(crate) fn record(&self) -> &Arc<ThreadCounters> {
-        &self.desk.record
+        &self.state.record
     }
 
     /// The thread's part of an iteration.
@@ -113,17 +113,17 @@ impl LightThread {
         local: &mut ReactorLocal,
     ) -> bool {
         let mut found = false;
-        if !self.desk.mail.is_empty() {
+        if !self.state.mailbox.is_empty() {
             found |= self.run_messages(now, local);
         }
         self.slots.any_active(|slot| {
-            found |= slot.poll(&mut Context { now, desk: &mut self.desk, local });
+            found |= slot.poll(&mut Context { now, desk: &mut self.state, local });
             false
         });
         if due {
             found |= self.run_due(now, local);
         }
-        if !self.desk.changes.is_empty() {
+        if !self.state.changes.is_empty() {
             found |= self.apply_changes(now, local);
         }
         if found {
@@ -135,15 +135,15 @@ impl LightThread {
     fn run_messages(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut count = 0;
         while count < MESSAGES
-            && let Some(message) = self.desk.mail.receive()
+            && let Some(message) = self.state.mailbox.receive()
         {
             count += 1;
-            if !self.desk.changes.is_empty() {
+            if !self.state.changes.is_empty() {
                 self.apply_changes(now, local);
             }
             self.run(message, now, local);
         }
-        self.desk.messages += count as u64;
+        self.state.messages += count as u64;
         local.messages += count as u64;
         count > 0
     }
@@ -151,18 +151,18 @@ impl LightThread {
     fn run(&mut self, message: Message, now: Instant, local: &mut ReactorLocal) {
         match message {
             Message::Call(call) => {
-                local.watch.begin(self.desk.number);
-                self.desk.current = None;
-                call(&mut Context { now, desk: &mut self.desk, local });
+                local.accounting.begin(self.state.number);
+                self.state.current = None;
+                call(&mut Context { now, desk: &mut self.state, local });
             }
             Message::Data { poller, words } => {
                 let Some(slot) = self.slots.get(poller) else { return };
-                local.watch.begin(slot.number);
-                self.desk.current = Some(poller);
-                slot.poller.message(words, &mut Context { now, desk: &mut self.desk, local });
+                local.accounting.begin(slot.number);
+                self.state.current = Some(poller);
+                slot.poller.message(words, &mut Context { now, desk: &mut self.state, local });
             }
         }
-        self.desk.busy_ns += local.watch.end(true);
+        self.state.busy_ns += local.accounting.end(true);
     }
 
     /// Polls the timed pollers that are due.
@@ -170,7 +170,7 @@ impl LightThread {
         let mut found = false;
         while let Some((due, id)) = self.slots.timers.pop(now) {
             let Some(slot) = self.slots.get(id) else { continue };
-            let mut context = Context { now, desk: &mut self.desk, local };
+            let mut context = Context { now, desk: &mut self.state, local };
             if let Some((work, next)) = slot.poll_due(due, &mut context) {
                 found |= work;
                 self.slots.timers.push(next, id);
@@ -181,9 +181,9 @@ impl LightThread {
 
     fn flush(&mut self, local: &mut ReactorLocal) {
         for slot in self.slots.iter_mut() {
-            local.watch.begin(slot.number);
+            local.accounting.begin(slot.number);
             slot.poller.flush();
-            local.watch.end(false);
+            local.accounting.end(false);
         }
     }
 
@@ -191,8 +191,8 @@ impl LightThread {
     fn apply_changes(&mut self, now: Instant, local: &mut ReactorLocal) -> bool {
         let mut flush = false;
         // Bounded by the initial length, since a change may queue further ones.
-        for _ in 0..self.desk.changes.len() {
-            match self.desk.changes.pop_front() {
+        for _ in 0..self.state.changes.len() {
+            match self.state.changes.pop_front() {
                 Some(PollerCommand::Add(id, registration)) => {
                     self.add(id, *registration, now, local)
                 }
@@ -219,8 +219,8 @@ impl LightThread {
         now: Instant,
         local: &mut ReactorLocal,
     ) {
-        let slot = Slot::new(id, registration, local.directory.number());
-        self.desk.record.pollers().push(Arc::clone(&slot.record));
+        let slot = Slot::new(id, registration, local.registry.number());
+        self.state.record.pollers().push(Arc::clone(&slot.record));
         self.slots.put(slot);
         self.attach(now, local);
     }
@@ -228,39 +228,39 @@ impl LightThread {
     pub(crate) fn remove(&mut self, id: PollerId, now: Instant, local: &mut ReactorLocal) {
         let Some(slot) = self.slots.take(id) else { return };
         let record = Arc::clone(&slot.record);
-        self.desk.ids.give_back(id);
-        self.desk.record.pollers().retain(|poller| poller.number != record.number);
-        self.slots.rebuild_lists(self.desk.record.id, now, local);
+        self.state.ids.give_back(id);
+        self.state.record.pollers().retain(|poller| poller.number != record.number);
+        self.slots.rebuild_lists(self.state.record.id, now, local);
         if let Some(panic) = slot.dispose(local) {
-            let (poller, thread) = (record.name.clone(), self.desk.record.id);
+            let (poller, thread) = (record.name.clone(), self.state.record.id);
             let panicked = PollerPanicked { poller, thread, panic };
-            local.directory.record_event(now, Event::PollerPanicked(panicked));
+            local.registry.record_event(now, Event::PollerPanicked(panicked));
         }
     }
 
     fn set_paused(&mut self, id: PollerId, paused: bool, now: Instant, local: &mut ReactorLocal) {
         let Some(slot) = self.slots.get(id) else { return };
         slot.paused = paused;
-        self.slots.rebuild_lists(self.desk.record.id, now, local);
+        self.slots.rebuild_lists(self.state.record.id, now, local);
     }
 
     fn set_period(&mut self, id: PollerId, period: Span, now: Instant, local: &mut ReactorLocal) {
         let Some(slot) = self.slots.get(id) else { return };
         slot.set_period(period);
-        self.slots.rebuild_lists(self.desk.record.id, now, local);
+        self.slots.rebuild_lists(self.state.record.id, now, local);
     }
 
     fn retry_send(&mut self, to: ThreadHandle, message: Message) {
         if let Err(message) = to.send(message)
             && !to.is_gone()
         {
-            self.desk.changes.push_back(PollerCommand::Send(to, message));
+            self.state.changes.push_back(PollerCommand::Send(to, message));
         }
     }
 
     /// Whether a message or deferred work is pending.
     pub(crate) fn has_pending(&self) -> bool {
-        !self.desk.mail.is_empty() || !self.desk.changes.is_empty()
+        !self.state.mailbox.is_empty() || !self.state.changes.is_empty()
     }
 
     /// Arms every poller before a sleep. True if one of them, or a message, has work.
@@ -269,15 +269,15 @@ impl LightThread {
             return true;
         }
         self.slots.any_active(|slot| {
-            local.watch.begin(slot.number);
+            local.accounting.begin(slot.number);
             slot.poller.arm().is_busy() || slot.is_busy()
         })
     }
 
     pub(crate) fn disarm(&mut self, local: &mut ReactorLocal) {
-        self.desk.record.doze.end();
+        self.state.record.park_flag.end();
         self.slots.any_active(|slot| {
-            local.watch.begin(slot.number);
+            local.accounting.begin(slot.number);
             slot.poller.disarm();
             false
         });
@@ -292,15 +292,15 @@ impl LightThread {
         is_settled
             && active.peek().is_some()
             && active.all(|slot| {
-                local.watch.begin(slot.number);
-                !slot.trust.is_edge_triggered() && slot.poller.may_park()
+                local.accounting.begin(slot.number);
+                !slot.spurious_filter.is_edge_triggered() && slot.poller.may_park()
             })
     }
 
     /// Sets the wake mode of its pollers' descriptors before a sleep: coalesced or prompt.
     pub(crate) fn update_wake_modes(&mut self, local: &mut ReactorLocal) {
         self.slots.any_active(|slot| {
-            local.watch.begin(slot.number);
+            local.accounting.begin(slot.number);
             slot.update_wake_mode(local);
             false
         });
@@ -316,8 +316,8 @@ impl LightThread {
         self.restore_level_triggered(now, local);
         let mut earliest = self.slots.timers.next();
         for slot in self.slots.active() {
-            local.watch.begin(slot.number);
-            earliest = earliest.min(wake_at(&*slot.poller)).min(slot.trust.edge_until());
+            local.accounting.begin(slot.number);
+            earliest = earliest.min(wake_at(&*slot.poller)).min(slot.spurious_filter.edge_until());
         }
         earliest
     }
@@ -325,7 +325,7 @@ impl LightThread {
     /// Minimum of its pollers' expected completion times.
     pub(crate) fn expected_latency(&self, local: &mut ReactorLocal) -> Option<Span> {
         let expects = |slot: &Slot| {
-            local.watch.begin(slot.number);
+            local.accounting.begin(slot.number);
             slot.poller.expected_latency()
         };
         self.slots.active().filter_map(expects).min()
@@ -339,12 +339,12 @@ impl LightThread {
     /// Number of active pollers, and the number of those for which spinning can find work before it
     /// is announced.
     pub(crate) fn spinning_pollers(&self) -> (usize, usize) {
-        (self.slots.active.len(), self.slots.looking)
+        (self.slots.active.len(), self.slots.spinning)
     }
 
     /// Whether one of its pollers keeps the reactor from sleeping.
     pub(crate) fn keeps_awake(&self) -> bool {
-        self.slots.sleepless > 0
+        self.slots.keeps_awake > 0
     }
 
     /// Number of accounts among which its time is divided.
@@ -354,33 +354,33 @@ impl LightThread {
 
     /// Closes unused channels and publishes statistics.
     pub(crate) fn run_housekeeping(&mut self, now: Instant, local: &mut ReactorLocal) {
-        while let Some(unused) = self.desk.channels.take_idle() {
+        while let Some(unused) = self.state.channels.take_idle() {
             self.close_channel(unused, now, local);
         }
         if self.slots.has_unwaitable() {
             // A descriptor that the kernel refused earlier is tried again.
-            self.slots.rebuild_lists(self.desk.record.id, now, local);
+            self.slots.rebuild_lists(self.state.record.id, now, local);
         }
-        let record = &self.desk.record;
-        record.busy_ns.set(self.desk.busy_ns);
-        record.messages.set(self.desk.messages);
-        record.channels.set(self.desk.channels.len() as u64);
+        let record = &self.state.record;
+        record.busy_ns.set(self.state.busy_ns);
+        record.messages.set(self.state.messages);
+        record.channels.set(self.state.channels.len() as u64);
         self.slots.iter().for_each(Slot::publish);
     }
 
     /// Closes a channel. If that panics, the channel is gone nevertheless.
     fn close_channel(&mut self, open: ErasedChannel, now: Instant, local: &mut ReactorLocal) {
-        local.watch.begin(self.desk.number);
+        local.accounting.begin(self.state.number);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| open.close())) {
-            let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
+            let (thread, name) = (self.state.record.id, self.state.record.name.clone());
             let panic = panic_text(&*panic);
-            local.directory.record_event(now, Event::ChannelPanicked { thread, name, panic });
+            local.registry.record_event(now, Event::ChannelPanicked { thread, name, panic });
         }
     }
 
     /// Charges the time since the last account to it.
     pub(crate) fn charge(&mut self, span: Span) {
-        self.desk.busy_ns += span.ns;
+        self.state.busy_ns += span.ns;
     }
 
     /// The poller with this number.
@@ -393,7 +393,7 @@ impl LightThread {
     }
 
     pub(crate) fn has_mailbox(&self, number: u64) -> bool {
-        self.desk.number == number
+        self.state.number == number
     }
 
     /// Drops a poller that panicked, and runs its panic handler.
@@ -408,7 +408,7 @@ impl LightThread {
         self.remove(id, now, local);
         if let Some(tell) = tell {
             let tell: MessageFn = Box::new(move |context| tell(context, panicked));
-            self.desk.changes.push_back(PollerCommand::Run(tell));
+            self.state.changes.push_back(PollerCommand::Run(tell));
         }
     }
 }

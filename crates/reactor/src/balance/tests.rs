@@ -146,7 +146,7 @@ fn idle_threads_gather_and_the_reactors_left_empty_sleep() {
     balanced.world.live(A_WHILE);
     assert_eq!(balanced.homes(&handles.iter().collect::<Vec<_>>()), [0, 0, 0]);
     let plan = balanced.steering.plan();
-    assert_eq!((plan.empty, plan.gathering), ((1..3).collect(), Some(0)));
+    assert_eq!((plan.empty, plan.idle_core), ((1..3).collect(), Some(0)));
     let speeds = [0, 1, 2].map(|core| balanced.told.speed_of(core));
     assert_eq!(
         speeds,

@@ -45,23 +45,23 @@ impl Reactor {
     pub(super) fn idle(&mut self, now: Instant) -> NextStep {
         // The next iteration needs a fresh clock reading in any case: a close deadline is noticed
         // only with one.
-        self.looks = 0;
-        if self.looks_out {
+        self.idle_polls = 0;
+        if self.poll_descriptors {
             return self.handle_deferred();
         }
         // Hybrid mode pauses before a sleep is considered.
-        if self.spell.wants_pause() {
+        if self.spin.wants_pause() {
             let rest = self.pause(now);
-            self.spell.extend(now.after(rest.unwrap_or_default()));
+            self.spin.extend(now.after(rest.unwrap_or_default()));
             self.slept = rest.is_some();
             return rest.map_or(NextStep::Again, NextStep::Pause);
         }
         // A migration in progress, or a poller without a wake-up source, keeps the reactor awake.
-        if self.local.attention || self.threads.iter().any(|thread| thread.keeps_awake()) {
-            self.spell.extend(now);
+        if self.local.has_migrations || self.threads.iter().any(|thread| thread.keeps_awake()) {
+            self.spin.extend(now);
             return NextStep::Again;
         }
-        self.spell.set_spin_enabled(self.can_spin_help());
+        self.spin.set_spin_enabled(self.can_spin_help());
         let deadline = self.guarded(now, |reactor| reactor.deadline(now)).unwrap_or(now);
         if deadline <= now.after(NEAR_DEADLINE) {
             return NextStep::Again;
@@ -69,7 +69,7 @@ impl Reactor {
         // Published now, since the sleep may be long.
         self.publish(now);
         self.begin_parking(now);
-        self.promised = deadline;
+        self.deadline = deadline;
         NextStep::SleepUntil(deadline)
     }
 
@@ -87,15 +87,15 @@ impl Reactor {
     fn pause(&mut self, now: Instant) -> Option<Span> {
         let expects = |reactor: &mut Self| (reactor.expected_latency(), reactor.deadline(now));
         let (latency, deadline) = self.guarded(now, expects)?;
-        let rest = self.spell.hybrid_pause(now, latency)?.min(deadline.since(now));
-        (rest >= PAUSE_MIN && !self.local.attention).then_some(rest)
+        let rest = self.spin.hybrid_pause(now, latency)?.min(deadline.since(now));
+        (rest >= PAUSE_MIN && !self.local.has_migrations).then_some(rest)
     }
 
     /// Whether work arrived whose sender did not notify, because the reactor was not asleep.
     pub(super) fn has_messages(&self) -> bool {
         let is_wanted = |thread: &LightThread| thread.has_pending();
         !self.inbox.is_empty()
-            || self.local.bell.has_parked_notify()
+            || self.local.notifier.has_parked_notify()
             || self.threads.iter().any(is_wanted)
     }
 
@@ -103,7 +103,7 @@ impl Reactor {
     fn deadline(&mut self, now: Instant) -> Instant {
         let local = &mut self.local;
         let moments = self.threads.iter_mut().map(|thread| thread.wake_at(now, local));
-        moments.min().unwrap_or(Instant::NEVER).min(self.dormitory.next_deadline())
+        moments.min().unwrap_or(Instant::NEVER).min(self.parked.next_deadline())
     }
 
     fn expected_latency(&mut self) -> Option<Span> {
@@ -117,13 +117,13 @@ impl Reactor {
         let stays = self.guarded(now, |reactor| {
             let local = &mut reactor.local;
             !reactor.inbox.is_empty()
-                || local.bell.has_parked_notify()
+                || local.notifier.has_parked_notify()
                 || reactor.threads.iter_mut().any(|thread| thread.arm(local))
-                || reactor.deadline(now) < reactor.promised
+                || reactor.deadline(now) < reactor.deadline
         });
         if stays.unwrap_or(true) {
             // Not again at once: an announcement costs a microsecond.
-            self.spell.extend(now);
+            self.spin.extend(now);
             return true;
         }
         self.park(now);
@@ -139,7 +139,7 @@ impl Reactor {
     pub(super) fn disarm_all(&mut self, ready: &[u64]) {
         if !ready.is_empty() {
             self.unpark_ready(ready);
-            let now = self.local.watch.now();
+            let now = self.local.accounting.now();
             let slept = now.since(self.armed);
             let local = &mut self.local;
             self.threads.iter_mut().for_each(|thread| thread.woken(ready, slept, now, local));
@@ -153,7 +153,7 @@ impl Reactor {
         if record.asleep.load(Ordering::Relaxed) {
             record.asleep.store(false, Ordering::Relaxed);
             record.wakes.add(1);
-            self.asked = Instant::NEVER;
+            self.descriptors_polled_at = Instant::NEVER;
         }
     }
 }

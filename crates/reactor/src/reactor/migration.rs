@@ -20,7 +20,7 @@ impl Reactor {
             thread.apply_request(now, &mut self.local);
         }
         self.threads.push(thread);
-        self.local.attention = true;
+        self.local.has_migrations = true;
     }
 
     /// Processes a thread's pending request. If the thread is not here (any more), its new reactor
@@ -34,9 +34,9 @@ impl Reactor {
     }
 
     pub(super) fn stop(&mut self, now: Instant) {
-        (self.stopping, self.has_aside) = (true, true);
+        (self.stopping, self.has_deferred) = (true, true);
         self.unpark_all(now);
-        self.local.attention = true;
+        self.local.has_migrations = true;
         for thread in &mut self.threads {
             thread.leave(None, now, &mut self.local);
         }
@@ -55,7 +55,7 @@ impl Reactor {
                     travelled = true;
                     let mut thread = self.threads.remove(index);
                     thread.prepare_handover(to, now, &mut self.local);
-                    self.parting.push((to, Box::new(thread)));
+                    self.departing.push((to, Box::new(thread)));
                 }
                 DetachProgress::Exit => {
                     travelled = true;
@@ -64,34 +64,34 @@ impl Reactor {
                 }
             }
         }
-        let waiting = self.parting.len();
+        let waiting = self.departing.len();
         self.hand_over(now);
         // A stopping reactor may end after this.
-        travelled |= self.parting.len() < waiting;
+        travelled |= self.departing.len() < waiting;
         travelled |= self.send_undelivered();
         // Publish now, which shows the threads that share the reactor.
         self.publish_at = now;
         self.local.due = now;
         let leaving = self.threads.iter().any(|thread| thread.is_migrating());
-        let waits = !self.parting.is_empty() || !self.strays.is_empty();
-        self.local.attention = leaving || waits;
+        let waits = !self.departing.is_empty() || !self.undelivered.is_empty();
+        self.local.has_migrations = leaving || waits;
         travelled
     }
 
     /// Sends messages left by ended threads, as far as there is room. Returns whether there were
     /// any.
     fn send_undelivered(&mut self) -> bool {
-        let waiting = std::mem::take(&mut self.strays);
+        let waiting = std::mem::take(&mut self.undelivered);
         let count = waiting.len();
         for (to, message) in waiting {
             if let Err(message) = to.send(message)
                 && !to.is_gone()
             {
-                self.strays.push((to, message));
+                self.undelivered.push((to, message));
             }
         }
-        let sent = self.strays.len() < count;
-        self.strays.append(&mut self.local.directory.take_strays());
+        let sent = self.undelivered.len() < count;
+        self.undelivered.append(&mut self.local.registry.take_strays());
         sent
     }
 
@@ -99,15 +99,15 @@ impl Reactor {
     /// next iteration and keeps this reactor awake; if the new reactor has stopped, the thread
     /// comes back.
     fn hand_over(&mut self, now: Instant) {
-        for (to, thread) in std::mem::take(&mut self.parting) {
-            match self.local.directory.send_command(to, ReactorCommand::AddThread(thread)) {
+        for (to, thread) in std::mem::take(&mut self.departing) {
+            match self.local.registry.send_command(to, ReactorCommand::AddThread(thread)) {
                 Err((ReactorError::Stopped(_), ReactorCommand::AddThread(thread))) => {
                     // The new reactor has stopped: the thread stays here.
                     thread.record().set_home(self.local.id);
                     thread.record().cancel_move(to, self.local.id);
                     self.add_thread(*thread, now);
                 }
-                Err((_, ReactorCommand::AddThread(thread))) => self.parting.push((to, thread)),
+                Err((_, ReactorCommand::AddThread(thread))) => self.departing.push((to, thread)),
                 _ => {}
             }
         }

@@ -30,10 +30,10 @@ use crate::thread::LightThread;
 /// Parked threads, and what each of them waits for.
 #[derive(Default)]
 pub(super) struct ParkedThreads {
-    dozers: BTreeMap<ThreadId, ParkedThread>,
+    threads: BTreeMap<ThreadId, ParkedThread>,
     /// Threads by the numbers of their pollers with a descriptor.
-    ears: BTreeMap<u64, ThreadId>,
-    alarms: BTreeSet<(Instant, ThreadId)>,
+    descriptors: BTreeMap<u64, ThreadId>,
+    deadlines: BTreeSet<(Instant, ThreadId)>,
 }
 
 struct ParkedThread {
@@ -43,52 +43,52 @@ struct ParkedThread {
 
 impl ParkedThreads {
     pub(super) fn is_empty(&self) -> bool {
-        self.dozers.is_empty()
+        self.threads.is_empty()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.dozers.len()
+        self.threads.len()
     }
 
     /// Earliest deadline of a parked thread.
     pub(super) fn next_deadline(&self) -> Instant {
-        self.alarms.first().map_or(Instant::NEVER, |(at, _)| *at)
+        self.deadlines.first().map_or(Instant::NEVER, |(at, _)| *at)
     }
 
     fn put(&mut self, thread: LightThread, wake_at: Instant) {
         let id = thread.record().id;
         for number in thread.wake_descriptors() {
-            self.ears.insert(number, id);
+            self.descriptors.insert(number, id);
         }
         if wake_at != Instant::NEVER {
-            self.alarms.insert((wake_at, id));
+            self.deadlines.insert((wake_at, id));
         }
-        self.dozers.insert(id, ParkedThread { thread, wake_at });
+        self.threads.insert(id, ParkedThread { thread, wake_at });
     }
 
     fn take(&mut self, id: ThreadId) -> Option<LightThread> {
-        let ParkedThread { thread, wake_at } = self.dozers.remove(&id)?;
+        let ParkedThread { thread, wake_at } = self.threads.remove(&id)?;
         for number in thread.wake_descriptors() {
-            self.ears.remove(&number);
+            self.descriptors.remove(&number);
         }
-        self.alarms.remove(&(wake_at, id));
+        self.deadlines.remove(&(wake_at, id));
         Some(thread)
     }
 
     /// Thread whose descriptor has this token.
     fn thread_of_token(&self, token: u64) -> Option<ThreadId> {
-        self.ears.get(&token).copied()
+        self.descriptors.get(&token).copied()
     }
 
     /// Threads that were notified.
     fn notified(&self) -> Vec<ThreadId> {
-        let is_rung = |dozer: &&ParkedThread| dozer.thread.record().doze.is_notified();
-        self.dozers.values().filter(is_rung).map(|dozer| dozer.thread.record().id).collect()
+        let is_rung = |dozer: &&ParkedThread| dozer.thread.record().park_flag.is_notified();
+        self.threads.values().filter(is_rung).map(|dozer| dozer.thread.record().id).collect()
     }
 
     /// Thread with the earliest deadline, if it has passed.
     fn due(&self, now: Instant) -> Option<ThreadId> {
-        self.alarms.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
+        self.deadlines.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
     }
 }
 
@@ -99,7 +99,7 @@ impl Reactor {
             let Self { threads, local, .. } = reactor;
             for thread in threads {
                 if thread.may_park(local) {
-                    thread.record().doze.begin();
+                    thread.record().park_flag.begin();
                 }
             }
         });
@@ -109,11 +109,11 @@ impl Reactor {
     /// found no work. Coalesced descriptors are set here.
     pub(super) fn park(&mut self, now: Instant) {
         self.guarded(now, |reactor| {
-            let Self { threads, local, dormitory, .. } = reactor;
+            let Self { threads, local, parked: dormitory, .. } = reactor;
             let mut index = 0;
             while let Some(thread) = threads.get_mut(index) {
                 thread.update_wake_modes(local);
-                if thread.record().doze.is_dozing() && thread.may_park(local) {
+                if thread.record().park_flag.is_dozing() && thread.may_park(local) {
                     let wake_at = thread.wake_at(now, local);
                     dormitory.put(threads.swap_remove(index), wake_at);
                 } else {
@@ -126,11 +126,11 @@ impl Reactor {
 
     /// Unparks a thread, which is still armed.
     pub(super) fn unpark(&mut self, id: ThreadId) -> bool {
-        let Some(thread) = self.dormitory.take(id) else { return false };
-        thread.record().doze.end();
+        let Some(thread) = self.parked.take(id) else { return false };
+        thread.record().park_flag.end();
         self.threads.push(thread);
         // Until the threads are counted again.
-        self.local.watch.several = true;
+        self.local.accounting.has_several_accounts = true;
         true
     }
 
@@ -149,21 +149,21 @@ impl Reactor {
     /// Unparks the threads that were notified.
     #[cold]
     pub(super) fn unpark_notified(&mut self, now: Instant) {
-        if self.local.bell.take_parked_notify() {
-            self.dormitory.notified().into_iter().for_each(|id| self.unpark_now(id, now));
+        if self.local.notifier.take_parked_notify() {
+            self.parked.notified().into_iter().for_each(|id| self.unpark_now(id, now));
         }
     }
 
     /// Unparks the threads whose deadline has passed.
     pub(super) fn unpark_due(&mut self, now: Instant) {
-        while let Some(id) = self.dormitory.due(now) {
+        while let Some(id) = self.parked.due(now) {
             self.unpark_now(id, now);
         }
     }
 
     /// Unparks all threads.
     pub(super) fn unpark_all(&mut self, now: Instant) {
-        let all: Vec<_> = self.dormitory.dozers.keys().copied().collect();
+        let all: Vec<_> = self.parked.threads.keys().copied().collect();
         all.into_iter().for_each(|id| self.unpark_now(id, now));
     }
 
@@ -171,7 +171,7 @@ impl Reactor {
     /// with all others.
     pub(super) fn unpark_ready(&mut self, ready: &[u64]) {
         for token in ready {
-            if let Some(id) = self.dormitory.thread_of_token(*token) {
+            if let Some(id) = self.parked.thread_of_token(*token) {
                 self.unpark(id);
             }
         }
@@ -182,7 +182,7 @@ impl Reactor {
     pub(super) fn unpark_polled(&mut self, ready: &[u64]) {
         let now = self.last;
         for token in ready {
-            if let Some(id) = self.dormitory.thread_of_token(*token) {
+            if let Some(id) = self.parked.thread_of_token(*token) {
                 self.unpark_now(id, now);
             }
         }
@@ -190,11 +190,11 @@ impl Reactor {
 
     /// Whether descriptors of parked threads have not been polled for a while.
     pub(super) fn wants_descriptor_poll(&mut self, now: Instant) -> bool {
-        let is_due = self.asked != Instant::NEVER && now.since(self.asked) >= PUBLISH;
-        if is_due || self.asked == Instant::NEVER {
-            self.asked = now;
+        let is_due = self.descriptors_polled_at != Instant::NEVER && now.since(self.descriptors_polled_at) >= PUBLISH;
+        if is_due || self.descriptors_polled_at == Instant::NEVER {
+            self.descriptors_polled_at = now;
         }
-        is_due && !self.dormitory.is_empty()
+        is_due && !self.parked.is_empty()
     }
 
     /// Whether this poll mode allows parking. A reactor that never sleeps polls every thread in

@@ -34,7 +34,7 @@ pub(crate) struct ThreadUsage {
     pub(crate) busy: Span,
     pub(crate) moves: u64,
     /// Whether one of its pollers is pinned.
-    pub(crate) is_tied: bool,
+    pub(crate) is_pinned: bool,
 }
 
 impl LoadSnapshot {
@@ -60,7 +60,7 @@ impl ThreadUsage {
             node: record.node,
             busy: Span { ns: record.busy_ns.get() },
             moves: record.moves.get(),
-            is_tied: record.pollers().iter().any(|poller| poller.tied.is_some()),
+            is_pinned: record.pollers().iter().any(|poller| poller.pinned.is_some()),
         }
     }
 }

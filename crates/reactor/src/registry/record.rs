@@ -23,18 +23,18 @@ pub(crate) struct ReactorCounters {
     /// Number of the mailbox or poller that runs, or ran last.
     pub(crate) running: Counter,
     /// Start of the iteration, in nanoseconds.
-    pub(crate) turn_began: Counter,
+    pub(crate) iteration_started: Counter,
     pub(crate) turns: Counter,
     pub(crate) busy_ns: Counter,
     pub(crate) sleeps: Counter,
     pub(crate) wakes: Counter,
     pub(crate) messages: Counter,
     pub(crate) moves: Counter,
-    pub(crate) turns_too_long: Counter,
+    pub(crate) slow_iterations: Counter,
     pub(crate) longest_turn_ns: Counter,
     pub(crate) started: Instant,
     /// What took the most time in the longest iteration. Locked when a new maximum is recorded.
-    pub(crate) longest_culprit: Mutex<Option<String>>,
+    pub(crate) longest_attribution: Mutex<Option<String>>,
 }
 
 impl ReactorCounters {
@@ -45,17 +45,17 @@ impl ReactorCounters {
             mode: AtomicU8::new(mode as u8),
             asleep: AtomicBool::new(false),
             running: count(),
-            turn_began: count(),
+            iteration_started: count(),
             turns: count(),
             busy_ns: count(),
             sleeps: count(),
             wakes: count(),
             messages: count(),
             moves: count(),
-            turns_too_long: count(),
+            slow_iterations: count(),
             longest_turn_ns: count(),
             started,
-            longest_culprit: Mutex::new(None),
+            longest_attribution: Mutex::new(None),
         }
     }
 
@@ -81,9 +81,9 @@ pub(crate) struct ThreadCounters {
     pub(crate) mail: Sender<Message>,
     home: AtomicU32,
     /// Parking flag.
-    pub(crate) doze: ParkFlag,
+    pub(crate) park_flag: ParkFlag,
     /// Requested reactor.
-    wanted: AtomicU32,
+    requested_reactor: AtomicU32,
     /// Whether its end was requested.
     is_to_end: AtomicBool,
     bells: Arc<[Notifier]>,
@@ -111,8 +111,8 @@ impl ThreadCounters {
             node: plan.node,
             mail,
             home: AtomicU32::new(home.0),
-            doze: ParkFlag::default(),
-            wanted: AtomicU32::new(home.0),
+            park_flag: ParkFlag::default(),
+            requested_reactor: AtomicU32::new(home.0),
             is_to_end: AtomicBool::new(false),
             bells,
             started_ns: count(),
@@ -148,7 +148,7 @@ impl ThreadCounters {
     /// accesses are sequentially consistent, so either the request is sent to the current home, or
     /// the new reactor sees it.
     pub(crate) fn request_move(&self, home: ReactorId) -> ReactorId {
-        ReactorId(self.wanted.swap(home.0, Ordering::SeqCst))
+        ReactorId(self.requested_reactor.swap(home.0, Ordering::SeqCst))
     }
 
     /// Stores whether the end is requested and returns the previous value. As with
@@ -163,7 +163,7 @@ impl ThreadCounters {
     }
 
     pub(crate) fn requested_reactor(&self) -> ReactorId {
-        ReactorId(self.wanted.load(Ordering::SeqCst))
+        ReactorId(self.requested_reactor.load(Ordering::SeqCst))
     }
 
     pub(crate) fn is_to_end(&self) -> bool {
@@ -172,7 +172,7 @@ impl ThreadCounters {
 
     /// Cancels a migration to `to` and stays at `home`, unless another reactor is requested by now.
     pub(crate) fn cancel_move(&self, to: ReactorId, home: ReactorId) {
-        let _ = self.wanted.compare_exchange(to.0, home.0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.requested_reactor.compare_exchange(to.0, home.0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// Wakes the thread's reactor, and the thread if it is parked. Call after a message was stored.
@@ -188,7 +188,7 @@ impl ThreadCounters {
         let mut home = self.home();
         loop {
             if let Some(bell) = self.bells.get(home.index()) {
-                bell.notify_parked(&self.doze);
+                bell.notify_parked(&self.park_flag);
             }
             let now = self.home();
             if now == home {
@@ -211,11 +211,11 @@ pub(crate) struct PollerCounters {
     pub(crate) name: String,
     pub(crate) wake: WakeKind,
     /// Reason why it is pinned, if it is.
-    pub(crate) tied: Option<&'static str>,
+    pub(crate) pinned: Option<&'static str>,
     /// Period; `None` if it is not timed.
     pub(crate) every_ns: Option<Counter>,
     pub(crate) paused: AtomicBool,
     pub(crate) polls: Counter,
     pub(crate) found: Counter,
-    pub(crate) woken_in_vain: Counter,
+    pub(crate) spurious_wakeups: Counter,
 }

@@ -30,7 +30,7 @@ pub struct ReactorSample {
     /// Whether it is asleep now.
     pub asleep: bool,
     /// Iterations.
-    pub turns: u64,
+    pub iterations: u64,
     /// Time in iterations that found work.
     pub busy: Span,
     /// Remaining time, asleep or not.
@@ -44,16 +44,16 @@ pub struct ReactorSample {
     /// Threads that arrived from other reactors.
     pub moves: u64,
     /// Iterations that exceeded the time limit.
-    pub turns_too_long: u64,
+    pub slow_iterations: u64,
     /// Longest iteration.
-    pub longest_turn: Span,
+    pub longest_iteration: Span,
     /// What took the most time in it, if it exceeded the limit.
-    pub longest_culprit: Option<String>,
+    pub longest_attribution: Option<String>,
     /// Mailbox or poller that runs, or ran last. Comparing two samples reveals an iteration that
     /// does not return, and what runs in it.
     pub running: Option<String>,
     /// Start of the current iteration.
-    pub turn_began: Instant,
+    pub iteration_started: Instant,
 }
 
 /// Statistics of a thread.
@@ -91,7 +91,7 @@ pub struct PollerSample {
     /// Wake-up source.
     pub wake: WakeKind,
     /// Reason why it is pinned, if it is.
-    pub tied: Option<&'static str>,
+    pub pinned: Option<&'static str>,
     /// Period, if it is timed.
     pub every: Option<Span>,
     /// Whether it is paused.
@@ -101,5 +101,5 @@ pub struct PollerSample {
     /// Polls that found work.
     pub found: u64,
     /// Sleeps that its descriptor ended at once without work, several times in a row.
-    pub woken_in_vain: u64,
+    pub spurious_wakeups: u64,
 }

@@ -7,10 +7,10 @@ use super::snapshot::MigrationReason;
 impl Placement {
     /// Moves idle threads to the scheduling core, as far as it has room.
     pub(super) fn consolidate_idle(&mut self) {
-        for seat in 0..self.seats.len() {
-            let thread = &self.seats[seat];
-            if thread.idle && thread.free() && self.fits(seat, self.gathering, SLACK) {
-                self.migrate(seat, self.gathering, MigrationReason::Idle);
+        for seat in 0..self.threads.len() {
+            let thread = &self.threads[seat];
+            if thread.idle && thread.free() && self.fits(seat, self.idle_reactor, SLACK) {
+                self.migrate(seat, self.idle_reactor, MigrationReason::Idle);
             }
         }
     }
@@ -35,10 +35,10 @@ impl Placement {
     /// Empties the least loaded reactors, so that no more are busy than the quota permits. A few
     /// overloaded reactors are better than a throttled process.
     fn apply_quota(&mut self) {
-        let busy = |room: &usize| self.rooms[*room].crowd > 0;
-        let mut rooms: Vec<usize> = (0..self.rooms.len()).filter(busy).collect();
+        let busy = |room: &usize| self.reactors[*room].active_threads > 0;
+        let mut rooms: Vec<usize> = (0..self.reactors.len()).filter(busy).collect();
         // The gathering reactor is emptied last.
-        rooms.sort_by_key(|room| (*room == self.gathering, self.rooms[*room].load()));
+        rooms.sort_by_key(|room| (*room == self.idle_reactor, self.reactors[*room].load()));
         let surplus = rooms.len().saturating_sub(self.quota);
         while surplus > 0 && !rooms.is_empty() {
             let leaving = &rooms[..surplus.min(rooms.len())];
@@ -60,12 +60,12 @@ impl Placement {
     fn redistribute(&mut self, room: usize, leaving: &[usize]) -> bool {
         self.active_threads_on(room).into_iter().all(|seat| {
             let stays = |other: usize| {
-                self.rooms[other].crowd > 0 && !leaving.contains(&other) && self.permits(seat, other)
+                self.reactors[other].active_threads > 0 && !leaving.contains(&other) && self.permits(seat, other)
             };
             let target = self
                 .best(seat, |other| stays(other) && self.fits(seat, other, 0))
                 .or_else(|| self.least_loaded(stays))
-                .filter(|_| self.seats[seat].free());
+                .filter(|_| self.threads[seat].free());
             if let Some(target) = target {
                 self.migrate(seat, target, MigrationReason::Quota);
             }
@@ -77,9 +77,9 @@ impl Placement {
     fn shed(&mut self) {
         for room in self.over() {
             while self.is_over(room) {
-                let excess = self.rooms[room].load() - self.limit;
+                let excess = self.reactors[room].load() - self.limit;
                 let leaving = self.active_threads_on(room).into_iter().filter_map(|seat| {
-                    let load = self.seats[seat].load;
+                    let load = self.threads[seat].load;
                     let target = self.relief_target(seat)?;
                     // The smallest thread that suffices; if none does, the largest.
                     let order = if load >= excess { (0, load) } else { (1, CoreShare::MAX - load) };
@@ -93,7 +93,7 @@ impl Placement {
 
     /// Reactor for a thread of an overloaded one.
     fn relief_target(&self, seat: usize) -> Option<usize> {
-        if !self.seats[seat].free() {
+        if !self.threads[seat].free() {
             return None;
         }
         self.best(seat, |room| self.fits_well(seat, room, 0))
@@ -103,11 +103,11 @@ impl Placement {
     /// Moves one thread from each overloaded reactor to one that is clearly less loaded.
     fn even_out(&mut self) {
         for room in self.over() {
-            let load = self.rooms[room].load();
+            let load = self.reactors[room].load();
             let leaving = self.active_threads_on(room).into_iter().filter_map(|seat| {
                 let target = self.least_loaded(|other| self.permits(seat, other))?;
-                let after = self.rooms[target].load() + self.seats[seat].load;
-                (self.seats[seat].free() && after + SLACK < load).then_some((after, seat, target))
+                let after = self.reactors[target].load() + self.threads[seat].load;
+                (self.threads[seat].free() && after + SLACK < load).then_some((after, seat, target))
             });
             if let Some((_, seat, target)) = leaving.min() {
                 self.migrate(seat, target, MigrationReason::Overload);

@@ -8,10 +8,10 @@ use super::snapshot::MigrationReason;
 impl Placement {
     /// Vacates reactors whose threads all fit elsewhere.
     pub(super) fn vacate_reactors(&mut self) {
-        let mut rooms: Vec<usize> = (0..self.rooms.len()).collect();
-        rooms.sort_by_key(|room| (self.rooms[*room].load(), self.rooms[*room].core));
+        let mut rooms: Vec<usize> = (0..self.reactors.len()).collect();
+        rooms.sort_by_key(|room| (self.reactors[*room].load(), self.reactors[*room].core));
         for room in rooms {
-            if room == self.gathering || self.rooms[room].crowd == 0 {
+            if room == self.idle_reactor || self.reactors[room].active_threads == 0 {
                 continue;
             }
             let mut emptied = self.clone();
@@ -23,11 +23,11 @@ impl Placement {
 
     fn empty(&mut self, room: usize) -> bool {
         let mut seats = self.active_threads_on(room);
-        seats.sort_by_key(|seat| std::cmp::Reverse(self.seats[*seat].load));
+        seats.sort_by_key(|seat| std::cmp::Reverse(self.threads[*seat].load));
         seats.into_iter().all(|seat| {
             let target = self
                 .best(seat, |other| self.can_take_over(seat, other))
-                .filter(|_| self.seats[seat].free());
+                .filter(|_| self.threads[seat].free());
             if let Some(target) = target {
                 self.migrate(seat, target, MigrationReason::Vacate);
             }
@@ -38,18 +38,18 @@ impl Placement {
     /// Whether a reactor that is awake anyway can take a thread without harm to itself or a
     /// sibling.
     fn can_take_over(&self, seat: usize, room: usize) -> bool {
-        let awake = room == self.gathering || self.rooms[room].crowd > 0;
-        let near = !self.is_far(seat, room) || self.is_far(seat, self.seats[seat].room);
-        let full = self.rooms[room].load() + self.seats[seat].load + SLACK > self.limit;
+        let awake = room == self.idle_reactor || self.reactors[room].active_threads > 0;
+        let near = !self.is_far(seat, room) || self.is_far(seat, self.threads[seat].reactor);
+        let full = self.reactors[room].load() + self.threads[seat].load + SLACK > self.limit;
         let disturbs = self.sibling_busy(room) && !self.is_busy(room);
         awake && near && !full && !disturbs && self.fits_well(seat, room, SLACK)
     }
 
     /// Moves threads to the NUMA node of their memory.
     pub(super) fn improve_locality(&mut self) {
-        for seat in 0..self.seats.len() {
-            let thread = &self.seats[seat];
-            if !thread.free() || !self.is_far(seat, thread.room) {
+        for seat in 0..self.threads.len() {
+            let thread = &self.threads[seat];
+            if !thread.free() || !self.is_far(seat, thread.reactor) {
                 continue;
             }
             let suits = |room| !self.is_far(seat, room) && self.fits_well(seat, room, SLACK);
@@ -62,20 +62,20 @@ impl Placement {
     /// Where both hardware threads of a physical core are busy, moves one light thread to an unused
     /// core.
     pub(super) fn spread_siblings(&mut self) {
-        for room in (0..self.rooms.len()).rev() {
-            if room == self.gathering || !self.is_busy(room) || !self.sibling_busy(room) {
+        for room in (0..self.reactors.len()).rev() {
+            if room == self.idle_reactor || !self.is_busy(room) || !self.sibling_busy(room) {
                 continue;
             }
             let crowd = self.active_threads_on(room);
-            if crowd.iter().any(|seat| !self.seats[*seat].free()) {
+            if crowd.iter().any(|seat| !self.threads[*seat].free()) {
                 continue;
             }
-            let vacant = (0..self.rooms.len()).find(|other| {
-                let target = &self.rooms[*other];
-                target.crowd == 0
-                    && target.node == self.rooms[room].node
+            let vacant = (0..self.reactors.len()).find(|other| {
+                let target = &self.reactors[*other];
+                target.active_threads == 0
+                    && target.node == self.reactors[room].node
                     && !self.sibling_busy(*other)
-                    && crowd.iter().all(|seat| self.seats[*seat].allowed[*other])
+                    && crowd.iter().all(|seat| self.threads[*seat].allowed[*other])
             });
             for seat in crowd {
                 if let Some(vacant) = vacant {

@@ -12,7 +12,7 @@ use super::snapshot::MigrationReason;
 const TRIES_MAX: u32 = 4_096;
 
 struct PlacementSearch<'a> {
-    board: &'a Placement,
+    placement: &'a Placement,
     /// Threads to be placed, largest first.
     seats: Vec<usize>,
     /// Candidate reactors of each: the current one, then from best to worst.
@@ -33,7 +33,7 @@ impl Placement {
             return false;
         }
         for (seat, room) in search.seats.clone().into_iter().zip(search.places.clone()) {
-            if self.seats[seat].room != room {
+            if self.threads[seat].reactor != room {
                 self.migrate(seat, room, MigrationReason::Overload);
             }
         }
@@ -43,30 +43,30 @@ impl Placement {
 
 impl<'a> PlacementSearch<'a> {
     fn new(board: &'a Placement) -> Self {
-        let all = 0..board.seats.len();
-        let loose = |seat: &usize| board.seats[*seat].free() && board.seats[*seat].counts();
+        let all = 0..board.threads.len();
+        let loose = |seat: &usize| board.threads[*seat].free() && board.threads[*seat].counts();
         let mut seats: Vec<usize> = all.filter(loose).collect();
-        seats.sort_by_key(|seat| std::cmp::Reverse(board.seats[*seat].load));
+        seats.sort_by_key(|seat| std::cmp::Reverse(board.threads[*seat].load));
         let mut loads: Vec<(CoreShare, usize)> =
-            board.rooms.iter().map(|room| (room.own + room.sum, room.crowd)).collect();
+            board.reactors.iter().map(|room| (room.own_load + room.thread_load, room.active_threads)).collect();
         for seat in &seats {
-            let room = &mut loads[board.seats[*seat].room];
-            *room = (room.0 - board.seats[*seat].load, room.1 - 1);
+            let room = &mut loads[board.threads[*seat].reactor];
+            *room = (room.0 - board.threads[*seat].load, room.1 - 1);
         }
         let places = Vec::with_capacity(seats.len());
         let choices = seats.iter().map(|seat| choices(board, *seat)).collect();
-        Self { board, seats, choices, places, loads, tries: 0 }
+        Self { placement: board, seats, choices, places, loads, tries: 0 }
     }
 
     /// Whether the threads that cannot move permit a solution.
     fn is_feasible(&self) -> bool {
-        let limit = self.board.limit;
-        let rooms = || self.loads.iter().zip(&self.board.rooms).filter(|(_, room)| room.open);
+        let limit = self.placement.limit;
+        let rooms = || self.loads.iter().zip(&self.placement.reactors).filter(|(_, room)| room.open);
         let stuck = rooms().any(|(load, room)| !room.isolated && load.1 > 1 && load.0 > limit);
         let wanted: CoreShare =
-            self.seats.iter().map(|seat| self.board.seats[*seat].load.min(limit)).sum();
+            self.seats.iter().map(|seat| self.placement.threads[*seat].load.min(limit)).sum();
         let there: CoreShare = rooms().map(|(load, _)| limit.saturating_sub(load.0)).sum();
-        !stuck && wanted <= there && self.occupied() <= self.board.quota
+        !stuck && wanted <= there && self.occupied() <= self.placement.quota
     }
 
     fn occupied(&self) -> usize {
@@ -76,7 +76,7 @@ impl<'a> PlacementSearch<'a> {
     /// Places the threads from this one on.
     fn place_from(&mut self, index: usize) -> bool {
         let Some(&seat) = self.seats.get(index) else { return true };
-        let load = self.board.seats[seat].load;
+        let load = self.placement.threads[seat].load;
         for choice in 0..self.choices[index].len() {
             let room = self.choices[index][choice];
             self.tries += 1;
@@ -99,16 +99,16 @@ impl<'a> PlacementSearch<'a> {
 
     fn fits(&self, load: CoreShare, room: usize) -> bool {
         match self.loads[room] {
-            (_, 0) => self.occupied() < self.board.quota,
-            (there, _) => there + load <= self.board.limit,
+            (_, 0) => self.occupied() < self.placement.quota,
+            (there, _) => there + load <= self.placement.limit,
         }
     }
 }
 
 fn choices(board: &Placement, seat: usize) -> Vec<usize> {
-    let thread = &board.seats[seat];
+    let thread = &board.threads[seat];
     let mut rooms: Vec<usize> =
-        (0..board.rooms.len()).filter(|room| thread.allowed[*room]).collect();
-    rooms.sort_by_key(|room| (*room != thread.room, board.score(seat, *room)));
+        (0..board.reactors.len()).filter(|room| thread.allowed[*room]).collect();
+    rooms.sort_by_key(|room| (*room != thread.reactor, board.score(seat, *room)));
     rooms
 }

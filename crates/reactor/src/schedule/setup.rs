@@ -57,10 +57,10 @@ impl History {
         let gathering = idle_reactor(&rooms, options.scheduling_core);
         let quota = quota_reactors(snapshot.quota, rooms.len());
         let mut board = Placement {
-            rooms,
-            seats: Vec::new(),
+            reactors: rooms,
+            threads: Vec::new(),
             moves: Vec::new(),
-            gathering,
+            idle_reactor: gathering,
             quota,
             limit: options.shed_above(),
             busy: options.idle_below(),
@@ -71,17 +71,17 @@ impl History {
         self.unmatched.retain(|id| self.threads.contains_key(id));
         for thread in &snapshot.threads {
             // A thread on an unknown reactor cannot be migrated.
-            let Some(room) = board.rooms.iter().position(|room| room.core == thread.home) else {
+            let Some(room) = board.reactors.iter().position(|room| room.core == thread.home) else {
                 continue;
             };
-            let seat = self.thread_slot(period, thread, room, &board.rooms, events);
-            let target = &mut board.rooms[room];
-            target.sum += seat.load;
-            target.crowd += usize::from(seat.counts());
-            target.held += 1;
+            let seat = self.thread_slot(period, thread, room, &board.reactors, events);
+            let target = &mut board.reactors[room];
+            target.thread_load += seat.load;
+            target.active_threads += usize::from(seat.counts());
+            target.threads += 1;
             // The load that is not due to threads is the reactor's own.
-            target.own = target.own.saturating_sub(share::of(thread.busy, snapshot.elapsed));
-            board.seats.push(seat);
+            target.own_load = target.own_load.saturating_sub(share::of(thread.busy, snapshot.elapsed));
+            board.threads.push(seat);
         }
         board
     }
@@ -111,14 +111,14 @@ impl History {
                 core: reactor.core,
                 open: none_left || !reactor.taken,
                 isolated: options.isolated.contains(reactor.core),
-                hides: own >= options.hides_from(),
+                may_hide_demand: own >= options.hides_from(),
                 node: reactor.node,
                 siblings: siblings(reactor, &snapshot.reactors),
-                own,
-                floor: 0,
-                sum: 0,
-                crowd: 0,
-                held: 0,
+                own_load: own,
+                load_min: 0,
+                thread_load: 0,
+                active_threads: 0,
+                threads: 0,
             }
         };
         snapshot.reactors.iter().map(room).collect()
@@ -138,7 +138,7 @@ impl History {
         // On a saturated reactor a thread may have wanted more time than it got, so its earlier
         // measured load counts if that was larger. If it was much larger, the thread has become
         // quieter since: an overload by that factor is unlikely.
-        let squeezed = rooms[room].hides && seen * OVERLOAD_MAX >= known.load;
+        let squeezed = rooms[room].may_hide_demand && seen * OVERLOAD_MAX >= known.load;
         known.load = if squeezed { seen.max(known.load) } else { seen };
         // Hysteresis: an idle thread must exceed the limit by SLACK to count as active.
         let idle_below = options.idle_below() + if known.idle { SLACK } else { 0 };
@@ -149,11 +149,11 @@ impl History {
         let allowed = self.allowed(thread, room, rooms, events);
         ThreadSlot {
             id: thread.id,
-            room,
+            reactor: room,
             load,
             idle,
             movable: rested && !thread.moving,
-            settled: rooms[room].isolated && allowed[room],
+            is_unbalanced: rooms[room].isolated && allowed[room],
             node: thread.node,
             allowed,
         }

@@ -62,7 +62,7 @@ pub struct Plan {
     /// Cores of the reactors without threads after these migrations: they may sleep until notified.
     pub empty: CpuList,
     /// Core that collects idle threads, if the policy does so.
-    pub gathering: Option<u32>,
+    pub idle_core: Option<u32>,
     /// Events to report.
     pub events: Vec<Event>,
 }

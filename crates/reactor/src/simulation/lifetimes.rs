@@ -259,7 +259,7 @@ fn a_move_is_given_up_when_a_poller_does_not_let_go_and_an_end_is_not() {
     assert!(!thread.is_gone());
     world.pass_time(Span::from_ms(6));
     world.turn_all(4);
-    let Some(Event::ThreadEnded { cut_off, .. }) = world.events().pop() else { panic!() };
+    let Some(Event::ThreadEnded { dropped_poller: cut_off, .. }) = world.events().pop() else { panic!() };
     assert_eq!(cut_off.as_deref(), Some("ring"));
 }
 
@@ -359,7 +359,7 @@ fn masks_and_numbers_are_checked_before_anything_moves() {
     assert_eq!(refused.to_string(), "thread 'far': mask 7, expected one of the cores 0-1");
     let unknown = ReactorId(9);
     let refused = world.directory.spawn(ThreadBuilder::new("far").on(unknown)).unwrap_err();
-    assert_eq!(refused.why, ReactorError::UnknownReactor { reactor: unknown, count: 2 });
+    assert_eq!(refused.reason, ReactorError::UnknownReactor { reactor: unknown, count: 2 });
     let plan = ThreadBuilder::new("near").affinity(CpuList::from_iter([1]));
     let thread = world.directory.spawn(plan).unwrap();
     assert_eq!(thread.reactor(), R1);
@@ -404,8 +404,8 @@ fn threads_are_spread_and_a_full_inbox_gives_the_plan_back() {
     let polls = tally();
     let plan = ThreadBuilder::new("late").poller(active("poller", idle(&polls)));
     let refused = world.directory.spawn(plan).unwrap_err();
-    assert!(matches!(refused.why, ReactorError::InboxFull(_)), "{refused}");
-    assert_eq!((refused.plan.name.as_str(), refused.plan.pollers.len()), ("late", 1));
+    assert!(matches!(refused.reason, ReactorError::InboxFull(_)), "{refused}");
+    assert_eq!((refused.builder.name.as_str(), refused.builder.pollers.len()), ("late", 1));
 }
 
 #[test]

@@ -23,8 +23,8 @@ fn a_poller_that_nothing_wakes_is_refused_where_reactors_sleep() {
     let refused =
         world.directory.spawn(ThreadBuilder::new("deaf").poller(sleepless())).unwrap_err();
     let why = ReactorError::NoWakeSource { poller: "deaf".into(), mode: PollMode::Adaptive };
-    assert_eq!(refused.why, why);
-    assert_eq!(refused.plan.pollers.len(), 1, "and is given back");
+    assert_eq!(refused.reason, why);
+    assert_eq!(refused.builder.pollers.len(), 1, "and is given back");
     assert!(refused.to_string().contains("'deaf'"), "{refused}");
 
     let thread = world.directory.spawn(ThreadBuilder::new("hearing")).unwrap();
@@ -33,7 +33,7 @@ fn a_poller_that_nothing_wakes_is_refused_where_reactors_sleep() {
     world.call(&thread, move |context| *theirs.lock().unwrap() = context.add(sleepless()).err());
     world.run_until_idle();
     let refused = answers.lock().unwrap().take().unwrap();
-    assert_eq!((refused.why, refused.registration.name()), (why, "deaf"));
+    assert_eq!((refused.reason, refused.poller.name()), (why, "deaf"));
 }
 
 #[test]
@@ -52,14 +52,14 @@ fn a_poller_that_does_not_say_when_it_is_to_be_woken_is_refused_in_every_mode() 
             let why =
                 ReactorError::MissingWakeCall { poller: "silent".into(), woken_by: kind, unsaid };
             let refused = world.directory.spawn(ThreadBuilder::new("silent").poller(make()));
-            assert_eq!(refused.unwrap_err().why, why);
+            assert_eq!(refused.unwrap_err().reason, why);
             let thread = world.directory.spawn(ThreadBuilder::new("hearing")).unwrap();
             let answers = Arc::new(std::sync::Mutex::new(None));
             let theirs = Arc::clone(&answers);
             let add = make();
             world.call(&thread, move |context| *theirs.lock().unwrap() = context.add(add).err());
             world.turn_all(4);
-            assert_eq!(answers.lock().unwrap().take().unwrap().why, why);
+            assert_eq!(answers.lock().unwrap().take().unwrap().reason, why);
             assert!(why.to_string().contains(unsaid), "{why}");
         }
         // A timed poller is woken by its period, another one by its declared deadline.
@@ -211,7 +211,7 @@ fn a_device_wakes_whom_it_was_asked_to_and_a_paused_one_does_not() {
     world.run_until_idle();
     device.vectors().unmask(0);
     tenmil_base::Interrupts::raise(&mut device.vectors(), 0);
-    let turns = || world.directory.sample(world.now()).reactors[0].turns;
+    let turns = || world.directory.sample(world.now()).reactors[0].iterations;
     let before = turns();
     assert_eq!(world.members[0].stage, SimReactorState::Asleep(Instant::NEVER));
     assert_eq!(turns(), before);
@@ -585,8 +585,8 @@ fn a_descriptor_that_stays_readable_is_told_once_and_does_not_keep_its_reactor_a
     // a sleep without it in between.
     assert!(spent < 32 + 3 * 120, "{spent} sleeps in a second");
     let pollers = &sample.threads[0].pollers;
-    assert!((32..200).contains(&pollers[0].woken_in_vain), "{pollers:?}");
-    assert_eq!(pollers[1].woken_in_vain, 0);
+    assert!((32..200).contains(&pollers[0].spurious_wakeups), "{pollers:?}");
+    assert_eq!(pollers[1].spurious_wakeups, 0);
     assert!(count(&polls) < 100_000, "{} polls in a second", count(&polls));
 
     // A real signal is seen within the bound.

@@ -146,7 +146,7 @@ impl Chaos {
         let handle = loop {
             match self.world.directory.spawn(plan) {
                 Ok(handle) => break handle,
-                Err(refused) => plan = *refused.plan,
+                Err(refused) => plan = *refused.builder,
             }
             self.world.turn_all(1);
         };

@@ -217,7 +217,7 @@ fn stalls(world: &Simulation, found: PollResult) -> PollerBuilder {
 
 fn culprits(world: &Simulation) -> Vec<Attribution> {
     let culprit = |event| match event {
-        Event::SlowIteration { took, culprit, .. } => {
+        Event::SlowIteration { took, attribution: culprit, .. } => {
             assert!(took >= Span::from_ms(20), "{took}");
             Some(culprit)
         }
@@ -237,8 +237,8 @@ fn a_turn_that_is_too_long_is_told_with_the_name_of_the_poller() {
     assert!(named.len() >= 3, "{named:?}");
     assert_eq!(named, vec![Attribution::Poller("staller".into()); named.len()]);
     let sample = world.directory.sample(world.now());
-    assert_eq!(sample.reactors[0].turns_too_long, named.len() as u64);
-    assert!(sample.reactors[0].longest_turn >= Span::from_ms(20));
+    assert_eq!(sample.reactors[0].slow_iterations, named.len() as u64);
+    assert!(sample.reactors[0].longest_iteration >= Span::from_ms(20));
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn who_runs_and_since_when_can_be_seen_from_outside() {
     world.turn_all(1);
     let sample = world.directory.sample(Instant::NEVER);
     assert_eq!(sample.reactors[0].running.as_deref(), Some("only"));
-    assert_eq!(sample.reactors[0].turn_began, began);
+    assert_eq!(sample.reactors[0].iteration_started, began);
 }
 
 #[test]

@@ -21,14 +21,14 @@ pub struct Executor {
     shared: Arc<Shared>,
     name: String,
     incoming: Receiver<Task>,
-    places: Box<[Option<Task>]>,
+    slots: Box<[Option<Task>]>,
     wakers: Box<[Waker]>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
     /// Tasks woken while others were polled; empty between polls.
     woken: Vec<u32>,
     /// Due time of the earliest timer, possibly canceled since.
-    next_alarm: Instant,
+    next_timer: Instant,
 }
 
 /// Maximum number of tasks polled per iteration.
@@ -44,11 +44,11 @@ impl Executor {
             shared: Arc::clone(&shared),
             name: name.to_owned(),
             incoming,
-            places: (0..count).map(|_| None).collect(),
+            slots: (0..count).map(|_| None).collect(),
             free: (0..tasks_max).rev().collect(),
             ready: VecDeque::with_capacity(count),
             woken: Vec::with_capacity(count),
-            next_alarm: Instant::NEVER,
+            next_timer: Instant::NEVER,
         };
         (executor, ExecutorHandle(shared))
     }
@@ -62,7 +62,7 @@ impl Executor {
 
     /// Receives tasks and wake-ups from outside. Returns whether there were any.
     fn receive(&mut self, now: Instant) -> bool {
-        let Self { shared, incoming, places, free, ready, .. } = self;
+        let Self { shared, incoming, slots: places, free, ready, .. } = self;
         if !shared.take_pending() {
             return false;
         }
@@ -74,14 +74,14 @@ impl Executor {
         }
         shared.take_woken(|index| ready.extend(shared.queue(index)));
         if let Some(mut alarms) = self.shared.unset_timers() {
-            self.next_alarm = alarms.set(now);
+            self.next_timer = alarms.set(now);
         }
         true
     }
 
     /// Wakes the tasks whose timers are due. Returns whether there were any.
     fn fire_timers(&mut self, now: Instant) -> bool {
-        if now < self.next_alarm {
+        if now < self.next_timer {
             return false;
         }
         let due = |shared: &Shared| shared.alarms().take_due(now);
@@ -89,7 +89,7 @@ impl Executor {
         while let Some(waker) = due(&self.shared) {
             waker.wake();
         }
-        self.next_alarm = self.shared.alarms().next();
+        self.next_timer = self.shared.alarms().next();
         true
     }
 
@@ -108,7 +108,7 @@ impl Executor {
     fn run_one(&mut self, index: u32, context: &Context<'_>) {
         // Cleared before the poll, so that a wake-up during the poll counts.
         self.shared.unqueue(index);
-        let place = &mut self.places[index as usize];
+        let place = &mut self.slots[index as usize];
         let Some(task) = place else { return };
         let mut waking = std::task::Context::from_waker(&self.wakers[index as usize]);
         let polled = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut waking)));
@@ -132,7 +132,7 @@ impl Executor {
 impl Poller for Executor {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
-        if self.ready.is_empty() && !self.shared.has_pending() && now < self.next_alarm {
+        if self.ready.is_empty() && !self.shared.has_pending() && now < self.next_timer {
             return PollResult::Idle;
         }
         let visit = current::set(self.shared.number(), std::mem::take(&mut self.woken));
@@ -150,14 +150,14 @@ impl Poller for Executor {
     }
 
     fn wake_at(&self) -> Instant {
-        self.next_alarm
+        self.next_timer
     }
 }
 
 impl Drop for Executor {
     fn drop(&mut self) {
         self.shared.close();
-        for place in &mut self.places {
+        for place in &mut self.slots {
             // A panic in one drop must not prevent the other drops; there is no one left to report
             // it to.
             let _ = catch_unwind(AssertUnwindSafe(|| *place = None));

@@ -15,7 +15,7 @@ use crate::panic_text::panic_text;
 /// task's own thread and soon.
 #[must_use = "a task whose handle is dropped is dropped; `detach` lets it go on"]
 pub struct JoinHandle<T> {
-    link: Arc<JoinState<T>>,
+    state: Arc<JoinState<T>>,
     is_detached: bool,
 }
 
@@ -35,23 +35,23 @@ pub enum JoinError {
 pub(super) struct TaskCompleter<T>(Option<Arc<JoinState<T>>>);
 
 struct JoinState<T> {
-    is_unwanted: AtomicBool,
-    desk: Mutex<JoinInner<T>>,
+    is_dropped: AtomicBool,
+    inner: Mutex<JoinInner<T>>,
     over: Condvar,
 }
 
 struct JoinInner<T> {
-    answer: Option<Result<T, JoinError>>,
+    result: Option<Result<T, JoinError>>,
     joiner: Option<Waker>,
     task: Option<Waker>,
 }
 
 /// Creates both sides for a task.
 pub(super) fn pair<T>() -> (TaskCompleter<T>, JoinHandle<T>) {
-    let desk = Mutex::new(JoinInner { answer: None, joiner: None, task: None });
-    let link = JoinState { is_unwanted: AtomicBool::new(false), desk, over: Condvar::new() };
+    let desk = Mutex::new(JoinInner { result: None, joiner: None, task: None });
+    let link = JoinState { is_dropped: AtomicBool::new(false), inner: desk, over: Condvar::new() };
     let link = Arc::new(link);
-    (TaskCompleter(Some(Arc::clone(&link))), JoinHandle { link, is_detached: false })
+    (TaskCompleter(Some(Arc::clone(&link))), JoinHandle { state: link, is_detached: false })
 }
 
 /// Polls `future` until it completes, panics or is detached from its handle, drops it, and sets the
@@ -100,7 +100,7 @@ impl<T> TaskCompleter<T> {
                 link.inner().task = Some(context.waker().clone());
             }
             // Pairs with the release in the drop of the handle.
-            if link.is_unwanted.load(Ordering::Acquire) {
+            if link.is_dropped.load(Ordering::Acquire) {
                 return Poll::Ready(TaskState::Detached);
             }
         }
@@ -113,7 +113,7 @@ impl<T> TaskCompleter<T> {
     fn keep(&mut self, answer: Result<T, JoinError>) {
         let Some(link) = self.0.take() else { return };
         let mut desk = link.inner();
-        desk.answer = Some(answer);
+        desk.result = Some(answer);
         let (joiner, task) = (desk.joiner.take(), desk.task.take());
         drop(desk);
         drop(task);
@@ -138,18 +138,18 @@ impl<T> JoinHandle<T> {
 
     /// Whether the task has ended.
     pub fn is_finished(&self) -> bool {
-        self.link.inner().answer.is_some()
+        self.state.inner().result.is_some()
     }
 
     /// Blocks an OS thread until the task has ended. Must not be called on a reactor, which it
     /// would block.
     pub fn wait(self) -> Result<T, JoinError> {
-        let mut desk = self.link.inner();
+        let mut desk = self.state.inner();
         loop {
-            if let Some(answer) = desk.answer.take() {
+            if let Some(answer) = desk.result.take() {
                 return answer;
             }
-            desk = self.link.over.wait(desk).unwrap_or_else(PoisonError::into_inner);
+            desk = self.state.over.wait(desk).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -158,8 +158,8 @@ impl<T> Future for JoinHandle<T> {
     type Output = Result<T, JoinError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut desk = self.link.inner();
-        if let Some(answer) = desk.answer.take() {
+        let mut desk = self.state.inner();
+        if let Some(answer) = desk.result.take() {
             return Poll::Ready(answer);
         }
         let old = desk.joiner.replace(context.waker().clone());
@@ -176,8 +176,8 @@ impl<T> Drop for JoinHandle<T> {
             return;
         }
         // A task that has not started checks this when it does, under the same lock.
-        self.link.is_unwanted.store(true, Ordering::Release);
-        let task = self.link.inner().task.take();
+        self.state.is_dropped.store(true, Ordering::Release);
+        let task = self.state.inner().task.take();
         if let Some(task) = task {
             task.wake();
         }
@@ -186,7 +186,7 @@ impl<T> Drop for JoinHandle<T> {
 
 impl<T> JoinState<T> {
     fn inner(&self) -> MutexGuard<'_, JoinInner<T>> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -23,9 +23,9 @@ pub(super) struct Shared {
     incoming: Sender<Task>,
     tasks_max: u32,
     /// Reserved slots, including those of tasks not yet received.
-    taken: AtomicU32,
+    reserved: AtomicU32,
     is_gone: AtomicBool,
-    news: AtomicBool,
+    has_pending: AtomicBool,
     /// One bit per task that was woken from outside.
     woken: Box<[AtomicU64]>,
     /// Whether a task is in the ready list. Accessed by the executor's OS thread only.
@@ -49,9 +49,9 @@ impl Shared {
             thread: thread.clone(),
             incoming,
             tasks_max,
-            taken: AtomicU32::new(0),
+            reserved: AtomicU32::new(0),
             is_gone: AtomicBool::new(false),
-            news: AtomicBool::new(false),
+            has_pending: AtomicBool::new(false),
             woken: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             queued: (0..count).map(|_| AtomicBool::new(false)).collect(),
             alarms: Mutex::default(),
@@ -72,7 +72,7 @@ impl Shared {
     }
 
     pub(super) fn count(&self) -> u32 {
-        self.taken.load(Ordering::Relaxed)
+        self.reserved.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_gone(&self) -> bool {
@@ -86,13 +86,13 @@ impl Shared {
         }
         let more = |taken: u32| (taken < self.tasks_max).then_some(taken + 1);
         // Pairs with the release in `give_back`: a reserved slot is empty.
-        let taken = self.taken.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
+        let taken = self.reserved.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
         taken.map(drop).map_err(|_| SpawnTaskErrorKind::TableFull { tasks_max: self.tasks_max })
     }
 
     /// Releases a slot, which is free in the table already.
     pub(super) fn release(&self) {
-        self.taken.fetch_sub(1, Ordering::Release);
+        self.reserved.fetch_sub(1, Ordering::Release);
     }
 
     /// Submits a task with a reserved slot. An executor that is gone drops it.
@@ -105,20 +105,20 @@ impl Shared {
     /// Announces stored data.
     pub(super) fn announce(&self) {
         // Pairs with the exchange in `take_news`.
-        self.news.store(true, Ordering::Release);
+        self.has_pending.store(true, Ordering::Release);
         self.thread.notify();
     }
 
     #[inline]
     pub(super) fn has_pending(&self) -> bool {
-        self.news.load(Ordering::Acquire)
+        self.has_pending.load(Ordering::Acquire)
     }
 
     /// Clears the announcement flag and returns it. An exchange, so that it reads the last of
     /// several announcements and sees what all of them have stored.
     #[inline]
     pub(super) fn take_pending(&self) -> bool {
-        self.has_pending() && self.news.swap(false, Ordering::AcqRel)
+        self.has_pending() && self.has_pending.swap(false, Ordering::AcqRel)
     }
 
     /// Calls `body` with each task that was woken from outside.

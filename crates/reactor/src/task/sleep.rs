@@ -18,7 +18,7 @@ pub struct Sleep {
     shared: Arc<Shared>,
     span: Span,
     /// Timer number, after the first poll.
-    alarm: Option<u64>,
+    timer: Option<u64>,
 }
 
 /// Timers of one executor.
@@ -40,7 +40,7 @@ struct SleepTimer {
 
 impl Sleep {
     pub(super) fn new(shared: &Arc<Shared>, span: Span) -> Self {
-        Self { shared: Arc::clone(shared), span, alarm: None }
+        Self { shared: Arc::clone(shared), span, timer: None }
     }
 }
 
@@ -52,7 +52,7 @@ impl Future for Sleep {
         if alarms.is_closed {
             return Poll::Ready(Err(JoinError::Gone));
         }
-        if let Some(number) = self.alarm {
+        if let Some(number) = self.timer {
             let Some(alarm) = alarms.waiting.get_mut(&number) else { return Poll::Ready(Ok(())) };
             if !alarm.waker.will_wake(context.waker()) {
                 let old = std::mem::replace(&mut alarm.waker, context.waker().clone());
@@ -65,14 +65,14 @@ impl Future for Sleep {
         let number = alarms.add(self.span, context.waker());
         drop(alarms);
         self.shared.announce_timer();
-        self.alarm = Some(number);
+        self.timer = Some(number);
         Poll::Pending
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(number) = self.alarm {
+        if let Some(number) = self.timer {
             let waker = self.shared.alarms().remove(number);
             drop(waker);
         }

@@ -230,7 +230,7 @@ fn a_full_executor_gives_the_future_back() {
     let (_, tasks) = executor(&world, 2);
     let one = spawn(&tasks, pending::<()>());
     let two = spawn(&tasks, pending::<()>());
-    let SpawnTaskError { why, future } = tasks.spawn(std::future::ready(3)).unwrap_err();
+    let SpawnTaskError { kind: why, future } = tasks.spawn(std::future::ready(3)).unwrap_err();
     assert_eq!(why, SpawnTaskErrorKind::TableFull { tasks_max: 2 });
     drop((one, two));
     world.run_until_idle();
@@ -277,7 +277,7 @@ fn when_the_thread_ends_everybody_who_waits_is_told() {
     assert_eq!(joined(&mut handle), Some(Err(JoinError::Gone)));
     assert!(joined(&mut late).is_some(), "it has ended, or it has been dropped");
     assert_eq!(poll_sleep(), Poll::Ready(Some(JoinError::Gone)));
-    assert_eq!(tasks.spawn(async {}).unwrap_err().why, SpawnTaskErrorKind::ThreadGone);
+    assert_eq!(tasks.spawn(async {}).unwrap_err().kind, SpawnTaskErrorKind::ThreadGone);
     assert_eq!(Arc::strong_count(&counted), 1, "all tasks were dropped");
     assert!(ExecutorHandle::start(&thread, "late", 1).is_err());
 }

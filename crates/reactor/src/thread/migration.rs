@@ -40,18 +40,18 @@ impl LightThread {
         if !self.arriving {
             return false;
         }
-        let record = Arc::clone(&self.desk.record);
-        if let Some(plan) = self.plan.take() {
+        let record = Arc::clone(&self.state.record);
+        if let Some(plan) = self.builder.take() {
             record.started_ns.set(now.ns);
             for registration in plan.pollers {
-                if let Some(id) = self.desk.ids.take() {
-                    let slot = Slot::new(id, registration, local.directory.number());
+                if let Some(id) = self.state.ids.take() {
+                    let slot = Slot::new(id, registration, local.registry.number());
                     record.pollers().push(Arc::clone(&slot.record));
                     self.slots.put(slot);
                 }
             }
             let (thread, name, reactor) = (record.id, record.name.clone(), local.id);
-            local.directory.record_event(now, Event::ThreadStarted { thread, name, reactor });
+            local.registry.record_event(now, Event::ThreadStarted { thread, name, reactor });
             // `arriving` is cleared afterwards: if a poller panics, the rest is attached in the
             // next iteration.
             self.attach(now, local);
@@ -64,7 +64,7 @@ impl LightThread {
                 record.moves.add(1);
                 let (thread, name) = (record.id, record.name.clone());
                 let event = Event::ThreadMigrated { thread, name, from: self.from, to: local.id };
-                local.directory.record_event(now, event);
+                local.registry.record_event(now, event);
                 self.from = local.id;
             }
             self.attach(now, local);
@@ -75,7 +75,7 @@ impl LightThread {
 
     /// Whether it is detaching or has not fully arrived.
     pub(crate) fn is_migrating(&self) -> bool {
-        self.leaving.is_some() || self.arriving
+        self.detach_request.is_some() || self.arriving
     }
 
     /// The reactor it lives on, or lived on before the handover.
@@ -86,20 +86,20 @@ impl LightThread {
     /// Attaches detached pollers and rebuilds the poll lists.
     pub(super) fn attach(&mut self, now: Instant, local: &mut ReactorLocal) {
         for slot in self.slots.iter_mut().filter(|slot| slot.detached) {
-            local.watch.begin(slot.number);
+            local.accounting.begin(slot.number);
             (slot.detached, slot.is_draining) = (false, false);
             slot.poller.attach();
             // A poller may have prepared something that needs a flush.
-            self.desk.changes.push_back(PollerCommand::Flush);
+            self.state.changes.push_back(PollerCommand::Flush);
         }
         // Until the accounts are counted.
-        local.watch.several = true;
-        self.slots.rebuild_lists(self.desk.record.id, now, local);
+        local.accounting.has_several_accounts = true;
+        self.slots.rebuild_lists(self.state.record.id, now, local);
     }
 
     /// Processes its pending request: leave, or cancel a departure.
     pub(crate) fn apply_request(&mut self, now: Instant, local: &mut ReactorLocal) {
-        let record = &self.desk.record;
+        let record = &self.state.record;
         let to = if record.is_to_end() { None } else { Some(record.requested_reactor()) };
         self.leave(to, now, local);
     }
@@ -107,15 +107,15 @@ impl LightThread {
     /// Requests a migration, or the end. An end is final; a migration does not replace it. A
     /// migration to the current reactor cancels a departure.
     pub(crate) fn leave(&mut self, to: Option<ReactorId>, now: Instant, local: &mut ReactorLocal) {
-        if self.leaving.is_some_and(|leaving| leaving.to.is_none()) {
+        if self.detach_request.is_some_and(|leaving| leaving.to.is_none()) {
             return;
         }
         if to != Some(local.id) {
-            self.leaving = Some(DetachRequest { to, since: now });
-            local.attention = true;
-        } else if self.leaving.take().is_some() {
+            self.detach_request = Some(DetachRequest { to, since: now });
+            local.has_migrations = true;
+        } else if self.detach_request.take().is_some() {
             self.mark_for_attach();
-            local.attention = true;
+            local.has_migrations = true;
         }
     }
 
@@ -129,18 +129,18 @@ impl LightThread {
     /// Asks all of its pollers to detach. A detached poller is asked again as long as others are
     /// not, since a message may have brought it new work.
     pub(crate) fn poll_detach(&mut self, now: Instant, local: &mut ReactorLocal) -> DetachProgress {
-        let Some(DetachRequest { to, since }) = self.leaving else { return DetachProgress::NotRequested };
+        let Some(DetachRequest { to, since }) = self.detach_request else { return DetachProgress::NotRequested };
         let parting = if to.is_some() { DetachReason::Migrating } else { DetachReason::Exiting };
         let mut holds_on = None;
         for slot in self.slots.iter_mut() {
-            local.watch.begin(slot.number);
+            local.accounting.begin(slot.number);
             slot.detached = slot.poller.detach(parting);
             slot.is_draining = !slot.detached;
             if !slot.detached && holds_on.is_none() {
                 holds_on = Some(slot.id);
             }
         }
-        self.slots.rebuild_lists(self.desk.record.id, now, local);
+        self.slots.rebuild_lists(self.state.record.id, now, local);
         let Some(id) = holds_on else {
             return to.map_or(DetachProgress::Exit, DetachProgress::Migrate);
         };
@@ -151,7 +151,7 @@ impl LightThread {
         // After the time limit a migration is canceled, but an exit proceeds.
         match to {
             Some(to) => {
-                self.desk.record.cancel_move(to, local.id);
+                self.state.record.cancel_move(to, local.id);
                 self.cancel_migration(id, waited, now, local);
                 DetachProgress::NotRequested
             }
@@ -162,9 +162,9 @@ impl LightThread {
     /// Cancels a migration after its time limit.
     fn cancel_migration(&mut self, id: PollerId, after: Span, now: Instant, local: &mut ReactorLocal) {
         let poller = self.poller_name(id).unwrap_or_default();
-        let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
-        local.directory.record_event(now, Event::MigrationTimeout { thread, name, poller, after });
-        self.leaving = None;
+        let (thread, name) = (self.state.record.id, self.state.record.name.clone());
+        local.registry.record_event(now, Event::MigrationTimeout { thread, name, poller, after });
+        self.detach_request = None;
         // If one of them panics, the others are attached in the next iteration.
         self.mark_for_attach();
         self.attach(now, local);
@@ -179,23 +179,23 @@ impl LightThread {
         local: &mut ReactorLocal,
     ) {
         self.run_housekeeping(now, local);
-        self.leaving = None;
+        self.detach_request = None;
         self.arriving = true;
-        self.desk.record.set_home(to);
+        self.state.record.set_home(to);
     }
 
     /// Ends the thread: closes channels, drops pollers and then messages.
     pub(crate) fn close(&mut self, now: Instant, local: &mut ReactorLocal) {
         let holds_on = self.slots.iter().find(|slot| !slot.detached);
         let cut_off = holds_on.map(|slot| slot.name().to_owned());
-        local.watch.begin(self.desk.number);
+        local.accounting.begin(self.state.number);
         while let Some(id) = self.slots.any() {
             self.remove(id, now, local);
         }
-        while let Some(open) = self.desk.channels.take_any() {
+        while let Some(open) = self.state.channels.take_any() {
             self.close_channel(open, now, local);
         }
-        let (thread, name) = (self.desk.record.id, self.desk.record.name.clone());
-        local.directory.record_event(now, Event::ThreadEnded { thread, name, cut_off });
+        let (thread, name) = (self.state.record.id, self.state.record.name.clone());
+        local.registry.record_event(now, Event::ThreadEnded { thread, name, dropped_poller: cut_off });
     }
 }

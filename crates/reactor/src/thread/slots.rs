@@ -27,9 +27,9 @@ pub(crate) struct Slots {
     pub(crate) active: Vec<u16>,
     pub(crate) timers: Timers,
     /// Number of pollers that keep the reactor from sleeping.
-    pub(crate) sleepless: usize,
+    pub(crate) keeps_awake: usize,
     /// Number of active pollers for which spinning can find work before it is announced.
-    pub(crate) looking: usize,
+    pub(crate) spinning: usize,
 }
 
 /// One poller. Fields used in every iteration come first.
@@ -48,11 +48,11 @@ pub(crate) struct Slot {
     pub(crate) is_draining: bool,
     sleeps_at_once: bool,
     /// Wake mode of its descriptor in the reactor's sleeper.
-    hearing: WakeMode,
+    wake_mode: WakeMode,
     /// Whether its descriptor could not be added.
-    unlisted: bool,
+    is_unwaitable: bool,
     woken_by: PollerWake,
-    pub(crate) trust: SpuriousWakeFilter,
+    pub(crate) spurious_filter: SpuriousWakeFilter,
     pub(crate) when_panicked: Option<PanicHandler>,
     pub(crate) record: Arc<PollerCounters>,
 }
@@ -131,7 +131,7 @@ impl Slots {
 
     /// Whether some descriptor could not be added to the sleeper's set.
     pub(crate) fn has_unwaitable(&self) -> bool {
-        self.iter().any(|slot| slot.unlisted)
+        self.iter().any(|slot| slot.is_unwaitable)
     }
 
     /// Rebuilds the lists of active, waiting and timed pollers. Call after any change to these.
@@ -142,25 +142,25 @@ impl Slots {
         local: &mut ReactorLocal,
     ) {
         self.active.clear();
-        (self.sleepless, self.looking) = (0, 0);
+        (self.keeps_awake, self.spinning) = (0, 0);
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
             let runs = slot.is_polled();
             // A coalesced descriptor stays so here; `update_wake_mode` decides before each sleep.
-            let hearing = match (runs, slot.trust.is_edge_triggered()) {
+            let hearing = match (runs, slot.spurious_filter.is_edge_triggered()) {
                 (false, _) => WakeMode::None,
-                (true, false) if slot.hearing == WakeMode::Coalesced => WakeMode::Coalesced,
+                (true, false) if slot.wake_mode == WakeMode::Coalesced => WakeMode::Coalesced,
                 (true, false) => WakeMode::Level,
                 (true, true) => WakeMode::Edge,
             };
             if let Err(error) = slot.set_wake_mode(hearing, local) {
                 let (poller, error) = (slot.name().to_owned(), error.to_string());
-                local.directory.record_event(now, Event::WaitFailed { poller, thread, error });
+                local.registry.record_event(now, Event::WaitFailed { poller, thread, error });
             }
             if runs && slot.every.is_none() {
                 self.active.push(index);
-                self.sleepless += usize::from(slot.is_sleepless());
-                self.looking += usize::from(!slot.sleeps_at_once);
+                self.keeps_awake += usize::from(slot.is_sleepless());
+                self.spinning += usize::from(!slot.sleeps_at_once);
             }
             // A poller that becomes runnable is first due one period from now.
             if let Some(every) = slot.every.filter(|_| runs && slot.due == Instant::NEVER) {
@@ -178,20 +178,20 @@ impl Slots {
 
 impl Slot {
     pub(crate) fn new(id: PollerId, registration: PollerBuilder, number: u64) -> Self {
-        let PollerBuilder { name, poller, woken_by, every, paused, .. } = registration;
+        let PollerBuilder { name, poller, wake: woken_by, every, paused, .. } = registration;
         let (sleeps_at_once, when_panicked) =
-            (registration.sleeps_at_once, registration.when_panicked);
+            (registration.no_spin, registration.on_panic);
         let every = every.map(|every| every.max(PERIOD_MIN));
         let record = PollerCounters {
             number,
             name,
             wake: woken_by.kind(),
-            tied: registration.tied,
+            pinned: registration.pinned,
             every_ns: every.map(Counter::from),
             paused: AtomicBool::new(paused),
             polls: Counter::default(),
             found: Counter::default(),
-            woken_in_vain: Counter::default(),
+            spurious_wakeups: Counter::default(),
         };
         Self {
             poller,
@@ -205,10 +205,10 @@ impl Slot {
             detached: true,
             is_draining: false,
             sleeps_at_once,
-            hearing: WakeMode::None,
-            unlisted: false,
+            wake_mode: WakeMode::None,
+            is_unwaitable: false,
             woken_by,
-            trust: SpuriousWakeFilter::default(),
+            spurious_filter: SpuriousWakeFilter::default(),
             when_panicked,
             record: Arc::new(record),
         }
@@ -221,12 +221,12 @@ impl Slot {
 
     #[inline]
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> bool {
-        context.local.watch.begin(self.number);
+        context.local.accounting.begin(self.number);
         context.desk.current = Some(self.id);
         self.polls += 1;
         let found = self.poller.poll(context).is_busy();
         self.found += u64::from(found);
-        context.desk.busy_ns += context.local.watch.end(found);
+        context.desk.busy_ns += context.local.accounting.end(found);
         found
     }
 
@@ -265,7 +265,7 @@ impl Slot {
     pub(crate) fn publish(&self) {
         self.record.polls.set(self.polls);
         self.record.found.set(self.found);
-        self.record.woken_in_vain.set(self.trust.spurious());
+        self.record.spurious_wakeups.set(self.spurious_filter.spurious());
         self.record.paused.store(self.paused, Ordering::Relaxed);
     }
 
@@ -274,12 +274,12 @@ impl Slot {
         let PollerWake::Descriptor(descriptor) = &self.woken_by else { return Ok(()) };
         let sources = &local.sources;
         // Added level-triggered first, then changed to the wanted mode.
-        if self.hearing == WakeMode::None && wanted != WakeMode::None {
+        if self.wake_mode == WakeMode::None && wanted != WakeMode::None {
             let added = sources.add(descriptor, self.number);
-            let was_unlisted = std::mem::replace(&mut self.unlisted, added.is_err());
+            let was_unlisted = std::mem::replace(&mut self.is_unwaitable, added.is_err());
             return match added {
                 Ok(()) => {
-                    self.hearing = WakeMode::Level;
+                    self.wake_mode = WakeMode::Level;
                     self.set_wake_mode(wanted, local)
                 }
                 // Retried indefinitely, reported once.
@@ -287,13 +287,13 @@ impl Slot {
                 Err(error) => Err(error),
             };
         }
-        self.unlisted = false;
+        self.is_unwaitable = false;
         // The coalesced set is left before any other change.
-        if self.hearing == WakeMode::Coalesced && wanted != WakeMode::Coalesced {
+        if self.wake_mode == WakeMode::Coalesced && wanted != WakeMode::Coalesced {
             sources.clear_coalesced(descriptor, self.number)?;
-            self.hearing = WakeMode::Level;
+            self.wake_mode = WakeMode::Level;
         }
-        let before = std::mem::replace(&mut self.hearing, wanted);
+        let before = std::mem::replace(&mut self.wake_mode, wanted);
         match (before, wanted) {
             _ if before == wanted => Ok(()),
             (_, WakeMode::None) => sources.remove(descriptor),
@@ -306,14 +306,14 @@ impl Slot {
     /// Sets the wake mode before a sleep: coalesced or prompt. If that fails, the mode stays as it
     /// was.
     pub(crate) fn update_wake_mode(&mut self, local: &ReactorLocal) {
-        let wanted = match (self.hearing, self.poller.may_coalesce_wakeups()) {
+        let wanted = match (self.wake_mode, self.poller.may_coalesce_wakeups()) {
             (WakeMode::Level, true) => WakeMode::Coalesced,
             (WakeMode::Coalesced, false) => WakeMode::Level,
             _ => return,
         };
-        let before = self.hearing;
+        let before = self.wake_mode;
         if self.set_wake_mode(wanted, local).is_err() {
-            self.hearing = before;
+            self.wake_mode = before;
         }
     }
 
@@ -321,7 +321,7 @@ impl Slot {
     /// it is newly found to be stuck.
     pub(crate) fn woken(&mut self, slept: Span, now: Instant) -> Option<i32> {
         let PollerWake::Descriptor(descriptor) = &self.woken_by else { return None };
-        self.trust.handle_wakeup(self.found, slept, now).then(|| descriptor.as_raw_fd())
+        self.spurious_filter.handle_wakeup(self.found, slept, now).then(|| descriptor.as_raw_fd())
     }
 
     pub(crate) fn has_descriptor(&self) -> bool {
@@ -330,7 +330,7 @@ impl Slot {
 
     /// Whether no event would end a sleep on its behalf.
     fn is_sleepless(&self) -> bool {
-        self.record.wake == WakeKind::Never || self.unlisted
+        self.record.wake == WakeKind::Never || self.is_unwaitable
     }
 
     /// Whether it generates work itself, and has some.

@@ -26,10 +26,10 @@ pub(crate) struct SpuriousWakeFilter {
     found: u64,
     /// Consecutive sleeps that it ended at once, without work.
     row: u32,
-    in_vain: u64,
+    spurious: u64,
     /// Duration of the edge-triggered period, and its end.
-    wary_for: Span,
-    wary_until: Instant,
+    edge_for: Span,
+    edge_until: Instant,
     /// Sleeps that it has ended in that period.
     changes: u32,
     is_told: bool,
@@ -50,9 +50,9 @@ impl Default for SpuriousWakeFilter {
         Self {
             found: 0,
             row: 0,
-            in_vain: 0,
-            wary_for: Span::default(),
-            wary_until: Instant::NEVER,
+            spurious: 0,
+            edge_for: Span::default(),
+            edge_until: Instant::NEVER,
             changes: 0,
             is_told: false,
         }
@@ -65,7 +65,7 @@ impl SpuriousWakeFilter {
     pub(super) fn handle_wakeup(&mut self, found: u64, slept: Span, now: Instant) -> bool {
         // The poller has found work since: the descriptor is trusted again.
         if found != self.found {
-            *self = Self { found, in_vain: self.in_vain, ..Self::default() };
+            *self = Self { found, spurious: self.spurious, ..Self::default() };
             return false;
         }
         if self.is_edge_triggered() {
@@ -74,7 +74,7 @@ impl SpuriousWakeFilter {
         }
         // A sleep that lasted was ended by a real event.
         if slept > SPURIOUS_SLEEP_MAX {
-            (self.row, self.wary_for) = (0, Span::default());
+            (self.row, self.edge_for) = (0, Span::default());
             return false;
         }
         self.row = self.row.saturating_add(1);
@@ -83,34 +83,34 @@ impl SpuriousWakeFilter {
         }
         // The first row may be a coincidence; the event is recorded when it repeats.
         let is_first = self.row == SPURIOUS_ROW;
-        self.in_vain += if is_first { u64::from(SPURIOUS_ROW) } else { 1 };
-        self.wary_for.ns = (2 * self.wary_for.ns).clamp(EDGE_MIN.ns, EDGE_MAX.ns);
-        (self.wary_until, self.changes) = (now.after(self.wary_for), 0);
+        self.spurious += if is_first { u64::from(SPURIOUS_ROW) } else { 1 };
+        self.edge_for.ns = (2 * self.edge_for.ns).clamp(EDGE_MIN.ns, EDGE_MAX.ns);
+        (self.edge_until, self.changes) = (now.after(self.edge_for), 0);
         !is_first && !std::mem::replace(&mut self.is_told, true)
     }
 
     /// Whether it is edge-triggered.
     pub(super) fn is_edge_triggered(&self) -> bool {
-        self.wary_until != Instant::NEVER
+        self.edge_until != Instant::NEVER
     }
 
     /// Time at which it becomes level-triggered again; never if it is.
     pub(super) fn edge_until(&self) -> Instant {
-        self.wary_until
+        self.edge_until
     }
 
     /// Counted spurious wake-ups.
     pub(super) fn spurious(&self) -> u64 {
-        self.in_vain
+        self.spurious
     }
 
     /// True if it becomes level-triggered now.
     fn end_edge_period(&mut self, now: Instant) -> bool {
-        let is_over = self.is_edge_triggered() && now >= self.wary_until;
+        let is_over = self.is_edge_triggered() && now >= self.edge_until;
         if is_over {
-            self.wary_until = Instant::NEVER;
+            self.edge_until = Instant::NEVER;
             if self.changes > INITIAL_READINESS {
-                (self.row, self.wary_for) = (0, Span::default());
+                (self.row, self.edge_for) = (0, Span::default());
             }
         }
         is_over
@@ -127,16 +127,16 @@ impl LightThread {
         now: Instant,
         local: &mut ReactorLocal,
     ) {
-        let thread = self.desk.record.id;
+        let thread = self.state.record.id;
         let mut is_wary = false;
         for slot in self.slots.iter_mut().filter(|slot| ready.contains(&slot.number)) {
-            is_wary |= slot.trust.is_edge_triggered();
+            is_wary |= slot.spurious_filter.is_edge_triggered();
             if let Some(descriptor) = slot.woken(slept, now) {
                 let poller = slot.name().to_owned();
                 let event = Event::SpuriousWakeups { poller, thread, descriptor, times: SPURIOUS_ROW };
-                local.directory.record_event(now, event);
+                local.registry.record_event(now, event);
             }
-            is_wary |= slot.trust.is_edge_triggered();
+            is_wary |= slot.spurious_filter.is_edge_triggered();
         }
         if is_wary {
             self.slots.rebuild_lists(thread, now, local);
@@ -145,9 +145,9 @@ impl LightThread {
 
     /// Makes descriptors level-triggered whose period has ended.
     pub(super) fn restore_level_triggered(&mut self, now: Instant, local: &mut ReactorLocal) {
-        let is_reconciled = |slot: &mut super::Slot| slot.trust.end_edge_period(now);
+        let is_reconciled = |slot: &mut super::Slot| slot.spurious_filter.end_edge_period(now);
         if self.slots.iter_mut().filter_map(|slot| is_reconciled(slot).then_some(())).count() > 0 {
-            self.slots.rebuild_lists(self.desk.record.id, now, local);
+            self.slots.rebuild_lists(self.state.record.id, now, local);
         }
     }
 }

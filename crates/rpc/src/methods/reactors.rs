@@ -283,7 +283,7 @@ impl EventRelay {
         if events.missed > 0 {
             self.announcer.report_lost(events.missed);
         }
-        for noted in &events.noted {
+        for noted in &events.events {
             let name = noted.event.kind();
             let known = EVENTS.iter().find(|kind| kind.name == name);
             self.announcer.emit(Event {
@@ -362,14 +362,14 @@ fn reactor_rows(sample: &Sample) -> Value {
             "busy_ns": reactor.busy.ns,
             "idle_ns": reactor.idle.ns,
             "busy_percent": percent(reactor.busy, reactor.idle),
-            "turns": reactor.turns,
+            "turns": reactor.iterations,
             "sleeps": reactor.sleeps,
             "wakes": reactor.wakes,
             "messages": reactor.messages,
             "moves": reactor.moves,
-            "turns_too_long": reactor.turns_too_long,
-            "longest_turn_ns": reactor.longest_turn.ns,
-            "longest_culprit": reactor.longest_culprit,
+            "turns_too_long": reactor.slow_iterations,
+            "longest_turn_ns": reactor.longest_iteration.ns,
+            "longest_culprit": reactor.longest_attribution,
             "running": reactor.running,
         })
     };
@@ -407,7 +407,7 @@ fn poller_rows(sample: &Sample, wanted: impl Fn(&ThreadSample) -> bool) -> Value
             "paused": poller.paused,
             "polls": poller.polls,
             "found": poller.found,
-            "woken_in_vain": poller.woken_in_vain,
+            "woken_in_vain": poller.spurious_wakeups,
         })
     };
     let wanted = sample.threads.iter().filter(|thread| wanted(thread));

@@ -166,7 +166,7 @@ fn scheduler(steering: &SchedulerHandle) -> Value {
         "rest_ns": options.rest.ns,
         "scheduling_core": options.scheduling_core,
         "isolated": options.isolated.to_string(),
-        "gathering": plan.gathering,
+        "gathering": plan.idle_core,
         "empty": plan.empty.to_string(),
         "moves": plan.moves.iter().map(row).collect::<Vec<_>>(),
         "speeds": steering.frequency_requests().into_iter().map(speed).collect::<Vec<_>>(),

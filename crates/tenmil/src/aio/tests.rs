@@ -150,7 +150,7 @@ impl Stand {
         let now = Instant { ns: 1_000_000 };
         let stopwatch = TimeSource::Simulated(Arc::clone(&now_ns));
         let options = ReactorOptions::default();
-        let ReactorSet { directory, mut reactors } =
+        let ReactorSet { registry: directory, mut reactors } =
             ReactorSet::new(&[0], &options, &stopwatch, now).unwrap();
         let (reactor, sleeper) = reactors.remove(0);
         let thread = directory.spawn(ThreadBuilder::new("storage")).unwrap();

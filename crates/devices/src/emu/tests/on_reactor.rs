@@ -90,7 +90,7 @@ impl World {
             ledger: Arc::clone(&ledger),
         };
         let plan = ThreadBuilder::new("gaps").poller(PollerBuilder::active("gaps", woken_by, gaps));
-        assembly.directory.spawn(plan).unwrap();
+        assembly.registry.spawn(plan).unwrap();
         Self {
             device,
             reactor,

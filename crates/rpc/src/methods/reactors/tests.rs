@@ -68,7 +68,7 @@ impl World {
     /// Waits for an event; fails after a time limit.
     fn await_event(&self, what: impl Fn(&Event) -> bool) {
         let end = self.reactors.clock().now().after(Span::from_secs(20));
-        let events = || self.reactors.registry().events_since(0).noted;
+        let events = || self.reactors.registry().events_since(0).events;
         while !events().iter().any(|noted| what(&noted.event)) {
             assert!(self.reactors.clock().now() < end, "it does not happen");
             tenmil_linux::thread::yield_now();
