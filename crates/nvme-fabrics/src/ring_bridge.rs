@@ -207,7 +207,7 @@ impl Rings {
             return Err(Status::INVALID_FIELD);
         }
         match command.sgl1().decode() {
-            DescriptorKind::LastSegment { place: DataLocation::Address(iova), len_bytes } => {
+            DescriptorKind::LastSegment { location: DataLocation::Address(iova), len_bytes } => {
                 let len_bytes = self.resolve(iova, len_bytes, exchange.list(names.0))?;
                 let data = data_of(command.opcode() & 0b11, len_bytes)?;
                 Ok(exchange.submit(names, command, data, None))
@@ -235,7 +235,7 @@ impl Rings {
         into.clear();
         let mut total = 0_u32;
         for descriptor in list {
-            let DescriptorKind::DataBlock { place: DataLocation::Address(iova), len_bytes } =
+            let DescriptorKind::DataBlock { location: DataLocation::Address(iova), len_bytes } =
                 Descriptor::from_bytes(descriptor).decode()
             else {
                 return Err(Status::SGL_DESCRIPTOR_TYPE_INVALID);

@@ -92,14 +92,14 @@ impl FakeDma {
 
     fn walk_sgl(&self, descriptor: Descriptor) -> Vec<u64> {
         let blocks = match descriptor.decode() {
-            DescriptorKind::LastSegment { place: DataLocation::Address(iova), len_bytes } => {
+            DescriptorKind::LastSegment { location: DataLocation::Address(iova), len_bytes } => {
                 let count = u64::from(len_bytes) / 16;
                 (0..count).map(|at| Descriptor::from_bytes(&self.at(iova + 16 * at))).collect()
             }
             _ => vec![descriptor],
         };
         let bytes = |block: Descriptor| match block.decode() {
-            DescriptorKind::DataBlock { place: DataLocation::Address(iova), len_bytes } => {
+            DescriptorKind::DataBlock { location: DataLocation::Address(iova), len_bytes } => {
                 iova..iova + u64::from(len_bytes)
             }
             other => panic!("{other:?} among the data blocks"),

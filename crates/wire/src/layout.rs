@@ -72,7 +72,7 @@ pub struct Field {
     /// Name of the field and its accessor.
     pub name: &'static str,
     /// Meaning, in one line.
-    pub meaning: &'static str,
+    pub description: &'static str,
     /// Offset in bits from the start of the structure.
     pub bit: usize,
     /// Width of the field, or of each element.
@@ -142,7 +142,7 @@ pub struct Decoded {
     /// Name of the field.
     pub name: &'static str,
     /// Meaning of the field.
-    pub meaning: &'static str,
+    pub description: &'static str,
     /// Value of the field.
     pub value: Value,
     /// Parts of a word, if it has any.
@@ -236,7 +236,7 @@ fn write_joined<'a>(
 pub fn decode(bytes: &[u8], fields: &[Field]) -> Vec<Decoded> {
     let whole = |field: &Field| Decoded {
         name: field.name,
-        meaning: field.meaning,
+        description: field.description,
         value: field.value(bytes),
         parts: decode(bytes, field.parts),
     };
@@ -359,7 +359,7 @@ mod tests {
     fn a_declaration_becomes_a_table() {
         let page = Page::zeroed().with(|page| page.size(7).level(2));
         let decoded = page.decode();
-        assert_eq!((decoded[0].name, decoded[0].meaning), ("size", "A number of two bytes."));
+        assert_eq!((decoded[0].name, decoded[0].description), ("size", "A number of two bytes."));
         assert_eq!(decoded[0].value, Value::Number(7));
         assert_eq!(decoded[1].parts[1].value, Value::Number(2));
         assert_eq!(decoded[2].value.to_string(), "[0x0, 0x0, 0x0, 0x0]");

@@ -23,7 +23,7 @@ pub enum DescriptorKind {
     /// Type 0h: data block.
     DataBlock {
         /// Address, or offset in the capsule's data.
-        place: DataLocation,
+        location: DataLocation,
         /// Length.
         len_bytes: u32,
     },
@@ -35,14 +35,14 @@ pub enum DescriptorKind {
     /// Type 2h: next segment, which is not the last.
     Segment {
         /// Address, or offset in the capsule.
-        place: DataLocation,
+        location: DataLocation,
         /// Length, a multiple of 16.
         len_bytes: u32,
     },
     /// Type 3h: last segment.
     LastSegment {
         /// Address, or offset in the capsule.
-        place: DataLocation,
+        location: DataLocation,
         /// Length, a multiple of 16.
         len_bytes: u32,
     },
@@ -226,14 +226,14 @@ impl Descriptor {
         };
         match (kind, subtype) {
             (Self::DATA_BLOCK, Self::ADDRESS | Self::OFFSET) => {
-                DescriptorKind::DataBlock { place, len_bytes }
+                DescriptorKind::DataBlock { location: place, len_bytes }
             }
             (Self::BIT_BUCKET, Self::ADDRESS) => DescriptorKind::BitBucket { len_bytes },
             (Self::SEGMENT, Self::ADDRESS | Self::OFFSET) => {
-                DescriptorKind::Segment { place, len_bytes }
+                DescriptorKind::Segment { location: place, len_bytes }
             }
             (Self::LAST_SEGMENT, Self::ADDRESS | Self::OFFSET) => {
-                DescriptorKind::LastSegment { place, len_bytes }
+                DescriptorKind::LastSegment { location: place, len_bytes }
             }
             (Self::KEYED_DATA_BLOCK, Self::ADDRESS | Self::INVALIDATE_KEY) => {
                 DescriptorKind::KeyedDataBlock {
@@ -266,10 +266,10 @@ impl DescriptorKind {
             }
         }
         match self {
-            Self::DataBlock { place, len_bytes } => at(place, len_bytes, Descriptor::DATA_BLOCK),
+            Self::DataBlock { location: place, len_bytes } => at(place, len_bytes, Descriptor::DATA_BLOCK),
             Self::BitBucket { len_bytes } => Descriptor::bit_bucket(len_bytes),
-            Self::Segment { place, len_bytes } => at(place, len_bytes, Descriptor::SEGMENT),
-            Self::LastSegment { place, len_bytes } => {
+            Self::Segment { location: place, len_bytes } => at(place, len_bytes, Descriptor::SEGMENT),
+            Self::LastSegment { location: place, len_bytes } => {
                 at(place, len_bytes, Descriptor::LAST_SEGMENT)
             }
             Self::KeyedDataBlock { address, len_bytes, key, invalidate_key } => {
@@ -342,11 +342,11 @@ mod tests {
     fn an_offset_is_not_taken_for_an_address() {
         assert_eq!(
             Descriptor::in_capsule(4096, 512).decode(),
-            DescriptorKind::DataBlock { place: DataLocation::Offset(4096), len_bytes: 512 }
+            DescriptorKind::DataBlock { location: DataLocation::Offset(4096), len_bytes: 512 }
         );
         assert_eq!(
             Descriptor::segment(4096, 32).decode(),
-            DescriptorKind::Segment { place: DataLocation::Address(4096), len_bytes: 32 }
+            DescriptorKind::Segment { location: DataLocation::Address(4096), len_bytes: 32 }
         );
     }
 }

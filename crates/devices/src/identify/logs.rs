@@ -123,7 +123,7 @@ fn has(pages: &SupportedLogPages, lid: u8) -> bool {
 fn error_entries(bytes: &[u8]) -> Vec<Decoded> {
     let entries = entries(bytes).map(|entry| Value::Structure(entry.decode()));
     let value = Value::List(entries.collect());
-    vec![Decoded { name: "entry", meaning: "Error entries, newest first.", value, parts: vec![] }]
+    vec![Decoded { name: "entry", description: "Error entries, newest first.", value, parts: vec![] }]
 }
 
 fn ana_groups(bytes: &[u8]) -> Vec<Decoded> {
@@ -132,10 +132,10 @@ fn ana_groups(bytes: &[u8]) -> Vec<Decoded> {
         let nsids = namespaces.map(|nsid| Value::Number(nsid.into())).collect();
         let mut fields = group.decode();
         let value = Value::List(nsids);
-        fields.push(Decoded { name: "nsid", meaning: "Its namespaces.", value, parts: vec![] });
+        fields.push(Decoded { name: "nsid", description: "Its namespaces.", value, parts: vec![] });
         Value::Structure(fields)
     });
     let value = Value::List(groups.collect());
-    fields.push(Decoded { name: "group", meaning: "Groups.", value, parts: vec![] });
+    fields.push(Decoded { name: "group", description: "Groups.", value, parts: vec![] });
     fields
 }

@@ -167,7 +167,7 @@ fn descriptor(identifier: NamespaceIdentifier) -> Decoded {
 }
 
 fn field(name: &'static str, meaning: &'static str, value: Value) -> Decoded {
-    Decoded { name, meaning, value, parts: Vec::new() }
+    Decoded { name, description: meaning, value, parts: Vec::new() }
 }
 
 fn title(cns: Cns, nsid: u32) -> String {

@@ -44,10 +44,10 @@ fn write_field(out: &mut String, field: &Decoded, all: bool, left_out: &mut u32)
         write_list(out, field, values, all);
         return;
     }
-    write_line(out, 2, field.name, &show(&field.value), field.meaning);
+    write_line(out, 2, field.name, &show(&field.value), field.description);
     for part in &field.parts {
         if all || !part.value.is_zero() {
-            write_line(out, 4, part.name, &show(&part.value), part.meaning);
+            write_line(out, 4, part.name, &show(&part.value), part.description);
         }
     }
 }
@@ -57,10 +57,10 @@ fn write_list(out: &mut String, field: &Decoded, values: &[Value], all: bool) {
     let values = without_end(values);
     if values.iter().all(|value| matches!(value, Value::Number(_))) {
         let shown: Vec<String> = values.iter().map(show).collect();
-        write_line(out, 2, field.name, &shown.join(" "), field.meaning);
+        write_line(out, 2, field.name, &shown.join(" "), field.description);
         return;
     }
-    write_line(out, 2, field.name, "", field.meaning);
+    write_line(out, 2, field.name, "", field.description);
     for (index, value) in values.iter().enumerate() {
         if all || !value.is_zero() {
             let _ = writeln!(out, "    [{index:#04x}] {}", show(value));

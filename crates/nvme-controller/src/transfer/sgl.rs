@@ -103,7 +103,7 @@ impl SglCursor {
         pieces: &mut HostRanges,
     ) -> Result<bool, Status> {
         match descriptor.decode() {
-            DescriptorKind::DataBlock { place: DataLocation::Address(iova), len_bytes } => {
+            DescriptorKind::DataBlock { location: DataLocation::Address(iova), len_bytes } => {
                 let len_bytes = len_bytes.min(*left);
                 if len_bytes > 0 {
                     pieces.push(iova, len_bytes)?;
@@ -121,10 +121,10 @@ impl SglCursor {
                 }
                 Ok(false)
             }
-            DescriptorKind::Segment { place: DataLocation::Address(iova), len_bytes } => {
+            DescriptorKind::Segment { location: DataLocation::Address(iova), len_bytes } => {
                 self.link(iova, len_bytes, false, is_end).map(|()| true)
             }
-            DescriptorKind::LastSegment { place: DataLocation::Address(iova), len_bytes } => {
+            DescriptorKind::LastSegment { location: DataLocation::Address(iova), len_bytes } => {
                 self.link(iova, len_bytes, true, is_end).map(|()| true)
             }
             _ => Err(WRONG_TYPE),

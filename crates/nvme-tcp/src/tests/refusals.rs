@@ -312,7 +312,7 @@ fn everything_is_refused_at_its_edges_as_the_table_says_and_all_of_the_table_is_
     controllers_data(&mut seen);
     controllers_others(&mut seen);
     digests(&mut seen);
-    let rules = RULES.iter().filter(|rule| rule.judge == CheckedBy::Connection);
+    let rules = RULES.iter().filter(|rule| rule.checked_by == CheckedBy::Connection);
     let told: Seen = rules.map(|rule| (rule.pdu, rule.status, rule.offset)).collect();
     assert_eq!(told, seen, "the table has a row for each refusal, and a refusal for each row");
 }

@@ -128,7 +128,7 @@ mod tests {
     fn every_field_is_decoded_with_its_name_and_its_parts() {
         let decoded = IdentifyController::zeroed().with(|id| id.vwcp(true)).decode();
         let vwc = decoded.iter().find(|field| field.name == "vwc").unwrap();
-        assert_eq!(vwc.meaning, "Volatile Write Cache.");
+        assert_eq!(vwc.description, "Volatile Write Cache.");
         assert_eq!(vwc.parts[0].value.to_string(), "1");
     }
 }

@@ -363,7 +363,7 @@ fn every_field_is_refused_at_its_edges_as_the_table_says_and_all_of_the_table_is
         // Covered by `a_type_is_taken_from_its_sender_and_from_nobody_else`.
         seen.insert((kind, offset::TYPE));
     }
-    let is_about = |rule: &&ValidationRule| rule.judge == CheckedBy::Header;
+    let is_about = |rule: &&ValidationRule| rule.checked_by == CheckedBy::Header;
     let told: BTreeSet<_> =
         RULES.iter().filter(is_about).map(|rule| (rule.pdu, rule.offset.unwrap())).collect();
     let spoken: BTreeSet<_> =
@@ -374,7 +374,7 @@ fn every_field_is_refused_at_its_edges_as_the_table_says_and_all_of_the_table_is
 #[test]
 fn every_rule_cites_its_section_and_its_field() {
     for rule in RULES {
-        assert!(rule.section.contains('§') && !rule.refused.is_empty(), "{rule:?}");
+        assert!(rule.section.contains('§') && !rule.rejected.is_empty(), "{rule:?}");
         let has_offset = matches!(
             rule.status,
             FatalStatus::InvalidHeaderField | FatalStatus::UnsupportedParameter

@@ -15,13 +15,13 @@ pub struct ValidationRule {
     /// Field name in the specification.
     pub field: &'static str,
     /// Rejected values.
-    pub refused: &'static str,
+    pub rejected: &'static str,
     /// FES.
     pub status: FatalStatus,
     /// FEI; `None` if it is not an offset.
     pub offset: Option<u8>,
     /// Component that checks the rule.
-    pub judge: CheckedBy,
+    pub checked_by: CheckedBy,
     /// Section of the specification.
     pub section: &'static str,
 }
