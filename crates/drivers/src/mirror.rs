@@ -58,7 +58,7 @@ use self::channel::MirrorChannel;
 use self::claim::Claim;
 use self::create::check_leg;
 pub use self::create::create;
-pub use self::events::{MirrorCounters, MirrorEvent, MirrorNews, hear_of_mirrors};
+pub use self::events::{MirrorCounters, MirrorEvent, MirrorNotice, subscribe_mirrors};
 use self::exclude::{Entry, Reserved, enter};
 use self::leg_io::look;
 pub use self::members::{Consent, add, remove, replace};

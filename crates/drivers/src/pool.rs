@@ -74,7 +74,7 @@ pub use self::registry::all_open;
 pub use self::rescue::{RescueReport, RescuedVolumeReport, rescue};
 pub use self::scrub::{DamageCause, DamagedRun, VolumeScrubReport};
 pub use self::send::{ChangedRange, ProgressFn, TransferSummary};
-pub use self::stops::{StopNews, subscribe_stops};
+pub use self::stops::{PoolStopNotice, subscribe_stops};
 pub use self::volume_ref::VolumeRef;
 pub use tenmil_volume::{
     CapacityState, CountedUsage, Finding, ParentInfo, Report, SpaceUsage, VolumeInfo as Info,

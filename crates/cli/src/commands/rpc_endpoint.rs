@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use tenmil_base::{Error, Span};
 use tenmil_drivers::subscribe_lost_writes;
-use tenmil_drivers::mirror::hear_of_mirrors;
+use tenmil_drivers::mirror::subscribe_mirrors;
 use tenmil_drivers::pool::{subscribe_stops, subscribe_capacity};
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::process::command_line;
@@ -86,7 +86,7 @@ pub(super) fn serve(state: ServerState) -> Option<(Server, EventRelay)> {
         Err(why) => {
             subscribe_capacity(|news| tracing::info!(cause = %news.store, "{news}"));
             subscribe_lost_writes(|news| tracing::warn!("{news}"));
-            hear_of_mirrors(|news| tracing::info!("{news}"));
+            subscribe_mirrors(|news| tracing::info!("{news}"));
             subscribe_stops(|news| tracing::warn!("{news}"));
             tracing::info!("`tenmil get` will not reach this process: {why}");
             None
@@ -118,7 +118,7 @@ fn start(state: ServerState) -> Result<(Server, EventRelay), String> {
         teller.announce_lost_write(news);
     });
     let teller = announcer.clone();
-    hear_of_mirrors(move |news| {
+    subscribe_mirrors(move |news| {
         tracing::info!("{news}");
         teller.announce_mirror(news);
     });

@@ -67,7 +67,7 @@ impl MirrorChannel {
         let tally = WriteEpochs::new();
         let load = Load::default();
         let member =
-            ChannelEntry { seat: tally.seat().clone(), load: load.clone(), bell: bell.clone() };
+            ChannelEntry { seat: tally.register().clone(), load: load.clone(), bell: bell.clone() };
         shared.lock().members.push(member);
         Ok(Self {
             bell,
@@ -151,7 +151,7 @@ impl MirrorChannel {
         let mut meta = shared.lock();
         let work = &mut self.works[slot as usize];
         let range = (work.request.lba, u64::from(work.request.blocks));
-        match meta.admit(&shared, self.tally.seat(), slot, range) {
+        match meta.admit(&shared, self.tally.register(), slot, range) {
             WriteAdmission::Go => {
                 self.masks = shared.masks();
                 self.write_counted(slot);
@@ -388,7 +388,7 @@ impl MirrorChannel {
             Operation::Read | Operation::Compare | Operation::Verify => outcome,
             _ => {
                 if losses < self.losses && outcome.is_success() {
-                    self.owe_report(losses);
+                    self.require_report(losses);
                 }
                 outcome
             }
@@ -398,7 +398,7 @@ impl MirrorChannel {
                 self.tally.end(bucket);
             }
             RequestStage::WrittenUnderCopy | RequestStage::Recorded { bucket: None } => {
-                self.shared.lock().unregister(self.tally.seat(), slot);
+                self.shared.lock().unregister(self.tally.register(), slot);
             }
             RequestStage::Idle
             | RequestStage::Read
@@ -472,7 +472,7 @@ impl MirrorChannel {
 
     /// Re-evaluates all requests that wait for a state change.
     fn reevaluate(&mut self) {
-        let news = self.shared.news();
+        let news = self.shared.event_count();
         if news == self.news || self.waiting.is_empty() {
             return;
         }
@@ -553,7 +553,7 @@ impl IoChannel for MirrorChannel {
         if self.shared.returns() != self.returns {
             self.have_reports();
         }
-        if now >= self.shared.tend_at() && (self.is_owner || !self.shared.has_owner()) {
+        if now >= self.shared.maintenance_due() && (self.is_owner || !self.shared.has_owner()) {
             let shared = Arc::clone(&self.shared);
             self.look_after(&mut shared.lock());
         }
@@ -570,7 +570,7 @@ impl IoChannel for MirrorChannel {
         if self.shared.has_owner() && !self.is_owner {
             return self.legs.wake_at();
         }
-        self.legs.wake_at().min(self.shared.tend_at())
+        self.legs.wake_at().min(self.shared.maintenance_due())
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -597,7 +597,7 @@ impl Drop for MirrorChannel {
         self.legs.close();
         let shared = Arc::clone(&self.shared);
         let mut meta = shared.lock();
-        let seat = self.tally.seat();
+        let seat = self.tally.register();
         meta.members.retain(|other| !other.seat.is(seat));
         meta.registered.retain(|write| !write.seat.is(seat));
         for work in self.works.iter().filter(|work| work.may_differ()) {

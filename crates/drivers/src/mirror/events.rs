@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// An event with its mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MirrorNews {
+pub struct MirrorNotice {
     /// The URI of the mirror.
     pub device: String,
     /// The event.
@@ -72,7 +72,7 @@ pub(super) struct Unannounced {
     pub(super) counters: MirrorCounters,
 }
 
-type Hearer = Box<dyn Fn(&MirrorNews) + Send>;
+type Hearer = Box<dyn Fn(&MirrorNotice) + Send>;
 
 static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
 /// Whether there is a subscriber. Events are kept until the first subscribes.
@@ -82,7 +82,7 @@ const WAITING_MAX: usize = 64;
 
 /// Subscribes to the events of all mirrors of this process. `hear` is called within a second, on the
 /// mirror's maintenance thread, for as long as the process runs.
-pub fn hear_of_mirrors(hear: impl Fn(&MirrorNews) + Send + 'static) {
+pub fn subscribe_mirrors(hear: impl Fn(&MirrorNotice) + Send + 'static) {
     HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
     // Relaxed: a reader that sees it takes the lock.
     IS_HEARD.store(true, Ordering::Relaxed);
@@ -127,14 +127,14 @@ impl MirrorEvent {
     }
 }
 
-impl MirrorNews {
+impl MirrorNotice {
     pub(super) fn announce(&self) {
         let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
         hearers.iter().for_each(|hear| hear(self));
     }
 }
 
-impl fmt::Display for MirrorNews {
+impl fmt::Display for MirrorNotice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, event, leg_device, legs_in_sync, legs } = self;
         write!(out, "{device}: ")?;
@@ -162,13 +162,13 @@ impl fmt::Display for MirrorNews {
 
 #[cfg(test)]
 mod tests {
-    use super::{MirrorCounters, MirrorEvent, MirrorNews, Unannounced, WAITING_MAX};
+    use super::{MirrorCounters, MirrorEvent, MirrorNotice, Unannounced, WAITING_MAX};
 
     #[test]
     fn an_event_names_the_leg_its_device_and_the_health_of_the_mirror() {
         let text = |event, legs_in_sync| {
             let (device, leg_device) = ("mirror:[ram:1m],[ram:1m]".into(), Some("ram:1m".into()));
-            MirrorNews { device, event, leg_device, legs_in_sync, legs: 2 }.to_string()
+            MirrorNotice { device, event, leg_device, legs_in_sync, legs: 2 }.to_string()
         };
         assert_eq!(
             text(MirrorEvent::LegLost { leg: 1 }, 1),

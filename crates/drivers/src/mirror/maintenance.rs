@@ -118,18 +118,18 @@ impl MirrorState {
     pub(super) fn next_task(&mut self, shared: &Shared, now: Instant) -> Option<MaintenanceTask> {
         if self.fence.is_lost() {
             self.phase = MaintenancePhase::Rest;
-            shared.tend_again_at(Instant::NEVER);
+            shared.set_maintenance_due(Instant::NEVER);
             return None;
         }
         loop {
             match self.step(shared, now) {
                 ResyncStep::Again => {}
                 ResyncStep::At(at) => {
-                    shared.tend_again_at(at);
+                    shared.set_maintenance_due(at);
                     return None;
                 }
                 ResyncStep::Do(task) => {
-                    shared.tend_again_at(Instant::NEVER);
+                    shared.set_maintenance_due(Instant::NEVER);
                     return Some(task);
                 }
             }
@@ -394,6 +394,6 @@ impl MirrorState {
         self.times.clear_at = Instant::NEVER;
         self.repairs.extend(self.copying.as_ref().and_then(RegionResync::repair));
         self.stop_copy(shared);
-        shared.tend_again_at(Instant::default());
+        shared.set_maintenance_due(Instant::default());
     }
 }

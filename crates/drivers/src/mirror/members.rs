@@ -274,7 +274,7 @@ impl<'a> OfflineMirror<'a> {
         let mut change = self.change(number)?;
         (change.legs, change.gone) = (legs.max(number + 1), gone & !(1 << number));
         self.admit(change, number, new, now)?;
-        Ok(self.said(&format!("leg {number} is {}; it is copied to while it is open", new.name)))
+        Ok(self.message(&format!("leg {number} is {}; it is copied to while it is open", new.name)))
     }
 
     pub(super) fn replace(
@@ -287,7 +287,7 @@ impl<'a> OfflineMirror<'a> {
         self.admit(change, number, new, now)?;
         let left = self.wipe(number, now);
         let text = format!("leg {number} is {}; it is copied to while it is open{left}", new.name);
-        Ok(self.said(&text))
+        Ok(self.message(&text))
     }
 
     /// The number of legs left without this one.
@@ -309,10 +309,10 @@ impl<'a> OfflineMirror<'a> {
         change.gone |= 1 << number;
         self.tell(&change, number, now)?;
         let wiped = self.wipe(number, now);
-        Ok(self.said(&format!("leg {number} is gone; {left} are left{wiped}")))
+        Ok(self.message(&format!("leg {number} is gone; {left} are left{wiped}")))
     }
 
-    fn said(&self, text: &str) -> String {
+    fn message(&self, text: &str) -> String {
         format!("mirror {}: {text}", uuid_text(self.assembly.uuid))
     }
 

@@ -12,7 +12,7 @@ use tenmil_base::{CompletionBatch, IoChannel, Span, WakeSource};
 use tenmil_linux::{Clock, Notifier, Sleeper, StopFlag, Thread};
 
 use super::channel::MirrorChannel;
-use super::events::MirrorNews;
+use super::events::MirrorNotice;
 use super::shared::Shared;
 
 /// The maintenance thread. Dropping this stops it.
@@ -122,7 +122,7 @@ impl Running {
         };
         for event in events {
             let name = |leg: u8| self.names.get(usize::from(leg)).cloned().flatten();
-            let news = MirrorNews {
+            let news = MirrorNotice {
                 device: self.device.clone(),
                 event,
                 leg_device: event.leg().and_then(name),

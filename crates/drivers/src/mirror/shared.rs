@@ -164,7 +164,7 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn news(&self) -> u64 {
+    pub(super) fn event_count(&self) -> u64 {
         self.news.load(Ordering::Acquire)
     }
 
@@ -173,11 +173,11 @@ impl Shared {
     }
 
     #[inline]
-    pub(super) fn tend_at(&self) -> Instant {
+    pub(super) fn maintenance_due(&self) -> Instant {
         Instant { ns: self.tend_at.load(Ordering::Relaxed) }
     }
 
-    pub(super) fn tend_again_at(&self, at: Instant) {
+    pub(super) fn set_maintenance_due(&self, at: Instant) {
         self.tend_at.store(at.ns, Ordering::Relaxed);
     }
 

@@ -378,7 +378,7 @@ impl MirrorState {
             let dirty = self.dirty.clone();
             dirty.iter().for_each(|region| self.suspect_region(shared, region));
             shared.publish(self);
-            shared.tend_again_at(Instant::default());
+            shared.set_maintenance_due(Instant::default());
         }
         self.events.push(MirrorEvent::WritesLost);
         true
@@ -431,7 +431,7 @@ impl MirrorState {
         let (first, count) = self.shape.regions_of(lba, blocks);
         (first..first + count).for_each(|region| self.suspect_region(shared, region));
         shared.publish(self);
-        shared.tend_again_at(Instant::default());
+        shared.set_maintenance_due(Instant::default());
     }
 
     fn suspect_region(&mut self, shared: &Shared, region: u64) {
@@ -452,7 +452,7 @@ impl MirrorState {
 
     /// Queues a repair of blocks that one leg could not read and another could.
     pub(super) fn repair(&mut self, shared: &Shared, lba: u64, blocks: u32) {
-        shared.tend_again_at(Instant::default());
+        shared.set_maintenance_due(Instant::default());
         if self.repairs.len() < REPAIRS_MAX && !self.repairs.contains(&(lba, blocks)) {
             self.repairs.push((lba, blocks));
         }
@@ -460,7 +460,7 @@ impl MirrorState {
 
     /// The same for a waiting request; not limited by [`REPAIRS_MAX`].
     pub(super) fn repair_now(&mut self, shared: &Shared, lba: u64, blocks: u32) {
-        shared.tend_again_at(Instant::default());
+        shared.set_maintenance_due(Instant::default());
         if !self.repairs.contains(&(lba, blocks)) {
             self.repairs.push((lba, blocks));
         }

@@ -15,7 +15,7 @@ use super::capacity_events::{self, CapacityEvent};
 use super::missing_device::MissingDevice;
 use super::reserved::Reserved;
 use super::shared::{ClientInbox, ClientMessage, Shared};
-use super::stops::StopNews;
+use super::stops::PoolStopNotice;
 use super::{PAGE_BYTES, PageGeometry};
 
 /// The metadata thread of an open pool.
@@ -219,10 +219,10 @@ impl MetadataThread {
             let recovered = (!stopped).then(|| state.store.generation());
             let (device, store, why) = (self.device.clone(), state.store.name(), why.clone());
             drop(state);
-            let news = StopNews { device, store, why, recovered };
+            let news = PoolStopNotice { device, store, why, recovered };
             if stops > self.told_stops && recovered.is_some() && !self.told_stop {
                 // It has recovered before the stop could be reported.
-                StopNews { recovered: None, ..news.clone() }.tell();
+                PoolStopNotice { recovered: None, ..news.clone() }.tell();
             }
             (self.told_stops, self.told_stop) = (stops, stopped);
             news.tell();

@@ -7,7 +7,7 @@ use tenmil_volume::PoolError;
 
 /// Event: a pool has stopped or recovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StopNews {
+pub struct PoolStopNotice {
     /// Device of the pool.
     pub device: String,
     /// Name of the pool.
@@ -18,25 +18,25 @@ pub struct StopNews {
     pub recovered: Option<u64>,
 }
 
-type Hearer = Box<dyn Fn(&StopNews) + Send>;
+type Hearer = Box<dyn Fn(&PoolStopNotice) + Send>;
 
 static HEARERS: Mutex<Vec<Hearer>> = Mutex::new(Vec::new());
 
 /// Subscribes to stops and recoveries: `hear` is called within a second when a pool of this process stops
 /// (a metadata write or a flush failed, or another process owns it) and when it recovers, on the pool's
 /// metadata thread.
-pub fn subscribe_stops(hear: impl Fn(&StopNews) + Send + 'static) {
+pub fn subscribe_stops(hear: impl Fn(&PoolStopNotice) + Send + 'static) {
     HEARERS.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(hear));
 }
 
-impl StopNews {
+impl PoolStopNotice {
     pub(super) fn tell(&self) {
         let hearers = HEARERS.lock().unwrap_or_else(PoisonError::into_inner);
         hearers.iter().for_each(|hear| hear(self));
     }
 }
 
-impl fmt::Display for StopNews {
+impl fmt::Display for PoolStopNotice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, store, why, recovered } = self;
         if let Some(generation) = recovered {

@@ -1,7 +1,7 @@
 //! Events of mirrors that the process has open.
 
 use serde_json::json;
-use tenmil_drivers::mirror::{MirrorEvent, MirrorNews};
+use tenmil_drivers::mirror::{MirrorEvent, MirrorNotice};
 
 use crate::event::{Event, EventKind, EventSender};
 
@@ -33,7 +33,7 @@ const fn kind(name: &'static str, help: &'static str) -> EventKind {
 
 impl EventSender {
     /// Emits an event of a mirror.
-    pub fn announce_mirror(&self, news: &MirrorNews) {
+    pub fn announce_mirror(&self, news: &MirrorNotice) {
         let kind = match news.event {
             MirrorEvent::Degraded { .. } => DEGRADED,
             MirrorEvent::LegLost { .. } => LOST,
@@ -55,7 +55,7 @@ impl EventSender {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_drivers::mirror::{MirrorEvent, MirrorNews};
+    use tenmil_drivers::mirror::{MirrorEvent, MirrorNotice};
 
     use crate::event::announcements;
 
@@ -64,7 +64,7 @@ mod tests {
         let (announcer, announced) = announcements().unwrap();
         for event in [MirrorEvent::LegLost { leg: 1 }, MirrorEvent::WritesLost] {
             let (device, leg_device) = ("mirror:[ram:1m],[ram:1m]".to_owned(), None);
-            announcer.announce_mirror(&MirrorNews {
+            announcer.announce_mirror(&MirrorNotice {
                 device,
                 event,
                 leg_device,

@@ -1,7 +1,7 @@
 //! Events of pools that the process has open.
 
 use serde_json::json;
-use tenmil_drivers::pool::{CapacityEvent, CapacityState, StopNews};
+use tenmil_drivers::pool::{CapacityEvent, CapacityState, PoolStopNotice};
 
 use crate::event::{Event, EventKind, EventSender};
 
@@ -45,7 +45,7 @@ impl EventSender {
     }
 
     /// Emits an event when a pool stops or recovers.
-    pub fn announce_stop(&self, news: &StopNews) {
+    pub fn announce_stop(&self, news: &PoolStopNotice) {
         let about = json!({
             "pool": news.store,
             "device": news.device,

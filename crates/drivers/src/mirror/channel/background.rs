@@ -62,7 +62,7 @@ impl Background {
         if self.task.is_some() {
             meta.abandon_task(shared);
         }
-        shared.tend_again_at(Instant::default());
+        shared.set_maintenance_due(Instant::default());
     }
 }
 
@@ -96,11 +96,11 @@ impl MirrorChannel {
             // A client's channel is not polled once the client waits for nothing, so the maintenance
             // thread does it.
             if meta.needs_commit() {
-                self.shared.tend_again_at(Instant::default());
+                self.shared.set_maintenance_due(Instant::default());
             }
             return meta.call_owner();
         }
-        if self.now >= self.shared.tend_at() {
+        if self.now >= self.shared.maintenance_due() {
             let shared = self.shared.clone();
             let task = meta.next_task(&shared, self.now);
             self.do_tasks(meta, task);
@@ -169,7 +169,7 @@ impl MirrorChannel {
             self.write_looked(&mut meta);
         }
         // Work that waited for it is due now.
-        shared.tend_again_at(Instant::default());
+        shared.set_maintenance_due(Instant::default());
         self.look_after(&mut meta);
     }
 
@@ -201,7 +201,7 @@ impl MirrorChannel {
         }
         let (legs, missing) = match task {
             MaintenanceTask::Probe { leg } => {
-                self.legs.heed_all_losses(leg);
+                self.legs.acknowledge_all_losses(leg);
                 let sent = self.legs.send_probe(leg, COPIES_AT);
                 let failed = if sent { 0 } else { leg };
                 return RequestGroup { awaited: 3 * u32::from(sent), failed, lost: 0 };
@@ -284,7 +284,7 @@ impl MirrorChannel {
             let mut meta = shared.lock();
             meta.end_commit(&shared, failed);
             // Work that waited for it is due now.
-            shared.tend_again_at(Instant::default());
+            shared.set_maintenance_due(Instant::default());
             self.look_after(&mut meta);
         } else {
             let Some((task, group)) = &mut self.background.task else { return };

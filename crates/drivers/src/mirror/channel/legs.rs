@@ -315,7 +315,7 @@ impl Legs {
 
     /// Before a leg is looked for that was given up: it fails no flush for what it is known to have lost. All
     /// of that is copied to it before it is read again, as above.
-    pub(super) fn heed_all_losses(&mut self, leg: u8) {
+    pub(super) fn acknowledge_all_losses(&mut self, leg: u8) {
         let number = leg.trailing_zeros() as usize;
         if let Some(backend) = self.legs.get_mut(number).and_then(|leg| leg.backend.as_mut()) {
             backend.ack_losses(backend.losses());

@@ -28,7 +28,7 @@ impl MirrorChannel {
     /// A write is answered that was submitted before the last loss was reported. The legs that have it may have
     /// lost it, and the flush that has failed was answered before this one: the next flush fails as well.
     #[cold]
-    pub(super) const fn owe_report(&mut self, losses: u64) {
+    pub(super) const fn require_report(&mut self, losses: u64) {
         self.losses = losses;
     }
 }

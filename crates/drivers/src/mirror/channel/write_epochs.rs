@@ -27,7 +27,7 @@ impl WriteEpochs {
         }
     }
 
-    pub(super) fn seat(&self) -> &WriteEpoch {
+    pub(super) fn register(&self) -> &WriteEpoch {
         &self.seat
     }
 

@@ -11,7 +11,7 @@ use tenmil_linux::Clock;
 use crate::mirror::channel::MirrorChannel;
 use crate::mirror::owner::Owner;
 use crate::mirror::{
-    Health, Leg, Mirror, MirrorEvent, MirrorMonitor, MirrorOptions, create, hear_of_mirrors,
+    Health, Leg, Mirror, MirrorEvent, MirrorMonitor, MirrorOptions, create, subscribe_mirrors,
 };
 use tenmil_block::Opener;
 use tenmil_block::uri::Uri;
@@ -33,7 +33,7 @@ fn a_stale_leg_is_resynchronized_and_announced_while_nobody_does_io() {
     let open = |text: String| opener.open(&text.parse().unwrap()).unwrap();
     let (sender, heard) = mpsc::channel();
     let mine = directory.path().display().to_string();
-    hear_of_mirrors(move |news| {
+    subscribe_mirrors(move |news| {
         if news.device.contains(&mine) {
             // After the test, the receiver is gone.
             let _ = sender.send((news.event, news.to_string()));
