@@ -351,7 +351,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                 served.queue.complete_reservation(now, from.ticket, end, &[]);
             }
         }
-        is_busy |= self.tend_admin(now);
+        is_busy |= self.poll_deferred_admin(now);
         self.controller_wakes_at = self.controller.wake_at(now);
         is_busy
     }

@@ -59,7 +59,7 @@ impl Controller {
         if management.csi != 0 {
             return Err(Status::COMMAND_SET_NOT_SUPPORTED);
         }
-        let wish = self.wish(data)?;
+        let wish = self.parse_create(data)?;
         let mut state = self.subsystem.lock();
         let nsid = state.free_nsid().ok_or(Status::NAMESPACE_IDENTIFIER_UNAVAILABLE)?;
         let identity = self.subsystem.identity_of(nsid, Identity::default());
@@ -73,7 +73,7 @@ impl Controller {
     }
 
     /// Decodes and checks the create data.
-    fn wish(&self, data: &[u8]) -> Result<CreateRequest, Status> {
+    fn parse_create(&self, data: &[u8]) -> Result<CreateRequest, Status> {
         let field = |at: usize| u64_at(data, at);
         let about = self.subsystem.about();
         let [flbas, dps, nmic] = [26, 29, 30].map(|at| data.get(at).copied().unwrap_or(0));

@@ -133,7 +133,7 @@ impl<H: HostMemory> AdminQueue<H> {
     /// Advances until the transport has to act. Returns `None` if it does not have to.
     pub(super) fn next_request(&mut self, doorbells: &DoorbellPage) -> Option<AdminRequest> {
         let is_waiting = self.current.is_some() || self.ring_accesses > 0;
-        if is_waiting && let Some(wanted) = self.hear_host() {
+        if is_waiting && let Some(wanted) = self.poll_host_accesses() {
             return Some(wanted);
         }
         if let Some(invalid) = self.post(doorbells) {
@@ -413,7 +413,7 @@ impl<H: HostMemory> AdminQueue<H> {
     }
 
     /// Polls completions of host accesses.
-    fn hear_host(&mut self) -> Option<AdminRequest> {
+    fn poll_host_accesses(&mut self) -> Option<AdminRequest> {
         while let Some(ended) = self.host.poll() {
             let wanted = match ended.id.0 {
                 TICKET_FETCH => {

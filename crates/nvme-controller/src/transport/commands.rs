@@ -34,7 +34,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Completes deferred commands: long ones, Asynchronous Event Requests, deletions, aborts.
-    pub(super) fn tend_admin(&mut self, now: Instant) -> bool {
+    pub(super) fn poll_deferred_admin(&mut self, now: Instant) -> bool {
         let mut is_busy = false;
         while let Some(done) = self.controller.next_done() {
             self.end(now, done.cid, done.end);

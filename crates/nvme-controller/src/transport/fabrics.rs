@@ -234,7 +234,7 @@ impl FabricsTransport {
     /// any work was done.
     pub fn turn(&mut self, now: Instant) -> bool {
         if let Some(at) = self.links.values().map(|link| link.last_activity()).max() {
-            self.hear(at);
+            self.record_activity(at);
         }
         self.controller.turn(now);
         let mut is_busy = self.turn_life(now);
@@ -311,7 +311,7 @@ impl FabricsTransport {
 
 impl FabricsTransport {
     /// Records host activity, which may lie in the past.
-    fn hear(&mut self, at: Instant) {
+    fn record_activity(&mut self, at: Instant) {
         if at > self.heard_at {
             self.heard_at = at;
             self.controller.io_command_seen(at);

@@ -22,7 +22,7 @@ use crate::namespace::ReservationKind;
 const MAGIC: [u8; 8] = *b"TMLRSV03";
 const MAGIC_WITHOUT_NQNS: [u8; 8] = *b"TMLRSV02";
 const MAGIC_REVERSED: [u8; 8] = *b"TMLRSV01";
-const NOBODY: u8 = 0;
+const NO_HOLDER: u8 = 0;
 const SHORT: u8 = 1;
 const EXTENDED: u8 = 2;
 /// Length that marks an unknown NQN.
@@ -116,7 +116,7 @@ impl Reservations {
 
 fn put_host(host: Option<HostId>, bytes: &mut Vec<u8>) {
     let (kind, id) = match host {
-        None | Some(HostId::Anonymous(_)) => (NOBODY, 0),
+        None | Some(HostId::Anonymous(_)) => (NO_HOLDER, 0),
         Some(HostId::Short(id)) => (SHORT, id.into()),
         Some(HostId::Extended(id)) => (EXTENDED, id),
     };
@@ -128,7 +128,7 @@ fn take_host(rest: &mut &[u8]) -> Result<Option<HostId>, String> {
     let [kind] = take(rest)?;
     let id = u128::from_le_bytes(take(rest)?);
     match (kind, u64::try_from(id)) {
-        (NOBODY, Ok(0)) => Ok(None),
+        (NO_HOLDER, Ok(0)) => Ok(None),
         (SHORT, Ok(id)) => Ok(Some(HostId::Short(id))),
         (EXTENDED, _) => Ok(Some(HostId::Extended(id))),
         _ => Err(format!("a host is {kind}, {id:x}, expected none, a short or an extended one")),

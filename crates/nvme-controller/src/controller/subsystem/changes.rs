@@ -23,7 +23,7 @@ pub struct PersistRequest {
 }
 
 /// Error of a change whose record was rejected by the store, or dropped.
-const NOBODY_WRITES: &str = "keep reservations: nobody has written them";
+const NO_WRITER: &str = "keep reservations: nobody has written them";
 
 impl PersistRequest {
     /// Reports that the record is durable, or why not, as one line. The change then takes effect or
@@ -45,7 +45,7 @@ impl PersistRequest {
 impl Drop for PersistRequest {
     fn drop(&mut self) {
         if self.is_owed {
-            self.tell(Err(NOBODY_WRITES.to_owned()));
+            self.tell(Err(NO_WRITER.to_owned()));
         }
     }
 }
@@ -101,7 +101,7 @@ impl Subsystem {
         let stored = PersistRequest { subsystem, nsid, number, is_owed: true };
         if let Err(mut refused) = keeper.store(bytes, stored) {
             refused.is_owed = false;
-            state.post_trouble(Some(change.by), NOBODY_WRITES);
+            state.post_trouble(Some(change.by), NO_WRITER);
             return Err(Status::INTERNAL_ERROR);
         }
         record.line.begin(WriteInProgress { by: Some(change.by), number, after, news });

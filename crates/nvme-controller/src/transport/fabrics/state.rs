@@ -30,7 +30,7 @@ impl FabricsTransport {
     ///
     /// The property does not exist, or has another length.
     pub fn property(&mut self, now: Instant, at: u32, len_bytes: u32) -> Result<u64, Status> {
-        self.hear(now);
+        self.record_activity(now);
         let entries = self.controller.configuration().queue_entries_max;
         property(entries, (self.configuration, self.status()), at, len_bytes)
     }
@@ -47,7 +47,7 @@ impl FabricsTransport {
         len_bytes: u32,
         value: u64,
     ) -> Result<(), Status> {
-        self.hear(now);
+        self.record_activity(now);
         let value = u32::try_from(value).map_err(|_| REFUSED)?;
         if (at as usize, len_bytes) != (offset::CC, 4) {
             return Err(REFUSED);
