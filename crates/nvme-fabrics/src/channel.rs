@@ -314,7 +314,7 @@ impl IoChannel for FabricsChannel {
     }
 
     fn ack_losses(&mut self, count: u64) {
-        self.flushes.heed(count);
+        self.flushes.acknowledge(count);
     }
 
     fn wake_at(&self) -> Instant {

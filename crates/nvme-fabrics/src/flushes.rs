@@ -157,7 +157,7 @@ impl FlushFanout {
     }
 
     /// Makes flushes not fail for the first `count` losses.
-    pub(crate) fn heed(&mut self, count: u64) {
+    pub(crate) fn acknowledge(&mut self, count: u64) {
         self.told = self.told.max(count);
         self.under_way.iter_mut().for_each(|flush| flush.told = flush.told.max(count));
     }

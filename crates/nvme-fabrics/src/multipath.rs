@@ -153,7 +153,7 @@ impl Multipath {
 
     /// Performs a bounded amount of work and returns the next event.
     pub fn poll(&mut self, now: Instant) -> Option<PathEvent> {
-        self.heed_doubts();
+        self.check_doubtful();
         self.drop_queues();
         for index in 0..self.paths.len() {
             self.poll_path(now, index);
@@ -294,7 +294,7 @@ impl Multipath {
         self.shared.notify(self.queues.iter().map(|queue| &*queue.desk));
     }
 
-    fn heed_doubts(&mut self) {
+    fn check_doubtful(&mut self) {
         let doubts = self.shared.take_doubts();
         for (index, path) in self.paths.iter_mut().enumerate() {
             if doubts >> index & 1 == 1 {

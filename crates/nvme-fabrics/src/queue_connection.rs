@@ -167,7 +167,7 @@ impl QueueConnection {
 
     /// The same with data in a kernel buffer.
     #[cold]
-    pub(crate) fn submit_lent(
+    pub(crate) fn submit_zero_copy(
         &mut self,
         (tag, name): (u16, u16),
         command: &Command,

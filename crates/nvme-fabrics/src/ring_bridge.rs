@@ -170,7 +170,7 @@ impl Rings {
             let data = data_of(direction, len_bytes)?;
             return match self.memory.resolve(iova, len_bytes).ok().flatten() {
                 Some(segment) => Ok(exchange.submit(names, command, data, Some(segment))),
-                None => self.submit_lent(names, command, data, exchange),
+                None => self.submit_zero_copy(names, command, data, exchange),
             };
         }
         self.submit_slowly(names, command, exchange)
@@ -178,7 +178,7 @@ impl Rings {
 
     /// Submits a command whose data has no address: it is in a kernel buffer, or does not exist.
     #[cold]
-    fn submit_lent(
+    fn submit_zero_copy(
         &mut self,
         names: (u16, u16),
         command: &Command,
@@ -187,7 +187,7 @@ impl Rings {
     ) -> Result<Result<(), QueueFull>, Status> {
         let (Descriptor([iova, _]), len_bytes) = (command.sgl1(), len_of(data));
         let segment = self.memory.kernel_buffers(iova, len_bytes).ok_or(Status::DATA_TRANSFER_ERROR)?;
-        Ok(exchange.submit_lent(names, command, data, segment))
+        Ok(exchange.submit_zero_copy(names, command, data, segment))
     }
 
     #[cold]

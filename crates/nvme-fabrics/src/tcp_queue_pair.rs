@@ -75,7 +75,7 @@ impl TcpQueuePair {
         if self.berth.word() != self.obeyed {
             return self.obey();
         }
-        let Some(serving) = &mut self.serving else { return self.end_parting(now) };
+        let Some(serving) = &mut self.serving else { return self.end_drain(now) };
         let AttachedQueue { rings, exchange, silence, .. } = &mut **serving;
         exchange.receive(now, &mut |answered| answer(rings, silence, answered));
         if now >= silence.next() {
@@ -172,7 +172,7 @@ impl TcpQueuePair {
 
     /// Reports a closed connection once its memory is released.
     #[inline]
-    fn end_parting(&mut self, now: Instant) {
+    fn end_drain(&mut self, now: Instant) {
         let parting = self.parting.take_if(|parting| parting.0.is_drained(now));
         if let Some(parting) = parting {
             self.berth.report(parting.1);

@@ -114,7 +114,7 @@ impl MultipathChannel {
             sleep: None,
         };
         ways.into_iter().for_each(|(path, way)| queue.welcome(path, way));
-        queue.heed();
+        queue.apply_changes();
         Some(queue)
     }
 
@@ -253,7 +253,7 @@ impl MultipathChannel {
     /// Applies changed path states, checks which paths are usable, and retries held requests.
     fn settle(&mut self, now: Instant) {
         if self.heeded != self.shared.word() {
-            self.heed();
+            self.apply_changes();
         }
         (0..self.lanes.len()).for_each(|path| self.succeed(path));
         if self.has_resting {
@@ -283,7 +283,7 @@ impl MultipathChannel {
     }
 
     /// Applies changes published by the managing thread.
-    fn heed(&mut self) {
+    fn apply_changes(&mut self) {
         self.heeded = self.shared.word();
         for (path, view) in self.views.iter_mut().enumerate() {
             view.access = self.shared.access(path);
@@ -555,7 +555,7 @@ impl IoChannel for MultipathChannel {
     }
 
     fn ack_losses(&mut self, count: u64) {
-        self.flushes.heed(count);
+        self.flushes.acknowledge(count);
     }
 
     fn wake_at(&self) -> Instant {

@@ -101,7 +101,7 @@ impl HostTransport {
             self.leave(now);
         }
         if let Some(wanted) = self.wanted.take() {
-            self.heed(now, wanted);
+            self.apply_desired_state(now, wanted);
         }
         if self.is_time_to_give_up(now) {
             self.give_up(now);
@@ -305,7 +305,7 @@ impl HostTransport {
         };
     }
 
-    fn heed(&mut self, now: Instant, wanted: DesiredState) {
+    fn apply_desired_state(&mut self, now: Instant, wanted: DesiredState) {
         match (wanted, &self.stage) {
             (DesiredState::Enabled, ControllerStage::Idle) => self.enable(now),
             (DesiredState::Enabled, ControllerStage::Down) => {
