@@ -74,7 +74,7 @@ impl ControllerConnection {
             && slot.completion.status().is_success()
             && slot.completion.result() == 0;
         let cid = slot.cid;
-        let is_success = is_success && self.says_success();
+        let is_success = is_success && self.may_omit_response();
         let pdu = C2HData::new(self.line.outgoing, cid, offset, len_bytes, (is_final, is_success));
         self.line.push(pdu.as_bytes(), pdu.pdo().into());
         self.line.out.push_payload(tag, offset, len_bytes);
@@ -92,7 +92,7 @@ impl ControllerConnection {
 
     /// Whether SUCCESS may replace the response.
     #[inline]
-    fn says_success(&self) -> bool {
+    fn may_omit_response(&self) -> bool {
         match self.config.success {
             SuccessPolicy::Never => false,
             SuccessPolicy::WithoutFlowControl => !self.queue.has_flow_control(),
