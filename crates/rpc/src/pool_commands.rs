@@ -36,7 +36,7 @@ use crate::method::CallContext;
 pub use command::PoolCommand;
 pub(crate) use command::{STORE as WHICH_STORE, flag, named, percent, size as bytes};
 pub use describe::{
-    CommandResult, LISTED, STORE, TOLD, VOLUME, carried, checked, device, devices_text, grown_text,
+    CommandResult, LISTED, STORE, FIELDS, VOLUME, carried, checked, device, devices_text, grown_text,
     percents, scrubbed, size, store, volumes,
 };
 pub use diff::{DIFFERENCE, DiffPage, kind as kind_of_range};
@@ -94,13 +94,13 @@ impl std::fmt::Debug for PoolCommands {
 /// Lists all open pools.
 pub(crate) fn all_stores(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let orders = orders(call)?;
-    orders.answer_later(call, || all_open().iter().map(|open| told(store(open))).collect())
+    orders.answer_later(call, || all_open().iter().map(|open| to_rpc_error(store(open))).collect())
 }
 
 /// Lists the volumes of a pool.
 pub(crate) fn all_volumes(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let (orders, wanted) = (orders(call)?, wanted(call));
-    orders.answer_later(call, move || told(volumes(&find(wanted.as_deref())?)))
+    orders.answer_later(call, move || to_rpc_error(volumes(&find(wanted.as_deref())?)))
 }
 
 /// Returns one page of the differences between two volumes.
@@ -111,7 +111,7 @@ pub(crate) fn differ(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let at_bytes = call.arguments.whole("at_bytes").unwrap_or_default();
     orders.answer_later(call, move || {
         let open = find(wanted.as_deref())?;
-        told(DiffPage::of(&open, (&from, &to), at_bytes)).map(|portion| portion.as_json())
+        to_rpc_error(DiffPage::of(&open, (&from, &to), at_bytes)).map(|portion| portion.as_json())
     })
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn give(call: &CallContext<'_>, method: &str) -> Result<Value, RpcErr
     let kinds = orders.kinds;
     orders.answer_later(call, move || {
         let open = find(wanted.as_deref())?;
-        told(execute(&open, kinds, &order)).map(|told| told.as_json())
+        to_rpc_error(execute(&open, kinds, &order)).map(|told| told.as_json())
     })
 }
 
@@ -189,7 +189,7 @@ fn find(wanted: Option<&str>) -> Result<Arc<OpenPool>, RpcError> {
 }
 
 /// Converts a pool error into an RPC error.
-fn told<T>(done: Result<T, Error>) -> Result<T, RpcError> {
+fn to_rpc_error<T>(done: Result<T, Error>) -> Result<T, RpcError> {
     done.map_err(|error| refusal(&error))
 }
 

@@ -51,7 +51,7 @@ const ACCEPT_AGAIN: Span = Span::from_ms(100);
 
 const LISTENER: u64 = 0;
 const WAKE: u64 = 1;
-const FIRST_SEAT: u64 = 2;
+const FIRST_SLOT: u64 = 2;
 const READABLE: Interest = Interest { readable: true, writable: false };
 const NOTHING: Interest = Interest { readable: false, writable: false };
 
@@ -180,7 +180,7 @@ impl ServerLoop {
                     self.more_events = true;
                 }
                 token => {
-                    let seat = usize::try_from(token - FIRST_SEAT).ok();
+                    let seat = usize::try_from(token - FIRST_SLOT).ok();
                     let seat = seat.and_then(|index| self.seats.get_mut(index)?.as_mut());
                     seat.into_iter().for_each(|seat| seat.readable |= ready.readable);
                 }
@@ -205,7 +205,7 @@ impl ServerLoop {
             let Some(seat) = &mut self.seats[index] else { continue };
             let served = ServerContext { table: self.table, state: &self.state };
             let events = seat.turn(now, served);
-            if !seat.keep(&self.watch, FIRST_SEAT + index as u64) {
+            if !seat.keep(&self.watch, FIRST_SLOT + index as u64) {
                 // Closing removes it from the epoll set.
                 self.seats[index] = None;
             }
@@ -217,7 +217,7 @@ impl ServerLoop {
         // Bounded, so that many pending connections do not delay the accepted ones.
         for _ in 0..CONNECTIONS_MAX {
             match self.listener.accept() {
-                Ok(Some(connection)) => self.seat(now, connection),
+                Ok(Some(connection)) => self.admit(now, connection),
                 Ok(None) => return,
                 Err(_) => {
                     self.closed_until = Some(now.after(ACCEPT_AGAIN));
@@ -229,13 +229,13 @@ impl ServerLoop {
     }
 
     /// Admits a connection, or sends an error.
-    fn seat(&mut self, now: Instant, connection: Connection) {
+    fn admit(&mut self, now: Instant, connection: Connection) {
         let Ok(peer) = connection.peer() else { return };
-        let refusal = admit(peer, uid()).and_then(|()| self.find_seat(peer));
+        let refusal = admit(peer, uid()).and_then(|()| self.find_slot(peer));
         let seat = ServerConnection::new(now, connection, peer, Limits::USUAL);
         match refusal {
             Ok(index) => {
-                if self.watch.add(&seat, FIRST_SEAT + index as u64, READABLE).is_ok() {
+                if self.watch.add(&seat, FIRST_SLOT + index as u64, READABLE).is_ok() {
                     self.seats[index] = Some(seat);
                 }
             }
@@ -243,7 +243,7 @@ impl ServerLoop {
         }
     }
 
-    fn find_seat(&self, peer: Peer) -> Result<usize, RpcError> {
+    fn find_slot(&self, peer: Peer) -> Result<usize, RpcError> {
         let of_peer = self.seats.iter().flatten().filter(|seat| seat.peer().pid == peer.pid);
         if of_peer.count() >= CONNECTIONS_PER_PROCESS_MAX {
             return Err(RpcError::caller(

@@ -97,7 +97,7 @@ const POLLER: &[FieldSchema] = &[
     ),
 ];
 
-const NOT_TOLD: &[FieldSchema] = &[
+const NOT_SENT: &[FieldSchema] = &[
     FieldSchema::new("reactor", ResultType::Whole, "identifier"),
     FieldSchema::new("why", ResultType::Text, "reason"),
 ];
@@ -173,7 +173,7 @@ pub(super) const METHODS: &[Method] = &[
             FieldSchema::new("reactors", ResultType::Wholes, "reactors that were changed"),
             FieldSchema::new(
                 "refused",
-                ResultType::Rows(NOT_TOLD),
+                ResultType::Rows(NOT_SENT),
                 "reactors that were not changed",
             ),
         ]),

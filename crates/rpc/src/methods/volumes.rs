@@ -7,7 +7,7 @@ use crate::error::RpcError;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::pool_commands::{
-    self, DIFFERENCE, JOB, JobKind, JobSpec, LISTED, STORE, TOLD, WHICH_STORE, bytes, flag, named,
+    self, DIFFERENCE, JOB, JobKind, JobSpec, LISTED, STORE, FIELDS, WHICH_STORE, bytes, flag, named,
     percent,
 };
 use crate::result_type::ResultType;

@@ -139,7 +139,7 @@ pub const LISTED: &[FieldSchema] = &[
 ];
 
 /// Members of a command result.
-pub const TOLD: &[FieldSchema] = &[
+pub const FIELDS: &[FieldSchema] = &[
     FieldSchema::new("text", ResultType::Text, "result, as text for people"),
     FieldSchema::new(
         "changed",
