@@ -129,7 +129,7 @@ impl Process {
         }
         let before = self.connections.len();
         self.connections.retain(|connection| !connection.is_over());
-        while self.service.next_news().is_some() {}
+        while self.service.next_event().is_some() {}
         is_busy || self.connections.len() != before
     }
 

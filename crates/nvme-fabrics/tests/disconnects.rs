@@ -128,7 +128,7 @@ impl House {
         });
         guests.retain(|guest| !guest.is_over());
         self.guests.lock().unwrap().extend(guests);
-        while self.service.next_news().is_some() {}
+        while self.service.next_event().is_some() {}
     }
 
     /// A host that is connected, and has a queue.

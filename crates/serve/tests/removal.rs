@@ -124,7 +124,7 @@ fn serve(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -> House
 fn reasons(house: &House, count: usize) -> Vec<DisconnectReason> {
     let mut reasons = Vec::new();
     while reasons.len() < count {
-        match house.server.next_news() {
+        match house.server.next_event() {
             Some(NbdEvent::Disconnected { reason, .. }) => reasons.push(reason),
             Some(_) => {}
             None => tenmil_linux::thread::yield_now(),

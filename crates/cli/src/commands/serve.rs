@@ -389,7 +389,7 @@ fn run_nbd(
     tenmil_linux::file::commit_created()?;
     write_out(out, &ready_message(arguments, &served, &server))?;
     while !tenmil_linux::signal::interrupted() {
-        while let Some(news) = server.next_news() {
+        while let Some(news) = server.next_event() {
             if let NbdEvent::Trouble(text) = &news {
                 tracing::info!("{text}");
             }

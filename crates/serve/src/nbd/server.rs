@@ -60,14 +60,14 @@ struct AcceptState {
     pool: Arc<ThreadPool>,
     /// Pool for large requests of all connections.
     memory: Arc<Memory>,
-    lent: Arc<Lent>,
+    lent: Arc<ZeroCopyBuffers>,
     tell: Sender<NbdEvent>,
 }
 
 /// Memory of a connection, freed on drop.
 #[derive(Debug)]
 pub(super) struct MemoryLease {
-    lent: Arc<Lent>,
+    lent: Arc<ZeroCopyBuffers>,
     address: Option<IpAddr>,
     /// `None` once it has been leaked.
     memory: Option<Region>,
@@ -75,7 +75,7 @@ pub(super) struct MemoryLease {
 
 /// Connection counts, in total and by address.
 #[derive(Debug, Default)]
-pub(super) struct Lent(Mutex<Counts>);
+pub(super) struct ZeroCopyBuffers(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -83,7 +83,7 @@ struct Counts {
     addresses: BTreeMap<IpAddr, usize>,
 }
 
-impl Lent {
+impl ZeroCopyBuffers {
     fn counts(&self) -> MutexGuard<'_, Counts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -119,7 +119,7 @@ impl Server {
     }
 
     /// Next event, if any.
-    pub fn next_news(&self) -> Option<NbdEvent> {
+    pub fn next_event(&self) -> Option<NbdEvent> {
         self.told.try_recv().ok()
     }
 }
@@ -196,7 +196,7 @@ const MAILBOX: usize = 16;
 
 impl MemoryLease {
     pub(super) fn take(
-        lent: &Arc<Lent>,
+        lent: &Arc<ZeroCopyBuffers>,
         regions: &RegionTable,
         peer: &str,
         (most, most_of_address): (usize, usize),
@@ -278,11 +278,11 @@ mod tests {
 
     use tenmil_dma::RegionTable;
 
-    use super::{Lent, MemoryLease, ServerConfig};
+    use super::{ZeroCopyBuffers, MemoryLease, ServerConfig};
 
     #[test]
     fn one_address_does_not_take_all_connections_and_gives_its_own_back() {
-        let (lent, regions) = (Arc::<Lent>::default(), RegionTable::new(64));
+        let (lent, regions) = (Arc::<ZeroCopyBuffers>::default(), RegionTable::new(64));
         let take = |peer: &str| MemoryLease::take(&lent, &regions, peer, (6, 2));
         let one = take("127.0.0.1:1").unwrap();
         let _two = take("127.0.0.1:2").unwrap();

@@ -259,7 +259,7 @@ impl World {
 
     /// Checks the service's events for internal errors.
     fn hear(&self) {
-        while let Some(news) = self.service.next_news() {
+        while let Some(news) = self.service.next_event() {
             if let TargetEvent::Disconnected { reason: DisconnectReason::Internal(what), .. } = news
             {
                 panic!("an end was asked for what is not possible: {what}");

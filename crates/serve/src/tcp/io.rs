@@ -255,7 +255,7 @@ impl Io {
                 let len_bytes = if way == DataDirection::ToHost { len_bytes } else { 0 };
                 rooms.finish(end, tag, len_bytes, completion);
             } else {
-                rooms.finish(end, tag, 0, completion.with_status(told(status)));
+                rooms.finish(end, tag, 0, completion.with_status(status_for_host(status)));
             }
         }
         if count > 0 {
@@ -273,7 +273,7 @@ impl Io {
             let letter = match letter {
                 QueueEvent::Error(mut report) => {
                     report.cid = rooms.command(report.cid).cid();
-                    report.status = told(report.status);
+                    report.status = status_for_host(report.status);
                     QueueEvent::Error(report)
                 }
                 letter => letter,
@@ -465,7 +465,7 @@ pub(super) enum StartResult {
 
 /// Translates a status for the host. Data cannot be unmapped here, so a data transfer error means
 /// that the SGL length does not match the number of blocks.
-fn told(status: Status) -> Status {
+fn status_for_host(status: Status) -> Status {
     if Status::DATA_TRANSFER_ERROR.is(status) {
         Status::DATA_SGL_LENGTH_INVALID.with_dnr()
     } else {

@@ -325,8 +325,8 @@ impl Service {
 
     /// Next event, if any.
     #[must_use]
-    pub fn next_news(&self) -> Option<TargetEvent> {
-        self.news().next()
+    pub fn next_event(&self) -> Option<TargetEvent> {
+        self.unread_events().next()
     }
 
     /// Number of connections.
@@ -400,7 +400,7 @@ impl Service {
             for offer in state.offers.values() {
                 if offer.is_at(number) && offer.allows_host(host) {
                     let entry = entry(offer.nqn(), SubsystemType::Nvm, number, address);
-                    entries.push(entry.with(|entry| entry.cntlid(offer.cntlid_told())));
+                    entries.push(entry.with(|entry| entry.cntlid(offer.advertised_cntlid())));
                 }
             }
         }
@@ -430,7 +430,7 @@ impl Service {
     }
 
     pub(super) fn tell(&self, news: TargetEvent) {
-        self.news().push(news);
+        self.unread_events().push(news);
     }
 
     fn state(&self) -> MutexGuard<'_, ServiceState> {
@@ -441,7 +441,7 @@ impl Service {
         self.shared.roster.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn news(&self) -> MutexGuard<'_, Unread> {
+    fn unread_events(&self) -> MutexGuard<'_, Unread> {
         self.shared.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

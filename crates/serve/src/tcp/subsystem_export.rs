@@ -138,7 +138,7 @@ impl SubsystemExport {
     }
 
     /// CNTLID value for the discovery log page.
-    pub(super) fn cntlid_told(&self) -> u16 {
+    pub(super) fn advertised_cntlid(&self) -> u16 {
         match self.model {
             ControllerModel::Dynamic => CNTLID_DYNAMIC,
             ControllerModel::Static(_) => CNTLID_STATIC,

@@ -69,7 +69,7 @@ impl ZeroCopy {
 impl<D: Driver> QueuePoller<D> {
     pub(super) fn new(parts: QueueParts<D>) -> io::Result<Self> {
         let QueueParts { number, driver, backend, tags, memory, lending, tell } = parts;
-        let tags = tags.with_lent(lending.as_ref().map(|lending| lending.whole));
+        let tags = tags.with_zero_copy(lending.as_ref().map(|lending| lending.whole));
         let watch = PollSet::new()?;
         watch.add(driver.wake_source(), KERNEL, READABLE)?;
         if let WakeSource::Descriptor(descriptor) = backend.wake_source() {

@@ -150,7 +150,7 @@ impl Server {
         let disk = Disk::new(plan.medium.limits(), plan.is_read_only).map_err(UblkError::caller)?;
         let mut control = Control::open(machine)?;
         let has = check_features(&mut control)?;
-        let zero_copy = may_lend(plan, has);
+        let zero_copy = zero_copy_alignment(plan, has);
         let disk = match &zero_copy {
             Ok(alignment) => disk.aligned(*alignment),
             Err(_) => disk,
@@ -171,7 +171,7 @@ impl Server {
             Some(info) => info,
             None => make(&mut control, plan, &disk, zero_copy.is_ok())?,
         };
-        let zero_copy = zero_copy.and_then(|_| check_lends(&info, has_recovered));
+        let zero_copy = zero_copy.and_then(|_| check_zero_copy(&info, has_recovered));
         let (tell, told) = channel();
         let queues_left = info.queues;
         let mut server =
@@ -216,7 +216,7 @@ impl Server {
     }
 
     /// Next event, if any.
-    pub fn next_news(&mut self) -> Option<UblkEvent> {
+    pub fn next_event(&mut self) -> Option<UblkEvent> {
         let news = self.told.try_recv().ok();
         if matches!(news, Some(UblkEvent::QueueEnded { .. })) {
             self.queues_left = self.queues_left.saturating_sub(1);
@@ -321,7 +321,7 @@ impl Server {
         let depth = self.info.depth;
         let lending = match &self.zero_copy {
             Ok(()) => {
-                let whole = lend(device, regions, number, (depth, disk.io_bytes_max()))?;
+                let whole = register_buffers(device, regions, number, (depth, disk.io_bytes_max()))?;
                 Some(ZeroCopy { regions: regions.clone(), whole })
             }
             Err(_) => None,
@@ -400,7 +400,7 @@ fn left_behind(machine: &KernelFiles, control: &mut Control, signature: u64) -> 
 }
 
 /// Whether zero copy can be used. Returns the required memory alignment, or why it cannot.
-fn may_lend(plan: &ServerConfig, has: Features) -> Result<u32, String> {
+fn zero_copy_alignment(plan: &ServerConfig, has: Features) -> Result<u32, String> {
     if !plan.wants_zero_copy {
         return Err("zero copy was turned off".to_owned());
     }
@@ -417,7 +417,7 @@ fn may_lend(plan: &ServerConfig, has: Features) -> Result<u32, String> {
 }
 
 /// Whether the device uses zero copy, or why data are copied.
-pub(super) fn check_lends(info: &DeviceInfo, has_recovered: bool) -> Result<(), String> {
+pub(super) fn check_zero_copy(info: &DeviceInfo, has_recovered: bool) -> Result<(), String> {
     if info.features.has(Features::ZERO_COPY) {
         return Ok(());
     }
@@ -426,7 +426,7 @@ pub(super) fn check_lends(info: &DeviceInfo, has_recovered: bool) -> Result<(), 
 }
 
 /// Registers the request buffers of a queue, indexed by tag, as a region.
-fn lend(
+fn register_buffers(
     device: &Device,
     regions: &RegionTable,
     queue: u16,

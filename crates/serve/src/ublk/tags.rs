@@ -133,7 +133,7 @@ impl Tags {
 
     /// Enables zero copy with the registered buffers of the kernel, at an offset by tag.
     #[must_use]
-    pub(super) fn with_lent(self, lent: Option<Segment>) -> Self {
+    pub(super) fn with_zero_copy(self, lent: Option<Segment>) -> Self {
         Self { lent, ..self }
     }
 
@@ -231,7 +231,7 @@ impl Tags {
         self.in_flight -= 1;
         let tag = u16::try_from(index).unwrap_or(u16::MAX);
         if is_lent {
-            return self.answered_lent(tag, ask, answer.status);
+            return self.complete_zero_copy(tag, ask, answer.status);
         }
         if !answer.status.is_success() {
             return self.commit(tag, -error(answer.status));
@@ -245,7 +245,7 @@ impl Tags {
 
     /// Handles the completion of a zero copy request.
     #[inline]
-    fn answered_lent(&mut self, tag: u16, ask: DiskRequest, outcome: IoStatus) -> TagAction {
+    fn complete_zero_copy(&mut self, tag: u16, ask: DiskRequest, outcome: IoStatus) -> TagAction {
         if outcome.is_success() {
             self.done.lent_bytes += u64::from(ask.len_bytes);
             return self.commit(tag, moved(ask));

@@ -188,7 +188,7 @@ impl Endpoint {
     }
 
     /// Socket of a disconnecting client, which is not waited on.
-    pub(super) fn parting(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn closing_socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             State::Disconnecting(leaving) => Some(leaving.connection.as_fd()),
             _ => None,
@@ -216,7 +216,7 @@ impl Endpoint {
                 return 0;
             }
         };
-        let heard = self.hear_session(now, &mut session);
+        let heard = self.poll_session(now, &mut session);
         self.state = State::Connected(session);
         match heard {
             Ok(count) => count,
@@ -227,7 +227,7 @@ impl Endpoint {
         }
     }
 
-    fn hear_session(
+    fn poll_session(
         &mut self,
         now: Instant,
         session: &mut Session,
@@ -238,7 +238,7 @@ impl Endpoint {
                 break;
             }
             count += 1;
-            while let Some(request) = session.server.next_request().map_err(said)? {
+            while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
                 self.serve(now, session, request);
             }
         }
@@ -266,7 +266,7 @@ impl Endpoint {
             State::Absent => 0,
             State::Disconnecting(leaving) => {
                 self.state = State::Disconnecting(leaving);
-                self.farewell(now)
+                self.disconnect(now)
             }
             State::Connected(mut session) => {
                 let finished = self.finish_pending(now, &mut session);
@@ -323,7 +323,7 @@ impl Endpoint {
         self.tell(EndpointEvent::Disconnected(why));
     }
 
-    fn farewell(&mut self, now: Instant) -> usize {
+    fn disconnect(&mut self, now: Instant) -> usize {
         if !self.device.is_disabled() {
             if let State::Disconnecting(leaving) = &mut self.state
                 && !leaving.is_late
@@ -491,7 +491,7 @@ impl Endpoint {
         }
         // Commands may be queued behind it.
         let mut count = 1;
-        while let Some(request) = session.server.next_request().map_err(said)? {
+        while let Some(request) = session.server.next_request().map_err(disconnect_cause)? {
             self.serve(now, session, request);
             count += 1;
         }
@@ -568,7 +568,7 @@ impl Session {
             RecvResult::Eof => Err(None),
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
-                self.server.receive(&buffer[..count], files).map_err(said)?;
+                self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
                 self.whole_by = match self.server.is_amid() {
                     true => self.whole_by.min(now.after(MESSAGE_MAX)),
                     false => Instant::NEVER,
@@ -631,7 +631,7 @@ impl DmaMessage {
     }
 }
 
-fn said(violation: Violation) -> DisconnectCause {
+fn disconnect_cause(violation: Violation) -> DisconnectCause {
     Some(violation.to_string())
 }
 

@@ -46,7 +46,7 @@ struct ReadyFlags {
     visitors: bool,
 }
 
-const DOOR: u64 = 0;
+const LISTENER: u64 = 0;
 const CLIENT: u64 = 1;
 const MEDIUM: u64 = 2;
 const VISITOR: u64 = 3;
@@ -67,7 +67,7 @@ impl ReadyFlags {
 impl EndpointPoller {
     pub(super) fn new(door: StreamListener, guest: Endpoint) -> io::Result<Self> {
         let watch = PollSet::new()?;
-        watch.add(&door, DOOR, READABLE)?;
+        watch.add(&door, LISTENER, READABLE)?;
         let (visitors, ready, now) = (RejectedClients::default(), Vec::new(), Instant::default());
         Ok(Self {
             door,
@@ -101,7 +101,7 @@ impl EndpointPoller {
         let has = |token, is_unheard| {
             is_blind || is_unheard || ready.iter().any(|found| found.token == token)
         };
-        let (client, door) = (has(CLIENT, self.unheard.client), has(DOOR, self.unheard.door));
+        let (client, door) = (has(CLIENT, self.unheard.client), has(LISTENER, self.unheard.door));
         self.ready = ready;
         let mut count = if client { self.guest.process_messages(now) } else { 0 };
         count += self.guest.expire(now);
@@ -114,7 +114,7 @@ impl EndpointPoller {
         }
         if self.door_at.is_some_and(|at| at <= now) {
             self.door_at = None;
-            let opened = self.watch.change(&self.door, DOOR, READABLE);
+            let opened = self.watch.change(&self.door, LISTENER, READABLE);
             self.unheard.door = opened.is_err();
         }
         while door && self.door_at.is_none() {
@@ -128,7 +128,7 @@ impl EndpointPoller {
                 // awake.
                 Err(_) => {
                     self.door_at = Some(now.after(PATIENCE));
-                    let _ = self.watch.change(&self.door, DOOR, NOTHING);
+                    let _ = self.watch.change(&self.door, LISTENER, NOTHING);
                 }
             }
         }
@@ -147,7 +147,7 @@ impl EndpointPoller {
 
     /// Registers the current socket with the current interest.
     fn watch_session(&mut self) {
-        if let Some(socket) = self.guest.parting() {
+        if let Some(socket) = self.guest.closing_socket() {
             // A closed peer keeps the socket ready forever. Removing an unregistered socket fails
             // harmlessly.
             let _ = self.watch.remove(socket);

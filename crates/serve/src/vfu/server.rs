@@ -45,7 +45,7 @@ pub struct Server {
 /// Mailbox capacity of the device's light thread; it receives hardly any messages.
 const MAILBOX: usize = 16;
 /// Capacity of the event channel.
-const NEWS_MAX: usize = 64;
+const EVENTS_MAX: usize = 64;
 
 impl Server {
     /// Starts the server.
@@ -55,7 +55,7 @@ impl Server {
     /// If the controller cannot be created with these options, or the error of the kernel.
     pub fn start(plan: ServerConfig) -> Result<Self, String> {
         let ServerConfig { door, media, options, regions, reactors, clock } = plan;
-        let (tell, told) = sync_channel(NEWS_MAX);
+        let (tell, told) = sync_channel(EVENTS_MAX);
         let address = door.address().clone();
         let maps = DmaMappings::new(regions.clone());
         let lines = IrqEventFds::new(options.queues.saturating_add(1));
@@ -83,7 +83,7 @@ impl Server {
     }
 
     /// Next event, if any.
-    pub fn next_news(&self) -> Option<EndpointEvent> {
+    pub fn next_event(&self) -> Option<EndpointEvent> {
         self.told.try_recv().ok()
     }
 }

@@ -101,7 +101,7 @@ const FILES_MAX: usize = 9;
 /// Time limit for the rest of a message.
 pub(super) const PATIENCE: Span = Span::from_secs(5);
 /// Time after which a slow drain is reported.
-const FAREWELL: Span = Span::from_secs(5);
+const DISCONNECT_TIMEOUT: Span = Span::from_secs(5);
 /// Largest number of reported errors of a front end.
 const TROUBLES_MAX: u64 = 16;
 
@@ -183,7 +183,7 @@ impl Endpoint {
 
     /// Receives and executes messages. Returns the amount of work.
     pub(super) fn poll_messages(&mut self, now: Instant) -> usize {
-        self.with_session(now, |guest, session| guest.hear_session(now, session))
+        self.with_session(now, |guest, session| guest.poll_session(now, session))
     }
 
     /// Checks virtqueues, continues pending messages, and sends. Returns the amount of work.
@@ -192,7 +192,7 @@ impl Endpoint {
             self.resize();
         }
         if matches!(self.state, State::Leaving(_)) {
-            return self.farewell(now);
+            return self.disconnect(now);
         }
         self.with_session(now, |guest, session| {
             let count = guest.look_after_lanes(now, session)?;
@@ -247,7 +247,7 @@ impl Endpoint {
         }
     }
 
-    fn hear_session(
+    fn poll_session(
         &mut self,
         now: Instant,
         session: &mut Session,
@@ -258,7 +258,7 @@ impl Endpoint {
                 break;
             }
             count += 1;
-            let request = session.server.next_request().map_err(said)?;
+            let request = session.server.next_request().map_err(disconnect_cause)?;
             if let Some(violation) = session.server.take_refused() {
                 self.trouble(violation.to_string());
             }
@@ -297,12 +297,12 @@ impl Endpoint {
         self.stand.tell(EndpointEvent::Disconnected(why));
     }
 
-    fn farewell(&mut self, now: Instant) -> usize {
+    fn disconnect(&mut self, now: Instant) -> usize {
         let State::Leaving(leaving) = &mut self.state else { return 0 };
         leaving.lanes.retain(|_, lane| lane.post.ended().is_none());
         if !leaving.lanes.is_empty() {
             let text = format!(
-                "a medium has not answered for {FAREWELL}: until it does the front end's memory is \
+                "a medium has not answered for {DISCONNECT_TIMEOUT}: until it does the front end's memory is \
                  kept, and nobody else is let in"
             );
             leaving.patience.tell(now, &mut self.stand, text);
@@ -406,7 +406,7 @@ impl Endpoint {
         let has_ended = |lane: &RunningQueue| lane.post.ended().is_some();
         if session.lanes.iter().any(|(queue, lane)| is_awaited(*queue) && !has_ended(lane)) {
             let text = format!(
-                "a medium has not answered for {FAREWELL}: until it does the front end waits for \
+                "a medium has not answered for {DISCONNECT_TIMEOUT}: until it does the front end waits for \
                  its queues to stop"
             );
             pending.patience.tell(now, &mut self.stand, text);
@@ -445,7 +445,7 @@ impl Session {
             RecvResult::Eof => Err(None),
             RecvResult::Bytes(count) => {
                 let files = files.into_iter().map(Arc::new);
-                self.server.receive(&buffer[..count], files).map_err(said)?;
+                self.server.receive(&buffer[..count], files).map_err(disconnect_cause)?;
                 let is_amid = self.server.is_mid_message();
                 let by = self.whole_by.unwrap_or(now.after(PATIENCE));
                 self.whole_by = is_amid.then_some(by);
@@ -495,7 +495,7 @@ impl RunningQueue {
 
 impl DrainTimer {
     fn new(now: Instant) -> Self {
-        Self { until: now.after(FAREWELL), is_late: false }
+        Self { until: now.after(DISCONNECT_TIMEOUT), is_late: false }
     }
 
     /// Reports once that the deadline has passed.
@@ -512,6 +512,6 @@ pub(super) fn line(file: &OwnedFd) -> Result<RemoteEventFd, String> {
     line.map_err(|error| error.to_string())
 }
 
-fn said(violation: Violation) -> DisconnectCause {
+fn disconnect_cause(violation: Violation) -> DisconnectCause {
     Some(violation.to_string())
 }

@@ -34,7 +34,7 @@ pub(super) struct EndpointPoller {
     look_at: Instant,
 }
 
-const DOOR: u64 = 0;
+const LISTENER: u64 = 0;
 const FRONT: u64 = 1;
 const READABLE: Interest = Interest { readable: true, writable: false };
 
@@ -44,7 +44,7 @@ const LOOK: Span = Span::from_us(200);
 impl EndpointPoller {
     pub(super) fn new(door: StreamListener, guest: Endpoint) -> io::Result<Self> {
         let watch = PollSet::new()?;
-        watch.add(&door, DOOR, READABLE)?;
+        watch.add(&door, LISTENER, READABLE)?;
         let bell = Arc::clone(&guest.stand.bell);
         let (ready, now) = (Vec::new(), Instant::default());
         Ok(Self {
@@ -73,7 +73,7 @@ impl EndpointPoller {
         // Without epoll both are tried on every poll, and the reactor does not sleep.
         self.is_deaf |= self.watch.wait(Some(Span { ns: 0 }), &mut ready).is_err();
         let is_ready = |token: u64| ready.iter().any(|found| found.token == token);
-        let (has_front, has_door) = (is_ready(FRONT), is_ready(DOOR));
+        let (has_front, has_door) = (is_ready(FRONT), is_ready(LISTENER));
         self.ready = ready;
         let mut count = 0;
         if has_front || self.is_deaf {
@@ -114,7 +114,7 @@ impl EndpointPoller {
         let wants_door = self.door_at.is_none() && !self.guest.is_leaving();
         if wants_door != self.is_door_watched {
             let changed = match wants_door {
-                true => self.watch.add(&self.door, DOOR, READABLE),
+                true => self.watch.add(&self.door, LISTENER, READABLE),
                 false => self.watch.remove(&self.door),
             };
             self.is_deaf |= changed.is_err();

@@ -49,7 +49,7 @@ const QUEUES_MAX: u32 = 64;
 /// Mailbox capacity of the endpoint's light thread; it receives no messages.
 const MAILBOX: usize = 16;
 /// Capacity of the event channel.
-const NEWS_MAX: usize = 64;
+const EVENTS_MAX: usize = 64;
 /// Size of a bounce buffer, in bytes, and the number of them.
 const BUFFER_BYTES: u32 = 64 << 10;
 const BUFFERS: u16 = 4;
@@ -85,7 +85,7 @@ impl Server {
     /// If the device cannot be exported as such a disk, or the error of the kernel.
     pub fn start(plan: ServerConfig) -> Result<Self, String> {
         let ServerConfig { door, medium, is_read_only, id, regions, reactors } = plan;
-        let (told, news) = sync_channel(NEWS_MAX);
+        let (told, news) = sync_channel(EVENTS_MAX);
         let address = door.address().clone();
         let disk = Disk::new(medium.limits(), is_read_only, id)?;
         let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
@@ -128,7 +128,7 @@ impl Server {
     }
 
     /// Next event, if any.
-    pub fn next_news(&self) -> Option<EndpointEvent> {
+    pub fn next_event(&self) -> Option<EndpointEvent> {
         self.told.try_recv().ok()
     }
 }

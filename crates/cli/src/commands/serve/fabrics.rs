@@ -206,7 +206,7 @@ const fn cause_of(news: &TargetEvent) -> Option<&'static str> {
 
 /// Logs the events of the service and forwards them to RPC clients.
 fn log_events(service: &Service, announcer: Option<&EventSender>) {
-    while let Some(news) = service.next_news() {
+    while let Some(news) = service.next_event() {
         if let Some(cause) = cause_of(&news) {
             tracing::info!(cause, "{news}");
         }

@@ -95,7 +95,7 @@ pub(super) fn run(
 
 /// Handles server events: logs errors and adds up the queues' statistics.
 fn handle_events(server: &mut Server, all: &mut UblkStats) {
-    while let Some(news) = server.next_news() {
+    while let Some(news) = server.next_event() {
         match news {
             UblkEvent::Trouble(text) => tracing::info!("{text}"),
             UblkEvent::QueueEnded { done, .. } => {

@@ -62,7 +62,7 @@ pub(super) fn run(
             let nsid = u32::try_from(index % each + 1).unwrap_or(u32::MAX);
             handle_event(uri, namespace, || servers[index / each].resized(nsid));
         }
-        let next = |server: &Server| Some((listen(server), server.next_news()?));
+        let next = |server: &Server| Some((listen(server), server.next_event()?));
         let (place, news) = servers.iter().find_map(next)?;
         Some(if servers.len() > 1 { news.at(&place) } else { news })
     });

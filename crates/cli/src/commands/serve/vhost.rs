@@ -52,7 +52,7 @@ pub(super) fn run(
     write_out(out, &ready(arguments, uri, &limits, &server))?;
     watch(asked, reactors, "front end", || {
         handle_event(uri, &descriptor, || server.resized());
-        server.next_news()
+        server.next_event()
     });
     drop(server);
     balanced.stop();

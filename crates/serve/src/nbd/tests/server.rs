@@ -149,7 +149,7 @@ fn news(house: &House) -> NbdEvent {
     let clock = Clock::start();
     let end = clock.now().after(Span::from_secs(20));
     loop {
-        if let Some(news) = house.server.as_ref().unwrap().next_news() {
+        if let Some(news) = house.server.as_ref().unwrap().next_event() {
             return news;
         }
         assert!(clock.now() < end, "nobody is told");

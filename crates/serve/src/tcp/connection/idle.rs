@@ -52,12 +52,12 @@ impl TargetConnection {
     pub(in crate::tcp) fn is_quiet(&self) -> bool {
         let hears_all = self.bed.as_ref().is_some_and(WakeSet::hears_all)
             && self.stream.as_ref().is_some_and(|stream| stream.is_fully_armed());
-        hears_all && self.waits_for_nobody()
+        hears_all && self.is_idle()
     }
 
     /// Whether nothing is outstanding, and nothing is awaited from another connection that gives no
     /// wake-up: memory for data, or for received data.
-    pub(in crate::tcp) fn waits_for_nobody(&self) -> bool {
+    pub(in crate::tcp) fn is_idle(&self) -> bool {
         let is_idle = match &self.role {
             ConnectionRole::Io(io) => io.is_idle() && !io.queue_wants_turn(),
             ConnectionRole::AwaitingConnect

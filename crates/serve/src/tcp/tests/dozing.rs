@@ -21,7 +21,7 @@ use crate::tcp::{Limits, PlacementPolicy};
 
 /// Whether each connection has no work and waits for no other connection.
 fn quiet(rig: &Rig) -> Vec<bool> {
-    rig.guests.iter().map(|guest| guest.waits_for_nobody()).collect()
+    rig.guests.iter().map(|guest| guest.is_idle()).collect()
 }
 
 #[test]

@@ -456,11 +456,11 @@ fn whoever_is_waited_for_is_not_left_alone() {
     let read = transfer(IoOpcode::Read.code(), 0, 1);
     rig.lines[other].submit(&read, DataDirection::ToHost(512), &[]);
     rig.lines[other].turn(rig.now);
-    assert!(rig.guests[other].waits_for_nobody());
+    assert!(rig.guests[other].is_idle());
     rig.guests[other].turn(rig.now);
-    assert!(!rig.guests[other].waits_for_nobody(), "a pair waits for its word");
+    assert!(!rig.guests[other].is_idle(), "a pair waits for its word");
     rig.guests[other].turn(rig.now);
-    assert!(rig.guests[other].waits_for_nobody());
+    assert!(rig.guests[other].is_idle());
     rig.run();
     leave(rig);
 }

@@ -443,7 +443,7 @@ impl Rig {
             for line in &mut self.lines {
                 is_busy |= line.turn(self.now);
             }
-            while let Some(news) = self.service.next_news() {
+            while let Some(news) = self.service.next_event() {
                 self.news.push(news);
             }
             idle = if is_busy { 0 } else { idle + 1 };

@@ -78,7 +78,7 @@ fn hosts_come_by_sockets_and_are_served_by_reactors_that_sleep_or_not() {
         assert_eq!(rig.service.connected(), 0);
         assert_eq!(rig.service.budget().free_bytes(), rig.service.budget().bytes());
         let gone = |news: &TargetEvent| matches!(news, TargetEvent::Disconnected { .. });
-        let news = std::iter::from_fn(|| rig.service.next_news());
+        let news = std::iter::from_fn(|| rig.service.next_event());
         assert_eq!(news.filter(gone).count(), 2);
         assert!(TcpStream::connect(client.address).is_err(), "nobody listens any more");
     }
@@ -110,7 +110,7 @@ fn connections_behind_one_receive_queue_have_one_reactor_and_without_one_it_is_s
     visit(&client);
     drop(server);
     reactors.stop();
-    let news = std::iter::from_fn(|| rig.service.next_news());
+    let news = std::iter::from_fn(|| rig.service.next_event());
     let is_told = |news: &TargetEvent| matches!(news, TargetEvent::Trouble(text) if text.contains("SO_INCOMING_NAPI_ID is 0"));
     assert_eq!(news.filter(is_told).count(), 1, "of two connections");
 }

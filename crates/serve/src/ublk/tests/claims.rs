@@ -4,7 +4,7 @@ use tenmil_base::Limits;
 use tenmil_wire::ublk::{DeviceInfo, DeviceState, Features, Parameters};
 
 use super::super::disk::Disk;
-use super::super::server::check_lends;
+use super::super::server::check_zero_copy;
 use super::super::signature;
 use super::super::takeover::{DesiredDevice, Server, TakeoverAction, decide_takeover};
 use super::{disk, limits};
@@ -53,8 +53,8 @@ fn what_was_made_to_be_copied_is_copied() {
     let lends = DeviceInfo { features: made.features.union(Features::ZERO_COPY), ..made };
     for by_whom in ["the process that has died", "the kernel"] {
         let has_recovered = by_whom.contains("died");
-        assert_eq!(check_lends(&lends, has_recovered), Ok(()));
-        let why = check_lends(&made, has_recovered).unwrap_err();
+        assert_eq!(check_zero_copy(&lends, has_recovered), Ok(()));
+        let why = check_zero_copy(&made, has_recovered).unwrap_err();
         assert_eq!(why, format!("{by_whom} has made ublk:{} without zero copy", made.device));
     }
 }

@@ -58,7 +58,7 @@ impl Session {
             .regions
             .register_kernel_buffers(lender, (DEPTH, disk().io_bytes_max()))
             .unwrap();
-        let tags = session.tags.with_lent(Some(lent));
+        let tags = session.tags.with_zero_copy(Some(lent));
         (Self { tags, ..session }, lent)
     }
 

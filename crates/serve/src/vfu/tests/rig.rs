@@ -103,7 +103,7 @@ impl Rig {
     ) -> EndpointEvent {
         let end = self.clock.now().after(PATIENCE);
         loop {
-            match self.server.next_news() {
+            match self.server.next_event() {
                 Some(news) if is_it(&news) => return news,
                 Some(_) => {}
                 None => tenmil_linux::thread::sleep(Span::from_us(100)),

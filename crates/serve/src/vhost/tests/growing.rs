@@ -120,6 +120,6 @@ fn whoever_cannot_be_told_finds_the_new_length_when_it_looks() {
     while sectors(&machine) != BLOCKS - 8 {
         tenmil_linux::thread::yield_now();
     }
-    let more = rig.server.next_news();
+    let more = rig.server.next_event();
     assert!(more.is_none(), "it is told of once: {more:?}");
 }
