@@ -122,7 +122,7 @@ impl Host {
     }
 
     /// All events of the driver so far.
-    pub fn told(&self) -> &[Event] {
+    pub fn events(&self) -> &[Event] {
         &self.told
     }
 

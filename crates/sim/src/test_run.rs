@@ -192,7 +192,7 @@ impl TestRun {
             return self.missed("a verdict on the controller", bound);
         }
         if self.world.has_ended() {
-            let why = self.world.host.as_ref().and_then(|host| why_ended(host.told()));
+            let why = self.world.host.as_ref().and_then(|host| why_ended(host.events()));
             self.record.refused.get_or_insert(why.unwrap_or_default());
         }
         Ok(())
@@ -377,16 +377,16 @@ impl TestRun {
             return self.missed("a controller that is shut down", bound);
         }
         let clean = Event::ShutDown { is_clean: true };
-        let is_clean = self.world.host.as_ref().is_some_and(|host| host.told().contains(&clean));
+        let is_clean = self.world.host.as_ref().is_some_and(|host| host.events().contains(&clean));
         if must_be_clean && !is_clean {
-            let found = format!("{:?}", self.world.host.as_ref().map(|host| host.told().last()));
+            let found = format!("{:?}", self.world.host.as_ref().map(|host| host.events().last()));
             return Err(Violation::Expectation { expected: "a clean shutdown".to_owned(), found });
         }
         Ok(())
     }
 
     fn crash(&mut self) {
-        self.keep_told();
+        self.record_events();
         self.has_crashed = true;
         self.world.host = None;
         self.world.workload.abandon();
@@ -421,7 +421,7 @@ impl TestRun {
         if !self.world.run(WorkloadPhase::Drain, bound, is_let_go)? {
             return self.unanswered(bound);
         }
-        self.keep_told();
+        self.record_events();
         if let Some(host) = &mut self.world.host {
             host.drop_lanes();
         }
@@ -452,7 +452,7 @@ impl TestRun {
     }
 
     fn judge(mut self, ended: Result<(), Violation>) -> RunRecord {
-        self.keep_told();
+        self.record_events();
         let mut record = self.record;
         record.longest_answer = self.world.workload.longest_answer();
         record.medium_done = self.world.medium.done();
@@ -474,9 +474,9 @@ impl TestRun {
         self.record.counts = self.world.workload.counts();
     }
 
-    fn keep_told(&mut self) {
+    fn record_events(&mut self) {
         if let Some(host) = &self.world.host {
-            self.record.told.extend(host.told().iter().map(|event| format!("{event:?}")));
+            self.record.told.extend(host.events().iter().map(|event| format!("{event:?}")));
         }
     }
 

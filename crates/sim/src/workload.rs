@@ -312,7 +312,7 @@ impl Workload {
         if let (Some(buffer), Some(direction)) = (buffer, direction) {
             self.fill(token, operation, buffer);
             segments = self.cut(buffer.data);
-            self.lend(token, buffer, direction);
+            self.give_to_device(token, buffer, direction);
         }
         let request = Request {
             token,
@@ -381,7 +381,7 @@ impl Workload {
         }
     }
 
-    fn lend(&self, token: u64, buffer: Buffer, direction: Direction) {
+    fn give_to_device(&self, token: u64, buffer: Buffer, direction: Direction) {
         if let Some(iova) = self.bus.address(buffer.pages) {
             let len_bytes = u64::from(buffer.pages.len_bytes);
             self.bus

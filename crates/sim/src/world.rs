@@ -323,7 +323,7 @@ mod tests {
             "{:#?}",
             tail(&world)
         );
-        let told = world.host.as_ref().unwrap().told();
+        let told = world.host.as_ref().unwrap().events();
         assert!(told.contains(&Event::ShutDown { is_clean: true }), "{told:?}");
         let hash = world.bus.with(|state| state.trace.hash());
         (world, hash)

@@ -203,7 +203,7 @@ impl Stream for End {
         let now = cables.now;
         let has_bytes = cables.lines[self.sends.reverse() as usize].has_arrived(now);
         let has_room = cables.lines[self.sends as usize].room() > 0;
-        let is_told = cables.unreleased[self.sends as usize].has_news(now);
+        let is_told = cables.unreleased[self.sends as usize].has_releasable(now);
         let is_cut = cables.cut.is_some();
         (wants_bytes && (has_bytes || is_cut))
             || (wants_room && (has_room || is_cut))

@@ -81,7 +81,7 @@ impl ZeroCopyTracker {
     }
 
     /// Whether [`release`](Self::release) would release something.
-    pub(super) fn has_news(&self, now: Instant) -> bool {
+    pub(super) fn has_releasable(&self, now: Instant) -> bool {
         self.pieces.front().is_some_and(|piece| piece.has_to_leave(now))
     }
 
