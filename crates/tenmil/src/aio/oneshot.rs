@@ -56,7 +56,7 @@ impl<T> OneshotReceiver<T> {
 
     /// Blocks the calling OS thread. Returns none if the sender was dropped without a value.
     pub(super) fn wait(self) -> Option<T> {
-        let mut desk = self.0.desk();
+        let mut desk = self.0.lock();
         loop {
             if let Poll::Ready(value) = desk.take() {
                 return value;
@@ -67,13 +67,13 @@ impl<T> OneshotReceiver<T> {
 }
 
 impl<T> Oneshot<T> {
-    fn desk(&self) -> MutexGuard<'_, OneshotCell<T>> {
+    fn lock(&self) -> MutexGuard<'_, OneshotCell<T>> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the final state. Only the first call has an effect.
     fn end(&self, end: OneshotState<T>) {
-        let mut desk = self.desk();
+        let mut desk = self.lock();
         if !matches!(desk.stage, OneshotState::Open) {
             return;
         }
@@ -105,7 +105,7 @@ impl<T> Future for OneshotReceiver<T> {
     type Output = Option<T>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut desk = self.0.desk();
+        let mut desk = self.0.lock();
         let polled = desk.take();
         let old = match polled {
             Poll::Ready(_) => desk.waker.take(),
@@ -120,7 +120,7 @@ impl<T> Future for OneshotReceiver<T> {
 
 impl<T> fmt::Debug for OneshotReceiver<T> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_over = !matches!(self.0.desk().stage, OneshotState::Open);
+        let is_over = !matches!(self.0.lock().stage, OneshotState::Open);
         out.debug_struct("Later").field("is_over", &is_over).finish()
     }
 }
