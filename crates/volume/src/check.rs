@@ -425,7 +425,7 @@ impl Check {
     /// Compares the reservation for thick volumes, and checks that the feature bits for unwritten runs
     /// and parents keep programs out that do not support them.
     fn compare_promises(&mut self) {
-        let promised = self.volumes.values().map(VolumeBody::promise);
+        let promised = self.volumes.values().map(VolumeBody::reservation);
         let promised = promised.fold(0, u64::saturating_add);
         self.compare("promised blocks", 0, self.superblock.promised, promised);
         let is_thick = |body: &&VolumeBody| body.spare > 0 || body.has(flags::THICK);

@@ -47,7 +47,7 @@ impl VolumeBody {
     }
 
     /// Number of blocks reserved for it: zero unless it is thick.
-    pub(crate) const fn promise(&self) -> u64 {
+    pub(crate) const fn reservation(&self) -> u64 {
         if !self.has(flags::THICK) {
             return 0;
         }
@@ -69,7 +69,7 @@ impl Metadata {
     }
 
     /// Changes a volume's part of the reservation.
-    pub(crate) fn note_promise(&mut self, before: u64, after: u64) {
+    pub(crate) fn change_reservation(&mut self, before: u64, after: u64) {
         let others = self.superblock.promised.saturating_sub(before);
         self.superblock.promised = (others + after).min(NUMBER_MAX - 1);
     }
@@ -77,7 +77,7 @@ impl Metadata {
     /// Fails if less space is free than a volume's reservation grows from `before`; there may be enough
     /// after a commit.
     pub(crate) fn expect_room(&self, before: u64, body: &VolumeBody) -> Result<(), TxnStop> {
-        let wanted = body.promise().saturating_sub(before);
+        let wanted = body.reservation().saturating_sub(before);
         let taken = self.space.kept + self.superblock.promised + self.space_nodes_max();
         let free = self.space.free(&self.superblock).saturating_sub(taken);
         if wanted <= free {
@@ -99,7 +99,7 @@ impl Metadata {
         }
         body.expect_no_parent()?;
         let thick = VolumeBody { flags: body.flags | flags::THICK, owed: missing, ..body };
-        self.expect_room(body.promise(), &thick)?;
+        self.expect_room(body.reservation(), &thick)?;
         self.superblock.incompatible |= features::UNWRITTEN;
         self.put_volume(&thick)?;
         Ok(ChangeProgress::Made(Some(thick.info())))

@@ -392,7 +392,7 @@ impl Metadata {
         self.remove_line(&CATALOGUE, body.id)?;
         self.remove_line(&NAMES, hash(name.as_bytes()))?;
         self.superblock.volumes = self.superblock.volumes.saturating_sub(1);
-        self.note_promise(body.promise(), 0);
+        self.change_reservation(body.reservation(), 0);
         self.leave_parent(&body)?;
         self.defer_free(body)?;
         Ok(ChangeProgress::Made(None))
@@ -459,7 +459,7 @@ impl Metadata {
             body.cut = blocks;
             self.put_work(body.id, Pointer::NONE)?;
         }
-        let (before, units) = (body.promise(), body.units());
+        let (before, units) = (body.reservation(), body.units());
         body.blocks = blocks;
         body.reach = body.reach.min(blocks);
         if body.has(flags::THICK) {
@@ -484,7 +484,7 @@ impl Metadata {
         }
         self.remapped.insert(body.id);
         // The present trees move to a new volume number, under which they are freed in the background.
-        let (id, before) = (self.take_number(), body.promise());
+        let (id, before) = (self.take_number(), body.reservation());
         self.defer_free(VolumeBody { id, ..body })?;
         (body.map, body.sums) = (source.map, source.sums);
         self.share_roots(&source);
@@ -541,10 +541,10 @@ impl Metadata {
         let root = self.superblock.catalogue;
         let line = self.next_run(&CATALOGUE, root, body.id)?.filter(|line| line.key == body.id);
         let before = match line {
-            Some(line) => self.volume_at(body.id, line.child())?.promise(),
+            Some(line) => self.volume_at(body.id, line.child())?.reservation(),
             None => 0,
         };
-        self.note_promise(before, body.promise());
+        self.change_reservation(before, body.reservation());
         if let Some(line) = line {
             if line.child().generation == self.generation {
                 self.edit(line.value)?.body = PageBody::Volume(*body);

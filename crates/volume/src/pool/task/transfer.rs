@@ -119,7 +119,7 @@ impl Pool {
         }
         let segments = planned?;
         // A write that allocates no cluster of a thick volume uses the reserve for the map.
-        task.promise(body.has(flags::THICK) && task.mine.0.is_empty());
+        task.set_reserved(body.has(flags::THICK) && task.mine.0.is_empty());
         let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Most };
         if segments.iter().any(|segment| segment.is_new) && self.books.is_low(leaves) {
             // The data have space, but the map might not.
@@ -216,7 +216,7 @@ impl Pool {
         if matches!(task.state, State::Start) {
             task.state = State::From(range.start);
         }
-        task.promise(body.has(flags::THICK));
+        task.set_reserved(body.has(flags::THICK));
         let leaves = if task.is_promised { ReserveLevel::Promised } else { ReserveLevel::Half };
         let State::From(at) = &mut task.state else {
             return Ok(StepResult::Done(PoolResponse::Done));
@@ -311,7 +311,7 @@ impl Pool {
 impl RequestTask {
     /// Sets whether the task only needs space from a thick volume's reserve, which many other tasks may
     /// also need.
-    fn promise(&mut self, is_promised: bool) {
+    fn set_reserved(&mut self, is_promised: bool) {
         self.is_promised = is_promised;
         self.patience = if is_promised { RETRIES_MAX } else { PATIENCE };
     }
