@@ -190,7 +190,11 @@ mod tests {
         let held = take_charge(machine.clone(), &cores, &directory, &tell).unwrap();
         assert_eq!(held.policies().len(), 1);
         let second = take_charge(machine, &cores, &directory, &tell).unwrap();
-        assert_eq!((second.policies().len(), second.controlled_elsewhere().len()), (0, 1), "it is taken");
+        assert_eq!(
+            (second.policies().len(), second.controlled_elsewhere().len()),
+            (0, 1),
+            "it is taken"
+        );
         assert_eq!(words(true, Some(&held)), "lowest asleep, highest loaded, on cores 0");
         assert_eq!(words(true, Some(&second)), "wanted, and could not be had");
         assert_eq!(words(false, None), "left alone");

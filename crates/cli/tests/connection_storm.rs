@@ -49,7 +49,10 @@ fn a_thousand_connections_are_opened_at_once_and_all_are_served() {
     let allowed = number_of(&served, "limits", "Max open files", 0);
     assert_eq!(allowed, number_of(&served, "limits", "Max open files", 1));
     let room = number_of(&served, "status", "FDSize:", 0);
-    assert!(room >= allowed.min(DESCRIPTORS_RESERVED), "there is room for {room} of {allowed} descriptors");
+    assert!(
+        room >= allowed.min(DESCRIPTORS_RESERVED),
+        "there is room for {room} of {allowed} descriptors"
+    );
 
     let hosts = HOSTS.min(allowed / ((QUEUES + 1) * DESCRIPTORS));
     let hosts: Vec<_> = (0..hosts).map(|number| host(address, number)).collect();

@@ -215,7 +215,11 @@ impl IoChannel for CryptChannel {
         let count = requests.len().min(self.free.len().saturating_sub(self.ready.len()));
         for request in &requests[..count] {
             if let Err(outcome) = self.start(request, segments) {
-                self.ready.push_back(IoCompletion { token: request.token, status: outcome, result: 0 });
+                self.ready.push_back(IoCompletion {
+                    token: request.token,
+                    status: outcome,
+                    result: 0,
+                });
             }
         }
         self.send(now);

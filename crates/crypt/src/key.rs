@@ -21,7 +21,8 @@ impl Key {
     /// If the file does not exist, others may read it, or its content is not a key. The message
     /// contains nothing of the content.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let mut bytes = read_key_file(path, 2 * Self::BYTES as u64 + 2).map_err(|e| e.to_string())?;
+        let mut bytes =
+            read_key_file(path, 2 * Self::BYTES as u64 + 2).map_err(|e| e.to_string())?;
         let key =
             Self::parse(&bytes).map_err(|problem| format!("read {}: {problem}", path.display()));
         wipe(&mut bytes);

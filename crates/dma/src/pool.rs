@@ -241,7 +241,8 @@ impl DevicePool {
         let number = (iova & !KERNEL_BUFFER) >> IOVA_SHIFT;
         let region = RegionId(u32::try_from(number.checked_sub(1)?).ok()?);
         let segment = Segment { region, offset: iova & (REGION_BYTES_MAX - 1), len_bytes };
-        (iova & KERNEL_BUFFER != 0 && self.kernel_buffer_name(segment) == Some(iova)).then_some(segment)
+        (iova & KERNEL_BUFFER != 0 && self.kernel_buffer_name(segment) == Some(iova))
+            .then_some(segment)
     }
 
     /// Region table that resolves this pool's segments.

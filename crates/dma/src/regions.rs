@@ -290,7 +290,9 @@ impl RegionTable {
 impl Memory for RegionTable {
     #[inline]
     fn load(&self, segment: Segment, into: &mut [u8]) -> Result<(), InvalidSegment> {
-        let Ok(source) = self.address(segment) else { return self.load_kernel_buffer(segment, into) };
+        let Ok(source) = self.address(segment) else {
+            return self.load_kernel_buffer(segment, into);
+        };
         assert_eq!(into.len(), segment.len_bytes as usize, "the two lengths are the caller's");
         // SAFETY: the source range was resolved, the target is a slice of that length, and the two cannot
         // overlap because no reference into a region exists.
@@ -300,7 +302,9 @@ impl Memory for RegionTable {
 
     #[inline]
     fn store(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
-        let Ok(target) = self.address(segment) else { return self.store_kernel_buffer(segment, from) };
+        let Ok(target) = self.address(segment) else {
+            return self.store_kernel_buffer(segment, from);
+        };
         assert_eq!(from.len(), segment.len_bytes as usize, "the two lengths are the caller's");
         // SAFETY: as in `load`, in the opposite direction.
         unsafe { target.as_ptr().copy_from_nonoverlapping(from.as_ptr(), from.len()) };

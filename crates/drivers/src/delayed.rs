@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, Limits,
-    Request, Segment, WakeSource,
+    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, Limits, Request,
+    Segment, WakeSource,
 };
 
 use tenmil_block::CompletionQueue;

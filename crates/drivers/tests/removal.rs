@@ -62,9 +62,7 @@ fn reader(
             }
             channel.flush();
             in_flight -= channel.poll(clock.now(), &mut answers);
-            bad.extend(
-                answers.drain().map(|answer| answer.status).filter(|end| !end.is_success()),
-            );
+            bad.extend(answers.drain().map(|answer| answer.status).filter(|end| !end.is_success()));
             if in_flight == 8 && !channel.arm() {
                 sleeper.block(Span::from_secs(10), &mut Vec::new());
             }

@@ -28,7 +28,8 @@ fn change(random: &mut Random, bytes: &mut Vec<u8>, corpus: &[Vec<u8>]) {
         0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
         1 if !bytes.is_empty() => bytes[at] = byte(random),
         2 if !bytes.is_empty() => {
-            let edge = BOUNDARY_VALUES[pick(random, BOUNDARY_VALUES.len()).unwrap_or(0)].to_le_bytes();
+            let edge =
+                BOUNDARY_VALUES[pick(random, BOUNDARY_VALUES.len()).unwrap_or(0)].to_le_bytes();
             let width = 1 << random.below(4);
             bytes[at..].iter_mut().zip(&edge[..width]).for_each(|(into, from)| *into = *from);
         }

@@ -55,8 +55,11 @@ pub(crate) fn save_crashes(folder: &Path) {
 
 fn keep(folder: &Path, name: &str, bytes: &[u8]) {
     let file: PathBuf = folder.join(format!("fuzz-{name}.input"));
-    let which =
-        if name == INJECTED_BUG.name { "--injected-bugs".into() } else { format!("--target {name}") };
+    let which = if name == INJECTED_BUG.name {
+        "--injected-bugs".into()
+    } else {
+        format!("--target {name}")
+    };
     match std::fs::write(&file, bytes) {
         Ok(()) => eprintln!(
             "fuzz {name}: found; repeat with `cargo run -p tenmil-fuzz -- {which} --replay {}`",

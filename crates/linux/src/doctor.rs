@@ -183,7 +183,15 @@ impl Section {
     /// Creates a check of `item` with unknown state.
     fn check(self, item: impl Into<String>, advised: &'static str, why: &'static str) -> Check {
         let (state, found) = (Severity::Unknown, String::new());
-        Check { section: self, item: item.into(), severity: state, found, recommended: advised, why, fix: None }
+        Check {
+            section: self,
+            item: item.into(),
+            severity: state,
+            found,
+            recommended: advised,
+            why,
+            fix: None,
+        }
     }
 }
 

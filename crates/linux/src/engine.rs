@@ -134,7 +134,10 @@ impl Engine {
             EngineChoice::Best | EngineChoice::IoUring => {
                 match Ring::new(Arc::clone(&file), regions, capacity) {
                     Ok(ring) => {
-                        return Ok(Self { kind: Kind::IoUring(Box::new(ring)), io_uring_error: None });
+                        return Ok(Self {
+                            kind: Kind::IoUring(Box::new(ring)),
+                            io_uring_error: None,
+                        });
                     }
                     Err(errno) if choice == EngineChoice::IoUring => {
                         return Err(EngineError { engine: "io_uring", found: errno.to_string() });

@@ -231,13 +231,14 @@ fn hypervisor(machine: &KernelFiles) -> Option<String> {
 }
 
 fn shares_cores(machine: &KernelFiles, allowed: &CpuList) -> bool {
-    let siblings = |core| machine.siblings(core).map_or(0, |cores| cores.intersection(allowed).len());
+    let siblings =
+        |core| machine.siblings(core).map_or(0, |cores| cores.intersection(allowed).len());
     allowed.iter().any(|core| siblings(core) > 1)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Environment, CpuTime};
+    use super::{CpuTime, Environment};
     use crate::CpuList;
     use crate::kernel_files::tests::made_of;
 

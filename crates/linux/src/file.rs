@@ -25,7 +25,10 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use tenmil_base::{Durability, ErrorCategory};
 
 use self::cache::FileNode;
-pub use self::creation::{CreationPolicy, commit_created, make_if, undo_created, reach, reject_creation, set_creation_policy};
+pub use self::creation::{
+    CreationPolicy, commit_created, make_if, reach, reject_creation, set_creation_policy,
+    undo_created,
+};
 use self::opening::{open_or_make, size, sync};
 pub use self::replace::replace_with_backup;
 pub use self::undo::{FileUndo, holds_data, holds_zeroes};
@@ -383,7 +386,11 @@ fn lock(descriptor: &OwnedFd, path: &Path, read_only: bool) -> Result<(), FileEr
 ///
 /// A lock belongs to the open file description, and an io_uring keeps its files open until its last
 /// I/O completes: for a while after its process was killed.
-fn wait_for_stale_lock(takes: impl Fn() -> bool, is_left: impl Fn() -> bool, pause: impl Fn()) -> bool {
+fn wait_for_stale_lock(
+    takes: impl Fn() -> bool,
+    is_left: impl Fn() -> bool,
+    pause: impl Fn(),
+) -> bool {
     for _ in 0..LOCK_ATTEMPTS {
         // Checked before the lock attempt, so that a release in between is not missed.
         let is_left = is_left();

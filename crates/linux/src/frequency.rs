@@ -18,22 +18,22 @@
 //! They are restored when a [`Frequency`] is dropped, and after a crash by the next call of
 //! [`recover`]. Opening and restoring exclude each other across processes.
 
+mod error;
 mod journal;
 mod policy;
-mod error;
 
 use crate::CpuList;
 use crate::kernel_files::KernelFiles;
 use crate::runtime_directory::RuntimeDirectory;
+pub use error::{CpufreqUnavailable, FrequencyError};
 use journal::Journal;
 pub use journal::{RecoveryReport, recover};
 pub use policy::CpufreqPolicy;
-pub use error::{CpufreqUnavailable, FrequencyError};
 use rustix::io::Errno;
 
 /// Frequency control of a set of CPUs, active while this exists.
 #[derive(Debug)]
-pub struct Frequency<F: KernelFiles = KernelFiles> {
+pub struct Frequency<F: CpufreqFiles = KernelFiles> {
     files: F,
     domains: Vec<CpufreqPolicy>,
     held: Vec<FrequencyError>,
@@ -73,14 +73,14 @@ impl FrequencyRequest {
 }
 
 /// Kernel files: a [`Machine`], or a test double.
-pub trait KernelFiles {
+pub trait CpufreqFiles {
     /// Content of a file, trimmed, if it is readable.
     fn text(&self, path: &str) -> Option<String>;
     /// Writes a value to an existing file.
     fn write(&self, path: &str, value: &str) -> Result<(), Errno>;
 }
 
-impl KernelFiles for KernelFiles {
+impl CpufreqFiles for KernelFiles {
     fn text(&self, path: &str) -> Option<String> {
         KernelFiles::text(self, path)
     }
@@ -90,7 +90,7 @@ impl KernelFiles for KernelFiles {
     }
 }
 
-impl<F: KernelFiles> Frequency<F> {
+impl<F: CpufreqFiles> Frequency<F> {
     /// Takes control of the frequency of these CPUs. Changes nothing yet.
     pub fn open(
         files: F,
@@ -104,7 +104,8 @@ impl<F: KernelFiles> Frequency<F> {
         let held = journal::controlled(directory);
         let mut domains = CpufreqPolicy::all(&files, cores)?;
         let taken = |domain: &CpufreqPolicy| {
-            let holder = held.iter().find(|(_, cores)| !cores.intersection(domain.cores()).is_empty())?;
+            let holder =
+                held.iter().find(|(_, cores)| !cores.intersection(domain.cores()).is_empty())?;
             Some(FrequencyError::ControlledElsewhere { core: domain.core(), by: holder.0.clone() })
         };
         let refused = domains.iter().filter_map(taken).collect();
@@ -152,7 +153,7 @@ impl<F: KernelFiles> Frequency<F> {
     }
 }
 
-impl<F: KernelFiles> Drop for Frequency<F> {
+impl<F: CpufreqFiles> Drop for Frequency<F> {
     fn drop(&mut self) {
         // Errors are discarded here; callers that need them call `restore` first.
         self.restore();

@@ -135,7 +135,9 @@ fn time(clock: ClockId) -> Span {
 mod tests {
     use tenmil_base::Span;
 
-    use super::{ProcessStats, comm, command_line, ended, tree_cpu_time, has_ended, cpu_time, words};
+    use super::{
+        ProcessStats, comm, command_line, cpu_time, ended, has_ended, tree_cpu_time, words,
+    };
     use crate::kernel_files::tests::made_of;
 
     #[test]

@@ -12,6 +12,7 @@
 
 mod connect;
 mod epoll;
+mod factory;
 mod gather;
 mod kernel_buffers;
 mod loopback;
@@ -20,7 +21,6 @@ mod options;
 mod recv_buffer;
 mod restricted;
 mod ring;
-mod factory;
 #[cfg(test)]
 mod tests;
 mod waiter;
@@ -28,7 +28,7 @@ mod zero_copy;
 
 pub use crate::stream::{Address, StreamListener};
 pub use connect::{ConnectError, ConnectOp};
+pub use factory::{SocketEngine, SocketFactory, SocketStats, StreamError};
 pub use loopback::{loopback, reset_at_end};
 pub(crate) use options::notice_vanished_peer;
 pub use options::{LOCAL_CONGESTION, OptionError, RxPlacement, SocketOptions};
-pub use factory::{SocketEngine, SocketFactory, SocketStats, StreamError};

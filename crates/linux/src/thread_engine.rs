@@ -105,7 +105,8 @@ impl ThreadEngine {
         for number in 0..WORKERS.min(room) {
             let shared = Arc::clone(&workers.shared);
             // If this fails, dropping `workers` ends the threads already started.
-            let thread = Thread::spawn(&format!("file-{number}"), None, move |_| shared.run_worker())?;
+            let thread =
+                Thread::spawn(&format!("file-{number}"), None, move |_| shared.run_worker())?;
             workers._threads.push(thread);
         }
         Ok(workers)

@@ -219,7 +219,9 @@ impl Shared {
             if let Err(panic) = ended
                 && state.panicked.len() < PANICKED_MAX
             {
-                state.panicked.push(TaskPanicked { task: name, message: panic_message(panic.as_ref()) });
+                state
+                    .panicked
+                    .push(TaskPanicked { task: name, message: panic_message(panic.as_ref()) });
             }
         }
     }

@@ -83,7 +83,8 @@ impl Listener {
                 Err(errno) => return Err(errno.into()),
             }
         };
-        Ok(Uevent::parse(&self.buffer[..len]).map_or(UeventResult::WouldBlock, UeventResult::Uevent))
+        Ok(Uevent::parse(&self.buffer[..len])
+            .map_or(UeventResult::WouldBlock, UeventResult::Uevent))
     }
 }
 

@@ -119,7 +119,9 @@ impl Ring {
         let slot = &mut self.slots[usize::from(index)];
         let (verb, offset, segments) = match job {
             FileOp::Read { offset, into } => (JobKind::Read, offset, into),
-            FileOp::Write { offset, from, fua: stable } => (JobKind::Write { stable }, offset, from),
+            FileOp::Write { offset, from, fua: stable } => {
+                (JobKind::Write { stable }, offset, from)
+            }
             FileOp::Sync => (JobKind::Sync, 0, [].as_slice()),
             FileOp::PunchHole { offset, len_bytes } => {
                 (JobKind::Allocate { mode: PUNCH_HOLE, len_bytes }, offset, [].as_slice())
@@ -160,7 +162,9 @@ impl Ring {
                 Err(_) => {
                     let Some((index, step)) = LinkedStep::of(entry.user_data()) else { continue };
                     let slot = &mut self.slots[usize::from(index)];
-                    let Some(outcome) = slot.handle_linked_step(step, entry.result()) else { continue };
+                    let Some(outcome) = slot.handle_linked_step(step, entry.result()) else {
+                        continue;
+                    };
                     (index, outcome)
                 }
             };

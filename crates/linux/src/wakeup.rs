@@ -99,7 +99,15 @@ impl Sleeper {
         let shared = Arc::new(Shared { sleep_flag: SleepFlag::new(barrier), event });
         let sources = WakeSources { prompt: Arc::new(epoll), coalesced: lingering };
         let found = ReadyList::nothing();
-        Ok(Self { shared, sources, found, barrier, unordered: false, stale: false, is_coalesced_disarmed: false })
+        Ok(Self {
+            shared,
+            sources,
+            found,
+            barrier,
+            unordered: false,
+            stale: false,
+            is_coalesced_disarmed: false,
+        })
     }
 
     /// Returns a notifier that wakes this sleeper.
@@ -206,7 +214,8 @@ impl Sleeper {
     /// anything was ready.
     fn poll_coalesced(&mut self, ready: &mut Vec<u64>) -> bool {
         let before = ready.len();
-        self.is_coalesced_disarmed = self.sources.coalesced.take(&self.sources.prompt, COALESCED_TOKEN, ready);
+        self.is_coalesced_disarmed =
+            self.sources.coalesced.take(&self.sources.prompt, COALESCED_TOKEN, ready);
         ready.len() > before
     }
 }
@@ -231,7 +240,7 @@ impl Notifier {
     /// runs, which is unparked if it is parked. Costs one more load while it is not parked.
     #[inline]
     pub fn notify_parked(&self, doze: &ParkFlag) {
-        if self.0.sleep_flag.claim_for(doze) {
+        if self.0.sleep_flag.needs_wakeup_parked(doze) {
             self.0.wake();
         }
     }
@@ -240,13 +249,13 @@ impl Notifier {
     /// every iteration, and once more after it has announced a sleep.
     #[inline]
     pub fn has_parked_notify(&self) -> bool {
-        self.0.sleep_flag.is_called()
+        self.0.sleep_flag.has_parked_notify()
     }
 
     /// Clears that flag. If it was set, each parked thread that was notified [reports
     /// it](ParkFlag::is_notified).
     pub fn take_parked_notify(&self) -> bool {
-        self.0.sleep_flag.take_call()
+        self.0.sleep_flag.take_parked_notify()
     }
 }
 

@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use tenmil_linux::file::{
-    File, FileError, FileOptions, CreationPolicy, commit_created, make_if, undo_created, reach, set_creation_policy,
+    CreationPolicy, File, FileError, FileOptions, commit_created, make_if, reach,
+    set_creation_policy, undo_created,
 };
 
 fn open(path: &Path, len_bytes: u64) -> Result<File, FileError> {

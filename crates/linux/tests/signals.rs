@@ -6,7 +6,9 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tenmil_base::Span;
-use tenmil_linux::signal::{catch_interrupts, catch_reload, interrupted, limit_stop, take_reload_request};
+use tenmil_linux::signal::{
+    catch_interrupts, catch_reload, interrupted, limit_stop, take_reload_request,
+};
 
 fn main() {
     match std::env::args().nth(1).as_deref() {

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Operation, Request, Segment, Span, WakeSource,
+    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, Request, Segment, Span, WakeSource,
 };
 use tenmil_nvme_host::{NamespaceQueue, QueueState};
 
@@ -157,8 +157,11 @@ impl FabricsChannel {
         if self.has_failed(now) {
             let room = (self.way.limits().depth_max as usize).saturating_sub(self.failed.len());
             let outcome = IoStatus::PATH_ERROR;
-            let refuse =
-                |request: &Request| IoCompletion { token: request.token, status: outcome, result: 0 };
+            let refuse = |request: &Request| IoCompletion {
+                token: request.token,
+                status: outcome,
+                result: 0,
+            };
             let count = requests.len().min(room);
             self.failed.extend(requests[..count].iter().map(refuse));
             return count;

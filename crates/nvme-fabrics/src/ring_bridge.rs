@@ -186,7 +186,8 @@ impl Rings {
         exchange: &mut QueueConnection,
     ) -> Result<Result<(), QueueFull>, Status> {
         let (Descriptor([iova, _]), len_bytes) = (command.sgl1(), len_of(data));
-        let segment = self.memory.kernel_buffers(iova, len_bytes).ok_or(Status::DATA_TRANSFER_ERROR)?;
+        let segment =
+            self.memory.kernel_buffers(iova, len_bytes).ok_or(Status::DATA_TRANSFER_ERROR)?;
         Ok(exchange.submit_zero_copy(names, command, data, segment))
     }
 

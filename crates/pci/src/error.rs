@@ -221,7 +221,9 @@ impl fmt::Display for AttachError {
             Self::Class { address, found } => {
                 write!(out, "attach {address}: class is {found:06x}, expected 010802")
             }
-            Self::Ioctl { address, what, error } => write!(out, "attach {address}: {what}: {error}"),
+            Self::Ioctl { address, what, error } => {
+                write!(out, "attach {address}: {what}: {error}")
+            }
         }
     }
 }

@@ -47,9 +47,10 @@ impl OpenRequest<'_> {
         match isolation {
             IommuMode::Iommu { by: Some(VfioInterface::Iommufd) } => self.by_iommufd(),
             IommuMode::Iommu { by: None } if self.has_iommufd() => match self.by_iommufd() {
-                Err(why) if why.is_forbidden() => {
-                    Ok(OpenedDevice { iommufd_error: Some(why.to_string()), ..self.by_group(isolation)? })
-                }
+                Err(why) if why.is_forbidden() => Ok(OpenedDevice {
+                    iommufd_error: Some(why.to_string()),
+                    ..self.by_group(isolation)?
+                }),
                 taken => taken,
             },
             _ => self.by_group(isolation),
@@ -64,9 +65,9 @@ impl OpenRequest<'_> {
         };
         let group =
             group::join(root, number, self.address, (self.regions, VfioInterface::Group), || {
-                let container = self.open(root.join("dev/vfio/vfio"))?;
+                let container = self.open_file(root.join("dev/vfio/vfio"))?;
                 check_container(&container, isolation).map_err(self.refuse("look at VFIO"))?;
-                let group = self.open(root.join(&door))?;
+                let group = self.open_file(root.join(&door))?;
                 let mut status = GroupStatus { argsz: GroupStatus::BYTES, flags: 0 };
                 ioctl::call_with(group.as_fd(), ioctl::GROUP_GET_STATUS, &mut status)
                     .map_err(self.refuse("look at its group"))?;
@@ -89,14 +90,18 @@ impl OpenRequest<'_> {
             })?;
         let door = group.file.as_ref().ok_or(io::ErrorKind::NotFound.into());
         let device = door.and_then(|door| device_of(door, self.address));
-        Ok(OpenedDevice { device: device.map_err(self.refuse("take it"))?, group, iommufd_error: None })
+        Ok(OpenedDevice {
+            device: device.map_err(self.refuse("take it"))?,
+            group,
+            iommufd_error: None,
+        })
     }
 
     fn by_iommufd(&self) -> Result<OpenedDevice, AttachError> {
         let (number, root) = (self.number, self.place.root());
         let none = || AttachError::NoIommufd { address: self.address.to_owned() };
         let door = self.device_node().ok_or_else(none)?;
-        let device = self.open(door)?;
+        let device = self.open_file(door)?;
         let enter = |ioas: &Ioas| {
             ioas.bind(device.as_fd()).map_err(self.refuse(BIND_IOMMUFD))?;
             ioas.attach(device.as_fd()).map_err(self.refuse("reach its address space"))
@@ -109,7 +114,7 @@ impl OpenRequest<'_> {
             (self.regions, VfioInterface::Iommufd),
             || {
                 is_first = true;
-                let context = self.open(root.join(IOMMU))?;
+                let context = self.open_file(root.join(IOMMU))?;
                 let ioas = Ioas::new(context).map_err(self.refuse("make an address space"))?;
                 enter(&ioas)?;
                 // The IOVA ranges are known only after the function was attached.
@@ -135,7 +140,7 @@ impl OpenRequest<'_> {
         Some(root.join("dev/vfio/devices").join(name)).filter(|door| door.exists())
     }
 
-    fn open(&self, path: PathBuf) -> Result<File, AttachError> {
+    fn open_file(&self, path: PathBuf) -> Result<File, AttachError> {
         let opened = OpenOptions::new().read(true).write(true).open(&path);
         opened.map_err(|error| AttachError::Open {
             address: self.address.to_owned(),

@@ -137,7 +137,8 @@ impl Balancer {
         for event in &plan.events {
             directory.record_event(now, Event::Schedule(event.clone()));
         }
-        steered.speeds = if self.platform.controls_frequency() { wishes.clone() } else { Vec::new() };
+        steered.speeds =
+            if self.platform.controls_frequency() { wishes.clone() } else { Vec::new() };
         for error in self.platform.request_frequencies(wishes) {
             directory.record_event(now, Event::Frequency(error));
         }

@@ -81,7 +81,9 @@ impl CoreLoad {
 mod tests {
     use tenmil_base::Instant;
     use tenmil_linux::CpuList;
-    use tenmil_linux::frequency::FrequencyRequest::{self, Down, Restore, Highest, Keep, Lowest, Up};
+    use tenmil_linux::frequency::FrequencyRequest::{
+        self, Down, Highest, Keep, Lowest, Restore, Up,
+    };
 
     use super::decide;
     use crate::schedule::{Options, Policy, ReactorLoad, Scheduler, Snapshot, ThreadLoad};

@@ -303,7 +303,9 @@ impl PollerBuilder {
             PollerWake::Never if mode != PollMode::Always => {
                 return Err(ReactorError::NoWakeSource { poller: name.clone(), mode });
             }
-            PollerWake::Deadline if every.is_none() && poller.wake_at() == NOT_IMPLEMENTED => "wake_at",
+            PollerWake::Deadline if every.is_none() && poller.wake_at() == NOT_IMPLEMENTED => {
+                "wake_at"
+            }
             PollerWake::OnlyWhileBusy(_) if poller.is_busy().is_none() => "is_busy",
             _ => return Ok(()),
         };

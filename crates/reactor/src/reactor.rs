@@ -270,11 +270,14 @@ impl Reactor {
         let number = self.local.accounting.attribution(took, now);
         let culprit = self.name_of(number);
         if longest {
-            let mut kept = record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept =
+                record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);
             *kept = Some(culprit.to_string());
         }
         let reactor = self.local.id;
-        self.local.registry.record_event(now, Event::SlowIteration { reactor, took, attribution: culprit });
+        self.local
+            .registry
+            .record_event(now, Event::SlowIteration { reactor, took, attribution: culprit });
     }
 
     fn name_of(&mut self, number: u64) -> Attribution {

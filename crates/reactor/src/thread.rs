@@ -25,8 +25,8 @@ pub(crate) use migration::DetachProgress;
 use migration::DetachRequest;
 pub(crate) use slots::PollerIds;
 use slots::{Slot, Slots};
-use spurious::SpuriousWakeFilter;
 pub(crate) use spurious::EDGE_MAX;
+use spurious::SpuriousWakeFilter;
 
 /// Light thread. Its owner may run it: it is on one reactor, or on its way to one.
 pub(crate) struct LightThread {
@@ -92,7 +92,14 @@ impl LightThread {
             messages: 0,
         };
         let slots = Slots::default();
-        Self { state: desk, slots, builder: Some(plan), detach_request: None, arriving: true, from: home }
+        Self {
+            state: desk,
+            slots,
+            builder: Some(plan),
+            detach_request: None,
+            arriving: true,
+            from: home,
+        }
     }
 
     /// Returns its builder, if it has not arrived at a reactor yet.
@@ -275,7 +282,7 @@ impl LightThread {
     }
 
     pub(crate) fn disarm(&mut self, local: &mut ReactorLocal) {
-        self.state.record.park_flag.end();
+        self.state.record.park_flag.unpark();
         self.slots.any_active(|slot| {
             local.accounting.begin(slot.number);
             slot.poller.disarm();

@@ -36,8 +36,8 @@ use crate::method::CallContext;
 pub use command::PoolCommand;
 pub(crate) use command::{STORE as WHICH_STORE, flag, named, percent, size as bytes};
 pub use describe::{
-    CommandResult, LISTED, STORE, FIELDS, VOLUME, carried, checked, device, devices_text, grown_text,
-    percents, scrubbed, size, store, volumes,
+    CommandResult, FIELDS, LISTED, STORE, VOLUME, carried, checked, device, devices_text,
+    grown_text, percents, scrubbed, size, store, volumes,
 };
 pub use diff::{DIFFERENCE, DiffPage, kind as kind_of_range};
 pub use execute::execute;

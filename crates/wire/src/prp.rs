@@ -93,8 +93,7 @@ pub const fn check_list(prp: u64) -> Result<(), Status> {
 #[cfg(test)]
 mod tests {
     use super::{
-        Prp2, check_first, check_list, check_page, is_chain, list_capacity, list_pages, pages,
-        prp2,
+        Prp2, check_first, check_list, check_page, is_chain, list_capacity, list_pages, pages, prp2,
     };
     use crate::status::Status;
 

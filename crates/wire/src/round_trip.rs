@@ -137,7 +137,11 @@ fn check(name: &str, length: usize, fields: &[Field], subject: &mut dyn Subject)
 }
 
 fn claim(name: &str, field: &Field, owner: &mut [Option<&'static str>]) {
-    assert!(!field.description.is_empty() && !field.description.contains('\n'), "{name} {}", field.name);
+    assert!(
+        !field.description.is_empty() && !field.description.contains('\n'),
+        "{name} {}",
+        field.name
+    );
     let length = field.width * field.count;
     for owner in &mut owner[field.bit..field.bit + length] {
         let before = owner.replace(field.name);

@@ -266,9 +266,13 @@ impl DescriptorKind {
             }
         }
         match self {
-            Self::DataBlock { location: place, len_bytes } => at(place, len_bytes, Descriptor::DATA_BLOCK),
+            Self::DataBlock { location: place, len_bytes } => {
+                at(place, len_bytes, Descriptor::DATA_BLOCK)
+            }
             Self::BitBucket { len_bytes } => Descriptor::bit_bucket(len_bytes),
-            Self::Segment { location: place, len_bytes } => at(place, len_bytes, Descriptor::SEGMENT),
+            Self::Segment { location: place, len_bytes } => {
+                at(place, len_bytes, Descriptor::SEGMENT)
+            }
             Self::LastSegment { location: place, len_bytes } => {
                 at(place, len_bytes, Descriptor::LAST_SEGMENT)
             }

@@ -123,7 +123,7 @@ macro_rules! commands {
                 const FIELDS: &'static [$crate::layout::Field] = &[$(
                     $crate::layout::Field {
                         name: stringify!($field),
-                        meaning: $crate::layout::line(concat!($($meaning),+)),
+                        description: $crate::layout::line(concat!($($meaning),+)),
                         bit: $crate::typed::bit_of($dword, $low),
                         width: $crate::layout::width_of(&[$low $(, $high)?]) as usize,
                         count: 1,

@@ -294,7 +294,10 @@ impl Tags {
         self.room = self.free.len();
         flying.into_iter().map(move |tag| {
             let slot = &self.slots[tag as usize];
-            (IoCompletion { token: slot.token, status: outcome, result: 0 }, operation_of(slot.mark))
+            (
+                IoCompletion { token: slot.token, status: outcome, result: 0 },
+                operation_of(slot.mark),
+            )
         })
     }
 
@@ -404,7 +407,8 @@ mod tests {
                 tags.grow(1);
             }
             assert!(tags.room() > 0 && tags.in_flight() == given.len(), "{token}");
-            let sent = tags.assign_tag(Instant::default(), &Request { token, ..Request::PLACEHOLDER });
+            let sent =
+                tags.assign_tag(Instant::default(), &Request { token, ..Request::PLACEHOLDER });
             tags.take_one();
             assert!(given.insert(sent.token), "tag {} is in flight", sent.token);
         }

@@ -20,8 +20,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{PoisonError, TryLockError};
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, Interrupts, IoChannel, IoCompletion, Request,
-    Segment, WakeSource,
+    CompletionBatch, DoorbellStats, Instant, Interrupts, IoChannel, IoCompletion, Request, Segment,
+    WakeSource,
 };
 
 use super::inbox::Inbox;

@@ -92,8 +92,11 @@ fn cut(bytes: &[u8], offset: u64, len: usize) -> Option<&[u8]> {
 
 /// Removes characters from an untrusted name that must not reach a terminal.
 fn shown(text: &str) -> Option<String> {
-    let text: String =
-        text.trim().chars().map(|c| if tenmil_base::text::is_unsafe(c) { '?' } else { c }).collect();
+    let text: String = text
+        .trim()
+        .chars()
+        .map(|c| if tenmil_base::text::is_unsafe(c) { '?' } else { c })
+        .collect();
     (!text.is_empty()).then_some(text)
 }
 

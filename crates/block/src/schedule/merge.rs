@@ -166,8 +166,11 @@ impl<B: IoChannel> Merge<B> {
             }
             members => {
                 let IoCompletion { status: outcome, result, .. } = *answer;
-                let each =
-                    members.iter().map(|one| IoCompletion { token: one.token, status: outcome, result });
+                let each = members.iter().map(|one| IoCompletion {
+                    token: one.token,
+                    status: outcome,
+                    result,
+                });
                 self.ready.extend(each);
             }
         }

@@ -57,7 +57,8 @@ fn as_text(findings: &[Check], applied: Option<&[Applied]>) -> String {
             let _ = writeln!(text, "  {finding}");
         }
     }
-    let count = |state: Severity| findings.iter().filter(|finding| finding.severity == state).count();
+    let count =
+        |state: Severity| findings.iter().filter(|finding| finding.severity == state).count();
     let _ = writeln!(
         text,
         "{} missing, {} slow, {} not readable here",

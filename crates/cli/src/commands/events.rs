@@ -64,7 +64,9 @@ fn line(event: &Value, json: bool) -> String {
     // Escapes control characters, so that an event stays on one line and cannot drive the terminal.
     let text = |name: &str| {
         let text = event[name].as_str().unwrap_or("-");
-        text.chars().map(|c| if tenmil_base::text::is_unsafe(c) { ' ' } else { c }).collect::<String>()
+        text.chars()
+            .map(|c| if tenmil_base::text::is_unsafe(c) { ' ' } else { c })
+            .collect::<String>()
     };
     let seconds = event["at_ns"].as_u64().unwrap_or(0) as f64 / 1e9;
     format!("{seconds:.6}  {:<10}  {}\n", text("kind"), text("text"))

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use tenmil_base::{Error, Span};
-use tenmil_drivers::subscribe_lost_writes;
 use tenmil_drivers::mirror::subscribe_mirrors;
-use tenmil_drivers::pool::{subscribe_stops, subscribe_capacity};
+use tenmil_drivers::pool::{subscribe_capacity, subscribe_stops};
+use tenmil_drivers::subscribe_lost_writes;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::process::command_line;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
@@ -178,8 +178,12 @@ pub(super) fn choose(wanted: Option<u32>, running: &[u32]) -> Result<u32, Error>
 fn listed(running: &[u32]) -> String {
     let one = |pid: &u32| match command_line(*pid) {
         Some(words) => {
-            let words: String =
-                words.join(" ").chars().filter(|c| !tenmil_base::text::is_unsafe(*c)).take(60).collect();
+            let words: String = words
+                .join(" ")
+                .chars()
+                .filter(|c| !tenmil_base::text::is_unsafe(*c))
+                .take(60)
+                .collect();
             format!("{pid} ({words})")
         }
         None => pid.to_string(),

@@ -3,7 +3,7 @@
 use ratatui::style::{Modifier, Style};
 
 use super::draw::Theme;
-use super::format::{age, percent, escape, rate};
+use super::format::{age, escape, percent, rate};
 use super::grid::{bar, spark, width};
 use super::rates::TotalRates;
 use super::state::{AppState, ConnectionStage};

@@ -1,6 +1,6 @@
 //! Tables: their columns and rows.
 
-use super::format::{count, percent, escape, rate, span};
+use super::format::{count, escape, percent, rate, span};
 use super::grid::{Cell, Column, Grid, Tone, Width};
 use super::history::MinuteHistory;
 use super::rates::{PollerRates, ReactorRates, ThreadRates};

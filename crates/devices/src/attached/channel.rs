@@ -60,8 +60,12 @@ impl<B: ControllerBus> AttachedController<B> {
             Error::environment(format!("read the first block of {name}: memory for it: {error}"))
         })?;
         steps.done("create a queue pair");
-        let read =
-            Request { operation: Operation::Read, blocks: 1, segment_count: 1, ..Request::PLACEHOLDER };
+        let read = Request {
+            operation: Operation::Read,
+            blocks: 1,
+            segment_count: 1,
+            ..Request::PLACEHOLDER
+        };
         let data = [Segment { len_bytes: block, ..memory.segment() }];
         let mut answers = CompletionBatch::with_capacity(1);
         let end = steps.clock().now().after(patience);

@@ -123,7 +123,12 @@ fn has(pages: &SupportedLogPages, lid: u8) -> bool {
 fn error_entries(bytes: &[u8]) -> Vec<Decoded> {
     let entries = entries(bytes).map(|entry| Value::Structure(entry.decode()));
     let value = Value::List(entries.collect());
-    vec![Decoded { name: "entry", description: "Error entries, newest first.", value, parts: vec![] }]
+    vec![Decoded {
+        name: "entry",
+        description: "Error entries, newest first.",
+        value,
+        parts: vec![],
+    }]
 }
 
 fn ana_groups(bytes: &[u8]) -> Vec<Decoded> {

@@ -279,7 +279,12 @@ impl QueueSource for MultipathDevice {
 }
 
 /// Reports an event, and updates the size of the device after a resize.
-fn handle_event(event: &PathEvent, multipath: &mut Multipath, teller: &PathNotifier, growth: &SizeWatch) {
+fn handle_event(
+    event: &PathEvent,
+    multipath: &mut Multipath,
+    teller: &PathNotifier,
+    growth: &SizeWatch,
+) {
     teller.report(event);
     let is_resized = |event: &tenmil_nvme_host::Event| {
         matches!(event, tenmil_nvme_host::Event::NamespaceResized { .. })

@@ -165,9 +165,7 @@ impl IoChannel for MappedChannel {
     }
 
     fn doorbell_stats(&self) -> DoorbellStats {
-        self.all()
-            .map(IoChannel::doorbell_stats)
-            .fold(DoorbellStats::default(), DoorbellStats::sum)
+        self.all().map(IoChannel::doorbell_stats).fold(DoorbellStats::default(), DoorbellStats::sum)
     }
 
     fn losses(&self) -> u64 {

@@ -44,7 +44,9 @@ impl Peer {
             let mut files = Vec::new();
             match self.connection.receive_files(&mut buffer[..wanted], &mut files, 16).unwrap() {
                 RecvResult::Eof => return None,
-                RecvResult::WouldBlock => assert!(self.connection.wait_to_receive(PATIENCE).unwrap()),
+                RecvResult::WouldBlock => {
+                    assert!(self.connection.wait_to_receive(PATIENCE).unwrap())
+                }
                 RecvResult::Bytes(count) => {
                     let files = files.into_iter().map(Arc::new);
                     self.server.receive(&buffer[..count], files).unwrap();

@@ -102,7 +102,8 @@ impl RegionTable {
 
     /// Bytes of a kernel buffer region copied so far by loads and stores.
     pub fn copied_bytes(&self, region: RegionId) -> u64 {
-        self.kernel_buffer_region(region).map_or(0, |lent| lent.copied_bytes.load(Ordering::Relaxed))
+        self.kernel_buffer_region(region)
+            .map_or(0, |lent| lent.copied_bytes.load(Ordering::Relaxed))
     }
 
     fn kernel_buffer_region(&self, region: RegionId) -> Option<&KernelBuffers> {
@@ -128,7 +129,11 @@ impl RegionTable {
 
     /// Like [`store`](tenmil_base::Memory::store), for kernel buffers.
     #[cold]
-    pub(super) fn store_kernel_buffer(&self, segment: Segment, from: &[u8]) -> Result<(), InvalidSegment> {
+    pub(super) fn store_kernel_buffer(
+        &self,
+        segment: Segment,
+        from: &[u8],
+    ) -> Result<(), InvalidSegment> {
         self.copy_kernel_buffer(segment, from.len(), |lender, at, done| {
             let rest = &from[done..];
             // SAFETY: as in `load_lent`; the call only reads.

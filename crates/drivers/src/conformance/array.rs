@@ -534,10 +534,7 @@ fn end(
         panic!("{answer:?} was not asked for")
     };
     let Pending { request, memory, found, expected } = pending;
-    assert!(
-        expected.contains(&answer.status.0),
-        "{request:?}: {answer:?}, expected {expected:x?}"
-    );
+    assert!(expected.contains(&answer.status.0), "{request:?}: {answer:?}, expected {expected:x?}");
     if request.operation != Operation::Read || !answer.status.is_success() {
         return;
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Instant, InterruptVector, IoChannel,
-    IoCompletion, IoStatus, Limits, Memory, Operation, Random, Request, Segment, WakeSource,
+    BlockDevice, CompletionBatch, DoorbellStats, Instant, InterruptVector, IoChannel, IoCompletion,
+    IoStatus, Limits, Memory, Operation, Random, Request, Segment, WakeSource,
 };
 use tenmil_dma::Region;
 use tenmil_linux::EventVectors;

@@ -322,7 +322,9 @@ impl<J: FileIo> FileChannel<J> {
         let work = &mut self.works[usize::from(index)];
         let more = work.finish_chunk(block_size);
         match work.request.operation {
-            Operation::Write if work.request.flags.has(RequestFlags::FUA) => self.persistence_step(),
+            Operation::Write if work.request.flags.has(RequestFlags::FUA) => {
+                self.persistence_step()
+            }
             Operation::Write => NextStep::Answer(IoStatus::SUCCESS),
             Operation::Copy if more => self.enter(index, AwaitedJob::Fetched),
             _ if more => self.enter(index, AwaitedJob::Stored),

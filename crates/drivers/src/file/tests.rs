@@ -161,7 +161,7 @@ fn a_block_that_is_partly_a_hole_is_data() {
         (8193, false, 3, ExtentKind::Data),
     ] {
         let found = in_blocks(FileExtent { len_bytes, is_hole }, 4096);
-        assert_eq!(found, BlockExtent { blocks, kind }, "{len_bytes} {is_hole}");
+        assert_eq!(found, BlockExtent { blocks, kind: holds }, "{len_bytes} {is_hole}");
     }
 }
 

@@ -84,7 +84,8 @@ pub fn create_over(
 
 /// Makes the files that were opened and are not there yet: nothing is refused any more.
 pub(super) fn make_files() -> Result<(), Error> {
-    tenmil_linux::file::commit_created().map_err(|error| Error::new(error.category(), error.to_string()))
+    tenmil_linux::file::commit_created()
+        .map_err(|error| Error::new(error.category(), error.to_string()))
 }
 
 /// Whether a store is the one that is to be made, or one from which it was begun.

@@ -216,7 +216,12 @@ impl OpenPool {
         }
         // A label of this pool that no superblock counts is left from a grow interrupted by a power loss.
         if ours.is_none() {
-            overwrite::allow("pool grow", &member.opened.existing, overwrite, &KernelFiles::live())?;
+            overwrite::allow(
+                "pool grow",
+                &member.opened.existing,
+                overwrite,
+                &KernelFiles::live(),
+            )?;
         }
         if member.uri != *uri {
             // The recorded URI must also find it.

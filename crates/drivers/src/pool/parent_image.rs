@@ -232,7 +232,8 @@ impl ParentImage {
     /// The block status of at most `pages` pages from `page` on.
     pub(super) fn extent(&self, page: u64, pages: u64) -> Result<BlockExtent, String> {
         let per_page = self.shape.blocks_in_page;
-        let BlockExtent { blocks, kind: holds } = self.opened.medium.block_status(page * per_page)?;
+        let BlockExtent { blocks, kind: holds } =
+            self.opened.medium.block_status(page * per_page)?;
         match blocks / per_page {
             // A page with mixed status counts as data.
             0 => Ok(BlockExtent { blocks: pages.min(1), kind: tenmil_base::ExtentKind::Data }),

@@ -54,7 +54,8 @@ fn limits_are_what_the_weakest_leg_can_do() {
     let alone = Stripe::new(legs(vec![null(4096, 64)]), 64 << 10).unwrap().limits();
     assert!(alone.operations.has(Operation::Copy));
     let mut expected = NullDevice::new(4096, 64).unwrap().limits();
-    expected.operations = expected.operations.without(OperationSet::of(&[Operation::CompareAndWrite]));
+    expected.operations =
+        expected.operations.without(OperationSet::of(&[Operation::CompareAndWrite]));
     assert_eq!(alone, expected);
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Check, SysfsChange, write_command};
 use crate::Errno;
-use crate::frequency::KernelFiles;
+use crate::frequency::CpufreqFiles;
 
 /// Result of one attempted change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Applied {
 
 /// Makes the safe changes of all checks: those that deprive no other program and can be undone.
 /// Everything else is left to the administrator.
-pub fn apply(files: &impl KernelFiles, findings: &[Check]) -> Vec<Applied> {
+pub fn apply(files: &impl CpufreqFiles, findings: &[Check]) -> Vec<Applied> {
     let changes = |finding: &Check| {
         let changes = finding.fix.iter().flat_map(|remedy| remedy.changes.clone());
         changes.map(|change| (finding.item.clone(), change)).collect::<Vec<_>>()
@@ -29,7 +29,7 @@ pub fn apply(files: &impl KernelFiles, findings: &[Check]) -> Vec<Applied> {
     findings.iter().flat_map(changes).map(tried).collect()
 }
 
-fn make(files: &impl KernelFiles, change: &SysfsChange) -> Result<(), String> {
+fn make(files: &impl CpufreqFiles, change: &SysfsChange) -> Result<(), String> {
     files.write(&change.path, &change.to).map_err(|errno| match errno {
         Errno::ACCESS | Errno::PERM => "permission denied, expected to run as root".to_owned(),
         errno => errno.to_string(),

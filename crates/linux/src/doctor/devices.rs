@@ -12,7 +12,8 @@ const READ_REQUEST: u32 = 512;
 
 pub(super) fn examine(patient: &DoctorContext<'_>) -> Vec<Check> {
     let functions = Function::all(patient.machine);
-    let mut findings = vec![iommu(patient), vfio_modules(patient), module(patient), device_nodes(patient)];
+    let mut findings =
+        vec![iommu(patient), vfio_modules(patient), module(patient), device_nodes(patient)];
     findings.push(disks(patient));
     if functions.is_empty() {
         let none = Section::Devices.check("NVMe functions", "", "");

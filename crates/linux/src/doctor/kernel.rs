@@ -129,7 +129,8 @@ fn buffers(patient: &DoctorContext<'_>, name: &'static str) -> Check {
     match numbers[..] {
         [_, _, most] if most >= BUFFER_BYTES_RECOMMENDED => finding.good(format_value(&numbers)),
         [least, default, _] => {
-            let (from, to) = (format_value(&numbers), format_value(&[least, default, BUFFER_BYTES_RECOMMENDED]));
+            let (from, to) =
+                (format_value(&numbers), format_value(&[least, default, BUFFER_BYTES_RECOMMENDED]));
             finding.slow(&*from, format!("sudo sysctl -w {name}='{to}'")).safe(vec![SysfsChange {
                 path,
                 from: from.clone(),

@@ -58,7 +58,10 @@ fn huge(patient: &DoctorContext<'_>) -> Check {
         }
         (Some(all), Some(free)) => finding.slow(
             format!("{free} of {all} free"),
-            write_command(&(all - free.min(all) + HUGE_PAGES).to_string(), "proc/sys/vm/nr_hugepages"),
+            write_command(
+                &(all - free.min(all) + HUGE_PAGES).to_string(),
+                "proc/sys/vm/nr_hugepages",
+            ),
         ),
         _ => finding.unknown("this kernel shows no pool of them"),
     }

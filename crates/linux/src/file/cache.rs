@@ -83,7 +83,7 @@ mod tests {
     use rustix::fs::FileType;
     use tenmil_base::Durability;
 
-    use super::{MEMORY_FILE_SYSTEMS, FileNode};
+    use super::{FileNode, MEMORY_FILE_SYSTEMS};
     use crate::kernel_files::KernelFiles;
 
     const EXT4: u64 = 0xef53;

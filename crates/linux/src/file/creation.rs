@@ -90,8 +90,12 @@ pub fn commit_created() -> Result<(), FileError> {
     recorded().clear();
     let recorded = CreationPolicy::Recorded as u8;
     // The exchange fails if the policy is `Refused`, which stays in force.
-    let _ =
-        MAKING.compare_exchange(recorded, CreationPolicy::Permanent as u8, Ordering::Relaxed, Ordering::Relaxed);
+    let _ = MAKING.compare_exchange(
+        recorded,
+        CreationPolicy::Permanent as u8,
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
     let pending = std::mem::take(&mut *pending_files());
     pending.iter().try_for_each(Pending::make)
 }

@@ -7,7 +7,7 @@ use rustix::fs::{FileType, Mode, OFlags, SeekFrom, fstat, fsync, ftruncate, open
 use rustix::io::Errno;
 
 use super::undo::FileUndo;
-use super::{FileError, FileOptions, flags, creation, not_opened};
+use super::{FileError, FileOptions, creation, flags, not_opened};
 
 /// Where an open file has come from.
 pub(super) enum Origin {

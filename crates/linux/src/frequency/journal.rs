@@ -18,7 +18,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::policy::{CpufreqPolicy, State};
-use super::{KernelFiles, FrequencyError};
+use super::{CpufreqFiles, FrequencyError};
 use crate::CpuList;
 use crate::random::random_seed;
 use crate::runtime_directory::RuntimeDirectory;
@@ -84,7 +84,7 @@ impl Journal {
 
 /// Restores what exited processes have changed. Call once at every start, even in processes that
 /// change nothing themselves.
-pub fn recover(files: &impl KernelFiles, directory: &RuntimeDirectory) -> RecoveryReport {
+pub fn recover(files: &impl CpufreqFiles, directory: &RuntimeDirectory) -> RecoveryReport {
     let mut recovered = RecoveryReport::default();
     let _alone = match lock(directory.path()) {
         Ok(locked) => locked,

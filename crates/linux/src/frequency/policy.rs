@@ -1,6 +1,6 @@
 //! cpufreq policies: CPUs that share a frequency.
 
-use super::{CpufreqUnavailable, KernelFiles, FrequencyError, FrequencyRequest};
+use super::{CpufreqFiles, CpufreqUnavailable, FrequencyError, FrequencyRequest};
 use crate::CpuList;
 
 /// CPUs that share a frequency, and the frequencies they may use.
@@ -41,7 +41,7 @@ const PREFERENCE: &str = "energy_performance_preference";
 impl CpufreqPolicy {
     /// Policies of these CPUs.
     pub(super) fn all(
-        files: &impl KernelFiles,
+        files: &impl CpufreqFiles,
         cores: &CpuList,
     ) -> Result<Vec<Self>, CpufreqUnavailable> {
         let mut domains: Vec<Self> = Vec::new();
@@ -56,7 +56,7 @@ impl CpufreqPolicy {
         Ok(domains)
     }
 
-    fn of(files: &impl KernelFiles, core: u32, ours: &CpuList) -> Option<Self> {
+    fn of(files: &impl CpufreqFiles, core: u32, ours: &CpuList) -> Option<Self> {
         let text = |name: &str| files.text(&path(core, name)).filter(|text| !text.is_empty());
         let found = State::read(files, core)?;
         let listed = text("affected_cpus").map(|list| list.replace(' ', ","));
@@ -119,7 +119,7 @@ impl CpufreqPolicy {
     /// Applies a request; returns the error unless it is the same as the last one.
     pub(super) fn set(
         &mut self,
-        files: &impl KernelFiles,
+        files: &impl CpufreqFiles,
         wish: FrequencyRequest,
     ) -> Option<FrequencyError> {
         let target = self.target(wish)?;
@@ -130,7 +130,7 @@ impl CpufreqPolicy {
     }
 
     /// Restores the state as found.
-    pub(super) fn restore(&mut self, files: &impl KernelFiles) -> Option<FrequencyError> {
+    pub(super) fn restore(&mut self, files: &impl CpufreqFiles) -> Option<FrequencyError> {
         let found = self.found.clone();
         self.write_differences(files, &found)
     }
@@ -170,7 +170,11 @@ impl CpufreqPolicy {
 
     /// Writes the differences. The range is widened before it is narrowed, so that its minimum
     /// never exceeds its maximum, which the kernel would refuse.
-    fn write_differences(&mut self, files: &impl KernelFiles, target: &State) -> Option<FrequencyError> {
+    fn write_differences(
+        &mut self,
+        files: &impl CpufreqFiles,
+        target: &State,
+    ) -> Option<FrequencyError> {
         // Upwards the maximum is written first, downwards the minimum.
         let grows = target.max_khz >= self.written.max_khz;
         let order = if grows { [MAX, MIN] } else { [MIN, MAX] };
@@ -202,14 +206,14 @@ impl CpufreqPolicy {
 
 impl State {
     /// Reads the state of a CPU; `None` if it has no cpufreq files.
-    pub(super) fn read(files: &impl KernelFiles, core: u32) -> Option<Self> {
+    pub(super) fn read(files: &impl CpufreqFiles, core: u32) -> Option<Self> {
         let number = |name| files.text(&path(core, name))?.parse().ok();
         let preference = files.text(&path(core, PREFERENCE)).filter(|text| !text.is_empty());
         Some(Self { min_khz: number(MIN)?, max_khz: number(MAX)?, preference })
     }
 
     /// Writes this state for a CPU, whatever its current state.
-    pub(super) fn write(&self, files: &impl KernelFiles, core: u32) -> Option<FrequencyError> {
+    pub(super) fn write(&self, files: &impl CpufreqFiles, core: u32) -> Option<FrequencyError> {
         let now = Self::read(files, core)?;
         let mut domain = CpufreqPolicy {
             core,
@@ -244,7 +248,12 @@ fn steps(named: Option<&str>, found: &State) -> Vec<u64> {
     steps
 }
 
-fn write(files: &impl KernelFiles, core: u32, name: &str, value: &str) -> Result<(), FrequencyError> {
+fn write(
+    files: &impl CpufreqFiles,
+    core: u32,
+    name: &str,
+    value: &str,
+) -> Result<(), FrequencyError> {
     let path = path(core, name);
     files.write(&path, value).map_err(|errno| FrequencyError::Write {
         file: format!("/{path}"),

@@ -7,7 +7,9 @@ use std::path::Path;
 use rustix::io::Errno;
 use tenmil_base::{ErrorCategory, Random};
 
-use super::{CpufreqUnavailable, KernelFiles, Frequency, FrequencyError, FrequencyRequest, recover};
+use super::{
+    CpufreqFiles, CpufreqUnavailable, Frequency, FrequencyError, FrequencyRequest, recover,
+};
 use crate::CpuList;
 use crate::kernel_files::{KernelFiles, tests::made_of};
 use crate::runtime_directory::RuntimeDirectory;
@@ -24,7 +26,7 @@ fn path(core: u32, name: &str) -> String {
     format!("sys/devices/system/cpu/cpu{core}/cpufreq/{name}")
 }
 
-/// Files of one CPU.
+/// CpufreqFiles of one CPU.
 type Tree = Vec<(String, String)>;
 
 fn tree(core: u32, files: &[(&str, &str)]) -> Tree {
@@ -70,7 +72,7 @@ impl Kernel {
     }
 }
 
-impl KernelFiles for &Kernel {
+impl CpufreqFiles for &Kernel {
     fn text(&self, path: &str) -> Option<String> {
         self.files.borrow().get(path).cloned()
     }
@@ -363,7 +365,13 @@ fn a_core_that_another_process_has_in_charge_is_left_to_it() {
     let first = Frequency::open(&kernel, &cores("0"), &directory).unwrap();
     let mut second = Frequency::open(&kernel, &cores("0-1"), &directory).unwrap();
     assert_eq!(second.policies().len(), 1);
-    assert!(matches!(second.controlled_elsewhere(), [FrequencyError::ControlledElsewhere { core: 0, .. }]), "{second:?}");
+    assert!(
+        matches!(
+            second.controlled_elsewhere(),
+            [FrequencyError::ControlledElsewhere { core: 0, .. }]
+        ),
+        "{second:?}"
+    );
     second.apply(&[(0, FrequencyRequest::Lowest), (1, FrequencyRequest::Lowest)]);
     assert_eq!(kernel.number(0, "scaling_max_freq"), 3_600_000);
     assert_eq!(kernel.number(1, "scaling_max_freq"), 800_000);
@@ -414,7 +422,7 @@ impl Jealous<'_> {
     }
 }
 
-impl KernelFiles for &Jealous<'_> {
+impl CpufreqFiles for &Jealous<'_> {
     fn text(&self, path: &str) -> Option<String> {
         self.check();
         self.machine.text(path)

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::{DevicePath, Hardware, DEPTH_MAX, directory, number_in};
+use super::{DEPTH_MAX, DevicePath, Hardware, directory, number_in};
 use crate::file::reach;
 use crate::kernel_files::KernelFiles;
 
@@ -64,7 +64,12 @@ impl Extents {
     }
 
     /// Examines a byte range of a block device.
-    fn of_device(machine: &KernelFiles, device: (u32, u32), bytes: Range<u64>, storey: u32) -> Self {
+    fn of_device(
+        machine: &KernelFiles,
+        device: (u32, u32),
+        bytes: Range<u64>,
+        storey: u32,
+    ) -> Self {
         let own = directory(device);
         let sectors = |path: &str| Some(machine.number(path)?.saturating_mul(SECTOR_BYTES));
         // A partition is a range of its disk.
@@ -95,8 +100,7 @@ impl Extents {
         let below = machine.names(&format!("{own}/slaves"));
         let below = below.iter().filter_map(|slave| {
             let device = number_in(machine, &format!("{own}/slaves/{slave}"))?;
-            (storey < DEPTH_MAX)
-                .then(|| Self::of_device(machine, device, 0..u64::MAX, storey + 1))
+            (storey < DEPTH_MAX).then(|| Self::of_device(machine, device, 0..u64::MAX, storey + 1))
         });
         let below = below.flat_map(|slave| slave.own.into_iter().chain(slave.below)).collect();
         Self { own: Some(whole(named(machine, device), bytes)), below }

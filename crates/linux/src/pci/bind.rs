@@ -4,7 +4,7 @@ use super::bind_records::{BindRecords, original_binding};
 use super::error::BindError;
 use super::kernel::Kernel;
 use super::plan::{BindPlan, BindRequest, plan_bind};
-use super::unbind::{unbind_steps, check};
+use super::unbind::{check, unbind_steps};
 use super::{Address, BindStep};
 use crate::{Clock, StepTimer, StepTiming};
 
@@ -56,7 +56,13 @@ pub fn bind(
         }
         let former = original_binding(kernel.machine(), address)?.and_then(|former| former.driver);
         let (is_new, notes) = (verdict.unbinds(), verdict.notes);
-        bound.push(BoundDevice { address, original_driver: former, is_new, notes, timings: watch.timings() });
+        bound.push(BoundDevice {
+            address,
+            original_driver: former,
+            is_new,
+            notes,
+            timings: watch.timings(),
+        });
     }
     Ok(bound)
 }

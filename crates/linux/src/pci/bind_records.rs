@@ -51,7 +51,8 @@ impl BindRecords {
         let directory = RuntimeDirectory::at(machine.path(DIRECTORY))
             .map_err(|error| BindError::Records { found: error.to_string() })?;
         let shown = directory.path().display().to_string();
-        let refused = |found: String| BindError::Records { found: format!("lock {shown}: {found}") };
+        let refused =
+            |found: String| BindError::Records { found: format!("lock {shown}: {found}") };
         let locked = File::open(directory.path()).map_err(|error| refused(error.to_string()))?;
         flock(&locked, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
             Errno::WOULDBLOCK => BindError::Busy,
@@ -111,8 +112,9 @@ pub(super) fn original_binding(
 pub fn recorded(machine: &KernelFiles) -> Vec<Address> {
     let names = machine.names(DIRECTORY);
     let addresses = names.iter().filter_map(|name| name.strip_suffix(SUFFIX)?.parse().ok());
-    let is_of_this_boot =
-        |address: &Address| original_binding(machine, *address).map_or(true, |former| former.is_some());
+    let is_of_this_boot = |address: &Address| {
+        original_binding(machine, *address).map_or(true, |former| former.is_some())
+    };
     let mut addresses: Vec<Address> = addresses.filter(is_of_this_boot).collect();
     addresses.sort();
     addresses

@@ -192,8 +192,10 @@ impl GroupInspection<'_> {
                 Ok(marks) => {
                     for mark in marks {
                         if mark.is_member {
-                            found
-                                .push(BindObstacle::Member { disk: name.clone(), signature: mark.text });
+                            found.push(BindObstacle::Member {
+                                disk: name.clone(),
+                                signature: mark.text,
+                            });
                         } else {
                             verdict.notes.push(format!("{name} holds {}", mark.text));
                         }
@@ -271,7 +273,11 @@ impl GroupInspection<'_> {
                 driver: function.driver.clone(),
                 driver_override: function.driver_override.clone(),
                 // The last function to be returned restores the parameter.
-                no_iommu: if is_off { switch } else { switch.and_then(|_| recorded_no_iommu(machine)) },
+                no_iommu: if is_off {
+                    switch
+                } else {
+                    switch.and_then(|_| recorded_no_iommu(machine))
+                },
             });
         }
         if is_off {

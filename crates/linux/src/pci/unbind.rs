@@ -1,7 +1,7 @@
 //! Returning functions to their original drivers.
 
 use super::bind::run;
-use super::bind_records::{BindRecords, OriginalBinding, original_binding, is_plain, recorded};
+use super::bind_records::{BindRecords, OriginalBinding, is_plain, original_binding, recorded};
 use super::error::BindError;
 use super::function::{directory, is_driver_name};
 use super::kernel::Kernel;
@@ -43,7 +43,8 @@ pub fn plan_unbind(
                 let (driver, driver_override) = (Some(driver.clone()), None);
                 OriginalBinding { driver, driver_override, no_iommu: None }
             }
-            None => original_binding(machine, address)?.ok_or(BindError::NotRecorded { address, driver })?,
+            None => original_binding(machine, address)?
+                .ok_or(BindError::NotRecorded { address, driver })?,
         };
         let steps = unbind_steps(machine, address, &former);
         check(kernel, address, &steps)?;
@@ -96,7 +97,11 @@ pub fn unbind(
 
 /// Steps from the current to the original state. They depend on nothing else, so they apply at
 /// whatever point a crash left a function.
-pub(super) fn unbind_steps(machine: &KernelFiles, address: Address, former: &OriginalBinding) -> Vec<BindStep> {
+pub(super) fn unbind_steps(
+    machine: &KernelFiles,
+    address: Address,
+    former: &OriginalBinding,
+) -> Vec<BindStep> {
     let text = |name: &str| machine.text(&format!("{}/{name}", directory(address)));
     let driver = machine.link(&format!("{}/driver", directory(address)));
     let pinned = text("driver_override").filter(|name| is_driver_name(name));
@@ -120,7 +125,7 @@ pub(super) fn unbind_steps(machine: &KernelFiles, address: Address, former: &Ori
     }
     // The last function without an IOMMU restores the no-IOMMU parameter.
     let others = recorded(machine).into_iter().filter(|other| *other != address);
-    let mut others = others.filter_map(|other| super::bind_records::original_binding(machine, other).ok()?);
+    let mut others = others.filter_map(|other| original_binding(machine, other).ok()?);
     if let Some(to) = &former.no_iommu
         && !others.any(|other| other.no_iommu.is_some())
         && machine.text(NO_IOMMU_PARAMETER).as_ref() != Some(to)

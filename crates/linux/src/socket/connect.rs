@@ -236,8 +236,10 @@ impl ConnectOp {
             }
         }
         let found = || "it has no address".to_owned();
-        Err(failed
-            .unwrap_or_else(|| ConnectError::NameNotResolved { address: address(), found: found() }))
+        Err(failed.unwrap_or_else(|| ConnectError::NameNotResolved {
+            address: address(),
+            found: found(),
+        }))
     }
 
     fn timeout(&self, at: Option<SocketAddr>) -> ConnectError {

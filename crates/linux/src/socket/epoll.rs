@@ -11,11 +11,11 @@ use rustix::net::RecvFlags;
 use tenmil_base::{RecvResult, Segment, SendSlice, Stream, StreamError, WakeSource};
 use tenmil_dma::RegionTable;
 
+use super::factory::Counts;
 use super::gather::{Gather, scatter};
 use super::kernel_buffers::KernelBufferMover;
 use super::napi_groups::GroupMembership;
 use super::recv_buffer::{RecvBuffer, RecvBufferPool};
-use super::factory::Counts;
 use super::waiter::{ERRORS, Waiter};
 use super::zero_copy::{self, PendingZeroCopy, ZeroCopyThreshold};
 use crate::poll_set::Interest;
@@ -165,7 +165,8 @@ impl EpollStream {
         let by_reference = self.zero_copy;
         let headers: Box<[u8]> = headers.into();
         let mut list = Gather::new(&self.regions);
-        list.add_all(&headers, stretches).map_err(|nowhere| self.invalid_segment("send to", nowhere.0))?;
+        list.add_all(&headers, stretches)
+            .map_err(|nowhere| self.invalid_segment("send to", nowhere.0))?;
         let how = if by_reference { libc::MSG_ZEROCOPY } else { 0 };
         let sent = match list.send(self.socket.as_fd(), flags | how) {
             Err(Errno::NOBUFS) => {
@@ -222,7 +223,11 @@ impl EpollStream {
         Ok(sent)
     }
 
-    fn send_kernel_buffer(&mut self, segment: Segment, has_more: bool) -> Result<usize, StreamError> {
+    fn send_kernel_buffer(
+        &mut self,
+        segment: Segment,
+        has_more: bool,
+    ) -> Result<usize, StreamError> {
         if segment.len_bytes == 0 {
             return Ok(0);
         }
@@ -307,7 +312,9 @@ impl Stream for EpollStream {
         let mut list = Gather::new(&self.regions);
         let is_whole = match list.add_all(headers, stretches) {
             Ok(is_whole) => is_whole,
-            Err(nowhere) => return self.send_kernel_buffers(headers, stretches, has_more, nowhere.0),
+            Err(nowhere) => {
+                return self.send_kernel_buffers(headers, stretches, has_more, nowhere.0);
+            }
         };
         if list.len_bytes() == 0 {
             return Ok(0);
@@ -356,7 +363,8 @@ impl Stream for EpollStream {
     fn arm(&mut self, wants_bytes: bool, wants_room: bool) -> bool {
         self.buffer.release_idle();
         let wanted = self.wanted(wants_bytes, wants_room);
-        self.is_fully_armed = wanted == Some(Interest { readable: wants_bytes, writable: wants_room });
+        self.is_fully_armed =
+            wanted == Some(Interest { readable: wants_bytes, writable: wants_room });
         match self.waiter.wait_for(self.socket.as_fd(), wanted) {
             Ok(()) => false,
             Err(error) => {

@@ -269,8 +269,8 @@ mod tests {
     use tenmil_dma::{KernelBufferSource, Region, RegionTable};
 
     use super::{
-        FixedBufferRing, KernelBufferMover, REGISTER, MOVE, MoveDirection, MoveResult, PLACE,
-        UNREGISTER, entries, submit_and_wait, open, transfer,
+        FixedBufferRing, KernelBufferMover, MOVE, MoveDirection, MoveResult, PLACE, REGISTER,
+        UNREGISTER, entries, open, submit_and_wait, transfer,
     };
 
     /// One page, since other tests share the limit of locked memory.
@@ -330,7 +330,8 @@ mod tests {
         ) -> Result<usize, Errno> {
             let first = self.memory.segment().slice(at, len).unwrap();
             let first = self.regions.address(first).unwrap().addr().get();
-            let ending = submit_and_wait(&mut self.ring, &[transfer(socket.as_fd(), (first, len), way)]);
+            let ending =
+                submit_and_wait(&mut self.ring, &[transfer(socket.as_fd(), (first, len), way)]);
             ending.unwrap().outcome(len).unwrap()
         }
 

@@ -14,11 +14,7 @@ pub(super) struct RestrictedStream {
 
 impl RestrictedStream {
     /// Wraps `stream`, or returns it unchanged if nothing is disabled.
-    pub(super) fn wrap(
-        stream: Box<dyn Stream>,
-        gathers: bool,
-        says_more: bool,
-    ) -> Box<dyn Stream> {
+    pub(super) fn wrap(stream: Box<dyn Stream>, gathers: bool, says_more: bool) -> Box<dyn Stream> {
         if gathers && says_more { stream } else { Box::new(Self { stream, gathers, says_more }) }
     }
 

@@ -29,8 +29,8 @@ use rustix::io::Errno;
 use self::buffers::{Buffers, FilledBuffer, GROUP, Memory};
 use self::slot::{Slot, StreamEnd};
 pub(super) use self::stream::RingStream;
-use super::options::SocketOptions;
 use super::factory::Counts;
+use super::options::SocketOptions;
 
 /// Ring and its sockets. Cheap to clone.
 #[derive(Clone)]

@@ -268,7 +268,8 @@ fn a_sleeper_is_woken_by_bytes_and_by_ends_and_by_nothing_else() {
 
 #[test]
 fn connections_share_the_inboxes_of_their_thread() {
-    let options = SocketOptions { recv_buffers_max: 1, recv_buffer_bytes: 4096, ..SocketOptions::default() };
+    let options =
+        SocketOptions { recv_buffers_max: 1, recv_buffer_bytes: 4096, ..SocketOptions::default() };
     let (regions, _) = memory();
     let sockets = SocketFactory::new(regions, options);
     let [mut one, mut other] = unix().map(|socket| sockets.stream(socket).unwrap());

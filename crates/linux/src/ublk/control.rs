@@ -276,7 +276,8 @@ mod tests {
             assert_eq!(bytes, [7; 8], "nobody has written there");
         }
         let mut long = [0; 129];
-        let refused = control.execute(ControlOp::GetFeatures, (0, 0), &mut long, Span::from_secs(10));
+        let refused =
+            control.execute(ControlOp::GetFeatures, (0, 0), &mut long, Span::from_secs(10));
         assert_eq!(refused, Err(Errno::INVAL));
     }
 

@@ -317,9 +317,10 @@ mod tests {
 
     #[test]
     fn a_job_has_ended_when_it_has_moved_and_is_back_whichever_comes_first() {
-        for steps in
-            [[LinkedStep::Transfer, LinkedStep::Unregister], [LinkedStep::Unregister, LinkedStep::Transfer]]
-        {
+        for steps in [
+            [LinkedStep::Transfer, LinkedStep::Unregister],
+            [LinkedStep::Unregister, LinkedStep::Transfer],
+        ] {
             let mut slot = slot(JobKind::Read);
             assert_eq!(slot.handle_linked_step(steps[0], 8192), None);
             assert_eq!(slot.handle_linked_step(steps[1], 8192), Some(Some(Ok(()))));
@@ -335,7 +336,11 @@ mod tests {
         assert_eq!(slot.handle_linked_step(LinkedStep::Unregister, 0), Some(None));
         let lent = slot.kernel_buffer.unwrap();
         assert_eq!((slot.offset, lent.byte, lent.left), ((1 << 20) + 512, 4608, 7680));
-        assert_eq!(slot.handle_linked_step(LinkedStep::Unregister, 0), None, "the rest has not moved");
+        assert_eq!(
+            slot.handle_linked_step(LinkedStep::Unregister, 0),
+            None,
+            "the rest has not moved"
+        );
         assert_eq!(slot.handle_linked_step(LinkedStep::Transfer, 7680), Some(Some(Ok(()))));
     }
 

@@ -28,7 +28,8 @@ impl Controller {
     /// Whether every block device supports Write Zeroes, which a format needs.
     pub(super) fn can_format(&self) -> bool {
         let state = self.subsystem.lock();
-        let erasable = |record: &NamespaceEntry| record.limits.operations.has(Operation::WriteZeroes);
+        let erasable =
+            |record: &NamespaceEntry| record.limits.operations.has(Operation::WriteZeroes);
         !state.records.is_empty() && state.records.values().all(erasable)
     }
 

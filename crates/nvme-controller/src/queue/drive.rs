@@ -123,7 +123,10 @@ impl<H: HostMemory> Queue<H> {
                 self.want_buffer.pop_front();
                 continue;
             };
-            let Some(event) = allocate_bounce(&self.buffers, self.areas.get(index), is_zeroed) else { break };
+            let Some(event) = allocate_bounce(&self.buffers, self.areas.get(index), is_zeroed)
+            else {
+                break;
+            };
             self.want_buffer.pop_front();
             self.drive(now, index, event);
         }
@@ -380,7 +383,11 @@ fn append(segments: &mut Vec<Segment>, segment: Segment) {
 }
 
 /// Allocates a bounce buffer for a context.
-fn allocate_bounce(buffers: &BouncePool, area: &mut CommandContext, is_zeroed: bool) -> Option<JobEvent> {
+fn allocate_bounce(
+    buffers: &BouncePool,
+    area: &mut CommandContext,
+    is_zeroed: bool,
+) -> Option<JobEvent> {
     let buffer = buffers.take()?;
     if is_zeroed && buffers.memory().fill(buffer, 0).is_err() {
         // The pool refers to memory that does not exist: the block device will reject the segment.

@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Operation, Request, Segment, Span, WakeSource,
+    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, Request, Segment, Span, WakeSource,
 };
 use tenmil_nvme_host::QueueState;
 

@@ -153,7 +153,9 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         }
         let memory = match self.dma.device_memory(part) {
             Ok(memory) => memory,
-            Err(BarMapError::Unusable { reason: why }) => return unused(CmbUnavailable::Unusable { why }),
+            Err(BarMapError::Unusable { reason: why }) => {
+                return unused(CmbUnavailable::Unusable { why });
+            }
             Err(BarMapError::OutOfRange { bar_bytes }) => {
                 let end = part.offset + part.len_bytes;
                 return Err(CmbRegisterError::OutOfBar { bar: part.bar, end, bar_bytes }.into());

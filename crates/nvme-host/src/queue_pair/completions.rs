@@ -107,13 +107,14 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         let run = places.len().min((self.completion_depth - self.head) as usize);
         let (head, phase) = (self.head, self.phase);
         let mut unusual = None;
-        let plain = self.completion.load_entries(head, phase, &mut places[..run], |entry, place| {
-            let is_plain = answer_plain(&mut slots, &entry, place);
-            if !is_plain {
-                unusual = Some(entry);
-            }
-            is_plain
-        });
+        let plain =
+            self.completion.load_entries(head, phase, &mut places[..run], |entry, place| {
+                let is_plain = answer_plain(&mut slots, &entry, place);
+                if !is_plain {
+                    unusual = Some(entry);
+                }
+                is_plain
+            });
         slots.finish(plain);
         let count = plain as u32 + u32::from(unusual.is_some());
         if let Some(entry) =

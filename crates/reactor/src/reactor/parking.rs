@@ -99,7 +99,7 @@ impl Reactor {
             let Self { threads, local, .. } = reactor;
             for thread in threads {
                 if thread.may_park(local) {
-                    thread.record().park_flag.begin();
+                    thread.record().park_flag.park();
                 }
             }
         });
@@ -113,7 +113,7 @@ impl Reactor {
             let mut index = 0;
             while let Some(thread) = threads.get_mut(index) {
                 thread.update_wake_modes(local);
-                if thread.record().park_flag.is_dozing() && thread.may_park(local) {
+                if thread.record().park_flag.is_parked() && thread.may_park(local) {
                     let wake_at = thread.wake_at(now, local);
                     dormitory.put(threads.swap_remove(index), wake_at);
                 } else {
@@ -127,7 +127,7 @@ impl Reactor {
     /// Unparks a thread, which is still armed.
     pub(super) fn unpark(&mut self, id: ThreadId) -> bool {
         let Some(thread) = self.parked.take(id) else { return false };
-        thread.record().park_flag.end();
+        thread.record().park_flag.unpark();
         self.threads.push(thread);
         // Until the threads are counted again.
         self.local.accounting.has_several_accounts = true;
@@ -190,7 +190,8 @@ impl Reactor {
 
     /// Whether descriptors of parked threads have not been polled for a while.
     pub(super) fn wants_descriptor_poll(&mut self, now: Instant) -> bool {
-        let is_due = self.descriptors_polled_at != Instant::NEVER && now.since(self.descriptors_polled_at) >= PUBLISH;
+        let is_due = self.descriptors_polled_at != Instant::NEVER
+            && now.since(self.descriptors_polled_at) >= PUBLISH;
         if is_due || self.descriptors_polled_at == Instant::NEVER {
             self.descriptors_polled_at = now;
         }

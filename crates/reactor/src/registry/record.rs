@@ -172,7 +172,12 @@ impl ThreadCounters {
 
     /// Cancels a migration to `to` and stays at `home`, unless another reactor is requested by now.
     pub(crate) fn cancel_move(&self, to: ReactorId, home: ReactorId) {
-        let _ = self.requested_reactor.compare_exchange(to.0, home.0, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = self.requested_reactor.compare_exchange(
+            to.0,
+            home.0,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
     }
 
     /// Wakes the thread's reactor, and the thread if it is parked. Call after a message was stored.

@@ -60,7 +60,9 @@ impl Placement {
     fn redistribute(&mut self, room: usize, leaving: &[usize]) -> bool {
         self.active_threads_on(room).into_iter().all(|seat| {
             let stays = |other: usize| {
-                self.reactors[other].active_threads > 0 && !leaving.contains(&other) && self.permits(seat, other)
+                self.reactors[other].active_threads > 0
+                    && !leaving.contains(&other)
+                    && self.permits(seat, other)
             };
             let target = self
                 .best(seat, |other| stays(other) && self.fits(seat, other, 0))

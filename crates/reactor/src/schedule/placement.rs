@@ -131,7 +131,8 @@ impl Placement {
     /// Whether the quota permits a thread on this reactor: it is busy already, or one more may be.
     pub(super) fn may_wake(&self, seat: usize, room: usize) -> bool {
         let seat = &self.threads[seat];
-        let leaves_one_empty = usize::from(seat.counts() && self.reactors[seat.reactor].active_threads == 1);
+        let leaves_one_empty =
+            usize::from(seat.counts() && self.reactors[seat.reactor].active_threads == 1);
         !seat.counts()
             || self.reactors[room].active_threads > 0
             || self.occupied() - leaves_one_empty < self.quota

@@ -47,8 +47,11 @@ impl<'a> PlacementSearch<'a> {
         let loose = |seat: &usize| board.threads[*seat].free() && board.threads[*seat].counts();
         let mut seats: Vec<usize> = all.filter(loose).collect();
         seats.sort_by_key(|seat| std::cmp::Reverse(board.threads[*seat].load));
-        let mut loads: Vec<(CoreShare, usize)> =
-            board.reactors.iter().map(|room| (room.own_load + room.thread_load, room.active_threads)).collect();
+        let mut loads: Vec<(CoreShare, usize)> = board
+            .reactors
+            .iter()
+            .map(|room| (room.own_load + room.thread_load, room.active_threads))
+            .collect();
         for seat in &seats {
             let room = &mut loads[board.threads[*seat].reactor];
             *room = (room.0 - board.threads[*seat].load, room.1 - 1);
@@ -61,7 +64,8 @@ impl<'a> PlacementSearch<'a> {
     /// Whether the threads that cannot move permit a solution.
     fn is_feasible(&self) -> bool {
         let limit = self.placement.limit;
-        let rooms = || self.loads.iter().zip(&self.placement.reactors).filter(|(_, room)| room.open);
+        let rooms =
+            || self.loads.iter().zip(&self.placement.reactors).filter(|(_, room)| room.open);
         let stuck = rooms().any(|(load, room)| !room.isolated && load.1 > 1 && load.0 > limit);
         let wanted: CoreShare =
             self.seats.iter().map(|seat| self.placement.threads[*seat].load.min(limit)).sum();

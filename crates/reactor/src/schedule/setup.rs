@@ -80,7 +80,8 @@ impl History {
             target.active_threads += usize::from(seat.counts());
             target.threads += 1;
             // The load that is not due to threads is the reactor's own.
-            target.own_load = target.own_load.saturating_sub(share::of(thread.busy, snapshot.elapsed));
+            target.own_load =
+                target.own_load.saturating_sub(share::of(thread.busy, snapshot.elapsed));
             board.threads.push(seat);
         }
         board

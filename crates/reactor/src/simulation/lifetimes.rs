@@ -259,7 +259,9 @@ fn a_move_is_given_up_when_a_poller_does_not_let_go_and_an_end_is_not() {
     assert!(!thread.is_gone());
     world.pass_time(Span::from_ms(6));
     world.turn_all(4);
-    let Some(Event::ThreadEnded { dropped_poller: cut_off, .. }) = world.events().pop() else { panic!() };
+    let Some(Event::ThreadEnded { dropped_poller: cut_off, .. }) = world.events().pop() else {
+        panic!()
+    };
     assert_eq!(cut_off.as_deref(), Some("ring"));
 }
 
@@ -354,8 +356,10 @@ fn messages_that_are_sent_during_a_move_arrive_in_order_at_the_new_home() {
 #[test]
 fn masks_and_numbers_are_checked_before_anything_moves() {
     let world = Simulation::always(2);
-    let refused =
-        world.directory.spawn(ThreadBuilder::new("far").affinity(CpuList::from_iter([7]))).unwrap_err();
+    let refused = world
+        .directory
+        .spawn(ThreadBuilder::new("far").affinity(CpuList::from_iter([7])))
+        .unwrap_err();
     assert_eq!(refused.to_string(), "thread 'far': mask 7, expected one of the cores 0-1");
     let unknown = ReactorId(9);
     let refused = world.directory.spawn(ThreadBuilder::new("far").on(unknown)).unwrap_err();

@@ -129,7 +129,9 @@ impl LightThread {
     /// Asks all of its pollers to detach. A detached poller is asked again as long as others are
     /// not, since a message may have brought it new work.
     pub(crate) fn poll_detach(&mut self, now: Instant, local: &mut ReactorLocal) -> DetachProgress {
-        let Some(DetachRequest { to, since }) = self.detach_request else { return DetachProgress::NotRequested };
+        let Some(DetachRequest { to, since }) = self.detach_request else {
+            return DetachProgress::NotRequested;
+        };
         let parting = if to.is_some() { DetachReason::Migrating } else { DetachReason::Exiting };
         let mut holds_on = None;
         for slot in self.slots.iter_mut() {
@@ -160,7 +162,13 @@ impl LightThread {
     }
 
     /// Cancels a migration after its time limit.
-    fn cancel_migration(&mut self, id: PollerId, after: Span, now: Instant, local: &mut ReactorLocal) {
+    fn cancel_migration(
+        &mut self,
+        id: PollerId,
+        after: Span,
+        now: Instant,
+        local: &mut ReactorLocal,
+    ) {
         let poller = self.poller_name(id).unwrap_or_default();
         let (thread, name) = (self.state.record.id, self.state.record.name.clone());
         local.registry.record_event(now, Event::MigrationTimeout { thread, name, poller, after });
@@ -196,6 +204,8 @@ impl LightThread {
             self.close_channel(open, now, local);
         }
         let (thread, name) = (self.state.record.id, self.state.record.name.clone());
-        local.registry.record_event(now, Event::ThreadEnded { thread, name, dropped_poller: cut_off });
+        local
+            .registry
+            .record_event(now, Event::ThreadEnded { thread, name, dropped_poller: cut_off });
     }
 }

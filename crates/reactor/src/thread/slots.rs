@@ -179,8 +179,7 @@ impl Slots {
 impl Slot {
     pub(crate) fn new(id: PollerId, registration: PollerBuilder, number: u64) -> Self {
         let PollerBuilder { name, poller, wake: woken_by, every, paused, .. } = registration;
-        let (sleeps_at_once, when_panicked) =
-            (registration.no_spin, registration.on_panic);
+        let (sleeps_at_once, when_panicked) = (registration.no_spin, registration.on_panic);
         let every = every.map(|every| every.max(PERIOD_MIN));
         let record = PollerCounters {
             number,

@@ -133,7 +133,8 @@ impl LightThread {
             is_wary |= slot.spurious_filter.is_edge_triggered();
             if let Some(descriptor) = slot.woken(slept, now) {
                 let poller = slot.name().to_owned();
-                let event = Event::SpuriousWakeups { poller, thread, descriptor, times: SPURIOUS_ROW };
+                let event =
+                    Event::SpuriousWakeups { poller, thread, descriptor, times: SPURIOUS_ROW };
                 local.registry.record_event(now, event);
             }
             is_wary |= slot.spurious_filter.is_edge_triggered();
@@ -156,7 +157,7 @@ impl LightThread {
 mod tests {
     use tenmil_base::{Instant, Random, Span};
 
-    use super::{SPURIOUS_SLEEP_MAX, SPURIOUS_ROW, SpuriousWakeFilter, EDGE_MAX, EDGE_MIN};
+    use super::{EDGE_MAX, EDGE_MIN, SPURIOUS_ROW, SPURIOUS_SLEEP_MAX, SpuriousWakeFilter};
 
     const SOON: Span = Span::from_us(2);
 

@@ -7,8 +7,8 @@ use crate::error::RpcError;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::pool_commands::{
-    self, DIFFERENCE, JOB, JobKind, JobSpec, LISTED, STORE, FIELDS, WHICH_STORE, bytes, flag, named,
-    percent,
+    self, DIFFERENCE, FIELDS, JOB, JobKind, JobSpec, LISTED, STORE, WHICH_STORE, bytes, flag,
+    named, percent,
 };
 use crate::result_type::ResultType;
 
@@ -39,7 +39,7 @@ macro_rules! order {
             verb: MethodKind::Set,
             name: $name,
             parameters: $parameters,
-            answer: ResultType::Record(TOLD),
+            answer: ResultType::Record(FIELDS),
             help: $help,
             example: $example,
             run: |call| pool_commands::give(call, $name),

@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(read_only.0, 0b0101_0000_1111, "{read_only:?}");
         let memory = flags(Limits { durability: Durability::NonPersistent, ..limits() }, false);
         assert!(!memory.has(Flags::SEND_FLUSH) && !memory.has(Flags::SEND_FUA));
-        let support = OperationSet::of(&[Operation::Read, Operation::Write]);
+        let operations = OperationSet::of(&[Operation::Read, Operation::Write]);
         assert_eq!(flags(Limits { operations, ..limits() }, false).0, 0b0001_0000_0001);
         let structured = Export::new("x", "", limits(), false).unwrap().flags(true);
         assert!(structured.has(Flags::SEND_DF) && !all.has(Flags::SEND_DF));

@@ -278,7 +278,7 @@ mod tests {
 
     use tenmil_dma::RegionTable;
 
-    use super::{ZeroCopyBuffers, MemoryLease, ServerConfig};
+    use super::{MemoryLease, ServerConfig, ZeroCopyBuffers};
 
     #[test]
     fn one_address_does_not_take_all_connections_and_gives_its_own_back() {

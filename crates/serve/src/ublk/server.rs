@@ -321,7 +321,8 @@ impl Server {
         let depth = self.info.depth;
         let lending = match &self.zero_copy {
             Ok(()) => {
-                let whole = register_buffers(device, regions, number, (depth, disk.io_bytes_max()))?;
+                let whole =
+                    register_buffers(device, regions, number, (depth, disk.io_bytes_max()))?;
                 Some(ZeroCopy { regions: regions.clone(), whole })
             }
             Err(_) => None,
@@ -554,7 +555,8 @@ fn make(
     };
     let op = ControlOp::SetParameters;
     let described = describe().and_then(|()| {
-        let asked = control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), PATIENCE);
+        let asked =
+            control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), PATIENCE);
         asked.map(drop).map_err(|errno| UblkError::of(op, &name, errno))
     });
     if let Err(why) = described {

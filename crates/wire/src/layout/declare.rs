@@ -374,7 +374,7 @@ macro_rules! layout {
     (@field [$($meaning:literal)+] $field:ident $offset:literal $type:ty; $count:literal) => {
         $crate::layout::Field {
             name: stringify!($field),
-            meaning: $crate::layout::line(concat!($($meaning),+)),
+            description: $crate::layout::line(concat!($($meaning),+)),
             bit: $offset * 8,
             width: <$type as $crate::layout::Element>::BYTES * 8,
             count: $count,
@@ -389,7 +389,7 @@ macro_rules! layout {
     ) => {
         $crate::layout::Field {
             name: stringify!($part),
-            meaning: $crate::layout::line(concat!($($meaning),+)),
+            description: $crate::layout::line(concat!($($meaning),+)),
             bit: $base + $low,
             width: $crate::layout::width_of(&[$low $(, $high)?]) as usize,
             count: 1,

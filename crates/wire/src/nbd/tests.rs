@@ -2,8 +2,8 @@
 
 use super::handshake::{OptionHeader, OptionReply, ServerGreeting, export_name_reply};
 use super::option::{
-    ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, selects_base_allocation,
-    parse_context, parse_server,
+    ContextQuery, Info, InfoQuery, emit_context, emit_reply, emit_server, parse_context,
+    parse_server, selects_base_allocation,
 };
 use super::reply::{Payload, data_chunk, extent_bytes};
 use super::{

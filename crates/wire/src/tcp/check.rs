@@ -67,7 +67,12 @@ const fn require(holds: bool, offset: u8) -> Result<(), FatalError> {
 
 /// Checks a header without data: HDGSTF, HLEN and PLEN (§3.6.2.7, §3.6.2.10).
 #[inline]
-fn check_without_data(framing: PduFraming, hdgstf: bool, hlen: u8, plen: u32) -> Result<(), FatalError> {
+fn check_without_data(
+    framing: PduFraming,
+    hdgstf: bool,
+    hlen: u8,
+    plen: u32,
+) -> Result<(), FatalError> {
     require(hdgstf == framing.header_digest, offset::FLAGS)?;
     require(hlen == 24, offset::HLEN)?;
     require(plen == u32::from(24 + framing.header_digest_bytes()), offset::PLEN)

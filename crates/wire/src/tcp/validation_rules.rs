@@ -38,17 +38,17 @@ pub enum CheckedBy {
 /// Rules of one PDU type.
 macro_rules! rules {
     ($( $pdu:ident $section:literal {
-        $( $judge:ident $field:literal $refused:literal => $status:ident $($offset:ident)?; )+
+        $( $checker:ident $field:literal $rejected:literal => $status:ident $($offset:ident)?; )+
     } )+) => {
         /// All rules.
         pub static RULES: &[ValidationRule] = &[$($(
             ValidationRule {
                 pdu: PduType::$pdu,
                 field: $field,
-                refused: $refused,
+                rejected: $rejected,
                 status: FatalStatus::$status,
                 offset: rules!(@offset $($offset)?),
-                judge: CheckedBy::$judge,
+                checked_by: CheckedBy::$checker,
                 section: $section,
             },
         )+)+];

@@ -225,7 +225,7 @@ fn machine(evidence: &ReproduceRun) -> Markup {
                     tr { th { (name) } td { (value) } }
                 }
             } }
-            @let remedies = evidence.machine.remedies();
+            @let remedies = evidence.machine.recommendations();
             @if !remedies.is_empty() {
                 p.limits { "To go faster, or `tenmil doctor`:" }
                 ul { @for remedy in remedies { li { (in_code(&remedy)) } } }

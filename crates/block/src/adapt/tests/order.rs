@@ -299,7 +299,7 @@ fn options_that_cannot_be_kept_are_refused() {
         assert!(text.starts_with(&format!("shape: {problem}")), "{text}");
     }
     let force = AdaptOptions { force: FuaMode::Flush, ..plain() };
-    let support = tenmil_base::OperationSet::of(&[Operation::Read]);
+    let operations = tenmil_base::OperationSet::of(&[Operation::Read]);
     assert!(refusal(Limits { operations, ..limits() }, force).contains("has no flush"));
     assert!(BounceMemory::new(&regions, 1000, 1).is_err());
     assert!(BounceMemory::new(&regions, 1024, 0).is_err());

@@ -76,7 +76,11 @@ impl IoChannel for DiskChannel {
                 && (self.disk.has_lost.swap(false, Ordering::SeqCst)
                     || self.has_lost.swap(false, Ordering::SeqCst));
             let outcome = if fails { IoStatus(0x4280) } else { IoStatus::SUCCESS };
-            self.answers.push_back(IoCompletion { token: request.token, status: outcome, result: 0 });
+            self.answers.push_back(IoCompletion {
+                token: request.token,
+                status: outcome,
+                result: 0,
+            });
         }
         requests.len()
     }

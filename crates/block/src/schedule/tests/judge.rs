@@ -119,7 +119,9 @@ impl IoChannel for Judge {
                 shared.spoiled.extend(numbers);
             }
             let due = now.after(Span::from_us(self.random.below(30)));
-            shared.due.push((due, IoCompletion { token: request.token, status: outcome, result: 0 }));
+            shared
+                .due
+                .push((due, IoCompletion { token: request.token, status: outcome, result: 0 }));
         }
         shared.under_way += count;
         count

@@ -111,7 +111,9 @@ impl KnownFunctions {
             UeventResult::WouldBlock => false,
             UeventResult::Overflow => true,
             UeventResult::Uevent(uevent) => {
-                told.extend(self.removed_by(&uevent).map(|function| (FunctionChange::Gone, function)));
+                told.extend(
+                    self.removed_by(&uevent).map(|function| (FunctionChange::Gone, function)),
+                );
                 matters(&uevent)
             }
         }

@@ -77,7 +77,8 @@ impl Bench {
         let memory = self.regions.allocate(512).unwrap();
         let segment = Segment { len_bytes: 512, ..memory.segment() };
         let operation = Operation::Write;
-        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
+        let request =
+            Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
         assert_eq!(channel.submit(self.clock.now(), &[request], &[segment]), 1);
         let mut answers = CompletionBatch::with_capacity(1);
         while answers.as_slice().is_empty() {

@@ -88,13 +88,15 @@ impl Bench {
 
     fn write(&mut self, lba: u64, version: u32) {
         let operation = Operation::Write;
-        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
+        let request =
+            Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
         assert_eq!(self.run(0, request, version).0, IoStatus::SUCCESS);
     }
 
     fn read(&mut self, lba: u64) -> u32 {
         let operation = Operation::Read;
-        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
+        let request =
+            Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
         let (outcome, held) = self.run(0, request, 0);
         assert_eq!(outcome, IoStatus::SUCCESS);
         version_of(lba, &held).unwrap()
@@ -102,7 +104,8 @@ impl Bench {
 
     fn flush(&mut self, channel: usize) -> IoStatus {
         let flags = RequestFlags::NONE;
-        self.run(channel, Request { operation: Operation::Flush, flags, ..Request::PLACEHOLDER }, 0).0
+        self.run(channel, Request { operation: Operation::Flush, flags, ..Request::PLACEHOLDER }, 0)
+            .0
     }
 
     /// Runs until all legs are in sync and equal.

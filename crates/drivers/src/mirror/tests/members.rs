@@ -197,7 +197,8 @@ impl Bench {
     ) -> Vec<u8> {
         let segment = segment.slice(0, 1024).unwrap();
         let operation = Operation::Read;
-        let request = Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
+        let request =
+            Request { lba, blocks: 1, segment_count: 1, operation, ..Request::PLACEHOLDER };
         let mut channel = medium.channel().unwrap();
         assert_eq!(channel.submit(self.now, &[request], &[segment]), 1);
         let mut answers = CompletionBatch::with_capacity(1);

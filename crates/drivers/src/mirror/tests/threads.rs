@@ -308,7 +308,8 @@ impl Player {
             let segment = memory.slice(0, blocks * 512).unwrap();
             let lba = self.board.mirror.shared.shape.first + first as u64;
             let operation = Operation::Read;
-            let request = Request { lba, blocks, segment_count: 1, operation, ..Request::PLACEHOLDER };
+            let request =
+                Request { lba, blocks, segment_count: 1, operation, ..Request::PLACEHOLDER };
             assert_eq!(channel.submit(Instant::default(), &[request], &[segment]), 1);
             let mut answers = CompletionBatch::with_capacity(1);
             while channel.poll(Instant::default(), &mut answers) == 0 {}

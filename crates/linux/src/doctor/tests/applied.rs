@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::{SLOW, Told, look, silent};
 use crate::Errno;
 use crate::doctor::{SysfsChange, apply};
-use crate::frequency::KernelFiles;
+use crate::frequency::CpufreqFiles;
 use crate::kernel_files::tests::made_of;
 
 #[test]
@@ -60,7 +60,7 @@ fn a_look_changes_nothing() {
 /// A kernel that refuses a value, or stores another one.
 struct Stubborn(Result<(), Errno>, RefCell<u32>);
 
-impl KernelFiles for Stubborn {
+impl CpufreqFiles for Stubborn {
     fn text(&self, _: &str) -> Option<String> {
         Some("212992".into())
     }

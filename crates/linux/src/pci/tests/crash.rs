@@ -30,7 +30,8 @@ fn until_gone(kernel: &FakeKernel<'_>, calls: u32, act: impl FnOnce(&FakeKernel<
 }
 
 fn take(kernel: &FakeKernel<'_>, no_iommu: bool) {
-    let terms = BindRequest { owner: Some(1000), no_iommu, even_if_in_use: &[], signatures: &marks };
+    let terms =
+        BindRequest { owner: Some(1000), no_iommu, even_if_in_use: &[], signatures: &marks };
     bind(kernel, &[address(FUNCTION), address(SECOND)], &terms).unwrap();
 }
 

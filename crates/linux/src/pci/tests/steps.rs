@@ -5,7 +5,7 @@ use super::tree::{FUNCTION, SECOND, Tree, address, function, marks};
 use crate::Errno;
 use crate::holders::Openers;
 use crate::pci::{
-    BindError, BindRequest, BoundDevice, Function, UnbindSelection, bind, plan_unbind, plan_bind,
+    BindError, BindRequest, BoundDevice, Function, UnbindSelection, bind, plan_bind, plan_unbind,
     recorded, unbind,
 };
 

@@ -239,7 +239,8 @@ fn every_obstacle_says_what_mends_it() {
 fn a_serial_number_that_no_named_disk_has_is_refused() {
     let tree = Tree::of("second-function 13; mount nvme0n1 /srv");
     let wrong = ["S5XX".to_owned()];
-    let terms = BindRequest { owner: None, no_iommu: false, even_if_in_use: &wrong, signatures: &marks };
+    let terms =
+        BindRequest { owner: None, no_iommu: false, even_if_in_use: &wrong, signatures: &marks };
     let judged = |addresses: &[Address]| plan_bind(&FakeKernel::new(&tree), addresses, &terms);
     let refused = judged(&[address(FUNCTION)]).unwrap_err();
     assert_eq!(

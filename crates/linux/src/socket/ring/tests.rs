@@ -4,8 +4,8 @@ use std::sync::Arc;
 use tenmil_base::{RecvResult, SendSlice, Stream};
 use tenmil_dma::RegionTable;
 
-use super::super::options::SocketOptions;
 use super::super::factory::Counts;
+use super::super::options::SocketOptions;
 use super::super::zero_copy::ZeroCopyThreshold;
 use super::{Kind, Ring, RingStream, from_user_data, to_user_data};
 
@@ -153,9 +153,11 @@ fn streams_that_were_never_used_may_go_in_any_thread() {
 fn a_socket_whose_bytes_nobody_consumes_leaves_the_buffers_to_others() {
     for inboxes_max in [4, 64] {
         let inbox_bytes = 1024;
-        let Some(ring) =
-            ring_of(SocketOptions { recv_buffers_max: inboxes_max, recv_buffer_bytes: inbox_bytes, ..SocketOptions::default() })
-        else {
+        let Some(ring) = ring_of(SocketOptions {
+            recv_buffers_max: inboxes_max,
+            recv_buffer_bytes: inbox_bytes,
+            ..SocketOptions::default()
+        }) else {
             return;
         };
         let [mut flood, mut full] = pair(&ring);
@@ -181,9 +183,11 @@ fn a_socket_whose_bytes_nobody_consumes_leaves_the_buffers_to_others() {
 
 #[test]
 fn a_socket_that_is_alone_stops_before_it_has_all_buffers() {
-    let Some(ring) =
-        ring_of(SocketOptions { recv_buffers_max: 64, recv_buffer_bytes: 1024, ..SocketOptions::default() })
-    else {
+    let Some(ring) = ring_of(SocketOptions {
+        recv_buffers_max: 64,
+        recv_buffer_bytes: 1024,
+        ..SocketOptions::default()
+    }) else {
         return;
     };
     let (near, mut far) = UnixStream::pair().unwrap();

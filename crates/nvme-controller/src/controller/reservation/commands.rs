@@ -54,7 +54,7 @@ impl Controller {
         self.io_command_seen(now);
         match self.reserve(from, command, data) {
             Ok(is_over) => is_over.then_some(AdminResult::OK),
-            Err(status) => Some(AdminResult::refused(with_dnr(status))),
+            Err(status) => Some(AdminResult::refused(with_dnr_unless_bare(status))),
         }
     }
 
@@ -133,7 +133,7 @@ impl Controller {
 
 /// Adds Do Not Retry to a status, with two exceptions for which it makes no difference: Linux before 6.11
 /// compares the whole status field.
-pub(in crate::controller) fn with_dnr(status: Status) -> Status {
+pub(in crate::controller) fn with_dnr_unless_bare(status: Status) -> Status {
     let bare = [Status::RESERVATION_CONFLICT, Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT];
     if bare.iter().any(|&code| code.is(status)) { status } else { with_dnr(status) }
 }

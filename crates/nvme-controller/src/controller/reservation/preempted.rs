@@ -20,7 +20,7 @@ use crate::controller::Controller;
 use crate::controller::interface::{
     AdminResult, CommandOrigin, ControllerSignal, ReservationCompletion,
 };
-use crate::controller::reservation::commands::with_dnr;
+use crate::controller::reservation::commands::with_dnr_unless_bare;
 
 /// Held by everything through which a preempted host may still write a namespace.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Controller {
                 return;
             }
             Ok(None) => AdminResult::OK,
-            Err(status) => AdminResult::refused(with_dnr(status)),
+            Err(status) => AdminResult::refused(with_dnr_unless_bare(status)),
         };
         self.decided.push_back(ReservationCompletion { from, end });
     }
@@ -124,7 +124,7 @@ impl Controller {
                     WAIT_MAX.ns / 1_000_000_000
                 );
                 self.signals.push_back(ControllerSignal::PersistFailed { why });
-                let end = AdminResult::refused(with_dnr(Status::INTERNAL_ERROR));
+                let end = AdminResult::refused(with_dnr_unless_bare(Status::INTERNAL_ERROR));
                 self.decided.push_back(ReservationCompletion { from, end });
             }
         }

@@ -188,7 +188,9 @@ fn an_abrupt_shutdown_and_a_stable_medium_flush_nothing() {
 #[test]
 fn a_flush_that_fails_at_shutdown_is_not_kept_quiet() {
     let mut rig = Rig::new(SHARED, |medium| {
-        medium.limited(|limits| limits.operations = tenmil_base::OperationSet::of(&[Operation::Write]))
+        medium.limited(|limits| {
+            limits.operations = tenmil_base::OperationSet::of(&[Operation::Write])
+        })
     });
     rig.enable(16);
     rig.write(CC, (ENABLED | NORMAL).into());

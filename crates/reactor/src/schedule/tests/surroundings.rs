@@ -59,7 +59,10 @@ fn a_mask_that_matches_nothing_is_told_and_honoured_again_when_it_can_be() {
     assert_eq!(scheduler.plan(at(6), &loads).events, []);
     loads.reactors[3].taken = false;
     let found = scheduler.plan(at(12), &loads);
-    assert_eq!(found.events, [Event::CoreOnline { core: 3 }, Event::AffinityRestored { thread: 1 }]);
+    assert_eq!(
+        found.events,
+        [Event::CoreOnline { core: 3 }, Event::AffinityRestored { thread: 1 }]
+    );
     assert_eq!(found.moves, [order(1, 2, 3, MigrationReason::Mask)]);
 }
 

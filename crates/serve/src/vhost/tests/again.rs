@@ -133,7 +133,10 @@ impl World {
                 let request = held.swap_remove(at);
                 *self.done.entry(request.lba).or_default() += 1;
                 let outcome = IoStatus::SUCCESS;
-                slots.answered(IoCompletion { token: request.token, status: outcome, result: 0 }, false)?;
+                slots.answered(
+                    IoCompletion { token: request.token, status: outcome, result: 0 },
+                    false,
+                )?;
             }
             slots.publish()?;
             self.take();

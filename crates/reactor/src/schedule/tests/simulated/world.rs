@@ -223,7 +223,8 @@ impl World {
         let open = |core: &u32| none_left || !self.cores[*core as usize].taken;
         let isolated = &self.scheduler.options().isolated;
         let all: CpuList = (0..self.count()).filter(open).collect();
-        let asked = thread.mask.as_ref().map_or_else(|| all.clone(), |mask| mask.intersection(&all));
+        let asked =
+            thread.mask.as_ref().map_or_else(|| all.clone(), |mask| mask.intersection(&all));
         let shared = |cores: &CpuList| -> CpuList {
             let found: CpuList = cores.iter().filter(|core| !isolated.contains(*core)).collect();
             if found.is_empty() { cores.clone() } else { found }
