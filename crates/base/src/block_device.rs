@@ -1,5 +1,6 @@
 //! Block device interface: [`BlockDevice`], and [`IoChannel`] per thread.
 
+use crate::Error;
 use crate::request::Operation;
 use crate::{CompletionBatch, Instant, Request, Reservations, Segment, WakeSource};
 
@@ -104,7 +105,7 @@ pub trait IoChannel: Send {
     ///
     /// Why reads may return what is not on the medium, what was expected, and what to do: then nothing was
     /// acknowledged.
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         Ok(())
     }
 }
@@ -165,7 +166,7 @@ impl<B: IoChannel + ?Sized> IoChannel for Box<B> {
         (**self).ack_losses(count);
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         (**self).acknowledge_losses()
     }
 }
@@ -203,7 +204,7 @@ pub trait BlockDevice: Send + Sync {
     fn limits(&self) -> Limits;
     /// Opens a channel to the same blocks. The error is one line: what was found and what was
     /// expected.
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String>;
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error>;
 
     /// Maximum number of open channels: queue pairs, connections.
     fn channels_max(&self) -> u32 {
@@ -234,7 +235,7 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     ///
     /// What was found and what was expected, in one line.
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let blocks = self.limits().block_count.saturating_sub(lba);
         Ok(BlockExtent { blocks, kind: ExtentKind::Data })
     }
@@ -245,7 +246,7 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     ///
     /// What was found and what was expected, in one line.
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         Ok(self.limits().block_count)
     }
 
@@ -256,10 +257,11 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     ///
     /// Reason why they do not, in one line.
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
-        Err("it works on data in memory of this process, expected a file, a block device or an SSD \
-             behind a network"
-            .into())
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
+        Err(Error::usage(
+            "it works on data in memory of this process, expected a file, a block device or an SSD \
+             behind a network",
+        ))
     }
 
     /// Whether [`resize`](Self::resize) is supported.
@@ -274,12 +276,12 @@ pub trait BlockDevice: Send + Sync {
     /// # Errors
     ///
     /// What was found and what was expected, in one line; the size is then unchanged.
-    fn resize(&self, block_count: u64) -> Result<(), String> {
-        Err(format!(
+    fn resize(&self, block_count: u64) -> Result<(), Error> {
+        Err(Error::usage(format!(
             "a size of {block_count} blocks was asked for, expected the {} that it has: it cannot \
              change its size",
             self.limits().block_count
-        ))
+        )))
     }
 }
 

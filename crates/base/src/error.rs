@@ -20,29 +20,29 @@ pub struct Error {
 
 impl Error {
     /// Creates an error from its category and its line.
-    pub fn new(category: ErrorCategory, text: impl Into<String>) -> Self {
-        Self { category, text: text.into(), hint: None }
+    pub fn new(category: ErrorCategory, text: impl fmt::Display) -> Self {
+        Self { category, text: text.to_string(), hint: None }
     }
 
     /// Creates a usage error: the request cannot be satisfied.
-    pub fn usage(text: impl Into<String>) -> Self {
+    pub fn usage(text: impl fmt::Display) -> Self {
         Self::new(ErrorCategory::Usage, text)
     }
 
     /// Creates an environment error: the machine is not set up for the request.
-    pub fn environment(text: impl Into<String>) -> Self {
+    pub fn environment(text: impl fmt::Display) -> Self {
         Self::new(ErrorCategory::Environment, text)
     }
 
     /// Creates a remote error: a controller or peer violated its contract.
-    pub fn remote(text: impl Into<String>) -> Self {
+    pub fn remote(text: impl fmt::Display) -> Self {
         Self::new(ErrorCategory::Remote, text)
     }
 
     /// Adds a hint: a sentence that describes the fix.
     #[must_use]
-    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+    pub fn with_hint(mut self, hint: impl fmt::Display) -> Self {
+        self.hint = Some(hint.to_string());
         self
     }
 

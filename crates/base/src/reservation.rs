@@ -1,5 +1,7 @@
 //! Exclusive writing that a device enforces: an NVMe reservation of type Write Exclusive.
 
+use crate::Error;
+
 /// The reservation of a namespace (Base 2.1 §8.1.22). It belongs to a host, not to a connection: all channels
 /// of the host write, those of other hosts read, and their writes and flushes are answered with
 /// [`Outcome::RESERVATION_CONFLICT`](crate::IoStatus::RESERVATION_CONFLICT). The calls block: never on the path
@@ -10,7 +12,7 @@ pub trait Reservations: Send + Sync {
     /// # Errors
     ///
     /// What was sent to the device, and what it answered.
-    fn holder(&self) -> Result<Option<ReservationHolder>, String>;
+    fn holder(&self) -> Result<Option<ReservationHolder>, Error>;
 
     /// Registers this host under `key`, in place of a key that it has, and acquires Write Exclusive. With
     /// `preempted`, the registrant with that key loses its registration and the reservation, and its commands
@@ -20,7 +22,7 @@ pub trait Reservations: Send + Sync {
     /// # Errors
     ///
     /// What was sent to the device, and what it answered.
-    fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, String>;
+    fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, Error>;
 
     /// Releases the reservation that this host holds under `key`, and unregisters this host. If this host is
     /// registered under another key, nothing changes.
@@ -28,7 +30,7 @@ pub trait Reservations: Send + Sync {
     /// # Errors
     ///
     /// What was sent to the device, and what it answered.
-    fn release(&self, key: u64) -> Result<(), String>;
+    fn release(&self, key: u64) -> Result<(), Error>;
 }
 
 /// The holder of a reservation.

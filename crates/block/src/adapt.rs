@@ -383,7 +383,7 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         self.below.disarm();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.below.acknowledge_losses()
     }
 }

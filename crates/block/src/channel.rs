@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, OperationSet, Request,
-    RequestFlags, Segment, WakeSource,
+    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits, Operation, OperationSet,
+    Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
 
@@ -117,7 +117,7 @@ pub(crate) const WRITING: OperationSet = OperationSet::of(&[
 
 impl Channel {
     /// Opens a channel under this claim.
-    pub(crate) fn open(grant: Arc<ClaimGuard>, limits: Limits) -> Result<Self, String> {
+    pub(crate) fn open(grant: Arc<ClaimGuard>, limits: Limits) -> Result<Self, Error> {
         let shared = Arc::clone(&grant.shared);
         let port = shared.enter(&grant.holder)?;
         // From here on, dropping the channel releases the index.
@@ -161,7 +161,7 @@ impl Channel {
         Ok(channel)
     }
 
-    fn open_lanes(&mut self) -> Result<(), String> {
+    fn open_lanes(&mut self) -> Result<(), Error> {
         let options = &self.grant.shared.options;
         let (is_mq, map) = (options.mode != Mode::SingleQueue, options.map);
         for of in [ContextType::Default, ContextType::Read, ContextType::Poll] {
@@ -187,7 +187,7 @@ impl Channel {
         of: ContextType,
         context: u32,
         is_owned: bool,
-    ) -> Result<ContextRef, String> {
+    ) -> Result<ContextRef, Error> {
         let shared = &self.grant.shared;
         let is_polled = of == ContextType::Poll;
         if is_owned {
@@ -200,9 +200,9 @@ impl Channel {
     }
 
     /// Combines all wake sources of the thread in one epoll descriptor.
-    fn join_descriptors(&self) -> Result<ChannelWake, String> {
+    fn join_descriptors(&self) -> Result<ChannelWake, Error> {
         let refuse = |error: std::io::Error| format!("wait for a channel: {error}");
-        let watch = PollSet::new().map_err(refuse)?;
+        let watch = PollSet::new().map_err(refuse).map_err(Error::environment)?;
         let readable = Interest { readable: true, writable: false };
         let mut added = Vec::new();
         let mut add = |descriptor: BorrowedFd<'_>| added.push(watch.add(descriptor, 0, readable));
@@ -211,7 +211,7 @@ impl Channel {
             return Ok(ChannelWake::Bell);
         }
         added.extend(self.port.bell.descriptor(0).map(|bell| watch.add(bell, 0, readable)));
-        added.into_iter().collect::<Result<(), _>>().map_err(refuse)?;
+        added.into_iter().collect::<Result<(), _>>().map_err(refuse).map_err(Error::environment)?;
         Ok(ChannelWake::Several(watch.into()))
     }
 
@@ -498,7 +498,7 @@ impl IoChannel for Channel {
         self.end_client();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.lanes.iter_mut().try_for_each(ContextRef::acknowledge_losses)
     }
 }

@@ -14,7 +14,7 @@ mod waiters;
 use std::os::fd::BorrowedFd;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, Request, Segment, WakeSource,
+    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Request, Segment, WakeSource,
 };
 
 pub(crate) use self::shared::{Member, SharedContext};
@@ -99,7 +99,7 @@ impl ContextRef {
     }
 
     /// As [`IoChannel::acknowledge_losses`]. In a shared context nobody can: others have flushes there.
-    pub(crate) fn acknowledge_losses(&mut self) -> Result<(), String> {
+    pub(crate) fn acknowledge_losses(&mut self) -> Result<(), Error> {
         match &mut self.way {
             ContextAccess::Owned(backend) => backend.acknowledge_losses(),
             ContextAccess::Shared(_) | ContextAccess::Closed => Ok(()),

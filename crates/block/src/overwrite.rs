@@ -13,6 +13,7 @@ mod probe;
 mod tests;
 
 use std::fmt;
+use tenmil_base::Error;
 
 use tenmil_linux::file::{holds_zeroes, read_ends};
 use tenmil_linux::holders::{DevicePath, DeviceUser, Hardware};
@@ -30,7 +31,7 @@ pub struct OverwriteReport {
     /// Size of the device.
     pub found: String,
     /// Signatures found, or why the device could not be read.
-    pub signatures: Result<Vec<Signature>, String>,
+    pub signatures: Result<Vec<Signature>, Error>,
     /// Both edges contain only zeroes.
     pub is_blank: bool,
     /// It is a file that contains only zeroes.
@@ -104,7 +105,7 @@ impl OverwriteReport {
     pub fn of(existing: &ExistingData, machine: &KernelFiles) -> Self {
         let ExistingData { name, found, path } = existing.clone();
         let Some(path) = path else {
-            let signatures = Err("nobody could look closer".into());
+            let signatures = Err(Error::environment("it has no file to look at"));
             let (used_by, hardware) = (Vec::new(), Hardware::default());
             let (is_blank, is_zeroes) = (false, false);
             return Self { name, found, signatures, is_blank, is_zeroes, used_by, hardware };
@@ -118,7 +119,7 @@ impl OverwriteReport {
             .map(|(head, tail, size_bytes)| {
                 probe(&DeviceEdges { head: &head, tail: &tail, size_bytes })
             })
-            .map_err(|error| format!("it cannot be read: {error}"));
+            .map_err(|error| Error::environment(format!("it cannot be read: {error}")));
         let (used_by, hardware) = (DeviceUser::of(machine, &place), Hardware::of(machine, &place));
         let is_zeroes = is_blank && holds_zeroes(&path);
         Self { name, found, signatures, is_blank, is_zeroes, used_by, hardware }

@@ -214,8 +214,8 @@ impl Uri {
     }
 
     /// Creates an error about this URI.
-    pub fn refuse(&self, problem: impl Into<String>) -> UriError {
-        UriError { uri: self.to_string(), problem: problem.into() }
+    pub fn refuse(&self, problem: impl fmt::Display) -> UriError {
+        UriError { uri: self.to_string(), problem: problem.to_string() }
     }
 
     fn parse(text: &str, storey: usize) -> Result<Self, UriError> {

@@ -179,7 +179,7 @@ impl BlockDevice for OpenDisk {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
         let mut state = self.disk.lock();
         state.channels += 1;
         let number = state.channels;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Span};
+use tenmil_base::{BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, Span};
 use tenmil_block::{Bdev, BdevOptions, Claim};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::Mirror;
@@ -55,15 +55,17 @@ impl Opening<'_> {
         blocks: &Blocks,
     ) -> Result<(Arc<dyn BlockDevice>, Option<Background>), String> {
         match blocks {
-            Blocks::Disk(disk) => Ok((device(Arc::new(self.disk(disk)))?, None)),
+            Blocks::Disk(disk) => {
+                Ok((device(Arc::new(self.disk(disk))).map_err(|error| error.to_string())?, None))
+            }
             Blocks::Mirror(disks) => {
                 let legs = self.legs(disks);
                 let mut options = MirrorOptions::default();
                 options.bugs.starts_without_legs = self.bugs.mirror_starts_from_stale_leg;
                 let mirror = Mirror::open(self.regions, &legs, &options, &mut clock(&mut self.now));
-                let mirror = Arc::new(mirror?);
-                let background = mirror.channel()?;
-                Ok((device(mirror)?, Some(background)))
+                let mirror = Arc::new(mirror.map_err(|error| error.to_string())?);
+                let background = mirror.channel().map_err(|error| error.to_string())?;
+                Ok((device(mirror).map_err(|error| error.to_string())?, Some(background)))
             }
         }
     }
@@ -71,13 +73,15 @@ impl Opening<'_> {
     /// Creates a mirror on empty disks.
     pub(crate) fn format(&mut self, disks: &[Disk], uuid: u128) -> Result<(), String> {
         let legs = self.legs(disks);
-        Mirror::format(self.regions, &legs, uuid, &mut clock(&mut self.now)).map(|_| ())
+        Mirror::format(self.regions, &legs, uuid, &mut clock(&mut self.now))
+            .map(|_| ())
+            .map_err(|error| error.to_string())
     }
 
     fn legs(&self, disks: &[Disk]) -> Vec<Leg> {
         let leg = |(index, disk): (usize, &Disk)| {
-            let medium: Result<Arc<dyn BlockDevice>, String> = match disk.is_absent() {
-                true => Err(format!("disk {index} is not there")),
+            let medium: Result<Arc<dyn BlockDevice>, Error> = match disk.is_absent() {
+                true => Err(Error::environment(format!("disk {index} is not there"))),
                 false => Ok(Arc::new(self.disk(disk))),
             };
             Leg { name: format!("disk {index}"), medium }
@@ -110,10 +114,10 @@ fn clock(now: &mut Instant) -> impl FnMut() -> Instant {
 }
 
 /// Wraps a block device in the block layer, as a service expects.
-fn device(medium: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, String> {
+fn device(medium: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>, Error> {
     // Timing would use the real clock and is not needed.
     let options = BdevOptions { timing: false, ..BdevOptions::new(Clock::start(), 1) };
-    let device = Bdev::new("disk", medium, options).map_err(|why| why.to_string())?;
-    let descriptor = device.open(Claim::WriteOnce, "target").map_err(|why| why.to_string())?;
+    let device = Bdev::new("disk", medium, options).map_err(Error::environment)?;
+    let descriptor = device.open(Claim::WriteOnce, "target").map_err(Error::environment)?;
     Ok(Arc::new(descriptor))
 }

@@ -149,7 +149,8 @@ impl Legs {
 
     /// It was opened, or was not: what is to be noted.
     pub(crate) fn opened(&mut self, opened: Result<Mirror, String>, now: Instant) -> String {
-        let opened = opened.and_then(|mirror| Ok((mirror.channel()?, mirror)));
+        let opened = opened
+            .and_then(|mirror| Ok((mirror.channel().map_err(|error| error.to_string())?, mirror)));
         match opened {
             Ok((queue, mirror)) => {
                 let text = format!("opens its mirror: {}", mirror.describe());
@@ -224,10 +225,13 @@ impl Setup {
             let medium = limits.ok_or("no path leads there").map(|limits| {
                 Arc::new(LegMedium { paths: Arc::clone(paths), limits }) as Arc<dyn BlockDevice>
             });
-            Leg { name: format!("leg {number}"), medium: medium.map_err(str::to_owned) }
+            Leg {
+                name: format!("leg {number}"),
+                medium: medium.map_err(tenmil_base::Error::environment),
+            }
         };
         let legs: Vec<Leg> = self.legs.iter().enumerate().map(leg).collect();
-        Mirror::open(&self.regions, &legs, &self.options, now)
+        Mirror::open(&self.regions, &legs, &self.options, now).map_err(|error| error.to_string())
     }
 }
 
@@ -251,7 +255,7 @@ impl BlockDevice for LegMedium {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
         let ticket = lock(&self.paths).multipath.open_queue();
         let (paths, limits) = (Arc::clone(&self.paths), self.limits.clone());
         let (queue, until, failed) = (None, None, VecDeque::new());

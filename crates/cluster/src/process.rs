@@ -71,7 +71,7 @@ impl Process {
             },
             ..Limits::default()
         };
-        let service = Service::new(&regions, limits)?;
+        let service = Service::new(&regions, limits).map_err(|error| error.to_string())?;
         let mut background = Vec::new();
         let mut opening = Opening { process: id, regions: &regions, bugs, now };
         service.open_port(1, Port { address: None });
@@ -99,14 +99,16 @@ impl Process {
                 exports.into_iter().map(config).collect();
             let config =
                 SubsystemConfig { nqn: nqn.clone(), ..SubsystemConfig::new("CLUSTER", configs?) };
-            service.add_subsystem(SubsystemExportConfig {
-                subsystem: Subsystem::new(config)?,
-                nqn,
-                hosts: Hosts::Any,
-                ports: BTreeMap::from([(1, Vec::new())]),
-                model: ControllerModel::Dynamic,
-                masks: BTreeMap::new(),
-            })?;
+            service
+                .add_subsystem(SubsystemExportConfig {
+                    subsystem: Subsystem::new(config).map_err(|error| error.to_string())?,
+                    nqn,
+                    hosts: Hosts::Any,
+                    ports: BTreeMap::from([(1, Vec::new())]),
+                    model: ControllerModel::Dynamic,
+                    masks: BTreeMap::new(),
+                })
+                .map_err(|error| error.to_string())?;
         }
         network.listen(port, &regions);
         Ok(Self { service, connections: Vec::new(), paused_until: opening.now, state, background })

@@ -13,8 +13,8 @@
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
-    Operation, Request, Segment, WakeSource,
+    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, Request, Segment, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
 
@@ -62,7 +62,7 @@ impl CryptChannel {
         key: &Key,
         regions: RegionTable,
         limits: Limits,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let cipher =
             |way| Xts::new(key, way).ok_or("crypt: AWS-LC refuses the key, or has no memory");
         let depth = limits.depth_max;
@@ -71,10 +71,13 @@ impl CryptChannel {
             segments: Vec::with_capacity(SEGMENTS_MAX.into()),
         };
         let size = depth as usize * BUFFER_BYTES as usize;
-        let buffers = regions.allocate(size).map_err(|error| format!("crypt: {error}"))?;
+        let buffers = regions
+            .allocate(size)
+            .map_err(|error| format!("crypt: {error}"))
+            .map_err(Error::environment)?;
         Ok(Self {
-            encrypt: cipher(Direction::Encrypt)?,
-            decrypt: cipher(Direction::Decrypt)?,
+            encrypt: cipher(Direction::Encrypt).map_err(Error::environment)?,
+            decrypt: cipher(Direction::Decrypt).map_err(Error::environment)?,
             buffers,
             slots: (0..depth).map(|_| idle()).collect(),
             free: (0..depth).rev().collect(),
@@ -269,7 +272,7 @@ impl IoChannel for CryptChannel {
         self.inner.disarm();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.inner.acknowledge_losses()
     }
 }

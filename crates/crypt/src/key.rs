@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hint::black_box;
 use std::path::Path;
+use tenmil_base::Error;
 
 use tenmil_linux::key_file::read_key_file;
 
@@ -20,13 +21,13 @@ impl Key {
     ///
     /// If the file does not exist, others may read it, or its content is not a key. The message
     /// contains nothing of the content.
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: &Path) -> Result<Self, Error> {
         let mut bytes =
-            read_key_file(path, 2 * Self::BYTES as u64 + 2).map_err(|e| e.to_string())?;
+            read_key_file(path, 2 * Self::BYTES as u64 + 2).map_err(Error::environment)?;
         let key =
             Self::parse(&bytes).map_err(|problem| format!("read {}: {problem}", path.display()));
         wipe(&mut bytes);
-        key
+        key.map_err(Error::environment)
     }
 
     /// Parses the content of a key file.

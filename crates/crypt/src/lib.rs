@@ -114,7 +114,7 @@ impl BlockDevice for Crypt {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let inner = self.inner.channel()?;
         let channel =
             CryptChannel::new(inner, &self.key, self.regions.clone(), self.limits.clone())?;

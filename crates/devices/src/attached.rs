@@ -104,10 +104,8 @@ pub(crate) trait ControllerBus: Clone + Send + Sync + 'static {
     fn vectors(&self) -> u32;
 
     /// Interrupt vector `number`, and the handle that wakes its sleeper.
-    fn vector(
-        &self,
-        number: u16,
-    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String>;
+    fn vector(&self, number: u16)
+    -> Result<(Box<dyn InterruptVector + Send>, EventVectors), Error>;
 }
 
 /// Options for attaching a controller.
@@ -302,7 +300,7 @@ impl<B: ControllerBus> AttachedController<B> {
 
     fn queue_with(&self, number: Option<u16>, end: Instant) -> Result<QueueLease<B>, Error> {
         let vector = number.map(|number| self.shared.bus.vector(number));
-        let vector = vector.transpose().map_err(|why| self.peer(&why))?;
+        let vector = vector.transpose().map_err(|why| self.peer(&why.text))?;
         let vector = vector.map(|(vector, event)| {
             if let Some(number) = number {
                 self.shared.lock().vectors_used.insert(number, event);

@@ -176,7 +176,7 @@ impl BlockDevice for Narrow {
         Limits { request_blocks_max: COMMAND_BLOCKS, ..self.0.limits() }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
         self.0.channel()
     }
 }

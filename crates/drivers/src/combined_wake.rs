@@ -1,6 +1,7 @@
 //! Combined wake source of a channel over several channels.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use tenmil_base::Error;
 
 use tenmil_base::WakeSource;
 use tenmil_linux::poll_set::{Interest, PollSet};
@@ -21,9 +22,7 @@ pub(crate) enum CombinedWake {
 impl CombinedWake {
     /// Combines sources. A descriptor stays in the epoll set until it is closed, so the channels must not
     /// outlive this.
-    pub(crate) fn of<'a>(
-        sources: impl IntoIterator<Item = WakeSource<'a>>,
-    ) -> Result<Self, String> {
+    pub(crate) fn of<'a>(sources: impl IntoIterator<Item = WakeSource<'a>>) -> Result<Self, Error> {
         let mut descriptors: Vec<BorrowedFd<'a>> = Vec::new();
         for source in sources {
             match source {
@@ -43,7 +42,8 @@ impl CombinedWake {
             Ok(watch)
         };
         let watch = watch()
-            .map_err(|error: std::io::Error| format!("join what wakes a device's legs: {error}"))?;
+            .map_err(|error: std::io::Error| format!("join what wakes a device's legs: {error}"))
+            .map_err(Error::environment)?;
         Ok(Self::Descriptor(watch))
     }
 
@@ -52,12 +52,14 @@ impl CombinedWake {
     /// # Errors
     ///
     /// The kernel error; the source is then unchanged.
-    pub(crate) fn add(&mut self, source: WakeSource<'_>) -> Result<(), String> {
+    pub(crate) fn add(&mut self, source: WakeSource<'_>) -> Result<(), Error> {
         match (&*self, source) {
             (Self::Nothing, _) | (_, WakeSource::Deadline) => {}
             (Self::Descriptor(watch), WakeSource::Descriptor(descriptor)) => {
                 let added = watch.add(descriptor, 0, READABLE);
-                added.map_err(|error| format!("watch one more device: {error}"))?;
+                added
+                    .map_err(|error| format!("watch one more device: {error}"))
+                    .map_err(Error::environment)?;
             }
             (Self::Deadline, _) | (_, WakeSource::None) => *self = Self::of([source])?,
         }

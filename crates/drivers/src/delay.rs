@@ -132,7 +132,7 @@ impl BlockDevice for Delay {
         delayed::limits(&*self.inner)
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let random = self.random.lock().unwrap_or_else(PoisonError::into_inner).fork();
         let timing = DelayTiming::new(Arc::clone(&self.shared), random);
         Ok(Box::new(DelayedChannel::open(&*self.inner, timing)?))
@@ -142,11 +142,11 @@ impl BlockDevice for Delay {
         self.inner.channels_max()
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         self.inner.block_status(lba)
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         self.inner.refresh_size()
     }
 }
@@ -181,21 +181,21 @@ impl DelayControl {
 }
 
 impl Delays {
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Error> {
         self.read.check("read")?;
         self.write.check("write")
     }
 }
 
 impl LatencySpec {
-    fn check(&self, class: &str) -> Result<(), String> {
+    fn check(&self, class: &str) -> Result<(), Error> {
         let Self { mean, p99: Some(p99) } = *self else { return Ok(()) };
         if mean <= p99 && p99.ns <= mean.ns.saturating_mul(RATIO_MAX) {
             return Ok(());
         }
-        Err(format!(
+        Err(Error::environment(format!(
             "{class}-p99 is {p99}, expected from the mean of {mean} to {RATIO_MAX} times as much"
-        ))
+        )))
     }
 }
 

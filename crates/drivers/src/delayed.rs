@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, Limits, Request,
-    Segment, WakeSource,
+    BlockDevice, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, Limits,
+    Request, Segment, WakeSource,
 };
 
 use tenmil_block::CompletionQueue;
@@ -53,7 +53,7 @@ pub(crate) fn limits(inner: &dyn BlockDevice) -> Limits {
 
 impl<T: CompletionTiming> DelayedChannel<T> {
     /// Opens a channel of `medium` with the completion times of `timing`. Allocates here and never again.
-    pub(crate) fn open(medium: &dyn BlockDevice, timing: T) -> Result<Self, String> {
+    pub(crate) fn open(medium: &dyn BlockDevice, timing: T) -> Result<Self, Error> {
         let limits = limits(medium);
         let depth = limits.depth_max;
         let room = depth as usize;
@@ -144,7 +144,7 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         self.inner.disarm();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.inner.acknowledge_losses()
     }
 }

@@ -10,7 +10,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{BlockDevice, ReservationHolder};
+use tenmil_base::{BlockDevice, Error, ReservationHolder};
 
 /// The reservations of one owner.
 pub(super) struct Exclusion {
@@ -62,16 +62,16 @@ impl Exclusion {
     /// # Errors
     ///
     /// Why it is not.
-    pub(super) fn is_bound(medium: &dyn BlockDevice, owner: u128) -> Result<(), String> {
+    pub(super) fn is_bound(medium: &dyn BlockDevice, owner: u128) -> Result<(), Error> {
         let Some(reservations) = medium.reservations() else {
-            return Err("it takes no reservations".into());
+            return Err(Error::environment("it takes no reservations"));
         };
         match reservations.holder()? {
             Some(holder) if !holder.is_this_host && holder.key & !KEPT == key_of(owner) => Ok(()),
-            Some(ReservationHolder { host, key, .. }) => Err(format!(
+            Some(ReservationHolder { host, key, .. }) => Err(Error::environment(format!(
                 "host {host} has reserved it, with key {key:016x}, which is not the owner's"
-            )),
-            None => Err("it is not reserved".into()),
+            ))),
+            None => Err(Error::environment("it is not reserved")),
         }
     }
 
@@ -84,15 +84,15 @@ impl Exclusion {
         &self,
         medium: &Arc<dyn BlockDevice>,
         preempts: Preempts,
-    ) -> Result<Excluded, String> {
+    ) -> Result<Excluded, Error> {
         let Some(reservations) = medium.reservations() else { return Ok(Excluded::Not(None)) };
         let holder = match reservations.holder() {
             Ok(holder) => holder,
-            Err(why) => return Ok(Excluded::Not(Some(why))),
+            Err(why) => return Ok(Excluded::Not(Some(why.to_string()))),
         };
         let preempted = match &holder {
             Some(holder) if !holder.is_this_host && !preempts.has(holder.key) => {
-                return Err(refusal(holder));
+                return Err(Error::environment(refusal(holder)));
             }
             Some(holder) if !holder.is_this_host => Some(holder.key),
             _ => None,
@@ -106,8 +106,8 @@ impl Exclusion {
         let key = if was_kept || may_run { self.key | KEPT } else { self.key };
         match reservations.acquire(key, preempted) {
             Ok(true) => {}
-            Ok(false) => return Err("another host has reserved it meanwhile".into()),
-            Err(why) => return Ok(Excluded::Not(Some(why))),
+            Ok(false) => return Err(Error::environment("another host has reserved it meanwhile")),
+            Err(why) => return Ok(Excluded::Not(Some(why.to_string()))),
         }
         let mut held = self.held();
         held.retain(|one| !Arc::ptr_eq(&one.medium, medium));

@@ -125,7 +125,7 @@ impl BlockDevice for Fault {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let channel =
             FaultChannel::open(&*self.inner, Arc::clone(&self.shared), self.limits.clone())?;
         Ok(Box::new(channel))
@@ -135,7 +135,7 @@ impl BlockDevice for Fault {
         self.inner.channels_max()
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         self.inner.block_status(lba)
     }
 }

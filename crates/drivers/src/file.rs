@@ -183,7 +183,7 @@ impl FileDevice {
     pub(crate) fn channel_over<J: FileIo + 'static>(
         &self,
         jobs: J,
-    ) -> Result<Box<dyn IoChannel>, String> {
+    ) -> Result<Box<dyn IoChannel>, Error> {
         Ok(Box::new(FileChannel::new(jobs, ChannelResources::take(&self.shared)?)))
     }
 
@@ -212,13 +212,13 @@ impl BlockDevice for FileDevice {
         self.shared.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let Shared { file, regions, .. } = &*self.shared;
         let engine = Engine::new(Arc::clone(file), regions, CAPACITY, self.choice);
-        self.channel_over(engine.map_err(|error| error.to_string())?)
+        self.channel_over(engine.map_err(Error::environment)?)
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let Shared { file, limits, uncorrectable, .. } = &*self.shared;
         let left = self.shared.block_count().saturating_sub(lba);
         if left == 0 {
@@ -233,17 +233,20 @@ impl BlockDevice for FileDevice {
         Ok(BlockExtent { blocks: run, kind: holds })
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         let Shared { file, limits, .. } = &*self.shared;
-        let len_bytes = file.refresh_len().map_err(|error| error.to_string())?;
+        let len_bytes = file.refresh_len().map_err(Error::environment)?;
         let found = len_bytes / u64::from(limits.block_size);
         self.shared.block_count.fetch_max(found, Ordering::Relaxed);
         Ok(found)
     }
 
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         if !self.has_ring {
-            return Err(format!("its engine is {}, expected io_uring", self.engine));
+            return Err(Error::environment(format!(
+                "its engine is {}, expected io_uring",
+                self.engine
+            )));
         }
         Ok(self.shared.direct.map_or(1, |alignment| alignment.memory_bytes))
     }
@@ -252,20 +255,22 @@ impl BlockDevice for FileDevice {
         self.shared.limits.operations != READING
     }
 
-    fn resize(&self, block_count: u64) -> Result<(), String> {
+    fn resize(&self, block_count: u64) -> Result<(), Error> {
         let Shared { file, limits, uncorrectable, .. } = &*self.shared;
         let refuse = |found: &str, expected: &str| {
             Err(format!("resize {}: {found}, expected {expected}", file.path().display()))
         };
         if !self.is_resizable() {
-            return refuse("it was opened to be read", "one that was opened to be written");
+            return refuse("it was opened to be read", "one that was opened to be written")
+                .map_err(Error::environment);
         }
         let len_bytes = block_count.checked_mul(u64::from(limits.block_size));
         let Some(len_bytes) = len_bytes.filter(|bytes| *bytes > 0) else {
             return refuse(
                 &format!("{block_count} blocks"),
                 "at least 1, and fewer than 2^64 bytes",
-            );
+            )
+            .map_err(Error::environment);
         };
         let before = self.shared.block_count();
         if block_count < before {
@@ -274,7 +279,7 @@ impl BlockDevice for FileDevice {
         }
         if let Err(error) = file.resize(len_bytes) {
             self.shared.block_count.store(before, Ordering::Relaxed);
-            return Err(error.to_string());
+            return Err(Error::environment(error));
         }
         uncorrectable.clear(block_count, u64::MAX);
         self.shared.block_count.store(block_count, Ordering::Relaxed);
@@ -295,7 +300,7 @@ impl Shared {
 }
 
 impl ChannelResources {
-    fn take(shared: &Arc<Shared>) -> Result<Self, String> {
+    fn take(shared: &Arc<Shared>) -> Result<Self, Error> {
         let memory = memory(&shared.regions, CHUNK_BYTES * u32::from(BUFFERS))?;
         Ok(Self { shared: Arc::clone(shared), memory })
     }
@@ -353,6 +358,6 @@ fn limits(file: &File, block_size: u32) -> Limits {
     }
 }
 
-fn memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, String> {
-    regions.allocate(len_bytes as usize).map_err(|error| error.to_string())
+fn memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
+    regions.allocate(len_bytes as usize).map_err(Error::environment)
 }

@@ -95,7 +95,7 @@ pub struct Leg {
     /// Device name.
     pub name: String,
     /// The device, or why it could not be opened.
-    pub medium: Result<Arc<dyn BlockDevice>, String>,
+    pub medium: Result<Arc<dyn BlockDevice>, Error>,
 }
 
 /// The open legs of a mirror, and their descriptions.
@@ -161,7 +161,7 @@ fn parse(uri: &Uri) -> Result<MirrorOptions, Error> {
 fn open_legs(opener: &Opener<'_>, uris: &[Uri]) -> OpenLegs {
     let mut open = OpenLegs::default();
     for uri in uris {
-        let opened = opener.open(uri).map_err(|error| error.to_string());
+        let opened = opener.open(uri);
         let medium = opened.map(|opened| {
             open.existing.extend(opened.existing);
             open.handles.extend(opened.handles);
@@ -188,7 +188,7 @@ impl Mirror {
         legs: &[Leg],
         options: &MirrorOptions,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         // Order: check the owner, assemble, then write the claim. The mirror serves I/O only after the
         // claim is durable on all in-sync legs.
         let opener = options.opener.map_or_else(owned::Opener::draw, owned::Opener::of);
@@ -204,7 +204,7 @@ impl Mirror {
         options: &MirrorOptions,
         (opener, reserved): (owned::Opener, Reserved),
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let is_forced = options.force || options.bugs.ignores_fence;
         let entry = (options.opener, if is_forced { Entry::Force } else { Entry::Open });
         let (candidates, former) = enter((regions, legs), entry, &reserved.exclusion, now)?;
@@ -243,7 +243,7 @@ impl Mirror {
         legs: &[Leg],
         uuid: u128,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<String, String> {
+    ) -> Result<String, Error> {
         create::format(regions, legs, uuid, now)
     }
 
@@ -269,7 +269,7 @@ impl BlockDevice for Mirror {
         self.shared.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let mut channel = MirrorChannel::open(&self.shared)?;
         channel.owner.clone_from(&self.owner);
         Ok(Box::new(channel))
@@ -282,10 +282,13 @@ impl BlockDevice for Mirror {
         if self.owner.is_some() && least < u32::MAX { least - 1 } else { least }
     }
 
-    fn block_status(&self, lba: u64) -> Result<tenmil_base::BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<tenmil_base::BlockExtent, Error> {
         let masks = self.shared.masks();
         let leg = self.shared.media.get(masks.source().trailing_zeros() as usize);
-        let leg = leg.and_then(Option::as_ref).ok_or("no leg of the mirror is there")?;
+        let leg = leg
+            .and_then(Option::as_ref)
+            .ok_or("no leg of the mirror is there")
+            .map_err(Error::environment)?;
         let shape = &self.shared.shape;
         let left = shape.block_count.saturating_sub(lba);
         let extent = leg.block_status(lba + shape.first)?;

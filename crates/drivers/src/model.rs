@@ -97,7 +97,7 @@ impl BlockDevice for LatencyModel {
         delayed::limits(&*self.inner)
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let block_size = self.inner.limits().block_size;
         let timing = ModelTiming { device: Arc::clone(&self.device), block_size };
         Ok(Box::new(DelayedChannel::open(&*self.inner, timing)?))
@@ -107,11 +107,11 @@ impl BlockDevice for LatencyModel {
         self.inner.channels_max()
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         self.inner.block_status(lba)
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         self.inner.refresh_size()
     }
 }

@@ -1,8 +1,8 @@
 //! I/O channel of a device over several legs, each of which stores some of the blocks.
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
-    OperationSet, Request, Segment, WakeSource,
+    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, OperationSet, Request, Segment, WakeSource,
 };
 
 use crate::combined_wake::CombinedWake;
@@ -88,7 +88,7 @@ impl<D: BlockLayout> MultiLegChannel<D> {
         legs: Vec<Box<dyn IoChannel>>,
         deal: D,
         limits: Limits,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let wake = CombinedWake::of(legs.iter().map(|leg| leg.wake_source()))?;
         let depth = limits.depth_max as usize;
         let leg = |channel: Box<dyn IoChannel>| {
@@ -326,7 +326,7 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
     }
 
     /// All legs, and if one cannot, why: the owner goes on with all or none.
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.legs.iter_mut().try_for_each(|leg| leg.channel.acknowledge_losses())
     }
 }

@@ -81,7 +81,7 @@ impl BlockDevice for NullDevice {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let ready = CompletionQueue::with_depth(self.limits.depth_max);
         Ok(Box::new(NullChannel { limits: self.limits.clone(), alone: None, ready }))
     }

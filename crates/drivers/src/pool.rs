@@ -259,8 +259,8 @@ impl OpenPool {
         opened.store.claim_as(claim);
         let (reserved, shape) = (Arc::new(reserved), ground.shape);
         let machine =
-            |problem: String| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
-        let mut sleeper = Sleeper::new().map_err(|error| machine(error.to_string()))?;
+            |problem: Error| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
+        let mut sleeper = Sleeper::new().map_err(|error| machine(Error::environment(error)))?;
         let shared = Arc::new(Shared::new(opened.store, sleeper.notifier()));
         let backend = ground.medium.channel().map_err(machine)?;
         let desk = shared.join(None, true).map_err(machine)?;
@@ -270,7 +270,7 @@ impl OpenPool {
         let owner = Thread::spawn("pool", None, move |stop| {
             owner.run(stop, &clock, &mut sleeper, closing_max)
         })
-        .map_err(|error| machine(format!("start a thread: {error}")))?;
+        .map_err(|error| machine(Error::environment(format!("start a thread: {error}"))))?;
         let (regions, identity) = (regions.clone(), identity(&place.store));
         let (ground, owner) = (Mutex::new(ground), Some(owner));
         Ok(Self { shared, ground, regions, clock, shape, name, identity, owner, owns, reserved })
@@ -320,7 +320,7 @@ impl OpenPool {
     fn way(
         &self,
         reads: Option<read_epochs::ReadEpoch>,
-    ) -> Result<(Arc<ClientInbox>, Box<dyn IoChannel>), String> {
+    ) -> Result<(Arc<ClientInbox>, Box<dyn IoChannel>), Error> {
         let ground = self.ground();
         let desk = self.shared.join(reads, true)?;
         let way = ground.medium.channel();
@@ -535,7 +535,7 @@ impl Volume {
         open: &Arc<OpenPool>,
         info: &VolumeInfo,
         parent: Option<ParentImage>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let ground = open.ground();
         let limits = limits(&ground.medium.limits(), &ground.shape, info);
         drop(ground);
@@ -543,7 +543,9 @@ impl Volume {
         let is_written = limits.operations.has(Operation::Write);
         let mut state = open.shared.lock();
         if is_written && state.written.contains(&info.id) {
-            return Err("it is open already in this process, expected one who writes to it".into());
+            return Err(Error::environment(
+                "it is open already in this process, expected one who writes to it",
+            ));
         }
         if is_written {
             state.written.push(info.id);
@@ -583,7 +585,7 @@ impl BlockDevice for Volume {
         Limits { block_count, ..self.limits.clone() }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let parent = self.parent.as_ref();
         let (limits, count) = (self.limits(), Arc::clone(&self.block_count));
         Ok(Box::new(VolumeChannel::open(&self.open, &self.info, parent, &limits, count)?))
@@ -594,8 +596,8 @@ impl BlockDevice for Volume {
         Some(format!("{:032x}", self.info.uuid))
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
-        let volumes = self.open.list().map_err(|error| error.to_string())?;
+    fn refresh_size(&self) -> Result<u64, Error> {
+        let volumes = self.open.list().map_err(Error::environment)?;
         if let Some(now) = volumes.iter().find(|volume| volume.id == self.info.id)
             && self.block_count.fetch_max(now.blocks, Ordering::Relaxed) < now.blocks
         {
@@ -610,9 +612,9 @@ impl BlockDevice for Volume {
         self.parent.as_ref().map_or(own, |parent| own.min(parent.opened.medium.channels_max()))
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let asked = self.open.ask(PoolRequest::Extent { volume: self.info.id, block: lba });
-        match asked.map_err(|error| error.to_string())? {
+        match asked.map_err(Error::environment)? {
             PoolResponse::Extent { blocks, is_parents: true, .. } => match &self.parent {
                 Some(parent) => parent.extent(lba, blocks),
                 None => Ok(BlockExtent { blocks, kind: ExtentKind::Data }),
@@ -630,21 +632,21 @@ impl PageGeometry {
     fn of(uri: &Uri, limits: &Limits) -> Result<Self, Error> {
         let Limits { block_size, metadata_size, .. } = *limits;
         let request_bytes = limits.request_blocks_max.saturating_mul(block_size);
-        let refuse = |problem: String| Err(Error::from(uri.refuse(problem)));
+        let refuse = |problem: Error| Err(Error::from(uri.refuse(problem)));
         if block_size > PAGE_BYTES || metadata_size != 0 {
-            return refuse(format!(
+            return refuse(Error::environment(format!(
                 "it has blocks of {block_size} and {metadata_size} bytes of metadata, expected \
                  {PAGE_BYTES} at most and none"
-            ));
+            )));
         }
         if request_bytes < PAGE_BYTES {
-            return refuse(format!(
+            return refuse(Error::environment(format!(
                 "it takes {request_bytes} bytes at once, expected {PAGE_BYTES} at least"
-            ));
+            )));
         }
         let needs = [Operation::Read, Operation::Flush];
         if let Some(lacks) = needs.into_iter().find(|need| !limits.operations.has(*need)) {
-            return refuse(format!("it has no {}, expected one", lacks.name()));
+            return refuse(Error::environment(format!("it has no {}, expected one", lacks.name())));
         }
         let blocks_in_page = u64::from(PAGE_BYTES / block_size);
         let pages = limits.block_count / blocks_in_page;

@@ -155,7 +155,7 @@ impl BlockDevice for RamDevice {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         Ok(Box::new(RamChannel {
             limits: self.limits.clone(),
             store: Arc::clone(&self.store),
@@ -163,7 +163,7 @@ impl BlockDevice for RamDevice {
         }))
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let left = self.limits.block_count.saturating_sub(lba);
         if left == 0 {
             return Ok(BlockExtent { blocks: 0, kind: ExtentKind::Hole });

@@ -122,7 +122,7 @@ impl BlockDevice for Split {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         Ok(Box::new(SplitChannel {
             inner: self.inner.channel()?,
             first: self.first,
@@ -137,7 +137,7 @@ impl BlockDevice for Split {
         self.inner.channels_max()
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let left = self.limits.block_count.saturating_sub(lba);
         let BlockExtent { blocks, kind: holds } =
             self.inner.block_status(self.first.saturating_add(lba))?;
@@ -226,7 +226,7 @@ impl IoChannel for SplitChannel {
         self.inner.disarm();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.inner.acknowledge_losses()
     }
 }

@@ -76,7 +76,7 @@ impl Stripe {
     ///
     /// If there are no legs, their block sizes differ, or the chunk size is invalid.
     pub fn new(legs: Vec<(String, Arc<dyn BlockDevice>)>, chunk_bytes: u64) -> Result<Self, Error> {
-        let refuse = |text: String| Error::new(ErrorCategory::Usage, format!("stripe: {text}"));
+        let refuse = |text: Error| Error::new(ErrorCategory::Usage, format!("stripe: {text}"));
         let with_limits: Vec<(&str, Limits)> =
             legs.iter().map(|(name, leg)| (name.as_str(), leg.limits())).collect();
         check_blocks_agree(&with_limits).map_err(refuse)?;
@@ -92,7 +92,7 @@ impl BlockDevice for Stripe {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let legs = self.legs.iter().map(|leg| leg.channel()).collect::<Result<_, _>>()?;
         Ok(Box::new(MultiLegChannel::new(legs, self.layout, self.limits.clone())?))
     }
@@ -102,7 +102,7 @@ impl BlockDevice for Stripe {
     }
 
     /// Covers at most the chunk of `lba`.
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let left = self.limits.block_count.saturating_sub(lba);
         if left == 0 {
             return Ok(BlockExtent { blocks: 0, kind: tenmil_base::ExtentKind::Data });
@@ -113,22 +113,22 @@ impl BlockDevice for Stripe {
     }
 }
 
-fn check_blocks_agree(legs: &[(&str, Limits)]) -> Result<(), String> {
+fn check_blocks_agree(legs: &[(&str, Limits)]) -> Result<(), Error> {
     let Some((first, expected)) = legs.first() else {
-        return Err("stands on nothing, expected at least one leg".into());
+        return Err(Error::environment("stands on nothing, expected at least one leg"));
     };
     for (name, found) in legs {
         if found.block_size != expected.block_size {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "{name} has blocks of {} bytes and {first} of {}, expected the same on all legs",
                 found.block_size, expected.block_size
-            ));
+            )));
         }
         if found.metadata_size != 0 {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "{name} has {} bytes of metadata with each block, expected none",
                 found.metadata_size
-            ));
+            )));
         }
     }
     Ok(())

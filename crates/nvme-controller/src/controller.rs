@@ -14,7 +14,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use tenmil_base::{Durability, Instant};
+use tenmil_base::{Durability, Error, Instant};
 use tenmil_wire::Status;
 use tenmil_wire::admin::{DeviceSelfTest, SelfTestCode};
 use tenmil_wire::feature::Feature;
@@ -128,7 +128,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    fn open(subsystem: Subsystem, now: Instant, config: ControllerConfig) -> Result<Self, String> {
+    fn open(subsystem: Subsystem, now: Instant, config: ControllerConfig) -> Result<Self, Error> {
         let published = subsystem.add_controller(config.cntlid)?;
         Ok(Self {
             host: HostId::Anonymous(config.cntlid),

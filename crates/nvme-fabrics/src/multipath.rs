@@ -20,7 +20,7 @@ mod path_states;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tenmil_base::{Instant, Wake};
+use tenmil_base::{Error, Instant, Wake};
 use tenmil_nvme_host::{
     ControllerOptions, Event, Namespace, QueuePairOptions, QueueSizes, ShutdownNotification, State,
 };
@@ -457,14 +457,16 @@ fn fit(
     remote: &mut FabricsController,
     nsid: u32,
     first: &mut Option<PathNamespace>,
-) -> Result<u32, String> {
+) -> Result<u32, Error> {
     let controller = remote.controller();
     let limits = controller.identity().map(|identity| identity.limits);
     let has_cache = limits.is_some_and(|limits| limits.volatile_write_cache);
     let Some(found) = controller.namespace(nsid) else {
         let ids: Vec<String> = controller.namespaces().map(|known| known.id.to_string()).collect();
         let ids = if ids.is_empty() { "none".to_owned() } else { ids.join(", ") };
-        return Err(format!("no namespace {nsid} there, expected one of: {ids}"));
+        return Err(Error::environment(format!(
+            "no namespace {nsid} there, expected one of: {ids}"
+        )));
     };
     let group = found.ana_group;
     match first {
@@ -472,9 +474,9 @@ fn fit(
             path::is_same(&first.namespace, found)?;
             // The cache would never be flushed, because completed writes are assumed to be durable.
             if has_cache && !first.has_cache {
-                return Err(
-                    "it has a volatile write cache, expected none, as the first path".into()
-                );
+                return Err(Error::remote(
+                    "it has a volatile write cache, expected none, as the first path",
+                ));
             }
         }
         None => *first = Some(PathNamespace { namespace: found.clone(), has_cache }),

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use tenmil_base::{Interrupts, Span};
+use tenmil_base::{Error, Interrupts, Span};
 use tenmil_linux::poll_set::{Interest, PollSet, Ready};
 use tenmil_linux::stream::{Address, StreamListener};
 use tenmil_linux::{EventVectors, StopFlag, Thread};
@@ -11,7 +11,7 @@ use tenmil_linux::{EventVectors, StopFlag, Thread};
 /// Receiver of the sockets that an [`Acceptor`] accepts.
 pub(crate) trait AcceptHandler: Send + 'static {
     /// Takes over a socket accepted on the listener with index `door`.
-    fn accept(&mut self, socket: OwnedFd, door: usize) -> Result<(), String>;
+    fn accept(&mut self, socket: OwnedFd, door: usize) -> Result<(), Error>;
 
     /// Handles pending events of the exported device; called when its event source is readable.
     fn handle_device_event(&mut self) {}

@@ -26,6 +26,5 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
-pub use error::UblkError;
 pub use server::{Limits, Server, ServerConfig, UblkEvent, shaped, signature};
 pub use tags::UblkStats;

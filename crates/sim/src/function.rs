@@ -69,7 +69,8 @@ impl ControllerFunction {
     /// If the options are invalid.
     pub fn new(bus: &Bus, medium: &SimMedium, options: &FunctionOptions) -> Result<Self, String> {
         let namespace = NamespaceConfig::new(Arc::new(medium.clone()) as Arc<dyn BlockDevice>);
-        let subsystem = Subsystem::new(SubsystemConfig::new("SIM", vec![namespace]))?;
+        let subsystem = Subsystem::new(SubsystemConfig::new("SIM", vec![namespace]))
+            .map_err(|error| error.to_string())?;
         let config = ControllerConfig {
             queue_entries_max: options.queue_entries_max,
             transfer_bytes_max: options.transfer_bytes_max,
@@ -79,7 +80,8 @@ impl ControllerFunction {
             transport: TransportModel::Memory { doorbell_buffers: true },
             ..ControllerConfig::default()
         };
-        let controller = subsystem.controller(bus.now(), config)?;
+        let controller =
+            subsystem.controller(bus.now(), config).map_err(|error| error.to_string())?;
         let buffers =
             BouncePool::new(Arc::new(MediumMemory::new(bus)), bounce_buffers(bus.private()));
         let front_config = MemoryTransportConfig {

@@ -206,7 +206,7 @@ impl BlockDevice for SimMedium {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
         let mut state = self.lock();
         state.channels += 1;
         let (number, limits) = (state.channels, self.limits.clone());

@@ -53,12 +53,12 @@ impl BlockDevice for AdaptedDevice {
         DeviceConstraints::new(&below, &self.options, chunk_blocks).above(&below, &self.options)
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let channel = self.descriptor.open_channel()?;
         let lock = QuiesceLock::new(&self.device, channel.id());
-        let buffers = self.memory.channel().map_err(|error| error.to_string())?;
+        let buffers = self.memory.channel().map_err(Error::environment)?;
         let shaper = AdaptedChannel::new(channel, lock, buffers, &self.options);
-        let shaper = shaper.map_err(|error| error.to_string())?;
+        let shaper = shaper.map_err(Error::environment)?;
         Ok(self.descriptor.limited(Box::new(shaper)))
     }
 
@@ -66,7 +66,7 @@ impl BlockDevice for AdaptedDevice {
         self.descriptor.channels_max()
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         self.descriptor.block_status(lba)
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, BlockExtent, IoChannel, Limits};
+use tenmil_base::{BlockDevice, BlockExtent, Error, IoChannel, Limits};
 
 use super::{Claim, ClaimGuard, Event, Mode, Shared};
 use crate::channel::{Channel, WRITING};
@@ -51,7 +51,7 @@ impl BdevDescriptor {
     ///
     /// If the maximum number of channels is open, the device has been removed, or the device below cannot
     /// open another channel.
-    pub fn open_channel(&self) -> Result<Channel, String> {
+    pub fn open_channel(&self) -> Result<Channel, Error> {
         Channel::open(Arc::clone(&self.grant), self.limits())
     }
 
@@ -80,10 +80,11 @@ impl BlockDevice for BdevDescriptor {
         limits
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let shared = &self.grant.shared;
         if self.is_bypass() {
-            let medium = shared.medium().ok_or_else(|| shared.gone())?;
+            let medium =
+                shared.medium().ok_or_else(|| shared.gone()).map_err(Error::environment)?;
             return medium.channel();
         }
         Ok(self.limited(Box::new(self.open_channel()?)))
@@ -106,19 +107,19 @@ impl BlockDevice for BdevDescriptor {
         self.grant.shared.medium().and_then(|medium| medium.failure())
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         let shared = &self.grant.shared;
         let medium = shared.medium();
-        medium.ok_or_else(|| shared.gone())?.block_status(lba)
+        medium.ok_or_else(|| shared.gone()).map_err(Error::environment)?.block_status(lba)
     }
 
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         let shared = &self.grant.shared;
         let medium = shared.medium();
-        medium.ok_or_else(|| shared.gone())?.supports_kernel_buffers()
+        medium.ok_or_else(|| shared.gone()).map_err(Error::environment)?.supports_kernel_buffers()
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         self.grant.shared.notice_size();
         Ok(self.grant.shared.limits().block_count)
     }
@@ -131,14 +132,14 @@ impl BlockDevice for BdevDescriptor {
     }
 
     /// Like [`Bdev::set_size`](super::Bdev::set_size).
-    fn resize(&self, block_count: u64) -> Result<(), String> {
+    fn resize(&self, block_count: u64) -> Result<(), Error> {
         let shared = &self.grant.shared;
         if self.grant.claim.is_read_only() {
             let holder = &self.grant.holder;
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "{}: {holder} may read it, expected a claim to write it",
                 shared.name
-            ));
+            )));
         }
         Shared::set_size(shared, block_count)
     }

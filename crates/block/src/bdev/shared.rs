@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tenmil_base::{BlockDevice, Interrupts, Limits, Span};
+use tenmil_base::{BlockDevice, Error, Interrupts, Limits, Span};
 use tenmil_linux::EventVectors;
 use tenmil_linux::wakeup::Barrier;
 
@@ -204,28 +204,28 @@ impl Shared {
     }
 
     /// Implements [`Bdev::set_size`](super::Bdev::set_size).
-    pub(super) fn set_size(this: &Arc<Self>, block_count: u64) -> Result<(), String> {
-        let refuse = |text: String| format!("{}: {text}", this.name);
+    pub(super) fn set_size(this: &Arc<Self>, block_count: u64) -> Result<(), Error> {
         if this.options.mode == Mode::Bypass {
             let text = "its mode is bypass, expected one that knows what is under way";
-            return Err(refuse(text.to_owned()));
+            return Err(Error::usage(text).during(&this.name));
         }
         let _alone = this.sizing.lock().unwrap_or_else(PoisonError::into_inner);
-        let medium = this.medium().ok_or_else(|| this.gone())?;
+        let medium = this.medium().ok_or_else(|| this.gone()).map_err(Error::environment)?;
         let before = this.limits().block_count;
         if block_count >= before {
-            medium.resize(block_count).map_err(refuse)?;
+            medium.resize(block_count).map_err(|error| error.during(&this.name))?;
             this.resize(block_count);
             return Ok(());
         }
         if block_count == 0 || !medium.is_resizable() {
-            return medium.resize(block_count).map_err(refuse);
+            return medium.resize(block_count).map_err(|error| error.during(&this.name));
         }
         // From here on no request starts past the new end; those in flight are waited for.
         this.resize(block_count);
         let hold = Self::hold(this, block_count..before, None);
-        let done = hold.wait(STILL_MAX).map_err(|busy| busy.to_string());
-        let done = done.and_then(|()| medium.resize(block_count).map_err(refuse));
+        let done = hold.wait(STILL_MAX).map_err(Error::environment);
+        let done = done
+            .and_then(|()| medium.resize(block_count).map_err(|error| error.during(&this.name)));
         if done.is_err() {
             this.resize(before);
         }
@@ -348,19 +348,22 @@ impl Shared {
     }
 
     /// Registers a new channel.
-    pub(crate) fn enter(&self, holder: &str) -> Result<Arc<ChannelShared>, String> {
+    pub(crate) fn enter(&self, holder: &str) -> Result<Arc<ChannelShared>, Error> {
         let refuse = |problem: String| format!("{}: {problem}", self.name);
-        let bell =
-            EventVectors::new(1).map_err(|error| refuse(format!("a descriptor: {error}")))?;
+        let bell = EventVectors::new(1)
+            .map_err(|error| refuse(format!("a descriptor: {error}")))
+            .map_err(Error::environment)?;
         // The waker is armed from here on; the first iteration handles changes in any case.
         bell.unmask(0);
         let mut ledger = self.ledger();
         let free = ledger.ports.iter().position(Option::is_none);
         let position = free.unwrap_or(ledger.ports.len());
         let index = u32::try_from(position).ok().filter(|index| *index < self.options.channels_max);
-        let index = index.ok_or_else(|| {
-            refuse(format!("{position} channels are open, and it was made for no more"))
-        })?;
+        let index = index
+            .ok_or_else(|| {
+                refuse(format!("{position} channels are open, and it was made for no more"))
+            })
+            .map_err(Error::environment)?;
         let port = Arc::new(ChannelShared {
             index,
             holder: holder.to_owned(),
@@ -399,8 +402,8 @@ impl Shared {
     }
 
     /// Opens an I/O channel to the device below, with the configured scheduler.
-    pub(crate) fn way(&self) -> Result<Box<dyn tenmil_base::IoChannel>, String> {
-        let medium = self.medium().ok_or_else(|| self.gone())?;
+    pub(crate) fn way(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
+        let medium = self.medium().ok_or_else(|| self.gone()).map_err(Error::environment)?;
         Ok(self.options.scheduler.over(medium.channel()?))
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, ErrorCategory, Instant, IoChannel, IoStatus, Operation, Request,
-    Span,
+    BlockDevice, CompletionBatch, Error, ErrorCategory, Instant, IoChannel, IoStatus, Operation,
+    Request, Span,
 };
 use tenmil_linux::Clock;
 use tenmil_linux::thread::{Thread, yield_now};
@@ -91,7 +91,7 @@ fn a_map_that_the_medium_cannot_have_is_refused() {
         fn limits(&self) -> tenmil_base::Limits {
             self.0.limits()
         }
-        fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
             self.0.channel()
         }
         fn channels_max(&self) -> u32 {
@@ -115,7 +115,7 @@ fn a_map_that_the_medium_cannot_have_is_refused() {
     assert!(make(QueueMap::of(0), 4).unwrap_err().to_string().contains("0 default contexts"));
     let shared = make(QueueMap::of(3), 8).unwrap().open(Claim::Exclusive, "x").unwrap();
     let channels: Vec<_> = (0..8).map(|_| shared.channel().unwrap()).collect();
-    assert!(shared.channel().is_err_and(|text| text.contains("8 channels are open")));
+    assert!(shared.channel().is_err_and(|text| text.text.contains("8 channels are open")));
     assert_eq!(shared.channels_max(), 8);
     drop(channels);
 }
@@ -206,7 +206,7 @@ fn who_may_not_write_or_is_in_the_way_changes_no_size() {
     let reader = device.open(Claim::ReadShared, "copy").unwrap();
     assert!(!reader.is_resizable());
     let said = reader.resize(10).unwrap_err();
-    assert_eq!(said, "late0: copy may read it, expected a claim to write it");
+    assert_eq!(said, Error::environment("late0: copy may read it, expected a claim to write it"));
     let mut channel = device.open(Claim::WriteOnce, "serve").unwrap().channel().unwrap();
     log.is_stuck.store(true, Ordering::SeqCst);
     let last = request(Operation::Write, 1, BLOCKS - 1);

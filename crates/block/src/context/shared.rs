@@ -20,8 +20,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{PoisonError, TryLockError};
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, Interrupts, IoChannel, IoCompletion, Request, Segment,
-    WakeSource,
+    CompletionBatch, DoorbellStats, Error, Instant, Interrupts, IoChannel, IoCompletion, Request,
+    Segment, WakeSource,
 };
 
 use super::inbox::Inbox;
@@ -109,9 +109,11 @@ impl SharedContext {
         this: Arc<Self>,
         port: &Arc<ChannelShared>,
         tags: u32,
-        open: impl FnOnce() -> Result<Box<dyn IoChannel>, String>,
-    ) -> Result<Member, String> {
-        let bell = EventVectors::new(1).map_err(|error| format!("a descriptor: {error}"))?;
+        open: impl FnOnce() -> Result<Box<dyn IoChannel>, Error>,
+    ) -> Result<Member, Error> {
+        let bell = EventVectors::new(1)
+            .map_err(|error| format!("a descriptor: {error}"))
+            .map_err(Error::environment)?;
         bell.mask(0);
         let desk = Arc::new(MemberInbox { inbox: Inbox::new(tags), bell: bell.clone() });
         let mut core = this.lock();
@@ -126,7 +128,9 @@ impl SharedContext {
             core.seats.push(None);
         }
         core.seats[position] = Some(seat);
-        let number = u32::try_from(position).map_err(|_| "too many channels".to_owned())?;
+        let number = u32::try_from(position)
+            .map_err(|_| "too many channels".to_owned())
+            .map_err(Error::environment)?;
         drop(core);
         Ok(Member {
             context: this,

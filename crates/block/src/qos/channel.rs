@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
-    WakeSource,
+    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits, Operation, Request, Segment,
+    Span, WakeSource,
 };
 
 use super::bucket::{Ticks, instant_of, rescaled, ticks, ticks_of};
@@ -380,7 +380,7 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
         self.below.fence_writes();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.below.acknowledge_losses()
     }
 }

@@ -83,7 +83,7 @@ impl Extents {
         let block_size = u64::from(limits.block_size);
         let (mut extents, mut lba) = (Self::default(), 0);
         while lba < limits.block_count && extents.count < EXTENTS_MAX {
-            let extent = medium.block_status(lba)?;
+            let extent = medium.block_status(lba).map_err(|error| error.to_string())?;
             if extent.blocks == 0 {
                 return Err(format!("an extent of no blocks at block {lba}, expected some"));
             }

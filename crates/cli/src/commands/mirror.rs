@@ -266,10 +266,11 @@ fn numbers(mask: u8) -> String {
 }
 
 fn as_json(report: &MirrorReport) -> String {
-    let leg = |(name, found): &(String, _)| match found {
-        Err(problem) => json!({ "uri": name, "problem": problem }),
-        Ok(leg) => as_json_leg(name, leg),
-    };
+    let leg =
+        |(name, found): &(String, Result<tenmil_volume::mirror::Superblock, Error>)| match found {
+            Err(problem) => json!({ "uri": name, "problem": problem.text }),
+            Ok(leg) => as_json_leg(name, leg),
+        };
     let legs: Vec<Value> = report.legs.iter().map(leg).collect();
     let document = match &report.verdict {
         Ok(description) => json!({
@@ -278,7 +279,7 @@ fn as_json(report: &MirrorReport) -> String {
             "health": report.health.map(Health::name),
             "description": description,
         }),
-        Err(refusal) => json!({ "legs": legs, "opens": false, "refusal": refusal }),
+        Err(refusal) => json!({ "legs": legs, "opens": false, "refusal": refusal.text }),
     };
     format!("{document:#}\n")
 }

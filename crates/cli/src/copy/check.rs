@@ -135,8 +135,14 @@ impl<'a> Check<'a> {
             _ => at,
         };
         let Geometry { source_block, target_block, .. } = self.geometry;
-        let source = until(self.devices.source.block_status(at / source_block), source_block);
-        let target = until(self.devices.target.block_status(at / target_block), target_block);
+        let source = until(
+            self.devices.source.block_status(at / source_block).map_err(|error| error.to_string()),
+            source_block,
+        );
+        let target = until(
+            self.devices.target.block_status(at / target_block).map_err(|error| error.to_string()),
+            target_block,
+        );
         self.geometry.floor(source.min(target)).max(at)
     }
 

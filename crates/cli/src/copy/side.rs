@@ -33,7 +33,7 @@ const ANSWERS: usize = 64;
 impl ByteChannel {
     /// Opens a channel of `medium`.
     pub(super) fn open(medium: &dyn BlockDevice) -> Result<Self, String> {
-        let channel = medium.channel()?;
+        let channel = medium.channel().map_err(|error| error.to_string())?;
         Ok(Self {
             block_size: u64::from(channel.limits().block_size),
             channel,

@@ -100,11 +100,13 @@ impl<B: ControllerBus> BlockDevice for AttachedDevice<B> {
         self.attached.growth.limits(&self.limits)
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let channel = match first {
             Some(channel) => channel,
-            None => AttachedChannel::new(&self.attached).map_err(|refused| refused.text)?,
+            None => AttachedChannel::new(&self.attached)
+                .map_err(|refused| refused.text)
+                .map_err(Error::environment)?,
         };
         Ok(Box::new(channel))
     }
@@ -113,7 +115,7 @@ impl<B: ControllerBus> BlockDevice for AttachedDevice<B> {
         self.attached.queues_max()
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         Ok(self.attached.growth.block_count(&self.limits))
     }
 

@@ -109,8 +109,8 @@ impl ControllerBus for FakeBus {
         0
     }
 
-    fn vector(&self, _: u16) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
-        Err("there is none".to_owned())
+    fn vector(&self, _: u16) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), Error> {
+        Err(Error::environment("there is none".to_owned()))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, Dma, Instant, Interrupts};
+use tenmil_base::{BlockDevice, Dma, Error, Instant, Interrupts};
 use tenmil_dma::{DevicePool, DeviceThreadGuard, SharedHostMemory};
 use tenmil_linux::{EventVectors, Notifier};
 use tenmil_nvme_controller::BouncePool;
@@ -43,7 +43,7 @@ impl<I: Interrupts> EmulatedSsd<I> {
         pool: &DevicePool,
         vectors: I,
         now: Instant,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let EmuSpec { entries, queues, .. } = spec;
         let namespaces = vec![NamespaceConfig::new(medium)];
         let subsystem =

@@ -248,8 +248,11 @@ impl BlockDevice for SsdDevice {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
-        self.fleet.channel(self.index, Some(&self.limits)).map_err(|refused| refused.text)
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
+        self.fleet
+            .channel(self.index, Some(&self.limits))
+            .map_err(|refused| refused.text)
+            .map_err(Error::environment)
     }
 
     fn channels_max(&self) -> u32 {

@@ -181,7 +181,7 @@ impl ControllerBus for PcieBus {
         let shown = kept.function.as_ref().ok_or_else(gone)?.container().map_region(region);
         let iova = shown.map_err(|why| {
             let hint = why.hint();
-            Error { hint, ..Error::environment(why.to_string()) }
+            Error { hint, ..Error::environment(why) }
         })?;
         kept.shown.insert(region, iova);
         Ok(iova)
@@ -249,8 +249,13 @@ impl ControllerBus for PcieBus {
     fn vector(
         &self,
         number: u16,
-    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
-        let function = self.lock().function.clone().ok_or("the kernel has it back")?;
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), Error> {
+        let function = self
+            .lock()
+            .function
+            .clone()
+            .ok_or("the kernel has it back")
+            .map_err(Error::environment)?;
         let vector = FunctionVector::new(&function, number)?;
         let event = vector.event();
         Ok((Box::new(vector), event))

@@ -91,9 +91,12 @@ mod tests {
 
     use super::PcieName;
 
-    fn of(text: &str) -> Result<PcieName, String> {
-        let uri = text.parse().map_err(|error: tenmil_block::uri::UriError| error.to_string())?;
-        PcieName::of(&uri).map_err(|error| error.to_string())
+    fn of(text: &str) -> Result<PcieName, tenmil_base::Error> {
+        let uri = text
+            .parse()
+            .map_err(|error: tenmil_block::uri::UriError| error.to_string())
+            .map_err(tenmil_base::Error::environment)?;
+        PcieName::of(&uri).map_err(tenmil_base::Error::environment)
     }
 
     #[test]
@@ -104,7 +107,7 @@ mod tests {
         let in_cmb = |text: &str| of(text).unwrap().wanted.queues_in_cmb;
         assert!(in_cmb("pcie:5e:00.0?cmb=queues"));
         assert!(!in_cmb("pcie:5e:00.0?cmb=no") && !name.wanted.queues_in_cmb);
-        assert!(of("pcie:5e:00.0?cmb=data").unwrap_err().contains("expected"));
+        assert!(of("pcie:5e:00.0?cmb=data").unwrap_err().text.contains("expected"));
         assert_eq!(of("pcie:5e:00.0").unwrap().address, "0000:5e:00.0");
         let isolation = |text: &str| of(text).unwrap().isolation;
         assert_eq!(isolation("pcie:5e:00.0?unsafe-no-iommu=yes"), IommuMode::None);
@@ -115,9 +118,9 @@ mod tests {
         assert_eq!(isolation("pcie:5e:00.0?vfio=group"), behind(Some(VfioInterface::Group)));
         assert_eq!(isolation("pcie:5e:00.0?vfio=iommufd"), behind(Some(VfioInterface::Iommufd)));
         assert!(of("pcie:5e:00.0?unsafe-no-iommu").is_err());
-        assert!(of("pcie:5e:00.0?vfio=type1").unwrap_err().contains("expected"));
+        assert!(of("pcie:5e:00.0?vfio=type1").unwrap_err().text.contains("expected"));
         let both = of("pcie:5e:00.0?vfio=iommufd&unsafe-no-iommu=yes").unwrap_err();
-        assert!(both.contains("one of the two"), "{both}");
+        assert!(both.text.contains("one of the two"), "{both}");
     }
 
     #[test]
@@ -126,7 +129,7 @@ mod tests {
             ["pcie:", "pcie:5e", "pcie:5e:00", "pcie:0:0.0", "pcie:1:2:3:4.0", "pcie:xx:00.0"]
         {
             let refused = of(text).unwrap_err();
-            assert!(refused.contains("expected"), "{text}: {refused}");
+            assert!(refused.text.contains("expected"), "{text}: {refused}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
+use tenmil_base::Error;
 
 use tenmil_base::InterruptVector;
 use tenmil_linux::EventVectors;
@@ -28,8 +29,8 @@ pub(super) struct FunctionVector {
 const VAIN_MAX: u32 = 16;
 
 impl FunctionVector {
-    pub(super) fn new(function: &Arc<Function>, number: u16) -> Result<Self, String> {
-        let event = EventVectors::new(1).map_err(|error| error.to_string())?;
+    pub(super) fn new(function: &Arc<Function>, number: u16) -> Result<Self, Error> {
+        let event = EventVectors::new(1).map_err(Error::environment)?;
         let function = Arc::downgrade(function);
         Ok(Self { event, function, number, is_attached: false, vain: 0 })
     }

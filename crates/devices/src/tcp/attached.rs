@@ -198,7 +198,7 @@ impl QueueSource for Attached {
         kept.look_after(self.clock.now());
         kept.check(&self.name)?;
         let RemoteControllerState { remote, wanted, .. } = &mut *kept;
-        wanted.take(ticket, remote).map_err(|why| self.peer(&why))
+        wanted.take(ticket, remote).map_err(|why| self.peer(&why.text))
     }
 
     fn close_queue(&self, ticket: u64) {
@@ -226,7 +226,7 @@ impl QueueSource for Attached {
         self.shared.lock().remote.controller().queue_pairs_max().into()
     }
 
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         self.name.supports_kernel_buffers()
     }
 

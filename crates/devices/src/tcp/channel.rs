@@ -71,7 +71,7 @@ pub(super) trait QueueSource: Send + Sync + 'static {
     fn queues_max(&self) -> u32;
 
     /// See [`BlockDevice::supports_kernel_buffers`].
-    fn supports_kernel_buffers(&self) -> Result<u32, String>;
+    fn supports_kernel_buffers(&self) -> Result<u32, Error>;
 
     /// See [`BlockDevice::identity`].
     fn identity(&self) -> Option<String>;
@@ -131,21 +131,21 @@ impl<Q: QueueSource> BlockDevice for RemoteDevice<Q> {
         self.behind.growth().limits(&self.limits)
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
         let behind = Arc::clone(&self.behind);
         let channel = match first {
             Some(queue) => Ok(RemoteChannel { queue: Queue::Open(queue), behind }),
             None => RemoteChannel::open(behind, self.limits()),
         };
-        Ok(Box::new(channel.map_err(|refused| refused.text)?))
+        Ok(Box::new(channel.map_err(|refused| refused.text).map_err(Error::environment)?))
     }
 
     fn channels_max(&self) -> u32 {
         self.behind.queues_max()
     }
 
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         self.behind.supports_kernel_buffers()
     }
 
@@ -157,31 +157,39 @@ impl<Q: QueueSource> BlockDevice for RemoteDevice<Q> {
         self.reserved.is_some().then_some(self)
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         Ok(self.behind.growth().block_count(&self.limits))
     }
 }
 
 impl<Q: QueueSource> RemoteDevice<Q> {
-    fn to_reserve(&self) -> Result<(&ReservedNamespace, ReservationQueue), String> {
-        let namespace = self.reserved.as_ref().ok_or("the namespace takes no reservations")?;
-        let queue = self.behind.reservation_queue().map_err(|refused| refused.text)?;
+    fn to_reserve(&self) -> Result<(&ReservedNamespace, ReservationQueue), Error> {
+        let namespace = self
+            .reserved
+            .as_ref()
+            .ok_or("the namespace takes no reservations")
+            .map_err(Error::environment)?;
+        let queue = self
+            .behind
+            .reservation_queue()
+            .map_err(|refused| refused.text)
+            .map_err(Error::environment)?;
         Ok((namespace, queue))
     }
 }
 
 impl<Q: QueueSource> Reservations for RemoteDevice<Q> {
-    fn holder(&self) -> Result<Option<ReservationHolder>, String> {
+    fn holder(&self) -> Result<Option<ReservationHolder>, Error> {
         let (namespace, queue) = self.to_reserve()?;
         namespace.holder(queue)
     }
 
-    fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, String> {
+    fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, Error> {
         let (namespace, queue) = self.to_reserve()?;
         namespace.acquire(queue, key, preempted)
     }
 
-    fn release(&self, key: u64) -> Result<(), String> {
+    fn release(&self, key: u64) -> Result<(), Error> {
         let (namespace, queue) = self.to_reserve()?;
         namespace.release(queue, key)
     }

@@ -158,32 +158,43 @@ impl TcpName {
     }
 
     /// See [`Medium::supports_kernel_buffers`](tenmil_base::BlockDevice::supports_kernel_buffers): sockets send data from any memory.
-    pub(super) fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    pub(super) fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         if self.options.data_digest != DigestMode::Off {
-            return Err("its data have a digest, which is computed in memory of this process, \
+            return Err(Error::environment(
+                "its data have a digest, which is computed in memory of this process, \
                         expected none"
-                .to_owned());
+                    .to_owned(),
+            ));
         }
         match self.sockets.engine {
             SocketEngine::Epoll => Ok(1),
-            SocketEngine::IoUring => Err("its sockets go by io_uring, expected epoll".to_owned()),
+            SocketEngine::IoUring => {
+                Err(Error::environment("its sockets go by io_uring, expected epoll".to_owned()))
+            }
         }
     }
 }
 
 /// Checks that no path is empty or given twice.
-fn check_paths(name: &TcpName) -> Result<(), String> {
+fn check_paths(name: &TcpName) -> Result<(), Error> {
     let addresses: Vec<&str> = name.addresses().collect();
     for (index, address) in addresses.iter().enumerate() {
         if address.is_empty() {
-            return Err("a path has no address, expected HOST:PORT,HOST:PORT".to_owned());
+            return Err(Error::environment(
+                "a path has no address, expected HOST:PORT,HOST:PORT".to_owned(),
+            ));
         }
         if addresses[..index].contains(address) {
-            return Err(format!("{address} is given twice, expected each path once"));
+            return Err(Error::environment(format!(
+                "{address} is given twice, expected each path once"
+            )));
         }
     }
     if addresses.len() > PATHS_MAX {
-        return Err(format!("{} paths are given, expected at most {PATHS_MAX}", addresses.len()));
+        return Err(Error::environment(format!(
+            "{} paths are given, expected at most {PATHS_MAX}",
+            addresses.len()
+        )));
     }
     Ok(())
 }
@@ -212,11 +223,13 @@ pub(crate) const MEANINGS: [(&str, &str); 5] = [
     ("ctrl-loss-timeout", "reconnecting ends, and the device is removed"),
 ];
 
-fn check(policy: &TimeoutPolicy) -> Result<(), String> {
+fn check(policy: &TimeoutPolicy) -> Result<(), Error> {
     let (least, most) = (Span::from_ms(100), Span::from_secs(8 * 3600));
     for (key, span) in times(&mut policy.clone()) {
         if !(least..=most).contains(span) {
-            return Err(format!("{key} is {span}, expected {least} to 8 hours"));
+            return Err(Error::environment(format!(
+                "{key} is {span}, expected {least} to 8 hours"
+            )));
         }
     }
     Ok(())

@@ -237,7 +237,7 @@ impl QueueSource for MultipathDevice {
         self.name.queues.into()
     }
 
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         self.name.supports_kernel_buffers()
     }
 

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits,
+    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits,
     Operation, Request, RequestFlags, Reservations, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
@@ -63,7 +63,7 @@ impl BlockDevice for QueueMappedDevice {
         self.below.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let own = |is_wanted: bool| is_wanted.then(|| self.below.channel()).transpose();
         let QueueMapOptions { read, poll } = self.maps;
         let channel = MappedChannel::new(self.below.channel()?, [own(read)?, own(poll)?]);
@@ -74,11 +74,11 @@ impl BlockDevice for QueueMappedDevice {
         (self.below.channels_max() / self.maps.count()).max(1)
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         self.below.block_status(lba)
     }
 
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         self.below.supports_kernel_buffers()
     }
 
@@ -90,7 +90,7 @@ impl BlockDevice for QueueMappedDevice {
         self.below.reservations()
     }
 
-    fn refresh_size(&self) -> Result<u64, String> {
+    fn refresh_size(&self) -> Result<u64, Error> {
         self.below.refresh_size()
     }
 }
@@ -225,7 +225,7 @@ mod tests {
             self.limits.clone()
         }
 
-        fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
             let mut made = self.made.lock().unwrap();
             let number = *made;
             *made += 1;

@@ -1,6 +1,6 @@
 //! The reservation of a namespace over NVMe/TCP, by a queue that is connected for the purpose.
 
-use tenmil_base::{CompletionBatch, Instant, IoStatus, Memory, ReservationHolder, Span};
+use tenmil_base::{CompletionBatch, Error, Instant, IoStatus, Memory, ReservationHolder, Span};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
 use tenmil_nvme_fabrics::FabricsChannel;
@@ -72,7 +72,7 @@ impl ReservedNamespace {
     pub(super) fn holder(
         &self,
         queue: ReservationQueue,
-    ) -> Result<Option<ReservationHolder>, String> {
+    ) -> Result<Option<ReservationHolder>, Error> {
         Exchange::new(self, queue)?.holder()
     }
 
@@ -81,7 +81,7 @@ impl ReservedNamespace {
         queue: ReservationQueue,
         key: u64,
         preempted: Option<u64>,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Error> {
         let mut exchange = Exchange::new(self, queue)?;
         let cptpl = match self.persists {
             true => ChangePersistence::Persist,
@@ -104,7 +104,7 @@ impl ReservedNamespace {
         Ok(false)
     }
 
-    pub(super) fn release(&self, queue: ReservationQueue, key: u64) -> Result<(), String> {
+    pub(super) fn release(&self, queue: ReservationQueue, key: u64) -> Result<(), Error> {
         let mut exchange = Exchange::new(self, queue)?;
         let rrega = RegisterAction::Unregister;
         let unregister = ReservationRegister { nsid: self.nsid, rrega, ..Default::default() };
@@ -114,25 +114,29 @@ impl ReservedNamespace {
 }
 
 impl<'a> Exchange<'a> {
-    fn new(namespace: &'a ReservedNamespace, queue: ReservationQueue) -> Result<Self, String> {
+    fn new(namespace: &'a ReservedNamespace, queue: ReservationQueue) -> Result<Self, Error> {
         let memory = namespace.regions.allocate(REPORT_BYTES as usize);
-        let memory = memory.map_err(|error| format!("{}: {error}", namespace.name))?;
+        let memory = memory
+            .map_err(|error| format!("{}: {error}", namespace.name))
+            .map_err(Error::environment)?;
         Ok(Self { namespace, queue, memory })
     }
 
-    fn holder(&mut self) -> Result<Option<ReservationHolder>, String> {
+    fn holder(&mut self) -> Result<Option<ReservationHolder>, Error> {
         let ReservedNamespace { nsid, host_id, .. } = *self.namespace;
         let report =
             ReservationReport { nsid, numd: REPORT_BYTES / 4 - 1, eds: true, ..Default::default() };
         let what = "Reservation Report";
         let outcome = self.send(what, report.to_command(), REPORT_BYTES)?;
         if !outcome.is_success() {
-            return Err(self.failed(what, outcome));
+            return Err(Error::environment(self.failed(what, outcome)));
         }
         let mut bytes = vec![0; REPORT_BYTES as usize];
         let segment = self.memory.segment().slice(0, REPORT_BYTES).unwrap_or_default();
         let loaded = self.namespace.regions.load(segment, &mut bytes);
-        loaded.map_err(|_| format!("{}: {what}: its memory is gone", self.namespace.name))?;
+        loaded
+            .map_err(|_| format!("{}: {what}: its memory is gone", self.namespace.name))
+            .map_err(Error::environment)?;
         let header = ReservationStatusExtended::parse(&bytes);
         let rtype = header.map_or(ReservationType::None, |header| header.rtype());
         let mut holders: Vec<_> = registrants_extended(&bytes).filter(|row| row.holds()).collect();
@@ -141,12 +145,12 @@ impl<'a> Exchange<'a> {
         let Some(holder) = holders.first().filter(|_| rtype != ReservationType::None) else {
             return match rtype {
                 ReservationType::None => Ok(None),
-                _ => Err(format!(
+                _ => Err(Error::environment(format!(
                     "{}: {what}: found a reservation and no holder among the first {} registrants, \
                      expected one",
                     self.namespace.name,
                     registrants_extended(&bytes).count()
-                )),
+                ))),
             };
         };
         Ok(Some(ReservationHolder {
@@ -157,13 +161,13 @@ impl<'a> Exchange<'a> {
         }))
     }
 
-    fn holds(&mut self, key: u64) -> Result<bool, String> {
+    fn holds(&mut self, key: u64) -> Result<bool, Error> {
         let holder = self.holder()?;
         Ok(holder.is_some_and(|it| it.is_this_host && it.is_write_exclusive && it.key == key))
     }
 
     /// False if another host has the reservation.
-    fn reserve(&mut self, key: u64, preempted: Option<u64>) -> Result<bool, String> {
+    fn reserve(&mut self, key: u64, preempted: Option<u64>) -> Result<bool, Error> {
         let (racqa, what) = match preempted {
             Some(_) => (AcquireAction::PreemptAndAbort, "Reservation Acquire (preempt and abort)"),
             None => (AcquireAction::Acquire, "Reservation Acquire"),
@@ -183,7 +187,7 @@ impl<'a> Exchange<'a> {
         what: &str,
         command: ReservationRegister,
         (current, new): (u64, u64),
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Error> {
         let keys = RegisterKeys::zeroed().with(|keys| keys.crkey(current).nrkey(new));
         self.store(keys.as_bytes())?;
         self.is_done(what, command.to_command())
@@ -194,25 +198,27 @@ impl<'a> Exchange<'a> {
         what: &str,
         command: ReservationRegister,
         keys: (u64, u64),
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         match self.register(what, command, keys)? {
             true => Ok(()),
-            false => Err(self.failed(what, IoStatus::RESERVATION_CONFLICT)),
+            false => Err(Error::environment(self.failed(what, IoStatus::RESERVATION_CONFLICT))),
         }
     }
 
-    fn store(&self, bytes: &[u8]) -> Result<(), String> {
+    fn store(&self, bytes: &[u8]) -> Result<(), Error> {
         let segment = self.memory.segment().slice(0, KEYS_BYTES).unwrap_or_default();
         let stored = self.namespace.regions.store(segment, bytes);
-        stored.map_err(|_| format!("{}: store a key: its memory is gone", self.namespace.name))
+        stored
+            .map_err(|_| format!("{}: store a key: its memory is gone", self.namespace.name))
+            .map_err(Error::environment)
     }
 
     /// Sends a command with two keys. False if it ends with Reservation Conflict.
-    fn is_done(&mut self, what: &str, command: tenmil_wire::Command) -> Result<bool, String> {
+    fn is_done(&mut self, what: &str, command: tenmil_wire::Command) -> Result<bool, Error> {
         match self.send(what, command, KEYS_BYTES)? {
             IoStatus::SUCCESS => Ok(true),
             outcome if outcome.is_conflict() => Ok(false),
-            outcome => Err(self.failed(what, outcome)),
+            outcome => Err(Error::environment(self.failed(what, outcome))),
         }
     }
 
@@ -222,7 +228,7 @@ impl<'a> Exchange<'a> {
         what: &str,
         command: tenmil_wire::Command,
         len_bytes: u32,
-    ) -> Result<IoStatus, String> {
+    ) -> Result<IoStatus, Error> {
         let ReservedNamespace { name, clock, .. } = self.namespace;
         let data = self.memory.segment().slice(0, len_bytes).unwrap_or_default();
         let queue = &mut self.queue.queue;
@@ -237,7 +243,9 @@ impl<'a> Exchange<'a> {
                 match sent {
                     Ok(()) => is_sent = true,
                     Err(tenmil_nvme_host::RawSubmitError::Full) => {}
-                    Err(refused) => return Err(format!("{name}: {what}: {refused}")),
+                    Err(refused) => {
+                        return Err(Error::environment(format!("{name}: {what}: {refused}")));
+                    }
                 }
             }
             queue.poll_raw(now, &mut answers);
@@ -246,7 +254,9 @@ impl<'a> Exchange<'a> {
                 return Ok(answer.status);
             }
             if now >= end {
-                return Err(format!("{name}: {what}: no answer in {COMMAND_MAX}"));
+                return Err(Error::environment(format!(
+                    "{name}: {what}: no answer in {COMMAND_MAX}"
+                )));
             }
             tenmil_linux::thread::yield_now();
         }
@@ -270,7 +280,7 @@ impl Drop for Exchange<'_> {
 
 impl ReservationQueue {
     /// A queue of a controller that stays attached for as long as the queue is there.
-    pub(super) fn of(attached: Attached) -> Result<Self, tenmil_base::Error> {
+    pub(super) fn of(attached: Attached) -> Result<Self, Error> {
         let queue = attached.queue()?;
         Ok(Self { queue, _attached: Some(attached) })
     }

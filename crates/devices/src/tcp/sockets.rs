@@ -1,6 +1,7 @@
 //! Socket options: keys of `tcp://` URIs. Each optimization can be switched off, so that its effect can
 //! be measured.
 
+use tenmil_base::Error;
 use tenmil_block::quantity::parse_size;
 use tenmil_block::uri::{Fields, Uri, UriError};
 use tenmil_linux::socket::SocketOptions;
@@ -30,10 +31,13 @@ pub fn of(uri: &Uri, fields: &mut Fields<'_>) -> Result<SocketOptions, UriError>
     Ok(options)
 }
 
-fn zero_copy(text: &str) -> Result<Option<usize>, String> {
+fn zero_copy(text: &str) -> Result<Option<usize>, Error> {
     if text == "no" {
         return Ok(None);
     }
     let bytes = parse_size(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
-    bytes.map(Some).ok_or_else(|| format!("zero-copy is `{text}`, expected a size or no"))
+    bytes
+        .map(Some)
+        .ok_or_else(|| format!("zero-copy is `{text}`, expected a size or no"))
+        .map_err(Error::environment)
 }

@@ -1,5 +1,6 @@
 //! Tests of `tcp://` URIs.
 
+use tenmil_base::Error;
 use tenmil_base::Span;
 use tenmil_block::uri::Uri;
 use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy};
@@ -7,9 +8,9 @@ use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy};
 use super::name::{TcpName, policy_of};
 use super::queue_map::QueueMapOptions;
 
-fn name(text: &str) -> Result<TcpName, String> {
+fn name(text: &str) -> Result<TcpName, Error> {
     let uri: Uri = text.parse().unwrap();
-    TcpName::of(&uri).map_err(|error| error.to_string())
+    TcpName::of(&uri).map_err(Error::environment)
 }
 
 const NQN: &str = "nqn.2024-01.example:disk";
@@ -57,10 +58,10 @@ fn what_was_lent_is_taken_where_nobody_has_to_look_at_it() {
     for query in ["", "?hdgst=yes", "?read-queue=yes", "?zero-copy=no"] {
         assert_eq!(takes(query), Ok(1), "{query}");
     }
-    assert!(takes("?ddgst=yes").unwrap_err().contains("digest"));
+    assert!(takes("?ddgst=yes").unwrap_err().text.contains("digest"));
     let mut by_ring = name("tcp://192.0.2.7:4420/nqn.2024-01.example:disk").unwrap();
     by_ring.sockets.engine = tenmil_linux::socket::SocketEngine::IoUring;
-    assert!(by_ring.supports_kernel_buffers().unwrap_err().contains("expected epoll"));
+    assert!(by_ring.supports_kernel_buffers().unwrap_err().text.contains("expected epoll"));
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn what_names_nothing_is_refused_with_what_was_expected() {
         ("tcp://a:1/nqn.2024-01.example:d?colour=1", "no parameter `colour`, expected ns"),
     ] {
         let problem = name(text).unwrap_err();
-        assert!(problem.contains(expected), "{problem}");
+        assert!(problem.text.contains(expected), "{problem}");
     }
 }
 
@@ -98,7 +99,7 @@ fn several_addresses_are_paths_to_the_same_namespace() {
         (format!("tcp://a:1,b:1/{NQN}?iopolicy=x"), "expected active-passive, round-robin or"),
     ] {
         let problem = name(&text).unwrap_err();
-        assert!(problem.contains(expected), "{problem}");
+        assert!(problem.text.contains(expected), "{problem}");
     }
 }
 

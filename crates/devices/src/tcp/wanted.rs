@@ -1,7 +1,7 @@
 //! Queue pairs of a remote SSD that channels wait for: each is created as soon as the controller is
 //! ready, however long that takes.
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_nvme_fabrics::{FabricsChannel, FabricsController};
 use tenmil_nvme_host::{FastPathOptions, QueuePairOptions, QueueSizes, RequestError};
 
@@ -91,12 +91,12 @@ impl WantedQueues {
         &mut self,
         ticket: u64,
         remote: &mut FabricsController,
-    ) -> Result<Option<FabricsChannel>, String> {
+    ) -> Result<Option<FabricsChannel>, Error> {
         let found = self.wanted.iter().position(|wanted| wanted.ticket == ticket);
         let Some(at) = found else { return Ok(None) };
         let wanted = &self.wanted[at];
         if let Some((_, why)) = &wanted.refused {
-            return Err(why.clone());
+            return Err(Error::environment(why.clone()));
         }
         let Some(id) = wanted.id else { return Ok(None) };
         let queue = remote.take_queue(id, self.namespace, QueueSizes::default());

@@ -96,7 +96,7 @@ impl ControllerBus for VfuBus {
     fn vector(
         &self,
         number: u16,
-    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), Error> {
         let vector = MessageVector::new(&self.link, self.offer.table_offset, number)?;
         let event = vector.event();
         Ok((Box::new(vector), event))

@@ -83,7 +83,7 @@ pub(super) struct ServerFeatures {
 }
 
 /// Result of a request, with the reason of a failure.
-pub(super) type ReplyResult<T> = Result<T, String>;
+pub(super) type ReplyResult<T> = Result<T, Error>;
 
 const BUFFER_BYTES: usize = 256 << 10;
 /// Maximum number of reads from the socket in one call.
@@ -196,7 +196,7 @@ impl ConnectionHandle {
         let id = self.lock().client.read(region, offset, len_bytes);
         match self.wait(|answer| is_answer_to(answer, id))? {
             ClientEvent::Data { data, .. } => Ok(data),
-            other => Err(refused(other)),
+            other => Err(Error::environment(refused(other))),
         }
     }
 
@@ -218,11 +218,13 @@ impl ConnectionHandle {
             return Ok(shown.iova);
         }
         if let Some(why) = &wire.lost {
-            return Err(why.clone());
+            return Err(Error::environment(why.clone()));
         }
         let len_bytes = wire.regions.len_bytes(region);
         let iova = wire.space.allocate(len_bytes).filter(|_| len_bytes > 0);
-        let iova = iova.ok_or("there is no such region, or no row of addresses for it")?;
+        let iova = iova
+            .ok_or("there is no such region, or no row of addresses for it")
+            .map_err(Error::environment)?;
         let shown = MappedRegion { iova, len_bytes, region };
         let file = wire.regions.descriptor(region).map(Arc::new);
         let (is_readable, is_writable) = (true, true);
@@ -249,7 +251,7 @@ impl ConnectionHandle {
         let Some(shown) = wire.known(region) else { return Ok(()) };
         if let Some(why) = wire.lost.clone() {
             drop(wire);
-            return if self.has_ended() { Ok(()) } else { Err(why) };
+            return if self.has_ended() { Ok(()) } else { Err(Error::environment(why)) };
         }
         let id = wire.client.unmap(shown.iova, shown.len_bytes);
         drop(wire);
@@ -263,7 +265,7 @@ impl ConnectionHandle {
 
     /// Assigns an event descriptor to an MSI-X vector.
     pub(super) fn set_vector(&self, vector: u16, descriptor: BorrowedFd<'_>) -> ReplyResult<()> {
-        let file = descriptor.try_clone_to_owned().map_err(|error| error.to_string())?;
+        let file = descriptor.try_clone_to_owned().map_err(Error::environment)?;
         let _turn = self.turn();
         let id = self.lock().client.set_irqs(IrqSet {
             index: irq_index::MSIX,
@@ -287,7 +289,7 @@ impl ConnectionHandle {
     fn done(&self, id: u16) -> ReplyResult<()> {
         match self.wait(|answer| is_answer_to(answer, id))? {
             ClientEvent::Done { .. } => Ok(()),
-            other => Err(refused(other)),
+            other => Err(Error::environment(refused(other))),
         }
     }
 
@@ -308,11 +310,11 @@ impl ConnectionHandle {
             if now >= end {
                 let why = format!("no answer within {}", self.shared.patience);
                 wire.lose(&self.shared, &why);
-                return Err(why);
+                return Err(Error::environment(why));
             }
             drop(wire);
             let waited = self.shared.watch.wait(Some(end.since(now)), &mut ready);
-            waited.map_err(|error| error.to_string())?;
+            waited.map_err(Error::environment)?;
         }
     }
 
@@ -325,30 +327,34 @@ impl ConnectionHandle {
         match self.wait(wants)? {
             ClientEvent::Version(_) => {}
             ClientEvent::Refused { error: Errno::BUSY, .. } => {
-                return Err("another client has it, expected none".to_owned());
+                return Err(Error::environment("another client has it, expected none".to_owned()));
             }
-            other => return Err(refused(other)),
+            other => return Err(Error::environment(refused(other))),
         }
         self.lock().client.device();
         let wants =
             |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Device { .. }) || ends(answer);
         let ClientEvent::Device { regions: count, irqs, can_reset } = self.wait(wants)? else {
-            return Err("it does not say what it is".to_owned());
+            return Err(Error::environment("it does not say what it is".to_owned()));
         };
         if count <= region_index::CONFIGURATION || irqs <= irq_index::MSIX {
-            return Err(format!("{count} regions and {irqs} interrupts, expected a PCI device"));
+            return Err(Error::environment(format!(
+                "{count} regions and {irqs} interrupts, expected a PCI device"
+            )));
         }
         self.lock().client.region(region_index::BAR0);
         let wants =
             |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Region { .. }) || ends(answer);
         let ClientEvent::Region { shape: bar, file, .. } = self.wait(wants)? else {
-            return Err("it does not say what BAR 0 is like".to_owned());
+            return Err(Error::environment("it does not say what BAR 0 is like".to_owned()));
         };
         self.lock().client.irqs(irq_index::MSIX);
         let wants =
             |answer: &ClientEvent<_>| matches!(answer, ClientEvent::Irqs { .. }) || ends(answer);
         let ClientEvent::Irqs { shape: msix, .. } = self.wait(wants)? else {
-            return Err("it does not say what its interrupts are like".to_owned());
+            return Err(Error::environment(
+                "it does not say what its interrupts are like".to_owned(),
+            ));
         };
         // A previous client may have left the controller enabled.
         if can_reset {
@@ -367,9 +373,9 @@ impl ConnectionHandle {
         let space = self.read(region_index::CONFIGURATION, 0, 256)?;
         if space[9..12] != NVM_EXPRESS {
             let [interface, subclass, class] = [space[9], space[10], space[11]];
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "class {class:02x}{subclass:02x}{interface:02x}, expected 010802, an NVMe controller"
-            ));
+            )));
         }
         let command = u16::from_le_bytes([space[COMMAND], space[COMMAND + 1]]) | COMMAND_SET;
         self.post(region_index::CONFIGURATION, COMMAND as u64, &command.to_le_bytes());
@@ -437,7 +443,7 @@ impl ConnectionState {
             None => Ok(()),
             Some(why) => {
                 self.await_end(shared);
-                Err(why)
+                Err(Error::environment(why))
             }
         }
     }
@@ -466,7 +472,7 @@ impl ConnectionState {
     fn send(&mut self, shared: &ConnectionShared) -> ReplyResult<()> {
         while let Some(outgoing) = self.client.outgoing() {
             if let Some(why) = &self.lost {
-                return Err(why.clone());
+                return Err(Error::environment(why.clone()));
             }
             let files: Vec<BorrowedFd<'_>> =
                 outgoing.files.iter().map(|file| file.as_fd()).collect();

@@ -50,9 +50,12 @@ impl VfuName {
 mod tests {
     use super::{AttachOptions, VfuName};
 
-    fn of(text: &str) -> Result<VfuName, String> {
-        let uri = text.parse().map_err(|error: tenmil_block::uri::UriError| error.to_string())?;
-        VfuName::of(&uri).map_err(|error| error.to_string())
+    fn of(text: &str) -> Result<VfuName, tenmil_base::Error> {
+        let uri = text
+            .parse()
+            .map_err(|error: tenmil_block::uri::UriError| error.to_string())
+            .map_err(tenmil_base::Error::environment)?;
+        VfuName::of(&uri).map_err(tenmil_base::Error::environment)
     }
 
     #[test]
@@ -71,7 +74,7 @@ mod tests {
         for text in ["vfio-user:", "vfio-user:/x?ns=0", "vfio-user:/x?depth=0", "vfio-user:/x?no=1"]
         {
             let refused = of(text).unwrap_err();
-            assert!(refused.contains("expected"), "{text}: {refused}");
+            assert!(refused.text.contains("expected"), "{text}: {refused}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_linux::poll_set::{Interest, PollSet};
@@ -160,7 +160,7 @@ fn plainly_linked(regions: &RegionTable) -> (ConnectionHandle, Peer) {
 }
 
 /// Thread that reads a register.
-fn asker(link: &ConnectionHandle) -> Thread<Result<Vec<u8>, String>> {
+fn asker(link: &ConnectionHandle) -> Thread<Result<Vec<u8>, Error>> {
     let link = link.clone();
     Thread::spawn("asks", None, move |_| link.read(region_index::BAR0, 0, 4)).unwrap()
 }
@@ -185,7 +185,7 @@ fn memory_is_our_own_again_only_once_the_other_side_has_closed() {
     let region = shown(&link, &mut peer, &regions);
     link.lose("a test");
     assert!(!link.has_ended());
-    assert_eq!(link.hide(region.id()), Err("a test".to_owned()));
+    assert_eq!(link.hide(region.id()), Err("a test".to_owned()).map_err(Error::environment));
     assert!(peer.next().is_none(), "it is told");
     assert!(!link.has_ended());
     drop(peer);
@@ -322,7 +322,7 @@ fn a_server_that_only_talks_is_waited_for_no_longer_than_one_that_is_silent() {
     let talker = Thread::spawn("talks", None, talk).unwrap();
     let begun: Instant = clock.now();
     let answer = link.read(region_index::BAR0, 0, 4);
-    assert!(answer.unwrap_err().contains("no answer within"));
+    assert!(answer.unwrap_err().text.contains("no answer within"));
     assert!(clock.now().since(begun) < Span::from_secs(10));
     drop(link);
     talker.stop();

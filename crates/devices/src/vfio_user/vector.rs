@@ -1,6 +1,7 @@
 //! Interrupt vector of a vfio-user controller.
 
 use std::os::fd::BorrowedFd;
+use tenmil_base::Error;
 
 use tenmil_base::InterruptVector;
 use tenmil_linux::EventVectors;
@@ -29,9 +30,10 @@ impl MessageVector {
         link: &ConnectionHandle,
         table_offset: u32,
         number: u16,
-    ) -> Result<Self, String> {
-        let event = EventVectors::new(1).map_err(|error| error.to_string())?;
-        let descriptor = event.descriptor(0).ok_or("no descriptor is left")?;
+    ) -> Result<Self, Error> {
+        let event = EventVectors::new(1).map_err(Error::environment)?;
+        let descriptor =
+            event.descriptor(0).ok_or("no descriptor is left").map_err(Error::environment)?;
         let control = u64::from(table_offset) + u64::from(number) * ENTRY_BYTES + CONTROL;
         link.post(region_index::BAR0, control, &MASKED.to_le_bytes());
         link.set_vector(number, descriptor)?;

@@ -215,7 +215,7 @@ impl BlockDevice for Power {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let mut state = self.lock();
         state.channels += 1;
         let (number, limits) = (state.channels, self.limits.clone());

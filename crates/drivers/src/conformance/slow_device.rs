@@ -44,7 +44,7 @@ impl BlockDevice for Reluctant {
         self.inner.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let random = self.random.lock().unwrap().fork();
         Ok(Box::new(ReluctantChannel { inner: self.inner.channel()?, random }))
     }
@@ -53,7 +53,7 @@ impl BlockDevice for Reluctant {
         self.inner.channels_max()
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, Error> {
         self.inner.block_status(lba)
     }
 }

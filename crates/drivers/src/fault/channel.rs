@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Instant, InterruptVector, IoChannel, IoCompletion,
-    IoStatus, Limits, Memory, Operation, Random, Request, Segment, WakeSource,
+    BlockDevice, CompletionBatch, DoorbellStats, Error, Instant, InterruptVector, IoChannel,
+    IoCompletion, IoStatus, Limits, Memory, Operation, Random, Request, Segment, WakeSource,
 };
 use tenmil_dma::Region;
 use tenmil_linux::EventVectors;
@@ -81,15 +81,19 @@ impl FaultChannel {
         medium: &dyn BlockDevice,
         shared: Arc<Shared>,
         limits: Limits,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let inner = medium.channel()?;
         let refuse = |error: &dyn std::fmt::Display| format!("fault: {error}");
-        let vectors = EventVectors::new(1).map_err(|error| refuse(&error))?;
-        let vector = vectors.vector(0).ok_or("fault: no event descriptor, expected one")?;
+        let vectors =
+            EventVectors::new(1).map_err(|error| refuse(&error)).map_err(Error::environment)?;
+        let vector = vectors
+            .vector(0)
+            .ok_or("fault: no event descriptor, expected one")
+            .map_err(Error::environment)?;
         let wake =
             CombinedWake::of([WakeSource::Descriptor(vector.descriptor()), inner.wake_source()])?;
         let blocks = shared.regions.allocate(usize::from(BLOCKS) * limits.block_size as usize);
-        let blocks = blocks.map_err(|error| refuse(&error))?;
+        let blocks = blocks.map_err(|error| refuse(&error)).map_err(Error::environment)?;
         let depth = limits.depth_max as usize;
         Ok(Self {
             inner,
@@ -387,7 +391,7 @@ impl IoChannel for FaultChannel {
         self.inner.disarm();
     }
 
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.inner.acknowledge_losses()
     }
 }

@@ -340,7 +340,7 @@ fn a_channel_that_is_closed_takes_its_memory_and_its_wake_up_along() {
         let channel = fault.channel().unwrap();
         assert_eq!(fault.shared.sleepers().len(), 1);
         let second = fault.channel().err().unwrap();
-        assert!(second.starts_with("fault: add a memory region"), "{second}");
+        assert!(second.text.starts_with("fault: add a memory region"), "{second}");
         assert_eq!(fault.shared.sleepers().len(), 1);
         drop(channel);
         assert_eq!(fault.shared.sleepers().len(), 0);

@@ -1,7 +1,7 @@
 //! I/O channel of a file: a table of requests in flight over an engine.
 
 use tenmil_base::{
-    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation,
+    CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation,
     Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_dma::RegionTable;
@@ -406,10 +406,10 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
 
     /// Only where reads come from the disk: of pages that it could not write, the kernel keeps the new
     /// contents in its cache, marked clean, and forgets them at any time after the next successful flush.
-    fn acknowledge_losses(&mut self) -> Result<(), String> {
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
         let Shared { direct, file, .. } = &*self.loan.shared;
         if let Err(why) = direct {
-            return Err(cached(&file.path().display(), *why));
+            return Err(Error::environment(cached(&file.path().display(), *why)));
         }
         self.acknowledge(self.losses());
         let Syncs { running, waiting, stale, .. } = &mut self.syncs;

@@ -73,10 +73,10 @@ impl BlockDevice for Failing {
         Limits { durability: tenmil_base::Durability::VolatileCache, ..self.file.limits() }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let file = Arc::clone(&self.file.shared.file);
         let engine = Engine::new(file, &self.regions, CAPACITY, EngineChoice::Threads);
-        let engine = engine.map_err(|error| error.to_string())?;
+        let engine = engine.map_err(Error::environment)?;
         self.file.channel_over(FailingJobs { engine, syncs: Arc::clone(&self.syncs) })
     }
 }

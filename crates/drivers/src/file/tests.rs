@@ -119,7 +119,7 @@ fn a_file_that_was_shorter_holds_zeroes_where_it_grew_again() {
     assert!(bytes.iter().all(|byte| *byte == 0), "what was lost is lost, marks too");
     for impossible in [0, u64::MAX] {
         let said = medium.resize(impossible).unwrap_err();
-        assert!(said.ends_with("expected at least 1, and fewer than 2^64 bytes"), "{said}");
+        assert!(said.text.ends_with("expected at least 1, and fewer than 2^64 bytes"), "{said}");
     }
     assert!(medium.resize(1 << 50).is_err(), "no file system has files of that size");
     assert_eq!(medium.limits().block_count, 512);
@@ -147,7 +147,10 @@ fn what_is_lent_goes_to_a_ring_and_only_there() {
     options.path = directory.path().join("others");
     let refused =
         FileDevice::open(&regions, &options).unwrap().supports_kernel_buffers().unwrap_err();
-    assert!(refused.contains("threads") && refused.contains("expected io_uring"), "{refused}");
+    assert!(
+        refused.text.contains("threads") && refused.text.contains("expected io_uring"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -212,7 +215,7 @@ fn a_closed_channels_memory_serves_the_next_one() {
         let two = [medium.channel(), medium.channel()];
         assert!(two.iter().all(Result::is_ok));
         let third = medium.channel().err().unwrap();
-        assert!(third.contains("made for 3"), "{third}");
+        assert!(third.text.contains("made for 3"), "{third}");
     }
 }
 
@@ -481,7 +484,10 @@ fn loss_is_not_acknowledged_where_the_page_cache_may_hide_it() {
             kernel.end_sync(result);
             assert_eq!(answers(&mut *channel), [(1, IoStatus::WRITE_FAULT)]);
             let said = channel.acknowledge_losses().unwrap_err();
-            assert!(said.contains("read through the page cache") && said.contains(fix), "{said}");
+            assert!(
+                said.text.contains("read through the page cache") && said.text.contains(fix),
+                "{said}"
+            );
         }
         // Who has written it again needs no read.
         channel.ack_losses(1);

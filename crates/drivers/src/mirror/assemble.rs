@@ -2,6 +2,7 @@
 
 use super::commit::legs_of;
 use super::state::SuperblockSequence;
+use tenmil_base::Error;
 use tenmil_volume::mirror::Ownership;
 use tenmil_volume::mirror::RegionBitmap;
 use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, NoSuperblock, Superblock, uuid_text};
@@ -80,11 +81,11 @@ pub(super) enum Start {
 pub(super) fn assemble(
     candidates: &[LegCandidate],
     start: Start,
-) -> Result<AssembledMirror, String> {
+) -> Result<AssembledMirror, Error> {
     let legs = sorted(candidates)?;
     let sound = legs.iter().flatten().filter(|(_, leg)| leg.is_sound());
     let Some((newest_name, newest)) = sound.max_by_key(|(_, leg)| leg.generation).copied() else {
-        return Err(none_in_sync(candidates));
+        return Err(Error::environment(none_in_sync(candidates)));
     };
     for leg in legs.iter().flatten() {
         belongs(*leg, newest)?;
@@ -94,7 +95,9 @@ pub(super) fn assemble(
     }
     let (given, count) = (candidates.len(), newest.members());
     if given > count as usize {
-        return Err(format!("{given} legs are given, expected at most {count}: so many it has"));
+        return Err(Error::environment(format!(
+            "{given} legs are given, expected at most {count}: so many it has"
+        )));
     }
     let mut in_sync = 0;
     for (name, leg) in legs.iter().flatten().filter(|(_, leg)| leg.is_sound()) {
@@ -102,14 +105,14 @@ pub(super) fn assemble(
         // a split brain.
         let calls_it_stale = leg.in_sync & (1 << newest.leg) == 0;
         if calls_it_stale && leg.generation > newest.known[usize::from(leg.leg)] {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "split brain: legs {} ({newest_name}, generation {}) and {} ({name}, generation {}) \
                  each say that the other is stale, expected one to be newer: both were written \
                  without the other; open each alone to see which data is wanted, then give the \
                  other's place to the same device again, which discards what it holds: `tenmil \
                  mirror replace --overwrite 'mirror:[{newest_name}]' {} '{name}'` keeps leg {}",
                 newest.leg, newest.generation, leg.leg, leg.generation, leg.leg, newest.leg
-            ));
+            )));
         }
         in_sync |= newest.in_sync & (1 << leg.leg);
     }
@@ -164,7 +167,7 @@ impl AssembledMirror {
 type LegOrder<'a> = [Option<(&'a str, &'a Superblock)>; LEGS_MAX];
 
 /// Orders the legs by number; rejects devices that are not legs, and legs of different mirrors.
-fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, String> {
+fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, Error> {
     let mut legs: LegOrder<'_> = [None; LEGS_MAX];
     let mut first: Option<(&str, &Superblock)> = None;
     for LegCandidate { name, found } in candidates {
@@ -172,31 +175,36 @@ fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, String> {
             LegProbe::Leg(leg) => &**leg,
             LegProbe::Missing(_) => continue,
             LegProbe::Foreign(NoSuperblock::Absent) => {
-                return Err(format!(
+                return Err(Error::environment(format!(
                     "{name} is not a leg of a mirror: found no superblock, expected one; {REMEDY}"
-                ));
+                )));
             }
             LegProbe::Foreign(NoSuperblock::Damaged(problem)) => {
-                return Err(format!(
+                return Err(Error::environment(format!(
                     "{name} has a damaged superblock: {problem}; leave it out of the name and end \
                      that with `?degraded=yes` to open the mirror without it, or {REMEDY}"
-                ));
+                )));
             }
         };
         let (first_name, like) = *first.get_or_insert((name, leg));
         if leg.uuid != like.uuid {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "{name} is a leg of mirror {}, expected {} as on {first_name}",
                 uuid_text(leg.uuid),
                 uuid_text(like.uuid)
-            ));
+            )));
         }
         if leg.shape != like.shape {
-            return Err(format!("{name} and {first_name} differ about the shape of their mirror"));
+            return Err(Error::environment(format!(
+                "{name} and {first_name} differ about the shape of their mirror"
+            )));
         }
         let place = &mut legs[usize::from(leg.leg)];
         if let Some((other, _)) = place {
-            return Err(format!("{name} and {other} both say that they are leg {}", leg.leg));
+            return Err(Error::environment(format!(
+                "{name} and {other} both say that they are leg {}",
+                leg.leg
+            )));
         }
         *place = Some((name, leg));
     }
@@ -204,29 +212,29 @@ fn sorted(candidates: &[LegCandidate]) -> Result<LegOrder<'_>, String> {
 }
 
 /// Rejects a device that is no longer, or not yet, a leg according to the newest leg.
-fn belongs((name, leg): (&str, &Superblock), newest: &Superblock) -> Result<(), String> {
+fn belongs((name, leg): (&str, &Superblock), newest: &Superblock) -> Result<(), Error> {
     let Superblock { leg: number, generation, .. } = *leg;
     let has_place = number < newest.legs && newest.gone & 1 << number == 0;
     if !has_place && generation > newest.generation {
-        return Err(format!(
+        return Err(Error::environment(format!(
             "{name} is leg {number}, expected one that the others know of: adding it was not \
              finished; leave it out of the name, or add it again with `tenmil mirror add \
              --overwrite`"
-        ));
+        )));
     }
     if !has_place {
-        return Err(format!(
+        return Err(Error::environment(format!(
             "{name} is leg {number}, expected one that the mirror still has: it has been removed; \
              leave it out of the name, or add it again with `tenmil mirror add --overwrite`"
-        ));
+        )));
     }
     let least = newest.known[usize::from(number)];
     if generation < least {
-        return Err(format!(
+        return Err(Error::environment(format!(
             "{name} is leg {number} of generation {generation}, expected {least} or later: it is an \
              old copy, or another device has its place now; leave it out of the name, or give it \
              a place with `tenmil mirror replace --overwrite`"
-        ));
+        )));
     }
     Ok(())
 }
@@ -236,7 +244,7 @@ fn is_complete(
     candidates: &[LegCandidate],
     legs: &LegOrder<'_>,
     (newest_name, newest): (&str, &Superblock),
-) -> Result<(), String> {
+) -> Result<(), Error> {
     // A leg that was marked stale later also knows which legs continued without the newest.
     let doubts = legs
         .iter()
@@ -244,7 +252,7 @@ fn is_complete(
         .find(|(_, leg)| leg.generation > newest.generation && leg.in_sync & 1 << newest.leg == 0);
     if let Some((name, leg)) = doubts {
         let number = newest.leg;
-        return Err(format!(
+        return Err(Error::environment(format!(
             "leg {number} ({newest_name}, generation {}) is stale, as leg {} ({name}, generation \
              {}) has recorded, expected legs {} that were in sync then; {}",
             newest.generation,
@@ -252,7 +260,7 @@ fn is_complete(
             leg.generation,
             numbers(leg.in_sync),
             degraded_hint("those legs hold")
-        ));
+        )));
     }
     let there = legs.iter().flatten().fold(0_u8, |mask, (_, leg)| mask | 1 << leg.leg);
     let absent = newest.in_sync & !there & !newest.gone;
@@ -263,7 +271,7 @@ fn is_complete(
         LegProbe::Missing(why) => Some(format!(" ({} is missing: {why})", one.name)),
         _ => None,
     });
-    Err(format!(
+    Err(Error::environment(format!(
         "leg {} is absent{}, and may hold newer blocks than leg {} ({newest_name}), which last \
          recorded legs {} in sync; expected every leg that was in sync; {}",
         numbers(absent),
@@ -271,7 +279,7 @@ fn is_complete(
         newest.leg,
         numbers(newest.in_sync),
         degraded_hint("it alone holds")
-    ))
+    )))
 }
 
 fn degraded_hint(what: &str) -> String {
@@ -326,11 +334,14 @@ mod tests {
         }
     }
 
-    fn put(found: [LegProbe; 2]) -> Result<AssembledMirror, String> {
+    fn put(found: [LegProbe; 2]) -> Result<AssembledMirror, tenmil_base::Error> {
         start(found, Start::Complete)
     }
 
-    fn start<const N: usize>(found: [LegProbe; N], how: Start) -> Result<AssembledMirror, String> {
+    fn start<const N: usize>(
+        found: [LegProbe; N],
+        how: Start,
+    ) -> Result<AssembledMirror, tenmil_base::Error> {
         let names = ["a", "b", "c"].into_iter().map(String::from);
         let candidates = names.zip(found).map(|(name, found)| LegCandidate { name, found });
         assemble(&candidates.collect::<Vec<_>>(), how)
@@ -383,13 +394,19 @@ mod tests {
         // It has been replaced, and its replacement was in sync or not.
         for in_sync in [0b01, 0b11] {
             let refused = put([is(knows(4, 2, 0, in_sync)), is(leg(1, 3, 0b11))]).unwrap_err();
-            assert!(refused.contains("b is leg 1 of generation 3, expected 4 or"), "{refused}");
+            assert!(
+                refused.text.contains("b is leg 1 of generation 3, expected 4 or"),
+                "{refused}"
+            );
         }
         let refused = put([is(knows(1, 3, 0b10, 0b101)), is(leg(1, 3, 0b11))]).unwrap_err();
-        assert!(refused.contains("b is leg 1, expected one that the mirror still"), "{refused}");
+        assert!(
+            refused.text.contains("b is leg 1, expected one that the mirror still"),
+            "{refused}"
+        );
         let third = Superblock { legs: 3, ..leg(2, 6, 0b11) };
         let refused = put([is(knows(1, 2, 0, 0b11)), is(third.clone())]).unwrap_err();
-        assert!(refused.contains("adding it was not finished"), "{refused}");
+        assert!(refused.text.contains("adding it was not finished"), "{refused}");
         // One leg knows of the new one, the other does not yet.
         let two = [is(knows(1, 3, 0, 0b11)), is(leg(1, 3, 0b11))];
         let assembly = put(two).unwrap();
@@ -407,12 +424,15 @@ mod tests {
         let refused = put([missing(), is(leg(1, 5, 0b11))]).unwrap_err();
         let expected = "leg 0 is absent (a is missing: no such file), and may hold newer blocks \
                         than leg 1 (b), which last recorded legs 0, 1 in sync; ";
-        assert!(refused.starts_with(expected) && refused.contains("`?degraded=yes`"), "{refused}");
+        assert!(
+            refused.text.starts_with(expected) && refused.text.contains("`?degraded=yes`"),
+            "{refused}"
+        );
         let assembly = start([missing(), is(leg(1, 5, 0b11))], Start::Degraded).unwrap();
         assert_eq!((assembly.in_sync, assembly.present()), (2, 2));
         let refused = put([missing(), is(leg(1, 5, 0b01))]).unwrap_err();
         let expected = "no leg is in sync: a is missing (no such file), b is stale";
-        assert!(refused.starts_with(expected), "{refused}");
+        assert!(refused.text.starts_with(expected), "{refused}");
     }
 
     #[test]
@@ -424,13 +444,13 @@ mod tests {
         // Both stopped at the same time; leg 2 may have continued.
         let both = || [three(0, 1, 0b111), three(1, 1, 0b111), missing()];
         let refused = start(both(), Start::Complete).unwrap_err();
-        assert!(refused.starts_with("leg 2 is absent"), "{refused}");
+        assert!(refused.text.starts_with("leg 2 is absent"), "{refused}");
         assert_eq!(start(both(), Start::Degraded).unwrap().in_sync, 0b011);
         // One was marked stale by legs that continued without the other.
         let told = || [three(0, 1, 0b001), three(1, 4, 0b100), missing()];
         let refused = start(told(), Start::Complete).unwrap_err();
         let expected = "leg 0 (a, generation 1) is stale, as leg 1 (b, generation 4) has recorded";
-        assert!(refused.starts_with(expected), "{refused}");
+        assert!(refused.text.starts_with(expected), "{refused}");
         // The absent leg is known to be stale.
         let survivors = [three(0, 2, 0b011), three(1, 2, 0b011), missing()];
         assert_eq!(start(survivors, Start::Complete).unwrap().in_sync, 0b011);
@@ -452,7 +472,7 @@ mod tests {
             ([is(leg(0, 1, 3)), is(leg(0, 1, 3))], "b and a both say that they are leg 0"),
         ] {
             let refused = put(found).unwrap_err();
-            assert!(refused.contains(expected), "{refused}");
+            assert!(refused.text.contains(expected), "{refused}");
         }
         let three = ["a", "b", "c"].map(|name| LegCandidate {
             name: name.into(),
@@ -461,6 +481,6 @@ mod tests {
         assert!(assemble(&three[1..], Start::Degraded).is_ok());
         let candidates = [three[0].clone(), three[2].clone(), three[2].clone()];
         let refused = assemble(&candidates, Start::Degraded).unwrap_err();
-        assert!(refused.contains("3 legs are given, expected at most 2"), "{refused}");
+        assert!(refused.text.contains("3 legs are given, expected at most 2"), "{refused}");
     }
 }

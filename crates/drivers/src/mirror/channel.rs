@@ -8,8 +8,8 @@ mod write_epochs;
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, Instant, Interrupts, IoChannel, IoCompletion, IoStatus, Limits, Operation,
-    Request, Segment, WakeSource,
+    CompletionBatch, Error, Instant, Interrupts, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, Request, Segment, WakeSource,
 };
 use tenmil_linux::EventVectors;
 
@@ -58,10 +58,12 @@ pub(super) struct MirrorChannel {
 }
 
 impl MirrorChannel {
-    pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, String> {
+    pub(super) fn open(shared: &Arc<Shared>) -> Result<Self, Error> {
         let limits = shared.limits.clone();
         let depth = limits.depth_max;
-        let bell = EventVectors::new(1).map_err(|error| format!("a descriptor: {error}"))?;
+        let bell = EventVectors::new(1)
+            .map_err(|error| format!("a descriptor: {error}"))
+            .map_err(Error::environment)?;
         bell.mask(0);
         let legs = Legs::open(shared, ChannelMemory::new(shared)?, &bell)?;
         let tally = WriteEpochs::new();
@@ -94,7 +96,7 @@ impl MirrorChannel {
     }
 
     /// Opens the channel of the maintenance thread.
-    pub(super) fn open_for_owner(shared: &Arc<Shared>) -> Result<Self, String> {
+    pub(super) fn open_for_owner(shared: &Arc<Shared>) -> Result<Self, Error> {
         let mut channel = Self::open(shared)?;
         channel.is_owner = true;
         shared.own(&mut shared.lock(), Some(channel.bell.clone()));

@@ -1,6 +1,7 @@
 //! Claims a mirror: before it serves I/O, the superblocks record its owner and the legs it starts with.
 //! From then on an absent leg is known as stale, regardless of its own superblock.
 
+use tenmil_base::Error;
 use tenmil_base::Instant;
 use tenmil_dma::RegionTable;
 use tenmil_volume::Owner;
@@ -32,7 +33,7 @@ impl Claim<'_> {
         assembly: &mut AssembledMirror,
         owner: Owner,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let Owner { id, record } = owner;
         assembly.owner = Ownership { id, epoch: assembly.owner.epoch.wrapping_add(1), record };
         for leg in legs_of(assembly.present()) {
@@ -51,7 +52,7 @@ impl Claim<'_> {
         &self,
         assembly: &mut AssembledMirror,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let room = leg_io::room(self.regions)?;
         loop {
             assembly.generation += 1;
@@ -83,7 +84,9 @@ impl Claim<'_> {
             }
             if assembly.in_sync & !failed == 0 {
                 let problems = problems.join("; ");
-                return Err(format!("record which legs are in sync: no leg takes it: {problems}"));
+                return Err(Error::environment(format!(
+                    "record which legs are in sync: no leg takes it: {problems}"
+                )));
             }
             assembly.in_sync &= !failed;
         }
@@ -94,7 +97,7 @@ impl Claim<'_> {
         &self,
         assembly: &AssembledMirror,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         for LegCandidate { name, found } in look(self.regions, self.legs, now)? {
             if let LegProbe::Leg(leg) = found
                 && leg.uuid == assembly.uuid
@@ -103,9 +106,9 @@ impl Claim<'_> {
             {
                 let by = leg.owner.owner().map_or("somebody".to_owned(), |by| by.to_string());
                 let uuid = uuid_text(assembly.uuid);
-                return Err(format!(
+                return Err(Error::environment(format!(
                     "mirror {uuid}: {by} opened it at the same time, as {name} says, expected nobody"
-                ));
+                )));
             }
         }
         Ok(())

@@ -26,16 +26,18 @@ use tenmil_volume::mirror::{LEGS_MAX, MirrorGeometry, Superblock, uuid_text};
 /// If a device cannot be opened or is too small, their block sizes differ, or there is existing data on
 /// one of them and `overwrite` is not set.
 pub fn create(opener: &Opener<'_>, uris: &[Uri], overwrite: bool) -> Result<String, Error> {
-    let refuse = |text: String| Error::new(ErrorCategory::Usage, format!("make a mirror: {text}"));
+    let refuse = |text: Error| Error::new(ErrorCategory::Usage, format!("make a mirror: {text}"));
     if !(2..=LEGS_MAX).contains(&uris.len()) {
         let count = uris.len();
-        return Err(refuse(format!("{count} legs are given, expected 2 to {LEGS_MAX}")));
+        return Err(refuse(Error::environment(format!(
+            "{count} legs are given, expected 2 to {LEGS_MAX}"
+        ))));
     }
     are_different_names(uris, &[]).map_err(refuse)?;
     let OpenLegs { legs, existing, identities, .. } = open_legs(opener, uris);
     are_different_names(uris, &identities).map_err(refuse)?;
-    if let Some(leg) = legs.iter().find(|leg| leg.medium.is_err()) {
-        return Err(refuse(leg.medium.as_ref().err().cloned().unwrap_or_default()));
+    if let Some(error) = legs.iter().find_map(|leg| leg.medium.as_ref().err()) {
+        return Err(refuse(error.clone()));
     }
     overwrite::allow("mirror create", &existing, overwrite, &KernelFiles::live())?;
     let uuid =
@@ -53,7 +55,7 @@ pub(super) fn format(
     legs: &[Leg],
     uuid: u128,
     now: &mut dyn FnMut() -> Instant,
-) -> Result<String, String> {
+) -> Result<String, Error> {
     let media: Vec<(&str, &Arc<dyn BlockDevice>)> = legs
         .iter()
         .map(|leg| leg.medium.as_ref().map(|medium| (&*leg.name, medium)).map_err(Clone::clone))
@@ -62,19 +64,24 @@ pub(super) fn format(
     let block_size = first.limits().block_size;
     if let Some((name, other)) = media.iter().find(|(_, leg)| leg.limits().block_size != block_size)
     {
-        return Err(format!(
+        return Err(Error::environment(format!(
             "{name} has blocks of {} bytes, expected {block_size} as on {first_name}",
             other.limits().block_size
-        ));
+        )));
     }
     let blocks = media.iter().map(|(_, leg)| leg.limits().block_count).min().unwrap_or(0);
-    let shape = MirrorGeometry::over(block_size, blocks).ok_or_else(|| {
-        format!("the shortest leg has {blocks} blocks of {block_size} bytes, expected over 1 MiB")
-    })?;
+    let shape = MirrorGeometry::over(block_size, blocks)
+        .ok_or_else(|| {
+            format!(
+                "the shortest leg has {blocks} blocks of {block_size} bytes, expected over 1 MiB"
+            )
+        })
+        .map_err(Error::environment)?;
     legs.iter().try_for_each(|leg| check_leg(leg, &shape))?;
-    let count = u8::try_from(legs.len()).map_err(|_| "too many legs")?;
+    let count =
+        u8::try_from(legs.len()).map_err(|_| "too many legs").map_err(Error::environment)?;
     let dirty = different(&media, &shape)?;
-    tenmil_linux::file::commit_created().map_err(|error| error.to_string())?;
+    tenmil_linux::file::commit_created().map_err(Error::environment)?;
     let room = leg_io::room(regions)?;
     for (leg, (name, medium)) in (0..).zip(&media) {
         let mut raw = leg_io::LegIo::open(regions, &room, &***medium)?;
@@ -97,7 +104,9 @@ pub(super) fn format(
                 owner: Ownership::NONE,
                 dirty,
             };
-            raw.write(&superblock, now).map_err(|problem| format!("{name}: {problem}"))?;
+            raw.write(&superblock, now)
+                .map_err(|problem| format!("{name}: {problem}"))
+                .map_err(Error::environment)?;
         }
     }
     are_different(regions, legs, now)?;
@@ -108,7 +117,7 @@ pub(super) fn format(
 }
 
 /// Rejects URIs of which two lead to the same blocks. `identities` are those of open devices.
-fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(), String> {
+fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(), Error> {
     let device = |uri| DeviceIdentity::with_names(uri, identities);
     let devices: Vec<DeviceIdentity> = uris.iter().map(device).collect();
     for (twice, uri) in uris.iter().enumerate() {
@@ -116,7 +125,9 @@ fn are_different_names(uris: &[Uri], identities: &[(Uri, String)]) -> Result<(),
             let is_same = *uri == uris[first];
             if is_same || devices[first].overlap(&devices[twice]).is_some() {
                 let first = &uris[first];
-                return Err(format!("{first} and {uri} are one device, expected different ones"));
+                return Err(Error::environment(format!(
+                    "{first} and {uri} are one device, expected different ones"
+                )));
             }
         }
     }
@@ -128,19 +139,25 @@ fn are_different(
     regions: &RegionTable,
     legs: &[Leg],
     now: &mut dyn FnMut() -> Instant,
-) -> Result<(), String> {
+) -> Result<(), Error> {
     for (index, candidate) in leg_io::look(regions, legs, now)?.into_iter().enumerate() {
         match candidate.found {
             LegProbe::Leg(found) if usize::from(found.leg) == index => {}
             LegProbe::Leg(found) => {
                 let name = &candidate.name;
                 let other = legs.get(usize::from(found.leg)).map_or("another leg", |leg| &leg.name);
-                return Err(format!("{name} and {other} are one device, expected different ones"));
+                return Err(Error::environment(format!(
+                    "{name} and {other} are one device, expected different ones"
+                )));
             }
-            LegProbe::Missing(why) => return Err(format!("{}: {why}", candidate.name)),
+            LegProbe::Missing(why) => {
+                return Err(Error::environment(format!("{}: {why}", candidate.name)));
+            }
             LegProbe::Foreign(_) => {
                 let name = &candidate.name;
-                return Err(format!("{name} does not hold what was written to it"));
+                return Err(Error::environment(format!(
+                    "{name} does not hold what was written to it"
+                )));
             }
         }
     }
@@ -151,7 +168,7 @@ fn are_different(
 fn different(
     media: &[(&str, &Arc<dyn BlockDevice>)],
     shape: &MirrorGeometry,
-) -> Result<RegionBitmap, String> {
+) -> Result<RegionBitmap, Error> {
     let mut dirty = RegionBitmap::new(shape.regions());
     for (_, medium) in media {
         let mut at = 0;
@@ -171,30 +188,33 @@ fn different(
 }
 
 /// Rejects a leg that does not fit this geometry.
-pub(super) fn check_leg(leg: &Leg, shape: &MirrorGeometry) -> Result<(), String> {
+pub(super) fn check_leg(leg: &Leg, shape: &MirrorGeometry) -> Result<(), Error> {
     let Ok(medium) = &leg.medium else { return Ok(()) };
     let limits = medium.limits();
     let name = &leg.name;
     if limits.block_size != shape.block_size || limits.metadata_size != 0 {
-        return Err(format!(
+        return Err(Error::environment(format!(
             "{name} has blocks of {} and {} bytes of metadata, expected {} and none",
             limits.block_size, limits.metadata_size, shape.block_size
-        ));
+        )));
     }
     let needed = shape.first + shape.block_count;
     if limits.block_count < needed {
-        return Err(format!("{name} has {} blocks, expected {needed}", limits.block_count));
+        return Err(Error::environment(format!(
+            "{name} has {} blocks, expected {needed}",
+            limits.block_count
+        )));
     }
     let superblock_blocks = superblock_bytes(shape.block_size) / shape.block_size;
     if limits.request_blocks_max < superblock_blocks {
-        return Err(format!(
+        return Err(Error::environment(format!(
             "{name} takes {} blocks at once, expected {superblock_blocks} for a superblock",
             limits.request_blocks_max
-        ));
+        )));
     }
     let needs = [Operation::Read, Operation::Write, Operation::Flush];
     if let Some(lacks) = needs.into_iter().find(|need| !limits.operations.has(*need)) {
-        return Err(format!("{name} has no {}, expected one", lacks.name()));
+        return Err(Error::environment(format!("{name} has no {}, expected one", lacks.name())));
     }
     Ok(())
 }

@@ -11,7 +11,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tenmil_base::{BlockDevice, Instant};
+use tenmil_base::{BlockDevice, Error, Instant};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Thread;
 use tenmil_volume::Owner as Opener;
@@ -52,7 +52,7 @@ pub(super) fn enter(
     (me, entry): (Option<Opener>, Entry),
     exclusion: &Exclusion,
     now: &mut dyn FnMut() -> Instant,
-) -> Result<(Vec<LegCandidate>, Option<Opener>), String> {
+) -> Result<(Vec<LegCandidate>, Option<Opener>), Error> {
     let candidates = look(regions, legs, now)?;
     let owner = owner_of(&candidates, me);
     let is_bound = |owner: &Opener| {
@@ -81,18 +81,20 @@ pub(super) fn enter(
         // A stale leg that was away while the mirror was taken over may be reserved by the owner before.
         let preempts = stale.as_ref().map_or(preempts, |owner| Preempts::Owner(owner.id));
         let is_needed = stale.is_none() && matches!(preempts, Preempts::Owner(_));
-        let refuse = |why: String| {
+        let refuse = |why: Error| {
             let name = &leg.name;
-            format!(
+            Error::environment(format!(
                 "{name}: {why}; close the mirror there; if that host is gone: `tenmil mirror takeover URI`"
-            )
+            ))
         };
         match exclusion.acquire(medium, preempts).map_err(refuse)? {
             Excluded::Reserved { was_preempted: false } if is_needed => {
-                return Err(refuse("it was not reserved any more".into()));
+                return Err(refuse(Error::environment("it was not reserved any more")));
             }
             Excluded::Not(why) if is_needed => {
-                return Err(refuse(why.unwrap_or_else(|| "it takes no reservations".into())));
+                return Err(refuse(Error::environment(
+                    why.unwrap_or_else(|| "it takes no reservations".into()),
+                )));
             }
             Excluded::Reserved { .. } => has_reserved = true,
             Excluded::Not(_) => {}

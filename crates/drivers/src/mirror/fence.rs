@@ -12,6 +12,7 @@
 //! owner, and data that go to dirty regions are not preceded by a look. So a mirror is only taken over if
 //! its owner is known to be gone, if its devices [exclude](super::exclude) it, or by force.
 
+use tenmil_base::Error;
 use tenmil_volume::Owner as Opener;
 use tenmil_volume::mirror::Ownership;
 
@@ -52,7 +53,7 @@ pub(super) fn admit(
     candidates: &[LegCandidate],
     me: Option<Opener>,
     is_forced: bool,
-) -> Result<Option<Opener>, String> {
+) -> Result<Option<Opener>, Error> {
     let mut former = None;
     for (name, leg) in legs_in(candidates) {
         let is_other = |owner: &Opener| Some(owner.id) != me.map(|me| me.id);
@@ -62,12 +63,12 @@ pub(super) fn admit(
         }
         if !is_forced && !is_gone(&owner) {
             let uuid = uuid_text(leg.uuid);
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "mirror {uuid}: {owner} has it open for writing, as {name} says, expected nobody; end \
                  that process, or take the mirror over: `tenmil mirror takeover URI`, which needs NVMe \
                  reservations; if it or its machine is gone for certain: `tenmil mirror takeover --force \
                  URI`"
-            ));
+            )));
         }
         former = Some(owner);
     }

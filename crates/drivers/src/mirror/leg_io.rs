@@ -3,7 +3,7 @@
 //! Used when a mirror is opened, created or changed; not on the I/O path.
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoStatus, Memory, Operation, Request,
     RequestFlags, Segment, Span,
 };
 use tenmil_dma::{Region, RegionTable};
@@ -14,7 +14,7 @@ use super::shared::{memory, superblock_bytes};
 use tenmil_volume::mirror::{COPIES_AT, SUPERBLOCK_BYTES, Superblock};
 
 /// Memory for the superblock of any leg.
-pub(super) fn room(regions: &RegionTable) -> Result<Region, String> {
+pub(super) fn room(regions: &RegionTable) -> Result<Region, Error> {
     memory(regions, 64 << 10)
 }
 
@@ -34,10 +34,13 @@ impl<'a> LegIo<'a> {
         regions: &'a RegionTable,
         room: &Region,
         medium: &dyn BlockDevice,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let len_bytes = superblock_bytes(medium.limits().block_size);
-        let memory =
-            room.segment().slice(0, len_bytes).ok_or("a superblock is longer than a block")?;
+        let memory = room
+            .segment()
+            .slice(0, len_bytes)
+            .ok_or("a superblock is longer than a block")
+            .map_err(Error::environment)?;
         Ok(Self { backend: medium.channel()?, regions, memory })
     }
 
@@ -57,7 +60,7 @@ impl<'a> LegIo<'a> {
             }
         }
         if problems.len() == copies.len() {
-            return LegProbe::Missing(problems.swap_remove(0));
+            return LegProbe::Missing(problems.swap_remove(0).to_string());
         }
         match Superblock::newer([&copies[0], &copies[1]]) {
             Ok(superblock) => LegProbe::Leg(Box::new(superblock)),
@@ -70,19 +73,22 @@ impl<'a> LegIo<'a> {
         &mut self,
         superblock: &Superblock,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let head = self.memory.slice(0, 4096).unwrap_or_default();
         let filled = self.regions.fill(self.memory, 0);
         filled
             .and_then(|()| self.regions.store(head, &superblock.encode()))
-            .map_err(|_| "its superblock is out of reach".to_owned())?;
+            .map_err(|_| "its superblock is out of reach".to_owned())
+            .map_err(Error::environment)?;
         self.run(Operation::Write, COPIES_AT[superblock.copy()], now)
     }
 
     /// Erases both copies.
-    pub(super) fn wipe(&mut self, now: &mut dyn FnMut() -> Instant) -> Result<(), String> {
+    pub(super) fn wipe(&mut self, now: &mut dyn FnMut() -> Instant) -> Result<(), Error> {
         let filled = self.regions.fill(self.memory, 0);
-        filled.map_err(|_| "its superblock is out of reach".to_owned())?;
+        filled
+            .map_err(|_| "its superblock is out of reach".to_owned())
+            .map_err(Error::environment)?;
         COPIES_AT.iter().try_for_each(|at| self.run(Operation::Write, *at, now))
     }
 
@@ -91,7 +97,7 @@ impl<'a> LegIo<'a> {
         operation: Operation,
         at: u64,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let limits = self.backend.limits();
         let request = Request {
             token: 0,
@@ -120,11 +126,14 @@ impl<'a> LegIo<'a> {
             if let [answer] = answers.as_slice() {
                 return match answer.status {
                     IoStatus::SUCCESS => Ok(()),
-                    outcome => Err(format!("{doing}: status {:#x}, expected 0", outcome.0)),
+                    outcome => Err(Error::environment(format!(
+                        "{doing}: status {:#x}, expected 0",
+                        outcome.0
+                    ))),
                 };
             }
             if time > until {
-                return Err(format!("{doing}: no answer in {PATIENCE}"));
+                return Err(Error::environment(format!("{doing}: no answer in {PATIENCE}")));
             }
             std::hint::spin_loop();
         }
@@ -136,12 +145,12 @@ pub(super) fn look(
     regions: &RegionTable,
     legs: &[Leg],
     now: &mut dyn FnMut() -> Instant,
-) -> Result<Vec<LegCandidate>, String> {
+) -> Result<Vec<LegCandidate>, Error> {
     let room = room(regions)?;
     let candidates = legs.iter().map(|leg| {
         let opened = leg.medium.clone().and_then(|medium| LegIo::open(regions, &room, &*medium));
         let found = match opened {
-            Err(why) => LegProbe::Missing(why),
+            Err(why) => LegProbe::Missing(why.to_string()),
             Ok(mut raw) => raw.read(now),
         };
         LegCandidate { name: leg.name.clone(), found }

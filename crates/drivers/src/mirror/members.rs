@@ -62,7 +62,7 @@ pub fn add(opener: &Opener<'_>, uri: &Uri, new: &Uri, overwrite: bool) -> Result
     with_members(opener, uri, &doing, |members, now| {
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, None, now).map_err(caller)?;
-        tenmil_linux::file::commit_created().map_err(|error| caller(error.to_string()))?;
+        tenmil_linux::file::commit_created().map_err(caller)?;
         members.add(&leg, now).map_err(caller)
     })
 }
@@ -91,7 +91,7 @@ pub fn replace(
         let leg = fresh(opener, (uri, members.identities), new, overwrite, now)?;
         members.is_other(&leg, Some(number), now).map_err(caller)?;
         consent(&format!("{} is replaced by {new}", members.described(number)))?;
-        tenmil_linux::file::commit_created().map_err(|error| caller(error.to_string()))?;
+        tenmil_linux::file::commit_created().map_err(caller)?;
         members.replace(number, &leg, now).map_err(caller)
     })
 }
@@ -139,7 +139,7 @@ fn with_members(
 }
 
 /// A usage error.
-fn caller(text: String) -> Error {
+fn caller(text: impl std::fmt::Display) -> Error {
     Error::new(ErrorCategory::Usage, text)
 }
 
@@ -186,7 +186,7 @@ impl<'a> OfflineMirror<'a> {
         legs: &'a [Leg],
         start: Start,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let candidates: Vec<LegCandidate> = look(regions, legs, now)?;
         admit(&candidates, None, false)?;
         let assembly = assemble(&candidates, start)?;
@@ -194,7 +194,7 @@ impl<'a> OfflineMirror<'a> {
     }
 
     /// The leg with this number or on this device.
-    fn number(&self, name: &str) -> Result<u8, String> {
+    fn number(&self, name: &str) -> Result<u8, Error> {
         let all = self.numbers();
         let found = match name.parse::<u8>() {
             Ok(number) => all & 1_u8.checked_shl(number.into()).unwrap_or(0),
@@ -208,7 +208,10 @@ impl<'a> OfflineMirror<'a> {
             (first, _) => {
                 let count = if first.is_none() { "no leg is" } else { "several legs are" };
                 let all: Vec<String> = legs_of(all).map(|leg| self.described(leg)).collect();
-                Err(format!("{count} `{name}`, expected one of: {}", all.join(", ")))
+                Err(Error::environment(format!(
+                    "{count} `{name}`, expected one of: {}",
+                    all.join(", ")
+                )))
             }
         }
     }
@@ -248,29 +251,31 @@ impl<'a> OfflineMirror<'a> {
         new: &Leg,
         replaced: Option<u8>,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let found = look(self.regions, std::slice::from_ref(new), now)?;
         let Some(LegProbe::Leg(found)) = found.first().map(|one| &one.found) else { return Ok(()) };
         let stays = self.assembly.present() & !replaced.map_or(0, |leg| 1 << leg);
         if found.uuid != self.assembly.uuid || stays & 1 << found.leg == 0 {
             return Ok(());
         }
-        Err(format!(
+        Err(Error::environment(format!(
             "{} is {}, or a copy of it, expected another device",
             new.name,
             self.described(found.leg)
-        ))
+        )))
     }
 
     pub(super) fn add(
         &mut self,
         new: &Leg,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<String, String> {
+    ) -> Result<String, Error> {
         let AssembledMirror { legs, gone, .. } = self.assembly;
         let number = if gone == 0 { u32::from(legs) } else { gone.trailing_zeros() };
         let number = u8::try_from(number).ok().filter(|number| usize::from(*number) < LEGS_MAX);
-        let number = number.ok_or(format!("it has {legs} legs, expected less than {LEGS_MAX}"))?;
+        let number = number
+            .ok_or(format!("it has {legs} legs, expected less than {LEGS_MAX}"))
+            .map_err(Error::environment)?;
         let mut change = self.change(number)?;
         (change.legs, change.gone) = (legs.max(number + 1), gone & !(1 << number));
         self.admit(change, number, new, now)?;
@@ -282,7 +287,7 @@ impl<'a> OfflineMirror<'a> {
         number: u8,
         new: &Leg,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<String, String> {
+    ) -> Result<String, Error> {
         let change = self.change(number)?;
         self.admit(change, number, new, now)?;
         let left = self.wipe(number, now);
@@ -291,10 +296,12 @@ impl<'a> OfflineMirror<'a> {
     }
 
     /// The number of legs left without this one.
-    fn check_remove(&self, number: u8) -> Result<u32, String> {
+    fn check_remove(&self, number: u8) -> Result<u32, Error> {
         let left = self.numbers().count_ones() - 1;
         if left < 2 {
-            return Err(format!("{left} leg would be left, expected 2; replace it instead"));
+            return Err(Error::environment(format!(
+                "{left} leg would be left, expected 2; replace it instead"
+            )));
         }
         self.change(number).map(|_| left)
     }
@@ -303,7 +310,7 @@ impl<'a> OfflineMirror<'a> {
         &mut self,
         number: u8,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<String, String> {
+    ) -> Result<String, Error> {
         let left = self.check_remove(number)?;
         let mut change = self.change(number)?;
         change.gone |= 1 << number;
@@ -318,21 +325,23 @@ impl<'a> OfflineMirror<'a> {
 
     /// The common part of every change: leg `number` is no longer in sync. Absent legs are not in sync
     /// either, as after a write without them.
-    fn change(&self, number: u8) -> Result<SuperblockUpdate, String> {
+    fn change(&self, number: u8) -> Result<SuperblockUpdate, Error> {
         let AssembledMirror { legs, gone, generation, known, ref dirty, .. } = self.assembly;
         let in_sync = self.assembly.in_sync & !(1 << number);
         if in_sync == 0 {
-            return Err(format!("leg {number} is the only one in sync, expected another one"));
+            return Err(Error::environment(format!(
+                "leg {number} is the only one in sync, expected another one"
+            )));
         }
         // Where legs differ, data is read from the first in-sync leg, and a client may have seen it.
         let is_source = self.assembly.in_sync.trailing_zeros() == u32::from(number);
         let unequal = dirty.iter().count();
         if is_source && unequal > 0 {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "leg {number} is the one that is read where legs may differ, and {unequal} regions \
                  may, expected none; keep the mirror open and idle until `tenmil get mirrors` says \
                  that nothing is dirty"
-            ));
+            )));
         }
         let (generation, dirty) = (generation + 1, dirty.clone());
         let fresh = self.assembly.fresh & !(1 << number);
@@ -346,7 +355,7 @@ impl<'a> OfflineMirror<'a> {
         number: u8,
         new: &Leg,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         check_leg(new, &self.assembly.shape)?;
         change.fresh |= 1 << number;
         change.known[usize::from(number)] = change.generation;
@@ -363,14 +372,16 @@ impl<'a> OfflineMirror<'a> {
         change: &SuperblockUpdate,
         except: u8,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         // In-sync legs first: the others decide nothing.
         let present = self.assembly.present() & !(1 << except);
         let (first, last) = (present & change.in_sync, present & !change.in_sync);
         for leg in legs_of(first).chain(legs_of(last)) {
             let sequence = self.assembly.sequences[usize::from(leg)].draw();
             let superblock = self.superblock(change, leg, sequence);
-            let place = self.assembly.places[usize::from(leg)].ok_or("a leg has no place")?;
+            let place = self.assembly.places[usize::from(leg)]
+                .ok_or("a leg has no place")
+                .map_err(Error::environment)?;
             self.write(&self.legs[place], &superblock, now)?;
         }
         Ok(())
@@ -400,10 +411,12 @@ impl<'a> OfflineMirror<'a> {
         leg: &Leg,
         superblock: &Superblock,
         now: &mut dyn FnMut() -> Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let medium = leg.medium.clone()?;
         let mut raw = LegIo::open(self.regions, &self.room, &*medium)?;
-        raw.write(superblock, now).map_err(|problem| format!("{}: {problem}", leg.name))
+        raw.write(superblock, now)
+            .map_err(|problem| format!("{}: {problem}", leg.name))
+            .map_err(Error::environment)
     }
 
     /// Erases the superblocks of the old leg, if present. Returns a note if that fails: the other legs

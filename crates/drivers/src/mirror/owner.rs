@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{CompletionBatch, IoChannel, Span, WakeSource};
+use tenmil_base::{CompletionBatch, Error, IoChannel, Span, WakeSource};
 use tenmil_linux::{Clock, Notifier, Sleeper, StopFlag, Thread};
 
 use super::channel::MirrorChannel;
@@ -40,7 +40,7 @@ impl Owner {
         device: String,
         names: &Arc<[Option<String>]>,
         clock: Clock,
-    ) -> Result<Option<Self>, String> {
+    ) -> Result<Option<Self>, Error> {
         if shared.media.iter().flatten().any(|leg| leg.channels_max() < 2) {
             return Ok(None);
         }
@@ -48,12 +48,12 @@ impl Owner {
         let channel = MirrorChannel::open_for_owner(&shared)?;
         let mut running = Running { shared, channel, device, names };
         let refuse = |error: std::io::Error| format!("start the thread of a mirror: {error}");
-        let mut sleeper = Sleeper::new().map_err(refuse)?;
+        let mut sleeper = Sleeper::new().map_err(refuse).map_err(Error::environment)?;
         let bell = sleeper.notifier();
         let thread = Thread::spawn("mirror", None, move |stop| {
             running.run(stop, &clock, &mut sleeper);
         });
-        Ok(Some(Self { thread: thread.map_err(refuse)?, bell }))
+        Ok(Some(Self { thread: thread.map_err(refuse).map_err(Error::environment)?, bell }))
     }
 }
 

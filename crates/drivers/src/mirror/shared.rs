@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{BlockDevice, Instant, Limits, Segment};
+use tenmil_base::{BlockDevice, Error, Instant, Limits, Segment};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::EventVectors;
 
@@ -331,7 +331,7 @@ impl WriteEpoch {
 }
 
 impl ChannelMemory {
-    pub(super) fn new(shared: &Shared) -> Result<Self, String> {
+    pub(super) fn new(shared: &Shared) -> Result<Self, Error> {
         let legs = u32::try_from(shared.media.len()).unwrap_or(u32::MAX);
         let (superblock_bytes, chunk_bytes) = (shared.superblock_bytes(), shared.chunk_bytes);
         let chunk_at = 3 * superblock_bytes * legs;
@@ -360,8 +360,8 @@ impl ChannelMemory {
 }
 
 /// Allocates memory of a mirror.
-pub(super) fn memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, String> {
-    regions.allocate(len_bytes as usize).map_err(|error| error.to_string())
+pub(super) fn memory(regions: &RegionTable, len_bytes: u32) -> Result<Region, Error> {
+    regions.allocate(len_bytes as usize).map_err(Error::environment)
 }
 
 #[cfg(test)]

@@ -16,9 +16,9 @@ use tenmil_volume::mirror::{NoSuperblock, Superblock, uuid_text};
 #[derive(Clone, Debug)]
 pub struct MirrorReport {
     /// For each given leg: its name, and its superblock or why it has none.
-    pub legs: Vec<(String, Result<Superblock, String>)>,
+    pub legs: Vec<(String, Result<Superblock, Error>)>,
     /// How the mirror would open: a description, or why it would not.
-    pub verdict: Result<String, String>,
+    pub verdict: Result<String, Error>,
     /// Health of the mirror, if it would open.
     pub health: Option<Health>,
 }
@@ -46,9 +46,9 @@ pub fn show(opener: &Opener<'_>, uri: &Uri) -> Result<MirrorReport, Error> {
     let said = candidates.into_iter().map(|LegCandidate { name, found }| {
         let found = match found {
             LegProbe::Leg(superblock) => Ok(*superblock),
-            LegProbe::Missing(why) => Err(why),
-            LegProbe::Foreign(NoSuperblock::Absent) => Err("no superblock".into()),
-            LegProbe::Foreign(NoSuperblock::Damaged(why)) => Err(why),
+            LegProbe::Missing(why) => Err(Error::environment(why)),
+            LegProbe::Foreign(NoSuperblock::Absent) => Err(Error::environment("no superblock")),
+            LegProbe::Foreign(NoSuperblock::Damaged(why)) => Err(Error::environment(why)),
         };
         (name, found)
     });

@@ -43,11 +43,11 @@ impl BlockingVolumeIo {
     ) -> Result<Self, Error> {
         let name = format!("{}: volume `{}`", open.name, info.name);
         let machine =
-            |problem: String| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
+            |problem: Error| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let volume = Volume::open(open, info, parent).map_err(machine)?;
         let blocks_max = volume.limits.request_blocks_max.min(CARRY_MAX);
         let memory = open.regions.allocate((blocks_max * PAGE_BYTES) as usize);
-        let memory = memory.map_err(|error| machine(error.to_string()))?;
+        let memory = memory.map_err(|error| machine(Error::environment(error)))?;
         let backend = volume.channel().map_err(machine)?;
         let (regions, clock) = (open.regions.clone(), open.clock);
         Ok(Self { backend, _volume: volume, regions, memory, name, clock, blocks_max })

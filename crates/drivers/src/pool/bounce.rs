@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use tenmil_base::{InvalidSegment, Memory, Segment};
+use tenmil_base::{Error, InvalidSegment, Memory, Segment};
 use tenmil_dma::{Region, RegionTable};
 
 use super::PAGE_BYTES;
@@ -26,10 +26,10 @@ pub(super) const REQUEST_PAGES_MAX: u32 = 32;
 const PAGE: usize = PAGE_BYTES as usize;
 
 impl Bounce {
-    pub(super) fn new(regions: &RegionTable, depth: u32, pages: u32) -> Result<Self, String> {
+    pub(super) fn new(regions: &RegionTable, depth: u32, pages: u32) -> Result<Self, Error> {
         let place_bytes = pages * PAGE_BYTES;
         let memory = regions.allocate((depth * place_bytes) as usize);
-        let memory = memory.map_err(|error| error.to_string())?;
+        let memory = memory.map_err(Error::environment)?;
         Ok(Self { regions: regions.clone(), memory, place_bytes })
     }
 

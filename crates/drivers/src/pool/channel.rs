@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{
-    CompletionBatch, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits, Memory,
-    Operation, Request, Segment, WakeSource,
+    CompletionBatch, Error, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, Request, Segment, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_volume::format::BLOCKS_MAX;
@@ -92,7 +92,7 @@ impl VolumeChannel {
         parent: Option<&ParentImage>,
         limits: &Limits,
         block_count: Arc<AtomicU64>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let volume = info.id;
         let readers = ReadEpochs::new();
         let (desk, mut below) = open.way(Some(readers.register()))?;

@@ -74,7 +74,7 @@ impl OpenPool {
         opener: &Opener<'_>,
         watch: &mut ProgressFn<'_>,
     ) -> Result<PoolCheckResult, Error> {
-        let machine = |problem: String| {
+        let machine = |problem: Error| {
             Error::new(ErrorCategory::Environment, format!("{}: check: {problem}", self.name))
         };
         let mut pages = StorePages::open(self, 1).map_err(machine)?;
@@ -91,7 +91,7 @@ impl OpenPool {
                 let bytes = |pages: u64| pages * u64::from(PAGE_BYTES);
                 match watch((bytes(read), bytes(read + left))) {
                     true => Ok(()),
-                    false => Err(machine("it was interrupted".into())),
+                    false => Err(machine(Error::environment("it was interrupted"))),
                 }
             })?;
         let (name, uuid, generation) =

@@ -74,7 +74,7 @@ impl OpenPool {
             return Err(self.refuse(&tenmil_volume::PoolError::ReadOnly(name.into())));
         }
         let Some(parent) = self.open_parent(opener, &info)? else { return Ok(0) };
-        let machine = |problem: String| {
+        let machine = |problem: Error| {
             Error::new(
                 ErrorCategory::Environment,
                 format!("{}: decouple `{name}`: {problem}", self.name),
@@ -88,12 +88,12 @@ impl OpenPool {
             let fill = PoolRequest::CopyFromParent { volume, blocks: COPY_BLOCKS.into() };
             match self.converse(fill, &mut |action| mover.carry(action))? {
                 PoolResponse::Filled(to) if to < left => left = to,
-                _ => return Err(machine("it made no progress, expected some".into())),
+                _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
             let progress = ((info.reach - left) * page, info.reach * page);
             let goes_on = &mut || watch(progress);
             if !(goes_on() && pace.rest(mover.copied - before, began, goes_on)) {
-                return Err(machine("interrupted; say it again to go on".into()));
+                return Err(machine(Error::environment("interrupted; say it again to go on")));
             }
         }
         self.ask(PoolRequest::Flush)?;
@@ -102,7 +102,7 @@ impl OpenPool {
 }
 
 impl<'a> ParentCopier<'a> {
-    fn new(open: &'a OpenPool, parent: &'a ParentImage) -> Result<Self, String> {
+    fn new(open: &'a OpenPool, parent: &'a ParentImage) -> Result<Self, Error> {
         let (regions, clock) = (&open.regions, &open.clock);
         let store = StorePages::open(open, COPY_BLOCKS)?;
         let parent = BlockingPageIo::wide(

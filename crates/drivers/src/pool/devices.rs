@@ -79,7 +79,8 @@ impl PoolDevice {
         let refuse = |category, problem: String| Error::new(category, problem);
         let raw =
             BlockingPageIo::open(opener.regions, &opener.clock, &*self.opened.medium, &self.shape);
-        let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem))?;
+        let mut raw =
+            raw.map_err(|problem| refuse(ErrorCategory::Environment, problem.to_string()))?;
         let mut page = [0; 4096];
         raw.read(0, &mut page).map_err(|outcome| {
             refuse(

@@ -129,7 +129,11 @@ impl OpenPool {
         self.spread(&mut ground, &devices)?;
         match self.ask(PoolRequest::Grow(devices.clone()))? {
             PoolResponse::Done => {}
-            _ => return Err(self.machine("grow: found another answer, expected an end".into())),
+            _ => {
+                return Err(self.machine(
+                    Error::environment("grow: found another answer, expected an end").to_string(),
+                ));
+            }
         }
         let blocks = devices.blocks();
         Ok(GrowResult { before, blocks, were_there, devices: ground.infos(&devices) })
@@ -164,10 +168,10 @@ impl OpenPool {
         let name = self.name();
         let mut ground = self.ground();
         let last = ground.members.len() - 1;
-        let refuse = |text: String| Error::new(ErrorCategory::Usage, text);
+        let refuse = |text: Error| Error::new(ErrorCategory::Usage, text);
         let Some(member) = ground.members.get_mut(number as usize).filter(|_| number > 0) else {
             let text = format!("pool `{name}`: it has no device {number}, expected {last} at most");
-            return Err(refuse(text));
+            return Err(refuse(Error::environment(text)));
         };
         if !leads_to(opener, uri, &member.identity) {
             let text = format!(
@@ -177,7 +181,7 @@ impl OpenPool {
                 member.uri
             );
             let hint = "To put a copy in its place, end the process, and say it again.";
-            return Err(refuse(text).with_hint(hint));
+            return Err(refuse(Error::environment(text)).with_hint(hint));
         }
         let before = std::mem::replace(&mut member.uri, uri.clone());
         drop(ground);
@@ -193,26 +197,25 @@ impl OpenPool {
         new: &[NewDevice],
         overwrite: bool,
     ) -> Result<NewDevice, Error> {
-        let refuse =
-            |problem: String| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
+        let refuse = |problem: Error| Error::new(ErrorCategory::Usage, format!("{uri}: {problem}"));
         let mut member = PoolDevice::of(uri, opener.open(uri)?)?;
         member.uri = uri.clone().probe_only();
         let (found, needed) = (member.shape.pages, STORE_BLOCKS_MIN + LABEL_BLOCKS);
         if found < needed {
             let problem = format!("it has {found} blocks of 4 KiB, expected {needed} at least");
-            return Err(refuse(problem));
+            return Err(refuse(Error::environment(problem)));
         }
         let label = Label::decode(&member.first_page(opener)?).ok();
         let ours = label.filter(|label| label.store == self.uuid());
         let is_known = |uuid: u128| devices.others.iter().any(|other| other.uuid == uuid);
         if let Some(label) = ours.as_ref().filter(|label| is_known(label.uuid)) {
             let said = describe_label(label);
-            return Err(refuse(format!(
+            return Err(refuse(Error::environment(format!(
                 "{said}, or a copy of that, expected one that is new to it"
-            )));
+            ))));
         }
         if ours.as_ref().is_some_and(|label| new.iter().any(|one| one.uuid == label.uuid)) {
-            return Err(refuse("it is given twice, expected once".into()));
+            return Err(refuse(Error::environment("it is given twice, expected once")));
         }
         // A label of this pool that no superblock counts is left from a grow interrupted by a power loss.
         if ours.is_none() {
@@ -282,7 +285,7 @@ impl OpenPool {
             };
             self.shared
                 .add_device_channel(more)
-                .map_err(|problem: String| self.machine(problem))?;
+                .map_err(|problem: Error| self.machine(problem.to_string()))?;
         }
         Ok(())
     }
@@ -298,7 +301,7 @@ fn write_label(opener: &Opener<'_>, member: &PoolDevice, label: &Label) -> Resul
     let refuse = |category, problem: String| Error::new(category, format!("{uri}: {problem}"));
     let bytes = label.encode().map_err(|error| refuse(error.category(), error.to_string()))?;
     let raw = BlockingPageIo::open(opener.regions, &opener.clock, &*opened.medium, shape);
-    let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem))?;
+    let mut raw = raw.map_err(|problem| refuse(ErrorCategory::Environment, problem.to_string()))?;
     // The old superblocks are erased before the label replaces the first one.
     let mut write = || {
         for at in [1, shape.pages - 2, shape.pages - 1] {

@@ -60,7 +60,7 @@ impl OpenPool {
         if was_thick && before.own() == info.blocks {
             return Ok(InflateResult { info, was_there: true });
         }
-        let machine = |problem: String| {
+        let machine = |problem: Error| {
             Error::new(
                 ErrorCategory::Environment,
                 format!("{}: inflate `{name}`: {problem}", self.name),
@@ -77,12 +77,12 @@ impl OpenPool {
             let own = PoolRequest::MakeExclusive { volume, block, blocks: COPY_BLOCKS.into() };
             match self.converse(own, &mut |action| mover.carry(action))? {
                 PoolResponse::Owned(to) if to > block => block = to,
-                _ => return Err(machine("it made no progress, expected some".into())),
+                _ => return Err(machine(Error::environment("it made no progress, expected some"))),
             }
             let progress = (block.min(info.blocks) * page, info.blocks * page);
             let goes_on = &mut || watch(progress);
             if !(goes_on() && pace.rest(mover.copied - before, began, goes_on)) {
-                return Err(machine("interrupted; say it again to go on".into()));
+                return Err(machine(Error::environment("interrupted; say it again to go on")));
             }
         }
         // Writes of clients may have allocated clusters meanwhile, for which nothing needs to be reserved

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoStatus, Memory, Operation, Request,
     RequestFlags, Segment, Span, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
@@ -105,7 +105,7 @@ impl MetadataThread {
         (desk, backend): (Arc<ClientInbox>, Box<dyn IoChannel>),
         shape: PageGeometry,
         regions: &RegionTable,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let pages = SMALL + LARGE * LARGE_PAGES;
         let memory = regions.allocate((pages * PAGE_BYTES) as usize);
         let places = (SMALL + LARGE) as usize;
@@ -116,7 +116,7 @@ impl MetadataThread {
             backend,
             shape,
             regions: regions.clone(),
-            memory: memory.map_err(|error| error.to_string())?,
+            memory: memory.map_err(Error::environment)?,
             jobs: vec![PendingIo::NONE; places].into(),
             small: (0..SMALL).rev().collect(),
             large: (SMALL..SMALL + LARGE).rev().collect(),
@@ -445,7 +445,7 @@ impl MetadataThread {
         let mut state = self.shared.lock_to_tell();
         state.store.complete(io, end);
         if let Some(why) = unread {
-            state.store.refuse_recovery(why);
+            state.store.refuse_recovery(why.to_string());
         }
         self.shared.dispatch(&mut state);
     }

@@ -1,8 +1,8 @@
 //! Placeholder for a missing device: every read and write fails.
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
-    Segment, WakeSource,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Request, Segment, WakeSource,
 };
 
 use tenmil_block::CompletionQueue;
@@ -20,7 +20,7 @@ impl BlockDevice for MissingDevice {
         self.0.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (limits, ready) = (self.0.clone(), CompletionQueue::with_depth(self.0.depth_max));
         Ok(Box::new(AbsentChannel { limits, ready }))
     }

@@ -1,7 +1,7 @@
 //! Blocking page I/O for creating, opening and checking pools. Not on the I/O path.
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Operation, Request,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoStatus, Memory, Operation, Request,
     RequestFlags, Segment, Span,
 };
 use tenmil_dma::{Region, RegionTable};
@@ -34,7 +34,7 @@ pub(super) struct StorePages<'a> {
 }
 
 impl<'a> StorePages<'a> {
-    pub(super) fn open(open: &'a OpenPool, pages: u32) -> Result<Self, String> {
+    pub(super) fn open(open: &'a OpenPool, pages: u32) -> Result<Self, Error> {
         let ground = open.ground();
         let raw = BlockingPageIo::wide(
             &open.regions,
@@ -66,7 +66,7 @@ impl<'a> BlockingPageIo<'a> {
         clock: &Clock,
         medium: &dyn BlockDevice,
         shape: &PageGeometry,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         Self::wide(regions, clock, medium, shape, 1)
     }
 
@@ -77,10 +77,10 @@ impl<'a> BlockingPageIo<'a> {
         medium: &dyn BlockDevice,
         shape: &PageGeometry,
         pages: u32,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let pages = pages.min(shape.request_pages);
         let memory = regions.allocate((pages * PAGE_BYTES) as usize);
-        let memory = memory.map_err(|error| error.to_string())?;
+        let memory = memory.map_err(Error::environment)?;
         let (shape, clock) = (*shape, *clock);
         let backend = medium.channel()?;
         let (patience, is_overdue) = (PATIENCE, false);

@@ -147,24 +147,26 @@ impl ParentImage {
     ) -> Result<Self, Error> {
         let uri: Uri = parent.uri.parse()?;
         let outside = Self::open(opener, child, &uri)?;
-        let other = |problem: String| Error::new(ErrorCategory::Remote, problem);
+        let other = |problem: Error| Error::new(ErrorCategory::Remote, problem);
         let limits = outside.opened.medium.limits();
         let page = u64::from(PAGE_BYTES);
         if outside.shape.pages < parent.blocks {
             let found = limits.block_count * u64::from(limits.block_size);
             let expected = parent.blocks * page;
-            return Err(other(format!("it has {found} bytes, expected {expected} at least")));
+            return Err(other(Error::environment(format!(
+                "it has {found} bytes, expected {expected} at least"
+            ))));
         }
         if limits.block_size != parent.block_bytes {
             let (found, expected) = (limits.block_size, parent.block_bytes);
-            return Err(other(format!(
+            return Err(other(Error::environment(format!(
                 "it is another: blocks of {found} bytes, expected {expected}"
-            )));
+            ))));
         }
         if outside.uuid != parent.uuid {
             let (found, expected) = (outside.uuid, parent.uuid);
             let problem = format!("it is another snapshot: {found:032x}, expected {expected:032x}");
-            return Err(other(problem));
+            return Err(other(Error::environment(problem)));
         }
         let found = outside.print(opener, parent.blocks)?;
         if found != parent.print {
@@ -173,7 +175,7 @@ impl ParentImage {
                 "it is another, or was written to: the checksum of some of its blocks is {found:016x}, \
                  expected {expected:016x}"
             );
-            return Err(other(problem));
+            return Err(other(Error::environment(problem)));
         }
         Ok(outside)
     }
@@ -193,7 +195,7 @@ impl ParentImage {
 
     /// The checksum of the checksums of some pages.
     fn checksum(&self, opener: &Opener<'_>, pages: &[u64]) -> Result<u32, Error> {
-        let machine = |problem: String| {
+        let machine = |problem: Error| {
             Error::new(ErrorCategory::Environment, format!("{}: {problem}", self.uri))
         };
         let clock: &Clock = &opener.clock;
@@ -230,7 +232,7 @@ impl ParentImage {
     }
 
     /// The block status of at most `pages` pages from `page` on.
-    pub(super) fn extent(&self, page: u64, pages: u64) -> Result<BlockExtent, String> {
+    pub(super) fn extent(&self, page: u64, pages: u64) -> Result<BlockExtent, Error> {
         let per_page = self.shape.blocks_in_page;
         let BlockExtent { blocks, kind: holds } =
             self.opened.medium.block_status(page * per_page)?;

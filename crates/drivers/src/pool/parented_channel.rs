@@ -9,8 +9,8 @@
 //! extra cost.
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
-    Segment, WakeSource,
+    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Request, Segment, WakeSource,
 };
 
 use tenmil_volume::format::BLOCKS_MAX;
@@ -46,7 +46,7 @@ impl ParentedChannel {
         store: Box<dyn IoChannel>,
         parent: Option<&ParentImage>,
         shape: &PageGeometry,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let channel = parent.map(|parent| parent.opened.medium.channel()).transpose()?;
         let sources = [Some(store.wake_source()), channel.as_ref().map(|one| one.wake_source())];
         let wake = CombinedWake::of(sources.into_iter().flatten())?;

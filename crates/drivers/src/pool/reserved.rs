@@ -40,7 +40,7 @@ impl Reserved {
         let mut pool = self.pool();
         if !pool.is_done {
             for medium in &pool.media {
-                self.exclusion.acquire(medium, preempts).map_err(|why| self.refuse(&why))?;
+                self.exclusion.acquire(medium, preempts).map_err(|why| self.refuse(why))?;
             }
             pool.is_done = true;
         }
@@ -56,7 +56,7 @@ impl Reserved {
         let mut pool = self.pool();
         if pool.is_done {
             let acquired = self.exclusion.acquire(medium, Preempts::Nothing);
-            acquired.map_err(|why| self.refuse(&why))?;
+            acquired.map_err(|why| self.refuse(why))?;
         }
         pool.media.push(Arc::clone(medium));
         Ok(())
@@ -94,7 +94,7 @@ impl Reserved {
         }
         for medium in &pool.media {
             let acquired = self.exclusion.acquire(medium, Preempts::Owner(owner.id));
-            match acquired.map_err(|why| self.refuse(&why))? {
+            match acquired.map_err(|why| self.refuse(why))? {
                 Excluded::Reserved { was_preempted: true } => {}
                 other => {
                     let why = match other {
@@ -133,7 +133,7 @@ impl Reserved {
         self.exclusion.release();
     }
 
-    fn refuse(&self, why: &str) -> Error {
+    fn refuse(&self, why: impl std::fmt::Display) -> Error {
         let text = format!("{}: {why}", self.name);
         Error::new(ErrorCategory::Environment, text).with_hint(format!(
             "close the pool there; if that host is gone: `tenmil pool takeover {}`.",

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{Interrupts, IoStatus};
+use tenmil_base::{Error, Interrupts, IoStatus};
 use tenmil_linux::{EventVectors, Notifier};
 use tenmil_volume::{ActionResult, DeviceAction, Pool, PoolError, PoolRequest, PoolResponse};
 
@@ -144,8 +144,10 @@ impl Shared {
         &self,
         reads: Option<read_epochs::ReadEpoch>,
         has_way: bool,
-    ) -> Result<Arc<ClientInbox>, String> {
-        let bell = EventVectors::new(1).map_err(|error| format!("a descriptor: {error}"))?;
+    ) -> Result<Arc<ClientInbox>, Error> {
+        let bell = EventVectors::new(1)
+            .map_err(|error| format!("a descriptor: {error}"))
+            .map_err(Error::environment)?;
         bell.mask(0);
         let mut state = self.lock();
         let number = state.next_seat;
@@ -161,10 +163,10 @@ impl Shared {
     /// Sends a channel to a new device to every client that has its own channel.
     pub(super) fn add_device_channel(
         &self,
-        mut make: impl FnMut() -> Result<DeviceChannel, String>,
-    ) -> Result<(), String> {
+        mut make: impl FnMut() -> Result<DeviceChannel, Error>,
+    ) -> Result<(), Error> {
         let ways = self.lock().seats.iter().filter(|(_, seat)| seat.has_way).count();
-        let made = (0..ways).map(|_| make()).collect::<Result<Vec<DeviceChannel>, String>>()?;
+        let made = (0..ways).map(|_| make()).collect::<Result<Vec<DeviceChannel>, Error>>()?;
         let mut state = self.lock();
         let seats = state.seats.iter().filter(|(_, seat)| seat.has_way);
         let seats: Vec<u32> = seats.map(|(number, _)| *number).collect();

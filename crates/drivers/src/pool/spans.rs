@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, IoChannel, Limits};
+use tenmil_base::{BlockDevice, Error, IoChannel, Limits};
 use tenmil_volume::format::BLOCKS_MAX;
 
 use super::PAGE_BYTES;
@@ -81,7 +81,7 @@ impl BlockDevice for SpannedDevice {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let legs = self.legs.iter().map(|leg| leg.medium.channel()).collect::<Result<_, _>>()?;
         let spans = SpanMap::of(&self.legs, self.limits.block_size);
         Ok(Box::new(MultiLegChannel::new(legs, spans, unbounded(&self.limits))?))

@@ -1,5 +1,6 @@
 //! Stripe layout: maps a block to its leg and position.
 
+use tenmil_base::Error;
 use tenmil_base::Limits;
 
 use crate::multi_leg::BlockLayout;
@@ -26,29 +27,31 @@ pub(crate) struct StripeLocation {
 
 impl Layout {
     /// A layout with chunks of `chunk_bytes` over these legs, whose block sizes are equal.
-    pub(super) fn over(legs: &[(&str, Limits)], chunk_bytes: u64) -> Result<Self, String> {
+    pub(super) fn over(legs: &[(&str, Limits)], chunk_bytes: u64) -> Result<Self, Error> {
         let block_size = u64::from(legs[0].1.block_size);
         let chunk_blocks = chunk_bytes / block_size;
         let fits = chunk_bytes.is_power_of_two() && chunk_bytes <= u64::from(u32::MAX);
         if !fits || chunk_blocks == 0 {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "chunk is {chunk_bytes} bytes, expected a power of two from the block of \
                  {block_size} to 2 GiB"
-            ));
+            )));
         }
         let chunk_shift = chunk_blocks.trailing_zeros();
         let mut rows = u64::MAX;
         for (name, leg) in legs {
             rows = rows.min(leg.block_count >> chunk_shift);
             if rows == 0 {
-                return Err(format!(
+                return Err(Error::environment(format!(
                     "{name} has {} blocks, expected at least a chunk of {chunk_blocks}",
                     leg.block_count
-                ));
+                )));
             }
         }
         let block_count = (rows << chunk_shift).checked_mul(legs.len() as u64);
-        block_count.ok_or_else(|| format!("{} legs have more blocks than fit", legs.len()))?;
+        block_count
+            .ok_or_else(|| format!("{} legs have more blocks than fit", legs.len()))
+            .map_err(Error::environment)?;
         Ok(Self { legs: legs.len() as u64, chunk_shift, rows })
     }
 
@@ -169,9 +172,15 @@ mod tests {
     fn chunks_that_cannot_be_are_refused() {
         for bad in [0, 256, 1_536, 1 << 32] {
             let refused = Layout::over(&[("leg", limits(64))], bad).unwrap_err();
-            assert!(refused.starts_with(&format!("chunk is {bad} bytes, expected")), "{refused}");
+            assert!(
+                refused.text.starts_with(&format!("chunk is {bad} bytes, expected")),
+                "{refused}"
+            );
         }
         let refused = Layout::over(&[("a", limits(64)), ("b", limits(7))], 4096).unwrap_err();
-        assert_eq!(refused, "b has 7 blocks, expected at least a chunk of 8");
+        assert_eq!(
+            refused,
+            tenmil_base::Error::environment("b has 7 blocks, expected at least a chunk of 8")
+        );
     }
 }

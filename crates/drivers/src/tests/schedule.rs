@@ -29,7 +29,7 @@ impl BlockDevice for Scheduled {
         self.channel().unwrap().limits().clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         Ok(self.scheduler.over(self.below.channel()?))
     }
 }

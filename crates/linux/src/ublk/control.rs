@@ -212,6 +212,12 @@ impl fmt::Display for ControlError {
 
 impl std::error::Error for ControlError {}
 
+impl From<ControlError> for tenmil_base::Error {
+    fn from(why: ControlError) -> Self {
+        Self { category: why.category(), text: why.to_string(), hint: why.hint() }
+    }
+}
+
 impl fmt::Debug for Control {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("Control").field("file", &self.file).finish_non_exhaustive()

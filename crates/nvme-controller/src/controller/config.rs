@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, Span};
+use tenmil_base::{BlockDevice, Error, Span};
 
 use super::subsystem::PersistRequest;
 use crate::namespace::{CacheVoucher, Identity};
@@ -71,7 +71,7 @@ pub enum Persistence {
 /// perhaps by a polling thread, and must not block.
 pub trait ReservationStore: Send {
     /// Record found when the store was created, if any. The error is one line with what was found.
-    fn load(&self) -> Result<Option<Vec<u8>>, String>;
+    fn load(&self) -> Result<Option<Vec<u8>>, Error>;
 
     /// Starts to replace the stored record by `record`; `None` means no reservations. After this call has
     /// returned, the writer reports completion through `stored`; from then on the record is durable.
@@ -93,8 +93,7 @@ pub trait NamespacePool: Send {
     fn block_sizes(&self) -> &[u32];
     /// Creates a block device that reads as zeroes. Dropping its last handle frees the space. The error
     /// is one line with the value found and the value expected.
-    fn create(&mut self, block_size: u32, block_count: u64)
-    -> Result<Arc<dyn BlockDevice>, String>;
+    fn create(&mut self, block_size: u32, block_count: u64) -> Result<Arc<dyn BlockDevice>, Error>;
 }
 
 /// Configuration of one controller.
@@ -232,7 +231,7 @@ impl Default for ControllerConfig {
 
 impl ControllerConfig {
     /// Checks all ranges. The error is one line that names the first violation.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), Error> {
         let within = |what: &str, value: u64, low: u64, high: u64| {
             let fits = (low..=high).contains(&value);
             fits.then_some(()).ok_or_else(|| {
@@ -242,29 +241,35 @@ impl ControllerConfig {
                 )
             })
         };
-        within("cntlid", self.cntlid.into(), 0, 0xffef)?;
-        within("queue_entries_max", self.queue_entries_max.into(), 2, 1 << 16)?;
-        within("transfer_bytes_max", self.transfer_bytes_max.into(), 8192, 1 << 31)?;
-        within("io_queues_max", self.io_queues_max.into(), 1, 0xffff)?;
-        within("vectors", self.vectors.into(), 0, 2048)?;
-        within("event_requests_max", self.event_requests_max.into(), 1, 256)?;
-        within("aborts_max", self.aborts_max.into(), 1, 256)?;
-        within("error_entries", self.error_entries.into(), 1, 256)?;
-        within("keep_alive_step in ms", self.keep_alive_step.ns / 1_000_000, 100, 6_553_500)?;
-        within("firmware_bytes_max", self.firmware_bytes_max.into(), 4096, 1 << 30)?;
+        within("cntlid", self.cntlid.into(), 0, 0xffef).map_err(Error::environment)?;
+        within("queue_entries_max", self.queue_entries_max.into(), 2, 1 << 16)
+            .map_err(Error::environment)?;
+        within("transfer_bytes_max", self.transfer_bytes_max.into(), 8192, 1 << 31)
+            .map_err(Error::environment)?;
+        within("io_queues_max", self.io_queues_max.into(), 1, 0xffff)
+            .map_err(Error::environment)?;
+        within("vectors", self.vectors.into(), 0, 2048).map_err(Error::environment)?;
+        within("event_requests_max", self.event_requests_max.into(), 1, 256)
+            .map_err(Error::environment)?;
+        within("aborts_max", self.aborts_max.into(), 1, 256).map_err(Error::environment)?;
+        within("error_entries", self.error_entries.into(), 1, 256).map_err(Error::environment)?;
+        within("keep_alive_step in ms", self.keep_alive_step.ns / 1_000_000, 100, 6_553_500)
+            .map_err(Error::environment)?;
+        within("firmware_bytes_max", self.firmware_bytes_max.into(), 4096, 1 << 30)
+            .map_err(Error::environment)?;
         if let TransportModel::Fabrics { command_capsule_bytes: bytes, .. } = self.transport
             && (bytes < 64 || !bytes.is_multiple_of(16))
         {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "configure controller {}: command_capsule_bytes is {bytes}, expected a multiple of 16 from 64 on",
                 self.cntlid
-            ));
+            )));
         }
         if !self.transfer_bytes_max.is_power_of_two() {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "configure controller {}: transfer_bytes_max is {}, expected a power of two",
                 self.cntlid, self.transfer_bytes_max
-            ));
+            )));
         }
         Ok(())
     }

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, OperationSet, Request, Segment, Span,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Operation, OperationSet, Request, Segment, Span,
 };
 use tenmil_wire::Command;
 
@@ -134,7 +134,7 @@ impl BlockDevice for Nowhere {
         self.0.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         Ok(Box::new(Channel { limits: self.0.clone(), waiting: VecDeque::new() }))
     }
 }
@@ -168,11 +168,7 @@ impl NamespacePool for Pool {
         &[512, 4096]
     }
 
-    fn create(
-        &mut self,
-        block_size: u32,
-        block_count: u64,
-    ) -> Result<Arc<dyn BlockDevice>, String> {
+    fn create(&mut self, block_size: u32, block_count: u64) -> Result<Arc<dyn BlockDevice>, Error> {
         Ok(Arc::new(Nowhere(limits(block_size, block_count))))
     }
 }

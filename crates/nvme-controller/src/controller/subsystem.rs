@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{BlockDevice, Instant, Limits};
+use tenmil_base::{BlockDevice, Error, Instant, Limits};
 use tenmil_wire::Status;
 use tenmil_wire::derived_uuid::derived_uuid;
 use tenmil_wire::log::event::ReservationEvent;
@@ -124,14 +124,16 @@ pub(super) enum Protection {
 
 impl Subsystem {
     /// Creates a subsystem. The error is one line with the value found and the value expected.
-    pub fn new(config: SubsystemConfig) -> Result<Self, String> {
+    pub fn new(config: SubsystemConfig) -> Result<Self, Error> {
         check_text("nqn", &config.nqn, 223)?;
         check_text("serial", &config.serial, 20)?;
         check_text("model", &config.model, 40)?;
         check_text("firmware", &config.firmware, 8)?;
         if !(1..=1 << 16).contains(&config.nsid_max) {
             let found = config.nsid_max;
-            return Err(format!("configure subsystem: nsid_max is {found}, expected 1 to 65536"));
+            return Err(Error::environment(format!(
+                "configure subsystem: nsid_max is {found}, expected 1 to 65536"
+            )));
         }
         let about = SubsystemInfo {
             nqn: config.nqn,
@@ -171,13 +173,13 @@ impl Subsystem {
     }
 
     /// Opens a controller. The error is one line with the value found and the value expected.
-    pub fn controller(&self, now: Instant, config: ControllerConfig) -> Result<Controller, String> {
+    pub fn controller(&self, now: Instant, config: ControllerConfig) -> Result<Controller, Error> {
         config.check()?;
         Controller::open(self.clone(), now, config)
     }
 
     /// Adds a namespace and returns its identifier; controllers that attach it are notified.
-    pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, String> {
+    pub fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, Error> {
         self.add_namespace_for(config, |_| true)
     }
 
@@ -187,15 +189,20 @@ impl Subsystem {
         &self,
         config: NamespaceConfig,
         gets_it: impl Fn(u16) -> bool,
-    ) -> Result<u32, String> {
+    ) -> Result<u32, Error> {
         self.check_namespace(&config)?;
         let mut state = self.lock();
         let nsid = match config.nsid {
             Some(nsid) => nsid,
-            None => state.free_nsid().ok_or("add namespace: every identifier is in use")?,
+            None => state
+                .free_nsid()
+                .ok_or("add namespace: every identifier is in use")
+                .map_err(Error::environment)?,
         };
         if state.records.contains_key(&nsid) {
-            return Err(format!("add namespace: identifier {nsid} is in use, expected a free one"));
+            return Err(Error::environment(format!(
+                "add namespace: identifier {nsid} is in use, expected a free one"
+            )));
         }
         let limits = config.medium.limits();
         let block_size = config.block_size.unwrap_or(limits.block_size);
@@ -228,31 +235,35 @@ impl Subsystem {
 
     /// Checks that a namespace can be added, except that its identifier may be in use. The error is one
     /// line with the value found and the value expected.
-    pub fn check_namespace(&self, config: &NamespaceConfig) -> Result<(), String> {
+    pub fn check_namespace(&self, config: &NamespaceConfig) -> Result<(), Error> {
         let limits = config.medium.limits();
         if limits.metadata_size != 0 {
             let size = limits.metadata_size;
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "add namespace: {size} bytes of metadata per block, expected none"
-            ));
+            )));
         }
         let block_size = config.block_size.unwrap_or(limits.block_size);
         if !format_sizes(&limits).contains(&block_size) {
             let sizes: Vec<String> = format_sizes(&limits).iter().map(u32::to_string).collect();
             let expected = sizes.join(" or ");
-            return Err(format!("add namespace: block size is {block_size}, expected {expected}"));
+            return Err(Error::environment(format!(
+                "add namespace: block size is {block_size}, expected {expected}"
+            )));
         }
         let groups = self.about().ana_groups;
         if groups > 0 && !(1..=groups).contains(&config.ana_group) {
             let group = config.ana_group;
-            return Err(format!("add namespace: ANA group is {group}, expected 1 to {groups}"));
+            return Err(Error::environment(format!(
+                "add namespace: ANA group is {group}, expected 1 to {groups}"
+            )));
         }
         kept(&config.persistence)?;
         let max = self.about().nsid_max;
         match config.nsid {
-            Some(nsid) if !(1..=max).contains(&nsid) => {
-                Err(format!("add namespace: identifier is {nsid}, expected 1 to {max}"))
-            }
+            Some(nsid) if !(1..=max).contains(&nsid) => Err(Error::environment(format!(
+                "add namespace: identifier is {nsid}, expected 1 to {max}"
+            ))),
             _ => Ok(()),
         }
     }
@@ -512,10 +523,12 @@ impl State {
 
 impl Subsystem {
     /// Adds a controller.
-    pub(super) fn add_controller(&self, cntlid: u16) -> Result<Arc<Versioned<Namespaces>>, String> {
+    pub(super) fn add_controller(&self, cntlid: u16) -> Result<Arc<Versioned<Namespaces>>, Error> {
         let mut state = self.lock();
         if state.seats.contains_key(&cntlid) {
-            return Err(format!("open controller: identifier {cntlid} is in use"));
+            return Err(Error::environment(format!(
+                "open controller: identifier {cntlid} is in use"
+            )));
         }
         let published = Arc::new(Versioned::new(Arc::new(Namespaces::new(state.nsid_max))));
         state.sit(cntlid, ControllerEntry::new(cntlid, published.clone()));
@@ -603,11 +616,12 @@ impl Protection {
 }
 
 /// Loads the persisted reservations.
-fn kept(persistence: &Persistence) -> Result<Reservations, String> {
+fn kept(persistence: &Persistence) -> Result<Reservations, Error> {
     let Persistence::Durable(keeper) = persistence else { return Ok(Reservations::default()) };
     match keeper.load()? {
         Some(record) => Reservations::from_record(&record)
-            .map_err(|why| format!("add namespace: its reservations cannot be read: {why}")),
+            .map_err(|why| format!("add namespace: its reservations cannot be read: {why}"))
+            .map_err(Error::environment),
         None => Ok(Reservations::default()),
     }
 }
@@ -624,15 +638,15 @@ pub(super) fn shift_of(block_size: u32) -> u8 {
     u8::try_from(block_size.trailing_zeros()).unwrap_or(0)
 }
 
-fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), String> {
+fn check_text(what: &str, text: &str, bytes_max: usize) -> Result<(), Error> {
     if text.is_empty()
         || text.len() > bytes_max
         || !text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
     {
-        return Err(format!(
+        return Err(Error::environment(format!(
             "configure subsystem: {what} is \"{}\", expected 1 to {bytes_max} printable ASCII characters",
             text.escape_debug()
-        ));
+        )));
     }
     Ok(())
 }

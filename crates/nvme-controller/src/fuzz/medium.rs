@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, OperationSet, Random, Request, Segment, WakeSource,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Memory, Operation, OperationSet, Random, Request, Segment, WakeSource,
 };
 
 use super::host::Ram;
@@ -108,7 +108,7 @@ impl BlockDevice for FakeMedium {
         self.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let random = self.answers_later.then(|| lock(&self.seeds).fork());
         Ok(Box::new(FakeBackend {
             ram: self.ram.clone(),

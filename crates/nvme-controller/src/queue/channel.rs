@@ -6,8 +6,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, Limits, Operation, Request,
-    Segment, WakeSource,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, Limits, Operation,
+    Request, Segment, WakeSource,
 };
 
 use crate::namespace::CacheVoucher;
@@ -54,7 +54,7 @@ impl Channel {
         nsid: u32,
         medium: &Arc<dyn BlockDevice>,
         depth: usize,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let backend = medium.channel()?;
         Ok(Self {
             nsid,

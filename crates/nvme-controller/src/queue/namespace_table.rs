@@ -1,6 +1,6 @@
 //! Namespace table: maps an NSID to the data of the fast path by one array index.
 
-use tenmil_base::{Instant, Limits, Operation};
+use tenmil_base::{Error, Instant, Limits, Operation};
 use tenmil_wire::Status;
 
 use super::channel::Channel;
@@ -89,7 +89,7 @@ impl NamespaceTable {
         troubles
     }
 
-    fn channel_to(&mut self, namespace: &Namespace) -> Result<u16, String> {
+    fn channel_to(&mut self, namespace: &Namespace) -> Result<u16, Error> {
         let (nsid, medium) = (namespace.nsid, &namespace.medium);
         let known = self.channels.iter_mut().position(|place| {
             place.as_mut().is_some_and(|channel| {
@@ -115,7 +115,9 @@ impl NamespaceTable {
                 place
             }
         };
-        u16::try_from(place).map_err(|_| format!("{place} channels are open, expected fewer"))
+        u16::try_from(place)
+            .map_err(|_| format!("{place} channels are open, expected fewer"))
+            .map_err(Error::environment)
     }
 
     /// Closes the retired channels that are idle and not used by a command in progress.

@@ -8,7 +8,7 @@
 //!      └──────────── no more access to host memory, RDY = 0 ────────────── Stopping ◀──────────┘
 //! ```
 
-use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_base::{Error, HostMemory, Instant, Interrupts};
 use tenmil_wire::register::{
     Arbitration, CommandSetSelected, Configuration, ControllerStatus, ShutdownNotification,
     ShutdownStatus,
@@ -126,7 +126,7 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
                 self.configure();
             }
             Err(why) => {
-                self.trouble = Some(why);
+                self.trouble = Some(why.to_string());
                 self.life = ControllerState::Failed;
             }
         }
@@ -134,27 +134,35 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Opens the admin queue. The error is one line with the value found and the value expected.
-    fn open(&mut self, cc: Configuration) -> Result<AdminQueue<H>, String> {
+    fn open(&mut self, cc: Configuration) -> Result<AdminQueue<H>, Error> {
         let page_shift = PAGE_SHIFT_MIN + cc.mps();
         if page_shift > PAGE_SHIFT_MAX {
-            return Err(format!("enable: CC.MPS is {}, expected at most 4", cc.mps()));
+            return Err(Error::environment(format!(
+                "enable: CC.MPS is {}, expected at most 4",
+                cc.mps()
+            )));
         }
         let known_sets =
             [CommandSetSelected::Nvm, CommandSetSelected::All, CommandSetSelected::AdminOnly];
         if !known_sets.contains(&cc.css()) {
-            return Err(format!("enable: CC.CSS is {}, expected 0, 6 or 7", (cc.0 >> 4) & 7));
+            return Err(Error::environment(format!(
+                "enable: CC.CSS is {}, expected 0, 6 or 7",
+                (cc.0 >> 4) & 7
+            )));
         }
         if cc.ams() != Arbitration::RoundRobin {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "enable: CC.AMS is {}, expected 0 (round robin)",
                 (cc.0 >> 11) & 7
-            ));
+            )));
         }
         let (aqa, asq, acq) = self.bar.admin_queues();
         // Both are 0's based; a ring of one entry cannot hold a command.
         let (submissions, completions) = ((aqa & 0xfff) + 1, (aqa >> 16 & 0xfff) + 1);
         if submissions < 2 || completions < 2 {
-            return Err(format!("enable: AQA is {aqa:#x}, expected queues of two entries or more"));
+            return Err(Error::environment(format!(
+                "enable: AQA is {aqa:#x}, expected queues of two entries or more"
+            )));
         }
         self.bar.doorbells().clear_tail(0);
         self.bar.doorbells().clear_head(0);
@@ -166,7 +174,9 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             page_shift,
             transfer_bytes_max,
         );
-        opened.map_err(|fault| format!("enable: the host has no memory at {:#x}", fault.iova))
+        opened
+            .map_err(|fault| format!("enable: the host has no memory at {:#x}", fault.iova))
+            .map_err(Error::environment)
     }
 
     /// Handles CC.EN = 0: a controller level reset (Base 2.1 §3.7.2).

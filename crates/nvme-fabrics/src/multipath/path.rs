@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{Dma, Instant, IoStatus, Memory, Segment, Span};
+use tenmil_base::{Dma, Error, Instant, IoStatus, Memory, Segment, Span};
 use tenmil_dma::DevicePool;
 use tenmil_nvme_host::{ControllerOptions, Event, Namespace};
 use tenmil_wire::Layout;
@@ -146,7 +146,7 @@ impl Path {
         now: Instant,
         options: &Options,
         wishes: ControllerOptions,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, String>,
+        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
         match &mut self.stage {
             PathStage::Disconnected { until } if now < *until || self.is_ending => None,
@@ -200,7 +200,7 @@ impl Path {
         now: Instant,
         options: &Options,
         event: Event,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, String>,
+        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
         let PathStage::Connected(remote) = &mut self.stage else { return None };
         match event {
@@ -210,7 +210,7 @@ impl Path {
                     self.leave();
                     self.stage = PathStage::Disconnected { until: now.after(UNFIT_PAUSE) };
                     let is_new = !core::mem::replace(&mut self.is_told_unfit, true);
-                    is_new.then_some(PathUpdate::Unfit(why))
+                    is_new.then_some(PathUpdate::Unfit(why.to_string()))
                 }
             },
             Event::NamespaceAttached { .. } | Event::NamespaceDetached { .. } => {
@@ -286,7 +286,7 @@ impl Path {
     fn look(
         &mut self,
         now: Instant,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, String>,
+        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
         if self.log == AnaLogState::Wanted && now >= self.log_at {
             if !self.reports() {
@@ -308,7 +308,7 @@ impl Path {
     fn judge(
         &mut self,
         now: Instant,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, String>,
+        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
         (self.log, self.log_at) = (AnaLogState::Known, now.after(LOG_PAUSE));
         let PathStage::Connected(remote) = &mut self.stage else { return None };
@@ -342,7 +342,7 @@ impl Path {
         &mut self,
         now: Instant,
         outcome: IoStatus,
-        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, String>,
+        fits: &mut dyn FnMut(&mut FabricsController) -> Result<u32, Error>,
     ) -> Option<PathUpdate> {
         let asked = core::mem::replace(&mut self.log, AnaLogState::Wanted);
         let AnaLogState::Reading { is_doubted, piece } = asked else { return None };
@@ -442,20 +442,22 @@ fn access_of(page: &[u8], group: u32) -> Option<PathAnaState> {
 }
 
 /// Compares the namespace on two controllers. The error states the difference.
-pub(super) fn is_same(one: &Namespace, other: &Namespace) -> Result<(), String> {
+pub(super) fn is_same(one: &Namespace, other: &Namespace) -> Result<(), Error> {
     let nothing = tenmil_nvme_host::NamespaceIds::default();
     if one.names != other.names {
-        return Err("its names (EUI64, NGUID, UUID) are others than those of the first path".into());
+        return Err(Error::remote(
+            "its names (EUI64, NGUID, UUID) are others than those of the first path",
+        ));
     }
     if one.names == nothing && !(one.is_shared && other.is_shared) {
-        return Err("it has no name and is not shared (NMIC), so it may be another".into());
+        return Err(Error::remote("it has no name and is not shared (NMIC), so it may be another"));
     }
     let shape = |it: &Namespace| (it.block_size, it.metadata_size);
     if shape(one) != shape(other) {
         let ((expected, _), (found, _)) = (shape(one), shape(other));
-        return Err(format!(
+        return Err(Error::environment(format!(
             "its blocks are of {found} bytes, expected {expected}, as the first path"
-        ));
+        )));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tenmil_base::{Durability, Limits, Operation};
+use tenmil_base::{Durability, Error, Limits, Operation};
 use tenmil_wire::nbd::{PAYLOAD_BYTES_MAX, TransmissionFlags};
 
 use super::memory::LARGE_BYTES;
@@ -35,19 +35,21 @@ impl Export {
         description: impl Into<String>,
         limits: Limits,
         is_read_only: bool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let (name, description) = (name.into(), description.into());
         for text in [&name, &description] {
             if text.len() > NAME_BYTES_MAX || text.contains('\0') {
-                return Err(format!(
+                return Err(Error::environment(format!(
                     "an export is told by {} bytes, expected at most {NAME_BYTES_MAX} and no NUL",
                     text.len()
-                ));
+                )));
             }
         }
         if limits.metadata_size != 0 {
             let found = limits.metadata_size;
-            return Err(format!("its blocks have {found} bytes of metadata, expected none"));
+            return Err(Error::environment(format!(
+                "its blocks have {found} bytes of metadata, expected none"
+            )));
         }
         let flags = flags(&limits, is_read_only);
         let piece_bytes = piece_bytes(&limits);
@@ -231,7 +233,7 @@ mod tests {
     fn what_cannot_be_served_is_refused() {
         let metadata = Limits { metadata_size: 8, ..limits() };
         let refused = Export::new("x", "", metadata, false).unwrap_err();
-        assert!(refused.contains("8 bytes of metadata, expected none"), "{refused}");
+        assert!(refused.text.contains("8 bytes of metadata, expected none"), "{refused}");
         assert!(Export::new("x".repeat(5000), "", limits(), false).is_err());
         assert!(Export::new("a\0", "", limits(), false).is_err());
     }

@@ -170,12 +170,11 @@ impl ExportedDevice {
     /// If the device cannot have this size; the size is then unchanged.
     pub fn resize(&self, size_bytes: u64) -> Result<(), Error> {
         let block_size = u64::from(self.export.block_size());
-        let refuse = |text| Error::new(ErrorCategory::Usage, text);
         if !size_bytes.is_multiple_of(block_size) {
             let text = format!("resize to {size_bytes} bytes: expected a multiple of {block_size}");
-            return Err(refuse(text));
+            return Err(Error::usage(text));
         }
-        self.descriptor.resize(size_bytes / block_size).map_err(refuse)?;
+        self.descriptor.resize(size_bytes / block_size)?;
         // Before the event is handled: the client that requested the resize may use the new range
         // as soon as its reply arrives.
         self.export.resize(self.descriptor.limits().block_count);

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{Segment, Span};
+use tenmil_base::{Error, Segment, Span};
 use tenmil_block::Event;
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::Clock;
@@ -146,12 +146,12 @@ impl AcceptHandler for AcceptState {
         }
     }
 
-    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), String> {
+    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
         let ServerConfig { served, regions, reactors, clock, .. } = &self.plan;
         let ServerConfig { connections_max, per_address_max, .. } = &self.plan;
         let medium = served.medium();
         let most = (*connections_max).min(medium.channels_max() as usize);
-        let stream = Stream::new(socket, regions.clone()).map_err(|error| error.to_string())?;
+        let stream = Stream::new(socket, regions.clone()).map_err(Error::environment)?;
         let loan =
             MemoryLease::take(&self.lent, regions, &stream.peer(), (most, *per_address_max))?;
         let id = served.next_connection();
@@ -168,13 +168,13 @@ impl AcceptHandler for AcceptState {
             idle_max: self.plan.idle_max,
             now: clock.now(),
         });
-        let guest = guest.map_err(|error| error.to_string())?;
-        let woken_by = guest.woken_by().map_err(|error| error.to_string())?;
+        let guest = guest.map_err(Error::environment)?;
+        let woken_by = guest.woken_by().map_err(Error::environment)?;
         seat.has_come();
         served.add_session(seat);
         let registration = PollerBuilder::active("connection", woken_by, guest);
         let plan = ThreadBuilder::new(&format!("nbd-{id}")).mailbox(MAILBOX).poller(registration);
-        let home = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        let home = reactors.spawn(plan).map_err(Error::environment)?;
         served.set_reactor(id, home);
         Ok(())
     }
@@ -200,7 +200,7 @@ impl MemoryLease {
         regions: &RegionTable,
         peer: &str,
         (most, most_of_address): (usize, usize),
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let address = network_of_peer(peer);
         // Only the accept thread adds connections, so the limits still hold when the counts are
         // incremented below.
@@ -210,17 +210,17 @@ impl MemoryLease {
             (counts.all, of_address.unwrap_or(0))
         };
         if all >= most {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "{most} are connected, expected fewer (`--max-connections` allows more)"
-            ));
+            )));
         }
         if of_address >= most_of_address {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "connection of {peer}: {most_of_address} of its address are connected, expected fewer \
                  (`--connections-per-address` allows more)"
-            ));
+            )));
         }
-        let memory = regions.allocate(MEMORY_BYTES as usize).map_err(|error| error.to_string())?;
+        let memory = regions.allocate(MEMORY_BYTES as usize).map_err(Error::environment)?;
         let mut counts = lent.counts();
         counts.all += 1;
         if let Some(address) = address {
@@ -289,12 +289,12 @@ mod tests {
         let refused = take("127.0.0.1:3").unwrap_err();
         let expected = "connection of 127.0.0.1:3: 2 of its address are connected, expected fewer \
                         (`--connections-per-address` allows more)";
-        assert_eq!(refused, expected);
+        assert_eq!(refused, tenmil_base::Error::environment(expected));
         // IPv6 connections are counted per /64. Unix sockets have no limit per address, only the total.
         let _others = ["[2001:db8::1]:1", "[2001:db8::2]:1"].map(|peer| take(peer).unwrap());
         assert!(take("[2001:db8::3]:1").is_err());
         let _local = ["process 7", "process 7"].map(|peer| take(peer).unwrap());
-        assert!(take("process 8").unwrap_err().contains("6 are connected"));
+        assert!(take("process 8").unwrap_err().text.contains("6 are connected"));
         drop(one);
         assert!(take("127.0.0.1:3").is_ok());
     }

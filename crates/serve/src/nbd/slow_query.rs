@@ -152,11 +152,11 @@ mod tests {
             NullDevice::new(512, 64).unwrap().limits()
         }
 
-        fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
-            Err("nobody asks".into())
+        fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
+            Err(tenmil_base::Error::environment("no channel in this test"))
         }
 
-        fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+        fn block_status(&self, lba: u64) -> Result<BlockExtent, tenmil_base::Error> {
             match lba % 8 {
                 at @ 0..4 => Ok(BlockExtent { blocks: 4 - at, kind: ExtentKind::Hole }),
                 at @ 4..6 => Ok(BlockExtent { blocks: 6 - at, kind: ExtentKind::Data }),

@@ -37,7 +37,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{Dma, Segment};
+use tenmil_base::{Dma, Error, Segment};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, Region, RegionTable};
 use tenmil_nvme_controller::controller::WakeFn;
 
@@ -123,21 +123,22 @@ impl BufferPool {
         transfer_bytes_max: u32,
         connections_max: usize,
         ring_bytes: u32,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let order_max = order_of(transfer_bytes_max);
         if order_of(ring_bytes) > order_max {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "memory for connections: the rings of a queue are {ring_bytes} bytes, expected at \
                  most the {transfer_bytes_max} of a transfer"
-            ));
+            )));
         }
         let ring_pages = ring_bytes.div_ceil(1 << PAGE_SHIFT);
         let layout = PoolLayout::new(bytes, order_max, connections_max, ring_pages)?;
         let bytes = u64::from(layout.pages) << PAGE_SHIFT;
-        let len = usize::try_from(bytes).map_err(|error| error.to_string())?;
+        let len = usize::try_from(bytes).map_err(Error::environment)?;
         let region = regions
             .allocate(len)
-            .map_err(|why| format!("memory for connections: {bytes} bytes: {why}"))?;
+            .map_err(|why| format!("memory for connections: {bytes} bytes: {why}"))
+            .map_err(Error::environment)?;
         let pool = DevicePool::new(
             regions.clone(),
             region.segment(),
@@ -395,15 +396,15 @@ struct PoolLayout {
 impl PoolLayout {
     /// Computes the layout: reserved parts at the end, and space for at least one largest block
     /// before them.
-    fn new(bytes: u64, order_max: u8, connections: usize, ring_pages: u32) -> Result<Self, String> {
+    fn new(bytes: u64, order_max: u8, connections: usize, ring_pages: u32) -> Result<Self, Error> {
         let each = u64::from(OWN_BYTES) + (u64::from(ring_pages) << PAGE_SHIFT);
         let largest = 1_u64 << (PAGE_SHIFT + u32::from(order_max));
         let least = largest + each * connections as u64;
         if !(least..=BYTES_MAX).contains(&bytes) {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "memory for {connections} connections: {bytes} bytes, expected {least} to \
                  {BYTES_MAX}"
-            ));
+            )));
         }
         // The range check above bounds both values to 32 bits.
         let count = u32::try_from(connections).unwrap_or(u32::MAX);

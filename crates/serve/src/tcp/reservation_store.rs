@@ -28,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tenmil_base::Error;
 
 use tenmil_linux::owned_directory::OwnedDirectory;
 use tenmil_linux::thread_pool::{BlockingTask, PoolHandle, ThreadPool};
@@ -55,7 +56,7 @@ pub struct StateDirectory {
 struct ReservationFile<D> {
     file: Place<D>,
     intake: PoolHandle,
-    found: Result<Option<Vec<u8>>, String>,
+    found: Result<Option<Vec<u8>>, Error>,
 }
 
 #[derive(Clone, Debug)]
@@ -78,14 +79,16 @@ impl StateDirectory {
     /// # Errors
     ///
     /// A one-line message, if the directory cannot be opened or is locked by another process.
-    pub fn open(path: &Path) -> Result<Self, String> {
+    pub fn open(path: &Path) -> Result<Self, Error> {
         let shown = path.display();
         let wrong = |error: io::Error| format!("open the state directory {shown}: {error}");
-        let files = OwnedDirectory::open(path).map_err(wrong)?;
-        let lock = files.lock_file("lock").map_err(wrong)?;
-        lock.try_lock().map_err(|_| {
-            format!("use the state directory {shown}: another process has it, expected none")
-        })?;
+        let files = OwnedDirectory::open(path).map_err(wrong).map_err(Error::environment)?;
+        let lock = files.lock_file("lock").map_err(wrong).map_err(Error::environment)?;
+        lock.try_lock()
+            .map_err(|_| {
+                format!("use the state directory {shown}: another process has it, expected none")
+            })
+            .map_err(Error::environment)?;
         let disk = Directory { path: path.to_owned(), files, _lock: Arc::new(lock) };
         Ok(Self { disk, writer: ThreadPool::new(1, WAITING_MAX), adopted: Mutex::default() })
     }
@@ -96,19 +99,21 @@ impl StateDirectory {
     /// # Errors
     ///
     /// A one-line message, if one of them does not exist.
-    pub fn adopting(self, names: &[String]) -> Result<Self, String> {
+    pub fn adopting(self, names: &[String]) -> Result<Self, Error> {
         let place = self.disk.path.display();
         for name in names {
             let is_record =
                 name.starts_with(PREFIX) && !name.contains('/') && !name.ends_with(".new");
             match self.disk.read(name) {
                 Ok(Some(_)) if is_record => {}
-                Err(error) if is_record => return Err(format!("adopt {place}/{name}: {error}")),
+                Err(error) if is_record => {
+                    return Err(Error::environment(format!("adopt {place}/{name}: {error}")));
+                }
                 _ => {
-                    return Err(format!(
+                    return Err(Error::environment(format!(
                         "adopt `{name}`: it is no record in {place}, expected the name of a file there \
                          that begins with {PREFIX}"
-                    ));
+                    )));
                 }
             }
         }
@@ -138,7 +143,7 @@ fn name_of(nqn: &str, nsid: u32) -> String {
 }
 
 impl<D: StateFs + Clone + 'static> ReservationStore for ReservationFile<D> {
-    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+    fn load(&self) -> Result<Option<Vec<u8>>, Error> {
         self.found.clone()
     }
 
@@ -185,15 +190,15 @@ impl<D: StateFs> ReservationFile<D> {
         let asked = intake.submit(job);
         let found = match asked {
             Ok(()) => told.recv_timeout(PATIENCE).unwrap_or_else(|error| match error {
-                RecvTimeoutError::Disconnected => Err(wrong),
-                RecvTimeoutError::Timeout => Err(format!(
+                RecvTimeoutError::Disconnected => Err(Error::environment(wrong)),
+                RecvTimeoutError::Timeout => Err(Error::environment(format!(
                     "read {}: the disk has not answered for {} s: it may be full of what was written \
                      before, or stand still",
                     file.shown,
                     PATIENCE.as_secs()
-                )),
+                ))),
             }),
-            Err(_) => Err(wrong),
+            Err(_) => Err(wrong).map_err(Error::environment),
         };
         Self { file, intake, found }
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use tenmil_base::Error;
 
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
@@ -128,13 +129,13 @@ impl Server {
 }
 
 impl AcceptHandler for PortAcceptor {
-    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), String> {
+    fn accept(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
         let (reactor, sockets) = self.ushers.place(&socket);
-        let stream = sockets.stream(socket).map_err(|why| why.to_string())?;
+        let stream = sockets.stream(socket).map_err(Error::environment)?;
         let is_tied = stream.is_thread_bound();
         let ServerConfig { service, reactors, clock, .. } = &self.ushers.plan;
         let mut guest = service.accept(stream, self.port, clock.now())?;
-        let woken_by = guest.create_wake_set().map_err(|error| error.to_string())?;
+        let woken_by = guest.create_wake_set().map_err(Error::environment)?;
         let seat = Arc::clone(guest.seat());
         let name = format!("tcp-{}", guest.id());
         let registration = PollerBuilder::active("connection", woken_by, guest);
@@ -143,7 +144,7 @@ impl AcceptHandler for PortAcceptor {
             false => registration,
         };
         let plan = ThreadBuilder::new(&name).on(reactor).mailbox(MAILBOX).poller(registration);
-        let home = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        let home = reactors.spawn(plan).map_err(Error::environment)?;
         seat.set_reactor(home);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tenmil_base::{Instant, Span, Stream};
+use tenmil_base::{Error, Instant, Span, Stream};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::NamespaceConfig;
@@ -147,7 +147,7 @@ impl Service {
     /// # Errors
     ///
     /// If the memory cannot be allocated or a limit is invalid.
-    pub fn new(regions: &RegionTable, limits: Limits) -> Result<Self, String> {
+    pub fn new(regions: &RegionTable, limits: Limits) -> Result<Self, Error> {
         limits.check()?;
         let Limits { memory_bytes, transfer_bytes_max, connections_max, .. } = limits;
         let rings = ring_bytes(limits.queue_entries);
@@ -155,7 +155,8 @@ impl Service {
             BufferPool::new(regions, memory_bytes, transfer_bytes_max, connections_max, rings)?;
         let bounce = regions
             .allocate((BUFFERS * BUFFER_BYTES) as usize)
-            .map_err(|why| format!("bounce buffers: {why}"))?;
+            .map_err(|why| format!("bounce buffers: {why}"))
+            .map_err(Error::environment)?;
         let whole = bounce.segment();
         let cut = |index: u32| whole.slice(index * BUFFER_BYTES, BUFFER_BYTES);
         let segments = (0..BUFFERS).filter_map(cut).collect();
@@ -189,14 +190,16 @@ impl Service {
     /// # Errors
     ///
     /// If its NQN is invalid or already exported.
-    pub fn add_subsystem(&self, plan: SubsystemExportConfig) -> Result<(), String> {
-        nqn::check(&plan.nqn).map_err(|why| format!("offer {}: {why}", plan.nqn))?;
+    pub fn add_subsystem(&self, plan: SubsystemExportConfig) -> Result<(), Error> {
+        nqn::check(&plan.nqn)
+            .map_err(|why| format!("offer {}: {why}", plan.nqn))
+            .map_err(Error::environment)?;
         let mut state = self.state();
         if state.offers.contains_key(&plan.nqn) {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "offer {}: it is offered already, expected one of a name",
                 plan.nqn
-            ));
+            )));
         }
         let offer = SubsystemExport::new(plan);
         state.offers.insert(offer.nqn().to_owned(), offer);
@@ -235,9 +238,11 @@ impl Service {
     /// # Errors
     ///
     /// If no subsystem has this NQN, or it cannot have such a namespace.
-    pub fn add_namespace(&self, nqn: &str, config: NamespaceConfig) -> Result<u32, String> {
+    pub fn add_namespace(&self, nqn: &str, config: NamespaceConfig) -> Result<u32, Error> {
         let offer = self.state().offers.get(nqn).cloned();
-        let offer = offer.ok_or_else(|| format!("add namespace: {nqn} is not offered"))?;
+        let offer = offer
+            .ok_or_else(|| format!("add namespace: {nqn} is not offered"))
+            .map_err(Error::environment)?;
         offer.add_namespace(config)
     }
 
@@ -247,8 +252,10 @@ impl Service {
     /// # Errors
     ///
     /// If the NQN is invalid.
-    pub fn name_discovery(&self, name: DiscoveryName) -> Result<(), String> {
-        nqn::check(&name.nqn).map_err(|why| format!("discovery {}: {why}", name.nqn))?;
+    pub fn name_discovery(&self, name: DiscoveryName) -> Result<(), Error> {
+        nqn::check(&name.nqn)
+            .map_err(|why| format!("discovery {}: {why}", name.nqn))
+            .map_err(Error::environment)?;
         let mut state = self.state();
         state.discovery = name;
         changed(state);
@@ -292,17 +299,20 @@ impl Service {
         stream: Box<dyn Stream>,
         port: u16,
         now: Instant,
-    ) -> Result<TargetConnection, String> {
+    ) -> Result<TargetConnection, Error> {
         let shared = &self.shared;
         let peer = stream.peer();
         let admitted = Admission::admit(&shared.admission, &peer);
-        let admitted = admitted.map_err(|why| format!("connection of {peer}: {why}"))?;
+        let admitted = admitted
+            .map_err(|why| format!("connection of {peer}: {why}"))
+            .map_err(Error::environment)?;
         let seat = ConnectionHandle::new();
         let bell = Arc::clone(&seat);
         let peer = stream.peer();
         let purse =
             BufferCache::new(&shared.budget, address_of(&peer), Arc::new(move || bell.ring()));
-        let purse = purse.ok_or("all memory for connections is in use")?;
+        let purse =
+            purse.ok_or("all memory for connections is in use").map_err(Error::environment)?;
         shared.connected.fetch_add(1, Ordering::Relaxed);
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed);
         self.tell(TargetEvent::Connected { connection, peer: peer.clone() });
@@ -499,9 +509,9 @@ impl Limits {
         self.admission.unwrap_or(AdmissionLimits::of(self.connections_max))
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), Error> {
         let refuse = |what: &str, found: u64, expected: &str| {
-            Err(format!("limits: {what} is {found}, expected {expected}"))
+            Err(Error::usage(format!("limits: {what} is {found}, expected {expected}")))
         };
         if !self.transfer_bytes_max.is_power_of_two()
             || !(8192..=1 << 24).contains(&self.transfer_bytes_max)

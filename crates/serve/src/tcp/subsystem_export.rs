@@ -185,7 +185,7 @@ impl SubsystemExport {
         let opened = self.subsystem.controller(now, config);
         let mut controller = opened.map_err(|text| {
             self.remove_controller(cntlid, None);
-            ControllerError::Trouble(text)
+            ControllerError::Trouble(text.to_string())
         })?;
         if let Err(why) = controller.connect_host(&host.nqn, host.identifier) {
             // The controller identifier may be reused only after the controller is gone.

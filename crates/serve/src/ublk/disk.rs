@@ -1,6 +1,6 @@
 //! Block device parameters as the Linux block layer sees them, and validation of requests.
 
-use tenmil_base::{Durability, Limits, Operation, RequestFlags};
+use tenmil_base::{Durability, Error, Limits, Operation, RequestFlags};
 use tenmil_wire::ublk::{Attributes, Descriptor, Discard, IoFlags, IoOp, Parameters, SECTOR_BYTES};
 
 /// Disk parameters. Requests of the kernel are validated against them.
@@ -48,28 +48,28 @@ impl Disk {
     /// # Errors
     ///
     /// If Linux cannot use such a device.
-    pub(super) fn new(limits: Limits, is_read_only: bool) -> Result<Self, String> {
+    pub(super) fn new(limits: Limits, is_read_only: bool) -> Result<Self, Error> {
         let Limits { block_size, metadata_size, block_count, .. } = limits;
         if metadata_size != 0 {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "its blocks have {metadata_size} bytes of metadata, expected none"
-            ));
+            )));
         }
         if !(SECTOR_BYTES..=PAGE_BYTES).contains(&block_size) || !block_size.is_power_of_two() {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "its blocks have {block_size} bytes, expected a power of two from {SECTOR_BYTES} to \
                  {PAGE_BYTES}"
-            ));
+            )));
         }
         if block_count == 0 {
-            return Err("it has no blocks, expected some".to_owned());
+            return Err(Error::environment("it has no blocks, expected some".to_owned()));
         }
         let by_blocks = limits.request_blocks_max.saturating_mul(block_size);
         let io_bytes_max = by_blocks.min(IO_BYTES_MAX) / PAGE_BYTES * PAGE_BYTES;
         if io_bytes_max == 0 {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "its requests have {by_blocks} bytes at most, expected {PAGE_BYTES} or more"
-            ));
+            )));
         }
         let shift = (block_size / SECTOR_BYTES).ilog2();
         Ok(Self { limits, is_read_only, io_bytes_max, shift, memory_alignment: None })

@@ -17,7 +17,7 @@ use tenmil_wire::ublk::queue::data_at;
 use tenmil_wire::ublk::{ControlOp, DeviceInfo, DeviceState, Features, Parameters};
 
 use super::disk::Disk;
-use super::error::UblkError;
+use super::error;
 use super::poller::{QueueParts, QueuePoller, ZeroCopy};
 use super::tags::{Tags, UblkStats};
 use super::takeover::{self, DesiredDevice, TakeoverAction, decide_takeover};
@@ -62,7 +62,7 @@ pub struct Server {
     info: DeviceInfo,
     has_recovered: bool,
     /// Whether zero copy is used, or why not.
-    zero_copy: Result<(), String>,
+    zero_copy: Result<(), Error>,
     is_stopped: bool,
     told: Receiver<UblkEvent>,
     queues_left: u16,
@@ -140,14 +140,14 @@ impl Server {
     /// # Errors
     ///
     /// Why that failed. No new device is left behind.
-    pub fn start(machine: &KernelFiles, plan: &ServerConfig) -> Result<Self, UblkError> {
+    pub fn start(machine: &KernelFiles, plan: &ServerConfig) -> Result<Self, Error> {
         if !(1..=DEPTH_MAX).contains(&plan.limits.depth) || plan.limits.queues == 0 {
             let Limits { queues, depth } = plan.limits;
-            return Err(UblkError::caller(format!(
+            return Err(Error::usage(format!(
                 "ublk: {queues} queues of {depth} requests, expected some, of 1 to {DEPTH_MAX}"
             )));
         }
-        let disk = Disk::new(plan.medium.limits(), plan.is_read_only).map_err(UblkError::caller)?;
+        let disk = Disk::new(plan.medium.limits(), plan.is_read_only).map_err(Error::usage)?;
         let mut control = Control::open(machine)?;
         let has = check_features(&mut control)?;
         let zero_copy = zero_copy_alignment(plan, has);
@@ -212,7 +212,7 @@ impl Server {
 
     /// Whether zero copy is used, or why not, as one line.
     pub fn zero_copy(&self) -> Result<(), &str> {
-        self.zero_copy.as_ref().copied().map_err(String::as_str)
+        self.zero_copy.as_ref().copied().map_err(|error| error.text.as_str())
     }
 
     /// Next event, if any.
@@ -235,7 +235,7 @@ impl Server {
     /// # Errors
     ///
     /// If that takes longer than `patience`.
-    pub fn stop(&mut self, patience: Span) -> Result<(), UblkError> {
+    pub fn stop(&mut self, patience: Span) -> Result<(), Error> {
         if self.is_stopped {
             return Ok(());
         }
@@ -249,7 +249,7 @@ impl Server {
     /// # Errors
     ///
     /// The error of the kernel.
-    pub fn remove(mut self, machine: &KernelFiles) -> Result<(), UblkError> {
+    pub fn remove(mut self, machine: &KernelFiles) -> Result<(), Error> {
         let device = self.info.device;
         delete(&mut self.control, device).or_else(|_| {
             // The control channel may be blocked by a command that timed out, so a new one is
@@ -268,21 +268,21 @@ impl Server {
     ) -> Result<(), StartError> {
         let name = format!("ublk:{}", self.info.device);
         let refused = |queue: u16, why: String| {
-            StartError::Here(UblkError::machine(format!("{name}: queue {queue}: {why}")))
+            StartError::Here(Error::environment(format!("{name}: queue {queue}: {why}")))
         };
         // Everything that can fail on this side comes first, because the kernel starts a recovery
         // only once.
         let mut rooms = Vec::new();
         for number in 0..self.info.queues {
             let room = QueueResources::new(plan, disk, self.info.depth);
-            rooms.push(room.map_err(|why| refused(number, why))?);
+            rooms.push(room.map_err(|why| refused(number, why.to_string()))?);
         }
         if self.has_recovered {
             // The kernel may still hold references of the dead process.
             let mut left = TAKEOVER_TIMEOUT.ns / LOOK_AGAIN.ns;
             while let Err(why) = self.try_ask(ControlOp::StartRecovery, 0, PATIENCE) {
                 if why != Errno::BUSY || left == 0 {
-                    let why = UblkError::of(ControlOp::StartRecovery, &name, why);
+                    let why = error::control_failed(ControlOp::StartRecovery, &name, why);
                     return Err(StartError::Here(why));
                 }
                 left -= 1;
@@ -290,7 +290,7 @@ impl Server {
             }
         }
         let device = Device::open(machine, self.info.device).map_err(|errno| {
-            let why = UblkError::machine(format!("open /dev/ublkc{}: {errno}", self.info.device));
+            let why = Error::environment(format!("open /dev/ublkc{}: {errno}", self.info.device));
             if errno == Errno::BUSY { StartError::Elsewhere(why) } else { StartError::Here(why) }
         })?;
         let device = Arc::new(device);
@@ -298,7 +298,7 @@ impl Server {
         for (number, room) in (0..).zip(rooms) {
             let home = homes.get(usize::from(number) % homes.len().max(1)).copied();
             self.serve(plan, disk, (number, home, room), &device, tell)
-                .map_err(|why| refused(number, why))?;
+                .map_err(|why| refused(number, why.to_string()))?;
         }
         let op = match self.has_recovered {
             true => ControlOp::EndRecovery,
@@ -315,7 +315,7 @@ impl Server {
         (number, home, room): (u16, Option<ReactorId>, QueueResources),
         device: &Arc<Device>,
         tell: &Sender<UblkEvent>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Error> {
         let ServerConfig { regions, reactors, .. } = plan;
         let QueueResources { memory, backend, ring } = room;
         let depth = self.info.depth;
@@ -330,15 +330,15 @@ impl Server {
         let driver = Queue::new(ring, Arc::clone(device), regions, number);
         let serving = QueuePoller::new(QueueParts {
             number,
-            driver: driver.map_err(|errno| errno.to_string())?,
+            driver: driver.map_err(Error::environment)?,
             backend,
             tags: Tags::new(disk.clone(), depth, memory.segment()),
             memory,
             lending,
             tell: tell.clone(),
         });
-        let serving = serving.map_err(|error| error.to_string())?;
-        let woken_by = serving.woken_by().map_err(|error| error.to_string())?;
+        let serving = serving.map_err(Error::environment)?;
+        let woken_by = serving.woken_by().map_err(Error::environment)?;
         let is_done_by_kernel = serving.is_done_by_kernel();
         let registration = PollerBuilder::active("queue", woken_by, serving)
             .pinned("the kernel knows its queue by the thread that serves it");
@@ -349,16 +349,16 @@ impl Server {
             Some(home) => plan.on(home),
             None => plan,
         };
-        reactors.spawn(plan).map(drop).map_err(|refused| refused.to_string())
+        reactors.spawn(plan).map(drop).map_err(Error::environment)
     }
 
     fn try_ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Errno> {
         self.control.execute(op, (self.info.device, data), &mut [], patience)
     }
 
-    fn ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, UblkError> {
+    fn ask(&mut self, op: ControlOp, data: u64, patience: Span) -> Result<i32, Error> {
         let name = format!("ublk:{}", self.info.device);
-        self.try_ask(op, data, patience).map_err(|errno| UblkError::of(op, &name, errno))
+        self.try_ask(op, data, patience).map_err(|errno| error::control_failed(op, &name, errno))
     }
 }
 
@@ -370,10 +370,10 @@ struct QueueResources {
 }
 
 impl QueueResources {
-    fn new(plan: &ServerConfig, disk: &Disk, depth: u16) -> Result<Self, String> {
+    fn new(plan: &ServerConfig, disk: &Disk, depth: u16) -> Result<Self, Error> {
         let bytes = usize::from(depth) * disk.io_bytes_max() as usize;
-        let memory = plan.regions.allocate(bytes).map_err(|why| why.to_string())?;
-        let ring = Ring::new(depth).map_err(|errno| errno.to_string())?;
+        let memory = plan.regions.allocate(bytes).map_err(Error::environment)?;
+        let ring = Ring::new(depth).map_err(Error::environment)?;
         Ok(Self { memory, backend: plan.medium.channel()?, ring })
     }
 }
@@ -381,9 +381,9 @@ impl QueueResources {
 /// Why a disk was not started.
 enum StartError {
     /// Error on this side.
-    Here(UblkError),
+    Here(Error),
     /// Another process has opened the device.
-    Elsewhere(UblkError),
+    Elsewhere(Error),
 }
 
 /// Number of a device that a dead server of the same URI left behind, if any.
@@ -401,29 +401,29 @@ fn left_behind(machine: &KernelFiles, control: &mut Control, signature: u64) -> 
 }
 
 /// Whether zero copy can be used. Returns the required memory alignment, or why it cannot.
-fn zero_copy_alignment(plan: &ServerConfig, has: Features) -> Result<u32, String> {
+fn zero_copy_alignment(plan: &ServerConfig, has: Features) -> Result<u32, Error> {
     if !plan.wants_zero_copy {
-        return Err("zero copy was turned off".to_owned());
+        return Err(Error::environment("zero copy was turned off".to_owned()));
     }
     let alignment = plan.medium.supports_kernel_buffers()?;
     if has.has(LENDING) {
         return Ok(alignment);
     }
     let missing: Vec<_> = LENDING.difference(has).names().collect();
-    Err(format!(
+    Err(Error::environment(format!(
         "the kernel has features {:#x}, expected {} as well: Linux 6.17 or newer",
         has.0,
         missing.join(", ")
-    ))
+    )))
 }
 
 /// Whether the device uses zero copy, or why data are copied.
-pub(super) fn check_zero_copy(info: &DeviceInfo, has_recovered: bool) -> Result<(), String> {
+pub(super) fn check_zero_copy(info: &DeviceInfo, has_recovered: bool) -> Result<(), Error> {
     if info.features.has(Features::ZERO_COPY) {
         return Ok(());
     }
     let by_whom = if has_recovered { "the process that has died" } else { "the kernel" };
-    Err(format!("{by_whom} has made ublk:{} without zero copy", info.device))
+    Err(Error::environment(format!("{by_whom} has made ublk:{} without zero copy", info.device)))
 }
 
 /// Registers the request buffers of a queue, indexed by tag, as a region.
@@ -432,26 +432,26 @@ fn register_buffers(
     regions: &RegionTable,
     queue: u16,
     requests: (u16, u32),
-) -> Result<Segment, String> {
-    let descriptor = device.as_fd().try_clone_to_owned().map_err(|why| why.to_string())?;
+) -> Result<Segment, Error> {
+    let descriptor = device.as_fd().try_clone_to_owned().map_err(Error::environment)?;
     let lender = KernelBufferSource { descriptor, queue, data_at };
-    regions.register_kernel_buffers(lender, requests).map_err(|why| why.to_string())
+    regions.register_kernel_buffers(lender, requests).map_err(Error::environment)
 }
 
 /// Queries the kernel's features. Fails if a required one is missing.
-fn check_features(control: &mut Control) -> Result<Features, UblkError> {
+fn check_features(control: &mut Control) -> Result<Features, Error> {
     let mut bytes = [0; 8];
     let needed = NEEDED.union(RECOVERED);
     match control.execute(ControlOp::GetFeatures, (ANY_DEVICE, 0), &mut bytes, PATIENCE) {
         Ok(_) => {
             let has = Features(u64::from_ne_bytes(bytes));
-            if has.has(needed) { Ok(has) } else { Err(UblkError::too_old(has, needed)) }
+            if has.has(needed) { Ok(has) } else { Err(error::missing_features(has, needed)) }
         }
         // Kernels before 6.5 do not know the command.
         Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NODEV) => {
-            Err(UblkError::too_old(Features::NONE, needed))
+            Err(error::missing_features(Features::NONE, needed))
         }
-        Err(errno) => Err(UblkError::of(ControlOp::GetFeatures, "ublk", errno)),
+        Err(errno) => Err(error::control_failed(ControlOp::GetFeatures, "ublk", errno)),
     }
 }
 
@@ -461,7 +461,7 @@ fn settle(
     control: &mut Control,
     number: u32,
     ours: &DesiredDevice<'_>,
-) -> Result<Option<DeviceInfo>, UblkError> {
+) -> Result<Option<DeviceInfo>, Error> {
     let name = format!("ublk:{number}");
     let mut why = "";
     for _ in 0..=TAKEOVER_TIMEOUT.ns / LOOK_AGAIN.ns {
@@ -470,7 +470,7 @@ fn settle(
         let info = match control.execute(op, (number, 0), &mut bytes, PATIENCE) {
             Ok(_) => DeviceInfo::from_bytes(&bytes),
             Err(Errno::NODEV) => return Ok(None),
-            Err(errno) => return Err(UblkError::of(op, &name, errno)),
+            Err(errno) => return Err(error::control_failed(op, &name, errno)),
         };
         let mut question = Parameters::query();
         let op = ControlOp::GetParameters;
@@ -494,7 +494,7 @@ fn settle(
         }
         tenmil_linux::thread::sleep(LOOK_AGAIN);
     }
-    Err(UblkError::machine(format!("{name}: {why}")))
+    Err(Error::environment(format!("{name}: {why}")))
 }
 
 /// Whether a process is alive; a zombie is not.
@@ -513,7 +513,7 @@ fn make(
     plan: &ServerConfig,
     disk: &Disk,
     lends: bool,
-) -> Result<DeviceInfo, UblkError> {
+) -> Result<DeviceInfo, Error> {
     let ServerConfig { number, signature, limits, medium, .. } = plan;
     let device = number.unwrap_or(ANY_DEVICE);
     let name = number.map_or_else(|| "ublk:".to_owned(), |number| format!("ublk:{number}"));
@@ -534,11 +534,11 @@ fn make(
     let (mut bytes, op) = (wanted.to_bytes(), ControlOp::AddDevice);
     control
         .execute(op, (device, 0), &mut bytes, PATIENCE)
-        .map_err(|errno| UblkError::of(op, &name, errno))?;
+        .map_err(|errno| error::control_failed(op, &name, errno))?;
     let made = DeviceInfo::from_bytes(&bytes);
     let describe = || {
         if !made.features.has(features) {
-            return Err(UblkError::too_old(made.features, features));
+            return Err(error::missing_features(made.features, features));
         }
         if made.queues == 0
             || (made.depth, made.io_bytes_max) != (wanted.depth, wanted.io_bytes_max)
@@ -549,7 +549,7 @@ fn make(
             };
             let (made, wanted) = (of(&made), of(&wanted));
             let text = format!("{name}: the kernel has made {made}, expected {wanted} at most");
-            return Err(UblkError::new(ErrorCategory::Remote, text));
+            return Err(Error::new(ErrorCategory::Remote, text));
         }
         Ok(())
     };
@@ -557,7 +557,7 @@ fn make(
     let described = describe().and_then(|()| {
         let asked =
             control.execute(op, (made.device, 0), &mut disk.parameters().to_bytes(), PATIENCE);
-        asked.map(drop).map_err(|errno| UblkError::of(op, &name, errno))
+        asked.map(drop).map_err(|errno| error::control_failed(op, &name, errno))
     });
     if let Err(why) = described {
         // An unusable device is deleted again. The first error is the one to report.
@@ -569,7 +569,7 @@ fn make(
 
 /// Deletes a device, asynchronously where the kernel supports it, so as not to wait for processes
 /// that have the disk open.
-fn delete(control: &mut Control, device: u32) -> Result<(), UblkError> {
+fn delete(control: &mut Control, device: u32) -> Result<(), Error> {
     let name = format!("ublk:{device}");
     let op = ControlOp::DeleteDeviceAsync;
     let mut answer = control.execute(op, (device, 0), &mut [], PATIENCE);
@@ -579,7 +579,7 @@ fn delete(control: &mut Control, device: u32) -> Result<(), UblkError> {
     match answer {
         // It is already gone.
         Ok(_) | Err(Errno::NODEV) => Ok(()),
-        Err(errno) => Err(UblkError::of(op, &name, errno)),
+        Err(errno) => Err(error::control_failed(op, &name, errno)),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Policy for a device number that exists already: recover, replace, wait, or leave it.
 
+use tenmil_base::Error;
 use tenmil_wire::ublk::{DeviceInfo, DeviceState, Parameters};
 
 use super::disk::Disk;
-use super::error::UblkError;
 
 /// Action for an existing device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(super) enum TakeoverAction {
     /// Check again later: its server is dying.
     Wait,
     /// Fail with this error.
-    Leave(UblkError),
+    Leave(Error),
 }
 
 /// State of a device's server.
@@ -47,33 +47,33 @@ pub(super) fn decide_takeover(
     let number = found.device;
     match found.state {
         DeviceState::Live if server.is_alive => TakeoverAction::Leave(
-            UblkError::caller(format!(
+            Error::usage(format!(
                 "ublk:{number} is in use: process {} serves /dev/ublkb{number}",
                 found.process
             ))
-            .hint("leave the number to the kernel, as ublk:, or end that process"),
+            .with_hint("leave the number to the kernel, as ublk:, or end that process"),
         ),
         DeviceState::Live => TakeoverAction::Wait,
-        DeviceState::Dead if server.has_it_open => TakeoverAction::Leave(UblkError::caller(
-            format!("ublk:{number} is in use: another process is making it, or taking it away"),
-        )),
+        DeviceState::Dead if server.has_it_open => TakeoverAction::Leave(Error::usage(format!(
+            "ublk:{number} is in use: another process is making it, or taking it away"
+        ))),
         // No requests wait there: a recoverable device is quiesced, not dead.
         DeviceState::Dead => TakeoverAction::Replace,
         DeviceState::Quiesced if ours.replaces => TakeoverAction::Replace,
         DeviceState::Quiesced => match differs(found, parameters, ours) {
             None => TakeoverAction::Recover,
             Some(why) => TakeoverAction::Leave(
-                UblkError::caller(format!(
+                Error::usage(format!(
                     "ublk:{number} was left behind by process {}, which has died: {why}",
                     found.process
                 ))
-                .hint(format!(
+                .with_hint(format!(
                     "serve what it served, or another number; ublk:{number}?replace=yes takes it \
                      away, and what is not written yet is lost"
                 )),
             ),
         },
-        DeviceState::Other(state) => TakeoverAction::Leave(UblkError::machine(format!(
+        DeviceState::Other(state) => TakeoverAction::Leave(Error::environment(format!(
             "ublk:{number} is in state {state}, expected one of 0 to 2"
         ))),
     }

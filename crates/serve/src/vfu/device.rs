@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, Instant, Segment};
+use tenmil_base::{BlockDevice, Error, Instant, Segment};
 use tenmil_dma::{Region, RegionTable};
 use tenmil_nvme_controller::BouncePool;
 use tenmil_nvme_controller::controller::{
@@ -70,7 +70,7 @@ impl Device {
         lines: IrqEventFds,
         regions: &RegionTable,
         now: Instant,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let vectors = options.queues.saturating_add(1);
         let namespaces = media.into_iter().map(NamespaceConfig::new).collect();
         let subsystem = Subsystem::new(SubsystemConfig::new(&options.serial, namespaces))?;
@@ -83,7 +83,7 @@ impl Device {
         };
         let controller = subsystem.controller(now, config)?;
         let memory = regions.allocate((BUFFERS * BUFFER_BYTES) as usize);
-        let memory = memory.map_err(|error| error.to_string())?;
+        let memory = memory.map_err(Error::environment)?;
         let buffers = (0..BUFFERS).map(|index| index * BUFFER_BYTES);
         let buffers: Vec<Segment> =
             buffers.filter_map(|at| memory.segment().slice(at, BUFFER_BYTES)).collect();
@@ -112,7 +112,7 @@ impl Device {
 
     /// Prepares for a new client: replaces the doorbell page, which earlier clients may still have
     /// mapped.
-    pub(super) fn reset_for_client(&mut self) -> Result<(), String> {
+    pub(super) fn reset_for_client(&mut self) -> Result<(), Error> {
         if let Some(doorbells) = &mut self.doorbells {
             *doorbells = doorbells.anew()?;
         }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tenmil_base::{HostMemory, Instant, Interrupts};
+use tenmil_base::{Error, HostMemory, Instant, Interrupts};
 use tenmil_dma::{Backing, Mapping};
 use tenmil_nvme_controller::STRIDE;
 use tenmil_nvme_controller::transport::MemoryTransport;
@@ -37,19 +37,24 @@ const STEP: u32 = 4 << STRIDE;
 
 impl Doorbells {
     /// Creates doorbells for `pairs` queues, in a file of `bar_bytes`.
-    pub(super) fn new(bar_bytes: u32, pairs: u32) -> Result<Self, String> {
+    pub(super) fn new(bar_bytes: u32, pairs: u32) -> Result<Self, Error> {
         let mapping = Mapping::new(bar_bytes as usize, Backing::Shared);
-        let mapping = mapping.map_err(|error| format!("memory for doorbells: {error}"))?;
+        let mapping = mapping
+            .map_err(|error| format!("memory for doorbells: {error}"))
+            .map_err(Error::environment)?;
         let file = mapping.descriptor().and_then(|file| file.try_clone_to_owned().ok());
-        let file = Arc::new(file.ok_or("memory for doorbells: no descriptor is left")?);
+        let file = Arc::new(
+            file.ok_or("memory for doorbells: no descriptor is left")
+                .map_err(Error::environment)?,
+        );
         let last = place(pairs * 2 - 1);
-        mapping.word(last).ok_or("doorbells outside of BAR 0")?;
+        mapping.word(last).ok_or("doorbells outside of BAR 0").map_err(Error::environment)?;
         let seen = vec![0; pairs as usize * 2];
         Ok(Self { mapping, file, seen, active: Vec::new(), queue_changes: None })
     }
 
     /// Creates new doorbells for the next client: earlier clients may keep the old ones mapped.
-    pub(super) fn anew(&self) -> Result<Self, String> {
+    pub(super) fn anew(&self) -> Result<Self, Error> {
         let bar_bytes = u32::try_from(self.mapping.len_bytes()).unwrap_or(u32::MAX);
         Self::new(bar_bytes, u32::try_from(self.seen.len() / 2).unwrap_or(u32::MAX))
     }

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_dma::{FileRange, ForeignRegion, RegionTable};
 use tenmil_linux::RemoteEventFd;
 use tenmil_linux::local_socket::{Connection, RecvResult};
@@ -387,7 +387,7 @@ impl Endpoint {
             Request::SetIrqs { call, irqs } => match self.set_irqs(irqs) {
                 Ok(()) => server.done(call),
                 Err(text) => {
-                    self.trouble(text);
+                    self.trouble(text.to_string());
                     server.refuse(call, Errno::INVALID);
                 }
             },
@@ -432,7 +432,7 @@ impl Endpoint {
         adopted.map_err(|why| (Errno::INVALID, format!("memory at {iova:#x}: {why}")))
     }
 
-    fn set_irqs(&self, irqs: IrqSet<File>) -> Result<(), String> {
+    fn set_irqs(&self, irqs: IrqSet<File>) -> Result<(), Error> {
         let IrqSet { index, start, count, action, data } = irqs;
         if index != irq_index::MSIX {
             // Error and request interrupts are never raised, so configuring them always succeeds.
@@ -444,7 +444,11 @@ impl Endpoint {
             IrqData::Files(files) => {
                 let line = |file: File| RemoteEventFd::new(file.try_clone()?);
                 let lines: Result<Vec<_>, std::io::Error> = files.into_iter().map(line).collect();
-                IrqData::Files(lines.map_err(|error| format!("vector {start}: {error}"))?)
+                IrqData::Files(
+                    lines
+                        .map_err(|error| format!("vector {start}: {error}"))
+                        .map_err(Error::environment)?,
+                )
             }
         };
         self.lines.set(start, count, action, data);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use tenmil_base::Error;
 
 use tenmil_base::BlockDevice;
 use tenmil_dma::RegionTable;
@@ -53,7 +54,7 @@ impl Server {
     /// # Errors
     ///
     /// If the controller cannot be created with these options, or the error of the kernel.
-    pub fn start(plan: ServerConfig) -> Result<Self, String> {
+    pub fn start(plan: ServerConfig) -> Result<Self, Error> {
         let ServerConfig { door, media, options, regions, reactors, clock } = plan;
         let (tell, told) = sync_channel(EVENTS_MAX);
         let address = door.address().clone();
@@ -62,11 +63,11 @@ impl Server {
         let device = Device::new(media, &options, &maps, lines.clone(), &regions, clock.now())?;
         let subsystem = device.subsystem.clone();
         let guest = Endpoint::new(device, maps, lines, regions, tell);
-        let host = EndpointPoller::new(door, guest).map_err(|error| error.to_string())?;
-        let woken_by = host.woken_by().map_err(|error| error.to_string())?;
+        let host = EndpointPoller::new(door, guest).map_err(Error::environment)?;
+        let woken_by = host.woken_by().map_err(Error::environment)?;
         let registration = PollerBuilder::active("device", woken_by, host);
         let plan = ThreadBuilder::new("vfio-user").mailbox(MAILBOX).poller(registration);
-        let thread = reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        let thread = reactors.spawn(plan).map_err(Error::environment)?;
         Ok(Self { address, told, subsystem, thread })
     }
 

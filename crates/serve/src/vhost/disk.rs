@@ -1,6 +1,6 @@
 //! Block device parameters as virtio-blk sees them, and validation of requests.
 
-use tenmil_base::{Durability, IoStatus, Limits, Operation, RequestFlags};
+use tenmil_base::{Durability, Error, IoStatus, Limits, Operation, RequestFlags};
 use tenmil_vhost_user::blk::{
     Config, DiscardSegment, Header, ID_BYTES, Kind, SECTOR_BYTES, Status,
 };
@@ -47,27 +47,29 @@ impl Disk {
         limits: Limits,
         is_read_only: bool,
         id: [u8; ID_BYTES],
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let Limits { block_size, metadata_size, block_count, .. } = limits;
         if metadata_size != 0 {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "its blocks have {metadata_size} bytes of metadata, expected none"
-            ));
+            )));
         }
         if !(SECTOR_BYTES..=BLOCK_BYTES_MAX).contains(&block_size) || !block_size.is_power_of_two()
         {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "its blocks have {block_size} bytes, expected a power of two from {SECTOR_BYTES} to \
                  {BLOCK_BYTES_MAX}"
-            ));
+            )));
         }
         if block_count == 0 {
-            return Err("it has no blocks, expected some".to_owned());
+            return Err(Error::environment("it has no blocks, expected some".to_owned()));
         }
         let needed = u16::try_from(SEGMENTS_MAX).unwrap_or(u16::MAX);
         if limits.segments_max < needed {
             let found = limits.segments_max;
-            return Err(format!("its requests have {found} segments at most, expected {needed}"));
+            return Err(Error::environment(format!(
+                "its requests have {found} segments at most, expected {needed}"
+            )));
         }
         let shift = (block_size / SECTOR_BYTES).ilog2();
         Ok(Self { limits, is_read_only, shift, id })

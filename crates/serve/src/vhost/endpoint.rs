@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::RemoteEventFd;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_linux::poll_set::Interest;
@@ -342,18 +342,18 @@ impl Endpoint {
             Request::Start { call, queue, start } => {
                 let started = self.stand.start(session, queue, start);
                 let started = started.map_err(|why| format!("queue {queue}: {why}"));
-                self.answer(session, call, started)?;
+                self.answer(session, call, started.map_err(Error::environment))?;
             }
             Request::SetCall { call, queue, file } => {
                 let set = session.set_call(queue, file);
                 let set = set.map_err(|why| format!("queue {queue}: {why}"));
-                self.answer(session, call, set)?;
+                self.answer(session, call, set.map_err(Error::environment))?;
             }
             Request::SetBackChannel { call, file } => {
                 let back = file.try_clone().and_then(Connection::from_fd);
                 let back = back.map_err(|error| format!("the socket for messages: {error}"));
                 let set = back.map(|back| session.back = Some(back));
-                self.answer(session, call, set)?;
+                self.answer(session, call, set.map_err(Error::environment))?;
             }
             Request::GetInflightFd { call, queues, size } => match make_inflight(queues, size) {
                 Ok((area, file)) => session.server.inflight(call, area, Arc::new(file)),
@@ -372,15 +372,15 @@ impl Endpoint {
         &mut self,
         session: &mut Session,
         call: PendingReply,
-        result: Result<(), String>,
+        result: Result<(), Error>,
     ) -> Result<(), DisconnectCause> {
         let Err(why) = result else {
             session.server.done(call);
             return Ok(());
         };
         match session.server.refuse(call) {
-            ReplyOutcome::Told => self.trouble(why),
-            ReplyOutcome::NotReported => return Err(Some(why)),
+            ReplyOutcome::Told => self.trouble(why.to_string()),
+            ReplyOutcome::NotReported => return Err(Some(why.to_string())),
         }
         Ok(())
     }
@@ -421,7 +421,7 @@ impl Endpoint {
             Some(PendingKind::Memory { call, change }) => {
                 let changed = self.stand.change_memory(session, change);
                 // The front end believes that the queues run, so a failure must end the connection.
-                self.stand.start_again(session).map_err(Some)?;
+                self.stand.start_again(session).map_err(|error| Some(error.text))?;
                 self.answer(session, call, changed)?;
             }
             None => {}
@@ -472,7 +472,7 @@ impl Session {
         Ok(count)
     }
 
-    fn set_call(&mut self, queue: u16, file: Option<File>) -> Result<(), String> {
+    fn set_call(&mut self, queue: u16, file: Option<File>) -> Result<(), Error> {
         let call = file.as_ref().map(|file| line(file)).transpose()?;
         match file {
             Some(file) => self.calls.insert(queue, file),
@@ -507,9 +507,9 @@ impl DrainTimer {
     }
 }
 
-pub(super) fn line(file: &OwnedFd) -> Result<RemoteEventFd, String> {
+pub(super) fn line(file: &OwnedFd) -> Result<RemoteEventFd, Error> {
     let line = file.try_clone().and_then(RemoteEventFd::new);
-    line.map_err(|error| error.to_string())
+    line.map_err(Error::environment)
 }
 
 fn disconnect_cause(violation: Violation) -> DisconnectCause {

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use tenmil_base::Error;
 
 use tenmil_dma::{FileRange, ForeignRegion, RegionTable};
 use tenmil_vhost_user::{GuestMemory, GuestRegion, MemoryChange, MemoryRegionDesc};
@@ -38,7 +39,7 @@ impl Table {
         &self,
         change: MemoryChange<File>,
         regions: &RegionTable,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let pieces = match change {
             MemoryChange::Replace(areas) => {
                 check_bytes(areas.iter().map(|(area, _)| area))?;
@@ -49,7 +50,9 @@ impl Table {
             }
             MemoryChange::Add(area, file) => {
                 if self.pieces.len() >= usize::from(SLOTS_MAX) {
-                    return Err(format!("{SLOTS_MAX} stretches are shared, expected fewer"));
+                    return Err(Error::environment(format!(
+                        "{SLOTS_MAX} stretches are shared, expected fewer"
+                    )));
                 }
                 check_bytes(self.pieces.iter().map(|piece| &piece.area).chain([&area]))?;
                 let mut pieces = self.pieces.clone();
@@ -62,16 +65,21 @@ impl Table {
                     (guest, len_bytes, user) == (area.guest, area.len_bytes, area.user)
                 };
                 let mut pieces = self.pieces.clone();
-                let at = pieces.iter().position(is_it).ok_or_else(|| {
-                    format!("memory at {:#x} is not shared, expected some that is", area.guest)
-                })?;
+                let at = pieces
+                    .iter()
+                    .position(is_it)
+                    .ok_or_else(|| {
+                        format!("memory at {:#x} is not shared, expected some that is", area.guest)
+                    })
+                    .map_err(Error::environment)?;
                 pieces.remove(at);
                 pieces
             }
         };
         let areas = pieces.iter().map(MappedArea::place).collect();
         let space = GuestMemory::new(areas)
-            .ok_or("two stretches of memory lie over each other, expected them apart")?;
+            .ok_or("two stretches of memory lie over each other, expected them apart")
+            .map_err(Error::environment)?;
         Ok(Self { pieces, space })
     }
 
@@ -87,14 +95,12 @@ impl Table {
 }
 
 impl MappedArea {
-    fn adopt(
-        area: MemoryRegionDesc,
-        file: &OwnedFd,
-        regions: &RegionTable,
-    ) -> Result<Self, String> {
+    fn adopt(area: MemoryRegionDesc, file: &OwnedFd, regions: &RegionTable) -> Result<Self, Error> {
         let part = FileRange { offset: area.file_offset, len_bytes: area.len_bytes };
         let memory = regions.map_foreign(file.as_fd(), part);
-        let memory = memory.map_err(|why| format!("memory at {:#x}: {why}", area.guest))?;
+        let memory = memory
+            .map_err(|why| format!("memory at {:#x}: {why}", area.guest))
+            .map_err(Error::environment)?;
         Ok(Self { area, memory: Arc::new(memory) })
     }
 
@@ -105,10 +111,10 @@ impl MappedArea {
     }
 }
 
-fn check_bytes<'a>(areas: impl Iterator<Item = &'a MemoryRegionDesc>) -> Result<(), String> {
+fn check_bytes<'a>(areas: impl Iterator<Item = &'a MemoryRegionDesc>) -> Result<(), Error> {
     let bytes = areas.fold(0_u64, |sum, area| sum.saturating_add(area.len_bytes));
     if bytes <= BYTES_MAX {
         return Ok(());
     }
-    Err(format!("{bytes} bytes are shared, expected {BYTES_MAX} at most"))
+    Err(Error::environment(format!("{bytes} bytes are shared, expected {BYTES_MAX} at most")))
 }

@@ -83,7 +83,7 @@ impl Server {
     /// # Errors
     ///
     /// If the device cannot be exported as such a disk, or the error of the kernel.
-    pub fn start(plan: ServerConfig) -> Result<Self, String> {
+    pub fn start(plan: ServerConfig) -> Result<Self, Error> {
         let ServerConfig { door, medium, is_read_only, id, regions, reactors } = plan;
         let (told, news) = sync_channel(EVENTS_MAX);
         let address = door.address().clone();
@@ -100,14 +100,14 @@ impl Server {
             told,
             untold: 0,
         });
-        let host = EndpointPoller::new(door, guest).map_err(|error| error.to_string())?;
-        let woken_by = host.woken_by().map_err(|error| error.to_string())?;
+        let host = EndpointPoller::new(door, guest).map_err(Error::environment)?;
+        let woken_by = host.woken_by().map_err(Error::environment)?;
         let registration = PollerBuilder::active("disk", woken_by, host);
         let plan = ThreadBuilder::new("vhost-user").mailbox(MAILBOX).poller(registration);
         // Set before the first poll, so that virtqueues know whom to wake.
         let rung = Arc::clone(&bell);
         let plan = plan.first(move |context| rung.belongs_to(context.handle()));
-        reactors.spawn(plan).map_err(|refused| refused.to_string())?;
+        reactors.spawn(plan).map_err(Error::environment)?;
         Ok(Self { address, queues, told: news, bell })
     }
 

@@ -76,7 +76,7 @@ fn what_can_be_no_disk_is_refused_and_says_why() {
         (Limits { segments_max: 8, ..limits() }, "8 segments at most, expected 126"),
     ] {
         let refused = Disk::new(limits, false, id("x")).unwrap_err();
-        assert!(refused.contains(expected), "{refused}");
+        assert!(refused.text.contains(expected), "{refused}");
     }
 }
 

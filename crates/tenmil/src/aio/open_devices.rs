@@ -72,7 +72,7 @@ impl OpenDevices {
         pool: PoolHandle,
     ) -> Result<ChannelLease, Error> {
         let device = self.open(uri)?;
-        let refuse = |text: String| Error::environment(format!("open {uri}: {text}"));
+        let refuse = |error: Error| error.during(format_args!("open {uri}"));
         let descriptor = device.device.open(claim, "aio");
         let descriptor = descriptor
             .map_err(|refused| Error::new(refused.category(), format!("open {uri}: {refused}")))?;

@@ -58,8 +58,8 @@ impl SingleStep {
         let refuse = |what: &str| Error::remote(format!("an SSD turned by hand: {what}"));
         let regions = RegionTable::new(2);
         let mapping = Mapping::new(POOL_BYTES, Backing::Private)
-            .map_err(|error| Error::environment(error.to_string()))?;
-        let memory = regions.add(mapping).map_err(|error| Error::environment(error.to_string()))?;
+            .map_err(|error| Error::environment(error))?;
+        let memory = regions.add(mapping).map_err(|error| Error::environment(error))?;
         let store = emu::command_store(&Techniques::default());
         let pool = DevicePool::new(regions.clone(), memory, DeviceKind::Emulated, store);
         let spec = EmuSpec { block_size: 4096, ..EmuSpec::new(EmuMedium::Null) };
@@ -69,7 +69,7 @@ impl SingleStep {
         let vectors = EventVectors::new(0).map_err(|error| refuse(&error.to_string()))?;
         let mut device =
             EmulatedSsd::new(&spec, 0, std::sync::Arc::new(medium), &pool, vectors, now)
-                .map_err(|error| refuse(&error))?;
+                .map_err(|error| refuse(&error.text))?;
         // The waker is never armed: what is counted is the doorbell of a polling device.
         let bell = Sleeper::new().map_err(|error| refuse(&error.to_string()))?.notifier();
         let options = ControllerOptions { queue_pairs: 1, ..ControllerOptions::default() };

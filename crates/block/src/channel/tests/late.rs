@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, OperationSet, Random, Request, RequestFlags, Segment,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Operation, OperationSet, Random, Request, RequestFlags, Segment,
 };
 
 /// See the module.
@@ -84,7 +84,7 @@ impl BlockDevice for Late {
         }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         self.log.open.fetch_add(1, Ordering::SeqCst);
         let number = self.log.opened.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(LateChannel {
@@ -101,10 +101,10 @@ impl BlockDevice for Late {
     }
 
     /// Accepts every size except [`REFUSED`]: the device has more blocks than its limits declare.
-    fn resize(&self, block_count: u64) -> Result<(), String> {
+    fn resize(&self, block_count: u64) -> Result<(), Error> {
         let in_flight = self.log.in_flight.lock().unwrap().len();
         self.log.sizes.lock().unwrap().push((block_count, in_flight));
-        if block_count == REFUSED { Err("it does not want to".into()) } else { Ok(()) }
+        if block_count == REFUSED { Err(Error::environment("it does not want to")) } else { Ok(()) }
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, OperationSet, Request, Segment,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Operation, OperationSet, Request, Segment,
 };
 use tenmil_linux::Clock;
 
@@ -57,7 +57,7 @@ impl BlockDevice for Disk {
         }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let has_lost = Arc::new(AtomicBool::new(false));
         self.channels.lock().unwrap().push(Arc::clone(&has_lost));
         let (limits, disk, answers) = (self.limits(), self.clone(), VecDeque::new());

@@ -152,11 +152,11 @@ impl BlockDevice for Shelf {
         self.lock().limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
         Ok(Box::new(ShelfChannel(self.clone(), self.limits())))
     }
 
-    fn block_status(&self, lba: u64) -> Result<BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<BlockExtent, tenmil_base::Error> {
         let state = self.lock();
         let block = state.limits.block_size as usize;
         let blocks = state.limits.block_count - lba;

@@ -145,8 +145,13 @@ impl ControllerBus for LateBus {
     fn vector(
         &self,
         number: u16,
-    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), String> {
-        let vector = self.shared.event.vector(number).ok_or("there is no such vector")?;
+    ) -> Result<(Box<dyn InterruptVector + Send>, EventVectors), Error> {
+        let vector = self
+            .shared
+            .event
+            .vector(number)
+            .ok_or("there is no such vector")
+            .map_err(Error::environment)?;
         Ok((Box::new(vector), EventVectors::new(1).unwrap()))
     }
 }

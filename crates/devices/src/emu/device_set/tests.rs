@@ -103,7 +103,7 @@ fn channels_are_queue_pairs_and_a_closed_one_makes_room() {
     for _ in 0..3 {
         let mut two = [(); 2].map(|()| opened.medium.channel().unwrap());
         let third = opened.medium.channel().err().unwrap();
-        assert!(third.starts_with("2 queue pairs are in use, expected at most 2"), "{third}");
+        assert!(third.text.starts_with("2 queue pairs are in use, expected at most 2"), "{third}");
         for channel in &mut two {
             assert_eq!(bed.run(&mut **channel, Operation::Read, 0), IoStatus::SUCCESS);
         }
@@ -150,7 +150,7 @@ fn once_its_controller_is_lost_an_ssd_answers_so_and_opens_nothing() {
     assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::SUCCESS);
     fleet.shared.lose(&mut fleet.shared.lock(), Error::remote("it burnt"));
     assert_eq!(bed.run(&mut *channel, Operation::Read, 0), IoStatus::PATH_ERROR);
-    assert_eq!(medium.channel().err().unwrap(), "it burnt");
+    assert_eq!(medium.channel().err().unwrap(), Error::environment("it burnt"));
     assert!(!fleet.shared.poll_controllers(bed.clock.now()), "and nobody tends it");
 }
 

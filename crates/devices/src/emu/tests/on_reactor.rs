@@ -9,7 +9,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tenmil_base::{CompletionBatch, Instant, IoChannel, IoStatus, Random, Request, Segment, Span};
+use tenmil_base::{
+    CompletionBatch, Error, Instant, IoChannel, IoStatus, Random, Request, Segment, Span,
+};
 use tenmil_linux::{EventLoop, NextStep, Sleeper};
 use tenmil_reactor::{
     Context, PollResult, Poller, PollerBuilder, PollerWake, Reactor, ReactorOptions, ReactorSet,
@@ -110,7 +112,7 @@ impl World {
     }
 
     /// Runs until a number of commands have completed, or one was lost.
-    fn run(&mut self, commands: u64) -> Result<(), String> {
+    fn run(&mut self, commands: u64) -> Result<(), Error> {
         loop {
             let Ledger { answered, pending, .. } = *self.ledger.lock().unwrap();
             if answered >= commands {
@@ -118,7 +120,9 @@ impl World {
             }
             if pending.is_some_and(|begun| self.now.since(begun) > FORGOTTEN) {
                 let (device, reactor) = (self.device.is, self.reactor_is);
-                return Err(format!("device {device:?}, reactor {reactor:?}, after {answered}"));
+                return Err(Error::environment(format!(
+                    "device {device:?}, reactor {reactor:?}, after {answered}"
+                )));
             }
             self.step(pending);
         }

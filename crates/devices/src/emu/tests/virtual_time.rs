@@ -8,7 +8,7 @@
 //!
 //! Time is simulated.
 
-use tenmil_base::{CompletionBatch, Instant, Random, Request, Span};
+use tenmil_base::{CompletionBatch, Error, Instant, Random, Request, Span};
 
 use super::stage::{FORGOTTEN, Planted, READ, Stage};
 
@@ -57,12 +57,15 @@ impl World {
     }
 
     /// Runs until a number of commands have completed, or one was lost.
-    fn run(&mut self, commands: u32) -> Result<(), String> {
+    fn run(&mut self, commands: u32) -> Result<(), Error> {
         while self.answered < commands {
             let waits = !matches!(self.host_is, Host::Thinking(_));
             if waits && self.now.since(self.begun) > FORGOTTEN {
                 let (device, host) = (self.stage.device.is, self.host_is);
-                return Err(format!("device {device:?}, host {host:?}, after {}", self.answered));
+                return Err(Error::environment(format!(
+                    "device {device:?}, host {host:?}, after {}",
+                    self.answered
+                )));
             }
             match (self.stage.device.can_step(self.now), self.can_host_step()) {
                 (true, true) if self.random.chance(1, 2) => self.stage.device.step(self.now),

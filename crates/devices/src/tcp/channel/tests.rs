@@ -68,7 +68,7 @@ impl QueueSource for Device {
         4
     }
 
-    fn supports_kernel_buffers(&self) -> Result<u32, String> {
+    fn supports_kernel_buffers(&self) -> Result<u32, Error> {
         Ok(1)
     }
 

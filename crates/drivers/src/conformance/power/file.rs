@@ -164,7 +164,7 @@ impl BlockDevice for Life {
         Limits { durability: tenmil_base::Durability::VolatileCache, ..self.medium.limits() }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let mut state = self.disk.lock();
         state.channels += 1;
         let (disk, regions) = (self.disk.clone(), self.regions.clone());

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, Instant, IoChannel, Memory, Operation, Request, Segment, WakeSource,
+    CompletionBatch, Error, Instant, IoChannel, Memory, Operation, Request, Segment, WakeSource,
 };
 use tenmil_linux::EventVectors;
 
@@ -85,7 +85,7 @@ impl Legs {
         shared: &Arc<Shared>,
         own: ChannelMemory,
         bell: &EventVectors,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let depth = shared.limits.depth_max;
         let segments_max = u32::from(shared.limits.segments_max);
         let legs = shared.media.iter().map(|medium| Leg {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoStatus, Memory, Operation, Random, Request,
+    BlockDevice, CompletionBatch, Error, Instant, IoStatus, Memory, Operation, Random, Request,
     RequestFlags, Span,
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
@@ -60,11 +60,11 @@ impl Bench {
         which.iter().map(leg).collect()
     }
 
-    fn open(&mut self, which: &[usize]) -> Result<Mirror, String> {
+    fn open(&mut self, which: &[usize]) -> Result<Mirror, Error> {
         self.open_as(which, false)
     }
 
-    fn open_as(&mut self, which: &[usize], degraded: bool) -> Result<Mirror, String> {
+    fn open_as(&mut self, which: &[usize], degraded: bool) -> Result<Mirror, Error> {
         let legs = self.legs(which);
         // Another process may have it open.
         let options = MirrorOptions { degraded, force: degraded, ..MirrorOptions::paced(POLICY) };
@@ -153,14 +153,14 @@ fn a_leg_that_missed_flushed_writes_starts_alone_only_with_the_injected_bug() {
     drop(mirror);
     bench.disks[1].come_back(false);
     let refused = bench.open(&[1]).unwrap_err();
-    assert!(refused.starts_with("leg 0 is absent"), "{refused}");
+    assert!(refused.text.starts_with("leg 0 is absent"), "{refused}");
     let bugs = InjectedBugs { starts_without_legs: true, ..InjectedBugs::default() };
     let options = MirrorOptions { bugs, ..MirrorOptions::paced(POLICY) };
     let legs = bench.legs(&[1]);
     Mirror::open(&bench.regions, &legs, &options, &mut || later(&mut bench.now)).unwrap();
     assert!(bench.disks[1].peek(FIRST + 5) != stamp(5, 1), "it serves what is older");
     let refused = bench.open(&[0, 1]).unwrap_err();
-    assert!(refused.starts_with("split brain: legs "), "{refused}");
+    assert!(refused.text.starts_with("split brain: legs "), "{refused}");
 }
 
 #[test]
@@ -222,7 +222,9 @@ fn a_superblock_that_cannot_be_read_is_not_taken_from_the_leg_before() {
                 opened += 1;
             }
             // What remains of it is older than what the others have recorded.
-            Err(refused) => assert!(refused.contains("disk2 is leg 2 of generation"), "{refused}"),
+            Err(refused) => {
+                assert!(refused.text.contains("disk2 is leg 2 of generation"), "{refused}")
+            }
         }
     }
     assert!(opened > 0, "one of its copies is as good as both");
@@ -289,7 +291,10 @@ fn the_leg_that_is_read_where_legs_may_differ_stays() {
             .replace(number, &new, &mut now)
     };
     let refused = replace(0).unwrap_err();
-    assert!(refused.contains("leg 0 is the one that is read where legs may differ"), "{refused}");
+    assert!(
+        refused.text.contains("leg 0 is the one that is read where legs may differ"),
+        "{refused}"
+    );
     replace(1).unwrap();
 }
 
@@ -307,5 +312,5 @@ fn a_leg_that_cannot_be_told_that_it_is_none_is_replaced_all_the_same() {
     assert!(text.contains("; disk1 still says that it is leg 1: "), "{text}");
     bench.disks[1].come_back(false);
     let refused = bench.open(&[0, 1]).unwrap_err();
-    assert!(refused.contains("an old copy, or another device has its place now"), "{refused}");
+    assert!(refused.text.contains("an old copy, or another device has its place now"), "{refused}");
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Memory, Operation, Random, Request,
-    Segment, Span,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Limits, Memory, Operation, Random,
+    Request, Segment, Span,
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
 
@@ -82,7 +82,7 @@ impl Machine {
         self.disks.iter().enumerate().map(leg).collect()
     }
 
-    fn open(&mut self, options: &MirrorOptions) -> Result<Mirror, String> {
+    fn open(&mut self, options: &MirrorOptions) -> Result<Mirror, Error> {
         let legs = self.legs();
         Mirror::open(&self.regions, &legs, options, &mut || later(&mut self.now))
     }
@@ -124,7 +124,7 @@ impl BlockDevice for Watched {
         self.disk.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (all, left) = (self.all.clone(), Arc::clone(&self.left));
         Ok(Box::new(WatchedChannel { below: self.disk.channel()?, all, left }))
     }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment, Span,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment, Span,
 };
 use tenmil_dma::RegionTable;
 
@@ -178,7 +178,7 @@ impl BlockDevice for Disk {
         self.lock().limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let mut state = self.lock();
         state.channels += 1;
         let (number, limits) = (state.channels, state.limits.clone());

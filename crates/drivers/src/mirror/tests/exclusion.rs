@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
-    Request, ReservationHolder, Reservations, Segment, Span, WakeSource,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, Request, ReservationHolder, Reservations, Segment, Span, WakeSource,
 };
 
 use super::fence::Bench;
@@ -46,7 +46,7 @@ impl BlockDevice for Namespace {
         self.medium.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (below, namespace) = (self.medium.channel()?, self.clone());
         Ok(Box::new(Channel { below, namespace, refused: Vec::new() }))
     }
@@ -57,9 +57,9 @@ impl BlockDevice for Namespace {
 }
 
 impl Reservations for Namespace {
-    fn holder(&self) -> Result<Option<ReservationHolder>, String> {
+    fn holder(&self) -> Result<Option<ReservationHolder>, Error> {
         if self.is_down.load(Ordering::Relaxed) {
-            return Err("no path".into());
+            return Err(Error::environment("no path"));
         }
         Ok(self.held.lock().unwrap().map(|(host, key)| ReservationHolder {
             is_this_host: host == self.host,
@@ -69,7 +69,7 @@ impl Reservations for Namespace {
         }))
     }
 
-    fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, String> {
+    fn acquire(&self, key: u64, preempted: Option<u64>) -> Result<bool, Error> {
         let mut held = self.held.lock().unwrap();
         let may = held.is_none_or(|(host, old)| host == self.host || preempted == Some(old));
         if may {
@@ -78,7 +78,7 @@ impl Reservations for Namespace {
         Ok(may)
     }
 
-    fn release(&self, key: u64) -> Result<(), String> {
+    fn release(&self, key: u64) -> Result<(), Error> {
         self.held.lock().unwrap().take_if(|held| *held == (self.host, key));
         Ok(())
     }
@@ -142,7 +142,7 @@ fn options() -> MirrorOptions {
     MirrorOptions::paced(ResyncPolicy { clear_after, probe_every, copy_rate: 4 << 30 })
 }
 
-fn open(bench: &Bench, legs: &[Leg], options: &MirrorOptions) -> Result<Mirror, String> {
+fn open(bench: &Bench, legs: &[Leg], options: &MirrorOptions) -> Result<Mirror, Error> {
     bench.open_over(legs, options)
 }
 
@@ -158,7 +158,7 @@ fn a_former_owner_is_refused_by_the_legs_and_finds_out_who_has_the_mirror() {
     let mut old = former.channel().unwrap();
     assert_eq!(bench.write(&mut *old, 0), IoStatus::SUCCESS);
     let refused = open(&bench, &two, &options()).unwrap_err();
-    assert!(refused.contains("has it open for writing"), "{refused}");
+    assert!(refused.text.contains("has it open for writing"), "{refused}");
     let force = MirrorOptions { force: true, ..options() };
     let _owner = open(&bench, &two, &force).unwrap();
     assert_eq!(hosts_of(&held), [Some(2), Some(2)]);

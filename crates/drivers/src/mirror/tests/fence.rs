@@ -1,6 +1,8 @@
 //! Ownership of a mirror, and what happens to the former owner.
 
-use tenmil_base::{BlockDevice, CompletionBatch, IoChannel, IoStatus, Operation, Request, Segment};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Error, IoChannel, IoStatus, Operation, Request, Segment,
+};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
@@ -46,8 +48,8 @@ impl Bench {
         format!("mirror:[{}],[{}]", self.leg("a", ""), self.leg("b", "")).parse().unwrap()
     }
 
-    fn open(&self) -> Result<OpenedDevice, String> {
-        self.opener().open(&self.uri()).map_err(|error| error.to_string())
+    fn open(&self) -> Result<OpenedDevice, Error> {
+        self.opener().open(&self.uri()).map_err(Error::environment)
     }
 
     /// The devices, opened once and shared: a process opens a file only once.
@@ -56,11 +58,7 @@ impl Bench {
         legs
     }
 
-    pub(super) fn open_over(
-        &self,
-        legs: &[Leg],
-        options: &MirrorOptions,
-    ) -> Result<Mirror, String> {
+    pub(super) fn open_over(&self, legs: &[Leg], options: &MirrorOptions) -> Result<Mirror, Error> {
         Mirror::open(&self.regions, legs, options, &mut || self.clock.now())
     }
 
@@ -96,8 +94,8 @@ fn a_second_opener_is_refused_with_the_identity_of_the_first() {
     let first = bench.open_over(&legs, &MirrorOptions::default()).unwrap();
     let refused = bench.open_over(&legs, &MirrorOptions::default()).unwrap_err();
     let expected = format!(": process {} on host `", std::process::id());
-    assert!(refused.contains(&expected) && refused.contains("` since 20"), "{refused}");
-    assert!(refused.contains("takeover --force"), "{refused}");
+    assert!(refused.text.contains(&expected) && refused.text.contains("` since 20"), "{refused}");
+    assert!(refused.text.contains("takeover --force"), "{refused}");
     drop(first);
     assert!(bench.open_over(&legs, &MirrorOptions::default()).is_ok(), "the first is gone");
 }
@@ -157,7 +155,7 @@ fn a_takeover_frees_a_mirror_from_an_owner_of_whom_nothing_is_known() {
     drop(bench.open_over(&legs, &options).unwrap());
     drop(legs);
     let refused = bench.open().unwrap_err();
-    assert!(refused.contains("has it open for writing"), "{refused}");
+    assert!(refused.text.contains("has it open for writing"), "{refused}");
     let opener = bench.opener();
     assert!(take_over(&opener, &bench.uri(), false).is_err());
     let former = take_over(&opener, &bench.uri(), true).unwrap();

@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use tenmil_base::{CompletionBatch, IoStatus, Memory, Operation, Request};
+use tenmil_base::{CompletionBatch, Error, IoStatus, Memory, Operation, Request};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
@@ -40,7 +40,7 @@ fn unpack(image: &str, directory: &Path) -> Vec<String> {
 }
 
 /// Opens a mirror of these files.
-fn open(regions: &RegionTable, directory: &Path, legs: &[&str]) -> Result<OpenedDevice, String> {
+fn open(regions: &RegionTable, directory: &Path, legs: &[&str]) -> Result<OpenedDevice, Error> {
     let mut uri = "mirror:".to_owned();
     for (index, leg) in legs.iter().enumerate() {
         let comma = if index == 0 { "" } else { "," };
@@ -48,7 +48,7 @@ fn open(regions: &RegionTable, directory: &Path, legs: &[&str]) -> Result<Opened
         write!(uri, "{comma}[file:{}?engine=threads]", path.display()).unwrap();
     }
     let opener = Opener { regions, clock: Clock::start(), seed: 1, kinds: crate::KINDS };
-    opener.open(&uri.parse().unwrap()).map_err(|error| error.to_string())
+    opener.open(&uri.parse().unwrap()).map_err(Error::environment)
 }
 
 /// The first byte of a block of the mirror.
@@ -107,7 +107,7 @@ fn a_stale_leg_of_version_2_does_not_start_alone() {
         let regions = RegionTable::new(100);
         unpack(image, directory.path());
         let refused = open(&regions, directory.path(), &[stale]).unwrap_err();
-        assert!(refused.contains("and may hold newer blocks than leg"), "{refused}");
+        assert!(refused.text.contains("and may hold newer blocks than leg"), "{refused}");
         let opened = open(&regions, directory.path(), survivors).unwrap();
         assert!(opened.description.contains(" is missing"), "{}", opened.description);
     }

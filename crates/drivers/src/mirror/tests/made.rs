@@ -27,7 +27,7 @@ impl DeviceType for MadeKind {
     fn open(&self, opener: &Opener<'_>, uri: &Uri) -> Result<OpenedDevice, Error> {
         let OpenLegs { legs, existing, handles, identities } = open_legs(opener, uri.children());
         let mut now = || opener.clock.now();
-        let refuse = |problem: String| Error::from(uri.refuse(problem));
+        let refuse = |problem: Error| Error::from(uri.refuse(problem));
         let found = look(opener.regions, &legs, &mut now).map_err(refuse)?;
         if found.iter().all(|leg| leg.found == LegProbe::Foreign(NoSuperblock::Absent)) {
             format(opener.regions, &legs, 7, &mut now).map_err(refuse)?;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoStatus, Memory, Operation, Request, RequestFlags, Span,
+    BlockDevice, CompletionBatch, Error, Instant, IoStatus, Memory, Operation, Request,
+    RequestFlags, Span,
 };
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
@@ -65,7 +66,7 @@ impl Change {
         matches!(self, Self::Replace { number: 0 } | Self::Remove { number: 0 })
     }
 
-    fn run(self, bench: &mut Bench) -> Result<String, String> {
+    fn run(self, bench: &mut Bench) -> Result<String, Error> {
         let legs = bench.pick(self.legs().0);
         let (new, regions) = (bench.legs[3].clone(), bench.regions.clone());
         let mut now = || later(&mut bench.now);
@@ -117,7 +118,7 @@ impl Bench {
         which.iter().map(|index| self.legs[*index].clone()).collect()
     }
 
-    fn open(&mut self, which: &[usize]) -> Result<Mirror, String> {
+    fn open(&mut self, which: &[usize]) -> Result<Mirror, Error> {
         let (legs, regions) = (self.pick(which), self.regions.clone());
         Mirror::open(&regions, &legs, &MirrorOptions::paced(POLICY), &mut || later(&mut self.now))
     }
@@ -171,7 +172,7 @@ impl Bench {
 
     /// Opens the mirror with these legs, and checks that it holds what was written and that all legs
     /// become in sync.
-    fn check(&mut self, which: &[usize]) -> Result<(), String> {
+    fn check(&mut self, which: &[usize]) -> Result<(), Error> {
         let mirror = self.open(which)?;
         WRITTEN.iter().for_each(|lba| self.block(&mirror, Operation::Read, *lba));
         self.settle(&mirror);

@@ -1,6 +1,7 @@
 //! Model of what each block of a mirror may hold, as far as completions determine it.
 
 use std::collections::BTreeSet;
+use tenmil_base::Error;
 
 use super::disk::BLOCK;
 
@@ -67,10 +68,12 @@ impl Block {
     }
 
     /// Checks the version that a read has returned.
-    pub(super) fn read(&mut self, before: &Before, version: u32) -> Result<(), String> {
+    pub(super) fn read(&mut self, before: &Before, version: u32) -> Result<(), Error> {
         if !before.candidates.contains(&version) && !self.candidates.contains(&version) {
             let (then, now) = (&before.candidates, &self.candidates);
-            return Err(format!("version {version}, expected one of {then:?} or {now:?}"));
+            return Err(Error::environment(format!(
+                "version {version}, expected one of {then:?} or {now:?}"
+            )));
         }
         if before.stamp == self.stamp && !self.is_busy {
             self.candidates = BTreeSet::from([version]);
@@ -113,11 +116,11 @@ pub(super) fn stamp(lba: u64, version: u32) -> Vec<u8> {
 }
 
 /// The version of a block, if it is complete and in its place.
-pub(super) fn version_of(lba: u64, bytes: &[u8]) -> Result<u32, String> {
+pub(super) fn version_of(lba: u64, bytes: &[u8]) -> Result<u32, Error> {
     let version = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
     if version == 0 || bytes == stamp(lba, version) {
         return Ok(version);
     }
     let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-    Err(format!("version {version} of block {found}, torn or misplaced"))
+    Err(Error::environment(format!("version {version} of block {found}, torn or misplaced")))
 }

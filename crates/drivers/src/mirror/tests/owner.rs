@@ -72,7 +72,7 @@ fn copying_goes_on_when_a_client_asks_nothing_more_and_is_not_polled() {
     create(&opener, &uris, true).unwrap();
     let legs = uris.map(|uri| {
         let medium = opener.open(&uri).map(|opened| opened.medium);
-        Leg { name: uri.to_string(), medium: medium.map_err(|error| error.to_string()) }
+        Leg { name: uri.to_string(), medium: medium.map_err(tenmil_base::Error::environment) }
     });
     let options = MirrorOptions::default();
     let mirror = Mirror::open(&regions, &legs, &options, &mut || clock.now()).unwrap();

@@ -32,8 +32,8 @@ impl Bench {
         format!("file:{}?engine=threads{query}", path.display()).parse().unwrap()
     }
 
-    fn create(&self, legs: &[Uri], overwrite: bool) -> Result<String, String> {
-        create(&self.opener(), legs, overwrite).map_err(|error| error.to_string())
+    fn create(&self, legs: &[Uri], overwrite: bool) -> Result<String, Error> {
+        create(&self.opener(), legs, overwrite).map_err(Error::environment)
     }
 
     fn open(&self, legs: &[&str]) -> Result<OpenedDevice, Error> {
@@ -186,13 +186,13 @@ fn a_mirror_is_not_made_over_data_or_of_unlike_legs() {
     let size = "&size=4m";
     let [a, c] = [bench.leg("a", ""), bench.leg("c", size)];
     let refused = bench.create(&[a.clone(), c.clone()], false).unwrap_err();
-    assert!(refused.starts_with("mirror create would destroy what is there: "), "{refused}");
+    assert!(refused.text.starts_with("mirror create would destroy what is there: "), "{refused}");
     assert!(
-        refused.contains("/a (4194304 bytes; tenmil mirror \"leg 0 of 2\" ")
-            && refused.contains("--overwrite"),
+        refused.text.contains("/a (4194304 bytes; tenmil mirror \"leg 0 of 2\" ")
+            && refused.text.contains("--overwrite"),
         "{refused}"
     );
-    assert!(!refused.contains("/c ("), "{refused}");
+    assert!(!refused.text.contains("/c ("), "{refused}");
     assert!(bench.open(&["a", "b"]).is_ok(), "nothing was touched");
     bench.create(&[a.clone(), c.clone()], true).unwrap();
     assert!(bench.open(&["a", "c"]).is_ok() && bench.open(&["a", "b"]).is_err());
@@ -207,7 +207,7 @@ fn a_mirror_is_not_made_over_data_or_of_unlike_legs() {
         (vec![c, bench.leg("missing", "")], "make a mirror: "),
     ] {
         let refused = bench.create(&legs, true).unwrap_err();
-        assert!(refused.contains(expected), "{refused}");
+        assert!(refused.text.contains(expected), "{refused}");
     }
 }
 
@@ -235,7 +235,7 @@ fn the_description_of_a_mirror_is_what_it_was_opened_with() {
             .opener()
             .open(&bench.leg(name, ""))
             .map(|opened| opened.medium)
-            .map_err(|error| error.to_string()),
+            .map_err(Error::environment),
     });
     let clock = Clock::start();
     let mirror =

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
-    Operation, Random, Request, RequestFlags, Segment, Span, WakeSource,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, Random, Request, RequestFlags, Segment, Span, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::{Clock, Sleeper, Thread};
@@ -349,12 +349,12 @@ impl BlockDevice for Shaky {
         self.inner.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (inner, is_failing) = (self.inner.channel()?, Arc::clone(&self.is_failing));
         Ok(Box::new(ShakyChannel { inner, is_failing }))
     }
 
-    fn block_status(&self, lba: u64) -> Result<tenmil_base::BlockExtent, String> {
+    fn block_status(&self, lba: u64) -> Result<tenmil_base::BlockExtent, Error> {
         self.inner.block_status(lba)
     }
 }

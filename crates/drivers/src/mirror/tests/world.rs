@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Memory, Operation,
-    Random, Request, RequestFlags, Segment, Span,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Memory,
+    Operation, Random, Request, RequestFlags, Segment, Span,
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
 
@@ -68,7 +68,7 @@ struct Open {
 }
 
 /// Runs one seed to its end, with this number of legs.
-pub(super) fn run(seed: u64, legs: usize, planted: Option<InjectedBug>) -> Result<Tale, String> {
+pub(super) fn run(seed: u64, legs: usize, planted: Option<InjectedBug>) -> Result<Tale, Error> {
     run_with(seed, legs, planted, InjectedBugs::default())
 }
 
@@ -78,7 +78,7 @@ pub(super) fn run_with(
     legs: usize,
     planted: Option<InjectedBug>,
     bugs: InjectedBugs,
-) -> Result<Tale, String> {
+) -> Result<Tale, Error> {
     let mut world = World::new(seed, legs, planted, bugs)?;
     for _ in 0..1_500 {
         world.turn()?;
@@ -92,7 +92,7 @@ pub(super) fn run_with(
 }
 
 /// Reads a range in which the source cannot read one block, and another leg has older versions of others.
-pub(super) fn read_around_a_bad_block() -> Result<(), String> {
+pub(super) fn read_around_a_bad_block() -> Result<(), Error> {
     let mut world = World::new(1, 2, None, InjectedBugs::default())?;
     while !world.is_at_rest() {
         world.turn()?;
@@ -118,7 +118,7 @@ impl World {
         legs: usize,
         planted: Option<InjectedBug>,
         bugs: InjectedBugs,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Error> {
         let mut random = Random::new(seed);
         let flush_every = if random.chance(1, 2) { 20 } else { 2_000 };
         let regions = RegionTable::new(400);
@@ -160,7 +160,7 @@ impl World {
         self.disks.iter().enumerate().map(leg).collect()
     }
 
-    fn open(&mut self) -> Result<(), String> {
+    fn open(&mut self) -> Result<(), Error> {
         let (legs, mut time) = (self.legs(), self.now);
         let options = MirrorOptions { bugs: self.bugs, ..MirrorOptions::paced(POLICY) };
         let mirror = Mirror::open(&self.regions, &legs, &options, &mut || later(&mut time))?;
@@ -188,7 +188,7 @@ impl World {
     }
 
     /// Advances the time and processes all completions.
-    fn turn(&mut self) -> Result<(), String> {
+    fn turn(&mut self) -> Result<(), Error> {
         self.now = self.now.after(Span { ns: 1 + self.random.below(40_000) });
         for index in 0..CHANNELS {
             let mut answers = CompletionBatch::with_capacity(SLOTS);
@@ -273,14 +273,17 @@ impl World {
         assert_eq!(backend.submit(self.now, &[request], &[memory]), 1, "there is room");
     }
 
-    fn answered(&mut self, answer: &IoCompletion) -> Result<(), String> {
+    fn answered(&mut self, answer: &IoCompletion) -> Result<(), Error> {
         let slot = usize::try_from(answer.token).unwrap();
-        let open = self.slots[slot].take().ok_or("answered twice")?;
+        let open = self.slots[slot].take().ok_or("answered twice").map_err(Error::environment)?;
         let Open { operation, lba, blocks, is_forced, before } = open;
         self.tale.answered += 1;
         let is_good = answer.status == IoStatus::SUCCESS;
         if !is_good {
-            return Err(format!("{operation:?} of {lba}+{blocks} ended with {:?}", answer.status));
+            return Err(Error::environment(format!(
+                "{operation:?} of {lba}+{blocks} ended with {:?}",
+                answer.status
+            )));
         }
         match operation {
             Operation::Write => self.blocks[Self::range(lba, blocks)]
@@ -299,14 +302,15 @@ impl World {
                     let block = &mut self.blocks[usize::try_from(lba).unwrap()];
                     version_of(lba, bytes)
                         .and_then(|version| block.read(before, version))
-                        .map_err(|problem| format!("block {lba}: {problem}"))?;
+                        .map_err(|problem| format!("block {lba}: {problem}"))
+                        .map_err(Error::environment)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn go_wrong(&mut self) -> Result<(), String> {
+    fn go_wrong(&mut self) -> Result<(), Error> {
         let (in_sync, todo) = self.progress();
         let legs = self.disks.len();
         let leg = usize::try_from(self.random.below(legs as u64)).unwrap();
@@ -349,7 +353,7 @@ impl World {
     }
 
     /// A leg loses its unflushed writes and continues; this cannot be detected before a flush.
-    fn lose_unflushed(&mut self, leg: usize) -> Result<(), String> {
+    fn lose_unflushed(&mut self, leg: usize) -> Result<(), Error> {
         while self.slots.iter().any(Option::is_some) {
             self.turn()?;
         }
@@ -367,7 +371,7 @@ impl World {
     }
 
     /// The power fails just as blocks are written that have not been written for a while.
-    fn ambush(&mut self) -> Result<(), String> {
+    fn ambush(&mut self) -> Result<(), Error> {
         self.hot = self.random.below(BLOCKS - 40);
         for slot in (0..CHANNELS * SLOTS).step_by(3) {
             let (channel, lba) = (slot / SLOTS, self.hot + self.random.below(30));
@@ -381,7 +385,7 @@ impl World {
         self.cut_power()
     }
 
-    fn cut_power(&mut self) -> Result<(), String> {
+    fn cut_power(&mut self) -> Result<(), Error> {
         self.disks.iter().for_each(Disk::cut_power);
         self.channels.clear();
         self.mirror = None;
@@ -405,7 +409,7 @@ impl World {
     }
 
     /// Ends all faults: all requests complete, and all legs become equal.
-    fn end_well(&mut self) -> Result<(), String> {
+    fn end_well(&mut self) -> Result<(), Error> {
         self.disks.iter().for_each(|disk| disk.come_back(false));
         let mut turns = 0;
         while !self.is_at_rest() {
@@ -414,7 +418,9 @@ impl World {
             if turns > 20_000 {
                 let waiting = self.slots.iter().flatten().count();
                 let (in_sync, todo) = self.progress();
-                return Err(format!("in sync {in_sync:b}, {todo} to do, {waiting} unanswered"));
+                return Err(Error::environment(format!(
+                    "in sync {in_sync:b}, {todo} to do, {waiting} unanswered"
+                )));
             }
         }
         for lba in (0..BLOCKS).step_by(8) {
@@ -425,7 +431,10 @@ impl World {
         }
         for lba in FIRST..FIRST + BLOCKS {
             if self.disks.iter().any(|disk| disk.peek(lba) != self.disks[0].peek(lba)) {
-                return Err(format!("legs differ at rest, block {}", lba - FIRST));
+                return Err(Error::environment(format!(
+                    "legs differ at rest, block {}",
+                    lba - FIRST
+                )));
             }
         }
         self.tale.end = self.now;

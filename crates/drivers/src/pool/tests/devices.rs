@@ -425,7 +425,7 @@ impl BlockDevice for Logged {
         self.2.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         Ok(Box::new(LoggedChannel(self.0.clone(), self.1.clone(), self.2.channel()?)))
     }
 }

@@ -20,7 +20,7 @@ impl BlockDevice for Namespace {
         self.0.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         self.0.channel()
     }
 

@@ -108,7 +108,7 @@ impl BlockDevice for Harsh {
         }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (limits, demands) = (self.limits(), self.demands);
         let inner = self.inner.channel()?;
         Ok(Box::new(HarshChannel { inner, limits, demands, under_way: 0 }))
@@ -185,10 +185,10 @@ impl BlockDevice for Shaped {
         channel.limits().clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let below = self.below.channel()?;
-        let buffers = self.memory.channel().map_err(|error| error.to_string())?;
+        let buffers = self.memory.channel().map_err(Error::environment)?;
         let shaper = AdaptedChannel::new(below, (), buffers, &self.options);
-        Ok(Box::new(shaper.map_err(|error| error.to_string())?))
+        Ok(Box::new(shaper.map_err(Error::environment)?))
     }
 }

@@ -11,6 +11,7 @@
 //! format. Hosts without an identifier are not stored, because they cannot return.
 
 use std::collections::BTreeMap;
+use tenmil_base::Error;
 
 use tenmil_wire::tcp::crc32c;
 
@@ -55,18 +56,25 @@ impl Reservations {
     }
 
     /// Decodes a record. The error has the value found and the value expected.
-    pub(in crate::controller) fn from_record(record: &[u8]) -> Result<Self, String> {
-        let (bytes, digest) = record.split_last_chunk().ok_or("it is too short")?;
+    pub(in crate::controller) fn from_record(record: &[u8]) -> Result<Self, Error> {
+        let (bytes, digest) =
+            record.split_last_chunk().ok_or("it is too short").map_err(Error::environment)?;
         let (found, expected) = (crc32c(bytes), u32::from_le_bytes(*digest));
         if found != expected {
-            return Err(format!("its CRC-32C is {found:08x}, expected {expected:08x}"));
+            return Err(Error::environment(format!(
+                "its CRC-32C is {found:08x}, expected {expected:08x}"
+            )));
         }
         let mut rest = bytes;
         let (is_reversed, has_nqns) = match take::<8>(&mut rest)? {
             MAGIC => (false, true),
             MAGIC_WITHOUT_NQNS => (false, false),
             MAGIC_REVERSED => (true, false),
-            _ => return Err("it does not begin with TMLRSV01 to TMLRSV03".to_owned()),
+            _ => {
+                return Err(Error::environment(
+                    "it does not begin with TMLRSV01 to TMLRSV03".to_owned(),
+                ));
+            }
         };
         let take_host = |rest: &mut &[u8]| {
             take_host(rest).map(|host| match host {
@@ -82,33 +90,37 @@ impl Reservations {
         let kind = ReservationKind::from_code(code);
         let held = match (code, kind) {
             (0, _) => None,
-            (_, None) => return Err(format!("its type is {code}, expected 0 to 6")),
+            (_, None) => {
+                return Err(Error::environment(format!("its type is {code}, expected 0 to 6")));
+            }
             // The all-registrants types have no single holder; all other types have one.
             (_, Some(kind)) if holder.is_none() != is_held_by_all(kind) => {
                 let held = if holder.is_none() { "nobody" } else { "one host" };
                 let text = format!("a reservation of type {code} is held by {held}");
-                return Err(format!("{text}, expected the other"));
+                return Err(Error::environment(format!("{text}, expected the other")));
             }
             (_, Some(kind)) => Some(ActiveReservation { kind, holder }),
         };
         let count = u16::from_le_bytes(take(&mut rest)?);
         let mut registrants = BTreeMap::new();
         for _ in 0..count {
-            let host = take_host(&mut rest)?.ok_or("a registrant has no identifier")?;
+            let host = take_host(&mut rest)?
+                .ok_or("a registrant has no identifier")
+                .map_err(Error::environment)?;
             let key = u64::from_le_bytes(take(&mut rest)?);
             let nqn = if has_nqns { take_nqn(&mut rest)? } else { None };
             registrants.insert(host, Registrant { key, nqn, origin: None });
         }
         if !rest.is_empty() || registrants.len() > REGISTRANTS_MAX {
-            return Err(format!(
+            return Err(Error::environment(format!(
                 "{} bytes follow {} registrants, expected none and at most {REGISTRANTS_MAX}",
                 rest.len(),
                 registrants.len()
-            ));
+            )));
         }
         let is_orphaned = holder.is_some_and(|holder| !registrants.contains_key(&holder));
         if held.is_some() && (is_orphaned || registrants.is_empty()) {
-            return Err("its holder is not registered".to_owned());
+            return Err(Error::environment("its holder is not registered".to_owned()));
         }
         Ok(Self { registrants, held, generation, persists: true })
     }
@@ -124,14 +136,16 @@ fn put_host(host: Option<HostId>, bytes: &mut Vec<u8>) {
     bytes.extend(id.to_le_bytes());
 }
 
-fn take_host(rest: &mut &[u8]) -> Result<Option<HostId>, String> {
+fn take_host(rest: &mut &[u8]) -> Result<Option<HostId>, Error> {
     let [kind] = take(rest)?;
     let id = u128::from_le_bytes(take(rest)?);
     match (kind, u64::try_from(id)) {
         (NO_HOLDER, Ok(0)) => Ok(None),
         (SHORT, Ok(id)) => Ok(Some(HostId::Short(id))),
         (EXTENDED, _) => Ok(Some(HostId::Extended(id))),
-        _ => Err(format!("a host is {kind}, {id:x}, expected none, a short or an extended one")),
+        _ => Err(Error::environment(format!(
+            "a host is {kind}, {id:x}, expected none, a short or an extended one"
+        ))),
     }
 }
 
@@ -142,19 +156,23 @@ fn put_nqn(nqn: Option<&HostNqn>, bytes: &mut Vec<u8>) {
     bytes.extend(nqn.filter(|_| len.is_some()).into_iter().flat_map(|nqn| nqn.bytes()));
 }
 
-fn take_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, String> {
+fn take_nqn(rest: &mut &[u8]) -> Result<Option<HostNqn>, Error> {
     let [len] = take(rest)?;
     if len == NQN_UNKNOWN {
         return Ok(None);
     }
-    let (name, others) = rest.split_at_checked(len.into()).ok_or("it ends too early")?;
+    let (name, others) =
+        rest.split_at_checked(len.into()).ok_or("it ends too early").map_err(Error::environment)?;
     *rest = others;
-    let name = core::str::from_utf8(name).map_err(|_| "the NQN of a registrant is not UTF-8")?;
+    let name = core::str::from_utf8(name)
+        .map_err(|_| "the NQN of a registrant is not UTF-8")
+        .map_err(Error::environment)?;
     Ok(Some(HostNqn::from(name)))
 }
 
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], String> {
-    let (first, others) = rest.split_first_chunk().ok_or("it ends too early")?;
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Error> {
+    let (first, others) =
+        rest.split_first_chunk().ok_or("it ends too early").map_err(Error::environment)?;
     *rest = others;
     Ok(*first)
 }

@@ -14,6 +14,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use tenmil_base::Error;
 
 use super::{NamespaceEntry, State, Subsystem};
 use crate::controller::reservation::{HostId, HostNqn, Reservations};
@@ -89,7 +90,7 @@ impl State {
 
     /// Checks that the registrants of a namespace to be added do not conflict with the existing bindings.
     /// The error is one line.
-    pub(super) fn check_registrants(&self, new: &NamespaceEntry) -> Result<(), String> {
+    pub(super) fn check_registrants(&self, new: &NamespaceEntry) -> Result<(), Error> {
         for (host, nqn) in new.reservations.named_registrants() {
             self.check_host(host, nqn).map_err(|why| {
                 format!(
@@ -97,7 +98,7 @@ impl State {
                      {why}, expected one NQN for an identifier",
                     new.nsid
                 )
-            })?;
+            }).map_err(Error::environment)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Reservation changes: the change queue of each namespace, and the results of its reservation store.
 
 use std::sync::{Arc, Weak};
+use tenmil_base::Error;
 
 use tenmil_wire::Status;
 
@@ -30,12 +31,12 @@ impl PersistRequest {
     /// fails, and the requester gets the result. Must not be called before
     /// [`ReservationStore::store`](crate::controller::ReservationStore::store) has returned: a lock is
     /// held until then.
-    pub fn ended(mut self, written: Result<(), String>) {
+    pub fn ended(mut self, written: Result<(), Error>) {
         self.is_owed = false;
         self.tell(written);
     }
 
-    fn tell(&self, written: Result<(), String>) {
+    fn tell(&self, written: Result<(), Error>) {
         if let Some(shared) = self.subsystem.upgrade() {
             Subsystem { shared }.stored(self.nsid, self.number, written);
         }
@@ -45,7 +46,7 @@ impl PersistRequest {
 impl Drop for PersistRequest {
     fn drop(&mut self) {
         if self.is_owed {
-            self.tell(Err(NO_WRITER.to_owned()));
+            self.tell(Err(Error::environment(NO_WRITER.to_owned())));
         }
     }
 }
@@ -109,7 +110,7 @@ impl Subsystem {
     }
 
     /// Handles the result of a write, and starts the next change.
-    fn stored(&self, nsid: u32, number: u64, written: Result<(), String>) {
+    fn stored(&self, nsid: u32, number: u64, written: Result<(), Error>) {
         let mut state = self.lock();
         let record = state.records.get_mut(&nsid);
         let writing = record.and_then(|record| record.line.written(number, written.is_ok()));
@@ -118,7 +119,7 @@ impl Subsystem {
             let end = match written {
                 Ok(()) => Ok(state.take_effect(nsid, after, news)),
                 Err(why) => {
-                    state.post_trouble(by, &why);
+                    state.post_trouble(by, &why.text);
                     Err(Status::INTERNAL_ERROR)
                 }
             };

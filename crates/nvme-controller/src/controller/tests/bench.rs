@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, OperationSet, Request, Segment, Span,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Operation, OperationSet, Request, Segment, Span,
 };
 use tenmil_wire::{Command, Status, TypedCommand};
 
@@ -108,7 +108,7 @@ impl BlockDevice for Shelf {
         self.0.limits.clone()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         Ok(Box::new(Channel { shelf: self.clone(), taken: VecDeque::new(), ready: 0 }))
     }
 }
@@ -150,11 +150,7 @@ impl NamespacePool for Pool {
         &[512, 4096]
     }
 
-    fn create(
-        &mut self,
-        block_size: u32,
-        block_count: u64,
-    ) -> Result<Arc<dyn BlockDevice>, String> {
+    fn create(&mut self, block_size: u32, block_count: u64) -> Result<Arc<dyn BlockDevice>, Error> {
         Ok(Arc::new(Shelf::sized(block_size, block_count, &EVERYTHING, Durability::Persistent)))
     }
 }

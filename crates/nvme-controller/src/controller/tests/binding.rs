@@ -149,5 +149,5 @@ fn a_namespace_whose_registrant_has_a_connected_identifier_of_another_nqn_is_not
     let config =
         NamespaceConfig { persistence, ..NamespaceConfig::new(std::sync::Arc::new(Shelf::new())) };
     let refused = next.subsystem.add_namespace(config).unwrap_err();
-    assert!(refused.contains(ONE) && refused.contains(TWO), "{refused}");
+    assert!(refused.text.contains(ONE) && refused.text.contains(TWO), "{refused}");
 }

@@ -202,7 +202,7 @@ fn after_a_record_in_doubt_the_next_change_writes_one_even_if_it_changes_nothing
     // The record was written, but that could not be confirmed.
     let (record, stored) = race.drawer.take();
     race.drawer.put(record);
-    stored.ended(Err("no room".to_owned()));
+    stored.ended(Err(tenmil_base::Error::environment("no room")));
     assert_eq!(race.ended(1), [(1, Status::INTERNAL_ERROR)]);
     assert_ne!(race.drawer.load(), before);
     // A rejected command does not repair that: nothing is durable yet. An accepted one does.

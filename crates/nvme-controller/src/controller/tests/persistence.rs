@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use tenmil_base::Error;
 
 use tenmil_wire::admin::{GetFeatures, SetFeatures};
 use tenmil_wire::feature::Feature;
@@ -62,7 +63,7 @@ impl Drawer {
 
     /// Fails to write the next record.
     pub(super) fn fail(&self) {
-        self.take().1.ended(Err("the drawer is stuck".to_owned()));
+        self.take().1.ended(Err(Error::environment("the drawer is stuck".to_owned())));
     }
 
     /// Accepts records, or rejects them.
@@ -72,7 +73,7 @@ impl Drawer {
 }
 
 impl ReservationStore for Drawer {
-    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+    fn load(&self) -> Result<Option<Vec<u8>>, Error> {
         Ok(self.0.lock().unwrap().record.clone())
     }
 
@@ -254,5 +255,5 @@ fn a_record_that_cannot_be_read_is_refused_and_not_forgotten() {
         ..crate::controller::NamespaceConfig::new(Arc::new(Shelf::new()))
     };
     let refused = subsystem.check_namespace(&namespace).unwrap_err();
-    assert!(refused.contains("its reservations cannot be read: its CRC-32C is"), "{refused}");
+    assert!(refused.text.contains("its reservations cannot be read: its CRC-32C is"), "{refused}");
 }

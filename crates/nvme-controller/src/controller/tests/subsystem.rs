@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{BlockDevice, Durability, Instant, Span};
+use tenmil_base::{BlockDevice, Durability, Error, Instant, Span};
 
 use super::bench::{Bench, EVERYTHING, Shelf};
 use crate::controller::{
@@ -16,7 +16,7 @@ fn namespace() -> NamespaceConfig {
 fn refusal(change: impl FnOnce(&mut SubsystemConfig)) -> String {
     let mut config = SubsystemConfig::new("T1", vec![namespace()]);
     change(&mut config);
-    Subsystem::new(config).err().unwrap_or_default()
+    Subsystem::new(config).err().map_or_else(String::new, |error| error.text)
 }
 
 fn nsids(controller: &crate::controller::Controller) -> Vec<u32> {
@@ -90,10 +90,10 @@ fn a_controller_out_of_range_is_refused() {
     for (config, expected) in cases {
         let config = ControllerConfig { cntlid: config.cntlid.max(2), ..config };
         let found = bench.subsystem.controller(bench.now, config).err().unwrap();
-        assert!(found.contains(expected), "{found:?}, expected {expected:?}");
+        assert!(found.text.contains(expected), "{found:?}, expected {expected:?}");
     }
     let twin = bench.subsystem.controller(bench.now, it()).err().unwrap();
-    assert!(twin.contains("identifier 1 is in use"));
+    assert!(twin.text.contains("identifier 1 is in use"));
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn a_medium_with_metadata_is_refused() {
         fn limits(&self) -> tenmil_base::Limits {
             tenmil_base::Limits { metadata_size: 8, ..Shelf::new().limits() }
         }
-        fn channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, String> {
-            Err("never opened".to_owned())
+        fn channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
+            Err(Error::environment("never opened".to_owned()))
         }
     }
     let found = refusal(|config| {
@@ -141,8 +141,8 @@ fn a_namespace_that_grows_is_seen_to_have_grown() {
             let block_count = self.0.load(Ordering::Relaxed);
             tenmil_base::Limits { block_count, ..Shelf::new().limits() }
         }
-        fn channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, String> {
-            Err("never opened".to_owned())
+        fn channel(&self) -> Result<Box<dyn tenmil_base::IoChannel>, Error> {
+            Err(Error::environment("never opened".to_owned()))
         }
     }
     let medium = Arc::new(Growing(AtomicU64::new(100)));

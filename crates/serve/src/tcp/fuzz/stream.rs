@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Memory, RecvResult, Request, Segment,
-    SendSlice, Stream, StreamError, WakeSource,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Limits, Memory, RecvResult, Request,
+    Segment, SendSlice, Stream, StreamError, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
@@ -157,7 +157,7 @@ impl BlockDevice for Late {
         self.ram.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, is_stuck) = (self.ram.channel()?, Arc::clone(&self.is_stuck));
         Ok(Box::new(LateChannel { channel, is_stuck }))
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tenmil_base::Error;
 
 use tenmil_nvme_controller::controller::{PersistRequest, ReservationStore};
 
@@ -66,7 +67,7 @@ impl MemoryDirectory {
 }
 
 impl ReservationStore for Kept {
-    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+    fn load(&self) -> Result<Option<Vec<u8>>, Error> {
         self.file.read()
     }
 

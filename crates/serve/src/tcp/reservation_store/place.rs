@@ -1,6 +1,7 @@
 //! Reservation file of one namespace: its format and its atomic replacement.
 
 use std::io;
+use tenmil_base::Error;
 
 /// File operations that the store needs.
 pub(super) trait StateFs: Send {
@@ -45,25 +46,29 @@ impl Of {
 }
 
 impl<D: StateFs> Place<D> {
-    pub(super) fn read(&self) -> Result<Option<Vec<u8>>, String> {
+    pub(super) fn read(&self) -> Result<Option<Vec<u8>>, Error> {
         let found = self.disk.read(&self.name);
-        let found = found.map_err(|error| format!("read {}: {error}", self.shown))?;
+        let found = found
+            .map_err(|error| format!("read {}: {error}", self.shown))
+            .map_err(Error::environment)?;
         let Some(bytes) = found else { return Ok(None) };
         self.record_in(&bytes).map(Some)
     }
 
     /// Rewrites the file, if it exists, for this disk.
-    pub(super) fn adopt(&mut self) -> Result<(), String> {
+    pub(super) fn adopt(&mut self) -> Result<(), Error> {
         let found = self.disk.read(&self.name);
-        let found = found.map_err(|error| format!("adopt {}: {error}", self.shown))?;
+        let found = found
+            .map_err(|error| format!("adopt {}: {error}", self.shown))
+            .map_err(Error::environment)?;
         let Some(bytes) = found else { return Ok(()) };
-        let (found, record) = self.parse(&bytes)?;
+        let (found, record) = self.parse(&bytes).map_err(Error::environment)?;
         if found.as_ref() == Some(&self.of) { Ok(()) } else { self.write(Some(record)) }
     }
 
     /// Extracts the record, if the file belongs to this disk.
-    fn record_in(&self, bytes: &[u8]) -> Result<Vec<u8>, String> {
-        let (found, record) = self.parse(bytes)?;
+    fn record_in(&self, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+        let (found, record) = self.parse(bytes).map_err(Error::environment)?;
         let Self { name, of, shown, .. } = self;
         let Of { nqn, nsid, disk } = of;
         let adopt = format!(
@@ -71,16 +76,16 @@ impl<D: StateFs> Place<D> {
         );
         match found {
             Some(found) if found == *of => Ok(record.to_vec()),
-            Some(found) => Err(format!(
+            Some(found) => Err(Error::environment(format!(
                 "read {shown}: it holds the reservations of disk `{}`, and namespace {nsid} of {nqn} is \
                  disk `{disk}`, expected the same disk: serve that one as namespace {nsid}; or, if it \
                  was copied or restored to this one, {adopt}",
                 found.disk
-            )),
-            None => Err(format!(
+            ))),
+            None => Err(Error::environment(format!(
                 "read {shown}: its format is 1, which does not name the disk, expected \
                  disk `{disk}`: if that is the disk whose reservations they are, {adopt}"
-            )),
+            ))),
         }
     }
 
@@ -120,22 +125,22 @@ impl<D: StateFs> Place<D> {
         Ok((Some(found), rest))
     }
 
-    pub(super) fn write(&mut self, record: Option<&[u8]>) -> Result<(), String> {
+    pub(super) fn write(&mut self, record: Option<&[u8]>) -> Result<(), Error> {
         let Self { disk, name, of, shown } = self;
         let wrong = |error: io::Error| format!("write {shown}: {error}");
-        let before = disk.read(name).map_err(wrong)?;
+        let before = disk.read(name).map_err(wrong).map_err(Error::environment)?;
         let bytes = record.map(|record| [&of.lines(), record].concat());
-        exchange(disk, name, bytes.as_deref()).map_err(wrong)?;
+        exchange(disk, name, bytes.as_deref()).map_err(wrong).map_err(Error::environment)?;
         let Err(error) = disk.sync_names() else { return Ok(()) };
         // The rename may have become durable. Restore the old file, or a restart would find a
         // change that was reported as failed.
         let back = exchange(disk, name, before.as_deref()).and_then(|()| disk.sync_names());
         Err(match back {
-            Ok(()) => wrong(error),
-            Err(worse) => format!(
+            Ok(()) => Error::environment(wrong(error)),
+            Err(worse) => Error::environment(format!(
                 "write {shown}: {error}; nor could what was there before be put back ({worse}), so \
                  that a restart may find the change which is refused now"
-            ),
+            )),
         })
     }
 }

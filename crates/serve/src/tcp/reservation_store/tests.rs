@@ -157,7 +157,7 @@ fn what_is_refused_because_one_step_failed_is_not_found_after_a_restart() {
     let (disk, mut place) = place();
     disk.0.lock().unwrap().steps_left = 3;
     let why = place.write(Some(&new)).unwrap_err();
-    assert!(why.contains("a restart may find the change which is refused now"), "{why}");
+    assert!(why.text.contains("a restart may find the change which is refused now"), "{why}");
 }
 
 /// Host whose reservations are persistent.
@@ -237,7 +237,7 @@ fn what_is_written_is_read_by_the_next_process_and_by_one_at_a_time() {
         assert_eq!(other.answer(), Status::SUCCESS);
     }
     let refused = StateDirectory::open(&path).unwrap_err();
-    assert!(refused.contains("another process has it"), "{refused}");
+    assert!(refused.text.contains("another process has it"), "{refused}");
     drop((first, world, other));
     let again = StateDirectory::open(&path).unwrap();
     assert_eq!(again.keeper("nqn.one", 1, "disk").load(), written);
@@ -246,7 +246,7 @@ fn what_is_written_is_read_by_the_next_process_and_by_one_at_a_time() {
     let name = path.join(super::name_of("nqn.two", 1));
     std::fs::copy(path.join(super::name_of("nqn.one", 1)), name).unwrap();
     let refused = again.keeper("nqn.two", 1, "disk").load().unwrap_err();
-    assert!(refused.contains("it is of namespace 1 of nqn.one"), "{refused}");
+    assert!(refused.text.contains("it is of namespace 1 of nqn.one"), "{refused}");
 }
 
 #[test]
@@ -332,13 +332,13 @@ fn a_slow_disk_holds_up_the_answer_and_nobody_else() {
     let refused = ReservationFile::new(slow.clone(), ThreadPool::new(0, 0).handle(), false)
         .load()
         .unwrap_err();
-    assert!(refused.contains("no thread to read it"), "{refused}");
+    assert!(refused.text.contains("no thread to read it"), "{refused}");
 }
 
 #[test]
 fn a_place_that_cannot_be_is_refused_with_its_name() {
     let refused = StateDirectory::open("/proc/nowhere/state".as_ref()).unwrap_err();
-    assert!(refused.contains("/proc/nowhere/state"), "{refused}");
+    assert!(refused.text.contains("/proc/nowhere/state"), "{refused}");
 }
 
 /// File of the previous format for namespace 1 of `nqn.2026-01.org.tenmil:disk`: host identifier
@@ -363,7 +363,7 @@ fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
         &format!("--adopt-reservations {name}"),
         &format!("rm {}", root.path().join(&name).display()),
     ] {
-        assert!(refused.contains(part), "{refused}");
+        assert!(refused.text.contains(part), "{refused}");
     }
     let written = state.keeper("nqn.one", 1, "inode 5 made at 9").load();
     assert!(matches!(written, Ok(Some(_))), "what is refused is not changed");
@@ -377,7 +377,7 @@ fn reservations_of_another_disk_are_refused_by_name_until_they_are_adopted() {
     for name in ["reservations-0-1", "lock", "../lock", "reservations-../lock"] {
         let state = StateDirectory::open(&root.path().join("other")).unwrap();
         let refused = state.adopting(&[name.to_owned()]).unwrap_err();
-        assert!(refused.contains("it is no record in"), "{refused}");
+        assert!(refused.text.contains("it is no record in"), "{refused}");
     }
 }
 
@@ -389,7 +389,7 @@ fn a_record_of_the_first_format_is_refused_with_the_option_that_takes_it_over() 
     std::fs::write(root.path().join(&name), FORMAT_1).unwrap();
     let state = StateDirectory::open(root.path()).unwrap();
     let refused = state.keeper(OLD_NQN, 1, "inode 5").load().unwrap_err();
-    assert!(refused.contains(&format!("--adopt-reservations {name}")), "{refused}");
+    assert!(refused.text.contains(&format!("--adopt-reservations {name}")), "{refused}");
     assert_eq!(std::fs::read(root.path().join(&name)).unwrap(), FORMAT_1);
     drop(state);
     let state = StateDirectory::open(root.path()).unwrap().adopting(&[name]).unwrap();

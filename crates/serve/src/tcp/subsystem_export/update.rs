@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tenmil_base::Error;
 
 use tenmil_nvme_controller::controller::{AnaState, NamespaceConfig};
 use tenmil_nvme_controller::transport::fabrics::EndReason;
@@ -65,7 +66,7 @@ impl SubsystemExport {
     }
 
     /// Adds a namespace and notifies the hosts that can see it.
-    pub(in crate::tcp) fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, String> {
+    pub(in crate::tcp) fn add_namespace(&self, config: NamespaceConfig) -> Result<u32, Error> {
         let state = self.state();
         let Some((nsid, _)) = config.nsid.and_then(|nsid| state.masks.get_key_value(&nsid)) else {
             return self.subsystem.add_namespace(config);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, Segment, Span,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Operation, Request, Segment, Span,
 };
 use tenmil_block::{Bdev, BdevOptions, Claim};
 use tenmil_drivers::RamDevice;
@@ -46,7 +46,7 @@ impl BlockDevice for Lagging {
         self.ram.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, state) = (self.ram.channel()?, Arc::clone(&self.state));
         Ok(Box::new(LaggingChannel { channel, state, late: None }))
     }

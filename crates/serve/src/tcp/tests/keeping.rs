@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use tenmil_base::Error;
 
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{
@@ -23,7 +24,7 @@ use crate::tcp::TargetEvent;
 struct Drawer(Arc<Mutex<VecDeque<PersistRequest>>>);
 
 impl ReservationStore for Drawer {
-    fn load(&self) -> Result<Option<Vec<u8>>, String> {
+    fn load(&self) -> Result<Option<Vec<u8>>, Error> {
         Ok(None)
     }
 
@@ -99,7 +100,7 @@ impl Race {
     /// Completes the oldest write of the store.
     fn write(&mut self, written: Result<(), &str>) {
         let stored = self.drawer.0.lock().unwrap().pop_front().expect("one is to be written");
-        stored.ended(written.map_err(str::to_owned));
+        stored.ended(written.map_err(Error::environment));
         self.rig.run();
     }
 

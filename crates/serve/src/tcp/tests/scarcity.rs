@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tenmil_base::{BlockDevice, CompletionBatch, Instant, IoChannel, Random, Request, Segment};
+use tenmil_base::{
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Random, Request, Segment,
+};
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
 use tenmil_nvme_tcp::DataDirection;
@@ -84,7 +86,7 @@ fn too_little_memory_is_refused_and_says_how_much_is_needed() {
     let regions = tenmil_dma::RegionTable::new(8);
     let limits = Limits { memory_bytes: 128 << 10, ..limits() };
     let refused = crate::tcp::Service::new(&regions, limits).unwrap_err();
-    assert!(refused.contains("131072 bytes, expected 458752"), "{refused}");
+    assert!(refused.text.contains("131072 bytes, expected 458752"), "{refused}");
 }
 
 #[test]
@@ -117,7 +119,7 @@ fn a_full_house_is_refused_and_has_room_again_when_somebody_leaves() {
     rig.io(cntlid, 2);
     let (_, far) = super::rig::Pipe::pair(&rig.regions);
     let refused = rig.service.accept(Box::new(far), 1, rig.now).unwrap_err();
-    assert!(refused.contains("3 are connected, expected fewer"), "{refused}");
+    assert!(refused.text.contains("3 are connected, expected fewer"), "{refused}");
     rig.lines[admin].pipe = None;
     rig.run();
     rig.admin();
@@ -246,7 +248,7 @@ impl BlockDevice for Stuck {
         self.ram.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, is_stuck) = (self.ram.channel()?, Arc::clone(&self.is_stuck));
         Ok(Box::new(StuckChannel { channel, is_stuck }))
     }

@@ -55,7 +55,13 @@ fn what_was_made_to_be_copied_is_copied() {
         let has_recovered = by_whom.contains("died");
         assert_eq!(check_zero_copy(&lends, has_recovered), Ok(()));
         let why = check_zero_copy(&made, has_recovered).unwrap_err();
-        assert_eq!(why, format!("{by_whom} has made ublk:{} without zero copy", made.device));
+        assert_eq!(
+            why,
+            tenmil_base::Error::environment(format!(
+                "{by_whom} has made ublk:{} without zero copy",
+                made.device
+            ))
+        );
     }
 }
 

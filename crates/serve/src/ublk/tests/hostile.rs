@@ -160,7 +160,7 @@ fn a_medium_that_cannot_be_a_disk_is_refused_with_what_was_expected() {
         (Limits { request_blocks_max: 7, ..limits() }, "3584 bytes at most"),
     ] {
         let refused = Disk::new(limits, false).unwrap_err();
-        assert!(refused.contains(found) && refused.contains("expected"), "{refused}");
+        assert!(refused.text.contains(found) && refused.text.contains("expected"), "{refused}");
     }
 }
 

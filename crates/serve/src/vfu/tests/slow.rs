@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Request, Segment, Span,
+    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Limits, Request, Segment, Span,
 };
 use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::RecvResult;
@@ -40,7 +40,7 @@ impl BlockDevice for Gated {
         self.ram.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let (channel, gate) = (self.ram.channel()?, Arc::clone(&self.gate));
         Ok(Box::new(GatedChannel { channel, gate }))
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus,
-    Limits, Memory, Random, Request, Segment, Span, WakeSource,
+    BlockDevice, CompletionBatch, Error, Instant, InvalidSegment, IoChannel, IoCompletion,
+    IoStatus, Limits, Memory, Random, Request, Segment, Span, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
@@ -235,7 +235,7 @@ impl BlockDevice for Slow {
         self.0.limits()
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         let below = self.0.channel()?;
         Ok(Box::new(SlowChannel { below, until: Instant::default(), in_flight: 0 }))
     }

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tenmil_base::{BlockDevice, IoChannel, Limits, Span};
+use tenmil_base::{BlockDevice, Error, IoChannel, Limits, Span};
 use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_reactor::PollMode;
@@ -27,7 +27,7 @@ impl BlockDevice for Growing {
         Limits { block_count: self.block_count.load(Ordering::SeqCst), ..self.ram.limits() }
     }
 
-    fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
         self.ram.channel()
     }
 

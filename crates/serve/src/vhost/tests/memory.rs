@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use tenmil_base::Error;
 
 use tenmil_dma::RegionTable;
 use tenmil_vhost_user::{MemoryChange, MemoryRegionDesc};
@@ -16,12 +17,7 @@ fn stretch(index: u64, len_bytes: u64) -> (MemoryRegionDesc, Arc<OwnedFd>) {
     (MemoryRegionDesc { guest, len_bytes, user, file_offset: 0 }, Arc::new(file.into()))
 }
 
-fn added(
-    table: &Table,
-    index: u64,
-    len_bytes: u64,
-    regions: &RegionTable,
-) -> Result<Table, String> {
+fn added(table: &Table, index: u64, len_bytes: u64, regions: &RegionTable) -> Result<Table, Error> {
     let (area, file) = stretch(index, len_bytes);
     table.changed(MemoryChange::Add(area, file), regions)
 }
@@ -34,13 +30,16 @@ fn there_are_as_many_stretches_as_was_said_and_each_is_taken_away_by_all_that_it
         table = added(&table, index, 4096, &regions).unwrap();
     }
     let refused = added(&table, 256, 4096, &regions).unwrap_err();
-    assert_eq!(refused, "256 stretches are shared, expected fewer");
+    assert_eq!(refused, Error::environment("256 stretches are shared, expected fewer"));
     let (area, _) = stretch(7, 4096);
     for wrong in
         [MemoryRegionDesc { len_bytes: 8192, ..area }, MemoryRegionDesc { user: 0, ..area }]
     {
         let refused = table.changed(MemoryChange::Remove(wrong), &regions).unwrap_err();
-        assert_eq!(refused, "memory at 0x7000 is not shared, expected some that is");
+        assert_eq!(
+            refused,
+            Error::environment("memory at 0x7000 is not shared, expected some that is")
+        );
     }
     table = table.changed(MemoryChange::Remove(area), &regions).unwrap();
     assert!(added(&table, 256, 4096, &regions).is_ok());
@@ -53,5 +52,5 @@ fn what_is_added_counts_with_what_is_there() {
     let most = 3 << 40;
     let table = added(&Table::default(), 0, most, &regions).unwrap();
     let refused = added(&table, most >> 12, most, &regions).unwrap_err();
-    assert!(refused.contains("6597069766656 bytes are shared, expected"), "{refused}");
+    assert!(refused.text.contains("6597069766656 bytes are shared, expected"), "{refused}");
 }

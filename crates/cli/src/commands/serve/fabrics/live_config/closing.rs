@@ -57,7 +57,7 @@ mod tests {
             self.inner.limits()
         }
 
-        fn channel(&self) -> Result<Box<dyn IoChannel>, String> {
+        fn channel(&self) -> Result<Box<dyn IoChannel>, tenmil_base::Error> {
             self.inner.channel()
         }
     }
