@@ -50,7 +50,7 @@ struct Bytes<'a>(&'a [u8]);
 
 impl LayoutVisitor for Bytes<'_> {
     fn visit<T: Layout + PartialEq + fmt::Debug>(&mut self) {
-        structure(T::NAME, T::BYTES, T::FIELDS, self.0, |bytes| Ok(T::parse(bytes)?.bytes()));
+        structure(T::NAME, T::BYTES, T::fields(), self.0, |bytes| Ok(T::parse(bytes)?.bytes()));
     }
 }
 
@@ -59,7 +59,7 @@ struct One(Command);
 impl CommandVisitor for One {
     fn visit<T: TypedCommand>(&mut self) {
         let command = T::with_opcode_of(self.0);
-        typed(T::NAME, T::FIELDS, command, |command| Ok(T::parse(&command)?.to_command()));
+        typed(T::NAME, T::fields(), command, |command| Ok(T::parse(&command)?.to_command()));
     }
 }
 

@@ -43,7 +43,7 @@ pub trait Layout: Clone + Sized + 'static {
     /// Length on the wire.
     const BYTES: usize;
     /// Fields, in the order of declaration.
-    const FIELDS: &'static [Field];
+    fn fields() -> &'static [Field];
     /// Accessors of the fields, in the same order.
     #[cfg(test)]
     const ACCESSORS: &'static [Accessor<Self>];
@@ -56,7 +56,7 @@ pub trait Layout: Clone + Sized + 'static {
 
     /// All fields with their values, for printing.
     fn decode(&self) -> Vec<Decoded> {
-        decode(&self.bytes(), Self::FIELDS)
+        decode(&self.bytes(), Self::fields())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::log::health::HealthInformation;
 
 fn assert_adds_up<T: Layout>(widths: &str) {
     let mut at = 0;
-    let mut fields = T::FIELDS.iter();
+    let mut fields = T::fields().iter();
     let words: Vec<_> = widths.split_whitespace().collect();
     for &[name, bytes] in words.as_chunks::<2>().0 {
         let bytes: usize = bytes.parse().unwrap();

@@ -57,7 +57,7 @@ impl LayoutVisitor for RoundTrip {
     fn visit<T: Layout + PartialEq + core::fmt::Debug>(&mut self) {
         let mut subject = InMemory(T::parse(&vec![0; T::BYTES]).unwrap());
         self.structures += 1;
-        self.bits += check(T::NAME, T::BYTES, T::FIELDS, &mut subject);
+        self.bits += check(T::NAME, T::BYTES, T::fields(), &mut subject);
         refuses_fewer(T::NAME, T::BYTES, |bytes| T::parse(bytes).is_ok());
     }
 }
@@ -65,7 +65,7 @@ impl LayoutVisitor for RoundTrip {
 impl CommandVisitor for RoundTrip {
     fn visit<T: TypedCommand>(&mut self) {
         self.structures += 1;
-        self.bits += check(T::NAME, 64, T::FIELDS, &mut InQueue(T::default()));
+        self.bits += check(T::NAME, 64, T::fields(), &mut InQueue(T::default()));
         let other = crate::Command::new(!T::OPCODE);
         assert_eq!(T::parse(&other).err(), Some(crate::Status::INVALID_OPCODE), "{}", T::NAME);
     }

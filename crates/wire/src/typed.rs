@@ -33,7 +33,7 @@ pub trait TypedCommand: Copy + Default + PartialEq + fmt::Debug + 'static {
     /// FCTYPE, if it is a fabrics command.
     const FCTYPE: Option<FabricsType>;
     /// Fields; bits are counted from the beginning of the 64 bytes.
-    const FIELDS: &'static [Field];
+    fn fields() -> &'static [Field];
     /// Accessors for tests, in the same order.
     #[cfg(test)]
     const ACCESSORS: &'static [Accessor<Self>];
@@ -65,7 +65,7 @@ pub trait TypedCommand: Copy + Default + PartialEq + fmt::Debug + 'static {
 
     /// All fields with their values, for printing.
     fn decode(&self) -> Vec<Decoded> {
-        decode(&self.to_command().to_bytes(), Self::FIELDS)
+        decode(&self.to_command().to_bytes(), Self::fields())
     }
 }
 
@@ -120,7 +120,8 @@ macro_rules! commands {
                 const OPCODE: u8 = $opcode.code();
                 const FCTYPE: Option<$crate::opcode::FabricsType> =
                     $crate::typed::fctype!($($fctype)?);
-                const FIELDS: &'static [$crate::layout::Field] = &[$(
+                fn fields() -> &'static [$crate::layout::Field] {
+                    static FIELDS: &[$crate::layout::Field] = &[$(
                     $crate::layout::Field {
                         name: stringify!($field),
                         description: $crate::layout::line(concat!($($meaning),+)),
@@ -133,6 +134,8 @@ macro_rules! commands {
                         parts: &[],
                     },
                 )*];
+                    FIELDS
+                }
                 #[cfg(test)]
                 const ACCESSORS: &'static [$crate::layout::Accessor<Self>] = &[$(
                     $crate::layout::Accessor {

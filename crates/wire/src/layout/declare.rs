@@ -97,18 +97,22 @@ macro_rules! layout {
         impl $crate::layout::Layout for $name {
             const NAME: &'static str = stringify!($name);
             const BYTES: usize = $bytes;
-            const FIELDS: &'static [$crate::layout::Field] = &[$(
-                $crate::layout::Field {
-                    parts: &[$($(
-                        $crate::layout::layout!(
-                            @part [$($part_meaning)+] $part $part_type; $offset * 8; $low $(, $high)?
-                        ),
-                    )*)?],
-                    ..$crate::layout::layout!(
-                        @field [$($meaning)+] $field $offset $type; $($count)?
-                    )
-                },
-            )*];
+            fn fields() -> &'static [$crate::layout::Field] {
+                // A static: its evaluation is not part of the metadata that dependents read.
+                static FIELDS: &[$crate::layout::Field] = &[$(
+                    $crate::layout::Field {
+                        parts: &[$($(
+                            $crate::layout::layout!(
+                                @part [$($part_meaning)+] $part $part_type; $offset * 8; $low $(, $high)?
+                            ),
+                        )*)?],
+                        ..$crate::layout::layout!(
+                            @field [$($meaning)+] $field $offset $type; $($count)?
+                        )
+                    },
+                )*];
+                FIELDS
+            }
             #[cfg(test)]
             const ACCESSORS: &'static [$crate::layout::Accessor<Self>] = &[$(
                 $crate::layout::Accessor {
@@ -213,9 +217,12 @@ macro_rules! layout {
         impl $crate::layout::Layout for $name {
             const NAME: &'static str = stringify!($name);
             const BYTES: usize = <$word as $crate::layout::Element>::BYTES;
-            const FIELDS: &'static [$crate::layout::Field] = &[$(
-                $crate::layout::layout!(@part [$($meaning)+] $part $type; 0; $low $(, $high)?),
-            )*];
+            fn fields() -> &'static [$crate::layout::Field] {
+                static FIELDS: &[$crate::layout::Field] = &[$(
+                    $crate::layout::layout!(@part [$($meaning)+] $part $type; 0; $low $(, $high)?),
+                )*];
+                FIELDS
+            }
             #[cfg(test)]
             const ACCESSORS: &'static [$crate::layout::Accessor<Self>] =
                 &[$( $crate::layout::layout!(@part_accessor $part), )*];
