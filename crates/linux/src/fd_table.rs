@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// five descriptors per connection.
 pub const DESCRIPTORS_RESERVED: u64 = 65_536;
 
-/// Raises the soft RLIMIT_NOFILE to the hard limit and grows the table to [`ROOM`] descriptors, or
+/// Raises the soft RLIMIT_NOFILE to the hard limit and grows the table to [`DESCRIPTORS_RESERVED`] descriptors, or
 /// to the limit if that is lower. Returns the resulting limit.
 ///
 /// Call before threads are started; later calls block themselves. A refusal by the kernel is

@@ -72,7 +72,7 @@ impl FrequencyRequest {
     }
 }
 
-/// Kernel files: a [`Machine`], or a test double.
+/// Kernel files: a [`KernelFiles`], or a test double.
 pub trait CpufreqFiles {
     /// Content of a file, trimmed, if it is readable.
     fn text(&self, path: &str) -> Option<String>;

@@ -72,7 +72,7 @@ pub fn end_with_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?)
 }
 
-/// Makes SIGHUP set [`reload_asked`] instead of ending the process.
+/// Makes SIGHUP set [`take_reload_request`] instead of ending the process.
 pub fn catch_reload() -> io::Result<()> {
     install(libc::SIGHUP, on_reload)
 }

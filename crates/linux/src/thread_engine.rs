@@ -31,7 +31,7 @@ pub(crate) struct ThreadEngine {
 #[derive(Debug)]
 struct Shared {
     file: Arc<File>,
-    /// See [`File::to_sync`].
+    /// See [`File::open_for_sync`].
     to_sync: OwnedFd,
     slots: Box<[Mutex<JobSlot>]>,
     queue: Mutex<Queue>,

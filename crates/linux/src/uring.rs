@@ -64,7 +64,7 @@ enum JobKind {
 /// Registered file: the open file description that holds the lock. It stays open until the kernel
 /// has completed the ring's last job.
 const FILE: types::Fixed = types::Fixed(0);
-/// The same file through a separate description: see [`File::to_sync`].
+/// The same file through a separate description: see [`File::open_for_sync`].
 const TO_SYNC: types::Fixed = types::Fixed(1);
 /// Pushed entries that are submitted at once while the device is busy. An idle device gets the
 /// first entry at once. A disk of a virtual machine, which completes a batch as a whole, did 113
@@ -236,7 +236,7 @@ impl Ring {
     /// Submits the pushed entries if they form a piece.
     fn flush_if_batch(&mut self) {
         // An idle device gets the first entry at once, a busy one as many as it has, up to
-        // `PIECE_MAX`.
+        // `BATCH_MAX`.
         let started = self.in_flight().saturating_sub(self.unsubmitted);
         if self.unsubmitted >= started.clamp(1, BATCH_MAX) {
             self.flush();

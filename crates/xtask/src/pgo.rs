@@ -51,10 +51,10 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
         // The tool is checked before the builds, which take long.
         let merger = profile_merger()?;
         build(&room, &BuildVariant { name: "no-lto", profile: "release-no-lto", flags: "" })?;
-        build(&room, &BuildVariant { name: "lto", profile: "release", flags: "" })?;
+        build(&room, &BuildVariant { name: "lto", profile: "dist", flags: "" })?;
         let profile = take_profile(&room, &merger)?;
         let flags = format!("-Cprofile-use={profile}");
-        build(&room, &BuildVariant { name: "pgo", profile: "release", flags: &flags })?;
+        build(&room, &BuildVariant { name: "pgo", profile: "dist", flags: &flags })?;
     }
     let mut compare = Command::new(room.join("lto/tenmil"));
     compare.args(["reproduce", "--only", "link-time-optimisation", "profile-guided", "--builds"]);
@@ -88,7 +88,7 @@ fn take_profile(room: &Path, merger: &Path) -> Result<String, String> {
     // Profiles of an earlier build do not match this code.
     let _ = std::fs::remove_dir_all(&raw);
     let flags = format!("-Cprofile-generate={}", raw.display());
-    build(room, &BuildVariant { name: "training", profile: "release", flags: &flags })?;
+    build(room, &BuildVariant { name: "training", profile: "dist", flags: &flags })?;
     for words in TRAINING {
         println!("pgo: tenmil perf {words}");
         let mut perf = Command::new(room.join("training/tenmil"));

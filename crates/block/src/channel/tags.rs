@@ -170,7 +170,7 @@ impl Tags {
         sent
     }
 
-    /// Marks the tag from [`lend_one`](Self::lend_one) as in use.
+    /// Marks the tag from [`assign_tag`](Self::assign_tag) as in use.
     #[inline]
     pub(super) fn take_one(&mut self) {
         self.room -= 1;

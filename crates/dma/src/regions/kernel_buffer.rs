@@ -136,7 +136,7 @@ impl RegionTable {
     ) -> Result<(), InvalidSegment> {
         self.copy_kernel_buffer(segment, from.len(), |lender, at, done| {
             let rest = &from[done..];
-            // SAFETY: as in `load_lent`; the call only reads.
+            // SAFETY: as in `load_kernel_buffer`; the call only reads.
             unsafe { libc::pwrite(lender, rest.as_ptr().cast(), rest.len(), at) }
         })
     }

@@ -470,7 +470,7 @@ fn zeroing(flags: RequestFlags) -> (AwaitedJob, AwaitedJob) {
 
 /// Whether the memory of a request is aligned for direct I/O. Invalid memory is detected by the engine,
 /// which fails the request. Kernel buffers (ublk) are aligned as
-/// [`takes_lent`](tenmil_base::BlockDevice::supports_kernel_buffers) requires.
+/// [`supports_kernel_buffers`](tenmil_base::BlockDevice::supports_kernel_buffers) requires.
 pub(super) fn goes_directly(shared: &Shared, segments: &[Segment]) -> bool {
     let Ok(alignment) = shared.direct else { return true };
     let (memory, unit) = (alignment.memory_bytes as usize, alignment.offset_bytes);

@@ -34,7 +34,7 @@ use super::undo::FileUndo;
 pub enum CreationPolicy {
     /// Files are created and grown.
     Permanent,
-    /// They are made and grown by [`keep`]; where that cannot be, at once, to be put back by [`put_back`].
+    /// They are made and grown by [`keep`]; where that cannot be, at once, to be put back by [`undo_created`].
     Recorded,
     /// Creating and growing is rejected.
     Rejected,
@@ -68,13 +68,13 @@ struct Pending {
     is_new: bool,
 }
 
-/// Sets the policy, once, at process start. The default is [`Making::Kept`].
+/// Sets the policy, once, at process start. The default is [`CreationPolicy::Permanent`].
 pub fn set_creation_policy(making: CreationPolicy) {
     MAKING.store(making as u8, Ordering::Relaxed);
 }
 
 /// Rejects creating and growing from now on, for commands that only read. Has an effect only while
-/// the policy is [`Making::Recorded`].
+/// the policy is [`CreationPolicy::Recorded`].
 pub fn reject_creation() {
     let (recorded, refused) = (CreationPolicy::Recorded as u8, CreationPolicy::Rejected as u8);
     let _ = MAKING.compare_exchange(recorded, refused, Ordering::Relaxed, Ordering::Relaxed);
@@ -100,7 +100,7 @@ pub fn commit_created() -> Result<(), FileError> {
     pending.iter().try_for_each(Pending::make)
 }
 
-/// Removes created files and truncates grown ones since [`Making::Recorded`] was set.
+/// Removes created files and truncates grown ones since [`CreationPolicy::Recorded`] was set.
 ///
 /// A file that holds data or is open stays unchanged, so callers close their files first.
 pub fn undo_created() {

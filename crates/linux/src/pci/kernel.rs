@@ -8,7 +8,7 @@ use rustix::fs::{Access, AtFlags, CWD, OFlags, Uid, accessat, chownat};
 use crate::Errno;
 use crate::kernel_files::KernelFiles;
 
-/// Kernel on which drivers are changed: that of a [`Machine`], or a test double. State is read
+/// Kernel on which drivers are changed: that of a [`KernelFiles`], or a test double. State is read
 /// through the machine's files and changed only by these calls.
 pub trait Kernel {
     /// Kernel files of the machine.

@@ -54,7 +54,7 @@ pub fn plan_unbind(
 }
 
 /// Returns functions to their drivers, and lists them. A function that cannot be returned does not
-/// affect the others; the first error is returned: one of [`plan_back`], or a step refused by the
+/// affect the others; the first error is returned: one of [`plan_unbind`], or a step refused by the
 /// kernel.
 pub fn unbind(
     kernel: &dyn Kernel,

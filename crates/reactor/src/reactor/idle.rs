@@ -14,7 +14,7 @@
 //! - *A command or a message.* The sender stores it, passes the light half of the barrier and then
 //!   loads the sleep flag. Either it sees the flag and wakes the reactor, or its store is visible
 //!   to [`arm`](tenmil_linux::EventLoop::arm), which checks after the heavy half. The sender notifies the
-//!   reactor where the thread lives; `ThreadCounters::ring` explains why that holds while the
+//!   reactor where the thread lives; `ThreadCounters::notify` explains why that holds while the
 //!   thread migrates.
 //! - *A pause* of hybrid mode is announced like a sleep and ended by the same notifications.
 //!   Descriptors are not waited for: a pause is no longer than the expected completion time.

@@ -104,7 +104,7 @@ impl Shared {
 
     /// Announces stored data.
     pub(super) fn announce(&self) {
-        // Pairs with the exchange in `take_news`.
+        // Pairs with the exchange in `take_announcement`.
         self.has_pending.store(true, Ordering::Release);
         self.thread.notify();
     }
@@ -159,7 +159,7 @@ impl Shared {
         self.announce();
     }
 
-    /// The timers, if some must be set. Call after `take_news`, whose exchange orders this too.
+    /// The timers, if some must be set. Call after `take_announcement`, whose exchange orders this too.
     pub(super) fn unset_timers(&self) -> Option<MutexGuard<'_, SleepTimers>> {
         let has = self.has_new_alarms.load(Ordering::Relaxed)
             && self.has_new_alarms.swap(false, Ordering::Relaxed);
