@@ -168,6 +168,7 @@ impl Controller {
 
     /// Performs a bounded amount of background work: timers, formats, self-tests, and updates from other
     /// controllers.
+    #[inline]
     pub fn turn(&mut self, now: Instant) {
         if self.keep_alive.expired(now) {
             self.signals.push_back(ControllerSignal::KeepAliveExpired);
@@ -180,6 +181,7 @@ impl Controller {
     }
 
     /// Latest time of the next [`turn`](Self::turn), even if nothing else happens.
+    #[inline]
     pub fn wake_at(&self, now: Instant) -> Instant {
         let format = self.format.as_ref().map_or(Instant::NEVER, |format| format.wake_at(now));
         let timers = self.keep_alive.wake_at().min(self.power.wake_at());
@@ -193,6 +195,7 @@ impl Controller {
     }
 
     /// Dword 0 for the oldest outstanding Asynchronous Event Request, if an event is pending.
+    #[inline]
     pub fn next_event(&mut self) -> Option<u32> {
         self.events.next()
     }

@@ -319,6 +319,8 @@ impl<H: HostMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
 
     /// Runs the periodic work: timers, long commands, events, queue deletions, and updates from other
     /// controllers. Returns whether any work was done.
+    // Apart from the loop over the queues, which is on the path of an I/O.
+    #[inline(never)]
     pub fn run_housekeeping(&mut self, now: Instant) -> bool {
         (self.tended_at, self.wants_tending) = (now, false);
         if core::mem::take(&mut self.has_io) {

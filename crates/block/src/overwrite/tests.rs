@@ -79,5 +79,5 @@ fn what_is_not_known_is_said_as_it_is() {
     assert!(gone.contains("; it cannot be read: "), "{gone}");
     let elsewhere = ExistingData { path: None, ..existing(Path::new("ssd 0")) };
     let said = OverwriteReport::of(&elsewhere, &machine).to_string();
-    assert_eq!(said, "ssd 0 (1048576 bytes; nobody could look closer)");
+    assert_eq!(said, "ssd 0 (1048576 bytes; it has no file to look at)");
 }
