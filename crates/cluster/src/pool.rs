@@ -380,9 +380,9 @@ impl PoolHost {
 
     fn draw(&mut self, shared: &Shared<'_>) -> (OpKind, u64, u64) {
         if self.volume.is_none() {
-            let Stage::Open(store) = &self.stage else { return (OpKind::Claim, 0, 0) };
-            let is_mine = store.owner().is_some_and(|owner| owner.id == self.me);
-            return match (is_mine, self.flushed) {
+            // A superblock of a claim that has failed may name this host.
+            let has_claimed = shared.checker.pool_owner(self.disk) == Some(self.number);
+            return match (has_claimed, self.flushed) {
                 (false, _) => (OpKind::Claim, 0, 0),
                 // The lookup of the volume has failed.
                 (true, u64::MAX) => (OpKind::Create, 0, 0),
@@ -459,12 +459,10 @@ impl PoolHost {
         Ok(())
     }
 
-    /// Leaves the pool if it is another one's.
+    /// Leaves the pool if it has another owner. A claim that fails because of the device is repeated: its
+    /// superblock may be durable, and then nobody else goes on.
     fn leave_if_superseded(&mut self, now: Instant, error: &PoolError, shared: &mut Shared<'_>) {
-        let Stage::Open(store) = &self.stage else { return };
-        let is_other = matches!(error, PoolError::TakenOver { .. } | PoolError::Owned { .. });
-        let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
-        if is_other || is_former && store.stopped_by().is_some() {
+        if matches!(error, PoolError::TakenOver { .. } | PoolError::Owned { .. }) {
             self.close(now, shared);
             self.stage = Stage::Fenced;
             self.note(now, "leaves the pool to its new owner", shared);

@@ -12,6 +12,15 @@ fn a_seed_repeats_its_run() {
     }
 }
 
+/// The claim of the new owner is durable, and the flush that would have said so fails.
+#[test]
+fn takeover_whose_claim_fails_is_repeated() {
+    for seed in [468, 794] {
+        let outcome = run(&Plan::of(seed, InjectedBugs::default()));
+        assert_eq!(outcome.failure, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn injected_bugs_are_found_by_known_seeds() {
     let seeds = [0, 0, 39, 73, 11, 1, 18, 163];
