@@ -383,6 +383,14 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         self.below.disarm();
     }
 
+    fn losses(&self) -> u64 {
+        self.below.losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        self.below.heed_losses(count);
+    }
+
     fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.below.acknowledge_losses()
     }

@@ -144,6 +144,14 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         self.inner.disarm();
     }
 
+    fn losses(&self) -> u64 {
+        self.inner.losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        self.inner.heed_losses(count);
+    }
+
     fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.inner.acknowledge_losses()
     }

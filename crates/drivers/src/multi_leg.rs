@@ -325,6 +325,20 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
         self.legs.iter_mut().for_each(|leg| leg.channel.disarm());
     }
 
+    fn losses(&self) -> u64 {
+        self.legs.iter().map(|leg| leg.channel.losses()).sum()
+    }
+
+    /// All losses so far, or none: a smaller count does not say of which leg they are.
+    fn heed_losses(&mut self, count: u64) {
+        let counts: Vec<u64> = self.legs.iter().map(|leg| leg.channel.losses()).collect();
+        if counts.iter().sum::<u64>() <= count {
+            for (leg, count) in self.legs.iter_mut().zip(counts) {
+                leg.channel.heed_losses(count);
+            }
+        }
+    }
+
     /// All legs, and if one cannot, why: the owner goes on with all or none.
     fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.legs.iter_mut().try_for_each(|leg| leg.channel.acknowledge_losses())

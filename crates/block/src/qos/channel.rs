@@ -380,6 +380,14 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
         self.below.fence_writes();
     }
 
+    fn losses(&self) -> u64 {
+        self.below.losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        self.below.heed_losses(count);
+    }
+
     fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.below.acknowledge_losses()
     }

@@ -391,6 +391,14 @@ impl IoChannel for FaultChannel {
         self.inner.disarm();
     }
 
+    fn losses(&self) -> u64 {
+        self.inner.losses()
+    }
+
+    fn heed_losses(&mut self, count: u64) {
+        self.inner.heed_losses(count);
+    }
+
     fn acknowledge_losses(&mut self) -> Result<(), Error> {
         self.inner.acknowledge_losses()
     }

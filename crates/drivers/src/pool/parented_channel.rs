@@ -122,6 +122,11 @@ impl IoChannel for ParentedChannel {
         own + self.parent.as_mut().map_or(0, |parent| parent.poll(now, answers))
     }
 
+    /// Of the pool's devices. The parent is only read.
+    fn losses(&self) -> u64 {
+        self.store.losses()
+    }
+
     fn doorbell_stats(&self) -> DoorbellStats {
         self.store.doorbell_stats()
     }
