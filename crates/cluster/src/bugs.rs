@@ -16,6 +16,8 @@ pub struct InjectedBugs {
     pub reservations_by_number: bool,
     /// A pool is claimed regardless of its owner, and commits do not check the owner.
     pub pool_ignores_fence: bool,
+    /// A pool goes on reading after its device has lost completed writes, until a flush fails.
+    pub pool_ignores_losses: bool,
     /// A mirror starts from a leg that has missed flushed writes.
     pub mirror_starts_from_stale_leg: bool,
     /// A mirror keeps a leg in sync that has lost completed writes.
@@ -48,6 +50,10 @@ impl InjectedBugs {
                 Self { reservations_by_number: true, ..none },
             ),
             ("a pool does not look who owns it", Self { pool_ignores_fence: true, ..none }),
+            (
+                "a pool reads on after its device has lost writes",
+                Self { pool_ignores_losses: true, ..none },
+            ),
             (
                 "a mirror starts from a leg that has missed flushed writes",
                 Self { mirror_starts_from_stale_leg: true, ..none },

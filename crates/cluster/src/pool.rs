@@ -259,6 +259,7 @@ impl PoolHost {
         let Some(mut queue) = self.link.queue.take() else { return Ok(is_busy) };
         let mut answers = CompletionBatch::with_capacity(16);
         queue.poll(now, &mut answers);
+        self.notice_losses(queue.losses(), !answers.is_empty());
         for answer in answers.drain() {
             is_busy = true;
             self.end_transfer(now, answer, shared);
@@ -443,7 +444,6 @@ impl PoolHost {
             }
             (OpKind::Flush, Ok(_)) => {
                 (self.flushed, self.is_dirty) = (self.flushed + 1, false);
-                self.end_suspicion(now);
                 // One that commits nothing does not look who owns the pool, and promises nothing.
                 if shared.checker.pool_owner(self.disk).is_none_or(|it| it == self.number) {
                     shared.checker.flush_ends(self.number, self.disk, op.begun, now);
@@ -510,7 +510,6 @@ impl PoolHost {
                 Content::Stamped(it) if it.seed == self.mark() && it.lba == lba => {
                     found.push((lba, it.token));
                 }
-                _ if self.is_suspect(op.begun) => {}
                 other => {
                     let text = format!("found {other:?}, expected a write to this block");
                     return Err(self.failure(lba, &text));
@@ -553,7 +552,7 @@ impl PoolHost {
                 let text = format!("opens the pool, owner {:?}", store.owner().map(|it| it.id));
                 self.note(now, &text, shared);
                 self.forget_unflushed(now, shared);
-                self.recovery = Recovery::of(store.losses());
+                self.recovery.begin(store.losses());
                 self.stage = Stage::Open(Box::new(store));
             }
             Err(error) => self.note(now, &format!("does not open the pool: {error}"), shared),

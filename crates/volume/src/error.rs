@@ -216,6 +216,10 @@ pub enum PoolError {
         /// Status.
         outcome: IoStatus,
     },
+    /// The device has lost completed writes, by its own count.
+    WritesLost,
+    /// The device has lost completed writes while blocks were read, so they may be older than the map.
+    ReadInterrupted,
     /// The device has lost completed writes, and what is durable cannot be read again.
     NotReread {
         /// Why, what was expected, and the fix.
@@ -263,6 +267,8 @@ impl PoolError {
             Self::Damaged(_)
             | Self::Corrupt { .. }
             | Self::Device { .. }
+            | Self::WritesLost
+            | Self::ReadInterrupted
             | Self::NotReread { .. }
             | Self::WentBack { .. }
             | Self::ReadOnlyAfterError => ErrorCategory::Remote,
@@ -283,12 +289,20 @@ impl PoolError {
             Self::OutOfRange { .. } => IoStatus::LBA_OUT_OF_RANGE,
             Self::ReadOnly(_) => IoStatus::WRITE_PROTECTED,
             Self::Device { outcome, .. } => *outcome,
-            Self::ReadOnlyAfterError | Self::WentBack { .. } | Self::NotReread { .. } => {
-                IoStatus::WRITE_FAULT
-            }
+            Self::ReadOnlyAfterError
+            | Self::WentBack { .. }
+            | Self::WritesLost
+            | Self::NotReread { .. } => IoStatus::WRITE_FAULT,
+            // The host repeats the command.
+            Self::ReadInterrupted => IoStatus::INTERRUPTED,
             Self::Owned { .. } | Self::TakenOver { .. } => IoStatus::RESERVATION_CONFLICT,
             _ => IoStatus::INTERNAL_ERROR,
         }
+    }
+
+    /// Whether completed writes of the device are lost, or may be.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Self::WritesLost | Self::Device { outcome: IoStatus::WRITE_FAULT, .. })
     }
 
     /// Suggested remedy, if there is one.
@@ -492,6 +506,13 @@ impl fmt::Display for PoolError {
             Self::Device { what, outcome } => {
                 write!(out, "{what}: the device answered {outcome}")
             }
+            Self::WritesLost => {
+                out.write_str("the device lost completed writes that were not flushed")
+            }
+            Self::ReadInterrupted => out.write_str(
+                "read blocks of a volume: the device lost completed writes meanwhile, so the blocks may \
+                 be older than the map of the volume",
+            ),
             Self::NotReread { why } => {
                 write!(
                     out,

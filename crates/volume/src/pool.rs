@@ -86,6 +86,9 @@ pub struct Pool {
     last_stop: Option<PoolError>,
     recovery: Recovery,
     paused: VecDeque<u64>,
+    /// The device has lost completed writes since the durable state was read: a block may be older than
+    /// the map that refers to it, and belong to another volume. No read is answered from it.
+    has_lost_writes: bool,
     /// Recovered, but nothing has become durable since.
     is_unproven: bool,
     /// The writing owner here, and whether the pool may be taken over from another one.
@@ -158,6 +161,7 @@ impl Pool {
             last_stop: None,
             recovery: Recovery::Idle,
             paused: VecDeque::new(),
+            has_lost_writes: false,
             is_unproven: false,
             me: None,
             claim: Claim::Free,
@@ -232,7 +236,7 @@ impl Pool {
     /// Always `None` for a volume with checksums: its data must pass through the component that verifies
     /// them.
     pub fn mapped_run(&mut self, volume: u64, block: u64) -> Option<VolumeRun> {
-        if self.is_recovering() || self.is_taken_over() {
+        if self.is_recovering() || self.is_taken_over() || self.has_lost_writes {
             return None;
         }
         let body = self.books.volume(volume).ok().flatten().filter(|body| block < body.blocks)?;

@@ -40,7 +40,11 @@ impl PoolHost {
                 DeviceAction::WriteData { at, blocks, .. } => (Operation::Write, *at, *blocks),
                 _ => (Operation::Flush, 0, 0),
             };
-            let action = Transfer::Action(action.clone());
+            let action = action.clone();
+            if matches!(action, DeviceAction::ReadSlots { .. }) {
+                self.acknowledge_losses(queue);
+            }
+            let action = Transfer::Action(action);
             if !self.send(now, queue, action, (operation, at, blocks)) {
                 break;
             }

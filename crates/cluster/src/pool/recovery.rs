@@ -1,6 +1,6 @@
 //! A pool whose device has failed reads again what is durable, and goes on; as `block` drives it.
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Instant, IoChannel, Span};
 
 use super::{PoolHost, Stage};
 use crate::host::Shared;
@@ -14,20 +14,20 @@ pub(super) struct Recovery {
     told: u64,
     /// When the next attempt is due, while the pool has stopped.
     next_at: Option<Instant>,
-    /// The device has lost its power, and no flush was answered since.
-    is_suspect: bool,
-    /// When that has ended last.
-    suspect_until: Instant,
+    /// Losses that the device has counted.
+    counted: u64,
+    /// The same, before the durable state was read last.
+    recovered: u64,
 }
 
 /// How long after one attempt the next one begins.
 const AGAIN: Span = Span::from_ms(500);
 
 impl Recovery {
-    /// Of a pool that was just opened.
-    pub(super) const fn of(losses: u64) -> Self {
-        let suspect_until = Instant { ns: 0 };
-        Self { losses, told: losses, next_at: None, is_suspect: false, suspect_until }
+    /// The pool was just opened.
+    pub(super) const fn begin(&mut self, losses: u64) {
+        let Self { counted, .. } = *self;
+        *self = Self { losses, told: losses, next_at: None, counted, recovered: counted };
     }
 
     pub(super) fn wake_at(&self) -> Instant {
@@ -50,7 +50,6 @@ impl PoolHost {
         let why = store.last_stop().map(ToString::to_string).unwrap_or_default();
         if losses != self.recovery.losses {
             self.recovery.losses = losses;
-            self.end_suspicion(now);
             self.note(now, &format!("the pool has stopped: {why}"), shared);
             self.lose_unflushed(now, shared);
         }
@@ -60,21 +59,27 @@ impl PoolHost {
         begins
     }
 
-    /// The device has lost its power. Until a flush has told the pool what that means, blocks to which it has
-    /// moved data that were not flushed may hold what was there before, of whatever volume.
-    pub(crate) const fn suspect(&mut self) {
-        self.recovery.is_suspect = true;
-    }
-
-    pub(super) const fn end_suspicion(&mut self, now: Instant) {
-        if self.recovery.is_suspect {
-            (self.recovery.is_suspect, self.recovery.suspect_until) = (false, now);
+    /// The channel was polled, and counts so many losses. A read that it has completed may have found
+    /// what the map does not refer to.
+    pub(super) fn notice_losses(&mut self, counted: u64, has_polled: bool) {
+        self.recovery.counted = counted;
+        if let Stage::Open(store) = &mut self.stage
+            && has_polled
+            && counted > self.recovery.recovered
+            && !self.bugs.pool_ignores_losses
+        {
+            store.handle_lost_writes();
         }
     }
 
-    /// Whether a read that has begun then may have found blocks of before a loss of power.
-    pub(super) fn is_suspect(&self, begun: Instant) -> bool {
-        self.recovery.is_suspect || begun <= self.recovery.suspect_until
+    /// The superblocks are about to be read. If that is for a recovery, it is one from all losses so far.
+    pub(super) fn acknowledge_losses(&mut self, queue: &mut impl IoChannel) {
+        if let Stage::Open(store) = &self.stage
+            && store.is_rereading()
+        {
+            self.recovery.recovered = queue.losses();
+            queue.heed_losses(self.recovery.recovered);
+        }
     }
 
     /// What was not durable may be gone, and the next flush fails for it.

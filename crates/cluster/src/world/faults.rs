@@ -11,7 +11,6 @@ use crate::history::Scope;
 use crate::link::Address;
 use crate::network::{Disturbance, Port};
 use crate::plan::FaultEvent;
-use crate::pool::PoolHost;
 use crate::process::{Process, ProcessOptions, subsystem_nqn};
 use crate::registrant::RequestedState;
 use crate::world::Failure;
@@ -176,8 +175,6 @@ impl World {
             }
         }
         self.checker.power_lost(disk, now);
-        let pools = self.pools.iter_mut().filter(|host| host.disk() == disk);
-        pools.for_each(PoolHost::suspect);
     }
 
     /// A process is gone, without a word.

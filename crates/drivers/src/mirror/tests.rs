@@ -2,7 +2,7 @@
 
 mod apart;
 mod claims;
-mod disk;
+pub(crate) mod disk;
 mod exclusion;
 mod fence;
 mod images;

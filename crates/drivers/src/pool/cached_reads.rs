@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tenmil_base::{CompletionBatch, IoStatus, Operation, Request};
+use tenmil_base::{CompletionBatch, IoCompletion, IoStatus, Operation, Request};
 use tenmil_volume::VolumeRun;
 
 use super::extent_cache::ExtentCache;
@@ -125,6 +125,16 @@ impl CachedReads {
         let CachedRead { token, bucket } = self.reads[slot as usize];
         self.readers.end(bucket, 1);
         token
+    }
+
+    /// Fails the reads among completions of a device that has lost writes: the client repeats them, and
+    /// their locations are looked up anew after the recovery.
+    #[cold]
+    pub(super) fn interrupt(answers: &mut [IoCompletion]) {
+        let reads = answers.iter_mut().filter(|answer| answer.token & KNOWN != 0);
+        for read in reads.filter(|read| read.outcome.is_success()) {
+            read.outcome = IoStatus::INTERRUPTED;
+        }
     }
 
     /// Ends the reads among completions of the device, and frees their slots. Their completions get the

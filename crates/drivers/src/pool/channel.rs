@@ -504,7 +504,10 @@ impl VolumeChannel {
     fn look_below(&mut self, now: Instant, answers: &mut CompletionBatch) {
         let Some(below) = &mut self.below else { return };
         let first = answers.len();
-        below.poll(now, answers);
+        if below.poll(now, answers) > 0 && self.open.shared.has_lost(&**below) {
+            self.open.shared.handle_loss();
+            CachedReads::interrupt(answers.tail_mut(first));
+        }
         let (transfers, bounce) = (&mut self.transfers, self.bounce.as_ref());
         self.known.end(answers, first, &mut self.free, |token, outcome| {
             transfers.end(token, outcome, bounce);

@@ -204,7 +204,12 @@ impl MetadataThread {
         }
         self.backend.flush();
         self.backend.poll(now, &mut self.answers);
-        did | self.end_jobs(now)
+        did |= self.end_jobs(now);
+        // Here also while nobody reads; the pages read are durable, whatever was lost.
+        if self.shared.has_lost(&*self.backend) {
+            self.shared.handle_loss();
+        }
+        did
     }
 
     /// Takes new work. Returns a capacity event if the state has changed. Checked here at least once a
@@ -350,7 +355,13 @@ impl MetadataThread {
         let memory = self.memory(place).slice(0, SLOTS_BYTES).unwrap_or_default();
         let work = (Operation::Read, 0, SLOTS_BYTES);
         self.jobs[place as usize] = PendingIo { io, reads: true, work, ..PendingIo::NONE };
-        self.push_parts(place, Operation::Read, 0, memory);
+        match self.shared.acknowledge_losses(&mut *self.backend) {
+            Ok(()) => self.push_parts(place, Operation::Read, 0, memory),
+            Err(why) => {
+                self.jobs[place as usize].outcome = IoStatus::WRITE_FAULT;
+                self.finish(place, Some(why));
+            }
+        }
         true
     }
 
@@ -417,10 +428,16 @@ impl MetadataThread {
 
     /// Reports the result of an action to the pool, and frees its entry.
     fn end(&mut self, place: u32) {
-        let PendingIo { io, reads, outcome, work, .. } = self.jobs[place as usize];
+        let PendingIo { outcome, work, .. } = self.jobs[place as usize];
         // The store reads again what is durable, and its channels hear that writes may be lost.
         let is_loss = work.0 == Operation::Flush && outcome == IoStatus::WRITE_FAULT;
         let unread = is_loss.then(|| self.backend.acknowledge_losses()).and_then(Result::err);
+        self.finish(place, unread);
+    }
+
+    /// The same; `unread` is why the durable state cannot be read again.
+    fn finish(&mut self, place: u32, unread: Option<String>) {
+        let PendingIo { io, reads, outcome, .. } = self.jobs[place as usize];
         let (mut page, mut slots) = ([0; PAGE], [[0; PAGE]; 2]);
         // Single pages are read into entries for one page; other reads are of superblocks.
         let read = if place < SMALL { &mut page[..] } else { slots.as_flattened_mut() };

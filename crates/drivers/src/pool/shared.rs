@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tenmil_base::{Error, Interrupts, IoStatus};
+use tenmil_base::{Error, Interrupts, IoChannel, IoStatus};
 use tenmil_linux::{EventVectors, Notifier};
 use tenmil_volume::{ActionResult, DeviceAction, Pool, PoolError, PoolRequest, PoolResponse};
 
@@ -29,6 +29,9 @@ pub(super) struct Shared {
     transaction: AtomicU64,
     /// Number of times that completed but unflushed writes may have been lost.
     losses: AtomicU64,
+    /// Losses that the device had counted before the durable state was read last. No read is in flight
+    /// while this changes.
+    device_losses: AtomicU64,
     /// Wakes the metadata thread.
     bell: Notifier,
 }
@@ -86,7 +89,8 @@ pub(super) enum ClientMessage {
 }
 
 impl Shared {
-    pub(super) fn new(store: Pool, bell: Notifier) -> Self {
+    /// For a device that has counted `device_losses` before or while the pool was opened.
+    pub(super) fn new(store: Pool, device_losses: u64, bell: Notifier) -> Self {
         let state = State {
             store,
             seats: BTreeMap::new(),
@@ -101,7 +105,8 @@ impl Shared {
             is_taken_over: false,
         };
         let transaction = AtomicU64::new(state.store.transaction());
-        Self { state: Mutex::new(state), transaction, losses: AtomicU64::new(0), bell }
+        let (losses, device_losses) = (AtomicU64::new(0), AtomicU64::new(device_losses));
+        Self { state: Mutex::new(state), transaction, losses, device_losses, bell }
     }
 
     /// The current transaction, or an earlier one.
@@ -116,6 +121,41 @@ impl Shared {
     pub(super) fn losses(&self) -> u64 {
         // Stored before the responses of the pool are sent, which are read after this.
         self.losses.load(Ordering::Acquire)
+    }
+
+    /// Whether the device has lost completed writes that the pool has not recovered from, by the count of
+    /// a channel: a read that has completed on it may have found older blocks than the map refers to.
+    ///
+    /// Compared after each poll. A recovery stores the count only when all reads have ended, so a read
+    /// that began before the loss is compared with the count of before.
+    #[inline]
+    pub(super) fn has_lost(&self, channel: &dyn IoChannel) -> bool {
+        channel.losses() > self.device_losses.load(Ordering::Acquire)
+    }
+
+    /// Stops the pool because of such a loss, and starts its recovery.
+    #[cold]
+    pub(super) fn handle_loss(&self) {
+        let mut state = self.lock_to_tell();
+        state.store.handle_lost_writes();
+        self.dispatch(&mut state);
+    }
+
+    /// If the pool is about to read the durable state again: acknowledges what the device has lost before
+    /// that on the channel that flushes.
+    ///
+    /// # Errors
+    ///
+    /// Why reads may return what is not on the medium.
+    pub(super) fn acknowledge_losses(&self, channel: &mut dyn IoChannel) -> Result<(), String> {
+        let state = self.lock();
+        if state.store.is_rereading() && self.has_lost(channel) {
+            let count = channel.losses();
+            channel.acknowledge_losses()?;
+            channel.heed_losses(count);
+            self.device_losses.store(count, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Takes the lock to submit to the pool, and updates its oldest read.

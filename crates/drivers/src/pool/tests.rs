@@ -4,6 +4,7 @@ mod checks;
 mod devices;
 mod known;
 mod losses;
+mod lost_writes;
 mod made;
 mod outside;
 mod shorter;

@@ -259,6 +259,7 @@ impl Pool {
 
     /// Stops the pool: it rejects all changes. The durable state remains unchanged.
     pub(super) fn stop(&mut self, error: &PoolError) {
+        self.has_lost_writes |= error.is_loss();
         (self.stopped, self.commit, self.wants_commit) = (true, Commit::Idle, false);
         if self.stopped_by.is_none() {
             self.stopped_by = Some(error.clone());

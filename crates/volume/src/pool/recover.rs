@@ -10,6 +10,9 @@
 //! generation that was never used for a write, and is in the slot without the durable superblock. It
 //! begins with the claim, like the first one after the pool was opened. Blocks that a late write may
 //! still reach are not allocated.
+//!
+//! If the device has lost completed writes, the map in memory may refer to blocks that hold what was there
+//! before, of any volume. Reads in flight fail then, and no later one is answered before the recovery.
 
 use super::commit::{Commit, CommitSnapshot};
 use super::{ActionKind, ActionResult, DeviceAction, Pool};
@@ -58,11 +61,25 @@ impl Pool {
         !self.is_unproven
     }
 
+    /// Handles that the device has lost completed writes, by the count of one of its channels: the pool
+    /// stops, if it has not. The driver calls this before it reports any completion of the poll after
+    /// which the count had increased: these reads, and those still in flight, fail.
+    pub fn handle_lost_writes(&mut self) {
+        // Each call is for a loss of its own, so a recovery at once cannot repeat itself for ever.
+        self.is_unproven &= self.stopped;
+        self.stop(&PoolError::WritesLost);
+    }
+
+    /// Whether the superblocks are being read for a recovery: no earlier transfer is in flight. The driver
+    /// acknowledges all losses of the device before it executes that read.
+    pub fn is_rereading(&self) -> bool {
+        self.recovery == Recovery::Reading
+    }
+
     /// Begins to read the durable state again, if the pool has stopped because of a device error. False
     /// if no recovery is needed, or another owner has the pool.
     pub fn recover(&mut self) -> bool {
-        let by_device = matches!(self.stopped_by, Some(PoolError::Device { .. }));
-        if !by_device || self.me.is_none() || self.is_recovering() {
+        if !self.is_stopped_by_device() || self.me.is_none() || self.is_recovering() {
             return false;
         }
         self.recovery = Recovery::Draining;
@@ -71,11 +88,28 @@ impl Pool {
     }
 
     /// The device has lost writes, and reads of it may return what is not durable: if the store has stopped
-    /// for that, it stays so.
+    /// for that, it stays so, and a recovery in progress ends.
     pub fn refuse_recovery(&mut self, why: String) {
-        if self.stopped && matches!(self.stopped_by, Some(PoolError::Device { .. })) {
+        if self.stopped && self.is_stopped_by_device() {
             let error = PoolError::NotReread { why };
             (self.stopped_by, self.last_stop) = (Some(error.clone()), Some(error));
+            if self.recovery == Recovery::Draining {
+                self.recovery = Recovery::Idle;
+                self.fail_paused();
+            }
+        }
+    }
+
+    const fn is_stopped_by_device(&self) -> bool {
+        matches!(self.stopped_by, Some(PoolError::Device { .. } | PoolError::WritesLost))
+    }
+
+    /// Error of a read, if the device may not have what the map in memory refers to.
+    pub(super) fn expect_no_loss(&self) -> Result<(), PoolError> {
+        match &self.stopped_by {
+            _ if !self.has_lost_writes => Ok(()),
+            Some(lasting) if !self.is_stopped_by_device() => Err(lasting.clone()),
+            _ => Err(PoolError::ReadInterrupted),
         }
     }
 
@@ -96,6 +130,10 @@ impl Pool {
     /// Handles the result of reading the superblocks.
     pub(super) fn handle_recovered(&mut self, end: ActionResult<'_>) {
         self.recovery = Recovery::Idle;
+        if !self.is_stopped_by_device() {
+            // The recovery was refused meanwhile.
+            return self.fail_paused();
+        }
         let found = match end {
             ActionResult::Slots(slots) => self.newest_of(slots),
             ActionResult::Failed(outcome) => {
@@ -164,7 +202,7 @@ impl Pool {
         }
         (self.durable, self.frozen) = (newest, superblock);
         (self.is_anchored, self.is_sweep_stuck) = (false, false);
-        (self.stopped, self.stopped_by) = (false, None);
+        (self.stopped, self.stopped_by, self.has_lost_writes) = (false, None, false);
         (self.commit, self.wants_commit) = (Commit::Idle, false);
         self.is_unproven = true;
         self.pending.clear();

@@ -10,11 +10,11 @@ use tenmil_base::{
 };
 use tenmil_dma::RegionTable;
 
-pub(super) const BLOCK: usize = 512;
+pub(crate) const BLOCK: usize = 512;
 
 /// Handle of a disk.
 #[derive(Clone)]
-pub(super) struct Disk(Arc<Mutex<State>>);
+pub(crate) struct Disk(Arc<Mutex<State>>);
 
 struct State {
     regions: RegionTable,
@@ -49,7 +49,7 @@ struct Channel {
 }
 
 impl Disk {
-    pub(super) fn new(regions: &RegionTable, blocks: u64, random: Random) -> Self {
+    pub(crate) fn new(regions: &RegionTable, blocks: u64, random: Random) -> Self {
         let operations = [
             Operation::Read,
             Operation::Write,
@@ -90,12 +90,12 @@ impl Disk {
     }
 
     /// Stops reporting the number of losses.
-    pub(super) fn stop_counting(&self) {
+    pub(crate) fn stop_counting(&self) {
         self.lock().counts = false;
     }
 
     /// From now on only the first flush after a loss fails, whichever channel it comes from.
-    pub(super) fn report_once(&self) {
+    pub(crate) fn report_once(&self) {
         self.lock().reports_once = true;
     }
 
@@ -104,12 +104,12 @@ impl Disk {
     }
 
     /// From now on, every request completes with an error, whether executed or not.
-    pub(super) fn fail(&self) {
+    pub(crate) fn fail(&self) {
         self.lock().is_failing = true;
     }
 
     /// Ends the failure; with `reset`, unflushed writes are lost.
-    pub(super) fn come_back(&self, reset: bool) {
+    pub(crate) fn come_back(&self, reset: bool) {
         let mut state = self.lock();
         state.is_failing = false;
         if reset {
@@ -118,7 +118,7 @@ impl Disk {
     }
 
     /// Loses some of the unflushed writes and continues: the next flush of each channel reports it.
-    pub(super) fn lose(&self) {
+    pub(crate) fn lose(&self) {
         let mut state = self.lock();
         state.lose_power();
         state.owing = state.open.clone();
@@ -126,32 +126,32 @@ impl Disk {
     }
 
     /// As [`lose`](Self::lose), and the loss is counted before anything is read.
-    pub(super) fn lose_counted(&self) {
+    pub(crate) fn lose_counted(&self) {
         self.lose();
         let mut state = self.lock();
         (state.losses, state.is_unheard) = (state.losses + 1, false);
     }
 
     /// What is not flushed yet.
-    pub(super) fn has_unflushed(&self) -> bool {
+    pub(crate) fn has_unflushed(&self) -> bool {
         !self.lock().cached.is_empty()
     }
 
-    pub(super) fn is_failing(&self) -> bool {
+    pub(crate) fn is_failing(&self) -> bool {
         self.lock().is_failing
     }
 
     /// Makes a block unreadable until it is written.
-    pub(super) fn spoil(&self, lba: u64) {
+    pub(crate) fn spoil(&self, lba: u64) {
         self.lock().bad.insert(lba);
     }
 
-    pub(super) fn has_bad_blocks(&self) -> bool {
+    pub(crate) fn has_bad_blocks(&self) -> bool {
         !self.lock().bad.is_empty()
     }
 
     /// Simulates a power cycle: any part of the requests in flight may have been executed.
-    pub(super) fn cut_power(&self) {
+    pub(crate) fn cut_power(&self) {
         let mut state = self.lock();
         state.drop_requests(|_| true);
         state.lose_power();
@@ -163,12 +163,12 @@ impl Disk {
     }
 
     /// Reads a block directly.
-    pub(super) fn peek(&self, lba: u64) -> Vec<u8> {
+    pub(crate) fn peek(&self, lba: u64) -> Vec<u8> {
         self.lock().block(lba)
     }
 
     /// Writes a block directly and durably.
-    pub(super) fn poke(&self, lba: u64, bytes: Vec<u8>) {
+    pub(crate) fn poke(&self, lba: u64, bytes: Vec<u8>) {
         self.lock().stable.insert(lba, bytes);
     }
 }

@@ -25,6 +25,7 @@ impl Pool {
         block: u64,
         blocks: u64,
     ) -> Result<StepResult, TaskPause> {
+        self.expect_no_loss()?;
         if let State::Transfers(_, failed, _) = &task.state {
             let done = ended(*failed, "read blocks of a volume")?;
             return self.judge(task, volume, block).map(|()| done);
