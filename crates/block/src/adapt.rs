@@ -387,8 +387,8 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         self.below.losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
-        self.below.heed_losses(count);
+    fn ack_losses(&mut self, count: u64) {
+        self.below.ack_losses(count);
     }
 
     fn acknowledge_losses(&mut self) -> Result<(), Error> {

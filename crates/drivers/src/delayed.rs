@@ -148,8 +148,8 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         self.inner.losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
-        self.inner.heed_losses(count);
+    fn ack_losses(&mut self, count: u64) {
+        self.inner.ack_losses(count);
     }
 
     fn acknowledge_losses(&mut self) -> Result<(), Error> {

@@ -330,11 +330,11 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
     }
 
     /// All losses so far, or none: a smaller count does not say of which leg they are.
-    fn heed_losses(&mut self, count: u64) {
+    fn ack_losses(&mut self, count: u64) {
         let counts: Vec<u64> = self.legs.iter().map(|leg| leg.channel.losses()).collect();
         if counts.iter().sum::<u64>() <= count {
             for (leg, count) in self.legs.iter_mut().zip(counts) {
-                leg.channel.heed_losses(count);
+                leg.channel.ack_losses(count);
             }
         }
     }

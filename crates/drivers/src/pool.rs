@@ -262,7 +262,7 @@ impl OpenPool {
             |problem: Error| Error::new(ErrorCategory::Environment, format!("{name}: {problem}"));
         let mut sleeper = Sleeper::new().map_err(|error| machine(Error::environment(error)))?;
         let backend = ground.medium.channel().map_err(machine)?;
-        let shared = Arc::new(Shared::new(opened.store, backend.losses(), sleeper.bell()));
+        let shared = Arc::new(Shared::new(opened.store, backend.losses(), sleeper.notifier()));
         let desk = shared.join(None, true).map_err(machine)?;
         let owner =
             MetadataThread::new(&name, Arc::clone(&shared), (desk, backend), shape, regions);

@@ -230,8 +230,8 @@ impl IoChannel for SplitChannel {
         self.inner.losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
-        self.inner.heed_losses(count);
+    fn ack_losses(&mut self, count: u64) {
+        self.inner.ack_losses(count);
     }
 
     fn acknowledge_losses(&mut self) -> Result<(), Error> {

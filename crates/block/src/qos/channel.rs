@@ -384,8 +384,8 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
         self.below.losses()
     }
 
-    fn heed_losses(&mut self, count: u64) {
-        self.below.heed_losses(count);
+    fn ack_losses(&mut self, count: u64) {
+        self.below.ack_losses(count);
     }
 
     fn acknowledge_losses(&mut self) -> Result<(), Error> {

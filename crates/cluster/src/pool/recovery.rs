@@ -78,7 +78,7 @@ impl PoolHost {
             && store.is_rereading()
         {
             self.recovery.recovered = queue.losses();
-            queue.heed_losses(self.recovery.recovered);
+            queue.ack_losses(self.recovery.recovered);
         }
     }
 

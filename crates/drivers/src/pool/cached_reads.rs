@@ -132,8 +132,8 @@ impl CachedReads {
     #[cold]
     pub(super) fn interrupt(answers: &mut [IoCompletion]) {
         let reads = answers.iter_mut().filter(|answer| answer.token & KNOWN != 0);
-        for read in reads.filter(|read| read.outcome.is_success()) {
-            read.outcome = IoStatus::INTERRUPTED;
+        for read in reads.filter(|read| read.status.is_success()) {
+            read.status = IoStatus::INTERRUPTED;
         }
     }
 

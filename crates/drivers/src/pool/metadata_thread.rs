@@ -431,7 +431,10 @@ impl MetadataThread {
         let PendingIo { outcome, work, .. } = self.jobs[place as usize];
         // The store reads again what is durable, and its channels hear that writes may be lost.
         let is_loss = work.0 == Operation::Flush && outcome == IoStatus::WRITE_FAULT;
-        let unread = is_loss.then(|| self.backend.acknowledge_losses()).and_then(Result::err);
+        let unread = is_loss
+            .then(|| self.backend.acknowledge_losses())
+            .and_then(Result::err)
+            .map(|error| error.text);
         self.finish(place, unread);
     }
 

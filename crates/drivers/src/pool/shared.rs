@@ -151,8 +151,8 @@ impl Shared {
         let state = self.lock();
         if state.store.is_rereading() && self.has_lost(channel) {
             let count = channel.losses();
-            channel.acknowledge_losses()?;
-            channel.heed_losses(count);
+            channel.acknowledge_losses().map_err(|error| error.to_string())?;
+            channel.ack_losses(count);
             self.device_losses.store(count, Ordering::Release);
         }
         Ok(())

@@ -3,10 +3,11 @@
 use tenmil_base::{IoStatus, Memory, Operation, Random};
 
 use super::{Bench, Hand};
-use crate::devices::mirror::tests::disk::Disk;
-use crate::devices::pool::{OpenPool, VolumeOp, VolumeRef, create};
-use crate::uri::Uri;
-use crate::{DeviceError, OpenedDevice, Opener};
+use crate::mirror::tests::disk::Disk;
+use crate::pool::{OpenPool, VolumeOp, VolumeRef, create};
+use tenmil_base::Error;
+use tenmil_block::uri::Uri;
+use tenmil_block::{OpenedDevice, Opener};
 
 /// Two disks with a pool on the first or on both.
 struct Disks {
@@ -30,11 +31,11 @@ impl Disks {
     /// Runs with an opener for `disk:0` and `disk:1`.
     fn with<T>(&self, run: impl FnOnce(&Opener<'_>) -> T) -> T {
         let disks = self.disks.clone();
-        let open = move |_: &Opener<'_>, uri: &Uri| -> Result<OpenedDevice, DeviceError> {
+        let open = move |_: &Opener<'_>, uri: &Uri| -> Result<OpenedDevice, Error> {
             let disk = disks[usize::from(uri.path() == "1")].clone();
             Ok(OpenedDevice::fresh(std::sync::Arc::new(disk), "a disk that counts losses"))
         };
-        run(&Opener { more: &[("disk", &open)], ..self.bench.opener() })
+        run(&Opener { kinds: &crate::tests::kinds_with(&[("disk", &open)]), ..self.bench.opener() })
     }
 
     /// Writes blocks of `volume`, which lie where another volume has had its own, and does not flush
