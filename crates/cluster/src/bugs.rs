@@ -16,6 +16,8 @@ pub struct InjectedBugs {
     pub reservations_by_number: bool,
     /// A pool is claimed regardless of its owner, and commits do not check the owner.
     pub pool_ignores_fence: bool,
+    /// A pool is taken over without preempting the reservation of its former owner.
+    pub takeover_does_not_preempt: bool,
     /// A pool goes on reading after its device has lost completed writes, until a flush fails.
     pub pool_ignores_losses: bool,
     /// A mirror starts from a leg that has missed flushed writes.
@@ -50,6 +52,10 @@ impl InjectedBugs {
                 Self { reservations_by_number: true, ..none },
             ),
             ("a pool does not look who owns it", Self { pool_ignores_fence: true, ..none }),
+            (
+                "a takeover does not preempt the former owner",
+                Self { takeover_does_not_preempt: true, ..none },
+            ),
             (
                 "a pool reads on after its device has lost writes",
                 Self { pool_ignores_losses: true, ..none },

@@ -297,6 +297,31 @@ impl Checker {
         if holder.0 == host { Ok(()) } else { Err(holder.0) }
     }
 
+    /// Records that a host holds a reservation on a disk, and has preempted the one of another host.
+    pub(crate) fn preempted(&mut self, host: usize, disk: usize, now: Instant) {
+        self.reservations.insert(disk, (host, now));
+    }
+
+    /// Checks that no write to a disk succeeds that a host has submitted after it was preempted.
+    ///
+    /// # Errors
+    ///
+    /// Description of the violation.
+    pub(crate) fn is_excluded(
+        &self,
+        (host, disk): (usize, usize),
+        submitted: Instant,
+    ) -> Result<(), String> {
+        match self.reservations.get(&disk) {
+            Some(&(holder, since)) if holder != host && submitted > since => Err(format!(
+                "host {host} has written to disk {disk}, expected a reservation conflict: host {holder} \
+                 has preempted it at {:.6} s",
+                Instant::since(since, Instant::default()).as_secs_f64()
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Records that a host is about to release its reservation.
     pub(crate) fn release_begins(&mut self, host: usize, disk: usize) {
         self.reservations.retain(|on, (holder, _)| (*on, *holder) != (disk, host));

@@ -23,6 +23,8 @@ pub struct Plan {
     pub(crate) hosts: Vec<HostPlan>,
     pub(crate) cables: ConnectionOptions,
     pub(crate) faults: Vec<(Instant, FaultEvent)>,
+    /// The owner of a pool reserves its disk, and a takeover preempts it.
+    pub(crate) is_reserved: bool,
     /// Time at which hosts stop working.
     pub(crate) until: Instant,
     pub(crate) bugs: InjectedBugs,
@@ -88,7 +90,7 @@ pub(crate) enum FaultEvent {
     /// A host is killed, without a word, and starts again.
     RestartHost { host: usize, down: Span },
     /// The second host takes the pool over while the first one is cut off for so long; so much later the
-    /// machine loses its power for a while.
+    /// machine loses its power for a while. If the disk is reserved, the first one keeps on writing.
     TakeOver { span: Span, outage: Option<(Span, Span)> },
     /// A host acquires a reservation on its disk.
     Reserve { host: usize },
@@ -158,7 +160,8 @@ impl Plan {
         };
         let until = Instant { ns: secs * 1_000_000_000 };
         let faults = draw.faults(kind, &machines, hosts.len(), until);
-        Self { seed, kind, machines, hosts, cables, faults, until, bugs }
+        let is_reserved = kind == Kind::Pool && draw.chance(2);
+        Self { seed, kind, machines, hosts, cables, faults, is_reserved, until, bugs }
     }
 
     /// Name of the focus.

@@ -12,6 +12,7 @@
 
 mod device;
 mod recovery;
+mod takeover;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -46,7 +47,7 @@ pub(crate) struct PoolHost {
     /// Actions of the pool that wait for a free transfer slot.
     backlog: VecDeque<DeviceAction>,
     /// Transfers in flight, by token.
-    under_way: BTreeMap<u64, (Transfer, u32)>,
+    under_way: BTreeMap<u64, (Transfer, u32, Instant)>,
     free: Vec<u32>,
     ops: BTreeMap<u64, Op>,
     next_token: u64,
@@ -57,6 +58,9 @@ pub(crate) struct PoolHost {
     /// The host takes the pool from its owner.
     has_force: bool,
     is_cut_off: bool,
+    /// The disk is reserved, and another host is about to take the pool over: this one keeps on writing,
+    /// and what it reads proves nothing any more.
+    is_preempted: bool,
     openings: u64,
     /// Blocks were written for the first time since the last flush, so the next flush commits.
     is_dirty: bool,
@@ -156,6 +160,7 @@ impl PoolHost {
             me: 0,
             has_force: false,
             is_cut_off: false,
+            is_preempted: false,
             openings: 0,
             is_dirty: false,
             touched: BTreeSet::new(),
@@ -189,27 +194,9 @@ impl PoolHost {
         }
     }
 
-    /// Whether a take-over is safe now: no write is in flight that would damage the data of the new
-    /// owner, and there is something to commit.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        let is_open = matches!(&self.stage, Stage::Open(_)) && self.volume.is_some();
-        is_open && self.is_dirty && self.under_way.is_empty() && self.ops.is_empty()
-    }
-
     /// Disk of the pool.
     pub(crate) fn disk(&self) -> usize {
         self.disk
-    }
-
-    /// Takes the pool over by force.
-    pub(crate) fn take_over(&mut self) {
-        self.has_force = true;
-        self.begin();
-    }
-
-    /// Stops new requests until the pool has been taken over by the other host.
-    pub(crate) fn cut_off(&mut self) {
-        self.is_cut_off = true;
     }
 
     fn begin(&mut self) {
@@ -262,7 +249,7 @@ impl PoolHost {
         self.notice_losses(queue.losses(), !answers.is_empty());
         for answer in answers.drain() {
             is_busy = true;
-            self.end_transfer(now, answer, shared);
+            self.end_transfer(now, answer, shared)?;
         }
         is_busy |= self.recover(now, shared);
         is_busy |= self.go_on(now, shared)?;
@@ -288,7 +275,8 @@ impl PoolHost {
         }
         while let Stage::Open(store) = &mut self.stage {
             if let Some(action) = store.next_action() {
-                if matches!(action, DeviceAction::WritePages { .. }) && self.volume.is_some() {
+                let is_commit = matches!(action, DeviceAction::WritePages { .. });
+                if is_commit && self.volume.is_some() && !self.is_preempted {
                     // After a take-over only flushes are requested, so a commit of metadata by this
                     // host is a violation.
                     let kept = shared.checker.pool_is_kept((self.number, self.disk), now);
@@ -320,6 +308,7 @@ impl PoolHost {
         }
         let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
         match self.goal {
+            Goal::Work if self.is_preempted => self.ops.len() < self.plan.depth.min(4),
             Goal::Work if is_former => self.ops.is_empty(),
             Goal::Work if self.is_cut_off => false,
             Goal::Work => self.ops.len() < self.plan.depth.min(4),
@@ -390,7 +379,8 @@ impl PoolHost {
                 (true, _) => (OpKind::Find, 0, 0),
             };
         }
-        if shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number) {
+        let is_former = shared.checker.pool_owner(self.disk).is_some_and(|it| it != self.number);
+        if is_former && !self.is_preempted {
             return (OpKind::Flush, 0, 0);
         }
         match self.goal {
@@ -402,7 +392,9 @@ impl PoolHost {
         let first = self.random.below(VOLUME_BLOCKS - blocks);
         match self.random.below(16) {
             drawn if drawn < self.plan.flushes => (OpKind::Flush, 0, 0),
-            drawn if drawn < self.plan.flushes + self.plan.reads => (OpKind::Read, first, blocks),
+            drawn if drawn < self.plan.flushes + self.plan.reads && !self.is_preempted => {
+                (OpKind::Read, first, blocks)
+            }
             _ => (OpKind::Write, first, blocks),
         }
     }
@@ -503,6 +495,9 @@ impl PoolHost {
         op: &Op,
         shared: &mut Shared<'_>,
     ) -> Result<(), Failure> {
+        if self.is_preempted {
+            return Ok(());
+        }
         let mut found = Vec::new();
         for (lba, sector) in (op.first * SECTORS..).zip(op.data.chunks_exact(SECTOR_BYTES)) {
             match Stamp::read(sector) {

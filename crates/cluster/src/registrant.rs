@@ -36,6 +36,8 @@ pub(crate) struct ReservationClient {
 pub(crate) enum RequestedState {
     /// The host holds a Write Exclusive reservation that persists through power loss.
     Held,
+    /// The same, and the reservation of this other host is preempted.
+    Preempted(usize),
     /// The host holds no reservation.
     Released,
 }
@@ -59,6 +61,7 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Register,
+    Preempt(usize),
     Acquire,
     Release,
 }
@@ -68,6 +71,11 @@ const ATTEMPT: Span = Span::from_secs(5);
 /// Time after which an abandoned attempt cannot take effect any more.
 const QUIET: Span = Span::from_secs(8);
 const KEY_BYTES: u32 = 16;
+
+/// Reservation key of a host.
+const fn key_of(host: usize) -> u64 {
+    0x1000 + host as u64
+}
 
 impl ReservationClient {
     /// Creates a program that is idle until a state is [requested](Self::set_wanted).
@@ -105,6 +113,11 @@ impl ReservationClient {
     /// Whether there is nothing left to do.
     pub(crate) fn is_done(&self) -> bool {
         self.wanted.is_none() && matches!(self.stage, Stage::Pausing(_))
+    }
+
+    /// Whether the requested state is reached.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.wanted.is_none()
     }
 
     /// Time at which it must be polled without an event.
@@ -259,7 +272,16 @@ impl ReservationClient {
                 let text = format!("{step:?} fails: {}", tenmil_wire::Status(answer.status.0));
                 self.note(now, &text, shared);
                 let is_certain = answer.status != IoStatus::ABORTED_BY_HOST;
-                if is_certain && step == Step::Acquire {
+                if is_certain
+                    && let Step::Preempt(_) = step
+                    && self.send(now, &mut queue, (Step::Acquire, address.nsid))
+                {
+                    // An earlier attempt, of which no completion was received, may have preempted it.
+                    self.stage = Stage::Asking(remote, queue, Step::Acquire);
+                    return Ok(true);
+                }
+                if is_certain && self.wanted == Some(RequestedState::Held) && step == Step::Acquire
+                {
                     // Another host holds a reservation, so the request is dropped.
                     self.wanted = None;
                 }
@@ -272,6 +294,9 @@ impl ReservationClient {
             Some(_) => {
                 let next = match (step, self.wanted) {
                     (Step::Register, Some(RequestedState::Held)) => Some(Step::Acquire),
+                    (Step::Register, Some(RequestedState::Preempted(other))) => {
+                        Some(Step::Preempt(other))
+                    }
                     (Step::Register, Some(RequestedState::Released)) => Some(Step::Release),
                     _ => None,
                 };
@@ -283,8 +308,10 @@ impl ReservationClient {
                     }
                     Some(_) => self.give_up(now, "could not send", shared),
                     None => {
-                        self.wanted = None;
-                        if step == Step::Acquire {
+                        let wanted = self.wanted.take();
+                        if let Some(RequestedState::Preempted(_)) = wanted {
+                            shared.checker.preempted(self.host, self.disk, now);
+                        } else if step == Step::Acquire {
                             self.acquired(now, shared)?;
                         }
                         drop(queue);
@@ -310,7 +337,7 @@ impl ReservationClient {
 
     /// Sends a command. Returns false if it was not accepted.
     fn send(&self, now: Instant, queue: &mut FabricsChannel, (step, nsid): (Step, u32)) -> bool {
-        let key = 0x1000 + self.host as u64;
+        let key = key_of(self.host);
         let rtype = ReservationType::WriteExclusive;
         let (command, bytes): (Command, Vec<u8>) = match step {
             Step::Register => {
@@ -320,9 +347,12 @@ impl ReservationClient {
                     ReservationRegister { nsid, rrega, iekey: true, disnsrs: false, cptpl };
                 (command.to_command(), keys.as_bytes().to_vec())
             }
-            Step::Acquire => {
-                let racqa = AcquireAction::Acquire;
-                let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(key));
+            Step::Preempt(_) | Step::Acquire => {
+                let (racqa, victim) = match step {
+                    Step::Preempt(other) => (AcquireAction::PreemptAndAbort, key_of(other)),
+                    _ => (AcquireAction::Acquire, 0),
+                };
+                let keys = AcquireKeys::zeroed().with(|keys| keys.crkey(key).prkey(victim));
                 let command =
                     ReservationAcquire { nsid, racqa, iekey: false, disnsrs: false, rtype };
                 (command.to_command(), keys.as_bytes().to_vec())

@@ -1,6 +1,7 @@
 //! A run: all components are polled at one instant until there is no progress, and then time jumps.
 
 mod faults;
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,6 +23,8 @@ use crate::plan::{FaultEvent, MachinePlan, Plan};
 use crate::pool::{self, PoolHost};
 use crate::process::{Process, subsystem_nqn};
 use crate::registrant::{RequestedState, ReservationClient};
+
+use self::takeover::Takeover;
 
 /// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +70,8 @@ struct World {
     lives: u64,
     /// A mirror is being opened, and the world is turned for it.
     is_opening: bool,
+    /// What the opening of a reserved pool waits for.
+    takeover: Option<Takeover>,
 }
 
 /// A target process, running or not.
@@ -174,6 +179,7 @@ impl World {
             actions: 0,
             lives: 0,
             is_opening: false,
+            takeover: None,
         };
         world.network.advance(BEGIN);
         world.format_mirrors()?;
@@ -187,6 +193,10 @@ impl World {
             if world.plan.machines[plan.hosts[number].machine].is_pool {
                 let host = world.new_pool_host(number)?;
                 world.pools.push(host);
+                if plan.is_reserved {
+                    let registrant = ReservationClient::new(number, world.disk_of(number));
+                    world.registrants.insert(number, registrant.map_err(broken)?);
+                }
                 continue;
             }
             let host = world.new_host(number, BEGIN)?;
@@ -195,6 +205,7 @@ impl World {
                 ReservationClient::new(number, world.disk_of(number)).map_err(broken)?;
             world.registrants.insert(number, registrant);
         }
+        world.reserve_pool();
         Ok(world)
     }
 
@@ -253,7 +264,7 @@ impl World {
         let address = self.address_of(disk);
         let memory = (&self.network, pool::MEMORY_BYTES);
         let link = DiskAccess::new((number, self.plan.bugs), plan, &address, memory, self.now);
-        let link = (link.map_err(broken)?, number == 0);
+        let link = (link.map_err(broken)?, number == 0 && !self.plan.is_reserved);
         let ids = (number, self.plan.seed, self.plan.bugs);
         Ok(PoolHost::new(ids, plan, disk, link, self.now))
     }
@@ -308,7 +319,7 @@ impl World {
         self.goal = goal;
         // Released first: a Flush of another host conflicts with a Write Exclusive reservation, so the
         // goals after this one could not be reached.
-        if goal == Goal::Drain {
+        if goal == Goal::Drain && !self.plan.is_reserved {
             for registrant in self.registrants.values_mut() {
                 registrant.set_wanted(RequestedState::Released, now, &mut self.checker);
             }
@@ -327,6 +338,12 @@ impl World {
                 text: format!("host {host} has not released its reservation within {PATIENCE}"),
             });
         }
+        if let Some(takeover) = self.takeover {
+            return Err(broken(format!(
+                "host 1 has not taken the pool over within {PATIENCE}: found it {takeover:?}, expected a \
+                 claim"
+            )));
+        }
         if !self.are_pools_done() {
             let text = format!("the hosts of the pool have not reached {goal:?} within {PATIENCE}");
             return Err(broken(text));
@@ -342,6 +359,9 @@ impl World {
 
     fn are_pools_done(&mut self) -> bool {
         let checker = &self.checker;
+        if self.takeover.is_some() {
+            return false;
+        }
         let mut pools = self.pools.iter_mut().enumerate();
         pools.all(|(number, host)| host.is_done(checker.pool_owner(host.disk()) == Some(number)))
     }
@@ -448,6 +468,7 @@ impl World {
             is_busy |= self.hosts[index].turn(now, &mut shared)?;
         }
         is_busy |= self.turn_registrants()?;
+        is_busy |= self.turn_takeover();
         for index in 0..self.pools.len() {
             let mut shared = Shared {
                 checker: &mut self.checker,
@@ -461,7 +482,7 @@ impl World {
 
     fn turn_registrants(&mut self) -> Result<bool, Failure> {
         let mut is_busy = false;
-        for host in 0..self.hosts.len() {
+        for host in 0..self.plan.hosts.len() {
             let address = self.address_of(self.disk_of(host));
             let Some(registrant) = self.registrants.get_mut(&host) else { continue };
             let mut shared = Shared {

@@ -6,7 +6,9 @@ use tenmil_volume::{ActionResult, DeviceAction};
 
 use super::{PoolHost, SECTORS, SLOT_BYTES, Stage, Transfer};
 use crate::disk::BLOCK_BYTES as SECTOR_BYTES;
+use crate::history::Scope;
 use crate::host::Shared;
+use crate::world::Failure;
 
 impl PoolHost {
     pub(super) fn zero(&mut self, token: u64, offset: u64, blocks: u64) {
@@ -22,7 +24,7 @@ impl PoolHost {
     /// were any.
     pub(super) fn transfer(&mut self, now: Instant, queue: &mut impl IoChannel) -> bool {
         let mut is_busy = false;
-        let has_read = self.under_way.values().any(|(it, _)| matches!(it, Transfer::Open));
+        let has_read = self.under_way.values().any(|(it, ..)| matches!(it, Transfer::Open));
         if let Stage::Opening(opening) = &self.stage
             && !has_read
             && let Some(at) = opening.next_read()
@@ -88,7 +90,7 @@ impl PoolHost {
             return false;
         }
         self.free.pop();
-        self.under_way.insert(self.next_token, (transfer, slot));
+        self.under_way.insert(self.next_token, (transfer, slot, now));
         true
     }
 
@@ -103,10 +105,20 @@ impl PoolHost {
         now: Instant,
         answer: IoCompletion,
         shared: &mut Shared<'_>,
-    ) {
-        let Some((transfer, slot)) = self.under_way.remove(&answer.token) else { return };
+    ) -> Result<(), Failure> {
+        let Some((transfer, slot, submitted)) = self.under_way.remove(&answer.token) else {
+            return Ok(());
+        };
         self.free.push(slot);
         let is_success = answer.status.is_success();
+        let is_write = matches!(
+            transfer,
+            Transfer::Action(DeviceAction::WriteData { .. } | DeviceAction::WritePages { .. })
+        );
+        if is_write && is_success {
+            let excluded = shared.checker.is_excluded((self.number, self.disk), submitted);
+            excluded.map_err(|why| Failure { scope: Scope::disk(self.disk), text: why })?;
+        }
         let mut bytes = vec![0; SLOT_BYTES as usize];
         if let Some(segment) = self.link.memory.slice(slot * SLOT_BYTES, SLOT_BYTES) {
             let _ = self.link.regions.load(segment, &mut bytes);
@@ -162,5 +174,6 @@ impl PoolHost {
             // A transfer of a pool that has been closed since.
             _ => {}
         }
+        Ok(())
     }
 }

@@ -60,28 +60,7 @@ impl World {
         Ok(())
     }
 
-    /// The second host takes the pool over, once nothing of the first one is on its way that could
-    /// damage it: the time between a look at the superblocks and a write is no host's to close.
-    fn take_over(&mut self, span: Span, outage: Option<(Span, Span)>) {
-        let [first, second] = &mut self.pools[..] else { return };
-        if !first.is_at_rest() {
-            let again = Action::Fault(FaultEvent::TakeOver { span, outage });
-            return self.schedule(self.now.after(Span::from_us(200)), again);
-        }
-        first.cut_off();
-        second.take_over();
-        for process in 0..self.processes.len() {
-            self.network.partition(0, process, span);
-        }
-        let text = format!("host 0 is partitioned for {span}, and host 1 takes the pool over");
-        self.note(Scope::ALL, text);
-        if let Some((later, down)) = outage {
-            let outage = FaultEvent::LosePower { machine: 0, down };
-            self.schedule(self.now.after(later), Action::Fault(outage));
-        }
-    }
-
-    fn want(&mut self, host: usize, wanted: RequestedState) {
+    pub(super) fn want(&mut self, host: usize, wanted: RequestedState) {
         let (now, checker) = (self.now, &mut self.checker);
         if let Some(registrant) = self.registrants.get_mut(&host) {
             registrant.set_wanted(wanted, now, checker);
