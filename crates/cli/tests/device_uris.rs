@@ -1,4 +1,4 @@
-//! docs/names.md says what there is: every kind of device, and all that each may be told.
+//! docs/user/device-uris.md says what there is: every kind of device, and all that each may be told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use tenmil_block::Opener;
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 
-const PAGE: &str = include_str!("../../../docs/names.md");
+const PAGE: &str = include_str!("../../../docs/user/device-uris.md");
 
 /// A name of each kind, which nothing but an unknown key is wrong with. Where a kind has several
 /// forms that take different keys, one of each.

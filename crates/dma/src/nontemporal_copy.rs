@@ -2,7 +2,8 @@
 //!
 //! A store that misses the cache first fetches the line that it overwrites; a non-temporal store does
 //! not. A load that misses waits; if the address of the next copy is known, its first lines can be
-//! prefetched during this one. The measured effect of both is in docs/numbers.md, under memory.
+//! prefetched during this one. The effect of both is measured in
+//! docs/developer/numbers.md, under memory.
 
 use tenmil_base::{InvalidSegment, Segment};
 

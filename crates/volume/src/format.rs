@@ -1,4 +1,4 @@
-//! On-disk format of a pool; docs/volume-format.md has the drawings.
+//! On-disk format of a pool; docs/developer/volume-format.md has the drawings.
 //!
 //! ```text
 //!   pool:   0    1    2                                            n-2    n-1     blocks of 4 KiB

@@ -6,7 +6,7 @@
 
 /// Structure declared with `layout!`.
 pub trait Layout: Sized {
-    /// Name, as in docs/volume-format.md.
+    /// Name, as in docs/developer/volume-format.md.
     const NAME: &'static str;
     /// Length on disk.
     const BYTES: usize;

@@ -3,7 +3,7 @@
 //!
 //! [`PoolConfig`] describes a new pool, [`Opening`] the blocks to read to open one. An open [`Pool`]
 //! receives requests and returns the I/O that the device has to do; [`Check`] verifies a whole pool. The
-//! on-disk format is drawn in docs/volume-format.md.
+//! on-disk format is drawn in docs/developer/volume-format.md.
 //!
 //! Everything read from a device is checked. Every metadata block contains its kind, address, owner and
 //! transaction, and so does every reference to it; a block that does not match is reported as a

@@ -1,5 +1,5 @@
-//! Snapshot as a byte stream, complete or as the difference from another snapshot; docs/volume-format.md
-//! draws it.
+//! Snapshot as a byte stream, complete or as the difference from another snapshot; drawn in
+//! docs/developer/volume-format.md.
 //!
 //! ```text
 //!   | StreamHead | StreamRecord, data | StreamRecord | … | StreamRecord: the end |

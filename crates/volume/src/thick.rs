@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_for_maps_is_a_small_part_of_a_volume_of_any_size() {
-        assert_eq!((HALF, LEAF_BLOCKS_MIN), (82, 67), "as docs/room.md says");
+        assert_eq!((HALF, LEAF_BLOCKS_MIN), (82, 67), "as docs/user/pool-capacity.md says");
         assert_eq!(nodes_max(1, LEAF_BLOCKS_MIN), 1);
         assert_eq!(nodes_max(67, LEAF_BLOCKS_MIN), 3);
         for shift in 10..=48 {

@@ -1,4 +1,4 @@
-//! The code matches docs/volume-format.md for every structure.
+//! The code matches docs/developer/volume-format.md for every structure.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 
@@ -10,7 +10,7 @@ use tenmil_volume::format::{
 use tenmil_volume::stream::{StreamHead, StreamRecord};
 
 fn text() -> String {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/volume-format.md");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/developer/volume-format.md");
     std::fs::read_to_string(file).unwrap()
 }
 

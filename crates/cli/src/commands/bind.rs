@@ -61,7 +61,7 @@ Examples:
   sudo tenmil unbind 0000:5e:00.0            give it back
 
 The SSD goes to the kernel's driver vfio-pci, which lets programs drive it; `pcie:ADDRESS` names it
-then, as in `tenmil perf pcie:0000:5e:00.0`. docs/devices.md says what is refused, and why.";
+then, as in `tenmil perf pcie:0000:5e:00.0`. docs/operator/bind-an-ssd.md says what is refused, and why.";
 
 /// Runs `bind`, or prints the plan with `--dry-run`.
 pub(super) fn run(arguments: &BindArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {

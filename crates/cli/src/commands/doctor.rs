@@ -33,7 +33,7 @@ Examples:
   tenmil doctor --json | jq '.findings[] | select(.state == \"missing\")'
 
 A line each: how it stands, what there is, what is advised, why, and what mends it. Nothing is
-changed without --apply. docs/doctor.md says what is looked at.";
+changed without --apply. docs/operator/doctor.md says what is looked at.";
 
 /// Checks the machine, and applies the safe fixes with `--apply`.
 pub(super) fn run(arguments: &DoctorArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {

@@ -46,7 +46,7 @@ Examples:
   tenmil list --json | jq '.pci[].address'
   tenmil list --follow --json                   a line for each SSD that is put in or pulled
 
-`tenmil bind` takes an SSD from the kernel; docs/devices.md says when it refuses to.";
+`tenmil bind` takes an SSD from the kernel; docs/operator/bind-an-ssd.md says when it refuses to.";
 
 /// Emulated SSDs that are not models of a product.
 const MEDIA: [(&str, &str); 3] = [

@@ -191,9 +191,9 @@ Examples:
       qemu-system-x86_64, its RAM a memfd with share=on, -chardev
       socket,id=disk,path=/tmp/disk.sock,reconnect=1 and -device vhost-user-blk-pci,chardev=disk
   sudo tenmil serve file:/var/tmp/disk --listen ublk:0 --cores 2,3
-      mkfs.ext4 /dev/ublkb0; after kill -9 the same command goes on with it; docs/ublk.md
+      mkfs.ext4 /dev/ublkb0; after kill -9 the same command goes on with it; docs/operator/ublk.md
   tenmil serve --config /etc/tenmil/target.toml
-      kill -HUP PID serves what the file says now, all of it or nothing; docs/target.md
+      kill -HUP PID serves what the file says now, all of it or nothing; docs/operator/nvme-tcp-target.md
   tenmil serve file:/var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
       tenmil get connections; tenmil set export limit_iops=0
   tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd:/tmp/disk.sock

@@ -42,7 +42,7 @@ Examples:
   tenmil top --once                 for a log
   tenmil top --json | jq .reactors  for programs
 
-NO_COLOR=1 in the environment does without colours. docs/top.md describes what is shown, and the
+NO_COLOR=1 in the environment does without colours. docs/operator/top.md describes what is shown, and the
 names of --json.";
 
 fn interval(text: &str) -> Result<Span, String> {

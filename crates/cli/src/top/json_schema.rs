@@ -1,4 +1,4 @@
-//! Schema of `tenmil top --json`: names, meanings and types. `docs/top.md` lists the fields, and the
+//! Schema of `tenmil top --json`: names, meanings and types. `docs/operator/top.md` lists the fields, and the
 //! tests check both the page and the output against this schema.
 
 use tenmil_rpc::{FieldSchema, ResultType};

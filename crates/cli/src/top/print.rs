@@ -135,13 +135,13 @@ mod tests {
     #[test]
     #[expect(clippy::disallowed_methods, reason = "it reads the tree it holds true")]
     fn every_published_name_is_documented() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/top.md");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operator/top.md");
         let documented = String::from_utf8(std::fs::read(path).unwrap()).unwrap();
         for field in
             SHAPE.fields().iter().flat_map(|field| [field].into_iter().chain(field.shape.fields()))
         {
             let line = format!("| `{}` | {} | {} |\n", field.name, field.shape.name(), field.help);
-            assert!(documented.contains(&line), "docs/top.md lacks {line}");
+            assert!(documented.contains(&line), "docs/operator/top.md lacks {line}");
         }
     }
 

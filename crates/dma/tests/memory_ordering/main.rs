@@ -3,7 +3,7 @@
 //! The files below are the production files: only the names of `sync` stand for the checker's types here.
 //! Each of their barriers is omitted once, and the checker has to detect that.
 //!
-//! | `docs/way-of-an-io.md` | one side | the other side |
+//! | `docs/developer/path-of-an-io.md` | one side | the other side |
 //! |---|---|---|
 //! | entries before doorbell | `dma/src/barrier.rs`, the doorbell's release | the doorbell's acquire |
 //! | the phase after the rest of a completion | `dma/src/completion_order.rs` | the same, `barrier.rs` |

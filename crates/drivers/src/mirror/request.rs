@@ -80,7 +80,7 @@ impl MirrorRequest {
 }
 
 /// Whether a leg's flush status reports the loss of completed writes. Other errors say nothing about them
-/// (docs/durability.md).
+/// (docs/operator/durability.md).
 pub(super) fn is_loss(operation: Operation, outcome: IoStatus) -> bool {
     operation == Operation::Flush && outcome == IoStatus::WRITE_FAULT
 }

@@ -281,7 +281,7 @@ fn a_name_that_nobody_has_or_that_several_would_write_to_is_refused() {
 
 #[test]
 fn the_file_in_the_documentation_is_one_that_can_be_served() {
-    let document = include_str!("../../../../docs/target.md");
+    let document = include_str!("../../../../docs/operator/nvme-tcp-target.md");
     let file = document.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     let read = TargetConfig::parse(file).unwrap();
     assert_eq!((read.listeners.len(), read.subsystems[0].namespaces.len()), (2, 2));
