@@ -7,7 +7,7 @@
 //! |---|---|
 //! | dispatch, and validation of every parameter before a function is called | [`Request`], [`Arguments`] |
 //! | JSON schema | [`schema()`] |
-//! | `docs/control.md` | [`document()`] |
+//! | reference as Markdown, `tenmil get --markdown` | [`document()`] |
 //! | validation, completion and tables of the client | [`words`], [`candidates`], [`show()`] |
 //!
 //! A new method is one new row in [`methods`].

@@ -1,4 +1,4 @@
-//! Generator of `docs/control.md`.
+//! Generator of the reference that `tenmil get --markdown` prints.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::result_type::FieldSchema;
 /// Text in front of the method descriptions.
 const HEAD: &str = include_str!("document/head.md");
 
-/// Markdown documentation of a table. A test keeps `docs/control.md` equal to it.
+/// Reference of all methods, events and errors of a table as Markdown.
 pub fn document(table: &MethodRegistry) -> String {
     let mut text = HEAD.to_owned();
     text += "\n## Methods\n\n| command | method | description |\n|---|---|---|\n";

@@ -5,43 +5,43 @@
 //!              └─ pub use b::C ─▶ src/b.rs ── C alone, with its implementations
 //! ```
 //!
-//! The list is kept in docs/api.txt, so that a change of the public API is visible in a diff.
+//! A test limits the number of public types. The compiler rejects a public item without documentation
+//! (`missing_docs`).
 
 mod surface;
 
-use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
-use clap::Args;
-
-/// Write docs/api.txt, or check that it is up to date.
-#[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// Write nothing, and fail if the file is out of date
-    #[arg(long)]
-    check: bool,
+/// Prints the API.
+pub(crate) fn run() -> Result<bool, String> {
+    let surface = surface::of(&crate::book::root()?.join("crates/tenmil/src"), "tenmil")?;
+    print!("{}", surface.text);
+    println!("// {} public types", surface.types.len());
+    Ok(true)
 }
 
-/// Runs the task; returns false if the check finds a difference.
-pub(crate) fn run(options: &Options) -> Result<bool, String> {
-    let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let list = root.join("docs/api.txt");
+/// The API as a page of the book.
+pub(crate) fn page(root: &Path) -> Result<String, String> {
     let surface = surface::of(&root.join("crates/tenmil/src"), "tenmil")?;
-    if !options.check {
-        fs::write(&list, surface).map_err(|error| format!("write {}: {error}", list.display()))?;
-        return Ok(true);
+    Ok(format!(
+        "# Library API\n\nSee every public item of the crate `tenmil`; `cargo doc -p tenmil --open` describes them.\n\n\
+         <!-- Generated from crates/tenmil/src by `cargo xtask book`. -->\n\n```rust,ignore\n{}```\n",
+        surface.text
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::surface;
+
+    /// Limit of public types: a reader should be able to read the list.
+    const TYPES_MAX: usize = 32;
+
+    #[test]
+    fn library_has_few_public_types() {
+        let root = crate::book::root().unwrap();
+        let types = surface::of(&root.join("crates/tenmil/src"), "tenmil").unwrap().types;
+        assert!(types.iter().any(|name| name.ends_with("::Device")), "{types:#?}");
+        assert!(types.len() <= TYPES_MAX, "{} types, at most {TYPES_MAX}: {types:#?}", types.len());
     }
-    let listed =
-        fs::read_to_string(&list).map_err(|error| format!("read {}: {error}", list.display()))?;
-    for line in listed.lines().filter(|line| !surface.lines().any(|other| other == *line)) {
-        println!("- {line}");
-    }
-    for line in surface.lines().filter(|line| !listed.lines().any(|other| other == *line)) {
-        println!("+ {line}");
-    }
-    if listed == surface {
-        return Ok(true);
-    }
-    println!("docs/api.txt is not what the crate offers; `cargo xtask api` writes it anew");
-    Ok(false)
 }

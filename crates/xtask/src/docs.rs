@@ -14,7 +14,7 @@
 mod page;
 mod script;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use page::{Block, BlockMark};
@@ -22,9 +22,9 @@ use page::{Block, BlockMark};
 /// Options of `cargo xtask docs`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask docs                 all pages, with target/release/tenmil
-  cargo xtask docs docs/nbd.md     one
-  cargo xtask docs --all           also what takes long")]
+  cargo xtask docs                        all pages, with target/release/tenmil
+  cargo xtask docs docs/operator/nbd.md   one page
+  cargo xtask docs --all                  also commands that take long")]
 pub(crate) struct Options {
     /// Pages; without any, all
     pages: Vec<PathBuf>,
@@ -50,13 +50,15 @@ struct DocTestTotals {
 
 /// Runs the commands; returns true if all succeeded.
 pub(crate) fn run(options: &Options) -> Result<bool, String> {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
-    let root = root.canonicalize().map_err(|why| format!("find the project: {why}"))?;
+    let root = crate::book::root()?;
     let binary = options.binary.canonicalize().map_err(|why| {
         format!("no program at {}: {why}; `cargo build --release`", options.binary.display())
     })?;
     let bench = script::Bench::new(&root, &binary)?;
-    let pages = if options.pages.is_empty() { all_pages(&root)? } else { options.pages.clone() };
+    let mut pages = options.pages.clone();
+    if pages.is_empty() {
+        pages.extend(crate::book::pages(&root)?.iter().map(|page| root.join(page)));
+    }
     let mut tally = DocTestTotals::default();
     for path in pages {
         let text = std::fs::read_to_string(&path);
@@ -67,17 +69,6 @@ pub(crate) fn run(options: &Options) -> Result<bool, String> {
     }
     report(&tally);
     Ok(tally.failed.is_empty())
-}
-
-/// README and CONTRIBUTING, followed by the pages of docs.
-fn all_pages(root: &Path) -> Result<Vec<PathBuf>, String> {
-    let book = root.join("docs");
-    let entries = std::fs::read_dir(&book).map_err(|why| format!("read docs: {why}"))?;
-    let mut pages: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    pages.retain(|path| path.extension().is_some_and(|end| end == "md"));
-    pages.sort();
-    pages.splice(0..0, [root.join("README.md"), root.join("CONTRIBUTING.md")]);
-    Ok(pages)
 }
 
 fn try_page(

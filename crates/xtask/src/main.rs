@@ -9,6 +9,7 @@
 )]
 
 mod api;
+mod book;
 mod crash;
 mod docs;
 mod lab;
@@ -28,8 +29,10 @@ enum Task {
     Crash(crash::Options),
     /// Build tenmil without link-time optimization, with it and with a profile, and compare the builds.
     Pgo(pgo::Options),
-    /// Write the public API of the crate `tenmil` to docs/api.txt, or compare.
-    Api(api::Options),
+    /// Write the documentation with its generated references to target/book, and check its links.
+    Book(book::Options),
+    /// Print the public API of the crate `tenmil`.
+    Api,
     /// Run every command of the documentation.
     Docs(docs::Options),
 }
@@ -39,7 +42,8 @@ fn main() -> ExitCode {
         Task::Lab(options) => ("lab", lab::run(&options)),
         Task::Crash(options) => ("crash", crash::run(&options)),
         Task::Pgo(options) => ("pgo", pgo::run(&options)),
-        Task::Api(options) => ("api", api::run(&options)),
+        Task::Book(options) => ("book", book::run(&options)),
+        Task::Api => ("api", api::run()),
         Task::Docs(options) => ("docs", docs::run(&options)),
     };
     match ended {

@@ -29,7 +29,7 @@ pub(super) struct GetArguments {
     #[arg(long)]
     json: bool,
 
-    /// Write the documentation of all methods and events; contacts no process
+    /// Print the reference of all methods and events as Markdown; contacts no process
     #[arg(long, conflicts_with_all = ["name", "pid", "json"])]
     markdown: bool,
 }
@@ -40,7 +40,7 @@ Examples:
   tenmil get process                what the process has used
   tenmil get environment --json     for programs
 
-docs/control.md describes every method.";
+`tenmil get --markdown` prints a reference of all methods and events.";
 
 /// Calls the method and prints its result.
 pub(super) fn run(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {

@@ -36,7 +36,7 @@ Examples:
   tenmil set scheduler policy=dynamic
   tenmil set export limit_iops=5000
 
-`tenmil get` lists what can be set; docs/control.md describes it.";
+`tenmil get` lists what can be set; `tenmil get --markdown` describes it.";
 
 /// Calls the method and prints its result.
 pub(super) fn run(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {

@@ -10,11 +10,22 @@ use syn::{
 };
 
 /// The public API of the crate `name` with the sources in `sources`.
-pub(super) fn of(sources: &Path, name: &str) -> Result<String, String> {
+pub(super) fn of(sources: &Path, name: &str) -> Result<Surface, String> {
     let root = Module { file: sources.join("lib.rs"), inside: sources.into(), path: name.into() };
     let mut surface = Surface::default();
     surface.module(&root, None)?;
-    Ok(surface.text)
+    Ok(surface)
+}
+
+/// Public items of a crate.
+#[derive(Debug, Default)]
+pub(super) struct Surface {
+    /// Items of each module without documentation, bodies, values and private parts.
+    pub(super) text: String,
+    /// Paths of structs, enums, traits and aliases, also of those re-exported from other crates.
+    pub(super) types: BTreeSet<String>,
+    /// Modules that were written already, with the selected names.
+    done: BTreeSet<(String, Option<BTreeSet<String>>)>,
 }
 
 /// Module with its file, the directory of its submodules, and its path.
@@ -22,13 +33,6 @@ struct Module {
     file: PathBuf,
     inside: PathBuf,
     path: String,
-}
-
-#[derive(Default)]
-struct Surface {
-    text: String,
-    /// Modules that were written already, with the selected names.
-    done: BTreeSet<(String, Option<BTreeSet<String>>)>,
 }
 
 impl Module {
@@ -54,6 +58,9 @@ impl Surface {
         let shown = |name: &str| names.is_none_or(|names| names.contains(name));
         let public: BTreeSet<String> =
             items.iter().filter_map(public_name).filter(|name| shown(name)).collect();
+        let types = items.iter().filter(|item| is_type(item)).filter_map(public_name);
+        let types = types.filter(|name| public.contains(name));
+        self.types.extend(types.map(|name| format!("{}::{name}", module.path)));
         let kept = items.iter().filter_map(|item| match item {
             Item::Impl(of) => for_one_of(of, &public),
             _ => public_name(item).filter(|name| public.contains(name)).map(|_| bare(item)),
@@ -64,6 +71,11 @@ impl Surface {
             _ => None,
         });
         let uses: Vec<&ItemUse> = uses.collect();
+        let modules: BTreeSet<String> =
+            items.iter().filter_map(inner_module).map(|inner| inner.ident.to_string()).collect();
+        for of in &uses {
+            self.foreign_types(&module.path, &of.tree, &modules);
+        }
         self.write(&module.path, kept, &uses);
         for inner in items.iter().filter_map(inner_module) {
             if is_public(&inner.vis) && names.is_none() {
@@ -96,6 +108,27 @@ impl Surface {
             }
         }
         Ok(())
+    }
+
+    /// Adds the types that a module re-exports from other crates; `modules` are those of the crate.
+    fn foreign_types(&mut self, path: &str, tree: &UseTree, modules: &BTreeSet<String>) {
+        let mut names = BTreeSet::new();
+        match tree {
+            UseTree::Group(group) => {
+                group.items.iter().for_each(|tree| self.foreign_types(path, tree, modules));
+            }
+            UseTree::Path(from) => {
+                let from = from.ident.to_string();
+                if !["self", "crate", "super"].contains(&&*from) && !modules.contains(&from) {
+                    leaves(tree, &from, false, &mut names);
+                }
+            }
+            _ => {}
+        }
+        names.retain(|name| name.starts_with(char::is_uppercase));
+        // Constants have no lower-case letter.
+        names.retain(|name| name.contains(char::is_lowercase));
+        self.types.extend(names.into_iter().map(|name| format!("{path}::{name}")));
     }
 
     fn write(&mut self, path: &str, mut items: Vec<Item>, uses: &[&ItemUse]) {
@@ -137,6 +170,10 @@ fn inner_module(item: &Item) -> Option<&ItemMod> {
         Item::Mod(of) if of.content.is_none() => Some(of),
         _ => None,
     }
+}
+
+fn is_type(item: &Item) -> bool {
+    matches!(item, Item::Struct(_) | Item::Enum(_) | Item::Trait(_) | Item::Type(_))
 }
 
 /// Name of a public item.
@@ -268,55 +305,59 @@ fn leaves(tree: &UseTree, from: &str, is_inside: bool, names: &mut BTreeSet<Stri
 mod tests {
     use std::fs;
 
-    use super::of;
+    use super::{Surface, of};
 
-    fn surface(files: &[(&str, &str)]) -> String {
+    fn surface(files: &[(&str, &str)]) -> Surface {
         let directory = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = directory.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        of(directory.path(), "house").unwrap()
+        of(directory.path(), "store").unwrap()
     }
 
     #[test]
-    fn what_is_public_is_listed_without_its_insides() {
-        let text = surface(&[(
+    fn public_items_are_listed_without_bodies_and_private_parts() {
+        let surface = surface(&[(
             "lib.rs",
-            "/// A room.\n#[derive(Clone)]\npub struct Room { /// Wide.\n pub width: u32, key: u8 }\n\
-             impl Room { pub fn enter(&self) -> bool { self.key > 3 } fn lock(&mut self) {} }\n\
-             impl Drop for Room { fn drop(&mut self) { self.lock() } }\n\
-             pub(crate) fn cellar() {}\nfn attic() {}\npub const DOORS: u32 = 7;\n\
+            "/// A pool.\n#[derive(Clone)]\npub struct Pool { /// Blocks.\n pub blocks: u32, id: u8 }\n\
+             impl Pool { pub fn is_open(&self) -> bool { self.id > 3 } fn lock(&mut self) {} }\n\
+             impl Drop for Pool { fn drop(&mut self) { self.lock() } }\n\
+             pub(crate) fn open() {}\nfn close() {}\npub const BLOCKS_MAX: u32 = 7;\n\
              #[cfg(test)] mod tests;",
         )]);
         assert_eq!(
-            text,
-            "// house\n\n#[derive(Clone)]\npub struct Room {\n    pub width: u32,\n}\n\
-             impl Room {\n    pub fn enter(&self) -> bool {}\n}\nimpl Drop for Room {}\n\
-             pub const DOORS: u32 = _;\n\n"
+            surface.text,
+            "// store\n\n#[derive(Clone)]\npub struct Pool {\n    pub blocks: u32,\n}\n\
+             impl Pool {\n    pub fn is_open(&self) -> bool {}\n}\nimpl Drop for Pool {}\n\
+             pub const BLOCKS_MAX: u32 = _;\n\n"
         );
+        assert_eq!(surface.types, ["store::Pool".to_owned()].into());
     }
 
     #[test]
-    fn modules_are_followed_and_what_is_brought_out_of_private_ones_is_listed_there() {
-        let text = surface(&[
-            ("lib.rs", "pub mod garden;\nmod shed;\npub use shed::Spade;\nmod secret;"),
+    fn public_modules_and_re_exports_of_private_ones_are_listed() {
+        let surface = surface(&[
+            ("lib.rs", "pub mod volume;\nmod leg;\npub use leg::Leg;\nmod secret;"),
             (
-                "garden.rs",
-                "mod bed;\npub use self::bed::{Rose, Weed as Flower};\npub fn water() {}",
+                "volume.rs",
+                "mod map;\npub use self::map::{Map, Run as Extent};\npub fn open() {}\n\
+                 pub use other::{Error, MAX, open_all};",
             ),
-            ("garden/bed.rs", "pub struct Rose;\npub struct Weed;\npub struct Worm;"),
-            ("shed/mod.rs", "pub struct Spade;\npub struct Rake;"),
-            ("secret.rs", "pub fn treasure() {}"),
+            ("volume/map.rs", "pub struct Map;\npub struct Run;\npub struct Node;"),
+            ("leg/mod.rs", "pub enum Leg {}\npub struct Region;"),
+            ("secret.rs", "pub fn key() {}"),
         ]);
-        for listed in
-            ["pub fn water() {}", "pub struct Rose;", "pub struct Weed;", "pub struct Spade;"]
+        for listed in ["pub fn open() {}", "pub struct Map;", "pub struct Run;", "pub enum Leg {}"]
         {
-            assert!(text.contains(listed), "{listed} in\n{text}");
+            assert!(surface.text.contains(listed), "{listed} in\n{}", surface.text);
         }
-        for hidden in ["Worm", "Rake", "treasure"] {
-            assert!(!text.contains(hidden), "{hidden} in\n{text}");
+        for hidden in ["Node", "Region", "key"] {
+            assert!(!surface.text.contains(hidden), "{hidden} in\n{}", surface.text);
         }
+        let types = ["leg::Leg", "volume::Error", "volume::map::Map", "volume::map::Run"];
+        let types = types.map(|name| format!("store::{name}"));
+        assert_eq!(surface.types, types.into());
     }
 }

@@ -1,0 +1,77 @@
+//! Links between pages.
+
+use std::path::{Component, Path, PathBuf};
+
+/// Targets of the links of a page: `[text](target)`.
+pub(super) fn of(text: &str) -> impl Iterator<Item = &str> {
+    text.split("](").skip(1).filter_map(|rest| rest.split(')').next())
+}
+
+/// The file that `link` in `page` refers to, relative to the root.
+pub(super) fn resolve(page: &Path, link: &str) -> PathBuf {
+    let mut path = page.parent().unwrap_or(Path::new("")).to_path_buf();
+    for part in Path::new(link).components() {
+        match part {
+            Component::ParentDir => _ = path.pop(),
+            Component::CurDir => {}
+            other => path.push(other),
+        }
+    }
+    path
+}
+
+/// Links between files of the repository that lead to no file or no heading.
+pub(super) fn broken(root: &Path, pages: &[PathBuf]) -> Result<Vec<String>, String> {
+    let mut problems = Vec::new();
+    for page in pages {
+        let text = super::read(&root.join(page))?;
+        for link in of(&text).filter(|link| !link.contains("://")) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { page.clone() } else { resolve(page, file) };
+            if !root.join(&target).exists() {
+                problems.push(format!("{}: no file {link}", page.display()));
+            } else if !heading.is_empty() && target.extension().is_some_and(|end| end == "md") {
+                let text = super::read(&root.join(&target))?;
+                if !text.lines().any(|line| line.starts_with('#') && anchor(line) == heading) {
+                    problems.push(format!("{}: no heading {link}", page.display()));
+                }
+            }
+        }
+    }
+    Ok(problems)
+}
+
+/// Name of a heading in a link.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim_start_matches('#').trim().chars();
+    let kept = kept.filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_link_of_the_documentation_leads_to_a_file_and_heading() {
+        let root = super::super::root().unwrap();
+        let pages = super::super::pages(&root).unwrap();
+        assert_eq!(broken(&root, &pages), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn missing_files_and_headings_are_reported() {
+        let directory = tempfile::tempdir().unwrap();
+        let text = "# One heading\n[a](#one-heading) [b](#two) [c](c.md) [d](https://d)\n";
+        std::fs::write(directory.path().join("a.md"), text).unwrap();
+        let found = broken(directory.path(), &[PathBuf::from("a.md")]).unwrap();
+        assert_eq!(found, ["a.md: no heading #two", "a.md: no file c.md"]);
+    }
+
+    #[test]
+    fn link_is_relative_to_its_page() {
+        let page = Path::new("docs/user/a.md");
+        assert_eq!(resolve(page, "b.md"), Path::new("docs/user/b.md"));
+        assert_eq!(resolve(page, "../../README.md"), Path::new("README.md"));
+    }
+}
