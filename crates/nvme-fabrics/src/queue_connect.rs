@@ -157,8 +157,8 @@ impl QueueConnect {
         };
         let names = (depth - 1, depth - 1);
         let carried = DataDirection::FromHost(data.len_bytes);
-        // The connection has just been opened: there is space for one command.
-        let _ = exchange.submit(names, &command.to_command(), carried, Some(data));
+        let submitted = exchange.submit(names, &command.to_command(), carried, Some(data));
+        assert!(submitted.is_ok(), "a connection that was just opened has space for one command");
         exchange.send(&mut |_| {});
         self.stage = ConnectStage::Answer(exchange);
     }
@@ -193,8 +193,8 @@ pub(crate) fn store_connect_data(
 ) {
     use tenmil_base::Memory as _;
     let data: ConnectData = options.connect_data(cntlid);
-    // The memory was allocated for this.
-    let _ = memory.store(place, data.as_bytes());
+    let stored = memory.store(place, data.as_bytes());
+    assert!(stored.is_ok(), "the memory was allocated for this");
 }
 
 /// The result of a Connect on this queue: the controller identifier.

@@ -83,8 +83,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
 
     /// Sends a query with a zeroed data page: bytes that the controller does not write read as zeroes.
     pub(super) fn send_query(&mut self, now: Instant, ask: AdminQuery) {
-        // The page was allocated for this, so it cannot be missing; the data would read as zeroes.
-        let _ = self.dma.fill(self.memory.page, 0);
+        self.dma.fill(self.memory.page, 0).expect("the page was allocated for this");
         let command = match &ask {
             AdminQuery::Step(step) => self.command_of(*step),
             AdminQuery::Namespaces(scan) => match scan.next_identify() {
@@ -125,8 +124,8 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
             StartupStep::HostBehavior => {
                 let behavior = HostBehaviorSupport::zeroed().with(|behavior| behavior.lbafee(1));
                 if let Some(place) = self.memory.page.slice(0, BEHAVIOR_BYTES) {
-                    // As above: the page cannot be missing.
-                    let _ = self.dma.store(place, behavior.as_bytes());
+                    let stored = self.dma.store(place, behavior.as_bytes());
+                    stored.expect("the page was allocated for this");
                 }
                 self.at_page(set(Feature::HostBehaviorSupport, 0), BEHAVIOR_BYTES)
             }
@@ -175,8 +174,7 @@ impl<M: Mmio, D: Dma> Controller<M, D> {
         let Some(ask) = self.asked.take() else { return };
         let status = Status(answer.status.0);
         let mut page = [0; BYTES];
-        // As in `send_query`: the page cannot be missing.
-        let _ = self.dma.load(self.memory.page, &mut page);
+        self.dma.load(self.memory.page, &mut page).expect("the page was allocated for this");
         match ask {
             AdminQuery::Step(step) => match self.handle_step(step, status, answer.result, &page) {
                 Ok(()) => self.ask_after(now, step),

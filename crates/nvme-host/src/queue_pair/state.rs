@@ -87,13 +87,15 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.slots.close();
         self.slots.forget_aborts();
         let memory = self.cold.memory;
-        // Cannot fail for memory that holds a ring. If it did, stale entries would be rejected as invalid
-        // completions.
-        let _ = self.cold.dma.fill(memory.completion, 0);
+        self.cold
+            .dma
+            .fill(memory.completion, 0)
+            .expect("the completion ring lies in memory of the driver");
         if memory.is_in_device {
             self.clear_submissions();
         } else {
-            let _ = self.cold.dma.fill(memory.submission, 0);
+            let filled = self.cold.dma.fill(memory.submission, 0);
+            filled.expect("the submission ring lies in memory of the driver");
         }
         (self.tail, self.rung_tail, self.fetched) = (0, 0, 0);
         (self.head, self.phase, self.unrung) = (0, true, 0);
