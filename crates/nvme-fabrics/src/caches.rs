@@ -168,6 +168,14 @@ impl CacheTracker {
         record.of.is_noted.store(false, Ordering::Release);
     }
 
+    /// The number of the association over `path` that has followed `own`, unless that is lost as well.
+    pub(crate) fn successor(&self, path: usize, own: Option<&Association>) -> Option<u64> {
+        let known = self.lock();
+        let current = known.records.iter().rev().find(|it| it.path == path && !it.is_lost)?;
+        let number = current.of.number;
+        own.is_none_or(|own| own.number != number).then_some(number)
+    }
+
     /// Records a write completed by `of`, before the completion is delivered.
     #[inline]
     pub(crate) fn wrote(&self, of: &Association) {

@@ -21,6 +21,7 @@ use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
 use crate::flushes::{self, FlushFanout, FlushResult, FlushScope as PathsReached};
 use crate::inflight::{ConnectionFailure, ConnectionLossInfo, InflightRequests};
 use crate::remote_dma::RemoteDma;
+use crate::resumption::Resumption;
 use crate::ring_bridge::TailDoorbell;
 use crate::wait_handle::WaitHandle;
 
@@ -50,6 +51,7 @@ pub struct FabricsChannel {
     down_since: Option<Instant>,
     /// Details of its connection loss, since then.
     cut: Option<ConnectionLossInfo>,
+    resumption: Resumption,
     /// Completions of requests that were not submitted.
     failed: Vec<IoCompletion>,
     sleep: Option<Box<dyn WaitHandle>>,
@@ -81,6 +83,7 @@ impl FabricsChannel {
             fail_fast,
             down_since: None,
             cut: None,
+            resumption: Resumption::default(),
             failed: Vec::new(),
             sleep: None,
         }
@@ -154,7 +157,7 @@ impl FabricsChannel {
     #[cold]
     fn submit_slowly(&mut self, now: Instant, requests: &[Request], segments: &[Segment]) -> usize {
         self.look(now);
-        if self.has_failed(now) {
+        if self.has_failed(now) && !self.is_resuming(now) {
             let room = (self.way.limits().depth_max as usize).saturating_sub(self.failed.len());
             let outcome = IoStatus::PATH_ERROR;
             let refuse = |request: &Request| IoCompletion {
@@ -199,6 +202,13 @@ impl FabricsChannel {
     fn has_failed(&self, now: Instant) -> bool {
         let is_dead = self.way.standing() == QueueState::Dead;
         is_dead || self.down_since.is_some_and(|since| now.since(since) >= self.fail_fast)
+    }
+
+    /// Whether its controller is connected again, and this queue follows as soon as it is polled.
+    fn is_resuming(&mut self, now: Instant) -> bool {
+        let next = self.caches.successor(ONLY_PATH, self.way.association());
+        let is_dead = self.way.standing() == QueueState::Dead;
+        !is_dead && self.resumption.is_due(next, now, self.fail_fast)
     }
 
     /// Sends held requests again.

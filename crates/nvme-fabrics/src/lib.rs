@@ -30,6 +30,7 @@ mod queue_connect;
 mod queue_connection;
 mod queue_control;
 mod remote_dma;
+mod resumption;
 mod ring_bridge;
 mod silence;
 mod tcp_queue_pair;

@@ -23,6 +23,7 @@ use crate::caches::Association;
 use crate::fabrics_queue_pair::{FabricsQueuePair, QueuePairState};
 use crate::flushes::{self, FlushFanout, FlushResult, FlushRoute, FlushScope};
 use crate::inflight::{ConnectionFailure, ConnectionLossInfo, InflightRequests};
+use crate::resumption::Resumption;
 use crate::wait_handle::WaitHandle;
 
 /// I/O channel with a queue pair and connection for each path.
@@ -52,6 +53,7 @@ pub struct MultipathChannel {
     fail_fast: Span,
     /// Since when there is no usable path.
     down_since: Option<Instant>,
+    resumption: Resumption,
     /// Some path is backed off.
     has_resting: bool,
     /// Completions of requests that were not submitted, or are not retried.
@@ -109,6 +111,7 @@ impl MultipathChannel {
             limits,
             fail_fast: wishes.options.policy.fail_fast,
             down_since: None,
+            resumption: Resumption::default(),
             has_resting: false,
             failed: Vec::new(),
             sleep: None,
@@ -228,7 +231,7 @@ impl MultipathChannel {
             self.look(now);
         }
         self.settle(now);
-        if self.has_failed(now) {
+        if self.has_failed(now) && !self.is_resuming(now) {
             let room = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
             let count = requests.len().min(room);
             self.failed.extend(requests[..count].iter().map(|request| failed(request.token)));
@@ -248,6 +251,17 @@ impl MultipathChannel {
     /// Whether held and new requests have to fail.
     fn has_failed(&self, now: Instant) -> bool {
         self.down_since.is_some_and(|since| now.since(since) >= self.fail_fast)
+    }
+
+    /// Whether the controller of an accessible path is connected again, and the queue pair of that path follows
+    /// as soon as it is polled.
+    fn is_resuming(&mut self, now: Instant) -> bool {
+        let caches = self.shared.caches();
+        let next = self.lanes.iter().zip(&self.views).enumerate();
+        let next = next.filter(|(_, (_, view))| view.is_accessible());
+        let next =
+            next.filter_map(|(path, (lane, _))| caches.successor(path, lane.association())).max();
+        self.resumption.is_due(next, now, self.fail_fast)
     }
 
     /// Applies changed path states, checks which paths are usable, and retries held requests.

@@ -84,6 +84,11 @@ impl PathView {
         if self.is_open && !self.is_resting { self.access.rank() } else { None }
     }
 
+    /// Whether its ANA state permits requests.
+    pub(crate) const fn is_accessible(&self) -> bool {
+        self.access.rank().is_some()
+    }
+
     /// Whether requests can use it.
     pub(crate) const fn is_usable(&self) -> bool {
         self.rank().is_some()

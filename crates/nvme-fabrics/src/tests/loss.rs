@@ -57,6 +57,47 @@ fn a_queue_that_owes_nothing_comes_back_without_being_polled() {
     }
 }
 
+/// The same after an outage that was longer than the fast I/O fail timeout, before or after the old controller
+/// was silent: the next request does not fail for an outage that is over.
+#[test]
+fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests_failed() {
+    for fail_fast in [Span::from_secs(1), Span::from_secs(30)] {
+        let mut bed = Bed::new();
+        let mut options = Bed::options();
+        options.policy.fail_fast = fail_fast;
+        bed.call(options).unwrap();
+        bed.add_queue(32);
+        for round in 0..3 {
+            bed.exchange(round, 8, round);
+            bed.target.state().is_idle = true;
+            let place = bed.place(0, 8);
+            assert!(bed.submit(0, Operation::Write, round, &[place], 1));
+            bed.turn_for(Span::from_ms(1));
+            (bed.target.state().is_away, bed.target.state().is_idle) = (true, false);
+            bed.target.cut();
+            bed.turn_until(|bed| !bed.answers.is_empty());
+            assert_eq!(bed.answers.remove(0).outcome, IoStatus::PATH_ERROR);
+            assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
+            let mut queue = bed.queues.remove(0);
+            bed.events.clear();
+            bed.target.state().is_away = false;
+            bed.turn_until(|bed| bed.events.contains(&Event::Recovered));
+            bed.turn_for(Span { ns: 2 * fail_fast.ns });
+            let request = Bed::request(Operation::Read, round, &[place], 2);
+            let begun = bed.now;
+            bed.turn_until(|bed| {
+                let is_taken = queue.submit(bed.now, &[request], &[place]) == 1;
+                queue.flush();
+                is_taken
+            });
+            assert!(bed.now.since(begun) < Span::from_ms(20), "{}", bed.now.since(begun));
+            bed.queues.push(queue);
+            bed.turn_until(|bed| !bed.answers.is_empty());
+            assert_eq!(bed.answers.remove(0).outcome, IoStatus::SUCCESS, "{fail_fast}, {round}");
+        }
+    }
+}
+
 /// As when a target is restarted, or its address moves, between the Connect of the admin queue and that
 /// of another queue: the target does not know the controller, and reports a permanent error.
 #[test]

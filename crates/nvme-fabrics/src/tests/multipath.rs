@@ -20,6 +20,7 @@ use crate::multipath::{
     IoPolicy, Multipath, MultipathChannel, MultipathOptions, PathAnaState, PathEvent, PathSetup,
 };
 use crate::options::Options;
+use crate::timeout_policy::TimeoutPolicy;
 
 const TURN: Span = Span::from_us(50);
 pub(super) const DETECT: Span = Span::from_secs(1);
@@ -71,6 +72,15 @@ impl Field {
     }
 
     fn with(count: usize, spread: IoPolicy, sizes: QueueSizes, cache: CacheScope) -> Self {
+        Self::failing_fast(count, (spread, sizes, cache), TimeoutPolicy::default().fail_fast)
+    }
+
+    /// With this fast I/O fail timeout.
+    fn failing_fast(
+        count: usize,
+        (spread, sizes, cache): (IoPolicy, QueueSizes, CacheScope),
+        fail_fast: Span,
+    ) -> Self {
         let regions = RegionTable::new(count + 1);
         let memory = regions.add(Mapping::new(1 << 20, Backing::Private).unwrap()).unwrap();
         let first = Target::new();
@@ -83,6 +93,7 @@ impl Field {
         let mut options = Options::new(SUBSYSTEM, HOST, [7; 16]);
         options.policy.detect = DETECT;
         options.policy.retry = Span::from_ms(100);
+        options.policy.fail_fast = fail_fast;
         let wishes = MultipathOptions {
             options,
             controller: ControllerOptions { queue_pairs: 4, ..ControllerOptions::default() },
@@ -275,6 +286,39 @@ fn whoever_polls_only_for_what_is_owed_finds_connections_that_were_made_meanwhil
     field.turn_for(Span::from_secs(3));
     field.exchange(8, 2);
     assert!(field.executed().iter().sum::<u64>() >= 4);
+}
+
+#[test]
+fn queue_without_requests_uses_a_path_that_came_back_after_its_requests_had_failed() {
+    for fail_fast in [Span::from_secs(1), Span::from_secs(30)] {
+        let wishes = (IoPolicy::RoundRobin, QueueSizes::default(), CacheScope::Shared);
+        let mut field = Field::failing_fast(2, wishes, fail_fast);
+        field.polls_always = false;
+        field.turn_until(|field| (0..2).all(|path| field.multipath.access(path).is_some()));
+        field.add_queue();
+        for round in 0..3 {
+            field.exchange(0, round);
+            let place = field.place(0, 8);
+            field.targets.iter().for_each(|target| target.state().is_idle = true);
+            // One on each path.
+            (0..2).for_each(|lba| assert!(field.submit(Operation::Write, 8 * lba, place, lba)));
+            field.turn_for(Span::from_ms(1));
+            (0..2).for_each(|path| field.take_away(path));
+            field.turn_until(|field| field.answers.len() == 2);
+            for answer in field.answers.drain(..) {
+                assert_eq!(answer.outcome, IoStatus::PATH_ERROR);
+            }
+            assert_eq!(field.run(Operation::Read, 0, place), IoStatus::PATH_ERROR, "at once");
+            field.targets.iter().for_each(|target| {
+                (target.state().is_away, target.state().is_idle) = (false, false);
+            });
+            field.turn_until(|field| (0..2).all(|path| field.multipath.access(path).is_some()));
+            field.turn_for(Span { ns: 2 * fail_fast.ns });
+            let begun = field.now;
+            assert_eq!(field.run(Operation::Read, 0, place), IoStatus::SUCCESS, "round {round}");
+            assert!(field.now.since(begun) < Span::from_ms(20), "{}", field.now.since(begun));
+        }
+    }
 }
 
 #[test]
