@@ -37,7 +37,7 @@ use tenmil_block::{BLOCK_DEFAULT, OpenedDevice, Opener, block_count};
 /// through the page cache.
 ///
 /// A completed write is in a volatile cache until a flush (`fdatasync`), unless it was a FUA write
-/// (`RWF_DSYNC`). Deallocated blocks become holes and read as zeroes if the file system supports holes;
+/// (`RWF_DSYNC`; through the page cache a write and `fdatasync`). Deallocated blocks become holes and read as zeroes if the file system supports holes;
 /// the block status is queried from the file system. Uncorrectable marks are kept in memory only and end
 /// with the device.
 ///

@@ -165,7 +165,8 @@ impl<J: FileIo> FileChannel<J> {
             return Ok(());
         }
         let block_size = u64::from(self.loan.shared.limits.block_size);
-        let job = self.works[usize::from(index)].job(block_size);
+        let is_direct = self.loan.shared.direct.is_ok();
+        let job = self.works[usize::from(index)].job(block_size, is_direct);
         self.engine.submit(u64::from(index), job)
     }
 
@@ -223,10 +224,21 @@ impl<J: FileIo> FileChannel<J> {
             (Ok(()), AwaitedJob::Moved) if !work.request.flags.has(RequestFlags::FUA) => {
                 NextStep::Answer(IoStatus::SUCCESS)
             }
+            (Ok(()), AwaitedJob::Moved) if work.is_forced_write() => self.after_forced(index),
             (Ok(()), AwaitedJob::Moved | AwaitedJob::AllSynced) => self.persistence_step(),
             (Ok(()), AwaitedJob::Fetched) => self.after_fetched(index),
             (Ok(()), AwaitedJob::Stored) => self.after_stored(index),
             (Ok(()), AwaitedJob::Holed | AwaitedJob::Zeroed) => self.settle(index),
+        }
+    }
+
+    /// A FUA write has ended. In the page cache it is synced by the channel's own description: the kernel
+    /// reports a lost write once per description, and all channels write by the same one.
+    fn after_forced(&mut self, index: u16) -> NextStep {
+        if self.loan.shared.direct.is_ok() {
+            self.persistence_step()
+        } else {
+            self.enter(index, AwaitedJob::AllSynced)
         }
     }
 
@@ -258,9 +270,8 @@ impl<J: FileIo> FileChannel<J> {
             return NextStep::Answer(self.read_short(index));
         }
         let syncs = matches!(work.awaits, AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced);
-        let Request { operation, flags, .. } = work.request;
-        let is_forced = operation == Operation::Write && flags.has(RequestFlags::FUA);
-        if syncs || (is_forced && is_loss(errno, direct.is_ok())) {
+        let is_stable = direct.is_ok() && work.is_forced_write();
+        if syncs || (is_stable && is_loss(errno)) {
             lost_writes.note(file.path(), errno);
         }
         NextStep::Answer(if syncs { IoStatus::WRITE_FAULT } else { work.outcome(errno) })
@@ -322,9 +333,7 @@ impl<J: FileIo> FileChannel<J> {
         let work = &mut self.works[usize::from(index)];
         let more = work.finish_chunk(block_size);
         match work.request.operation {
-            Operation::Write if work.request.flags.has(RequestFlags::FUA) => {
-                self.persistence_step()
-            }
+            Operation::Write if work.is_forced_write() => self.after_forced(index),
             Operation::Write => NextStep::Answer(IoStatus::SUCCESS),
             Operation::Copy if more => self.enter(index, AwaitedJob::Fetched),
             _ if more => self.enter(index, AwaitedJob::Stored),

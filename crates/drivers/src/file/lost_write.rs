@@ -116,13 +116,11 @@ pub(super) fn cached(path: &dyn fmt::Display, why: BufferedReason) -> String {
     )
 }
 
-/// Whether a forced write that failed may have been told that earlier writes were lost. Not if the
-/// kernel refuses it before it begins, nor if a direct one finds the file system full: that is about
-/// its own blocks.
-pub(super) fn is_loss(errno: Errno, is_direct: bool) -> bool {
-    match errno {
-        Errno::FAULT | Errno::INVAL | Errno::FBIG | Errno::NOMEM => false,
-        Errno::NOSPC | Errno::DQUOT => !is_direct,
-        _ => true,
-    }
+/// Whether a direct forced write that failed may have been told that earlier writes were lost. Not if the
+/// kernel refuses it before it begins, nor if it finds the file system full: that is about its own blocks.
+pub(super) fn is_loss(errno: Errno) -> bool {
+    !matches!(
+        errno,
+        Errno::FAULT | Errno::INVAL | Errno::FBIG | Errno::NOMEM | Errno::NOSPC | Errno::DQUOT
+    )
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   read          [PriorWritesSynced] ─ Moved, or Fetched and copied out
-//!   write         Moved, or Stored from a buffer
+//!   write         Moved, or Stored from a buffer ─ [AllSynced, through the page cache]
 //!   compare       Fetched, then compared
 //!   verify        Fetched, chunk by chunk
 //!   copy          Fetched ─ Stored, chunk by chunk ─ [AllSynced]
@@ -74,27 +74,30 @@ impl FileRequest {
         }
     }
 
-    /// The engine job of the current state.
-    pub(super) fn job(&self, block_size: u64) -> FileOp<'_> {
-        let Request { lba, operand, operation, flags, .. } = self.request;
+    /// Whether this is a FUA write.
+    pub(super) fn is_forced_write(&self) -> bool {
+        self.request.operation == Operation::Write && self.request.flags.has(RequestFlags::FUA)
+    }
+
+    /// The engine job of the current state. A FUA write of a direct file is stable when its job ends.
+    pub(super) fn job(&self, block_size: u64, is_direct: bool) -> FileOp<'_> {
+        let Request { lba, operand, operation, .. } = self.request;
         let offset = lba * block_size;
         let len_bytes = u64::from(self.request.blocks) * block_size;
         let own = std::slice::from_ref(&self.own);
         let chunk = || self.chunk_first(block_size);
         let write = operation == Operation::Write;
+        let fua = is_direct && self.is_forced_write();
         match self.awaits {
             AwaitedJob::PriorWritesSynced | AwaitedJob::AllSynced => FileOp::Sync,
-            AwaitedJob::Moved if write => {
-                FileOp::Write { offset, from: &self.segments, fua: flags.has(RequestFlags::FUA) }
-            }
+            AwaitedJob::Moved if write => FileOp::Write { offset, from: &self.segments, fua },
             AwaitedJob::Moved => FileOp::Read { offset, into: &self.segments },
             AwaitedJob::Fetched => {
                 let from = if operation == Operation::Copy { operand } else { lba };
                 FileOp::Read { offset: (from + chunk()) * block_size, into: own }
             }
             AwaitedJob::Stored => {
-                let stable = write && flags.has(RequestFlags::FUA);
-                FileOp::Write { offset: (lba + chunk()) * block_size, from: own, fua: stable }
+                FileOp::Write { offset: (lba + chunk()) * block_size, from: own, fua }
             }
             AwaitedJob::Holed => FileOp::PunchHole { offset, len_bytes },
             AwaitedJob::Zeroed => FileOp::ZeroRange { offset, len_bytes },
@@ -167,7 +170,7 @@ mod tests {
             let mut seen = Vec::new();
             loop {
                 work.next_chunk(buffer, 512);
-                let offset = |work: &FileRequest| match work.job(512) {
+                let offset = |work: &FileRequest| match work.job(512, true) {
                     FileOp::Read { offset, .. } | FileOp::Write { offset, .. } => offset / 512,
                     job => panic!("{job:?}"),
                 };
@@ -181,20 +184,24 @@ mod tests {
             }
             assert_eq!(seen, expected);
             work.awaits = AwaitedJob::AllSynced;
-            assert!(matches!(work.job(512), FileOp::Sync), "a forced copy ends with that");
+            assert!(matches!(work.job(512, true), FileOp::Sync), "a forced copy ends with that");
         }
     }
 
     #[test]
-    fn a_forced_write_is_a_stable_one_whichever_way_it_goes() {
+    fn a_forced_write_of_a_direct_file_is_a_stable_one_whichever_way_it_goes() {
         let mut work = FileRequest::idle(1);
         work.request.operation = Operation::Write;
         for flags in [RequestFlags::NONE, RequestFlags::FUA] {
             work.request.flags = flags;
             for awaits in [AwaitedJob::Moved, AwaitedJob::Stored] {
                 work.awaits = awaits;
-                let FileOp::Write { fua: stable, .. } = work.job(512) else { panic!("{awaits:?}") };
-                assert_eq!(stable, flags == RequestFlags::FUA, "{awaits:?}");
+                for is_direct in [true, false] {
+                    let FileOp::Write { fua, .. } = work.job(512, is_direct) else {
+                        panic!("{awaits:?}")
+                    };
+                    assert_eq!(fua, is_direct && flags == RequestFlags::FUA, "{awaits:?}");
+                }
             }
         }
     }

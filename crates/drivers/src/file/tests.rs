@@ -272,6 +272,8 @@ struct Jobs {
     syncs: VecDeque<u64>,
     others: VecDeque<u64>,
     ended: Vec<JobCompletion>,
+    /// Writes that were submitted as stable ones.
+    stable: u32,
 }
 
 impl Kernel {
@@ -297,6 +299,10 @@ impl super::FileIo for Kernel {
         let mut jobs = self.jobs();
         match job {
             FileOp::Sync => jobs.syncs.push_back(token),
+            FileOp::Write { fua, .. } => {
+                jobs.stable += u32::from(fua);
+                jobs.others.push_back(token);
+            }
             _ => jobs.others.push_back(token),
         }
         Ok(())
@@ -516,8 +522,40 @@ fn forced_write_that_fails_may_mean_that_earlier_ones_are_lost() {
             assert_eq!(answers(&mut *channel), [(2, expected)], "{errno:?} {flags:?}");
         }
     }
-    for (is_direct, lost) in [(true, false), (false, true)] {
-        assert_eq!(super::lost_write::is_loss(Errno::NOSPC, is_direct), lost);
+    assert!(!super::lost_write::is_loss(Errno::NOSPC), "that is about its own blocks");
+}
+
+#[test]
+fn every_forced_write_that_the_page_cache_lost_fails_whichever_the_kernel_reports() {
+    for (direct, is_cached) in [
+        (Err(BufferedReason::Requested), true),
+        (Ok(Alignment { memory_bytes: 4096, offset_bytes: 4096 }), false),
+    ] {
+        let bench = Bench::of(direct);
+        let mut channels = [(); 3].map(|()| bench.channel());
+        let mut is_reported = false;
+        for (channel, kernel) in &mut channels {
+            bench.submit(&mut **channel, 1, Operation::Write, RequestFlags::FUA);
+            // All write by one description, to which the kernel reports the loss once.
+            let is_stable = kernel.jobs().stable > 0;
+            assert_eq!(is_stable, !is_cached);
+            let is_told = is_stable && !std::mem::replace(&mut is_reported, true);
+            kernel.end_other(if is_told { Err(Errno::IO) } else { Ok(()) });
+        }
+        // The one that the kernel told is polled last.
+        let found = channels.iter_mut().rev().map(|(channel, kernel)| {
+            let found = answers(&mut **channel);
+            if !is_cached {
+                return found;
+            }
+            assert_eq!(found, [], "it is not stable yet");
+            kernel.end_sync(Err(Errno::IO));
+            answers(&mut **channel)
+        });
+        let found: Vec<_> = found.flatten().map(|(_, outcome)| outcome).collect();
+        // A direct write reports what became of its own blocks.
+        let own = if is_cached { IoStatus::WRITE_FAULT } else { IoStatus::SUCCESS };
+        assert_eq!(found, [own, own, IoStatus::WRITE_FAULT]);
     }
 }
 
