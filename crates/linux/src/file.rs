@@ -4,6 +4,7 @@ mod below;
 mod cache;
 mod creation;
 mod opening;
+mod range_lock;
 mod replace;
 #[cfg(test)]
 mod tests;
@@ -44,8 +45,8 @@ use crate::process::{command_line, has_ended, name};
 #[derive(Debug)]
 pub struct File {
     descriptor: OwnedFd,
-    /// The file below a loop device, locked.
-    _below: Option<OwnedFd>,
+    /// The files below a loop device, locked.
+    _below: Vec<OwnedFd>,
     path: PathBuf,
     len_bytes: AtomicU64,
     found_bytes: u64,
@@ -129,6 +130,7 @@ impl File {
         let path = options.path.as_path();
         let (descriptor, origin) = open_or_make(options)?;
         lock(&descriptor, path, options.read_only)?;
+        range_lock::lock_range(&descriptor, path, &(0..u64::MAX), options.read_only)?;
         let below = below::lock_below(&KernelFiles::live(), &descriptor, options.read_only)?;
         let (found_bytes, len_bytes, grows_later) = size(&descriptor, options, origin)?;
         let direct = enable_direct(&descriptor, options);
@@ -323,6 +325,7 @@ impl Drop for File {
         // An io_uring releases its files some time after it is closed, and the lock belongs to the
         // open file description. Therefore it is unlocked explicitly. In any case it ends with the
         // process.
+        range_lock::unlock(&self.descriptor);
         let _ = flock(&self.descriptor, FlockOperation::Unlock);
     }
 }
@@ -372,7 +375,10 @@ fn lock(descriptor: &OwnedFd, path: &Path, read_only: bool) -> Result<(), FileEr
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
         Err(Errno::WOULDBLOCK) => {
             let takes = || flock(descriptor, operation).is_ok();
-            let is_left = || lock_owner(descriptor).is_some_and(has_ended);
+            let is_left = || {
+                let holders = lock_owners(descriptor);
+                !holders.is_empty() && holders.into_iter().all(has_ended)
+            };
             if wait_for_stale_lock(takes, is_left, || std::thread::sleep(LINGER_PAUSE)) {
                 return Ok(());
             }
@@ -412,26 +418,38 @@ fn describe_users(path: &Path) -> String {
     if uses.is_empty() { "in use".into() } else { format!("in use: {}", uses.join(", ")) }
 }
 
-/// Process that holds the lock.
-fn lock_owner(descriptor: &OwnedFd) -> Option<u32> {
-    let found = fstat(descriptor).ok()?;
+/// Processes that hold a lock.
+fn lock_owners(descriptor: &OwnedFd) -> Vec<u32> {
+    let Ok(found) = fstat(descriptor) else { return Vec::new() };
     let device = (major(found.st_dev), minor(found.st_dev));
-    holders::lock_holder(&KernelFiles::live(), device, found.st_ino)
+    holders::lock_holders(&KernelFiles::live(), device, found.st_ino)
 }
 
 /// Text that names the lock owner: `process 4711 (tenmil serve file:/disk) has it open`.
 fn describe_lock_owner(descriptor: &OwnedFd) -> String {
-    match lock_owner(descriptor) {
-        None => "somebody else has it open".into(),
-        Some(pid) if has_ended(pid) => {
-            let name = name(pid).map_or_else(String::new, |name| format!(" ({name})"));
-            format!("process {pid}{name} has ended, and the kernel has not done its I/O yet")
+    let holders = lock_owners(descriptor);
+    match holders[..] {
+        [] => "somebody else has it open".into(),
+        [pid] => describe_process(pid),
+        // Parts of it, or readers: any of them may be in the way.
+        _ => {
+            let holders: Vec<_> = holders.into_iter().map(describe_process).collect();
+            format!("one of its users is in the way: {}", holders.join(", "))
         }
-        Some(pid) if pid == std::process::id() => "this process has it open already".into(),
-        Some(pid) => match command_line(pid) {
-            Some(words) => format!("process {pid} ({}) has it open", words.join(" ")),
-            None => format!("process {pid} has it open"),
-        },
+    }
+}
+
+fn describe_process(pid: u32) -> String {
+    if has_ended(pid) {
+        let name = name(pid).map_or_else(String::new, |name| format!(" ({name})"));
+        return format!("process {pid}{name} has ended, and the kernel has not done its I/O yet");
+    }
+    if pid == std::process::id() {
+        return "this process has it open already".into();
+    }
+    match command_line(pid) {
+        Some(words) => format!("process {pid} ({}) has it open", words.join(" ")),
+        None => format!("process {pid} has it open"),
     }
 }
 

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, major, minor, stat};
 
-pub use self::extent::{Extents, StorageExtent, StorageId};
+pub use self::extent::{Extents, FilePart, StorageExtent, StorageId, parts_below};
 pub use self::identity::{device_identity, file_identity, persistent_identity};
 pub use self::kind::HolderKind;
 pub use self::open::{Openers, openers};
@@ -161,28 +161,27 @@ pub fn write_cache(machine: &KernelFiles, device: (u32, u32)) -> Option<String> 
     machine.text(&format!("{disk}/queue/write_cache"))
 }
 
-/// The file below a loop device, or below the one that this is a partition of, and whether the device is
-/// all of it. None of any other device.
-pub fn file_below(machine: &KernelFiles, device: (u32, u32)) -> Option<(PathBuf, bool)> {
-    let own = directory(device);
-    let disk = disk(machine, &own);
-    let path = machine.text(&format!("{disk}/loop/backing_file"))?;
-    let is_zero = |name| machine.number(&format!("{disk}/loop/{name}")).is_none_or(|it| it == 0);
-    let is_whole = disk == own && is_zero("offset") && is_zero("sizelimit");
-    Some((path.into(), is_whole))
-}
-
-/// The process that has a lock on the file of this inode, on a file system of this device.
-pub fn lock_holder(machine: &KernelFiles, device: (u32, u32), inode: u64) -> Option<u32> {
+/// Processes that have a lock on the file of this inode, on a file system of this device, in order.
+pub fn lock_holders(machine: &KernelFiles, device: (u32, u32), inode: u64) -> Vec<u32> {
     let (major, minor) = device;
     let wanted = format!("{major:02x}:{minor:02x}:{inode}");
-    let text = machine.text("proc/locks")?;
-    // `1: FLOCK  ADVISORY  WRITE 4711 fd:01:123456 0 EOF` (proc_locks(5)).
-    text.lines().find_map(|line| {
+    let text = machine.text("proc/locks").unwrap_or_default();
+    // `1: FLOCK  ADVISORY  WRITE 4711 fd:01:123456 0 EOF` (proc_locks(5)). A lock of an open file
+    // description has the process -1.
+    let holders = text.lines().filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let place = words.iter().position(|word| *word == wanted)?;
         words.get(place.checked_sub(1)?)?.parse().ok()
-    })
+    });
+    let mut holders: Vec<u32> = holders.collect();
+    holders.sort_unstable();
+    holders.dedup();
+    holders
+}
+
+/// The first process that has a lock on the file of this inode.
+pub fn lock_holder(machine: &KernelFiles, device: (u32, u32), inode: u64) -> Option<u32> {
+    lock_holders(machine, device, inode).into_iter().next()
 }
 
 /// Process that has locked the file at `path`.

@@ -241,7 +241,7 @@ fn who_has_locked_a_file_and_is_gone_is_known() {
     let said = super::describe_lock_owner(&descriptor);
     assert!(said.starts_with(&format!("process {} (flock) has ended", locker.id())), "{said}");
     assert!(locker.wait().unwrap().success());
-    assert_eq!(super::lock_owner(&descriptor), Some(locker.id()), "it is still locked");
+    assert_eq!(super::lock_owners(&descriptor), [locker.id()], "it is still locked");
     assert!(super::has_ended(locker.id()));
     let said = super::describe_lock_owner(&descriptor);
     assert!(said.ends_with("has ended, and the kernel has not done its I/O yet"), "{said}");

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{DEPTH_MAX, DevicePath, Hardware, directory, number_in};
 use crate::file::reach;
@@ -51,6 +51,15 @@ pub struct Extents {
     pub below: Vec<StorageExtent>,
 }
 
+/// Part of a file or a device that a loop device over it shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilePart {
+    /// The file or device.
+    pub path: PathBuf,
+    /// Its bytes; ends at `u64::MAX` if the part extends to its end.
+    pub bytes: Range<u64>,
+}
+
 /// Unit of the kernel's sizes and offsets, independent of the device's block size.
 const SECTOR_BYTES: u64 = 512;
 
@@ -70,32 +79,26 @@ impl Extents {
         bytes: Range<u64>,
         storey: u32,
     ) -> Self {
-        let own = directory(device);
-        let sectors = |path: &str| Some(machine.number(path)?.saturating_mul(SECTOR_BYTES));
-        // A partition is a range of its disk.
-        if machine.has(&format!("{own}/partition")) && storey < DEPTH_MAX {
-            let begin = sectors(&format!("{own}/start"));
-            let len = sectors(&format!("{own}/size")).unwrap_or(u64::MAX);
-            if let (Some(begin), Some(disk)) = (begin, number_in(machine, &format!("{own}/.."))) {
-                return Self::of_device(machine, disk, within(&bytes, begin, len), storey + 1);
+        match step_below(machine, device, &bytes) {
+            Some(Below::Disk(disk, bytes)) if storey < DEPTH_MAX => {
+                return Self::of_device(machine, disk, bytes, storey + 1);
             }
+            Some(Below::Backing(FilePart { path, bytes })) => {
+                return match DevicePath::of(&path).device {
+                    Some(disk) if storey < DEPTH_MAX => {
+                        Self::of_device(machine, disk, bytes, storey + 1)
+                    }
+                    _ => {
+                        let number = StorageId::Numbered(device.0, device.1);
+                        let own =
+                            file(&path, bytes.clone()).unwrap_or_else(|| whole(number, bytes));
+                        Self { own: Some(own), below: Vec::new() }
+                    }
+                };
+            }
+            _ => {}
         }
-        // A loop device is a range of its backing file or device.
-        if let Some(path) = machine.text(&format!("{own}/loop/backing_file")) {
-            let begin = machine.number(&format!("{own}/loop/offset")).unwrap_or(0);
-            let limit = machine.number(&format!("{own}/loop/sizelimit")).filter(|limit| *limit > 0);
-            let bytes = within(&bytes, begin, limit.unwrap_or(u64::MAX));
-            return match DevicePath::of(Path::new(&path)).device {
-                Some(disk) if storey < DEPTH_MAX => {
-                    Self::of_device(machine, disk, bytes, storey + 1)
-                }
-                _ => {
-                    let numbered = || whole(StorageId::Numbered(device.0, device.1), bytes.clone());
-                    let own = file(Path::new(&path), bytes.clone()).unwrap_or_else(numbered);
-                    Self { own: Some(own), below: Vec::new() }
-                }
-            };
-        }
+        let own = directory(device);
         // Anything else is a medium of its own, stacked on its slaves.
         let below = machine.names(&format!("{own}/slaves"));
         let below = below.iter().filter_map(|slave| {
@@ -123,6 +126,52 @@ impl Extents {
         }
         self.below.iter().find(|extent| extent.overlaps(others))
     }
+}
+
+/// What a device is a range of.
+enum Below {
+    /// A disk, of which it is a partition.
+    Disk((u32, u32), Range<u64>),
+    /// The file or device of a loop device.
+    Backing(FilePart),
+}
+
+fn step_below(machine: &KernelFiles, device: (u32, u32), bytes: &Range<u64>) -> Option<Below> {
+    let own = directory(device);
+    let sectors = |path: &str| Some(machine.number(path)?.saturating_mul(SECTOR_BYTES));
+    if machine.has(&format!("{own}/partition")) {
+        let begin = sectors(&format!("{own}/start"));
+        let len = sectors(&format!("{own}/size")).unwrap_or(u64::MAX);
+        if let (Some(begin), Some(disk)) = (begin, number_in(machine, &format!("{own}/.."))) {
+            return Some(Below::Disk(disk, within(bytes, begin, len)));
+        }
+    }
+    let path = machine.text(&format!("{own}/loop/backing_file"))?;
+    let begin = machine.number(&format!("{own}/loop/offset")).unwrap_or(0);
+    let limit = machine.number(&format!("{own}/loop/sizelimit")).filter(|limit| *limit > 0);
+    let bytes = within(bytes, begin, limit.unwrap_or(u64::MAX));
+    Some(Below::Backing(FilePart { path: path.into(), bytes }))
+}
+
+/// The files and devices below a loop device, or below the one that `device` is a partition of, from the
+/// top, with the bytes of each that it shows. Empty for any other device.
+pub fn parts_below(machine: &KernelFiles, device: (u32, u32)) -> Vec<FilePart> {
+    let mut parts = Vec::new();
+    let (mut device, mut bytes) = (device, 0..u64::MAX);
+    for _ in 0..DEPTH_MAX {
+        match step_below(machine, device, &bytes) {
+            Some(Below::Disk(disk, range)) => (device, bytes) = (disk, range),
+            Some(Below::Backing(part)) => {
+                let below = DevicePath::of(&part.path).device;
+                bytes = part.bytes.clone();
+                parts.push(part);
+                let Some(below) = below else { break };
+                device = below;
+            }
+            None => break,
+        }
+    }
+    parts
 }
 
 impl StorageExtent {
