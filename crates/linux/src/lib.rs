@@ -20,6 +20,7 @@
 //! | [`stream`] | Unix and TCP streams that read and write region memory |
 //! | [`poll_set`] | epoll set off the data path |
 //! | [`key_file`] | key files, rejected if other users can read them |
+//! | [`machine_key`] | number that tells this machine from any other |
 //! | [`process`] | CPU time, memory and descriptors used by this process |
 //! | [`holders`] | users of a file or a block device, and device identity |
 //! | [`pci`] | NVMe functions on the PCI bus, and binding them to a driver |
@@ -62,6 +63,7 @@ pub mod local_socket;
 pub mod log;
 #[cfg(test)]
 mod loom_tests;
+pub mod machine_key;
 pub mod mailbox;
 pub mod owned_directory;
 pub mod pci;

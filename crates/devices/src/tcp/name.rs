@@ -8,7 +8,7 @@
 
 use tenmil_base::Span;
 use tenmil_block::uri::{Uri, UriError};
-use tenmil_linux::kernel_files::KernelFiles;
+use tenmil_linux::machine_key::{MachineKey, MachineKeySource};
 use tenmil_linux::socket::{SocketEngine, SocketOptions};
 use tenmil_nvme_fabrics::{CacheScope, DigestMode, IoPolicy, Options, PATHS_MAX, TimeoutPolicy};
 
@@ -51,7 +51,7 @@ const DIGESTS: [(&str, DigestMode); 2] = [("no", DigestMode::Off), ("yes", Diges
 
 pub(super) const YES_OR_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
-/// Salts for the identifiers derived from `/etc/machine-id`, which is not to be disclosed itself
+/// Salts for the identifiers derived from the machine's number, which is not to be disclosed itself
 /// (machine-id(5)).
 const SALT: u64 = 0x7465_6e6d_696c_0001;
 const DISCOVERY_SALT: u64 = 0x7465_6e6d_696c_0002;
@@ -259,13 +259,21 @@ fn host_id_of(nqn: &str) -> [u8; 16] {
     )
 }
 
-/// Identifier derived from `/etc/machine-id` and `salt`. Stable, and does not disclose the machine
-/// identifier.
+/// Identifier derived from the machine's number and `salt`. Stable, and does not disclose that number.
 fn machine_id(salt: u64) -> [u8; 16] {
-    let text = KernelFiles::live().text("/etc/machine-id").unwrap_or_default();
-    let digits =
-        |at: usize| text.get(at..at + 16).and_then(|part| u64::from_str_radix(part, 16).ok());
-    let (first, second) = (digits(0).unwrap_or(1), digits(16).unwrap_or(2));
+    let key = MachineKey::this();
+    static SHOW: std::sync::Once = std::sync::Once::new();
+    SHOW.call_once(|| match &key.source {
+        MachineKeySource::MachineId => {}
+        source @ MachineKeySource::Process(_) => tracing::warn!("host identifier: {source}"),
+        source => tracing::info!("host identifier: {source}"),
+    });
+    derive(key.value, salt)
+}
+
+fn derive(machine: u128, salt: u64) -> [u8; 16] {
+    let half = |shift: u32| u64::try_from(machine >> shift & u128::from(u64::MAX)).unwrap_or(0);
+    let (first, second) = (half(64), half(0));
     let mut random = tenmil_base::Random::new(first ^ salt);
     let mut mixed = tenmil_base::Random::new(second ^ random.next_u64());
     let mut id = [0; 16];
@@ -308,4 +316,21 @@ pub fn policy_of(uri: Option<&str>) -> Result<Vec<TimeoutRow>, Error> {
     };
     let rows = times(&mut policy).into_iter().zip(MEANINGS);
     Ok(rows.map(|((key, span), (_, meaning))| TimeoutRow { key, span: *span, meaning }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SALT, derive};
+
+    #[test]
+    fn host_identifier_differs_between_machines_and_host_names() {
+        let machine = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
+        let id = derive(machine, SALT);
+        assert_eq!((id[6] >> 4, id[8] >> 6), (4, 2), "a UUID of version 4");
+        // Either half of the number, and the salt, change it.
+        let others = [machine ^ 1, machine ^ 1 << 64].map(|other| derive(other, SALT));
+        assert!(others.iter().all(|other| *other != id) && others[0] != others[1]);
+        assert_ne!(derive(machine, SALT ^ 1), id);
+        assert_eq!(derive(machine, SALT), id);
+    }
 }
