@@ -76,7 +76,7 @@ fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests
             (bed.target.state().is_away, bed.target.state().is_idle) = (true, false);
             bed.target.cut();
             bed.turn_until(|bed| !bed.answers.is_empty());
-            assert_eq!(bed.answers.remove(0).outcome, IoStatus::PATH_ERROR);
+            assert_eq!(bed.answers.remove(0).status, IoStatus::PATH_ERROR);
             assert_eq!(bed.run(Operation::Read, 0, &[place]), IoStatus::PATH_ERROR, "at once");
             let mut queue = bed.queues.remove(0);
             bed.events.clear();
@@ -93,7 +93,7 @@ fn queue_without_requests_uses_the_next_controller_however_long_ago_its_requests
             assert!(bed.now.since(begun) < Span::from_ms(20), "{}", bed.now.since(begun));
             bed.queues.push(queue);
             bed.turn_until(|bed| !bed.answers.is_empty());
-            assert_eq!(bed.answers.remove(0).outcome, IoStatus::SUCCESS, "{fail_fast}, {round}");
+            assert_eq!(bed.answers.remove(0).status, IoStatus::SUCCESS, "{fail_fast}, {round}");
         }
     }
 }

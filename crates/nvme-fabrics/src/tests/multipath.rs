@@ -306,7 +306,7 @@ fn queue_without_requests_uses_a_path_that_came_back_after_its_requests_had_fail
             (0..2).for_each(|path| field.take_away(path));
             field.turn_until(|field| field.answers.len() == 2);
             for answer in field.answers.drain(..) {
-                assert_eq!(answer.outcome, IoStatus::PATH_ERROR);
+                assert_eq!(answer.status, IoStatus::PATH_ERROR);
             }
             assert_eq!(field.run(Operation::Read, 0, place), IoStatus::PATH_ERROR, "at once");
             field.targets.iter().for_each(|target| {
