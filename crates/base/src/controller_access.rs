@@ -154,8 +154,6 @@ pub trait SubmissionRing {
     }
     /// Orders all stored commands before later stores, above all the doorbell.
     fn publish(&mut self);
-    /// Prefetches entry `index` for writing.
-    fn prefetch(&self, index: u32);
 }
 
 /// Completion queue entry as two 64-bit halves, the second with the phase.
@@ -206,9 +204,4 @@ pub trait CompletionRing {
         }
         count
     }
-    /// Copies the entries from `index` to the end of its cache line, as long as they carry `phase`,
-    /// and returns their number: at most four.
-    fn load_line(&self, index: u32, phase: bool, into: &mut [CompletionEntry; 4]) -> usize;
-    /// Prefetches entry `index` for reading.
-    fn prefetch(&self, index: u32);
 }

@@ -486,7 +486,7 @@ pub fn command_store(techniques: &Techniques) -> CommandStore {
 
 /// Converts the options of `perf` to those of the driver.
 pub fn driver_techniques(techniques: &Techniques) -> tenmil_nvme_host::FastPathOptions {
-    use techniques::{CompletionCopy, CompletionDoorbell};
+    use techniques::CompletionDoorbell;
     tenmil_nvme_host::FastPathOptions {
         doorbell_batching: techniques.doorbell_batching,
         completion_doorbell: match techniques.completion_doorbell {
@@ -494,18 +494,8 @@ pub fn driver_techniques(techniques: &Techniques) -> tenmil_nvme_host::FastPathO
             CompletionDoorbell::Poll => tenmil_nvme_host::CompletionDoorbell::Poll,
             CompletionDoorbell::Deferred => tenmil_nvme_host::CompletionDoorbell::Deferred,
         },
-        completion_copy: match techniques.completion_copy {
-            CompletionCopy::Line => tenmil_nvme_host::CompletionCopy::Line,
-            CompletionCopy::One => tenmil_nvme_host::CompletionCopy::Each,
-        },
-        slot_lookahead: techniques.prefetch.slots,
-        submission_prefetch: if techniques.prefetch.ring { RING_AHEAD } else { 0 },
-        completion_prefetch: techniques.prefetch.ring,
     }
 }
-
-/// Prefetch distance in the submission ring, in entries.
-const RING_AHEAD: u32 = 8;
 
 /// Ring size for `depth` commands in flight: one entry is always empty, and the size is a power of
 /// two.

@@ -28,7 +28,7 @@ use tenmil_block::{Kind, join_kinds};
 pub use attached::AttachOptions;
 pub use pcie::PcieName;
 pub use tcp::TcpName;
-pub use techniques::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
+pub use techniques::{CompletionDoorbell, Techniques};
 pub use uri::{COUNT_MAX, EmuMedium, EmuSpec, MODELS, Uri};
 pub use vfio_user::VfuName;
 

@@ -21,8 +21,6 @@ pub enum CommandStore {
     Plain,
     /// Eight non-temporal 64-bit stores.
     Sse2,
-    /// One non-temporal 512-bit store.
-    Avx512,
     /// One direct store of 64 bytes.
     Movdir64b,
     /// Eight volatile 64-bit stores, for a ring in device memory. Not part of [`ALL`](Self::ALL): such a
@@ -36,7 +34,7 @@ pub struct UnsupportedStore(pub CommandStore);
 
 impl CommandStore {
     /// All selectable instructions, simplest first.
-    pub const ALL: [Self; 4] = [Self::Plain, Self::Sse2, Self::Avx512, Self::Movdir64b];
+    pub const ALL: [Self; 3] = [Self::Plain, Self::Sse2, Self::Movdir64b];
 
     /// Best instruction for a device of this kind on this processor.
     pub fn for_device(kind: DeviceKind) -> Self {
@@ -59,7 +57,6 @@ impl CommandStore {
         #[cfg(target_arch = "x86_64")]
         return match self {
             Self::Plain | Self::Sse2 | Self::Device => true,
-            Self::Avx512 => std::is_x86_feature_detected!("avx512f"),
             Self::Movdir64b => has_movdir64b(),
         };
         #[cfg(not(target_arch = "x86_64"))]
@@ -71,7 +68,6 @@ impl CommandStore {
         match self {
             Self::Plain => "plain",
             Self::Sse2 => "sse2",
-            Self::Avx512 => "avx512",
             Self::Movdir64b => "movdir64b",
             Self::Device => "device",
         }
@@ -108,10 +104,6 @@ impl CommandStore {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller's promises to this function; the feature was checked when `self` was
             // made.
-            Self::Avx512 => unsafe { store_avx512(entry, &command) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller's promises to this function; the feature was checked when `self` was
-            // made.
             Self::Movdir64b => unsafe { store_movdir64b(entry, &command) },
             // SAFETY: the caller's promises to this function.
             Self::Device => unsafe { store_device(entry, &command) },
@@ -129,7 +121,7 @@ impl CommandStore {
             // For device memory, the first barrier orders stores on aarch64. The second one drains the
             // write-combining buffers of an x86-64 processor, in case the kernel has mapped the BAR as
             // write-combining. On x86-64 the first emits no instruction, so one arm serves both.
-            Self::Sse2 | Self::Avx512 | Self::Movdir64b | Self::Device => {
+            Self::Sse2 | Self::Movdir64b | Self::Device => {
                 store_barrier(kind);
                 streaming_barrier();
             }
@@ -176,16 +168,6 @@ unsafe fn store_sse2(entry: NonNull<u64>, command: &[u64; 8]) {
         // SAFETY: aligned, valid for writes; SSE2 is part of every x86-64 processor.
         unsafe { _mm_stream_si64(target.as_ptr().cast(), word.cast_signed()) };
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn store_avx512(entry: NonNull<u64>, command: &[u64; 8]) {
-    use core::arch::x86_64::{_mm512_loadu_si512, _mm512_stream_si512};
-    // SAFETY: `command` is 64 readable bytes; the load permits any alignment.
-    let value = unsafe { _mm512_loadu_si512(command.as_ptr().cast()) };
-    // SAFETY: aligned to 64 and valid for writes of 64, as promised by the caller.
-    unsafe { _mm512_stream_si512(entry.as_ptr().cast(), value) };
 }
 
 #[cfg(target_arch = "x86_64")]

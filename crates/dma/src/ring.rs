@@ -8,7 +8,7 @@ use core::sync::atomic::AtomicU64;
 
 use tenmil_base::{CompletionEntry, CompletionRing, Segment, SubmissionRing};
 
-use crate::barrier::{DeviceKind, prefetch_read, prefetch_write};
+use crate::barrier::DeviceKind;
 use crate::command_store::CommandStore;
 use crate::completion_order::{self, PHASE};
 use crate::regions::RegionTable;
@@ -38,7 +38,6 @@ pub struct HostCompletionRing {
 const COMMAND_WORDS: usize = 8;
 /// CC.IOCQES = 4.
 const COMPLETION_WORDS: usize = 2;
-const COMPLETIONS_PER_LINE: u32 = 4;
 
 // SAFETY: the pointer is into a region that the handle beside it keeps mapped, on any thread; `&mut self`
 // on every store limits the ring to one thread at a time.
@@ -195,12 +194,6 @@ impl SubmissionRing for HostSubmissionRing {
     fn publish(&mut self) {
         self.store.publish(self.kind);
     }
-
-    #[inline]
-    fn prefetch(&self, index: u32) {
-        let entry = self.entries.as_ptr().wrapping_add(index as usize * COMMAND_WORDS);
-        prefetch_write(entry.cast());
-    }
 }
 
 impl CompletionRing for HostCompletionRing {
@@ -226,25 +219,6 @@ impl CompletionRing for HostCompletionRing {
             self.load_each_of::<0, T>(first, places, take)
         }
     }
-
-    #[inline]
-    fn load_line(&self, index: u32, phase: bool, into: &mut [CompletionEntry; 4]) -> usize {
-        let end = ((index | (COMPLETIONS_PER_LINE - 1)) + 1).min(self.depth);
-        let wanted = phase_word(phase);
-        let mut count = 0;
-        for (slot, at) in into.iter_mut().zip(index..end) {
-            let Some(entry) = self.fresh(at, wanted) else { break };
-            *slot = entry;
-            count += 1;
-        }
-        count
-    }
-
-    #[inline]
-    fn prefetch(&self, index: u32) {
-        let entry = self.entries.as_ptr().wrapping_add(index as usize * COMPLETION_WORDS);
-        prefetch_read(entry.cast());
-    }
 }
 
 #[inline]
@@ -261,10 +235,7 @@ pub(crate) fn resolve(regions: &RegionTable, memory: Segment, len_bytes: u64) ->
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::{
-        CompletionEntry, CompletionRing, Dma, HostEntries, HostMemory, SubmissionRing,
-        entry_from_dwords,
-    };
+    use tenmil_base::{CompletionRing, Dma, HostEntries, HostMemory, SubmissionRing};
 
     use crate::{
         Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable, SharedHostMemory,
@@ -286,7 +257,6 @@ mod tests {
             let entries = SharedHostMemory::new(&pool).entries(iova, 8 * 64).unwrap().unwrap();
             for index in 0..8 {
                 let command = [u64::from(index); 8];
-                ring.prefetch(index);
                 ring.store(index, &command);
                 ring.publish();
                 assert_eq!(entries.load_command(index), Ok(command));
@@ -348,37 +318,6 @@ mod tests {
                     let entries: Vec<_> = (first..first + expected).map(word).collect();
                     assert_eq!(places[..taken], entries);
                 }
-            }
-        }
-    }
-
-    fn entry(index: u32) -> CompletionEntry {
-        entry_from_dwords([index, 0, 7, 1 << 16 | index])
-    }
-
-    /// Every first entry and every number of new ones: the copy contains exactly the new entries up to
-    /// the end of the cache line, and none of the previous pass.
-    #[test]
-    fn a_line_is_copied_as_far_as_its_phase_goes() {
-        for fresh in 0..=8_u32 {
-            let pool = pool(CommandStore::Plain);
-            let memory = pool.allocate(8 * 16).unwrap();
-            let ring = pool.completion_ring(memory, 8);
-            let iova = pool.iova(memory).unwrap();
-            let mut entries = SharedHostMemory::new(&pool).entries(iova, 8 * 16).unwrap().unwrap();
-            for index in 0..fresh {
-                entries.store_completion(index, entry(index)).unwrap();
-            }
-            for first in 0..8 {
-                let mut line = [[0; 2]; 4];
-                let count = ring.load_line(first, true, &mut line);
-                let expected = fresh.min((first / 4 + 1) * 4).saturating_sub(first);
-                assert_eq!(count, expected as usize, "{fresh} fresh, from {first}");
-                for (found, index) in line.iter().zip(first..).take(count) {
-                    assert_eq!(*found, entry(index));
-                    assert_eq!(ring.load(index, true), Some(*found));
-                }
-                assert_eq!(ring.load(first, true).is_some(), first < fresh);
             }
         }
     }

@@ -192,10 +192,6 @@ impl SubmissionRing for FakeRing {
     }
 
     fn publish(&mut self) {}
-
-    fn prefetch(&self, index: u32) {
-        assert!(index < self.depth);
-    }
 }
 
 impl CompletionRing for FakeRing {
@@ -207,21 +203,6 @@ impl CompletionRing for FakeRing {
         self.dma.load(self.entry(index, 16), &mut bytes).unwrap();
         let completion = Completion::from_bytes(&bytes);
         (completion.phase() == phase).then_some(tenmil_base::entry_from_dwords(completion.0))
-    }
-
-    fn load_line(
-        &self,
-        index: u32,
-        phase: bool,
-        into: &mut [tenmil_base::CompletionEntry; 4],
-    ) -> usize {
-        let end = ((index | 3) + 1).min(self.depth);
-        let entries = (index..end).map_while(|index| self.load(index, phase));
-        into.iter_mut().zip(entries).map(|(slot, entry)| *slot = entry).count()
-    }
-
-    fn prefetch(&self, index: u32) {
-        assert!(index < self.depth);
     }
 }
 

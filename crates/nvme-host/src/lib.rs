@@ -44,7 +44,7 @@ pub use controller::{
 pub use data_pointer::{DataPointerError, SglSupport};
 pub use error::{CmbRegisterError, ControllerError, InvalidValue, RequestError, ResetCause};
 pub use event::{Event, NamespaceError};
-pub use fast_path::{CompletionCopy, CompletionDoorbell, FastPathOptions};
+pub use fast_path::{CompletionDoorbell, FastPathOptions};
 pub use namespace::{CopyLimits, INSTANCE, IoPreferences, Namespace, NamespaceIds, Protection};
 pub use namespace_queue::{
     BlockRange, BlocksMax, CompareAndWrite, Metadata, NamespaceQueue, NamespaceView,

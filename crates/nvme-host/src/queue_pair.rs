@@ -52,8 +52,6 @@ pub struct QueuePair<D: Dma, B: Doorbell> {
     /// Last tail written to the doorbell.
     rung_tail: u32,
     submission_depth: u32,
-    /// Work follows each command: a doorbell write or a prefetch.
-    is_eager: bool,
 
     completion: D::Completion,
     head: u32,
@@ -63,7 +61,6 @@ pub struct QueuePair<D: Dma, B: Doorbell> {
     unrung: u32,
     /// Last submission head reported by the controller.
     fetched: u32,
-    by_line: bool,
     techniques: FastPathOptions,
 
     link: QueueLinkEnd,
@@ -195,14 +192,12 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             tail: 0,
             rung_tail: 0,
             submission_depth,
-            is_eager: setup.techniques.is_eager(),
             completion: dma.completion_ring(memory.completion, completion_depth),
             head: 0,
             phase: true,
             completion_depth,
             unrung: 0,
             fetched: 0,
-            by_line: setup.techniques.copies_lines(),
             techniques: setup.techniques,
             link,
             ordinary: NEVER,
@@ -232,14 +227,12 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             tail: self.tail,
             rung_tail: self.rung_tail,
             submission_depth: self.submission_depth,
-            is_eager: self.is_eager,
             completion: self.completion,
             head: self.head,
             phase: self.phase,
             completion_depth: self.completion_depth,
             unrung: self.unrung,
             fetched: self.fetched,
-            by_line: self.by_line,
             techniques: self.techniques,
             link: self.link,
             ordinary: self.ordinary,

@@ -361,13 +361,6 @@ impl CompleteCursor<'_> {
         Some(slot.token)
     }
 
-    /// Loads the slot of `cid` into the cache before its completion is processed.
-    #[inline]
-    pub(crate) fn touch(&self, dword3: u32) {
-        let slot = self.slots.get((dword3 & self.index_mask) as usize);
-        core::hint::black_box(slot.map(|slot| slot.key));
-    }
-
     /// Ends the loop, in which `count` commands ended.
     #[inline(always)]
     pub(crate) fn finish(self, count: usize) {

@@ -139,30 +139,12 @@ impl SubmissionRing for SimSubmissionRing {
     fn publish(&mut self) {
         self.inner.publish();
     }
-
-    fn prefetch(&self, index: u32) {
-        self.inner.prefetch(index);
-    }
 }
 
 impl CompletionRing for SimCompletionRing {
     fn load(&self, index: u32, phase: bool) -> Option<tenmil_base::CompletionEntry> {
         check(&self.bus, "looking at completions in", self.memory);
         self.inner.load(index, phase)
-    }
-
-    fn load_line(
-        &self,
-        index: u32,
-        phase: bool,
-        into: &mut [tenmil_base::CompletionEntry; 4],
-    ) -> usize {
-        check(&self.bus, "looking at completions in", self.memory);
-        self.inner.load_line(index, phase, into)
-    }
-
-    fn prefetch(&self, index: u32) {
-        self.inner.prefetch(index);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Random test runs: everything is drawn from a seed, so a failing seed fails again.
 
 use tenmil_base::{Durability, IoStatus, Operation, Random, Span};
-use tenmil_nvme_host::{CompletionCopy, CompletionDoorbell, FastPathOptions};
+use tenmil_nvme_host::{CompletionDoorbell, FastPathOptions};
 use tenmil_wire::AdminOpcode;
 
 use crate::device_memory::DataAccess;
@@ -60,10 +60,6 @@ impl RandomDraw {
                 CompletionDoorbell::Poll,
                 CompletionDoorbell::Deferred,
             ]),
-            completion_copy: self.pick(&[CompletionCopy::Line, CompletionCopy::Each]),
-            slot_lookahead: self.chance(4),
-            completion_prefetch: self.chance(4),
-            submission_prefetch: self.pick(&[0, 1, 3]),
         };
     }
 

@@ -12,7 +12,7 @@ use tenmil_devices::{EmuMedium, EmuSpec, Uri};
 
 pub use check::MachineResources;
 pub use layer::{Layer, LayerOptions, parse_map, show_map};
-pub use tenmil_devices::{CompletionCopy, CompletionDoorbell, Prefetch, Techniques};
+pub use tenmil_devices::{CompletionDoorbell, Techniques};
 
 /// Configuration of a `perf` run.
 #[derive(Clone, Debug, PartialEq)]

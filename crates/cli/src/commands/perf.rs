@@ -19,9 +19,9 @@ use super::report_file::ReportFile;
 use super::{Engines, PerfEngine, usage, write_out};
 use tenmil_bench::balance::parse_rules;
 use tenmil_bench::perf::options::{
-    ArrivalProcess, BaselineKind, CEILING_TIME, CompletionCopy, CompletionDoorbell, Layer,
-    LayerOptions, MachineResources, NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions,
-    Prefetch, RAM_TIME, SizeMix, Techniques, parse_map,
+    ArrivalProcess, BaselineKind, CEILING_TIME, CompletionDoorbell, Layer, LayerOptions,
+    MachineResources, NULL_BLK_TIME, OpenLoop, Output, Pattern, PerfOptions, RAM_TIME, SizeMix,
+    Techniques, parse_map,
 };
 use tenmil_bench::perf::outcome::PerfOutcome;
 use tenmil_bench::perf::progress::{LiveLine, Phase, Progress};
@@ -182,23 +182,9 @@ pub(super) struct PerfArguments {
         ("auto", StoreChoice(None)),
         ("plain", StoreChoice(Some(CommandStore::Plain))),
         ("sse2", StoreChoice(Some(CommandStore::Sse2))),
-        ("avx512", StoreChoice(Some(CommandStore::Avx512))),
         ("movdir64b", StoreChoice(Some(CommandStore::Movdir64b))),
     ]))]
     command_store: StoreChoice,
-
-    /// Prefetched data: a list of slots,ring,tasks, or all, or none
-    #[arg(long, value_name = "WHAT", default_value = "none", value_parser = Prefetch::parse)]
-    #[arg(help_heading = TECHNIQUES)]
-    prefetch: Prefetch,
-
-    /// How completions are copied from the ring: a cache line at a time, or one by one
-    #[arg(long, value_name = "HOW", default_value = "one", help_heading = TECHNIQUES)]
-    #[arg(value_parser = named([
-        ("line", CompletionCopy::Line),
-        ("one", CompletionCopy::One),
-    ]))]
-    completion_copy: CompletionCopy,
 
     /// Use shadow doorbells (Doorbell Buffer Config) where the controller supports them
     #[arg(long, help_heading = TECHNIQUES)]
@@ -416,8 +402,6 @@ impl PerfArguments {
                 doorbell_batching: !self.no_doorbell_batching,
                 completion_doorbell: self.cq_doorbell,
                 command_store: self.command_store.0,
-                prefetch: self.prefetch,
-                completion_copy: self.completion_copy,
                 shadow_doorbells: self.shadow_doorbells,
                 huge_pages: !self.no_huge_pages,
             },

@@ -10,8 +10,8 @@ use tenmil_dma::CommandStore;
 use crate::commands::{Engines, dispatch};
 use tenmil_base::Error;
 use tenmil_bench::perf::options::{
-    ArrivalProcess, BaselineKind, CompletionCopy, CompletionDoorbell, Layer, LayerOptions,
-    OpenLoop, Pattern, PerfOptions, Prefetch, SizeMix, Techniques,
+    ArrivalProcess, BaselineKind, CompletionDoorbell, Layer, LayerOptions, OpenLoop, Pattern,
+    PerfOptions, SizeMix, Techniques,
 };
 use tenmil_bench::perf::report::sample::{bad_sample, sample};
 
@@ -38,7 +38,7 @@ fn every_letter_reaches_the_engine() {
     let words = "emu:ram?count=2 -q 8 --bssplit 4k:1,8k:3 -w randrw -M 70 -t 2 -a 0 -d 100 -P 2 \
                  --rate 50k --arrivals uniform --zipf 0.9 --overwrite --verify --seed 7 \
                  --no-doorbell-batching --cq-doorbell deferred --command-store plain \
-                 --prefetch slots --completion-copy line --shadow-doorbells --no-huge-pages \
+                 --shadow-doorbells --no-huge-pages \
                  --baseline --ram --null-blk --block mq --queue-map default=2,read=1 \
                  --block-scheduler merge --limit-iops 5k --limit-bytes 10m";
     let words: Vec<&str> = words.split_whitespace().collect();
@@ -69,8 +69,6 @@ fn every_letter_reaches_the_engine() {
             doorbell_batching: false,
             completion_doorbell: CompletionDoorbell::Deferred,
             command_store: Some(CommandStore::Plain),
-            prefetch: Prefetch { slots: true, ring: false, tasks: false },
-            completion_copy: CompletionCopy::Line,
             shadow_doorbells: true,
             huge_pages: false,
         },

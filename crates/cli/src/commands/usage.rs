@@ -7,6 +7,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use tenmil_base::Error;
 
+use super::renamed::{new_word, removal_reason};
+
 /// Converts `error`, found in the command line `words`, to an error that names the value found and the
 /// values accepted.
 pub(super) fn usage_error(error: &clap::Error, root: &Command, words: &[OsString]) -> Error {
@@ -29,12 +31,20 @@ pub(super) fn usage_error(error: &clap::Error, root: &Command, words: &[OsString
         }
         ErrorKind::InvalidValue => {
             let expected = either(&accepted).unwrap_or_else(|| "another".into());
-            format!("{} {value}: expected {expected}", flag().unwrap_or_default())
+            let flag = flag().unwrap_or_default();
+            match removal_reason(command.get_name(), &flag, Some(&value)) {
+                Some(reason) => {
+                    format!("{flag} {value} was removed: {reason}, expected {expected}")
+                }
+                None => format!("{flag} {value}: expected {expected}"),
+            }
         }
         ErrorKind::UnknownArgument => {
             let found = text(error, ContextKind::InvalidArg).unwrap_or_default();
             let innermost = command.get_name();
-            renamed_word(innermost, &found).unwrap_or_else(|| unknown_argument(error))
+            renamed_word(innermost, &found)
+                .or_else(|| removed_option(innermost, &found))
+                .unwrap_or_else(|| unknown_argument(error))
         }
         ErrorKind::InvalidSubcommand => {
             let found = text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
@@ -65,7 +75,14 @@ pub(super) fn usage_error(error: &clap::Error, root: &Command, words: &[OsString
 /// Error for a word of version 0.1 that has a new name.
 fn renamed_word(command: &str, found: &str) -> Option<String> {
     let old = found.split('=').next().unwrap_or(found);
-    super::renamed::new_word(command, old).map(|new| format!("`{old}` is now `{new}`"))
+    new_word(command, old).map(|new| format!("`{old}` is now `{new}`"))
+}
+
+/// Error for an option of version 0.1 that was removed.
+fn removed_option(command: &str, found: &str) -> Option<String> {
+    let old = found.split('=').next().unwrap_or(found);
+    let reason = removal_reason(command, old, None)?;
+    Some(format!("`{old}` was removed: {reason}, expected it to be left out"))
 }
 
 fn unknown_argument(error: &clap::Error) -> String {

@@ -49,9 +49,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         // of invalid entries.
         let mut limit = places.len().min(self.completion_depth as usize);
         while written < limit {
-            let taken = if self.by_line {
-                self.take_lines(&mut places[written..limit], &mut last)
-            } else if self.techniques.completion_doorbell == CompletionDoorbell::Each {
+            let taken = if self.techniques.completion_doorbell == CompletionDoorbell::Each {
                 self.take_one(&mut places[written], &mut last)
             } else {
                 self.take_plain(&mut places[written..limit], &mut last)
@@ -129,43 +127,6 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
             None => ScanEnd::Empty,
         };
         RingScan { plain, end }
-    }
-
-    /// Like [`take_plain`](Self::take_plain), but copies the entries by cache lines.
-    #[inline(never)]
-    #[expect(clippy::cast_possible_truncation, reason = "no more than the ring has entries")]
-    fn take_lines(&mut self, places: &mut [IoCompletion], last: &mut u64) -> RingScan {
-        let mut slots = self.slots.complete_many();
-        let run = places.len().min((self.completion_depth - self.head) as usize);
-        let mut taken = RingScan { plain: 0, end: ScanEnd::BatchFull };
-        let mut line = [CompletionEntry::default(); 4];
-        'run: while taken.plain < run {
-            let head = self.head + taken.plain as u32;
-            let found = self.completion.load_line(head, self.phase, &mut line);
-            if found == 0 {
-                taken.end = ScanEnd::Empty;
-                break;
-            }
-            if self.techniques.completion_prefetch && head + 4 < self.completion_depth {
-                self.completion.prefetch(head + 4);
-            }
-            if self.techniques.slot_lookahead {
-                line.iter().take(found).for_each(|entry| slots.touch(dword3_in(entry)));
-            }
-            for (entry, place) in line.iter().take(found).zip(&mut places[taken.plain..run]) {
-                *last = entry[1];
-                if !answer_plain(&mut slots, entry, place) {
-                    taken.end = ScanEnd::NeedsSlowPath(*entry);
-                    break 'run;
-                }
-                taken.plain += 1;
-            }
-        }
-        slots.finish(taken.plain);
-        self.advance(
-            taken.plain as u32 + u32::from(matches!(taken.end, ScanEnd::NeedsSlowPath(_))),
-        );
-        taken
     }
 
     /// Consumes one completion and writes the doorbell.

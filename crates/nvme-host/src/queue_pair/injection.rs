@@ -126,9 +126,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         }
         command.0[0] |= u64::from(cid) << 16;
         self.put(&command);
-        if self.is_eager {
-            self.prefetch_and_ring();
-        }
+        self.flush_if_eager();
         Some(cid)
     }
 

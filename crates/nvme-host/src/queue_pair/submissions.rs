@@ -35,10 +35,17 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         self.slots.next_two_indexes()
     }
 
-    /// Whether work follows each command, which [`enqueue`](Self::enqueue) does.
+    /// Whether the doorbell is written after each command, which [`enqueue`](Self::enqueue) does.
     #[inline]
     pub(crate) fn is_eager(&self) -> bool {
-        self.is_eager
+        !self.techniques.doorbell_batching
+    }
+
+    /// Writes the doorbell of an [eager](Self::is_eager) queue.
+    pub(super) fn flush_if_eager(&mut self) {
+        if self.is_eager() {
+            self.flush();
+        }
     }
 
     /// Stores the results of `make` for `items` into the ring, each a token and a command with an
@@ -88,9 +95,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         };
         command.0[0] |= u64::from(cid) << 16;
         self.put(&command);
-        if self.is_eager {
-            self.prefetch_and_ring();
-        }
+        self.flush_if_eager();
         Some(cid)
     }
 
@@ -130,9 +135,7 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         if was_closed {
             self.slots.close();
         }
-        if self.is_eager {
-            self.prefetch_and_ring();
-        }
+        self.flush_if_eager();
         match cids {
             [Some(first), Some(second)] => Some([first, second]),
             _ => unreachable!("two slots were free"),
@@ -144,19 +147,6 @@ impl<D: Dma, B: Doorbell> QueuePair<D, B> {
         let (index, next) = (self.tail, self.tail + 1);
         self.tail = if next == self.submission_depth { 0 } else { next };
         self.submission.store(index, &command.0);
-    }
-
-    /// Work after each command, as some fast-path options require.
-    #[inline(never)]
-    pub(super) fn prefetch_and_ring(&mut self) {
-        let ahead = self.techniques.submission_prefetch;
-        if ahead > 0 {
-            let ahead = ahead.min(self.submission_depth - 1);
-            self.submission.prefetch(step(self.tail, ahead, self.submission_depth));
-        }
-        if !self.techniques.doorbell_batching {
-            self.flush();
-        }
     }
 
     /// Writes the submission doorbell. The controller can post as many completions as there are commands

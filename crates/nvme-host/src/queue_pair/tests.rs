@@ -12,7 +12,7 @@ use super::{
     QueueStats, ShadowSlot,
 };
 use crate::fake::{FakeDma, FakeDoorbell, FakeQueue};
-use crate::fast_path::{CompletionCopy, CompletionDoorbell, FastPathOptions};
+use crate::fast_path::{CompletionDoorbell, FastPathOptions};
 use crate::queue_link::{ControllerLinkEnd, QueueState, link};
 
 const READ: u8 = 0x02;
@@ -94,19 +94,9 @@ impl World {
 fn all_techniques() -> impl Iterator<Item = FastPathOptions> {
     let doorbells =
         [CompletionDoorbell::Each, CompletionDoorbell::Poll, CompletionDoorbell::Deferred];
-    (0..2_u32.pow(5)).flat_map(move |bits| {
-        doorbells.map(|completion_doorbell| FastPathOptions {
-            doorbell_batching: bits & 1 != 0,
-            completion_doorbell,
-            completion_copy: if bits & 2 != 0 {
-                CompletionCopy::Line
-            } else {
-                CompletionCopy::Each
-            },
-            slot_lookahead: bits & 4 != 0,
-            submission_prefetch: if bits & 8 != 0 { 3 } else { 0 },
-            completion_prefetch: bits & 16 != 0,
-        })
+    [false, true].into_iter().flat_map(move |doorbell_batching| {
+        doorbells
+            .map(|completion_doorbell| FastPathOptions { doorbell_batching, completion_doorbell })
     })
 }
 
@@ -226,11 +216,7 @@ fn doorbells_are_rung_as_seldom_as_the_technique_says() {
     assert_eq!(rings(fast, 16), (4, 4));
     assert_eq!(rings(FastPathOptions { doorbell_batching: false, ..fast }, 16), (40, 4));
     let each = CompletionDoorbell::Each;
-    let single = CompletionCopy::Each;
-    let one_by_one = FastPathOptions { completion_doorbell: each, completion_copy: single, ..fast };
-    assert_eq!(rings(one_by_one, 16), (4, 40));
-    let each_of_a_line = FastPathOptions { completion_doorbell: each, ..fast };
-    assert_eq!(rings(each_of_a_line, 16), (4, 40), "a copied line does not change that");
+    assert_eq!(rings(FastPathOptions { completion_doorbell: each, ..fast }, 16), (4, 40));
     let deferred = FastPathOptions { completion_doorbell: CompletionDoorbell::Deferred, ..fast };
     assert_eq!(rings(deferred, 16), (4, 3), "ten and ten do not fit into fifteen");
     assert_eq!(rings(deferred, 32), (4, 1), "thirty and ten do not fit into thirty-one");

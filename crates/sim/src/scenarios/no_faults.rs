@@ -2,7 +2,7 @@
 //! driver or the harness.
 
 use tenmil_base::{Durability, Span};
-use tenmil_nvme_host::{CompletionCopy, CompletionDoorbell, FastPathOptions};
+use tenmil_nvme_host::{CompletionDoorbell, FastPathOptions};
 
 use crate::device_memory::DataAccess;
 use crate::scenario::{Scenario, ScenarioCheck};
@@ -61,8 +61,6 @@ fn techniques() -> Vec<Scenario> {
             "doorbell-deferred",
             FastPathOptions { completion_doorbell: CompletionDoorbell::Deferred, ..fast },
         ),
-        ("copy-each", FastPathOptions { completion_copy: CompletionCopy::Each, ..fast }),
-        ("look-ahead", FastPathOptions { slot_lookahead: true, completion_prefetch: true, ..fast }),
     ];
     let scenario = |(name, techniques)| {
         Scenario::session(format!("honest/technique/{name}"), MUSTS).world(|options| {

@@ -195,7 +195,6 @@ impl DeviceSet {
                             count / u64::from(pairs)
                                 + u64::from(u64::from(pair) < count % u64::from(pairs))
                         }),
-                        look_at_tasks: options.techniques.prefetch.tasks,
                     }),
                 });
             }

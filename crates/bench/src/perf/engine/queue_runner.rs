@@ -48,8 +48,6 @@ pub(super) struct QueueRunner<S> {
     /// Number of I/Os that may still be started.
     budget: u64,
     in_flight: u32,
-    /// Whether to load the tasks of a batch into the cache before they are processed.
-    look_at_tasks: bool,
     scrutiny: S,
     sums: QueueTotals,
     /// Counters since the runner was created. Doorbells are counted by the I/O channel.
@@ -122,7 +120,6 @@ pub(super) struct QueueRunnerParts<S> {
     pub(super) addresses: workload::AddressStream,
     pub(super) buffers: Vec<Segment>,
     pub(super) budget: u64,
-    pub(super) look_at_tasks: bool,
     pub(super) scrutiny: S,
     /// Operation and size of all I/Os, if there is only one of each.
     pub(super) fixed: Option<(Operation, u32)>,
@@ -150,7 +147,6 @@ impl<S: Verifier> QueueRunner<S> {
             idle: (0..tasks).rev().collect(),
             budget: parts.budget,
             in_flight: 0,
-            look_at_tasks: parts.look_at_tasks,
             scrutiny: parts.scrutiny,
             sums: QueueTotals::default(),
             turns: FastPathCounters::default(),
@@ -228,11 +224,6 @@ impl<S: Verifier> QueueRunner<S> {
     ) {
         let answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
         let answered = answers.as_slice();
-        if self.look_at_tasks {
-            answered.iter().for_each(|answer| {
-                std::hint::black_box(self.sent[index_of(answer.token)]);
-            });
-        }
         let Self { sent, requests, addresses, sums, .. } = self;
         let FixedIo { operation, len_bytes, .. } = fixed;
         let mut runs = CompletionRuns { stamp, operation, first: 0, sent_ns: NO_STAMP, good: 0 };
@@ -364,11 +355,6 @@ impl<S: Verifier> QueueRunner<S> {
     #[inline]
     fn take(&mut self, now: Instant, mut next: impl FnMut(&mut Self, u32)) {
         let answers = std::mem::replace(&mut self.answers, CompletionBatch::with_capacity(0));
-        if self.look_at_tasks {
-            for answer in answers.as_slice() {
-                std::hint::black_box(self.sent[index_of(answer.token)]);
-            }
-        }
         let mut run = CompletionRun { sent_ns: 0, operation: Operation::Read, count: 0 };
         for answer in answers.as_slice() {
             let index = index_of(answer.token);

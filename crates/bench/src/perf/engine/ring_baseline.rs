@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{
-    CompletionRing, Dma, Histogram, HostEntries, HostMemory, Segment, Span, SubmissionRing,
+    CompletionEntry, CompletionRing, Dma, Histogram, HostEntries, HostMemory, Segment, Span,
+    SubmissionRing,
 };
 use tenmil_dma::{
     Backing, DeviceKind, DevicePool, HostCompletionRing, HostSubmissionRing, Mapping, RegionTable,
@@ -187,7 +188,7 @@ impl RingProducer {
         let mut taken = 0;
         let mut line = [[0; 2]; LINE as usize];
         loop {
-            let count = self.completion.load_line(self.head, self.phase, &mut line);
+            let count = self.load_line(&mut line);
             if count == 0 {
                 break;
             }
@@ -211,6 +212,19 @@ impl RingProducer {
             self.flush();
         }
         taken
+    }
+
+    /// Copies the new completions up to the end of the cache line, and returns their number.
+    #[inline]
+    fn load_line(&self, into: &mut [CompletionEntry; LINE as usize]) -> usize {
+        let end = ((self.head | (LINE - 1)) + 1).min(self.depth);
+        let mut count = 0;
+        for (slot, index) in into.iter_mut().zip(self.head..end) {
+            let Some(entry) = self.completion.load(index, self.phase) else { break };
+            *slot = entry;
+            count += 1;
+        }
+        count
     }
 
     #[inline]

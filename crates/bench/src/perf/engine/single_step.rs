@@ -123,7 +123,6 @@ impl SingleStep {
             scrutiny: NoVerify,
             buffers,
             budget: u64::MAX,
-            look_at_tasks: perf.techniques.prefetch.tasks,
         });
         let now = clock.now();
         lane.fill(now, &mut workload);

@@ -185,17 +185,7 @@ fn techniques(options: &PerfOptions) -> Vec<DriverOption> {
         DriverOption {
             name: "command store",
             setting: store.name().into(),
-            switch: "--command-store auto|plain|sse2|avx512|movdir64b",
-        },
-        DriverOption {
-            name: "completions copied by",
-            setting: techniques.completion_copy.name().into(),
-            switch: "--completion-copy line|one",
-        },
-        DriverOption {
-            name: "prefetch",
-            setting: techniques.prefetch.name(),
-            switch: "--prefetch slots,ring,tasks|none|all",
+            switch: "--command-store auto|plain|sse2|movdir64b",
         },
         DriverOption {
             name: "shadow doorbells",
@@ -209,7 +199,7 @@ fn techniques(options: &PerfOptions) -> Vec<DriverOption> {
         },
     ];
     if options.emulated().next().is_none() {
-        rows.retain(|technique| ["prefetch", "huge pages"].contains(&technique.name));
+        rows.retain(|technique| technique.name == "huge pages");
     }
     rows
 }

@@ -193,7 +193,6 @@ impl PerfOptions {
 
     /// Rejects driver options if no device of the run uses the driver.
     fn check_switches(&self) -> Result<(), Error> {
-        self.techniques.check()?;
         let Some(uri) = self.uris.iter().find(|uri| uri.emulated().is_none()) else {
             return Ok(());
         };

@@ -8,8 +8,8 @@ use tenmil_linux::CpuList;
 use crate::balance::parse_rules;
 
 use super::{
-    ArrivalProcess, BaselineKind, CompletionCopy, CompletionDoorbell, MachineResources, OpenLoop,
-    Pattern, PerfOptions, Prefetch, SizeMix, SizeShare,
+    ArrivalProcess, BaselineKind, MachineResources, OpenLoop, Pattern, PerfOptions, SizeMix,
+    SizeShare,
 };
 
 fn cores(text: &str) -> CpuList {
@@ -189,17 +189,6 @@ fn verification_needs_a_medium_that_keeps_data() {
 }
 
 #[test]
-fn a_switch_without_effect_beside_another_is_refused() {
-    let text = refusal(|options| options.techniques.prefetch = Prefetch::parse("all").unwrap());
-    assert!(text.starts_with("--prefetch slots: completions are copied one by one"), "{text}");
-    let text = refusal(|options| {
-        options.techniques.completion_copy = CompletionCopy::Line;
-        options.techniques.completion_doorbell = CompletionDoorbell::Each;
-    });
-    assert!(text.contains("expected --cq-doorbell poll or deferred"), "{text}");
-}
-
-#[test]
 fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
     let over_ram = |change: fn(&mut PerfOptions)| {
         refusal(|options| {
@@ -211,10 +200,6 @@ fn what_is_switched_where_nothing_has_it_is_refused_by_name() {
     assert_eq!(
         over_ram(|options| options.techniques.doorbell_batching = false),
         format!("--no-doorbell-batching: {rings}")
-    );
-    assert_eq!(
-        over_ram(|options| options.techniques.prefetch = Prefetch::parse("ring,tasks").unwrap()),
-        format!("--prefetch: {rings}")
     );
     assert!(over_ram(|options| options.device_cores = cores("0")).starts_with("--device-cores: "));
     assert!(
@@ -327,17 +312,6 @@ fn a_mix_of_sizes_is_read_and_written_alike() {
     assert_eq!(SizeMix::parse("0"), Err("size is `0`, expected one block to 16m".into()));
     let nine = ["4k"; 9].join(",");
     assert_eq!(SizeMix::parse(&nine), Err(format!("`{nine}` has 9 sizes, expected at most 8")));
-}
-
-#[test]
-fn what_is_prefetched_is_read_and_written_alike() {
-    for text in ["all", "none", "slots", "slots,tasks", "ring"] {
-        assert_eq!(Prefetch::parse(text).unwrap().name(), text);
-    }
-    assert_eq!(
-        Prefetch::parse("slots,x"),
-        Err("no `x` to prefetch, expected some of slots,ring,tasks, or all, or none".into())
-    );
 }
 
 #[test]

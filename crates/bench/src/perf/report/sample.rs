@@ -62,9 +62,7 @@ pub fn sample() -> PerfOutcome {
         techniques: vec![
             technique("submission doorbell once per turn", "on", "--no-doorbell-batching"),
             technique("completion doorbell", "poll", "--cq-doorbell each|poll|deferred"),
-            technique("command store", "plain", "--command-store auto|plain|sse2|avx512|movdir64b"),
-            technique("prefetch", "all", "--prefetch slots,ring,tasks|none|all"),
-            technique("completions copied by", "line", "--completion-copy line|one"),
+            technique("command store", "plain", "--command-store auto|plain|sse2|movdir64b"),
             technique("shadow doorbells", "off", "--shadow-doorbells"),
             technique("huge pages", "on", "--no-huge-pages"),
         ],

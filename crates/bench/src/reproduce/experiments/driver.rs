@@ -156,18 +156,10 @@ fn streaming_stores() -> Experiment<BenchWork> {
         sides: vec![
             over("plain", "emu:null?count=21 --command-store plain"),
             over("sse2", "emu:null?count=21 --command-store sse2"),
-            over("avx512", "emu:null?count=21 --command-store avx512"),
             over("movdir64b", "emu:null?count=21 --command-store movdir64b"),
         ],
         questions: vec![
             ratio("SSE2 against plain stores", "sse2", "plain", IOPS, Threshold::AtLeast(1.01)),
-            ratio(
-                "AVX-512 against plain stores",
-                "avx512",
-                "plain",
-                IOPS,
-                Threshold::AtLeast(1.01),
-            ),
             ratio(
                 "MOVDIR64B against plain stores",
                 "movdir64b",

@@ -8,7 +8,7 @@ use crate::experiment::loops::{
 use crate::experiment::{Experiment, Threshold, Variant};
 use tenmil_base::Random;
 
-use super::{EACH, IOPS, PER_IO, RATE, ratio};
+use super::{EACH, RATE, ratio};
 use crate::reproduce::BenchWork;
 
 /// I/Os in flight: 21 SSDs at depth 128.
@@ -24,7 +24,7 @@ const A_LOOP: &str = "A loop that does nothing else: in a driver there is more a
 const SLOTS: &str = "crates/bench/src/loops/slots.rs";
 
 pub(super) fn experiments() -> Vec<Experiment<BenchWork>> {
-    vec![prefetch(), prefetch_distance(), slot_layout(), token_beside_state(), random_block()]
+    vec![prefetch_distance(), slot_layout(), token_beside_state(), random_block()]
 }
 
 /// Processes completions with the slot table `T`, prefetching slots `ahead` completions ahead.
@@ -47,61 +47,6 @@ fn draw(by: fn(&mut Random, u64, u64) -> u64, goes_on: &mut dyn FnMut() -> bool)
         count += DRAWS;
     }
     count
-}
-
-fn prefetch() -> Experiment<BenchWork> {
-    let over = |label, words| Variant::new(label, BenchWork::Perf(words));
-    Experiment {
-        name: "prefetch",
-        claim: "Fetching the slot of the next completion ahead hides a cache miss in every I/O; \
-                copying four completions at once leaves their cache line to the SSD.",
-        seeds: &[1, 2],
-        seen: "no figure for the first; the second was future work",
-        figures: &[IOPS, PER_IO],
-        sides: vec![
-            over("nothing ahead", "emu:null?count=21"),
-            over("four copied at once", "emu:null?count=21 --completion-copy line"),
-            over(
-                "four copied, their slots ahead",
-                "emu:null?count=21 --completion-copy line --prefetch slots",
-            ),
-            over("ring entries ahead", "emu:null?count=21 --prefetch ring"),
-            over("the caller's state ahead", "emu:null?count=21 --prefetch tasks"),
-        ],
-        questions: vec![
-            ratio(
-                "slots fetched four ahead, against nothing",
-                "four copied, their slots ahead",
-                "nothing ahead",
-                IOPS,
-                Threshold::AtLeast(1.02),
-            ),
-            ratio(
-                "four completions copied at once, against one by one",
-                "four copied at once",
-                "nothing ahead",
-                IOPS,
-                Threshold::AtLeast(1.02),
-            ),
-            ratio(
-                "ring entries fetched ahead, against nothing",
-                "ring entries ahead",
-                "nothing ahead",
-                IOPS,
-                Threshold::AtLeast(1.02),
-            ),
-            ratio(
-                "the caller's state fetched ahead, against nothing",
-                "the caller's state ahead",
-                "nothing ahead",
-                IOPS,
-                Threshold::AtLeast(1.02),
-            ),
-        ],
-        limits: "The slots of 2 688 I/Os are 42 KiB here, and stay in the cache of one core; the \
-                 driver of the seed had 840 KiB of state for as many. `prefetch-distance` has slots \
-                 as far apart as that driver's.",
-    }
 }
 
 fn prefetch_distance() -> Experiment<BenchWork> {

@@ -235,8 +235,6 @@ impl SubmissionRing for Ring {
     }
 
     fn publish(&mut self) {}
-
-    fn prefetch(&self, _index: u32) {}
 }
 
 impl CompletionRing for Ring {
@@ -247,22 +245,4 @@ impl CompletionRing for Ring {
         let completion = tenmil_wire::Completion::from_bytes(&bytes);
         (completion.phase() == phase).then_some(tenmil_base::entry_from_dwords(completion.0))
     }
-
-    fn load_line(
-        &self,
-        index: u32,
-        phase: bool,
-        into: &mut [tenmil_base::CompletionEntry; 4],
-    ) -> usize {
-        let line_end = (index | 3).min(self.segment.len_bytes / 16 - 1);
-        let mut count = 0;
-        for entry in index..=line_end {
-            let Some(words) = self.load(entry, phase) else { break };
-            into[count] = words;
-            count += 1;
-        }
-        count
-    }
-
-    fn prefetch(&self, _index: u32) {}
 }
