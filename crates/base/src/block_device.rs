@@ -2,11 +2,15 @@
 
 use crate::Error;
 use crate::request::Operation;
-use crate::{CompletionBatch, Instant, Request, Reservations, Segment, WakeSource};
+use crate::{ChannelWakeup, CompletionBatch, Instant, Request, Reservations, Segment};
 
 /// Channel of one thread to a block device: the trait that block devices implement, and the only
 /// dynamic call on the I/O path. Both hot calls process batches, so its cost is paid per batch.
 /// (SPDK: `spdk_io_channel`.)
+///
+/// A stacked channel returns the channel that it is stacked on from [`below`](ChannelWakeup::below),
+/// and implements what it changes: all other calls are forwarded, except
+/// [`fence_writes`](Self::fence_writes), because a request that it holds back would still start.
 ///
 /// Requests may complete in any order, many iterations later. Every accepted request completes
 /// exactly once, and until then the memory that it names may be accessed.
@@ -14,7 +18,7 @@ use crate::{CompletionBatch, Instant, Request, Reservations, Segment, WakeSource
 /// Dropping a channel abandons its outstanding requests: their results are lost, and once the drop
 /// has returned, their memory is not accessed any more. Where a device or another thread works on
 /// them, the drop waits until that has stopped.
-pub trait IoChannel: Send {
+pub trait IoChannel: ChannelWakeup + Send {
     /// Geometry and limits. Constant until an event announces a change.
     fn limits(&self) -> &Limits;
 
@@ -29,47 +33,19 @@ pub trait IoChannel: Send {
 
     /// Makes submitted requests visible to the device: doorbells, system calls. Called once per
     /// iteration, or at once by a caller that needs minimum latency.
-    fn flush(&mut self) {}
+    fn flush(&mut self) {
+        if let Some(below) = self.below_mut() {
+            below.flush();
+        }
+    }
 
     /// Does a bounded amount of work and appends completions. Returns their number.
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize;
 
     /// Doorbell write counters, zero if it has no doorbells.
     fn doorbell_stats(&self) -> DoorbellStats {
-        DoorbellStats::default()
+        self.below().map_or_else(DoorbellStats::default, |below| below.doorbell_stats())
     }
-
-    /// Time at which the channel must be polled even if its wake source is silent: an internal
-    /// deadline, or [`Instant::NEVER`].
-    fn wake_at(&self) -> Instant {
-        Instant::NEVER
-    }
-
-    /// Wake source for a thread that sleeps while this channel has outstanding requests. Constant
-    /// during the channel's life.
-    fn wake_source(&self) -> WakeSource<'_> {
-        WakeSource::None
-    }
-
-    /// Whether the local kernel does all the work, on CPUs that it would share with a polling
-    /// thread: then an idle thread sleeps at once instead of spinning. Constant during the
-    /// channel's life. A stacked channel returns true if all channels below it do.
-    fn is_kernel_io(&self) -> bool {
-        false
-    }
-
-    /// Arms the channel before its thread sleeps: makes everything submitted visible, arms the wake
-    /// source, and polls once more. True if a completion is available, or may arrive without a
-    /// wake-up: then the thread must not sleep. False if every later completion wakes it.
-    ///
-    /// Without a wake source of its own a channel keeps its thread awake.
-    fn arm(&mut self) -> bool {
-        true
-    }
-
-    /// Disarms the wake source: the thread polls again. Also called if the thread did not sleep
-    /// after `arm`.
-    fn disarm(&mut self) {}
 
     /// Fences the writes of this channel's client, which is disconnected.
     ///
@@ -86,14 +62,16 @@ pub trait IoChannel: Send {
     /// after the loss, returns at least that count. Zero if the device does not count losses. Called
     /// after each poll: takes no lock.
     fn losses(&self) -> u64 {
-        0
+        self.below().map_or(0, |below| below.losses())
     }
 
     /// Acknowledges the first `count` losses, as counted by [`losses`](Self::losses), after the
     /// owner of this channel has repaired them: no current or later flush fails because of these.
     /// Flushes fail for all later losses. Does nothing for a device that does not count.
     fn ack_losses(&mut self, count: u64) {
-        let _ = count;
+        if let Some(below) = self.below_mut() {
+            below.ack_losses(count);
+        }
     }
 
     /// The owner of this channel gives up all that was completed and not flushed, on whichever channel,
@@ -106,11 +84,11 @@ pub trait IoChannel: Send {
     /// Why reads may return what is not on the medium, what was expected, and what to do: then nothing was
     /// acknowledged.
     fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        Ok(())
+        self.below_mut().map_or(Ok(()), |below| below.acknowledge_losses())
     }
 }
 
-impl<B: IoChannel + ?Sized> IoChannel for Box<B> {
+impl IoChannel for Box<dyn IoChannel + '_> {
     fn limits(&self) -> &Limits {
         (**self).limits()
     }
@@ -130,44 +108,18 @@ impl<B: IoChannel + ?Sized> IoChannel for Box<B> {
         (**self).poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        (**self).doorbell_stats()
-    }
-
-    fn wake_at(&self) -> Instant {
-        (**self).wake_at()
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        (**self).wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        (**self).is_kernel_io()
-    }
-
-    fn arm(&mut self) -> bool {
-        (**self).arm()
-    }
-
-    fn disarm(&mut self) {
-        (**self).disarm();
-    }
-
     fn fence_writes(&mut self) {
         (**self).fence_writes();
     }
+}
 
-    fn losses(&self) -> u64 {
-        (**self).losses()
+impl ChannelWakeup for Box<dyn IoChannel + '_> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&**self)
     }
 
-    fn ack_losses(&mut self, count: u64) {
-        (**self).ack_losses(count);
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        (**self).acknowledge_losses()
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut **self)
     }
 }
 

@@ -16,6 +16,7 @@
 //! | [`Memory`] | any | bytes behind segments |
 //! | [`Stream`] | any | connected socket |
 //! | [`IoChannel`], [`BlockDevice`] | any | block device; the only dynamic dispatch of an I/O |
+//! | [`ChannelWakeup`] | any | sleep and wake-up of the thread that polls an I/O channel |
 //!
 //! There is deliberately no interface for time: time is an argument.
 
@@ -59,4 +60,4 @@ pub use request::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, R
 pub use reservation::{ReservationHolder, Reservations};
 pub use stream::{RecvResult, SendSlice, Stream, StreamError};
 pub use time::{Instant, Span};
-pub use wake::{InterruptVector, Wake, WakeSource};
+pub use wake::{ChannelWakeup, InterruptVector, Wake, WakeSource};

@@ -24,8 +24,8 @@ pub(crate) mod tests;
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, ErrorCategory, Instant, IoChannel, IoCompletion, Limits,
-    Operation, Request, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, ErrorCategory, Instant, IoChannel, IoCompletion, Limits,
+    Operation, Request, Segment,
 };
 
 pub use self::bounce::{BounceBuffers, BounceMemory};
@@ -341,10 +341,6 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         taken
     }
 
-    fn flush(&mut self) {
-        self.below.flush();
-    }
-
     #[inline]
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let before = answers.as_slice().len();
@@ -357,42 +353,24 @@ impl<B: IoChannel, L: RangeLock> IoChannel for AdaptedChannel<B, L> {
         }
         self.settle(now, answers, before, polled)
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.below.doorbell_stats()
+impl<B: IoChannel, L: RangeLock> ChannelWakeup for AdaptedChannel<B, L> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.below)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.below)
     }
 
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 { Instant::default() } else { self.below.wake_at() }
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.below.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.below.is_kernel_io()
-    }
-
     fn arm(&mut self) -> bool {
         let must_look = self.must_look_again() && self.below.wake_at() == Instant::NEVER;
         self.ready.len() > 0 || must_look || self.below.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.below.disarm();
-    }
-
-    fn losses(&self) -> u64 {
-        self.below.losses()
-    }
-
-    fn ack_losses(&mut self, count: u64) {
-        self.below.ack_losses(count);
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.below.acknowledge_losses()
     }
 }
 

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits, Operation, OperationSet,
-    Request, RequestFlags, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits, Operation,
+    OperationSet, Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
 
@@ -455,6 +455,16 @@ impl IoChannel for Channel {
             .fold(DoorbellStats::default(), DoorbellStats::sum)
     }
 
+    fn fence_writes(&mut self) {
+        self.end_client();
+    }
+
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
+        self.lanes.iter_mut().try_for_each(ContextRef::acknowledge_losses)
+    }
+}
+
+impl ChannelWakeup for Channel {
     fn wake_at(&self) -> Instant {
         if self.refused.len() > 0 {
             return Instant::default();
@@ -492,14 +502,6 @@ impl IoChannel for Channel {
 
     fn disarm(&mut self) {
         self.lanes.iter_mut().for_each(ContextRef::disarm);
-    }
-
-    fn fence_writes(&mut self) {
-        self.end_client();
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.lanes.iter_mut().try_for_each(ContextRef::acknowledge_losses)
     }
 }
 

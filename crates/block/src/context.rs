@@ -122,7 +122,7 @@ impl ContextRef {
         }
     }
 
-    /// Like [`IoChannel::is_kernel_io`]; false for polled contexts.
+    /// Like [`is_kernel_io`](tenmil_base::ChannelWakeup::is_kernel_io); false for polled contexts.
     pub(crate) fn is_done_by_kernel(&self) -> bool {
         match &self.way {
             _ if self.is_polled => false,
@@ -132,7 +132,7 @@ impl ContextRef {
         }
     }
 
-    /// Like [`IoChannel::arm`]; polled requests in flight keep the thread awake.
+    /// Like [`arm`](tenmil_base::ChannelWakeup::arm); polled requests in flight keep the thread awake.
     pub(crate) fn arm(&mut self) -> bool {
         if self.is_polled && self.in_flight > 0 {
             return true;

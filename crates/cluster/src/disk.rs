@@ -13,8 +13,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment,
+    Span,
 };
 use tenmil_dma::RegionTable;
 
@@ -226,7 +227,9 @@ impl IoChannel for Channel {
         waiting.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
+}
 
+impl ChannelWakeup for Channel {
     fn wake_at(&self) -> Instant {
         let state = self.disk.lock();
         let has_answers = state.answers.get(&self.number).is_some_and(|all| !all.is_empty());

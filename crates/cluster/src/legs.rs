@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
-    Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Request, Segment, Span,
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
 use tenmil_drivers::Mirror;
@@ -303,10 +303,6 @@ impl IoChannel for LegChannel {
         answers.len() - before
     }
 
-    fn wake_at(&self) -> Instant {
-        self.queue.as_ref().map_or(Instant::NEVER, IoChannel::wake_at)
-    }
-
     fn losses(&self) -> u64 {
         self.queue.as_ref().map_or(0, IoChannel::losses)
     }
@@ -315,6 +311,12 @@ impl IoChannel for LegChannel {
         if let Some(queue) = &mut self.queue {
             queue.ack_losses(count);
         }
+    }
+}
+
+impl ChannelWakeup for LegChannel {
+    fn wake_at(&self) -> Instant {
+        self.queue.as_ref().map_or(Instant::NEVER, ChannelWakeup::wake_at)
     }
 }
 

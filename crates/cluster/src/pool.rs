@@ -16,7 +16,7 @@ mod takeover;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use tenmil_base::{CompletionBatch, Instant, IoChannel, Random, Span};
+use tenmil_base::{ChannelWakeup, CompletionBatch, Instant, IoChannel, Random, Span};
 use tenmil_sim::stamp::{Content, Stamp};
 use tenmil_volume::format::{BLOCK_BYTES, OwnerRecord};
 use tenmil_volume::{
@@ -216,7 +216,7 @@ impl PoolHost {
 
     /// Time at which it must be polled without an event.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
-        let queue = self.link.queue.as_ref().map_or(Instant::NEVER, IoChannel::wake_at);
+        let queue = self.link.queue.as_ref().map_or(Instant::NEVER, ChannelWakeup::wake_at);
         let next = match self.stage {
             Stage::Pausing(until) => until,
             Stage::Open(_) => self.next_at.min(self.recovery.wake_at()),

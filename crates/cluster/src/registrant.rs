@@ -1,7 +1,9 @@
 //! Program that registers the key of a host and acquires or releases a reservation, with a new
 //! connection for each attempt.
 
-use tenmil_base::{CompletionBatch, Instant, IoChannel, IoStatus, Memory, Segment, Span};
+use tenmil_base::{
+    ChannelWakeup, CompletionBatch, Instant, IoChannel, IoStatus, Memory, Segment, Span,
+};
 use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
 use tenmil_nvme_fabrics::{Connecting, FabricsChannel, FabricsController, Options, TimeoutPolicy};
 use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes, State};

@@ -1,6 +1,6 @@
 //! What a host reaches its blocks with: paths, or a mirror over the paths of several legs.
 
-use tenmil_base::{Instant, IoChannel, Segment};
+use tenmil_base::{ChannelWakeup, Instant, IoChannel, Segment};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_fabrics::PathEvent;
 
@@ -56,7 +56,7 @@ impl Way {
 
     /// When to turn even if nothing comes.
     pub(crate) fn wake_at(&mut self, now: Instant) -> Instant {
-        let queue = self.queue().as_ref().map_or(Instant::NEVER, IoChannel::wake_at);
+        let queue = self.queue().as_ref().map_or(Instant::NEVER, ChannelWakeup::wake_at);
         let paths = match self {
             Self::Paths(link) => link.multipath.wake_at(now),
             Self::Mirror(legs) => legs.wake_at(now),

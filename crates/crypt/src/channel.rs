@@ -13,8 +13,8 @@
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, Request, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, Request, Segment,
 };
 use tenmil_dma::{Region, RegionTable};
 
@@ -229,10 +229,6 @@ impl IoChannel for CryptChannel {
         count
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut below = std::mem::replace(&mut self.completions, CompletionBatch::with_capacity(0));
         self.inner.poll(now, &mut below);
@@ -246,42 +242,24 @@ impl IoChannel for CryptChannel {
         self.ready.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.inner.doorbell_stats()
+impl ChannelWakeup for CryptChannel {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.inner)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.inner)
     }
 
     fn wake_at(&self) -> Instant {
         if self.ready.is_empty() { self.inner.wake_at() } else { Instant::default() }
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.inner.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.inner.is_kernel_io()
-    }
-
     fn arm(&mut self) -> bool {
         let busy = !self.ready.is_empty() || !self.unsent.is_empty();
         self.inner.arm() || busy
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn losses(&self) -> u64 {
-        self.inner.losses()
-    }
-
-    fn ack_losses(&mut self, count: u64) {
-        self.inner.ack_losses(count);
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.inner.acknowledge_losses()
     }
 }
 

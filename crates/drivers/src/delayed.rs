@@ -7,8 +7,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, Limits,
-    Request, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, IoCompletion, Limits,
+    Request, Segment,
 };
 
 use tenmil_block::CompletionQueue;
@@ -97,10 +97,6 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         taken
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.inner.poll(now, &mut self.below);
         for answer in self.below.drain() {
@@ -117,9 +113,15 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         }
         self.ready.drain_into(answers)
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.inner.doorbell_stats()
+impl<T: CompletionTiming> ChannelWakeup for DelayedChannel<T> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.inner)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.inner)
     }
 
     fn wake_at(&self) -> Instant {
@@ -130,30 +132,10 @@ impl<T: CompletionTiming> IoChannel for DelayedChannel<T> {
         timer.min(self.inner.wake_at())
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.inner.wake_source()
-    }
-
     fn arm(&mut self) -> bool {
         // A request that is not due needs no signal: its due time is in `wake_at`.
         let busy_below = self.inner.arm();
         self.ready.len() > 0 || busy_below
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn losses(&self) -> u64 {
-        self.inner.losses()
-    }
-
-    fn ack_losses(&mut self, count: u64) {
-        self.inner.ack_losses(count);
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.inner.acknowledge_losses()
     }
 }
 

@@ -1,8 +1,8 @@
 //! I/O channel of a device over several legs, each of which stores some of the blocks.
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, OperationSet, Request, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Operation, OperationSet, Request, Segment, WakeSource,
 };
 
 use crate::combined_wake::CombinedWake;
@@ -296,6 +296,27 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
         each.fold(DoorbellStats::default(), DoorbellStats::sum)
     }
 
+    fn losses(&self) -> u64 {
+        self.legs.iter().map(|leg| leg.channel.losses()).sum()
+    }
+
+    /// All losses so far, or none: a smaller count does not say of which leg they are.
+    fn ack_losses(&mut self, count: u64) {
+        let counts: Vec<u64> = self.legs.iter().map(|leg| leg.channel.losses()).collect();
+        if counts.iter().sum::<u64>() <= count {
+            for (leg, count) in self.legs.iter_mut().zip(counts) {
+                leg.channel.ack_losses(count);
+            }
+        }
+    }
+
+    /// All legs, and if one cannot, why: the owner goes on with all or none.
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
+        self.legs.iter_mut().try_for_each(|leg| leg.channel.acknowledge_losses())
+    }
+}
+
+impl<D: BlockLayout> ChannelWakeup for MultiLegChannel<D> {
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 {
             return Instant::default();
@@ -323,24 +344,5 @@ impl<D: BlockLayout> IoChannel for MultiLegChannel<D> {
 
     fn disarm(&mut self) {
         self.legs.iter_mut().for_each(|leg| leg.channel.disarm());
-    }
-
-    fn losses(&self) -> u64 {
-        self.legs.iter().map(|leg| leg.channel.losses()).sum()
-    }
-
-    /// All losses so far, or none: a smaller count does not say of which leg they are.
-    fn ack_losses(&mut self, count: u64) {
-        let counts: Vec<u64> = self.legs.iter().map(|leg| leg.channel.losses()).collect();
-        if counts.iter().sum::<u64>() <= count {
-            for (leg, count) in self.legs.iter_mut().zip(counts) {
-                leg.channel.ack_losses(count);
-            }
-        }
-    }
-
-    /// All legs, and if one cannot, why: the owner goes on with all or none.
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.legs.iter_mut().try_for_each(|leg| leg.channel.acknowledge_losses())
     }
 }

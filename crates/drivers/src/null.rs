@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, OperationSet, Request, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Operation, OperationSet, Request, Segment, WakeSource,
 };
 
 use super::validate::SEGMENTS_MAX;
@@ -134,7 +134,9 @@ impl IoChannel for NullChannel {
             _ => self.ready.drain_into(answers),
         }
     }
+}
 
+impl ChannelWakeup for NullChannel {
     fn wake_at(&self) -> Instant {
         if self.has_answers() { Instant::default() } else { Instant::NEVER }
     }

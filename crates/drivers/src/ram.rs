@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, Durability, ErrorCategory, ExtentKind, Instant,
-    InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet,
-    Request, Segment, WakeSource,
+    BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, Durability, ErrorCategory,
+    ExtentKind, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits, Memory,
+    Operation, OperationSet, Request, Segment, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
 
@@ -204,7 +204,9 @@ impl IoChannel for RamChannel {
     fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
         self.ready.drain_into(answers)
     }
+}
 
+impl ChannelWakeup for RamChannel {
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
     }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, ErrorCategory, Instant, IoChannel,
-    IoCompletion, IoStatus, Limits, Operation, Request, Segment, WakeSource,
+    BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, ErrorCategory, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Operation, Request, Segment,
 };
 
 use super::validate::check_blocks;
@@ -191,51 +191,29 @@ impl IoChannel for SplitChannel {
         done
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let count = self.ready.drain_into(answers) + self.inner.poll(now, answers);
         self.outstanding -= count;
         count
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.inner.doorbell_stats()
+impl ChannelWakeup for SplitChannel {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.inner)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.inner)
     }
 
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 { Instant::default() } else { self.inner.wake_at() }
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.inner.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.inner.is_kernel_io()
-    }
-
     fn arm(&mut self) -> bool {
         let busy_below = self.inner.arm();
         self.ready.len() > 0 || busy_below
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn losses(&self) -> u64 {
-        self.inner.losses()
-    }
-
-    fn ack_losses(&mut self, count: u64) {
-        self.inner.ack_losses(count);
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.inner.acknowledge_losses()
     }
 }
 

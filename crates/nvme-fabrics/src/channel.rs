@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, Request, Segment, Span, WakeSource,
+    ChannelWakeup, CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Operation, Request, Segment, Span, WakeSource,
 };
 use tenmil_nvme_host::{NamespaceQueue, QueueState};
 
@@ -329,7 +329,9 @@ impl IoChannel for FabricsChannel {
     fn ack_losses(&mut self, count: u64) {
         self.flushes.acknowledge(count);
     }
+}
 
+impl ChannelWakeup for FabricsChannel {
     fn wake_at(&self) -> Instant {
         if !self.failed.is_empty() {
             return Instant::default();

@@ -6,7 +6,8 @@
 //! ```
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request, Segment, Span,
+    ChannelWakeup, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request, Segment,
+    Span,
 };
 use tenmil_nvme_host::{NamespaceQueue, NamespaceView, QueuePair, QueueSizes, QueueState};
 

@@ -14,8 +14,8 @@ mod tests;
 mod view;
 
 use tenmil_base::{
-    CompletionBatch, Dma, Doorbell, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
-    IoStatus, Limits, Operation, Request, Segment,
+    ChannelWakeup, CompletionBatch, Dma, Doorbell, DoorbellStats, Durability, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Operation, Request, Segment,
 };
 use tenmil_wire::sgl::Descriptor;
 use tenmil_wire::{Command, IoOpcode};
@@ -400,7 +400,13 @@ where
         let (registers, cmb_commands) = (stats.doorbell_registers, stats.cmb_commands);
         DoorbellStats { submission, completion, registers, cmb_commands }
     }
+}
 
+impl<D, B> ChannelWakeup for NamespaceQueue<D, B>
+where
+    D: Dma<Submission: Send, Completion: Send>,
+    B: Doorbell + Send,
+{
     fn wake_at(&self) -> Instant {
         // A child can be sent and no other is in flight whose completion would trigger it.
         let can_send =

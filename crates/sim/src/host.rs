@@ -1,6 +1,6 @@
 //! Host side: one controller, its queue pairs, and the workload that runs on them.
 
-use tenmil_base::{Dma, Durability, Instant, IoChannel, Span};
+use tenmil_base::{ChannelWakeup, Dma, Durability, Instant, IoChannel, Span};
 use tenmil_nvme_host::{
     ArmResult, Controller, ControllerError, ControllerOptions, Event, FastPathOptions,
     NamespaceQueue, QueuePairOptions, QueueSizes, State, arm,

@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use tenmil_base::{
-    CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request, Segment,
+    ChannelWakeup, CompletionBatch, Instant, IoChannel, IoCompletion, IoStatus, Limits, Request,
+    Segment,
 };
 
 use crate::bus::Bus;
@@ -169,7 +170,9 @@ impl IoChannel for BuggyChannel<'_> {
         }
         room - answers.remaining()
     }
+}
 
+impl ChannelWakeup for BuggyChannel<'_> {
     fn wake_at(&self) -> Instant {
         self.inner.wake_at()
     }

@@ -18,8 +18,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment,
+    Span,
 };
 
 use crate::bus::Bus;
@@ -252,7 +253,9 @@ impl IoChannel for SimChannel {
         }
         count
     }
+}
 
+impl ChannelWakeup for SimChannel {
     fn wake_at(&self) -> Instant {
         let state = self.lock();
         let mine = state.under_way.iter().filter(|one| one.channel == self.number);

@@ -5,8 +5,8 @@ use std::error::Error;
 
 use tenmil::aio::{BufferPool, Device};
 use tenmil_base::{
-    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
-    Operation, OperationSet, Request, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, OperationSet, Request, Segment, WakeSource,
 };
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, RegionTable};
 use tenmil_linux::{Clock, CpuList};
@@ -84,7 +84,9 @@ impl IoChannel for Numbers {
         self.ready.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
+}
 
+impl ChannelWakeup for Numbers {
     // These three functions let the thread sleep: no external event ever wakes this device.
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::Deadline

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use loom::thread;
 use tenmil_base::{
-    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
-    OperationSet, Request, Segment,
+    ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, OperationSet, Request, Segment,
 };
 
 use self::shared::{Member, SharedContext};
@@ -255,7 +255,9 @@ impl IoChannel for ImmediateChannel {
         self.answers.drain(..count).for_each(|answer| answers.push(answer));
         count
     }
+}
 
+impl ChannelWakeup for ImmediateChannel {
     fn arm(&mut self) -> bool {
         !self.answers.is_empty()
     }

@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits, Operation, Request, Segment,
-    Span, WakeSource,
+    ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
 };
 
 use super::bucket::{Ticks, instant_of, rescaled, ticks, ticks_of};
 use super::{BUCKETS, IoClass, RECHECK_INTERVAL, Shared};
 
 /// Channel that submits no more than the limits allow. Requests that it does not accept can be submitted
-/// again at [`wake_at`](IoChannel::wake_at). Without limits, a batch costs one load and goes down
+/// again at [`wake_at`](ChannelWakeup::wake_at). Without limits, a batch costs one load and goes down
 /// unchanged.
 pub struct RateLimitedChannel<B> {
     below: B,
@@ -339,10 +338,6 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
         self.submit_limited(now, requests, segments)
     }
 
-    fn flush(&mut self) {
-        self.below.flush();
-    }
-
     #[inline]
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         if now >= self.retry_at {
@@ -352,43 +347,21 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
         self.below.poll(now, answers)
     }
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.below.doorbell_stats()
+    fn fence_writes(&mut self) {
+        self.below.fence_writes();
+    }
+}
+
+impl<B: IoChannel> ChannelWakeup for RateLimitedChannel<B> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.below)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.below)
     }
 
     fn wake_at(&self) -> Instant {
         self.retry_at.min(self.below.wake_at())
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.below.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.below.is_kernel_io()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.below.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.below.disarm();
-    }
-
-    fn fence_writes(&mut self) {
-        self.below.fence_writes();
-    }
-
-    fn losses(&self) -> u64 {
-        self.below.losses()
-    }
-
-    fn ack_losses(&mut self, count: u64) {
-        self.below.ack_losses(count);
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.below.acknowledge_losses()
     }
 }

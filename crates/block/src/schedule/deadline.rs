@@ -9,8 +9,7 @@
 use std::fmt;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
-    WakeSource,
+    ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Operation, Request, Segment, Span,
 };
 
 use super::{conflict, reads};
@@ -324,10 +323,6 @@ impl<B: IoChannel> IoChannel for Deadline<B> {
         taken
     }
 
-    fn flush(&mut self) {
-        self.below.flush();
-    }
-
     #[inline]
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let count = self.below.poll(now, answers);
@@ -339,29 +334,19 @@ impl<B: IoChannel> IoChannel for Deadline<B> {
         }
         count
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.below.doorbell_stats()
+impl<B: IoChannel> ChannelWakeup for Deadline<B> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.below)
     }
 
-    fn wake_at(&self) -> Instant {
-        self.below.wake_at()
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.below.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.below.is_kernel_io()
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.below)
     }
 
     fn arm(&mut self) -> bool {
         let nobody_wakes = self.held() > 0 && self.under_way == 0;
         (nobody_wakes && self.below.wake_at() == Instant::NEVER) || self.below.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.below.disarm();
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, IoCompletion, Limits, Operation, Request,
-    RequestFlags, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, Instant, IoChannel, IoCompletion, Limits, Operation, Request,
+    RequestFlags, Segment,
 };
 
 use crate::completion_queue::CompletionQueue;
@@ -248,10 +248,6 @@ impl<B: IoChannel> IoChannel for Merge<B> {
         taken
     }
 
-    fn flush(&mut self) {
-        self.below.flush();
-    }
-
     #[inline]
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let before = answers.as_slice().len();
@@ -265,29 +261,23 @@ impl<B: IoChannel> IoChannel for Merge<B> {
         self.under_way -= count;
         count
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.below.doorbell_stats()
+impl<B: IoChannel> ChannelWakeup for Merge<B> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.below)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.below)
     }
 
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 { Instant::default() } else { self.below.wake_at() }
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.below.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.below.is_kernel_io()
-    }
-
     fn arm(&mut self) -> bool {
         let nobody_wakes = !self.failed.is_empty() && self.below.wake_at() == Instant::NEVER;
         nobody_wakes || self.ready.len() > 0 || self.below.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.below.disarm();
     }
 }

@@ -7,8 +7,8 @@
 use std::fmt;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Operation, Request, RequestFlags,
-    Segment, Span, WakeSource,
+    ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Operation, Request, RequestFlags,
+    Segment, Span,
 };
 
 use crate::uri::Fields;
@@ -186,10 +186,6 @@ impl<B: IoChannel> IoChannel for StreamBatch<B> {
         taken
     }
 
-    fn flush(&mut self) {
-        self.below.flush();
-    }
-
     #[inline]
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let count = self.below.poll(now, answers);
@@ -199,9 +195,15 @@ impl<B: IoChannel> IoChannel for StreamBatch<B> {
         }
         count
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.below.doorbell_stats()
+impl<B: IoChannel> ChannelWakeup for StreamBatch<B> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.below)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.below)
     }
 
     fn wake_at(&self) -> Instant {
@@ -210,20 +212,8 @@ impl<B: IoChannel> IoChannel for StreamBatch<B> {
         due_at.min(self.below.wake_at())
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.below.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.below.is_kernel_io()
-    }
-
     fn arm(&mut self) -> bool {
         let nobody_wakes = self.is_stuck && self.under_way == 0;
         (nobody_wakes && self.below.wake_at() == Instant::NEVER) || self.below.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.below.disarm();
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, IoStatus, Limits, Operation,
-    Request, Segment, Span, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Instant, IoChannel, IoStatus, Limits, Operation,
+    Request, Segment, Span,
 };
 use tenmil_dma::RegionTable;
 use tenmil_linux::StepTimer;
@@ -137,32 +137,18 @@ impl<B: ControllerBus> IoChannel for AttachedChannel<B> {
         self.lent.queue.submit(now, requests, segments)
     }
 
-    fn flush(&mut self) {
-        self.lent.queue.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.lent.queue.poll(now, answers)
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.lent.queue.doorbell_stats()
+impl<B: ControllerBus> ChannelWakeup for AttachedChannel<B> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.lent.queue)
     }
 
-    fn wake_at(&self) -> Instant {
-        self.lent.queue.wake_at()
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.lent.queue.wake_source()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.lent.queue.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.lent.queue.disarm();
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.lent.queue)
     }
 }
 

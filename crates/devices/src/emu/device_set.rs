@@ -14,8 +14,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Doorbell, DoorbellStats, Instant, Interrupts, IoChannel, Limits,
-    Request, Segment, Span, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Doorbell, Instant, Interrupts, IoChannel, Limits,
+    Request, Segment, Span,
 };
 use tenmil_block::ExistingData;
 use tenmil_dma::{DevicePool, Region};
@@ -280,32 +280,18 @@ impl<B: Doorbell + Send> IoChannel for SsdChannel<B> {
         self.queue.submit(now, requests, segments)
     }
 
-    fn flush(&mut self) {
-        self.queue.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.queue.poll(now, answers)
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.queue.doorbell_stats()
+impl<B: Doorbell + Send> ChannelWakeup for SsdChannel<B> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.queue)
     }
 
-    fn wake_at(&self) -> Instant {
-        self.queue.wake_at()
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.queue.wake_source()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.queue.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.queue.disarm();
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.queue)
     }
 }
 

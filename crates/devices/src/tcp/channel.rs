@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request,
+    BlockDevice, ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Request,
     ReservationHolder, Reservations, Segment, Span, WakeSource,
 };
 use tenmil_linux::Clock;
@@ -255,13 +255,6 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
     }
 
     #[inline]
-    fn flush(&mut self) {
-        if let Queue::Open(queue) = &mut self.queue {
-            queue.flush();
-        }
-    }
-
-    #[inline]
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         match &mut self.queue {
             Queue::Open(queue) => queue.poll(now, answers),
@@ -272,13 +265,6 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
                 }
                 count
             }
-        }
-    }
-
-    fn doorbell_stats(&self) -> DoorbellStats {
-        match &self.queue {
-            Queue::Open(queue) => queue.doorbell_stats(),
-            Queue::Opening(_) => DoorbellStats::default(),
         }
     }
 
@@ -293,6 +279,22 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
         match &mut self.queue {
             Queue::Open(queue) => queue.ack_losses(count),
             Queue::Opening(opening) => opening.heeded = opening.heeded.max(count),
+        }
+    }
+}
+
+impl<Q: QueueSource> ChannelWakeup for RemoteChannel<Q> {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        match &self.queue {
+            Queue::Open(queue) => Some(queue),
+            Queue::Opening(_) => None,
+        }
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        match &mut self.queue {
+            Queue::Open(queue) => Some(queue),
+            Queue::Opening(_) => None,
         }
     }
 
@@ -314,12 +316,6 @@ impl<Q: QueueSource> IoChannel for RemoteChannel<Q> {
         match &mut self.queue {
             Queue::Open(queue) => queue.arm(),
             Queue::Opening(opening) => opening.arm(),
-        }
-    }
-
-    fn disarm(&mut self) {
-        if let Queue::Open(queue) = &mut self.queue {
-            queue.disarm();
         }
     }
 }

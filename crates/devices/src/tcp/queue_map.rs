@@ -10,8 +10,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, Limits,
-    Operation, Request, RequestFlags, Reservations, Segment, WakeSource,
+    BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, DoorbellStats, Error, Instant,
+    IoChannel, Limits, Operation, Request, RequestFlags, Reservations, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
 
@@ -175,9 +175,11 @@ impl IoChannel for MappedChannel {
     fn ack_losses(&mut self, count: u64) {
         self.each().for_each(|backend| backend.ack_losses(count));
     }
+}
 
+impl ChannelWakeup for MappedChannel {
     fn wake_at(&self) -> Instant {
-        self.all().map(IoChannel::wake_at).fold(Instant::NEVER, Instant::min)
+        self.all().map(ChannelWakeup::wake_at).fold(Instant::NEVER, Instant::min)
     }
 
     fn wake_source(&self) -> WakeSource<'_> {
@@ -187,7 +189,7 @@ impl IoChannel for MappedChannel {
 
     fn arm(&mut self) -> bool {
         // Every queue is armed, even if an earlier one has work: a sleep needs all of them armed.
-        let busy = self.each().map(IoChannel::arm).filter(|is_busy| *is_busy).count();
+        let busy = self.each().map(ChannelWakeup::arm).filter(|is_busy| *is_busy).count();
         busy > 0 || self.watch.is_none()
     }
 
@@ -201,8 +203,8 @@ mod tests {
     use tenmil_base::{IoCompletion, IoStatus};
 
     use super::{
-        Arc, BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Operation, QueueMapOptions,
-        QueueMappedDevice, Request, RequestFlags, Segment,
+        Arc, BlockDevice, ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Operation,
+        QueueMapOptions, QueueMappedDevice, Request, RequestFlags, Segment,
     };
     use std::sync::Mutex;
 
@@ -256,6 +258,8 @@ mod tests {
             answers.len()
         }
     }
+
+    impl ChannelWakeup for One {}
 
     fn request(token: u64, operation: Operation, flags: RequestFlags) -> Request {
         Request { token, operation, flags, ..Request::PLACEHOLDER }

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, OperationSet, Random, Request, RequestFlags, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Operation, OperationSet, Random, Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_dma::RegionTable;
 
@@ -260,7 +260,9 @@ impl IoChannel for PowerChannel {
         }
         before - answers.remaining()
     }
+}
 
+impl ChannelWakeup for PowerChannel {
     fn wake_source(&self) -> WakeSource<'_> {
         WakeSource::None
     }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Random,
-    Request, Segment, WakeSource,
+    BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Random,
+    Request, Segment,
 };
 
 use tenmil_base::Error;
@@ -68,31 +68,17 @@ impl IoChannel for ReluctantChannel {
         self.inner.submit(now, &requests[..requests.len().min(most)], segments)
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         if self.random.chance(1, 3) { 0 } else { self.inner.poll(now, answers) }
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.inner.doorbell_stats()
+impl ChannelWakeup for ReluctantChannel {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.inner)
     }
 
-    fn wake_at(&self) -> Instant {
-        self.inner.wake_at()
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.inner.wake_source()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.inner)
     }
 }

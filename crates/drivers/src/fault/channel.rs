@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Error, Instant, InterruptVector, IoChannel,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, InterruptVector, IoChannel,
     IoCompletion, IoStatus, Limits, Memory, Operation, Random, Request, Segment, WakeSource,
 };
 use tenmil_dma::Region;
@@ -353,10 +353,6 @@ impl IoChannel for FaultChannel {
         requests.iter().take_while(take).count()
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut below = std::mem::replace(&mut self.below, CompletionBatch::with_capacity(0));
         self.inner.poll(now, &mut below);
@@ -365,9 +361,15 @@ impl IoChannel for FaultChannel {
         self.look_for_release();
         self.ready.drain_into(answers)
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.inner.doorbell_stats()
+impl ChannelWakeup for FaultChannel {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.inner)
+    }
+
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.inner)
     }
 
     fn wake_at(&self) -> Instant {
@@ -389,18 +391,6 @@ impl IoChannel for FaultChannel {
     fn disarm(&mut self) {
         self.vector.mask();
         self.inner.disarm();
-    }
-
-    fn losses(&self) -> u64 {
-        self.inner.losses()
-    }
-
-    fn ack_losses(&mut self, count: u64) {
-        self.inner.ack_losses(count);
-    }
-
-    fn acknowledge_losses(&mut self) -> Result<(), Error> {
-        self.inner.acknowledge_losses()
     }
 }
 

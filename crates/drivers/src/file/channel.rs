@@ -1,8 +1,8 @@
 //! I/O channel of a file: a table of requests in flight over an engine.
 
 use tenmil_base::{
-    CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation,
-    Request, RequestFlags, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, Request, RequestFlags, Segment, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_linux::Errno;
@@ -382,27 +382,6 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
         self.ready.drain_into(answers)
     }
 
-    fn wake_at(&self) -> Instant {
-        let has_work = self.ready.len() > 0 || self.engine.has_unstarted();
-        if has_work { Instant::default() } else { Instant::NEVER }
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.engine.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        true
-    }
-
-    fn arm(&mut self) -> bool {
-        self.ready.len() > 0 || self.engine.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.engine.disarm();
-    }
-
     fn losses(&self) -> u64 {
         self.loan.shared.lost_writes.count()
     }
@@ -424,6 +403,29 @@ impl<J: FileIo> IoChannel for FileChannel<J> {
         let Syncs { running, waiting, stale, .. } = &mut self.syncs;
         *stale = u8::from(!running.is_empty()) + u8::from(!waiting.is_empty());
         Ok(())
+    }
+}
+
+impl<J: FileIo> ChannelWakeup for FileChannel<J> {
+    fn wake_at(&self) -> Instant {
+        let has_work = self.ready.len() > 0 || self.engine.has_unstarted();
+        if has_work { Instant::default() } else { Instant::NEVER }
+    }
+
+    fn wake_source(&self) -> WakeSource<'_> {
+        self.engine.wake_source()
+    }
+
+    fn is_kernel_io(&self) -> bool {
+        true
+    }
+
+    fn arm(&mut self) -> bool {
+        self.ready.len() > 0 || self.engine.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.engine.disarm();
     }
 }
 

@@ -8,8 +8,8 @@ mod write_epochs;
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, Error, Instant, Interrupts, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, Request, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, Error, Instant, Interrupts, IoChannel, IoCompletion, IoStatus,
+    Limits, Operation, Request, Segment, WakeSource,
 };
 use tenmil_linux::EventVectors;
 
@@ -564,7 +564,9 @@ impl IoChannel for MirrorChannel {
         self.legs.flush();
         self.ready.drain_into(answers)
     }
+}
 
+impl ChannelWakeup for MirrorChannel {
     fn wake_at(&self) -> Instant {
         if self.is_restless() {
             return Instant::default();

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{CompletionBatch, Error, IoChannel, Span, WakeSource};
+use tenmil_base::{ChannelWakeup, CompletionBatch, Error, IoChannel, Span, WakeSource};
 use tenmil_linux::{Clock, Notifier, Sleeper, StopFlag, Thread};
 
 use super::channel::MirrorChannel;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenmil_base::{
-    CompletionBatch, Error, Instant, InvalidSegment, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, Request, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, Error, Instant, InvalidSegment, IoChannel, IoCompletion,
+    IoStatus, Limits, Memory, Operation, Request, Segment, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_volume::format::BLOCKS_MAX;
@@ -581,7 +581,9 @@ impl IoChannel for VolumeChannel {
         }
         answers.len() - before
     }
+}
 
+impl ChannelWakeup for VolumeChannel {
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 || !self.queue.is_empty() {
             return Instant::default();

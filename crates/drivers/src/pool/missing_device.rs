@@ -1,8 +1,8 @@
 //! Placeholder for a missing device: every read and write fails.
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Request, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Request, Segment, WakeSource,
 };
 
 use tenmil_block::CompletionQueue;
@@ -44,7 +44,9 @@ impl IoChannel for AbsentChannel {
     fn poll(&mut self, _now: Instant, answers: &mut CompletionBatch) -> usize {
         self.ready.drain_into(answers)
     }
+}
 
+impl ChannelWakeup for AbsentChannel {
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 { Instant::default() } else { Instant::NEVER }
     }

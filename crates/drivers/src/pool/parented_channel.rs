@@ -9,8 +9,8 @@
 //! extra cost.
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Request, Segment, WakeSource,
+    ChannelWakeup, CompletionBatch, DoorbellStats, Error, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Request, Segment, WakeSource,
 };
 
 use tenmil_volume::format::BLOCKS_MAX;
@@ -130,7 +130,9 @@ impl IoChannel for ParentedChannel {
     fn doorbell_stats(&self) -> DoorbellStats {
         self.store.doorbell_stats()
     }
+}
 
+impl ChannelWakeup for ParentedChannel {
     fn wake_at(&self) -> Instant {
         if self.ready.len() > 0 {
             return Instant::default();

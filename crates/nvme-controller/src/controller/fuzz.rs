@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Operation, OperationSet, Request, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Operation, OperationSet, Request, Segment, Span,
 };
 use tenmil_wire::Command;
 
@@ -158,6 +158,8 @@ impl IoChannel for Channel {
         count
     }
 }
+
+impl ChannelWakeup for Channel {}
 
 impl NamespacePool for Pool {
     fn capacity_bytes(&self) -> u64 {

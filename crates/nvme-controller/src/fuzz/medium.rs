@@ -7,8 +7,9 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Memory, Operation, OperationSet, Random, Request, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Random, Request, Segment,
+    WakeSource,
 };
 
 use super::host::Ram;
@@ -158,7 +159,9 @@ impl IoChannel for FakeBackend {
         }
         count
     }
+}
 
+impl ChannelWakeup for FakeBackend {
     fn wake_source(&self) -> WakeSource<'_> {
         if lock(&self.blocks).signals {
             WakeSource::Descriptor(self.descriptor.as_fd())

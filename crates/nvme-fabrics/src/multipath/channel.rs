@@ -10,8 +10,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, Request, Segment, Span, WakeSource,
+    ChannelWakeup, CompletionBatch, DoorbellStats, Durability, Instant, IoChannel, IoCompletion,
+    IoStatus, Limits, Operation, Request, Segment, Span, WakeSource,
 };
 use tenmil_nvme_host::QueueState;
 
@@ -571,7 +571,9 @@ impl IoChannel for MultipathChannel {
     fn ack_losses(&mut self, count: u64) {
         self.flushes.acknowledge(count);
     }
+}
 
+impl ChannelWakeup for MultipathChannel {
     fn wake_at(&self) -> Instant {
         if !self.failed.is_empty() {
             return Instant::default();

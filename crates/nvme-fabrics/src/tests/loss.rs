@@ -1,6 +1,6 @@
 //! Lost connections: every request completes once, in time, and no resources are left behind.
 
-use tenmil_base::{IoChannel, IoStatus, Memory, Operation, Segment, Span};
+use tenmil_base::{ChannelWakeup, IoChannel, IoStatus, Memory, Operation, Segment, Span};
 use tenmil_nvme_host::{Event, ShutdownNotification, State};
 use tenmil_sim::network::{Direction, Fault};
 use tenmil_wire::fabrics::InvalidParameter;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{IoChannel, Operation, Span, Wake, WakeSource};
+use tenmil_base::{ChannelWakeup, Operation, Span, Wake, WakeSource};
 use tenmil_sim::network::{Direction, LinkOptions};
 
 use super::bed::Bed;

@@ -4,8 +4,8 @@ mod sleep;
 mod splits;
 
 use tenmil_base::{
-    CompletionBatch, Durability, Instant, IoChannel, IoStatus, Operation, OperationSet, Random,
-    RegionId, Request, RequestFlags, Segment, Span,
+    ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoStatus, Operation,
+    OperationSet, Random, RegionId, Request, RequestFlags, Segment, Span,
 };
 use tenmil_wire::io::copy::{CopyFormat, CopyRange};
 use tenmil_wire::io::dataset::{DatasetManagement, DatasetRange};

@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, Instant, IoChannel, Limits, Request, Segment,
-    WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Request, Segment,
 };
 use tenmil_block::uri::Uri;
 use tenmil_block::{AdaptOptions, AdaptedDevice, BdevOptions, BounceMemory, Claim};
@@ -157,36 +156,18 @@ impl IoChannel for ChannelLease {
         self.channel().submit(now, requests, segments)
     }
 
-    fn flush(&mut self) {
-        self.channel().flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.channel().poll(now, answers)
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.parts().channel.doorbell_stats()
+impl ChannelWakeup for ChannelLease {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&*self.parts().channel)
     }
 
-    fn wake_at(&self) -> Instant {
-        self.parts().channel.wake_at()
-    }
-
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.parts().channel.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.parts.as_ref().is_some_and(|parts| parts.channel.is_kernel_io())
-    }
-
-    fn arm(&mut self) -> bool {
-        self.channel().arm()
-    }
-
-    fn disarm(&mut self) {
-        self.channel().disarm();
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(self.channel())
     }
 }
 
@@ -205,7 +186,9 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Duration;
 
-    use tenmil_base::{CompletionBatch, Instant, IoChannel, Limits, Request, Segment};
+    use tenmil_base::{
+        ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Request, Segment,
+    };
     use tenmil_block::Claim;
     use tenmil_dma::RegionTable;
     use tenmil_linux::Clock;
@@ -238,6 +221,8 @@ mod tests {
             self.channel.poll(now, answers)
         }
     }
+
+    impl ChannelWakeup for Noted {}
 
     #[test]
     fn whoever_lets_go_of_a_device_does_not_close_it() {

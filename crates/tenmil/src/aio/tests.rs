@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use tenmil_base::{
-    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Memory,
-    Operation, OperationSet, Request, Segment, Span,
+    ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Memory, Operation, OperationSet, Request, Segment, Span,
 };
 use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
 use tenmil_linux::{EventLoop, NextStep, Sleeper};
@@ -109,7 +109,9 @@ impl IoChannel for SlowBackend {
         answers.append(&done);
         done.len()
     }
+}
 
+impl ChannelWakeup for SlowBackend {
     fn wake_at(&self) -> Instant {
         self.slow.inner(|inner| inner.again_at)
     }

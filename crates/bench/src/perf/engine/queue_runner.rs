@@ -276,17 +276,17 @@ impl<S: Verifier> QueueRunner<S> {
         self.backend.wake_source()
     }
 
-    /// Whether a waiting thread should sleep at once: see [`IoChannel::is_kernel_io`].
+    /// Whether a waiting thread should sleep at once: see [`is_kernel_io`](tenmil_base::ChannelWakeup::is_kernel_io).
     pub(super) fn is_done_by_kernel(&self) -> bool {
         self.backend.is_kernel_io()
     }
 
-    /// Prepares for a sleep: see [`IoChannel::arm`].
+    /// Prepares for a sleep: see [`arm`](tenmil_base::ChannelWakeup::arm).
     pub(super) fn arm(&mut self) -> bool {
         !self.requests.is_empty() || self.backend.arm()
     }
 
-    /// Ends a sleep: see [`IoChannel::disarm`].
+    /// Ends a sleep: see [`disarm`](tenmil_base::ChannelWakeup::disarm).
     pub(super) fn disarm(&mut self) {
         self.backend.disarm();
     }

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation, Request, RequestFlags, Segment,
+    ChannelWakeup, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation, Request,
+    RequestFlags, Segment,
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
-    OperationSet, Request, RequestFlags, Segment,
+    ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Operation, OperationSet, Request, RequestFlags, Segment,
 };
 
 /// Keeps accepted requests until the test completes them.
@@ -90,6 +90,12 @@ impl IoChannel for Scripted {
         count
     }
 
+    fn acknowledge_losses(&mut self) -> Result<(), Error> {
+        Err(Error::environment("on purpose"))
+    }
+}
+
+impl ChannelWakeup for Scripted {
     fn arm(&mut self) -> bool {
         !self.shared.lock().unwrap().answers.is_empty()
     }

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Operation, OperationSet, Random, Request, RequestFlags, Segment,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Operation, OperationSet, Random, Request, RequestFlags,
+    Segment,
 };
 
 /// See the module.
@@ -147,7 +148,9 @@ impl IoChannel for LateChannel {
         }
         count
     }
+}
 
+impl ChannelWakeup for LateChannel {
     /// A stuck channel has no completions, and would report them.
     fn arm(&mut self) -> bool {
         !self.is_stuck()

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Operation, OperationSet, Request, Segment,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Operation, OperationSet, Request, Segment,
 };
 use tenmil_linux::Clock;
 
@@ -92,6 +92,8 @@ impl IoChannel for DiskChannel {
         count
     }
 }
+
+impl ChannelWakeup for DiskChannel {}
 
 /// Runs `test` for every mapping of channels to the device below.
 fn on_each_map(disk: &Disk, test: impl Fn(&Disk, &BdevDescriptor)) {

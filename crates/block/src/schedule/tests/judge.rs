@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits, Operation,
-    OperationSet, Random, RegionId, Request, RequestFlags, Segment, Span, WakeSource,
+    ChannelWakeup, CompletionBatch, Durability, Instant, IoChannel, IoCompletion, IoStatus, Limits,
+    Operation, OperationSet, Random, RegionId, Request, RequestFlags, Segment, Span, WakeSource,
 };
 
 use crate::Scheduler;
@@ -139,7 +139,9 @@ impl IoChannel for Judge {
         shared.under_way -= count;
         count
     }
+}
 
+impl ChannelWakeup for Judge {
     fn wake_at(&self) -> Instant {
         let shared = self.shared.lock().unwrap();
         shared.due.iter().map(|(due, _)| *due).min().unwrap_or(Instant::NEVER)

@@ -1,8 +1,8 @@
 //! Order and time of the requests below, step by step.
 
 use tenmil_base::{
-    Instant, IoChannel, IoCompletion, IoStatus, Operation, RegionId, Request, RequestFlags,
-    Segment, Span,
+    ChannelWakeup, Instant, IoChannel, IoCompletion, IoStatus, Operation, RegionId, Request,
+    RequestFlags, Segment, Span,
 };
 
 use crate::adapt::tests::scripted::{Scripted, limits, poll, request};
@@ -48,6 +48,19 @@ fn good(token: u64) -> IoCompletion {
 fn answer(below: &Scripted, channel: &mut impl IoChannel, tokens: &[u64], now: Instant) {
     tokens.iter().for_each(|token| below.answer(*token, IoStatus::SUCCESS, 0));
     assert_eq!(poll(channel, now).len(), tokens.len());
+}
+
+#[test]
+fn schedulers_acknowledge_lost_writes_of_the_device_below() {
+    let below = || Scripted::new(limits(), 1);
+    let channels: [Box<dyn IoChannel>; 3] = [
+        Box::new(Merge::new(below())),
+        Box::new(Deadline::new(below(), &DeadlineOptions::default())),
+        Box::new(StreamBatch::new(below(), &StreamBatchOptions::default())),
+    ];
+    for mut channel in channels {
+        assert_eq!(channel.acknowledge_losses().unwrap_err().text, "on purpose");
+    }
 }
 
 #[test]

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tenmil_base::{
-    BlockDevice, BlockExtent, CompletionBatch, Durability, ExtentKind, Instant, IoChannel,
-    IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Random, Request, Segment,
+    BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, Durability, ExtentKind, Instant,
+    IoChannel, IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Random, Request,
+    Segment,
 };
 use tenmil_dma::RegionTable;
 
@@ -213,6 +214,8 @@ impl IoChannel for ShelfChannel {
         count
     }
 }
+
+impl ChannelWakeup for ShelfChannel {}
 
 impl State {
     fn block(&self, index: usize) -> &[u8] {

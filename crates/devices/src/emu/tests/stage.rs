@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenmil_base::{
-    BlockDevice, Dma, Instant, Interrupts, IoChannel, Operation, Request, RequestFlags, Segment,
-    Span,
+    BlockDevice, ChannelWakeup, Dma, Instant, Interrupts, IoChannel, Operation, Request,
+    RequestFlags, Segment, Span,
 };
 use tenmil_base::{InterruptVector, Wake};
 use tenmil_dma::{Backing, DeviceKind, DevicePool, Mapping, RegionTable};

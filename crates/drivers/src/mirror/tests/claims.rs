@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Limits, Memory, Operation, Random,
-    Request, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Limits, Memory,
+    Operation, Random, Request, Segment, Span,
 };
 use tenmil_dma::{Backing, Mapping, RegionTable};
 
@@ -153,7 +153,9 @@ impl IoChannel for WatchedChannel {
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.below.poll(now, answers)
     }
+}
 
+impl ChannelWakeup for WatchedChannel {
     fn wake_at(&self) -> Instant {
         self.below.wake_at()
     }

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Memory, Operation, OperationSet, Random, Request, RequestFlags, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Memory, Operation, OperationSet, Random, Request, RequestFlags,
+    Segment, Span,
 };
 use tenmil_dma::RegionTable;
 
@@ -226,12 +227,6 @@ impl IoChannel for Channel {
         count
     }
 
-    fn wake_at(&self) -> Instant {
-        let state = self.disk.lock();
-        let mine = state.under_way.iter().filter(|one| one.0 == self.number);
-        mine.map(|one| one.1).min().unwrap_or(Instant::NEVER)
-    }
-
     fn losses(&self) -> u64 {
         let state = self.disk.lock();
         if state.counts { state.losses } else { 0 }
@@ -243,6 +238,14 @@ impl IoChannel for Channel {
         if state.counts && !state.is_unheard && count == state.losses {
             state.owing.remove(&self.number);
         }
+    }
+}
+
+impl ChannelWakeup for Channel {
+    fn wake_at(&self) -> Instant {
+        let state = self.disk.lock();
+        let mine = state.under_way.iter().filter(|one| one.0 == self.number);
+        mine.map(|one| one.1).min().unwrap_or(Instant::NEVER)
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Operation, Request, ReservationHolder, Reservations, Segment, Span, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Operation, Request, ReservationHolder, Reservations, Segment, Span, WakeSource,
 };
 
 use super::fence::Bench;
@@ -113,7 +113,9 @@ impl IoChannel for Channel {
         self.refused.drain(..).for_each(|answer| answers.push(answer));
         refused + self.below.poll(now, answers)
     }
+}
 
+impl ChannelWakeup for Channel {
     fn wake_source(&self) -> WakeSource<'_> {
         self.below.wake_source()
     }

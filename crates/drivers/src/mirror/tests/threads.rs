@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus, Limits,
-    Memory, Operation, Random, Request, RequestFlags, Segment, Span, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus,
+    Limits, Memory, Operation, Random, Request, RequestFlags, Segment, Span, WakeSource,
 };
 use tenmil_dma::{Region, RegionTable};
 use tenmil_linux::{Clock, Sleeper, Thread};
@@ -368,10 +368,6 @@ impl IoChannel for ShakyChannel {
         self.inner.submit(now, requests, segments)
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     /// A failed request has been executed, but its completion is not delivered.
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let mut below = CompletionBatch::with_capacity(answers.remaining());
@@ -383,12 +379,14 @@ impl IoChannel for ShakyChannel {
         }
         count
     }
+}
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.inner.wake_source()
+impl ChannelWakeup for ShakyChannel {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.inner)
     }
 
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.inner)
     }
 }

@@ -5,8 +5,8 @@
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, DoorbellStats, ErrorCategory, Instant, IoChannel, IoStatus,
-    Limits, Operation, Request, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, ErrorCategory, Instant, IoChannel, IoStatus,
+    Limits, Operation, Request, Segment,
 };
 use tenmil_linux::{StopFlag, Thread};
 
@@ -443,28 +443,18 @@ impl IoChannel for LoggedChannel {
         taken
     }
 
-    fn flush(&mut self) {
-        self.2.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         self.2.poll(now, answers)
     }
+}
 
-    fn doorbell_stats(&self) -> DoorbellStats {
-        self.2.doorbell_stats()
+impl ChannelWakeup for LoggedChannel {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.2)
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.2.wake_source()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.2.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.2.disarm();
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.2)
     }
 }
 

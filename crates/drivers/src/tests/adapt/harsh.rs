@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, Limits, Operation, OperationSet, Request,
-    RequestFlags, Segment, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Operation,
+    OperationSet, Request, RequestFlags, Segment,
 };
 
 use tenmil_base::Error;
@@ -148,34 +148,20 @@ impl IoChannel for HarshChannel {
         count
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
-    }
-
     fn poll(&mut self, now: Instant, answers: &mut CompletionBatch) -> usize {
         let count = self.inner.poll(now, answers);
         self.under_way -= count;
         count
     }
+}
 
-    fn wake_at(&self) -> Instant {
-        self.inner.wake_at()
+impl ChannelWakeup for HarshChannel {
+    fn below(&self) -> Option<&dyn IoChannel> {
+        Some(&self.inner)
     }
 
-    fn wake_source(&self) -> WakeSource<'_> {
-        self.inner.wake_source()
-    }
-
-    fn is_kernel_io(&self) -> bool {
-        self.inner.is_kernel_io()
-    }
-
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
+    fn below_mut(&mut self) -> Option<&mut dyn IoChannel> {
+        Some(&mut self.inner)
     }
 }
 

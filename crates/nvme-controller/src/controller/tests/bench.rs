@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Operation, OperationSet, Request, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel,
+    IoCompletion, IoStatus, Limits, Operation, OperationSet, Request, Segment, Span,
 };
 use tenmil_wire::{Command, Status, TypedCommand};
 
@@ -137,6 +137,8 @@ impl IoChannel for Channel {
         count
     }
 }
+
+impl ChannelWakeup for Channel {}
 
 /// Pool of this number of bytes.
 pub(super) struct Pool(pub(super) u64);

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tenmil_base::{InterruptVector, IoChannel, IoStatus, Operation, WakeSource};
+use tenmil_base::{ChannelWakeup, InterruptVector, IoChannel, IoStatus, Operation, WakeSource};
 
 use super::{VIEW, World, read, request, segment};
 use crate::queue_link::QueueState;

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-use tenmil_base::{CompletionBatch, Instant, IoChannel, Limits, Request, Segment, Span};
+use tenmil_base::{
+    ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Request, Segment, Span,
+};
 use tenmil_block::{Bdev, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
@@ -60,6 +62,8 @@ impl IoChannel for Watched {
         self.fences.fetch_add(1, Ordering::Relaxed);
     }
 }
+
+impl ChannelWakeup for Watched {}
 
 /// Number of blocks of the buffer pool.
 const PIECES: usize = 32;

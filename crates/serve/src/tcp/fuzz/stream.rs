@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Limits, Memory, RecvResult, Request,
-    Segment, SendSlice, Stream, StreamError, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Limits, Memory,
+    RecvResult, Request, Segment, SendSlice, Stream, StreamError, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
@@ -176,3 +176,5 @@ impl IoChannel for LateChannel {
         if self.is_stuck.load(Ordering::Relaxed) { 0 } else { self.channel.poll(now, answers) }
     }
 }
+
+impl ChannelWakeup for LateChannel {}

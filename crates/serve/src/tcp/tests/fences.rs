@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Operation, Request, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Operation, Request,
+    Segment, Span,
 };
 use tenmil_block::{Bdev, BdevOptions, Claim};
 use tenmil_drivers::RamDevice;
@@ -78,6 +79,8 @@ impl IoChannel for LaggingChannel {
         self.channel.poll(now, answers)
     }
 }
+
+impl ChannelWakeup for LaggingChannel {}
 
 /// Service with one device that starts its first write late, as namespaces 1 and 2.
 pub(super) fn lagging(injected_bugs: InjectedBugs) -> (Rig, Arc<AtomicU32>) {

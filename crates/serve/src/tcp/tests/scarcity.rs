@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Random, Request, Segment,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Random, Request,
+    Segment,
 };
 use tenmil_drivers::RamDevice;
 use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
@@ -267,6 +268,8 @@ impl IoChannel for StuckChannel {
         if self.is_stuck.load(Ordering::Relaxed) { 0 } else { self.channel.poll(now, answers) }
     }
 }
+
+impl ChannelWakeup for StuckChannel {}
 
 /// Service whose device completes nothing while the flag is set.
 pub(super) fn stuck() -> (Rig, Arc<AtomicBool>) {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, IoChannel, Limits, Request, Segment, Span,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Limits, Request,
+    Segment, Span,
 };
 use tenmil_drivers::RamDevice;
 use tenmil_linux::local_socket::RecvResult;
@@ -65,6 +66,8 @@ impl IoChannel for GatedChannel {
         }
     }
 }
+
+impl ChannelWakeup for GatedChannel {}
 
 /// Machine with a command outstanding at a device whose gate is closed.
 fn waiting() -> (Rig, Arc<Gate>, Machine) {

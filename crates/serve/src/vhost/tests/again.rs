@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Error, Instant, InvalidSegment, IoChannel, IoCompletion,
-    IoStatus, Limits, Memory, Random, Request, Segment, Span, WakeSource,
+    BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, InvalidSegment, IoChannel,
+    IoCompletion, IoStatus, Limits, Memory, Random, Request, Segment, Span, WakeSource,
 };
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
@@ -261,7 +261,9 @@ impl IoChannel for SlowChannel {
         self.in_flight -= ended;
         ended
     }
+}
 
+impl ChannelWakeup for SlowChannel {
     fn wake_at(&self) -> Instant {
         if self.in_flight > 0 { self.until } else { Instant::NEVER }
     }
