@@ -1,7 +1,8 @@
 //! Common types, and the interfaces behind which real and simulated implementations are exchanged.
 //!
 //! Types: [`Instant`] and [`Span`], [`Segment`] and [`RegionId`], [`Request`], [`IoCompletion`],
-//! [`IoStatus`], [`ErrorCategory`], a seeded generator ([`Random`]) and a mergeable [`Histogram`].
+//! [`IoStatus`], [`ErrorCategory`], a seeded generator ([`Random`]), a mergeable [`Histogram`], a
+//! one-shot channel ([`oneshot`]).
 //!
 //! Interfaces, each implemented for real hardware or sockets and in the simulator:
 //!
@@ -30,6 +31,7 @@ mod error_category;
 mod histogram;
 mod host_memory;
 mod memory;
+mod oneshot;
 mod random;
 mod request;
 mod reservation;
@@ -55,6 +57,7 @@ pub use host_memory::{
     SIMPLE_IO_WORDS, Window,
 };
 pub use memory::{InvalidSegment, Memory, RegionId, Segment};
+pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
 pub use random::Random;
 pub use request::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, RequestFlags};
 pub use reservation::{ReservationHolder, Reservations};

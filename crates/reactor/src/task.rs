@@ -80,8 +80,8 @@ impl ExecutorHandle {
         if let Err(why) = self.0.reserve() {
             return Err(SpawnTaskError { kind: why, future });
         }
-        let (promise, handle) = join::pair();
-        self.0.submit(Box::pin(join::run(future, promise)));
+        let (completer, handle) = join::pair();
+        self.0.submit(Box::pin(join::run(future, completer)));
         Ok(handle)
     }
 

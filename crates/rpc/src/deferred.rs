@@ -5,9 +5,10 @@
 //! only then; other connections are not affected.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 
 use serde_json::Value;
+use tenmil_base::{OneshotReceiver, OneshotSender, oneshot};
 
 use crate::error::{Code, RpcError};
 use crate::event::EventSender;
@@ -20,13 +21,14 @@ pub struct DeferredReply(RefCell<Option<PendingReply>>);
 
 /// Pending response of a deferred method.
 #[derive(Debug)]
-pub(crate) struct PendingReply(Arc<Mutex<Option<MethodResult>>>);
+pub(crate) struct PendingReply(OneshotReceiver<MethodResult>);
 
 /// Sender that completes a deferred response. If it is dropped without a response, the response is
 /// an error.
 #[derive(Debug)]
 pub(crate) struct ReplySender {
-    place: Arc<Mutex<Option<MethodResult>>>,
+    /// Taken when it is used or dropped, which precedes the wake-up.
+    response: Option<OneshotSender<MethodResult>>,
     /// Wakes the server thread.
     announcer: EventSender,
 }
@@ -46,36 +48,35 @@ impl DeferredReply {
 impl PendingReply {
     /// Whether the response is available.
     pub(crate) fn is_there(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.0.is_complete()
     }
 
     /// Removes the response, if it is available.
     pub(crate) fn take(&self) -> Option<MethodResult> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let Poll::Ready(response) = self.0.try_take() else { return None };
+        let text = "the process ends, and has not done it; expected one that goes on";
+        Some(response.unwrap_or_else(|| Err(RpcError::peer(Code::ConnectionClosed, text))))
     }
 }
 
 impl ReplySender {
     /// Creates a sender and its pending response.
     pub(crate) fn new(announcer: EventSender) -> (Self, PendingReply) {
-        let place = Arc::default();
-        (Self { place: Arc::clone(&place), announcer }, PendingReply(place))
+        let (sender, receiver) = oneshot();
+        (Self { response: Some(sender), announcer }, PendingReply(receiver))
     }
 
     /// Completes the response.
-    pub(crate) fn keep(self, answer: MethodResult) {
-        self.put(answer);
-    }
-
-    fn put(&self, answer: MethodResult) {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(answer);
+    pub(crate) fn keep(mut self, answer: MethodResult) {
+        if let Some(response) = self.response.take() {
+            response.send(answer);
+        }
     }
 }
 
 impl Drop for ReplySender {
     fn drop(&mut self) {
-        let text = "the process ends, and has not done it; expected one that goes on";
-        self.put(Err(RpcError::peer(Code::ConnectionClosed, text)));
+        drop(self.response.take());
         self.announcer.wake();
     }
 }
@@ -96,7 +97,6 @@ mod tests {
         promise.keep(Ok(json!(7)));
         assert!(pending.is_there());
         assert_eq!(pending.take(), Some(Ok(json!(7))));
-        assert_eq!(pending.take(), None);
 
         let (promise, pending) = ReplySender::new(announcer);
         let later = DeferredReply::default();

@@ -25,7 +25,6 @@ mod buffer;
 mod device;
 mod error;
 mod io;
-mod oneshot;
 mod open;
 mod open_devices;
 mod poller;

@@ -6,8 +6,10 @@ use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+
+use tenmil_base::{OneshotReceiver, OneshotSender, oneshot};
 
 use crate::panic_text::panic_text;
 
@@ -15,7 +17,8 @@ use crate::panic_text::panic_text;
 /// task's own thread and soon.
 #[must_use = "a task whose handle is dropped is dropped; `detach` lets it go on"]
 pub struct JoinHandle<T> {
-    state: Arc<JoinState<T>>,
+    result: OneshotReceiver<Result<T, JoinError>>,
+    cancellation: Arc<Cancellation>,
     is_detached: bool,
 }
 
@@ -32,49 +35,48 @@ pub enum JoinError {
 }
 
 /// Task's side of the handle. Dropped without a result, it reports `Gone`.
-pub(super) struct TaskCompleter<T>(Option<Arc<JoinState<T>>>);
-
-struct JoinState<T> {
-    is_dropped: AtomicBool,
-    inner: Mutex<JoinInner<T>>,
-    over: Condvar,
+pub(super) struct TaskCompleter<T> {
+    result: OneshotSender<Result<T, JoinError>>,
+    cancellation: Arc<Cancellation>,
 }
 
-struct JoinInner<T> {
-    result: Option<Result<T, JoinError>>,
-    joiner: Option<Waker>,
-    task: Option<Waker>,
+/// Cancellation of a task whose handle was dropped.
+#[derive(Default)]
+struct Cancellation {
+    is_requested: AtomicBool,
+    /// Waker of the task while it runs.
+    task: Mutex<Option<Waker>>,
 }
 
 /// Creates both sides for a task.
 pub(super) fn pair<T>() -> (TaskCompleter<T>, JoinHandle<T>) {
-    let desk = Mutex::new(JoinInner { result: None, joiner: None, task: None });
-    let link = JoinState { is_dropped: AtomicBool::new(false), inner: desk, over: Condvar::new() };
-    let link = Arc::new(link);
-    (TaskCompleter(Some(Arc::clone(&link))), JoinHandle { state: link, is_detached: false })
+    let (sender, receiver) = oneshot();
+    let cancellation = Arc::<Cancellation>::default();
+    let completer = TaskCompleter { result: sender, cancellation: Arc::clone(&cancellation) };
+    (completer, JoinHandle { result: receiver, cancellation, is_detached: false })
 }
 
 /// Polls `future` until it completes, panics or is detached from its handle, drops it, and sets the
 /// result. Returns the message of a panic.
 pub(super) async fn run<F: Future>(
     future: F,
-    mut promise: TaskCompleter<F::Output>,
+    completer: TaskCompleter<F::Output>,
 ) -> Option<String> {
     let ended = {
         let mut future = pin!(future);
         let mut is_begun = false;
         poll_fn(|context| {
             let is_begun = std::mem::replace(&mut is_begun, true);
-            promise.step(future.as_mut(), is_begun, context)
+            completer.step(future.as_mut(), is_begun, context)
         })
         .await
     };
     match ended {
-        TaskState::Done(output) => promise.keep(Ok(output)),
+        TaskState::Done(output) => completer.complete(Ok(output)),
         TaskState::Detached => {}
         TaskState::Panicked(panic) => {
             let panic = panic_text(&*panic);
-            promise.keep(Err(JoinError::Panicked { panic: panic.clone() }));
+            completer.complete(Err(JoinError::Panicked { panic: panic.clone() }));
             return Some(panic);
         }
     }
@@ -95,14 +97,12 @@ impl<T> TaskCompleter<T> {
         is_begun: bool,
         context: &mut Context<'_>,
     ) -> Poll<TaskState<T>> {
-        if let Some(link) = &self.0 {
-            if !is_begun {
-                link.inner().task = Some(context.waker().clone());
-            }
-            // Pairs with the release in the drop of the handle.
-            if link.is_dropped.load(Ordering::Acquire) {
-                return Poll::Ready(TaskState::Detached);
-            }
+        if !is_begun {
+            *self.cancellation.task() = Some(context.waker().clone());
+        }
+        // Pairs with the release in the drop of the handle.
+        if self.cancellation.is_requested.load(Ordering::Acquire) {
+            return Poll::Ready(TaskState::Detached);
         }
         match catch_unwind(AssertUnwindSafe(|| future.poll(context))) {
             Ok(poll) => poll.map(TaskState::Done),
@@ -110,23 +110,11 @@ impl<T> TaskCompleter<T> {
         }
     }
 
-    fn keep(&mut self, answer: Result<T, JoinError>) {
-        let Some(link) = self.0.take() else { return };
-        let mut desk = link.inner();
-        desk.result = Some(answer);
-        let (joiner, task) = (desk.joiner.take(), desk.task.take());
-        drop(desk);
+    fn complete(self, result: Result<T, JoinError>) {
+        // Dropping a waker may run arbitrary code: not under the lock.
+        let task = self.cancellation.task().take();
         drop(task);
-        link.over.notify_all();
-        if let Some(joiner) = joiner {
-            joiner.wake();
-        }
-    }
-}
-
-impl<T> Drop for TaskCompleter<T> {
-    fn drop(&mut self) {
-        self.keep(Err(JoinError::Gone));
+        self.result.send(result);
     }
 }
 
@@ -138,35 +126,21 @@ impl<T> JoinHandle<T> {
 
     /// Whether the task has ended.
     pub fn is_finished(&self) -> bool {
-        self.state.inner().result.is_some()
+        self.result.is_complete()
     }
 
     /// Blocks an OS thread until the task has ended. Must not be called on a reactor, which it
     /// would block.
     pub fn wait(self) -> Result<T, JoinError> {
-        let mut desk = self.state.inner();
-        loop {
-            if let Some(answer) = desk.result.take() {
-                return answer;
-            }
-            desk = self.state.over.wait(desk).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.result.wait().unwrap_or(Err(JoinError::Gone))
     }
 }
 
 impl<T> Future for JoinHandle<T> {
     type Output = Result<T, JoinError>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut desk = self.state.inner();
-        if let Some(answer) = desk.result.take() {
-            return Poll::Ready(answer);
-        }
-        let old = desk.joiner.replace(context.waker().clone());
-        // Dropping a waker may run arbitrary code: not under the lock.
-        drop(desk);
-        drop(old);
-        Poll::Pending
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.result).poll(context).map(|sent| sent.unwrap_or(Err(JoinError::Gone)))
     }
 }
 
@@ -176,17 +150,17 @@ impl<T> Drop for JoinHandle<T> {
             return;
         }
         // A task that has not started checks this when it does, under the same lock.
-        self.state.is_dropped.store(true, Ordering::Release);
-        let task = self.state.inner().task.take();
+        self.cancellation.is_requested.store(true, Ordering::Release);
+        let task = self.cancellation.task().take();
         if let Some(task) = task {
             task.wake();
         }
     }
 }
 
-impl<T> JoinState<T> {
-    fn inner(&self) -> MutexGuard<'_, JoinInner<T>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+impl Cancellation {
+    fn task(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,11 +5,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 
-use tenmil_base::{IoChannel, Limits, Operation, RequestFlags, WakeSource};
+use tenmil_base::{
+    IoChannel, Limits, OneshotReceiver, OneshotSender, Operation, RequestFlags, WakeSource, oneshot,
+};
 use tenmil_reactor::{PollerBuilder, PollerWake, ThreadHandle};
 
 use super::io::IoFuture;
-use super::oneshot::{OneshotReceiver, OneshotSender, pair};
 use super::poller::DevicePoller;
 use super::slot::{CLOSE_TOKEN, DeviceState, SlotRequest};
 use super::{Buffer, BufferPool, IoError, IoErrorKind};
@@ -111,10 +112,10 @@ impl Device {
     /// the last handle is dropped and all operations have completed.
     pub fn close(self) -> CloseFuture {
         let Some(closed) = self.0.closed.upgrade() else {
-            return CloseFuture(OneshotReceiver::of(()));
+            return CloseFuture(OneshotReceiver::ready(()));
         };
-        let (promise, later) = pair();
-        closed.0.lock().unwrap_or_else(PoisonError::into_inner).push(promise);
+        let (sender, later) = oneshot();
+        closed.0.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
         CloseFuture(later)
     }
 

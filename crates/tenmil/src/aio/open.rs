@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use tenmil_base::IoChannel;
+use tenmil_base::{IoChannel, OneshotReceiver, oneshot};
 use tenmil_block::Claim;
 use tenmil_block::uri::Uri;
 use tenmil_dma::{Backing, CommandStore, DeviceKind, DevicePool, Mapping, RegionTable};
@@ -13,7 +13,6 @@ use tenmil_linux::Clock;
 use tenmil_linux::thread_pool::{BlockingTask, PoolHandle, ThreadPool};
 use tenmil_reactor::ThreadHandle;
 
-use super::oneshot::{OneshotReceiver, pair};
 use super::open_devices::OpenDevices;
 use super::{BufferPool, Device};
 use tenmil_base::Error;
@@ -108,15 +107,15 @@ impl Opener {
     /// # }
     /// ```
     pub fn open(&self, uri: &Uri, claim: Claim, thread: &ThreadHandle) -> OpenFuture {
-        let (promise, later) = pair();
+        let (sender, later) = oneshot();
         let name = uri.to_string();
         let (uri, thread) = (uri.clone(), thread.clone());
         let (shelf, pool) = (Arc::clone(&self.0.shelf), self.0.pool.handle());
         let buffers = self.0.buffers.clone();
-        let job = move || promise.keep(open(&shelf, &uri, claim, pool, &thread, &buffers));
+        let job = move || sender.send(open(&shelf, &uri, claim, pool, &thread, &buffers));
         let later = match self.0.pool.submit(BlockingTask::new("open", job)) {
             Ok(()) => later,
-            Err(_) => OneshotReceiver::of(Err(Error::environment(format!(
+            Err(_) => OneshotReceiver::ready(Err(Error::environment(format!(
                 "open {name}: {WAITING_MAX} others are being opened or closed, expected fewer"
             )))),
         };
