@@ -2,7 +2,7 @@
 //!
 //! Types: [`Instant`] and [`Span`], [`Segment`] and [`RegionId`], [`Request`], [`IoCompletion`],
 //! [`IoStatus`], [`ErrorCategory`], a seeded generator ([`Random`]), a mergeable [`Histogram`], a
-//! one-shot channel ([`oneshot`]).
+//! one-shot channel ([`oneshot`]), a [`Mailbox`] for rare messages to a thread that polls.
 //!
 //! Interfaces, each implemented for real hardware or sockets and in the simulator:
 //!
@@ -30,12 +30,16 @@ mod error;
 mod error_category;
 mod histogram;
 mod host_memory;
+mod mailbox;
+#[cfg(test)]
+mod mailbox_tests;
 mod memory;
 mod oneshot;
 mod random;
 mod request;
 mod reservation;
 mod stream;
+mod sync;
 pub mod text;
 mod time;
 mod wake;
@@ -56,6 +60,7 @@ pub use host_memory::{
     AccessCompletion, AccessFault, AccessId, AccessProgress, HostEntries, HostMemory, Interrupts,
     SIMPLE_IO_WORDS, Window,
 };
+pub use mailbox::{Mailbox, SharedWaker};
 pub use memory::{InvalidSegment, Memory, RegionId, Segment};
 pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
 pub use random::Random;

@@ -22,6 +22,13 @@ impl Wake for () {
     fn wake(&self) {}
 }
 
+/// A closure is called to wake.
+impl<F: Fn()> Wake for F {
+    fn wake(&self) {
+        self();
+    }
+}
+
 /// Wake source of a thread that waits for an I/O channel or a stream.
 #[derive(Clone, Copy, Debug)]
 pub enum WakeSource<'a> {
