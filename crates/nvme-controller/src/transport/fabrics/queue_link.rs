@@ -1,13 +1,10 @@
 //! Link between an association and the connection of one of its I/O queues.
-//!
-//! The connection checks one atomic per poll. Everything else is behind a lock, taken only if there is a
-//! command.
 
 use core::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
-use tenmil_base::Instant;
+use tenmil_base::{Instant, Mailbox};
 
 use crate::controller::interface::AdminResult;
 use crate::controller::{Preempted, WakeFn};
@@ -17,17 +14,10 @@ use crate::controller::{Preempted, WakeFn};
 pub struct QueueLink {
     /// Time when the queue last fetched commands, in nanoseconds.
     heard_ns: AtomicU64,
-    /// Commands are pending. Stored with release order after them.
-    attention: AtomicBool,
     /// The connection is closed or closing.
     is_ending: AtomicBool,
-    inner: Mutex<Inner>,
-}
-
-#[derive(Default)]
-struct Inner {
-    orders: Vec<QueueCommand>,
-    bell: Option<WakeFn>,
+    /// Commands to the connection, oldest first.
+    commands: Mailbox<Vec<QueueCommand>>,
 }
 
 /// Instruction from an association to an I/O queue.
@@ -67,11 +57,7 @@ pub enum QueueCommand {
 impl QueueLink {
     /// Sets the callback that wakes the connection's thread for a command.
     pub fn set_bell(&self, bell: WakeFn) {
-        let mut inner = self.lock();
-        if !inner.orders.is_empty() {
-            bell();
-        }
-        inner.bell = Some(bell);
+        self.commands.set_waker(Arc::new(move || bell()));
     }
 
     /// Records that the queue has fetched commands.
@@ -94,14 +80,12 @@ impl QueueLink {
     /// Whether commands are pending.
     #[inline]
     pub fn has_orders(&self) -> bool {
-        self.attention.load(Ordering::Acquire)
+        self.commands.is_pending()
     }
 
     /// Removes and returns the pending commands, oldest first.
     pub fn take_commands(&self) -> Vec<QueueCommand> {
-        let mut inner = self.lock();
-        self.attention.store(false, Ordering::Relaxed);
-        core::mem::take(&mut inner.orders)
+        self.commands.take().unwrap_or_default()
     }
 
     pub(super) fn last_activity(&self) -> Instant {
@@ -109,25 +93,16 @@ impl QueueLink {
     }
 
     pub(super) fn order(&self, order: QueueCommand) {
-        let mut inner = self.lock();
-        if !inner.orders.contains(&order) {
-            inner.orders.push(order);
-        }
-        self.attention.store(true, Ordering::Release);
-        let bell = inner.bell.clone();
-        drop(inner);
-        if let Some(bell) = bell {
-            bell();
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.commands.send(|commands| {
+            if !commands.contains(&order) {
+                commands.push(order);
+            }
+        });
     }
 }
 
 impl fmt::Debug for QueueLink {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("QueueLink").field("orders", &self.lock().orders).finish_non_exhaustive()
+        out.debug_struct("QueueLink").field("commands", &self.commands).finish_non_exhaustive()
     }
 }
