@@ -14,7 +14,7 @@ use tenmil_vhost_user::{BackendConfig, InflightBuffer, MemoryChange, Ring, RingA
 use super::disk::Disk;
 use super::endpoint::{File, RunningQueue, Session, line};
 use super::memory::SLOTS_MAX;
-use super::queue_control::{EndpointWaker, QueueControl};
+use super::queue_control::{EndpointMailbox, QueueControl};
 use super::slots::{QueueParts, RequestTable};
 use super::virtqueue::{Virtqueue, VirtqueueParts};
 use crate::endpoint_event::EndpointEvent;
@@ -26,7 +26,7 @@ pub(super) struct VhostDevice {
     pub(super) queues: u16,
     pub(super) regions: RegionTable,
     pub(super) reactors: Arc<Registry>,
-    pub(super) bell: Arc<EndpointWaker>,
+    pub(super) events: Arc<EndpointMailbox>,
     pub(super) told: SyncSender<EndpointEvent>,
     /// Number of events that did not fit into the event channel.
     pub(super) untold: u64,
@@ -75,7 +75,7 @@ impl VhostDevice {
     ) -> Result<(), Error> {
         let slots = self.slots(session, queue, &start)?;
         let call = session.calls.get(&queue).map(|file| line(file)).transpose()?;
-        let post = Arc::new(QueueControl::new(&self.bell));
+        let post = Arc::new(QueueControl::new(&self.events));
         let lane = Virtqueue::new(VirtqueueParts {
             backend: self.medium.channel()?,
             slots,
@@ -97,7 +97,8 @@ impl VhostDevice {
             None => plan,
         };
         let thread = self.reactors.spawn(plan).map_err(Error::environment)?;
-        session.lanes.insert(queue, RunningQueue { post, thread, start });
+        post.commands.set_waker(Arc::new(move || thread.notify()));
+        session.lanes.insert(queue, RunningQueue { post, start });
         Ok(())
     }
 

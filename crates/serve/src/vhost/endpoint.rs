@@ -15,7 +15,6 @@ use tenmil_base::{Error, Instant, Span};
 use tenmil_linux::RemoteEventFd;
 use tenmil_linux::local_socket::{Connection, RecvResult};
 use tenmil_linux::poll_set::Interest;
-use tenmil_reactor::ThreadHandle;
 use tenmil_vhost_user::{
     CONFIG_CHANGED, MemoryChange, PendingReply, ReplyOutcome, Request, Server, Start, Violation,
 };
@@ -65,7 +64,6 @@ pub(super) struct Session {
 /// Virtqueue that runs or is stopping.
 pub(super) struct RunningQueue {
     pub(super) post: Arc<QueueControl>,
-    pub(super) thread: ThreadHandle,
     pub(super) start: Start<File>,
 }
 
@@ -188,9 +186,6 @@ impl Endpoint {
 
     /// Checks virtqueues, continues pending messages, and sends. Returns the amount of work.
     pub(super) fn advance(&mut self, now: Instant) -> usize {
-        if self.stand.bell.take_resized() {
-            self.resize();
-        }
         if matches!(self.state, State::Leaving(_)) {
             return self.disconnect(now);
         }
@@ -204,13 +199,12 @@ impl Endpoint {
     }
 
     /// Handles a new device size: the virtqueues use it before the front end is notified.
-    fn resize(&mut self) {
+    pub(super) fn resize(&mut self) {
         let block_count = self.stand.medium.limits().block_count;
         self.stand.disk.resize(block_count);
         let State::Here(session) = &mut self.state else { return };
         for lane in session.lanes.values() {
-            lane.post.send_command(|orders| orders.block_count = Some(block_count));
-            lane.thread.notify();
+            lane.post.commands.send(|commands| commands.block_count = Some(block_count));
         }
         let can_be_told = session.server.set_config(self.stand.config());
         let Some(back) = session.back.as_ref().filter(|_| can_be_told) else { return };
@@ -479,8 +473,7 @@ impl Session {
             None => self.calls.remove(&queue),
         };
         if let Some(lane) = self.lanes.get(&queue) {
-            lane.post.send_command(|orders| orders.call = Some(call));
-            lane.thread.notify();
+            lane.post.commands.send(|commands| commands.call = Some(call));
         }
         Ok(())
     }
@@ -488,8 +481,7 @@ impl Session {
 
 impl RunningQueue {
     fn stop(&self) {
-        self.post.send_command(|orders| orders.ends = true);
-        self.thread.notify();
+        self.post.commands.send(|commands| commands.ends = true);
     }
 }
 

@@ -11,13 +11,13 @@ use tenmil_linux::stream::StreamListener;
 use tenmil_reactor::{Context, DetachReason, PollResult, Poller, PollerWake};
 
 use super::endpoint::{Endpoint, PATIENCE};
-use super::queue_control::EndpointWaker;
+use super::queue_control::EndpointMailbox;
 
 /// Listener and the endpoint behind it.
 pub(super) struct EndpointPoller {
     door: StreamListener,
     guest: Endpoint,
-    bell: Arc<EndpointWaker>,
+    events: Arc<EndpointMailbox>,
     watch: PollSet,
     /// Events of the last wait.
     ready: Vec<Ready>,
@@ -45,12 +45,12 @@ impl EndpointPoller {
     pub(super) fn new(door: StreamListener, guest: Endpoint) -> io::Result<Self> {
         let watch = PollSet::new()?;
         watch.add(&door, LISTENER, READABLE)?;
-        let bell = Arc::clone(&guest.stand.bell);
+        let events = Arc::clone(&guest.stand.events);
         let (ready, now) = (Vec::new(), Instant::default());
         Ok(Self {
             door,
             guest,
-            bell,
+            events,
             watch,
             ready,
             watched: None,
@@ -142,13 +142,17 @@ impl EndpointPoller {
     /// Does a bounded amount of work; returns the amount done.
     pub(super) fn work(&mut self, now: Instant) -> usize {
         self.now = now;
-        let has_rung = self.bell.take();
-        let mut count = usize::from(has_rung);
+        let is_resized = self.events.take();
+        let has_event = is_resized.is_some();
+        let mut count = usize::from(has_event);
+        if is_resized == Some(true) {
+            self.guest.resize();
+        }
         let is_due = now >= self.look_at;
         if is_due {
             count += self.look(now);
         }
-        if is_due || has_rung {
+        if is_due || has_event {
             count += self.guest.advance(now);
         }
         if is_due || count > 0 {

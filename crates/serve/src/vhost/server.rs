@@ -16,7 +16,7 @@ use super::device::VhostDevice;
 use super::disk::Disk;
 use super::endpoint::Endpoint;
 use super::poller::EndpointPoller;
-use super::queue_control::EndpointWaker;
+use super::queue_control::EndpointMailbox;
 use crate::endpoint_event::EndpointEvent;
 
 /// Configuration of a server.
@@ -41,7 +41,7 @@ pub struct Server {
     address: Address,
     queues: u16,
     told: Receiver<EndpointEvent>,
-    bell: Arc<EndpointWaker>,
+    events: Arc<EndpointMailbox>,
 }
 
 /// Largest number of queues: QEMU creates one per processor and requires that many.
@@ -89,14 +89,14 @@ impl Server {
         let address = door.address().clone();
         let disk = Disk::new(medium.limits(), is_read_only, id)?;
         let queues = u16::try_from(medium.channels_max().clamp(1, QUEUES_MAX)).unwrap_or(1);
-        let bell = Arc::new(EndpointWaker::default());
+        let events = Arc::<EndpointMailbox>::default();
         let guest = Endpoint::new(VhostDevice {
             disk,
             medium,
             queues,
             regions,
             reactors: Arc::clone(&reactors),
-            bell: Arc::clone(&bell),
+            events: Arc::clone(&events),
             told,
             untold: 0,
         });
@@ -104,11 +104,14 @@ impl Server {
         let woken_by = host.woken_by().map_err(Error::environment)?;
         let registration = PollerBuilder::active("disk", woken_by, host);
         let plan = ThreadBuilder::new("vhost-user").mailbox(MAILBOX).poller(registration);
-        // Set before the first poll, so that virtqueues know whom to wake.
-        let rung = Arc::clone(&bell);
-        let plan = plan.first(move |context| rung.belongs_to(context.handle()));
+        // Set before the first poll, which may start virtqueues.
+        let mailbox = Arc::clone(&events);
+        let plan = plan.first(move |context| {
+            let thread = context.handle();
+            mailbox.set_waker(Arc::new(move || thread.notify()));
+        });
         reactors.spawn(plan).map_err(Error::environment)?;
-        Ok(Self { address, queues, told: news, bell })
+        Ok(Self { address, queues, told: news, events })
     }
 
     /// Listen address.
@@ -124,7 +127,7 @@ impl Server {
     /// Reports a new size of the device: virtqueues use it, and the front end is notified if it
     /// supports that.
     pub fn resized(&self) {
-        self.bell.resized();
+        self.events.send(|is_resized| *is_resized = true);
     }
 
     /// Next event, if any.

@@ -211,7 +211,7 @@ impl Poller for Virtqueue {
     fn poll(&mut self, context: &mut Context<'_>) -> PollResult {
         let now = context.now();
         self.latency.account(now, self.in_flight());
-        if let Some(orders) = self.post.orders() {
+        if let Some(orders) = self.post.commands.take() {
             self.obey(orders);
         }
         let mut count = match self.work(now) {
