@@ -3,7 +3,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use tenmil_base::{ErrorCategory, Instant, Span, Wake, WakeSource};
+use tenmil_base::{ErrorCategory, Instant, SharedWaker, Span, WakeSource};
 use tenmil_dma::DevicePool;
 use tenmil_nvme_host::{Controller, ControllerError, ControllerOptions, Event, QueueSizes, State};
 use tenmil_wire::admin::CrossControllerReset;
@@ -184,7 +184,7 @@ impl FabricsController {
     }
 
     /// Sets the waker for events of queues, which may be raised by any thread.
-    pub fn wakes(&mut self, sleeper: Arc<dyn Wake + Send + Sync>) {
+    pub fn wakes(&mut self, sleeper: SharedWaker) {
         self.controller.mmio().wakes(sleeper);
     }
 

@@ -1,19 +1,19 @@
-//! Control block of an I/O queue, between the controller thread and the queue thread: rare messages go
-//! through a mailbox, and one word, checked in every iteration, announces them.
+//! Control block of an I/O queue, between the controller thread and the queue thread: a mailbox for
+//! commands, and reports under the same lock.
 //!
 //! ```text
-//!   controller thread  close: command, word + 1 ── fence ── busy? no: nothing is in flight
-//!                                                           yes: wait until it has closed
-//!   queue thread       idle, and a request comes: busy ── fence ── word unchanged? no: handle it first
+//!   controller thread  close: send the command ── fence ── busy? no: nothing is in flight
+//!                                                          yes: wait until it has closed
+//!   queue thread       idle, and a request comes: busy ── fence ── command pending? handle it first
 //! ```
 //!
 //! Each side stores before it loads, so at least one of the two sees the other. A queue with nothing in
 //! flight is not waited for, because its thread may not run for hours.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use tenmil_base::Wake;
+use tenmil_base::{Mailbox, SharedWaker};
 
 use crate::caches::Association;
 use crate::queue_connection::QueueConnection;
@@ -23,12 +23,10 @@ use crate::zero_copy_drain::ZeroCopyDrain;
 
 /// Control block of one queue.
 pub(crate) struct QueueControl {
-    /// Incremented with each command.
-    word: AtomicU32,
     /// Whether the queue thread has anything in flight.
     busy: AtomicU32,
-    mailbox: Mutex<QueueChannel>,
-    news: Arc<EventFlag>,
+    mailbox: Mailbox<QueueChannel>,
+    events: Arc<EventMailbox>,
 }
 
 /// State exchanged by both threads.
@@ -43,8 +41,6 @@ struct QueueChannel {
     /// A closed connection whose memory the kernel still reads, left by a dropped queue; with the report
     /// to deliver once it is released.
     left: Option<(ZeroCopyDrain, ClosedQueue)>,
-    /// Waker of the queue thread.
-    sleeper: Option<Arc<dyn Wake + Send + Sync>>,
 }
 
 /// A command to a queue.
@@ -74,36 +70,8 @@ pub(crate) struct ClosedQueue {
     pub(crate) may_linger: bool,
 }
 
-/// Event flag from the queues to the controller thread.
-#[derive(Default)]
-pub(crate) struct EventFlag {
-    is_there: AtomicBool,
-    sleeper: Mutex<Option<Arc<dyn Wake + Send + Sync>>>,
-}
-
-impl EventFlag {
-    pub(crate) fn is_there(&self) -> bool {
-        self.is_there.load(Ordering::Acquire)
-    }
-
-    /// Takes the flag.
-    pub(crate) fn take(&self) -> bool {
-        self.is_there() && self.is_there.swap(false, Ordering::AcqRel)
-    }
-
-    /// Sets the waker of the controller thread.
-    pub(crate) fn wakes(&self, sleeper: Arc<dyn Wake + Send + Sync>) {
-        *self.sleeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(sleeper);
-    }
-
-    fn tell(&self) {
-        self.is_there.store(true, Ordering::Release);
-        let sleeper = self.sleeper.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(sleeper) = &*sleeper {
-            sleeper.wake();
-        }
-    }
-}
+/// Announces reports of the queues to the controller thread.
+pub(crate) type EventMailbox = Mailbox<()>;
 
 impl QueueChannel {
     /// Adds to `closed` what earlier reports stated that were not taken.
@@ -114,41 +82,28 @@ impl QueueChannel {
 }
 
 impl QueueControl {
-    pub(crate) fn new(news: &Arc<EventFlag>) -> Arc<Self> {
-        Arc::new(Self {
-            word: AtomicU32::new(0),
-            busy: AtomicU32::new(0),
-            mailbox: Mutex::default(),
-            news: Arc::clone(news),
-        })
-    }
-
-    fn mailbox(&self) -> MutexGuard<'_, QueueChannel> {
-        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(events: &Arc<EventMailbox>) -> Arc<Self> {
+        let (busy, mailbox) = (AtomicU32::new(0), Mailbox::default());
+        Arc::new(Self { busy, mailbox, events: Arc::clone(events) })
     }
 
     /// Controller thread: sets a command, and wakes the queue thread.
     pub(crate) fn set_command(&self, order: QueueCommand) {
-        let mut mailbox = self.mailbox();
-        mailbox.closed = None;
-        if matches!(order, QueueCommand::Attach(_)) {
-            mailbox.may_linger = false;
-        }
-        // A command that was not taken is dropped, with a connection that was not used.
-        mailbox.order = Some(order);
-        // Pairs with the acquire in `word`.
-        self.word.store(self.word.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
-        if let Some(sleeper) = &mailbox.sleeper {
-            sleeper.wake();
-        }
-        drop(mailbox);
+        self.mailbox.send(|channel| {
+            channel.closed = None;
+            if matches!(order, QueueCommand::Attach(_)) {
+                channel.may_linger = false;
+            }
+            // A command that was not taken is dropped, with a connection that was not used.
+            channel.order = Some(order);
+        });
         // Pairs with the fence in `begin`.
         fence(Ordering::SeqCst);
     }
 
     /// Controller thread: the report of the close, once the queue has closed, or is idle.
     pub(crate) fn closed(&self) -> Option<ClosedQueue> {
-        let mut mailbox = self.mailbox();
+        let mut mailbox = self.mailbox.lock();
         let is_idle = self.busy.load(Ordering::Acquire) == 0;
         let closed = mailbox.closed.take().or_else(|| is_idle.then(ClosedQueue::default))?;
         Some(mailbox.with_what_lingers(closed))
@@ -156,7 +111,7 @@ impl QueueControl {
 
     /// Controller thread: the report of a loss, if any.
     pub(crate) fn lost(&self) -> Option<ClosedQueue> {
-        let mut mailbox = self.mailbox();
+        let mut mailbox = self.mailbox.lock();
         let closed = mailbox.closed.take_if(|closed| closed.lost.is_some())?;
         Some(mailbox.with_what_lingers(closed))
     }
@@ -164,22 +119,22 @@ impl QueueControl {
     /// Controller thread: takes the connection that a dropped queue has left, which is to be
     /// [reported](Self::report) as closed once it is drained.
     pub(crate) fn take_left(&self) -> Option<(ZeroCopyDrain, ClosedQueue)> {
-        self.mailbox().left.take()
+        self.mailbox.lock().left.take()
     }
 
-    /// Queue thread: the number of the last command.
+    /// Queue thread: whether there is a command.
     #[inline]
-    pub(crate) fn word(&self) -> u32 {
-        self.word.load(Ordering::Acquire)
+    pub(crate) fn has_command(&self) -> bool {
+        self.mailbox.is_pending()
     }
 
-    /// Queue thread: takes the command, and its number.
-    pub(crate) fn take(&self) -> (Option<QueueCommand>, u32) {
-        let mut mailbox = self.mailbox();
-        (mailbox.order.take(), self.word.load(Ordering::Relaxed))
+    /// Queue thread: takes the command.
+    pub(crate) fn take(&self) -> Option<QueueCommand> {
+        self.mailbox.receive(|channel| channel.order.take()).flatten()
     }
 
-    /// Queue thread: from now on something is in flight. The word has to be loaded after this.
+    /// Queue thread: from now on something is in flight. [`has_command`](Self::has_command)
+    /// has to be called after this.
     #[inline]
     pub(crate) fn begin(&self) {
         self.busy.store(1, Ordering::Relaxed);
@@ -196,24 +151,24 @@ impl QueueControl {
 
     /// Queue thread: reports that the connection is closed.
     pub(crate) fn report(&self, closed: ClosedQueue) {
-        let mut mailbox = self.mailbox();
+        let mut mailbox = self.mailbox.lock();
         mailbox.may_linger |= closed.may_linger;
         mailbox.closed = Some(closed);
         drop(mailbox);
         self.end();
-        self.news.tell();
+        self.events.send(|()| {});
     }
 
     /// Queue thread: on drop, leaves a connection that is not drained to the controller thread.
     pub(crate) fn close(&self, left: (ZeroCopyDrain, ClosedQueue)) {
         self.begin();
-        self.mailbox().left = Some(left);
-        self.news.tell();
+        self.mailbox.lock().left = Some(left);
+        self.events.send(|()| {});
     }
 
     /// Queue thread: sets its waker for commands.
-    pub(crate) fn wakes(&self, sleeper: Arc<dyn Wake + Send + Sync>) {
-        self.mailbox().sleeper = Some(sleeper);
+    pub(crate) fn set_waker(&self, waker: SharedWaker) {
+        self.mailbox.set_waker(waker);
     }
 }
 

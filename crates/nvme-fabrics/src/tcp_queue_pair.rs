@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{Instant, Wake};
+use tenmil_base::{Instant, SharedWaker};
 
 use crate::caches::Association;
 use crate::queue_connection::CompletedCommand;
@@ -17,8 +17,6 @@ use crate::zero_copy_drain::ZeroCopyDrain;
 /// [`post_completions`](Self::post_completions) before completions are polled.
 pub(crate) struct TcpQueuePair {
     berth: Arc<QueueControl>,
-    /// Number of the last command handled.
-    obeyed: u32,
     serving: Option<Box<AttachedQueue>>,
     /// The previous connection, whose memory the kernel still reads, and the report to deliver once it is
     /// drained.
@@ -37,7 +35,7 @@ impl TcpQueuePair {
         let (is_busy, is_watched, is_broken) = (false, false, false);
         let (serving, parting) = (None, None);
         let association = None;
-        Self { berth, obeyed: 0, serving, parting, is_busy, is_watched, is_broken, association }
+        Self { berth, serving, parting, is_busy, is_watched, is_broken, association }
     }
 
     /// Sends submitted commands.
@@ -45,14 +43,14 @@ impl TcpQueuePair {
     pub(crate) fn send_commands(&mut self) {
         // The doorbell is loaded first: it is reset only after a command, which is then seen here.
         let doorbell = self.serving.as_ref().map(|serving| serving.rings.doorbell());
-        if self.berth.word() != self.obeyed {
+        if self.berth.has_command() {
             return self.obey();
         }
         let (Some(serving), Some(doorbell)) = (&mut self.serving, doorbell) else { return };
         if serving.rings.has_commands(doorbell) {
             if !self.is_busy {
                 self.berth.begin();
-                if self.berth.word() != self.obeyed {
+                if self.berth.has_command() {
                     return self.obey();
                 }
                 self.is_busy = true;
@@ -72,7 +70,7 @@ impl TcpQueuePair {
     /// Receives data and posts completions.
     #[inline]
     pub(crate) fn post_completions(&mut self, now: Instant) {
-        if self.berth.word() != self.obeyed {
+        if self.berth.has_command() {
             return self.obey();
         }
         let Some(serving) = &mut self.serving else { return self.end_drain(now) };
@@ -124,8 +122,7 @@ impl TcpQueuePair {
 
     #[cold]
     fn obey(&mut self) {
-        let (order, number) = self.berth.take();
-        self.obeyed = number;
+        let order = self.berth.take();
         if let Some(parting) = &mut self.parting {
             // The control block is busy with the closed connection, so the command can only be to close
             // it.
@@ -180,14 +177,14 @@ impl TcpQueuePair {
     }
 
     /// Sets the waker for queue commands.
-    pub(crate) fn wakes(&self, bell: Arc<dyn Wake + Send + Sync>) {
-        self.berth.wakes(bell);
+    pub(crate) fn wakes(&self, bell: SharedWaker) {
+        self.berth.set_waker(bell);
     }
 
     /// Arms the wake source of the connection. Returns true if there is work already, or it could come
     /// without a signal.
     pub(crate) fn arm(&mut self, sleep: &mut dyn WaitHandle) -> bool {
-        if self.berth.word() != self.obeyed {
+        if self.berth.has_command() {
             return true;
         }
         let Some(serving) = &mut self.serving else { return false };

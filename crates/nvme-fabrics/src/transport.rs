@@ -27,7 +27,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tenmil_base::{Dma, Instant, Mmio, Segment, Span, Wake, WakeSource};
+use tenmil_base::{Dma, Instant, Mmio, Segment, SharedWaker, Span, WakeSource};
 use tenmil_dma::SharedHostMemory;
 use tenmil_wire::cache::CacheInstance;
 use tenmil_wire::register::{
@@ -39,7 +39,7 @@ use crate::caches::{Association, CacheTracker};
 use crate::connector::Connector;
 use crate::options::Options;
 use crate::queue_connect::{self, CONNECT_BYTES};
-use crate::queue_control::{ClosedQueue, EventFlag};
+use crate::queue_control::{ClosedQueue, EventMailbox};
 use crate::remote_dma::RemoteDma;
 use crate::ring_bridge::{RingAddresses, TailDoorbell};
 use crate::zero_copy_drain::ZeroCopyDrain;
@@ -53,7 +53,7 @@ pub struct HostTransport {
     dial: Box<dyn Connector>,
     options: Options,
     reach: RemoteDma,
-    news: Arc<EventFlag>,
+    events: Arc<EventMailbox>,
     stage: ControllerStage,
     registers: Registers,
     admin: Option<AdminConnection>,
@@ -147,7 +147,7 @@ impl HostTransport {
             dial,
             options,
             reach,
-            news: Arc::default(),
+            events: Arc::default(),
             stage: ControllerStage::Backoff { until: now },
             registers: Registers::new(),
             admin: None,
@@ -181,7 +181,7 @@ impl HostTransport {
         if !self.left.is_empty() {
             self.reap_drained(now);
         }
-        if self.news.take() {
+        if self.events.take().is_some() {
             self.check_queues(now);
         }
         self.turn_queues(now);
@@ -262,8 +262,8 @@ impl HostTransport {
     }
 
     /// Sets the waker for events of queues.
-    pub(crate) fn wakes(&self, sleeper: Arc<dyn Wake + Send + Sync>) {
-        self.news.wakes(sleeper);
+    pub(crate) fn wakes(&self, sleeper: SharedWaker) {
+        self.events.set_waker(sleeper);
     }
 
     /// Wake source of the admin connection.
@@ -272,7 +272,7 @@ impl HostTransport {
     }
 
     pub(crate) fn arm(&mut self) -> bool {
-        self.news.is_there() || self.admin.as_mut().is_some_and(|admin| admin.exchange.arm())
+        self.events.is_pending() || self.admin.as_mut().is_some_and(|admin| admin.exchange.arm())
     }
 
     pub(crate) fn disarm(&mut self) {

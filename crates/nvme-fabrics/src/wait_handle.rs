@@ -1,8 +1,6 @@
 //! Wait handle interface: one wake source for a thread whose streams change.
 
-use std::sync::Arc;
-
-use tenmil_base::{Wake, WakeSource};
+use tenmil_base::{SharedWaker, WakeSource};
 
 /// What the thread of a queue waits on.
 pub trait WaitHandle: Send {
@@ -14,7 +12,7 @@ pub trait WaitHandle: Send {
     fn watch(&mut self, stream: WakeSource<'_>) -> bool;
 
     /// Waker for other threads.
-    fn bell(&self) -> Arc<dyn Wake + Send + Sync>;
+    fn bell(&self) -> SharedWaker;
 
     /// Clears past wake-ups. A later one wakes the thread.
     fn clear(&mut self);

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use tenmil_base::{Instant, Span, Wake};
+use tenmil_base::{Instant, SharedWaker, Span};
 use tenmil_linux::{Clock, EventLoop, Notifier, Sleeper, StopFlag, Thread};
 
 use super::name::TcpName;
@@ -35,7 +35,7 @@ impl AdminThreadBuilder {
     }
 
     /// Waker of the thread.
-    pub(super) fn bell(&self) -> Arc<dyn Wake + Send + Sync> {
+    pub(super) fn bell(&self) -> SharedWaker {
         Arc::new(self.sleeper.notifier())
     }
 

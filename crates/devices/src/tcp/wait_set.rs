@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use tenmil_base::{Interrupts, Wake, WakeSource};
+use tenmil_base::{Interrupts, SharedWaker, Wake, WakeSource};
 use tenmil_linux::EventVectors;
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_nvme_fabrics::WaitHandle;
@@ -45,7 +45,7 @@ impl WaitHandle for WaitSet {
         self.watch.add(descriptor, self.watched, READABLE).is_ok()
     }
 
-    fn bell(&self) -> Arc<dyn Wake + Send + Sync> {
+    fn bell(&self) -> SharedWaker {
         Arc::new(WaitSetNotifier(self.bell.clone()))
     }
 

@@ -63,9 +63,9 @@ impl HostTransport {
     }
 
     fn queue(&mut self, id: u16) -> &mut IoQueueEntry {
-        let news = &self.news;
+        let events = &self.events;
         self.queues.entry(id).or_insert_with(|| IoQueueEntry {
-            berth: QueueControl::new(news),
+            berth: QueueControl::new(events),
             places: RingAddresses::default(),
             progress: QueueProgress::Nothing,
         })
