@@ -20,7 +20,7 @@ mod path_states;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tenmil_base::{Error, Instant, Wake};
+use tenmil_base::{Error, Instant, SharedWaker};
 use tenmil_nvme_host::{
     ControllerOptions, Event, Namespace, QueuePairOptions, QueueSizes, ShutdownNotification, State,
 };
@@ -285,17 +285,17 @@ impl Multipath {
         let pair = if way.is_some() { PathQueuePair::Made { id } } else { PathQueuePair::Refused };
         let Some(queue) = self.change_pair(path, id, pair) else { return };
         if let Some(way) = way {
-            queue.desk.put(path, way);
-            self.tell();
+            queue.desk.send(|pairs| pairs.push((path, way)));
         }
     }
 
+    /// Publishes changed path states.
     fn tell(&self) {
-        self.shared.notify(self.queues.iter().map(|queue| &*queue.desk));
+        self.queues.iter().for_each(|queue| queue.desk.send(|_| {}));
     }
 
     fn check_doubtful(&mut self) {
-        let doubts = self.shared.take_doubts();
+        let doubts = self.shared.doubts.take().unwrap_or_default();
         for (index, path) in self.paths.iter_mut().enumerate() {
             if doubts >> index & 1 == 1 {
                 path.refresh_ana();
@@ -345,7 +345,7 @@ impl Multipath {
             path.access.is_none()
                 || matches!(pair, PathQueuePair::Made { .. } | PathQueuePair::Refused)
         };
-        if !paths.iter().zip(&queue.pairs).all(is_settled) || queue.desk.is_empty() {
+        if !paths.iter().zip(&queue.pairs).all(is_settled) || queue.desk.lock().is_empty() {
             return None;
         }
         let made =
@@ -409,14 +409,14 @@ impl Multipath {
     }
 
     /// Sets the waker for events of queues, which may be raised by any thread.
-    pub fn wakes(&mut self, sleeper: Arc<dyn Wake + Send + Sync>) {
-        self.shared.wakes(sleeper);
+    pub fn wakes(&mut self, sleeper: SharedWaker) {
+        self.shared.doubts.set_waker(sleeper);
     }
 
     /// Prepares for a sleep of its thread: data on the admin connections wakes `sleep`. Returns true if
     /// there is work already: then the thread must not sleep.
     pub fn arm(&mut self, sleep: &mut dyn WaitHandle) -> bool {
-        let mut has_work = self.shared.has_doubts() || !self.events.is_empty();
+        let mut has_work = self.shared.doubts.is_pending() || !self.events.is_empty();
         for path in &mut self.paths {
             let PathStage::Connected(remote) = &mut path.stage else { continue };
             // The stream changes with each reset.

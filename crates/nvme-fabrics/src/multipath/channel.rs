@@ -40,8 +40,6 @@ use crate::wait_handle::WaitHandle;
 pub struct MultipathChannel {
     shared: Arc<PathStates>,
     desk: Arc<QueueInbox>,
-    /// Change count of the path states when last handled.
-    heeded: u32,
     lanes: Box<[PathChannel]>,
     views: Box<[PathView]>,
     route: PathSelector,
@@ -93,13 +91,12 @@ impl MultipathChannel {
         count: usize,
         wishes: &MultipathOptions,
     ) -> Option<Self> {
-        let ways = desk.take();
+        let ways = desk.take()?;
         let limits = ways.first()?.1.limits().clone();
         // In addition to the commands in flight, there are requests that were split.
         let depth = limits.depth_max + u32::from(wishes.sizes.parents);
         let has_cache = limits.durability == Durability::VolatileCache;
         let mut queue = Self {
-            heeded: shared.word(),
             flushes: FlushFanout::new(Arc::clone(shared.caches()), has_cache),
             has_cache,
             shared,
@@ -126,7 +123,7 @@ impl MultipathChannel {
     #[must_use]
     pub fn with_sleep(mut self, sleep: Box<dyn WaitHandle>) -> Self {
         self.ways().for_each(|way| way.wakes(&*sleep));
-        self.desk.wakes(sleep.bell());
+        self.desk.set_waker(sleep.bell());
         self.sleep = Some(sleep);
         self
     }
@@ -156,7 +153,7 @@ impl MultipathChannel {
     /// Whether new requests can be submitted at once.
     #[inline]
     fn takes_new(&self) -> bool {
-        self.heeded == self.shared.word() && self.down_since.is_none() && !self.kept.is_isolating()
+        !self.desk.is_pending() && self.down_since.is_none() && !self.kept.is_isolating()
     }
 
     /// Submits requests to the paths, as long as the inflight table has free slots.
@@ -266,7 +263,7 @@ impl MultipathChannel {
 
     /// Applies changed path states, checks which paths are usable, and retries held requests.
     fn settle(&mut self, now: Instant) {
-        if self.heeded != self.shared.word() {
+        if self.desk.is_pending() {
             self.apply_changes();
         }
         (0..self.lanes.len()).for_each(|path| self.succeed(path));
@@ -298,11 +295,11 @@ impl MultipathChannel {
 
     /// Applies changes published by the managing thread.
     fn apply_changes(&mut self) {
-        self.heeded = self.shared.word();
+        let ways = self.desk.take().unwrap_or_default();
         for (path, view) in self.views.iter_mut().enumerate() {
             view.access = self.shared.access(path);
         }
-        self.desk.take().into_iter().for_each(|(path, way)| self.welcome(path, way));
+        ways.into_iter().for_each(|(path, way)| self.welcome(path, way));
     }
 
     fn welcome(&mut self, path: usize, way: FabricsQueuePair) {
@@ -595,7 +592,7 @@ impl ChannelWakeup for MultipathChannel {
         let ways = self.lanes.iter_mut().filter_map(|lane| lane.way.as_mut());
         // All of them are armed, without short-circuiting.
         let busy = ways.map(|way| way.arm(&mut **sleep)).filter(|is_busy| *is_busy).count();
-        busy > 0 || !self.failed.is_empty() || self.heeded != self.shared.word()
+        busy > 0 || !self.failed.is_empty() || self.desk.is_pending()
     }
 
     fn disarm(&mut self) {
